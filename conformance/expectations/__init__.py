@@ -1,0 +1,1 @@
+"""Known failures of published libraries, each with a reason and a reproducer; data only."""

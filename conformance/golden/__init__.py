@@ -1,0 +1,1 @@
+"""Golden data: computed with mpmath from published formulas, stored with the scripts that make it."""

@@ -1,0 +1,124 @@
+"""The specification: clauses as data, one TOML file an area, and the matrix they were found with."""
+
+import functools
+import hashlib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent
+LEVELS = ("must", "should", "observe")
+
+#: The version of the suite. A clause says since which version it holds.
+SUITE_VERSION = "0.1"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A document that clauses cite."""
+
+    title: str
+    file: str | None = None
+
+
+@dataclass(frozen=True)
+class Clause:
+    """One promise, its level, where it comes from, and the cells of the matrix it fills."""
+
+    id: str
+    area: str
+    level: str
+    since: str
+    statement: str
+    document: str
+    heading: str
+    covers: tuple[str, ...]
+    rationale: str = ""
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """Cells of the matrix without a clause, and why."""
+
+    methods: tuple[str, ...]
+    situations: tuple[str, ...]
+    reason: str
+
+    def holds(self, method: str, situation: str) -> bool:
+        """Whether the cell is one of these; ``*`` stands for every method or situation."""
+        return bool({method, "*"} & set(self.methods)) and bool(
+            {situation, "*"} & set(self.situations)
+        )
+
+
+@dataclass(frozen=True)
+class Area:
+    """A part of the surface: its public names, its methods, its clauses."""
+
+    name: str
+    title: str
+    names: tuple[str, ...]
+    modules: tuple[str, ...]
+    prefix: str
+    methods: tuple[str, ...]
+    clauses: tuple[Clause, ...]
+    nothing: tuple[Nothing, ...]
+
+
+def _table(name: str) -> dict[str, Any]:
+    return tomllib.loads((FOLDER / f"{name}.toml").read_text(encoding="utf-8"))
+
+
+def _tuples(entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
+
+
+@functools.cache
+def sources() -> Mapping[str, Source]:
+    """Return the documents by the short name that clauses use."""
+    return {name: Source(**entry) for name, entry in _table("sources").items()}
+
+
+@functools.cache
+def situations() -> Mapping[str, str]:
+    """Return the situations of the matrix, with their titles."""
+    return dict(_table("matrix")["situations"])
+
+
+@functools.cache
+def areas() -> Mapping[str, Area]:
+    """Return every area by name, in the order of ``areas.toml``."""
+    found = {}
+    for name, entry in _table("areas").items():
+        body = _table(name)
+        found[name] = Area(
+            name=name,
+            prefix=body["prefix"],
+            methods=tuple(body.get("methods", ())),
+            clauses=tuple(Clause(area=name, **_tuples(item)) for item in body.get("clause", ())),
+            nothing=tuple(Nothing(**_tuples(item)) for item in body.get("nothing", ())),
+            **_tuples(entry),
+        )
+    return found
+
+
+@functools.cache
+def clauses() -> Mapping[str, Clause]:
+    """Return every clause by id."""
+    return {clause.id: clause for area in areas().values() for clause in area.clauses}
+
+
+def version_key(version: str) -> tuple[int, ...]:
+    """Order suite versions: ``0.10`` comes after ``0.9``."""
+    return tuple(int(part) for part in version.split("."))
+
+
+@functools.cache
+def suite_hash() -> str:
+    """Return a digest of the clauses and cases, so that two results can be known to be comparable."""
+    digest = hashlib.sha256()
+    for path in sorted([*FOLDER.glob("*.toml"), *(FOLDER.parent / "suite").glob("*.py")]):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]

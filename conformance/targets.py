@@ -1,0 +1,23 @@
+"""The implementations that keyedopt knows by name: its own, and published peers."""
+
+from keyedopt.conformance.implementation import Implementation
+
+#: The specification in readable torch.
+reference = Implementation(
+    name="reference",
+    root="keyedopt.reference",
+    areas=("keyed", "combined", "wrapper", "clipping", "warmup", "fused"),
+    distributions=("keyedopt",),
+)
+
+#: torchrec.optim as published.
+torchrec = Implementation(
+    name="torchrec",
+    root="torchrec.optim",
+    areas=("keyed", "combined", "wrapper", "clipping", "warmup", "fused"),
+    distributions=("torchrec",),
+    install=(
+        "pip install --no-deps torchrec==1.8.0 && "
+        "pip install tensordict torchmetrics==1.0.3 pyre-extensions tqdm"
+    ),
+)
