@@ -1,1 +1,1 @@
-"""To be written."""
+"""The command line: thin verbs that import the part they need when they run."""

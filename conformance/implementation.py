@@ -119,9 +119,7 @@ class Surface:
         yield self._root
         if not hasattr(self._root, "__path__"):
             return
-        usual = [
-            module for area in spec.areas().values() if name in area.names for module in area.modules
-        ]
+        usual = [module for area in spec.areas().values() if name in area.names for module in area.modules]
         present = [item.name for item in pkgutil.iter_modules(self._root.__path__)]
         for module in [*usual, *(item for item in present if item not in usual)]:
             if module in present and not module.startswith(("_", "test")):

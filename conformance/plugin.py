@@ -14,15 +14,16 @@ from __future__ import annotations
 import faulthandler
 import importlib
 import json
+import os
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
-    from keyedopt.conformance.implementation import Implementation, Surface
+    from keyedopt.conformance.implementation import Surface
 
 SUITE = Path(__file__).parent / "suite"
 _SURFACE = pytest.StashKey["Surface"]()
@@ -38,13 +39,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--keyedopt-dtype", action="append", help="only these dtypes (default: all of its)")
     group.addoption("--keyedopt-area", action="append", help="only cases with a clause of these areas")
     group.addoption("--keyedopt-clause", action="append", help="only cases of these clauses")
-    group.addoption("--keyedopt-records", metavar="DIR", help=argparse_suppress("where records go"))
+    group.addoption("--keyedopt-records", metavar="DIR", help="where the records go (for the runner)")
     group.addoption("--keyedopt-limit", type=float, default=0, help="seconds a case may take")
-
-
-def argparse_suppress(text: str) -> str:
-    """Mark an option that only the runner uses."""
-    return f"(used by keyedopt check) {text}"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -55,7 +51,6 @@ def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput") and config.getoption("numprocesses", None):
         return  # the controller of pytest-xdist runs no case
     import hypothesis
-
     from keyedopt.conformance.implementation import TargetError, find
 
     hypothesis.settings.register_profile(
@@ -133,12 +128,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             "case": case_id(item.nodeid),
             "clauses": ids,
             "device": device(config),
-            "dtype": getattr(item, "callspec").params.get("dtype") if hasattr(item, "callspec") else None,  # noqa: B009, E501
+            "dtype": item.callspec.params.get("dtype") if hasattr(item, "callspec") else None,
         }
         keep = not areas or any(known[clause].area in areas for clause in ids if clause in known)
         keep = keep and (not wanted or bool(wanted & set(ids)))
         (kept if keep else dropped).append(item)
     items[:] = kept
+    folder = config.getoption("--keyedopt-records")
+    if folder:  # what is collected has to give a record: the runner looks for silence
+        scratch = Path(folder) / f"collected-{os.getpid()}"
+        scratch.write_text(json.dumps({item.stash[_CASE]["case"]: item.stash[_CASE] for item in kept}))
+        scratch.replace(Path(folder) / "collected.json")
     if dropped:
         config.hook.pytest_deselected(items=dropped)
 
@@ -187,8 +187,6 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object
     folder = item.config.getoption("--keyedopt-records")
     if not folder or _CASE not in item.stash:
         return (yield)
-    import os
-
     path = Path(folder) / f"running-{os.getpid()}"
     with path.open("w", encoding="utf-8") as running:
         running.write(json.dumps({**item.stash[_CASE], "started": time.time()}) + "\n")
@@ -270,9 +268,7 @@ def pytest_runtest_makereport(
         summary = " ".join((getattr(item, "obj").__doc__ or "no error").split())  # noqa: B009
         case["outcome"] = "fail"
         case["expected"] = error.expected if isinstance(error, Mismatch) else summary
-        case["seen"] = (
-            error.seen if isinstance(error, Mismatch) else f"{type(error).__name__}: {error}"
-        )
+        case["seen"] = error.seen if isinstance(error, Mismatch) else f"{type(error).__name__}: {error}"
         case["trace"] = str(call.excinfo.getrepr(style="short", chain=False)) if call.excinfo else ""
     report.user_properties.append(("keyedopt", json.loads(json.dumps(case, default=repr))))
     return report
@@ -301,5 +297,3 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     folder = session.config.getoption("--keyedopt-records")
     if folder and not hasattr(session.config, "workerinput"):
         _journal = (Path(folder) / "records.jsonl").open("a", encoding="utf-8")
-
-

@@ -1,1 +1,79 @@
-"""To be written."""
+"""Implementations that are wrong on purpose, each by one small realistic fault.
+
+The suite must reject every one of them. A mutant is a replacement of text in the source of a sound
+implementation: a copy of its package is written to a folder, changed, and checked like any target.
+"""
+
+import functools
+import importlib.util
+import shutil
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from keyedopt.conformance import spec
+from keyedopt.conformance.implementation import find
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One fault: which text of which file becomes what, and which clauses have to notice."""
+
+    name: str
+    area: str
+    rejected_by: tuple[str, ...]
+    file: str
+    old: str
+    new: str
+
+
+class MutantError(Exception):
+    """A mutant that cannot be made: the text that it replaces is not there, or not unique."""
+
+
+@functools.cache
+def mutants() -> Mapping[str, Mutant]:
+    """Return every mutant by name."""
+    found: dict[str, Mutant] = {}
+    for area in spec.areas():
+        path = Path(__file__).with_name(f"{area}.toml")
+        entries = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        for entry in entries.get("mutant", ()):
+            mutant = Mutant(**{**entry, "area": area, "rejected_by": tuple(entry["rejected_by"])})
+            if mutant.name in found:
+                raise MutantError(f"two mutants are called {mutant.name!r}")
+            found[mutant.name] = mutant
+    return found
+
+
+def package_name(mutant: Mutant) -> str:
+    """Return the name under which the package of a mutant is imported."""
+    return f"mutant_{mutant.name.replace('-', '_')}"
+
+
+def plant(mutant: Mutant, folder: Path, sound: str = "reference") -> str:
+    """Write the package of a mutant into ``folder``; return its name.
+
+    Raises:
+        MutantError: the text to replace does not occur exactly once.
+    """
+    root = find(sound).root
+    location = importlib.util.find_spec(root)
+    assert location is not None
+    assert location.submodule_search_locations
+    name = package_name(mutant)
+    package = folder / name
+    source = location.submodule_search_locations[0]
+    shutil.copytree(source, package, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in package.rglob("*.py"):
+        path.write_text(path.read_text(encoding="utf-8").replace(root, name), encoding="utf-8")
+    changed = package / mutant.file
+    text = changed.read_text(encoding="utf-8") if changed.exists() else ""
+    old, new = (part.replace(root, name) for part in (mutant.old, mutant.new))
+    if text.count(old) != 1:
+        raise MutantError(
+            f"mutant {mutant.name}: its text occurs {text.count(old)} times in {mutant.file}, not once"
+        )
+    changed.write_text(text.replace(old, new), encoding="utf-8")
+    return name

@@ -48,9 +48,7 @@ class Nothing:
 
     def holds(self, method: str, situation: str) -> bool:
         """Whether the cell is one of these; ``*`` stands for every method or situation."""
-        return bool({method, "*"} & set(self.methods)) and bool(
-            {situation, "*"} & set(self.situations)
-        )
+        return bool({method, "*"} & set(self.methods)) and bool({situation, "*"} & set(self.situations))
 
 
 @dataclass(frozen=True)

@@ -153,9 +153,7 @@ def _numbers(shape: Sequence[int], seed: int) -> torch.Tensor:
     return (torch.tensor(flat, dtype=torch.float64) * 2 - 1).reshape(tuple(shape))
 
 
-def parameter(
-    *shape: int, dtype: str = "float32", device: str = "cpu", seed: int = 0
-) -> torch.nn.Parameter:
+def parameter(*shape: int, dtype: str = "float32", device: str = "cpu", seed: int = 0) -> torch.nn.Parameter:
     """Make a parameter with fixed values in (-1, 1)."""
     return torch.nn.Parameter(_numbers(shape, seed).to(device, getattr(torch, dtype)))
 
@@ -208,6 +206,16 @@ def adagrad(impl: Any, params: Mapping[str, Any], lr: float = 0.1, **options: An
     return impl.KeyedOptimizerWrapper(params, functools.partial(torch.optim.Adagrad, lr=lr, **options))
 
 
+def warmup_stages(impl: Any, listed: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Make the implementation's `WarmupStage` objects from literals: policies are given by name."""
+    return [
+        impl.WarmupStage(
+            **{**fields, "policy": impl.WarmupPolicy[fields["policy"]]} if "policy" in fields else fields
+        )
+        for fields in listed
+    ]
+
+
 class Recorder(torch.optim.Optimizer):
     """Change nothing; note at each step the gradients that arrive and the rates in force.
 
@@ -249,6 +257,24 @@ def recording(impl: Any, params: Mapping[str, Any], **options: Any) -> tuple[Any
 
     keyed = impl.KeyedOptimizerWrapper(params, factory)
     return keyed, made[0]
+
+
+def clipping(
+    impl: Any, params: Mapping[str, Any], kind: str = "NORM", max_gradient: float = 1.0, **options: Any
+) -> tuple[Any, Recorder]:
+    """Make a clipping optimizer around a `Recorder`, and return both."""
+    keyed, recorder = recording(impl, params)
+    chosen = getattr(impl.GradientClipping, kind)
+    return impl.GradientClippingOptimizer(keyed, chosen, max_gradient, **options), recorder
+
+
+def p_norm(numbers: Sequence[Any], p: float = 2.0) -> float:
+    """Compute a p-norm with Python numbers, exactly summed and without overflow."""
+    sizes = [abs(number) for number in numbers]
+    largest = max(sizes, default=0.0)
+    if math.isinf(p) or largest == 0.0:
+        return float(largest)
+    return float(largest * math.fsum((size / largest) ** p for size in sizes) ** (1 / p))
 
 
 class Stateful:

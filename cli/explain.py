@@ -1,0 +1,31 @@
+"""``keyedopt explain``: a clause, where it comes from, and the cases that test it."""
+
+import difflib
+import textwrap
+from collections.abc import Callable
+from typing import NoReturn
+
+from keyedopt.conformance import spec
+from keyedopt.conformance.cases import cases_by_clause
+
+
+def explain_clause(name: str, fail: Callable[[str], NoReturn]) -> None:
+    """Print all that is known of a clause."""
+    clause = spec.clauses().get(name.upper())
+    if clause is None:
+        near = difflib.get_close_matches(name.upper(), spec.clauses(), n=3)
+        hint = f"did you mean {', '.join(near)}?" if near else "see `keyedopt list clauses`"
+        fail(f"there is no clause {name!r}; {hint}")
+    source = spec.sources()[clause.document]
+    print(f"{clause.id}  {clause.level}, area {clause.area}, since suite {clause.since}\n")
+    print(textwrap.fill(clause.statement, 90))
+    print(f"\nsource: {source.title}: {clause.heading}")
+    if clause.rationale:
+        print("\nwhy:")
+        print(textwrap.indent(textwrap.fill(clause.rationale, 86), "  "))
+    print(f"\nmatrix: {', '.join(clause.covers)}")
+    print("\ncases:")
+    for case in cases_by_clause().get(clause.id, ()):
+        print(f"  {case.file}::{case.name}")
+        print(textwrap.indent(textwrap.fill(case.expectation, 84), "    "))
+    print(f"\ncheck it: keyedopt check TARGET --area {clause.area}")

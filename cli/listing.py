@@ -1,0 +1,41 @@
+"""``keyedopt list``: targets, clauses, areas."""
+
+from keyedopt.conformance import spec
+
+
+def listing(what: str) -> None:
+    """Print one line for each target, clause or area."""
+    {"targets": _targets, "clauses": _clauses, "areas": _areas}[what]()
+
+
+def _targets() -> None:
+    from importlib import metadata, util
+
+    from keyedopt.conformance.implementation import TargetError, find, registered
+
+    for name in sorted(registered()):
+        try:
+            implementation = find(name)
+        except TargetError as error:
+            print(f"{name:12} broken: {error}")
+            continue
+        root = implementation.root
+        package = root.partition(":")[0].partition(".")[0] if isinstance(root, str) else None
+        if package and util.find_spec(package) is None:
+            print(f"{name:12} not installed; install it with: {implementation.install}")
+            continue
+        try:
+            version = metadata.version(implementation.distributions[0])
+        except (IndexError, metadata.PackageNotFoundError):
+            version = "unknown version"
+        print(f"{name:12} {version}; areas: {', '.join(implementation.areas or ('as found',))}")
+
+
+def _clauses() -> None:
+    for clause in spec.clauses().values():
+        print(f"{clause.id:10} {clause.level:8} {clause.statement}")
+
+
+def _areas() -> None:
+    for area in spec.areas().values():
+        print(f"{area.name:10} {len(area.clauses):3} clauses  {area.title}: {', '.join(area.names)}")

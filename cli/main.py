@@ -1,0 +1,151 @@
+"""``keyedopt``: the verbs and their options. Starting it imports neither torch nor the suite."""
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+app = typer.Typer(
+    name="keyedopt",
+    help="Is this optimizer what it claims to be, and how fast is it?",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    add_completion=False,
+    epilog="Exit codes: 0 all held, 1 something did not, 2 the harness or its input was wrong.",
+)
+
+
+class Level(StrEnum):
+    """Which clauses a gate covers."""
+
+    must = "must"
+    should = "should"
+
+
+class What(StrEnum):
+    """What `keyedopt list` can list."""
+
+    targets = "targets"
+    clauses = "clauses"
+    areas = "areas"
+
+
+def fail(message: str) -> NoReturn:
+    """Say on one line of stderr what was wrong, and exit with 2."""
+    sys.stderr.write(f"keyedopt: {' '.join(message.split())}\n")
+    raise typer.Exit(2)
+
+
+@app.command()
+def check(
+    targets: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="TARGET...",
+            help="A registered name, package.module, or package.module:attribute.",
+            show_default=False,
+        ),
+    ],
+    level: Annotated[
+        Level, typer.Option(help="Gate on must clauses alone, or on should clauses too.")
+    ] = Level.should,
+    suite: Annotated[
+        str | None, typer.Option(metavar="VERSION", help="Gate on this version of the suite.")
+    ] = None,
+    require_areas: Annotated[
+        str | None, typer.Option(metavar="AREA,...", help="Fail if one of these is not claimed.")
+    ] = None,
+    area: Annotated[list[str] | None, typer.Option(help="Check only this area; repeatable.")] = None,
+    device: Annotated[str | None, typer.Option(help="Where cases run; default: the target's first.")] = None,
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(help="Only this dtype; repeatable. Default: all of the target's."),
+    ] = None,
+    output: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE",
+            help="Write the result: .json (complete), .xml (JUnit) or .md; repeatable. "
+            "A folder when there are several targets.",
+        ),
+    ] = None,
+    expectations: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Known failures (TOML), or the name of a shipped list."),
+    ] = None,
+    update_expectations: Annotated[
+        bool, typer.Option("--update-expectations", help="Rewrite FILE to what fails now.")
+    ] = False,
+    time_limit: Annotated[float, typer.Option(help="Seconds that one case may take.", min=0.1)] = 30.0,
+    workers: Annotated[
+        int | None, typer.Option(help="Worker processes; default: one a processor.", min=1)
+    ] = None,
+) -> None:
+    """Give a verdict on implementations.
+
+    Example: keyedopt check torchrec --expectations torchrec --output results/torchrec.json
+    """
+    from keyedopt.cli.check import Request, check_targets
+
+    request = Request(
+        targets=tuple(targets),
+        level=level.value,
+        suite=suite,
+        areas=tuple(area or ()),
+        require_areas=tuple(filter(None, (require_areas or "").split(","))),
+        device=device,
+        dtypes=tuple(dtype or ()),
+        outputs=tuple(output or ()),
+        expectations=expectations,
+        update=update_expectations,
+        limit=time_limit,
+        workers=workers,
+    )
+    raise typer.Exit(check_targets(request, fail))
+
+
+@app.command()
+def explain(clause: Annotated[str, typer.Argument(metavar="CLAUSE", show_default=False)]) -> None:
+    """Show a clause: text, level, source, why, and the cases that test it.
+
+    Example: keyedopt explain CLIP-001
+    """
+    from keyedopt.cli.explain import explain_clause
+
+    explain_clause(clause, fail)
+
+
+@app.command("list")
+def list_(what: Annotated[What, typer.Argument(help="What to list.")] = What.targets) -> None:
+    """List the known targets, the clauses, or the areas of the surface."""
+    from keyedopt.cli.listing import listing
+
+    listing(what.value)
+
+
+@app.command()
+def replay(
+    result: Annotated[Path, typer.Argument(metavar="RESULT", help="A result file (.json).")],
+    case: Annotated[str, typer.Argument(metavar="CASE", help="CLAUSE, CLAUSE[n], or the name of a case.")],
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the script here; default: print it.")
+    ] = None,
+) -> None:
+    """Write a case again as a stand-alone script of torch and the implementation.
+
+    Example: keyedopt replay results/torchrec.json CLIP-007[1] --output clip.py
+    """
+    from keyedopt.cli.replay import write_replay
+
+    write_replay(result, case, output, fail)
+
+
+def main() -> None:
+    """Run the command line."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a terminal that cannot show a character gets ?
+    app()
