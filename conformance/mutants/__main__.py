@@ -6,33 +6,79 @@ clauses that are said to notice. Exits with 1 if a mutant survives.
 """
 
 import argparse
-import dataclasses
+import contextlib
+import json
+import multiprocessing
 import os
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from keyedopt.conformance import mutants, runner, spec
-from keyedopt.conformance.verdict import FAILING, clause_outcomes
+from keyedopt.conformance import mutants, spec
+from keyedopt.conformance.mutants import Mutant
+from keyedopt.conformance.verdict import FAILING
+
+#: Seconds that a case may take on a mutant; a fault that hangs is a fault that is noticed.
+LIMIT = 20.0
 
 
-def reject(mutant: mutants.Mutant, options: runner.Options, everything: bool) -> tuple[set[str], str]:
-    """Return the clauses that reject a mutant, and what is wrong with it, if anything."""
+def _run_suite(name: str, folder: str, clauses: Sequence[str]) -> None:
+    """Run cases on a mutant, in a process of its own that was forked with torch already imported."""
+    import pytest
+
+    sys.path.insert(0, folder)
+    (Path(folder) / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    os.chdir(folder)
+    arguments = ["-c", "pytest.ini", "--rootdir", folder, "--noconftest", "-q", "--tb=no", "-W", "ignore"]
+    arguments += ["-p", "keyedopt.conformance.plugin", "-p", "no:faulthandler", "-p", "no:cacheprovider"]
+    arguments += ["--pyargs", "keyedopt.conformance.suite", "--implementation", name]
+    arguments += ["--keyedopt-records", folder, "--keyedopt-limit", str(LIMIT), "--keyedopt-dtype", "float32"]
+    arguments += [part for clause in clauses for part in ("--keyedopt-clause", clause)]
+    with open(os.devnull, "w") as sink, contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
+        pytest.main(arguments)
+    os._exit(0)
+
+
+def rejecting(mutant: Mutant, everything: bool = False) -> set[str]:
+    """Return the clauses that reject a mutant."""
     with tempfile.TemporaryDirectory(prefix="keyedopt-") as folder:
         name = mutants.plant(mutant, Path(folder))
-        before = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, before]))
-        try:
-            clauses = () if everything else mutant.rejected_by
-            result = runner.run(name, dataclasses.replace(options, clauses=clauses))
-        except runner.RunError as error:
-            return set(), f"could not be run: {error}"
-        finally:
-            os.environ.pop("PYTHONPATH") if before is None else os.environ.update(PYTHONPATH=before)
-    outcomes = clause_outcomes(result)
-    rejecting = {clause for clause, outcome in outcomes.items() if outcome in FAILING}
-    silent = [clause for clause in mutant.rejected_by if clause not in rejecting]
-    return rejecting, f"not rejected by {', '.join(silent)}" if silent else ""
+        context = multiprocessing.get_context("fork")
+        arguments = (name, folder, () if everything else mutant.rejected_by)
+        process = context.Process(target=_run_suite, args=arguments)
+        process.start()
+        process.join()
+        records = Path(folder) / "records.jsonl"
+        lines = records.read_text(encoding="utf-8").splitlines() if records.exists() else []
+        unfinished = [
+            path.read_text(encoding="utf-8").split("\n")[0] for path in Path(folder).glob("running-*")
+        ]
+    ended = [json.loads(line) for line in lines]
+    died = [{**json.loads(head), "outcome": "error"} for head in unfinished]
+    return {clause for case in [*ended, *died] if case["outcome"] in FAILING for clause in case["clauses"]}
+
+
+def run(chosen: Sequence[Mutant], everything: bool = False) -> Iterator[tuple[Mutant, set[str]]]:
+    """Check mutants, one a processor at a time, and yield the clauses that reject each."""
+    import torch
+
+    import keyedopt.conformance.suite.support  # noqa: F401 - imported before the fork, not in each child
+
+    torch.set_num_threads(1)  # a process that has started threads must not be forked
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+        yield from zip(chosen, pool.map(lambda mutant: rejecting(mutant, everything), chosen), strict=True)
+
+
+def survivors(chosen: Sequence[Mutant]) -> dict[str, tuple[str, ...]]:
+    """Return the mutants that clauses named in ``rejected_by`` did not reject, with these clauses."""
+    silent = {
+        mutant.name: tuple(clause for clause in mutant.rejected_by if clause not in found)
+        for mutant, found in run(chosen)
+    }
+    return {name: clauses for name, clauses in silent.items() if clauses}
 
 
 def main() -> int:
@@ -41,22 +87,21 @@ def main() -> int:
     parser.add_argument("names", nargs="*", help="areas or names of mutants; default: all")
     parser.add_argument("--all", action="store_true", help="run the whole suite on each")
     arguments = parser.parse_args()
-    known = mutants.mutants()
     chosen = [
         mutant
-        for mutant in known.values()
+        for mutant in mutants.mutants().values()
         if not arguments.names or {mutant.area, mutant.name} & set(arguments.names)
     ]
     if not chosen:
         parser.error(f"there is no area or mutant {' '.join(arguments.names)!r}")
     proven: set[str] = set()
-    survivors = 0
-    for mutant in chosen:
-        rejecting, problem = reject(mutant, runner.Options(limit=20, workers=1), arguments.all)
-        proven |= rejecting
-        survivors += bool(problem)
-        print(f"{mutant.name:40} {problem or 'rejected'}", flush=True)
-    print(f"rejected {len(chosen) - survivors} of {len(chosen)} mutants")
+    survived = 0
+    for mutant, found in run(chosen, arguments.all):
+        proven |= found
+        silent = [clause for clause in mutant.rejected_by if clause not in found]
+        survived += bool(silent)
+        print(f"{mutant.name:45} {f'NOT rejected by {silent}' if silent else 'rejected'}", flush=True)
+    print(f"rejected {len(chosen) - survived} of {len(chosen)} mutants")
     areas = {mutant.area for mutant in chosen}
     unproven = [
         clause.id
@@ -64,7 +109,7 @@ def main() -> int:
         if clause.area in areas and clause.level != "observe" and clause.id not in proven
     ]
     print(f"unproven clauses (no mutant is rejected by them): {', '.join(unproven) or 'none'}")
-    return 1 if survivors else 0
+    return 1 if survived else 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,96 @@
+"""The specification as pages: ``python -m keyedopt.conformance.spec.pages`` writes them.
+
+``CLAUSES.md`` lists every clause; ``MATRIX.md`` shows, for every public method and situation, the
+clauses of the cell or why there are none. A test holds them to the data.
+"""
+
+from pathlib import Path
+
+from keyedopt.conformance import spec
+from keyedopt.conformance.cases import cases_by_clause
+
+NOTE = "Made by `python -m keyedopt.conformance.spec.pages`; edit the TOML files beside it instead."
+
+
+def _escaped(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def clauses_page() -> str:
+    """Return the page of clauses, by area."""
+    total = {level: sum(c.level == level for c in spec.clauses().values()) for level in spec.LEVELS}
+    lines = ["# Clauses", "", NOTE, ""]
+    lines += [f"Suite {spec.SUITE_VERSION}: {', '.join(f'{n} {level}' for level, n in total.items())}.", ""]
+    for area in spec.areas().values():
+        lines += [
+            f"## {area.name}: {area.title}",
+            "",
+            f"Names: {', '.join(f'`{n}`' for n in area.names)}.",
+            "",
+        ]
+        for clause in area.clauses:
+            source = f"{spec.sources()[clause.document].title}: {clause.heading}"
+            lines += [f"**{clause.id}** ({clause.level}, since {clause.since}). {_escaped(clause.statement)}"]
+            lines += [f"*Source*: {_escaped(source)}."]
+            if clause.rationale:
+                lines += [f"*Why*: {_escaped(clause.rationale)}"]
+            cases = ", ".join(f"`{case.file}::{case.name}`" for case in cases_by_clause().get(clause.id, ()))
+            lines += [f"*Cases*: {cases}.", ""]
+    return "\n".join(lines)
+
+
+def cell(area: spec.Area, method: str, situation: str) -> tuple[list[str], list[str]]:
+    """Return the clauses of a cell, and the reasons given for there being none.
+
+    A reason that speaks of every method or every situation holds where no clause does.
+    """
+    covering = [clause.id for clause in area.clauses if f"{method}/{situation}" in clause.covers]
+    reasons = [
+        entry.reason
+        for entry in area.nothing
+        if entry.holds(method, situation)
+        and not (covering and ("*" in entry.methods or "*" in entry.situations))
+    ]
+    return covering, reasons
+
+
+def matrix_page() -> str:
+    """Return the page of the matrix, by area; reasons are numbered footnotes."""
+    lines = ["# The matrix the clauses were found with", "", NOTE, ""]
+    lines += [
+        "A row is a public method, a column a situation; a small number is a reason below the table.",
+        "",
+    ]
+    for area in spec.areas().values():
+        lines += [f"## {area.name}", "", "| | " + " | ".join(spec.situations()) + " |"]
+        lines += ["|---|" + "---|" * len(spec.situations())]
+        footnotes: list[str] = []
+        for method in area.methods:
+            row = []
+            for situation in spec.situations():
+                covering, reasons = cell(area, method, situation)
+                numbers = []
+                for reason in reasons:
+                    if reason not in footnotes:
+                        footnotes.append(reason)
+                    numbers.append(f"<sup>{footnotes.index(reason) + 1}</sup>")
+                short = [clause.removeprefix(f"{area.prefix}-") for clause in covering]
+                row.append(" ".join([*short, *numbers]))
+            lines.append(f"| `{method}` | " + " | ".join(row) + " |")
+        lines += [""]
+        lines += [f"{number}. {_escaped(reason)}" for number, reason in enumerate(footnotes, 1)]
+        lines += [""]
+    return "\n".join(lines)
+
+
+PAGES = {"CLAUSES.md": clauses_page, "MATRIX.md": matrix_page}
+
+
+def main() -> None:
+    """Write the pages beside the data."""
+    for name, page in PAGES.items():
+        Path(__file__).with_name(name).write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,30 @@
+"""The specification in readable torch: read it to know what is right.
+
+The module paths follow upstream's (``keyed``, ``clipping``, ``warmup``, ``fused``), so code written for
+``torchrec.optim`` runs with ``keyedopt.reference`` in its place.
+"""
+
+from keyedopt.reference.clipping import GradientClipping, GradientClippingOptimizer
+from keyedopt.reference.fused import EmptyFusedOptimizer, FusedOptimizer, FusedOptimizerModule
+from keyedopt.reference.keyed import (
+    CombinedOptimizer,
+    KeyedOptimizer,
+    KeyedOptimizerWrapper,
+    OptimizerWrapper,
+)
+from keyedopt.reference.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
+
+__all__ = [
+    "CombinedOptimizer",
+    "EmptyFusedOptimizer",
+    "FusedOptimizer",
+    "FusedOptimizerModule",
+    "GradientClipping",
+    "GradientClippingOptimizer",
+    "KeyedOptimizer",
+    "KeyedOptimizerWrapper",
+    "OptimizerWrapper",
+    "WarmupOptimizer",
+    "WarmupPolicy",
+    "WarmupStage",
+]

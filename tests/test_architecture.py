@@ -1,0 +1,147 @@
+"""The repository keeps its shape: who imports whom, what is installed, lint, types, doctests."""
+
+import ast
+import doctest
+import importlib
+import pkgutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+FOLDERS = {
+    name.removeprefix("keyedopt."): ROOT / folder
+    for name, folder in PROJECT["tool"]["setuptools"]["package-dir"].items()
+}
+
+#: Which parts of keyedopt a part may import.
+ALLOWED = {
+    "reference": {"reference"},
+    "conformance": {"conformance"},
+    "cli": {"cli", "conformance", "reference", "fused", "benchmarks", "reports"},
+}
+
+#: What the reference may import: torch and the standard library.
+REFERENCE_NEEDS = {"torch", *sys.stdlib_module_names}
+
+
+def sources(folder):
+    return sorted(path for path in folder.rglob("*.py") if "__pycache__" not in path.parts)
+
+
+def imported(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: imports are absolute and by full name"
+            yield node.module
+
+
+def test_the_table_of_arrows_covers_every_part():
+    assert set(ALLOWED) == set(FOLDERS)
+
+
+@pytest.mark.parametrize("part", ALLOWED)
+def test_a_part_imports_only_the_parts_it_may(part):
+    for path in sources(FOLDERS[part]):
+        for module in imported(path):
+            assert module.partition(".")[0] not in FOLDERS, f"{path} imports {module} by its bare name"
+            if module.startswith("keyedopt."):
+                assert module.split(".")[1] in ALLOWED[part], f"{path} imports {module}"
+
+
+def test_the_reference_needs_torch_alone():
+    for path in sources(FOLDERS["reference"]):
+        for module in imported(path):
+            assert module.partition(".")[0] in REFERENCE_NEEDS | {"keyedopt"}, f"{path} imports {module}"
+
+
+def test_cases_use_torch_alone():
+    allowed = {"torch", "pytest", "hypothesis", *sys.stdlib_module_names}
+    for path in sources(ROOT / "conformance" / "suite"):
+        for module in imported(path):
+            ours = module in ("keyedopt.conformance.suite.support", "keyedopt.conformance.golden")
+            assert ours or module.partition(".")[0] in allowed, f"{path} imports {module}"
+
+
+def test_every_package_is_installed():
+    found = {
+        f"keyedopt.{'.'.join([part, *path.parent.relative_to(folder).parts])}"
+        for part, folder in FOLDERS.items()
+        for path in folder.rglob("__init__.py")
+    }
+    assert found == set(PROJECT["tool"]["setuptools"]["packages"])
+
+
+def test_no_module_is_loaded_under_a_bare_name():
+    code = (
+        "import sys, keyedopt.conformance.runner, keyedopt.cli.main, keyedopt.reference;"
+        f"print([name for name in {list(FOLDERS)!r} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert not set(FOLDERS) & set(sys.modules)
+
+
+@pytest.mark.parametrize("part", FOLDERS)
+def test_files_can_be_read_in_one_sitting(part):
+    limit = 200 if part == "reference" else 400
+    for path in sources(FOLDERS[part]):
+        lines = len(path.read_text(encoding="utf-8").splitlines())
+        assert lines <= limit, f"{path.relative_to(ROOT)} has {lines} lines, more than {limit}"
+
+
+@pytest.mark.parametrize("part", FOLDERS)
+def test_every_folder_says_what_it_is(part):
+    assert (FOLDERS[part] / "README.md").read_text(encoding="utf-8").strip()
+
+
+@pytest.mark.parametrize("arguments", [["check"], ["format", "--check"]], ids=lambda a: a[0])
+def test_ruff(arguments):
+    command = [sys.executable, "-m", "ruff", *arguments, "."]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_types(tmp_path):
+    """Mypy does not follow the editable install, so it reads a tree of links."""
+    (tmp_path / "keyedopt").mkdir()
+    for part, folder in FOLDERS.items():
+        (tmp_path / "keyedopt" / part).symlink_to(folder)
+    command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml")]
+    command += ["--cache-dir", str(ROOT / ".mypy_cache"), "--namespace-packages", "--explicit-package-bases"]
+    done = subprocess.run([*command, "keyedopt"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def modules():
+    for part in FOLDERS:
+        package = importlib.import_module(f"keyedopt.{part}")
+        yield package.__name__
+        for item in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+            if "findings." not in item.name and not item.name.endswith("__main__"):
+                yield item.name
+
+
+@pytest.mark.parametrize("name", list(modules()))
+def test_doctests(name):
+    failed, _ = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
+    assert failed == 0
+
+
+def test_the_reference_has_doctests():
+    """A doctest that nobody runs proves nothing; this one counts them."""
+    finder = doctest.DocTestFinder(exclude_empty=True)
+    found = [
+        test
+        for name in modules()
+        if name.startswith("keyedopt.reference")
+        for test in finder.find(importlib.import_module(name))
+        if test.examples
+    ]
+    assert len(found) >= 5
