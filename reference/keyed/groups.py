@@ -1,0 +1,133 @@
+"""Parameter groups, named by the keys of their parameters instead of by position."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, MutableMapping
+from copy import deepcopy
+from numbers import Number
+from typing import Any
+
+import torch
+from keyedopt.reference.keyed.pending import PendingLoad, check_tensor
+from keyedopt.reference.keyed.values import kind, refusal
+
+
+def keys_by_id(params: Mapping[str, torch.Tensor]) -> dict[int, str]:
+    """Map each parameter, by its identity, to its key."""
+    return {id(param): key for key, param in params.items()}
+
+
+def group_keys(group: Mapping[str, Any], number: int, keys: Mapping[int, str]) -> list[str]:
+    """List the keys of a group's parameters, sorted."""
+    for position, param in enumerate(group["params"]):
+        if id(param) not in keys:
+            raise ValueError(
+                f"Parameter {position} of group {number}, of shape {tuple(param.shape)}, "
+                "has no key: give every parameter that the optimizer changes a key"
+            )
+    return sorted(keys[id(param)] for param in group["params"])
+
+
+def save_groups(groups: Collection[Mapping[str, Any]], keys: Mapping[int, str]) -> list[dict[str, Any]]:
+    """Show groups with keys in place of parameters, and copies of their options."""
+    return [
+        {"params": group_keys(group, number, keys)}
+        | {key: deepcopy(value) for key, value in group.items() if key != "params"}
+        for number, group in enumerate(groups)
+    ]
+
+
+def check_groups(
+    live: Collection[Mapping[str, Any]], new: object, keys: Mapping[int, str], pending: PendingLoad
+) -> None:
+    """Pair groups by the set of their keys (equal sets in order) and check their options."""
+    path = ["param_groups"]
+    if not isinstance(new, Collection) or isinstance(new, Mapping | str):
+        raise refusal("Different kind of param_groups", path, "a list of groups", kind(new))
+    if len(live) != len(new):
+        text = f"Different param_groups count: {len(live)} vs {len(new)}"
+        raise refusal(text, path, len(live), len(new))
+    waiting: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for number, group in enumerate(new):
+        if not isinstance(group, Mapping) or not _is_names(group.get("params")):
+            expected = "a mapping with the keys of its parameters under 'params'"
+            raise refusal("Malformed group", [*path, number], expected, kind(group))
+        waiting.setdefault(tuple(sorted(group["params"])), []).append(group)
+    for number, group in enumerate(live):
+        names = group_keys(group, number, keys)
+        candidates = waiting.get(tuple(names))
+        if not candidates:
+            text = f"Group {'/'.join(names)} not found"
+            raise refusal(text, path, names, [list(found) for found in waiting])
+        _check_group(group, candidates.pop(0), names, pending)
+
+
+def _is_names(names: object) -> bool:
+    return (
+        isinstance(names, Iterable)
+        and not isinstance(names, str)
+        and all(isinstance(name, str) for name in names)
+    )
+
+
+def _check_group(
+    live: Mapping[str, Any], new: Mapping[str, Any], names: list[str], pending: PendingLoad
+) -> None:
+    path = ["param_groups", "/".join(names)]
+    if len(live) != len(new):
+        text = f"Different param_group size: {len(live)} vs {len(new)}"
+        raise refusal(text, path, sorted(live), sorted(new))
+    for key in live:
+        if key not in new:
+            text = f"Group key {key} not found for group {'/'.join(names)}"
+            raise refusal(text, path, sorted(live), sorted(new))
+    for key, value in live.items():
+        if key != "params":
+            _check_option(live, key, value, new[key], [*path, key], pending)
+
+
+def _check_option(
+    live: Mapping[str, Any], key: str, value: Any, new: Any, path: list[Any], pending: PendingLoad
+) -> None:
+    if isinstance(value, torch.Tensor):  # a learning rate in a tensor keeps its identity
+        if isinstance(new, Number) and value.dim() == 0:
+            new = torch.as_tensor(new, dtype=value.dtype)
+        if not isinstance(new, torch.Tensor):
+            raise refusal("Different kind of option", path, kind(value), kind(new))
+        check_tensor(value, new, path, pending)
+        return
+    if (isinstance(value, Number) or isinstance(new, torch.Tensor)) and kind(value) != kind(new):
+        raise refusal("Different kind of option", path, kind(value), kind(new))
+    if not isinstance(live, MutableMapping):
+        raise refusal("Read-only group", path, "a mapping that can be written", kind(live))
+    pending.values.append((live, key, new))
+
+
+def keyed_parameters(
+    param_group: object, known: Mapping[str, torch.Tensor]
+) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """Take a new group apart: its parameters by key, and its options. Nothing is changed."""
+    if not isinstance(param_group, Mapping) or "params" not in param_group:
+        raise ValueError(f"A group is a mapping with 'params', got {kind(param_group)}")
+    given = param_group["params"]
+    pairs = _pairs(given.items() if isinstance(given, Mapping) else given)
+    params: dict[str, torch.Tensor] = {}
+    for key, param in pairs:
+        if key in known or key in params:
+            raise ValueError(f"Duplicate param key {key}")
+        if any(param is other for other in (*known.values(), *params.values())):
+            raise ValueError(f"The parameter {key} is already there under another key")
+        params[key] = param
+    return params, {key: value for key, value in param_group.items() if key != "params"}
+
+
+def _pairs(given: object) -> list[tuple[str, torch.Tensor]]:
+    pairs = list(given) if isinstance(given, Iterable) and kind(given) != "tensor" else [given]
+    for pair in pairs:
+        named = isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)
+        if not named or not isinstance(pair[1], torch.Tensor):
+            raise ValueError(
+                "The parameters of a group need keys: give a mapping from key to parameter, or "
+                f"(key, parameter) pairs as named_parameters() yields; got {kind(pair)}"
+            )
+    return pairs

@@ -1,0 +1,75 @@
+"""`init_state`: make the state of a first step exist, without training.
+
+State is made by a real step with zero gradients. Whatever such a step would change besides is put
+back: parameters, options of groups, counters, and state that was already there. Weight decay is
+off meanwhile, for it would find its way from the parameters into the new moments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from keyedopt.reference.keyed.pending import PendingLoad
+from keyedopt.reference.keyed.shards import local_tensors
+from keyedopt.reference.keyed.state import check_entry, extract
+from keyedopt.reference.keyed.values import clone
+
+if TYPE_CHECKING:
+    from keyedopt.reference.keyed.base import KeyedOptimizer
+
+
+def initialize(optimizer: KeyedOptimizer, sparse: set[str]) -> None:
+    """Leave zero gradients (sparse for the keys in `sparse`) and complete state behind."""
+    params = [param for group in optimizer.param_groups for param in group["params"]]
+    params += [param for param in optimizer.params.values() if not _among(param, params)]
+    pieces = [piece for param in params for piece in local_tensors(param)]
+    values = [piece.clone() for piece in pieces]
+    before = {param: clone(extract(entry)) for param, entry in optimizer.state.items() if entry}
+    options = [dict(group) for group in optimizer.param_groups]
+    tensors = {id(value): value.clone() for group in options for value in _tensors(group)}
+
+    for key, param in optimizer.params.items():
+        if param.requires_grad:
+            zeros = torch.zeros_like(param)
+            param.grad = zeros.to_sparse() if key in sparse else zeros
+    for group in optimizer.param_groups:
+        if "weight_decay" in group and isinstance(group, MutableMapping):
+            group["weight_decay"] = 0.0
+    try:
+        optimizer._dummy_step()
+    finally:
+        for group, had in zip(optimizer.param_groups, options, strict=True):
+            if isinstance(group, MutableMapping):
+                group.update(had)
+            for value in _tensors(had):
+                value.detach().copy_(tensors[id(value)])
+        for piece, value in zip(pieces, values, strict=True):
+            piece.copy_(value)
+        for param, entry in optimizer.state.items():
+            if param in before:
+                pending = PendingLoad()
+                check_entry(entry, before[param], [], pending)
+                pending.run()
+            else:
+                _reset_counters(entry)
+
+
+def _among(param: torch.Tensor, params: list[torch.Tensor]) -> bool:
+    return any(param is other for other in params)
+
+
+def _tensors(group: Mapping[str, Any]) -> list[torch.Tensor]:
+    return [value for key, value in group.items() if key != "params" and isinstance(value, torch.Tensor)]
+
+
+def _reset_counters(entry: MutableMapping[Any, Any]) -> None:
+    for key, value in entry.items():
+        if isinstance(value, MutableMapping):
+            _reset_counters(value)
+        elif key == "step":
+            if isinstance(value, torch.Tensor):
+                value.detach().zero_()
+            else:
+                entry[key] = type(value)(0)

@@ -1,0 +1,79 @@
+"""State of keyed optimizers: what is there against what is to be loaded.
+
+Only like is loaded over like: tensors over tensors of the same shape, mappings over mappings of
+the same keys, stateful objects take their own state, and numbers interchange.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+import torch
+from keyedopt.reference.keyed.pending import PendingLoad, check_tensor
+from keyedopt.reference.keyed.shards import check_dtensor, check_sharded_tensor
+from keyedopt.reference.keyed.values import Path, is_stateful, kind, refusal
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.tensor import DTensor
+
+
+def extract(entry: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Show an entry of the state: tensors as they are, stateful objects as their state."""
+    shown: dict[Any, Any] = {}
+    for key, value in entry.items():
+        if isinstance(value, Mapping):
+            shown[key] = extract(value)
+        elif is_stateful(value):
+            shown[key] = value.state_dict()
+        else:
+            shown[key] = value
+    return shown
+
+
+def layout(entry: Mapping[Any, Any]) -> frozenset[tuple[Any, ...]]:
+    """List the paths of the keys of an entry: what must not change after the first step."""
+    paths: set[tuple[Any, ...]] = set()
+    for key, value in entry.items():
+        paths.add((key,))
+        if isinstance(value, Mapping):
+            paths.update((key, *path) for path in layout(value))
+    return frozenset(paths)
+
+
+def check_entry(live: Mapping[Any, Any], new: object, path: Path, pending: PendingLoad) -> None:
+    """Check a mapping of state, and all that it holds, against what is to be loaded."""
+    if not isinstance(new, Mapping):
+        raise refusal("Different kind of state", path, "mapping", kind(new))
+    if len(live) != len(new):
+        raise refusal(f"Different state size: {len(live)} vs {len(new)}", path, list(live), list(new))
+    for key in live:
+        if key not in new:
+            raise refusal(f"State key {key} not found", path, list(live), list(new))
+    for key, value in live.items():
+        if isinstance(value, Mapping):
+            check_entry(value, new[key], [*path, key], pending)
+        else:
+            check_value(live, key, new[key], [*path, key], pending)
+
+
+def check_value(live: Mapping[Any, Any], key: Any, new: Any, path: Path, pending: PendingLoad) -> None:
+    """Check one value of the state and note how it is to be written."""
+    value = live[key]
+    if is_stateful(value):
+        shown = value.state_dict()
+        if isinstance(shown, Mapping) and not isinstance(new, Mapping):
+            raise refusal("Different kind of state", path, kind(shown), kind(new))
+        pending.stateful.append((value, new, path))
+        return
+    if kind(value) != kind(new):
+        raise refusal("Different kind of state", path, kind(value), kind(new))
+    if isinstance(value, ShardedTensor):
+        check_sharded_tensor(value, new, path, pending)
+    elif isinstance(value, DTensor):
+        check_dtensor(value, new, path, pending)
+    elif isinstance(value, torch.Tensor):
+        check_tensor(value, new, path, pending)
+    elif isinstance(live, MutableMapping):
+        pending.values.append((live, key, new))
+    else:
+        raise refusal("Read-only state", path, "a mapping that can be written", kind(live))
