@@ -28,12 +28,13 @@ from collections.abc import Callable, Collection, Mapping, MutableSequence
 from typing import Any, Self, TypeVar
 
 import torch
+from torch import optim
+
 from keyedopt.reference.keyed.groups import check_groups, group_keys, keyed_parameters, save_groups
 from keyedopt.reference.keyed.initialize import initialize
 from keyedopt.reference.keyed.pending import PendingLoad
 from keyedopt.reference.keyed.state import check_entry, extract, layout
 from keyedopt.reference.keyed.values import kind
-from torch import optim
 
 R = TypeVar("R")
 HOOKS = (
@@ -60,6 +61,7 @@ class KeyedOptimizer(optim.Optimizer):
             parameters are present on all ranks.
     """
 
+    _layouts: dict[str, frozenset[Any]]  # of each parameter's state, after its first step
     _in_step = False
     _loading = False
 
@@ -68,7 +70,7 @@ class KeyedOptimizer(optim.Optimizer):
         self = super().__new__(cls)
         for name in HOOKS:
             setattr(self, f"_optimizer_{name}_hooks", OrderedDict())
-        self._layouts: dict[str, frozenset[Any]] = {}
+        self._layouts = {}
         self._patch_step_function()
         return self
 
@@ -234,7 +236,7 @@ class KeyedOptimizer(optim.Optimizer):
 
     # Groups
 
-    def add_param_group(self, param_group: Mapping[str, Any]) -> None:  # type: ignore[override]
+    def add_param_group(self, param_group: Mapping[str, Any]) -> None:
         """Add a group whose parameters come with their keys.
 
         Args:

@@ -8,6 +8,7 @@ from numbers import Number
 from typing import Any
 
 import torch
+
 from keyedopt.reference.keyed.pending import PendingLoad, check_tensor
 from keyedopt.reference.keyed.values import kind, refusal
 
@@ -122,12 +123,15 @@ def keyed_parameters(
 
 
 def _pairs(given: object) -> list[tuple[str, torch.Tensor]]:
-    pairs = list(given) if isinstance(given, Iterable) and kind(given) != "tensor" else [given]
-    for pair in pairs:
-        named = isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)
-        if not named or not isinstance(pair[1], torch.Tensor):
-            raise ValueError(
-                "The parameters of a group need keys: give a mapping from key to parameter, or "
-                f"(key, parameter) pairs as named_parameters() yields; got {kind(pair)}"
-            )
+    several = isinstance(given, Iterable) and not isinstance(given, torch.Tensor)
+    pairs = []
+    for pair in given if several else [given]:  # type: ignore[attr-defined]
+        match pair:
+            case (str() as key, torch.Tensor() as param):
+                pairs.append((key, param))
+            case _:
+                raise ValueError(
+                    "The parameters of a group need keys: give a mapping from key to parameter, "
+                    f"or (key, parameter) pairs as named_parameters() yields; got {kind(pair)}"
+                )
     return pairs

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.tensor import DTensor
+
 from keyedopt.reference.keyed.pending import PendingLoad, check_tensor
 from keyedopt.reference.keyed.values import refusal
-from torch.distributed._shard.sharded_tensor import ShardedTensor
-from torch.distributed.tensor import DTensor
 
 
 def local_tensors(value: torch.Tensor) -> list[torch.Tensor]:
@@ -16,7 +17,7 @@ def local_tensors(value: torch.Tensor) -> list[torch.Tensor]:
     if isinstance(value, ShardedTensor):
         return [shard.tensor.detach() for shard in value.local_shards()]
     if isinstance(value, DTensor):
-        local = value.detach().to_local()
+        local: torch.Tensor = DTensor.to_local(value.detach())  # type: ignore[arg-type]
         return list(local.local_shards()) if hasattr(local, "local_shards") else [local]
     return [value.detach()]
 

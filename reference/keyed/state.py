@@ -10,11 +10,12 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 import torch
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.tensor import DTensor
+
 from keyedopt.reference.keyed.pending import PendingLoad, check_tensor
 from keyedopt.reference.keyed.shards import check_dtensor, check_sharded_tensor
 from keyedopt.reference.keyed.values import Path, is_stateful, kind, refusal
-from torch.distributed._shard.sharded_tensor import ShardedTensor
-from torch.distributed.tensor import DTensor
 
 
 def extract(entry: Mapping[Any, Any]) -> dict[Any, Any]:
