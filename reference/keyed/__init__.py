@@ -1,0 +1,8 @@
+"""Keyed optimizers: the base, one around any optimizer of torch, wrappers, and combinations."""
+
+from keyedopt.reference.keyed.base import KeyedOptimizer
+from keyedopt.reference.keyed.combined import CombinedOptimizer
+from keyedopt.reference.keyed.torch_wrapper import KeyedOptimizerWrapper
+from keyedopt.reference.keyed.wrapper import OptimizerWrapper
+
+__all__ = ["CombinedOptimizer", "KeyedOptimizer", "KeyedOptimizerWrapper", "OptimizerWrapper"]

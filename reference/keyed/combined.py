@@ -1,0 +1,185 @@
+"""Several keyed optimizers as one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from keyedopt.reference.keyed.base import KeyedOptimizer
+from keyedopt.reference.keyed.composition import FLAG, Composition
+from keyedopt.reference.keyed.groups import keyed_parameters
+from keyedopt.reference.keyed.views import prepend_key, strip_keys
+from keyedopt.reference.keyed.wrapper import saves_groups
+
+KeyedPair = tuple[str, KeyedOptimizer]
+
+
+class CombinedOptimizer(Composition):
+    """Combine keyed optimizers, say one for the dense and one for the sparse part of a model.
+
+    Args:
+        optims: the optimizers, each by itself or as ``(key, optimizer)``; the key and a dot go in
+            front of the keys of its parameters.
+
+    Raises:
+        ValueError: two parameters would have one key, one parameter would belong to two
+            optimizers, or only some of the optimizers save their groups.
+    """
+
+    def __init__(self, optims: Iterable[KeyedOptimizer | KeyedPair]) -> None:
+        super().__init__()
+        self._optims = [_pair(item) for item in optims]
+        self._check_disjoint()
+        self._own_defaults[FLAG] = self._saves_groups()
+
+    def _parts(self) -> list[KeyedPair]:
+        return self._optims
+
+    @property
+    def optimizers(self) -> list[KeyedPair]:
+        """The optimizers with their keys, ``""`` for those without."""
+        return self._optims
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """Whether groups are saved, which is asked of the combined optimizers."""
+        if self._optims:
+            self._own_defaults[FLAG] = self._saves_groups()
+        return self._own_defaults
+
+    @staticmethod
+    def prepend_opt_key(name: str, opt_key: str) -> str:
+        """Put the key of an optimizer in front of the key of a parameter."""
+        return prepend_key(name, opt_key)
+
+    def __repr__(self) -> str:
+        return ",".join(f"{key}: {optimizer!r}" for key, optimizer in self._optims)
+
+    def step(self, closure: Any = None) -> Any:
+        """Evaluate the closure once, then step every optimizer on those gradients.
+
+        Returns:
+            What the closure returned: the loss.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for _, optimizer in self._optims:
+            optimizer.step(closure=None)
+        return loss
+
+    def add_param_group(self, param_group: Mapping[str, Any]) -> None:  # type: ignore[override]
+        """Add a group to the one optimizer whose key its parameters' keys have in front.
+
+        Raises:
+            ValueError: there is no such optimizer, or more than one; add the group to it directly.
+        """
+        params, options = keyed_parameters(param_group, self.params)
+        fits = [
+            (optimizer, dict(zip(strip_keys(params, prefix), params.values(), strict=False)))
+            for prefix, optimizer in self._optims
+            if (prefix or len(self._optims) == 1) and len(strip_keys(params, prefix)) == len(params)
+        ]
+        if len(fits) != 1:
+            raise ValueError(
+                f"The keys {list(params)} do not say which of the combined optimizers is meant: "
+                "add the group to that optimizer"
+            )
+        optimizer, named = fits[0]
+        optimizer.add_param_group({"params": named, **options})
+
+    def _check_disjoint(self) -> None:
+        keys: set[str] = set()
+        owners: dict[int, str] = {}
+        for prefix, optimizer in self._optims:
+            for name, param in optimizer.params.items():
+                key = prepend_key(name, prefix)
+                if key in keys:
+                    raise ValueError(f"Duplicate param key {key}")
+                if id(param) in owners:
+                    raise ValueError(f"One parameter has two optimizers: {owners[id(param)]} and {key}")
+                keys.add(key)
+                owners[id(param)] = key
+
+    def _saves_groups(self) -> bool:
+        flags = {f"{number} ({key!r})": saves_groups(opt) for number, (key, opt) in enumerate(self._optims)}
+        if len(set(flags.values())) > 1:
+            saving = [name for name, flag in flags.items() if flag]
+            raise ValueError(
+                f"Of the combined optimizers only {', '.join(saving)} save their groups: "
+                "call save_param_groups with the same value on all of them"
+            )
+        return any(flags.values())
+
+    def _save_parts(self) -> dict[str, Any]:
+        self._check_disjoint()
+        state: dict[str, Any] = {}
+        groups: list[Any] = []
+        rest: dict[str, Any] = {}
+        for prefix, optimizer in self._optims:
+            part = dict(optimizer.state_dict())
+            merge(state, part.pop("state"), prefix)
+            groups += [_renamed(group, prefix) for group in part.pop("param_groups", ())]
+            merge(rest, part, prefix)  # whatever else an optimizer chooses to save
+        saves = self.defaults[FLAG]
+        return {"state": state, **({"param_groups": groups} if saves else {}), **rest}
+
+    def _portions(self, state_dict: dict[str, Any]) -> list[tuple[str, Any, dict[str, Any]]]:
+        self._check_disjoint()
+        rest = {key: value for key, value in state_dict.items() if key not in ("state", "param_groups")}
+        portions = [
+            (prefix, optimizer, {"state": {}, **_stripped(rest, prefix)})
+            for prefix, optimizer in self._optims
+        ]
+        for key, entry in state_dict["state"].items():
+            number = self._owner([key])
+            portions[number][2]["state"][strip_key(key, portions[number][0])] = entry
+        if self.defaults[FLAG] and "param_groups" in state_dict:
+            keys = {id(param): key for key, param in self.params.items()}
+            check_groups(self.param_groups, state_dict["param_groups"], keys, PendingLoad())
+            for group in state_dict["param_groups"]:
+                prefix, _, part = portions[self._owner(group["params"])]
+                names = strip_keys(group["params"], prefix)
+                part.setdefault("param_groups", []).append({**group, "params": names})
+        return portions
+
+    def _owner(self, keys: Collection[str]) -> int:
+        """Find the optimizer that all of the parameters belong to, or would by their prefix."""
+        fits: list[tuple[bool, int, int]] = []
+        for number, (prefix, optimizer) in enumerate(self._optims):
+            names = strip_keys(keys, prefix)
+            if len(names) == len(keys):
+                known = all(name in optimizer.params for name in names)
+                fits.append((known, len(prefix), number))
+        if not fits:
+            raise ValueError(f"None of the combined optimizers has the parameters {list(keys)}")
+        return max(fits)[2]
+
+
+def _pair(item: Any) -> KeyedPair:
+    key, optimizer = item if isinstance(item, tuple) and len(item) == 2 else ("", item)
+    check_keyed(optimizer)
+    if not isinstance(key, str):
+        raise ValueError(f"The key of an optimizer is a string, got {key!r}")
+    return key, optimizer
+
+
+def merge(into: dict[str, Any], part: Mapping[str, Any], prefix: str) -> None:
+    """Add the entries of `part` under longer keys; two of the same key are an error."""
+    for name, entry in part.items():
+        key = prepend_key(name, prefix)
+        if key in into:
+            raise ValueError(f"Duplicate param key {key}")
+        into[key] = entry
+
+
+def _renamed(group: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    return {**group, "params": sorted(prepend_key(name, prefix) for name in group["params"])}
+
+
+def _stripped(rest: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    fits = [key for key in rest if strip_keys([key], prefix)]
+    return {strip_key(key, prefix): rest[key] for key in fits}

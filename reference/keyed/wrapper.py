@@ -1,0 +1,74 @@
+"""The base of wrappers: a keyed optimizer around another one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+import torch
+
+from keyedopt.reference.keyed.base import KeyedOptimizer
+from keyedopt.reference.keyed.composition import FLAG, Composition
+from keyedopt.reference.keyed.groups import keyed_parameters
+
+
+class OptimizerWrapper(Composition):
+    """Wrap a keyed optimizer and behave like it; the base of clipping, warmup and the like.
+
+    Everything is the wrapped optimizer's: parameters, state, groups, and what is saved. A subclass
+    overrides `step`, and calls ``super().step(closure)`` where the wrapped one is to step.
+
+    Args:
+        optimizer: the keyed optimizer to wrap, which may be of another library.
+    """
+
+    def __init__(self, optimizer: KeyedOptimizer) -> None:
+        check_keyed(optimizer)
+        super().__init__()
+        self._optimizer = optimizer
+
+    def _parts(self) -> list[tuple[str, Any]]:
+        return [("", self._optimizer)]
+
+    @property
+    def param_groups(self) -> Collection[Mapping[str, Any]]:  # type: ignore[override]
+        """Groups of the wrapped optimizer."""
+        return self._optimizer.param_groups
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """Defaults of the wrapped optimizer, which say whether groups are saved."""
+        return getattr(self._optimizer, "defaults", self._own_defaults)
+
+    def __repr__(self) -> str:
+        return repr(self._optimizer)
+
+    def step(self, closure: Any = None) -> Any:
+        """Step the wrapped optimizer; returns what it returns."""
+        return self._optimizer.step(closure=closure)
+
+    def add_param_group(self, param_group: Mapping[str, Any]) -> None:  # type: ignore[override]
+        """Add a group to the wrapped optimizer; see `KeyedOptimizer.add_param_group`."""
+        if self._own_params:  # of these keys the wrapped optimizer knows nothing
+            keyed_parameters(param_group, self._own_params)
+        self._optimizer.add_param_group(param_group)
+
+    def _save_parts(self) -> dict[str, Any]:
+        return self._optimizer.state_dict()
+
+    def _portions(self, state_dict: dict[str, Any]) -> list[tuple[str, Any, dict[str, Any]]]:
+        return [("", self._optimizer, state_dict)]
+
+
+def check_keyed(optimizer: object) -> None:
+    """Refuse what is no keyed optimizer: a plain one of torch, for example."""
+    if not callable(getattr(optimizer, "save_param_groups", None)):
+        hint = ""
+        if isinstance(optimizer, torch.optim.Optimizer):
+            hint = ": give its parameters keys with KeyedOptimizerWrapper"
+        raise ValueError(f"{type(optimizer).__name__} is not a keyed optimizer{hint}")
+
+
+def saves_groups(optimizer: Any) -> bool:
+    """Whether a keyed optimizer saves its groups."""
+    return bool(getattr(optimizer, "defaults", {}).get(FLAG, False))
