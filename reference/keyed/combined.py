@@ -9,9 +9,10 @@ import torch
 
 from keyedopt.reference.keyed.base import KeyedOptimizer
 from keyedopt.reference.keyed.composition import FLAG, Composition
-from keyedopt.reference.keyed.groups import keyed_parameters
-from keyedopt.reference.keyed.views import prepend_key, strip_keys
-from keyedopt.reference.keyed.wrapper import saves_groups
+from keyedopt.reference.keyed.groups import check_groups, keyed_parameters
+from keyedopt.reference.keyed.pending import PendingLoad
+from keyedopt.reference.keyed.views import prepend_key, strip_key, strip_keys
+from keyedopt.reference.keyed.wrapper import check_keyed, saves_groups
 
 KeyedPair = tuple[str, KeyedOptimizer]
 
@@ -71,7 +72,7 @@ class CombinedOptimizer(Composition):
             optimizer.step(closure=None)
         return loss
 
-    def add_param_group(self, param_group: Mapping[str, Any]) -> None:  # type: ignore[override]
+    def add_param_group(self, param_group: Mapping[str, Any]) -> None:
         """Add a group to the one optimizer whose key its parameters' keys have in front.
 
         Raises:

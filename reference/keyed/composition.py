@@ -13,7 +13,7 @@ import torch
 
 from keyedopt.reference.keyed.base import KeyedOptimizer, prepare_load
 from keyedopt.reference.keyed.pending import PendingLoad
-from keyedopt.reference.keyed.state import check_entry
+from keyedopt.reference.keyed.state import check_entry, extract
 from keyedopt.reference.keyed.values import kind
 from keyedopt.reference.keyed.views import JoinedView, strip_keys
 
@@ -128,12 +128,13 @@ class Composition(KeyedOptimizer):
 
     def _save(self) -> dict[str, Any]:
         saved = self._save_parts()
-        own = self._own_entries()
+        own = {key: extract(entry) for key, entry in self._own_entries().items()}
+        if not own:
+            return saved
         for key in own:
             if key in saved["state"]:
                 raise ValueError(f"Duplicate param key {key}")
-        own = {key: extract(entry) for key, entry in own.items()}
-        return {**saved, "state": {**saved["state"], **own}} if own else saved
+        return {**saved, "state": {**saved["state"], **own}}
 
     def _save_parts(self) -> dict[str, Any]:
         raise NotImplementedError

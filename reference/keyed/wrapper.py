@@ -47,7 +47,7 @@ class OptimizerWrapper(Composition):
         """Step the wrapped optimizer; returns what it returns."""
         return self._optimizer.step(closure=closure)
 
-    def add_param_group(self, param_group: Mapping[str, Any]) -> None:  # type: ignore[override]
+    def add_param_group(self, param_group: Mapping[str, Any]) -> None:
         """Add a group to the wrapped optimizer; see `KeyedOptimizer.add_param_group`."""
         if self._own_params:  # of these keys the wrapped optimizer knows nothing
             keyed_parameters(param_group, self._own_params)
