@@ -1,0 +1,188 @@
+"""Learning-rate schedules in stages, as a pure function of the iteration.
+
+A schedule is a list of stages. Iterations count from 0 at the start of training, and never again
+from the start of a stage. Stage ``s`` holds up to and including iteration ``stages[s].max_iters``;
+after the last stage the multiplier is 1. At iteration ``i`` the learning rate is::
+
+    lr × multiplier(stages, i),   multiplier = shape(i) × lr_scale
+
+    NONE                              1
+    CONSTANT                          value
+    LINEAR                            value + (1 − value) · i / max_iters
+    INTERPOLATE                       value + (end_value − value) · (i − start) / (max_iters − start)
+                                      from start = start_interpolating_iters on; value before it
+    POLY                              (1 − i / decay_iters) ^ value; 0 from decay_iters on
+    STEP                              value ^ ⌊i / decay_iters⌋
+    INVSQRT                           1 / √max(i, 1)
+    COSINE_ANNEALING_WARM_RESTARTS    value + (1 − value) · ½ (1 + cos(π · (i mod p) / p)),
+                                      p = sgdr_period (SGDR, arXiv:1608.03983, without growing p)
+    TRANSFORMER                       min(s^−½, s · warmup_steps^−3/2), s = i + 1
+                                      ("Attention is all you need", arXiv:1706.03762)
+
+``decay_iters`` ≤ 0 stands for ``max_iters``, and for 1 under STEP.
+
+What differs from torchrec 1.8: every policy is defined at every iteration (there INVSQRT divides by
+zero at iteration 0, POLY turns negative or complex after ``decay_iters``, INTERPOLATE extrapolates
+before its start), stages are validated and never modified, and TRANSFORMER is there (a policy of
+torchrec's development branch).
+"""
+
+import dataclasses
+import math
+import numbers
+import operator
+from collections.abc import Iterable, Sequence
+from enum import Enum, unique
+
+
+@unique
+class WarmupPolicy(Enum):
+    """The shape of one stage; the module gives each formula."""
+
+    NONE = "none"
+    LINEAR = "linear"
+    CONSTANT = "constant"
+    POLY = "poly"
+    STEP = "step"
+    INVSQRT = "inv_sqrt"
+    COSINE_ANNEALING_WARM_RESTARTS = "cosine_annealing_warm_restarts"
+    INTERPOLATE = "interpolate"
+    TRANSFORMER = "transformer"
+
+
+@dataclasses.dataclass
+class WarmupStage:
+    """One stage of a schedule.
+
+    Args:
+        policy: the shape.
+        max_iters: the last iteration of the stage, counted from the start of training.
+        value: where LINEAR and INTERPOLATE start, the level of CONSTANT, the power of POLY, the
+            base of STEP, the lowest level of COSINE_ANNEALING_WARM_RESTARTS.
+        lr_scale: multiplies the whole stage.
+        decay_iters: length of POLY's decay and of one step of STEP.
+        sgdr_period: iterations between two restarts of COSINE_ANNEALING_WARM_RESTARTS.
+        start_interpolating_iters, end_value: where INTERPOLATE begins to move, and its level at
+            ``max_iters``.
+        warmup_steps: where TRANSFORMER peaks.
+    """
+
+    policy: WarmupPolicy = WarmupPolicy.LINEAR
+    max_iters: int = 1
+    value: float = 1.0
+    lr_scale: float = 1.0
+    decay_iters: int = -1
+    sgdr_period: int = 1
+    start_interpolating_iters: int | None = None
+    end_value: float | None = None
+    warmup_steps: int = 1
+
+
+def multiplier(stages: Sequence[WarmupStage], iteration: int) -> float:
+    """Return what multiplies the learning rate at an iteration; ``stages`` as `validated`."""
+    index = stage_of(stages, iteration)
+    return 1.0 if index == len(stages) else _shape(stages[index], iteration) * stages[index].lr_scale
+
+
+def stage_of(stages: Sequence[WarmupStage], iteration: int) -> int:
+    """Return the index of the stage that holds at an iteration, ``len(stages)`` after the last."""
+    if iteration < 0:
+        raise ValueError(f"a schedule begins at iteration 0, there is no iteration {iteration}")
+    for index, stage in enumerate(stages):
+        if iteration <= stage.max_iters:
+            return index
+    return len(stages)
+
+
+def _shape(stage: WarmupStage, i: int) -> float:
+    policy, value = stage.policy, stage.value
+    decay = stage.decay_iters
+    if decay <= 0:
+        decay = 1 if policy is WarmupPolicy.STEP else stage.max_iters
+    if policy is WarmupPolicy.CONSTANT:
+        return value
+    if policy is WarmupPolicy.LINEAR:
+        return value + (1.0 - value) * i / stage.max_iters
+    if policy is WarmupPolicy.INTERPOLATE:
+        start, end = stage.start_interpolating_iters, stage.end_value
+        assert start is not None  # `validated` has seen to it
+        assert end is not None
+        if i <= start:
+            return value
+        return value + (end - value) * (i - start) / (stage.max_iters - start)
+    if policy is WarmupPolicy.POLY:
+        return math.pow(max(0.0, 1.0 - i / decay), value)
+    if policy is WarmupPolicy.STEP:
+        return math.pow(value, i // decay)
+    if policy is WarmupPolicy.INVSQRT:
+        return 1.0 / math.sqrt(max(i, 1))
+    if policy is WarmupPolicy.COSINE_ANNEALING_WARM_RESTARTS:
+        phase = (i % stage.sgdr_period) / stage.sgdr_period
+        return value + (1.0 - value) * 0.5 * (1.0 + math.cos(math.pi * phase))
+    if policy is WarmupPolicy.TRANSFORMER:
+        return min((i + 1) ** -0.5, (i + 1) * stage.warmup_steps**-1.5)
+    return 1.0
+
+
+def validated(stages: Iterable[WarmupStage]) -> tuple[WarmupStage, ...]:
+    """Return copies of the stages, in order.
+
+    Raises:
+        ValueError: a stage is malformed, does not end after the one before it, or has no finite
+            multiplier at one of its ends.
+    """
+    if isinstance(stages, WarmupStage):
+        raise ValueError("stages must be a list of WarmupStage, not one WarmupStage")
+    copies: list[WarmupStage] = []
+    for stage in stages:
+        begin = copies[-1].max_iters + 1 if copies else 0
+        if not isinstance(stage, WarmupStage):
+            raise ValueError(f"stages must hold WarmupStage, not {stage!r}")
+        copies.append(dataclasses.replace(stage))
+        _check(copies[-1], begin)
+    return tuple(copies)
+
+
+def _check(stage: WarmupStage, begin: int) -> None:
+    """Check one stage that begins at an iteration; ``stage`` is a copy of our own."""
+
+    def need(ok: bool, what: str) -> None:
+        if not ok:
+            raise ValueError(f"{what}, in {stage}")
+
+    policy = stage.policy
+    need(isinstance(policy, WarmupPolicy), f"policy must be a WarmupPolicy, not {policy!r}")
+    interpolate = policy is WarmupPolicy.INTERPOLATE
+    for name in ("max_iters", "decay_iters", "sgdr_period", "warmup_steps"):
+        setattr(stage, name, _integer(stage, name))
+    for name in ("value", "lr_scale", *(["end_value"] if interpolate else [])):
+        number = getattr(stage, name)
+        real = isinstance(number, numbers.Real) and math.isfinite(number)
+        need(real, f"{name} must be a finite number, not {number!r}")
+    need(
+        stage.max_iters >= max(begin, 1),
+        f"max_iters must be greater than that of the stage before it ({max(begin - 1, 0)})",
+    )
+    if interpolate:
+        start = stage.start_interpolating_iters = _integer(stage, "start_interpolating_iters")
+        need(start < stage.max_iters, "start_interpolating_iters must be less than max_iters")
+    if policy is WarmupPolicy.COSINE_ANNEALING_WARM_RESTARTS:
+        need(stage.sgdr_period > 0, "sgdr_period must be positive")
+    if policy is WarmupPolicy.TRANSFORMER:
+        need(stage.warmup_steps > 0, "warmup_steps must be positive")
+    for i in (begin, stage.max_iters):
+        try:
+            finite = math.isfinite(_shape(stage, i) * stage.lr_scale)
+        except (OverflowError, ZeroDivisionError, ValueError):
+            finite = False
+        need(finite, f"the multiplier is not finite at iteration {i}")
+
+
+def _integer(stage: WarmupStage, name: str) -> int:
+    number = getattr(stage, name)
+    try:
+        if isinstance(number, bool):
+            raise TypeError("a bool is no count")
+        return operator.index(number)
+    except TypeError:
+        raise ValueError(f"{name} must be an integer, not {number!r}, in {stage}") from None

@@ -1,0 +1,126 @@
+"""A wrapper that sets the learning rate of each iteration.
+
+:mod:`keyedopt.reference.schedule` has the formulas. Here is what makes them a part of training: the
+rate of iteration 0 is set by the constructor (a fused backward comes before the first step), the
+rate of the next iteration after each step, that of the loaded iteration by a load.
+
+What differs from torchrec 1.8: the state is there from the start, keeps its tensor and is saved in
+any composition; `init_state` does not move the schedule; the caller's stages and mapping of
+parameters stay as they are; the stage follows from the iteration; rates that are tensors are filled
+in place; and what cannot be right is refused with a ValueError.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+
+from keyedopt.reference.keyed.base import KeyedOptimizer
+from keyedopt.reference.keyed.pending import PendingLoad
+from keyedopt.reference.keyed.wrapper import OptimizerWrapper
+from keyedopt.reference.schedule import (
+    WarmupPolicy,
+    WarmupStage,
+    multiplier,
+    stage_of,
+    validated,
+)
+
+__all__ = ["WarmupOptimizer", "WarmupPolicy", "WarmupStage"]
+
+
+class WarmupOptimizer(OptimizerWrapper):
+    """Adjust a learning rate according to a schedule in stages.
+
+    The state ``{"warmup": tensor([iteration, stage])}`` (int64) is saved and loaded under
+    ``param_name``: the number of steps taken, and of stages that have ended.
+
+    Args:
+        optimizer: the keyed optimizer to wrap.
+        stages: the stages, in order; they are copied.
+        lr: the rate that the stages multiply.
+        lr_param: the option to set, in every group of the wrapped optimizer.
+        param_name: the key of the state, and of a parameter without elements that stands for it.
+
+    Raises:
+        ValueError: the stages or the rate make no schedule, or ``param_name`` is a key already.
+    """
+
+    def __init__(
+        self,
+        optimizer: KeyedOptimizer,
+        stages: Iterable[WarmupStage],
+        lr: float = 0.1,
+        lr_param: str = "lr",
+        param_name: str = "__warmup",
+    ) -> None:
+        super().__init__(optimizer)
+        self._stages = validated(stages)
+        self._lr = _rate(lr)
+        self._lr_param = lr_param
+        self._param_name = param_name
+        if param_name in optimizer.params:
+            raise ValueError(
+                f"param_name {param_name!r} is the key of a parameter already: name another one"
+            )
+        param = torch.nn.Parameter(torch.empty(0, device="cpu"), requires_grad=False)
+        self._own_params[param_name] = param
+        self._own_state[param] = {"warmup": torch.zeros(2, dtype=torch.int64, device="cpu")}
+        self._move_to(0)
+
+    def step(self, closure: Any = None) -> Any:
+        """Step the wrapped optimizer, then set the rate of the next iteration."""
+        result = super().step(closure)
+        self._move_to(self._iteration() + 1)
+        return result
+
+    def add_param_group(self, param_group: Mapping[str, Any]) -> None:
+        """Add a group to the wrapped optimizer; it gets the rate of this iteration."""
+        super().add_param_group(param_group)
+        self._move_to(self._iteration())
+
+    def post_load_state_dict(self) -> None:
+        """Set the rate of the iteration that the state says."""
+        super().post_load_state_dict()
+        self._move_to(self._iteration())
+
+    def _check_load(self, state_dict: Mapping[str, Any]) -> PendingLoad:
+        pending = super()._check_load(state_dict)
+        iteration = int(state_dict["state"][self._param_name]["warmup"][0])
+        if iteration < 0:
+            raise ValueError(
+                f'Different iteration for the path of ["{self._param_name}", "warmup"]: '
+                f"expected 0 or more, got {iteration}"
+            )
+        return pending
+
+    def _progress(self) -> torch.Tensor:
+        return self._own_state[self._own_params[self._param_name]]["warmup"]
+
+    def _iteration(self) -> int:
+        return int(self._progress()[0])
+
+    def _move_to(self, iteration: int) -> None:
+        """Set the rate of an iteration in every group, and the state."""
+        rate = self._lr * multiplier(self._stages, iteration)
+        progress = self._progress()
+        progress[0], progress[1] = iteration, stage_of(self._stages, iteration)
+        for group in self.param_groups:
+            held = group.get(self._lr_param)
+            if isinstance(held, torch.Tensor):
+                held.detach().fill_(rate)  # a captured or compiled step reads this very tensor
+            else:
+                group[self._lr_param] = rate  # type: ignore[index]  # in fact a dict
+
+
+def _rate(lr: float) -> float:
+    try:
+        rate = float(lr)
+    except (TypeError, ValueError):
+        rate = math.nan
+    if not 0.0 <= rate < math.inf or isinstance(lr, str):
+        raise ValueError(f"lr must be a finite number of at least 0, not {lr!r}")
+    return rate
