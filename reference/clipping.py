@@ -1,0 +1,203 @@
+"""Gradient clipping between the backward pass and the step of a keyed optimizer."""
+
+import enum
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from keyedopt.reference._norm import Groups, gradient_parts, mesh_groups, p_norm
+from keyedopt.reference.fused import fused_parameters
+from keyedopt.reference.keyed import KeyedOptimizer, OptimizerWrapper
+
+
+@enum.unique
+class GradientClipping(enum.Enum):
+    """How to clip gradients."""
+
+    NORM = "norm"
+    VALUE = "value"
+    NONE = "none"
+
+
+class GradientClippingOptimizer(OptimizerWrapper):
+    """Clip the gradients of all parameters, then let the wrapped optimizer take its step.
+
+    With g all gradients taken as one vector and c the bound::
+
+        NORM    g ← g · min(1, c / (‖g‖ₚ + 1e-6))
+        VALUE   g ← min(max(g, -c), c)              element by element
+
+    A closure is handed on as one that evaluates and then clips, so every gradient that the wrapped
+    optimizer asks for is bounded. Gradients may have any layout and dtype. A parameter counts once
+    even if it is in two groups, one without a gradient or on the meta device not at all. A
+    gradient with NaN or infinity makes the norm so; as in torch, NORM then leaves nothing finite
+    to trust, which `last_total_grad_norm` tells.
+
+    Args:
+        optimizer: keyed optimizer to wrap.
+        clipping: how to clip gradients.
+        max_gradient: the bound c, at least 0.
+        norm_type: exponent p of the norm, above 0; ``"inf"`` or infinity for the largest element.
+        enable_global_grad_clip: take the norm over the process groups of ``param_to_pgs``.
+        param_to_pgs: for a parameter that is sharded, the process groups over which its shards
+            are spread. All other parameters count as replicated, that is once; a `DTensor` is
+            spread over its own mesh.
+        track_grad_norm: keep the norm also with VALUE (before clipping) and NONE.
+
+    Raises:
+        ValueError: an argument out of its range; or a `FusedOptimizer` with parameters, whose
+            gradients are used up in the backward pass and never reach ``step``. Where only a part
+            of the combined optimizers is fused, the others are clipped and a warning says so.
+    """
+
+    def __init__(
+        self,
+        optimizer: KeyedOptimizer,
+        clipping: GradientClipping = GradientClipping.NONE,
+        max_gradient: float = 0.1,
+        norm_type: float | str = 2.0,
+        enable_global_grad_clip: bool = False,
+        param_to_pgs: Mapping[Any, Sequence[Any]] | None = None,
+        track_grad_norm: bool = False,
+    ) -> None:
+        super().__init__(optimizer)
+        if not isinstance(clipping, GradientClipping):
+            raise ValueError(f"clipping must be a member of GradientClipping, not {clipping!r}")
+        self._clipping = clipping
+        self._max_gradient = float(max_gradient)
+        if clipping is not GradientClipping.NONE and not self._max_gradient >= 0:
+            raise ValueError(f"max_gradient must be at least 0, not {max_gradient!r}")
+        self._norm_type = float(norm_type)
+        if not self._norm_type > 0:
+            raise ValueError(f"norm_type must be above 0, not {norm_type!r}")
+        self._pgs = {
+            param: _Shared(groups)
+            for param, groups in (param_to_pgs or {}).items()
+            if enable_global_grad_clip and groups
+        }
+        self._track_grad_norm = track_grad_norm
+        self._last_total_grad_norm: torch.Tensor | None = None
+        self._refuse_fused()
+
+    def _refuse_fused(self) -> None:
+        if self._clipping is GradientClipping.NONE and not self._track_grad_norm:
+            return
+        fused = fused_parameters(self._optimizer)
+        if not fused:
+            return
+        dense = {id(param) for group in self.param_groups for param in group["params"]} - fused
+        if not dense and self._clipping is not GradientClipping.NONE:
+            raise ValueError(
+                "a fused optimizer uses its gradients up in the backward pass, so they cannot be "
+                "clipped before the step: wrap the dense optimizers only"
+            )
+        warnings.warn(
+            f"{len(fused)} parameters belong to fused optimizers, which use their gradients up in "
+            "the backward pass: only the gradients of the other parameters are clipped and measured",
+            stacklevel=4,
+        )
+
+    def step(self, closure: Any = None) -> Any:
+        """Clip, then step; with a closure, clip after each of its evaluations.
+
+        Args:
+            closure: evaluates the model again and returns the loss.
+
+        Returns:
+            What the wrapped optimizer's ``step`` returns.
+        """
+        if closure is None:
+            self._clip()
+            return self._optimizer.step(closure=None)
+
+        def evaluate_and_clip() -> Any:
+            with torch.enable_grad():
+                loss = closure()
+            self._clip()
+            return loss
+
+        return self._optimizer.step(closure=evaluate_and_clip)
+
+    @property
+    def last_total_grad_norm(self) -> torch.Tensor | None:
+        """The norm of all gradients before they were clipped in the most recent step.
+
+        None before the first step, where it is not measured, and for parameters on the meta device.
+        """
+        return self._last_total_grad_norm
+
+    def compute_total_grad_norm(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Return the norm of all gradients, and their parts on this rank; nothing is clipped."""
+        norm, parts = self._measure()
+        return _rounded(norm, parts), parts
+
+    @torch.no_grad()
+    def clip_grad_norm_(self) -> torch.Tensor:
+        """Clip all gradients by their norm, whatever ``clipping`` is, and return the norm."""
+        norm, parts = self._measure()
+        factor = (self._max_gradient / (norm + 1e-6)).clamp(max=1.0)
+        for part in parts:
+            # Multiplied in the dtype of the factor: in float16 a small factor would become 0.
+            wide = torch.promote_types(part.dtype, factor.dtype)
+            part.copy_(part.to(wide) * factor.to(part.device))
+        return _rounded(norm, parts)
+
+    def _clip(self) -> None:
+        real = self._real_parameters()
+        self._last_total_grad_norm = None
+        if not real and _on_meta(self.param_groups):
+            return
+        if self._clipping is GradientClipping.NORM:
+            self._last_total_grad_norm = self.clip_grad_norm_()
+            return
+        if self._track_grad_norm:
+            self._last_total_grad_norm, _ = self.compute_total_grad_norm()
+        if self._clipping is GradientClipping.VALUE:
+            with torch.no_grad():
+                for part in _distinct(real):
+                    part.clamp_(-self._max_gradient, self._max_gradient)
+
+    @torch.no_grad()
+    def _measure(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """Return the norm in full precision, and each distinct part of a gradient once."""
+        real = self._real_parameters()
+        device = real[0].device if real else torch.device("cpu")
+        # A rank that holds no shard of a parameter still takes part in its reductions.
+        spread: dict[Groups, list[torch.Tensor]] = {groups: [] for groups in self._pgs.values()}
+        for param in real:
+            groups = self._pgs[param] if param in self._pgs else mesh_groups(param)
+            spread.setdefault(groups, []).extend(gradient_parts(param))
+        norms = [p_norm(parts, self._norm_type, device, groups) for groups, parts in spread.items()]
+        return p_norm(norms, self._norm_type, device), _distinct(real)
+
+    def _real_parameters(self) -> list[torch.Tensor]:
+        """Return each parameter that can be clipped once, from the groups as they are now."""
+        fused = fused_parameters(self._optimizer)
+        listed = [param for group in self.param_groups for param in group["params"]]
+        distinct = {id(param): param for param in listed if id(param) not in fused}
+        return [param for param in distinct.values() if param.device.type != "meta"]
+
+
+class _Shared(tuple[Any, ...]):
+    """Process groups, which a copy of the optimizer shares with the original."""
+
+    def __deepcopy__(self, memo: Any) -> "_Shared":
+        return self
+
+
+def _distinct(params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the parts of all gradients; a tensor that is the gradient of two parameters, once."""
+    grads = {id(param.grad): param for param in params}
+    return [part for param in grads.values() for part in gradient_parts(param)]
+
+
+def _rounded(norm: torch.Tensor, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the norm in float64 if a gradient is, in float32 otherwise: float16 would overflow."""
+    double = any(part.dtype in (torch.float64, torch.complex128) for part in parts)
+    return norm.to(torch.float64 if double else torch.float32)
+
+
+def _on_meta(groups: Any) -> bool:
+    return any(param.device.type == "meta" for group in groups for param in group["params"])
