@@ -262,9 +262,12 @@ class KeyedOptimizer(optim.Optimizer):
 
 
 def prepare_load(optimizer: optim.Optimizer, state_dict: Mapping[str, Any]) -> PendingLoad:
-    """Check a load of any keyed optimizer without writing anything."""
-    if isinstance(optimizer, KeyedOptimizer):
-        return optimizer._prepare_load(state_dict)
+    """Check a load of any keyed optimizer without writing anything.
+
+    One of another library, or one with a `load_state_dict` of its own, decides for itself.
+    """
+    if getattr(type(optimizer), "load_state_dict", None) is KeyedOptimizer.load_state_dict:
+        return optimizer._prepare_load(state_dict)  # type: ignore[attr-defined,no-any-return]
     return PendingLoad(stateful=[(optimizer, state_dict, [])])
 
 
