@@ -20,9 +20,9 @@ from keyedopt.conformance.suite.support import (
     expect_raises,
     expect_unchanged,
     p_norm,
+    parameter,
     parameters,
     recording,
-    set_grads,
     sgd,
     snapshot,
     train,
@@ -259,12 +259,14 @@ def test_resumes_exactly(impl: Any, kind: str, algorithm: str) -> None:
 
 @pytest.mark.clause("CLIP-075")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE", "NONE"])
-def test_init_state_through_clipping(impl: Any, kind: str) -> None:
+@pytest.mark.parametrize("sparse", [None, ["p0"]], ids=["dense", "sparse"])
+def test_init_state_through_clipping(impl: Any, kind: str, sparse: list[str] | None) -> None:
     """init_state through the clipping optimizer initializes the state; parameters do not move."""
-    params = parameters()
+    params = {key: parameter(3, 2, seed=seed) for seed, key in enumerate(("p0", "p1"))}
     before = values(params)
-    optimizer = clip(impl, adam(impl, params), kind, 0.0, track_grad_norm=True)
-    optimizer.init_state()
+    optimizer = clip(impl, adagrad(impl, params), kind, 0.0)
+    optimizer.init_state(None if sparse is None else set(sparse))
+    expect_equal(params["p0"].grad.is_sparse, bool(sparse), "whether the gradient of p0 is sparse")
     for param, old in zip(params.values(), before, strict=True):
         expect_bits(param.detach(), old, "parameter")
     expect_equal(set(optimizer.state_dict()["state"]), {"p0", "p1"}, "keys with state")

@@ -230,18 +230,27 @@ def test_local_without_groups(impl: Any, enabled: bool, groups: str) -> None:
     expect_close(recorder.received[0][0], wanted, "gradient that arrives", ulps=8)
 
 
-@pytest.mark.clause("CLIP-015", "CLIP-062")
-@pytest.mark.parametrize("scale", [1.0, 100.0])
-def test_global_norm_in_half_precision(impl: Any, scale: float) -> None:
+@pytest.mark.clause("CLIP-062")
+@pytest.mark.parametrize(
+    ("scale", "bound"), [(1.0, 1.0), (100.0, 1.0), (2e-5, 1e-5)], ids=["plain", "large", "small"]
+)
+def test_global_norm_in_half_precision(impl: Any, scale: float, bound: float) -> None:
     """Over process groups float16 gradients are scaled right, also where squares leave float16."""
     with single_rank():
         param = torch.nn.Parameter(torch.zeros(2, dtype=torch.float16))
-        param.grad = torch.tensor([3.0, 4.0], dtype=torch.float16) * scale
+        param.grad = torch.tensor([3.0 * scale, 4.0 * scale], dtype=torch.float16)
+        grad = param.grad.tolist()
         optimizer, recorder = clipping(
-            impl, {"p": param}, "NORM", 1.0, enable_global_grad_clip=True, param_to_pgs={param: [world()]}
+            impl,
+            {"p": param},
+            "NORM",
+            bound,
+            enable_global_grad_clip=True,
+            param_to_pgs={param: [world()]},
         )
         optimizer.step()
-        wanted = torch.tensor([0.6, 0.8], dtype=torch.float64)
+        factor = bound / (p_norm(grad) + 1e-6)
+        wanted = torch.tensor([element * factor for element in grad], dtype=torch.float64)
         expect_close(recorder.received[0][0], wanted, "gradient that arrives", ulps=8)
 
 
