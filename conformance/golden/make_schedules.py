@@ -158,9 +158,7 @@ def make() -> dict[str, dict[str, Any]]:
                 stage("INTERPOLATE", 12, value=1.0, start_interpolating_iters=2, end_value=0.0),
             ]
         ),
-        "one-by-one": curve(
-            [stage("CONSTANT", end, value=0.5**end, lr_scale=1.5) for end in (1, 2, 3, 5)]
-        ),
+        "one-by-one": curve([stage("CONSTANT", end, value=0.5**end, lr_scale=1.5) for end in (1, 2, 3, 5)]),
         "every-policy": curve(
             [
                 stage("NONE", 2, lr_scale=0.1),
