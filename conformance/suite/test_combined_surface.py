@@ -101,7 +101,12 @@ def test_a_rate_written_into_a_group_is_used(impl):
 @pytest.mark.clause("COMB-005")
 @pytest.mark.parametrize(
     "layout",
-    [[["", "p"], ["", "p"]], [["a", "p"], ["a", "p"]], [["a", "b.p"], ["a.b", "p"]], [["", "a.p"], ["a", "p"]]],
+    [
+        [["", "p"], ["", "p"]],
+        [["a", "p"], ["a", "p"]],
+        [["a", "b.p"], ["a.b", "p"]],
+        [["", "a.p"], ["a", "p"]],
+    ],
 )
 def test_two_parameters_never_share_a_key(impl, layout):
     """Optimizers whose parameters would get the same key are refused."""
@@ -157,9 +162,7 @@ def test_only_keyed_optimizers_are_combined(impl, what):
         "string": "ab",
         "none": None,
     }[what]
-    expect_raises(
-        lambda: impl.CombinedOptimizer([given]), Exception, expected=f"an error for a {what}"
-    )
+    expect_raises(lambda: impl.CombinedOptimizer([given]), Exception, expected=f"an error for a {what}")
 
 
 @pytest.mark.clause("COMB-008")
