@@ -21,7 +21,5 @@ optimizer = WarmupOptimizer(inner, [WarmupStage(WarmupPolicy.LINEAR, max_iters=4
 optimizer.init_state()
 seen = optimizer.param_groups[0]["lr"]
 defect = seen != 0.0
-print(
-    f"{'defect' if defect else 'fixed'}: expected lr = 0.0, the rate of iteration 0, after init_state, seen {seen}"
-)
+print(f"{'defect' if defect else 'fixed'}: expected lr = 0.0 after init_state, seen {seen}")
 sys.exit(1 if defect else 0)

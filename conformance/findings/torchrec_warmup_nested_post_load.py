@@ -21,7 +21,8 @@ def build() -> CombinedOptimizer:
     inner = KeyedOptimizerWrapper({"p": param}, functools.partial(torch.optim.SGD, lr=0.5))
     ramp = [WarmupStage(WarmupPolicy.LINEAR, max_iters=10, value=0.0)]
     rate = WarmupOptimizer(inner, ramp, lr=1.0)
-    momentum = WarmupOptimizer(rate, ramp, lr=0.5, lr_param="momentum", param_name="__momentum")
+    level = [WarmupStage(WarmupPolicy.CONSTANT, max_iters=10, value=0.5)]
+    momentum = WarmupOptimizer(rate, level, lr=0.5, lr_param="momentum", param_name="__momentum")
     param.grad = torch.ones(2)
     momentum.step()
     return CombinedOptimizer([momentum])

@@ -26,9 +26,7 @@ optimizer = WarmupOptimizer(fresh, [stage], lr=1.0)
 param.grad = torch.zeros(2)
 for _ in range(6):
     optimizer.step()
-seen = f"decay_iters = {stage.decay_iters} in the stage, lr = {optimizer.param_groups[0]['lr']}"
+seen = f"decay_iters = {stage.decay_iters}, lr = {optimizer.param_groups[0]['lr']}"
 defect = stage.decay_iters != -1
-print(
-    f"{'defect' if defect else 'fixed'}: expected decay_iters = -1 in the stage, lr = 0.4 at iteration 6 of 10, seen {seen}"
-)
+print(f"{'defect' if defect else 'fixed'}: expected decay_iters = -1, lr = 0.4, seen {seen}")
 sys.exit(1 if defect else 0)

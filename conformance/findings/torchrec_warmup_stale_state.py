@@ -26,7 +26,5 @@ for _ in range(5):
     optimizer.step()
 seen = f"iteration {saved[0].item()}"
 defect = saved[0].item() != 6
-print(
-    f"{'defect' if defect else 'fixed'}: expected iteration 6 in the state dict that was taken earlier, seen {seen}"
-)
+print(f"{'defect' if defect else 'fixed'}: expected iteration 6 in the earlier state dict, seen {seen}")
 sys.exit(1 if defect else 0)

@@ -22,7 +22,5 @@ try:
     seen, defect = f"{list(plain.state_dict()['state'])}", False
 except KeyError:
     seen, defect = "KeyError", True
-print(
-    f"{'defect' if defect else 'fixed'}: expected [0] in the state dict of the torch optimizer, seen {seen}"
-)
+print(f"{'defect' if defect else 'fixed'}: expected [0] in a state dict of torch, seen {seen}")
 sys.exit(1 if defect else 0)
