@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from keyedopt.conformance.suite.support import (
     Stateful,
     adagrad,
@@ -338,7 +339,7 @@ def test_combinations_nest(impl):
     expect_equal(set(given["state"]), {"a.p", "b.c.p", "b.d.p"}, "keys of the saved state")
     names = sorted(key for group in given["param_groups"] for key in group["params"])
     expect_equal(names, ["a.p", "b.c.p", "b.d.p"], "keys of the saved groups")
-    fresh, fresh_params = nested(impl)
+    fresh, _fresh_params = nested(impl)
     fresh.save_param_groups(True)
     fresh.init_state()
     given["param_groups"][-1]["lr"] = 0.625

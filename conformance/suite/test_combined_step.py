@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from keyedopt.conformance.suite.support import (
     adam,
     expect,

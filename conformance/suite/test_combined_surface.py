@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from keyedopt.conformance.suite.support import (
     adam,
     expect,
@@ -196,7 +197,7 @@ def test_an_optimizer_without_parameters_is_combined(impl):
 @pytest.mark.clause("COMB-009")
 def test_state_that_is_created_later_is_seen(impl):
     """State of the first step is in the views and the checkpoint of a combination made before."""
-    combined, inner, params = two(impl)
+    combined, _inner, params = two(impl)
     view = combined.state
     expect_equal(len(view), 0, "entries before the first step")
     train(combined, params, 1)
