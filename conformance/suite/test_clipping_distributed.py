@@ -42,9 +42,9 @@ def local(tensor: Any) -> torch.Tensor:
     return found.detach()
 
 
-def given_grads(**grads: list[float] | None) -> dict[str, torch.nn.Parameter]:
+def given_grads(**grads: list[float] | None) -> dict[str, Any]:
     """Make parameters of two zeros with these gradients; None for none."""
-    params = {}
+    params: dict[str, Any] = {}
     for key, grad in grads.items():
         params[key] = torch.nn.Parameter(torch.zeros(2 if grad is None else len(grad)))
         params[key].grad = None if grad is None else torch.tensor(grad)
@@ -100,13 +100,14 @@ def test_norm_of_a_dtensor(impl: Any, kind: str, placement: str) -> None:
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_sharded_tensor_passes(impl: Any, kind: str) -> None:
     """A ShardedTensor parameter, which has no gradient of its own, leaves the others clipped."""
-    from torch.distributed._shard import sharded_tensor
+    from torch.distributed._shard.sharded_tensor import init_from_local_shards
+    from torch.distributed._shard.sharded_tensor.shard import Shard
 
     with single_rank(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        shard = sharded_tensor.Shard.from_tensor_and_offsets(torch.zeros(2, 2), [0, 0], 0)
-        table = sharded_tensor.init_from_local_shards([shard], 2, 2)
-        dense = torch.nn.Parameter(torch.zeros(2))
+        shard = Shard.from_tensor_and_offsets(torch.zeros(2, 2), [0, 0], 0)
+        table = init_from_local_shards([shard], 2, 2)
+        dense: Any = torch.nn.Parameter(torch.zeros(2))
         dense.grad = torch.tensor([0.0, 40.0])
         received: list[torch.Tensor] = []
 

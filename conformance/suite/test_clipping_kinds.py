@@ -59,7 +59,7 @@ def test_is_a_wrapper(impl: Any) -> None:
 @pytest.mark.parametrize("explicit", [False, True])
 def test_none_clips_nothing(impl: Any, explicit: bool) -> None:
     """Without a kind of clipping, which is the default, gradients arrive bit for bit."""
-    params = parameters()
+    params: dict[str, Any] = parameters()
     set_grads(params, scale=1e6)
     before = [param.grad.clone() for param in params.values()]
     kind = (impl.GradientClipping.NONE,) if explicit else ()
@@ -108,7 +108,7 @@ def test_norm_scales_all_gradients_together(impl: Any, bound: float, dtype: str)
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_gradients_within_the_bound_are_untouched(impl: Any, kind: str, dtype: str) -> None:
     """Gradients that are within the bound arrive bit for bit."""
-    params = parameters(n=3, dtype=dtype)
+    params: dict[str, Any] = parameters(n=3, dtype=dtype)
     set_grads(params)
     before = [param.grad.clone() for param in params.values()]
     optimizer, recorder = clipping(impl, params, kind, 100.0)
@@ -239,7 +239,7 @@ def test_small_factors_do_not_vanish(impl: Any) -> None:
 @pytest.mark.clause("CLIP-017")
 def test_dtypes_are_clipped_together(impl: Any) -> None:
     """Gradients of several dtypes have one norm."""
-    params = {}
+    params: dict[str, Any] = {}
     for name in ("float16", "float32", "float64"):
         params[name] = torch.nn.Parameter(torch.zeros(2, dtype=getattr(torch, name)))
         params[name].grad = torch.tensor([3.0, 4.0], dtype=params[name].dtype)
