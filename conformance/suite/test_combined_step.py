@@ -289,6 +289,24 @@ def test_a_step_hook_replaces_the_closure(impl):
     expect_equal(set(seen), {"new"}, "closures that were evaluated")
 
 
+@pytest.mark.clause("COMB-043")
+def test_a_step_that_calls_the_base_is_one_event(impl):
+    """Hooks of a subclass whose step calls super().step() run once a step."""
+
+    class Logging(impl.CombinedOptimizer):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    pair(impl)  # torch may prepare the class at its first instance
+    param = parameter(2)
+    optimizer = Logging([sgd(impl, {"p": param})])
+    calls: list[str] = []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("pre"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("post"))
+    train(optimizer, [param], 1)
+    expect_equal(calls, ["pre", "post"], "hooks that ran in one step")
+
+
 @pytest.mark.clause("COMB-036")
 def test_step_hooks_of_the_combined_optimizers_run(impl):
     """A step hook of a combined optimizer runs once a step of the combination."""
