@@ -182,12 +182,14 @@ def test_a_combination_of_nothing_works(impl, groups):
 
 
 @pytest.mark.clause("COMB-008")
-def test_an_optimizer_without_parameters_is_combined(impl):
+@pytest.mark.parametrize("groups", [False, True])
+def test_an_optimizer_without_parameters_is_combined(impl, groups):
     """An optimizer without parameters does not disturb the others."""
     nothing = impl.KeyedOptimizer({}, {}, [])
     nothing.step = lambda closure=None: None
     param = parameter(3)
     combined = impl.CombinedOptimizer([("a", nothing), ("b", adam(impl, {"p": param}))])
+    combined.save_param_groups(groups)
     train(combined, [param], 2)
     saved = combined.state_dict()
     expect_equal(list(saved["state"]), ["b.p"], "keys of the saved state")
