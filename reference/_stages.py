@@ -16,8 +16,8 @@ def validated(stages: Iterable[WarmupStage]) -> tuple[WarmupStage, ...]:
         ValueError: a stage is malformed, does not end after the one before it, or has no finite
             multiplier at one of its ends.
     """
-    if isinstance(stages, WarmupStage):
-        raise ValueError("stages must be a list of WarmupStage, not one WarmupStage")
+    if not isinstance(stages, Iterable):
+        raise ValueError(f"stages must be a list of WarmupStage, not {stages!r}")
     copies: list[WarmupStage] = []
     for stage in stages:
         begin = copies[-1].max_iters + 1 if copies else 0
@@ -42,8 +42,7 @@ def _check(stage: WarmupStage, begin: int) -> None:
         setattr(stage, name, _integer(stage, name))
     for name in ("value", "lr_scale", *(["end_value"] if interpolate else [])):
         number = getattr(stage, name)
-        real = isinstance(number, numbers.Real) and math.isfinite(number)
-        need(real, f"{name} must be a finite number, not {number!r}")
+        need(isinstance(number, numbers.Real), f"{name} must be a number, not {number!r}")
     need(
         stage.max_iters >= max(begin, 1),
         f"max_iters must be greater than that of the stage before it ({max(begin - 1, 0)})",
