@@ -6,7 +6,8 @@ unpickled wrapper makes torch patch the class so that every step looks for these
 each wrapper of that class in the process that was not itself a copy raises at its next step. An
 evaluation that copies its optimizer ends the training.
 
-Clauses: WRAP-025, WRAP-026, WRAP-028, WRAP-029, WRAP-030, WARM-037, WARM-058, WARM-059.
+Clauses: WRAP-025, WRAP-026, WRAP-028, WRAP-029, WRAP-030, WARM-037, WARM-058, WARM-059, CLIP-025,
+CLIP-026, CLIP-072.
 """
 
 import copy
