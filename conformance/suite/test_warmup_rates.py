@@ -47,11 +47,11 @@ def expect_at(optimizer: Any, iteration: int, name: str = "lr") -> None:
 def grouped(impl: Any, listed: Any, groups: Any) -> Any:
     """Make a keyed optimizer with given groups whose step does nothing."""
 
-    class Idle(impl.KeyedOptimizer):
-        def step(self, closure: Any = None) -> None:
-            pass
+    def step(self: Any, closure: Any = None) -> None:
+        pass
 
-    return Idle(listed, {}, groups)
+    idle = type("Idle", (impl.KeyedOptimizer,), {"step": step})
+    return idle(listed, {}, groups)
 
 
 @pytest.mark.clause("WARM-027")
@@ -283,7 +283,7 @@ def test_step_hooks(impl):
 @pytest.mark.parametrize("kind", ["nan", "inf", "none", "sparse", "empty"])
 def test_gradients_do_not_matter(impl, kind):
     """The schedule moves the same with non-finite, missing, sparse and empty gradients."""
-    params = parameters(2, (0,) if kind == "empty" else (2, 2))
+    params: Any = parameters(2, (0,) if kind == "empty" else (2, 2))
     inner, recorder = recording(impl, dict(params))
     optimizer = ramp(impl, inner)
     for iteration in range(5):
@@ -343,7 +343,8 @@ def test_gradients_are_zeroed(impl, to_none):
 @pytest.mark.clause("WARM-047")
 def test_distributed_parameters(impl):
     """A schedule around DTensor parameters moves and resumes as around any other."""
-    from torch.distributed.tensor import DTensor, Replicate, init_device_mesh
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate
 
     with single_rank():
         mesh = init_device_mesh("cpu", (1,))
@@ -393,7 +394,7 @@ def test_learning_rate_scheduler(impl):
 @pytest.mark.clause("WARM-072")
 def test_gradient_scaler(impl):
     """A step that a GradScaler skips for overflow does not move the schedule; others do."""
-    params = parameters()
+    params: Any = parameters()
     optimizer = ramp(impl, sgd(impl, dict(params)))
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     iteration = 0
