@@ -118,7 +118,7 @@ def test_gradients_within_the_bound_are_untouched(impl: Any, kind: str, dtype: s
 
 
 @pytest.mark.clause("CLIP-009")
-@pytest.mark.parametrize("norm_type", [1, 2, 2.0, 3.0, 0.5, "inf", math.inf], ids=lambda value: str(value))
+@pytest.mark.parametrize("norm_type", [1, 2, 2.0, 3.0, "inf", math.inf], ids=lambda value: str(value))
 def test_norm_types(impl: Any, norm_type: Any, dtype: str) -> None:
     """norm_type chooses the p-norm, 'inf' the largest element."""
     grads = [[3.0, -4.0, 0.5], [12.0, 0.0]]
