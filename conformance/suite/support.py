@@ -247,7 +247,7 @@ class Recorder(torch.optim.Optimizer):
         return loss
 
 
-def recording(impl: Any, params: Mapping[str, Any], **options: Any) -> tuple[Any, Recorder]:
+def recording(impl: Any, params: Mapping[str, Any], **options: Any) -> tuple[Any, Any]:
     """Make a keyed optimizer around a `Recorder`, and return both."""
     made: list[Recorder] = []
 
@@ -261,7 +261,7 @@ def recording(impl: Any, params: Mapping[str, Any], **options: Any) -> tuple[Any
 
 def clipping(
     impl: Any, params: Mapping[str, Any], kind: str = "NORM", max_gradient: float = 1.0, **options: Any
-) -> tuple[Any, Recorder]:
+) -> tuple[Any, Any]:
     """Make a clipping optimizer around a `Recorder`, and return both."""
     keyed, recorder = recording(impl, params)
     chosen = getattr(impl.GradientClipping, kind)
