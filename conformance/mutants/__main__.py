@@ -7,7 +7,6 @@ clauses that are said to notice. Exits with 1 if a mutant survives.
 
 import argparse
 import contextlib
-import json
 import multiprocessing
 import os
 import sys
@@ -16,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from keyedopt.conformance import mutants, spec
+from keyedopt.conformance import mutants, records, spec
 from keyedopt.conformance.mutants import Mutant
 from keyedopt.conformance.verdict import FAILING
 
@@ -51,14 +50,10 @@ def rejecting(mutant: Mutant, everything: bool = False) -> set[str]:
         process = context.Process(target=_run_suite, args=arguments)
         process.start()
         process.join()
-        records = Path(folder) / "records.jsonl"
-        lines = records.read_text(encoding="utf-8").splitlines() if records.exists() else []
-        unfinished = [
-            path.read_text(encoding="utf-8").split("\n")[0] for path in Path(folder).glob("running-*")
-        ]
-    ended = [json.loads(line) for line in lines]
-    died = [{**json.loads(head), "outcome": "error"} for head in unfinished]
-    return {clause for case in [*ended, *died] if case["outcome"] in FAILING for clause in case["clauses"]}
+        reader = records.Reader(Path(folder), process.pid or 0)
+        crash = reader.crash(f"crash: exit status {process.exitcode}")
+        found = [*reader.new(), *filter(None, [crash])]
+    return {clause for case in found if case["outcome"] in FAILING for clause in case["clauses"]}
 
 
 def run(chosen: Sequence[Mutant], everything: bool = False) -> Iterator[tuple[Mutant, set[str]]]:
