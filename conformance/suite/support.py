@@ -229,7 +229,7 @@ class Recorder(torch.optim.Optimizer):
         self.received: list[list[torch.Tensor | None]] = []
         self.rates: list[list[Any]] = []
 
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         """Note the gradients after each evaluation of the closure."""
         loss = None
         for _ in range(self.evaluations if closure is not None else 1):
@@ -303,9 +303,10 @@ def single_rank() -> Iterator[None]:
     """Set up torch.distributed with one gloo rank, in memory and without a network."""
     from torch import distributed
 
+    store = distributed.HashStore()  # type: ignore[attr-defined]  # public, but not in __all__
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+        distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
         try:
             yield
         finally:

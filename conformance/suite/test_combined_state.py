@@ -188,6 +188,8 @@ def test_an_object_that_refuses_takes_the_other_optimizers_back(impl):
 class Notified:
     """Mix-in that notes the state at each post_load_state_dict."""
 
+    state: Any
+
     def post_load_state_dict(self) -> None:
         """Note the first number of the first tensor of each entry."""
         firsts = [float(tensor.reshape(-1)[0]) for entry in self.state.values() for tensor in entry.values()]
