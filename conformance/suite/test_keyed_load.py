@@ -269,10 +269,11 @@ def test_state_of_another_dtype(impl, live, given):
         ("bool", "float32", [0.25, 2.0]),
         ("int32", "float64", [float("nan"), 1.0]),
         ("uint8", "int64", [-1, 1]),
+        ("float16", "float32", [1e6, 1.0]),
     ],
 )
 def test_values_that_the_live_dtype_cannot_hold_are_refused(impl, live, given, values_given):
-    """Integer state does not take fractions, NaN or numbers out of range: it would cut them off."""
+    """Numbers that are out of range, and fractions or NaN for integer state, are refused, not changed."""
     optimizer = keyed(impl, [{"m": torch.zeros(2, dtype=getattr(torch, live))}])
     loaded = torch.tensor(values_given, dtype=getattr(torch, given))
     refuses(
