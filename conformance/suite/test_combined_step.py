@@ -238,6 +238,7 @@ def test_a_group_added_to_one_of_the_optimizers_is_seen(impl):
     """A group that one of the optimizers gets later is part of the combination at once."""
     combined, inner, params = pair(impl, steps=1)
     late = parameter(2, seed=7)
+    expect_equal(set(combined.params), {"a.p", "b.p"}, "keys of params before")
     try:
         inner[1].add_param_group({"params": {"q": late}, "lr": 0.5, "momentum": 0.5})
     except Exception:  # whether it can be added at all is the optimizer's own affair
