@@ -94,6 +94,15 @@ def expect_raises(
     raise Mismatch(expected, f"no error, returned {_text(result)}")
 
 
+def expect_derived(cls: type, base: type) -> None:
+    """Expect a class to be derived from ``base``, or from the class of the same name that it extends.
+
+    The latter is how an adapter looks whose classes each subclass one of another library and no more.
+    """
+    same = [each for each in base.__mro__ if each.__name__ == base.__name__]
+    expect(any(issubclass(cls, each) for each in same), f"a subclass of {base.__name__}", cls.__mro__)
+
+
 def outcome(action: Callable[[], object]) -> str:
     """Say what ``action`` does, for cases that observe: its result or its kind of error."""
     try:
