@@ -20,8 +20,15 @@ class Mismatch(AssertionError):  # noqa: N818 - it is what a case reports, not a
 
     def __init__(self, expected: str, seen: object) -> None:
         self.expected = expected
-        self.seen = seen if isinstance(seen, str) else repr(seen)
+        self.seen = seen if isinstance(seen, str) else _ordered(seen)
         super().__init__(f"expected {expected}; seen {self.seen}")
+
+
+def _ordered(value: object) -> str:
+    """Write a value; a set in order, so that two runs say the same."""
+    if isinstance(value, set | frozenset) and value:
+        return "{" + ", ".join(sorted(map(repr, value))) + "}"
+    return repr(value)
 
 
 # --- expectations ---------------------------------------------------------------------------------
@@ -35,7 +42,7 @@ def expect(ok: object, expected: str, seen: object) -> None:
 
 def expect_equal(seen: object, expected: object, what: str) -> None:
     """Expect plain Python values to be equal."""
-    expect(seen == expected, f"{what} == {expected!r}", seen)
+    expect(seen == expected, f"{what} == {_ordered(expected)}", seen)
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
