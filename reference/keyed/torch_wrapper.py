@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import optim
 
-from keyedopt.reference.keyed.base import KeyedOptimizer, check_construction
+from keyedopt.reference.keyed.base import KeyedOptimizer
+from keyedopt.reference.keyed.groups import check_construction
 
 
 class KeyedOptimizerWrapper(KeyedOptimizer):
