@@ -50,6 +50,15 @@ class GradientClippingOptimizer(OptimizerWrapper):
         ValueError: an argument out of its range; or a `FusedOptimizer` with parameters, whose
             gradients are used up in the backward pass and never reach ``step``. Where only a part
             of the combined optimizers is fused, the others are clipped and a warning says so.
+
+    >>> from keyedopt.reference.keyed import KeyedOptimizerWrapper
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
+    >>> sgd = KeyedOptimizerWrapper({"weight": weight}, lambda params: torch.optim.SGD(params, lr=1.0))
+    >>> optimizer = GradientClippingOptimizer(sgd, GradientClipping.VALUE, max_gradient=0.5)
+    >>> weight.grad = torch.tensor([3.0, -0.25])
+    >>> optimizer.step()
+    >>> weight.tolist()
+    [-0.5, 0.25]
     """
 
     def __init__(
