@@ -44,10 +44,9 @@ class Escaped(Exception):  # noqa: N818 - it carries an error, and is none
         self.original = original
 
 
-def case_name(nodeid: str) -> str:
+def case_name(item: pytest.Item) -> str:
     """Return the name of a case: ``test_keyed_load::test_shapes[2]``."""
-    path, _, case = nodeid.partition("::")
-    return f"{Path(path).stem}::{case}"
+    return f"{item.path.stem}::{item.nodeid.partition('::')[2]}"
 
 
 class Engine:
@@ -100,7 +99,7 @@ class Engine:
             ids = [clause for mark in item.iter_markers("clause") for clause in mark.args]
             parameters = item.callspec.params if hasattr(item, "callspec") else {}
             item.stash[_HEAD] = {
-                "case": case_name(item.nodeid),
+                "case": case_name(item),
                 "clauses": ids,
                 "device": self.device,
                 "dtype": parameters.get("dtype"),
@@ -108,6 +107,8 @@ class Engine:
             wanted = self.areas & _areas(ids) and (not self.clauses or self.clauses & set(ids))
             (kept if wanted else dropped).append(item)
         items[:] = kept
+        names = [item.stash[_HEAD]["case"] for item in kept if _HEAD in item.stash]
+        assert len(set(names)) == len(names), "two cases of one name: one would hide the other's outcome"
         if dropped:
             config.hook.pytest_deselected(items=dropped)
         if self.writer:
@@ -123,7 +124,7 @@ class Engine:
         for item in session.items:
             head = item.stash[_HEAD]
             if self.writer.claim(head["case"]):
-                with _no_streams(), self.writer.running(head):
+                with self.writer.running(head):
                     item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
         return True
 
@@ -146,9 +147,9 @@ class Engine:
         if hasattr(function, "hypothesis"):
             self._note_draws(head, function)
         try:
-            with _fresh(self.surface):
+            with _no_streams() if self.writer else contextlib.nullcontext(), _fresh(self.surface):
                 head["observed"] = plain(function(**arguments))
-        except unittest.SkipTest as error:
+        except (unittest.SkipTest, pytest.exit.Exception) as error:
             raise Escaped(error) from None
         except Exception:
             raise

@@ -164,9 +164,8 @@ class Surface:
             except AttributeError:
                 continue
             except Exception as error:
-                raise TargetError(
-                    f"{about.name}: to get {name} raises {one_line(error_text(error))}"
-                ) from error
+                text = one_line(error_text(error))
+                raise TargetError(f"{about.name} cannot give its {name}: {text}") from error
             if not isinstance(value, ModuleType):
                 return value, f"{place}{name}" if place else _place_of(value)
         raise MissingName(f"{about.name} has no {name}")
@@ -249,8 +248,13 @@ def load(place: str) -> Any:
 
 
 def registered() -> Mapping[str, importlib.metadata.EntryPoint]:
-    """Return the entry points of the implementations that are registered, by name; the first one counts."""
-    return {point.name: point for point in reversed(tuple(importlib.metadata.entry_points(group=GROUP)))}
+    """Return the entry points of the implementations that are registered; nobody takes a name of ours."""
+    points = sorted(importlib.metadata.entry_points(group=GROUP), key=_is_ours)
+    return {point.name: point for point in points}
+
+
+def _is_ours(point: importlib.metadata.EntryPoint) -> bool:
+    return point.module.startswith("keyedopt.")
 
 
 def find(target: str) -> Implementation:

@@ -5,6 +5,8 @@ the implementation and where they live, and the literal inputs. It exits with 1 
 """
 
 import ast
+import copy
+import functools
 import pprint
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -64,6 +66,7 @@ def _needed(name: str, statements: Sequence[ast.stmt]) -> list[ast.stmt]:
     return [statements[index] for index in sorted(needed)]
 
 
+@functools.cache
 def _source(name: str) -> list[ast.stmt]:
     path = SUITE / f"{name}.py"
     if not name.isidentifier() or not path.exists():
@@ -74,7 +77,8 @@ def _source(name: str) -> list[ast.stmt]:
 def _inputs(case: Case, function: ast.FunctionDef) -> str:
     """Return the keyword arguments of the call, as source."""
     wanted = [item.arg for item in function.args.args if item.arg != "impl"]
-    values = {"device": case.device, "dtype": case.dtype, **case.inputs}
+    given = {"device": case.device, "dtype": case.dtype}
+    values = {name: value for name, value in given.items() if value is not None} | case.inputs
     missing = [name for name in wanted if name not in values]
     if missing:
         raise ReplayError(f"the inputs {', '.join(missing)} of {case.case} were not kept")
@@ -93,14 +97,15 @@ def script(run: Result, case: Case) -> str:
     file, _, rest = case.case.partition("::")
     name = rest.partition("[")[0]
     statements = [node for node in [*_source("support"), *_source(file)] if not _is_harness(node)]
-    for node in statements:
+    for index, node in enumerate(statements):
         if isinstance(node, ast.FunctionDef) and node.name == name:
-            node.decorator_list = []  # they mark and feed the case
+            statements[index] = bare = copy.copy(node)
+            bare.decorator_list = []  # they mark and feed the case
     parts = _needed(name, statements)
-    function = parts[-1] if parts else None
-    if not isinstance(function, ast.FunctionDef) or function.name != name:
+    found = [node for node in parts if isinstance(node, ast.FunctionDef) and node.name == name]
+    if not found:
         raise ReplayError(f"the suite has no case {name} in {file}.py any more")
-    call = f"{name}(Implementation(){_inputs(case, function)})"
+    call = f"{name}(Implementation(){_inputs(case, found[-1])})"
     imports = [ast.unparse(node) for node in parts if isinstance(node, ast.Import | ast.ImportFrom)]
     bodies = [ast.unparse(node) for node in parts if not isinstance(node, ast.Import | ast.ImportFrom)]
     about = run.implementation

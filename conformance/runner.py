@@ -16,13 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keyedopt.conformance import spec
+from keyedopt.conformance import cases, spec
 from keyedopt.conformance.process import Process
 from keyedopt.conformance.result import Case, Journal, Result, case_from
 from keyedopt.conformance.workers import Workers, WorkersError
 
 #: Seconds within which the smoke stage, an import included, has to end.
 SMOKE_LIMIT = 180.0
+#: Seconds within which a worker has to begin its first case.
+PATIENCE = 180.0
 
 
 class RunError(Exception):
@@ -115,6 +117,8 @@ def run(
         RunError: the target failed the smoke stage, or the run broke down.
     """
     began = time.monotonic()
+    if not cases.modules(options.areas, options.clauses):
+        raise RunError("no case of the suite is selected by these options")
     examined = smoke(target, options, path=path)
     head = Result(
         implementation=examined["implementation"],
@@ -128,20 +132,20 @@ def run(
     )
     version = spec.version_key(options.suite or spec.SUITE_VERSION)
     kept = {clause.id for clause in spec.clauses().values() if spec.version_key(clause.since) <= version}
-    cases: dict[str, Case] = {}
+    ended: dict[str, Case] = {}
     complete = False
     with contextlib.ExitStack() as stack:
         journal = stack.enter_context(Journal(output, head)) if output else None
         try:
             folder = Path(stack.enter_context(_scratch()))
-            arguments = _arguments(target, options, folder)
-            workers = Workers(arguments, folder, options.limit, SMOKE_LIMIT, path)
+            arguments = pytest_arguments(target, options, folder)
+            workers = Workers(arguments, folder, options.limit, PATIENCE, path)
             number = options.workers or min(len(os.sched_getaffinity(0)), 8)
             for record in stack.enter_context(contextlib.closing(_every_case(workers, number))):
                 case = case_from(record)
                 case = dataclasses.replace(case, clauses=tuple(i for i in case.clauses if i in kept))
                 if case.clauses:
-                    cases[case.case] = case
+                    ended[case.case] = case
                     if journal:
                         journal.add(case)
                     progress(case, len(workers.collected))
@@ -154,7 +158,7 @@ def run(
         head,
         seconds=round(time.monotonic() - began, 2),
         complete=complete,
-        cases=tuple(case for _, case in sorted(cases.items())),
+        cases=tuple(case for _, case in sorted(ended.items())),
     )
 
 
@@ -166,14 +170,14 @@ def _every_case(workers: Workers, number: int) -> Generator[dict[str, Any]]:
             ran.add(record["case"])
             yield record
     if not workers.collected:
-        raise WorkersError("no case of the suite is selected by these options")
+        raise WorkersError("no case was collected")
     for name, head in workers.collected.items():
         if name not in ran:
             end = "it was not run to its end"
             yield {**head, "outcome": "error", "expected": "the case to end", "seen": end}
 
 
-def _arguments(target: str, options: Options, folder: Path) -> list[str]:
+def pytest_arguments(target: str, options: Options, folder: Path) -> list[str]:
     """Return pytest's command line: our plugin, our settings, and nothing that lies about."""
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     arguments = ["-c", str(folder / "pytest.ini"), "--rootdir", str(folder), "--noconftest"]
@@ -181,7 +185,8 @@ def _arguments(target: str, options: Options, folder: Path) -> list[str]:
     arguments += ["-p", "keyedopt.conformance.plugin"]
     for builtin in ("faulthandler", "cacheprovider", "unraisableexception", "threadexception"):
         arguments += ["-p", f"no:{builtin}"]
-    arguments += ["--pyargs", "keyedopt.conformance.suite", "--implementation", target]
+    modules = cases.modules(options.areas, options.clauses)
+    arguments += ["--implementation", target, "--pyargs", *modules]
     if options.device:
         arguments += ["--keyedopt-device", options.device]
     for name, values in (

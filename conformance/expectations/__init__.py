@@ -226,7 +226,7 @@ def update(path: Path, result: Result) -> int:
     for clause, name in failing:
         if (clause, name) not in listed:
             fresh.setdefault(clause, []).append(name)
-    document = tomlkit.parse(path.read_text(encoding="utf-8") if path.exists() else "")
+    document = tomlkit.parse(path.read_text(encoding="utf-8").rstrip("\n") + "\n" if path.exists() else "")
     tables = document.get("known")
     if not isinstance(tables, AoT):
         document["known"] = tables = tomlkit.aot()
