@@ -12,9 +12,23 @@ from keyedopt.reference.keyed import (
     KeyedOptimizerWrapper,
     OptimizerWrapper,
 )
+from keyedopt.reference.optimizers import (
+    LAMB,
+    SGD,
+    Adagrad,
+    Adam,
+    LarsSGD,
+    PartialRowWiseAdam,
+    PartialRowWiseLAMB,
+)
+from keyedopt.reference.rowwise_adagrad import RowWiseAdagrad
 from keyedopt.reference.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 __all__ = [
+    "LAMB",
+    "SGD",
+    "Adagrad",
+    "Adam",
     "CombinedOptimizer",
     "EmptyFusedOptimizer",
     "FusedOptimizer",
@@ -23,7 +37,11 @@ __all__ = [
     "GradientClippingOptimizer",
     "KeyedOptimizer",
     "KeyedOptimizerWrapper",
+    "LarsSGD",
     "OptimizerWrapper",
+    "PartialRowWiseAdam",
+    "PartialRowWiseLAMB",
+    "RowWiseAdagrad",
     "WarmupOptimizer",
     "WarmupPolicy",
     "WarmupStage",
