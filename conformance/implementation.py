@@ -24,6 +24,7 @@ attribute of one (``acme.compat:OPTIMIZERS``). A vendor who has more to say regi
 Then ``keyedopt check acme`` knows it.
 """
 
+import fnmatch
 import importlib
 import importlib.metadata
 import importlib.util
@@ -61,6 +62,9 @@ class Implementation:
             which at least one name is there.
         placeholders: names that exist but are not meant to run; they count as missing and are not
             claimed.
+        absent: names, of classes or of what they take (``"LAMB"``, ``"Adam.decay"``, ``"*.rows"``; shell
+            patterns), that it does not claim in an area that it does: the cases that need one are
+            unsupported.
         devices, dtypes: what it supports; the default of ``--device`` and ``--dtype``.
         factories: builders of what the surface has no name for (an embedding module, say), by name;
             each a callable or ``module:attribute``.
@@ -75,12 +79,19 @@ class Implementation:
     names: Mapping[str, str] = field(default_factory=dict)
     areas: tuple[str, ...] | None = None
     placeholders: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("cpu",)
     dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16", "float16")
     factories: Mapping[str, Callable[..., Any] | str] = field(default_factory=dict)
     variants: Mapping[str, str] = field(default_factory=dict)
     distributions: tuple[str, ...] = ()
     install: str = ""
+
+    def lacks(self, name: str) -> bool:
+        """Whether the implementation does not claim a name: itself, or the class it belongs to."""
+        owner = name.partition(".")[0]
+        unclaimed = (*self.absent, *self.placeholders)
+        return any(fnmatch.fnmatchcase(part, pattern) for part in (name, owner) for pattern in unclaimed)
 
     def surface(self) -> "Surface":
         """Import the target and return its public names as attributes of one object."""
@@ -107,6 +118,8 @@ class Surface:
         implementation = self._implementation
         if name in implementation.placeholders:
             raise MissingName(f"{implementation.name} has {name} only as a placeholder")
+        if implementation.lacks(name):
+            raise MissingName(f"{implementation.name} does not claim {name}")
         if name in implementation.names:
             return load(implementation.names[name])
         for place in self._places(name):

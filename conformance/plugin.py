@@ -47,6 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Find the implementation, once a process."""
     config.addinivalue_line("markers", "clause(*ids): the clauses of the specification a case tests")
+    config.addinivalue_line("markers", "needs(*names): names without which a case is unsupported")
     if not config.getoption("--implementation"):
         return
     if not hasattr(config, "workerinput") and config.getoption("numprocesses", None):
@@ -168,7 +169,10 @@ def impl(request: pytest.FixtureRequest) -> Surface:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Leave out the cases of areas that the implementation does not claim."""
+    """Leave out the cases of areas, and of names, that the implementation does not claim.
+
+    A name of the mark ``needs`` may speak of the inputs of the case: ``"{algorithm}.decay"``.
+    """
     surface = item.config.stash.get(_SURFACE, None)
     if surface is None or _CASE not in item.stash:
         return
@@ -178,6 +182,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     missing = {spec.clauses()[clause].area for clause in _clauses(item)} - claimed
     if missing:
         pytest.skip(f"unsupported: {', '.join(sorted(missing))}")
+    inputs = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+    needed = [name.format(**inputs) for mark in item.iter_markers("needs") for name in mark.args]
+    absent = [name for name in needed if item.config.stash[_IMPLEMENTATION].lacks(name)]
+    if absent:
+        pytest.skip(f"unsupported: {', '.join(absent)}")
 
 
 _CLAIMED = pytest.StashKey[frozenset[str]]()

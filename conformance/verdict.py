@@ -7,7 +7,8 @@ from keyedopt.conformance import spec
 from keyedopt.conformance.result import Case, Result
 
 #: Outcomes from the most to the least serious; a clause has the most serious one of its cases.
-SEVERITY = ("error", "fail", "unexpected-pass", "known", "unsupported", "pass", "observed")
+#: A case that is unsupported says nothing of its clause where another one ran.
+SEVERITY = ("error", "fail", "unexpected-pass", "known", "pass", "observed", "unsupported")
 GREEN = ("pass", "observed")
 FAILING = ("fail", "error")
 
@@ -48,7 +49,7 @@ def clause_outcomes(result: Result) -> dict[str, str]:
     outcomes: dict[str, str] = {}
     for case in result.cases:
         for clause in case.clauses:
-            before = outcomes.get(clause, "observed")
+            before = outcomes.get(clause, "unsupported")
             outcomes[clause] = min(before, case.outcome, key=SEVERITY.index)
     return outcomes
 
