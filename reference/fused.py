@@ -5,11 +5,16 @@ keys. Only its ``step`` has nothing left to do, because the update is done when 
 """
 
 import abc
-from collections.abc import Iterator
-from typing import Any
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
+import torch
 from torch import optim
+from torch.utils.weak import WeakIdKeyDictionary
 
+from keyedopt.reference._norm import p_norm
 from keyedopt.reference.keyed import KeyedOptimizer
 
 
@@ -68,6 +73,77 @@ class FusedOptimizerModule(abc.ABC):
         """The optimizer of the module's weights, for its state, groups and learning rate."""
 
 
+class Owner(Protocol):
+    """A module that trains some of its weights in its own backward pass."""
+
+    def set_optimizer(
+        self,
+        optimizer_class: type[optim.Optimizer],
+        weights: Sequence[torch.Tensor],
+        optimizer_kwargs: Mapping[str, Any],
+    ) -> None:
+        """Train these weights with an optimizer of this class, or raise a ValueError and change nothing."""
+
+
+_owners: Any = WeakIdKeyDictionary()  # weight -> weak reference to its owner
+
+
+def own(module: Owner, weights: Sequence[torch.Tensor]) -> None:
+    """Note that a module trains these weights in its own backward pass."""
+    for weight in weights:
+        _owners[weight] = weakref.ref(module)
+
+
+def owner_of(param: torch.Tensor) -> Owner | None:
+    """Return the module that trains this weight in its own backward pass, if there is one."""
+    reference = _owners.get(param)
+    owner: Owner | None = None if reference is None else reference()
+    return owner
+
+
+@dataclass(eq=False)
+class BackwardClip:
+    """A bound on the gradients of a fused module, applied in the backward pass, before the update.
+
+    Args:
+        kind: ``"norm"``, ``"value"``, or ``"none"`` to measure only.
+        bound: the largest norm, or element.
+        norm_type: exponent of the norm, above 0 or infinity.
+        measure: whether the norm is wanted though it does not clip.
+    """
+
+    kind: str
+    bound: float
+    norm_type: float = 2.0
+    measure: bool = False
+    #: The norm of the gradients of the most recent step, before they were clipped.
+    last_norm: torch.Tensor | None = None
+
+    def apply(self, grads: Sequence[torch.Tensor]) -> None:
+        """Clip in place; together these are the gradient of all tables, each row once.
+
+        Where the norm is not finite all rows get a gradient of zero but those that are not finite
+        themselves: the others have no direction to trust, and must not catch it.
+        """
+        self.last_norm = None
+        if self.kind == "norm" or self.measure:
+            device = grads[0].device if grads else torch.device("cpu")
+            norm = p_norm(grads, self.norm_type, device)
+            self.last_norm = norm.to(torch.promote_types(torch.float32, grads[0].dtype) if grads else norm.dtype)
+        if self.kind == "norm":
+            factor = torch.where(norm.isfinite(), (self.bound / (norm + 1e-6)).clamp(max=1.0), 0.0)
+            for grad in grads:
+                grad.copy_(grad.double() * factor)
+        elif self.kind == "value":
+            for grad in grads:
+                grad.clamp_(-self.bound, self.bound)
+
+
+def clipping_in_backward(optimizer: Any) -> list[Any]:
+    """Return the fused optimizers inside that can clip in their backward pass; ours can."""
+    return [leaf for leaf in leaves(optimizer) if hasattr(leaf, "clip_in_backward")]
+
+
 def fused_parameters(optimizer: Any) -> set[int]:
     """Return the ids of the parameters that belong to fused optimizers, in any nesting.
 
@@ -75,7 +151,7 @@ def fused_parameters(optimizer: Any) -> set[int]:
     """
     return {
         id(param)
-        for leaf in _leaves(optimizer)
+        for leaf in leaves(optimizer)
         if _is_fused(leaf)
         for group in leaf.param_groups
         for param in group["params"]
@@ -86,15 +162,15 @@ def _is_fused(optimizer: Any) -> bool:
     return any(base.__name__ == FusedOptimizer.__name__ for base in type(optimizer).__mro__)
 
 
-def _leaves(optimizer: Any) -> Iterator[Any]:
+def leaves(optimizer: Any) -> Iterator[Any]:
     """Yield what is inside wrappers and combinations; both attributes are upstream's too."""
     inner = getattr(optimizer, "_optimizer", None)
     if _is_fused(optimizer):
         yield optimizer
     elif isinstance(getattr(optimizer, "optimizers", None), list):
         for _, part in optimizer.optimizers:
-            yield from _leaves(part)
+            yield from leaves(part)
     elif isinstance(inner, optim.Optimizer):
-        yield from _leaves(inner)
+        yield from leaves(inner)
     else:
         yield optimizer
