@@ -49,7 +49,7 @@ class EmptyFusedOptimizer(FusedOptimizer):
     def __init__(self) -> None:
         super().__init__({}, {}, [])
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> Any:
         """Do nothing; a closure is not called."""
 
     def zero_grad(self, set_to_none: bool = False) -> None:

@@ -29,9 +29,7 @@ torchrec's development branch).
 
 import dataclasses
 import math
-import numbers
-import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from enum import Enum, unique
 
 
@@ -79,9 +77,9 @@ class WarmupStage:
 
 
 def multiplier(stages: Sequence[WarmupStage], iteration: int) -> float:
-    """Return what multiplies the learning rate at an iteration; ``stages`` as `validated`."""
+    """Return what multiplies the learning rate at an iteration."""
     index = stage_of(stages, iteration)
-    return 1.0 if index == len(stages) else _shape(stages[index], iteration) * stages[index].lr_scale
+    return 1.0 if index == len(stages) else shape(stages[index], iteration) * stages[index].lr_scale
 
 
 def stage_of(stages: Sequence[WarmupStage], iteration: int) -> int:
@@ -94,7 +92,8 @@ def stage_of(stages: Sequence[WarmupStage], iteration: int) -> int:
     return len(stages)
 
 
-def _shape(stage: WarmupStage, i: int) -> float:
+def shape(stage: WarmupStage, i: int) -> float:
+    """Return the multiplier of one stage at an iteration, without ``lr_scale``."""
     policy, value = stage.policy, stage.value
     decay = stage.decay_iters
     if decay <= 0:
@@ -105,7 +104,7 @@ def _shape(stage: WarmupStage, i: int) -> float:
         return value + (1.0 - value) * i / stage.max_iters
     if policy is WarmupPolicy.INTERPOLATE:
         start, end = stage.start_interpolating_iters, stage.end_value
-        assert start is not None  # `validated` has seen to it
+        assert start is not None  # checked when the schedule was made
         assert end is not None
         if i <= start:
             return value
@@ -120,69 +119,5 @@ def _shape(stage: WarmupStage, i: int) -> float:
         phase = (i % stage.sgdr_period) / stage.sgdr_period
         return value + (1.0 - value) * 0.5 * (1.0 + math.cos(math.pi * phase))
     if policy is WarmupPolicy.TRANSFORMER:
-        return min((i + 1) ** -0.5, (i + 1) * stage.warmup_steps**-1.5)
+        return min(math.pow(i + 1, -0.5), (i + 1) * math.pow(stage.warmup_steps, -1.5))
     return 1.0
-
-
-def validated(stages: Iterable[WarmupStage]) -> tuple[WarmupStage, ...]:
-    """Return copies of the stages, in order.
-
-    Raises:
-        ValueError: a stage is malformed, does not end after the one before it, or has no finite
-            multiplier at one of its ends.
-    """
-    if isinstance(stages, WarmupStage):
-        raise ValueError("stages must be a list of WarmupStage, not one WarmupStage")
-    copies: list[WarmupStage] = []
-    for stage in stages:
-        begin = copies[-1].max_iters + 1 if copies else 0
-        if not isinstance(stage, WarmupStage):
-            raise ValueError(f"stages must hold WarmupStage, not {stage!r}")
-        copies.append(dataclasses.replace(stage))
-        _check(copies[-1], begin)
-    return tuple(copies)
-
-
-def _check(stage: WarmupStage, begin: int) -> None:
-    """Check one stage that begins at an iteration; ``stage`` is a copy of our own."""
-
-    def need(ok: bool, what: str) -> None:
-        if not ok:
-            raise ValueError(f"{what}, in {stage}")
-
-    policy = stage.policy
-    need(isinstance(policy, WarmupPolicy), f"policy must be a WarmupPolicy, not {policy!r}")
-    interpolate = policy is WarmupPolicy.INTERPOLATE
-    for name in ("max_iters", "decay_iters", "sgdr_period", "warmup_steps"):
-        setattr(stage, name, _integer(stage, name))
-    for name in ("value", "lr_scale", *(["end_value"] if interpolate else [])):
-        number = getattr(stage, name)
-        real = isinstance(number, numbers.Real) and math.isfinite(number)
-        need(real, f"{name} must be a finite number, not {number!r}")
-    need(
-        stage.max_iters >= max(begin, 1),
-        f"max_iters must be greater than that of the stage before it ({max(begin - 1, 0)})",
-    )
-    if interpolate:
-        start = stage.start_interpolating_iters = _integer(stage, "start_interpolating_iters")
-        need(start < stage.max_iters, "start_interpolating_iters must be less than max_iters")
-    if policy is WarmupPolicy.COSINE_ANNEALING_WARM_RESTARTS:
-        need(stage.sgdr_period > 0, "sgdr_period must be positive")
-    if policy is WarmupPolicy.TRANSFORMER:
-        need(stage.warmup_steps > 0, "warmup_steps must be positive")
-    for i in (begin, stage.max_iters):
-        try:
-            finite = math.isfinite(_shape(stage, i) * stage.lr_scale)
-        except (OverflowError, ZeroDivisionError, ValueError):
-            finite = False
-        need(finite, f"the multiplier is not finite at iteration {i}")
-
-
-def _integer(stage: WarmupStage, name: str) -> int:
-    number = getattr(stage, name)
-    try:
-        if isinstance(number, bool):
-            raise TypeError("a bool is no count")
-        return operator.index(number)
-    except TypeError:
-        raise ValueError(f"{name} must be an integer, not {number!r}, in {stage}") from None

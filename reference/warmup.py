@@ -18,16 +18,11 @@ from typing import Any
 
 import torch
 
+from keyedopt.reference._stages import validated
 from keyedopt.reference.keyed.base import KeyedOptimizer
 from keyedopt.reference.keyed.pending import PendingLoad
 from keyedopt.reference.keyed.wrapper import OptimizerWrapper
-from keyedopt.reference.schedule import (
-    WarmupPolicy,
-    WarmupStage,
-    multiplier,
-    stage_of,
-    validated,
-)
+from keyedopt.reference.schedule import WarmupPolicy, WarmupStage, multiplier, stage_of
 
 __all__ = ["WarmupOptimizer", "WarmupPolicy", "WarmupStage"]
 
@@ -63,9 +58,7 @@ class WarmupOptimizer(OptimizerWrapper):
         self._lr_param = lr_param
         self._param_name = param_name
         if param_name in optimizer.params:
-            raise ValueError(
-                f"param_name {param_name!r} is the key of a parameter already: name another one"
-            )
+            raise ValueError(f"param_name {param_name!r} is the key of a parameter already: name another one")
         param = torch.nn.Parameter(torch.empty(0, device="cpu"), requires_grad=False)
         self._own_params[param_name] = param
         self._own_state[param] = {"warmup": torch.zeros(2, dtype=torch.int64, device="cpu")}
@@ -98,7 +91,8 @@ class WarmupOptimizer(OptimizerWrapper):
         return pending
 
     def _progress(self) -> torch.Tensor:
-        return self._own_state[self._own_params[self._param_name]]["warmup"]
+        progress: torch.Tensor = self._own_state[self._own_params[self._param_name]]["warmup"]
+        return progress
 
     def _iteration(self) -> int:
         return int(self._progress()[0])
@@ -116,7 +110,7 @@ class WarmupOptimizer(OptimizerWrapper):
                 group[self._lr_param] = rate  # type: ignore[index]  # in fact a dict
 
 
-def _rate(lr: float) -> float:
+def _rate(lr: Any) -> float:
     try:
         rate = float(lr)
     except (TypeError, ValueError):

@@ -91,9 +91,8 @@ def point(stages: list[Stage], lr: float, i: int) -> list[Any]:
 def curve(stages: list[Stage], lr: float = 0.1, dense: int = 0, then: tuple[int, ...] = ()) -> Any:
     """Compute the iterations from 0 to well past the last stage (or to ``dense``), and samples."""
     last = dense or max([stage.get("max_iters", 1) for stage in stages], default=0) + 8
-    iterations = [*range(last + 1), *then, 1000, 10**6, 2**40]
-    kept = [i for number, i in enumerate(iterations) if number == 0 or i > iterations[number - 1]]
-    return {"stages": stages, "lr": lr, "points": [point(stages, lr, i) for i in kept]}
+    iterations = sorted({*range(last + 1), *then, 1000, 10**6, 2**40})
+    return {"stages": stages, "lr": lr, "points": [point(stages, lr, i) for i in iterations]}
 
 
 def around(*ends: int) -> tuple[int, ...]:
@@ -158,9 +157,7 @@ def make() -> dict[str, dict[str, Any]]:
                 stage("INTERPOLATE", 12, value=1.0, start_interpolating_iters=2, end_value=0.0),
             ]
         ),
-        "one-by-one": curve(
-            [stage("CONSTANT", end, value=0.5**end, lr_scale=1.5) for end in (1, 2, 3, 5)]
-        ),
+        "one-by-one": curve([stage("CONSTANT", end, value=0.5**end, lr_scale=1.5) for end in (1, 2, 3, 5)]),
         "every-policy": curve(
             [
                 stage("NONE", 2, lr_scale=0.1),

@@ -16,7 +16,7 @@ from keyedopt.conformance.suite.support import (
 )
 
 
-def one(*values: float) -> dict[str, torch.nn.Parameter]:
+def one(*values: float) -> dict[str, Any]:
     """Make one parameter with these values."""
     return {"p": torch.nn.Parameter(torch.tensor(values))}
 
@@ -30,7 +30,7 @@ def test_gradients_of_a_closure_are_clipped(impl: Any, kind: str, wanted: list[f
     params = one(0.0, 0.0)
     optimizer, recorder = clipping(impl, params, kind, 1.0)
 
-    def closure() -> torch.Tensor:
+    def closure() -> Any:
         optimizer.zero_grad()
         loss = (params["p"] * torch.tensor([30.0, 40.0])).sum()
         loss.backward()
@@ -49,7 +49,7 @@ def test_every_evaluation_is_clipped(impl: Any, evaluations: int) -> None:
     optimizer = impl.GradientClippingOptimizer(keyed, impl.GradientClipping.NORM, 1.0)
     scales: list[float] = []
 
-    def closure() -> torch.Tensor:
+    def closure() -> Any:
         scales.append(10.0 ** (len(scales) + 1))
         optimizer.zero_grad()
         loss = (params["p"] * torch.tensor([3.0, 4.0])).sum() * scales[-1]
@@ -72,7 +72,7 @@ def test_lbfgs_sees_clipped_gradients(impl: Any) -> None:
     optimizer = impl.GradientClippingOptimizer(keyed, impl.GradientClipping.VALUE, 0.5)
     calls: list[float] = []
 
-    def closure() -> torch.Tensor:
+    def closure() -> Any:
         calls.append(float(params["p"].detach()))
         optimizer.zero_grad()
         loss = (params["p"] * 1000.0).sum()
@@ -92,7 +92,7 @@ def test_closure_that_accumulates(impl: Any) -> None:
     params["p"].grad = torch.tensor([0.0, 40.0])
     optimizer, recorder = clipping(impl, params, "NORM", 1.0)
 
-    def closure() -> torch.Tensor:
+    def closure() -> Any:
         loss = params["p"][0] * 30.0
         loss.backward()
         return loss
@@ -107,7 +107,7 @@ def test_closure_under_no_grad(impl: Any) -> None:
     params = one(0.0, 0.0)
     optimizer = impl.GradientClippingOptimizer(sgd(impl, params, lr=1.0), impl.GradientClipping.NONE, 1.0)
 
-    def closure() -> torch.Tensor:
+    def closure() -> Any:
         optimizer.zero_grad()
         loss = (params["p"] * torch.tensor([3.0, 4.0])).sum()
         loss.backward()
@@ -137,7 +137,7 @@ def test_failing_closure(impl: Any) -> None:
     params["p"].grad = torch.tensor([3.0, 4.0])
     optimizer = impl.GradientClippingOptimizer(sgd(impl, params, lr=1.0), impl.GradientClipping.NORM, 1.0)
 
-    def closure() -> torch.Tensor:
+    def closure() -> Any:
         raise KeyError("no batch left")
 
     try:

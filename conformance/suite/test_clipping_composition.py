@@ -20,9 +20,9 @@ from keyedopt.conformance.suite.support import (
     expect_raises,
     expect_unchanged,
     p_norm,
+    parameter,
     parameters,
     recording,
-    set_grads,
     sgd,
     snapshot,
     train,
@@ -30,9 +30,9 @@ from keyedopt.conformance.suite.support import (
 )
 
 
-def given_grads(*grads: list[float]) -> dict[str, torch.nn.Parameter]:
+def given_grads(*grads: list[float]) -> dict[str, Any]:
     """Make parameters of zeros with these gradients."""
-    params = {}
+    params: dict[str, Any] = {}
     for index, grad in enumerate(grads):
         params[f"p{index}"] = torch.nn.Parameter(torch.zeros(len(grad)))
         params[f"p{index}"].grad = torch.tensor(grad)
@@ -78,7 +78,7 @@ def test_closure_of_a_combination(impl: Any) -> None:
     parts = [sgd(impl, {key: param}, lr=1.0) for key, param in params.items()]
     optimizer = clip(impl, impl.CombinedOptimizer(parts), "VALUE", 1.0)
 
-    def closure() -> torch.Tensor:
+    def closure() -> Any:
         optimizer.zero_grad()
         loss = params["p0"].sum() * 30.0 + params["p1"].sum() * 40.0
         loss.backward()
@@ -226,7 +226,7 @@ def test_a_copy_leaves_other_optimizers_working(impl: Any, how: str) -> None:
 @pytest.mark.parametrize("kind", ["NORM", "VALUE", "NONE"])
 def test_adds_nothing_to_the_state(impl: Any, kind: str) -> None:
     """state_dict is that of the wrapped optimizer, its tensors alias the live state."""
-    params = parameters()
+    params: dict[str, Any] = parameters()
     inner = adam(impl, params)
     optimizer = clip(impl, inner, kind, track_grad_norm=True)
     train(optimizer, params, 2)
@@ -242,7 +242,7 @@ def test_adds_nothing_to_the_state(impl: Any, kind: str) -> None:
 def test_resumes_exactly(impl: Any, kind: str, algorithm: str) -> None:
     """Training that resumes from a state_dict ends bit for bit where uninterrupted training does."""
     make = {"adam": adam, "adagrad": adagrad}[algorithm]
-    params = parameters()
+    params: dict[str, Any] = parameters()
     optimizer = clip(impl, make(impl, params), kind, 0.25)
     train(optimizer, params, 2)
     saved = snapshot(optimizer.state_dict())
@@ -259,12 +259,14 @@ def test_resumes_exactly(impl: Any, kind: str, algorithm: str) -> None:
 
 @pytest.mark.clause("CLIP-075")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE", "NONE"])
-def test_init_state_through_clipping(impl: Any, kind: str) -> None:
+@pytest.mark.parametrize("sparse", [None, ["p0"]], ids=["dense", "sparse"])
+def test_init_state_through_clipping(impl: Any, kind: str, sparse: list[str] | None) -> None:
     """init_state through the clipping optimizer initializes the state; parameters do not move."""
-    params = parameters()
+    params: dict[str, Any] = {key: parameter(3, 2, seed=seed) for seed, key in enumerate(("p0", "p1"))}
     before = values(params)
-    optimizer = clip(impl, adam(impl, params), kind, 0.0, track_grad_norm=True)
-    optimizer.init_state()
+    optimizer = clip(impl, adagrad(impl, params), kind, 0.0)
+    optimizer.init_state(None if sparse is None else set(sparse))
+    expect_equal(params["p0"].grad.is_sparse, bool(sparse), "whether the gradient of p0 is sparse")
     for param, old in zip(params.values(), before, strict=True):
         expect_bits(param.detach(), old, "parameter")
     expect_equal(set(optimizer.state_dict()["state"]), {"p0", "p1"}, "keys with state")
@@ -339,7 +341,8 @@ def test_fused_kernels_of_torch(impl: Any) -> None:
     moved = []
     for option in ("fused", "foreach"):
         params = given_grads([30.0, 40.0])
-        factory = functools.partial(torch.optim.SGD, lr=1.0, **{option: True})
+        options: dict[str, Any] = {option: True}
+        factory = functools.partial(torch.optim.SGD, lr=1.0, **options)
         clip(impl, impl.KeyedOptimizerWrapper(params, factory)).step()
         moved.append(params["p0"].detach())
     for seen in moved:

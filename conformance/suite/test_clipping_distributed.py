@@ -42,9 +42,9 @@ def local(tensor: Any) -> torch.Tensor:
     return found.detach()
 
 
-def given_grads(**grads: list[float] | None) -> dict[str, torch.nn.Parameter]:
+def given_grads(**grads: list[float] | None) -> dict[str, Any]:
     """Make parameters of two zeros with these gradients; None for none."""
-    params = {}
+    params: dict[str, Any] = {}
     for key, grad in grads.items():
         params[key] = torch.nn.Parameter(torch.zeros(2 if grad is None else len(grad)))
         params[key].grad = None if grad is None else torch.tensor(grad)
@@ -100,13 +100,14 @@ def test_norm_of_a_dtensor(impl: Any, kind: str, placement: str) -> None:
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_sharded_tensor_passes(impl: Any, kind: str) -> None:
     """A ShardedTensor parameter, which has no gradient of its own, leaves the others clipped."""
-    from torch.distributed._shard import sharded_tensor
+    from torch.distributed._shard.sharded_tensor import init_from_local_shards
+    from torch.distributed._shard.sharded_tensor.shard import Shard
 
     with single_rank(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        shard = sharded_tensor.Shard.from_tensor_and_offsets(torch.zeros(2, 2), [0, 0], 0)
-        table = sharded_tensor.init_from_local_shards([shard], 2, 2)
-        dense = torch.nn.Parameter(torch.zeros(2))
+        shard = Shard.from_tensor_and_offsets(torch.zeros(2, 2), [0, 0], 0)
+        table = init_from_local_shards([shard], 2, 2)
+        dense: Any = torch.nn.Parameter(torch.zeros(2))
         dense.grad = torch.tensor([0.0, 40.0])
         received: list[torch.Tensor] = []
 
@@ -230,18 +231,27 @@ def test_local_without_groups(impl: Any, enabled: bool, groups: str) -> None:
     expect_close(recorder.received[0][0], wanted, "gradient that arrives", ulps=8)
 
 
-@pytest.mark.clause("CLIP-015", "CLIP-062")
-@pytest.mark.parametrize("scale", [1.0, 100.0])
-def test_global_norm_in_half_precision(impl: Any, scale: float) -> None:
+@pytest.mark.clause("CLIP-062")
+@pytest.mark.parametrize(
+    ("scale", "bound"), [(1.0, 1.0), (100.0, 1.0), (2e-5, 1e-5)], ids=["plain", "large", "small"]
+)
+def test_global_norm_in_half_precision(impl: Any, scale: float, bound: float) -> None:
     """Over process groups float16 gradients are scaled right, also where squares leave float16."""
     with single_rank():
         param = torch.nn.Parameter(torch.zeros(2, dtype=torch.float16))
-        param.grad = torch.tensor([3.0, 4.0], dtype=torch.float16) * scale
+        param.grad = torch.tensor([3.0 * scale, 4.0 * scale], dtype=torch.float16)
+        grad = param.grad.tolist()
         optimizer, recorder = clipping(
-            impl, {"p": param}, "NORM", 1.0, enable_global_grad_clip=True, param_to_pgs={param: [world()]}
+            impl,
+            {"p": param},
+            "NORM",
+            bound,
+            enable_global_grad_clip=True,
+            param_to_pgs={param: [world()]},
         )
         optimizer.step()
-        wanted = torch.tensor([0.6, 0.8], dtype=torch.float64)
+        factor = bound / (p_norm(grad) + 1e-6)
+        wanted = torch.tensor([element * factor for element in grad], dtype=torch.float64)
         expect_close(recorder.received[0][0], wanted, "gradient that arrives", ulps=8)
 
 

@@ -17,7 +17,7 @@ from keyedopt.conformance.suite.support import (
 )
 
 
-def zeros(*shapes: Any) -> dict[str, torch.nn.Parameter]:
+def zeros(*shapes: Any) -> dict[str, Any]:
     """Make parameters of these shapes, filled with zeros."""
     return {f"p{index}": torch.nn.Parameter(torch.zeros(shape)) for index, shape in enumerate(shapes)}
 
@@ -237,6 +237,8 @@ def test_groups_that_come_later_are_clipped(impl: Any, kind: str) -> None:
 
     keyed = impl.KeyedOptimizerWrapper({"p0": params["p0"]}, factory)
     optimizer = impl.GradientClippingOptimizer(keyed, getattr(impl.GradientClipping, kind), 1.0)
+    params["p0"].grad = torch.tensor([0.0])
+    optimizer.step()
     raw[0].add_param_group({"params": [params["p1"]]})  # as when a frozen layer is unfrozen
     params["p0"].grad = torch.tensor([3.0])
     params["p1"].grad = torch.tensor([4.0])

@@ -59,7 +59,7 @@ def test_is_a_wrapper(impl: Any) -> None:
 @pytest.mark.parametrize("explicit", [False, True])
 def test_none_clips_nothing(impl: Any, explicit: bool) -> None:
     """Without a kind of clipping, which is the default, gradients arrive bit for bit."""
-    params = parameters()
+    params: dict[str, Any] = parameters()
     set_grads(params, scale=1e6)
     before = [param.grad.clone() for param in params.values()]
     kind = (impl.GradientClipping.NONE,) if explicit else ()
@@ -108,7 +108,7 @@ def test_norm_scales_all_gradients_together(impl: Any, bound: float, dtype: str)
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_gradients_within_the_bound_are_untouched(impl: Any, kind: str, dtype: str) -> None:
     """Gradients that are within the bound arrive bit for bit."""
-    params = parameters(n=3, dtype=dtype)
+    params: dict[str, Any] = parameters(n=3, dtype=dtype)
     set_grads(params)
     before = [param.grad.clone() for param in params.values()]
     optimizer, recorder = clipping(impl, params, kind, 100.0)
@@ -203,20 +203,25 @@ def test_norm_never_exceeds_the_bound(impl: Any, grads: Any, bound: float, p: fl
 
 @pytest.mark.clause("CLIP-015")
 @pytest.mark.parametrize(
-    ("precision", "grads"),
+    ("precision", "grads", "norm_type"),
     [
-        ("float16", [[4e4, -4e4], [4e4, 4e4]]),
-        ("bfloat16", [[2.0**120, -(2.0**120)]]),
-        ("float32", [[3e20, -4e20]]),
-        ("float64", [[3e200, -4e200], [1.0]]),
+        ("float16", [[4e4, -4e4], [4e4, 4e4]], 2.0),
+        ("bfloat16", [[2.0**120, -(2.0**120)]], 2.0),
+        ("float32", [[3e20, -4e20]], 2.0),
+        ("float32", [[3e7, -4e7]], 8.0),
+        ("float64", [[3e200, -4e200], [1.0]], 2.0),
     ],
-    ids=["float16", "bfloat16", "float32", "float64"],
+    ids=["float16", "bfloat16", "float32", "float32, power 8", "float64"],
 )
-def test_large_finite_gradients_are_scaled_not_lost(impl: Any, precision: str, grads: Any) -> None:
-    """Finite gradients keep their direction, also where their squares or norm leave the dtype."""
-    optimizer, recorder, _ = make(impl, grads, "NORM", 1.0, dtype=getattr(torch, precision))
+def test_large_finite_gradients_are_scaled_not_lost(
+    impl: Any, precision: str, grads: Any, norm_type: float
+) -> None:
+    """Finite gradients keep their direction, also where their powers or norm leave the dtype."""
+    optimizer, recorder, _ = make(
+        impl, grads, "NORM", 1.0, norm_type=norm_type, dtype=getattr(torch, precision)
+    )
     optimizer.step()
-    norm = p_norm([element for grad in grads for element in grad])
+    norm = p_norm([element for grad in grads for element in grad], norm_type)
     for seen, grad in zip(recorder.received[0], grads, strict=True):
         wanted = torch.tensor([element / norm for element in grad], dtype=torch.float64)
         expect_close(seen, wanted, "gradient that arrives", ulps=8)
@@ -234,7 +239,7 @@ def test_small_factors_do_not_vanish(impl: Any) -> None:
 @pytest.mark.clause("CLIP-017")
 def test_dtypes_are_clipped_together(impl: Any) -> None:
     """Gradients of several dtypes have one norm."""
-    params = {}
+    params: dict[str, Any] = {}
     for name in ("float16", "float32", "float64"):
         params[name] = torch.nn.Parameter(torch.zeros(2, dtype=getattr(torch, name)))
         params[name].grad = torch.tensor([3.0, 4.0], dtype=params[name].dtype)

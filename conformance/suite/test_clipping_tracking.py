@@ -18,9 +18,9 @@ from keyedopt.conformance.suite.support import (
 )
 
 
-def given_grads(*grads: list[float]) -> dict[str, torch.nn.Parameter]:
+def given_grads(*grads: list[float]) -> dict[str, Any]:
     """Make parameters of zeros with these gradients."""
-    params = {}
+    params: dict[str, Any] = {}
     for index, grad in enumerate(grads):
         params[f"p{index}"] = torch.nn.Parameter(torch.zeros(len(grad)))
         params[f"p{index}"].grad = torch.tensor(grad)
@@ -59,7 +59,7 @@ def test_tracking_changes_nothing(impl: Any, kind: str) -> None:
     """What arrives is the same with and without tracking, bit for bit."""
     arrived = []
     for track in (False, True):
-        params = parameters()
+        params: dict[str, Any] = parameters()
         set_grads(params, scale=10.0)
         optimizer, recorder = clipping(impl, params, kind, 1.0, track_grad_norm=track)
         optimizer.step()
@@ -89,7 +89,7 @@ def test_norm_of_nothing(impl: Any, kind: str, norm_type: float, empty: bool) ->
 @pytest.mark.parametrize("kind", ["NORM", "VALUE", "NONE"])
 def test_norm_holds_no_graph(impl: Any, kind: str) -> None:
     """The norm is a plain number: it keeps no autograd graph alive, and no gradient either."""
-    param = torch.nn.Parameter(torch.tensor([3.0]))
+    param: Any = torch.nn.Parameter(torch.tensor([3.0]))
     optimizer, _ = clipping(impl, {"p": param}, kind, 1.0, track_grad_norm=True)
     (param**3).sum().backward(create_graph=True)
     optimizer.step()
@@ -124,7 +124,7 @@ def test_norm_of_a_closure(impl: Any, kind: str) -> None:
     params = given_grads([1.0, 1.0])
     optimizer, _ = clipping(impl, params, kind, 1.0, track_grad_norm=True)
 
-    def closure() -> torch.Tensor:
+    def closure() -> Any:
         optimizer.zero_grad()
         loss = (params["p0"] * torch.tensor([3.0, 4.0])).sum()
         loss.backward()

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from keyedopt.conformance.suite.support import (
     Stateful,
     adagrad,
@@ -189,9 +190,7 @@ class Notified:
 
     def post_load_state_dict(self) -> None:
         """Note the first number of the first tensor of each entry."""
-        firsts = [
-            float(tensor.reshape(-1)[0]) for entry in self.state.values() for tensor in entry.values()
-        ]
+        firsts = [float(tensor.reshape(-1)[0]) for entry in self.state.values() for tensor in entry.values()]
         self.__dict__.setdefault("notes", []).append(firsts)
 
 
@@ -205,8 +204,7 @@ def test_each_optimizer_is_told_of_a_load_once(impl):
     params = [parameter(2, seed=seed) for seed in range(3)]
     shared = [torch.zeros(2) for _ in params]
     told = [
-        Told({"p": param}, {param: {"m": tensor}}, [])
-        for param, tensor in zip(params, shared, strict=True)
+        Told({"p": param}, {param: {"m": tensor}}, []) for param, tensor in zip(params, shared, strict=True)
     ]
     inside = impl.CombinedOptimizer([("c", told[2])])
     combined = impl.CombinedOptimizer([("a", told[0]), ("b", told[1]), ("i", inside)])
@@ -293,7 +291,9 @@ def test_groups_are_saved_for_all_optimizers_or_none(impl, saving):
 
 
 @pytest.mark.clause("COMB-018")
-@pytest.mark.parametrize("how", ["missing", "too many", "keys", "option missing", "option unknown", "no list"])
+@pytest.mark.parametrize(
+    "how", ["missing", "too many", "keys", "option missing", "option unknown", "no list"]
+)
 def test_groups_that_do_not_fit_are_refused_as_a_whole(impl, how):
     """A group that does not fit is refused with a ValueError and nothing has changed."""
     combined, inner, params = pair(impl, steps=1)
@@ -339,7 +339,7 @@ def test_combinations_nest(impl):
     expect_equal(set(given["state"]), {"a.p", "b.c.p", "b.d.p"}, "keys of the saved state")
     names = sorted(key for group in given["param_groups"] for key in group["params"])
     expect_equal(names, ["a.p", "b.c.p", "b.d.p"], "keys of the saved groups")
-    fresh, fresh_params = nested(impl)
+    fresh, _fresh_params = nested(impl)
     fresh.save_param_groups(True)
     fresh.init_state()
     given["param_groups"][-1]["lr"] = 0.625
@@ -477,7 +477,12 @@ def test_training_after_init_state_equals_training_without(impl, name):
     def build():
         params = [parameter(3, seed=seed) for seed in range(2)]
         inner = [
-            (key, impl.KeyedOptimizerWrapper({"p": param}, lambda listed: getattr(torch.optim, name)(listed, lr=0.1)))
+            (
+                key,
+                impl.KeyedOptimizerWrapper(
+                    {"p": param}, lambda listed: getattr(torch.optim, name)(listed, lr=0.1)
+                ),
+            )
             for key, param in zip("ab", params, strict=True)
         ]
         return impl.CombinedOptimizer(inner), params

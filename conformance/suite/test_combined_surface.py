@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from keyedopt.conformance.suite.support import (
     adam,
     expect,
@@ -101,7 +102,12 @@ def test_a_rate_written_into_a_group_is_used(impl):
 @pytest.mark.clause("COMB-005")
 @pytest.mark.parametrize(
     "layout",
-    [[["", "p"], ["", "p"]], [["a", "p"], ["a", "p"]], [["a", "b.p"], ["a.b", "p"]], [["", "a.p"], ["a", "p"]]],
+    [
+        [["", "p"], ["", "p"]],
+        [["a", "p"], ["a", "p"]],
+        [["a", "b.p"], ["a.b", "p"]],
+        [["", "a.p"], ["a", "p"]],
+    ],
 )
 def test_two_parameters_never_share_a_key(impl, layout):
     """Optimizers whose parameters would get the same key are refused."""
@@ -157,9 +163,7 @@ def test_only_keyed_optimizers_are_combined(impl, what):
         "string": "ab",
         "none": None,
     }[what]
-    expect_raises(
-        lambda: impl.CombinedOptimizer([given]), Exception, expected=f"an error for a {what}"
-    )
+    expect_raises(lambda: impl.CombinedOptimizer([given]), Exception, expected=f"an error for a {what}")
 
 
 @pytest.mark.clause("COMB-008")
@@ -178,12 +182,14 @@ def test_a_combination_of_nothing_works(impl, groups):
 
 
 @pytest.mark.clause("COMB-008")
-def test_an_optimizer_without_parameters_is_combined(impl):
+@pytest.mark.parametrize("groups", [False, True])
+def test_an_optimizer_without_parameters_is_combined(impl, groups):
     """An optimizer without parameters does not disturb the others."""
     nothing = impl.KeyedOptimizer({}, {}, [])
     nothing.step = lambda closure=None: None
     param = parameter(3)
     combined = impl.CombinedOptimizer([("a", nothing), ("b", adam(impl, {"p": param}))])
+    combined.save_param_groups(groups)
     train(combined, [param], 2)
     saved = combined.state_dict()
     expect_equal(list(saved["state"]), ["b.p"], "keys of the saved state")
@@ -193,7 +199,7 @@ def test_an_optimizer_without_parameters_is_combined(impl):
 @pytest.mark.clause("COMB-009")
 def test_state_that_is_created_later_is_seen(impl):
     """State of the first step is in the views and the checkpoint of a combination made before."""
-    combined, inner, params = two(impl)
+    combined, _inner, params = two(impl)
     view = combined.state
     expect_equal(len(view), 0, "entries before the first step")
     train(combined, params, 1)

@@ -183,12 +183,13 @@ def test_kinds_of_state(impl: Any, kind: str) -> None:
                 from torch.distributed.tensor import Shard, distribute_tensor
 
                 return distribute_tensor(numbers, init_device_mesh("cpu", (1,)), [Shard(0)])
-            from torch.distributed._shard import sharded_tensor
+            from torch.distributed._shard.sharded_tensor import init_from_local_shards
+            from torch.distributed._shard.sharded_tensor.shard import Shard as LocalShard
 
-            shard = sharded_tensor.Shard.from_tensor_and_offsets(numbers, [0, 0], 0)
-            return sharded_tensor.init_from_local_shards([shard], *numbers.shape)
+            shard = LocalShard.from_tensor_and_offsets(numbers, [0, 0], 0)
+            return init_from_local_shards([shard], *numbers.shape)
 
-        def read(value: Any) -> torch.Tensor:
+        def read(value: Any) -> Any:
             if kind == "stateful":
                 return value.tensor
             return value.to_local() if kind == "dtensor" else value.local_shards()[0].tensor

@@ -21,7 +21,7 @@ def named(group: str, *starts: str) -> dict[str, Any]:
 def scheduled(impl: Any, curve: Any, params: Any) -> Any:
     """Make plain SGD that follows the schedule of a curve."""
     return impl.WarmupOptimizer(
-        sgd(impl, params, lr=9.0), warmup_stages(impl, curve["stages"]), lr=curve["lr"]
+        sgd(impl, dict(params), lr=9.0), warmup_stages(impl, curve["stages"]), lr=curve["lr"]
     )
 
 

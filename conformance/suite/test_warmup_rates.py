@@ -58,7 +58,7 @@ def grouped(impl: Any, listed: Any, groups: Any) -> Any:
 def test_rate_of_each_step(impl):
     """The constructor sets the rate of iteration 0; step k uses the rate of iteration k."""
     params = parameters()
-    inner, recorder = recording(impl, params, lr=9.0)
+    inner, recorder = recording(impl, dict(params), lr=9.0)
     optimizer = ramp(impl, inner)
     expect_at(optimizer, 0)
     train(optimizer, params, 11)
@@ -88,7 +88,7 @@ def test_training_as_by_hand(impl, dtype, device, kind, policy):
     stage = {"policy": policy, "max_iters": 5, "value": 0.5, "sgdr_period": 3}
     stage |= {"start_interpolating_iters": 0, "end_value": 2.0}
     optimizer = impl.WarmupOptimizer(
-        build(impl, ours, **options), warmup_stages(impl, [stage]), lr=0.25
+        build(impl, dict(ours), **options), warmup_stages(impl, [stage]), lr=0.25
     )
     kinds = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
     plain = kinds[kind](list(theirs.values()), lr=0.25, **options)
@@ -106,7 +106,7 @@ def test_training_as_by_hand(impl, dtype, device, kind, policy):
 def test_lr_param(impl):
     """The schedule sets the option called lr_param, and no other."""
     params = parameters()
-    optimizer = ramp(impl, sgd(impl, params, lr=0.5, momentum=0.9), lr_param="momentum")
+    optimizer = ramp(impl, sgd(impl, dict(params), lr=0.5, momentum=0.9), lr_param="momentum")
     for iteration in range(6):
         expect_at(optimizer, iteration, "momentum")
         expect_equal(optimizer.param_groups[0]["lr"], 0.5, "lr")
@@ -119,7 +119,7 @@ def test_every_group(impl):
     params = parameters(3)
     p0, p1, p2 = params.values()
     groups = [{"params": [p0], "lr": 3.0}, {"params": [p1, p2], "lr": 5}, {"params": [p0]}]
-    inner = grouped(impl, params, groups)
+    inner = grouped(impl, dict(params), groups)
     optimizer = ramp(impl, inner)
     for iteration in range(6):
         expect_at(optimizer, iteration)
@@ -135,7 +135,7 @@ def test_rate_in_a_tensor(impl, dtype_of_rate):
     """A rate that is a tensor stays this tensor, and is filled with the schedule's rate."""
     params = parameters()
     rate = torch.tensor(9.0, dtype=getattr(torch, dtype_of_rate))
-    inner = grouped(impl, params, [{"params": list(params.values()), "lr": rate}])
+    inner = grouped(impl, dict(params), [{"params": list(params.values()), "lr": rate}])
     optimizer = ramp(impl, inner)
     for iteration in range(6):
         seen = optimizer.param_groups[0]["lr"]
@@ -150,22 +150,56 @@ def test_rate_in_a_tensor(impl, dtype_of_rate):
 
 
 @pytest.mark.clause("WARM-032")
-def test_group_that_comes_later(impl):
+@pytest.mark.parametrize("kind", ["plain", "tensor", "wrapped", "combined"])
+def test_group_that_comes_later(impl, kind):
     """A group that is added later has the schedule's rate, or is refused."""
     params = parameters()
-    optimizer = ramp(impl, sgd(impl, params))
+    optimizer = ramp(impl, sgd(impl, dict(params)))
+    if kind == "wrapped":
+        optimizer = impl.OptimizerWrapper(optimizer)
+    elif kind == "combined":
+        optimizer = impl.CombinedOptimizer([optimizer])
     train(optimizer, params, 2)
     late = torch.nn.Parameter(torch.ones(2))
+    rate = torch.tensor(7.0) if kind == "tensor" else 7.0
     try:
-        optimizer.add_param_group({"params": {"late": late}, "lr": 7.0})
+        optimizer.add_param_group({"params": {"late": late}, "lr": rate})
     except (NotImplementedError, ValueError):
         expect_equal(len(optimizer.param_groups), 1, "groups after a refusal")
         expect_at(optimizer, 2)
         return
     expect_equal(len(optimizer.param_groups), 2, "groups")
     expect_at(optimizer, 2)
+    if kind == "tensor":
+        expect(optimizer.param_groups[1]["lr"] is rate, "the caller's tensor", "another")
     train(optimizer, [*params.values(), late], 1)
     expect_at(optimizer, 3)
+
+
+@pytest.mark.clause("WARM-076")
+@pytest.mark.parametrize("kind", ["key of the schedule", "known key", "known parameter", "no key"])
+def test_group_that_cannot_be(impl, kind):
+    """A group with a key or parameter that is taken, or without keys, is refused."""
+    params = parameters()
+    optimizer = ramp(impl, sgd(impl, dict(params)))
+    train(optimizer, params, 2)
+    late = torch.nn.Parameter(torch.ones(2))
+    given = {
+        "key of the schedule": {"__warmup": late},
+        "known key": {"p1": late},
+        "known parameter": {"late": params["p1"]},
+        "no key": [late],
+    }[kind]
+    expect_raises(
+        lambda: optimizer.add_param_group({"params": given}),
+        ValueError,
+        NotImplementedError,
+        expected=f"a refusal: {kind}",
+    )
+    expect_equal(len(optimizer.param_groups), 1, "groups")
+    train(optimizer, params, 1)
+    expect_at(optimizer, 3)
+    expect_equal(sorted(optimizer.state_dict()["state"]), ["__warmup"], "keys of the state")
 
 
 @pytest.mark.clause("WARM-033")
@@ -173,9 +207,7 @@ def test_group_that_comes_later(impl):
 def test_impossible_lr(impl, lr):
     """An lr that is negative or NaN is refused with ValueError, as torch's optimizers do."""
     inner = sgd(impl, parameters())
-    expect_raises(
-        lambda: ramp(impl, inner, lr=lr), ValueError, expected=f"ValueError for lr={lr}"
-    )
+    expect_raises(lambda: ramp(impl, inner, lr=lr), ValueError, expected=f"ValueError for lr={lr}")
     expect_equal(inner.param_groups[0]["lr"], 0.1, "lr of the wrapped optimizer")
 
 
@@ -183,7 +215,7 @@ def test_impossible_lr(impl, lr):
 def test_step_that_raises(impl):
     """A step that raises does not move the schedule."""
     params = parameters()
-    optimizer = ramp(impl, sgd(impl, params))
+    optimizer = ramp(impl, sgd(impl, dict(params)))
     train(optimizer, params, 2)
 
     def broken() -> Any:
@@ -201,7 +233,7 @@ def test_step_that_raises(impl):
 def test_closures(impl, evaluations):
     """The closure runs as often as the inner optimizer asks; the schedule moves once a step."""
     params = parameters()
-    inner, _ = recording(impl, params, evaluations=evaluations)
+    inner, _ = recording(impl, dict(params), evaluations=evaluations)
     optimizer = ramp(impl, inner)
     seen: list[list[Any]] = []
 
@@ -228,7 +260,7 @@ def test_closures(impl, evaluations):
 def test_what_step_returns(impl):
     """What a step with a closure returns."""
     params = parameters()
-    optimizer = ramp(impl, sgd(impl, params))
+    optimizer = ramp(impl, sgd(impl, dict(params)))
     return outcome(lambda: optimizer.step(lambda: 2.5))
 
 
@@ -236,7 +268,7 @@ def test_what_step_returns(impl):
 def test_step_hooks(impl):
     """Step hooks fire once a step, and the ones before it see the rate that it uses."""
     params = parameters()
-    inner, recorder = recording(impl, params)
+    inner, recorder = recording(impl, dict(params))
     optimizer = ramp(impl, inner)
     before: list[Any] = []
     after: list[Any] = []
@@ -252,7 +284,7 @@ def test_step_hooks(impl):
 def test_gradients_do_not_matter(impl, kind):
     """The schedule moves the same with non-finite, missing, sparse and empty gradients."""
     params = parameters(2, (0,) if kind == "empty" else (2, 2))
-    inner, recorder = recording(impl, params)
+    inner, recorder = recording(impl, dict(params))
     optimizer = ramp(impl, inner)
     for iteration in range(5):
         expect_at(optimizer, iteration)
@@ -277,7 +309,7 @@ def test_gradients_do_not_matter(impl, kind):
 def test_only_steps_move_it(impl):
     """Nothing but a step moves the schedule."""
     params = parameters()
-    optimizer = ramp(impl, sgd(impl, params))
+    optimizer = ramp(impl, sgd(impl, dict(params)))
     train(optimizer, params, 2)
     before = values(params)
     optimizer.zero_grad()
@@ -300,7 +332,7 @@ def test_only_steps_move_it(impl):
 def test_gradients_are_zeroed(impl, to_none):
     """zero_grad zeroes the wrapped optimizer's gradients, or sets them to None if asked to."""
     params = parameters()
-    optimizer = ramp(impl, sgd(impl, params))
+    optimizer = ramp(impl, sgd(impl, dict(params)))
     set_grads(params)
     optimizer.zero_grad(set_to_none=to_none)
     for key, param in params.items():
@@ -342,7 +374,7 @@ def test_distributed_parameters(impl):
 def test_learning_rate_scheduler(impl):
     """What rates come of a torch scheduler around a schedule: before and after its step."""
     params = parameters()
-    inner, recorder = recording(impl, params)
+    inner, recorder = recording(impl, dict(params))
     optimizer = impl.WarmupOptimizer(
         inner, warmup_stages(impl, [{"policy": "CONSTANT", "max_iters": 9, "value": 0.5}]), lr=1.0
     )
@@ -362,7 +394,7 @@ def test_learning_rate_scheduler(impl):
 def test_gradient_scaler(impl):
     """A step that a GradScaler skips for overflow does not move the schedule; others do."""
     params = parameters()
-    optimizer = ramp(impl, sgd(impl, params))
+    optimizer = ramp(impl, sgd(impl, dict(params)))
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     iteration = 0
     for overflow in (False, True, False, True, False):
@@ -381,7 +413,7 @@ def test_gradient_scaler(impl):
 def test_modes_of_torch(impl, how):
     """The schedule moves the same under autocast and no_grad."""
     params = parameters()
-    optimizer = ramp(impl, impl.KeyedOptimizerWrapper(params, Recorder))
+    optimizer = ramp(impl, impl.KeyedOptimizerWrapper(dict(params), Recorder))
     for iteration in range(6):
         expect_at(optimizer, iteration)
         with torch.autocast("cpu") if how == "autocast" else torch.no_grad():

@@ -39,14 +39,12 @@ def rates(optimizer: Any, steps: int) -> list[float]:
     return found
 
 
-def refused(impl: Any, stages: Any, *kinds: type[Exception]) -> None:
+def refused(impl: Any, stages: Any) -> None:
     """Expect a constructor that refuses the stages, and leaves the wrapped optimizer alone."""
     listed = warmup_stages(impl, stages)
     inner = sgd(impl, parameters(1, (2,)), lr=9.0)
     expect_raises(
-        lambda: impl.WarmupOptimizer(inner, listed),
-        *(kinds or (ValueError,)),
-        expected=f"ValueError for {stages}",
+        lambda: impl.WarmupOptimizer(inner, listed), ValueError, expected=f"ValueError for {stages}"
     )
     expect_equal(inner.param_groups[0]["lr"], 9.0, "lr of the wrapped optimizer")
     expect_equal(list(inner.params), ["p0"], "parameters of the wrapped optimizer")
@@ -231,7 +229,9 @@ def test_values_must_be_finite(impl, field, value):
 @pytest.mark.parametrize("wrong", [None, "ten"])
 def test_numbers_must_be_numbers(impl, field, wrong):
     """A field that is no number is refused when the schedule is made."""
-    refused(impl, [{"policy": "LINEAR", "max_iters": 10, field: wrong}], ValueError, TypeError)
+    stages = [{"policy": "LINEAR", "max_iters": 10, field: wrong}]
+    expected = f"ValueError or TypeError for {stages}"
+    expect_raises(lambda: warmup(impl, stages), ValueError, TypeError, expected=expected)
 
 
 @pytest.mark.clause("WARM-069")
@@ -243,9 +243,7 @@ def test_wrapped_must_be_keyed(impl, kind):
         "list": [sgd(impl, parameters(1))],
         "class": impl.KeyedOptimizer,
     }[kind]
-    expect_raises(
-        lambda: impl.WarmupOptimizer(wrong, []), Exception, expected=f"an error for a {kind}"
-    )
+    expect_raises(lambda: impl.WarmupOptimizer(wrong, []), Exception, expected=f"an error for a {kind}")
 
 
 @pytest.mark.clause("WARM-067")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 
 from keyedopt.reference.keyed.base import KeyedOptimizer
 from keyedopt.reference.keyed.composition import FLAG, Composition
-from keyedopt.reference.keyed.groups import check_groups, keyed_parameters
+from keyedopt.reference.keyed.groups import check_groups, keyed_parameters, keys_by_id
 from keyedopt.reference.keyed.pending import PendingLoad
-from keyedopt.reference.keyed.views import prepend_key, strip_key, strip_keys
+from keyedopt.reference.keyed.portions import Portion, deal, deal_groups, merge, renamed
+from keyedopt.reference.keyed.views import prepend_key, strip_keys
 from keyedopt.reference.keyed.wrapper import check_keyed, saves_groups
 
 KeyedPair = tuple[str, KeyedOptimizer]
@@ -46,8 +47,7 @@ class CombinedOptimizer(Composition):
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
         """Whether groups are saved, which is asked of the combined optimizers."""
-        if self._optims:
-            self._own_defaults[FLAG] = self._saves_groups()
+        self._own_defaults[FLAG] = self._saves_groups()
         return self._own_defaults
 
     @staticmethod
@@ -113,51 +113,29 @@ class CombinedOptimizer(Composition):
                 f"Of the combined optimizers only {', '.join(saving)} save their groups: "
                 "call save_param_groups with the same value on all of them"
             )
-        return any(flags.values())
+        return any(flags.values()) if flags else self._own_defaults[FLAG]
 
     def _save_parts(self) -> dict[str, Any]:
         self._check_disjoint()
+        saves = self._saves_groups()
         state: dict[str, Any] = {}
         groups: list[Any] = []
         rest: dict[str, Any] = {}
         for prefix, optimizer in self._optims:
             part = dict(optimizer.state_dict())
             merge(state, part.pop("state"), prefix)
-            groups += [_renamed(group, prefix) for group in part.pop("param_groups", ())]
+            groups += [renamed(group, prefix) for group in part.pop("param_groups", ())]
             merge(rest, part, prefix)  # whatever else an optimizer chooses to save
-        saves = self.defaults[FLAG]
         return {"state": state, **({"param_groups": groups} if saves else {}), **rest}
 
-    def _portions(self, state_dict: dict[str, Any]) -> list[tuple[str, Any, dict[str, Any]]]:
+    def _portions(self, state_dict: dict[str, Any]) -> list[Portion]:
         self._check_disjoint()
-        rest = {key: value for key, value in state_dict.items() if key not in ("state", "param_groups")}
-        portions = [
-            (prefix, optimizer, {"state": {}, **_stripped(rest, prefix)})
-            for prefix, optimizer in self._optims
-        ]
-        for key, entry in state_dict["state"].items():
-            number = self._owner([key])
-            portions[number][2]["state"][strip_key(key, portions[number][0])] = entry
-        if self.defaults[FLAG] and "param_groups" in state_dict:
-            keys = {id(param): key for key, param in self.params.items()}
-            check_groups(self.param_groups, state_dict["param_groups"], keys, PendingLoad())
-            for group in state_dict["param_groups"]:
-                prefix, _, part = portions[self._owner(group["params"])]
-                names = strip_keys(group["params"], prefix)
-                part.setdefault("param_groups", []).append({**group, "params": names})
+        portions = deal(self._optims, state_dict)
+        if self._saves_groups() and "param_groups" in state_dict:
+            groups, keys = state_dict["param_groups"], keys_by_id(self.params)
+            check_groups(self.param_groups, groups, keys, PendingLoad())
+            deal_groups(portions, groups)
         return portions
-
-    def _owner(self, keys: Collection[str]) -> int:
-        """Find the optimizer that all of the parameters belong to, or would by their prefix."""
-        fits: list[tuple[bool, int, int]] = []
-        for number, (prefix, optimizer) in enumerate(self._optims):
-            names = strip_keys(keys, prefix)
-            if len(names) == len(keys):
-                known = all(name in optimizer.params for name in names)
-                fits.append((known, len(prefix), number))
-        if not fits:
-            raise ValueError(f"None of the combined optimizers has the parameters {list(keys)}")
-        return max(fits)[2]
 
 
 def _pair(item: Any) -> KeyedPair:
@@ -166,21 +144,3 @@ def _pair(item: Any) -> KeyedPair:
     if not isinstance(key, str):
         raise ValueError(f"The key of an optimizer is a string, got {key!r}")
     return key, optimizer
-
-
-def merge(into: dict[str, Any], part: Mapping[str, Any], prefix: str) -> None:
-    """Add the entries of `part` under longer keys; two of the same key are an error."""
-    for name, entry in part.items():
-        key = prepend_key(name, prefix)
-        if key in into:
-            raise ValueError(f"Duplicate param key {key}")
-        into[key] = entry
-
-
-def _renamed(group: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    return {**group, "params": sorted(prepend_key(name, prefix) for name in group["params"])}
-
-
-def _stripped(rest: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    fits = [key for key in rest if strip_keys([key], prefix)]
-    return {strip_key(key, prefix): rest[key] for key in fits}

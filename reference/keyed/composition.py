@@ -15,7 +15,7 @@ from keyedopt.reference.keyed.base import KeyedOptimizer, prepare_load
 from keyedopt.reference.keyed.pending import PendingLoad
 from keyedopt.reference.keyed.state import check_entry, extract
 from keyedopt.reference.keyed.values import kind
-from keyedopt.reference.keyed.views import JoinedView, strip_keys
+from keyedopt.reference.keyed.views import JoinedView, prepend_key, strip_keys
 
 FLAG = "_save_param_groups"
 
@@ -117,9 +117,13 @@ class Composition(KeyedOptimizer):
             check_entry(entry, state.pop(key), [key], pending)
         for prefix, optimizer, part in self._portions({**state_dict, "state": state}):
             try:
-                pending.extend(prepare_load(optimizer, part))
+                found = prepare_load(optimizer, part)
             except ValueError as error:
                 raise ValueError(f"{error} (in the optimizer {prefix!r})" if prefix else error) from error
+            for number, (target, new, path) in enumerate(found.stateful):
+                path = [prepend_key(path[0] if path else "", prefix), *path[1:]]
+                found.stateful[number] = target, new, path
+            pending.extend(found)
         return pending
 
     def _portions(self, state_dict: dict[str, Any]) -> Sequence[tuple[str, Any, dict[str, Any]]]:

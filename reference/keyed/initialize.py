@@ -11,6 +11,7 @@ from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+
 from keyedopt.reference.keyed.pending import PendingLoad
 from keyedopt.reference.keyed.shards import local_tensors
 from keyedopt.reference.keyed.state import check_entry, extract

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
 from keyedopt.reference.keyed.values import Path, clone, refusal
 
 
@@ -48,8 +49,9 @@ class PendingLoad:
         self._load_stateful()
         for reshape in self.reshapes:
             reshape()
-        for live, new in copies:
-            live.detach().copy_(new)
+        with torch.no_grad():  # not into live.detach(): the indices of a sparse tensor would stay
+            for live, new in copies:
+                live.copy_(new)
         for mapping, key, new in values:
             mapping[key] = new
         for notify in self.afterwards:
@@ -89,13 +91,18 @@ def check_tensor(live: torch.Tensor, new: torch.Tensor, path: Path, pending: Pen
         raise refusal("Different shape", path, tuple(live.shape), tuple(new.shape))
     if live.layout != new.layout:
         raise refusal("Different layout", path, live.layout, new.layout)
-    if not torch.can_cast(new.dtype, live.dtype) and not _survives(new, live.dtype):
+    if not _holds(live.dtype, new):
         raise refusal("Different dtype, and values that it cannot hold", path, live.dtype, new)
     pending.copies.append((live, new))
 
 
-def _survives(value: torch.Tensor, dtype: torch.dtype) -> bool:
-    # A step count may be a float here and an integer there; a fraction may not be cut off.
-    if value.is_complex() or value.is_meta or value.layout != torch.strided:
+def _holds(dtype: torch.dtype, value: torch.Tensor) -> bool:
+    # Rounding is a matter of precision; a fraction, a sign or an imaginary part that is cut off is
+    # not. A step count may well be a float in one implementation and an integer in the other.
+    if value.dtype == dtype or dtype.is_complex:
+        return True
+    if value.is_complex():
         return False
+    if dtype.is_floating_point or value.is_meta:
+        return True
     return torch.equal(value.to(dtype).to(value.dtype), value)

@@ -33,8 +33,9 @@ def check_sharded_tensor(
     live: ShardedTensor, new: ShardedTensor, path: list[Any], pending: PendingLoad
 ) -> None:
     """Check a ShardedTensor; only a column-wise shard may come in another width."""
-    if live.size() != new.size():
-        raise refusal("Different shape", path, tuple(live.size()), tuple(new.size()))
+    whole, new_whole = live.metadata().size, new.metadata().size
+    if whole != new_whole:
+        raise refusal("Different shape", path, tuple(whole), tuple(new_whole))
     check_count(live.local_shards(), new.local_shards(), path)
     resized = False
     for shard, new_shard in zip(live.local_shards(), new.local_shards(), strict=True):
@@ -53,7 +54,7 @@ def check_sharded_tensor(
 def _resize(live: ShardedTensor, new: ShardedTensor) -> None:
     for shard, new_shard in zip(live.local_shards(), new.local_shards(), strict=True):
         if shard.tensor.shape != new_shard.tensor.shape:
-            shard.tensor.detach().resize_(new_shard.tensor.shape)
+            shard.tensor.resize_(new_shard.tensor.shape)
         _move(shard.metadata, new_shard.metadata)
     # The other ranks' shards took other widths as well: the global picture follows.
     old_shards, new_shards = live.metadata().shards_metadata, new.metadata().shards_metadata

@@ -6,8 +6,9 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import torch
-from keyedopt.reference.keyed.base import KeyedOptimizer, check_construction
 from torch import optim
+
+from keyedopt.reference.keyed.base import KeyedOptimizer, check_construction
 
 
 class KeyedOptimizerWrapper(KeyedOptimizer):
@@ -26,10 +27,11 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
         pass_params_dict: bool = False,
     ) -> None:
         self.params = dict(params)
-        self.defaults = {"_save_param_groups": False}
         check_construction(self.params, {})
         given: Any = dict(params) if pass_params_dict else list(params.values())
         self._optimizer = optim_factory(given)
+        # Schedulers look here to find out whether there is momentum to cycle.
+        self.defaults = {**getattr(self._optimizer, "defaults", {}), "_save_param_groups": False}
         check_construction(self.params, self.state)
 
     # Live views: torch's optimizers replace both when they load or are unpickled.
@@ -54,7 +56,7 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
     def _dummy_step(self) -> None:
         # The torch optimizer's own hooks are no more meant for it than ours are.
         names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
-        hooks = {name: getattr(self._optimizer, name) for name in names}
+        hooks = {name: getattr(self._optimizer, name, {}) for name in names}
         try:
             for name in names:
                 setattr(self._optimizer, name, {})

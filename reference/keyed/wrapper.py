@@ -71,4 +71,7 @@ def check_keyed(optimizer: object) -> None:
 
 def saves_groups(optimizer: Any) -> bool:
     """Whether a keyed optimizer saves its groups."""
-    return bool(getattr(optimizer, "defaults", {}).get(FLAG, False))
+    if isinstance(optimizer, KeyedOptimizer):
+        return bool(getattr(optimizer, "defaults", {}).get(FLAG, False))
+    saved = optimizer.state_dict()  # in other libraries a wrapper's own flag may be out of date
+    return isinstance(saved, Mapping) and "param_groups" in saved

@@ -1,0 +1,28 @@
+"""A clipping factor that float16 cannot hold sets good gradients to zero.
+
+The factor max_gradient / norm is rounded to the dtype of the gradient before it is multiplied.
+In float16 a factor below 6e-8 becomes 0 and one below 6e-5 loses digits, though the clipped
+gradient itself is well within float16. The step does nothing, silently.
+
+Clauses: CLIP-016.
+"""
+
+import functools
+import sys
+
+import torch
+from torchrec.optim.clipping import GradientClipping, GradientClippingOptimizer
+from torchrec.optim.keyed import KeyedOptimizerWrapper
+
+param = torch.nn.Parameter(torch.zeros(2, dtype=torch.float16))
+param.grad = torch.tensor([3e4, 4e4], dtype=torch.float16)
+optimizer = GradientClippingOptimizer(
+    KeyedOptimizerWrapper({"p": param}, functools.partial(torch.optim.SGD, lr=1.0)),
+    GradientClipping.NORM,
+    max_gradient=1e-3,
+)
+optimizer.step()
+moved = param.detach().tolist()
+defect = not any(moved)
+print(f"{'defect' if defect else 'fixed'}: expected a move by (-0.0006, -0.0008), seen {moved}")
+sys.exit(1 if defect else 0)

@@ -1,0 +1,38 @@
+"""A combination evaluates the closure once for each optimizer instead of once a step.
+
+CombinedOptimizer hands the closure to every optimizer in turn. The second one sees a model whose
+first half has been updated already, a closure that adds to the gradients doubles them, metrics count
+the batch several times, and the step costs one forward and backward for each optimizer. Nor are
+gradients enabled for it, unless each of the optimizers sees to that itself.
+
+Clauses: COMB-024, COMB-025.
+"""
+
+import functools
+import sys
+
+import torch
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+
+sgd = functools.partial(torch.optim.SGD, lr=1.0)
+params = {name: torch.nn.Parameter(torch.zeros(1)) for name in ("a", "b")}
+optimizer = CombinedOptimizer(
+    [(name, KeyedOptimizerWrapper({"p": param}, sgd)) for name, param in params.items()]
+)
+evaluations = 0
+
+
+def closure() -> torch.Tensor:
+    """Evaluate a model whose parameters both have the gradient 1."""
+    global evaluations
+    evaluations += 1
+    loss = params["a"].sum() + params["b"].sum()
+    loss.backward()
+    return loss
+
+
+optimizer.step(closure)
+seen = f"{evaluations} evaluations, moves {[float(-param.detach()) for param in params.values()]}"
+defect = evaluations != 1
+print(f"{'defect' if defect else 'fixed'}: expected 1 evaluation, moves [1.0, 1.0]; seen {seen}")
+sys.exit(1 if defect else 0)

@@ -1,0 +1,26 @@
+"""Hooks of state_dict and load_state_dict cannot be registered, and would not be called.
+
+The four registries are never made, so registering raises an AttributeError, and both methods
+ignore them. Renaming keys on load, the documented use, has to be done by hand.
+
+Clauses: KEYED-067, KEYED-068, KEYED-069, KEYED-070, FUSED-018.
+"""
+
+import sys
+
+import torch
+from torchrec.optim.keyed import KeyedOptimizerWrapper
+
+calls = []
+param = torch.nn.Parameter(torch.ones(1))
+optimizer = KeyedOptimizerWrapper({"p": param}, lambda params: torch.optim.SGD(params, lr=0.1))
+expected = "a hook that is called"
+try:
+    optimizer.register_state_dict_post_hook(lambda own, state_dict: calls.append("called"))
+    optimizer.state_dict()
+    seen = f"calls {calls}"
+except AttributeError as error:
+    seen = f"AttributeError: {error}"
+defect = calls != ["called"]
+print(f"{'defect' if defect else 'fixed'}: expected {expected}, seen {seen}")
+sys.exit(1 if defect else 0)

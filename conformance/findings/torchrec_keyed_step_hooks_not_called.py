@@ -1,0 +1,26 @@
+"""Step hooks are registered, but not called.
+
+The constructor makes the lists of hooks but never prepares `step` for them, as torch's does.
+Hooks begin to work, for all instances of the class at once, when any of them is copied,
+unpickled, or (in subclasses that do not override it) zero_grad is called. Logging, clipping and
+profiling in hooks silently do not happen.
+
+Clauses: KEYED-065.
+"""
+
+import sys
+
+import torch
+from torchrec.optim.keyed import KeyedOptimizerWrapper
+
+calls = []
+param = torch.nn.Parameter(torch.ones(1))
+optimizer = KeyedOptimizerWrapper({"p": param}, lambda params: torch.optim.SGD(params, lr=0.1))
+optimizer.register_step_pre_hook(lambda *given: calls.append("before"))
+optimizer.register_step_post_hook(lambda *given: calls.append("after"))
+optimizer.step()
+expected = ["before", "after"]
+seen = calls
+defect = seen != expected
+print(f"{'defect' if defect else 'fixed'}: expected {expected}, seen {seen}")
+sys.exit(1 if defect else 0)

@@ -1,0 +1,449 @@
+"""Combined optimizers: steps, closures, gradients, groups, hooks, copies, surroundings."""
+
+import copy
+import io
+from typing import Any
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.support import (
+    adam,
+    expect,
+    expect_bits,
+    expect_equal,
+    expect_raises,
+    expect_unchanged,
+    outcome,
+    parameter,
+    recording,
+    set_grads,
+    sgd,
+    snapshot,
+    train,
+)
+
+
+def pair(impl: Any, dtype: str = "float32", steps: int = 0) -> tuple[Any, list[Any], list[Any]]:
+    """Combine Adam (key a) and SGD with momentum (key b), each over a parameter ``p``, and train."""
+    params = [parameter(3, dtype=dtype, seed=1), parameter(2, 2, dtype=dtype, seed=2)]
+    inner = [adam(impl, {"p": params[0]}), sgd(impl, {"p": params[1]}, momentum=0.9)]
+    combined = impl.CombinedOptimizer([("a", inner[0]), ("b", inner[1])])
+    train(combined, params, steps)
+    return combined, inner, params
+
+
+@pytest.mark.clause("COMB-023")
+def test_a_step_is_a_step_of_each(impl, dtype):
+    """Parameters and state after steps of the combination are those of each optimizer alone."""
+    combined, inner, params = pair(impl, dtype)
+    _, alone, others = pair(impl, dtype)
+    for seed in range(3):
+        set_grads(params, seed=seed)
+        set_grads(others, seed=seed)
+        combined.step()
+        for optimizer in alone:
+            optimizer.step()
+    for one, other, seen, wanted in zip(params, others, inner, alone, strict=True):
+        expect_bits(one, other, "a parameter")
+        expect_unchanged(snapshot(wanted.state[other]), seen.state[one], "its state")
+
+
+@pytest.mark.clause("COMB-024")
+def test_a_closure_is_evaluated_once(impl):
+    """A step evaluates the closure once, and every optimizer steps on those gradients."""
+    params = [parameter(3, seed=seed) for seed in range(3)]
+    inner = [(f"o{number}", sgd(impl, {"p": param}, lr=0.5)) for number, param in enumerate(params)]
+    combined = impl.CombinedOptimizer(inner)
+    before = snapshot(params)
+    evaluated: list[int] = []
+
+    def closure() -> torch.Tensor:
+        evaluated.append(1)
+        combined.zero_grad()
+        loss = sum((param * param).sum() for param in params) ** 2
+        loss.backward()
+        return loss
+
+    combined.step(closure)
+    expect_equal(len(evaluated), 1, "evaluations of the closure")
+    alone = [value.clone().requires_grad_() for value in before]
+    (sum((param * param).sum() for param in alone) ** 2).backward()
+    for number, (param, other) in enumerate(zip(params, alone, strict=True)):
+        wanted = before[number].add(other.grad, alpha=-0.5)
+        expect_bits(param, wanted, f"parameter {number}, stepped on the gradient of one evaluation")
+
+
+@pytest.mark.clause("COMB-024")
+def test_gradients_accumulate_once(impl):
+    """A closure that adds to the gradients adds once a step, not once an optimizer."""
+    params = [parameter(2, seed=seed) for seed in range(2)]
+    keyed, recorders = zip(*(recording(impl, {"p": param}) for param in params), strict=True)
+    combined = impl.CombinedOptimizer([("a", keyed[0]), ("b", keyed[1])])
+
+    def closure() -> float:
+        for param in params:
+            ones = torch.ones_like(param)
+            param.grad = ones if param.grad is None else param.grad + ones
+        return 1.0
+
+    combined.step(closure)
+    for number, recorder in enumerate(recorders):
+        expect_equal(len(recorder.received), 1, f"steps that optimizer {number} took")
+        expect_bits(recorder.received[0][0], torch.ones(2), f"the gradient that optimizer {number} got")
+
+
+@pytest.mark.clause("COMB-025")
+@pytest.mark.parametrize("disabled", [False, True])
+def test_a_closure_runs_with_gradients(impl, disabled):
+    """A closure can call backward, also under no_grad and whatever the optimizers do."""
+
+    class Eager(torch.optim.SGD):
+        def step(self, closure=None):
+            loss = None if closure is None else closure()
+            super().step()
+            return loss
+
+    param = parameter(2)
+    keyed = impl.KeyedOptimizerWrapper({"p": param}, lambda listed: Eager(listed, lr=0.5))
+    combined = impl.CombinedOptimizer([("a", keyed)])
+    enabled: list[bool] = []
+
+    def closure() -> torch.Tensor:
+        enabled.append(torch.is_grad_enabled())
+        loss = param.sum()
+        if loss.requires_grad:
+            loss.backward()
+        return loss
+
+    with torch.set_grad_enabled(not disabled):
+        combined.step(closure)
+    expect_equal(set(enabled), {True}, "whether gradients were enabled in the closure")
+
+
+@pytest.mark.clause("COMB-026")
+def test_what_a_step_returns(impl):
+    """What step returns with a closure and without."""
+    combined, _, params = pair(impl)
+    set_grads(params)
+    return {"with": outcome(lambda: combined.step(lambda: 2.5)), "without": outcome(combined.step)}
+
+
+@pytest.mark.clause("COMB-027")
+@pytest.mark.parametrize("without", [[0], [1], [0, 1]])
+def test_parameters_without_a_gradient_are_left_alone(impl, without):
+    """Only parameters with a gradient change, whichever optimizer they belong to."""
+    combined, _, params = pair(impl, steps=1)
+    before = snapshot(params)
+    set_grads(params, seed=3)
+    for number in without:
+        params[number].grad = None
+    combined.step()
+    for number, param in enumerate(params):
+        changed = not torch.equal(param, before[number])
+        expect_equal(changed, number not in without, f"parameter {number} changed")
+
+
+@pytest.mark.clause("COMB-027")
+def test_sparse_and_dense_gradients_go_to_their_optimizers(impl):
+    """An optimizer for sparse gradients and one for dense ones work in one combination."""
+    table, dense = parameter(4, 2, seed=1), parameter(3, seed=2)
+    sparse = impl.KeyedOptimizerWrapper({"t": table}, lambda listed: torch.optim.SparseAdam(listed, lr=0.1))
+    combined = impl.CombinedOptimizer([("s", sparse), ("d", sgd(impl, {"p": dense}, lr=0.5))])
+    before = snapshot([table, dense])
+    table.grad = torch.sparse_coo_tensor([[1, 1]], [[1.0, 2.0], [1.0, 2.0]], (4, 2), check_invariants=True)
+    dense.grad = torch.ones(3)
+    combined.step()
+    moved = (table.detach() != before[0]).any(dim=1).tolist()
+    expect_equal(moved, [False, True, False, False], "rows of the table that moved")
+    expect_bits(dense, before[1] - 0.5, "the dense parameter")
+
+
+@pytest.mark.clause("COMB-028")
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_gradients_that_are_not_finite_stay_where_they_are(impl, value):
+    """A gradient that is not finite changes no parameter or state of another optimizer."""
+    combined, inner, params = pair(impl)
+    _, alone, others = pair(impl)
+    for seed in range(2):
+        set_grads(params, seed=seed)
+        set_grads(others, seed=seed)
+        params[0].grad[1] = float(value)
+        combined.step()
+        alone[1].step()
+    expect_bits(params[1], others[1], "the parameter of the other optimizer")
+    expect_unchanged(snapshot(alone[1].state[others[1]]), inner[1].state[params[1]], "its state")
+    expect(not params[0].isfinite().all(), "a parameter that shows it", params[0].tolist())
+
+
+@pytest.mark.clause("COMB-029")
+@pytest.mark.parametrize("to_none", [None, False, True])
+def test_zero_grad_reaches_all_optimizers(impl, dtype, to_none):
+    """zero_grad zeroes all gradients, and drops them with set_to_none=True."""
+    combined, _, params = pair(impl, dtype)
+    set_grads(params)
+    params[0].grad[0] = float("nan")
+    combined.zero_grad(*([] if to_none is None else [to_none]))
+    for param in params:
+        if to_none:
+            expect(param.grad is None, "no gradient", param.grad)
+        else:
+            expect(param.grad is not None, "a gradient of zeros", None)
+            expect_bits(param.grad, torch.zeros_like(param), "the gradient")
+    combined.zero_grad(set_to_none=True)
+    combined.zero_grad()  # nothing to zero is no error
+
+
+@pytest.mark.clause("COMB-032")
+@pytest.mark.parametrize("key", ["a.q", "b.q", "q"])
+def test_an_added_group_is_trained_or_refused(impl, key):
+    """A group is stepped and saved from then on, or refused and nothing has changed."""
+    combined, _, params = pair(impl, steps=1)
+    before = len(list(combined.param_groups)), set(combined.params)
+    late = parameter(2, seed=7)
+    value = late.detach().clone()
+    try:
+        combined.add_param_group({"params": {key: late}, "lr": 0.5})
+    except Exception:
+        expect_equal((len(list(combined.param_groups)), set(combined.params)), before, "groups and keys")
+        return
+    expect_equal(set(combined.params), before[1] | {key}, "keys of params")
+    train(combined, [*params, late], 1)
+    expect(not torch.equal(late, value), "a parameter that is trained", late.tolist())
+    expect(key in combined.state_dict()["state"], f"{key} in the checkpoint", combined.state_dict()["state"])
+
+
+@pytest.mark.clause("COMB-032")
+@pytest.mark.parametrize("how", ["no key", "known key", "known parameter", "no params", "no mapping"])
+def test_a_group_that_does_not_fit_is_refused(impl, how):
+    """A group without keys, or with a known key or parameter, is refused; nothing has changed."""
+    combined, _, params = pair(impl, steps=1)
+    before = snapshot(combined.state_dict()["state"])
+    late = parameter(2, seed=7)
+    group: Any = {
+        "no key": {"params": [late]},
+        "known key": {"params": {"a.p": late}},
+        "known parameter": {"params": {"a.q": params[1]}},
+        "no params": {"lr": 0.5},
+        "no mapping": [late],
+    }[how]
+    expect_raises(lambda: combined.add_param_group(group), Exception, expected="a refused group")
+    expect_equal(set(combined.params), {"a.p", "b.p"}, "keys of params")
+    expect_equal(len(list(combined.param_groups)), 2, "number of groups")
+    expect_unchanged(before, combined.state_dict()["state"], "the state")
+
+
+@pytest.mark.clause("COMB-033")
+def test_a_group_added_to_one_of_the_optimizers_is_seen(impl):
+    """A group that one of the optimizers gets later is part of the combination at once."""
+    combined, inner, params = pair(impl, steps=1)
+    late = parameter(2, seed=7)
+    try:
+        inner[1].add_param_group({"params": {"q": late}, "lr": 0.5, "momentum": 0.5})
+    except Exception:  # whether it can be added at all is the optimizer's own affair
+        return
+    expect_equal(set(combined.params), {"a.p", "b.p", "b.q"}, "keys of params")
+    expect_equal(len(list(combined.param_groups)), 3, "number of groups")
+    train(combined, [*params, late], 1)
+    expect_equal(set(combined.state_dict()["state"]), {"a.p", "b.p", "b.q"}, "keys of the saved state")
+
+
+@pytest.mark.clause("COMB-035")
+def test_step_hooks_run_once_a_step(impl):
+    """Step hooks of a combination run once a step, before and after it, and can be removed."""
+    combined, _, params = pair(impl)
+    calls: list[tuple[str, bool]] = []
+    start = params[0].detach().clone()
+
+    def note(name):
+        return lambda optimizer, args, kwargs: calls.append(
+            (name, optimizer is combined and torch.equal(params[0], start))
+        )
+
+    handles = [combined.register_step_pre_hook(note("pre")), combined.register_step_post_hook(note("post"))]
+    set_grads(params)
+    combined.step()
+    expect_equal(calls, [("pre", True), ("post", False)], "hooks, and whether the step was to come")
+    for handle in handles:
+        handle.remove()
+    combined.step()
+    expect_equal(len(calls), 2, "calls after the hooks were removed")
+
+
+@pytest.mark.clause("COMB-035")
+def test_a_step_hook_replaces_the_closure(impl):
+    """What a step pre-hook returns takes the place of the arguments."""
+    combined, _, params = pair(impl)
+    seen: list[str] = []
+
+    def closure(name):
+        def evaluate():
+            seen.append(name)
+            set_grads(params)
+            return 1.0
+
+        return evaluate
+
+    combined.register_step_pre_hook(lambda optimizer, args, kwargs: ((optimizer, closure("new")), {}))
+    combined.step(closure("old"))
+    expect_equal(set(seen), {"new"}, "closures that were evaluated")
+
+
+@pytest.mark.clause("COMB-043")
+def test_a_step_that_calls_the_base_is_one_event(impl):
+    """Hooks of a subclass whose step calls super().step() run once a step."""
+
+    class Logging(impl.CombinedOptimizer):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    pair(impl)  # torch may prepare the class at its first instance
+    param = parameter(2)
+    optimizer = Logging([sgd(impl, {"p": param})])
+    calls: list[str] = []
+    optimizer.register_step_pre_hook(lambda *_: calls.append("pre"))
+    optimizer.register_step_post_hook(lambda *_: calls.append("post"))
+    train(optimizer, [param], 1)
+    expect_equal(calls, ["pre", "post"], "hooks that ran in one step")
+
+
+@pytest.mark.clause("COMB-036")
+def test_step_hooks_of_the_combined_optimizers_run(impl):
+    """A step hook of a combined optimizer runs once a step of the combination."""
+    combined, inner, params = pair(impl)
+    calls: list[str] = []
+    for name, optimizer in zip("ab", inner, strict=True):
+        optimizer.register_step_pre_hook(lambda *_, name=name: calls.append(f"pre {name}"))
+        optimizer.register_step_post_hook(lambda *_, name=name: calls.append(f"post {name}"))
+    train(combined, params, 1)
+    expect_equal(calls, ["pre a", "post a", "pre b", "post b"], "hooks that ran")
+
+
+@pytest.mark.clause("COMB-037")
+def test_hooks_of_saving(impl):
+    """state_dict hooks of a combination run once, and what the post-hook returns is used."""
+    combined, _, _ = pair(impl, steps=1)
+    calls: list[bool] = []
+    combined.register_state_dict_pre_hook(lambda optimizer: calls.append(optimizer is combined))
+    combined.register_state_dict_post_hook(lambda optimizer, saved: {**saved, "by the hook": 1})
+    saved = combined.state_dict()
+    expect_equal(calls, [True], "calls of the pre-hook")
+    expect_equal(saved.get("by the hook"), 1, "what the post-hook added")
+
+
+@pytest.mark.clause("COMB-037")
+def test_hooks_of_loading(impl):
+    """load_state_dict hooks of a combination run once, and what the pre-hook returns is loaded."""
+    combined, inner, params = pair(impl, steps=1)
+    given = copy.deepcopy(combined.state_dict())
+    other = copy.deepcopy(given)
+    other["state"]["a.p"]["exp_avg"].fill_(9.0)
+    calls: list[bool] = []
+    combined.register_load_state_dict_pre_hook(lambda optimizer, state_dict: other)
+    combined.register_load_state_dict_post_hook(lambda optimizer: calls.append(optimizer is combined))
+    combined.load_state_dict(given)
+    expect_bits(inner[0].state[params[0]]["exp_avg"], torch.full((3,), 9.0), "exp_avg from the pre-hook")
+    expect_equal(calls, [True], "calls of the post-hook")
+
+
+def count(optimizer: Any, *_: Any) -> None:
+    """Count, as a hook, on the optimizer that calls it."""
+    optimizer.counted = getattr(optimizer, "counted", 0) + 1
+
+
+def recast(optimizer: Any, how: str) -> Any:
+    """Copy an optimizer one way or the other."""
+    if how == "deepcopy":
+        return copy.deepcopy(optimizer)
+    buffer = io.BytesIO()
+    torch.save(optimizer, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+@pytest.mark.clause("COMB-038")
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+def test_hooks_survive_a_copy(impl, how):
+    """A copy has step hooks of its own that run once a step."""
+    combined, _, params = pair(impl, steps=1)
+    combined.register_step_post_hook(count)
+    other = recast(combined, how)
+    train(other, other.params, 2)
+    expect_equal(getattr(other, "counted", 0), 2, "calls of the copy's hook in two steps")
+    expect_equal(getattr(combined, "counted", 0), 0, "calls for the original")
+    train(combined, params, 1)
+    expect_equal((combined.counted, other.counted), (1, 2), "calls after a step of the original")
+
+
+@pytest.mark.clause("COMB-039")
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_a_copy_trains_on_alone(impl, how, steps):
+    """A copy has the same keys, state and groups, shares nothing, and trains like the original."""
+    combined, _, params = pair(impl, steps=steps)
+    combined.save_param_groups(True)
+    other = recast(combined, how)
+    expect_unchanged(snapshot(combined.state_dict()), other.state_dict(), "what the copy saves")
+    before = snapshot([params, combined.state_dict()])
+    copied = [other.params[key] for key in ("a.p", "b.p")]
+    train(other, copied, 2, seed=5)
+    expect_unchanged(before, [params, combined.state_dict()], "the original")
+    train(combined, params, 2, seed=5)
+    for param, one in zip(params, copied, strict=True):
+        expect_bits(one, param, "a parameter of the copy")
+    expect_unchanged(snapshot(combined.state_dict()), other.state_dict(), "what the copy saves later")
+    other.load_state_dict(combined.state_dict())
+
+
+@pytest.mark.clause("COMB-040")
+def test_a_copy_with_a_scheduler_steps_itself(impl):
+    """A copy of a combination with an LRScheduler steps its own parameters."""
+    combined, _, params = pair(impl)
+    torch.optim.lr_scheduler.ExponentialLR(combined, 0.5)
+    other = copy.deepcopy(combined)
+    before = snapshot(params)
+    copied = [other.params[key] for key in ("a.p", "b.p")]
+    set_grads(params, seed=1)
+    set_grads(copied, seed=2)
+    other.step()
+    expect_unchanged(before, params, "parameters of the original")
+    for param, value in zip(copied, before, strict=True):
+        expect(not torch.equal(param, value), "a parameter of the copy that moved", param.tolist())
+
+
+@pytest.mark.clause("COMB-041")
+def test_a_scheduler_sets_all_rates(impl):
+    """An LRScheduler around a combination sets the rate of every optimizer."""
+    params = [parameter(2, seed=seed) for seed in range(2)]
+    keyed, recorders = zip(*(recording(impl, {"p": param}, lr=1.0) for param in params), strict=True)
+    combined = impl.CombinedOptimizer([("a", keyed[0]), ("b", keyed[1])])
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(combined, 0.5)
+    for _ in range(3):
+        set_grads(params)
+        combined.step()
+        scheduler.step()
+    for recorder in recorders:
+        expect_equal(recorder.rates, [[1.0], [0.5], [0.25]], "rates in force")
+
+
+@pytest.mark.clause("COMB-041")
+def test_a_scaler_unscales_and_skips(impl):
+    """A GradScaler unscales the gradients of all optimizers, and skips a step with infinite ones."""
+    params = [parameter(2, seed=seed) for seed in range(2)]
+    keyed, recorders = zip(*(recording(impl, {"p": param}) for param in params), strict=True)
+    combined = impl.CombinedOptimizer([("a", keyed[0]), ("b", keyed[1])])
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(torch.ones(1))
+    for param in params:
+        param.grad = torch.full((2,), 2.0)
+    scaler.step(combined)
+    scaler.update()
+    for recorder in recorders:
+        expect_bits(recorder.received[0][0], torch.full((2,), 0.5), "the unscaled gradient")
+    for param in params:
+        param.grad = torch.full((2,), 2.0)
+    params[1].grad[0] = float("inf")
+    scaler.step(combined)
+    scaler.update()
+    for recorder in recorders:
+        expect_equal(len(recorder.received), 1, "steps taken")

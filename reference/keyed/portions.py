@@ -1,0 +1,65 @@
+"""What a combination saves and loads, put together from and dealt to its optimizers."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from keyedopt.reference.keyed.groups import group_keys
+from keyedopt.reference.keyed.views import prepend_key, strip_keys
+
+#: The key of an optimizer, the optimizer, and what it is to load.
+Portion = tuple[str, Any, dict[str, Any]]
+
+
+def merge(into: dict[str, Any], part: Mapping[str, Any], prefix: str) -> None:
+    """Add the entries of `part` under longer keys; two of the same key are an error."""
+    for name, entry in part.items():
+        key = prepend_key(name, prefix)
+        if key in into:
+            raise ValueError(f"Duplicate param key {key}")
+        into[key] = entry
+
+
+def renamed(group: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+    """Give a saved group the keys that its parameters have in the combination."""
+    return {**group, "params": sorted(prepend_key(name, prefix) for name in group["params"])}
+
+
+def deal(parts: Sequence[tuple[str, Any]], state_dict: Mapping[str, Any]) -> list[Portion]:
+    """Give each optimizer its part of what is loaded, under the keys that it has itself."""
+    portions: list[Portion] = []
+    for prefix, optimizer in parts:
+        part: dict[str, Any] = {"state": {}}
+        for key in state_dict.keys() - {"state", "param_groups"}:
+            part |= dict.fromkeys(strip_keys([key], prefix), state_dict[key])
+        portions.append((prefix, optimizer, part))
+    for key, entry in state_dict["state"].items():
+        prefix, _, part = portions[_owner(parts, key)]
+        part["state"][strip_keys([key], prefix)[0]] = entry
+    return portions
+
+
+def _owner(parts: Sequence[tuple[str, Any]], key: str) -> int:
+    """Find the optimizer that has the parameter, or whose key it has in front."""
+    fits = [
+        (name in optimizer.params, len(prefix), number)
+        for number, (prefix, optimizer) in enumerate(parts)
+        for name in strip_keys([key], prefix)
+    ]
+    if not fits:
+        raise ValueError(f"None of the combined optimizers has the parameter {key}")
+    return max(fits)[2]
+
+
+def deal_groups(portions: Sequence[Portion], groups: Collection[Mapping[str, Any]]) -> None:
+    """Give each optimizer the groups of its parameters; that they all fit has been checked."""
+    waiting: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for group in groups:
+        waiting.setdefault(tuple(sorted(group["params"])), []).append(group)
+    for prefix, optimizer, part in portions:
+        keys = {id(param): prepend_key(name, prefix) for name, param in optimizer.params.items()}
+        live = [group_keys(group, number, keys) for number, group in enumerate(optimizer.param_groups)]
+        part["param_groups"] = [
+            {**waiting[tuple(names)].pop(0), "params": strip_keys(names, prefix)} for names in live
+        ]
