@@ -112,7 +112,7 @@ def expect_within(
     """Expect an error of at most ``budget`` units in the last place; return it, to be recorded."""
     expect(seen.shape == exact.shape, f"{what} of shape {tuple(exact.shape)}", tuple(seen.shape))
     error = ulp_error(seen, exact, before)
-    expect(error <= budget, f"{what} within {budget:g} ULP of {_text(exact)}", f"{error:g} ULP: {_text(seen)}")
+    expect(error <= budget, f"{what} within {budget:g} ULP of {_text(exact)}", f"{error:g} in {_text(seen)}")
     return error
 
 
