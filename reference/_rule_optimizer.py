@@ -84,10 +84,10 @@ class RuleOptimizer(Optimizer):
         for group, param in work:
             check_gradient(param, group["error_if_nonfinite"])
         for group, param in work:
-            self._update(group, param)
+            self._update(group, param, param.grad)
         return loss
 
-    def _update(self, group: dict[str, Any], param: Tensor) -> None:
+    def _update(self, group: dict[str, Any], param: Tensor, grad: Tensor) -> None:
         state = self.state[param]
         first = not state
         if first:
@@ -96,7 +96,7 @@ class RuleOptimizer(Optimizer):
             state["step"] += 1
         rule, names = self.rule(group, state, first)
         tensors = [state[name] for name in names]
-        rows, grads = touched(param, Rows(group["rows"]))
+        rows, grads = touched(param, grad, Rows(group["rows"]))
         if rows is not None:
             update_rows(rule, param, tensors, rows, grads)
             return
@@ -189,10 +189,8 @@ def check_gradient(param: Tensor, finite: bool) -> None:
         raise RuntimeError("a gradient is not finite, and error_if_nonfinite asks to refuse it")
 
 
-def touched(param: Tensor, which: Rows) -> tuple[Tensor | None, Tensor]:
+def touched(param: Tensor, grad: Tensor, which: Rows) -> tuple[Tensor | None, Tensor]:
     """Return the rows that a step updates, None for all, and their gradients."""
-    grad = param.grad
-    assert grad is not None
     if grad.is_sparse:
         rows, grads = coalesce(grad._indices()[0], grad._values())
         if which is Rows.ALL:
