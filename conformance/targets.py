@@ -6,7 +6,7 @@ from keyedopt.conformance.implementation import Implementation
 reference = Implementation(
     name="reference",
     root="keyedopt.reference",
-    areas=("keyed", "combined", "wrapper", "clipping", "warmup", "fused"),
+    areas=("keyed", "combined", "wrapper", "clipping", "warmup", "fused", "fault_tolerance"),
     distributions=("keyedopt",),
 )
 
@@ -20,4 +20,14 @@ torchrec = Implementation(
         "pip install --no-deps torchrec==1.8.0 && "
         "pip install tensordict torchmetrics==1.0.3 pyre-extensions tqdm"
     ),
+)
+
+#: torchft.optim as published: the wrapper that asks a manager before each step.
+torchft = Implementation(
+    name="torchft",
+    root="torchft.optim",
+    names={"FaultTolerantOptimizer": "torchft.optim:OptimizerWrapper"},
+    areas=("fault_tolerance",),
+    distributions=("torchft",),
+    install="pip install 'keyedopt[torchft]'",
 )

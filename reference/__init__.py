@@ -5,6 +5,7 @@ The module paths follow upstream's (``keyed``, ``clipping``, ``warmup``, ``fused
 """
 
 from keyedopt.reference.clipping import GradientClipping, GradientClippingOptimizer
+from keyedopt.reference.fault_tolerance import FaultTolerantOptimizer
 from keyedopt.reference.fused import EmptyFusedOptimizer, FusedOptimizer, FusedOptimizerModule
 from keyedopt.reference.keyed import (
     CombinedOptimizer,
@@ -31,6 +32,7 @@ __all__ = [
     "Adam",
     "CombinedOptimizer",
     "EmptyFusedOptimizer",
+    "FaultTolerantOptimizer",
     "FusedOptimizer",
     "FusedOptimizerModule",
     "GradientClipping",
