@@ -71,7 +71,8 @@ class SGD(RuleOptimizer):
         """Return `rules.sgd` with the options of the group."""
         names = ("lr", "momentum", "dampening", "nesterov", "weight_decay", "maximize")
         options = {name: group[name] for name in names}
-        return functools.partial(rules.sgd, first=first, decay=Decay(group["decay"]), **options), tuple(state)
+        buffers = tuple(name for name in state if name == "momentum_buffer")
+        return functools.partial(rules.sgd, first=first, decay=Decay(group["decay"]), **options), buffers
 
 
 class Adam(AdamLike):

@@ -17,7 +17,7 @@ from keyedopt.reference.embedding.config import (
 from keyedopt.reference.embedding.inputs import Features, Jagged, check_features
 from keyedopt.reference.embedding.lookup import gather, gradient_dtype, pool, stand_in
 from keyedopt.reference.embedding.optimizer import EmbeddingFusedOptimizer
-from keyedopt.reference.embedding.window import Window
+from keyedopt.reference.window import Window
 from keyedopt.reference.fused import FusedOptimizerModule, own
 
 

@@ -11,7 +11,7 @@ from keyedopt.reference import optimizers
 from keyedopt.reference._rule_optimizer import RuleOptimizer
 from keyedopt.reference.embedding.keys import COUNTING, convert, live
 from keyedopt.reference.embedding.lookup import gradient_dtype
-from keyedopt.reference.embedding.window import Window
+from keyedopt.reference.window import Window
 from keyedopt.reference.fused import BackwardClip, FusedOptimizer
 from keyedopt.reference.rules import Rows, coalesce
 

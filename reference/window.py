@@ -5,8 +5,6 @@ from typing import Any
 
 import torch
 
-from keyedopt.reference.embedding.lookup import gradient_dtype
-
 
 class Window:
     """The gradients of the micro-batches of an unfinished window; it follows PyTorch's stateful protocol.
@@ -20,10 +18,10 @@ class Window:
     """
 
     def __init__(self, weight: torch.Tensor) -> None:
-        self._shape = tuple(weight.shape)
-        dtype = gradient_dtype(weight.dtype)
+        self._shape = tuple(weight.shape) or (1,)
+        dtype = torch.promote_types(weight.dtype, torch.float32)
         self.rows = torch.zeros(0, dtype=torch.int64, device=weight.device)
-        self.gradients = torch.zeros(0, *weight.shape[1:], dtype=dtype, device=weight.device)
+        self.gradients = torch.zeros(0, *self._shape[1:], dtype=dtype, device=weight.device)
         self.count = 0
 
     def with_(self, rows: torch.Tensor, gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
