@@ -4,7 +4,16 @@ The module paths follow upstream's (``keyed``, ``clipping``, ``warmup``, ``fused
 ``torchrec.optim`` runs with ``keyedopt.reference`` in its place.
 """
 
+from keyedopt.reference.accumulate import AccumulateAdagrad, AccumulateAdam, AccumulateSGD
 from keyedopt.reference.clipping import GradientClipping, GradientClippingOptimizer
+from keyedopt.reference.embedding import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
+    Jagged,
+    PoolingType,
+)
 from keyedopt.reference.fault_tolerance import FaultTolerantOptimizer
 from keyedopt.reference.fused import EmptyFusedOptimizer, FusedOptimizer, FusedOptimizerModule
 from keyedopt.reference.keyed import (
@@ -28,21 +37,30 @@ from keyedopt.reference.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 __all__ = [
     "LAMB",
     "SGD",
+    "AccumulateAdagrad",
+    "AccumulateAdam",
+    "AccumulateSGD",
     "Adagrad",
     "Adam",
     "CombinedOptimizer",
+    "EmbeddingBagCollection",
+    "EmbeddingBagConfig",
+    "EmbeddingCollection",
+    "EmbeddingConfig",
     "EmptyFusedOptimizer",
     "FaultTolerantOptimizer",
     "FusedOptimizer",
     "FusedOptimizerModule",
     "GradientClipping",
     "GradientClippingOptimizer",
+    "Jagged",
     "KeyedOptimizer",
     "KeyedOptimizerWrapper",
     "LarsSGD",
     "OptimizerWrapper",
     "PartialRowWiseAdam",
     "PartialRowWiseLAMB",
+    "PoolingType",
     "RowWiseAdagrad",
     "WarmupOptimizer",
     "WarmupPolicy",

@@ -59,7 +59,9 @@ class Accumulating(RuleOptimizer):
         if not isinstance(step, int) or isinstance(step, bool) or step < 1:
             raise ValueError(f"accumulate_step must be an integer of at least 1, not {step!r}")
         if flag and group.get("dampening"):
-            raise ValueError("dampening must be 0 with use_accumulate, which makes state before the first update")
+            raise ValueError(
+                "dampening must be 0 with use_accumulate, which makes state before the first update"
+            )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, with its window options."""
@@ -96,7 +98,9 @@ class Accumulating(RuleOptimizer):
         """Load as torch does; refused (ValueError, nothing changed) where a window does not fit or is not used."""
         entries = state_dict["state"]
         windows = {key: entry["window"] for key, entry in entries.items() if "window" in entry}
-        rest = {key: {name: entry[name] for name in entry if name != "window"} for key, entry in entries.items()}
+        rest = {
+            key: {name: entry[name] for name in entry if name != "window"} for key, entry in entries.items()
+        }
         before = self.state, self.param_groups
         try:
             super().load_state_dict({**state_dict, "state": rest})

@@ -129,7 +129,9 @@ class BackwardClip:
         if self.kind == "norm" or self.measure:
             device = grads[0].device if grads else torch.device("cpu")
             norm = p_norm(grads, self.norm_type, device)
-            self.last_norm = norm.to(torch.promote_types(torch.float32, grads[0].dtype) if grads else norm.dtype)
+            self.last_norm = norm.to(
+                torch.promote_types(torch.float32, grads[0].dtype) if grads else norm.dtype
+            )
         if self.kind == "norm":
             factor = torch.where(norm.isfinite(), (self.bound / (norm + 1e-6)).clamp(max=1.0), 0.0)
             for grad in grads:
@@ -137,11 +139,6 @@ class BackwardClip:
         elif self.kind == "value":
             for grad in grads:
                 grad.clamp_(-self.bound, self.bound)
-
-
-def clipping_in_backward(optimizer: Any) -> list[Any]:
-    """Return the fused optimizers inside that can clip in their backward pass; ours can."""
-    return [leaf for leaf in leaves(optimizer) if hasattr(leaf, "clip_in_backward")]
 
 
 def fused_parameters(optimizer: Any) -> set[int]:

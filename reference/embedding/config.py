@@ -78,7 +78,9 @@ def check_tables(tables: Sequence[EmbeddingConfig]) -> None:
     for table in tables:
         where = f"table {table.name!r}"
         if not table.name or "." in table.name:
-            raise ValueError(f"name must not be empty and have no dot (it is part of a key), not {table.name!r}")
+            raise ValueError(
+                f"name must not be empty and have no dot (it is part of a key), not {table.name!r}"
+            )
         if table.name in names:
             raise ValueError(f"name must be unique, but two tables are called {table.name!r}")
         names.add(table.name)
@@ -96,13 +98,18 @@ def check_tables(tables: Sequence[EmbeddingConfig]) -> None:
             raise ValueError(f"pooling of {where} must be a member of PoolingType, not {pooling!r}")
         low, high = table.get_weight_init_min(), table.get_weight_init_max()
         if not (math.isfinite(low) and math.isfinite(high) and low <= high):
-            raise ValueError(f"weight_init_min and weight_init_max of {where} are no range: {low!r}, {high!r}")
+            raise ValueError(
+                f"weight_init_min and weight_init_max of {where} are no range: {low!r}, {high!r}"
+            )
 
 
 def output_names(tables: Sequence[EmbeddingConfig]) -> list[list[str]]:
     """Name the outputs of each table: the feature, or ``feature@table`` where several tables look it up."""
     listed = [feature for table in tables for feature in table.feature_names]
     return [
-        [f"{feature}@{table.name}" if listed.count(feature) > 1 else feature for feature in table.feature_names]
+        [
+            f"{feature}@{table.name}" if listed.count(feature) > 1 else feature
+            for feature in table.feature_names
+        ]
         for table in tables
     ]

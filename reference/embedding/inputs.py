@@ -25,7 +25,9 @@ class Jagged(NamedTuple):
 Features = Mapping[str, Jagged | Sequence[Any]]
 
 
-def check_features(features: Features, rows: Mapping[str, Sequence[int]], weighted: bool) -> dict[str, Jagged]:
+def check_features(
+    features: Features, rows: Mapping[str, Sequence[int]], weighted: bool
+) -> dict[str, Jagged]:
     """Return the features that are looked up, all of them checked.
 
     Args:
@@ -37,7 +39,9 @@ def check_features(features: Features, rows: Mapping[str, Sequence[int]], weight
         ValueError: names the feature and what is wrong with it.
     """
     if not isinstance(features, Mapping):
-        raise ValueError(f"features must be a mapping from feature to (values, offsets), not {type(features)}")
+        raise ValueError(
+            f"features must be a mapping from feature to (values, offsets), not {type(features)}"
+        )
     missing = [name for name in rows if name not in features]
     if missing:
         raise ValueError(f"features has no {missing}: give each feature of every table, if need be empty")
@@ -51,7 +55,9 @@ def check_features(features: Features, rows: Mapping[str, Sequence[int]], weight
 
 def _jagged(name: str, given: Any) -> Jagged:
     if not isinstance(given, Sequence) or not 2 <= len(given) <= 3:
-        raise ValueError(f"feature {name!r} must be (values, offsets) or (values, offsets, weights), not {given!r}")
+        raise ValueError(
+            f"feature {name!r} must be (values, offsets) or (values, offsets, weights), not {given!r}"
+        )
     jagged = Jagged(*given)
     for part, tensor in jagged._asdict().items():
         if not (isinstance(tensor, torch.Tensor) or (part == "weights" and tensor is None)):
@@ -89,7 +95,9 @@ def _check_offsets(name: str, offsets: torch.Tensor, count: int) -> None:
 def _check_weights(name: str, jagged: Jagged, weighted: bool) -> None:
     weights = jagged.weights
     if (weights is not None) != weighted:
-        text = "must be given (is_weighted is True)" if weighted else "must not be given (is_weighted is False)"
+        text = (
+            "must be given (is_weighted is True)" if weighted else "must not be given (is_weighted is False)"
+        )
         raise ValueError(f"weights of feature {name!r} {text}")
     if weights is None:
         return

@@ -56,7 +56,9 @@ def gather(weight: torch.Tensor, leaf: torch.Tensor | None, rows: torch.Tensor) 
     return gathered
 
 
-def pool(rows: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None, kind: PoolingType) -> torch.Tensor:
+def pool(
+    rows: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None, kind: PoolingType
+) -> torch.Tensor:
     """Make one row of each bag: (N, D), (B + 1,) → (B, D); an empty bag gives zeros.
 
     With r the rows of a bag and c their weights (1 without)::

@@ -97,7 +97,9 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
             ValueError: a weight is none of the tables', one has an optimizer of another class, or an
                 argument is out of its range; nothing is changed.
         """
-        chosen = {name: table for name, table in self._weights().items() if any(table is one for one in weights)}
+        chosen = {
+            name: table for name, table in self._weights().items() if any(table is one for one in weights)
+        }
         if not chosen or len(chosen) != len(weights):
             raise ValueError("params must be weights of the tables of this module, each once")
         self._optim.use(optimizer_class, chosen, optimizer_kwargs)
@@ -118,7 +120,13 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
         leaves = self._training_leaves()
         weights = self._weights()
         return [
-            (config, feature, output, checked[feature], gather(weights[config.name], leaves[config.name], checked[feature].values))
+            (
+                config,
+                feature,
+                output,
+                checked[feature],
+                gather(weights[config.name], leaves[config.name], checked[feature].values),
+            )
             for config, outputs in zip(self._configs, output_names(self._configs), strict=True)
             for feature, output in zip(config.feature_names, outputs, strict=True)
         ]
@@ -134,7 +142,10 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
         if any(not _stands_for(self._leaves.get(name), weight) for name, weight in fused.items()):
             self._make_leaves(fused)
         trained = {name: weight for name, weight in weights.items() if weight.requires_grad}
-        return {name: self._leaves.get(name, weight) if name in trained else None for name, weight in weights.items()}
+        return {
+            name: self._leaves.get(name, weight) if name in trained else None
+            for name, weight in weights.items()
+        }
 
     def _make_leaves(self, fused: Mapping[str, torch.Tensor]) -> None:
         if self._hook is not None:

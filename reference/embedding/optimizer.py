@@ -77,7 +77,10 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
     # --- which optimizer --------------------------------------------------------------------------
 
     def use(
-        self, optimizer_class: type[optim.Optimizer], weights: Mapping[str, torch.Tensor], kwargs: Mapping[str, Any]
+        self,
+        optimizer_class: type[optim.Optimizer],
+        weights: Mapping[str, torch.Tensor],
+        kwargs: Mapping[str, Any],
     ) -> None:
         """Optimize tables, by name, with an optimizer of this class; one group, one set of options.
 
@@ -86,14 +89,18 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         """
         stands, defaults = STANDS_FOR.get(optimizer_class, (optimizer_class, {}))
         if not (isinstance(stands, type) and issubclass(stands, RuleOptimizer)):
-            raise ValueError(f"optimizer_type must be one of torch's or ours that have a rule, not {optimizer_class!r}")
+            raise ValueError(
+                f"optimizer_type must be one of torch's or ours that have a rule, not {optimizer_class!r}"
+            )
         for weight in weights.values():
             if weight in self._plans:
                 self._check_same(weight, stands)
         plan = stands(list(weights.values()), **{**defaults, **kwargs})
         group = plan.param_groups[0]
         if group.get("dampening"):
-            raise ValueError("dampening must be 0: its exception for the first step needs state made by that step")
+            raise ValueError(
+                "dampening must be 0: its exception for the first step needs state made by that step"
+            )
         self._leave(set(map(id, weights.values())))
         for name, weight in weights.items():
             self._plans[weight], self._names[weight] = plan, name
@@ -165,7 +172,9 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
     def _check(self, weight: torch.Tensor, group: Mapping[str, Any]) -> None:
         self._plans[weight].check_options(group)
         if group.get("lr_decay") and f"{self._names[weight]}.iter" not in self.state[weight]:
-            raise ValueError("lr_decay was 0 when the state was made, so there is no count of steps to decay by")
+            raise ValueError(
+                "lr_decay was 0 when the state was made, so there is no count of steps to decay by"
+            )
 
     def _group(self, weight: torch.Tensor) -> dict[str, Any]:
         for group in self.param_groups:
