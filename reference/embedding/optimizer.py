@@ -1,4 +1,4 @@
-"""The optimizer of an embedding module: its update is done in the backward pass, by the unfused optimizer's rule."""
+"""The optimizer of an embedding module: its update is done in the backward pass, by the unfused one's rule."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -7,29 +7,18 @@ from typing import Any
 import torch
 from torch import optim
 
-from keyedopt.reference import optimizers
 from keyedopt.reference._rule_optimizer import RuleOptimizer
-from keyedopt.reference.embedding.keys import COUNTING, convert, live
-from keyedopt.reference.embedding.lookup import gradient_dtype
-from keyedopt.reference.window import Window
+from keyedopt.reference.embedding.backward import Gradients
+from keyedopt.reference.embedding.keys import COUNTING, live
+from keyedopt.reference.embedding.plans import algorithm, initial_state, make_plan, rule_class
 from keyedopt.reference.fused import BackwardClip, FusedOptimizer
 from keyedopt.reference.rules import Rows, coalesce
-
-#: What stands for torch's optimizers: the same formulas and defaults, on the rows of a sparse gradient.
-STANDS_FOR: Mapping[type[optim.Optimizer], tuple[type[RuleOptimizer], Mapping[str, Any]]] = {
-    optim.SGD: (optimizers.SGD, {}),
-    optim.Adagrad: (optimizers.Adagrad, {}),
-    optim.Adam: (optimizers.Adam, {"lr": 1e-3}),
-    optim.AdamW: (optimizers.Adam, {"lr": 1e-3, "weight_decay": 1e-2, "decay": "decoupled"}),
-}
-
-#: The gradient of a table as a backward pass leaves it: row numbers (N,), with repetitions, and values (N, D).
-Gradient = tuple[torch.Tensor, torch.Tensor]
+from keyedopt.reference.window import Window
 
 
 @dataclass
 class _Update:
-    """What a step is about to write to a table."""
+    """What a step is about to do to a table."""
 
     weight: torch.Tensor
     rows: torch.Tensor
@@ -68,13 +57,11 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         Raises:
             ValueError: always.
         """
-        raise ValueError("the tables of an embedding module are its groups; optimize others elsewhere")
+        raise ValueError("the groups of an embedding module are of its tables; optimize others elsewhere")
 
     def clip_in_backward(self, clip: BackwardClip, inside: Sequence[BackwardClip]) -> None:
-        """Bound the gradient of every step from now on, after the bounds `inside` alone."""
+        """Bound the gradient of every step from now on, after those bounds alone that are in `inside`."""
         self._clips = [known for known in self._clips if known in inside] + [clip]
-
-    # --- which optimizer --------------------------------------------------------------------------
 
     def use(
         self,
@@ -82,109 +69,84 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         weights: Mapping[str, torch.Tensor],
         kwargs: Mapping[str, Any],
     ) -> None:
-        """Optimize tables, by name, with an optimizer of this class; one group, one set of options.
+        """Optimize tables, by name, with an optimizer of this class: one group, one set of options.
 
         Raises:
             ValueError: the class, or an argument of it, cannot be; nothing is changed.
         """
-        stands, defaults = STANDS_FOR.get(optimizer_class, (optimizer_class, {}))
-        if not (isinstance(stands, type) and issubclass(stands, RuleOptimizer)):
-            raise ValueError(
-                f"optimizer_type must be one of torch's or ours that have a rule, not {optimizer_class!r}"
-            )
-        for weight in weights.values():
-            if weight in self._plans:
-                self._check_same(weight, stands)
-        plan = stands(list(weights.values()), **{**defaults, **kwargs})
-        group = plan.param_groups[0]
-        if group.get("dampening"):
-            raise ValueError(
-                "dampening must be 0: its exception for the first step needs state made by that step"
-            )
-        self._leave(set(map(id, weights.values())))
+        for name, weight in weights.items():
+            had, wanted = type(self._plans.get(weight)), rule_class(optimizer_class)[0]
+            if weight in self._plans and had is not wanted:
+                raise ValueError(
+                    f"table {name!r} was created with {had.__name__}, so optimizer_class must be that, not "
+                    f"{wanted.__name__}: state of one is no state of another"
+                )
+        plan = make_plan(optimizer_class, weights, kwargs)
+        state = {weight: initial_state(plan, name, weight) for name, weight in weights.items()}
+        for weight, entry in state.items():
+            if weight in self.state and self.state[weight].keys() != entry.keys():
+                raise ValueError(
+                    f"optimizer_kwargs need the state {list(entry)}, not {list(self.state[weight])}"
+                )
+        for group in self.param_groups:  # a table is in one group
+            group["params"] = [one for one in group["params"] if one not in state]
+        self.param_groups[:] = [group for group in self.param_groups if group["params"]]
         for name, weight in weights.items():
             self._plans[weight], self._names[weight] = plan, name
             self.params[f"{name}.weight"] = weight
-            if weight not in self.state:
-                self.state[weight] = self._initial(name, weight, plan, group)
-        self.param_groups.append(group)
+            self.state.setdefault(weight, state[weight])
+        self.param_groups.append(plan.param_groups[0])
 
-    def _check_same(self, weight: torch.Tensor, stands: type[RuleOptimizer]) -> None:
-        have = type(self._plans[weight])
-        if have is not stands:
-            raise ValueError(
-                f"table {self._names[weight]!r} was created with {have.__name__}, so optimizer_class must be "
-                f"that, not {stands.__name__}: state of one is no state of another"
-            )
-
-    def _leave(self, leaving: set[int]) -> None:
-        """Take tables out of the groups that they are in."""
-        for group in self.param_groups:
-            group["params"] = [weight for weight in group["params"] if id(weight) not in leaving]
-        self.param_groups[:] = [group for group in self.param_groups if group["params"]]
-
-    def _initial(self, name: str, weight: torch.Tensor, plan: RuleOptimizer, group: Any) -> dict[str, Any]:
-        wide = torch.empty_like(weight, dtype=gradient_dtype(weight.dtype), requires_grad=False)
-        unfused: dict[str, Any] = plan.initial_state(wide, group)
-        decay = group.get("lr_decay", 0.0)
-        state = convert(unfused, algorithm(plan), "unfused", "fused", name, lr_decay=decay)
-        if group.get("use_accumulate"):
-            state[f"{name}.window"] = Window(weight)
-        return state
+    def follow(self) -> None:
+        """Move the state to where the tables are."""
+        for weight, entry in self.state.items():
+            for value in entry.values():
+                if isinstance(value, Window):
+                    value.to(weight.device)
+                else:
+                    value.data = value.data.to(weight.device)
 
     # --- the update -------------------------------------------------------------------------------
 
     @torch.no_grad()
-    def update(self, gradients: Sequence[tuple[torch.Tensor, Gradient]]) -> None:
-        """Take a step with the gradients of one backward pass: all of it is computed before any is written.
-
-        Args:
-            gradients: tables, each once, and the gradient of each.
+    def update(self, gradients: Gradients) -> None:
+        """Take a step with the gradients of one backward pass; all of it is computed before any is written.
 
         Raises:
             RuntimeError: a gradient is not finite and ``error_if_nonfinite`` is set.
             ValueError: an option has been set to what it cannot be.
         """
-        waiting: list[tuple[Window, Gradient]] = []
+        waiting: list[tuple[Window, torch.Tensor, torch.Tensor]] = []
         updates: list[_Update] = []
         for weight, (rows, grads) in gradients:
-            group, window = self._group(weight), self._window(weight)
-            self._check(weight, group)
-            if group["error_if_nonfinite"] and not bool(grads.isfinite().all()):
-                raise RuntimeError(
-                    f"the gradient of table {self._names[weight]!r} is not finite, and error_if_nonfinite asks to refuse it"
-                )
+            group = self._checked_group(weight, grads)
+            window = self.state[weight].get(f"{self._names[weight]}.window")
+            if window is not None and window.count + 1 < group["accumulate_step"]:
+                waiting.append((window, rows, grads))
+                continue
             if window is not None:
-                if window.count + 1 < group["accumulate_step"]:
-                    waiting.append((window, (rows, grads)))
-                    continue
                 rows, grads = window.with_(rows, grads)
-            updates.append(_Update(weight, *_listed(weight, *coalesce(rows, grads), Rows(group["rows"]))))
+            listed = _listed(weight, *coalesce(rows, grads), Rows(group["rows"]))
+            updates.append(_Update(weight, *listed))
         for clip in self._clips:
             clip.apply([update.grads for update in updates])
         for update in updates:
             self._compute(update)
-        for window, gradient in waiting:
-            window.add(*gradient)
+        # from here on nothing is refused
+        for window, rows, grads in waiting:
+            window.add(rows, grads)
         for update in updates:
             self._write(update)
 
-    def _check(self, weight: torch.Tensor, group: Mapping[str, Any]) -> None:
+    def _checked_group(self, weight: torch.Tensor, grads: torch.Tensor) -> Mapping[str, Any]:
+        name = self._names[weight]
+        group = next(group for group in self.param_groups if any(weight is one for one in group["params"]))
         self._plans[weight].check_options(group)
-        if group.get("lr_decay") and f"{self._names[weight]}.iter" not in self.state[weight]:
-            raise ValueError(
-                "lr_decay was 0 when the state was made, so there is no count of steps to decay by"
-            )
-
-    def _group(self, weight: torch.Tensor) -> dict[str, Any]:
-        for group in self.param_groups:
-            if any(weight is other for other in group["params"]):
-                return group
-        raise ValueError(f"table {self._names[weight]!r} is in no group any more")
-
-    def _window(self, weight: torch.Tensor) -> Window | None:
-        found: Window | None = self.state[weight].get(f"{self._names[weight]}.window")
-        return found
+        if group.get("lr_decay") and f"{name}.iter" not in self.state[weight]:
+            raise ValueError("lr_decay was 0 when the state was made, so there is no count to decay by")
+        if group["error_if_nonfinite"] and not bool(grads.isfinite().all()):
+            raise RuntimeError(f"the gradient of table {name!r} is not finite: error_if_nonfinite refuses it")
+        return group
 
     def _compute(self, update: _Update) -> None:
         """Apply the unfused optimizer's rule, with its options for this step, to copies of the rows."""
@@ -193,7 +155,10 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         state = live(entry, algorithm(plan), name)
         if algorithm(plan) in COUNTING:
             state.setdefault("step", entry.get(f"{name}.iter", torch.zeros(1))[0] + 1)
-        rule, names = plan.rule(self._group(update.weight), state, False)
+        group = next(
+            group for group in self.param_groups if any(update.weight is one for one in group["params"])
+        )
+        rule, names = plan.rule(group, state, False)
         update.targets = [update.weight.detach(), *(state[key] for key in names)]
         old = [tensor[update.rows] for tensor in update.targets]
         update.new = rule(old[0], update.grads, *old[1:])
@@ -201,20 +166,16 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
     def _write(self, update: _Update) -> None:
         for tensor, new in zip(update.targets, update.new, strict=True):
             tensor.index_copy_(0, update.rows, new)
-        count = self.state[update.weight].get(f"{self._names[update.weight]}.iter")
-        window = self._window(update.weight)
-        if count is not None:
-            count += 1
-        if window is not None:
-            window.clear()
+        name, entry = self._names[update.weight], self.state[update.weight]
+        if f"{name}.iter" in entry:
+            entry[f"{name}.iter"] += 1
+        if f"{name}.window" in entry:
+            entry[f"{name}.window"].clear()
 
 
-def algorithm(plan: RuleOptimizer) -> str:
-    """Return the name of the algorithm of an optimizer, as the table of keys has it."""
-    return type(plan).__name__.removeprefix("Accumulate")
-
-
-def _listed(weight: torch.Tensor, rows: torch.Tensor, grads: torch.Tensor, which: Rows) -> Gradient:
+def _listed(
+    weight: torch.Tensor, rows: torch.Tensor, grads: torch.Tensor, which: Rows
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the rows that a step updates, and their gradients."""
     if which is Rows.ALL:
         every = grads.new_zeros(weight.shape)
