@@ -1,7 +1,7 @@
 """Optimizers that accumulate the gradients of several backward passes: those of Rec SDK Torch.
 
-With ``use_accumulate`` each step keeps the gradient that it finds, and each ``accumulate_step``-th applies one
-update with the sum of the window; there is no division by its length. So N micro-batches equal one batch of
+With ``use_accumulate`` each step keeps the gradient that it finds, and each ``accumulate_step``-th applies
+one update with the sum of the window; there is no division by its length. So N micro-batches equal one batch of
 their sum, and counts rise once a window. Without ``use_accumulate`` they are `SGD`, `Adagrad` and `Adam`.
 
 What differs from the vendor's: the window is part of the state, so a checkpoint within it loses nothing; and
@@ -95,7 +95,7 @@ class Accumulating(RuleOptimizer):
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load as torch does; refused (ValueError, nothing changed) where a window does not fit or is not used."""
+        """Load as torch does; a window that does not fit, or is not used, is refused (nothing is changed)."""
         entries = state_dict["state"]
         windows = {key: entry["window"] for key, entry in entries.items() if "window" in entry}
         rest = {

@@ -1,4 +1,4 @@
-"""What the collections of embedding tables share: tables, their lookups, and their update in the backward pass."""
+"""What both collections are: tables, their lookups by feature, and their update in the backward pass."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
@@ -78,9 +78,8 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
         self._is_weighted = is_weighted
         self._optim = EmbeddingFusedOptimizer()
         self._backward = Backward(self._optim.update)
-        self.add_module(
-            self.children_name, nn.ModuleDict({table.name: Table(table, device) for table in tables})
-        )
+        children = {table.name: Table(table, device) for table in tables}
+        self.add_module(self.children_name, nn.ModuleDict(children))
         own(self, list(self._weights().values()))
         if optimizer_type is not None:
             self.set_optimizer(optimizer_type, list(self.parameters()), optimizer_kwargs or {})
@@ -119,16 +118,12 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
                 sizes.setdefault(feature, []).append(table.num_embeddings)
         checked = check_features(features, sizes, self._is_weighted)
         weights, leaves = self._weights(), self._leaves()
-        return [
-            Lookup(
-                table,
-                output,
-                checked[feature],
-                gather(weights[table.name], leaves[table.name], checked[feature].values),
-            )
-            for table, outputs in zip(self._configs, output_names(self._configs), strict=True)
-            for feature, output in zip(table.feature_names, outputs, strict=True)
-        ]
+        found = []
+        for table, outputs in zip(self._configs, output_names(self._configs), strict=True):
+            for feature, output in zip(table.feature_names, outputs, strict=True):
+                rows = gather(weights[table.name], leaves[table.name], checked[feature].values)
+                found.append(Lookup(table, output, checked[feature], rows))
+        return found
 
     def _leaves(self) -> dict[str, torch.Tensor | None]:
         """Return by what each table is differentiated in this forward, None for one that is only read."""

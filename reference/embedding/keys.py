@@ -1,4 +1,4 @@
-"""One table for the state of every algorithm: what each is called by the unfused optimizer, by the fused, by FBGEMM.
+"""What the state of each algorithm is called: by the unfused optimizer, by the fused one, by FBGEMM.
 
 =====================  ======================  =======================  ==================
 state                  unfused                 fused, `<table>.` …      FBGEMM
@@ -59,7 +59,8 @@ def convert(
         state: the state, by name: of a parameter of an unfused optimizer; under ``<table>.weight`` in a
             fused one; an entry of FBGEMM's ``get_optimizer_state()``, with the buffer ``iter`` added.
         algorithm: a name of `TENSORS`; ``Accumulate…`` is the algorithm that it accumulates for.
-        source, target: one of `FORMS`.
+        source: the form it has, one of `FORMS`.
+        target: the form it is to have.
         table: the name of the table, in front of fused names.
         lr_decay: that of Adagrad, for where it is 0 there is no fused count.
 
@@ -115,7 +116,7 @@ def _count(rest: dict[str, Any], algorithm: str, source: str, target: str, lr_de
 
 
 def live(entry: Mapping[str, Any], algorithm: str, table: str) -> dict[str, torch.Tensor]:
-    """Return the tensors of a fused entry by their unfused names, to be read and written; no count of all steps."""
+    """Return the tensors of a fused entry by their unfused names, to be read and written; not `iter`."""
     names = {fused: unfused for unfused, fused, _ in TENSORS[algorithm]} | {"row_counter": "step"}
     short = {key.removeprefix(f"{table}."): value for key, value in entry.items()}
     return {names[key]: value for key, value in short.items() if key in names}

@@ -1,4 +1,4 @@
-"""The optimizer of an embedding module: its update is done in the backward pass, by the unfused one's rule."""
+"""The optimizer of an embedding module: it updates in the backward pass, by the unfused one's rule."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -85,9 +85,8 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         state = {weight: initial_state(plan, name, weight) for name, weight in weights.items()}
         for weight, entry in state.items():
             if weight in self.state and self.state[weight].keys() != entry.keys():
-                raise ValueError(
-                    f"optimizer_kwargs need the state {list(entry)}, not {list(self.state[weight])}"
-                )
+                have = list(self.state[weight])
+                raise ValueError(f"optimizer_kwargs must go with the state that there is, {have}")
         for group in self.param_groups:  # a table is in one group
             group["params"] = [one for one in group["params"] if one not in state]
         self.param_groups[:] = [group for group in self.param_groups if group["params"]]
@@ -138,9 +137,12 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         for update in updates:
             self._write(update)
 
+    def _group(self, weight: torch.Tensor) -> Mapping[str, Any]:
+        return next(group for group in self.param_groups if any(weight is one for one in group["params"]))
+
     def _checked_group(self, weight: torch.Tensor, grads: torch.Tensor) -> Mapping[str, Any]:
         name = self._names[weight]
-        group = next(group for group in self.param_groups if any(weight is one for one in group["params"]))
+        group = self._group(weight)
         self._plans[weight].check_options(group)
         if group.get("lr_decay") and f"{name}.iter" not in self.state[weight]:
             raise ValueError("lr_decay was 0 when the state was made, so there is no count to decay by")
@@ -155,10 +157,7 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         state = live(entry, algorithm(plan), name)
         if algorithm(plan) in COUNTING:
             state.setdefault("step", entry.get(f"{name}.iter", torch.zeros(1))[0] + 1)
-        group = next(
-            group for group in self.param_groups if any(update.weight is one for one in group["params"])
-        )
-        rule, names = plan.rule(group, state, False)
+        rule, names = plan.rule(self._group(update.weight), state, False)
         update.targets = [update.weight.detach(), *(state[key] for key in names)]
         old = [tensor[update.rows] for tensor in update.targets]
         update.new = rule(old[0], update.grads, *old[1:])

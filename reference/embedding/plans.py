@@ -50,9 +50,7 @@ def make_plan(
     except TypeError as error:
         raise ValueError(f"optimizer_kwargs: {error}") from error
     if plan.param_groups[0].get("dampening"):
-        raise ValueError(
-            "dampening must be 0: its exception for the first step needs state made by that step"
-        )
+        raise ValueError("dampening must be 0, because state is made before the first step")
     return plan
 
 
