@@ -6,7 +6,7 @@ from keyedopt.conformance.implementation import Implementation
 reference = Implementation(
     name="reference",
     root="keyedopt.reference",
-    areas=("keyed", "combined", "wrapper", "clipping", "warmup", "fused", "fault_tolerance"),
+    areas=("keyed", "combined", "wrapper", "clipping", "warmup", "fused", "algorithms", "fault_tolerance"),
     distributions=("keyedopt",),
 )
 
@@ -14,7 +14,12 @@ reference = Implementation(
 torchrec = Implementation(
     name="torchrec",
     root="torchrec.optim",
-    areas=("keyed", "combined", "wrapper", "clipping", "warmup", "fused"),
+    areas=("keyed", "combined", "wrapper", "clipping", "warmup", "fused", "algorithms"),
+    placeholders=("SGD", "Adagrad", "Adam", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD"),
+    absent=(
+        "RowWiseAdagrad.sparse",  # its docstring says that it does not take them
+        *(f"RowWiseAdagrad.{name}" for name in ("decay", "rows", "max_norm", "error_if_nonfinite")),
+    ),
     distributions=("torchrec",),
     install=(
         "pip install --no-deps torchrec==1.8.0 && "

@@ -7,6 +7,7 @@ first; rounded ones take one at random, so that many runs show how far sound imp
 
 import math
 import random
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ mp.dps = 60
 #: Bits of precision, and the exponents of the smallest and largest normal numbers.
 FORMATS = {"float64": (53, -1022, 1023), "float32": (24, -126, 127), "bfloat16": (8, -126, 127)}
 FORMATS["float16"] = (11, -14, 15)
+SINGLE = struct.Struct("f")
 
 
 class Exact:
@@ -55,8 +57,8 @@ class Exact:
 class Rounded(Exact):
     """Numbers of a dtype, every operation rounded to it, in random orders.
 
-    Doubles hold them, and round correctly for these widths; scalars (rates, betas) stay doubles until they
-    meet a number, as they do in every implementation.
+    Doubles hold them, and round correctly for these widths. Scalars (rates, betas) stay doubles until they
+    meet a number, and take part as float32, as they do in torch and in every kernel.
     """
 
     def __init__(self, dtype: str, seed: int) -> None:
@@ -115,6 +117,12 @@ def kind(dtype: str) -> type[float]:
         rounded = math.ldexp(round(math.ldexp(value, bits - 1 - exponent)), exponent - bits + 1)
         return rounded if abs(rounded) <= largest else math.copysign(math.inf, rounded)
 
+    def operand(other: Any) -> float:
+        exact = float(other)
+        if isinstance(other, Number) or dtype == "float64" or not math.isfinite(exact):
+            return exact
+        return float(SINGLE.unpack(SINGLE.pack(exact))[0])
+
     class Number(float):
         __slots__ = ()
 
@@ -122,22 +130,22 @@ def kind(dtype: str) -> type[float]:
             return super().__new__(cls, nearest(value))
 
         def __add__(self, other: Any) -> Any:
-            return Number(float(self) + float(other))
+            return Number(float(self) + operand(other))
 
         def __sub__(self, other: Any) -> Any:
-            return Number(float(self) - float(other))
+            return Number(float(self) - operand(other))
 
         def __rsub__(self, other: Any) -> Any:
-            return Number(float(other) - float(self))
+            return Number(operand(other) - float(self))
 
         def __mul__(self, other: Any) -> Any:
-            return Number(float(self) * float(other))
+            return Number(float(self) * operand(other))
 
         def __truediv__(self, other: Any) -> Any:
-            return Number(float(self) / float(other)) if other else Number(math.copysign(math.inf, self))
+            return Number(float(self) / operand(other)) if other else Number(math.copysign(math.inf, self))
 
         def __rtruediv__(self, other: Any) -> Any:
-            return Number(float(other) / float(self))
+            return Number(operand(other) / float(self))
 
         def __neg__(self) -> Any:
             return Number(-float(self))

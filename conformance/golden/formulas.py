@@ -81,7 +81,8 @@ def rated(a: Any, w: Row, g: Row, sums: Row, t: int, o: Options) -> Row:
     lr, eps = a.scalar(o["lr"]), a.scalar(o["eps"])
     rest = a.product([lr, a.scalar(decoupled(o))])
     return [
-        x - a.product([lr, y], [slower, a.sqrt(z) + eps]) - rest * x for x, y, z in zip(w, g, sums, strict=True)
+        x - a.product([lr, y], [slower, a.sqrt(z) + eps]) - rest * x
+        for x, y, z in zip(w, g, sums, strict=True)
     ]
 
 
