@@ -6,7 +6,7 @@ from keyedopt.conformance.implementation import Implementation
 reference = Implementation(
     name="reference",
     root="keyedopt.reference",
-    areas=("keyed", "combined", "wrapper", "clipping", "warmup", "fused", "algorithms", "fault_tolerance"),
+    areas=("keyed", "combined", "wrapper", "clipping", "warmup", "fused", "algorithms", "fault_tolerance", "semi_sync"),
     distributions=("keyedopt",),
 )
 
@@ -14,7 +14,7 @@ reference = Implementation(
 torchrec = Implementation(
     name="torchrec",
     root="torchrec.optim",
-    areas=("keyed", "combined", "wrapper", "clipping", "warmup", "fused", "algorithms"),
+    areas=("keyed", "combined", "wrapper", "clipping", "warmup", "fused", "semi_sync", "algorithms"),
     placeholders=("SGD", "Adagrad", "Adam", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD"),
     absent=(
         "RowWiseAdagrad.sparse",  # its docstring says that it does not take them

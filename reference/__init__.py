@@ -32,6 +32,7 @@ from keyedopt.reference.optimizers import (
     PartialRowWiseLAMB,
 )
 from keyedopt.reference.rowwise_adagrad import RowWiseAdagrad
+from keyedopt.reference.semi_sync import SemisyncOptimizer
 from keyedopt.reference.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 __all__ = [
@@ -62,6 +63,7 @@ __all__ = [
     "PartialRowWiseLAMB",
     "PoolingType",
     "RowWiseAdagrad",
+    "SemisyncOptimizer",
     "WarmupOptimizer",
     "WarmupPolicy",
     "WarmupStage",
