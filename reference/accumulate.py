@@ -1,7 +1,7 @@
 """Optimizers that accumulate the gradients of several backward passes: those of Rec SDK Torch.
 
 With ``use_accumulate`` each step keeps the gradient that it finds, and each ``accumulate_step``-th applies
-one update with the sum of the window; there is no division by its length. So N micro-batches equal one batch of
+one update with the sum of the window, not divided by its length. So N micro-batches equal one batch of
 their sum, and counts rise once a window. Without ``use_accumulate`` they are `SGD`, `Adagrad` and `Adam`.
 
 What differs from the vendor's: the window is part of the state, so a checkpoint within it loses nothing; and
