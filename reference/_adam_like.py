@@ -35,7 +35,6 @@ class AdamLike(RuleOptimizer):
         bias_correction: BiasCorrection | str = BiasCorrection.GLOBAL,
         rows: Rows | str = Rows.GIVEN,
         error_if_nonfinite: bool = False,
-        **more: Any,
     ) -> None:
         super().__init__(
             params,
@@ -48,7 +47,6 @@ class AdamLike(RuleOptimizer):
             bias_correction=bias_correction,
             rows=rows,
             error_if_nonfinite=error_if_nonfinite,
-            **more,
         )
 
     def check_options(self, group: Mapping[str, Any]) -> None:

@@ -106,7 +106,7 @@ class RuleOptimizer(Optimizer):
     # --- loading --------------------------------------------------------------------------------
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load as torch does, but refuse (ValueError, nothing changed) bad options and state of another shape."""
+        """Load as torch does, but copy, and refuse as a whole bad options and state of another shape."""
         before = self.state, self.param_groups
         try:
             super().load_state_dict(state_dict)
@@ -127,7 +127,7 @@ class RuleOptimizer(Optimizer):
             if value is None:  # torch's way to say that there is none
                 del state[name]
             else:
-                state[name] = torch.as_tensor(value)
+                state[name] = torch.as_tensor(value).clone()  # torch shares it with what is loaded
         got = {name: tuple(value.shape) for name, value in state.items()}
         if got != wanted:
             raise ValueError(f"the state of a parameter {tuple(param.shape)} must be {wanted}, and is {got}")

@@ -95,12 +95,13 @@ class Adam(AdamLike):
         rows: Rows | str = Rows.GIVEN,
         error_if_nonfinite: bool = False,
     ) -> None:
-        super().__init__(
+        RuleOptimizer.__init__(
+            self,
             params,
             lr,
-            betas,
-            eps,
-            weight_decay,
+            betas=betas,
+            eps=eps,
+            weight_decay=weight_decay,
             maximize=maximize,
             decay=decay,
             bias_correction=bias_correction,
@@ -108,6 +109,11 @@ class Adam(AdamLike):
             error_if_nonfinite=error_if_nonfinite,
             eps_placement=eps_placement,
         )
+
+    def check_options(self, group: Mapping[str, Any]) -> None:
+        """Refuse options out of range."""
+        super().check_options(group)
+        EpsPlacement(group["eps_placement"])
 
     def options(self, group: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options of the rule, all but `step`."""
