@@ -28,7 +28,7 @@ every = pytest.mark.parametrize("algorithm", ALGORITHMS)
 CALLED = {"lr": ("lr", "learning rate"), "eps": ("eps",), "betas": ("beta",)}
 
 DEFAULTS = {
-    "SGD": {"lr": 1e-3, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": False, "maximize": False},
+    "SGD": {"lr": 1e-3, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": False},
     "Adagrad": {"lr": 1e-2, "lr_decay": 0, "weight_decay": 0, "initial_accumulator_value": 0, "eps": 1e-10},
     "RowWiseAdagrad": {
         "lr": 1e-2, "lr_decay": 0, "weight_decay": 0, "initial_accumulator_value": 0, "eps": 1e-10,

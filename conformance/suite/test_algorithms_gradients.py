@@ -43,7 +43,8 @@ def sparse(rows: Any, grads: Any, like: Any) -> torch.Tensor:
 def trained(impl: Any, algorithm: str, start: Any, grads: Any, **options: Any) -> tuple[Any, Any]:
     """Train a copy of the weight on some gradients; return the weight and the optimizer."""
     weight = torch.nn.Parameter(start.detach().clone())
-    optimizer = getattr(impl, algorithm)([weight], lr=0.1, **MOMENTUM.get(algorithm, {}), **options)
+    given = {**MOMENTUM.get(algorithm, {}), **options}
+    optimizer = getattr(impl, algorithm)([weight], lr=0.1, **given)
     for grad in grads:
         weight.grad = grad.clone()
         optimizer.step()
@@ -156,7 +157,8 @@ def test_scaled_gradients(impl, algorithm, power):
 def test_untouched_rows(impl, algorithm):
     """Rows that a sparse gradient does not list keep weight and state."""
     start = parameter(4, 3)
-    weight, optimizer = trained(impl, algorithm, start, some(2))
+    plain = {"momentum": 0.0} if algorithm == "SGD" else {}  # torch's momentum moves every row
+    weight, optimizer = trained(impl, algorithm, start, some(2), **plain)
     before = snapshot([weight, state_of(optimizer, weight)])
     weight.grad = sparse([3, 1, 3], some(1, 3)[0], weight)
     optimizer.step()
@@ -195,7 +197,8 @@ def test_all_rows_listed(impl, algorithm):
 @every
 def test_no_row_listed(impl, algorithm):
     """A sparse gradient that lists no row changes no weight, before and after others."""
-    weight, optimizer = trained(impl, algorithm, parameter(4, 3), [])
+    plain = {"momentum": 0.0} if algorithm == "SGD" else {}
+    weight, optimizer = trained(impl, algorithm, parameter(4, 3), [], **plain)
     for _ in range(2):
         before = values([weight])[0]
         weight.grad = sparse([], torch.zeros(0, 3), weight)
@@ -245,7 +248,8 @@ def test_many_duplicates(impl, algorithm):
 
     def summed(generator: torch.Generator) -> torch.Tensor:
         order = torch.randperm(count, generator=generator)
-        return grads[order].cumsum(dim=0, dtype=torch.float32)[-1]
+        columns = torch.arange(3).repeat(count)
+        return torch.zeros(3).scatter_add_(0, columns, grads[order].reshape(-1))  # one by one
 
     worst = worst_of_orders(summed, exact)
     weight = torch.nn.Parameter(torch.zeros(2, 3))
@@ -257,7 +261,8 @@ def test_many_duplicates(impl, algorithm):
     else:
         sums = exact.square() if algorithm == "Adagrad" else exact.square().mean().reshape(1)
         seen, wanted = optimizer.state[weight]["sum"][1], sums
-    error = expect_within(seen, wanted, 3 * error_budget(worst), "the sum of duplicates")
+    budget = error_budget(worst) * (1 if algorithm == "SGD" else 4)  # of the square, at most
+    error = expect_within(seen, wanted, budget, "the sum of duplicates")
     return {"error": round(error, 3), "worst of orders": round(worst, 3)}
 
 

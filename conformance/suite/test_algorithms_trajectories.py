@@ -275,9 +275,17 @@ def test_max_norm(impl, algorithm, made):
 
 @pytest.mark.clause("ALGO-026")
 @pytest.mark.needs("{algorithm}.sparse")
-@pytest.mark.parametrize(**golden(*special("sparse"), "SGD-momentum-sparse"))
+@pytest.mark.parametrize(**golden(*special("sparse")))
 def test_sparse(impl, algorithm, made):
     """A sparse gradient updates the rows it lists, each once, on the sum of its duplicates."""
+    follow(impl, algorithm, made, "float64")
+
+
+@pytest.mark.clause("ALGO-040")
+@pytest.mark.needs("SGD.rows")
+@pytest.mark.parametrize(**golden("SGD-momentum-sparse"))
+def test_sparse_momentum(impl, algorithm, made):
+    """With a sparse gradient the momentum buffer of the rows it lists decays, and only these rows move."""
     follow(impl, algorithm, made, "float64")
 
 
