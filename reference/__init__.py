@@ -5,6 +5,10 @@ The module paths follow upstream's (``keyed``, ``clipping``, ``warmup``, ``fused
 """
 
 from keyedopt.reference.accumulate import AccumulateAdagrad, AccumulateAdam, AccumulateSGD
+from keyedopt.reference.apply_optimizer_in_backward import (
+    apply_optimizer_in_backward,
+    in_backward_optimizer_filter,
+)
 from keyedopt.reference.clipping import GradientClipping, GradientClippingOptimizer
 from keyedopt.reference.embedding import (
     EmbeddingBagCollection,
@@ -33,6 +37,7 @@ from keyedopt.reference.optimizers import (
 )
 from keyedopt.reference.rowwise_adagrad import RowWiseAdagrad
 from keyedopt.reference.semi_sync import SemisyncOptimizer
+from keyedopt.reference.sparse_adam import SparseAdam
 from keyedopt.reference.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 __all__ = [
@@ -64,7 +69,10 @@ __all__ = [
     "PoolingType",
     "RowWiseAdagrad",
     "SemisyncOptimizer",
+    "SparseAdam",
     "WarmupOptimizer",
     "WarmupPolicy",
     "WarmupStage",
+    "apply_optimizer_in_backward",
+    "in_backward_optimizer_filter",
 ]

@@ -82,10 +82,14 @@ class RuleOptimizer(Optimizer):
         work = [(group, param) for group in self.param_groups for param in group["params"]]
         work = [(group, param) for group, param in work if param.grad is not None]
         for group, param in work:
-            check_gradient(param, group["error_if_nonfinite"])
+            self.check_gradient(group, param)
         for group, param in work:
             self._update(group, param, param.grad)
         return loss
+
+    def check_gradient(self, group: Mapping[str, Any], param: Tensor) -> None:
+        """Refuse a gradient that the rule cannot take, before any parameter is updated."""
+        check_gradient(param, group["error_if_nonfinite"])
 
     def _update(self, group: dict[str, Any], param: Tensor, grad: Tensor) -> None:
         state = self.state[param]
