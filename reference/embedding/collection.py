@@ -1,6 +1,7 @@
 """What both collections are: tables, their lookups by feature, and their update in the backward pass."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -74,7 +75,7 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
     ) -> None:
         super().__init__()
         check_tables(tables)
-        self._configs = list(tables)
+        self._configs = [replace(table, init_fn=None) for table in tables]  # a function may not be copied
         self._is_weighted = is_weighted
         self._optim = EmbeddingFusedOptimizer()
         self._backward = Backward(self._optim.update)

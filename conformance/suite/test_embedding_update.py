@@ -1,0 +1,462 @@
+"""Embedding modules: the update in the backward pass."""
+
+import copy
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.support import (
+    BAGS,
+    collection,
+    error_budget,
+    everything,
+    expect,
+    expect_bits,
+    expect_close,
+    expect_equal,
+    expect_raises,
+    expect_unchanged,
+    expect_within,
+    fit,
+    jagged,
+    lookups,
+    outcome,
+    snapshot,
+    tables_of,
+)
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "trajectories.json").read_text("utf-8"))["trajectories"]
+ALL = (
+    "SGD",
+    "Adagrad",
+    "RowWiseAdagrad",
+    "Adam",
+    "PartialRowWiseAdam",
+    "LAMB",
+    "PartialRowWiseLAMB",
+    "LarsSGD",
+)
+ONE = (("t", 6, 4, ("f",)),)
+
+
+def trajectories(*kinds: str) -> dict[str, Any]:
+    """Choose golden trajectories of these kinds, or all, as arguments of ``parametrize``."""
+    chosen = {
+        name: (made["algorithm"], made)
+        for name, made in GOLDEN.items()
+        if "dampening" not in made["options"] and (not kinds or name.partition("-")[2] in kinds)
+    }
+    return {"argnames": "optimizer, made", "argvalues": list(chosen.values()), "ids": list(chosen)}
+
+
+def follow(impl: Any, optimizer: str, made: Any, dtype: str) -> float:
+    """Train along a golden trajectory; expect the table within its budget, and return the worst error."""
+    weight = (torch.tensor(made["weight"]) / 64).to(getattr(torch, dtype))
+    config = impl.EmbeddingBagConfig(
+        num_embeddings=len(weight),
+        embedding_dim=weight.shape[1],
+        name="t",
+        feature_names=["f"],
+        data_type=weight.dtype,
+        init_fn=lambda table: table.detach().copy_(weight),
+    )
+    module = impl.EmbeddingBagCollection([config], getattr(impl, optimizer), made["options"])
+    table, worst = tables_of(module)["t"], 0.0
+    for t, step in enumerate(made["steps"], 1):
+        rows = step["rows"] or list(range(len(weight)))
+        give(module, rows, torch.tensor(step["grads"], dtype=torch.float64) * made["unit"])
+        if str(t) not in made["after"]:
+            continue
+        seen, what = table.detach().reshape(-1), f"weight after step {t}"
+        exact = torch.tensor(made["after"][str(t)]["weight"], dtype=torch.float64)
+        powers = made["exponent"][str(t)]["weight"]
+        sizes = torch.tensor([0.0 if power is None else 2.0**power for power in powers], dtype=torch.float64)
+        if dtype == "float64":
+            expect(((seen - exact).abs() <= 1e-12 * sizes).all(), f"{what} within 1e-12 of {exact}", seen)
+        else:
+            budget = error_budget(made["worst"][dtype][str(t)]["weight"])
+            worst = max(worst, expect_within(seen, exact, budget, what, before=sizes))
+    return worst
+
+
+def give(module: Any, rows: list[int], grads: Any) -> None:
+    """Train with these gradients of these rows of the one table, one bag a row."""
+    (feature,) = {"f"}
+    bags = {feature: [[row] for row in rows]}
+    output = module(jagged(bags))[feature]
+    (output * torch.as_tensor(grads).to(output.dtype)).sum().backward()
+
+
+def sums(rows: list[int], grads: list[list[float]]) -> dict[int, list[float]]:
+    """Add up the gradients of each row with Python numbers."""
+    total: dict[int, list[float]] = {}
+    for row, grad in zip(rows, grads, strict=True):
+        total[row] = [a + b for a, b in zip(total.get(row, [0.0] * len(grad)), grad, strict=True)]
+    return total
+
+
+def stepped(optimizer: str, weight: list[float], grad: list[float], lr: float, eps: float) -> list[float]:
+    """Take the first step of a rule for one row with Python numbers."""
+    if optimizer == "SGD":
+        return [w - lr * g for w, g in zip(weight, grad, strict=True)]
+    square = [g * g for g in grad]
+    if optimizer == "RowWiseAdagrad":
+        square = [sum(square) / len(square)] * len(square)
+    return [w - lr * g / (s**0.5 + eps) for w, g, s in zip(weight, grad, square, strict=True)]
+
+
+@pytest.mark.clause("FUSED-035")
+@pytest.mark.needs("EmbeddingBagCollection")
+def test_backward_updates(impl):
+    """The backward pass updates the tables; there is no step to take and no gradient left."""
+    module = collection(impl)
+    before = snapshot(tables_of(module))
+    fit(module, jagged(BAGS))
+    for name, table in tables_of(module).items():
+        expect(not torch.equal(before[name], table.detach()), f"table {name} updated", table)
+        expect(table.grad is None, f"no gradient left on {name}", table.grad)
+    for param in module.parameters():
+        expect(param.grad is None, "no gradient left on the parameters", param.grad)
+
+
+@pytest.mark.clause("FUSED-036")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "RowWiseAdagrad"])
+def test_once_a_row(impl, optimizer):
+    """A row that is looked up several times is updated once, with the sum of its gradients."""
+    module = collection(impl, optimizer, {"lr": 0.25, "eps": 1e-8} if optimizer != "SGD" else {"lr": 0.25}, ONE)
+    table = tables_of(module)["t"]
+    before = table.detach().double().tolist()
+    rows = [1, 4, 1, 1]
+    grads = [[1.0, -2.0, 0.5, 3.0], [0.25, 1.0, -1.0, 2.0], [2.0, 1.0, -0.25, 1.0], [-0.5, 4.0, 1.5, -1.0]]
+    give(module, rows, grads)
+    for row, grad in sums(rows, grads).items():
+        wanted = torch.tensor(stepped(optimizer, before[row], grad, 0.25, 1e-8), dtype=torch.float64)
+        expect_close(table.detach()[row], wanted, f"row {row} after one step on the sum", ulps=4)
+
+
+@pytest.mark.clause("FUSED-037")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.any_width", "{optimizer}")
+@pytest.mark.parametrize(**trajectories())
+def test_golden(impl, optimizer, made):
+    """Every algorithm, with every option, follows its golden trajectory in float64 to 1e-12."""
+    follow(impl, optimizer, made, "float64")
+
+
+@pytest.mark.clause("FUSED-037")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.any_width", "{optimizer}")
+@pytest.mark.parametrize(**trajectories("plain", "sparse"))
+def test_golden_precision(impl, optimizer, made):
+    """In float32 the error is at most twice the worst of 32 orders of the formula, or 2 ULP."""
+    return {"weight": round(follow(impl, optimizer, made, "float32"), 3)}
+
+
+@pytest.mark.clause("FUSED-038")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ALL)
+def test_other_rows(impl, optimizer):
+    """Rows that are not looked up, and their state, keep every bit."""
+    module = collection(impl, optimizer)
+    fit(module, jagged(BAGS), steps=2)
+    before = snapshot(everything(module))
+    one = {"f": [[0, 1, 1], []], "g": [[], [1]], "h": [[3], []]}
+    fit(module, jagged(one), steps=3)
+    for name, rows in (("t", [2, 3, 4, 5]), ("u", [0, 1, 2, 4])):
+        expect_bits(tables_of(module)[name].detach()[rows], before["tables"][name][rows], f"rows of {name}")
+        state = everything(module)["state"][f"{name}.weight"]
+        for key, value in state.items():
+            if len(value) > 1:
+                expect_bits(value[rows], before["state"][f"{name}.weight"][key][rows], f"rows of {key}")
+
+
+@pytest.mark.clause("FUSED-039")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ALL)
+def test_two_forwards_one_backward(impl, optimizer):
+    """One backward pass through two forwards is one step with the sum of their gradients."""
+    module, other = collection(impl, optimizer, tables=ONE), collection(impl, optimizer, tables=ONE)
+    grads = torch.arange(16.0).reshape(4, 4) / 8 - 1
+    for _ in range(2):
+        first = module(jagged({"f": [[0, 1], [1]]}))["f"]
+        second = module(jagged({"f": [[1], [4]]}))["f"]
+        ((first * grads[:2]).sum() + (second * grads[2:]).sum()).backward()
+        (other(jagged({"f": [[0, 1], [1], [1], [4]]}))["f"] * grads).sum().backward()
+    seen, wanted = (tables_of(each)["t"].detach() for each in (module, other))
+    expect_close(seen, wanted.double(), "the table", ulps=8)
+
+
+@pytest.mark.clause("FUSED-040")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ALL)
+def test_two_backwards(impl, optimizer):
+    """Two forwards and then two backward passes are two steps, each with its own gradient."""
+    module, other = collection(impl, optimizer), collection(impl, optimizer)
+    losses = [lookups(module, jagged(BAGS), seed) for seed in (1, 2)]
+    for loss in losses:
+        loss.backward()
+    fit(other, jagged(BAGS), steps=2)
+    expect_unchanged(snapshot(everything(other)), everything(module), "the module")
+
+
+@pytest.mark.clause("FUSED-041")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "RowWiseAdagrad", "Adam"])
+def test_features_of_a_table(impl, optimizer):
+    """Several features of one table are one update of it, as if they were one feature."""
+    module = collection(impl, optimizer, tables=(("t", 6, 4, ("f", "g")),))
+    other = collection(impl, optimizer, tables=ONE)
+    outputs = module(jagged({"f": [[0, 1], [1]], "g": [[1], [4]]}))
+    joined = other(jagged({"f": [[0, 1], [1], [1], [4]]}))["f"]
+    grads = torch.arange(16.0).reshape(4, 4) / 8 - 1
+    ((outputs["f"] * grads[:2]).sum() + (outputs["g"] * grads[2:]).sum()).backward()
+    (joined * grads).sum().backward()
+    expect_close(tables_of(module)["t"].detach(), tables_of(other)["t"].detach().double(), "the table", ulps=4)
+
+
+@pytest.mark.clause("FUSED-042")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ALL)
+def test_table_outside_the_loss(impl, optimizer):
+    """A table whose outputs the loss does not use keeps every bit."""
+    module = collection(impl, optimizer)
+    before = snapshot(tables_of(module)["u"])
+    outputs = module(jagged(BAGS))
+    outputs["f"].sum().backward()
+    expect_bits(tables_of(module)["u"].detach(), before, "the table outside the loss")
+
+
+@pytest.mark.clause("FUSED-042")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.frozen_tables")
+def test_frozen_table(impl):
+    """A table with requires_grad=False is looked up and never updated; the others are."""
+    module = collection(impl, "Adam")
+    tables_of(module)["t"].requires_grad_(False)
+    before = snapshot(everything(module))
+    fit(module, jagged(BAGS), steps=2)
+    expect_bits(tables_of(module)["t"].detach(), before["tables"]["t"], "the frozen table")
+    expect_unchanged(before["state"]["t.weight"], everything(module)["state"]["t.weight"], "its state")
+    expect(not torch.equal(tables_of(module)["u"].detach(), before["tables"]["u"]), "the other updated", "not")
+
+
+@pytest.mark.clause("FUSED-043")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}.error_if_nonfinite")
+@pytest.mark.parametrize("optimizer", ALL)
+@pytest.mark.parametrize("bad", ["inf", "nan"])
+def test_error_if_nonfinite(impl, optimizer, bad):
+    """With error_if_nonfinite a gradient that is not finite is refused: an error, and no table is changed."""
+    module = collection(impl, optimizer, {"error_if_nonfinite": True})
+    fit(module, jagged(BAGS))
+    before = snapshot(everything(module))
+    outputs = module(jagged(BAGS))
+    scale = torch.ones_like(outputs["h"])
+    scale[0, 0] = float(bad)
+    loss = outputs["f"].sum() + (outputs["h"] * scale).sum()
+    expect_raises(loss.backward, RuntimeError, ValueError, mentions=["finite"], expected="an error for the gradient")
+    expect_unchanged(before, everything(module), "the module")
+    fit(module, jagged(BAGS))
+    expect(not torch.equal(tables_of(module)["t"].detach(), before["tables"]["t"]), "it goes on", "no update")
+
+
+@pytest.mark.clause("FUSED-044")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ALL)
+@pytest.mark.parametrize("bad", ["inf", "nan"])
+def test_nonfinite_does_not_spread(impl, optimizer, bad):
+    """A gradient that is not finite changes no row but its own in another way than it would be without it."""
+    tables = (("t", 6, 4, ("f",)), ("u", 5, 4, ("h",)))
+    module, other = collection(impl, optimizer, tables=tables), collection(impl, optimizer, tables=tables)
+    bags = {"f": [[0], [1]], "h": [[3], [2]]}
+    for each, value in ((module, float(bad)), (other, 1.0)):
+        outputs = each(jagged(bags))
+        scale = torch.ones_like(outputs["f"])
+        scale[0, 1] = value
+        ((outputs["f"] * scale).sum() + outputs["h"].sum()).backward()
+    for name, rows in (("t", [1, 2, 3, 4, 5]), ("u", [0, 1, 2, 3, 4])):
+        seen, wanted = (tables_of(each)[name].detach()[rows] for each in (module, other))
+        expect_bits(seen, wanted, f"the other rows of {name}")
+
+
+@pytest.mark.clause("FUSED-045")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ["SGD", "RowWiseAdagrad", "Adam"])
+def test_nonfinite(impl, optimizer):
+    """What an infinite gradient does to its own row."""
+    module = collection(impl, optimizer, tables=ONE)
+
+    def train() -> str:
+        give(module, [0, 1], [[1.0, float("inf"), 1.0, 1.0], [1.0] * 4])
+        row = tables_of(module)["t"].detach()[0]
+        return " ".join("finite" if torch.isfinite(value) else str(float(value)) for value in row)
+
+    return outcome(train)
+
+
+@pytest.mark.clause("FUSED-046")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ["Adagrad", "RowWiseAdagrad", "SGD", "Adam"])
+def test_empty_bags(impl, optimizer):
+    """A batch of empty bags leaves every row and its state as they are."""
+    module = collection(impl, optimizer)
+    fit(module, jagged(BAGS))
+    before = snapshot(everything(module))
+    fit(module, jagged({name: [[], []] for name in BAGS}))
+    expect_unchanged(before["tables"], tables_of(module), "the tables")
+
+
+@pytest.mark.clause("FUSED-047")
+@pytest.mark.needs("EmbeddingBagCollection")
+@pytest.mark.parametrize("pooling", ["SUM", "MEAN"])
+def test_gradient_of_weights(impl, pooling):
+    """The weights of rows get their gradient, taken at the rows as they were looked up."""
+    module = collection(impl, tables=ONE, weighted=True, pooling=pooling)
+    before = tables_of(module)["t"].detach().clone()
+    values, offsets = torch.tensor([0, 1, 1]), torch.tensor([0, 2, 3])
+    weights = torch.tensor([0.5, 2.0, -1.0], requires_grad=True)
+    output = module({"f": (values, offsets, weights)})["f"]
+    grads = torch.tensor([[1.0, -2.0, 0.5, 3.0], [0.25, 1.0, -1.0, 2.0]])
+    (output * grads).sum().backward()
+    counts = torch.tensor([2.0, 2.0, 1.0]) if pooling == "MEAN" else torch.ones(3)
+    wanted = (before[values] * grads[[0, 0, 1]]).sum(dim=1) / counts
+    expect_close(weights.grad, wanted.double(), "gradient of the weights", ulps=32)
+
+
+@pytest.mark.clause("FUSED-048")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.copies")
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+def test_copies(impl, how):
+    """A copy of a module, deep or pickled, trains as the original would, and both by themselves."""
+    module = collection(impl, "Adam")
+    fit(module, jagged(BAGS), steps=2)
+    other = copy.deepcopy(module) if how == "deepcopy" else pickle.loads(pickle.dumps(module))
+    before = snapshot(everything(module))
+    fit(other, jagged(BAGS), steps=2, seed=5)
+    expect_unchanged(before, everything(module), "the original, while the copy was trained")
+    fit(module, jagged(BAGS), steps=2, seed=5)
+    expect_unchanged(snapshot(everything(module)), everything(other), "the copy")
+
+
+@pytest.mark.clause("FUSED-049")
+@pytest.mark.needs("EmbeddingBagCollection")
+def test_half_tables(impl):
+    """Gradients of tables in half precision are summed in float32: small ones are not lost in the sum."""
+    for dtype in ("float16",):
+        module = collection(impl, tables=ONE, dtype=dtype, options={"lr": 1.0})
+        with torch.no_grad():
+            tables_of(module)["t"].fill_(1.0)
+        grads = torch.full((4097, 4), 2.0**-13)
+        give(module, [2] * 4097, grads)
+        wanted = torch.tensor([0.5] * 4, dtype=torch.float64)
+        expect_close(tables_of(module)["t"].detach()[2], wanted, "the row after 4097 small gradients", ulps=1)
+
+
+@pytest.mark.clause("FUSED-050")
+@pytest.mark.needs("EmbeddingBagCollection")
+def test_autograd_grad(impl):
+    """What torch.autograd.grad of something else through the module does to the tables."""
+    module = collection(impl)
+    factor = torch.ones((), requires_grad=True)
+    before = snapshot(tables_of(module))
+
+    def differentiate() -> str:
+        torch.autograd.grad(module(jagged(BAGS))["f"].sum() * factor, factor)
+        same = all(torch.equal(before[name], table.detach()) for name, table in tables_of(module).items())
+        return "tables unchanged" if same else "tables updated"
+
+    return outcome(differentiate)
+
+
+@pytest.mark.clause("FUSED-051")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ALL)
+def test_order_of_lookups(impl, optimizer):
+    """The order of bags, with their gradients, makes no difference beyond rounding."""
+    module, other = collection(impl, optimizer, tables=ONE), collection(impl, optimizer, tables=ONE)
+    rows = [0, 3, 3, 1, 3, 0]
+    grads = [[float((7 * i + 3 * d) % 11 - 5) for d in range(4)] for i in range(6)]
+    for _ in range(2):
+        give(module, rows, grads)
+        give(other, rows[::-1], grads[::-1])
+    seen, wanted = (tables_of(each)["t"].detach() for each in (module, other))
+    expect_close(seen, wanted.double(), "the table", ulps=8)
+
+
+@pytest.mark.clause("FUSED-052")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ALL)
+def test_split_table(impl, optimizer):
+    """A table and the two tables that it is split into, row by row, are trained alike."""
+    whole = collection(impl, optimizer, tables=ONE)
+    halves = collection(impl, optimizer, tables=(("a", 3, 4, ("f",)), ("b", 3, 4, ("g",))))
+    full = tables_of(whole)["t"].detach()
+    with torch.no_grad():
+        tables_of(halves)["a"].copy_(full[:3])
+        tables_of(halves)["b"].copy_(full[3:])
+    for step in range(3):
+        grads = torch.arange(16.0).reshape(4, 4) / 8 - 1 + step
+        (whole(jagged({"f": [[0], [2], [3], [5]]}))["f"] * grads).sum().backward()
+        outputs = halves(jagged({"f": [[0], [2]], "g": [[0], [2]]}))
+        ((outputs["f"] * grads[:2]).sum() + (outputs["g"] * grads[2:]).sum()).backward()
+    joined = torch.cat([tables_of(halves)[name].detach() for name in ("a", "b")])
+    expect_bits(joined, full, "the halves")
+
+
+@pytest.mark.clause("FUSED-053")
+@pytest.mark.needs("EmbeddingBagCollection")
+def test_autocast(impl):
+    """Under torch.autocast lookups and updates are the same as without."""
+    module, other = collection(impl), collection(impl)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = module(jagged(BAGS))["f"]
+    expect_bits(output.detach(), other(jagged(BAGS))["f"].detach(), "output")
+    output.sum().backward()
+    other(jagged(BAGS))["f"].sum().backward()
+    expect_bits(tables_of(module)["t"].detach(), tables_of(other)["t"].detach(), "the table")
+
+
+@pytest.mark.clause("FUSED-054")
+@pytest.mark.needs("EmbeddingBagCollection")
+def test_scaled_loss(impl):
+    """What a scaled loss, as GradScaler makes it, does: whether the update is scaled too."""
+    module, other = collection(impl, tables=ONE), collection(impl, tables=ONE)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    give(other, [1], [[1.0] * 4])
+
+    def train() -> str:
+        scaler.scale(module(jagged({"f": [[1]]}))["f"].sum()).backward()
+        same = torch.equal(tables_of(module)["t"].detach(), tables_of(other)["t"].detach())
+        return "update not scaled" if same else "update scaled"
+
+    return outcome(train)
+
+
+@pytest.mark.clause("FUSED-055")
+@pytest.mark.needs("EmbeddingBagCollection")
+def test_refused_backward(impl):
+    """A backward pass that fails elsewhere, before it reaches the tables, leaves nothing for the next one."""
+
+    class Failing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            raise RuntimeError("elsewhere")
+
+    module, other = collection(impl), collection(impl)
+    outputs = module(jagged(BAGS))
+    loss = outputs["h"].sum() + Failing.apply(outputs["f"]).sum()
+    expect_raises(loss.backward, RuntimeError, mentions=["elsewhere"], expected="the error from elsewhere")
+    before = snapshot(tables_of(module)["t"])
+    expect_bits(before, tables_of(other)["t"].detach(), "the table that was not reached")
+    with torch.no_grad():
+        for name, table in tables_of(other).items():
+            table.copy_(tables_of(module)[name])
+    fit(module, jagged(BAGS))
+    fit(other, jagged(BAGS))
+    expect_unchanged(snapshot(tables_of(other)), tables_of(module), "the tables after the next step")
+    expect_equal(len(tables_of(module)), 2, "number of tables")
