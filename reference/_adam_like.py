@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from keyedopt.reference._rule_optimizer import Applied, RuleOptimizer, check_betas, check_range, counter
+from keyedopt.reference._checks import check_betas, check_range
+from keyedopt.reference._rule_optimizer import Applied, RuleOptimizer, counter
 from keyedopt.reference.rules.options import BiasCorrection, Decay, Rows
 
 

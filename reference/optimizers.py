@@ -15,7 +15,8 @@ from torch.optim.optimizer import ParamsT
 
 from keyedopt.reference import rules
 from keyedopt.reference._adam_like import AdamLike
-from keyedopt.reference._rule_optimizer import Applied, RuleOptimizer, check_range
+from keyedopt.reference._checks import check_range
+from keyedopt.reference._rule_optimizer import Applied, RuleOptimizer
 from keyedopt.reference.rowwise_adagrad import Adagrad
 from keyedopt.reference.rules.options import BiasCorrection, Decay, EpsPlacement, Rows
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from keyedopt.reference._rule_optimizer import Applied, RuleOptimizer, check_betas, check_range, check_rate
+from keyedopt.reference._checks import check_betas, check_range, check_rate
+from keyedopt.reference._rule_optimizer import Applied, RuleOptimizer
 from keyedopt.reference.rules import Rows, check_rows, coalesce, sparse_adam
 
 __all__ = ["SparseAdam"]

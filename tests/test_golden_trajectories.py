@@ -5,6 +5,7 @@ import operator
 
 import pytest
 import torch
+
 from keyedopt.conformance.golden import arithmetic, make_trajectories
 
 STORED = json.loads(make_trajectories.DATA.read_text(encoding="utf-8"))["trajectories"]

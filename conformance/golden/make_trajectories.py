@@ -99,7 +99,7 @@ def oracle(made: Trajectory) -> Trajectory:
     return made
 
 
-def budget(made: Trajectory, dtype: str, orders: int = ORDERS) -> Trajectory | None:
+def budget(made: Trajectory, dtype: str, orders: int = ORDERS) -> dict[int, dict[str, float]] | None:
     """Return the worst errors by step (never less than at an earlier one) and tensor; None if unbounded."""
     worst = {t: dict.fromkeys(made["after"][t], 0.0) for t in RECORDED}
     exact = run(made, Exact())
@@ -163,7 +163,7 @@ def drawn() -> dict[str, Trajectory]:
 
     lr = {"SGD": 0.05, "LarsSGD": 0.5, "LAMB": 0.02, "PartialRowWiseLAMB": 0.02}
     for name in FORMULAS:
-        rate = {"lr": lr.get(name, 0.1)}
+        rate: Trajectory = {"lr": lr.get(name, 0.1)}
         add(name, "plain", **rate)
         add(name, "sparse", kind="sparse", **rate)
         add(name, "maximize", maximize=True, **rate)
