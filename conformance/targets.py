@@ -17,6 +17,7 @@ torchrec = Implementation(
     areas=("keyed", "combined", "wrapper", "clipping", "warmup", "fused", "semi_sync", "algorithms"),
     placeholders=("SGD", "Adagrad", "Adam", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD"),
     absent=(
+        *("EmbeddingBagCollection", "EmbeddingBagConfig", "EmbeddingCollection", "EmbeddingConfig", "PoolingType"),
         "RowWiseAdagrad.sparse",  # its docstring says that it does not take them
         *(f"RowWiseAdagrad.{name}" for name in ("decay", "rows", "max_norm", "error_if_nonfinite")),
     ),
@@ -35,4 +36,27 @@ torchft = Implementation(
     areas=("fault_tolerance",),
     distributions=("torchft",),
     install="pip install 'keyedopt[torchft]'",
+)
+
+#: FBGEMM's table-batched embeddings as published, as a fused module; see adapters/fbgemm.py.
+fbgemm = Implementation(
+    name="fbgemm",
+    root="keyedopt.conformance.adapters.fbgemm",
+    names={"SGD": "torch.optim:SGD", "Adagrad": "torch.optim:Adagrad"},
+    areas=("fused",),
+    absent=(
+        # bases and wrappers, which are torchrec's
+        *("FusedOptimizer", "EmptyFusedOptimizer", "FusedOptimizerModule", "KeyedOptimizer", "CombinedOptimizer"),
+        *("GradientClippingOptimizer", "WarmupOptimizer"),
+        # not on a CPU: Adam and its kin, LARS, unpooled lookups
+        *("Adam", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD"),
+        *("EmbeddingCollection", "EmbeddingConfig"),
+        # its documents do not promise them
+        *("SGD.momentum", "Adagrad.lr_decay", "RowWiseAdagrad.step", "*.error_if_nonfinite"),
+        *("*.checks_options", "*.checks_rates", "*.errors_name_arguments", "*.tensor_rate"),
+        *("*.any_width", "*.frozen_tables", "EmbeddingBagCollection.state_dict"),
+    ),
+    dtypes=("float32", "float16"),
+    distributions=("fbgemm-gpu-cpu", "fbgemm-gpu"),
+    install="pip install 'keyedopt[cpu]'",
 )

@@ -321,25 +321,25 @@ def test_bad_checkpoint(impl, optimizer, wrong):
 
 
 @pytest.mark.clause("FUSED-070")
-@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}", "{optimizer}.step")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}.step", "{optimizer}.{variant}")
 @pytest.mark.parametrize(
-    ("optimizer", "options"),
+    ("optimizer", "variant", "options"),
     [
-        ("SGD", {}),
-        ("SGD", {"momentum": 0.9}),
-        ("Adagrad", {"eps": 1e-8}),
-        ("Adagrad", {"lr_decay": 0.1}),
-        ("RowWiseAdagrad", {"eps": 1e-8}),
-        ("Adam", {}),
-        ("Adam", {"bias_correction": "per_row"}),
-        ("PartialRowWiseAdam", {}),
-        ("LAMB", {"weight_decay": 0.01}),
-        ("PartialRowWiseLAMB", {}),
-        ("LarsSGD", {"momentum": 0.5}),
+        ("SGD", "plain", {}),
+        ("SGD", "momentum", {"momentum": 0.9}),
+        ("Adagrad", "plain", {"eps": 1e-8}),
+        ("Adagrad", "lr_decay", {"lr_decay": 0.1}),
+        ("RowWiseAdagrad", "plain", {"eps": 1e-8}),
+        ("Adam", "plain", {}),
+        ("Adam", "bias_correction", {"bias_correction": "per_row"}),
+        ("PartialRowWiseAdam", "plain", {}),
+        ("LAMB", "plain", {"weight_decay": 0.01}),
+        ("PartialRowWiseLAMB", "plain", {}),
+        ("LarsSGD", "plain", {"momentum": 0.5}),
     ],
 )
 @pytest.mark.parametrize("way", ["to unfused", "to fused"])
-def test_unfused_checkpoint(impl, optimizer, options, way):
+def test_unfused_checkpoint(impl, optimizer, variant, options, way):
     """A checkpoint of the fused optimizer goes on in the unfused one, and back, along the same trajectory."""
     options = {"lr": 0.125, **options}
     module = collection(impl, optimizer, options, tables=ONE)
