@@ -229,6 +229,23 @@ def train(optimizer: Any, params: Any, steps: int, seed: int = 1) -> None:
         optimizer.step()
 
 
+def set_sparse_grad(param: Any, rows: Sequence[int], seed: int = 1, scale: float = 1.0) -> None:
+    """Give a parameter a fixed sparse gradient: these rows, repeated ones included, uncoalesced."""
+    fixed = _numbers((len(rows), *param.shape[1:]), 101 * seed) * scale
+    indices = torch.tensor([list(rows)], dtype=torch.int64, device=param.device)
+    listed = fixed.to(param.device, param.dtype)
+    param.grad = torch.sparse_coo_tensor(indices, listed, tuple(param.shape), check_invariants=True)
+
+
+def train_sparse(optimizer: Any, params: Any, steps: int, seed: int = 1) -> None:
+    """Take ``steps`` steps, each on another fixed sparse gradient that leaves out some rows, repeats some."""
+    for step in range(steps):
+        for index, param in enumerate(_listed(params)):
+            first = (seed + step + index) % len(param)
+            set_sparse_grad(param, [first, (first + 2) % len(param), first], seed=seed + step + 7 * index)
+        optimizer.step()
+
+
 # --- optimizers -----------------------------------------------------------------------------------
 
 
