@@ -7,6 +7,7 @@ remake the file, which is only ever changed that way::
     python -m keyedopt.conformance.golden.make_trajectories
 """
 
+import itertools
 import json
 import math
 import random
@@ -23,11 +24,12 @@ RECORDED = (1, 2, 3, 8, 16, 24)
 
 ABOUT = [
     "Trajectories of optimizers, made by make_trajectories.py with mpmath. Do not edit.",
-    "weight and grads are integers, in units of 1/64 and of `unit`. A step is [] for a dense gradient (one",
-    "row of grads a row of the weight) or the rows of a sparse one, duplicates included. after: by step, then",
-    "by name of the tensor, the exact values in row order. exponent: floor(log2) of the larger of the values",
-    "before and after the step, at which a unit in the last place is taken; null for zero. worst: by dtype,",
-    "step and tensor, the largest error in such units of 32 random orders of the same formula in that dtype.",
+    "weight and grads are integers, in units of 1/64 and of `unit`. rows of a step are [] for a dense",
+    "gradient (one row of grads a row of the weight) or those of a sparse one, duplicates included.",
+    "after: by step, then by name of the tensor, the exact values in row order. exponent: floor(log2) of",
+    "the larger of the values before and after the step, at which a unit in the last place is taken; null",
+    "for zero. worst: by dtype, step and tensor, the largest error in such units of 32 random orders of",
+    "the same formula in that dtype.",
 ]
 
 
@@ -109,7 +111,7 @@ def budget(made: Trajectory, dtype: str, orders: int = ORDERS) -> dict[int, dict
             for name, powers in made["exponent"][t].items():
                 errors = map(error, seen[t][name], exact[t][name], powers, [dtype] * len(powers))
                 worst[t][name] = max(worst[t][name], *errors)
-    for before, t in zip(RECORDED, RECORDED[1:], strict=False):
+    for before, t in itertools.pairwise(RECORDED):
         worst[t] = {name: max(value, worst[before][name]) for name, value in worst[t].items()}
     if not all(math.isfinite(value) for row in worst.values() for value in row.values()):
         return None
