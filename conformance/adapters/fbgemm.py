@@ -86,8 +86,11 @@ class EmbeddingFusedOptimizer(torch.optim.Optimizer):
         self.param_groups = [_Group(tbe, weights)]
         listed = itertools.zip_longest(names, weights, tbe.get_optimizer_state(), fillvalue={})
         for name, weight, entry in listed:
-            keys = [f"{name}.momentum1", *(f"{name}.{key}" for key in list(entry)[1:])]
+            keys = [f"{name}.momentum1" if number == 0 else f"{name}.{key}" for number, key in enumerate(entry)]
             self.state[weight] = dict(zip(keys, entry.values(), strict=True))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__.copy()  # torch leaves all but state and groups out
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Set the rate, as torchrec does; the update was done in the backward pass."""

@@ -366,7 +366,8 @@ def test_unfused_checkpoint(impl, optimizer, variant, options, way):
             value.copy_(chosen.state[weight][names[key.removeprefix("t.")]].reshape(value.shape))
     train_fused(module, some(5))
     train_unfused(chosen, weight, some(5))
-    expect_close(table.detach(), weight.detach().double(), "the table, fused against unfused", ulps=4)
+    error = float((table.detach() - weight.detach()).abs().max())  # after six steps of values around 1
+    expect(error <= 2e-6, "the fused and the unfused table within 2e-6", error)
 
 
 @pytest.mark.clause("FUSED-071")

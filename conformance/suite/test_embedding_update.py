@@ -325,11 +325,12 @@ def test_gradient_of_weights(impl, pooling):
 
 
 @pytest.mark.clause("FUSED-048")
-@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.copies")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ["Adagrad", "Adam"])
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
-def test_copies(impl, how):
+def test_copies(impl, optimizer, how):
     """A copy of a module, deep or pickled, trains as the original would, and both by themselves."""
-    module = collection(impl, "Adam")
+    module = collection(impl, optimizer)
     fit(module, jagged(BAGS), steps=2)
     other = copy.deepcopy(module) if how == "deepcopy" else pickle.loads(pickle.dumps(module))
     before = snapshot(everything(module))
@@ -460,3 +461,47 @@ def test_refused_backward(impl):
     fit(other, jagged(BAGS))
     expect_unchanged(snapshot(tables_of(other)), tables_of(module), "the tables after the next step")
     expect_equal(len(tables_of(module)), 2, "number of tables")
+
+
+@pytest.mark.clause("FUSED-078")
+@pytest.mark.needs("EmbeddingBagCollection", "RowWiseAdagrad", "RowWiseAdagrad.decay")
+@pytest.mark.parametrize("decay", ["l2", "decoupled"])
+def test_weight_decay(impl, decay):
+    """Weight decay of row-wise Adagrad, in the mode that is asked for, takes part in the update."""
+    lr, strength, grad = 0.25, 0.5, [1.0, -2.0, 0.5, 3.0]
+    options = {"lr": lr, "eps": 1e-8, "weight_decay": strength, "decay": decay}
+    module = collection(impl, "RowWiseAdagrad", options, ONE)
+    table = tables_of(module)["t"]
+    before = table.detach().double()[1].tolist()
+    give(module, [1], [grad])
+    g = [a + strength * w for a, w in zip(grad, before, strict=True)] if decay == "l2" else grad
+    root = (sum(a * a for a in g) / 4) ** 0.5 + 1e-8
+    beside = lr * strength if decay == "decoupled" else 0.0
+    wanted = [w - lr * a / root - beside * w for w, a in zip(before, g, strict=True)]
+    expect_close(table.detach()[1], torch.tensor(wanted, dtype=torch.float64), "the row after one step", ulps=8)
+
+
+@pytest.mark.clause("FUSED-079")
+@pytest.mark.needs("EmbeddingBagCollection", "RowWiseAdagrad", "RowWiseAdagrad.max_norm")
+def test_max_norm(impl):
+    """With max_norm no row that is updated is longer than that after the step."""
+    module = collection(impl, "RowWiseAdagrad", {"max_norm": 0.5}, ONE)
+    give(module, [0, 1, 2], [[1.0, -2.0, 0.5, 3.0]] * 3)
+    norms = tables_of(module)["t"].detach().norm(dim=1)
+    expect((norms[:3] <= 0.5 + 1e-6).all(), "updated rows of norm at most 0.5", norms)
+
+
+@pytest.mark.clause("FUSED-080")
+@pytest.mark.needs("EmbeddingBagCollection")
+@pytest.mark.parametrize("count", [100, 10_000, 1_000_000])
+def test_precision_of_sums(impl, count):
+    """The error of the sum of so many gradients of one row, relative to the sum of their sizes."""
+    module = collection(impl, options={"lr": 1.0}, tables=(("t", 2, 4, ("f",)),))
+    with torch.no_grad():
+        tables_of(module)["t"].zero_()
+    grads = (torch.arange(1, count + 1, dtype=torch.float64) * 0.6180339887498949 % 1).float()
+    features = {"f": (torch.ones(count, dtype=torch.int64), torch.arange(count + 1))}
+    (module(features)["f"] * grads[:, None]).sum().backward()
+    total = float(grads.double().sum())
+    error = abs(float(-tables_of(module)["t"].detach()[1, 0].double()) - total) / total
+    return {"error": float(f"{error:.2e}")}
