@@ -65,6 +65,8 @@ def test_resume(impl, kind, dtype):
     resumed, inner = wrap(impl, others, kind)
     optimizer.param_groups[0]["lr"] = 0.3
     train(optimizer, params, 3)
+    expect_equal(len(resumed.state), len(inner.state), "entries of the state before loading")
+    expect_equal(len(resumed.param_groups), 1, "groups before loading")
     resumed.load_state_dict(snapshot(optimizer.state_dict()))
     for one, other in zip(params.values(), others.values(), strict=True):
         other.data.copy_(one.data)
