@@ -13,7 +13,11 @@ from typing import Any
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, EmbeddingLocation, PoolingMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import (
+    BoundsCheckMode,
+    EmbeddingLocation,
+    PoolingMode,
+)
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
     ComputeDevice,
     SplitTableBatchedEmbeddingBagsCodegen,
@@ -80,14 +84,14 @@ class EmbeddingFusedOptimizer(torch.optim.Optimizer):
 
     def __init__(self, tbe: Any, names: Sequence[str]) -> None:
         self._tbe, self._names = tbe, list(names)
-        weights = tbe.split_embedding_weights()
-        self.params = {f"{name}.weight": weight for name, weight in zip(names, weights, strict=True)}
-        super().__init__(weights, {"lr": tbe.get_learning_rate()})
-        self.param_groups = [_Group(tbe, weights)]
-        listed = itertools.zip_longest(names, weights, tbe.get_optimizer_state(), fillvalue={})
-        for name, weight, entry in listed:
-            keys = [f"{name}.momentum1" if number == 0 else f"{name}.{key}" for number, key in enumerate(entry)]
-            self.state[weight] = dict(zip(keys, entry.values(), strict=True))
+        super().__init__(tbe.split_embedding_weights(), {"lr": tbe.get_learning_rate()})
+        self.param_groups = [_Group(tbe, tbe.split_embedding_weights())]
+
+    @property
+    def params(self) -> dict[str, torch.Tensor]:
+        """TBE's tables, live: views, which TBE makes anew at each call."""
+        weights = self._tbe.split_embedding_weights()
+        return {f"{name}.weight": weight for name, weight in zip(self._names, weights, strict=True)}
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__.copy()  # torch leaves all but state and groups out
@@ -101,13 +105,19 @@ class EmbeddingFusedOptimizer(torch.optim.Optimizer):
         self.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return TBE's tensors by key."""
-        return {"state": {key: dict(self.state[weight]) for key, weight in self.params.items()}}
+        """Return TBE's state, live, by torchrec's keys."""
+        state = {}
+        entries = self._tbe.get_optimizer_state()  # of exact SGD it has none, not one a table
+        for name, entry in itertools.zip_longest(self._names, entries, fillvalue={}):
+            keys = ["momentum1", *list(entry)[1:]][: len(entry)]
+            named = zip(keys, entry.values(), strict=True)
+            state[f"{name}.weight"] = {f"{name}.{key}": value for key, value in named}
+        return {"state": state}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
         """Fill TBE's tensors."""
-        for key, weight in self.params.items():
-            for name, tensor in self.state[weight].items():
+        for key, entry in self.state_dict()["state"].items():
+            for name, tensor in entry.items():
                 tensor.copy_(state_dict["state"][key][name])
 
 

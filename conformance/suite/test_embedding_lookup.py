@@ -36,7 +36,10 @@ def pooled(table: torch.Tensor, bags: Any, weights: Any = None, mean: bool = Fal
         count = len(bag) if mean and bag else 1
         columns = range(table.shape[1])
         rows.append(
-            [sum(c * float(table[row, d]) for c, row in zip(factors, bag, strict=True)) / count for d in columns]
+            [
+                sum(c * float(table[row, d]) for c, row in zip(factors, bag, strict=True)) / count
+                for d in columns
+            ]
         )
     return torch.tensor(rows, dtype=torch.float64)
 
@@ -84,7 +87,7 @@ SPOILED = [
 @pytest.mark.parametrize("pooling", ["SUM", "MEAN"])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_pooling(impl, pooling, weighted):
-    """A bag gives the sum of its rows, each times its weight, divided by their number for MEAN; 0 if empty."""
+    """A bag gives the sum of its rows, each times its weight, divided by their number for MEAN."""
     module = collection(impl, pooling=pooling, weighted=weighted)
     outputs = module(jagged(BAGS, WEIGHTS if weighted else None))
     tables = tables_of(module)
@@ -138,7 +141,8 @@ def test_errors_name_the_feature(impl, which):
 @pytest.mark.clause("FUSED-026")
 @pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.errors_name_arguments")
 @pytest.mark.parametrize(
-    "which", ["missing", "no mapping", "no tuple", "no tensor", "weights lack", "weights short", "weights int"]
+    "which",
+    ["missing", "no mapping", "no tuple", "no tensor", "weights lack", "weights short", "weights int"],
 )
 def test_misused_features(impl, which):
     """A missing feature, parts that are no tensors, and weights that do not fit are refused by name."""
@@ -174,7 +178,7 @@ def test_weights_not_asked_for(impl):
 @pytest.mark.needs("EmbeddingBagCollection")
 @pytest.mark.parametrize("way", ["eval", "no_grad"])
 def test_reading_changes_nothing(impl, way):
-    """In eval mode and without grad mode lookups are the same, and change neither tables, state nor counts."""
+    """In eval mode and without grad mode lookups are the same, and change no table, state or count."""
     module = collection(impl, "Adagrad")
     fit(module, jagged(BAGS))
     before = snapshot(everything(module))
@@ -324,7 +328,10 @@ def test_bad_options(impl, optimizer, options):
     """An option of the optimizer out of its range is refused with a ValueError that names it."""
     (name,) = options
     expect_raises(
-        lambda: collection(impl, optimizer, options), ValueError, mentions=[name], expected=f"ValueError for {name}"
+        lambda: collection(impl, optimizer, options),
+        ValueError,
+        mentions=[name],
+        expected=f"ValueError for {name}",
     )
 
 

@@ -124,7 +124,7 @@ def test_is_fused_optimizer_module(impl, kind):
 @pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
 @pytest.mark.parametrize("optimizer", ALL)
 def test_keys(impl, optimizer):
-    """Parameters are `<table>.weight`, states `<table>.momentum1` and `<table>.<name>`, there from the start."""
+    """Parameters are `<table>.weight`, states `<table>.momentum1` and `<table>.<name>`, from the start."""
     module = collection(impl, optimizer)
     state = module.fused_optimizer.state_dict()["state"]
     expect_equal(set(state), {"t.weight", "u.weight"}, "keys of the parameters")
@@ -151,7 +151,7 @@ def test_keys_of_the_module(impl, kind, name):
 @pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
 @pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "Adam"])
 def test_step_and_zero_grad(impl, optimizer):
-    """step and zero_grad of the fused optimizer change nothing, before, between and after backward passes."""
+    """Step and zero_grad of the fused optimizer change nothing, before, between and after backward passes."""
     module, other = collection(impl, optimizer), collection(impl, optimizer)
     for seed in range(3):
         before = snapshot(everything(module))
@@ -269,7 +269,9 @@ def test_state_is_live(impl, optimizer):
     shown = everything(module)
     before = snapshot(shown)
     fit(module, jagged(BAGS))
-    expect(not same_bits(shown["tables"]["t"], before["tables"]["t"]), "the table shown follows", "it does not")
+    expect(
+        not same_bits(shown["tables"]["t"], before["tables"]["t"]), "the table shown follows", "it does not"
+    )
     for key, value in shown["state"]["t.weight"].items():
         expect(not same_bits(value, before["state"]["t.weight"][key]), f"{key} shown follows", "it does not")
 
@@ -297,7 +299,7 @@ def test_checkpoint(impl, optimizer, kind):
 @pytest.mark.parametrize("optimizer", ["Adagrad", "Adam"])
 @pytest.mark.parametrize("wrong", ["shape", "missing", "too many", "kind"])
 def test_bad_checkpoint(impl, optimizer, wrong):
-    """A checkpoint that does not fit is refused with a ValueError, and the module goes on as if it never came."""
+    """A checkpoint that does not fit is refused with a ValueError, and the module is unchanged."""
     module = collection(impl, optimizer)
     fit(module, jagged(BAGS))
     before = snapshot(everything(module))
@@ -373,7 +375,7 @@ def test_unfused_checkpoint(impl, optimizer, variant, options, way):
 @pytest.mark.clause("FUSED-071")
 @pytest.mark.needs("EmbeddingBagCollection", "CombinedOptimizer")
 def test_combined_checkpoint(impl):
-    """In a combination with a dense optimizer, fused state is saved and loaded under the combination's keys."""
+    """In a combination with a dense optimizer, fused state is saved and loaded under its keys."""
 
     def make() -> tuple[Any, Any, Any]:
         module, params = collection(impl, "Adam"), parameters()
@@ -386,11 +388,13 @@ def test_combined_checkpoint(impl):
     whole.step()
     saved = snapshot(whole.state_dict())
     expect("t.momentum1" in saved["state"]["sparse.t.weight"], "sparse.t.weight", list(saved["state"]))
-    other, others, loaded = make()
+    other, _, loaded = make()
     loaded.init_state()
     loaded.load_state_dict(saved)
     expect_unchanged(saved["state"], loaded.state_dict()["state"], "the loaded state")
-    expect_unchanged(snapshot(everything(module)["state"]), everything(other)["state"], "the state of the module")
+    expect_unchanged(
+        snapshot(everything(module)["state"]), everything(other)["state"], "the state of the module"
+    )
 
 
 # --- clipping -------------------------------------------------------------------------------------
@@ -399,7 +403,9 @@ def test_combined_checkpoint(impl):
 def clipped(impl: Any, optimizer: Any, kind: str, bound: float, **options: Any) -> Any:
     """Put clipping around a fused optimizer; None where it is refused, which is as good."""
     try:
-        return impl.GradientClippingOptimizer(optimizer, getattr(impl.GradientClipping, kind), bound, **options)
+        return impl.GradientClippingOptimizer(
+            optimizer, getattr(impl.GradientClipping, kind), bound, **options
+        )
     except ValueError:
         return None
 
@@ -469,7 +475,7 @@ def test_clipping_by_norm_nonfinite(impl):
 @pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_clipping_of_a_mixed_tree(impl, kind):
-    """Around a fused and a dense optimizer the dense part is clipped; a fused part that is not, is warned of."""
+    """In a mixed tree the dense part is clipped; a fused part that is not, is warned of."""
     module, params = collection(impl, "SGD", {"lr": 1.0}, tables=ONE), parameters(1)
     dense = impl.KeyedOptimizerWrapper(params, lambda listed: torch.optim.SGD(listed, lr=1.0))
     with warnings.catch_warnings(record=True) as caught:
@@ -492,9 +498,11 @@ def test_clipping_of_a_mixed_tree(impl, kind):
 @pytest.mark.clause("FUSED-074")
 @pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
 def test_two_modules_by_norm(impl):
-    """The norm of two modules is not known in the backward pass of one: refused, or warned of, never ignored."""
+    """The norm of two modules, unknown in the backward pass of one, is refused or warned of."""
     modules = [collection(impl, "SGD", tables=ONE) for _ in range(2)]
-    whole = impl.CombinedOptimizer([(str(number), each.fused_optimizer) for number, each in enumerate(modules)])
+    whole = impl.CombinedOptimizer(
+        [(str(number), each.fused_optimizer) for number, each in enumerate(modules)]
+    )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         wrapper = clipped(impl, whole, "NORM", 0.5)
@@ -544,5 +552,7 @@ def test_init_state(impl):
     for each in (module, other):
         fit(each, jagged(BAGS), seed=4)
     expect_bits(
-        tables_of(module)["u"].detach()[[1, 2, 4]], tables_of(other)["u"].detach()[[1, 2, 4]], "rows without lookups"
+        tables_of(module)["u"].detach()[[1, 2, 4]],
+        tables_of(other)["u"].detach()[[1, 2, 4]],
+        "rows without lookups",
     )

@@ -29,7 +29,9 @@ from keyedopt.conformance.suite.support import (
     tables_of,
 )
 
-GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "trajectories.json").read_text("utf-8"))["trajectories"]
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "trajectories.json").read_text("utf-8"))[
+    "trajectories"
+]
 ALL = (
     "SGD",
     "Adagrad",
@@ -54,7 +56,7 @@ def trajectories(*kinds: str) -> dict[str, Any]:
 
 
 def follow(impl: Any, optimizer: str, made: Any, dtype: str, steps: int) -> float:
-    """Train along the first steps of a golden trajectory; expect the table within its budget, and return the worst error."""
+    """Train along a golden trajectory; expect the table within its budget, and return the worst error."""
     weight = (torch.tensor(made["weight"]) / 64).to(getattr(torch, dtype))
     config = impl.EmbeddingBagConfig(
         num_embeddings=len(weight),
@@ -128,7 +130,9 @@ def test_backward_updates(impl):
 @pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "RowWiseAdagrad"])
 def test_once_a_row(impl, optimizer):
     """A row that is looked up several times is updated once, with the sum of its gradients."""
-    module = collection(impl, optimizer, {"lr": 0.25, "eps": 1e-8} if optimizer != "SGD" else {"lr": 0.25}, ONE)
+    module = collection(
+        impl, optimizer, {"lr": 0.25, "eps": 1e-8} if optimizer != "SGD" else {"lr": 0.25}, ONE
+    )
     table = tables_of(module)["t"]
     before = table.detach().double().tolist()
     rows = [1, 4, 1, 1]
@@ -214,7 +218,9 @@ def test_features_of_a_table(impl, optimizer):
     grads = torch.arange(16.0).reshape(4, 4) / 8 - 1
     ((outputs["f"] * grads[:2]).sum() + (outputs["g"] * grads[2:]).sum()).backward()
     (joined * grads).sum().backward()
-    expect_close(tables_of(module)["t"].detach(), tables_of(other)["t"].detach().double(), "the table", ulps=4)
+    expect_close(
+        tables_of(module)["t"].detach(), tables_of(other)["t"].detach().double(), "the table", ulps=4
+    )
 
 
 @pytest.mark.clause("FUSED-042")
@@ -239,7 +245,9 @@ def test_frozen_table(impl):
     fit(module, jagged(BAGS), steps=2)
     expect_bits(tables_of(module)["t"].detach(), before["tables"]["t"], "the frozen table")
     expect_unchanged(before["state"]["t.weight"], everything(module)["state"]["t.weight"], "its state")
-    expect(not torch.equal(tables_of(module)["u"].detach(), before["tables"]["u"]), "the other updated", "not")
+    expect(
+        not torch.equal(tables_of(module)["u"].detach(), before["tables"]["u"]), "the other updated", "not"
+    )
 
 
 @pytest.mark.clause("FUSED-043")
@@ -255,7 +263,9 @@ def test_error_if_nonfinite(impl, optimizer, bad):
     scale = torch.ones_like(outputs["h"])
     scale[0, 0] = float(bad)
     loss = outputs["f"].sum() + (outputs["h"] * scale).sum()
-    expect_raises(loss.backward, RuntimeError, ValueError, mentions=["finite"], expected="an error for the gradient")
+    expect_raises(
+        loss.backward, RuntimeError, ValueError, mentions=["finite"], expected="an error for the gradient"
+    )
     expect_unchanged(before, everything(module), "the module")
     fit(module, jagged(BAGS))
     expect(not torch.equal(tables_of(module)["t"].detach(), before["tables"]["t"]), "it goes on", "no update")
@@ -478,7 +488,9 @@ def test_weight_decay(impl, decay):
     root = (sum(a * a for a in g) / 4) ** 0.5 + 1e-8
     beside = lr * strength if decay == "decoupled" else 0.0
     wanted = [w - lr * a / root - beside * w for w, a in zip(before, g, strict=True)]
-    expect_close(table.detach()[1], torch.tensor(wanted, dtype=torch.float64), "the row after one step", ulps=8)
+    expect_close(
+        table.detach()[1], torch.tensor(wanted, dtype=torch.float64), "the row after one step", ulps=8
+    )
 
 
 @pytest.mark.clause("FUSED-079")
