@@ -247,6 +247,7 @@ def test_numbers_are_loaded(impl):
         "global state missing",
         "key too many",
         "key without prefix",
+        "key too many, without prefix",
         "shape",
         "global shape",
         "empty",
@@ -288,6 +289,8 @@ def test_malformed_state(impl, wrong):
         entry["semi_sync_local_more"] = torch.zeros(3)
     elif wrong == "key without prefix":
         entry["momentum"] = entry.pop("semi_sync_global_momentum")
+    elif wrong == "key too many, without prefix":
+        entry["momentum"] = torch.zeros(3)
     elif wrong == "shape":
         entry["semi_sync_local_exp_avg"] = torch.zeros(1)
     elif wrong == "global shape":

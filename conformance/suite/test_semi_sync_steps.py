@@ -461,15 +461,24 @@ def test_what_is_passed_on(impl):
 @pytest.mark.parametrize("non_blocking", [False, True])
 def test_offloading(impl, device, non_blocking):
     """Offloading changes no number, and keeps what only the global optimizer has in the memory of the CPU."""
-    params, others = parameters(device=device), parameters(device=device)
-    extra, other_extra = parameter(4, seed=9, device=device), parameter(4, seed=9, device=device)
-    options = {"offload_global_model": True, "non_blocking": non_blocking}
-    optimizer, *_ = semisync(
-        impl, params, every=2, local=adam(impl, params), outer_params={**params, "x": extra}, options=options
-    )
-    plain, *_ = semisync(
-        impl, others, every=2, local=adam(impl, others), outer_params={**others, "x": other_extra}
-    )
+
+    def make(**options: Any) -> Any:
+        params = parameters(device=device)
+        extra = parameter(4, seed=9, device=device)
+        every = {**params, "x": extra}
+        made = semisync(
+            impl,
+            params,
+            every=2,
+            local=adam(impl, params),
+            outer_params=every,
+            options=options,
+            stateless=True,
+        )
+        return made[0], params, extra
+
+    optimizer, params, extra = make(offload_global_model=True, non_blocking=non_blocking)
+    plain, others, other_extra = make()
     for _ in range(5):
         train(optimizer, params, 1)
         train(plain, others, 1)
