@@ -1,17 +1,22 @@
-"""``keyedopt check``: run, apply expectations, write, show, and choose the exit code."""
+"""``keyedopt check``: run, apply expectations, show, write, and choose the exit code."""
 
+import contextlib
+import math
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from keyedopt.cli.summary import show
 from keyedopt.conformance import expectations, formats, result, runner, spec
+from keyedopt.conformance.implementation import DTYPES
+from keyedopt.conformance.text import one_line
 from keyedopt.conformance.verdict import judge
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 
 @dataclass(frozen=True)
@@ -19,100 +24,108 @@ class Request:
     """What was asked for on the command line."""
 
     targets: tuple[str, ...]
-    level: str
-    suite: str | None
-    areas: tuple[str, ...]
-    require_areas: tuple[str, ...]
-    device: str | None
-    dtypes: tuple[str, ...]
-    outputs: tuple[str, ...]
+    outputs: tuple[Path, ...]
     expectations: str | None
     update: bool
-    limit: float
-    workers: int | None
+    options: runner.Options
+
+    def files(self, target: str) -> list[Path]:
+        """Return the files to write for a target; with several targets, outputs are folders."""
+        if len(self.targets) == 1:
+            return list(self.outputs)
+        return [folder / f"{target.replace(':', '.')}.json" for folder in self.outputs]
 
 
 class InputError(Exception):
     """Something on the command line is wrong; the message says what and what to do."""
 
 
-def check_targets(request: Request, fail: Callable[[str], NoReturn]) -> int:
+#: What is not a verdict: exit code 2, and one line that says what to do.
+PROBLEMS = (InputError, runner.RunError, result.ResultError, expectations.ExpectationsError, OSError)
+
+
+def check_targets(
+    targets: list[str], outputs: list[str], known: str | None, update: bool, options: dict[str, Any]
+) -> int:
     """Check each target in turn; return 0 if every gate is green, 1 if one is not, 2 on bad input."""
+    request = Request(tuple(targets), tuple(map(Path, outputs)), known, update, runner.Options(**options))
     try:
         _validate(request)
-    except (InputError, runner.RunError, expectations.ExpectationsError) as error:
-        fail(str(error))
-    signal.signal(signal.SIGTERM, _interrupt)
+    except PROBLEMS as error:
+        _say(str(error))
+        return 2
     worst = 0
-    for target in request.targets:
-        try:
-            code = _check(target, request)
-        except (
-            InputError,
-            runner.RunError,
-            result.ResultError,
-            expectations.ExpectationsError,
-            OSError,
-        ) as error:
-            sys.stderr.write(f"keyedopt: {' '.join(str(error).split())}\n")
-            code = 2
-        except KeyboardInterrupt:
-            fail("interrupted before a case had run; nothing was written")
-        worst = max(worst, code)
-        if code == 2 and not sys.stderr.isatty():
-            continue
+    with _interruptible():
+        for target in request.targets:
+            try:
+                worst = max(worst, _check(target, request))
+            except PROBLEMS as error:
+                _say(str(error))
+                worst = 2
+            except KeyboardInterrupt:
+                _say("interrupted; nothing more was written")
+                return 2
     return worst
 
 
-def _interrupt(*_: object) -> NoReturn:
-    raise KeyboardInterrupt
+def _say(message: str) -> None:
+    sys.stderr.write(f"keyedopt: {one_line(message)}\n")
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let the first signal to end interrupt the run, and none disturb the writing of what it has."""
+    signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
+    before = {number: signal.getsignal(number) for number in signals}
+    heeded = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+
+    def interrupt(*_: object) -> NoReturn:
+        for number in heeded:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for number in heeded:
+        signal.signal(number, interrupt)
+    try:
+        yield
+    finally:
+        for number in heeded:
+            signal.signal(number, before[number])
 
 
 def _validate(request: Request) -> None:
-    runner.known_names(request.areas, list(spec.areas()), "area")
-    runner.known_names(request.require_areas, list(spec.areas()), "area")
-    names = ("float64", "float32", "bfloat16", "float16")
-    runner.known_names(request.dtypes, names, "dtype")
-    if request.suite is not None:
-        versions = sorted({clause.since for clause in spec.clauses().values()}, key=spec.version_key)
-        runner.known_names([request.suite], versions, "version of the suite")
+    options = request.options
+    runner.known_names((*options.areas, *options.require_areas), list(spec.areas()), "area")
+    runner.known_names(options.dtypes, DTYPES, "dtype")
+    versions = sorted({clause.since for clause in spec.clauses().values()}, key=spec.version_key)
+    runner.known_names([options.suite] if options.suite is not None else [], versions, "version of the suite")
+    if not math.isfinite(options.limit):
+        raise InputError("--time-limit is a number of seconds")
+    several = len(request.targets) > 1
     for output in request.outputs:
-        if len(request.targets) > 1 and Path(output).suffix:
-            raise InputError(
-                f"--output {output} is one file for {len(request.targets)} targets: give a folder"
-            )
-        if len(request.targets) == 1 and Path(output).suffix not in formats.FORMATS:
+        if several and output.suffix in formats.FORMATS:
+            raise InputError(f"--output {output} is one file for several targets: give a folder")
+        if not several and output.suffix not in formats.FORMATS:
             raise InputError(f"--output {output}: the name has to end in {', '.join(formats.FORMATS)}")
-    if request.update and request.expectations is None:
-        raise InputError("--update-expectations rewrites a file: name it with --expectations FILE")
-    if request.expectations is not None:
-        if len(request.targets) > 1:
-            raise InputError("--expectations is a list for one target: check the targets one by one")
-        if not (request.update and not Path(request.expectations).exists()):
-            expectations.read(expectations.find(request.expectations))
-
-
-def _outputs(request: Request, target: str) -> list[Path]:
-    if len(request.targets) == 1:
-        return [Path(output) for output in request.outputs]
-    return [Path(output) / f"{target.replace(':', '.')}.json" for output in request.outputs]
+    for path in (path for target in request.targets for path in request.files(target)):
+        result.refuse_unwritable(path)
+    if request.expectations is None:
+        if request.update:
+            raise InputError("--update-expectations rewrites a file: name it with --expectations FILE")
+        return
+    if several:
+        raise InputError("--expectations is a list for one target: check the targets one by one")
+    path = expectations.find(request.expectations, new=request.update)
+    if path.exists():
+        expectations.read(path)
+    if request.update:
+        result.refuse_unwritable(path)
 
 
 def _check(target: str, request: Request) -> int:
-    outputs = _outputs(request, target)
-    options = runner.Options(
-        level=request.level,
-        suite=request.suite,
-        areas=request.areas,
-        require_areas=request.require_areas,
-        device=request.device,
-        dtypes=request.dtypes,
-        limit=request.limit,
-        workers=request.workers,
-    )
-    journal = next((path for path in outputs if path.suffix == ".json"), None)
+    outputs = request.files(target)
     with Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -123,26 +136,20 @@ def _check(target: str, request: Request) -> int:
         task = bar.add_task(f"checking {target}", total=None)
         run = runner.run(
             target,
-            options,
-            output=journal,
+            request.options,
+            output=next((path for path in outputs if path.suffix == ".json"), None),
             progress=lambda _, total: bar.update(task, advance=1, total=total),
         )
     if request.expectations is not None and run.complete:
-        path = (
-            Path(request.expectations)
-            if request.update and not Path(request.expectations).exists()
-            else expectations.find(request.expectations)
-        )
+        path = expectations.find(request.expectations, new=request.update)
         if request.update:
-            expectations.update(path, run)
-            sys.stderr.write(f"keyedopt: rewrote {path}; fill in what is to be explained\n")
+            count = expectations.update(path, run)
+            _say(f"rewrote {path}; entries to be explained: {count}")
         run = expectations.apply(run, expectations.read(path), path)
-    written = [formats.write(run, path) for path in outputs]
     verdict = judge(run)
     show(run, verdict)
-    for path in written:
-        print(f"written: {path}")
+    for output in outputs:
+        print(f"written: {formats.write(run, output)}")
     if not run.complete:
-        sys.stderr.write("keyedopt: interrupted; what is shown and written is partial\n")
-        return 2
+        raise KeyboardInterrupt
     return 0 if verdict.green else 1

@@ -33,10 +33,15 @@ class What(StrEnum):
     areas = "areas"
 
 
+def say(message: str) -> int:
+    """Say on one line of stderr what was wrong; return the exit code for it."""
+    sys.stderr.write(f"keyedopt: {' '.join(message.split())}\n")
+    return 2
+
+
 def fail(message: str) -> NoReturn:
     """Say on one line of stderr what was wrong, and exit with 2."""
-    sys.stderr.write(f"keyedopt: {' '.join(message.split())}\n")
-    raise typer.Exit(2)
+    raise typer.Exit(say(message))
 
 
 @app.command()
@@ -88,23 +93,19 @@ def check(
 
     Example: keyedopt check torchrec --expectations torchrec --output results/torchrec.json
     """
-    from keyedopt.cli.check import Request, check_targets
+    from keyedopt.cli.check import check_targets
 
-    request = Request(
-        targets=tuple(targets),
-        level=level.value,
-        suite=suite,
-        areas=tuple(area or ()),
-        require_areas=tuple(filter(None, (require_areas or "").split(","))),
-        device=device,
-        dtypes=tuple(dtype or ()),
-        outputs=tuple(output or ()),
-        expectations=expectations,
-        update=update_expectations,
-        limit=time_limit,
-        workers=workers,
-    )
-    raise typer.Exit(check_targets(request, fail))
+    options = {
+        "level": level.value,
+        "suite": suite,
+        "areas": tuple(area or ()),
+        "require_areas": tuple(name.strip() for name in (require_areas or "").split(",") if name.strip()),
+        "device": device,
+        "dtypes": tuple(dtype or ()),
+        "limit": time_limit,
+        "workers": workers,
+    }
+    raise typer.Exit(check_targets(targets, output or [], expectations, update_expectations, options))
 
 
 @app.command()
@@ -148,4 +149,20 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character gets ?
-    app()
+    try:
+        code = app(standalone_mode=False)
+    except OSError as error:
+        code = say(str(error))
+    except Exception as error:
+        if not hasattr(error, "format_message"):
+            raise
+        if type(error).__name__ == "NoArgsIsHelpError":
+            error.show()  # type: ignore[attr-defined]
+            code = 2
+        else:  # what typer says of a wrong option, on one line like everything else
+            code = say(f"{error.format_message()} See `keyedopt --help`.")
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

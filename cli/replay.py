@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import NoReturn
 
 from keyedopt.conformance import replay, result
-from keyedopt.conformance.implementation import TargetError
 from keyedopt.conformance.result import Case, Result
 from keyedopt.conformance.verdict import FAILING, cases_of
 
@@ -37,7 +36,7 @@ def write_replay(path: Path, name: str, output: Path | None, fail: Callable[[str
         if case is None:
             fail(f"{path} has no case {name!r}; a clause it has is written CLAUSE or CLAUSE[n]")
         text = replay.script(run, case)
-    except (result.ResultError, replay.ReplayError, TargetError) as error:
+    except (result.ResultError, replay.ReplayError) as error:
         fail(str(error))
     if output is None:
         print(text, end="")

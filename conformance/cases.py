@@ -2,9 +2,11 @@
 
 import ast
 import functools
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+from keyedopt.conformance import spec
 
 SUITE = Path(__file__).parent / "suite"
 
@@ -53,3 +55,11 @@ def cases_by_clause() -> Mapping[str, tuple[CaseSource, ...]]:
         for clause in case.clauses:
             found[clause] = (*found.get(clause, ()), case)
     return found
+
+
+def modules(areas: Collection[str] = (), clauses: Collection[str] = ()) -> list[str]:
+    """Return the modules of the suite that have cases of these clauses or areas; none means all."""
+    known = spec.clauses()
+    ids = {i for i in known if (not clauses or i in clauses) and (not areas or known[i].area in areas)}
+    files = dict.fromkeys(case.file for case in cases() if ids & set(case.clauses))
+    return [f"keyedopt.conformance.suite.{file}" for file in files]

@@ -5,16 +5,11 @@ from xml.etree import ElementTree
 
 from keyedopt.conformance import result as results
 from keyedopt.conformance import spec
-from keyedopt.conformance.result import Result
-from keyedopt.conformance.verdict import GREEN, SEVERITY, cases_of, judge
+from keyedopt.conformance.result import Case, Result
+from keyedopt.conformance.text import clean, one_line
+from keyedopt.conformance.verdict import GREEN, failing, headline, judge, level_of, other_reasons, worst_of
 
 FORMATS = (".json", ".xml", ".md")
-
-
-def one_line(text: str) -> str:
-    """Put text on one line, with control characters shown and not obeyed."""
-    line = " ".join(text.split())
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 def write(result: Result, path: Path) -> Path:
@@ -23,98 +18,90 @@ def write(result: Result, path: Path) -> Path:
     A partial result goes beside the name that was asked for (``x.partial.json``), so that it is
     never taken for a complete one and replaces none.
     """
-    if not result.complete:
-        path = path.with_name(f"{path.stem}.partial{path.suffix}")
+    target = path if result.complete else path.with_name(f"{path.stem}.partial{path.suffix}")
     if path.suffix == ".json":
-        results.write(result, path)
-        path.with_name(f"{path.name}.partial").unlink(missing_ok=True)
-        original = path.name.replace(".partial.json", ".json")
-        path.with_name(f"{original}.partial").unlink(missing_ok=True)
+        results.write(result, target)
+        results.journal_path(path).unlink(missing_ok=True)
     else:
-        text = junit(result) if path.suffix == ".xml" else markdown(result)
-        results.write_atomically(path, text)
-    return path
+        results.write_atomically(target, junit(result) if path.suffix == ".xml" else markdown(result))
+    return target
 
 
 def junit(result: Result) -> str:
-    """Return a result as JUnit XML: a suite for each area, a test for each case."""
-    known = spec.clauses()
-    verdict = judge(result)
-    about = result.implementation
-    root = ElementTree.Element("testsuites", name=f"keyedopt {about['name']} {about['version']}")
-    for area in spec.areas():
-        cases = [
-            case
-            for case in result.cases
-            if case.clauses and known.get(case.clauses[0]) and known[case.clauses[0]].area == area
-        ]
-        if not cases:
-            continue
-        suite = ElementTree.SubElement(root, "testsuite", name=f"{about['name']}.{area}")
-        bad = [case for case in cases if case.outcome in ("fail", "unexpected-pass")]
-        suite.set("tests", str(len(cases)))
-        suite.set("failures", str(len(bad)))
-        suite.set("errors", str(sum(case.outcome == "error" for case in cases)))
-        suite.set("skipped", str(sum(case.outcome in ("unsupported", "known") for case in cases)))
-        suite.set("time", f"{sum(case.seconds for case in cases):.3f}")
-        suite.set("timestamp", result.started)
-        for case in cases:
-            test = ElementTree.SubElement(
-                suite,
-                "testcase",
-                classname=f"{about['name']}.{area}",
-                name=f"{' '.join(case.clauses)} {case.case}",
-                time=f"{case.seconds:.3f}",
-            )
-            text = one_line(f"expected {case.expected}; seen {case.seen}")
-            if case.outcome in ("fail", "error", "unexpected-pass"):
-                tag = "error" if case.outcome == "error" else "failure"
-                node = ElementTree.SubElement(test, tag, message=text, type=case.outcome)
-                node.text = "\n".join(one_line(line) for line in case.trace.splitlines())
-            elif case.outcome in ("unsupported", "known"):
-                reason = case.known.get("reason", "the area is not claimed")
-                ElementTree.SubElement(test, "skipped", message=one_line(f"{case.outcome}: {reason}"))
-    if verdict.reasons and (result.expectations.get("problems") or not result.complete):
-        suite = ElementTree.SubElement(root, "testsuite", name="gate", tests="1", failures="1")
-        test = ElementTree.SubElement(suite, "testcase", classname="gate", name="gate")
-        ElementTree.SubElement(test, "failure", message=one_line("; ".join(verdict.reasons)))
+    """Return a result as JUnit XML: a suite for each area, a test for each case, and one for the gate."""
+    name = one_line(result.implementation["name"])
+    root = ElementTree.Element("testsuites", name=f"keyedopt {name} {result.implementation['version']}")
+    for area in spec.areas().values():
+        ids = {clause.id for clause in area.clauses}
+        cases = [case for case in result.cases if case.clauses and case.clauses[0] in ids]
+        if cases:
+            tests = [_testcase(f"{name}.{area.name}", case) for case in cases]
+            _suite(root, f"{name}.{area.name}", tests, result.started)
+    gate = ElementTree.Element("testcase", classname="gate", name="gate")
+    reasons = judge(result).reasons
+    if reasons:
+        ElementTree.SubElement(gate, "failure", message=one_line("; ".join(reasons)), type="red")
+    _suite(root, "gate", [gate], result.started)
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
 
-def _cell(text: str) -> str:
-    safe = one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|")
-    return safe.replace("`", "'")
+def _suite(root: ElementTree.Element, name: str, tests: list[ElementTree.Element], started: str) -> None:
+    suite = ElementTree.SubElement(root, "testsuite", name=name, tests=str(len(tests)), timestamp=started)
+    for count, tag in (("failures", "failure"), ("errors", "error"), ("skipped", "skipped")):
+        suite.set(count, str(sum(test.find(tag) is not None for test in tests)))
+    suite.set("time", f"{sum(float(test.get('time', 0)) for test in tests):.3f}")
+    suite.extend(tests)
+
+
+def _testcase(classname: str, case: Case) -> ElementTree.Element:
+    test = ElementTree.Element(
+        "testcase",
+        classname=classname,
+        name=one_line(f"{' '.join(case.clauses)} {case.case}"),
+        time=f"{case.seconds:.3f}",
+    )
+    if case.outcome in ("unsupported", "known"):
+        why = case.known.get("reason") or case.seen
+        ElementTree.SubElement(test, "skipped", message=one_line(f"{case.outcome}: {why}"))
+    elif case.outcome not in GREEN:
+        tag = "error" if case.outcome == "error" else "failure"
+        said = one_line(f"expected {case.expected}; seen {case.seen}")
+        ElementTree.SubElement(test, tag, message=said, type=case.outcome).text = clean(case.trace)
+    return test
+
+
+def _code(text: str) -> str:
+    """Write text as code in a cell of a table: what a stranger's message holds is shown and not obeyed."""
+    safe = one_line(text, 300).replace("`", "'").replace("|", "\\|")
+    return f"`{safe}`" if safe else ""
 
 
 def markdown(result: Result) -> str:
     """Return a result as a Markdown summary: counts, then the clauses that did not hold."""
     verdict = judge(result)
-    known = spec.clauses()
     about = result.implementation
-    state = "conformant" if verdict.conformant else "not conformant"
-    if not result.complete:
-        state = "PARTIAL: the run was interrupted"
     gate = "green" if verdict.green else "red"
-    lines = [f"## {_cell(about['name'])} {_cell(about['version'])}: {state}", ""]
-    lines += [f"Gate {gate}; torch {_cell(result.environment['torch'])}, "
-              f"{_cell(result.environment['device'])}; suite {result.suite['version']} "
-              f"({result.suite['hash']}); {result.started}.", ""]  # fmt: skip
-    lines += ["| area | must | should | observe |", "|---|---:|---:|---:|"]
+    lines = [f"## {_code(about['name'])} {about['version']}: {headline(result, verdict)}", ""]
+    lines += [
+        f"Gate {gate}; torch {result.environment['torch']}, {result.environment['device']}; "
+        f"suite {result.suite['version']} ({result.suite['hash']}); {result.started}."
+    ]
+    lines += ["", "| area | must | should | observe |", "|---|---:|---:|---:|"]
     for area, row in verdict.counts.items():
         cells = [f"{row[level].passed}/{row[level].total}" if level in row else "" for level in spec.LEVELS]
         lines.append(f"| {area} | {' | '.join(cells)} |")
     if verdict.unsupported:
         lines += ["", f"Unsupported: {', '.join(verdict.unsupported)}."]
-    bad = [clause for clause, outcome in verdict.clauses.items() if outcome not in (*GREEN, "unsupported")]
+    bad = failing(verdict)
     if bad:
         lines += ["", "| outcome | clause | level | expected | seen |", "|---|---|---|---|---|"]
-    order = {level: index for index, level in enumerate(spec.LEVELS)}
-    for clause in sorted(bad, key=lambda item: (order[known[item].level], item)):
-        worst = min(cases_of(result, clause), key=lambda case: SEVERITY.index(case.outcome))
+    for clause in bad:
+        worst = worst_of(result, clause)
         lines.append(
-            f"| {worst.outcome} | {clause} | {known[clause].level} "
-            f"| {_cell(worst.expected)} | {_cell(worst.seen)} |"
+            f"| {worst.outcome} | {clause} | {level_of(clause)} "
+            f"| {_code(worst.expected)} | {_code(worst.seen)} |"
         )
-    lines += [f"- {_cell(problem)}" for problem in result.expectations.get("problems", ())]
+    others = other_reasons(verdict)
+    lines += ["", *(f"- {_code(reason)}" for reason in others)] if others else []
     return "\n".join(lines) + "\n"

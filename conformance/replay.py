@@ -5,13 +5,15 @@ the implementation and where they live, and the literal inputs. It exits with 1 
 """
 
 import ast
+import copy
+import functools
 import pprint
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from keyedopt.conformance import spec
-from keyedopt.conformance.implementation import Surface, find
 from keyedopt.conformance.result import Case, Result
+from keyedopt.conformance.text import source
 
 SUITE = Path(__file__).parent / "suite"
 #: Never part of a script: they only mark and feed cases.
@@ -64,27 +66,26 @@ def _needed(name: str, statements: Sequence[ast.stmt]) -> list[ast.stmt]:
     return [statements[index] for index in sorted(needed)]
 
 
+@functools.cache
 def _source(name: str) -> list[ast.stmt]:
     path = SUITE / f"{name}.py"
-    if not path.exists():
+    if not name.isidentifier() or not path.exists():
         raise ReplayError(f"the suite has no file {name}.py any more; the result is of another version")
     return ast.parse(path.read_text(encoding="utf-8")).body
 
 
-def _text(node: ast.stmt, decorated: bool) -> str:
-    if isinstance(node, ast.FunctionDef) and not decorated:
-        node.decorator_list = []
-    return ast.unparse(node)
-
-
-def _places(surface: Surface) -> dict[str, str]:
-    """Return where each public name that the implementation has is defined."""
-    names = [name for area in spec.areas().values() for name in area.names if surface.has(name)]
-    found = {}
-    for name in names:
-        value = getattr(surface, name)
-        found[name] = f"{value.__module__}:{value.__qualname__}"
-    return found
+def _inputs(case: Case, function: ast.FunctionDef) -> str:
+    """Return the keyword arguments of the call, as source."""
+    wanted = [item.arg for item in function.args.args if item.arg != "impl"]
+    given = {"device": case.device, "dtype": case.dtype}
+    values = {name: value for name, value in given.items() if value is not None} | case.inputs
+    missing = [name for name in wanted if name not in values]
+    if missing:
+        raise ReplayError(f"the inputs {', '.join(missing)} of {case.case} were not kept")
+    try:
+        return "".join(f", {name}={source(values[name])}" for name in wanted)
+    except ValueError as error:
+        raise ReplayError(f"an input of {case.case} was not kept as a literal: {error}") from error
 
 
 def script(run: Result, case: Case) -> str:
@@ -96,62 +97,102 @@ def script(run: Result, case: Case) -> str:
     file, _, rest = case.case.partition("::")
     name = rest.partition("[")[0]
     statements = [node for node in [*_source("support"), *_source(file)] if not _is_harness(node)]
+    for index, node in enumerate(statements):
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            statements[index] = bare = copy.copy(node)
+            bare.decorator_list = []  # they mark and feed the case
     parts = _needed(name, statements)
-    function = parts[-1] if parts else None
-    if not isinstance(function, ast.FunctionDef) or function.name != name:
+    found = [node for node in parts if isinstance(node, ast.FunctionDef) and node.name == name]
+    if not found:
         raise ReplayError(f"the suite has no case {name} in {file}.py any more")
-    missing = {item.arg for item in function.args.args} - {"impl", "device", "dtype", *case.inputs}
-    if missing:
-        raise ReplayError(f"the inputs {sorted(missing)} of {case.case} were not kept")
-    target = run.implementation["target"]
-    inputs = {
-        key: value
-        for key, value in {"device": case.device, "dtype": case.dtype, **case.inputs}.items()
-        if key in {item.arg for item in function.args.args}
-    }
+    call = f"{name}(Implementation(){_inputs(case, found[-1])})"
     imports = [ast.unparse(node) for node in parts if isinstance(node, ast.Import | ast.ImportFrom)]
-    bodies = [
-        _text(node, decorated=node is not function)
-        for node in parts
-        if not isinstance(node, ast.Import | ast.ImportFrom)
-    ]
-    statement = "; ".join(
+    bodies = [ast.unparse(node) for node in parts if not isinstance(node, ast.Import | ast.ImportFrom)]
+    about = run.implementation
+    if not about.get("places"):
+        raise ReplayError(
+            f"{about['name']} is an object that no script can import; give it a place in a module"
+        )
+    title = f"{' '.join(case.clauses)} on {about['name']} {about['version']}."
+    statement = "\n".join(
         f"{clause} ({spec.clauses()[clause].level}): {spec.clauses()[clause].statement}"
         for clause in case.clauses
         if clause in spec.clauses()
     )
-    places = pprint.pformat(_places(find(target).surface()), width=100)
-    head = [
-        f'"""{" ".join(case.clauses)} on {run.implementation["name"]} {run.implementation["version"]}.',
-        "",
-        statement.replace("\\", "\\\\").replace('"""', "'''"),
-        "",
-        "Needs torch and the implementation alone. Exits with 1 while the case fails.",
-        '"""',
-    ]
-    main = [
-        "PLACES = " + places,
-        "",
-        "",
-        "class Implementation:",
-        "    def __getattr__(self, name):",
-        "        if name not in PLACES:",
-        "            raise AttributeError(f'the implementation has no {name}')",
-        "        module, _, attribute = PLACES[name].partition(':')",
-        "        found = importlib.import_module(module)",
-        "        for part in attribute.split('.'):",
-        "            found = getattr(found, part)",
-        "        return found",
-        "",
-        "",
-        'if __name__ == "__main__":',
-        "    torch.manual_seed(0)",
-        "    try:",
-        f"        seen = {name}(Implementation(), **{inputs!r})",
-        "    except Exception as error:",
-        "        print(f'fails: {type(error).__name__}: {error}')",
-        "        sys.exit(1)",
-        "    print('holds' if seen is None else f'holds; observed: {seen}')",
-    ]
-    needed = dict.fromkeys(["import importlib", "import sys", "import torch", *imports])
-    return "\n".join([*head, "", *needed, "", "", "\n\n\n".join(bodies), "", "", *main]) + "\n"
+    places = pprint.pformat(about["places"], width=100)
+    limit = float(run.options.get("limit") or 30)
+    return _SCRIPT.format(
+        docstring=_docstring(f"{title}\n\n{statement}\n\n{_ABOUT}"),
+        imports="\n".join(dict.fromkeys([*_IMPORTS, *imports])),
+        bodies="\n\n\n".join(bodies),
+        places=places,
+        call=call,
+        main=(_GUARDED if case.outcome == "error" else _DIRECT).format(limit=limit),
+    )
+
+
+def _docstring(text: str) -> str:
+    safe = text.replace("\\", "\\\\").replace('"', "'")
+    return f'"""{safe}\n"""'
+
+
+_ABOUT = "Needs torch and the implementation alone. Exits with 1 while the case fails."
+_IMPORTS = ("import importlib", "import random", "import subprocess", "import sys", "import torch")
+
+_SCRIPT = """\
+{docstring}
+
+from __future__ import annotations
+
+{imports}
+
+{bodies}
+
+
+PLACES = {places}
+
+
+class Implementation:
+    def __getattr__(self, name):
+        if name not in PLACES:
+            raise AttributeError(f"the implementation has no {{name}}")
+        module, _, attribute = PLACES[name].partition(":")
+        found = importlib.import_module(module)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+        return found
+
+
+def replay():
+    nan, inf = float("nan"), float("inf")
+    torch.manual_seed(0)
+    random.seed(0)
+    try:
+        seen = {call}
+    except BaseException as error:
+        print(f"fails: {{type(error).__name__}}: {{error}}")
+        return 1
+    print("holds" if seen is None else f"holds; observed: {{seen!r}}")
+    return 0
+
+
+{main}"""
+
+_DIRECT = """\
+if __name__ == "__main__":
+    sys.exit(replay())
+"""
+
+#: The case ended its process, or did not end: then another process has to tell.
+_GUARDED = """\
+if __name__ == "__main__":
+    if sys.argv[1:] == ["--here"]:
+        sys.exit(10 + replay())
+    try:
+        code = subprocess.run([sys.executable, __file__, "--here"], timeout={limit}).returncode
+    except subprocess.TimeoutExpired:
+        sys.exit("fails: it did not end within {limit:g} s")
+    if code not in (10, 11):
+        print(f"fails: it ended the interpreter (exit status {{code}})")
+    sys.exit(code != 10)
+"""

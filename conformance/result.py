@@ -1,17 +1,19 @@
 """The result of a run: what is written to ``results/*.json``, and how it is read back.
 
 The format is described by ``result.schema.json``; a file is written whole or not at all. While a run
-goes on, a journal stands beside its output (``FILE.partial``, one JSON object a line: a head, then
+goes on, a journal stands beside its output (``FILE.journal``, one JSON object a line: a head, then
 the records as they come), so that a run that is killed keeps what it had.
 """
 
 import functools
 import json
 import os
-from collections.abc import Sequence
+import tempfile
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
+
+from keyedopt.conformance.text import one_line
 
 #: The version of the format.
 SCHEMA = 1
@@ -107,6 +109,24 @@ def write_atomically(path: Path, text: str) -> None:
         scratch.unlink(missing_ok=True)
 
 
+def refuse_unwritable(path: Path) -> None:
+    """Find out early that a file cannot be written; makes its folder.
+
+    Raises:
+        OSError: it cannot.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder, and a file is to be written there")
+    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
+        pass
+
+
+def journal_path(output: Path) -> Path:
+    """Return where the journal of a run stands while its output is not written."""
+    return output.with_name(f"{output.name}.journal")
+
+
 def write(result: Result, path: Path) -> None:
     """Write a result as JSON."""
     write_atomically(path, json.dumps(result.to_dict(), indent=1) + "\n")
@@ -120,16 +140,15 @@ def read(path: Path, *, partial: bool = False) -> Result:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise ResultError(f"{path} cannot be read: {error}") from error
-    if partial and path.suffix == ".partial":
+    if partial and path.suffix == ".journal":
         return _from_journal(path, text)
     try:
         plain = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ResultError(
-            f"{path} is not a result file, or is truncated (line {error.lineno}: {error.msg}); "
-            "run `keyedopt check … --output` again"
+            f"{path} is not a result file, or is truncated ({error}); run `keyedopt check … --output` again"
         ) from error
     result = _validated(path, plain)
     if not result.complete and not partial:
@@ -141,13 +160,14 @@ def _validated(path: Path, plain: Any) -> Result:
     import jsonschema
 
     if isinstance(plain, dict) and plain.get("schema", SCHEMA) != SCHEMA:
-        raise ResultError(
-            f"{path} has format version {plain['schema']!r}; this keyedopt reads version {SCHEMA}"
-        )
+        version = one_line(repr(plain["schema"]), 40)
+        raise ResultError(f"{path} has format version {version}; this keyedopt reads version {SCHEMA}")
     try:
         jsonschema.validate(plain, schema())
     except jsonschema.ValidationError as error:
-        raise ResultError(f"{path} is not a result file: {error.json_path}: {error.message}") from error
+        raise ResultError(
+            f"{path} is not a result file: {error.json_path}: {one_line(error.message, 200)}"
+        ) from error
     cases = tuple(case_from(record) for record in plain["cases"])
     return Result(**{**plain, "cases": cases})
 
@@ -165,33 +185,33 @@ def _from_journal(path: Path, text: str) -> Result:
     for line in text.splitlines():
         try:
             lines.append(json.loads(line))
-        except json.JSONDecodeError:
+        except ValueError:
             break
-    if not lines:
-        raise ResultError(f"{path} is empty; there is nothing to recover")
+    if not lines or not isinstance(lines[0], dict):
+        raise ResultError(f"{path} holds no journal; there is nothing to recover")
     head, *records = lines
     return _validated(path, {**head, "complete": False, "cases": records})
 
 
 class Journal:
-    """The file beside an output that keeps what a run has so far."""
+    """The file beside an output that keeps what a run has so far, until the output is written."""
 
     def __init__(self, output: Path, head: Result) -> None:
-        self.path = output.with_name(f"{output.name}.partial")
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = self.path.open("w", encoding="utf-8")
+        self._path = journal_path(output)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self._path.open("w", encoding="utf-8")
         self._append(head.to_dict())
 
     def _append(self, plain: dict[str, Any]) -> None:
         self._file.write(json.dumps(plain) + "\n")
         self._file.flush()
 
-    def add(self, cases: Sequence[Case]) -> None:
-        """Append cases that have just ended."""
-        for case in cases:
-            self._append(json.loads(json.dumps(asdict(case), default=repr)))
+    def add(self, case: Case) -> None:
+        """Append a case that has just ended."""
+        self._append(asdict(case))
 
-    def remove(self) -> None:
-        """Close and delete the journal: the output is written."""
+    def __enter__(self) -> "Journal":
+        return self
+
+    def __exit__(self, *_: object) -> None:
         self._file.close()
-        self.path.unlink(missing_ok=True)

@@ -1,7 +1,7 @@
 """Runs the suite on one implementation: smoke stage, worker processes, records, result.
 
-The cases run in processes started by pytest-xdist, so that an implementation that crashes, hangs or
-ends the interpreter costs one case. This process only starts them and reads their records.
+The code of the implementation runs in processes of its own alone: it may crash, hang, or end the
+interpreter. This process only starts them and reads their records, and never imports torch.
 """
 
 import contextlib
@@ -9,21 +9,22 @@ import dataclasses
 import datetime
 import json
 import os
-import signal
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keyedopt.conformance import spec
+from keyedopt.conformance import cases, spec
+from keyedopt.conformance.process import Process
 from keyedopt.conformance.result import Case, Journal, Result, case_from
+from keyedopt.conformance.workers import Workers, WorkersError
 
 #: Seconds within which the smoke stage, an import included, has to end.
 SMOKE_LIMIT = 180.0
+#: Seconds within which a worker has to begin its first case.
+PATIENCE = 180.0
 
 
 class RunError(Exception):
@@ -57,53 +58,42 @@ class Options:
     workers: int | None = None
 
 
-def _environment() -> dict[str, str]:
-    """Return an environment in which only our plugins load, and modules of the present folder too."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
-    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    environment["PYTHONPATH"] = os.pathsep.join([*filter(None, [environment.get("PYTHONPATH")]), os.getcwd()])
-    environment.setdefault("OMP_NUM_THREADS", "1")  # a worker a processor; more threads only wait
-    return environment
-
-
-def smoke(target: str, device: str | None = None) -> dict[str, Any]:
+def smoke(
+    target: str, options: Options = Options(), seconds: float = SMOKE_LIMIT, path: Sequence[str] = ()
+) -> dict[str, Any]:
     """Find, import and build a target in a process of its own.
 
     Raises:
         RunError: it cannot be found, imported or built; the message is one line.
     """
-    with tempfile.TemporaryDirectory(prefix="keyedopt-") as folder:
-        report = Path(folder) / "smoke.json"
-        command = [sys.executable, "-m", "keyedopt.conformance.smoke", target, str(report)]
+    with _scratch() as name:
+        folder = Path(name)
+        request = {
+            "target": target,
+            "device": options.device,
+            "dtypes": options.dtypes,
+            "seconds": seconds + 5,
+            "report": str(folder / "report.json"),
+        }
+        process = Process("keyedopt.conformance.smoke", [json.dumps(request)], folder, path)
         try:
-            process = subprocess.run(
-                [*command, *([device] if device else [])],
-                env=_environment(),
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=SMOKE_LIMIT,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise RunError(f"{target} was not imported and built within {SMOKE_LIMIT:g} s") from error
-        if not report.exists():
-            said = (process.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-            raise RunError(
-                f"{target} ended the interpreter when it was imported or built "
-                f"({_ending(process.returncode)}): {said}"
-            )
-        examined: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+            if not process.wait(seconds):
+                raise RunError(f"{target} was not imported and built within {seconds:g} s")
+            if not (folder / "report.json").exists():
+                raise RunError(
+                    f"{target} ended the interpreter when it was imported or built "
+                    f"({process.ending()}): {process.last_words()}"
+                )
+            examined: dict[str, Any] = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+        finally:
+            process.stop()
     if examined["problem"]:
         raise RunError(examined["problem"])
     return examined
 
 
-def _ending(code: int) -> str:
-    """Say how a process ended."""
-    if code < 0:
-        return f"killed by {signal.Signals(-code).name}"
-    return f"exit status {code}"
+def _scratch() -> "tempfile.TemporaryDirectory[str]":
+    return tempfile.TemporaryDirectory(prefix="keyedopt-", ignore_cleanup_errors=True)
 
 
 def run(
@@ -111,7 +101,8 @@ def run(
     options: Options = Options(),
     *,
     output: Path | None = None,
-    progress: Callable[[Case, int | None], None] = lambda case, total: None,
+    path: Sequence[str] = (),
+    progress: Callable[[Case, int], None] = lambda case, total: None,
 ) -> Result:
     """Run the suite on a target and return the result, complete or interrupted.
 
@@ -119,188 +110,92 @@ def run(
         target: as on the command line.
         options: what to run.
         output: the file that the result will be written to; a journal stands beside it meanwhile.
-        progress: called with each case that ended, and how many there are, once that is known.
+        path: folders from which modules can be imported, besides the usual ones.
+        progress: called with each case that ended, and how many there are.
 
     Raises:
         RunError: the target failed the smoke stage, or the run broke down.
     """
-    examined = smoke(target, options.device)
     began = time.monotonic()
+    if not cases.modules(options.areas, options.clauses):
+        raise RunError("no case of the suite is selected by these options")
+    examined = smoke(target, options, path=path)
     head = Result(
         implementation=examined["implementation"],
         environment=examined["environment"],
         suite={"version": spec.SUITE_VERSION, "hash": spec.suite_hash()},
-        options={**dataclasses.asdict(options), "seed": 0},
+        options={**json.loads(json.dumps(dataclasses.asdict(options))), "seed": 0},
         started=datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="seconds"),
         seconds=0.0,
         complete=False,
         cases=(),
     )
-    head = dataclasses.replace(head, **json.loads(json.dumps({"options": head.options})))
-    journal = Journal(output, head) if output else None
-    cases: dict[str, Case] = {}
-    complete = True
-    with tempfile.TemporaryDirectory(prefix="keyedopt-") as name:
-        folder = Path(name)
-        try:
-            for case, total in _cases(target, options, folder):
-                cases[case.case] = case
-                if journal:
-                    journal.add([case])
-                progress(case, total)
-        except KeyboardInterrupt:
-            complete = False
-        if complete:
-            for case in _never_ran(folder, cases):
-                cases[case.case] = case
     version = spec.version_key(options.suite or spec.SUITE_VERSION)
     kept = {clause.id for clause in spec.clauses().values() if spec.version_key(clause.since) <= version}
-    selected = [
-        dataclasses.replace(case, clauses=tuple(clause for clause in case.clauses if clause in kept))
-        for _, case in sorted(cases.items())
-    ]
-    result = dataclasses.replace(
+    ended: dict[str, Case] = {}
+    complete = False
+    with contextlib.ExitStack() as stack:
+        journal = stack.enter_context(Journal(output, head)) if output else None
+        try:
+            folder = Path(stack.enter_context(_scratch()))
+            arguments = pytest_arguments(target, options, folder)
+            workers = Workers(arguments, folder, options.limit, PATIENCE, path)
+            number = options.workers or min(len(os.sched_getaffinity(0)), 8)
+            for record in stack.enter_context(contextlib.closing(_every_case(workers, number))):
+                case = case_from(record)
+                case = dataclasses.replace(case, clauses=tuple(i for i in case.clauses if i in kept))
+                if case.clauses:
+                    ended[case.case] = case
+                    if journal:
+                        journal.add(case)
+                    progress(case, len(workers.collected))
+            complete = True
+        except KeyboardInterrupt:
+            pass
+        except WorkersError as error:
+            raise RunError(f"the suite could not be run on {target}: {error}") from error
+    return dataclasses.replace(
         head,
         seconds=round(time.monotonic() - began, 2),
         complete=complete,
-        cases=tuple(case for case in selected if case.clauses),
+        cases=tuple(case for _, case in sorted(ended.items())),
     )
-    if journal and complete:
-        journal.remove()
-    return result
 
 
-def _command(target: str, options: Options, folder: Path) -> list[str]:
-    workers = options.workers or min(os.cpu_count() or 1, 8)
+def _every_case(workers: Workers, number: int) -> Generator[dict[str, Any]]:
+    """Yield the record of each case, also of one that was collected and gave none: silence is no pass."""
+    ran = set()
+    with contextlib.closing(workers.run(number)) as found:
+        for record in found:
+            ran.add(record["case"])
+            yield record
+    if not workers.collected:
+        raise WorkersError("no case was collected")
+    for name, head in workers.collected.items():
+        if name not in ran:
+            end = "it was not run to its end"
+            yield {**head, "outcome": "error", "expected": "the case to end", "seen": end}
+
+
+def pytest_arguments(target: str, options: Options, folder: Path) -> list[str]:
+    """Return pytest's command line: our plugin, our settings, and nothing that lies about."""
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-c", str(folder / "pytest.ini")]
-    command += ["--rootdir", str(folder), "--noconftest", "-q", "--tb=no", "-W", "ignore"]
-    command += ["-p", "xdist.plugin", "-p", "keyedopt.conformance.plugin"]
-    command += ["-p", "no:faulthandler", "-p", "no:cacheprovider"]
-    command += ["-n", str(workers), "--max-worker-restart", "1000000"]
-    command += ["--pyargs", "keyedopt.conformance.suite", "--implementation", target]
-    command += ["--keyedopt-records", str(folder), "--keyedopt-limit", str(options.limit)]
+    arguments = ["-c", str(folder / "pytest.ini"), "--rootdir", str(folder), "--noconftest"]
+    arguments += ["-q", "-s", "--tb=native", "--no-summary", "-W", "ignore"]
+    arguments += ["-p", "keyedopt.conformance.plugin"]
+    for builtin in ("faulthandler", "cacheprovider", "unraisableexception", "threadexception"):
+        arguments += ["-p", f"no:{builtin}"]
+    modules = cases.modules(options.areas, options.clauses)
+    arguments += ["--implementation", target, "--pyargs", *modules]
     if options.device:
-        command += ["--keyedopt-device", options.device]
+        arguments += ["--keyedopt-device", options.device]
     for name, values in (
         ("--keyedopt-area", options.areas),
         ("--keyedopt-clause", options.clauses),
         ("--keyedopt-dtype", options.dtypes),
     ):
-        command += [part for value in values for part in (name, value)]
-    return command
-
-
-def _cases(target: str, options: Options, folder: Path) -> Iterator[tuple[Case, int | None]]:
-    """Start the workers and yield each case as it ends; stop them whatever happens."""
-    log = folder / "pytest.log"
-    with log.open("wb") as sink:
-        process = subprocess.Popen(
-            _command(target, options, folder),
-            cwd=folder,
-            env=_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=sink,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C reaches this process alone, which stops the others
-        )
-    records = _follow(folder / "records.jsonl", process)
-    quiet = options.limit * 2 + SMOKE_LIMIT
-    last = time.monotonic()
-    try:
-        for record in records:
-            if record is None:
-                if time.monotonic() - last > quiet:
-                    raise RunError(f"no case ended for {quiet:g} s; the run was given up")
-                continue
-            last = time.monotonic()
-            collected = _collected(folder)
-            yield _finished(record, folder, collected), len(collected) if collected else None
-    finally:
-        _stop(process)
-    if process.returncode not in (0, 1):
-        tail = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        reason = next((line for line in reversed(tail) if line.strip()), "it printed nothing")
-        raise RunError(f"the suite could not be run on {target}: {reason}")
-
-
-def _follow(path: Path, process: "subprocess.Popen[bytes]") -> Iterator[dict[str, Any] | None]:
-    """Yield each record that is appended to a file until the process ends; None while waiting."""
-    position, rest = 0, ""
-    while True:
-        ended = process.poll() is not None
-        if path.exists():
-            with path.open(encoding="utf-8") as file:
-                file.seek(position)
-                rest += file.read()
-                position = file.tell()
-        *lines, rest = rest.split("\n")
-        for line in lines:
-            yield json.loads(line)
-        if ended:
-            return
-        yield None
-        time.sleep(0.05)
-
-
-def _collected(folder: Path) -> dict[str, Any]:
-    """Return what a worker collected: the head of each case's record, by name."""
-    path = folder / "collected.json"
-    with contextlib.suppress(OSError, json.JSONDecodeError):
-        collected: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return collected
-    return {}
-
-
-def _finished(record: Mapping[str, Any], folder: Path, collected: Mapping[str, Any]) -> Case:
-    """Make a case of a record; one whose process died is completed from what it left behind."""
-    if "clauses" in record:
-        return case_from(dict(record))
-    for path in folder.glob("running-*"):
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-        head = json.loads(lines[0]) if lines else {}
-        if head.get("case") != record["case"]:
-            continue
-        path.unlink()
-        draws = [line for line in lines[1:] if line.startswith('{"inputs"')]
-        inputs = json.loads(draws[-1])["inputs"] if draws else {}
-        trace = "\n".join(line for line in lines[1:] if not line.startswith('{"inputs"'))
-        timed_out = "Timeout (" in trace
-        return case_from(
-            {
-                **head,
-                "outcome": "error",
-                "inputs": inputs,
-                "expected": "the case to end",
-                "seen": "timeout: it did not end in time" if timed_out else _crash(trace),
-                "trace": trace,
-            }
-        )
-    head = collected.get(record["case"], {"case": record["case"], "clauses": ()})
-    return case_from({**head, "outcome": "error", "seen": "the process died"})
-
-
-def _crash(trace: str) -> str:
-    fatal = next((line for line in trace.splitlines() if line.startswith("Fatal")), "")
-    return f"crash: {fatal}" if fatal else "crash: the process ended (os._exit, or killed)"
-
-
-def _never_ran(folder: Path, cases: Mapping[str, Case]) -> Iterator[Case]:
-    """Yield a failure for each case that was collected and gave no record: silence is no pass."""
-    for name, head in _collected(folder).items():
-        if name not in cases:
-            yield case_from({**head, "outcome": "error", "seen": "it was not run to its end"})
-
-
-def _stop(process: "subprocess.Popen[bytes]") -> None:
-    """End a process and all it started."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=3)
-            if number == signal.SIGKILL:
-                return
+        arguments += [part for value in values for part in (name, value)]
+    return arguments
 
 
 def known_names(names: Sequence[str], known: Sequence[str], what: str) -> None:

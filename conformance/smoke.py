@@ -1,26 +1,24 @@
 """The smoke stage: can the target be found, imported and built at all?
 
-Run as ``python -m keyedopt.conformance.smoke TARGET REPORT [DEVICE]`` in a process of its own, since a
-target may end the interpreter when it is imported. The report is a JSON file: ``problem`` is one line
-that says what to do, or empty; the rest identifies the implementation and its environment.
+Run as ``python -m keyedopt.conformance.smoke REQUEST`` in a process of its own, since a target may end
+the interpreter when it is imported. ``REQUEST`` is JSON: target, device, dtypes, seconds, and the file
+for the report: ``problem`` is one line that says what to do, or empty; the rest identifies the
+implementation and its environment.
 """
 
+import faulthandler
 import functools
 import importlib.metadata
 import json
 import os
 import platform
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from keyedopt.conformance.implementation import (
-    Implementation,
-    MissingName,
-    Surface,
-    TargetError,
-    find,
-)
+from keyedopt.conformance.implementation import Implementation, MissingName, Surface, TargetError, find
+from keyedopt.conformance.text import error_text, one_line
 
 
 def versions(implementation: Implementation) -> dict[str, str]:
@@ -32,7 +30,7 @@ def versions(implementation: Implementation) -> dict[str, str]:
     found = {}
     for name in names:
         try:
-            found[name] = importlib.metadata.version(name)
+            found[name] = str(importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
@@ -57,23 +55,23 @@ def environment(device: str) -> dict[str, Any]:
     return described
 
 
-def build(surface: Surface, device: str) -> None:
+def build(surface: Surface, name: str, device: str) -> None:
     """Build the smallest optimizer and take a step with it.
 
     Raises:
         TargetError: it has none of the names of the surface, or cannot be built, or cannot step.
     """
     import torch
+
     from keyedopt.conformance import spec
 
-    name = surface._implementation.name
     if not surface.claimed():
         names = ", ".join(spec.areas()["keyed"].names)
         raise TargetError(f"{name} has none of the public names ({names}, …): see `keyedopt list areas`")
     try:
         parameter = torch.nn.Parameter(torch.ones(2, device=device))
     except (RuntimeError, AssertionError) as error:
-        text = str(error).splitlines()[0]
+        text = one_line(error_text(error), 200)
         raise TargetError(f"the device {device!r} cannot be used here: {text}") from error
     if "keyed" not in surface.claimed():
         return
@@ -85,50 +83,51 @@ def build(surface: Surface, device: str) -> None:
     except MissingName:
         return  # the suite reports a claimed name that is missing, clause by clause
     except Exception as error:
-        text = " ".join(str(error).split())
         raise TargetError(
             f"{name} cannot be built: KeyedOptimizerWrapper around torch.optim.SGD and one step "
-            f"give {type(error).__name__}: {text}"
+            f"give {one_line(error_text(error), 500)}"
         ) from error
 
 
-def examine(target: str, device: str | None) -> dict[str, Any]:
+def examine(target: str, device: str | None, dtypes: Sequence[str]) -> dict[str, Any]:
     """Find, import and build a target; return the report."""
     hint = ""
     try:
         implementation = find(target)
         hint = implementation.install and f"; install it with: {implementation.install}"
         surface = implementation.surface()
-        chosen = device or implementation.devices[0]
-        if chosen.partition(":")[0] not in {item.partition(":")[0] for item in implementation.devices}:
-            raise TargetError(
-                f"{implementation.name} supports {', '.join(implementation.devices)}, not {chosen!r}"
-            )
+        areas = surface.claimed()
         hint = ""
-        build(surface, chosen)
+        chosen = implementation.supported(device, dtypes)
+        build(surface, implementation.name, chosen)
     except TargetError as error:
         return {"problem": f"{error}{hint}"}
     found = versions(implementation)
     return {
         "problem": "",
         "implementation": {
-            "name": implementation.name,
+            "name": one_line(implementation.name),
             "target": target,
             "version": next(iter(found.values()), "unknown"),
             "versions": found,
-            "areas": list(surface.claimed()),
+            "areas": list(areas),
             "dtypes": list(implementation.dtypes),
             "variants": dict(implementation.variants),
+            "places": surface.places(),
         },
         "environment": environment(chosen),
     }
 
 
 def main() -> None:
-    """Examine the target named on the command line."""
-    target, report, *rest = sys.argv[1:]
-    outcome = examine(target, rest[0] if rest else None)
-    Path(report).write_text(json.dumps(outcome), encoding="utf-8")
+    """Examine the target that the request names."""
+    request = json.loads(sys.argv[1])
+    faulthandler.dump_traceback_later(request["seconds"], exit=True)
+    outcome = examine(request["target"], request["device"], request["dtypes"])
+    scratch = Path(f"{request['report']}.new")
+    scratch.write_text(json.dumps(outcome), encoding="utf-8")
+    scratch.replace(request["report"])
+    os._exit(0)  # whatever threads the target has started
 
 
 if __name__ == "__main__":

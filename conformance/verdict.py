@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from keyedopt.conformance import spec
 from keyedopt.conformance.result import Case, Result
 
-#: Outcomes from the most to the least serious; a clause has the most serious one of its cases.
-#: A case that is unsupported says nothing of its clause where another one ran.
+#: Outcomes from the most to the least serious. A clause has the most serious one of its cases; it is
+#: unsupported when all of them are, since each needs an area or a name that the implementation does
+#: not claim.
 SEVERITY = ("error", "fail", "unexpected-pass", "known", "pass", "observed", "unsupported")
 GREEN = ("pass", "observed")
 FAILING = ("fail", "error")
@@ -29,6 +31,7 @@ class Verdict:
         clauses: the outcome of every clause that was in the run.
         counts: passed over total, by area and level.
         unsupported: areas that the implementation does not claim.
+        unchecked: clauses of claimed areas whose cases all need an area that is not claimed.
         conformant: no ``must`` clause failed, known failures included, and every claimed ``must``
             was looked at.
         green: the gate: nothing but known failures failed at its level, the list of known failures
@@ -39,6 +42,7 @@ class Verdict:
     clauses: Mapping[str, str]
     counts: Mapping[str, Mapping[str, Count]]
     unsupported: tuple[str, ...]
+    unchecked: tuple[str, ...]
     conformant: bool
     green: bool
     reasons: tuple[str, ...]
@@ -49,8 +53,7 @@ def clause_outcomes(result: Result) -> dict[str, str]:
     outcomes: dict[str, str] = {}
     for case in result.cases:
         for clause in case.clauses:
-            before = outcomes.get(clause, "unsupported")
-            outcomes[clause] = min(before, case.outcome, key=SEVERITY.index)
+            outcomes[clause] = min(outcomes.get(clause, SEVERITY[-1]), case.outcome, key=SEVERITY.index)
     return outcomes
 
 
@@ -59,47 +62,95 @@ def cases_of(result: Result, clause: str) -> list[Case]:
     return [case for case in result.cases if clause in case.clauses]
 
 
+def worst_of(result: Result, clause: str) -> Case:
+    """Return the first of the most serious cases of a clause."""
+    return min(cases_of(result, clause), key=lambda case: SEVERITY.index(case.outcome))
+
+
+def level_of(clause: str) -> str:
+    """Return the level of a clause; one of another version of the suite has none here."""
+    return spec.clauses()[clause].level if clause in spec.clauses() else "unknown"
+
+
 def judge(result: Result) -> Verdict:
-    """Judge a result by its own options: level, suite version, required areas."""
+    """Judge a result by its own options: level, suite version, areas, clauses, required areas."""
     outcomes = clause_outcomes(result)
-    known = spec.clauses()
-    version = spec.version_key(result.options.get("suite") or spec.SUITE_VERSION)
-    level = result.options.get("level") or "should"
+    options = result.options
+    level = options.get("level") or "should"
     gated = spec.LEVELS[: spec.LEVELS.index(level) + 1]
-    selected = result.options.get("areas") or list(spec.areas())
     claimed = result.implementation["areas"]
     counts: dict[str, dict[str, Count]] = {}
-    reasons: list[str] = []
+    reasons = [] if result.complete else ["the run was interrupted"]
+    unchecked: list[str] = []
     bad_musts = 0
-    for clause in known.values():
-        if clause.area not in selected or spec.version_key(clause.since) > version:
-            continue
+    for clause in selected(options):
         outcome = outcomes.get(clause.id)
-        if clause.area not in claimed or outcome == "unsupported":
+        if clause.area not in claimed:
+            continue
+        if outcome == "unsupported":
+            unchecked.append(clause.id)
             continue
         row = counts.setdefault(clause.area, {})
         count = row.get(clause.level, Count())
         row[clause.level] = Count(count.passed + (outcome in GREEN), count.total + 1)
         bad_musts += clause.level == "must" and outcome not in (*GREEN, "unexpected-pass")
         if outcome is None:
-            reasons.append(f"{clause.id} was not run")
-        elif outcome not in (*GREEN, "known") and (
-            clause.level in gated or outcome in ("error", "unexpected-pass")
-        ):
+            reasons += [f"{clause.id}: it was not run"] if result.complete else []
+        elif outcome == "error" or (outcome in ("fail", "unexpected-pass") and clause.level in gated):
             reasons.append(f"{clause.id}: {outcome}")
-    unsupported = tuple(area for area in selected if area not in claimed)
-    required = result.options.get("require_areas") or ()
-    reasons += [f"the area {area} is required and not supported" for area in required if area not in claimed]
-    reasons += result.expectations.get("problems", ())
-    if not result.complete:
-        reasons.append("the run was interrupted")
     if not counts:
         reasons.append("no clause was looked at")
+    missing = [area for area in options.get("require_areas") or () if area not in claimed]
+    reasons += [f"the area {area} is required, and not claimed" for area in missing]
+    reasons += result.expectations.get("problems", ())
     return Verdict(
         clauses=outcomes,
         counts=counts,
-        unsupported=unsupported,
+        unsupported=tuple(area for area in options.get("areas") or spec.areas() if area not in claimed),
+        unchecked=tuple(unchecked),
         conformant=bad_musts == 0 and result.complete and bool(counts),
         green=not reasons,
         reasons=tuple(reasons),
     )
+
+
+def selected(options: Mapping[str, Any]) -> list[spec.Clause]:
+    """Return the clauses that a run with these options looks at."""
+    version = spec.version_key(options.get("suite") or spec.SUITE_VERSION)
+    areas, ids = options.get("areas") or spec.areas(), options.get("clauses") or spec.clauses()
+    return [
+        clause
+        for clause in spec.clauses().values()
+        if clause.area in areas and clause.id in ids and spec.version_key(clause.since) <= version
+    ]
+
+
+def failing(verdict: Verdict) -> list[str]:
+    """Return the clauses that did not hold, the most serious first: news, musts, errors."""
+    areas = list(spec.areas())
+    levels = (*spec.LEVELS, "unknown")
+
+    def order(clause: str) -> tuple[object, ...]:
+        outcome = verdict.clauses[clause]
+        area = spec.clauses()[clause].area if clause in spec.clauses() else areas[-1]
+        expected = outcome in ("known", "unexpected-pass")
+        return expected, levels.index(level_of(clause)), SEVERITY.index(outcome), areas.index(area), clause
+
+    bad = [clause for clause, outcome in verdict.clauses.items() if outcome not in (*GREEN, "unsupported")]
+    return sorted(bad, key=order)
+
+
+def other_reasons(verdict: Verdict) -> list[str]:
+    """Return why a gate is red, besides the clauses that `failing` lists."""
+    listed = failing(verdict)
+    return [reason for reason in verdict.reasons if reason.partition(":")[0] not in listed]
+
+
+def headline(result: Result, verdict: Verdict) -> str:
+    """Say in a few words what came out."""
+    if not result.complete:
+        return "PARTIAL: the run was interrupted, there is no verdict"
+    word = "conformant" if verdict.conformant else "not conformant"
+    parts = [f"{name} {', '.join(result.options[name])}" for name in ("areas", "clauses", "dtypes")
+             if result.options.get(name)]  # fmt: skip
+    return f"{word} ({'; '.join(parts)} only)" if parts else word

@@ -88,3 +88,15 @@ def p_norm(
     scale = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
     powers = everywhere((flat / scale).pow(p).sum(), dist.ReduceOp.SUM)
     return scale * powers.pow(1 / p)
+
+
+def distinct_parts(params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the parts of all gradients; a tensor that is the gradient of two parameters, once."""
+    grads = {id(param.grad): param for param in params}
+    return [part for param in grads.values() for part in gradient_parts(param)]
+
+
+def rounded(norm: torch.Tensor, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the norm in float64 if a gradient is, in float32 otherwise: float16 would overflow."""
+    double = any(part.dtype in (torch.float64, torch.complex128) for part in parts)
+    return norm.to(torch.float64 if double else torch.float32)

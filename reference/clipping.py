@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from keyedopt.reference._norm import Groups, gradient_parts, mesh_groups, p_norm
+from keyedopt.reference._norm import Groups, distinct_parts, gradient_parts, mesh_groups, p_norm, rounded
 from keyedopt.reference.fused import BackwardClip, fused_parameters, leaves
 from keyedopt.reference.keyed import KeyedOptimizer, OptimizerWrapper
 
@@ -54,6 +54,15 @@ class GradientClippingOptimizer(OptimizerWrapper):
     Our own embedding modules clip in their backward pass from now on, before the update: each by VALUE, and
     one that is wrapped alone by NORM, which is that of all its tables. Another clipping optimizer that is
     put around the same module takes its place, unless it is put around this one.
+
+    >>> from keyedopt.reference.keyed import KeyedOptimizerWrapper
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
+    >>> sgd = KeyedOptimizerWrapper({"weight": weight}, lambda params: torch.optim.SGD(params, lr=1.0))
+    >>> optimizer = GradientClippingOptimizer(sgd, GradientClipping.VALUE, max_gradient=0.5)
+    >>> weight.grad = torch.tensor([3.0, -0.25])
+    >>> optimizer.step()
+    >>> weight.tolist()
+    [-0.5, 0.25]
     """
 
     def __init__(
@@ -158,7 +167,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
     def compute_total_grad_norm(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return the norm of all gradients, and their parts on this rank; nothing is clipped."""
         norm, parts = self._measure()
-        return _rounded(norm, parts), parts
+        return rounded(norm, parts), parts
 
     @torch.no_grad()
     def clip_grad_norm_(self) -> torch.Tensor:
@@ -169,7 +178,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
             # Multiplied in the dtype of the factor: in float16 a small factor would become 0.
             wide = torch.promote_types(part.dtype, factor.dtype)
             part.copy_(part.to(wide) * factor.to(part.device))
-        return _rounded(norm, parts)
+        return rounded(norm, parts)
 
     def _clip(self) -> None:
         real = self._real_parameters()
@@ -186,7 +195,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
             self._last_total_grad_norm, _ = self.compute_total_grad_norm()
         if self._clipping is GradientClipping.VALUE:
             with torch.no_grad():
-                for part in _distinct(real):
+                for part in distinct_parts(real):
                     part.clamp_(-self._max_gradient, self._max_gradient)
 
     @torch.no_grad()
@@ -200,7 +209,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
             groups = self._pgs[param] if param in self._pgs else mesh_groups(param)
             spread.setdefault(groups, []).extend(gradient_parts(param))
         norms = [p_norm(parts, self._norm_type, device, groups) for groups, parts in spread.items()]
-        return p_norm(norms, self._norm_type, device), _distinct(real)
+        return p_norm(norms, self._norm_type, device), distinct_parts(real)
 
     def _real_parameters(self) -> list[torch.Tensor]:
         """Return each parameter that can be clipped once, from the groups as they are now."""
@@ -223,18 +232,6 @@ class _Shared(tuple[Any, ...]):
 
     def __deepcopy__(self, memo: Any) -> "_Shared":
         return self
-
-
-def _distinct(params: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the parts of all gradients; a tensor that is the gradient of two parameters, once."""
-    grads = {id(param.grad): param for param in params}
-    return [part for param in grads.values() for part in gradient_parts(param)]
-
-
-def _rounded(norm: torch.Tensor, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the norm in float64 if a gradient is, in float32 otherwise: float16 would overflow."""
-    double = any(part.dtype in (torch.float64, torch.complex128) for part in parts)
-    return norm.to(torch.float64 if double else torch.float32)
 
 
 def _on_meta(groups: Any) -> bool:

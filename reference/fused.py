@@ -44,7 +44,11 @@ class FusedOptimizer(KeyedOptimizer, abc.ABC):
 
 
 class EmptyFusedOptimizer(FusedOptimizer):
-    """Fused optimizer without parameters, for a module that has nothing to train."""
+    """Fused optimizer without parameters, for a module that has nothing to train.
+
+    >>> EmptyFusedOptimizer().state_dict()
+    {'state': {}}
+    """
 
     def __init__(self) -> None:
         super().__init__({}, {}, [])

@@ -77,13 +77,22 @@ class WarmupStage:
 
 
 def multiplier(stages: Sequence[WarmupStage], iteration: int) -> float:
-    """Return what multiplies the learning rate at an iteration."""
+    """Return what multiplies the learning rate at an iteration.
+
+    >>> ramp = [WarmupStage(WarmupPolicy.LINEAR, 4, 0.0), WarmupStage(WarmupPolicy.STEP, 6, 0.5)]
+    >>> [multiplier(ramp, i) for i in range(8)]
+    [0.0, 0.25, 0.5, 0.75, 1.0, 0.03125, 0.015625, 1.0]
+    """
     index = stage_of(stages, iteration)
     return 1.0 if index == len(stages) else shape(stages[index], iteration) * stages[index].lr_scale
 
 
 def stage_of(stages: Sequence[WarmupStage], iteration: int) -> int:
-    """Return the index of the stage that holds at an iteration, ``len(stages)`` after the last."""
+    """Return the index of the stage that holds at an iteration, ``len(stages)`` after the last.
+
+    >>> [stage_of([WarmupStage(max_iters=1), WarmupStage(max_iters=3)], i) for i in range(5)]
+    [0, 0, 1, 1, 2]
+    """
     if iteration < 0:
         raise ValueError(f"a schedule begins at iteration 0, there is no iteration {iteration}")
     for index, stage in enumerate(stages):

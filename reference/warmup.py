@@ -42,6 +42,20 @@ class WarmupOptimizer(OptimizerWrapper):
 
     Raises:
         ValueError: the stages or the rate make no schedule, or ``param_name`` is a key already.
+
+    >>> from keyedopt.reference.keyed.torch_wrapper import KeyedOptimizerWrapper
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> sgd = KeyedOptimizerWrapper({"weight": weight}, lambda params: torch.optim.SGD(params, 0.1))
+    >>> ramp = WarmupStage(WarmupPolicy.LINEAR, max_iters=4, value=0.0)
+    >>> optimizer = WarmupOptimizer(sgd, [ramp], lr=0.5)
+    >>> for _ in range(3):
+    ...     print(optimizer.param_groups[0]["lr"])
+    ...     optimizer.step()
+    0.0
+    0.125
+    0.25
+    >>> optimizer.state_dict()["state"]["__warmup"]["warmup"].tolist()
+    [3, 0]
     """
 
     def __init__(

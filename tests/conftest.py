@@ -1,6 +1,8 @@
 """Shared by the tests of the harness."""
 
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 
@@ -20,3 +22,32 @@ def torchrec():
             raise
         pytest.skip("torchrec is not installed: see the README, section torchrec")
     return torchrec
+
+
+FAULTS = """
+
+class KeyedOptimizerWrapper(KeyedOptimizerWrapper):
+    def load_state_dict(self, state_dict):
+        pass
+
+
+class GradientClippingOptimizer(GradientClippingOptimizer):
+    def step(self, closure=None):
+        return OptimizerWrapper.step(self, closure)
+"""
+
+
+@pytest.fixture(scope="session")
+def acme(tmp_path_factory):
+    """Write a library that keyedopt knows nothing of: ``acme``, in a sound and in a wrong version."""
+    source = Path(__file__).parents[1] / "reference"
+    folders = {}
+    for version, faults in (("sound", ""), ("wrong", FAULTS)):
+        folders[version] = tmp_path_factory.mktemp(version)
+        package = folders[version] / "acme"
+        shutil.copytree(source, package, ignore=shutil.ignore_patterns("__pycache__"))
+        for path in package.rglob("*.py"):
+            path.write_text(path.read_text(encoding="utf-8").replace("keyedopt.reference", "acme"))
+        with (package / "__init__.py").open("a") as file:
+            file.write(faults)
+    return folders

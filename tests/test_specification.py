@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from keyedopt.conformance import cases, mutants, spec
 from keyedopt.conformance.spec import pages
 
@@ -84,10 +85,11 @@ def test_the_matrix_speaks_of_its_own_methods_and_situations_only(area):
         assert entry.reason.strip()
 
 
-@pytest.mark.parametrize("name", pages.PAGES)
-def test_the_pages_are_those_that_the_data_makes(name):
-    stored = Path(spec.FOLDER / name).read_text(encoding="utf-8")
-    assert stored == pages.PAGES[name](), "run `python -m keyedopt.conformance.spec.pages`"
+@pytest.mark.parametrize("path", pages.PAGES, ids=lambda path: path.name)
+def test_the_pages_are_those_that_the_data_makes(path):
+    assert path.read_text(encoding="utf-8") == pages.PAGES[path](), (
+        "run `python -m keyedopt.conformance.spec.pages`"
+    )
 
 
 def test_every_mutant_names_clauses_that_exist():

@@ -17,16 +17,22 @@ clause that does not exist, or that has expired, fails the gate: a list of excus
 import dataclasses
 import datetime
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import tomlkit
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+from tomlkit.items import AoT, Array, Table
+
 from keyedopt.conformance import spec
 from keyedopt.conformance.result import Case, Result, write_atomically
-from keyedopt.conformance.verdict import FAILING
-from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from keyedopt.conformance.text import one_line
+from keyedopt.conformance.verdict import FAILING, GREEN
 
 
 class ExpectationsError(Exception):
@@ -44,32 +50,45 @@ class Known:
     expires: datetime.date | None = None
     when: Mapping[str, str] = field(default_factory=dict)
 
-    def applies(self, case: Case, versions: Mapping[str, str]) -> bool:
-        """Whether the entry speaks of this case under the conditions of the run."""
-        if self.clause not in case.clauses or case.case not in self.cases:
-            return False
-        return self.holds(case, versions)
-
     def holds(self, case: Case, versions: Mapping[str, str]) -> bool:
-        """Whether the conditions of the entry are met."""
+        """Whether the conditions of the entry are met by a case of a run with these versions."""
         for name, wanted in self.when.items():
-            if name in ("device", "dtype"):
-                if (getattr(case, name) or wanted) != wanted:
-                    return False
-            elif name not in versions or not SpecifierSet(wanted).contains(versions[name], prereleases=True):
+            if name == "dtype":
+                met = case.dtype in (None, wanted)
+            elif name == "device":
+                met = case.device is None or wanted in (case.device, case.device.partition(":")[0])
+            else:
+                have = versions.get(canonicalize_name(name), "")
+                met = is_version(have) and SpecifierSet(wanted).contains(have, prereleases=True)
+            if not met:
                 return False
         return True
 
 
-def find(name: str) -> Path:
-    """Return a file, or the one that keyedopt ships for an implementation of that name."""
+def is_version(text: str) -> bool:
+    """Whether a text is a version that can be compared."""
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True
+
+
+def find(name: str, *, new: bool = False) -> Path:
+    """Return a file, or the one that keyedopt ships for an implementation of that name.
+
+    Raises:
+        ExpectationsError: there is neither, and it is not to be made.
+    """
     path = Path(name)
     if path.exists():
         return path
     shipped = Path(__file__).parent / f"{name}.toml"
     if shipped.exists():
         return shipped
-    have = ", ".join(sorted(item.stem for item in shipped.parent.glob("*.toml")))
+    if new:
+        return path
+    have = ", ".join(sorted(item.stem for item in shipped.parent.glob("*.toml"))) or "none"
     raise ExpectationsError(f"there is no expectations file {name!r}; keyedopt ships one for: {have}")
 
 
@@ -81,11 +100,16 @@ def read(path: Path) -> tuple[Known, ...]:
     """
     try:
         plain = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError) as error:  # not there, not UTF-8, not TOML
         raise ExpectationsError(f"{path} cannot be read: {error}") from error
     if set(plain) - {"known"} or not isinstance(plain.get("known", []), list):
-        raise ExpectationsError(f"{path} may hold [[known]] entries only, not {sorted(plain)}")
-    return tuple(_entry(path, number, item) for number, item in enumerate(plain.get("known", ()), 1))
+        raise ExpectationsError(f"{path} may hold [[known]] entries only, not {', '.join(plain)}")
+    entries = tuple(_entry(path, number, item) for number, item in enumerate(plain.get("known", ()), 1))
+    listed = Counter((e.clause, case, *sorted(e.when.items())) for e in entries for case in e.cases)
+    twice = [f"{clause} by {case}" for (clause, case, *_), count in listed.items() if count > 1]
+    if twice:
+        raise ExpectationsError(f"{path} lists {twice[0]} twice")
+    return entries
 
 
 def _entry(path: Path, number: int, item: Any) -> Known:
@@ -116,17 +140,35 @@ def _entry(path: Path, number: int, item: Any) -> Known:
     return Known(**{**item, "cases": tuple(cases)})
 
 
+class _Run:
+    """What a list of known failures needs to know of a result."""
+
+    def __init__(self, result: Result) -> None:
+        self.cases = {case.case: case for case in result.cases}
+        versions = {**result.implementation["versions"], "torch": result.environment["torch"]}
+        self._versions = {str(canonicalize_name(name)): text for name, text in versions.items()}
+        options = result.options
+        parts = any(options.get(name) for name in ("areas", "clauses", "dtypes"))
+        self._whole = result.complete and not parts
+        self._suite = spec.version_key(options.get("suite") or spec.SUITE_VERSION)
+
+    def judges(self, entry: Known, name: str) -> bool:
+        """Whether the run says something of a case of an entry: part of a suite cannot of all."""
+        if name in self.cases:
+            return entry.holds(self.cases[name], self._versions)
+        clause = spec.clauses().get(entry.clause)
+        return self._whole and (clause is None or spec.version_key(clause.since) <= self._suite)
+
+
 def apply(result: Result, known: Sequence[Known], path: Path, today: datetime.date | None = None) -> Result:
     """Mark the expected failures of a result, and note what is wrong with the list.
 
     A part of the suite (some areas, some dtypes) can only judge the entries that it ran.
     """
     today = today or datetime.datetime.now(tz=datetime.UTC).date()
-    versions = {**result.implementation["versions"], "torch": result.environment["torch"]}
-    ran = {case.case: case for case in result.cases}
-    whole = result.complete and not result.options.get("areas") and not result.options.get("dtypes")
+    run = _Run(result)
     problems: list[str] = []
-    marked: dict[str, Case] = dict(ran)
+    marked: dict[str, Case] = dict(run.cases)
     for entry in known:
         if entry.clause not in spec.clauses():
             problems.append(f"stale: there is no clause {entry.clause}")
@@ -135,19 +177,17 @@ def apply(result: Result, known: Sequence[Known], path: Path, today: datetime.da
         if expired:
             problems.append(f"expired on {entry.expires}: {entry.clause} ({entry.reason})")
         for name in entry.cases:
-            case = ran.get(name)
+            case = run.cases.get(name)
+            if not run.judges(entry, name):
+                continue
             if case is None:
-                if whole:
-                    problems.append(f"stale: {entry.clause} names the case {name}, which does not exist")
-                continue
-            if entry.clause not in case.clauses:
+                problems.append(f"stale: {entry.clause} names the case {name}, which does not exist")
+            elif entry.clause not in case.clauses:
                 problems.append(f"stale: the case {name} does not test {entry.clause}")
-            elif not entry.holds(case, versions) or expired:
-                continue
-            elif case.outcome in FAILING:
+            elif case.outcome in FAILING and not expired:
                 about = {"reason": entry.reason, "link": entry.link}
                 marked[name] = dataclasses.replace(case, outcome="known", known=about)
-            elif case.outcome == "pass":
+            elif case.outcome in GREEN:
                 problems.append(f"unexpected pass: {entry.clause} by {name}; delete it from the list")
                 marked[name] = dataclasses.replace(case, outcome="unexpected-pass")
     return dataclasses.replace(
@@ -157,61 +197,69 @@ def apply(result: Result, known: Sequence[Known], path: Path, today: datetime.da
     )
 
 
-def update(path: Path, result: Result) -> None:
+def update(path: Path, result: Result) -> int:
     """Rewrite an expectations file so that it names just the failures of a result.
 
-    Reasons, links, dates and conditions of entries that still fail are kept, and so are the entries
-    that the run could not judge (other areas, dtypes, conditions). A new failure gets an entry whose
-    reason and link are to be filled in: until then they say so.
+    Reasons, links, dates, conditions and comments of entries that still fail are kept, and so are the
+    entries that the run could not judge (other areas, dtypes, conditions). A new failure gets an entry
+    whose reason and link are to be filled in: until then they say so. Returns how many these are.
     """
     old = read(path) if path.exists() else ()
-    versions = {**result.implementation["versions"], "torch": result.environment["torch"]}
-    ran = {case.case: case for case in result.cases}
+    run = _Run(result)
     failing = {
         (clause, case.case): case
         for case in result.cases
-        if case.outcome in (*FAILING, "known")
+        if case.outcome in FAILING
         for clause in case.clauses
     }
-    entries: list[Known] = []
-    for entry in old:
-        kept = tuple(
-            name
-            for name in entry.cases
-            if (entry.clause, name) in failing
-            or (name in ran and not entry.holds(ran[name], versions))
-            or (name not in ran and not result.complete)
-            or (name not in ran and bool(result.options.get("areas") or result.options.get("dtypes")))
-        )
-        if kept:
-            entries.append(dataclasses.replace(entry, cases=kept))
-    listed = {(entry.clause, name) for entry in entries for name in entry.cases}
+    kept = [
+        tuple(name for name in entry.cases if (entry.clause, name) in failing or not run.judges(entry, name))
+        for entry in old
+    ]
+    listed = {
+        (entry.clause, name)
+        for entry, names in zip(old, kept, strict=True)
+        for name in names
+        if run.judges(entry, name)
+    }
     fresh: dict[str, list[str]] = {}
     for clause, name in failing:
         if (clause, name) not in listed:
             fresh.setdefault(clause, []).append(name)
-    for clause, names in fresh.items():
-        reason = f"to be explained: {failing[clause, names[0]].seen}"
-        entries.append(Known(clause, tuple(names), reason, "to be given: a reproducer"))
-    write_atomically(path, dump(sorted(entries, key=lambda entry: entry.clause)))
+    document = tomlkit.parse(path.read_text(encoding="utf-8").rstrip("\n") + "\n" if path.exists() else "")
+    tables = document.get("known")
+    if not isinstance(tables, AoT):
+        document["known"] = tables = tomlkit.aot()
+        for entry in old:
+            tables.append(_table(entry))
+    for index in reversed(range(len(old))):
+        if not kept[index]:
+            del tables[index]
+        elif kept[index] != old[index].cases:
+            tables[index]["cases"] = _array(kept[index])
+    for clause, names in sorted(fresh.items()):
+        reason = f"to be explained: {one_line(failing[clause, names[0]].seen, 300)}"
+        tables.append(_table(Known(clause, tuple(names), reason, "to be given: a reproducer")))
+    write_atomically(path, tomlkit.dumps(document))
+    return len(fresh)
 
 
-def dump(entries: Iterable[Known]) -> str:
-    """Write entries as TOML."""
-    document = tomlkit.document()
-    tables = tomlkit.aot()
-    for entry in entries:
-        table = tomlkit.table()
-        table["clause"] = entry.clause
-        table["cases"] = tomlkit.array([*entry.cases]).multiline(len(entry.cases) > 1)  # type: ignore[arg-type]
-        table["reason"] = entry.reason
-        table["link"] = entry.link
-        if entry.expires is not None:
-            table["expires"] = entry.expires
-        if entry.when:
-            when = tomlkit.inline_table()
-            when.update(dict(entry.when))
-            table["when"] = when
-        tables.append(table)
-    document["known"] = tables
-    return tomlkit.dumps(document)
+def _array(names: Sequence[str]) -> Array:
+    array = tomlkit.array()
+    array.extend(names)
+    return array.multiline(len(names) > 1)
+
+
+def _table(entry: Known) -> Table:
+    table = tomlkit.table()
+    table["clause"] = entry.clause
+    table["cases"] = _array(entry.cases)
+    table["reason"] = entry.reason
+    table["link"] = entry.link
+    if entry.expires is not None:
+        table["expires"] = entry.expires
+    if entry.when:
+        when = tomlkit.inline_table()
+        when.update(dict(entry.when))
+        table["when"] = when
+    return table

@@ -1,1 +1,83 @@
-"""Defects found in published libraries: one script each, of torch and that library alone."""
+"""Defects found in published libraries: one script a root cause, of torch and that library alone.
+
+Each prints ``defect: expected …, seen …`` and exits with 1 as long as the defect is there; it prints
+``fixed`` and exits with 0 once it is gone. ``python -m keyedopt.conformance.findings`` runs all of them.
+"""
+
+import ast
+import importlib.util
+import os
+import re
+import runpy
+import sys
+import tempfile
+import traceback
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A defect of a library: its reproducer, what is wrong in a line, and the clauses that tell."""
+
+    path: Path
+    library: str
+    summary: str
+    clauses: tuple[str, ...]
+
+    @property
+    def installed(self) -> bool:
+        """Whether the library is there to run the reproducer on."""
+        module = {"fbgemm": "fbgemm_gpu"}.get(self.library, self.library)
+        return importlib.util.find_spec(module) is not None
+
+
+def findings() -> tuple[Finding, ...]:
+    """Return every finding, by the name of its file, which begins with that of the library."""
+    found = []
+    for path in sorted(FOLDER.glob("[a-z]*_*.py")):
+        text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        summary = " ".join(text.split("\n\n")[0].split())
+        clauses = tuple(re.findall(r"\b[A-Z]+-\d{3}\b", text))
+        found.append(Finding(path, path.stem.partition("_")[0], summary, clauses))
+    return tuple(found)
+
+
+def run(chosen: Sequence[Finding]) -> Iterator[tuple[Finding, int, str]]:
+    """Run reproducers, each in a forked process, and yield its exit status and what it printed.
+
+    The libraries are imported once, before the forks: that takes longer than a reproducer.
+    """
+    for library in dict.fromkeys(finding.library for finding in chosen):
+        for module in {"torchrec": ["torchrec.optim"], "fbgemm": ["fbgemm_gpu"]}.get(library, [library]):
+            importlib.import_module(module)
+    for finding in chosen:
+        with tempfile.TemporaryFile() as output:
+            sys.stdout.flush()
+            child = os.fork()
+            if child == 0:
+                _become(finding.path, output.fileno())
+            _, status = os.waitpid(child, 0)
+            output.seek(0)
+            yield finding, os.waitstatus_to_exitcode(status), output.read().decode(errors="replace")
+
+
+def _become(path: Path, output: int) -> None:
+    """Turn this forked process into the reproducer, and end it as the script ends."""
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    code = 0
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except SystemExit as ending:
+        code = ending.code if isinstance(ending.code, int) else 2
+    except BaseException:
+        traceback.print_exc()
+        code = 2
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

@@ -4,7 +4,7 @@ Frozen layers cannot be made trainable during fine-tuning, although the page of 
 that this is what the method is for; the optimizer has to be built again and its state lost or
 moved by hand.
 
-Clauses: KEYED-085.
+Clauses: KEYED-085, WRAP-022.
 """
 
 import sys

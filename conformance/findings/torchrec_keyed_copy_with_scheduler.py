@@ -4,7 +4,7 @@ The scheduler puts a `step` on the instance that is bound to it. torch leaves th
 but here all attributes are copied: the copy's step moves the parameters of the original, and
 pickling raises.
 
-Clauses: KEYED-108.
+Clauses: KEYED-108, COMB-040, WRAP-031.
 """
 
 import copy

@@ -3,7 +3,7 @@
 The four registries are never made, so registering raises an AttributeError, and both methods
 ignore them. Renaming keys on load, the documented use, has to be done by hand.
 
-Clauses: KEYED-067, KEYED-068, KEYED-069, KEYED-070, FUSED-018.
+Clauses: KEYED-067, KEYED-068, KEYED-069, KEYED-070, FUSED-018, COMB-037.
 """
 
 import sys

@@ -4,7 +4,7 @@ Once hooks work at all (see the finding about hooks that are not called), each c
 whose `step` has been prepared calls them: a hook that counts steps, or steps a scheduler, counts
 double as soon as an instance of the base class has been prepared, too.
 
-Clauses: KEYED-066.
+Clauses: KEYED-066, COMB-043.
 """
 
 import sys

@@ -5,7 +5,7 @@ Hooks begin to work, for all instances of the class at once, when any of them is
 unpickled, or (in subclasses that do not override it) zero_grad is called. Logging, clipping and
 profiling in hooks silently do not happen.
 
-Clauses: KEYED-065.
+Clauses: KEYED-065, COMB-036, WRAP-027.
 """
 
 import sys

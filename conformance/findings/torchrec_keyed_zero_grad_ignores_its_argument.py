@@ -5,7 +5,7 @@ argument is not passed on, and torch's default removes them. Code that accumulat
 after zero_grad() fails on None, optimizers skip parameters instead of applying momentum and
 decay, and memory planned for gradients is freed and allocated again.
 
-Clauses: KEYED-091.
+Clauses: KEYED-091, COMB-029, WRAP-012.
 """
 
 import sys

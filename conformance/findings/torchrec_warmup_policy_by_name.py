@@ -17,7 +17,7 @@ param = torch.nn.Parameter(torch.zeros(2))
 inner = KeyedOptimizerWrapper({"p": param}, functools.partial(torch.optim.SGD, lr=0.5))
 
 try:
-    stage = WarmupStage(policy="linear", max_iters=100, value=0.01)  # type: ignore[arg-type]
+    stage = WarmupStage(policy="linear", max_iters=100, value=0.01)
     optimizer = WarmupOptimizer(inner, [stage], lr=1.0)
     seen = f"lr = {optimizer.param_groups[0]['lr']}"
     defect = optimizer.param_groups[0]["lr"] != 0.01

@@ -15,6 +15,9 @@ from pathlib import Path
 from keyedopt.conformance import spec
 from keyedopt.conformance.implementation import find
 
+#: The implementation that faults are planted in.
+SOUND = "reference"
+
 
 @dataclass(frozen=True)
 class Mutant:
@@ -52,7 +55,7 @@ def package_name(mutant: Mutant) -> str:
     return f"mutant_{mutant.name.replace('-', '_')}"
 
 
-def plant(mutant: Mutant, folder: Path, sound: str = "reference") -> str:
+def plant(mutant: Mutant, folder: Path, sound: str = SOUND) -> str:
     """Write the package of a mutant into ``folder``; return its name.
 
     Raises:

@@ -6,70 +6,75 @@ clauses that are said to notice. Exits with 1 if a mutant survives.
 """
 
 import argparse
-import contextlib
-import json
+import importlib
 import multiprocessing
+import multiprocessing.connection
 import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
-from keyedopt.conformance import mutants, spec
+from keyedopt.conformance import cases, mutants, records, spec
+from keyedopt.conformance.implementation import find
 from keyedopt.conformance.mutants import Mutant
+from keyedopt.conformance.runner import Options, pytest_arguments
 from keyedopt.conformance.verdict import FAILING
 
 #: Seconds that a case may take on a mutant; a fault that hangs is a fault that is noticed.
 LIMIT = 20.0
 
 
-def _run_suite(name: str, folder: str, clauses: Sequence[str]) -> None:
+def _run_suite(mutant: Mutant, folder: Path, everything: bool) -> None:
     """Run cases on a mutant, in a process of its own that was forked with torch already imported."""
     import pytest
 
-    sys.path.insert(0, folder)
-    (Path(folder) / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    null = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(null, number)
+    for name in [name for name in os.environ if name.startswith("PYTEST_")]:
+        del os.environ[name]
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     os.chdir(folder)
-    arguments = ["-c", "pytest.ini", "--rootdir", folder, "--noconftest", "-q", "--tb=no", "-W", "ignore"]
-    arguments += ["-p", "keyedopt.conformance.plugin", "-p", "no:faulthandler", "-p", "no:cacheprovider"]
-    arguments += ["--pyargs", "keyedopt.conformance.suite", "--implementation", name]
-    arguments += ["--keyedopt-records", folder, "--keyedopt-limit", str(LIMIT), "--keyedopt-dtype", "float32"]
-    arguments += [part for clause in clauses for part in ("--keyedopt-clause", clause)]
-    with open(os.devnull, "w") as sink, contextlib.redirect_stdout(sink), contextlib.redirect_stderr(sink):
-        pytest.main(arguments)
+    sys.path.append(str(folder))
+    options = Options(clauses=() if everything else mutant.rejected_by, dtypes=("float32",))
+    arguments = pytest_arguments(mutants.package_name(mutant), options, folder)
+    pytest.main([*arguments, "--keyedopt-records", str(folder), "--keyedopt-limit", str(LIMIT)])
     os._exit(0)
 
 
-def rejecting(mutant: Mutant, everything: bool = False) -> set[str]:
-    """Return the clauses that reject a mutant."""
-    with tempfile.TemporaryDirectory(prefix="keyedopt-") as folder:
-        name = mutants.plant(mutant, Path(folder))
-        context = multiprocessing.get_context("fork")
-        arguments = (name, folder, () if everything else mutant.rejected_by)
-        process = context.Process(target=_run_suite, args=arguments)
-        process.start()
-        process.join()
-        records = Path(folder) / "records.jsonl"
-        lines = records.read_text(encoding="utf-8").splitlines() if records.exists() else []
-        unfinished = [
-            path.read_text(encoding="utf-8").split("\n")[0] for path in Path(folder).glob("running-*")
-        ]
-    ended = [json.loads(line) for line in lines]
-    died = [{**json.loads(head), "outcome": "error"} for head in unfinished]
-    return {clause for case in [*ended, *died] if case["outcome"] in FAILING for clause in case["clauses"]}
+def _rejecting(folder: Path, process: ForkProcess) -> set[str]:
+    """Return the clauses that failed in a process that has ended."""
+    reader = records.Reader(folder, process.pid or 0)
+    crash = reader.crash(f"crash: exit status {process.exitcode}")
+    found = [*reader.new(), *filter(None, [crash])]
+    return {clause for case in found if case["outcome"] in FAILING for clause in case["clauses"]}
 
 
 def run(chosen: Sequence[Mutant], everything: bool = False) -> Iterator[tuple[Mutant, set[str]]]:
     """Check mutants, one a processor at a time, and yield the clauses that reject each."""
-    import torch
-
-    import keyedopt.conformance.suite.support  # noqa: F401 - imported before the fork, not in each child
-
-    torch.set_num_threads(1)  # a process that has started threads must not be forked
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        yield from zip(chosen, pool.map(lambda mutant: rejecting(mutant, everything), chosen), strict=True)
+    for module in cases.modules():  # before the fork, not in each child
+        importlib.import_module(module)
+    find(mutants.SOUND).surface().claimed()
+    context = multiprocessing.get_context("fork")  # of a process that has started no threads
+    waiting = list(reversed(chosen))
+    running: dict[int, tuple[Mutant, Path, ForkProcess]] = {}
+    with tempfile.TemporaryDirectory(prefix="keyedopt-", ignore_cleanup_errors=True) as scratch:
+        while waiting or running:
+            while waiting and len(running) < len(os.sched_getaffinity(0)):
+                mutant = waiting.pop()
+                folder = Path(scratch) / mutant.name
+                folder.mkdir()
+                mutants.plant(mutant, folder)
+                process = context.Process(target=_run_suite, args=(mutant, folder, everything), daemon=True)
+                process.start()
+                running[process.sentinel] = mutant, folder, process
+            for sentinel in multiprocessing.connection.wait(list(running)):
+                assert isinstance(sentinel, int)
+                mutant, folder, process = running.pop(sentinel)
+                process.join()
+                yield mutant, _rejecting(folder, process)
 
 
 def survivors(chosen: Sequence[Mutant]) -> dict[str, tuple[str, ...]]:

@@ -1,14 +1,17 @@
 """The specification as pages: ``python -m keyedopt.conformance.spec.pages`` writes them.
 
 ``CLAUSES.md`` lists every clause; ``MATRIX.md`` shows, for every public method and situation, the
-clauses of the cell or why there are none. A test holds them to the data.
+clauses of the cell or why there are none; the README of ``findings/`` lists the defects found. A test
+holds them to the data.
 """
 
 from pathlib import Path
 
 from keyedopt.conformance import spec
 from keyedopt.conformance.cases import cases_by_clause
+from keyedopt.conformance.findings import findings
 
+FOLDER = Path(__file__).parents[1]
 NOTE = "Made by `python -m keyedopt.conformance.spec.pages`; edit the TOML files beside it instead."
 
 
@@ -83,13 +86,43 @@ def matrix_page() -> str:
     return "\n".join(lines)
 
 
-PAGES = {"CLAUSES.md": clauses_page, "MATRIX.md": matrix_page}
+def findings_page() -> str:
+    """Return the table of defects found in published libraries."""
+    lines = ["# Findings", "", NOTE.replace("the TOML files beside it", "the docstrings of the scripts"), ""]
+    lines += [
+        "Defects of published libraries. Each script needs torch and the library alone, and exits with 1"
+    ]
+    lines += [
+        "as long as the defect is there; `python -m keyedopt.conformance.findings` runs all of them.",
+        "",
+    ]
+    found = findings()
+    for library in dict.fromkeys(finding.library for finding in found):
+        own = [finding for finding in found if finding.library == library]
+        lines += [f"## {library} {CHECKED[library]}", "", "| what happens | clauses | reproducer |"]
+        lines += ["|---|---|---|"]
+        for finding in own:
+            clauses = ", ".join(finding.clauses)
+            link = f"[{finding.path.stem}]({finding.path.name})"
+            lines.append(f"| {_escaped(finding.summary)} | {clauses} | {link} |")
+        lines.append("")
+    return "\n".join(lines)
+
+
+#: The versions in which the defects were found.
+CHECKED = {"torchrec": "1.8.0"}
+
+PAGES = {
+    FOLDER / "spec" / "CLAUSES.md": clauses_page,
+    FOLDER / "spec" / "MATRIX.md": matrix_page,
+    FOLDER / "findings" / "README.md": findings_page,
+}
 
 
 def main() -> None:
     """Write the pages beside the data."""
-    for name, page in PAGES.items():
-        Path(__file__).with_name(name).write_text(page(), encoding="utf-8")
+    for path, page in PAGES.items():
+        path.write_text(page(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -20,8 +20,15 @@ class Mismatch(AssertionError):  # noqa: N818 - it is what a case reports, not a
 
     def __init__(self, expected: str, seen: object) -> None:
         self.expected = expected
-        self.seen = seen if isinstance(seen, str) else repr(seen)
+        self.seen = seen if isinstance(seen, str) else _ordered(seen)
         super().__init__(f"expected {expected}; seen {self.seen}")
+
+
+def _ordered(value: object) -> str:
+    """Write a value; a set in order, so that two runs say the same."""
+    if isinstance(value, set | frozenset) and value:
+        return "{" + ", ".join(sorted(map(repr, value))) + "}"
+    return repr(value)
 
 
 # --- expectations ---------------------------------------------------------------------------------
@@ -35,7 +42,7 @@ def expect(ok: object, expected: str, seen: object) -> None:
 
 def expect_equal(seen: object, expected: object, what: str) -> None:
     """Expect plain Python values to be equal."""
-    expect(seen == expected, f"{what} == {expected!r}", seen)
+    expect(seen == expected, f"{what} == {_ordered(expected)}", seen)
 
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -133,6 +140,15 @@ def expect_raises(
         expect(not missing, f"{expected}, with {missing} in its message", seen)
         return error
     raise Mismatch(expected, f"no error, returned {_text(result)}")
+
+
+def expect_derived(cls: type, base: type) -> None:
+    """Expect a class to be derived from ``base``, or from the class of the same name that it extends.
+
+    The latter is how an adapter looks whose classes each subclass one of another library and no more.
+    """
+    same = [each for each in base.__mro__ if each.__name__ == base.__name__]
+    expect(any(issubclass(cls, each) for each in same), f"a subclass of {base.__name__}", cls.__mro__)
 
 
 def outcome(action: Callable[[], object]) -> str:
@@ -287,7 +303,7 @@ class Recorder(torch.optim.Optimizer):
         self.received: list[list[torch.Tensor | None]] = []
         self.rates: list[list[Any]] = []
 
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         """Note the gradients after each evaluation of the closure."""
         loss = None
         for _ in range(self.evaluations if closure is not None else 1):
@@ -305,7 +321,7 @@ class Recorder(torch.optim.Optimizer):
         return loss
 
 
-def recording(impl: Any, params: Mapping[str, Any], **options: Any) -> tuple[Any, Recorder]:
+def recording(impl: Any, params: Mapping[str, Any], **options: Any) -> tuple[Any, Any]:
     """Make a keyed optimizer around a `Recorder`, and return both."""
     made: list[Recorder] = []
 
@@ -319,7 +335,7 @@ def recording(impl: Any, params: Mapping[str, Any], **options: Any) -> tuple[Any
 
 def clipping(
     impl: Any, params: Mapping[str, Any], kind: str = "NORM", max_gradient: float = 1.0, **options: Any
-) -> tuple[Any, Recorder]:
+) -> tuple[Any, Any]:
     """Make a clipping optimizer around a `Recorder`, and return both."""
     keyed, recorder = recording(impl, params)
     chosen = getattr(impl.GradientClipping, kind)
@@ -553,9 +569,10 @@ def single_rank() -> Iterator[None]:
     """Set up torch.distributed with one gloo rank, in memory and without a network."""
     from torch import distributed
 
+    store = distributed.HashStore()  # type: ignore[attr-defined]  # public, but not in __all__
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+        distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
         try:
             yield
         finally:

@@ -327,7 +327,7 @@ def test_with_autocast(impl: Any, kind: str) -> None:
     params = {"w": torch.nn.Parameter(torch.ones(2, 2))}
     optimizer, recorder = clipping(impl, params, kind, 0.5)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss = (torch.full((3, 2), 100.0) @ params["w"]).float().square().sum()
+        loss: Any = (torch.full((3, 2), 100.0) @ params["w"]).float().square().sum()
     loss.backward()
     optimizer.step()
     (seen,) = recorder.received[0]

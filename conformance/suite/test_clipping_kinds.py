@@ -13,6 +13,7 @@ from keyedopt.conformance.suite.support import (
     expect,
     expect_bits,
     expect_close,
+    expect_derived,
     expect_equal,
     expect_raises,
     p_norm,
@@ -51,8 +52,8 @@ def test_members(impl: Any) -> None:
 def test_is_a_wrapper(impl: Any) -> None:
     """A clipping optimizer is an OptimizerWrapper and a KeyedOptimizer."""
     optimizer = impl.GradientClippingOptimizer(sgd(impl, parameters()))
-    expect(isinstance(optimizer, impl.OptimizerWrapper), "an OptimizerWrapper", type(optimizer).__mro__)
-    expect(isinstance(optimizer, impl.KeyedOptimizer), "a KeyedOptimizer", type(optimizer).__mro__)
+    expect_derived(type(optimizer), impl.OptimizerWrapper)
+    expect_derived(type(optimizer), impl.KeyedOptimizer)
 
 
 @pytest.mark.clause("CLIP-003")
@@ -118,7 +119,7 @@ def test_gradients_within_the_bound_are_untouched(impl: Any, kind: str, dtype: s
 
 
 @pytest.mark.clause("CLIP-009")
-@pytest.mark.parametrize("norm_type", [1, 2, 2.0, 3.0, 0.5, "inf", math.inf], ids=lambda value: str(value))
+@pytest.mark.parametrize("norm_type", [1, 2, 2.0, 3.0, "inf", math.inf], ids=lambda value: str(value))
 def test_norm_types(impl: Any, norm_type: Any, dtype: str) -> None:
     """norm_type chooses the p-norm, 'inf' the largest element."""
     grads = [[3.0, -4.0, 0.5], [12.0, 0.0]]

@@ -88,6 +88,19 @@ def test_decoupled_decay_does_not_change_parameters(impl):
     expect_bits(params["p0"], before[0], "the parameter after init_state")
 
 
+@pytest.mark.clause("KEYED-074")
+@pytest.mark.parametrize("name", ["Adam", "RMSprop"])
+def test_zero_by_zero_does_not_reach_parameters(impl, name):
+    """With eps = 0 a step with zero gradients divides zero by zero; parameters stay what they are."""
+    params = parameters(1)
+    optimizer = impl.KeyedOptimizerWrapper(
+        params, lambda listed: getattr(torch.optim, name)(listed, lr=0.1, eps=0.0)
+    )
+    before = values(params)
+    optimizer.init_state()
+    expect_bits(params["p0"], before[0], "the parameter after init_state")
+
+
 @pytest.mark.clause("KEYED-075")
 @pytest.mark.parametrize("name", ["sgd", "adam", "adagrad"])
 @pytest.mark.parametrize("decay", [0.0, 0.1])

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support import (
-    Recorder,
     adam,
     expect,
     expect_bits,
@@ -19,7 +18,6 @@ from keyedopt.conformance.suite.support import (
     recording,
     set_grads,
     sgd,
-    single_rank,
     train,
     values,
     warmup_stages,
@@ -47,11 +45,11 @@ def expect_at(optimizer: Any, iteration: int, name: str = "lr") -> None:
 def grouped(impl: Any, listed: Any, groups: Any) -> Any:
     """Make a keyed optimizer with given groups whose step does nothing."""
 
-    class Idle(impl.KeyedOptimizer):
-        def step(self, closure: Any = None) -> None:
-            pass
+    def step(self: Any, closure: Any = None) -> None:
+        pass
 
-    return Idle(listed, {}, groups)
+    idle = type("Idle", (impl.KeyedOptimizer,), {"step": step})
+    return idle(listed, {}, groups)
 
 
 @pytest.mark.clause("WARM-027")
@@ -283,7 +281,7 @@ def test_step_hooks(impl):
 @pytest.mark.parametrize("kind", ["nan", "inf", "none", "sparse", "empty"])
 def test_gradients_do_not_matter(impl, kind):
     """The schedule moves the same with non-finite, missing, sparse and empty gradients."""
-    params = parameters(2, (0,) if kind == "empty" else (2, 2))
+    params: Any = parameters(2, (0,) if kind == "empty" else (2, 2))
     inner, recorder = recording(impl, dict(params))
     optimizer = ramp(impl, inner)
     for iteration in range(5):
@@ -338,86 +336,3 @@ def test_gradients_are_zeroed(impl, to_none):
     for key, param in params.items():
         done = param.grad is None or (not to_none and not param.grad.any())
         expect(done, "gradient None" if to_none else f"gradient of {key} zero", param.grad)
-
-
-@pytest.mark.clause("WARM-047")
-def test_distributed_parameters(impl):
-    """A schedule around DTensor parameters moves and resumes as around any other."""
-    from torch.distributed.tensor import DTensor, Replicate, init_device_mesh
-
-    with single_rank():
-        mesh = init_device_mesh("cpu", (1,))
-
-        def build() -> tuple[Any, Any]:
-            local = torch.arange(4.0)
-            param = torch.nn.Parameter(DTensor.from_local(local, mesh, [Replicate()]))
-            return param, ramp(impl, sgd(impl, {"p": param}, momentum=0.9))
-
-        param, optimizer = build()
-        twin, resumed = build()
-        for _ in range(3):
-            param.grad = DTensor.from_local(torch.ones(4), mesh, [Replicate()])
-            optimizer.step()
-        state = optimizer.state_dict()["state"]["__warmup"]["warmup"]
-        expect(not isinstance(state, DTensor), "a plain tensor as state", type(state).__name__)
-        expect_equal(state.tolist(), [3, 0], "state")
-        twin.grad = DTensor.from_local(torch.zeros(4), mesh, [Replicate()])
-        resumed.step()
-        resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-        expect_at(resumed, 3)
-
-
-# --- what people put around it --------------------------------------------------------------------
-
-
-@pytest.mark.clause("WARM-071")
-def test_learning_rate_scheduler(impl):
-    """What rates come of a torch scheduler around a schedule: before and after its step."""
-    params = parameters()
-    inner, recorder = recording(impl, dict(params))
-    optimizer = impl.WarmupOptimizer(
-        inner, warmup_stages(impl, [{"policy": "CONSTANT", "max_iters": 9, "value": 0.5}]), lr=1.0
-    )
-
-    def drive() -> list[float]:
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-        for _ in range(4):
-            set_grads(params)
-            optimizer.step()
-            scheduler.step()
-        return [float(rate[0]) for rate in recorder.rates]
-
-    return outcome(drive)
-
-
-@pytest.mark.clause("WARM-072")
-def test_gradient_scaler(impl):
-    """A step that a GradScaler skips for overflow does not move the schedule; others do."""
-    params = parameters()
-    optimizer = ramp(impl, sgd(impl, dict(params)))
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-    iteration = 0
-    for overflow in (False, True, False, True, False):
-        set_grads(params)
-        scaler.scale(torch.tensor(1.0))
-        if overflow:
-            params["p1"].grad[0] = float("inf")
-        scaler.step(optimizer)
-        scaler.update()
-        iteration += not overflow
-        expect_at(optimizer, iteration)
-
-
-@pytest.mark.clause("WARM-073")
-@pytest.mark.parametrize("how", ["autocast", "no_grad"])
-def test_modes_of_torch(impl, how):
-    """The schedule moves the same under autocast and no_grad."""
-    params = parameters()
-    optimizer = ramp(impl, impl.KeyedOptimizerWrapper(dict(params), Recorder))
-    for iteration in range(6):
-        expect_at(optimizer, iteration)
-        with torch.autocast("cpu") if how == "autocast" else torch.no_grad():
-            optimizer.step()
-    expect_equal(optimizer.state_dict()["state"]["__warmup"]["warmup"].tolist(), [6, 1], "state")
-    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    expect_at(optimizer, 6)

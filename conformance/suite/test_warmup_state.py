@@ -54,7 +54,8 @@ def trained(impl: Any, steps: int, build: Any = sgd, **options: Any) -> tuple[An
 
 def warmup_state(optimizer: Any) -> torch.Tensor:
     """Return the saved state of the schedule."""
-    return optimizer.state_dict()["state"]["__warmup"]["warmup"]
+    state: torch.Tensor = optimizer.state_dict()["state"]["__warmup"]["warmup"]
+    return state
 
 
 # --- what is saved --------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ For whoever writes a wrapper or another subclass:
 - A load is checked by :meth:`_check_load`, which returns what is to be written as a
   :class:`PendingLoad` or raises a ValueError, and writes nothing. It is carried out by
   :meth:`_apply_load`. A wrapper's `_check_load` checks its own entry, then extends its pending
-  load with that of :func:`prepare_load` on each optimizer that it holds: hooks, checks and
+  load with that of `prepare_load` (in `composition.py`) on each optimizer that it holds: hooks, checks and
   `post_load_state_dict` of the members are all in there, and all members are checked before
   anything is written. `prepare_load` takes keyed optimizers of other libraries too, as objects
   that may refuse and are then rolled back.
@@ -22,32 +22,26 @@ For whoever writes a wrapper or another subclass:
 
 from __future__ import annotations
 
-import functools
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping, MutableSequence
-from typing import Any, Self, TypeVar
+from collections.abc import Collection, Mapping, MutableSequence
+from typing import Any
 
 import torch
-from torch import optim
 
-from keyedopt.reference.keyed.groups import check_groups, group_keys, keyed_parameters, save_groups
+from keyedopt.reference.keyed.groups import (
+    check_construction,
+    check_groups,
+    group_keys,
+    keyed_parameters,
+    save_groups,
+)
+from keyedopt.reference.keyed.hooked import Hooked
 from keyedopt.reference.keyed.initialize import initialize
 from keyedopt.reference.keyed.pending import PendingLoad
-from keyedopt.reference.keyed.state import check_entry, extract, layout
+from keyedopt.reference.keyed.state import check_entry, check_layouts, extract
 from keyedopt.reference.keyed.values import kind
 
-R = TypeVar("R")
-HOOKS = (
-    "step_pre",
-    "step_post",
-    "state_dict_pre",
-    "state_dict_post",
-    "load_state_dict_pre",
-    "load_state_dict_post",
-)
 
-
-class KeyedOptimizer(optim.Optimizer):
+class KeyedOptimizer(Hooked):
     """An optimizer whose state is saved and loaded by the key of each parameter.
 
     Stricter than `torch.optim.Optimizer`: state has to be complete after a parameter's first step,
@@ -61,18 +55,7 @@ class KeyedOptimizer(optim.Optimizer):
             parameters are present on all ranks.
     """
 
-    _layouts: dict[str, frozenset[Any]]  # of each parameter's state, after its first step
-    _in_step = False
     _loading = False
-
-    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Make an instance on which every hook works, whatever its class's constructor does."""
-        self = super().__new__(cls)
-        for name in HOOKS:
-            setattr(self, f"_optimizer_{name}_hooks", OrderedDict())
-        self._layouts = {}
-        self._patch_step_function()
-        return self
 
     def __init__(
         self,
@@ -192,47 +175,14 @@ class KeyedOptimizer(optim.Optimizer):
         initialize(self, sparse_grad_parameter_names or set())
         self._check_complete()
 
-    def _dummy_step(self) -> None:
-        self._in_step = True
-        try:
-            type(self).step(self, closure=None)
-        finally:
-            self._in_step = False
-
-    @staticmethod
-    def profile_hook_step(func: Callable[..., R]) -> Callable[..., R]:
-        """Run the step hooks around `func`, once a step, and check the state afterwards."""
-        hooked = optim.Optimizer.profile_hook_step(func)
-
-        @functools.wraps(func)
-        def step(self: KeyedOptimizer, *args: Any, **kwargs: Any) -> R:
-            if self._in_step:  # the step of a subclass, calling that of its base
-                return func(self, *args, **kwargs)
-            self._in_step = True
-            try:
-                result = hooked(self, *args, **kwargs)
-            finally:
-                self._in_step = False
-            self._check_complete()
-            return result
-
-        return step
-
     def _check_complete(self) -> None:
         """See that no parameter's state has other keys than after its first step.
 
         State that comes later could not be loaded in place: a checkpoint of the first step and
         one of the second would not fit each other.
         """
-        for key, param in self.params.items():
-            now = layout(self.state[param]) if param in self.state else frozenset()
-            first = self._layouts.setdefault(key, now) if now else now
-            if now != first:
-                changed = sorted(".".join(map(str, path)) for path in now ^ first)
-                raise RuntimeError(
-                    f"The state of {key} has to be complete after its first step, but these of "
-                    f"its keys came or went later: {changed}"
-                )
+        entries = {key: self.state[param] for key, param in self.params.items() if param in self.state}
+        check_layouts(self._layouts, {key: entries.get(key, {}) for key in self.params})
 
     # Groups
 
@@ -254,32 +204,3 @@ class KeyedOptimizer(optim.Optimizer):
             raise ValueError("The groups of this optimizer are not a list that can grow")
         self.param_groups.append({"params": list(params.values()), **options})
         self.params.update(params)
-
-    def __getstate__(self) -> dict[str, Any]:
-        # A scheduler puts a `step` on the instance that is bound to this very optimizer: a copy
-        # that kept it would step the original.
-        return {key: value for key, value in self.__dict__.items() if key != "step"}
-
-
-def prepare_load(optimizer: optim.Optimizer, state_dict: Mapping[str, Any]) -> PendingLoad:
-    """Check a load of any keyed optimizer without writing anything.
-
-    One of another library, or one with a `load_state_dict` of its own, decides for itself.
-    """
-    if getattr(type(optimizer), "load_state_dict", None) is KeyedOptimizer.load_state_dict:
-        return optimizer._prepare_load(state_dict)  # type: ignore[attr-defined,no-any-return]
-    return PendingLoad(stateful=[(optimizer, state_dict, [])])
-
-
-def check_construction(params: Mapping[str, torch.Tensor], state: Mapping[Any, Any]) -> None:
-    """Check that keys and parameters are one to one, and that state belongs to parameters."""
-    known = {id(param): key for key, param in params.items()}
-    strangers = [key for key in state if id(key) not in known]
-    if strangers:
-        raise ValueError(f"All state keys must be params. The following keys are not: {strangers}.")
-    for key, param in params.items():
-        if known[id(param)] != key:
-            raise ValueError(f"One parameter has two keys: {key} and {known[id(param)]}")
-    for param, entry in state.items():
-        if not isinstance(entry, Mapping):
-            raise ValueError(f"The state of {known[id(param)]} is no mapping but {kind(entry)}")

@@ -28,6 +28,15 @@ class CombinedOptimizer(Composition):
     Raises:
         ValueError: two parameters would have one key, one parameter would belong to two
             optimizers, or only some of the optimizers save their groups.
+
+    >>> from keyedopt.reference.keyed.torch_wrapper import KeyedOptimizerWrapper
+    >>> tower, table = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+    >>> dense = KeyedOptimizerWrapper({"weight": tower}, torch.optim.Adam)
+    >>> sparse = KeyedOptimizerWrapper({"t0.weight": table}, torch.optim.Adagrad)
+    >>> both = CombinedOptimizer([("dense", dense), ("sparse", sparse)])
+    >>> both.init_state()
+    >>> list(both.state_dict()["state"])
+    ['dense.weight', 'sparse.t0.weight']
     """
 
     def __init__(self, optims: Iterable[KeyedOptimizer | KeyedPair]) -> None:

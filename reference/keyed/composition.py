@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from keyedopt.reference.keyed.base import KeyedOptimizer, prepare_load
+from keyedopt.reference.keyed.base import KeyedOptimizer
 from keyedopt.reference.keyed.pending import PendingLoad
 from keyedopt.reference.keyed.state import check_entry, extract
 from keyedopt.reference.keyed.values import kind
@@ -148,3 +148,13 @@ class Composition(KeyedOptimizer):
         if not self._loading:
             for _, optimizer in self._parts():
                 optimizer.post_load_state_dict()
+
+
+def prepare_load(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> PendingLoad:
+    """Check a load of any keyed optimizer without writing anything.
+
+    One of another library, or one with a `load_state_dict` of its own, decides for itself.
+    """
+    if getattr(type(optimizer), "load_state_dict", None) is KeyedOptimizer.load_state_dict:
+        return optimizer._prepare_load(state_dict)  # type: ignore[attr-defined,no-any-return]
+    return PendingLoad(stateful=[(optimizer, state_dict, [])])

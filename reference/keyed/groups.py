@@ -135,3 +135,17 @@ def _pairs(given: object) -> list[tuple[str, torch.Tensor]]:
                     f"or (key, parameter) pairs as named_parameters() yields; got {kind(pair)}"
                 )
     return pairs
+
+
+def check_construction(params: Mapping[str, torch.Tensor], state: Mapping[Any, Any]) -> None:
+    """Check that keys and parameters are one to one, and that state belongs to parameters."""
+    known = {id(param): key for key, param in params.items()}
+    strangers = [key for key in state if id(key) not in known]
+    if strangers:
+        raise ValueError(f"All state keys must be params. The following keys are not: {strangers}.")
+    for key, param in params.items():
+        if known[id(param)] != key:
+            raise ValueError(f"One parameter has two keys: {key} and {known[id(param)]}")
+    for param, entry in state.items():
+        if not isinstance(entry, Mapping):
+            raise ValueError(f"The state of {known[id(param)]} is no mapping but {kind(entry)}")

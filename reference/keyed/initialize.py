@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 def initialize(optimizer: KeyedOptimizer, sparse: set[str]) -> None:
     """Leave zero gradients (sparse for the keys in `sparse`) and complete state behind."""
-    params = [param for group in optimizer.param_groups for param in group["params"]]
-    params += [param for param in optimizer.params.values() if not _among(param, params)]
+    grouped = [param for group in optimizer.param_groups for param in group["params"]]
+    params = {id(param): param for param in (*grouped, *optimizer.params.values())}.values()
     pieces = [piece for param in params for piece in local_tensors(param)]
     values = [piece.clone() for piece in pieces]
     before = {param: clone(extract(entry)) for param, entry in optimizer.state.items() if entry}
@@ -55,10 +55,6 @@ def initialize(optimizer: KeyedOptimizer, sparse: set[str]) -> None:
                 pending.run()
             else:
                 _reset_counters(entry)
-
-
-def _among(param: torch.Tensor, params: list[torch.Tensor]) -> bool:
-    return any(param is other for other in params)
 
 
 def _tensors(group: Mapping[str, Any]) -> list[torch.Tensor]:

@@ -78,3 +78,16 @@ def check_value(live: Mapping[Any, Any], key: Any, new: Any, path: Path, pending
         pending.values.append((live, key, new))
     else:
         raise refusal("Read-only state", path, "a mapping that can be written", kind(live))
+
+
+def check_layouts(first: dict[str, frozenset[Any]], entries: Mapping[str, Any]) -> None:
+    """See that the state of each parameter has the keys that it had first; note those of new state."""
+    for key, entry in entries.items():
+        now = layout(entry)
+        had = first.setdefault(key, now) if now else now
+        if now != had:
+            changed = sorted(".".join(map(str, path)) for path in now ^ had)
+            raise RuntimeError(
+                f"The state of {key} has to be complete after its first step, but these of "
+                f"its keys came or went later: {changed}"
+            )

@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import optim
 
-from keyedopt.reference.keyed.base import KeyedOptimizer, check_construction
+from keyedopt.reference.keyed.base import KeyedOptimizer
+from keyedopt.reference.keyed.groups import check_construction
 
 
 class KeyedOptimizerWrapper(KeyedOptimizer):
@@ -18,6 +19,15 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
         params: the parameters by key.
         optim_factory: makes the optimizer; called once and not kept.
         pass_params_dict: give the factory the mapping, not a list of the parameters.
+
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> optimizer = KeyedOptimizerWrapper({"weight": weight}, lambda params: optim.Adagrad(params, lr=0.5))
+    >>> weight.grad = torch.tensor([2.0, 0.0])
+    >>> optimizer.step()
+    >>> weight.tolist()
+    [0.5, 1.0]
+    >>> optimizer.state_dict()["state"]["weight"]["sum"].tolist()
+    [4.0, 0.0]
     """
 
     def __init__(

@@ -20,6 +20,19 @@ class OptimizerWrapper(Composition):
 
     Args:
         optimizer: the keyed optimizer to wrap, which may be of another library.
+
+    >>> from keyedopt.reference.keyed.torch_wrapper import KeyedOptimizerWrapper
+    >>> class Ascent(OptimizerWrapper):
+    ...     def step(self, closure=None):
+    ...         for param in self.params.values():
+    ...             param.grad = -param.grad
+    ...         return super().step(closure)
+    >>> weight = torch.nn.Parameter(torch.ones(2))
+    >>> sgd = KeyedOptimizerWrapper({"weight": weight}, lambda params: torch.optim.SGD(params, 0.5))
+    >>> weight.grad = torch.ones(2)
+    >>> Ascent(sgd).step()
+    >>> weight.tolist()
+    [1.5, 1.5]
     """
 
     def __init__(self, optimizer: KeyedOptimizer) -> None:

@@ -1,0 +1,119 @@
+"""The worker processes that run the cases, each taking the next one that none has taken.
+
+A case that ends its worker costs that case alone: it gets a record that says how the worker ended, and
+another worker goes on with the rest.
+"""
+
+import time
+from collections.abc import Generator, Sequence
+from pathlib import Path
+from typing import Any
+
+from keyedopt.conformance import records
+from keyedopt.conformance.process import Process
+
+#: Seconds between looks at the workers.
+TICK = 0.03
+
+
+class WorkersError(Exception):
+    """The workers cannot run any case; the message says why."""
+
+
+class _Worker:
+    """A process that runs cases, and for how long it has run the present one."""
+
+    def __init__(self, arguments: Sequence[str], folder: Path, path: Sequence[str]) -> None:
+        self.process = Process("pytest", arguments, folder, path)
+        self.reader = records.Reader(folder, self.process.pid)
+        self.late = ""  # why it was killed
+        self._case: bytes | None = None
+        self._since = time.monotonic()
+
+    def seconds(self) -> tuple[bool, float]:
+        """Return whether it is busy with a case, and for how long it has been so."""
+        case = self.reader.running()
+        if case != self._case:
+            self._case, self._since = case, time.monotonic()
+        return case is not None, time.monotonic() - self._since
+
+
+class Workers:
+    """Runs the cases that pytest's command line selects.
+
+    Args:
+        arguments: pytest's command line.
+        folder: a scratch folder for records.
+        limit: seconds that a case may take. A worker ends itself then; one that cannot is killed.
+        patience: seconds that a worker may take to begin.
+        path: folders from which modules can be imported, besides the usual ones.
+    """
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        folder: Path,
+        limit: float,
+        patience: float,
+        path: Sequence[str] = (),
+    ) -> None:
+        self._arguments = [*arguments, "--keyedopt-records", str(folder), "--keyedopt-limit", str(limit)]
+        self._folder, self._path = folder, path
+        self._limit, self._patience = limit, patience
+        self.collected: dict[str, records.Head] = {}  # what there is to run, once that is known
+
+    def run(self, number: int) -> Generator[dict[str, Any]]:
+        """Run the cases on ``number`` workers and yield each record as it comes.
+
+        Raises:
+            WorkersError: a worker ended, or hangs, without running a case.
+        """
+        workers: list[_Worker] = []
+        done: set[str] = set()
+        try:
+            for _ in range(number):
+                workers.append(self._start())
+            while workers and not (done and done >= set(self.collected)):
+                self.collected = self.collected or records.collected(self._folder)
+                for worker in list(workers):
+                    ended = worker.process.ended  # asked first: then all its records are there
+                    found = worker.reader.new()
+                    if ended:
+                        workers.remove(worker)
+                        worker.process.stop()
+                        crash = self._crash(worker)
+                        found += crash
+                        if crash and not self._all_claimed():
+                            workers.append(self._start())
+                    else:
+                        self._kill_if_late(worker)
+                    done |= {record["case"] for record in found}
+                    yield from found
+                time.sleep(TICK)
+        finally:  # also of those that have nothing to do, but hold on to threads that a case left behind
+            for worker in workers:
+                worker.process.stop()
+
+    def _start(self) -> _Worker:
+        return _Worker(self._arguments, self._folder, self._path)
+
+    def _all_claimed(self) -> bool:
+        """Whether there is nothing left for a worker to begin."""
+        return bool(self.collected) and records.claimed(self._folder) >= len(self.collected)
+
+    def _kill_if_late(self, worker: _Worker) -> None:
+        busy, seconds = worker.seconds()
+        if busy and seconds > self._limit * 1.5 + 5:
+            worker.late = "timeout: it did not end within the time limit, nor let itself be ended"
+            worker.process.stop()
+        elif not busy and seconds > self._patience and not self._all_claimed():
+            raise WorkersError(f"a worker ran no case within {self._patience:g} s")
+
+    def _crash(self, worker: _Worker) -> list[dict[str, Any]]:
+        """Return the record of the case that a worker ended in, if it did."""
+        record = worker.reader.crash(worker.late or f"crash: {worker.process.ending()}")
+        if record is not None:
+            return [record]
+        if worker.process.code == 5 or self._all_claimed():  # 5: pytest selected none
+            return []
+        raise WorkersError(f"{worker.process.ending()}: {worker.process.last_words()}")
