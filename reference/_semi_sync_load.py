@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from keyedopt.reference._semi_sync_state import GLOBAL, GLOBAL_COUNTER, LOCAL, Members, extract_prefixed
-from keyedopt.reference.keyed.base import prepare_load
+from keyedopt.reference.keyed.composition import prepare_load
 from keyedopt.reference.keyed.groups import check_groups, group_keys, keys_by_id
 from keyedopt.reference.keyed.pending import PendingLoad, check_tensor
 from keyedopt.reference.keyed.state import extract

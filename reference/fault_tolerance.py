@@ -12,14 +12,13 @@ that has changed its parameters in the backward pass, before anyone was asked.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from torch.optim import Optimizer
 
 from keyedopt.reference.fused import fused_parameters
-from keyedopt.reference.keyed.base import HOOKS
+from keyedopt.reference.keyed.hooked import Hooked
 
 
 class Manager(Protocol):
@@ -36,7 +35,7 @@ class Manager(Protocol):
         """
 
 
-class FaultTolerantOptimizer(Optimizer):
+class FaultTolerantOptimizer(Hooked):
     """Wrap an optimizer so that its step is taken if the manager commits, and left out if not.
 
     ::
@@ -67,9 +66,6 @@ class FaultTolerantOptimizer(Optimizer):
             raise ValueError(f"optim must be an optimizer, not {type(optim).__name__}")
         self.manager = manager
         self.optim = optim
-        for hooks in HOOKS:
-            setattr(self, f"_optimizer_{hooks}_hooks", OrderedDict())
-        self._patch_step_function()
         refuse_in_backward(optim)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -139,13 +135,8 @@ class FaultTolerantOptimizer(Optimizer):
         for after in list(self._optimizer_load_state_dict_post_hooks.values()):
             after(self)
 
-    def __getstate__(self) -> dict[str, Any]:
-        # A scheduler leaves a `step` on the instance that is bound to this very optimizer.
-        return {key: value for key, value in self.__dict__.items() if key != "step"}
-
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._patch_step_function()
+        self.__dict__.update(state)  # torch's own writes into the defaults, which are not ours
 
 
 def refuse_in_backward(optim: Any) -> None:
