@@ -419,7 +419,7 @@ class Outer(torch.optim.Optimizer):
         """Keep what torch would leave out of a copy."""
         return self.__dict__.copy()
 
-    def step(self, closure: Any = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Any = None) -> Any:
         """Make the state that is not there yet."""
         for group in self.param_groups:
             for param in group["params"]:
@@ -521,7 +521,9 @@ def collection(
     return getattr(impl, kind)(configs, chosen, kwargs, is_weighted=weighted, device=device)
 
 
-def jagged(bags: Mapping[str, Any], weights: Mapping[str, Any] | None = None, device: str = "cpu") -> dict[str, Any]:
+def jagged(
+    bags: Mapping[str, Any], weights: Mapping[str, Any] | None = None, device: str = "cpu"
+) -> dict[str, Any]:
     """Make features of bags of row numbers: values, offsets, and weights where they are given."""
     made: dict[str, Any] = {}
     for name, listed in bags.items():
@@ -558,7 +560,7 @@ def lookups(module: Any, features: Any, seed: int = 1) -> torch.Tensor:
 def fit(module: Any, features: Any, steps: int = 1, seed: int = 1) -> None:
     """Train an embedding module: each step another gradient."""
     for step in range(steps):
-        lookups(module, features, seed + step).backward()  # type: ignore[no-untyped-call]
+        lookups(module, features, seed + step).backward()
 
 
 # --- surroundings ---------------------------------------------------------------------------------

@@ -167,7 +167,7 @@ def test_zero_grad_resets(impl, arguments, dtype):
     params = parameters(dtype=dtype)
     optimizer = impl.FaultTolerantOptimizer(ScriptedManager(), make("SGD", [*params.values()]))
     set_grads(params)
-    params["p0"].grad.fill_(float("nan"))  # type: ignore[union-attr]
+    params["p0"].grad.fill_(float("nan"))
     optimizer.zero_grad(*arguments)
     for key, param in params.items():
         if arguments == [False]:
@@ -195,7 +195,7 @@ def test_quorum_that_fails(impl):
     params = parameters()
     optimizer = impl.FaultTolerantOptimizer(Refusing(), make("SGD", [*params.values()]))
     set_grads(params)
-    before = [param.grad.clone() for param in params.values()]  # type: ignore[union-attr]
+    before = [param.grad.clone() for param in params.values()]
     expect_raises(optimizer.zero_grad, RuntimeError, mentions=["no quorum"], expected="the manager's error")
     expect_unchanged(before, [param.grad for param in params.values()], "gradients")
 
@@ -453,7 +453,7 @@ def test_nonfinite_gradients(impl, value):
     recorder = Recorder([*params.values()])
     optimizer = impl.FaultTolerantOptimizer(ScriptedManager([False, True]), recorder)
     set_grads(params)
-    params["p0"].grad[1] = float(value)  # type: ignore[index]
+    params["p0"].grad[1] = float(value)
     before = snapshot([param.grad for param in params.values()])
     optimizer.step()
     expect_equal(len(recorder.received), 0, "steps of the wrapped optimizer")

@@ -399,7 +399,7 @@ def test_post_load_state_dict(impl):
     params, told = parameters(), []
     made: list[Any] = []
 
-    class Watched(impl.KeyedOptimizerWrapper):  # type: ignore[misc,name-defined]
+    class Watched(impl.KeyedOptimizerWrapper):
         """A keyed optimizer that notes when it is told of a load."""
 
         def post_load_state_dict(self) -> None:

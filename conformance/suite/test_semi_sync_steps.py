@@ -331,7 +331,7 @@ def test_zero_grad(impl, arguments):
     local = adam(impl, {"p0": params["p0"], "p1": params["p1"]})
     optimizer = semisync(impl, params, local=local, outer_params={"p1": params["p1"], "p2": params["p2"]})[0]
     set_grads(params)
-    params["p0"].grad.fill_(math.inf)  # type: ignore[union-attr]
+    params["p0"].grad.fill_(math.inf)
     optimizer.zero_grad(**({"set_to_none": arguments[0]} if arguments else {}))
     for key, param in params.items():
         # torchrec's keyed optimizers drop gradients whatever they are told; that is said elsewhere.
@@ -355,11 +355,11 @@ def test_gradients_reach_the_local_optimizer_as_they_are(impl, value):
     optimizer = semisync(impl, params, local=local)[0]
     set_grads(params)
     if value == "sparse":
-        params["p0"].grad = params["p0"].grad.to_sparse()  # type: ignore[union-attr]
+        params["p0"].grad = params["p0"].grad.to_sparse()
     elif value == "missing":
         params["p0"].grad = None
     else:
-        params["p0"].grad[1] = float(value)  # type: ignore[index]
+        params["p0"].grad[1] = float(value)
     before = [None if param.grad is None else param.grad.clone() for param in params.values()]
     optimizer.step()
     expect_unchanged(before, recorder[0].received[0], "gradients that were received")
