@@ -36,7 +36,7 @@ def test_torchft_fails_only_what_is_explained(on_torchft):
 
 def test_every_expected_failure_links_to_a_reproducer_that_names_its_clause():
     entries = expectations.read(expectations.find("torchft"))
-    by_link = {str(finding.path.relative_to(ROOT)): finding for finding in FINDINGS.values()}
+    by_link = {str(finding.path.resolve().relative_to(ROOT)): finding for finding in FINDINGS.values()}
     assert {entry.link for entry in entries} == set(by_link)
     for entry in entries:
         assert entry.clause in by_link[entry.link].clauses, entry
