@@ -198,7 +198,7 @@ def test_warmed_up(impl, algorithm):
 def test_lr_scheduler(impl, algorithm):
     """A scheduler's rates are those of the steps."""
     params, plain = tables(1), tables(1)
-    one, other = make(impl, algorithm, [params["t0"]]), make(impl, algorithm, [plain["t0"]])
+    one, other = make(impl, algorithm, [params["t0"]]), make(impl, algorithm, [plain["t0"]], lr=9.0)
     scheduler = torch.optim.lr_scheduler.StepLR(one, step_size=1, gamma=0.5)
     for seed in range(4):
         other.param_groups[0]["lr"] = 0.1 * 0.5**seed

@@ -172,7 +172,7 @@ def test_state_dict_is_live(impl, algorithm):
     weights = tables(1)
     optimizer = make(impl, algorithm, weights)
     train(optimizer, weights, 1)
-    saved = optimizer.state_dict()["state"][0]
+    saved = dict(optimizer.state_dict()["state"][0])
     before = snapshot(saved)
     train(optimizer, weights, 1, seed=5)
     for name in SHAPES[algorithm]:
