@@ -6,7 +6,7 @@ from keyedopt.conformance.implementation import Implementation
 reference = Implementation(
     name="reference",
     root="keyedopt.reference",
-    areas=("keyed", "combined", "wrapper", "clipping", "warmup", "fused", "algorithms", "fault_tolerance", "semi_sync"),
+    areas=("keyed", "combined", "wrapper", "clipping", "warmup", "fused", "algorithms", "fault_tolerance", "semi_sync", "accumulate"),
     distributions=("keyedopt",),
 )
 
@@ -49,7 +49,7 @@ fbgemm = Implementation(
         *("FusedOptimizer", "EmptyFusedOptimizer", "FusedOptimizerModule", "KeyedOptimizer", "CombinedOptimizer"),
         *("GradientClippingOptimizer", "WarmupOptimizer"),
         # not on a CPU: Adam and its kin, LARS, unpooled lookups
-        *("Adam", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD"),
+        *("Adam", "SparseAdam", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD"),
         *("EmbeddingCollection", "EmbeddingConfig"),
         # its documents do not promise them
         *("SGD.momentum", "Adagrad.lr_decay", "RowWiseAdagrad.step", "*.error_if_nonfinite"),

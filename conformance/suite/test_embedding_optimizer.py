@@ -35,6 +35,7 @@ ALL = (
     "Adagrad",
     "RowWiseAdagrad",
     "Adam",
+    "SparseAdam",
     "PartialRowWiseAdam",
     "LAMB",
     "PartialRowWiseLAMB",
@@ -46,6 +47,7 @@ KEYS = {
     "Adagrad": {"t.momentum1": [6, 4]},
     "RowWiseAdagrad": {"t.momentum1": [6]},
     "Adam": {"t.momentum1": [6, 4], "t.exp_avg_sq": [6, 4]},
+    "SparseAdam": {"t.momentum1": [6, 4], "t.exp_avg_sq": [6, 4]},
     "PartialRowWiseAdam": {"t.momentum1": [6, 4], "t.exp_avg_sq": [6]},
     "LAMB": {"t.momentum1": [6, 4], "t.exp_avg_sq": [6, 4]},
     "PartialRowWiseLAMB": {"t.momentum1": [6, 4], "t.exp_avg_sq": [6]},
@@ -334,6 +336,7 @@ def test_bad_checkpoint(impl, optimizer, wrong):
         ("RowWiseAdagrad", "plain", {"eps": 1e-8}),
         ("Adam", "plain", {}),
         ("Adam", "bias_correction", {"bias_correction": "per_row"}),
+        ("SparseAdam", "plain", {}),
         ("PartialRowWiseAdam", "plain", {}),
         ("LAMB", "plain", {"weight_decay": 0.01}),
         ("PartialRowWiseLAMB", "plain", {}),
@@ -355,8 +358,11 @@ def test_unfused_checkpoint(impl, optimizer, variant, options, way):
         fused = snapshot(module.fused_optimizer.state_dict()["state"]["t.weight"])
         state = chosen.state[weight]
         for key, value in fused.items():
-            live = state[names[key.removeprefix("t.")]]
-            live.copy_(value.reshape(live.shape))
+            name = names[key.removeprefix("t.")]
+            if isinstance(state[name], torch.Tensor):
+                state[name].copy_(value.reshape(state[name].shape))
+            else:  # a count that is a Python number
+                state[name] = int(value)
         with torch.no_grad():
             weight.copy_(table)
     else:
@@ -365,7 +371,8 @@ def test_unfused_checkpoint(impl, optimizer, variant, options, way):
             table.copy_(weight)
         state = module.fused_optimizer.state_dict()["state"]["t.weight"]
         for key, value in state.items():
-            value.copy_(chosen.state[weight][names[key.removeprefix("t.")]].reshape(value.shape))
+            held = torch.as_tensor(chosen.state[weight][names[key.removeprefix("t.")]])
+            value.copy_(held.reshape(value.shape))
     train_fused(module, some(5))
     train_unfused(chosen, weight, some(5))
     error = float((table.detach() - weight.detach()).abs().max())  # after six steps of values around 1

@@ -37,6 +37,7 @@ ALL = (
     "Adagrad",
     "RowWiseAdagrad",
     "Adam",
+    "SparseAdam",
     "PartialRowWiseAdam",
     "LAMB",
     "PartialRowWiseLAMB",

@@ -10,6 +10,7 @@ from keyedopt.reference import optimizers
 from keyedopt.reference._rule_optimizer import RuleOptimizer
 from keyedopt.reference.embedding.keys import convert
 from keyedopt.reference.embedding.lookup import gradient_dtype
+from keyedopt.reference.sparse_adam import SparseAdam
 from keyedopt.reference.window import Window
 
 #: What stands for torch's optimizers: the same formulas and defaults, on the rows of a sparse gradient.
@@ -17,6 +18,7 @@ STANDS_FOR: Mapping[type[optim.Optimizer], tuple[type[RuleOptimizer], Mapping[st
     optim.SGD: (optimizers.SGD, {}),
     optim.Adagrad: (optimizers.Adagrad, {}),
     optim.Adam: (optimizers.Adam, {}),
+    optim.SparseAdam: (SparseAdam, {}),
     optim.AdamW: (optimizers.Adam, {"weight_decay": 1e-2, "decay": "decoupled"}),
 }
 

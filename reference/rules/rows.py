@@ -26,7 +26,7 @@ def coalesce(indices: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
     """Sum the gradients of the same row.
 
     The sum is taken in float64 and rounded once, so its error does not grow with the number of
-    gradients: ten million of them, added up in float32 one by one, may be off by half of Σ|g|.
+    gradients: ten million of them, added up in float32 one by one, may be off by a tenth of Σ|g|.
 
     Args:
         indices: (N,) row numbers, in any order.
