@@ -91,7 +91,9 @@ def in_backward_optimizer_filter(
         include: whether those are wanted that have one.
     """
     for name, param in named_parameters:
-        if (hasattr(param, "_in_backward_optimizers") or owner_of(param) is not None) == include:
+        owner = owner_of(param)
+        has = hasattr(param, "_in_backward_optimizers") or (owner is not None and owner.trains(param))
+        if has == include:
             yield name, param
 
 

@@ -88,6 +88,9 @@ class Owner(Protocol):
     ) -> None:
         """Train these weights with an optimizer of this class, or raise a ValueError and change nothing."""
 
+    def trains(self, weight: torch.Tensor) -> bool:
+        """Whether a weight has an optimizer by now."""
+
 
 _owners: Any = WeakIdKeyDictionary()  # weight -> weak reference to its owner
 

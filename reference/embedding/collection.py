@@ -107,6 +107,10 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
             raise ValueError("params must be weights of the tables of this module, each once")
         self._optim.use(optimizer_class, chosen, optimizer_kwargs)
 
+    def trains(self, weight: torch.Tensor) -> bool:
+        """Whether a table has an optimizer by now."""
+        return weight in self._optim.state
+
     def _weights(self) -> dict[str, torch.Tensor]:
         children = self.get_submodule(self.children_name).named_children()
         return {name: table.get_parameter("weight") for name, table in children}

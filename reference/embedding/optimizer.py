@@ -126,6 +126,7 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
             if window is not None:
                 rows, grads = window.with_(rows, grads)
             listed = _listed(weight, *coalesce(rows, grads), Rows(group["rows"]))
+            self._check_finite(weight, listed[1])  # a sum may overflow
             updates.append(_Update(weight, *listed))
         for clip in self._clips:
             clip.apply([update.grads for update in updates])
@@ -146,9 +147,13 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         self._plans[weight].check_options(group)
         if group.get("lr_decay") and f"{name}.iter" not in self.state[weight]:
             raise ValueError("lr_decay was 0 when the state was made, so there is no count to decay by")
-        if group["error_if_nonfinite"] and not bool(grads.isfinite().all()):
-            raise RuntimeError(f"the gradient of table {name!r} is not finite: error_if_nonfinite refuses it")
+        self._check_finite(weight, grads)
         return group
+
+    def _check_finite(self, weight: torch.Tensor, grads: torch.Tensor) -> None:
+        if self._group(weight)["error_if_nonfinite"] and not bool(grads.isfinite().all()):
+            name = self._names[weight]
+            raise RuntimeError(f"the gradient of table {name!r} is not finite: error_if_nonfinite refuses it")
 
     def _compute(self, update: _Update) -> None:
         """Apply the unfused optimizer's rule, with its options for this step, to copies of the rows."""
