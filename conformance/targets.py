@@ -6,7 +6,7 @@ from keyedopt.conformance.implementation import Implementation
 reference = Implementation(
     name="reference",
     root="keyedopt.reference",
-    areas=("keyed", "combined", "wrapper", "clipping", "warmup", "fused", "algorithms", "fault_tolerance", "semi_sync", "accumulate"),
+    areas=("keyed", "combined", "wrapper", "clipping", "warmup", "fused", "algorithms", "fault_tolerance", "semi_sync", "accumulate", "sparse"),
     distributions=("keyedopt",),
 )
 
@@ -58,5 +58,21 @@ fbgemm = Implementation(
     ),
     dtypes=("float32", "float16"),
     distributions=("fbgemm-gpu-cpu", "fbgemm-gpu"),
+    install="pip install 'keyedopt[cpu]'",
+)
+
+#: torch.optim as published, and torch.distributed.optim's optimizers in the backward pass.
+torch = Implementation(
+    name="torch",
+    root="torch.optim",
+    areas=("algorithms", "sparse"),
+    absent=(
+        *("RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD"),
+        *("KeyedOptimizerWrapper", "GradientClippingOptimizer", "WarmupOptimizer"),
+        "Adam.sparse",  # its own error says to use SparseAdam
+        # options of the reference
+        *(f"*.{name}" for name in ("decay", "rows", "bias_correction", "eps_placement", "error_if_nonfinite")),
+    ),
+    distributions=("torch",),
     install="pip install 'keyedopt[cpu]'",
 )

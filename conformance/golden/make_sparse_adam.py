@@ -14,7 +14,7 @@ from pathlib import Path
 from keyedopt.conformance.golden.make_trajectories import Trajectory, budget, oracle, trajectory
 
 DATA = Path(__file__).parent / "sparse_adam.json"
-ABOUT = ["SparseAdam, made by make_sparse_adam.py with mpmath, in the format of trajectories.json. Do not edit."]
+ABOUT = ["SparseAdam, made by make_sparse_adam.py with mpmath; see trajectories.json. Do not edit."]
 TINY = 2.0**-70
 
 
