@@ -8,19 +8,21 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support import (
-    BAGS,
-    collection,
-    everything,
     expect,
     expect_bits,
     expect_equal,
     expect_raises,
     expect_unchanged,
+    outcome,
+    snapshot,
+)
+from keyedopt.conformance.suite.support_embedding import (
+    BAGS,
+    collection,
+    everything,
     fit,
     jagged,
     lookups,
-    outcome,
-    snapshot,
     tables_of,
 )
 

@@ -7,26 +7,28 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support import (
-    BAGS,
     adam,
-    collection,
-    everything,
     expect,
     expect_bits,
     expect_close,
     expect_equal,
     expect_raises,
     expect_unchanged,
-    fit,
-    jagged,
-    lookups,
     outcome,
     parameters,
     same_bits,
     set_grads,
     snapshot,
-    tables_of,
     warmup_stages,
+)
+from keyedopt.conformance.suite.support_embedding import (
+    BAGS,
+    collection,
+    everything,
+    fit,
+    jagged,
+    lookups,
+    tables_of,
 )
 
 ONE = (("t", 6, 4, ("f",)),)

@@ -10,10 +10,7 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support import (
-    BAGS,
-    collection,
     error_budget,
-    everything,
     expect,
     expect_bits,
     expect_close,
@@ -21,11 +18,16 @@ from keyedopt.conformance.suite.support import (
     expect_raises,
     expect_unchanged,
     expect_within,
+    outcome,
+    snapshot,
+)
+from keyedopt.conformance.suite.support_embedding import (
+    BAGS,
+    collection,
+    everything,
     fit,
     jagged,
     lookups,
-    outcome,
-    snapshot,
     tables_of,
 )
 

@@ -7,7 +7,6 @@ import torch
 
 from keyedopt.conformance.suite.support import (
     Recorder,
-    ScriptedManager,
     expect,
     expect_equal,
     expect_raises,
@@ -18,6 +17,7 @@ from keyedopt.conformance.suite.support import (
     snapshot,
     values,
 )
+from keyedopt.conformance.suite.support_replicas import ScriptedManager
 
 
 def make(kind: str, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support import (
-    ScriptedManager,
     expect,
     expect_close,
     expect_equal,
@@ -23,6 +22,7 @@ from keyedopt.conformance.suite.support import (
     train,
     values,
 )
+from keyedopt.conformance.suite.support_replicas import ScriptedManager
 
 
 def make(kind: str, params: Any) -> torch.optim.Optimizer:

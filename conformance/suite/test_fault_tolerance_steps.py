@@ -8,7 +8,6 @@ import torch
 
 from keyedopt.conformance.suite.support import (
     Recorder,
-    ScriptedManager,
     expect,
     expect_bits,
     expect_equal,
@@ -20,6 +19,7 @@ from keyedopt.conformance.suite.support import (
     snapshot,
     values,
 )
+from keyedopt.conformance.suite.support_replicas import ScriptedManager
 
 
 def make(kind: str, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support import (
-    Outer,
     adam,
     expect,
     expect_bits,
@@ -16,11 +15,11 @@ from keyedopt.conformance.suite.support import (
     expect_unchanged,
     parameter,
     parameters,
-    semisync,
     sgd,
     train,
     values,
 )
+from keyedopt.conformance.suite.support_replicas import Outer, semisync
 
 
 class Told(torch.optim.SGD):

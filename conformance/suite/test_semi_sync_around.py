@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support import (
-    Outer,
     Recorder,
     adam,
     expect_bits,
@@ -19,13 +18,13 @@ from keyedopt.conformance.suite.support import (
     expect_unchanged,
     outcome,
     parameters,
-    semisync,
     sgd,
     single_rank,
     snapshot,
     train,
     values,
 )
+from keyedopt.conformance.suite.support_replicas import Outer, semisync
 
 
 def snapshot_of(tree: Any) -> Any:

@@ -6,14 +6,12 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support import (
-    Outer,
     adam,
     expect,
     expect_equal,
     expect_raises,
     expect_unchanged,
     parameters,
-    semisync,
     set_grads,
     sgd,
     snapshot,
@@ -21,6 +19,7 @@ from keyedopt.conformance.suite.support import (
     values,
     warmup_stages,
 )
+from keyedopt.conformance.suite.support_replicas import Outer, semisync
 
 LOCAL_COUNTER = "__semisync_local_step_counter__"
 GLOBAL_COUNTER = "__semisync_global_step_counter__"

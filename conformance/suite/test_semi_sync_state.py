@@ -12,12 +12,12 @@ from keyedopt.conformance.suite.support import (
     expect_equal,
     expect_unchanged,
     parameters,
-    semisync,
     sgd,
     snapshot,
     train,
     values,
 )
+from keyedopt.conformance.suite.support_replicas import semisync
 
 LOCAL_COUNTER = "__semisync_local_step_counter__"
 GLOBAL_COUNTER = "__semisync_global_step_counter__"

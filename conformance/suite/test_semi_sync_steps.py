@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support import (
-    Outer,
     Recorder,
     adam,
     expect,
@@ -18,12 +17,12 @@ from keyedopt.conformance.suite.support import (
     expect_unchanged,
     outcome,
     parameters,
-    semisync,
     set_grads,
     snapshot,
     train,
     values,
 )
+from keyedopt.conformance.suite.support_replicas import Outer, semisync
 
 
 class Failing(torch.optim.SGD):

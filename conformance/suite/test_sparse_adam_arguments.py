@@ -65,7 +65,7 @@ def test_params(impl, form):
     optimizer.step()
     rates = [0.5 if form == "groups" else 0.25, 0.25]
     for weight, old, rate in zip(weights, before, rates, strict=True):
-        expect_close(weight.detach()[1], old[1].double() - rate, "the row after a first step", ulps=16)
+        expect_close(weight.detach()[1], old[1].double() - rate, "the row after a first step", ulps=64)
 
 
 @pytest.mark.clause("SPARSE-017")
@@ -83,7 +83,7 @@ def test_rate_tensor(impl, shape):
         )
         optimizer.step()
         expect_close(
-            weight.detach()[1], old[1].double() - lr, f"the row after a step with rate {lr}", ulps=16
+            weight.detach()[1], old[1].double() - lr, f"the row after a step with rate {lr}", ulps=64
         )
 
 

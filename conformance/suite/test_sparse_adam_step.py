@@ -145,7 +145,7 @@ def test_single_elements(impl, dense):
     weight = torch.nn.Parameter(torch.ones_like(gradient))
     weight.grad = gradient.to_sparse()
     impl.SparseAdam([weight], lr=0.25).step()
-    expect_close(weight.detach(), 1 - 0.25 * gradient.sign(), "the parameter after a first step", ulps=16)
+    expect_close(weight.detach(), 1 - 0.25 * gradient.sign(), "the parameter after a first step", ulps=64)
 
 
 @pytest.mark.clause("SPARSE-015")
@@ -325,7 +325,7 @@ def test_embedding(impl):
     before = embedding.weight.detach().clone()
     embedding(torch.tensor([1, 3, 1])).sum().backward()
     optimizer.step()
-    expect_close(embedding.weight.detach()[[1, 3]], before[[1, 3]].double() - 0.25, "rows 1 and 3", ulps=16)
+    expect_close(embedding.weight.detach()[[1, 3]], before[[1, 3]].double() - 0.25, "rows 1 and 3", ulps=64)
     expect_bits(embedding.weight.detach()[[0, 2, 4]], before[[0, 2, 4]], "rows 0, 2, 4")
 
 
@@ -339,7 +339,7 @@ def test_scheduler(impl):
         before = weight.detach().clone()
         weight.grad = sparse([1], [[1.0, 1.0]], (5, 2))
         optimizer.step()
-        expect_close(weight.detach()[1], before[1].double() - rate, f"row 1 with the rate {rate}", ulps=16)
+        expect_close(weight.detach()[1], before[1].double() - rate, f"row 1 with the rate {rate}", ulps=64)
         if rate != 0.125:
             scheduler.step()
 
