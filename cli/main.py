@@ -150,7 +150,7 @@ def main() -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character gets ?
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="keyedopt", standalone_mode=False)
     except OSError as error:
         code = say(str(error))
     except Exception as error:
@@ -160,8 +160,8 @@ def main() -> None:
             error.show()  # type: ignore[attr-defined]
             code = 2
         else:  # what typer says of a wrong option, on one line like everything else
-            code = say(f"{error.format_message()} See `keyedopt --help`.")
-    sys.exit(code)
+            code = say(f"{error.format_message().rstrip('.')}; see `keyedopt --help`")
+    sys.exit(code or 0)
 
 
 if __name__ == "__main__":

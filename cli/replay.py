@@ -31,6 +31,8 @@ def choose(run: Result, name: str) -> Case | None:
 def write_replay(path: Path, name: str, output: Path | None, fail: Callable[[str], NoReturn]) -> None:
     """Write the script of a case to a file, or print it."""
     try:
+        if output is not None:
+            result.refuse_unwritable(output)
         run = result.read(path, partial=True)
         case = choose(run, name)
         if case is None:

@@ -5,6 +5,7 @@ goes on, a journal stands beside its output (``FILE.journal``, one JSON object a
 the records as they come), so that a run that is killed keeps what it had.
 """
 
+import errno
 import functools
 import json
 import os
@@ -20,7 +21,7 @@ SCHEMA = 1
 
 
 class ResultError(Exception):
-    """A result file that cannot be read; the message says why and what to do."""
+    """A result file that cannot be read or written; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -113,13 +114,17 @@ def refuse_unwritable(path: Path) -> None:
     """Find out early that a file cannot be written; makes its folder.
 
     Raises:
-        OSError: it cannot.
+        ResultError: it cannot.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder, and a file is to be written there")
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
-        pass
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
+            pass
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise ResultError(f"{path} cannot be written ({why}): name another file") from error
 
 
 def journal_path(output: Path) -> Path:

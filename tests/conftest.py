@@ -5,6 +5,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+from making import case_with, drawn_case, functions, observing_case
+
+from keyedopt.conformance import runner
 
 
 def pytest_collection_modifyitems(items):
@@ -51,3 +54,12 @@ def acme(tmp_path_factory):
         with (package / "__init__.py").open("a") as file:
             file.write(faults)
     return folders
+
+
+@pytest.fixture(scope="session")
+def failed(acme):
+    """Check the wrong library: a case with drawn inputs fails, and several with given ones."""
+    loading = {case.clauses[0] for case in functions() if case.file.startswith("test_keyed_load")}
+    others = [case.clauses[0] for case in (drawn_case(), case_with("dtype"), observing_case())]
+    options = runner.Options(clauses=(*sorted(loading)[:8], *others))
+    return runner.run("acme", options, path=[str(acme["wrong"])])

@@ -8,9 +8,9 @@ import subprocess
 import sys
 
 import pytest
-from making import case_with, drawn_case, functions, level, observing_case, plain_cases, result
+from making import case_with, drawn_case, functions, level, plain_cases, result
 
-from keyedopt.conformance import cases, replay, runner, spec
+from keyedopt.conformance import cases, replay, spec
 from keyedopt.conformance.replay import ReplayError
 from keyedopt.conformance.text import plain
 
@@ -55,15 +55,6 @@ class KeyedOptimizerWrapper(KeyedOptimizerWrapper):
 
 
 @pytest.fixture(scope="session")
-def failed(acme):
-    """Check the wrong library: a case with drawn inputs fails, and several with given ones."""
-    loading = {case.clauses[0] for case in functions() if case.file.startswith("test_keyed_load")}
-    clauses = [case.clauses[0] for case in (drawn_case(), case_with("dtype"), observing_case())]
-    options = runner.Options(clauses=(*sorted(loading)[:12], *clauses))
-    return runner.run("acme", options, path=[str(acme["wrong"])])
-
-
-@pytest.fixture(scope="session")
 def scripts(failed, acme, tmp_path_factory):
     """Write the scripts of failing cases of several kinds, and of one that holds; return what they say."""
     folder = tmp_path_factory.mktemp("scripts")
@@ -101,7 +92,7 @@ def test_a_script_of_a_case_that_holds_says_so(scripts):
 
 
 def test_a_script_of_an_observation_shows_it(scripts):
-    said, chosen, _ = scripts
+    said, _, _ = scripts
     code, line = said["sound"]["observed.py"]
     assert code == 0
     assert line.startswith("holds; observed: ")

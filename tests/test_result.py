@@ -119,7 +119,7 @@ def test_what_cannot_be_written_is_found_out_early(tmp_path):
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     for path in (tmp_path / "file" / "x.json", tmp_path / "folder"):
-        with pytest.raises(OSError, match="file"):
+        with pytest.raises(ResultError, match=r"cannot be written .*: name another file"):
             results.refuse_unwritable(path)
     results.refuse_unwritable(tmp_path / "new" / "x.json")
     assert list((tmp_path / "new").iterdir()) == []
