@@ -76,12 +76,12 @@ class SparseAdam(RuleOptimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group; refused as a whole where an option or a parameter is."""
         if isinstance(param_group, dict):
-            params = param_group.get("params")
-            if not isinstance(params, Tensor | set):
-                params = list(params or [])
+            if "params" not in param_group:
+                raise ValueError("a group must have params")
+            params = param_group["params"]
+            if not isinstance(params, set):  # torch's error about their order is clear
+                params = [params] if isinstance(params, Tensor) else list(params)
                 check_parameters(params)
-            elif isinstance(params, Tensor):
-                check_parameters([params])
             param_group = {**param_group, "params": params}
         super().add_param_group(param_group)
 
