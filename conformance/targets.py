@@ -6,7 +6,20 @@ from keyedopt.conformance.implementation import Implementation
 reference = Implementation(
     name="reference",
     root="keyedopt.reference",
-    areas=("keyed", "combined", "wrapper", "clipping", "warmup", "fused", "algorithms", "fault_tolerance", "semi_sync", "accumulate", "sparse"),
+    areas=(
+        "keyed",
+        "combined",
+        "wrapper",
+        "clipping",
+        "warmup",
+        "fused",
+        "algorithms",
+        "fault_tolerance",
+        "semi_sync",
+        "accumulate",
+        "sparse",
+        "in_backward",
+    ),
     distributions=("keyedopt",),
 )
 
@@ -14,10 +27,27 @@ reference = Implementation(
 torchrec = Implementation(
     name="torchrec",
     root="torchrec.optim",
-    areas=("keyed", "combined", "wrapper", "clipping", "warmup", "fused", "semi_sync", "algorithms"),
+    areas=(
+        "keyed",
+        "combined",
+        "wrapper",
+        "clipping",
+        "warmup",
+        "fused",
+        "semi_sync",
+        "algorithms",
+        "in_backward",
+    ),
     placeholders=("SGD", "Adagrad", "Adam", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD"),
     absent=(
-        *("EmbeddingBagCollection", "EmbeddingBagConfig", "EmbeddingCollection", "EmbeddingConfig", "PoolingType"),
+        *(
+            "EmbeddingBagCollection",
+            "EmbeddingBagConfig",
+            "EmbeddingCollection",
+            "EmbeddingConfig",
+            "PoolingType",
+        ),
+        "Accumulate*",
         "RowWiseAdagrad.sparse",  # its docstring says that it does not take them
         *(f"RowWiseAdagrad.{name}" for name in ("decay", "rows", "max_norm", "error_if_nonfinite")),
     ),
@@ -46,7 +76,13 @@ fbgemm = Implementation(
     areas=("fused",),
     absent=(
         # bases and wrappers, which are torchrec's
-        *("FusedOptimizer", "EmptyFusedOptimizer", "FusedOptimizerModule", "KeyedOptimizer", "CombinedOptimizer"),
+        *(
+            "FusedOptimizer",
+            "EmptyFusedOptimizer",
+            "FusedOptimizerModule",
+            "KeyedOptimizer",
+            "CombinedOptimizer",
+        ),
         *("GradientClippingOptimizer", "WarmupOptimizer"),
         # not on a CPU: Adam and its kin, LARS, unpooled lookups
         *("Adam", "SparseAdam", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD"),
@@ -65,13 +101,18 @@ fbgemm = Implementation(
 torch = Implementation(
     name="torch",
     root="torch.optim",
-    areas=("algorithms", "sparse"),
+    names={"apply_optimizer_in_backward": "torch.distributed.optim:_apply_optimizer_in_backward"},
+    areas=("algorithms", "sparse", "in_backward"),
     absent=(
+        *("in_backward_optimizer_filter", "EmbeddingBagCollection", "Accumulate*"),
         *("RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD"),
         *("KeyedOptimizerWrapper", "GradientClippingOptimizer", "WarmupOptimizer"),
         "Adam.sparse",  # its own error says to use SparseAdam
         # options of the reference
-        *(f"*.{name}" for name in ("decay", "rows", "bias_correction", "eps_placement", "error_if_nonfinite")),
+        *(
+            f"*.{name}"
+            for name in ("decay", "rows", "bias_correction", "eps_placement", "error_if_nonfinite")
+        ),
     ),
     distributions=("torch",),
     install="pip install 'keyedopt[cpu]'",
