@@ -165,15 +165,11 @@ def test_windows_of_their_own(impl, kind):
     optimizer = accumulating(impl, kind, [one, two], 2)
     single = accumulating(impl, kind, [alone], 2)
     train(single, alone, range(4))
-    for step in range(4):
-        one.grad, two.grad = gradient(step), None
-        optimizer.step()
-    before = snapshot(one.detach())
-    expect_near(one, alone, "the parameter with gradients")
-    for step in range(4):
-        one.grad, two.grad = None, gradient(step)
-        optimizer.step()
-    expect_bits(one.detach(), before, "the parameter without gradients")
+    for step in range(4):  # the gradients of the two come in turns
+        for param, other in ((one, two), (two, one)):
+            param.grad, other.grad = gradient(step), None
+            optimizer.step()
+    expect_near(one, alone, "one parameter")
     expect_near(two, alone, "the other parameter")
 
 
