@@ -4,7 +4,7 @@ Two optimizers that load the same checkpoint, or one that loads another's state_
 between them: each step of one moves the moments and counts of the other. Only a change of dtype or device
 on the way makes a copy.
 
-Clauses: ALGO-075.
+Clauses: ALGO-075, SPARSE-049.
 """
 
 import copy
