@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from keyedopt.conformance import spec
-from keyedopt.conformance.implementation import Surface, find
+from keyedopt.conformance.implementation import Implementation, Surface
 from keyedopt.conformance.records import Head, Writer
 from keyedopt.conformance.suite.support import Mismatch
 from keyedopt.conformance.text import clean, error_text, plain
@@ -53,20 +53,17 @@ class Engine:
     """The plugin that ``--implementation`` registers.
 
     Raises:
-        TargetError: the implementation cannot be found, or does not support what is asked for.
+        TargetError: the implementation cannot be imported, or does not support what is asked for.
     """
 
-    def __init__(self, config: pytest.Config) -> None:
+    def __init__(self, config: pytest.Config, implementation: Implementation) -> None:
         hypothesis.settings.load_profile("keyedopt")
         option = config.getoption
-        self.implementation = find(option("--implementation"))
-        self.device = self.implementation.supported(
-            option("--keyedopt-device"), option("--keyedopt-dtype") or ()
-        )
-        self.dtypes = option("--keyedopt-dtype") or self.implementation.dtypes
+        self.dtypes = option("--keyedopt-dtype") or implementation.dtypes
+        self.device = implementation.supported(option("--keyedopt-device"), self.dtypes)
         self.areas = set(option("--keyedopt-area") or spec.areas())
         self.clauses = set(option("--keyedopt-clause") or ())
-        self.surface = self.implementation.surface()
+        self.surface = implementation.surface()
         self.claimed = set(self.surface.claimed())
         folder = option("--keyedopt-records")
         self.writer = Writer(Path(folder), option("--keyedopt-limit")) if folder else None

@@ -37,11 +37,13 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if not hasattr(config, "workerinput") and config.getoption("numprocesses", None):
         return  # the controller of pytest-xdist runs no case
-    from keyedopt.conformance.engine import Engine
-    from keyedopt.conformance.implementation import TargetError
+    from keyedopt.conformance.implementation import TargetError, find
 
     try:
-        config.pluginmanager.register(Engine(config), "keyedopt-engine")
+        implementation = find(config.getoption("--implementation"))
+        from keyedopt.conformance.engine import Engine
+
+        config.pluginmanager.register(Engine(config, implementation), "keyedopt-engine")
     except TargetError as error:
         raise pytest.UsageError(str(error)) from error
 

@@ -94,11 +94,11 @@ def examine(target: str, device: str | None, dtypes: Sequence[str]) -> dict[str,
     hint = ""
     try:
         implementation = find(target)
+        chosen = implementation.supported(device, dtypes)
         hint = implementation.install and f"; install it with: {implementation.install}"
         surface = implementation.surface()
         areas = surface.claimed()
         hint = ""
-        chosen = implementation.supported(device, dtypes)
         build(surface, implementation.name, chosen)
     except TargetError as error:
         return {"problem": f"{error}{hint}"}

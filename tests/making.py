@@ -1,11 +1,14 @@
 """Shared by the tests: which cases to run, and results made by hand."""
 
+import contextlib
 import functools
 import importlib
 import inspect
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 from keyedopt.conformance import cases, spec
@@ -135,3 +138,26 @@ def refused(done):
 def valid(path):
     """Read a JSON file strictly."""
     return json.loads(Path(path).read_text("utf-8"), parse_constant=lambda name: 1 / 0)
+
+
+def mark(name):
+    """Return what to put into the environment of processes, to know them among those of other runs."""
+    return {"MARKER": f"{name}-{os.getpid()}"}
+
+
+def alive(name):
+    """Return the command lines of the marked processes that live; the dead have no environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if f"MARKER={name}-{os.getpid()}\0".encode() in path.read_bytes():
+                found.append(path.with_name("cmdline").read_text().replace("\0", " ")[:300])
+    return found
+
+
+def left_behind(name):
+    """Return the marked processes that do not end by themselves, though they had time to."""
+    end = time.monotonic() + 5
+    while alive(name) and time.monotonic() < end:
+        time.sleep(0.05)
+    return alive(name)

@@ -8,11 +8,23 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from making import CLAUSE, TARGETS, command, keyedopt, module, plain_cases, refused, result, valid
+from making import (
+    CLAUSE,
+    TARGETS,
+    alive,
+    command,
+    keyedopt,
+    left_behind,
+    mark,
+    module,
+    plain_cases,
+    refused,
+    result,
+    valid,
+)
 
 from keyedopt.cli import main as cli
 from keyedopt.conformance import expectations, formats, runner, spec
@@ -341,18 +353,6 @@ def test_a_sound_library_from_end_to_end(acme, tmp_path):
 KILLED = {"SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM, "SIGKILL": signal.SIGKILL}
 
 
-def alive(marker):
-    """Return the processes of a run; those that are dead and not yet collected do not count."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        try:
-            if f"MARKER={marker}\0".encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
-
-
 def journaled(folder):
     path = folder / "x.json.journal"
     return path.read_text().count("\n") - 1 if path.exists() else 0
@@ -370,7 +370,7 @@ def interrupted(tmp_path_factory):
             **os.environ,
             "PYTHONPATH": TARGETS,
             "HOSTILE": json.dumps({sleeping.name: "sleep"}),
-            "MARKER": name,
+            **mark(name),
         }
         line = command("check", "hostile", "--area", "wrapper", "--output", "x.json", "--workers", "1")
         runs[name] = (
@@ -389,10 +389,6 @@ def interrupted(tmp_path_factory):
         if name != "SIGKILL":
             process.send_signal(KILLED[name])  # twice, as impatient people do
         out, err = process.communicate(timeout=30)
-        for _ in range(100):
-            if not alive(name):
-                break
-            time.sleep(0.05)
         done[name] = folder, subprocess.CompletedProcess(name, process.returncode, out, err), before
     return done
 
@@ -414,7 +410,7 @@ def test_an_interrupted_run_leaves_the_earlier_result_and_no_process(interrupted
     folder, _, before = interrupted[name]
     assert before >= 2, "the command and its worker"
     assert (folder / "x.json").read_text() == "an earlier result"
-    assert alive(name) == []
+    assert left_behind(name) == []
 
 
 def test_a_killed_run_leaves_a_journal(interrupted):
@@ -431,7 +427,7 @@ def test_an_interrupt_while_the_target_is_imported_is_one_line(tmp_path):
     process = subprocess.Popen(
         command("check", "slow", "--output", "x.json"),
         cwd=tmp_path,
-        env={**os.environ, "MARKER": "importing"},
+        env={**os.environ, **mark("importing")},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -444,4 +440,4 @@ def test_an_interrupt_while_the_target_is_imported_is_one_line(tmp_path):
     out, err = process.communicate(timeout=30)
     assert "interrupted" in refused(subprocess.CompletedProcess("", process.returncode, out, err))
     assert [path.name for path in tmp_path.iterdir()] == ["slow.py"]
-    assert alive("importing") == []
+    assert left_behind("importing") == []

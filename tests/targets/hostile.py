@@ -54,10 +54,6 @@ def segfault():
     ctypes.string_at(0)
 
 
-def kill():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def leave():
     os._exit(3)
 
