@@ -107,14 +107,15 @@ class EmbeddingFusedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """Return TBE's state, live, by torchrec's keys."""
         state = {}
-        entries = self._tbe.get_optimizer_state()  # of exact SGD it has none, not one a table
-        for name, entry in itertools.zip_longest(self._names, entries, fillvalue={}):
+        # of exact SGD it has no entries, where others have one a table
+        entries: list[dict[str, torch.Tensor]] = self._tbe.get_optimizer_state() or [{} for _ in self._names]
+        for name, entry in zip(self._names, entries, strict=True):
             keys = ["momentum1", *list(entry)[1:]][: len(entry)]
             named = zip(keys, entry.values(), strict=True)
             state[f"{name}.weight"] = {f"{name}.{key}": value for key, value in named}
         return {"state": state}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Fill TBE's tensors."""
         for key, entry in self.state_dict()["state"].items():
             for name, tensor in entry.items():
