@@ -59,6 +59,7 @@ class Engine:
     def __init__(self, config: pytest.Config, implementation: Implementation) -> None:
         hypothesis.settings.load_profile("keyedopt")
         option = config.getoption
+        self.implementation = implementation
         self.dtypes = option("--keyedopt-dtype") or implementation.dtypes
         self.device = implementation.supported(option("--keyedopt-device"), self.dtypes)
         self.areas = set(option("--keyedopt-area") or spec.areas())
