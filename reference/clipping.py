@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from keyedopt.reference._backward_clip import BackwardClip, clip_in_backward
 from keyedopt.reference._norm import Groups, distinct_parts, gradient_parts, mesh_groups, p_norm, rounded
-from keyedopt.reference.fused import BackwardClip, fused_parameters, leaves
+from keyedopt.reference.fused import fused_parameters
 from keyedopt.reference.keyed import KeyedOptimizer, OptimizerWrapper
 
 
@@ -92,11 +93,12 @@ class GradientClippingOptimizer(OptimizerWrapper):
         }
         self._track_grad_norm = track_grad_norm
         self._last_total_grad_norm: torch.Tensor | None = None
-        self._backward_clips: list[BackwardClip] = []
         self._refuse_fused()
 
     def _refuse_fused(self) -> None:
-        looked_after = self._clip_in_backward()
+        kind, track = self._clipping.value, self._track_grad_norm
+        bound = BackwardClip(kind, self._max_gradient, self._norm_type, track)
+        self._backward_clips, looked_after = clip_in_backward(self._optimizer, bound)
         if self._clipping is GradientClipping.NONE and not self._track_grad_norm:
             return
         fused = fused_parameters(self._optimizer) - looked_after
@@ -104,36 +106,13 @@ class GradientClippingOptimizer(OptimizerWrapper):
             return
         dense = {id(param) for group in self.param_groups for param in group["params"]} - fused
         if not dense and self._clipping is not GradientClipping.NONE:
-            raise ValueError(
-                "a fused optimizer uses its gradients up in the backward pass, so they cannot be "
-                "clipped before the step: wrap the dense optimizers only"
-            )
+            text = "a fused optimizer uses its gradients up in the backward pass, so they cannot be clipped"
+            raise ValueError(f"{text} before the step: wrap the dense optimizers only")
         warnings.warn(
             f"{len(fused)} parameters belong to fused optimizers, which use their gradients up in "
             "the backward pass: only the gradients of the other parameters are clipped and measured",
             stacklevel=3,
         )
-
-    def _clip_in_backward(self) -> set[int]:
-        """Have fused modules that can do so clip in their backward pass; return their parameters' ids.
-
-        A norm is of all gradients, so a module can clip by it only where there is nothing else: neither
-        dense parameters nor another module, whose backward pass may not have run yet.
-        """
-        able = [leaf for leaf in leaves(self._optimizer) if hasattr(leaf, "clip_in_backward")]
-        parameters = {id(leaf): {id(param) for param in leaf.params.values()} for leaf in able}
-        everything = {id(param) for group in self.param_groups for param in group["params"]}
-        kind, done = self._clipping.value, set[int]()
-        for leaf in able:
-            alone = parameters[id(leaf)] == everything
-            if kind == "value" or alone:
-                clip = BackwardClip(
-                    kind, self._max_gradient, self._norm_type, self._track_grad_norm and alone
-                )
-                leaf.clip_in_backward(clip, inside=_inner_clips(self._optimizer))
-                self._backward_clips.append(clip)
-                done |= parameters[id(leaf)]
-        return done
 
     def step(self, closure: Any = None) -> Any:
         """Clip, then step; with a closure, clip after each of its evaluations.
@@ -217,14 +196,6 @@ class GradientClippingOptimizer(OptimizerWrapper):
         listed = [param for group in self.param_groups for param in group["params"]]
         distinct = {id(param): param for param in listed if id(param) not in fused}
         return [param for param in distinct.values() if param.device.type != "meta"]
-
-
-def _inner_clips(optimizer: Any) -> list[BackwardClip]:
-    """Return what the clipping optimizers inside have asked of fused modules."""
-    inside = [part for _, part in optimizer.optimizers] if hasattr(optimizer, "optimizers") else []
-    inside += [optimizer._optimizer] if hasattr(optimizer, "_optimizer") else []
-    found = list(getattr(optimizer, "_backward_clips", ()))
-    return found + [clip for part in inside for clip in _inner_clips(part)]
 
 
 class _Shared(tuple[Any, ...]):

@@ -7,14 +7,12 @@ keys. Only its ``step`` has nothing left to do, because the update is done when 
 import abc
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import optim
 from torch.utils.weak import WeakIdKeyDictionary
 
-from keyedopt.reference._norm import p_norm
 from keyedopt.reference.keyed import KeyedOptimizer
 
 
@@ -106,46 +104,6 @@ def owner_of(param: torch.Tensor) -> Owner | None:
     reference = _owners.get(param)
     owner: Owner | None = None if reference is None else reference()
     return owner
-
-
-@dataclass(eq=False)
-class BackwardClip:
-    """A bound on the gradients of a fused module, applied in the backward pass, before the update.
-
-    Args:
-        kind: ``"norm"``, ``"value"``, or ``"none"`` to measure only.
-        bound: the largest norm, or element.
-        norm_type: exponent of the norm, above 0 or infinity.
-        measure: whether the norm is wanted though it does not clip.
-    """
-
-    kind: str
-    bound: float
-    norm_type: float = 2.0
-    measure: bool = False
-    #: The norm of the gradients of the most recent step, before they were clipped.
-    last_norm: torch.Tensor | None = None
-
-    def apply(self, grads: Sequence[torch.Tensor]) -> None:
-        """Clip in place; together these are the gradient of all tables, each row once.
-
-        Where the norm is not finite all rows get a gradient of zero but those that are not finite
-        themselves: the others have no direction to trust, and must not catch it.
-        """
-        self.last_norm = None
-        if self.kind == "norm" or self.measure:
-            device = grads[0].device if grads else torch.device("cpu")
-            norm = p_norm(grads, self.norm_type, device)
-            self.last_norm = norm.to(
-                torch.promote_types(torch.float32, grads[0].dtype) if grads else norm.dtype
-            )
-        if self.kind == "norm":
-            factor = torch.where(norm.isfinite(), (self.bound / (norm + 1e-6)).clamp(max=1.0), 0.0)
-            for grad in grads:
-                grad.copy_(grad.double() * factor)
-        elif self.kind == "value":
-            for grad in grads:
-                grad.clamp_(-self.bound, self.bound)
 
 
 def fused_parameters(optimizer: Any) -> set[int]:
