@@ -1,8 +1,8 @@
-"""Optimizers that accumulate gradients over windows of steps, and what a window is."""
+"""Optimizers that accumulate gradients over windows of steps."""
 
-import copy
-import pickle
-from typing import Any
+from typing import (
+    Any,
+)
 
 import pytest
 import torch
@@ -16,18 +16,8 @@ from keyedopt.conformance.suite.support import (
     outcome,
     snapshot,
 )
-from keyedopt.conformance.suite.support_embedding import (
-    BAGS,
-    collection,
-    everything,
-    fit,
-    jagged,
-    lookups,
-    tables_of,
-)
 
 KINDS = ("AccumulateSGD", "AccumulateAdagrad", "AccumulateAdam")
-ONE = (("t", 6, 4, ("f",)),)
 
 
 def plain(kind: str) -> Any:
@@ -68,6 +58,20 @@ def expect_near(seen: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
     """Expect values around 1 to agree after some steps in float32."""
     error = float((seen.detach().double() - wanted.detach().double()).abs().max())
     expect(error <= 2e-6, f"{what} within 2e-6", f"an error of {error}")
+
+
+def aggregated(impl: Any, kind: str, count: int, window: int) -> float:
+    """Aggregate so many gradients into one row; return the error relative to the sum of their sizes."""
+    fractions = torch.arange(1, count + 1, dtype=torch.float64) * 0.6180339887498949 % 1
+    grads = fractions.float() if kind == "spread" else torch.full((count,), 0.1)
+    mine = torch.nn.Parameter(torch.zeros(2, 1))
+    optimizer = accumulating(impl, "AccumulateSGD", [mine], window, lr=1.0)
+    for part in grads.chunk(window):
+        rows = torch.ones(1, len(part), dtype=torch.int64)
+        mine.grad = torch.sparse_coo_tensor(rows, part[:, None], (2, 1), check_invariants=False)
+        optimizer.step()
+    total = float(grads.double().sum())
+    return abs(float(-mine.detach()[1, 0].double()) - total) / total
 
 
 @pytest.mark.clause("ACC-001")
@@ -173,85 +177,6 @@ def test_windows_of_their_own(impl, kind):
     expect_near(two, alone, "the other parameter")
 
 
-@pytest.mark.clause("ACC-007")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("layout", ["dense", "sparse"])
-@pytest.mark.parametrize("at", [1, 2, 3])
-def test_checkpoint_in_a_window(impl, kind, layout, at):
-    """A checkpoint in the middle of a window loses nothing: what is loaded goes on bit by bit."""
-    mine, other = weight(), weight()
-    optimizer, loaded = accumulating(impl, kind, [mine]), accumulating(impl, kind, [other])
-    train(optimizer, mine, range(at), layout)
-    saved = pickle.loads(pickle.dumps(optimizer.state_dict()))
-    with torch.no_grad():
-        other.copy_(mine)
-    loaded.load_state_dict(saved)
-    train(optimizer, mine, range(at, 7), layout)
-    train(loaded, other, range(at, 7), layout)
-    expect_bits(other.detach(), mine.detach(), "the parameter that was loaded")
-
-
-@pytest.mark.clause("ACC-008")
-@pytest.mark.needs("KeyedOptimizerWrapper")
-@pytest.mark.parametrize("kind", KINDS)
-def test_keyed_checkpoint_in_a_window(impl, kind):
-    """Under keys, too, a window is saved and loaded with the rest, of whatever length it is there."""
-
-    def make() -> tuple[Any, Any]:
-        param = weight()
-        return param, impl.KeyedOptimizerWrapper(
-            {"p": param}, lambda listed: accumulating(impl, kind, listed)
-        )
-
-    (mine, optimizer), (other, loaded) = make(), make()
-    train(optimizer, mine, range(5), "sparse")
-    saved = snapshot(optimizer.state_dict())
-    train(loaded, other, range(1), "sparse")
-    loaded.load_state_dict(saved)
-    with torch.no_grad():
-        other.copy_(mine)
-    train(optimizer, mine, range(5, 9), "sparse")
-    train(loaded, other, range(5, 9), "sparse")
-    expect_bits(other.detach(), mine.detach(), "the parameter that was loaded")
-
-
-@pytest.mark.clause("ACC-009")
-@pytest.mark.parametrize("wrong", ["rows", "gradients", "count", "missing"])
-def test_bad_window(impl, wrong):
-    """A window that does not fit its parameter is refused with an error, and nothing is changed."""
-    mine = weight()
-    optimizer = accumulating(impl, "AccumulateAdam", [mine])
-    train(optimizer, mine, range(4), "sparse")
-    saved = snapshot(optimizer.state_dict())
-    (entry,) = saved["state"].values()
-    window = entry["window"]
-    if wrong == "rows":
-        window["rows"] = window["rows"] + 100
-    elif wrong == "gradients":
-        window["gradients"] = window["gradients"][:, :2]
-    elif wrong == "count":
-        window["count"] = torch.tensor(-1)
-    else:
-        del window["rows"]
-    before = snapshot(optimizer.state_dict()["state"])
-    expect_raises(lambda: optimizer.load_state_dict(saved), ValueError, expected="ValueError for the window")
-    expect_unchanged(before, snapshot(optimizer.state_dict()["state"]), "the state")
-
-
-@pytest.mark.clause("ACC-010")
-def test_window_for_one_without(impl):
-    """Gradients in a window are not dropped by an optimizer that does not accumulate: it refuses them."""
-    mine = weight()
-    optimizer = accumulating(impl, "AccumulateSGD", [mine])
-    train(optimizer, mine, range(2))
-    saved = optimizer.state_dict()
-    saved["param_groups"] = [{**group, "use_accumulate": False} for group in saved["param_groups"]]
-    other = impl.AccumulateSGD([weight()], lr=0.125)
-    expect_raises(
-        lambda: other.load_state_dict(saved), ValueError, mentions=["window"], expected="ValueError"
-    )
-
-
 @pytest.mark.clause("ACC-011")
 @pytest.mark.needs("{kind}.error_if_nonfinite")
 @pytest.mark.parametrize("kind", KINDS)
@@ -269,22 +194,6 @@ def test_nonfinite(impl, kind, at):
     train(optimizer, mine, range(at, 6))
     train(sound, other, range(6))
     expect_bits(mine.detach(), other.detach(), "the parameter")
-
-
-@pytest.mark.clause("ACC-012")
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
-def test_copies(impl, kind, how):
-    """A copy, deep or pickled, made within a window goes on as the original does, by itself."""
-    mine = weight()
-    optimizer = accumulating(impl, kind, [mine])
-    train(optimizer, mine, range(4))
-    both = (mine, optimizer)
-    other, copied = copy.deepcopy(both) if how == "deepcopy" else pickle.loads(pickle.dumps(both))
-    other = copied.param_groups[0]["params"][0]
-    train(copied, other, range(4, 8))
-    train(optimizer, mine, range(4, 8))
-    expect_bits(other.detach(), mine.detach(), "the copied parameter")
 
 
 @pytest.mark.clause("ACC-013")
@@ -378,23 +287,6 @@ def test_changed_window(impl):
     return outcome(one_more)
 
 
-# --- precision ------------------------------------------------------------------------------------
-
-
-def aggregated(impl: Any, kind: str, count: int, window: int) -> float:
-    """Aggregate so many gradients into one row; return the error relative to the sum of their sizes."""
-    fractions = torch.arange(1, count + 1, dtype=torch.float64) * 0.6180339887498949 % 1
-    grads = fractions.float() if kind == "spread" else torch.full((count,), 0.1)
-    mine = torch.nn.Parameter(torch.zeros(2, 1))
-    optimizer = accumulating(impl, "AccumulateSGD", [mine], window, lr=1.0)
-    for part in grads.chunk(window):
-        rows = torch.ones(1, len(part), dtype=torch.int64)
-        mine.grad = torch.sparse_coo_tensor(rows, part[:, None], (2, 1), check_invariants=False)
-        optimizer.step()
-    total = float(grads.double().sum())
-    return abs(float(-mine.detach()[1, 0].double()) - total) / total
-
-
 @pytest.mark.clause("ACC-019")
 @pytest.mark.parametrize("kind", ["equal", "spread"])
 @pytest.mark.parametrize("window", [1, 10])
@@ -419,85 +311,3 @@ def test_precision(impl, kind, count, window, bound):
     error = aggregated(impl, kind, count, window)
     expect(error <= bound, f"an error of at most {bound}", error)
     return {"error": float(f"{error:.1e}")}
-
-
-# --- in the backward pass -------------------------------------------------------------------------
-
-
-@pytest.mark.clause("ACC-021")
-@pytest.mark.needs("EmbeddingBagCollection")
-@pytest.mark.parametrize("kind", KINDS)
-def test_embedding_module(impl, kind):
-    """An embedding module updates once a window, in its last backward pass, with the sum of its gradients."""
-    options = {"use_accumulate": True, "accumulate_step": 3}
-    module = collection(impl, kind, options)
-    other = collection(impl, kind.removeprefix("Accumulate"))
-    for window in range(2):
-        before = snapshot(tables_of(module))
-        fit(module, jagged(BAGS), steps=2, seed=3 * window)
-        expect_unchanged(before, tables_of(module), "the tables within a window")
-        fit(module, jagged(BAGS), seed=3 * window + 2)
-        sum(lookups(other, jagged(BAGS), 3 * window + step) for step in range(3)).backward()
-        for name, table in tables_of(module).items():
-            expect_near(table, tables_of(other)[name], f"table {name} after window {window}")
-
-
-@pytest.mark.clause("ACC-022")
-@pytest.mark.needs("EmbeddingBagCollection")
-@pytest.mark.parametrize("kind", KINDS)
-def test_embedding_checkpoint(impl, kind):
-    """A checkpoint of the module within a window loses nothing; the window is rows, gradients, count."""
-    options = {"use_accumulate": True, "accumulate_step": 3}
-    module, other = collection(impl, kind, options), collection(impl, kind, options)
-    fit(module, jagged(BAGS), steps=4)
-    saved = snapshot(everything(module))
-    window = saved["state"]["t.weight"]["t.window"]
-    expect_equal(set(window), {"rows", "gradients", "count"}, "keys of the window")
-    expect_equal(int(window["count"]), 1, "count of the window")
-    with torch.no_grad():
-        for name, table in tables_of(other).items():
-            table.copy_(saved["tables"][name])
-    other.fused_optimizer.load_state_dict({"state": pickle.loads(pickle.dumps(saved["state"]))})
-    fit(module, jagged(BAGS), steps=4, seed=7)
-    fit(other, jagged(BAGS), steps=4, seed=7)
-    expect_unchanged(snapshot(everything(module)), everything(other), "the module that was loaded")
-
-
-@pytest.mark.clause("ACC-023")
-@pytest.mark.needs("EmbeddingBagCollection")
-@pytest.mark.parametrize("kind", KINDS)
-def test_evaluation_does_not_count(impl, kind):
-    """Forwards in eval mode, and without a backward pass, are no steps of a window."""
-    options = {"use_accumulate": True, "accumulate_step": 2}
-    module, other = collection(impl, kind, options), collection(impl, kind, options)
-    for step in range(4):
-        module.eval()
-        module(jagged(BAGS))
-        module.train()
-        module(jagged(BAGS))
-        fit(module, jagged(BAGS), seed=step)
-    fit(other, jagged(BAGS), steps=4, seed=0)
-    expect_unchanged(snapshot(everything(other)), everything(module), "the module that was evaluated")
-
-
-@pytest.mark.clause("ACC-024")
-@pytest.mark.needs("apply_optimizer_in_backward")
-@pytest.mark.parametrize("kind", KINDS)
-def test_in_backward(impl, kind):
-    """In the backward pass each backward is a step of the window, and leaves no gradient."""
-    table, other = weight(), weight()
-    options = {"lr": 0.125, "use_accumulate": True, "accumulate_step": 2}
-    impl.apply_optimizer_in_backward(getattr(impl, kind), [table], options)
-    explicit = accumulating(impl, kind, [other], 2)
-    rows = torch.tensor([0, 3, 3])
-    for step in range(4):
-        factor = torch.full((3, 4), 0.25 + step)
-        before = table.detach().clone()
-        (torch.nn.functional.embedding(rows, table, sparse=True) * factor).sum().backward()
-        expect(table.grad is None, "no gradient left", table.grad)
-        if step % 2 == 0:
-            expect_bits(table.detach(), before, "the table within a window")
-        (torch.nn.functional.embedding(rows, other, sparse=True) * factor).sum().backward()
-        explicit.step()
-        other.grad = None
-    expect_near(table, other, "the table")
