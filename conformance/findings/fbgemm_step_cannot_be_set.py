@@ -33,7 +33,7 @@ module(INDICES, OFFSETS)
 seen = int(module.iter), int(module.iter_cpu)
 defect = seen != (101, 101)
 print(
-    f"{'defect' if defect else 'fixed'}: expected (101, 101): the count that is saved and the one that is used; "
-    f"seen {seen}"
+    f"{'defect' if defect else 'fixed'}: expected (101, 101): the count that is saved and the one "
+    f"that is used; seen {seen}"
 )
 sys.exit(1 if defect else 0)

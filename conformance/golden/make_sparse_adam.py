@@ -10,6 +10,7 @@ others it is far below the last place. Run it to remake the file, which is only 
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 from keyedopt.conformance.golden.make_trajectories import Trajectory, budget, oracle, trajectory
 
@@ -20,7 +21,7 @@ TINY = 2.0**-70
 
 def drawn() -> dict[str, Trajectory]:
     """Draw every trajectory, by what is special about it."""
-    rate = {"lr": 0.125, "eps": TINY}
+    rate: dict[str, Any] = {"lr": 0.125, "eps": TINY}
     made = {
         "plain": trajectory("Adam", "sparse", seed=0, **rate),
         "betas": trajectory("Adam", "sparse", seed=1, betas=[0.5, 0.875], **rate),

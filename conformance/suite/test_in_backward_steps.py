@@ -19,7 +19,7 @@ from keyedopt.conformance.suite.support import (
 )
 
 #: Optimizers of torch, and options with which they can be told apart.
-OPTIMIZERS = {
+OPTIMIZERS: dict[str, dict[str, Any]] = {
     "SGD": {"lr": 0.25, "momentum": 0.5, "weight_decay": 0.125},
     "Adagrad": {"lr": 0.25, "eps": 0.125},
     "Adam": {"lr": 0.25, "betas": [0.5, 0.75], "weight_decay": 0.125},

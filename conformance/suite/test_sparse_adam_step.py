@@ -284,7 +284,7 @@ def test_closure(impl):
         calls.append(torch.is_grad_enabled())
         optimizer.zero_grad()
         loss = torch.nn.functional.embedding(rows, weight, sparse=True).square().sum()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         return loss
 
     optimizer = impl.SparseAdam([weight], lr=0.25)
