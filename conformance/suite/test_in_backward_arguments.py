@@ -114,9 +114,10 @@ def test_iterables(impl, form):
 @pytest.mark.clause("INBW-007")
 def test_attributes(impl):
     """The optimizers, their classes and their arguments are noted at the parameter, in lists."""
-    param = parameter(4, 3)
-    apply(impl, torch.optim.SGD, [param], {"lr": 0.25})
+    other, param = parameter(4, 3, seed=1), parameter(4, 3)
+    apply(impl, torch.optim.SGD, [other, param], {"lr": 0.25})
     apply(impl, torch.optim.Adagrad, [param], {"lr": 0.5, "eps": 0.125})
+    expect_equal(len(optimizers_of(other)), 1, "the number of the other parameter's optimizers")
     expect_equal(
         [type(x) for x in optimizers_of(param)], [torch.optim.SGD, torch.optim.Adagrad], "the optimizers"
     )

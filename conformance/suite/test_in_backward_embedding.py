@@ -45,6 +45,7 @@ def test_embedding_module(impl):
     apply(impl, torch.optim.SGD, module.parameters())
     for one in (module, other):
         fit(one, bags, steps=2)
-    expected = tables_of(other)
-    for name, table in tables_of(module).items():
+    expected = dict(other.named_parameters())
+    expect_equal(len(expected), 2, "the tables")
+    for name, table in module.named_parameters():
         expect_bits(table.detach(), expected[name].detach(), f"table {name}")
