@@ -43,8 +43,8 @@ def make() -> dict[str, Trajectory]:
     return {name: oracle(one) for name, one in drawn().items()}
 
 
-def main() -> None:
-    """Write the file: one trajectory a line."""
+def text() -> str:
+    """Return the file: one trajectory a line."""
     made = make()
     for one in made.values():
         found = {dtype: budget(one, dtype) for dtype in one.pop("dtypes")}
@@ -53,7 +53,12 @@ def main() -> None:
         del one["options"]["eps_placement"]
     lines = [f'  "{name}": {json.dumps(one, separators=(",", ":"))}' for name, one in made.items()]
     body = ",\n".join(lines)
-    DATA.write_text(f'{{"about": {json.dumps(ABOUT)},\n"trajectories": {{\n{body}\n}}}}\n', "utf-8")
+    return f'{{"about": {json.dumps(ABOUT)},\n"trajectories": {{\n{body}\n}}}}\n'
+
+
+def main() -> None:
+    """Write the file."""
+    DATA.write_text(text(), "utf-8")
 
 
 if __name__ == "__main__":
