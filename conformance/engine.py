@@ -59,6 +59,7 @@ class Engine:
     def __init__(self, config: pytest.Config, implementation: Implementation) -> None:
         hypothesis.settings.load_profile("keyedopt")
         option = config.getoption
+        self.implementation = implementation
         self.dtypes = option("--keyedopt-dtype") or implementation.dtypes
         self.device = implementation.supported(option("--keyedopt-device"), self.dtypes)
         self.areas = set(option("--keyedopt-area") or spec.areas())
@@ -126,11 +127,17 @@ class Engine:
         return True
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Leave out the cases of areas that the implementation does not claim."""
+        """Leave out the cases of areas, and of names, that the implementation does not claim.
+
+        A name of the mark ``needs`` may speak of the inputs of the case: ``"{algorithm}.decay"``.
+        """
         if _HEAD in item.stash:
-            missing = _areas(item.stash[_HEAD]["clauses"]) - self.claimed
+            missing = sorted(_areas(item.stash[_HEAD]["clauses"]) - self.claimed)
+            inputs = item.callspec.params if hasattr(item, "callspec") else {}
+            needed = [name.format(**inputs) for mark in item.iter_markers("needs") for name in mark.args]
+            missing += [name for name in needed if self.implementation.lacks(name)]
             if missing:
-                pytest.skip(f"not claimed: {', '.join(sorted(missing))}")
+                pytest.skip(f"not claimed: {', '.join(missing)}")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:

@@ -24,6 +24,7 @@ attribute of one (``acme.compat:OPTIMIZERS``). A vendor who has more to say regi
 Then ``keyedopt check acme`` knows it.
 """
 
+import fnmatch
 import importlib
 import importlib.metadata
 import pkgutil
@@ -68,6 +69,9 @@ class Implementation:
             which at least one name is there.
         placeholders: names that exist but are not meant to run; they count as missing and are not
             claimed.
+        absent: names, of classes or of what they take (``"LAMB"``, ``"Adam.decay"``, ``"*.rows"``; shell
+            patterns), that it does not claim in an area that it does: the cases that need one are
+            unsupported.
         devices, dtypes: what it supports; the default of ``--device`` and ``--dtype``.
         factories: builders of what the surface has no name for (an embedding module, say), by name;
             each a callable or ``module:attribute``.
@@ -82,6 +86,7 @@ class Implementation:
     names: Mapping[str, str] = field(default_factory=dict)
     areas: tuple[str, ...] | None = None
     placeholders: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("cpu",)
     dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16", "float16")
     factories: Mapping[str, Callable[..., Any] | str] = field(default_factory=dict)
@@ -91,7 +96,7 @@ class Implementation:
 
     def __post_init__(self) -> None:
         """Refuse what would otherwise only show as a wrong verdict, such as a text for a tuple of texts."""
-        for part in ("areas", "placeholders", "devices", "dtypes", "distributions"):
+        for part in ("areas", "placeholders", "absent", "devices", "dtypes", "distributions"):
             value = getattr(self, part)
             if part == "areas" and value is None:
                 continue
@@ -106,6 +111,12 @@ class Implementation:
                 )
         if not (self.devices and self.dtypes):
             raise ValueError("an Implementation supports at least one device and one dtype")
+
+    def lacks(self, name: str) -> bool:
+        """Whether the implementation does not claim a name: itself, or the class it belongs to."""
+        owner = name.partition(".")[0]
+        unclaimed = (*self.absent, *self.placeholders)
+        return any(fnmatch.fnmatchcase(part, pattern) for part in (name, owner) for pattern in unclaimed)
 
     def supported(self, device: str | None, dtypes: Sequence[str] = ()) -> str:
         """Return the device that is meant: the first, if none is asked for.
@@ -156,6 +167,8 @@ class Surface:
         about = self._implementation
         if name in about.placeholders:
             raise MissingName(f"{about.name} has {name} only as a placeholder")
+        if about.lacks(name):
+            raise MissingName(f"{about.name} does not claim {name}")
         if name in about.names:
             return load(about.names[name]), about.names[name]
         for holder, place in self._places(name):

@@ -32,6 +32,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Find the implementation, once a process."""
     config.addinivalue_line("markers", "clause(*ids): the clauses of the specification a case tests")
+    config.addinivalue_line("markers", "needs(*names): names without which a case is unsupported")
     if not config.getoption("--implementation"):
         return
     if not hasattr(config, "workerinput") and config.getoption("numprocesses", None):

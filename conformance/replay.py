@@ -1,6 +1,6 @@
 """A case written out as a stand-alone script: torch and the implementation, nothing of keyedopt.
 
-The script holds what the case needs of ``suite/support.py`` and of its own file, the public names of
+The script holds what the case needs of ``suite/support*.py`` and of its own file, the public names of
 the implementation and where they live, and the literal inputs. It exits with 1 while the case fails.
 """
 
@@ -96,7 +96,8 @@ def script(run: Result, case: Case) -> str:
     """
     file, _, rest = case.case.partition("::")
     name = rest.partition("[")[0]
-    statements = [node for node in [*_source("support"), *_source(file)] if not _is_harness(node)]
+    shared = [node for path in sorted(SUITE.glob("support*.py")) for node in _source(path.stem)]
+    statements = [node for node in [*shared, *_source(file)] if not _is_harness(node)]
     for index, node in enumerate(statements):
         if isinstance(node, ast.FunctionDef) and node.name == name:
             statements[index] = bare = copy.copy(node)

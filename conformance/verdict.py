@@ -8,7 +8,8 @@ from keyedopt.conformance import spec
 from keyedopt.conformance.result import Case, Result
 
 #: Outcomes from the most to the least serious. A clause has the most serious one of its cases; it is
-#: unsupported when all of them are, since each needs an area that the implementation does not claim.
+#: unsupported when all of them are, since each needs an area or a name that the implementation does
+#: not claim.
 SEVERITY = ("error", "fail", "unexpected-pass", "known", "pass", "observed", "unsupported")
 GREEN = ("pass", "observed")
 FAILING = ("fail", "error")

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from keyedopt.reference._backward_clip import BackwardClip, clip_in_backward
 from keyedopt.reference._norm import Groups, distinct_parts, gradient_parts, mesh_groups, p_norm, rounded
 from keyedopt.reference.fused import fused_parameters
 from keyedopt.reference.keyed import KeyedOptimizer, OptimizerWrapper
@@ -51,6 +52,10 @@ class GradientClippingOptimizer(OptimizerWrapper):
             gradients are used up in the backward pass and never reach ``step``. Where only a part
             of the combined optimizers is fused, the others are clipped and a warning says so.
 
+    Our own embedding modules clip in their backward pass from now on, before the update: each by VALUE, and
+    one that is wrapped alone by NORM, which is that of all its tables. Another clipping optimizer that is
+    put around the same module takes its place, unless it is put around this one.
+
     >>> from keyedopt.reference.keyed import KeyedOptimizerWrapper
     >>> weight = torch.nn.Parameter(torch.zeros(2))
     >>> sgd = KeyedOptimizerWrapper({"weight": weight}, lambda params: torch.optim.SGD(params, lr=1.0))
@@ -91,17 +96,18 @@ class GradientClippingOptimizer(OptimizerWrapper):
         self._refuse_fused()
 
     def _refuse_fused(self) -> None:
+        kind, track = self._clipping.value, self._track_grad_norm
+        bound = BackwardClip(kind, self._max_gradient, self._norm_type, track)
+        self._backward_clips, looked_after = clip_in_backward(self._optimizer, bound)
         if self._clipping is GradientClipping.NONE and not self._track_grad_norm:
             return
-        fused = fused_parameters(self._optimizer)
+        fused = fused_parameters(self._optimizer) - looked_after
         if not fused:
             return
         dense = {id(param) for group in self.param_groups for param in group["params"]} - fused
         if not dense and self._clipping is not GradientClipping.NONE:
-            raise ValueError(
-                "a fused optimizer uses its gradients up in the backward pass, so they cannot be "
-                "clipped before the step: wrap the dense optimizers only"
-            )
+            text = "a fused optimizer uses its gradients up in the backward pass, so they cannot be clipped"
+            raise ValueError(f"{text} before the step: wrap the dense optimizers only")
         warnings.warn(
             f"{len(fused)} parameters belong to fused optimizers, which use their gradients up in "
             "the backward pass: only the gradients of the other parameters are clipped and measured",
@@ -156,6 +162,9 @@ class GradientClippingOptimizer(OptimizerWrapper):
     def _clip(self) -> None:
         real = self._real_parameters()
         self._last_total_grad_norm = None
+        if not real and self._backward_clips:
+            self._last_total_grad_norm = self._backward_clips[0].last_norm
+            return
         if not real and _on_meta(self.param_groups):
             return
         if self._clipping is GradientClipping.NORM:

@@ -5,10 +5,13 @@ keys. Only its ``step`` has nothing left to do, because the update is done when 
 """
 
 import abc
-from collections.abc import Iterator
-from typing import Any
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
+import torch
 from torch import optim
+from torch.utils.weak import WeakIdKeyDictionary
 
 from keyedopt.reference.keyed import KeyedOptimizer
 
@@ -72,6 +75,37 @@ class FusedOptimizerModule(abc.ABC):
         """The optimizer of the module's weights, for its state, groups and learning rate."""
 
 
+class Owner(Protocol):
+    """A module that trains some of its weights in its own backward pass."""
+
+    def set_optimizer(
+        self,
+        optimizer_class: type[optim.Optimizer],
+        weights: Sequence[torch.Tensor],
+        optimizer_kwargs: Mapping[str, Any],
+    ) -> None:
+        """Train these weights with an optimizer of this class, or raise a ValueError and change nothing."""
+
+    def trains(self, weight: torch.Tensor) -> bool:
+        """Whether a weight has an optimizer by now."""
+
+
+_owners: Any = WeakIdKeyDictionary()  # weight -> weak reference to its owner
+
+
+def own(module: Owner, weights: Sequence[torch.Tensor]) -> None:
+    """Note that a module trains these weights in its own backward pass."""
+    for weight in weights:
+        _owners[weight] = weakref.ref(module)
+
+
+def owner_of(param: torch.Tensor) -> Owner | None:
+    """Return the module that trains this weight in its own backward pass, if there is one."""
+    reference = _owners.get(param)
+    owner: Owner | None = None if reference is None else reference()
+    return owner
+
+
 def fused_parameters(optimizer: Any) -> set[int]:
     """Return the ids of the parameters that belong to fused optimizers, in any nesting.
 
@@ -79,7 +113,7 @@ def fused_parameters(optimizer: Any) -> set[int]:
     """
     return {
         id(param)
-        for leaf in _leaves(optimizer)
+        for leaf in leaves(optimizer)
         if _is_fused(leaf)
         for group in leaf.param_groups
         for param in group["params"]
@@ -90,15 +124,15 @@ def _is_fused(optimizer: Any) -> bool:
     return any(base.__name__ == FusedOptimizer.__name__ for base in type(optimizer).__mro__)
 
 
-def _leaves(optimizer: Any) -> Iterator[Any]:
+def leaves(optimizer: Any) -> Iterator[Any]:
     """Yield what is inside wrappers and combinations; both attributes are upstream's too."""
     inner = getattr(optimizer, "_optimizer", None)
     if _is_fused(optimizer):
         yield optimizer
     elif isinstance(getattr(optimizer, "optimizers", None), list):
         for _, part in optimizer.optimizers:
-            yield from _leaves(part)
+            yield from leaves(part)
     elif isinstance(inner, optim.Optimizer):
-        yield from _leaves(inner)
+        yield from leaves(inner)
     else:
         yield optimizer

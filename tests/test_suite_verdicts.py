@@ -57,8 +57,9 @@ def test_torchrec_fails_only_what_is_explained(on_torchrec):
 
 def test_every_expected_failure_of_torchrec_links_to_a_reproducer_that_names_its_clause():
     entries = expectations.read(expectations.find("torchrec"))
-    by_link = {str(finding.path.relative_to(ROOT)): finding for finding in FINDINGS.values()}
-    assert {entry.link for entry in entries} == set(by_link)
+    by_link = {f"conformance/findings/{finding.path.name}": finding for finding in findings()}
+    own = {link for link, finding in by_link.items() if finding.library == "torchrec"}
+    assert {entry.link for entry in entries} >= own
     for entry in entries:
         assert entry.clause in by_link[entry.link].clauses, entry
 

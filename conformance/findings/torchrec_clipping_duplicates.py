@@ -4,7 +4,7 @@ Keyed optimizers take groups as they are given, and a shared table may be in two
 gradient counts twice in the norm, then is multiplied by the factor twice: with a norm of 50 and
 a bound of 1 it arrives with a norm of 0.01, a hundredth of what was asked for.
 
-Clauses: CLIP-038, CLIP-054.
+Clauses: CLIP-038, CLIP-054, SEMI-032.
 """
 
 import sys

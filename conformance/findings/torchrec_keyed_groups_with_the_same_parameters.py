@@ -4,7 +4,7 @@ Groups are collected in a dictionary under the names of their parameters. Groups
 as they are on a rank that holds none of their tables, have the same name and overwrite each
 other: all but the last keep stale learning rates, without an error.
 
-Clauses: KEYED-046.
+Clauses: KEYED-046, SEMI-019.
 """
 
 import sys

@@ -4,7 +4,7 @@ A checkpoint of a table of another size, or a moment that was saved per row by a
 taken as long as the shapes broadcast; even a plain number fills a whole tensor. DTensor state is
 no different. Training goes on with accumulators that belong to nobody.
 
-Clauses: KEYED-025, KEYED-028, KEYED-062, FUSED-008, COMB-022.
+Clauses: KEYED-025, KEYED-028, KEYED-062, FUSED-008, COMB-022, SEMI-018.
 """
 
 import sys

@@ -4,7 +4,7 @@ A missing entry is a bare `KeyError: 'm'`, a shape is a RuntimeError about "tens
 b", a ShardedTensor or DTensor a bare AssertionError, which vanishes under `python -O`. With
 thousands of tables, neither the table nor the entry can be found.
 
-Clauses: KEYED-036, FUSED-008.
+Clauses: KEYED-036, FUSED-008, SEMI-018.
 """
 
 import sys

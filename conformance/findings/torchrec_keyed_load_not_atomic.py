@@ -5,7 +5,7 @@ is raised, stateful objects have taken their state, and groups are only looked a
 is written. Whoever catches the error, to start afresh or to fall back to an older checkpoint,
 trains on a mixture.
 
-Clauses: KEYED-026, KEYED-045, KEYED-053, WARM-056, COMB-013, COMB-018, WRAP-016.
+Clauses: KEYED-026, KEYED-045, KEYED-053, WARM-056, COMB-013, COMB-018, WRAP-016, SEMI-018.
 """
 
 import contextlib

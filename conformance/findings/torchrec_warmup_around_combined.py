@@ -5,7 +5,7 @@ copies it got when it was built: what the schedule writes into them, nobody sees
 no entry for it, loads without an error, and the run resumes with the warm-up from the start. When
 that schedule is combined again, the moments of the optimizers inside are lost as well.
 
-Clauses: WARM-052.
+Clauses: WARM-052, SEMI-038.
 """
 
 import functools

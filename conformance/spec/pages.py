@@ -110,7 +110,7 @@ def findings_page() -> str:
 
 
 #: The versions in which the defects were found.
-CHECKED = {"torchrec": "1.8.0"}
+CHECKED = {"fbgemm": "1.8.0", "torch": "2.13.0", "torchft": "0.2.0", "torchrec": "1.8.0"}
 
 PAGES = {
     FOLDER / "spec" / "CLAUSES.md": clauses_page,

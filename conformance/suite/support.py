@@ -82,6 +82,47 @@ def expect_close(
     expect(agree.all(), f"{what} within {ulps:g} ULP of {_text(want)}", _text(have))
 
 
+def ulp_error(seen: torch.Tensor, exact: torch.Tensor, before: torch.Tensor | float = 0.0) -> float:
+    """Return the largest error in units in the last place of ``seen``'s dtype.
+
+    The unit is taken at the larger of the exact values before and after, element by element; the error
+    of what is not finite and should be, or the other way round, is infinite.
+    """
+    info = torch.finfo(seen.dtype)
+    have = seen.detach().cpu().double()
+    larger = torch.maximum(exact.abs(), torch.as_tensor(before, dtype=torch.float64).abs())
+    unit = torch.exp2(torch.floor(torch.log2(larger.clamp(min=info.smallest_normal)))) * info.eps
+    agree = (have == exact) | (have.isnan() & exact.isnan())
+    errors = torch.where(agree, 0.0, ((have - exact).abs() / unit).nan_to_num(nan=math.inf))
+    return float(errors.max()) if errors.numel() else 0.0
+
+
+def error_budget(worst: float) -> float:
+    """Return what an error may be, given the worst of many orders of the same formula in the same dtype."""
+    return max(2.0, 2.0 * worst)
+
+
+def worst_of_orders(
+    formula: Callable[[torch.Generator], torch.Tensor],
+    exact: torch.Tensor,
+    before: torch.Tensor | float = 0.0,
+    orders: int = 32,
+) -> float:
+    """Return the worst error of a formula that evaluates in a dtype, in an order drawn from a generator."""
+    generators = (torch.Generator().manual_seed(order) for order in range(orders))
+    return max(ulp_error(formula(generator), exact, before) for generator in generators)
+
+
+def expect_within(
+    seen: torch.Tensor, exact: torch.Tensor, budget: float, what: str, before: torch.Tensor | float = 0.0
+) -> float:
+    """Expect an error of at most ``budget`` units in the last place; return it, to be recorded."""
+    expect(seen.shape == exact.shape, f"{what} of shape {tuple(exact.shape)}", tuple(seen.shape))
+    error = ulp_error(seen, exact, before)
+    expect(error <= budget, f"{what} within {budget:g} ULP of {_text(exact)}", f"{error:g} in {_text(seen)}")
+    return error
+
+
 def expect_raises(
     action: Callable[[], object],
     *kinds: type[BaseException],
@@ -201,6 +242,23 @@ def train(optimizer: Any, params: Any, steps: int, seed: int = 1) -> None:
     """Take ``steps`` steps, each on another fixed gradient."""
     for step in range(steps):
         set_grads(params, seed=seed + step)
+        optimizer.step()
+
+
+def set_sparse_grad(param: Any, rows: Sequence[int], seed: int = 1, scale: float = 1.0) -> None:
+    """Give a parameter a fixed sparse gradient: these rows, repeated ones included, uncoalesced."""
+    fixed = _numbers((len(rows), *param.shape[1:]), 101 * seed) * scale
+    indices = torch.tensor([list(rows)], dtype=torch.int64, device=param.device)
+    listed = fixed.to(param.device, param.dtype)
+    param.grad = torch.sparse_coo_tensor(indices, listed, tuple(param.shape), check_invariants=True)
+
+
+def train_sparse(optimizer: Any, params: Any, steps: int, seed: int = 1) -> None:
+    """Take ``steps`` steps, each on another fixed sparse gradient that leaves out some rows, repeats some."""
+    for step in range(steps):
+        for index, param in enumerate(_listed(params)):
+            first = (seed + step + index) % len(param)
+            set_sparse_grad(param, [first, (first + 2) % len(param), first], seed=seed + step + 7 * index)
         optimizer.step()
 
 

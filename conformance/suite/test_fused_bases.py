@@ -26,6 +26,8 @@ from keyedopt.conformance.suite.support import (
     snapshot,
 )
 
+pytestmark = pytest.mark.needs("FusedOptimizer")
+
 
 def fused_class(impl: Any) -> Any:
     """Make the smallest optimizer that can stand on the base."""

@@ -1,0 +1,36 @@
+"""Offsets that are no integers are cut off, also with the strictest check of bounds.
+
+0.6, 2.6 and 3.6 pass for 0, 2 and 3: offsets that were computed wrongly pool other rows, without a word,
+while indices of such a dtype are refused.
+
+Clauses: FUSED-024.
+"""
+
+import sys
+
+import torch
+from fbgemm_gpu.split_embedding_configs import EmbOptimType
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, EmbeddingLocation
+from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+    ComputeDevice,
+    SplitTableBatchedEmbeddingBagsCodegen,
+)
+
+
+def tbe(optimizer=EmbOptimType.EXACT_SGD, rows=4, **options):
+    """Make one table of ones on the CPU."""
+    spec = [(rows, 4, EmbeddingLocation.HOST, ComputeDevice.CPU)]
+    module = SplitTableBatchedEmbeddingBagsCodegen(spec, optimizer=optimizer, device="cpu", **options)
+    module.split_embedding_weights()[0].fill_(1.0)
+    return module
+
+
+INDICES, OFFSETS = torch.tensor([0, 1, 1]), torch.tensor([0, 2, 3])
+module = tbe(bounds_check_mode=BoundsCheckMode.FATAL)
+try:
+    seen = module(INDICES, OFFSETS + 0.6)[:, 0].tolist()
+except (TypeError, ValueError, RuntimeError) as error:
+    seen = f"{type(error).__name__}"
+defect = isinstance(seen, list)
+print(f"{'defect' if defect else 'fixed'}: expected an error for offsets of torch.float32; seen {seen}")
+sys.exit(1 if defect else 0)

@@ -1,0 +1,26 @@
+"""In float16 Adam and Adagrad turn elements without a gradient into NaN in the first step.
+
+eps is added to a float16 root, where 1e-8 and 1e-10 round to zero; an element whose gradients were all
+zero is divided 0 by 0. With eps=0, which the constructors accept, it is the same in every dtype.
+
+Clauses: ALGO-028, ALGO-032, ALGO-033.
+"""
+
+import sys
+
+import torch
+
+seen = []
+for kind in (torch.optim.Adagrad, torch.optim.Adam):
+    for dtype, options in ((torch.float16, {}), (torch.float32, {"eps": 0.0})):
+        weight = torch.nn.Parameter(torch.ones(2, dtype=dtype))
+        try:
+            optimizer = kind([weight], lr=0.1, **options)
+        except ValueError:
+            continue
+        weight.grad = torch.tensor([1.0, 0.0], dtype=dtype)
+        optimizer.step()
+        if not weight.detach().isfinite().all():
+            seen.append(f"{kind.__name__} {dtype} {options}")
+print(f"{'defect' if seen else 'fixed'}: expected the element to stay at 1, seen NaN from {seen}")
+sys.exit(1 if seen else 0)

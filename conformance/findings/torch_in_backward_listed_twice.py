@@ -1,0 +1,22 @@
+"""A parameter listed twice is updated twice in each backward pass.
+
+Lists that are put together from modules which share a table hold it twice. It then gets two optimizers,
+and is trained with twice the rate, without an error or a warning.
+
+Clauses: INBW-018.
+"""
+
+import contextlib
+import sys
+
+import torch
+from torch.distributed.optim import _apply_optimizer_in_backward
+
+parameter = torch.nn.Parameter(torch.ones(2))
+with contextlib.suppress(ValueError):
+    _apply_optimizer_in_backward(torch.optim.SGD, [parameter, parameter], {"lr": 0.1})
+parameter.sum().backward()
+seen = float(1 - parameter.detach()[0])
+defect = abs(seen - 0.2) < 1e-6
+print(f"{'defect' if defect else 'fixed'}: expected one step of 0.1, or a ValueError, seen {seen}")
+sys.exit(1 if defect else 0)

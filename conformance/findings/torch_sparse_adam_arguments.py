@@ -1,0 +1,23 @@
+"""An infinite lr or eps is accepted, and betas of three numbers.
+
+An infinite lr makes every row it touches infinite, an infinite eps stops training without a word, and
+the third beta is an error of the first step.
+
+Clauses: SPARSE-019, SPARSE-020.
+"""
+
+import math
+import sys
+
+import torch
+
+seen = []
+for options in ({"lr": math.inf}, {"eps": math.inf}, {"betas": (0.9, 0.99, 0.999)}):
+    try:
+        torch.optim.SparseAdam([torch.nn.Parameter(torch.ones(3, 2))], **options)
+    except (ValueError, TypeError):
+        continue
+    seen.append(options)
+defect = bool(seen)
+print(f"{'defect' if defect else 'fixed'}: expected an error for each, {seen} accepted")
+sys.exit(1 if defect else 0)

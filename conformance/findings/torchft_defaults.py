@@ -1,0 +1,41 @@
+"""The wrapper has no defaults, so that it cannot be copied, and OneCycleLR and CyclicLR fail on it.
+
+They are part of every torch optimizer, but the constructor does not run that of the base and passes on
+state and groups only. What reads them raises AttributeError: schedulers that cycle the momentum, and
+copy.deepcopy and pickle, which ask for them to know what to keep.
+
+Clauses: FT-030, FT-033.
+"""
+
+import copy
+import sys
+
+import torch
+from torchft.optim import OptimizerWrapper
+
+
+class Manager:
+    """A manager that commits every step."""
+
+    def start_quorum(self):
+        """Begin."""
+
+    def should_commit(self):
+        """Commit."""
+        return True
+
+
+inner = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1, momentum=0.9)
+optimizer = OptimizerWrapper(Manager(), inner)
+failed = []
+for name, use in (
+    ("copy.deepcopy", lambda: copy.deepcopy(optimizer)),
+    ("OneCycleLR", lambda: torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)),
+):
+    try:
+        use()
+    except AttributeError as error:
+        failed.append(f"{name}: {error}")
+seen = "; ".join(failed) or "both"
+print(f"{'defect' if failed else 'fixed'}: expected a copy and a schedule; seen {seen}")
+sys.exit(1 if failed else 0)

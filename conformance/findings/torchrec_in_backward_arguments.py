@@ -1,0 +1,37 @@
+"""Wrong arguments fail with errors that name none, or look like something else.
+
+A frozen parameter is "'NoneType' object has no attribute 'next_functions'", names beside parameters are
+"'tuple' object has no attribute 'view_as'", a bare parameter is "can't optimize a non-leaf Tensor". Who
+sees that in a job of a thousand lines does not look at a parameter that somebody froze. The function is
+torch's, under torchrec's name.
+
+Clauses: INBW-014, INBW-015, INBW-048, INBW-049.
+"""
+
+import sys
+import warnings
+
+import torch
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+warnings.simplefilter("ignore")  # it says that it is deprecated
+parameter = torch.nn.Parameter(torch.ones(2))
+frozen = torch.nn.Parameter(torch.ones(2), requires_grad=False)
+calls = {
+    "params, frozen": (torch.optim.SGD, [frozen], {"lr": 0.1}),
+    "params, with names": (torch.optim.SGD, [("weight", parameter)], {"lr": 0.1}),
+    "optimizer_class": (torch.nn.Linear, [parameter], {}),
+    "optimizer_kwargs": (torch.optim.SGD, [parameter], [("lr", 0.1)]),
+}
+seen = []
+for name, (kind, params, kwargs) in calls.items():
+    try:
+        apply_optimizer_in_backward(kind, params, kwargs)
+    except Exception as error:
+        if name.partition(",")[0] not in str(error):
+            seen.append(f"{type(error).__name__}: {error}")
+    else:
+        seen.append(f"no error for {name}")
+defect = bool(seen)
+print(f"{'defect' if defect else 'fixed'}: expected errors that name the argument, seen {seen}")
+sys.exit(1 if defect else 0)

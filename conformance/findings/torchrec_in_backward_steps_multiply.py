@@ -1,0 +1,26 @@
+"""Of n optimizers of a parameter each takes n steps in a backward pass.
+
+Each call adds a hook that steps with all optimizers. The later rounds find no gradient, but counts, and
+schedules that are driven by step hooks, run n times too fast. The function is torch's, under torchrec's
+name.
+
+Clauses: INBW-009.
+"""
+
+import sys
+import warnings
+
+import torch
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+warnings.simplefilter("ignore")  # it says that it is deprecated
+parameter = torch.nn.Parameter(torch.ones(2))
+for _ in range(3):
+    apply_optimizer_in_backward(torch.optim.SGD, [parameter], {"lr": 0.1})
+steps = []
+parameter._in_backward_optimizers[0].register_step_post_hook(lambda *_: steps.append(1))
+parameter.sum().backward()
+seen = len(steps)
+defect = seen != 1
+print(f"{'defect' if defect else 'fixed'}: expected one step of the first of three optimizers, seen {seen}")
+sys.exit(1 if defect else 0)

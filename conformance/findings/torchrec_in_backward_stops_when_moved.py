@@ -1,0 +1,25 @@
+"""A module that is converted or moved after the call is not trained any more, without a word.
+
+module.to(dtype) or module.cuda() replaces the node of the graph that the hook is on. From then on no
+backward pass updates the parameters; gradients pile up in .grad, which nobody zeroes. A run that applies
+the optimizers before it moves the model trains nothing. The function is torch's, under torchrec's name.
+
+Clauses: INBW-023.
+"""
+
+import sys
+import warnings
+
+import torch
+from torchrec.optim.apply_optimizer_in_backward import apply_optimizer_in_backward
+
+warnings.simplefilter("ignore")  # it says that it is deprecated
+layer = torch.nn.Linear(2, 1)
+apply_optimizer_in_backward(torch.optim.SGD, layer.parameters(), {"lr": 0.1})
+layer.double()
+before = layer.bias.detach().clone()
+layer(torch.ones(1, 2, dtype=torch.float64)).sum().backward()
+seen = float(before - layer.bias.detach())
+defect = abs(seen - 0.1) > 1e-6
+print(f"{'defect' if defect else 'fixed'}: expected a step of 0.1 after layer.double(), seen {seen}")
+sys.exit(1 if defect else 0)

@@ -1,0 +1,175 @@
+"""The published formulas of the algorithms, one row at a time and in plain loops.
+
+``a`` is the arithmetic, see `arithmetic`. A formula takes a row of weights w, its gradient g, the row's
+state, the number t of the step and the options, and returns the new row; the state it changes.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+Row = list[Any]
+State = dict[str, Row]
+Options = dict[str, Any]
+
+
+def l2(a: Any, w: Row, g: Row, o: Options) -> Row:
+    """Return the gradient: negated to ascend, with L2 decay where it is asked for."""
+    signed = [-x for x in g] if o.get("maximize") else list(g)
+    if o["decay"] != "l2" or not o["weight_decay"]:
+        return signed
+    return [x + a.scalar(o["weight_decay"]) * y for x, y in zip(signed, w, strict=True)]
+
+
+def decoupled(o: Options) -> Any:
+    """Return the factor of decoupled decay."""
+    return o["weight_decay"] if o["decay"] == "decoupled" else 0.0
+
+
+def norm(a: Any, row: Row) -> Any:
+    """Return ‖x‖."""
+    return a.sqrt(a.total([x * x for x in row]))
+
+
+def mean_square(a: Any, row: Row) -> Any:
+    """Return mean(x²), divided first or last."""
+    if a.either():
+        return a.total([x * x for x in row]) / a.scalar(len(row))
+    return a.total([x * x / a.scalar(len(row)) for x in row])
+
+
+def average(a: Any, beta: float, mean: Any, value: Any) -> Any:
+    """Return βm + (1 − β)x, in either form."""
+    beta, rest = a.scalar(beta), 1 - a.scalar(beta)
+    return beta * mean + rest * value if a.either() else mean + rest * (value - mean)
+
+
+def sgd(a: Any, w: Row, g: Row, s: State, t: int, o: Options) -> Row:
+    """Momentum, dampening, Nesterov."""
+    g = l2(a, w, g, o)
+    lr, mu = a.scalar(o["lr"]), a.scalar(o["momentum"])
+    direction = g
+    if o["momentum"]:
+        keep = 1 - a.scalar(o["dampening"])
+        b = s["momentum_buffer"]
+        s["momentum_buffer"] = b = [x if t == 1 else mu * y + keep * x for x, y in zip(g, b, strict=True)]
+        direction = [x + mu * y for x, y in zip(g, b, strict=True)] if o["nesterov"] else b
+    rest = a.product([lr, a.scalar(decoupled(o))])
+    return [x - a.product([lr, d]) - rest * x for x, d in zip(w, direction, strict=True)]
+
+
+def adagrad(a: Any, w: Row, g: Row, s: State, t: int, o: Options) -> Row:
+    """A sum of squares an element."""
+    g = l2(a, w, g, o)
+    s["sum"] = [x + y * y for x, y in zip(s["sum"], g, strict=True)]
+    return rated(a, w, g, s["sum"], t, o)
+
+
+def rowwise_adagrad(a: Any, w: Row, g: Row, s: State, t: int, o: Options) -> Row:
+    """A sum of mean squares a row, and the rows limited in norm."""
+    g = l2(a, w, g, o)
+    s["sum"] = [s["sum"][0] + mean_square(a, g)]
+    w = rated(a, w, g, s["sum"] * len(w), t, o)
+    length, most = norm(a, w), o.get("max_norm")
+    if most is not None and length > a.scalar(most):
+        return [a.product([x, a.scalar(most)], [length]) for x in w]
+    return w
+
+
+def rated(a: Any, w: Row, g: Row, sums: Row, t: int, o: Options) -> Row:
+    """Step by lr / (1 + (t − 1)·lr_decay) · g / (√s + eps)."""
+    slower = 1 + a.scalar(t - 1) * a.scalar(o["lr_decay"])
+    lr, eps = a.scalar(o["lr"]), a.scalar(o["eps"])
+    rest = a.product([lr, a.scalar(decoupled(o))])
+    return [
+        x - a.product([lr, y], [slower, a.sqrt(z) + eps]) - rest * x
+        for x, y, z in zip(w, g, sums, strict=True)
+    ]
+
+
+def direction(a: Any, w: Row, g: Row, s: State, t: int, o: Options, partial: bool) -> Row:
+    """Move Adam's moments; return m̂ / (√v̂ + eps), with decoupled decay added."""
+    beta1, beta2 = o["betas"]
+    squares = [mean_square(a, g)] if partial else [a.product([x, x]) for x in g]
+    s["exp_avg"] = [average(a, beta1, m, x) for m, x in zip(s["exp_avg"], g, strict=True)]
+    s["exp_avg_sq"] = [average(a, beta2, v, x) for v, x in zip(s["exp_avg_sq"], squares, strict=True)]
+    if "step" in s:  # a count a row
+        s["step"] = [s["step"][0] + 1]
+        t = int(s["step"][0])
+    first, second = 1 - a.scalar(beta1) ** t, 1 - a.scalar(beta2) ** t
+    roots = [root(a, v, second, o) for v in s["exp_avg_sq"]] * (len(w) if partial else 1)
+    result = []
+    for x, m, (over, under) in zip(w, s["exp_avg"], roots, strict=True):
+        step = a.product([m, *over], [first, under])
+        result.append(step + a.scalar(decoupled(o)) * x)
+    return result
+
+
+def root(a: Any, v: Any, correction: Any, o: Options) -> tuple[Row, Any]:
+    """Return the factors above and the denominator below m: where eps stands makes the difference."""
+    eps = a.scalar(o["eps"])
+    if o.get("eps_placement") == "before_bias_correction":
+        return [a.sqrt(correction)], a.sqrt(v) + eps
+    if a.either():
+        return [], a.sqrt(v / correction) + eps
+    return [], a.sqrt(v) / a.sqrt(correction) + eps
+
+
+def adam(a: Any, w: Row, g: Row, s: State, t: int, o: Options, partial: bool = False) -> Row:
+    """Adam, AdamW; with `partial`, one second moment a row."""
+    steps = direction(a, w, l2(a, w, g, o), s, t, o, partial)
+    return [x - a.scalar(o["lr"]) * d for x, d in zip(w, steps, strict=True)]
+
+
+def lamb(a: Any, w: Row, g: Row, s: State, t: int, o: Options, partial: bool = False) -> Row:
+    """Adam's direction at the length of the row; the ratio is 1 where a norm is 0."""
+    steps = direction(a, w, l2(a, w, g, o), s, t, o, partial)
+    over, under = norm(a, w), norm(a, steps)
+    ratio = ([over], [under]) if over and under else ([], [])
+    lr = a.scalar(o["lr"])
+    return [x - a.product([lr, d, *ratio[0]], ratio[1]) for x, d in zip(w, steps, strict=True)]
+
+
+def lars(a: Any, w: Row, g: Row, s: State, t: int, o: Options) -> Row:
+    """Momentum of gradients scaled to the length of the row; the ratio is 1 where a norm is 0."""
+    g = [-x for x in g] if o.get("maximize") else g
+    lr, mu, eta = a.scalar(o["lr"]), a.scalar(o["momentum"]), a.scalar(o["eta"])
+    decay = a.scalar(o["weight_decay"])
+    length = norm(a, w)
+    under = norm(a, g) + decay * length
+    ratio = ([eta, length], [under]) if length and under else ([], [])
+    decayed = [x + decay * y for x, y in zip(g, w, strict=True)]
+    s["momentum_buffer"] = [
+        mu * b + a.product([lr, x, *ratio[0]], ratio[1])
+        for b, x in zip(s["momentum_buffer"], decayed, strict=True)
+    ]
+    return [x - b for x, b in zip(w, s["momentum_buffer"], strict=True)]
+
+
+def _partial(formula: Callable[..., Row]) -> Callable[..., Row]:
+    return lambda a, w, g, s, t, o: formula(a, w, g, s, t, o, partial=True)
+
+
+FORMULAS: dict[str, Callable[..., Row]] = {
+    "SGD": sgd,
+    "Adagrad": adagrad,
+    "RowWiseAdagrad": rowwise_adagrad,
+    "Adam": adam,
+    "PartialRowWiseAdam": _partial(adam),
+    "LAMB": lamb,
+    "PartialRowWiseLAMB": _partial(lamb),
+    "LarsSGD": lars,
+}
+#: What the options are when they are not given, as documented.
+ADAM: Options = {"betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0, "decay": "l2"}
+FBGEMM: Options = {**ADAM, "decay": "decoupled"}
+ADAGRAD: Options = {"lr_decay": 0.0, "weight_decay": 0.0, "eps": 1e-10, "decay": "l2"}
+DEFAULTS: dict[str, Options] = {
+    "SGD": {"momentum": 0.0, "dampening": 0.0, "weight_decay": 0.0, "nesterov": False, "decay": "l2"},
+    "Adagrad": ADAGRAD,
+    "RowWiseAdagrad": ADAGRAD,
+    "Adam": ADAM,
+    "PartialRowWiseAdam": FBGEMM,
+    "LAMB": FBGEMM,
+    "PartialRowWiseLAMB": FBGEMM,
+    "LarsSGD": {"momentum": 0.9, "weight_decay": 0.0, "eta": 1e-3},
+}

@@ -1,0 +1,330 @@
+"""Gradients of every kind: missing, zero, sparse, permuted, scaled, in any layout."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.support import (
+    error_budget,
+    expect,
+    expect_bits,
+    expect_close,
+    expect_unchanged,
+    expect_within,
+    parameter,
+    same_bits,
+    set_grads,
+    snapshot,
+    values,
+    worst_of_orders,
+)
+
+ROW_WISE = ("RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD")
+ALGORITHMS = ("SGD", "Adagrad", "Adam", *ROW_WISE)
+every = pytest.mark.parametrize("algorithm", ALGORITHMS)
+MOMENTUM = {"SGD": {"momentum": 0.9}}
+
+
+def state_of(optimizer: Any, weight: Any) -> dict[str, torch.Tensor]:
+    """Return the state that has one entry a row."""
+    return {name: value for name, value in optimizer.state[weight].items() if name != "step"}
+
+
+def sparse(rows: Any, grads: Any, like: Any) -> torch.Tensor:
+    """Make an uncoalesced sparse gradient from rows and their gradients."""
+    values = torch.as_tensor(grads, dtype=like.dtype, device=like.device)
+    return torch.sparse_coo_tensor(
+        torch.tensor([rows], device=like.device), values, like.shape, check_invariants=True
+    )
+
+
+def trained(impl: Any, algorithm: str, start: Any, grads: Any, **options: Any) -> tuple[Any, Any]:
+    """Train a copy of the weight on some gradients; return the weight and the optimizer."""
+    weight = torch.nn.Parameter(start.detach().clone())
+    given = {**MOMENTUM.get(algorithm, {}), **options}
+    optimizer = getattr(impl, algorithm)([weight], lr=0.1, **given)
+    for grad in grads:
+        weight.grad = grad.clone()
+        optimizer.step()
+    return weight, optimizer
+
+
+def some(steps: int, rows: int = 4, dtype: str = "float32", seed: int = 1) -> list[torch.Tensor]:
+    """Make fixed gradients of a table of width 3."""
+    return [parameter(rows, 3, dtype=dtype, seed=100 * seed + step).detach() for step in range(steps)]
+
+
+# --- missing and zero -----------------------------------------------------------------------------
+
+
+@pytest.mark.clause("ALGO-031")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_missing(impl, algorithm):
+    """A parameter without gradient keeps weight and state, and the others are stepped."""
+    weights = [parameter(4, 3, seed=index) for index in range(2)]
+    optimizer = getattr(impl, algorithm)(weights, lr=0.1, weight_decay=0.1, **MOMENTUM.get(algorithm, {}))
+    set_grads(weights)
+    optimizer.step()
+    before = snapshot([weights[0], optimizer.state[weights[0]]])
+    moved = weights[1].detach().clone()
+    weights[0].grad = None
+    optimizer.step()
+    expect_unchanged(before, [weights[0].detach(), optimizer.state[weights[0]]], "weight and state")
+    expect(not same_bits(moved, weights[1].detach()), "the other parameter stepped", "it is the same")
+
+
+@pytest.mark.clause("ALGO-032")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_zero(impl, algorithm, dtype):
+    """A row whose gradients are all zero keeps its bits from the first step on."""
+    weight = parameter(3, 4, dtype=dtype)
+    before = values([weight])[0]
+    optimizer = getattr(impl, algorithm)([weight], lr=0.1, **MOMENTUM.get(algorithm, {}))
+    for seed in range(3):
+        set_grads([weight], seed=seed)
+        weight.grad[1] = 0
+        optimizer.step()
+    expect_bits(weight.detach()[1], before[1], "the row without gradient")
+    expect(weight.detach().isfinite().all(), "finite weights", weight)
+
+
+@pytest.mark.clause("ALGO-033")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name not in ("SGD", "LarsSGD")])
+def test_zero_without_eps(impl, algorithm):
+    """With eps = 0 a row of zero gradients stays finite, or eps = 0 is refused."""
+    weight = parameter(3, 4)
+    try:
+        optimizer = getattr(impl, algorithm)([weight], lr=0.1, eps=0.0)
+    except ValueError:
+        return
+    set_grads([weight])
+    weight.grad[1] = 0
+    optimizer.step()
+    expect(weight.detach().isfinite().all(), "finite weights, or a ValueError for eps=0", weight)
+
+
+# --- laws -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.clause("ALGO-034")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_permuted_rows(impl, algorithm):
+    """Permuted rows end as the rows do, permuted."""
+    order = torch.tensor([2, 0, 3, 1])
+    start, grads = parameter(4, 3), some(3)
+    plain, _ = trained(impl, algorithm, start, grads, weight_decay=0.01)
+    permuted, _ = trained(impl, algorithm, start[order], [grad[order] for grad in grads], weight_decay=0.01)
+    expect_close(permuted.detach(), plain.detach()[order].double(), "the permuted table")
+
+
+@pytest.mark.clause("ALGO-035")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_split_table(impl, algorithm):
+    """Two halves of a table end where the halves of the whole do."""
+    start, grads = parameter(4, 3), some(3)
+    whole, _ = trained(impl, algorithm, start, grads, weight_decay=0.01)
+    for half in (slice(0, 2), slice(2, 4)):
+        part, _ = trained(impl, algorithm, start[half], [grad[half] for grad in grads], weight_decay=0.01)
+        expect_close(part.detach(), whole.detach()[half].double(), f"rows {half.start} to {half.stop}")
+
+
+@pytest.mark.clause("ALGO-042")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "SGD"])
+@pytest.mark.parametrize("power", [-12, 12])
+def test_scaled_gradients(impl, algorithm, power):
+    """Gradients times a power of two lead to the same weights."""
+    start, grads = parameter(4, 3, dtype="float64"), some(4, dtype="float64")
+    options = {} if algorithm == "LarsSGD" else {"eps": 1e-200}
+    plain, _ = trained(impl, algorithm, start, grads, **options)
+    scaled, _ = trained(impl, algorithm, start, [grad * 2.0**power for grad in grads], **options)
+    expect_close(scaled.detach(), plain.detach(), f"weights of gradients times 2^{power}", ulps=64)
+
+
+# --- sparse gradients -----------------------------------------------------------------------------
+
+
+@pytest.mark.clause("ALGO-036")
+@pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
+@every
+def test_untouched_rows(impl, algorithm):
+    """Rows that a sparse gradient does not list keep weight and state."""
+    start = parameter(4, 3)
+    plain = {"momentum": 0.0} if algorithm == "SGD" else {}  # torch's momentum moves every row
+    weight, optimizer = trained(impl, algorithm, start, some(2), **plain)
+    before = snapshot([weight, state_of(optimizer, weight)])
+    weight.grad = sparse([3, 1, 3], some(1, 3)[0], weight)
+    optimizer.step()
+    for row in (0, 2):
+        expect_bits(weight.detach()[row], before[0][row], f"weight of row {row}")
+        for name, value in state_of(optimizer, weight).items():
+            expect_bits(value[row], before[1][name][row], f"{name} of row {row}")
+
+
+@pytest.mark.clause("ALGO-037")
+@pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
+@every
+def test_coalesced(impl, algorithm):
+    """Coalescing a sparse gradient before the step changes nothing."""
+    start = parameter(4, 3)
+    grads = [sparse([3, 1, 3, 3], grad, start) for grad in some(3)]
+    plain, _ = trained(impl, algorithm, start, grads)
+    coalesced, _ = trained(impl, algorithm, start, [grad.coalesce() for grad in grads])
+    expect_close(coalesced.detach(), plain.detach().double(), "the weight", ulps=16)
+
+
+@pytest.mark.clause("ALGO-038")
+@pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
+@every
+def test_all_rows_listed(impl, algorithm):
+    """A sparse gradient that lists every row does what the dense one does."""
+    start, grads = parameter(4, 3), some(3)
+    dense, _ = trained(impl, algorithm, start, grads)
+    order = [2, 0, 3, 1]
+    listed, _ = trained(impl, algorithm, start, [sparse(order, grad[order], start) for grad in grads])
+    expect_close(listed.detach(), dense.detach().double(), "the weight")
+
+
+@pytest.mark.clause("ALGO-039")
+@pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
+@every
+def test_no_row_listed(impl, algorithm):
+    """A sparse gradient that lists no row changes no weight, before and after others."""
+    plain = {"momentum": 0.0} if algorithm == "SGD" else {}
+    weight, optimizer = trained(impl, algorithm, parameter(4, 3), [], **plain)
+    for _ in range(2):
+        before = values([weight])[0]
+        weight.grad = sparse([], torch.zeros(0, 3), weight)
+        optimizer.step()
+        expect_bits(weight.detach(), before, "the weight")
+        weight.grad = sparse([1], some(1, 1)[0], weight)
+        optimizer.step()
+
+
+@pytest.mark.clause("ALGO-040")
+@pytest.mark.needs("{algorithm}.rows")
+@every
+def test_nonzero_rows(impl, algorithm):
+    """With rows='nonzero' a dense gradient does what the sparse one of its rows that are not zero does."""
+    start, grads = parameter(4, 3), some(3)
+    for grad in grads:
+        grad[[0, 2]] = 0
+    nonzero, _ = trained(impl, algorithm, start, grads, rows="nonzero", weight_decay=0.1)
+    listed = [sparse([1, 3], grad[[1, 3]], start) for grad in grads]
+    touched, _ = trained(impl, algorithm, start, listed, weight_decay=0.1)
+    expect_bits(nonzero.detach()[[0, 2]], start.detach()[[0, 2]], "the rows without gradient")
+    expect_bits(nonzero.detach(), touched.detach(), "the weight")
+
+
+@pytest.mark.clause("ALGO-040")
+@pytest.mark.needs("{algorithm}.rows")
+@every
+def test_all_rows(impl, algorithm):
+    """With rows='all' a sparse gradient does what the dense one does, decay and momentum included."""
+    start, grads = parameter(4, 3), some(3)
+    for grad in grads:
+        grad[[0, 2]] = 0
+    dense, _ = trained(impl, algorithm, start, grads, weight_decay=0.1)
+    listed = [sparse([3, 1], grad[[3, 1]], start) for grad in grads]
+    spread, _ = trained(impl, algorithm, start, listed, rows="all", weight_decay=0.1)
+    expect_close(spread.detach(), dense.detach().double(), "the weight")
+
+
+@pytest.mark.clause("ALGO-043")
+@pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
+@pytest.mark.parametrize("algorithm", ["SGD", "Adagrad", "RowWiseAdagrad"])
+def test_many_duplicates(impl, algorithm):
+    """Ten thousand gradients of one row are summed as precisely as in any order."""
+    count = 10_000
+    grads = parameter(count, 3, seed=5).detach().abs()
+    exact = grads.double().sum(dim=0)
+
+    def summed(generator: torch.Generator) -> torch.Tensor:
+        order = torch.randperm(count, generator=generator)
+        columns = torch.arange(3).repeat(count)
+        return torch.zeros(3).scatter_add_(0, columns, grads[order].reshape(-1))  # one by one
+
+    worst = worst_of_orders(summed, exact)
+    weight = torch.nn.Parameter(torch.zeros(2, 3))
+    optimizer = getattr(impl, algorithm)([weight], lr=1.0)
+    weight.grad = sparse([1] * count, grads, weight)
+    optimizer.step()
+    if algorithm == "SGD":
+        seen, wanted = -weight.detach()[1], exact
+    else:
+        sums = exact.square() if algorithm == "Adagrad" else exact.square().mean().reshape(1)
+        seen, wanted = optimizer.state[weight]["sum"][1], sums
+    budget = error_budget(worst) * (1 if algorithm == "SGD" else 4)  # of the square, at most
+    error = expect_within(seen, wanted, budget, "the sum of duplicates")
+    return {"error": round(error, 3), "worst of orders": round(worst, 3)}
+
+
+# --- layouts and surroundings of the gradient -----------------------------------------------------
+
+
+@pytest.mark.clause("ALGO-041")
+@pytest.mark.needs("{algorithm}", "{algorithm}.maximize")
+@every
+def test_dense_gradient_is_left(impl, algorithm):
+    """A step leaves a dense gradient as it is."""
+    weight = parameter(4, 3)
+    options = MOMENTUM.get(algorithm, {})
+    optimizer = getattr(impl, algorithm)([weight], lr=0.1, weight_decay=0.1, maximize=True, **options)
+    for seed in range(2):
+        set_grads([weight], seed=seed)
+        before = weight.grad.clone()
+        optimizer.step()
+        expect_bits(weight.grad, before, "the gradient")
+
+
+@pytest.mark.clause("ALGO-041")
+@pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
+@every
+def test_sparse_gradient_is_left(impl, algorithm):
+    """A step leaves a sparse gradient as it is."""
+    weight = parameter(4, 3)
+    optimizer = getattr(impl, algorithm)([weight], lr=0.1, **MOMENTUM.get(algorithm, {}))
+    for step in range(2):
+        weight.grad = sparse([3, 1, 3], some(1, 3, seed=step)[0], weight)
+        before = weight.grad.clone()
+        optimizer.step()
+        expect_bits(weight.grad, before, "the gradient")
+
+
+@pytest.mark.clause("ALGO-048")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_not_contiguous(impl, algorithm):
+    """A weight that is a view, and a transposed gradient, step as contiguous ones do."""
+    start, grads = parameter(4, 3), some(3)
+    plain, _ = trained(impl, algorithm, start, grads)
+    buffer = torch.zeros(3, 8)
+    view = torch.nn.Parameter(buffer[:, ::2].t())
+    with torch.no_grad():
+        view.copy_(start)
+    optimizer = getattr(impl, algorithm)([view], lr=0.1, **MOMENTUM.get(algorithm, {}))
+    for grad in grads:
+        view.grad = grad.t().contiguous().t()
+        optimizer.step()
+    expect_close(view.detach(), plain.detach().double(), "the weight")
+    expect(not buffer[:, 1::2].any(), "what lies between the elements unchanged", buffer)
+
+
+@pytest.mark.clause("ALGO-049")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_no_rows(impl, algorithm):
+    """A table without rows steps, beside one with rows."""
+    weights = [parameter(0, 3), parameter(2, 3)]
+    before = values(weights)[1]
+    optimizer = getattr(impl, algorithm)(weights, lr=0.1)
+    for seed in range(2):
+        set_grads(weights, seed=seed)
+        optimizer.step()
+    expect(not same_bits(weights[1].detach(), before), "the other table stepped", "it is the same")

@@ -1,0 +1,321 @@
+"""Embedding modules: what an update is: which rows, with which gradient, by which formula."""
+
+import json
+from pathlib import (
+    Path,
+)
+from typing import (
+    Any,
+)
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.support import (
+    error_budget,
+    expect,
+    expect_bits,
+    expect_close,
+    expect_unchanged,
+    expect_within,
+    snapshot,
+)
+from keyedopt.conformance.suite.support_embedding import (
+    BAGS,
+    collection,
+    everything,
+    fit,
+    jagged,
+    lookups,
+    tables_of,
+)
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "trajectories.json").read_text("utf-8"))[
+    "trajectories"
+]
+
+
+ALL = (
+    "SGD",
+    "Adagrad",
+    "RowWiseAdagrad",
+    "Adam",
+    "SparseAdam",
+    "PartialRowWiseAdam",
+    "LAMB",
+    "PartialRowWiseLAMB",
+    "LarsSGD",
+)
+
+
+ONE = (("t", 6, 4, ("f",)),)
+
+
+def trajectories(*kinds: str) -> dict[str, Any]:
+    """Choose golden trajectories of these kinds, or all, as arguments of ``parametrize``."""
+    chosen = {
+        name: (made["algorithm"], made)
+        for name, made in GOLDEN.items()
+        if "dampening" not in made["options"] and (not kinds or name.partition("-")[2] in kinds)
+    }
+    return {"argnames": "optimizer, made", "argvalues": list(chosen.values()), "ids": list(chosen)}
+
+
+def follow(impl: Any, optimizer: str, made: Any, dtype: str, steps: int) -> float:
+    """Train along a golden trajectory; expect the table within its budget, and return the worst error."""
+    weight = (torch.tensor(made["weight"]) / 64).to(getattr(torch, dtype))
+    config = impl.EmbeddingBagConfig(
+        num_embeddings=len(weight),
+        embedding_dim=weight.shape[1],
+        name="t",
+        feature_names=["f"],
+        data_type=weight.dtype,
+        init_fn=lambda table: table.detach().copy_(weight),
+    )
+    module = impl.EmbeddingBagCollection([config], getattr(impl, optimizer), made["options"])
+    table, worst = tables_of(module)["t"], 0.0
+    for t, step in enumerate(made["steps"][:steps], 1):
+        rows = step["rows"] or list(range(len(weight)))
+        give(module, rows, torch.tensor(step["grads"], dtype=torch.float64) * made["unit"])
+        if str(t) not in made["after"]:
+            continue
+        seen, what = table.detach().reshape(-1), f"weight after step {t}"
+        exact = torch.tensor(made["after"][str(t)]["weight"], dtype=torch.float64)
+        powers = made["exponent"][str(t)]["weight"]
+        sizes = torch.tensor([0.0 if power is None else 2.0**power for power in powers], dtype=torch.float64)
+        if dtype == "float64":
+            expect(((seen - exact).abs() <= 1e-12 * sizes).all(), f"{what} within 1e-12 of {exact}", seen)
+        else:
+            budget = error_budget(made["worst"][dtype][str(t)]["weight"])
+            worst = max(worst, expect_within(seen, exact, budget, what, before=sizes))
+    return worst
+
+
+def give(module: Any, rows: list[int], grads: Any) -> None:
+    """Train with these gradients of these rows of the one table, one bag a row."""
+    (feature,) = {"f"}
+    bags = {feature: [[row] for row in rows]}
+    output = module(jagged(bags))[feature]
+    (output * torch.as_tensor(grads).to(output.dtype)).sum().backward()
+
+
+def sums(rows: list[int], grads: list[list[float]]) -> dict[int, list[float]]:
+    """Add up the gradients of each row with Python numbers."""
+    total: dict[int, list[float]] = {}
+    for row, grad in zip(rows, grads, strict=True):
+        total[row] = [a + b for a, b in zip(total.get(row, [0.0] * len(grad)), grad, strict=True)]
+    return total
+
+
+def stepped(optimizer: str, weight: list[float], grad: list[float], lr: float, eps: float) -> list[float]:
+    """Take the first step of a rule for one row with Python numbers."""
+    if optimizer == "SGD":
+        return [w - lr * g for w, g in zip(weight, grad, strict=True)]
+    square = [g * g for g in grad]
+    if optimizer == "RowWiseAdagrad":
+        square = [sum(square) / len(square)] * len(square)
+    return [w - lr * g / (s**0.5 + eps) for w, g, s in zip(weight, grad, square, strict=True)]
+
+
+@pytest.mark.clause("FUSED-035")
+@pytest.mark.needs("EmbeddingBagCollection")
+def test_backward_updates(impl):
+    """The backward pass updates the tables; there is no step to take and no gradient left."""
+    module = collection(impl)
+    before = snapshot(tables_of(module))
+    fit(module, jagged(BAGS))
+    for name, table in tables_of(module).items():
+        expect(not torch.equal(before[name], table.detach()), f"table {name} updated", table)
+        expect(table.grad is None, f"no gradient left on {name}", table.grad)
+    for param in module.parameters():
+        expect(param.grad is None, "no gradient left on the parameters", param.grad)
+
+
+@pytest.mark.clause("FUSED-036")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "RowWiseAdagrad"])
+def test_once_a_row(impl, optimizer):
+    """A row that is looked up several times is updated once, with the sum of its gradients."""
+    module = collection(
+        impl, optimizer, {"lr": 0.25, "eps": 1e-8} if optimizer != "SGD" else {"lr": 0.25}, ONE
+    )
+    table = tables_of(module)["t"]
+    before = table.detach().double().tolist()
+    rows = [1, 4, 1, 1]
+    grads = [[1.0, -2.0, 0.5, 3.0], [0.25, 1.0, -1.0, 2.0], [2.0, 1.0, -0.25, 1.0], [-0.5, 4.0, 1.5, -1.0]]
+    give(module, rows, grads)
+    for row, grad in sums(rows, grads).items():
+        wanted = torch.tensor(stepped(optimizer, before[row], grad, 0.25, 1e-8), dtype=torch.float64)
+        expect_close(table.detach()[row], wanted, f"row {row} after one step on the sum", ulps=4)
+
+
+@pytest.mark.clause("FUSED-037")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.any_width", "{optimizer}")
+@pytest.mark.parametrize(**trajectories())
+def test_golden(impl, optimizer, made):
+    """Every algorithm, with every option, follows its golden trajectory in float64 to 1e-12."""
+    follow(impl, optimizer, made, "float64", steps=6)
+
+
+@pytest.mark.clause("FUSED-037")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.any_width", "{optimizer}")
+@pytest.mark.parametrize(**trajectories("plain", "sparse"))
+def test_golden_precision(impl, optimizer, made):
+    """In float32 the error is at most twice the worst of 32 orders of the formula, or 2 ULP."""
+    return {"weight": round(follow(impl, optimizer, made, "float32", steps=24), 3)}
+
+
+@pytest.mark.clause("FUSED-038")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ALL)
+def test_other_rows(impl, optimizer):
+    """Rows that are not looked up, and their state, keep every bit."""
+    module = collection(impl, optimizer)
+    fit(module, jagged(BAGS), steps=2)
+    before = snapshot(everything(module))
+    one = {"f": [[0, 1, 1], []], "g": [[], [1]], "h": [[3], []]}
+    fit(module, jagged(one), steps=3)
+    for name, rows in (("t", [2, 3, 4, 5]), ("u", [0, 1, 2, 4])):
+        expect_bits(tables_of(module)[name].detach()[rows], before["tables"][name][rows], f"rows of {name}")
+        state = everything(module)["state"][f"{name}.weight"]
+        for key, value in state.items():
+            if len(value) > 1:
+                expect_bits(value[rows], before["state"][f"{name}.weight"][key][rows], f"rows of {key}")
+
+
+@pytest.mark.clause("FUSED-039")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ALL)
+def test_two_forwards_one_backward(impl, optimizer):
+    """One backward pass through two forwards is one step with the sum of their gradients."""
+    module, other = collection(impl, optimizer, tables=ONE), collection(impl, optimizer, tables=ONE)
+    grads = torch.arange(16.0).reshape(4, 4) / 8 - 1
+    for _ in range(2):
+        first = module(jagged({"f": [[0, 1], [1]]}))["f"]
+        second = module(jagged({"f": [[1], [4]]}))["f"]
+        ((first * grads[:2]).sum() + (second * grads[2:]).sum()).backward()
+        (other(jagged({"f": [[0, 1], [1], [1], [4]]}))["f"] * grads).sum().backward()
+    seen, wanted = (tables_of(each)["t"].detach() for each in (module, other))
+    expect_close(seen, wanted.double(), "the table", ulps=8)
+
+
+@pytest.mark.clause("FUSED-040")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ALL)
+def test_two_backwards(impl, optimizer):
+    """Two forwards and then two backward passes are two steps, each with its own gradient."""
+    module, other = collection(impl, optimizer), collection(impl, optimizer)
+    losses = [lookups(module, jagged(BAGS), seed) for seed in (1, 2)]
+    for loss in losses:
+        loss.backward()
+    fit(other, jagged(BAGS), steps=2)
+    expect_unchanged(snapshot(everything(other)), everything(module), "the module")
+
+
+@pytest.mark.clause("FUSED-041")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "RowWiseAdagrad", "Adam"])
+def test_features_of_a_table(impl, optimizer):
+    """Several features of one table are one update of it, as if they were one feature."""
+    module = collection(impl, optimizer, tables=(("t", 6, 4, ("f", "g")),))
+    other = collection(impl, optimizer, tables=ONE)
+    outputs = module(jagged({"f": [[0, 1], [1]], "g": [[1], [4]]}))
+    joined = other(jagged({"f": [[0, 1], [1], [1], [4]]}))["f"]
+    grads = torch.arange(16.0).reshape(4, 4) / 8 - 1
+    ((outputs["f"] * grads[:2]).sum() + (outputs["g"] * grads[2:]).sum()).backward()
+    (joined * grads).sum().backward()
+    expect_close(
+        tables_of(module)["t"].detach(), tables_of(other)["t"].detach().double(), "the table", ulps=4
+    )
+
+
+@pytest.mark.clause("FUSED-042")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ALL)
+def test_table_outside_the_loss(impl, optimizer):
+    """A table whose outputs the loss does not use keeps every bit."""
+    module = collection(impl, optimizer)
+    before = snapshot(tables_of(module)["u"])
+    outputs = module(jagged(BAGS))
+    outputs["f"].sum().backward()
+    expect_bits(tables_of(module)["u"].detach(), before, "the table outside the loss")
+
+
+@pytest.mark.clause("FUSED-042")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.frozen_tables")
+def test_frozen_table(impl):
+    """A table with requires_grad=False is looked up and never updated; the others are."""
+    module = collection(impl, "Adam")
+    tables_of(module)["t"].requires_grad_(False)
+    before = snapshot(everything(module))
+    fit(module, jagged(BAGS), steps=2)
+    expect_bits(tables_of(module)["t"].detach(), before["tables"]["t"], "the frozen table")
+    expect_unchanged(before["state"]["t.weight"], everything(module)["state"]["t.weight"], "its state")
+    expect(
+        not torch.equal(tables_of(module)["u"].detach(), before["tables"]["u"]), "the other updated", "not"
+    )
+
+
+@pytest.mark.clause("FUSED-051")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ALL)
+def test_order_of_lookups(impl, optimizer):
+    """The order of bags, with their gradients, makes no difference beyond rounding."""
+    module, other = collection(impl, optimizer, tables=ONE), collection(impl, optimizer, tables=ONE)
+    rows = [0, 3, 3, 1, 3, 0]
+    grads = [[float((7 * i + 3 * d) % 11 - 5) for d in range(4)] for i in range(6)]
+    for _ in range(2):
+        give(module, rows, grads)
+        give(other, rows[::-1], grads[::-1])
+    seen, wanted = (tables_of(each)["t"].detach() for each in (module, other))
+    expect_close(seen, wanted.double(), "the table", ulps=8)
+
+
+@pytest.mark.clause("FUSED-052")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ALL)
+def test_split_table(impl, optimizer):
+    """A table and the two tables that it is split into, row by row, are trained alike."""
+    whole = collection(impl, optimizer, tables=ONE)
+    halves = collection(impl, optimizer, tables=(("a", 3, 4, ("f",)), ("b", 3, 4, ("g",))))
+    full = tables_of(whole)["t"].detach()
+    with torch.no_grad():
+        tables_of(halves)["a"].copy_(full[:3])
+        tables_of(halves)["b"].copy_(full[3:])
+    for step in range(3):
+        grads = torch.arange(16.0).reshape(4, 4) / 8 - 1 + step
+        (whole(jagged({"f": [[0], [2], [3], [5]]}))["f"] * grads).sum().backward()
+        outputs = halves(jagged({"f": [[0], [2]], "g": [[0], [2]]}))
+        ((outputs["f"] * grads[:2]).sum() + (outputs["g"] * grads[2:]).sum()).backward()
+    joined = torch.cat([tables_of(halves)[name].detach() for name in ("a", "b")])
+    expect_bits(joined, full, "the halves")
+
+
+@pytest.mark.clause("FUSED-078")
+@pytest.mark.needs("EmbeddingBagCollection", "RowWiseAdagrad", "RowWiseAdagrad.decay")
+@pytest.mark.parametrize("decay", ["l2", "decoupled"])
+def test_weight_decay(impl, decay):
+    """Weight decay of row-wise Adagrad, in the mode that is asked for, takes part in the update."""
+    lr, strength, grad = 0.25, 0.5, [1.0, -2.0, 0.5, 3.0]
+    options = {"lr": lr, "eps": 1e-8, "weight_decay": strength, "decay": decay}
+    module = collection(impl, "RowWiseAdagrad", options, ONE)
+    table = tables_of(module)["t"]
+    before = table.detach().double()[1].tolist()
+    give(module, [1], [grad])
+    g = [a + strength * w for a, w in zip(grad, before, strict=True)] if decay == "l2" else grad
+    root = (sum(a * a for a in g) / 4) ** 0.5 + 1e-8
+    beside = lr * strength if decay == "decoupled" else 0.0
+    wanted = [w - lr * a / root - beside * w for w, a in zip(before, g, strict=True)]
+    expect_close(
+        table.detach()[1], torch.tensor(wanted, dtype=torch.float64), "the row after one step", ulps=8
+    )
+
+
+@pytest.mark.clause("FUSED-079")
+@pytest.mark.needs("EmbeddingBagCollection", "RowWiseAdagrad", "RowWiseAdagrad.max_norm")
+def test_max_norm(impl):
+    """With max_norm no row that is updated is longer than that after the step."""
+    module = collection(impl, "RowWiseAdagrad", {"max_norm": 0.5}, ONE)
+    give(module, [0, 1, 2], [[1.0, -2.0, 0.5, 3.0]] * 3)
+    norms = tables_of(module)["t"].detach().norm(dim=1)
+    expect((norms[:3] <= 0.5 + 1e-6).all(), "updated rows of norm at most 0.5", norms)

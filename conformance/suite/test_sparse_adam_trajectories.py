@@ -1,0 +1,91 @@
+"""SparseAdam against its golden trajectories: in float64 to 1e-12, otherwise within a budget."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.support import error_budget, expect, expect_within
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "sparse_adam.json").read_text("utf-8"))[
+    "trajectories"
+]
+
+
+def golden(*names: str) -> dict[str, Any]:
+    """Choose golden trajectories by name, as arguments of ``parametrize``."""
+    return {"argnames": "made", "argvalues": [GOLDEN[name] for name in names], "ids": list(names)}
+
+
+def follow(impl: Any, made: Any, dtype: str) -> dict[str, float]:
+    """Train along a trajectory; expect every tensor within its budget, and return the worst errors."""
+    kind = getattr(torch, dtype)
+    weight = torch.nn.Parameter((torch.tensor(made["weight"]) / 64).to(kind))
+    optimizer = impl.SparseAdam([weight], **made["options"])
+    errors: dict[str, float] = {}
+    for t, step in enumerate(made["steps"], 1):
+        grads = (torch.tensor(step["grads"], dtype=torch.float64) * made["unit"]).to(kind)
+        rows = torch.tensor([step["rows"]])
+        weight.grad = torch.sparse_coo_tensor(rows, grads, tuple(weight.shape), check_invariants=True)
+        optimizer.step()
+        state = optimizer.state[weight]
+        tensors = {"weight": weight.detach(), "exp_avg": state["exp_avg"], "exp_avg_sq": state["exp_avg_sq"]}
+        for name, exact in made["after"].get(str(t), {}).items():
+            seen = tensors[name].reshape(-1)
+            powers = made["exponent"][str(t)][name]
+            size = torch.tensor([0.0 if x is None else 2.0**x for x in powers], dtype=torch.float64)
+            oracle = torch.tensor(exact, dtype=torch.float64)
+            what = f"{name} after step {t}"
+            if dtype == "float64":
+                within = (seen.double() - oracle).abs() <= 1e-12 * size
+                expect(within.all(), f"{what} within 1e-12 of {exact}", seen.tolist())
+                continue
+            budget = error_budget(made["worst"][dtype][str(t)][name])
+            error = expect_within(seen.to(kind), oracle, budget, what, before=size)
+            errors[name] = max(errors.get(name, 0.0), round(error, 3))
+    return errors
+
+
+@pytest.mark.clause("SPARSE-003")
+@pytest.mark.parametrize(**golden("plain"))
+def test_formula(impl, made):
+    """The listed elements follow Adam's formula, with the count of all steps, in float64 to 1e-12."""
+    follow(impl, made, "float64")
+
+
+@pytest.mark.clause("SPARSE-005")
+@pytest.mark.parametrize(**golden("betas"))
+def test_betas(impl, made):
+    """The betas are the decay of the two moments."""
+    follow(impl, made, "float64")
+
+
+@pytest.mark.clause("SPARSE-006")
+@pytest.mark.parametrize(**golden("maximize"))
+def test_maximize(impl, made):
+    """With maximize the objective is ascended."""
+    follow(impl, made, "float64")
+
+
+@pytest.mark.clause("SPARSE-007")
+@pytest.mark.parametrize(**golden("eps"))
+def test_eps(impl, made):
+    """The eps is added to the root of the second moment before the bias correction."""
+    follow(impl, made, "float64")
+
+
+@pytest.mark.clause("SPARSE-008")
+@pytest.mark.parametrize(**golden("plain", "betas", "maximize", "eps"))
+def test_precision(impl, made, dtype):
+    """The error is at most twice the worst of 32 orders of the formula in the same dtype, or 2 ULP."""
+    return follow(impl, made, dtype)
+
+
+@pytest.mark.clause("SPARSE-009")
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize(**golden("extreme"))
+def test_extreme_magnitudes(impl, made, precision):
+    """Gradients of 2^-40 and 2^20 in one row lose no more than rounding does."""
+    return follow(impl, made, precision)

@@ -1,0 +1,122 @@
+"""What surrounds the global step of semi-synchronous training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from keyedopt.reference.keyed.initialize import initialize
+
+
+def find_global_step(optimizer: Any) -> Callable[[torch.Tensor, Any], object]:
+    """Return ``global_step`` of a keyed optimizer, or of the one it wraps, as torchrec does.
+
+    It is not searched deeper: a schedule around the global optimizer would be passed by.
+    """
+    for place in (optimizer, getattr(optimizer, "_optimizer", None)):
+        method = getattr(place, "global_step", None)
+        if callable(method):
+            return method  # type: ignore[no-any-return]
+    raise ValueError(
+        "global_optimizer, or the optimizer that it wraps, must have a method "
+        f"global_step(step, closure), which {type(optimizer).__name__} has not"
+    )
+
+
+def listed_parameters(global_params: Iterable[Any]) -> list[torch.Tensor]:
+    """List parameters that come by themselves, in (key, parameter) pairs, or in groups."""
+    if global_params is None or isinstance(global_params, str | torch.Tensor):
+        raise ValueError(f"global_params must be parameters or groups of them, not {global_params!r}")
+    found: list[torch.Tensor] = []
+    given = list(global_params)
+    for item in given:
+        if isinstance(item, Mapping) and "params" in item:
+            inside = item["params"]
+            found += listed_parameters([inside] if isinstance(inside, torch.Tensor) else inside)
+        elif isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], torch.Tensor):
+            found.append(item[1])
+        elif isinstance(item, torch.Tensor):
+            found.append(item)
+        else:
+            raise ValueError(f"global_params must be parameters or groups of them, not {type(item).__name__}")
+    if not given:
+        raise IndexError("global_params is empty: there is nothing to synchronize")
+    return found
+
+
+class GlobalModel:
+    """The parameters that only the global optimizer has, in CPU memory except for its steps."""
+
+    def __init__(self, local: Any, outer: Any, offload: bool, non_blocking: bool) -> None:
+        self._non_blocking = non_blocking
+        trained = {id(param) for param in local.params.values()}
+        own = [param for param in outer.params.values() if id(param) not in trained]
+        self._homes = [(param, param.device) for param in own] if offload else []
+        self._put_away()
+
+    @contextmanager
+    def at_hand(self) -> Iterator[None]:
+        """Have the parameters where they came from for the time of a global step."""
+        for param, device in self._homes:
+            param.data = param.data.to(device, non_blocking=self._non_blocking)
+        try:
+            yield
+        finally:
+            self._put_away()
+
+    def _put_away(self) -> None:
+        for param, _ in self._homes:
+            param.data = param.data.to("cpu")  # waits: anyone may look at it from now on
+
+
+@dataclass
+class _OnlyGlobalStep:
+    """The global optimizer as `initialize` looks at it; its step is the global one."""
+
+    optimizer: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.optimizer, name)
+
+    def _dummy_step(self) -> None:
+        with torch.no_grad():
+            find_global_step(self.optimizer)(torch.zeros((), dtype=torch.int64), None)
+
+
+def dummy_global_step(optimizer: Any, sparse: set[str]) -> None:
+    """Create the state that the first global step would create, and nothing else."""
+    if all(optimizer.state.get(param) for param in optimizer.params.values()):
+        return
+    initialize(_OnlyGlobalStep(optimizer), sparse)  # type: ignore[arg-type]  # as far as it is used
+    for key, param in optimizer.params.items():  # a global step may make gradients of its own
+        if param.requires_grad:
+            zeros = torch.zeros_like(param)
+            param.grad = zeros.to_sparse() if key in sparse else zeros
+
+
+def unscale_once(optimizer: Any) -> bool:
+    """Divide gradients by the scale of a `GradScaler`, each once; False if the step is to be left out.
+
+    A scaler leaves this to an optimizer that says so, and lays down what is to be known.
+    """
+    found_inf = getattr(optimizer, "found_inf", None)
+    if found_inf is None:
+        return True
+    scale = optimizer.grad_scale
+    if scale is None:
+        del optimizer.found_inf, optimizer.grad_scale
+        raise RuntimeError(
+            "GradScaler.unscale_ has divided the gradients of parameters that both optimizers have "
+            "twice: call it with the local optimizer, or leave it to GradScaler.step"
+        )
+    if float(found_inf):
+        return False
+    params = {id(param): param for group in optimizer.param_groups for param in group["params"]}
+    for param in params.values():
+        if param.grad is not None:
+            param.grad.mul_(scale.double().reciprocal().to(param.grad.device, torch.float32))
+    return True

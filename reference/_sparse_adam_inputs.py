@@ -1,0 +1,59 @@
+"""What SparseAdam takes: parameters, gradients, state that is loaded."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from keyedopt.reference.rules import coalesce
+
+
+def check_parameters(params: list[Any]) -> None:
+    """Refuse a parameter that is sparse, complex, or listed twice, with a ValueError that says where."""
+    seen: list[Tensor] = []
+    for index, param in enumerate(params):
+        tensor = param[1] if isinstance(param, tuple) and len(param) == 2 else param
+        if not isinstance(tensor, Tensor):
+            continue  # torch's error is clear
+        if tensor.layout is not torch.strided or tensor.is_complex():
+            raise ValueError(f"params[{index}] must be dense and real, not {tensor.layout} of {tensor.dtype}")
+        if any(tensor is other for other in seen):
+            raise ValueError(f"params[{index}] is listed before: it would be updated twice")
+        seen.append(tensor)
+
+
+def listed(grad: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Return where a sparse gradient has values, each place once, and the sums of the values there."""
+    sizes = grad.shape[: grad.sparse_dim()]
+    places = torch.zeros(grad._nnz(), dtype=torch.int64, device=grad.device)
+    for size, indices in zip(sizes, grad._indices(), strict=True):
+        places = places * size + indices
+    places, sums = coalesce(places, grad._values())
+    if not sizes:  # a single number
+        return (), sums.sum(0)
+    return tuple(torch.unravel_index(places, sizes)), sums
+
+
+def checked(param: Tensor, entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of the state of a parameter.
+
+    Raises:
+        ValueError: it is not of this parameter.
+    """
+    if not entry:
+        return {}
+    if set(entry) != {"step", "exp_avg", "exp_avg_sq"}:
+        raise ValueError(f"the state of a parameter is step, exp_avg and exp_avg_sq, not {sorted(entry)}")
+    step = float(entry["step"])
+    if not (math.isfinite(step) and step >= 0 and step == int(step)):
+        raise ValueError(f"step must be a number of steps, not {entry['step']!r}")
+    copied: dict[str, Any] = {"step": int(step)}
+    for name in ("exp_avg", "exp_avg_sq"):
+        value = entry[name]
+        if not isinstance(value, Tensor) or value.shape != param.shape or value.dtype != param.dtype:
+            what = f"{value.dtype} of {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+            raise ValueError(f"{name} must be {param.dtype} of {tuple(param.shape)}, not {what}")
+        copied[name] = value.detach().clone(memory_format=torch.preserve_format)
+    return copied

@@ -1,0 +1,115 @@
+"""What an embedding table is made of; the names of the fields are torchrec's."""
+
+import enum
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+@enum.unique
+class PoolingType(enum.Enum):
+    """How the rows of a bag become one."""
+
+    SUM = "SUM"
+    MEAN = "MEAN"
+
+
+@dataclass
+class EmbeddingConfig:
+    """One table: R = ``num_embeddings`` rows of D = ``embedding_dim`` numbers.
+
+    Args:
+        num_embeddings: number of rows, at least 1.
+        embedding_dim: width of a row, at least 1.
+        name: name of the table, without dots.
+        data_type: dtype of the rows. They are read, and their gradients are taken, in float32 at least.
+        feature_names: the features that are looked up in this table, at least one.
+        weight_init_max, weight_init_min: bounds of the uniform initial values; by default ±√(1/R).
+        init_fn: fills the table instead, in place.
+    """
+
+    num_embeddings: int
+    embedding_dim: int
+    name: str = ""
+    data_type: torch.dtype = torch.float32
+    feature_names: list[str] = field(default_factory=list)
+    weight_init_max: float | None = None
+    weight_init_min: float | None = None
+    init_fn: Callable[[torch.Tensor], Any] | None = None
+
+    def get_weight_init_max(self) -> float:
+        """Return the upper bound of the initial values."""
+        return math.sqrt(1 / self.num_embeddings) if self.weight_init_max is None else self.weight_init_max
+
+    def get_weight_init_min(self) -> float:
+        """Return the lower bound of the initial values."""
+        return -math.sqrt(1 / self.num_embeddings) if self.weight_init_min is None else self.weight_init_min
+
+    def num_features(self) -> int:
+        """Return how many features are looked up in the table."""
+        return len(self.feature_names)
+
+
+@dataclass
+class EmbeddingBagConfig(EmbeddingConfig):
+    """One table whose rows are pooled.
+
+    Args:
+        pooling: how the rows of a bag become one.
+    """
+
+    pooling: PoolingType = PoolingType.SUM
+
+
+def check_tables(tables: Sequence[EmbeddingConfig]) -> None:
+    """Check the tables of a collection.
+
+    Raises:
+        ValueError: names the table and the field that cannot be.
+    """
+    names: set[str] = set()
+    if not tables:
+        raise ValueError("tables must not be empty: a collection has at least one table")
+    for table in tables:
+        where = f"table {table.name!r}"
+        if not table.name or "." in table.name:
+            raise ValueError(
+                f"name must not be empty and have no dot (it is part of a key), not {table.name!r}"
+            )
+        if table.name in names:
+            raise ValueError(f"name must be unique, but two tables are called {table.name!r}")
+        names.add(table.name)
+        for field_name in ("num_embeddings", "embedding_dim"):
+            value = getattr(table, field_name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise ValueError(f"{field_name} of {where} must be an integer of at least 1, not {value!r}")
+        if table.data_type not in DTYPES:
+            raise ValueError(f"data_type of {where} must be one of {DTYPES}, not {table.data_type!r}")
+        features = table.feature_names
+        if not features or len(set(features)) != len(features):
+            raise ValueError(f"feature_names of {where} must be one or more, each once, not {features!r}")
+        pooling = getattr(table, "pooling", PoolingType.SUM)
+        if not isinstance(pooling, PoolingType):
+            raise ValueError(f"pooling of {where} must be a member of PoolingType, not {pooling!r}")
+        low, high = table.get_weight_init_min(), table.get_weight_init_max()
+        if not (math.isfinite(low) and math.isfinite(high) and low <= high):
+            raise ValueError(
+                f"weight_init_min and weight_init_max of {where} are no range: {low!r}, {high!r}"
+            )
+
+
+def output_names(tables: Sequence[EmbeddingConfig]) -> list[list[str]]:
+    """Name the outputs of each table: the feature, or ``feature@table`` where several tables look it up."""
+    listed = [feature for table in tables for feature in table.feature_names]
+    return [
+        [
+            f"{feature}@{table.name}" if listed.count(feature) > 1 else feature
+            for feature in table.feature_names
+        ]
+        for table in tables
+    ]

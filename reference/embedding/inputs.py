@@ -1,0 +1,110 @@
+"""What is looked up: bags of row numbers, one after the other, by feature. Checked before it is used."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+INTEGERS = (torch.int64, torch.int32)
+
+
+class Jagged(NamedTuple):
+    """The bags of one feature; any tuple of these is one, with or without the weights.
+
+    Args:
+        values: the row numbers of all bags, shape (N,), int64 or int32.
+        offsets: bag b is ``values[offsets[b]:offsets[b + 1]]``: shape (B + 1,), from 0 to N, never falling.
+        weights: by what each row is multiplied before it is pooled, shape (N,), floating point.
+    """
+
+    values: torch.Tensor
+    offsets: torch.Tensor
+    weights: torch.Tensor | None = None
+
+
+Features = Mapping[str, Jagged | Sequence[Any]]
+
+
+def check_features(
+    features: Features, rows: Mapping[str, Sequence[int]], weighted: bool
+) -> dict[str, Jagged]:
+    """Return the features that are looked up, all of them checked.
+
+    Args:
+        features: what the user gives; others than those looked up are ignored.
+        rows: for each feature that is looked up, the numbers of rows of its tables.
+        weighted: whether weights have to be there; otherwise they must not be.
+
+    Raises:
+        ValueError: names the feature and what is wrong with it.
+    """
+    if not isinstance(features, Mapping):
+        raise ValueError(
+            f"features must be a mapping from feature to (values, offsets), not {type(features)}"
+        )
+    missing = [name for name in rows if name not in features]
+    if missing:
+        raise ValueError(f"features has no {missing}: give each feature of every table, if need be empty")
+    checked = {name: _jagged(name, features[name]) for name in rows}
+    for name, jagged in checked.items():
+        _check_values(name, jagged.values, min(rows[name]))
+        _check_offsets(name, jagged.offsets, jagged.values.numel())
+        _check_weights(name, jagged, weighted)
+    return checked
+
+
+def _jagged(name: str, given: Any) -> Jagged:
+    if not isinstance(given, Sequence) or not 2 <= len(given) <= 3:
+        raise ValueError(
+            f"feature {name!r} must be (values, offsets) or (values, offsets, weights), not {given!r}"
+        )
+    jagged = Jagged(*given)
+    for part, tensor in jagged._asdict().items():
+        if not (isinstance(tensor, torch.Tensor) or (part == "weights" and tensor is None)):
+            raise ValueError(f"{part} of feature {name!r} must be a tensor, not {type(tensor).__name__}")
+    return jagged
+
+
+def _check_values(name: str, values: torch.Tensor, rows: int) -> None:
+    if values.dtype not in INTEGERS:
+        raise ValueError(f"values of feature {name!r} must be int64 or int32, not {values.dtype}")
+    if values.dim() != 1:
+        raise ValueError(f"values of feature {name!r} must have shape (N,), not {tuple(values.shape)}")
+    wrong = values[(values < 0) | (values >= rows)]
+    if wrong.numel():
+        raise ValueError(
+            f"values of feature {name!r} must be row numbers from 0 to {rows - 1}, but {wrong.numel()} "
+            f"are not, the first of them {int(wrong[0])}"
+        )
+
+
+def _check_offsets(name: str, offsets: torch.Tensor, count: int) -> None:
+    if offsets.dtype not in INTEGERS:
+        raise ValueError(f"offsets of feature {name!r} must be int64 or int32, not {offsets.dtype}")
+    if offsets.dim() != 1 or not offsets.numel():
+        raise ValueError(f"offsets of feature {name!r} must have shape (B + 1,), not {tuple(offsets.shape)}")
+    if int(offsets[0]) != 0 or int(offsets[-1]) != count:
+        raise ValueError(
+            f"offsets of feature {name!r} must go from 0 to the number of values, {count}, "
+            f"not from {int(offsets[0])} to {int(offsets[-1])}"
+        )
+    if bool((offsets[1:] < offsets[:-1]).any()):
+        raise ValueError(f"offsets of feature {name!r} must not fall, but are {offsets.tolist()[:20]}")
+
+
+def _check_weights(name: str, jagged: Jagged, weighted: bool) -> None:
+    weights = jagged.weights
+    if (weights is not None) != weighted:
+        text = (
+            "must be given (is_weighted is True)" if weighted else "must not be given (is_weighted is False)"
+        )
+        raise ValueError(f"weights of feature {name!r} {text}")
+    if weights is None:
+        return
+    if not weights.is_floating_point():
+        raise ValueError(f"weights of feature {name!r} must be floating point, not {weights.dtype}")
+    if weights.shape != jagged.values.shape:
+        raise ValueError(
+            f"weights of feature {name!r} must have the shape of its values, {tuple(jagged.values.shape)}, "
+            f"not {tuple(weights.shape)}"
+        )

@@ -1,0 +1,76 @@
+"""Looking rows up, and pooling them, in plain differentiable torch.
+
+A table is seen by autograd through a stand-in: a leaf of the table's shape, in the dtype of its
+gradient (float32 at least, also for a table in half precision), that has one number of memory. The
+gradient of the stand-in is sparse: a row for each lookup. Where a table is used more than once in a
+graph, autograd puts these rows one after the other. So they arrive together, once a backward pass.
+"""
+
+from typing import Any
+
+import torch
+from torch.autograd.function import FunctionCtx
+
+from keyedopt.reference.embedding.config import PoolingType
+
+
+def gradient_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which rows of a table are read and differentiated."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def stand_in(weight: torch.Tensor) -> torch.Tensor:
+    """Make the leaf through which autograd sees a table."""
+    one = torch.zeros((), dtype=gradient_dtype(weight.dtype), device=weight.device)
+    return one.expand(weight.shape).requires_grad_()
+
+
+class _Gather(torch.autograd.Function):
+    """``weight[rows]``, differentiable by the stand-in of the table."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(rows)
+        ctx.shape = weight.shape
+        return weight.detach()[rows].to(leaf.dtype)
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *grads: Any) -> Any:
+        (rows,) = ctx.saved_tensors  # type: ignore[attr-defined]
+        shape: torch.Size = ctx.shape  # type: ignore[attr-defined]
+        sparse = torch.sparse_coo_tensor(rows[None], grads[0].detach(), shape, check_invariants=False)
+        return sparse, None, None
+
+
+def gather(weight: torch.Tensor, leaf: torch.Tensor | None, rows: torch.Tensor) -> torch.Tensor:
+    """Return the rows, in float32 at least: (R, D), (N,) → (N, D).
+
+    Args:
+        weight: the table, (R, D).
+        leaf: its stand-in, whose gradient is wanted; None where there is none to take.
+        rows: checked row numbers, (N,).
+    """
+    if leaf is None:
+        return weight.detach()[rows].to(gradient_dtype(weight.dtype))
+    gathered: torch.Tensor = _Gather.apply(leaf, weight, rows)  # type: ignore[no-untyped-call]
+    return gathered
+
+
+def pool(
+    rows: torch.Tensor, offsets: torch.Tensor, weights: torch.Tensor | None, kind: PoolingType
+) -> torch.Tensor:
+    """Make one row of each bag: (N, D), (B + 1,) → (B, D); an empty bag gives zeros.
+
+    With r the rows of a bag and c their weights (1 without)::
+
+        SUM     Σ cᵢ rᵢ
+        MEAN    Σ cᵢ rᵢ / n     n the number of rows of the bag, whatever their weights
+    """
+    if weights is not None:
+        rows = rows * weights.to(rows.dtype)[:, None]
+    lengths = offsets.diff()
+    bags = torch.repeat_interleave(torch.arange(len(lengths), device=rows.device), lengths)
+    pooled = rows.new_zeros(len(lengths), rows.shape[1]).index_add(0, bags, rows)
+    if kind is PoolingType.MEAN:
+        pooled = pooled / lengths.clamp(min=1)[:, None]
+    return pooled

@@ -1,0 +1,191 @@
+"""The optimizer of an embedding module: it updates in the backward pass, by the unfused one's rule."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import optim
+
+from keyedopt.reference._backward_clip import BackwardClip
+from keyedopt.reference._rule_optimizer import RuleOptimizer
+from keyedopt.reference.embedding.backward import Gradients
+from keyedopt.reference.embedding.keys import COUNTING, live
+from keyedopt.reference.embedding.plans import algorithm, initial_state, make_plan, rule_class
+from keyedopt.reference.fused import FusedOptimizer
+from keyedopt.reference.rules import Rows, coalesce
+from keyedopt.reference.window import Window
+
+
+@dataclass
+class _Update:
+    """What a step is about to do to a table."""
+
+    weight: torch.Tensor
+    rows: torch.Tensor
+    grads: torch.Tensor
+    targets: Sequence[torch.Tensor] = ()
+    new: Sequence[torch.Tensor] = ()
+
+
+class EmbeddingFusedOptimizer(FusedOptimizer):
+    """The keyed optimizer of the tables of an embedding module; the module's backward pass calls `update`.
+
+    Parameters are named ``<table>.weight``, states ``<table>.momentum1``, ``<table>.exp_avg_sq``, …, as
+    `keyedopt.reference.embedding.keys` lists. State is there from the start, in float32 at least. Every
+    option of a group, the rate first of all, is read when the backward pass runs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__({}, {}, [])
+        self._plans: dict[torch.Tensor, RuleOptimizer] = {}
+        self._names: dict[torch.Tensor, str] = {}
+        self._clips: list[BackwardClip] = []
+
+    def step(self, closure: Any = None) -> Any:
+        """Do nothing, for the backward pass has updated the tables; a closure is evaluated."""
+        if closure is None:
+            return None
+        with torch.enable_grad():
+            return closure()
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """Do nothing: the backward pass has used the gradients up."""
+
+    def add_param_group(self, param_group: Any) -> None:
+        """Refuse: only the tables of the module have a backward pass that updates them.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("the groups of an embedding module are of its tables; optimize others elsewhere")
+
+    def clip_in_backward(self, clip: BackwardClip, inside: Sequence[BackwardClip]) -> None:
+        """Bound the gradient of every step from now on, after those bounds alone that are in `inside`."""
+        self._clips = [known for known in self._clips if known in inside] + [clip]
+
+    def use(
+        self,
+        optimizer_class: type[optim.Optimizer],
+        weights: Mapping[str, torch.Tensor],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        """Optimize tables, by name, with an optimizer of this class: one group, one set of options.
+
+        Raises:
+            ValueError: the class, or an argument of it, cannot be; nothing is changed.
+        """
+        for name, weight in weights.items():
+            had, wanted = type(self._plans.get(weight)), rule_class(optimizer_class)[0]
+            if weight in self._plans and had is not wanted:
+                raise ValueError(
+                    f"table {name!r} was created with {had.__name__}, so optimizer_class must be that, not "
+                    f"{wanted.__name__}: state of one is no state of another"
+                )
+        plan = make_plan(optimizer_class, weights, kwargs)
+        state = {weight: initial_state(plan, name, weight) for name, weight in weights.items()}
+        for weight, entry in state.items():
+            if weight in self.state and self.state[weight].keys() != entry.keys():
+                have = list(self.state[weight])
+                raise ValueError(f"optimizer_kwargs must go with the state that there is, {have}")
+        for group in self.param_groups:  # a table is in one group
+            group["params"] = [one for one in group["params"] if one not in state]
+        self.param_groups[:] = [group for group in self.param_groups if group["params"]]
+        for name, weight in weights.items():
+            self._plans[weight], self._names[weight] = plan, name
+            self.params[f"{name}.weight"] = weight
+            self.state.setdefault(weight, state[weight])
+        self.param_groups.append(plan.param_groups[0])
+
+    def follow(self) -> None:
+        """Move the state to where the tables are."""
+        for weight, entry in self.state.items():
+            for value in entry.values():
+                if isinstance(value, Window):
+                    value.to(weight.device)
+                else:
+                    value.data = value.data.to(weight.device)
+
+    # --- the update -------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def update(self, gradients: Gradients) -> None:
+        """Take a step with the gradients of one backward pass; all of it is computed before any is written.
+
+        Raises:
+            RuntimeError: a gradient is not finite and ``error_if_nonfinite`` is set.
+            ValueError: an option has been set to what it cannot be.
+        """
+        waiting: list[tuple[Window, torch.Tensor, torch.Tensor]] = []
+        updates: list[_Update] = []
+        for weight, (rows, grads) in gradients:
+            group = self._checked_group(weight, grads)
+            window = self.state[weight].get(f"{self._names[weight]}.window")
+            if window is not None and window.count + 1 < group["accumulate_step"]:
+                waiting.append((window, rows, grads))
+                continue
+            if window is not None:
+                rows, grads = window.with_(rows, grads)
+            listed = _listed(weight, *coalesce(rows, grads), Rows(group["rows"]))
+            self._check_finite(weight, listed[1])  # a sum may overflow
+            updates.append(_Update(weight, *listed))
+        for clip in self._clips:
+            clip.apply([update.grads for update in updates])
+        for update in updates:
+            self._compute(update)
+        # from here on nothing is refused
+        for window, rows, grads in waiting:
+            window.add(rows, grads)
+        for update in updates:
+            self._write(update)
+
+    def _group(self, weight: torch.Tensor) -> Mapping[str, Any]:
+        return next(group for group in self.param_groups if any(weight is one for one in group["params"]))
+
+    def _checked_group(self, weight: torch.Tensor, grads: torch.Tensor) -> Mapping[str, Any]:
+        name = self._names[weight]
+        group = self._group(weight)
+        self._plans[weight].check_options(group)
+        if group.get("lr_decay") and f"{name}.iter" not in self.state[weight]:
+            raise ValueError("lr_decay was 0 when the state was made, so there is no count to decay by")
+        self._check_finite(weight, grads)
+        return group
+
+    def _check_finite(self, weight: torch.Tensor, grads: torch.Tensor) -> None:
+        if self._group(weight)["error_if_nonfinite"] and not bool(grads.isfinite().all()):
+            name = self._names[weight]
+            raise RuntimeError(f"the gradient of table {name!r} is not finite: error_if_nonfinite refuses it")
+
+    def _compute(self, update: _Update) -> None:
+        """Apply the unfused optimizer's rule, with its options for this step, to copies of the rows."""
+        name, plan = self._names[update.weight], self._plans[update.weight]
+        entry = self.state[update.weight]
+        state = live(entry, algorithm(plan), name)
+        if algorithm(plan) in COUNTING:
+            state.setdefault("step", entry.get(f"{name}.iter", torch.zeros(1))[0] + 1)
+        rule, names = plan.rule(self._group(update.weight), state, False)
+        update.targets = [update.weight.detach(), *(state[key] for key in names)]
+        old = [tensor[update.rows] for tensor in update.targets]
+        update.new = rule(old[0], update.grads, *old[1:])
+
+    def _write(self, update: _Update) -> None:
+        for tensor, new in zip(update.targets, update.new, strict=True):
+            tensor.index_copy_(0, update.rows, new)
+        name, entry = self._names[update.weight], self.state[update.weight]
+        if f"{name}.iter" in entry:
+            entry[f"{name}.iter"] += 1
+        if f"{name}.window" in entry:
+            entry[f"{name}.window"].clear()
+
+
+def _listed(
+    weight: torch.Tensor, rows: torch.Tensor, grads: torch.Tensor, which: Rows
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the rows that a step updates, and their gradients."""
+    if which is Rows.ALL:
+        every = grads.new_zeros(weight.shape)
+        return torch.arange(len(weight), device=rows.device), every.index_copy_(0, rows, grads)
+    if which is Rows.NONZERO:
+        kept = (grads != 0).any(dim=1)
+        return rows[kept], grads[kept]
+    return rows, grads

@@ -1,0 +1,77 @@
+"""What the rules share: in which precision they compute, and what they do at zero."""
+
+import torch
+from torch import Tensor
+
+from keyedopt.reference.rules.options import Decay
+
+
+def widen(tensor: Tensor) -> Tensor:
+    """Return the values in the precision of the computation: float32 at least."""
+    return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
+
+
+def narrow(values: Tensor, like: Tensor) -> Tensor:
+    """Round a result to the dtype, and give it the shape, of the tensor that it succeeds."""
+    return values.to(like.dtype).reshape(like.shape)
+
+
+def column(per_row: Tensor) -> Tensor:
+    """Make a state of one value a row, (R,) or (R, 1), a column that broadcasts over the row."""
+    return per_row.reshape(-1, 1)
+
+
+def quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """Divide, with 0 / 0 = 0: a row that never had a gradient does not move, even without eps."""
+    undefined = (numerator == 0) & (denominator == 0)
+    return torch.where(undefined, 0.0, numerator / denominator)
+
+
+def ascend(grad: Tensor, maximize: bool) -> Tensor:
+    """Return the gradient to descend along."""
+    return -widen(grad) if maximize else widen(grad)
+
+
+def decayed_grad(grad: Tensor, weight: Tensor, weight_decay: float, decay: Decay) -> Tensor:
+    """Add L2 decay to the gradient, where that is what decay means."""
+    return grad + weight_decay * weight if decay is Decay.L2 and weight_decay else grad
+
+
+def decoupled(weight: Tensor, weight_decay: float, decay: Decay) -> Tensor | float:
+    """Return what decoupled decay adds to the direction of a step."""
+    return weight_decay * weight if decay is Decay.DECOUPLED and weight_decay else 0.0
+
+
+def row_mean_square(values: Tensor) -> Tensor:
+    """Return mean(x²) of every row, as a column."""
+    return values.square().mean(dim=1, keepdim=True)
+
+
+def row_norm(values: Tensor) -> Tensor:
+    """Return ‖x‖₂ of every row, as a column, safe from overflow and underflow of the squares."""
+    largest = values.abs().amax(dim=1, keepdim=True) if values.shape[1] else values.new_zeros(len(values), 1)
+    power = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - 1)  # division is exact
+    scale = torch.where((largest > 0) & largest.isfinite(), power, 1.0)
+    return scale * (values / scale).square().sum(dim=1, keepdim=True).sqrt()
+
+
+def trust_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """Return the ratio of two norms, and 1 where either is zero."""
+    return torch.where((numerator == 0) | (denominator == 0), 1.0, numerator / denominator)
+
+
+def limit_norm(weight: Tensor, max_norm: float | None) -> Tensor:
+    """Scale the rows longer than `max_norm` down to it; None limits nothing."""
+    if max_norm is None:
+        return weight
+    norm = row_norm(weight)
+    return torch.where(norm > max_norm, weight * (max_norm / norm), weight)
+
+
+def bias_correction(beta: float, step: int | float | Tensor, like: Tensor) -> Tensor | float:
+    """Return 1 − βᵗ, for one count t of all steps, or for a count a row (R,) as a column."""
+    if not isinstance(step, Tensor):
+        return 1.0 - beta**step
+    exact = 1.0 - torch.as_tensor(beta, dtype=torch.float64, device=step.device) ** step.double()
+    per_row = exact.reshape((-1, *[1] * (like.ndim - 1))) if step.ndim else exact
+    return per_row.to(like.dtype)

@@ -1,0 +1,59 @@
+"""LAMB: Adam's direction, at the length of the row."""
+
+from torch import Tensor
+
+from keyedopt.reference.rules import arithmetic
+from keyedopt.reference.rules.adam import moments
+from keyedopt.reference.rules.arithmetic import ascend, decayed_grad, narrow, row_norm, trust_ratio, widen
+from keyedopt.reference.rules.options import Decay
+
+
+def lamb(
+    weight: Tensor,
+    grad: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    *,
+    step: int | float | Tensor,
+    lr: float | Tensor,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float = 0.0,
+    decay: Decay = Decay.DECOUPLED,
+    maximize: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Scale the step of a row to the norm of the row.
+
+    .. math::
+        m &\leftarrow \beta_1 m + (1 - \beta_1) g, \qquad
+        v \leftarrow \beta_2 v + (1 - \beta_2) g^2 \\
+        r &= \frac{m / (1 - \beta_1^t)}{\sqrt{v / (1 - \beta_2^t)} + \epsilon} + \lambda w \\
+        w &\leftarrow w - \gamma \frac{\lVert w \rVert}{\lVert r \rVert} r
+
+    The ratio of the norms is 1 where either is zero: a row of zeros leaves its place, and a row without a
+    direction stays. FBGEMM has no such guard.
+
+    Args:
+        weight: (R, D).
+        grad: (R, D); a row once, duplicates summed.
+        exp_avg: m, (R, D).
+        exp_avg_sq: v, (R, D).
+        step: t, counted from 1, of this step: one for all, or one a row (R,).
+        lr: γ.
+        betas: β₁ and β₂.
+        eps: ε.
+        weight_decay: λ.
+        decay: what λ does; L2 adds λw to g instead.
+        maximize: ascend.
+
+    Returns:
+        weight, exp_avg, exp_avg_sq, in their own dtypes and shapes, computed in float32 at least.
+
+    Source: You et al. 2020; FBGEMM's LAMB. The paper's norms are of a layer, these of a row.
+    """
+    w = widen(weight)
+    g = decayed_grad(ascend(grad, maximize), w, weight_decay, decay)
+    m, v, direction = moments(g, g.square(), exp_avg, exp_avg_sq, step=step, betas=betas, eps=eps)
+    r = direction + arithmetic.decoupled(w, weight_decay, decay)
+    w = w - lr * trust_ratio(row_norm(w), row_norm(r)) * r
+    return narrow(w, weight), narrow(m, exp_avg), narrow(v, exp_avg_sq)

@@ -1,0 +1,56 @@
+"""Partial row-wise Adam: Adam with one second moment a row."""
+
+from torch import Tensor
+
+from keyedopt.reference.rules import arithmetic
+from keyedopt.reference.rules.adam import moments
+from keyedopt.reference.rules.arithmetic import ascend, decayed_grad, narrow, widen
+from keyedopt.reference.rules.options import Decay
+
+
+def partial_rowwise_adam(
+    weight: Tensor,
+    grad: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    *,
+    step: int | float | Tensor,
+    lr: float | Tensor,
+    betas: tuple[float, float],
+    eps: float,
+    weight_decay: float = 0.0,
+    decay: Decay = Decay.DECOUPLED,
+    maximize: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Step along the mean gradient over the root of the row's mean square.
+
+    .. math::
+        m &\leftarrow \beta_1 m + (1 - \beta_1) g, \qquad
+        v \leftarrow \beta_2 v + (1 - \beta_2) \tfrac{1}{D} \sum_d g_d^2 \\
+        w &\leftarrow w - \gamma \left(
+            \frac{m / (1 - \beta_1^t)}{\sqrt{v / (1 - \beta_2^t)} + \epsilon} + \lambda w \right)
+
+    Args:
+        weight: (R, D).
+        grad: (R, D); a row once, duplicates summed.
+        exp_avg: m, (R, D).
+        exp_avg_sq: v, (R,) or (R, 1).
+        step: t, counted from 1, of this step: one for all, or one a row (R,).
+        lr: γ.
+        betas: β₁ and β₂.
+        eps: ε.
+        weight_decay: λ.
+        decay: what λ does; L2 adds λw to g instead.
+        maximize: ascend.
+
+    Returns:
+        weight, exp_avg, exp_avg_sq, in their own dtypes and shapes, computed in float32 at least.
+
+    Source: FBGEMM's PARTIAL_ROWWISE_ADAM.
+    """
+    w = widen(weight)
+    g = decayed_grad(ascend(grad, maximize), w, weight_decay, decay)
+    square = arithmetic.row_mean_square(g)
+    m, v, direction = moments(g, square, exp_avg, exp_avg_sq, step=step, betas=betas, eps=eps)
+    w = w - lr * (direction + arithmetic.decoupled(w, weight_decay, decay))
+    return narrow(w, weight), narrow(m, exp_avg), narrow(v, exp_avg_sq)

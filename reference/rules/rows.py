@@ -1,0 +1,72 @@
+"""From the gradient of a table to its rows, and a rule applied to those rows alone."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from keyedopt.reference.rules.arithmetic import widen
+
+
+def check_rows(indices: Tensor, num_rows: int, name: str = "indices") -> None:
+    """Refuse row numbers that are no integers, or not in [0, num_rows).
+
+    Raises:
+        ValueError: naming the argument and the first bad row.
+    """
+    if indices.dtype not in (torch.int32, torch.int64):
+        raise ValueError(f"{name} must be int32 or int64, not {indices.dtype}")
+    bad = indices[(indices < 0) | (indices >= num_rows)]
+    if bad.numel():
+        raise ValueError(f"{name} must be in [0, {num_rows}), and {int(bad[0])} is not")
+
+
+def coalesce(indices: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum the gradients of the same row.
+
+    The sum is taken in float64 and rounded once, so its error does not grow with the number of
+    gradients: ten million of them, added up in float32 one by one, may be off by a tenth of Σ|g|.
+
+    Args:
+        indices: (N,) row numbers, in any order.
+        grads: (N, …) their gradients.
+
+    Returns:
+        The distinct rows (U,) in ascending order, and their gradients (U, …) in float32 at least.
+
+    >>> coalesce(torch.tensor([3, 1, 3]), torch.tensor([[1.0], [2.0], [4.0]]))
+    (tensor([1, 3]), tensor([[2.],
+            [5.]]))
+    """
+    rows, places = torch.unique(indices, return_inverse=True)
+    total = torch.zeros((len(rows), *grads.shape[1:]), dtype=torch.float64, device=grads.device)
+    total.index_add_(0, places, grads.double())
+    return rows, total.to(widen(grads[:0]).dtype)
+
+
+@torch.no_grad()
+def update_rows(
+    rule: Callable[..., tuple[Tensor, ...]],
+    weight: Tensor,
+    states: Sequence[Tensor],
+    rows: Tensor,
+    grads: Tensor,
+    **options: Any,
+) -> None:
+    """Apply a rule to some rows of a table, in place; every other row keeps its bits.
+
+    Args:
+        rule: takes (weight, grad, *states, **options) and returns the new weight and states.
+        weight: (R, …).
+        states: each (R, …): one entry a row.
+        rows: (U,) distinct row numbers.
+        grads: (U, …) their gradients.
+        options: passed on. A `step` of one count a row is given for the U rows.
+    """
+    if not len(rows):
+        return
+    tensors = [weight, *states]
+    old = [tensor.index_select(0, rows) for tensor in tensors]
+    for tensor, new in zip(tensors, rule(old[0], grads, *old[1:], **options), strict=True):
+        tensor.index_copy_(0, rows, new)

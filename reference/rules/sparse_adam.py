@@ -1,0 +1,56 @@
+"""SparseAdam: Adam for the rows that have a gradient."""
+
+from torch import Tensor
+
+from keyedopt.reference.rules.adam import adam
+from keyedopt.reference.rules.options import Decay, EpsPlacement
+
+
+def sparse_adam(
+    weight: Tensor,
+    grad: Tensor,
+    exp_avg: Tensor,
+    exp_avg_sq: Tensor,
+    *,
+    step: int | float | Tensor,
+    lr: float | Tensor,
+    betas: tuple[float, float],
+    eps: float,
+    maximize: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    r"""Adam without decay, with eps added before the bias correction.
+
+    .. math::
+        m &\leftarrow \beta_1 m + (1 - \beta_1) g, \qquad v \leftarrow \beta_2 v + (1 - \beta_2) g^2 \\
+        w &\leftarrow w - \gamma \frac{\sqrt{1 - \beta_2^t}}{1 - \beta_1^t} \frac{m}{\sqrt{v} + \epsilon}
+
+    Args:
+        weight: (R, D), the rows that have a gradient alone.
+        grad: (R, D); a row once, duplicates summed.
+        exp_avg: m, (R, D).
+        exp_avg_sq: v, (R, D).
+        step: t, counted from 1, of this step, by all steps of the parameter.
+        lr: γ.
+        betas: β₁ and β₂.
+        eps: ε.
+        maximize: ascend.
+
+    Returns:
+        weight, exp_avg, exp_avg_sq, in their own dtypes, computed in float32 at least.
+
+    Source: torch.optim.SparseAdam, whose document gives Adam's formula; it is its published code that has
+    eps before the bias correction.
+    """
+    return adam(
+        weight,
+        grad,
+        exp_avg,
+        exp_avg_sq,
+        step=step,
+        lr=lr,
+        betas=betas,
+        eps=eps,
+        decay=Decay.NONE,
+        eps_placement=EpsPlacement.BEFORE_BIAS_CORRECTION,
+        maximize=maximize,
+    )
