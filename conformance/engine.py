@@ -135,7 +135,7 @@ class Engine:
             missing = sorted(_areas(item.stash[_HEAD]["clauses"]) - self.claimed)
             inputs = item.callspec.params if hasattr(item, "callspec") else {}
             needed = [name.format(**inputs) for mark in item.iter_markers("needs") for name in mark.args]
-            missing += [name for name in needed if self.implementation.lacks(name)]
+            missing += [name for name in needed if self.surface.lacks(name)]
             if missing:
                 pytest.skip(f"not claimed: {', '.join(missing)}")
 

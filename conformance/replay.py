@@ -66,6 +66,20 @@ def _needed(name: str, statements: Sequence[ast.stmt]) -> list[ast.stmt]:
     return [statements[index] for index in sorted(needed)]
 
 
+def _imports(statements: Sequence[ast.stmt]) -> list[str]:
+    """Return what the statements import and use, a name a line: several files import the same names."""
+    used = set[str]().union(*(_used(node) for node in statements))
+    lines = []
+    for node in statements:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            single = copy.copy(node)
+            for alias in node.names:
+                single.names = [alias]
+                if _defined(single) & used:
+                    lines.append(ast.unparse(single))
+    return lines
+
+
 @functools.cache
 def _source(name: str) -> list[ast.stmt]:
     path = SUITE / f"{name}.py"
@@ -107,7 +121,7 @@ def script(run: Result, case: Case) -> str:
     if not found:
         raise ReplayError(f"the suite has no case {name} in {file}.py any more")
     call = f"{name}(Implementation(){_inputs(case, found[-1])})"
-    imports = [ast.unparse(node) for node in parts if isinstance(node, ast.Import | ast.ImportFrom)]
+    imports = _imports(parts)
     bodies = [ast.unparse(node) for node in parts if not isinstance(node, ast.Import | ast.ImportFrom)]
     about = run.implementation
     if not about.get("places"):

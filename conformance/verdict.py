@@ -31,11 +31,11 @@ class Verdict:
         clauses: the outcome of every clause that was in the run.
         counts: passed over total, by area and level.
         unsupported: areas that the implementation does not claim.
-        unchecked: clauses of claimed areas whose cases all need an area that is not claimed.
+        unchecked: clauses of claimed areas whose cases all need an area, or a name, that is not claimed.
         conformant: no ``must`` clause failed, known failures included, and every claimed ``must``
             was looked at.
         green: the gate: nothing but known failures failed at its level, the list of known failures
-            is true, and every required area is there.
+            is true, and every required area is there with all of its musts.
         reasons: why it is not green, one line each.
     """
 
@@ -102,6 +102,12 @@ def judge(result: Result) -> Verdict:
         reasons.append("no clause was looked at")
     missing = [area for area in options.get("require_areas") or () if area not in claimed]
     reasons += [f"the area {area} is required, and not claimed" for area in missing]
+    lost = [clause for clause in unchecked if level_of(clause) == "must"]
+    reasons += [
+        f"{clause}: its area is required, and it needs what is not claimed"
+        for clause in lost
+        if spec.clauses()[clause].area in (options.get("require_areas") or ())
+    ]
     reasons += result.expectations.get("problems", ())
     return Verdict(
         clauses=outcomes,

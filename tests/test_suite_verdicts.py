@@ -96,6 +96,6 @@ def test_a_finding_runs_as_a_script(torchrec):
 
 def test_what_only_subclasses_torchrec_gets_the_verdicts_of_torchrec(on_torchrec, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "targets"))
-    subclassed = runner.run("subclassed_torchrec")
+    subclassed = runner.run("subclassed_torchrec:IMPLEMENTATION")
     seen = {case.case: (case.outcome, case.observed) for case in on_torchrec.cases}
     assert {case.case: (case.outcome, case.observed) for case in subclassed.cases} == seen
