@@ -1,0 +1,30 @@
+"""Rounding of weights to half precision: to nearest, or stochastically."""
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def round_into(weight: Tensor, values: Tensor, seed: int | None) -> None:
+    """Write values of float32 into a weight.
+
+    Args:
+        weight: float16 or bfloat16.
+        values: as `weight`, in float32.
+        seed: None rounds to nearest; else a value between two numbers becomes either of them, with a
+            probability that makes it right in the mean: what is too small to move the weight in one step
+            moves it in many. The same seed rounds alike.
+    """
+    if seed is None:
+        weight.copy_(values)
+        return
+    info = torch.finfo(weight.dtype)
+    generator = torch.Generator(values.device).manual_seed(seed)
+    draws = torch.rand(values.shape, generator=generator, device=values.device, dtype=values.dtype)
+    steps = info.eps * 2**23  # float32's steps in one of the weight's: draws on that grid add up exactly
+    draws = draws.mul_(steps).floor_().div_(steps)
+    exponent = torch.frexp(values).exponent.sub_(1).clamp_(min=math.frexp(info.tiny)[1] - 1)
+    spacing = torch.ldexp(torch.full_like(values, info.eps), exponent)
+    rounded = values.div(spacing).add_(draws).floor_().mul_(spacing).clamp_(-info.max, info.max)
+    weight.copy_(torch.where(values.abs() <= info.max, rounded, values))

@@ -1,0 +1,218 @@
+"""The algorithms in plain torch: the rows of a table and their state, updated in place, all at once.
+
+The formulas are those of `keyedopt.reference.rules`. Each takes the weight in the precision of the
+computation, float32 at least, and writes weight and state; the gradient is only read.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from keyedopt.fused.backends.interface import Step
+from keyedopt.fused.backends.rounding import round_into
+
+WIDE = (torch.float32, torch.float64)
+#: A number, or a tensor of one number, or of one a row.
+Number = Any
+
+
+def update(
+    step: Step, weight: Tensor, grad: Tensor, states: Sequence[Tensor] = (), counts: Tensor | None = None
+) -> None:
+    """Update rows in place.
+
+    Args:
+        step: the formula and its numbers.
+        weight: (U, D), rows that were gathered or a whole table; any shape where no rows are needed.
+        grad: as `weight`, every row once; it is left alone.
+        states: as `ALGORITHMS` lists them, for these rows; contiguous where they have one number a row.
+        counts: (U,) the steps of each row before this one, where bias is corrected by row; counted up.
+    """
+    count: Number = step.count
+    if counts is not None:
+        counts += 1
+        count = counts.reshape(-1, *[1] * (weight.ndim - 1))
+    w = _wide(weight)
+    g = grad.to(w.dtype)
+    if step.maximize:
+        g = -g
+    if step.decay == "l2" and step.weight_decay:
+        g = torch.add(g, w, alpha=step.weight_decay)
+    wide = [_wide(state) for state in states]
+    RULES[step.algorithm](w, g, wide, step, count)
+    for tensor, new in zip(states, wide, strict=True):
+        if new is not tensor:
+            tensor.copy_(new)
+    if w is not weight:
+        round_into(weight, w, step.seed)
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype in WIDE else tensor.float()
+
+
+# --- the formulas ---------------------------------------------------------------------------------
+
+
+def _sgd(w: Tensor, g: Tensor, states: Sequence[Tensor], step: Step, count: Number) -> None:
+    if states:
+        (b,) = states
+        if step.first:
+            b.copy_(g)
+        else:
+            b.mul_(step.momentum).add_(g, alpha=1 - step.dampening)
+        g = torch.add(g, b, alpha=step.momentum) if step.nesterov else b
+    _decouple(w, step)
+    if isinstance(step.lr, Tensor):
+        w -= g * step.lr
+    else:
+        w.add_(g, alpha=-step.lr)
+
+
+def _adagrad(w: Tensor, g: Tensor, states: Sequence[Tensor], step: Step, count: Number) -> None:
+    (s,) = states
+    s.addcmul_(g, g)
+    _decouple(w, step)
+    _descend(w, g, s.sqrt(), step.eps, _falling_rate(step, count))
+
+
+def _rowwise_adagrad(w: Tensor, g: Tensor, states: Sequence[Tensor], step: Step, count: Number) -> None:
+    s = states[0].view(-1, 1)
+    s += _mean_square(g)
+    _decouple(w, step)
+    _descend(w, g, s.sqrt(), step.eps, _falling_rate(step, count))
+    if step.max_norm is not None:
+        length = row_norm(w)
+        w *= torch.where(length > step.max_norm, step.max_norm / length, 1.0).to(w.dtype)
+
+
+def _adam(w: Tensor, g: Tensor, states: Sequence[Tensor], step: Step, count: Number) -> None:
+    m, v = states
+    v.mul_(step.betas[1]).addcmul_(g, g, value=1 - step.betas[1])
+    m.mul_(step.betas[0]).add_(g, alpha=1 - step.betas[0])
+    first, second = (_correction(beta, count, w) for beta in step.betas)
+    _decouple(w, step)
+    if step.eps_placement == "before_bias_correction":
+        _descend(w, m, v.sqrt(), step.eps, step.lr * (second**0.5 / first))
+    else:
+        _descend(w, m, (v / second).sqrt_(), step.eps, step.lr / first)
+
+
+def _partial_rowwise_adam(w: Tensor, g: Tensor, states: Sequence[Tensor], step: Step, count: Number) -> None:
+    m, v = states[0], states[1].view(-1, 1)
+    v.mul_(step.betas[1]).add_(_mean_square(g), alpha=1 - step.betas[1])
+    m.mul_(step.betas[0]).add_(g, alpha=1 - step.betas[0])
+    first, second = (_correction(beta, count, w) for beta in step.betas)
+    _decouple(w, step)
+    _descend(w, m, (v / second).sqrt_(), step.eps, step.lr / first)
+
+
+def _lamb(w: Tensor, g: Tensor, states: Sequence[Tensor], step: Step, count: Number) -> None:
+    m, v = states
+    v.mul_(step.betas[1]).addcmul_(g, g, value=1 - step.betas[1])
+    m.mul_(step.betas[0]).add_(g, alpha=1 - step.betas[0])
+    _trusted(w, m, v, step, count)
+
+
+def _partial_rowwise_lamb(w: Tensor, g: Tensor, states: Sequence[Tensor], step: Step, count: Number) -> None:
+    m, v = states[0], states[1].view(-1, 1)
+    v.mul_(step.betas[1]).add_(_mean_square(g), alpha=1 - step.betas[1])
+    m.mul_(step.betas[0]).add_(g, alpha=1 - step.betas[0])
+    _trusted(w, m, v, step, count)
+
+
+def _lars_sgd(w: Tensor, g: Tensor, states: Sequence[Tensor], step: Step, count: Number) -> None:
+    (b,) = states
+    length = row_norm(w)
+    rate = step.lr * _ratio(step.eta * length, row_norm(g) + step.weight_decay * length)
+    if step.weight_decay:
+        g = torch.add(g, w, alpha=step.weight_decay)
+    b.mul_(step.momentum).addcmul_(g, rate.to(w.dtype))
+    w -= b
+
+
+RULES: dict[str, Callable[[Tensor, Tensor, Sequence[Tensor], Step, Number], None]] = {
+    "sgd": _sgd,
+    "adagrad": _adagrad,
+    "rowwise_adagrad": _rowwise_adagrad,
+    "adam": _adam,
+    "sparse_adam": _adam,
+    "partial_rowwise_adam": _partial_rowwise_adam,
+    "lamb": _lamb,
+    "partial_rowwise_lamb": _partial_rowwise_lamb,
+    "lars_sgd": _lars_sgd,
+}
+
+
+# --- what they share ------------------------------------------------------------------------------
+
+
+def _mean_square(values: Tensor) -> Tensor:
+    """Return mean(x²) of every row as a column."""
+    return values.square().mean(dim=1, keepdim=True)
+
+
+def _correction(beta: float, count: Number, like: Tensor) -> Number:
+    """Return 1 − βᵗ, taken in float64: one number, or a column of one a row."""
+    if not isinstance(count, Tensor):
+        return 1.0 - beta**count
+    exact = 1.0 - torch.pow(beta, count.to(like.device, torch.float64))
+    return exact.to(like.dtype)
+
+
+def _falling_rate(step: Step, count: Number) -> Number:
+    """Return lr / (1 + (t − 1) lr_decay)."""
+    return step.lr / (1 + (count - 1) * step.lr_decay) if step.lr_decay else step.lr
+
+
+def _decouple(w: Tensor, step: Step) -> None:
+    """Shrink the weight by decoupled decay."""
+    if step.decay == "decoupled" and step.weight_decay:
+        w *= 1.0 - step.lr * step.weight_decay
+
+
+def _descend(w: Tensor, numerator: Tensor, root: Tensor, eps: float, rate: Number) -> None:
+    """Step by rate · numerator / (root + eps), with 0 / 0 = 0; `root` is overwritten."""
+    denominator = _with_eps(root, numerator, eps)
+    if isinstance(rate, Tensor):
+        w -= numerator / denominator * rate
+    else:
+        w.addcdiv_(numerator, denominator, value=-rate)
+
+
+def _with_eps(root: Tensor, numerator: Tensor, eps: float) -> Tensor:
+    """Return root + eps; where that is zero like the numerator, a one, to make the quotient zero."""
+    root.add_(eps)
+    if eps > torch.finfo(root.dtype).tiny:
+        return root
+    # Any other number over zero stays infinite: its square was lost, and that must be seen.
+    return root.expand_as(numerator).masked_fill((root == 0) & (numerator == 0), 1.0)
+
+
+def _trusted(w: Tensor, m: Tensor, v: Tensor, step: Step, count: Number) -> None:
+    """Step along Adam's direction, with decay, at the length of the row."""
+    first, second = (_correction(beta, count, w) for beta in step.betas)
+    r = (m / first).div_(_with_eps((v / second).sqrt_(), m, step.eps))
+    if step.decay == "decoupled" and step.weight_decay:
+        r.add_(w, alpha=step.weight_decay)
+    rate = step.lr * _ratio(row_norm(w), row_norm(r))
+    w.addcmul_(r, rate.to(w.dtype), value=-1)
+
+
+def row_norm(values: Tensor) -> Tensor:
+    """Return ‖x‖₂ of every row as a column of float64, in which no square of a float32 is lost."""
+    if values.dtype is not torch.float64:
+        return torch.linalg.vector_norm(values, dim=1, keepdim=True, dtype=torch.float64)
+    if not values.shape[1]:
+        return values.new_zeros(len(values), 1)
+    largest = values.abs().amax(dim=1, keepdim=True)
+    power = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - 1)  # division is exact
+    scale = torch.where((largest > 0) & largest.isfinite(), power, 1.0)
+    return torch.linalg.vector_norm(values / scale, dim=1, keepdim=True) * scale
+
+
+def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """Return the ratio of two norms, and 1 where either is zero."""
+    return torch.where((numerator == 0) | (denominator == 0), 1.0, numerator / denominator)
