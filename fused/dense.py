@@ -21,7 +21,7 @@ def update(step: Step, work: Sequence[Work], names: Sequence[str]) -> None:
     """Update parameters by dense gradients, in place.
 
     Args:
-        step: the formula; its count is that of all of them, or None where each has it on its own device.
+        step: the formula; its count is that of all of them, unless it is on a device: then each has its own.
         work: parameters, gradients of the same shape, and states by name.
         names: the state tensors, as `ALGORITHMS` orders them.
     """
@@ -29,15 +29,15 @@ def update(step: Step, work: Sequence[Work], names: Sequence[str]) -> None:
     together: dict[tuple[torch.device, torch.dtype], list[Work]] = {}
     for param, grad, state in work:
         tensors = [param, grad, *(state[name] for name in names)]
-        if call is not None and _exact(step, state, names) and _plain(tensors):
+        if call is not None and _exact(step, state, names) and _plain(tensors, step):
             together.setdefault((param.device, param.dtype), []).append((param, grad, state))
         else:
             _update_one(step, param, grad, state, names)
-    for (device, dtype), same in together.items():
+    for (device, _), same in together.items():
         assert call is not None
         params, grads = [param for param, _, _ in same], [grad for _, grad, _ in same]
         states = [[state[name] for _, _, state in same] for name in names]
-        call(step, params, grads, states, _counts(step, same, device), _rate(step, dtype))
+        call(step, params, grads, states, _counts(step, same, device), _rate(step))
 
 
 # --- torch's kernels ------------------------------------------------------------------------------
@@ -45,8 +45,6 @@ def update(step: Step, work: Sequence[Work], names: Sequence[str]) -> None:
 
 def _exact(step: Step, state: dict[str, Any], names: Sequence[str]) -> bool:
     """Whether torch's kernel has the formula, options included."""
-    if isinstance(step.lr, Tensor) and state_dtype_is_double(state, names):
-        return False
     if step.algorithm == "sgd":
         return not (step.decay == "decoupled" and step.weight_decay) and bool(names) == bool(step.momentum)
     if step.eps <= torch.finfo(torch.float32).tiny:  # 0 / 0 is NaN there
@@ -56,14 +54,11 @@ def _exact(step: Step, state: dict[str, Any], names: Sequence[str]) -> bool:
     return step.eps_placement == "inside_denominator" and state["step"].ndim == 0
 
 
-def state_dtype_is_double(state: dict[str, Any], names: Sequence[str]) -> bool:
-    """Whether the kernel would round a rate on the device, which it takes in float32 only."""
-    return any(state[name].dtype is torch.float64 for name in names)
-
-
-def _plain(tensors: Sequence[Tensor]) -> bool:
+def _plain(tensors: Sequence[Tensor], step: Step) -> bool:
     """Whether torch's kernels take these: alike, contiguous, and no halves, whose state they round."""
     first = tensors[0]
+    if isinstance(step.lr, Tensor) and first.dtype is torch.float64:  # they take such a rate in float32
+        return False
     return first.dtype in torch_rules.WIDE and all(
         type(tensor) in (Tensor, torch.nn.Parameter)
         and tensor.dtype is first.dtype
@@ -76,13 +71,12 @@ def _plain(tensors: Sequence[Tensor]) -> bool:
 
 def _counts(step: Step, same: Sequence[Work], device: torch.device) -> list[Tensor]:
     """Return the counts as the kernels take them: float32, on the device of the parameters."""
-    if step.count is None:
-        counts = [state["step"] for _, _, state in same]
-        return list(torch.stack(counts).float().unbind())
+    if isinstance(step.count, Tensor):
+        return list(torch.stack([state["step"] for _, _, state in same]).float().unbind())
     return [torch.full((), float(step.count), device=device)] * len(same)
 
 
-def _rate(step: Step, dtype: torch.dtype) -> Any:
+def _rate(step: Step) -> Any:
     return step.lr.float() if isinstance(step.lr, Tensor) else step.lr
 
 
@@ -148,9 +142,8 @@ KERNELS: dict[str, Callable[..., None]] = {"sgd": _sgd, "adagrad": _adagrad, "ad
 def _update_one(step: Step, param: Tensor, grad: Tensor, state: dict[str, Any], names: Sequence[str]) -> None:
     """Update a parameter by the rules in torch, so many rows at a time as a cache holds."""
     counts = state.get("step")
-    if step.count is None:
-        step = replace(step, count=counts)
     if counts is None or not counts.ndim:
+        step = replace(step, count=counts) if isinstance(step.count, Tensor) else step
         counts = None
     tensors = [param, grad, *(state[name] for name in names)]
     if counts is not None:

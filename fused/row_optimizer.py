@@ -1,10 +1,12 @@
 """What the dense and sparse optimizers share: options, state, and how a step reaches the fast kernels."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from keyedopt.fused import dense, sparse_rows
@@ -14,8 +16,6 @@ from keyedopt.reference.rules.options import Rows
 
 #: The options of a group that are numbers of a `Step` of the same name.
 NUMBERS = ("eps", "weight_decay", "momentum", "dampening", "nesterov", "eta", "lr_decay", "max_norm")
-#: A parameter of a step, its gradient, and its state.
-Work = tuple[Tensor, Tensor, dict[str, Any]]
 
 
 class RowOptimizer(Optimizer):
@@ -44,7 +44,7 @@ class RowOptimizer(Optimizer):
         """Return the state of a parameter before its first step, in the parameter's dtype."""
         raise NotImplementedError
 
-    def state_names(self, group: Mapping[str, Any]) -> tuple[str, ...]:
+    def state_names(self, state: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the names of the state tensors, in the order in which backends take them."""
         return ALGORITHMS[self.algorithm]
 
@@ -121,28 +121,44 @@ class RowOptimizer(Optimizer):
 
     def update(self, group: dict[str, Any], given: list[tuple[Tensor, Tensor]]) -> None:
         """Update some parameters of a group by their gradients."""
-        steps: dict[tuple[Any, bool], list[Work]] = {}
+        alike: dict[Any, list[dense.Work]] = {}
+        on_devices: list[Tensor] = []
         for param, grad in given:
             state = self.state[param]
             first = not state
             if first:
                 state.update(self.initial_state(param, group))
-            steps.setdefault((self.counted(state), first), []).append((param, grad, state))
-        names = self.state_names(group)
-        for (count, first), work in steps.items():
-            step = self.make_step(group, count, first)
-            rows = Rows(group["rows"])
-            rest = dense.update(step, work, names) if rows is not Rows.NONZERO else work
-            for param, grad, state in rest:
-                sparse_rows.update(step, param, grad, state, names, rows)
+            count = state.get("step", 1)
+            if isinstance(count, Tensor):
+                if count.ndim:  # a count a row, which the backend moves
+                    count = 1
+                elif count.device.type == "cpu":
+                    count += 1
+                    count = int(count)
+                else:
+                    on_devices.append(count)
+                    count = None
+            alike.setdefault((count, first, self.state_names(state)), []).append((param, grad, state))
+        if on_devices:
+            torch._foreach_add_(on_devices, 1)
+        for (count, first, names), work in alike.items():
+            if count is None:
+                count = work[0][2]["step"]
+            self.update_alike(self.make_step(group, count, first), work, names, Rows(group["rows"]))
 
-    def counted(self, state: dict[str, Any]) -> Any:
-        """Count a step, and return its number; a count a row is the backend's."""
-        count = state.get("step")
-        if count is None or count.ndim:
-            return 1
-        count += 1
-        return int(count) if count.device.type == "cpu" else count
+    def update_alike(
+        self, step: Step, work: list[dense.Work], names: tuple[str, ...], which: Rows
+    ) -> None:
+        """Update parameters by one step, those with a sparse gradient through a backend."""
+        whole = [item for item in work if not item[1].is_sparse and which is not Rows.NONZERO]
+        listed = [item for item in work if item[1].is_sparse or which is Rows.NONZERO]
+        if whole:
+            dense.update(step, whole, names)
+        if isinstance(step.count, Tensor):
+            for item in listed:
+                sparse_rows.update(replace(step, count=item[2]["step"]), [item], names, which)
+        elif listed:
+            sparse_rows.update(step, listed, names, which)
 
     # --- loading --------------------------------------------------------------------------------
 
@@ -167,6 +183,8 @@ class RowOptimizer(Optimizer):
         copied = {
             name: torch.as_tensor(value).clone() for name, value in state.items() if value is not None
         }
+        if "step" in copied and copied["step"].ndim == 0:
+            copied["step"] = copied["step"].to(count_device(param))
         got = {name: tuple(value.shape) for name, value in copied.items()}
         if got != wanted:
             raise ValueError(f"the state of a parameter {tuple(param.shape)} must be {wanted}, and is {got}")
@@ -177,3 +195,28 @@ class RowOptimizer(Optimizer):
         for group in self.param_groups:  # of a checkpoint that is older than an option
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
+
+
+def counter(param: Tensor) -> Tensor:
+    """Return a count of steps: float64, which torch's own optimizers can take over."""
+    return torch.zeros((), dtype=torch.float64, device=count_device(param))
+
+
+def count_device(param: Tensor) -> torch.device:
+    """Return where a parameter's count is: where a step can read it without synchronizing."""
+    return param.device if param.device.type == "cuda" else torch.device("cpu")
+
+
+def row_state(param: Tensor, start: float = 0.0, columns: int | None = None) -> Tensor:
+    """Return a state of one number a row: (rows,), or (rows, columns); of a DTensor, with its rows."""
+    tail = () if columns is None else (columns,)
+    if isinstance(param, DTensor) and all(kind.is_replicate() or kind.is_shard(0) for kind in param.placements):
+        local = param.to_local()
+        return DTensor.from_local(
+            local.new_full((len(local), *tail), start),
+            param.device_mesh,
+            param.placements,
+            shape=torch.Size((len(param), *tail)),
+            stride=(1,) * (1 + len(tail)),
+        )
+    return param.new_full((len(param), *tail), start).detach()

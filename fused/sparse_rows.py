@@ -1,0 +1,125 @@
+"""Gradients that list rows: checked, and handed to a backend, which sums duplicates and updates in one go."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from keyedopt.fused import dense
+from keyedopt.fused.backends import choose
+from keyedopt.fused.backends.interface import Lookup, RowGradients, Step, Table
+from keyedopt.fused.backends.torch import TorchBackend
+from keyedopt.fused.tables import TableViews
+from keyedopt.reference.rules.options import Rows
+
+# --- checks ---------------------------------------------------------------------------------------
+
+
+def check_gradient(param: Tensor, finite: bool) -> None:
+    """Refuse a gradient that no algorithm can take: layout, rows; on demand, one that is not finite."""
+    grad = param.grad
+    assert grad is not None
+    values = grad
+    if grad.layout is torch.sparse_coo:
+        if grad.sparse_dim() != 1:
+            raise RuntimeError(
+                f"a sparse gradient must be so in its rows alone, not {grad.sparse_dim()} ways"
+            )
+        check_indices(grad._indices(), (len(param),))
+        values = grad._values()
+    elif grad.layout is not torch.strided:
+        raise RuntimeError(f"a gradient must be dense or sparse COO, not {grad.layout}")
+    if finite:
+        check_finite(values)
+
+
+def check_finite(values: Tensor) -> None:
+    """Refuse infinity and NaN, with a RuntimeError."""
+    if not values.isfinite().all():
+        raise RuntimeError("a gradient is not finite, and error_if_nonfinite asks to refuse it")
+
+
+def check_indices(indices: Tensor, sizes: Sequence[int]) -> None:
+    """Refuse indices (dimensions, N) of a sparse gradient that are not in a parameter, with a ValueError."""
+    if not indices.numel():
+        return
+    least, most = (extreme.tolist() for extreme in torch.aminmax(indices, dim=1))
+    for low, high, size in zip(least, most, sizes, strict=False):
+        if low < 0 or high >= size:
+            bad = low if low < 0 else high
+            raise ValueError(f"indices of the gradient must be in [0, {size}), and {bad} is not")
+
+
+# --- updates --------------------------------------------------------------------------------------
+
+
+def update(step: Step, work: Sequence[dense.Work], names: Sequence[str], which: Rows) -> None:
+    """Update parameters of one group, in place, by gradients that are sparse or of some rows only.
+
+    Args:
+        step: the formula; its count is that of all of them.
+        work: parameters, gradients, and states by name.
+        names: the state tensors, as `ALGORITHMS` orders them.
+        which: the rows to update: those given, all, or those whose gradient is not all zero.
+    """
+    alike: dict[tuple[torch.device, torch.dtype], list[dense.Work]] = {}
+    for item in work:
+        alike.setdefault((item[0].device, item[0].dtype), []).append(item)
+    for same in alike.values():
+        _update_alike(step, same, names, which)
+
+
+def _update_alike(step: Step, work: Sequence[dense.Work], names: Sequence[str], which: Rows) -> None:
+    """Update parameters of one device and dtype."""
+    views = [TableViews(step.algorithm, param, state, names, _listing(grad)) for param, grad, state in work]
+    tables = [view.table for view in views]
+    lookups = [Lookup(index, **listed(grad)) for index, (_, grad, _) in enumerate(work) if grad.is_sparse]
+    backend = TorchBackend() if any(view.unusual for view in views) else choose("auto", tables, step)
+    if which is Rows.GIVEN:
+        backend.update(tables, lookups, step)
+    else:
+        found = backend.coalesce(tables, lookups)
+        if which is Rows.ALL:
+            dense.update(step, [_spread(work[one.table], one) for one in found], names)
+            return
+        for index, (_, grad, _) in enumerate(work):
+            if not grad.is_sparse:
+                every = torch.arange(len(tables[index].weight), device=grad.device)
+                found.append(RowGradients(index, every, grad.reshape(tables[index].weight.shape)))
+        backend.update_rows(tables, [_nonzero(one) for one in found], step)
+    for view in views:
+        view.write_back()
+
+
+def _listing(grad: Tensor) -> int:
+    """Return how many of a gradient's dimensions list rows."""
+    return grad.sparse_dim() if grad.is_sparse else 1
+
+
+def listed(grad: Tensor) -> dict[str, Tensor]:
+    """Return row numbers (N,) and their gradients (N, D), as a `Lookup` without pooling has them.
+
+    What is listed in several dimensions is numbered through, as the table of `TableViews` is.
+    """
+    indices, values = grad._indices(), grad._values()
+    if len(indices) == 1:
+        rows = indices[0]
+    else:
+        rows = torch.zeros(indices.shape[1], dtype=torch.int64, device=indices.device)
+        for size, index in zip(grad.shape, indices, strict=False):
+            rows = rows * size + index
+    return {"values": rows, "grad": values.reshape(len(rows), grad.shape[len(indices) :].numel())}
+
+
+def _spread(work: dense.Work, found: RowGradients) -> dense.Work:
+    """Give every row a gradient: zero, where none is listed."""
+    param, _, state = work
+    grad = found.grads.new_zeros(len(param), found.grads.shape[1]).index_copy_(0, found.rows, found.grads)
+    return param, grad.reshape(param.shape), state
+
+
+def _nonzero(given: RowGradients) -> RowGradients:
+    """Keep the rows whose gradient is not all zero."""
+    kept = given.grads.any(dim=1)
+    return RowGradients(given.table, given.rows[kept], given.grads[kept])

@@ -1,0 +1,56 @@
+"""Parameters of any shape as the tables that backends take."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from keyedopt.fused.backends.interface import Table
+
+#: Which state tensors of an algorithm are one number a row.
+ROW_STATES = {"rowwise_adagrad": (0,), "partial_rowwise_adam": (1,), "partial_rowwise_lamb": (1,)}
+
+
+class TableViews:
+    """A parameter and its state as a `Table`: views of their memory, or copies where it has too many strides.
+
+    Args:
+        algorithm: a key of `ALGORITHMS`.
+        param: of any shape; what is listed in its first dimensions are the rows.
+        state: its state by name.
+        names: the state tensors, in order.
+        sparse: how many of its dimensions list rows.
+    """
+
+    def __init__(
+        self, algorithm: str, param: Tensor, state: Mapping[str, Any], names: Sequence[str], sparse: int = 1
+    ) -> None:
+        self._copies: list[tuple[Tensor, Tensor]] = []
+        per_row = ROW_STATES.get(algorithm, ())
+        states = [
+            state[name].view(-1) if index in per_row else self._rows(state[name], sparse)
+            for index, name in enumerate(names)
+        ]
+        counts = state.get("step")
+        counts = counts if isinstance(counts, Tensor) and counts.ndim else None
+        self.table = Table(self._rows(param, sparse), tuple(states), counts)
+        #: Whether only plain torch takes it: strides between rows, or a count that torch's optimizers can load.
+        self.unusual = counts is not None or not all(
+            tensor.is_contiguous() for tensor in (self.table.weight, *states)
+        )
+
+    def _rows(self, tensor: Tensor, sparse: int) -> Tensor:
+        """Return a tensor as (R, D)."""
+        tensor = tensor.detach()
+        if tensor.ndim == 2 and sparse == 1:
+            return tensor
+        if not tensor.is_contiguous():
+            self._copies.append((tensor, tensor.contiguous()))
+            tensor = self._copies[-1][1]
+        rows = tensor.shape[:sparse].numel()
+        return tensor.view(rows, tensor.shape[sparse:].numel())
+
+    def write_back(self) -> None:
+        """Bring copies back to where they came from."""
+        for tensor, copied in self._copies:
+            tensor.copy_(copied)
