@@ -1,0 +1,121 @@
+"""Tables that one call of a backend can take together: one optimizer group, one device, one dtype."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from keyedopt.fused.backends import choose
+from keyedopt.fused.backends.interface import Backend, Step, Table
+from keyedopt.fused.embedding.plans import as_table
+from keyedopt.fused.row_optimizer import RowOptimizer
+
+#: What a table without an optimizer is looked up for.
+READ = Step("sgd", lr=0.0)
+
+
+@dataclass(eq=False)
+class Cluster:
+    """Some tables as a backend takes them.
+
+    Args:
+        names: of the tables.
+        tables: their weights and states, live.
+        plan: their optimizer; None for tables without one.
+        group: its options, live.
+        states: all state of each table by key, live.
+        backend: what looks them up, and, as long as the options allow it, updates them.
+        wanted: the name of the backend that was asked for.
+    """
+
+    names: list[str]
+    tables: list[Table]
+    plan: RowOptimizer | None
+    group: Mapping[str, Any]
+    states: list[Mapping[str, Any]]
+    backend: Backend
+    wanted: str
+    _chosen: dict[Any, Backend] = field(default_factory=dict)
+    _read: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def backend_for(self, step: Step) -> Backend:
+        """Return what can do a step; asked once for the same options, whatever rate and count are."""
+        options = (step.weight_decay, step.decay, step.momentum, step.dampening, step.nesterov, step.eps)
+        more = (step.betas, step.lr_decay, step.max_norm, step.maximize, step.eta, step.eps_placement)
+        key = (options, more, step.seed is None, isinstance(step.lr, Tensor))
+        if key not in self._chosen:
+            self._chosen[key] = choose(self.wanted, self.tables, step)
+        return self._chosen[key]
+
+    def counter(self, index: int) -> Tensor | None:
+        """Return the count of steps of a table, (1,), where its algorithm has one."""
+        counter: Tensor | None = self.states[index].get(f"{self.names[index]}.iter")
+        return counter
+
+    def count(self, index: int) -> int:
+        """Return how many steps a table has had; from another device it is read only when it was changed."""
+        counter = self.counter(index)
+        if counter is None:
+            return 0
+        known = self._read.get(index)
+        if known is None or known[0] != counter._version:
+            known = self._read[index] = (counter._version, int(counter))
+        return known[1]
+
+    def count_up(self, indices: Sequence[int]) -> None:
+        """Count a step of these tables."""
+        counted = [(index, self.count(index), self.counter(index)) for index in indices]
+        counters = [counter for _, _, counter in counted if counter is not None]
+        if counters:
+            torch._foreach_add_(counters, 1)
+        for index, before, counter in counted:
+            if counter is not None:
+                self._read[index] = (counter._version, before + 1)
+
+    def fits(self, weights: Mapping[str, Tensor]) -> bool:
+        """Whether weights and states are still those that the tables have."""
+        for name, table, state in zip(self.names, self.tables, self.states, strict=True):
+            if table.weight is not weights[name]:
+                return False
+            values = list(state.values())
+            if any(not any(one is value for value in values) for one in table.states):
+                return False
+        return True
+
+
+def make_clusters(
+    weights: Mapping[str, Tensor],
+    plans: Mapping[str, tuple[RowOptimizer, Mapping[str, Any], Mapping[str, Any]]],
+    wanted: str,
+) -> list[Cluster]:
+    """Put tables together.
+
+    Args:
+        weights: by name.
+        plans: optimizer, group and state of those that have one, by name.
+        wanted: the name of a backend, or ``"auto"``.
+
+    Raises:
+        ValueError: the backend cannot do this.
+        RuntimeError: it is missing.
+    """
+    together: dict[Any, list[str]] = {}
+    for name, weight in weights.items():
+        group = id(plans[name][1]) if name in plans else None
+        together.setdefault((group, weight.device, weight.dtype), []).append(name)
+    clusters = []
+    for names in together.values():
+        plan, group, _ = plans.get(names[0], (None, {}, {}))
+        states = [plans[name][2] if name in plans else {} for name in names]
+        if plan is None:
+            tables = [Table(weights[name]) for name in names]
+            step = READ
+        else:
+            pairs = zip(names, states, strict=True)
+            tables = [as_table(name, weights[name], state) for name, state in pairs]
+            step = plan.make_step({**group, "lr": 0.0}, 1)
+        backend = choose(wanted, tables, step)
+        clusters.append(Cluster(names, tables, plan, group, states, backend, wanted))
+    return clusters

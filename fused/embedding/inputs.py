@@ -1,0 +1,103 @@
+"""What is looked up, checked before memory is touched: bags of row numbers by feature."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from keyedopt.reference.embedding.inputs import Features, Jagged
+
+INTEGERS = (torch.int64, torch.int32)
+
+
+def check_features(features: Features, rows: Mapping[str, int], weighted: bool) -> dict[str, Jagged]:
+    """Return what is looked up, with int64 row numbers and offsets, contiguous.
+
+    Args:
+        features: what the user gives; others than those looked up are ignored.
+        rows: for each feature that is looked up, the number of rows of its smallest table.
+        weighted: whether weights have to be there; otherwise they must not be.
+
+    Raises:
+        ValueError: names the feature and what is wrong with it.
+    """
+    if not isinstance(features, Mapping):
+        raise ValueError(
+            f"features must be a mapping from feature to (values, offsets), not {type(features).__name__}"
+        )
+    for name in rows:
+        if name not in features:
+            raise ValueError(f"features has no {name!r}: give each feature of every table, if need be empty")
+    checked = {name: _taken(name, features[name], weighted) for name in rows}
+    for name, bags in checked.items():  # what needs to read memory, after what does not
+        _check_offsets(name, bags.offsets, bags.values.numel())
+        _check_values(name, bags.values, rows[name])
+    return checked
+
+
+def _taken(name: str, given: Any, weighted: bool) -> Jagged:
+    """Check the parts of a feature as far as their memory need not be read."""
+    if not isinstance(given, Sequence) or not 2 <= len(given) <= 3:
+        raise ValueError(
+            f"feature {name!r} must be (values, offsets) or (values, offsets, weights), "
+            f"not a {type(given).__name__}"
+        )
+    values, offsets = given[0], given[1]
+    weights = given[2] if len(given) == 3 else None
+    for part, tensor in (("values", values), ("offsets", offsets)):
+        if not isinstance(tensor, Tensor):
+            raise ValueError(f"{part} of feature {name!r} must be a tensor, not a {type(tensor).__name__}")
+        if tensor.dtype not in INTEGERS:
+            raise ValueError(f"{part} of feature {name!r} must be int64 or int32, not {tensor.dtype}")
+        if tensor.dim() != 1 or tensor.layout is not torch.strided:
+            raise ValueError(f"{part} of feature {name!r} must be a vector, not {tuple(tensor.shape)}")
+    if values.device != offsets.device:
+        raise ValueError(
+            f"offsets of feature {name!r} must be on the device of its values, {values.device}, "
+            f"not on {offsets.device}"
+        )
+    if (weights is not None) != weighted:
+        must = "must be given (is_weighted is True)" if weighted else "must not be given"
+        raise ValueError(f"weights of feature {name!r} {must}")
+    if weights is not None:
+        _check_weights(name, weights, values)
+    return Jagged(values.long().contiguous(), offsets.long().contiguous(), weights)
+
+
+def _check_weights(name: str, weights: Any, values: Tensor) -> None:
+    where = f"weights of feature {name!r}"
+    if not isinstance(weights, Tensor):
+        raise ValueError(f"{where} must be a tensor, not a {type(weights).__name__}")
+    if not weights.is_floating_point():
+        raise ValueError(f"{where} must be floating point, not {weights.dtype}")
+    if weights.shape != values.shape or weights.device != values.device:
+        raise ValueError(
+            f"{where} must be like its values, {tuple(values.shape)} on {values.device}, "
+            f"not {tuple(weights.shape)} on {weights.device}"
+        )
+
+
+def _check_values(name: str, values: Tensor, rows: int) -> None:
+    if not values.numel():
+        return
+    least, most = (int(bound) for bound in torch.aminmax(values))
+    if least < 0 or most >= rows:
+        wrong = values[(values < 0) | (values >= rows)]
+        raise ValueError(
+            f"values of feature {name!r} must be row numbers from 0 to {rows - 1}, but {wrong.numel()} "
+            f"are not, the first of them {int(wrong[0])}"
+        )
+
+
+def _check_offsets(name: str, offsets: Tensor, count: int) -> None:
+    if not offsets.numel():
+        raise ValueError(f"offsets of feature {name!r} must have shape (B + 1,), not (0,)")
+    first, last = int(offsets[0]), int(offsets[-1])
+    if first != 0 or last != count:
+        raise ValueError(
+            f"offsets of feature {name!r} must go from 0 to the number of values, {count}, "
+            f"not from {first} to {last}"
+        )
+    if bool((offsets[1:] < offsets[:-1]).any()):
+        raise ValueError(f"offsets of feature {name!r} must not fall")

@@ -1,0 +1,154 @@
+"""The optimizer of an embedding module: it updates in the backward pass, with the backend of each table."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, optim
+
+from keyedopt.fused.embedding import update
+from keyedopt.fused.embedding.backward import Given
+from keyedopt.fused.embedding.clusters import Cluster, make_clusters
+from keyedopt.fused.embedding.plans import initial_state, make_plan, optimizer_class
+from keyedopt.fused.fused import FusedOptimizer
+from keyedopt.fused.row_optimizer import RowOptimizer
+from keyedopt.fused.window import Window
+
+
+class EmbeddingFusedOptimizer(FusedOptimizer):
+    """The keyed optimizer of the tables of an embedding module; the module's backward pass calls `update`.
+
+    Parameters are named ``<table>.weight``, states ``<table>.momentum1``, ``<table>.exp_avg_sq``, counts
+    ``<table>.iter`` (1,) or ``<table>.row_counter`` (R,), as in torchrec and in `keyedopt.reference`. State is
+    there from the start, in float32 at least. Every option of a group, the rate first of all, is read when the
+    backward pass runs.
+
+    Args:
+        backend: the name of a backend, or ``"auto"``.
+        rounding_seed: of stochastic rounding of tables in half precision; None rounds to nearest.
+    """
+
+    def __init__(self, backend: str = "auto", rounding_seed: int | None = None) -> None:
+        super().__init__({}, {}, [])
+        self.backend = backend
+        self._rounding_seed = rounding_seed
+        self._updates = 0
+        self._plans: dict[str, RowOptimizer] = {}
+        self._weights: dict[str, Tensor] = {}
+        self._clips: list[Any] = []
+
+    def step(self, closure: Any = None) -> Any:
+        """Do nothing, for the backward pass has updated the tables; a closure is evaluated."""
+        if closure is None:
+            return None
+        with torch.enable_grad():
+            return closure()
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """Do nothing: the backward pass has used the gradients up."""
+
+    def add_param_group(self, param_group: Any) -> None:
+        """Refuse: only the tables of the module have a backward pass that updates them.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("the groups of an embedding module are of its tables; optimize others elsewhere")
+
+    def clip_in_backward(self, clip: Any, inside: Sequence[Any]) -> None:
+        """Bound the gradient of every step from now on, after those bounds alone that are in `inside`.
+
+        Args:
+            clip: its ``apply`` is given the gradients of all tables, each row once, to change in place.
+            inside: bounds that were asked for before, and hold on.
+        """
+        self._clips = [known for known in self._clips if any(known is one for one in inside)] + [clip]
+
+    def use(
+        self, given: type[optim.Optimizer], weights: Mapping[str, Tensor], kwargs: Mapping[str, Any]
+    ) -> None:
+        """Optimize tables, by name, with an optimizer of this class: one group, one set of options.
+
+        Raises:
+            ValueError: the class, or an argument of it, cannot be, or the backend cannot do it; nothing is
+                changed.
+            RuntimeError: the backend is not there; nothing is changed.
+        """
+        wanted = optimizer_class(given)[0]
+        for name in weights:
+            had = type(self._plans.get(name))
+            if name in self._plans and had is not wanted:
+                raise ValueError(
+                    f"table {name!r} was created with {had.__name__}, so optimizer_class must be that, not "
+                    f"{wanted.__name__}: state of one is no state of another"
+                )
+        plan = make_plan(given, kwargs)
+        group = plan.param_groups[0]
+        states = {}
+        for name, weight in weights.items():
+            states[name] = initial_state(plan, name, weight)
+            have = self.state.get(weight)
+            if have is not None and have.keys() != states[name].keys():
+                raise ValueError(f"optimizer_kwargs must go with the state that there is, {list(have)}")
+        plans = {name: (plan, group, states[name]) for name in weights}
+        make_clusters(weights, plans, self.backend)  # refuses here what it would refuse later
+        chosen = list(weights.values())
+        for other in self.param_groups:  # a table is in one group
+            other["params"] = [one for one in other["params"] if not any(one is new for new in chosen)]
+        self.param_groups[:] = [other for other in self.param_groups if other["params"]]
+        for name, weight in weights.items():
+            self._plans[name], self._weights[name] = plan, weight
+            self.params[f"{name}.weight"] = weight
+            self.state.setdefault(weight, states[name])
+        group["params"] = chosen
+        self.param_groups.append(group)
+
+    def trains(self, name: str) -> bool:
+        """Whether a table has an optimizer by now."""
+        return name in self._plans
+
+    def clusters(self, weights: Mapping[str, Tensor]) -> list[Cluster]:
+        """Put the tables of the module together as backends take them, as they are now."""
+        plans = {}
+        for name, plan in self._plans.items():
+            weight = self._weights[name]
+            plans[name] = (plan, self.group_of(weight), self.state[weight])
+        return make_clusters(weights, plans, self.backend)
+
+    def group_of(self, weight: Tensor) -> Mapping[str, Any]:
+        """Return the options of a table."""
+        return next(group for group in self.param_groups if any(weight is one for one in group["params"]))
+
+    def follow(self) -> None:
+        """Move the state to where the tables are."""
+        for weight, entry in self.state.items():
+            for value in entry.values():
+                if isinstance(value, Window):
+                    value.to(weight.device)
+                else:
+                    value.data = value.data.to(weight.device)
+
+    @torch.no_grad()
+    def update(self, given: Sequence[Given]) -> None:
+        """Take a step with the gradients of one backward pass; all of it is checked before any is written.
+
+        Raises:
+            RuntimeError: a gradient is not finite and ``error_if_nonfinite`` is set.
+            ValueError: an option has been set to what it cannot be.
+        """
+        seed = None if self._rounding_seed is None else self._rounding_seed + self._updates
+        update.run(self._current(given), self._clips, seed)
+        self._updates += 1
+
+    def _current(self, given: Sequence[Given]) -> Sequence[Given]:
+        """Put lookups whose tables have got another group since the forward into clusters as they are now."""
+        if all(any(cluster.group is group for group in self.param_groups) for cluster, _ in given):
+            return given
+        places = {
+            name: (cluster, index)
+            for cluster in self.clusters(self._weights)
+            for index, name in enumerate(cluster.names)
+        }
+        moved = [(places[cluster.names[lookup.table]], lookup) for cluster, lookup in given]
+        return [(to, replace(lookup, table=index, prepared=None)) for (to, index), lookup in moved]

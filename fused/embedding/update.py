@@ -1,0 +1,162 @@
+"""One step of an embedding module, after a backward pass: checked as a whole, then written."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from keyedopt.fused.backends.interface import Backend, Lookup, RowGradients, Step
+from keyedopt.fused.embedding.backward import Given
+from keyedopt.fused.embedding.clusters import Cluster
+from keyedopt.fused.window import Window
+from keyedopt.reference.rules.options import Rows
+
+
+@dataclass(eq=False)
+class Work:
+    """What a step is about to do to some tables of a cluster that have had the same number of steps.
+
+    Args:
+        cluster: the tables.
+        step: the formula and its numbers.
+        backend: what will do it.
+        lookups: what was looked up, with gradients.
+        sums: the gradients of the rows, where they are needed before the update; else None.
+    """
+
+    cluster: Cluster
+    step: Step
+    backend: Backend
+    lookups: list[Lookup]
+    sums: list[RowGradients] | None = None
+
+
+@dataclass(eq=False)
+class Plan:
+    """All that a step will do, complete before any of it is done."""
+
+    works: list[Work] = field(default_factory=list)
+    waiting: list[tuple[Window, Tensor, Tensor]] = field(default_factory=list)
+    full: list[Window] = field(default_factory=list)
+
+
+def run(given: Iterable[Given], clips: Sequence[Any], seed: int | None) -> None:
+    """Take a step.
+
+    Args:
+        given: the lookups of a backward pass, with their gradients.
+        clips: bounds of the gradients.
+        seed: of stochastic rounding; None rounds to nearest.
+
+    Raises:
+        RuntimeError: a gradient is not finite and ``error_if_nonfinite`` is set; nothing is changed.
+        ValueError: an option has been set to what it cannot be; nothing is changed.
+    """
+    plan = Plan([work for cluster, found in _by_cluster(given) for work in _works(cluster, found, seed)])
+    summed = [work for work in plan.works if clips or _needs_sums(work.cluster.group)]
+    for work in summed:
+        _sum(work, plan)
+    for clip in clips:
+        clip.apply([one.grads for work in summed for one in work.sums or ()])
+    # from here on nothing is refused
+    for window, rows, grads in plan.waiting:
+        window.add(rows, grads)
+    for work in plan.works:
+        _write(work)
+    for window in plan.full:
+        window.clear()
+
+
+def _by_cluster(given: Iterable[Given]) -> list[tuple[Cluster, list[Lookup]]]:
+    found: dict[int, tuple[Cluster, list[Lookup]]] = {}
+    for cluster, lookup in given:
+        found.setdefault(id(cluster), (cluster, []))[1].append(lookup)
+    return list(found.values())
+
+
+def _works(cluster: Cluster, lookups: list[Lookup], seed: int | None) -> list[Work]:
+    """Check the options, and put together the tables that take the same step."""
+    plan, group = cluster.plan, cluster.group
+    assert plan is not None
+    lr = group["lr"]
+    remote = isinstance(lr, Tensor) and lr.device.type != "cpu"  # to check it would synchronize
+    plan.check_options({**group, "lr": 0.0} if remote else group)
+    if group.get("lr_decay") and cluster.counter(0) is None:
+        raise ValueError("lr_decay was 0 when the state was made, so there is no count to decay by")
+    by_count: dict[int, list[Lookup]] = {}
+    counts = {table: cluster.count(table) for table in {lookup.table for lookup in lookups}}
+    for lookup in lookups:
+        by_count.setdefault(counts[lookup.table], []).append(lookup)
+    works = []
+    for count, listed in by_count.items():
+        counter = cluster.counter(listed[0].table)
+        # On a device the count is read there: by then it has been counted up, see `_write`.
+        number = count + 1 if counter is None or counter.device.type == "cpu" else counter.reshape(())
+        step = plan.make_step(group, number)
+        if step.momentum and not cluster.tables[0].states:  # no buffer was made
+            step = replace(step, momentum=0.0, nesterov=False)
+        if seed is not None:
+            step = replace(step, seed=seed)
+        works.append(Work(cluster, step, cluster.backend_for(step), listed))
+    return works
+
+
+def _needs_sums(group: Mapping[str, Any]) -> bool:
+    rows = group.get("rows", Rows.GIVEN)
+    accumulates = bool(group.get("use_accumulate"))
+    return accumulates or bool(group["error_if_nonfinite"]) or Rows(rows) is not Rows.GIVEN
+
+
+def _sum(work: Work, plan: Plan) -> None:
+    """Sum the gradients of each row; those that have to wait for others leave the work."""
+    cluster, group = work.cluster, work.cluster.group
+    sums: list[RowGradients] = []
+    for one in work.backend.coalesce(cluster.tables, work.lookups):
+        name, rows, grads = cluster.names[one.table], one.rows, one.grads
+        if group["error_if_nonfinite"]:
+            _check_finite(name, grads)
+        window = cluster.states[one.table].get(f"{name}.window")
+        if window is not None and window.count + 1 < group["accumulate_step"]:
+            plan.waiting.append((window, rows, grads))
+            continue
+        if window is not None:
+            rows, grads = window.rounded(rows, grads)
+            plan.full.append(window)
+            if group["error_if_nonfinite"]:  # a sum may overflow
+                _check_finite(name, grads)
+        weight = cluster.tables[one.table].weight
+        sums.append(RowGradients(one.table, *_chosen(weight, rows, grads, Rows(group.get("rows", "given")))))
+    work.sums = sums
+
+
+def _chosen(weight: Tensor, rows: Tensor, grads: Tensor, which: Rows) -> tuple[Tensor, Tensor]:
+    """Return the rows that a step updates, and their gradients."""
+    if which is Rows.ALL:
+        every = grads.new_zeros(weight.shape)
+        return torch.arange(len(weight), device=rows.device), every.index_copy_(0, rows, grads)
+    if which is Rows.NONZERO:
+        kept = grads.any(dim=1)
+        return rows[kept], grads[kept]
+    return rows, grads
+
+
+def _check_finite(name: str, grads: Tensor) -> None:
+    if not bool(grads.isfinite().all()):
+        raise RuntimeError(f"the gradient of table {name!r} is not finite: error_if_nonfinite refuses it")
+
+
+def _write(work: Work) -> None:
+    cluster = work.cluster
+    listed = work.lookups if work.sums is None else work.sums
+    tables = sorted({one.table for one in listed})
+    if not tables:
+        return
+    cluster.count_up(tables)
+    if work.sums is None:
+        prepared = cluster.backend is work.backend
+        lookups = work.lookups if prepared else [replace(one, prepared=None) for one in work.lookups]
+        work.backend.update(cluster.tables, lookups, work.step)
+    else:
+        work.backend.update_rows(cluster.tables, work.sums, work.step)

@@ -1,0 +1,84 @@
+"""Gradients that wait until the window is full in which they are accumulated, each row once."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from keyedopt.fused.backends.sums import sum_rows
+
+
+class Window:
+    """The sums of the micro-batches of an unfinished window; it follows PyTorch's stateful protocol.
+
+    A row is kept once, however often it comes, with its sum in float64: so the memory is bounded by the
+    distinct rows, and N micro-batches equal one batch of their sum up to the rounding of that. The state,
+    ``rows`` (U,), ``gradients`` (U, …) and ``count``, grows with the window, so it is replaced, not filled.
+
+    Args:
+        weight: the table, (R, …).
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        self._shape = tuple(weight.shape) or (1,)
+        self._dtype = torch.promote_types(weight.dtype, torch.float32)
+        self.rows = torch.zeros(0, dtype=torch.int64, device=weight.device)
+        self.gradients = torch.zeros(0, *self._shape[1:], dtype=torch.float64, device=weight.device)
+        self.count = 0
+
+    def joined(self, rows: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sums of all that waits and of this, (U,) and (U, …) in float64, without keeping them."""
+        gradients = gradients.to(self.gradients)
+        if self.rows.numel():
+            rows, gradients = torch.cat([self.rows, rows]), torch.cat([self.gradients, gradients])
+        distinct, sums = sum_rows(rows, gradients.reshape(len(rows), math.prod(self._shape[1:])))
+        return distinct, sums.reshape(len(distinct), *self._shape[1:])
+
+    def rounded(self, rows: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what `joined` does, in the dtype in which an update takes it."""
+        distinct, sums = self.joined(rows, gradients)
+        return distinct, sums.to(self._dtype)
+
+    def add(self, rows: Tensor, gradients: Tensor) -> None:
+        """Keep the gradients of one micro-batch: (N,), (N, …)."""
+        self.rows, self.gradients = self.joined(rows, gradients)
+        self.count += 1
+
+    def clear(self) -> None:
+        """Begin the next window."""
+        self.rows, self.gradients, self.count = self.rows.new_zeros(0), self.gradients.new_zeros(0), 0
+        self.gradients = self.gradients.reshape(0, *self._shape[1:])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the row numbers (U,), their sums (U, …), and the count of micro-batches."""
+        return {"rows": self.rows, "gradients": self.gradients, "count": torch.tensor(self.count)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take another window's state, also with rows that come more than once.
+
+        Raises:
+            ValueError: it is not the state of a window of this table; nothing is taken.
+        """
+        if not isinstance(state_dict, Mapping) or set(state_dict) != {"rows", "gradients", "count"}:
+            raise ValueError("a window has rows, gradients and count")
+        rows, gradients = (torch.as_tensor(state_dict[name]).detach() for name in ("rows", "gradients"))
+        if rows.dtype not in (torch.int64, torch.int32) or rows.dim() != 1:
+            raise ValueError(f"rows must be int64 of shape (N,), not {rows.dtype} of {tuple(rows.shape)}")
+        if rows.numel() and not 0 <= int(rows.min()) <= int(rows.max()) < self._shape[0]:
+            raise ValueError(f"rows must be from 0 to {self._shape[0] - 1}")
+        wanted = (len(rows), *self._shape[1:])
+        if tuple(gradients.shape) != wanted or not gradients.is_floating_point():
+            raise ValueError(f"gradients must be numbers of shape {wanted}, not {tuple(gradients.shape)}")
+        count = state_dict["count"]
+        if int(count) != float(count) or int(count) < (1 if len(rows) else 0):
+            raise ValueError(f"count must be the number of micro-batches in the window, not {count}")
+        fresh = rows.to(self.rows), gradients.to(self.gradients).reshape(len(rows), math.prod(self._shape[1:]))
+        distinct, sums = sum_rows(*fresh)
+        self.rows, self.gradients = distinct.clone(), sums.reshape(len(distinct), *self._shape[1:]).clone()
+        self.count = int(count)
+
+    def to(self, device: torch.device) -> None:
+        """Follow the table to a device."""
+        self.rows, self.gradients = self.rows.to(device), self.gradients.to(device)
