@@ -1,4 +1,4 @@
-"""Dense gradients: all parameters of a group in one of torch's fused kernels, the others a piece at a time."""
+"""Dense gradients: the parameters of a group in one of torch's fused kernels, others a piece at a time."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -116,7 +116,7 @@ def _adagrad(
 def _adam(
     step: Step, params: list[Tensor], grads: list[Tensor], states: list[Any], counts: list[Tensor], lr: Any
 ) -> None:
-    kernel = torch._fused_adamw_ if step.decay == "decoupled" else torch._fused_adam_
+    kernel: Any = torch._fused_adamw_ if step.decay == "decoupled" else torch._fused_adam_
     kernel(
         params,
         grads,
@@ -141,9 +141,10 @@ KERNELS: dict[str, Callable[..., None]] = {"sgd": _sgd, "adagrad": _adagrad, "ad
 
 def _update_one(step: Step, param: Tensor, grad: Tensor, state: dict[str, Any], names: Sequence[str]) -> None:
     """Update a parameter by the rules in torch, so many rows at a time as a cache holds."""
-    counts = state.get("step")
+    counts: Tensor | None = state.get("step")
     if counts is None or not counts.ndim:
-        step = replace(step, count=counts) if isinstance(step.count, Tensor) else step
+        if counts is not None and isinstance(step.count, Tensor):
+            step = replace(step, count=counts)
         counts = None
     tensors = [param, grad, *(state[name] for name in names)]
     if counts is not None:

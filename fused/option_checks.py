@@ -14,9 +14,9 @@ def check_range(name: str, value: Any, below: float = math.inf) -> None:
     Raises:
         ValueError: naming the option.
     """
-    if isinstance(value, numbers.Real) and not isinstance(value, bool) and 0 <= value < below:
-        return
-    raise ValueError(f"{name} must be a number in [0, {below}), not {value!r}")
+    number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not number or not 0 <= value < below:
+        raise ValueError(f"{name} must be a number in [0, {below}), not {value!r}")
 
 
 def check_rate(lr: Any) -> None:

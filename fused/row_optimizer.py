@@ -48,9 +48,7 @@ class RowOptimizer(Optimizer):
         """Return the names of the state tensors, in the order in which backends take them."""
         return ALGORITHMS[self.algorithm]
 
-    def make_step(
-        self, group: Mapping[str, Any], count: int | Tensor = 1, first: bool = False
-    ) -> Step:
+    def make_step(self, group: Mapping[str, Any], count: int | Tensor = 1, first: bool = False) -> Step:
         """Return what a backend is to do for the parameters of a group.
 
         Args:
@@ -65,9 +63,7 @@ class RowOptimizer(Optimizer):
         lr = group["lr"]
         if isinstance(lr, Tensor):  # on the CPU it can be read; elsewhere to read it would synchronize
             lr = float(lr) if lr.device.type == "cpu" else lr.detach().reshape(())
-        return Step(
-            self.algorithm, lr=lr, count=count, first=first, maximize=group["maximize"], **options
-        )
+        return Step(self.algorithm, lr=lr, count=count, first=first, maximize=group["maximize"], **options)
 
     # --- arguments ------------------------------------------------------------------------------
 
@@ -123,32 +119,33 @@ class RowOptimizer(Optimizer):
         """Update some parameters of a group by their gradients."""
         alike: dict[Any, list[dense.Work]] = {}
         on_devices: list[Tensor] = []
+        listed: dict[Tensor, int] = {}
         for param, grad in given:
             state = self.state[param]
             first = not state
             if first:
                 state.update(self.initial_state(param, group))
-            count = state.get("step", 1)
-            if isinstance(count, Tensor):
-                if count.ndim:  # a count a row, which the backend moves
-                    count = 1
-                elif count.device.type == "cpu":
-                    count += 1
-                    count = int(count)
-                else:
-                    on_devices.append(count)
-                    count = None
-            alike.setdefault((count, first, self.state_names(state)), []).append((param, grad, state))
+            count: Any = state.get("step")
+            if not isinstance(count, Tensor) or count.ndim:  # none, or one a row, which the backend moves
+                count = 1
+            elif count.device.type == "cpu":
+                count += 1
+                count = int(count)
+            else:
+                on_devices.append(count)
+                count = None
+            # A parameter that is listed again is updated again, and not at the same time.
+            again = listed[param] = listed.get(param, -1) + 1
+            key = (count, first, self.state_names(state), again)
+            alike.setdefault(key, []).append((param, grad, state))
         if on_devices:
             torch._foreach_add_(on_devices, 1)
-        for (count, first, names), work in alike.items():
+        for (count, first, names, _), work in alike.items():
             if count is None:
                 count = work[0][2]["step"]
             self.update_alike(self.make_step(group, count, first), work, names, Rows(group["rows"]))
 
-    def update_alike(
-        self, step: Step, work: list[dense.Work], names: tuple[str, ...], which: Rows
-    ) -> None:
+    def update_alike(self, step: Step, work: list[dense.Work], names: tuple[str, ...], which: Rows) -> None:
         """Update parameters by one step, those with a sparse gradient through a backend."""
         whole = [item for item in work if not item[1].is_sparse and which is not Rows.NONZERO]
         listed = [item for item in work if item[1].is_sparse or which is Rows.NONZERO]
@@ -180,9 +177,7 @@ class RowOptimizer(Optimizer):
         """Return a copy of the state, for torch shares it with what is loaded; a None is torch's nothing."""
         like = torch.empty(param.shape, dtype=param.dtype, device="meta")
         wanted = {name: tuple(value.shape) for name, value in self.initial_state(like, group).items()}
-        copied = {
-            name: torch.as_tensor(value).clone() for name, value in state.items() if value is not None
-        }
+        copied = {name: torch.as_tensor(value).clone() for name, value in state.items() if value is not None}
         if "step" in copied and copied["step"].ndim == 0:
             copied["step"] = copied["step"].to(count_device(param))
         got = {name: tuple(value.shape) for name, value in copied.items()}
@@ -209,14 +204,16 @@ def count_device(param: Tensor) -> torch.device:
 
 def row_state(param: Tensor, start: float = 0.0, columns: int | None = None) -> Tensor:
     """Return a state of one number a row: (rows,), or (rows, columns); of a DTensor, with its rows."""
-    tail = () if columns is None else (columns,)
-    if isinstance(param, DTensor) and all(kind.is_replicate() or kind.is_shard(0) for kind in param.placements):
-        local = param.to_local()
-        return DTensor.from_local(
-            local.new_full((len(local), *tail), start),
-            param.device_mesh,
-            param.placements,
-            shape=torch.Size((len(param), *tail)),
-            stride=(1,) * (1 + len(tail)),
-        )
-    return param.new_full((len(param), *tail), start).detach()
+    shape = (len(param),) if columns is None else (len(param), columns)
+    if not isinstance(param, DTensor):
+        return param.new_full(shape, start).detach()
+    if any(kind.is_partial() or kind.is_shard(1) for kind in param.placements):
+        return param.new_full(shape, start).detach()
+    local = param.to_local()
+    return DTensor.from_local(
+        local.new_full((len(local), *shape[1:]), start),
+        param.device_mesh,
+        param.placements,
+        shape=torch.Size(shape),
+        stride=(1,) * len(shape),
+    )

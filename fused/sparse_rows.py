@@ -1,14 +1,13 @@
 """Gradients that list rows: checked, and handed to a backend, which sums duplicates and updates in one go."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from keyedopt.fused import dense
 from keyedopt.fused.backends import choose
-from keyedopt.fused.backends.interface import Lookup, RowGradients, Step, Table
+from keyedopt.fused.backends.interface import Lookup, RowGradients, Step
 from keyedopt.fused.backends.torch import TorchBackend
 from keyedopt.fused.tables import TableViews
 from keyedopt.reference.rules.options import Rows
@@ -74,7 +73,7 @@ def _update_alike(step: Step, work: Sequence[dense.Work], names: Sequence[str], 
     """Update parameters of one device and dtype."""
     views = [TableViews(step.algorithm, param, state, names, _listing(grad)) for param, grad, state in work]
     tables = [view.table for view in views]
-    lookups = [Lookup(index, **listed(grad)) for index, (_, grad, _) in enumerate(work) if grad.is_sparse]
+    lookups = [listed(index, grad) for index, (_, grad, _) in enumerate(work) if grad.is_sparse]
     backend = TorchBackend() if any(view.unusual for view in views) else choose("auto", tables, step)
     if which is Rows.GIVEN:
         backend.update(tables, lookups, step)
@@ -97,8 +96,8 @@ def _listing(grad: Tensor) -> int:
     return grad.sparse_dim() if grad.is_sparse else 1
 
 
-def listed(grad: Tensor) -> dict[str, Tensor]:
-    """Return row numbers (N,) and their gradients (N, D), as a `Lookup` without pooling has them.
+def listed(table: int, grad: Tensor) -> Lookup:
+    """Return row numbers (N,) and their gradients (N, D) as a lookup without pooling.
 
     What is listed in several dimensions is numbered through, as the table of `TableViews` is.
     """
@@ -109,7 +108,7 @@ def listed(grad: Tensor) -> dict[str, Tensor]:
         rows = torch.zeros(indices.shape[1], dtype=torch.int64, device=indices.device)
         for size, index in zip(grad.shape, indices, strict=False):
             rows = rows * size + index
-    return {"values": rows, "grad": values.reshape(len(rows), grad.shape[len(indices) :].numel())}
+    return Lookup(table, rows, grad=values.reshape(len(rows), grad.shape[len(indices) :].numel()))
 
 
 def _spread(work: dense.Work, found: RowGradients) -> dense.Work:

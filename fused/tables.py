@@ -34,7 +34,7 @@ class TableViews:
         counts = state.get("step")
         counts = counts if isinstance(counts, Tensor) and counts.ndim else None
         self.table = Table(self._rows(param, sparse), tuple(states), counts)
-        #: Whether only plain torch takes it: strides between rows, or a count that torch's optimizers can load.
+        #: Whether only plain torch takes it: strides between rows, or counts of rows as floats.
         self.unusual = counts is not None or not all(
             tensor.is_contiguous() for tensor in (self.table.weight, *states)
         )

@@ -204,13 +204,15 @@ def _trusted(w: Tensor, m: Tensor, v: Tensor, step: Step, count: Number) -> None
 def row_norm(values: Tensor) -> Tensor:
     """Return ‖x‖₂ of every row as a column of float64, in which no square of a float32 is lost."""
     if values.dtype is not torch.float64:
-        return torch.linalg.vector_norm(values, dim=1, keepdim=True, dtype=torch.float64)
+        wide: Tensor = torch.linalg.vector_norm(values, dim=1, keepdim=True, dtype=torch.float64)
+        return wide
     if not values.shape[1]:
         return values.new_zeros(len(values), 1)
     largest = values.abs().amax(dim=1, keepdim=True)
     power = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - 1)  # division is exact
     scale = torch.where((largest > 0) & largest.isfinite(), power, 1.0)
-    return torch.linalg.vector_norm(values / scale, dim=1, keepdim=True) * scale
+    norm: Tensor = torch.linalg.vector_norm(values / scale, dim=1, keepdim=True)
+    return norm * scale
 
 
 def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
