@@ -89,7 +89,7 @@ def matrix_page() -> str:
 
 
 def readme_page() -> str:
-    """Return the README of ``conformance/``, its last section made anew: the defects of published libraries."""
+    """Return the README of ``conformance/`` with its last section made anew: defects of libraries."""
     kept = README.read_text(encoding="utf-8").partition(HEADING)[0]
     lines = [HEADING, "", NOTE.replace("the TOML files beside it", "the docstrings in `findings/`"), ""]
     lines += [
