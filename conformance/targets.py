@@ -2,6 +2,9 @@
 
 from keyedopt.conformance.implementation import Implementation
 
+#: Where these libraries run.
+ON = ("cpu", "cuda")
+
 #: The specification in readable torch.
 reference = Implementation(
     name="reference",
@@ -20,6 +23,7 @@ reference = Implementation(
         "sparse",
         "in_backward",
     ),
+    devices=ON,
     distributions=("keyedopt",),
 )
 
@@ -51,6 +55,7 @@ torchrec = Implementation(
         "RowWiseAdagrad.sparse",  # its docstring says that it does not take them
         *(f"RowWiseAdagrad.{name}" for name in ("decay", "rows", "max_norm", "error_if_nonfinite")),
     ),
+    devices=ON,
     distributions=("torchrec",),
     install=(
         "pip install --no-deps torchrec==1.8.0 && "
@@ -92,6 +97,7 @@ fbgemm = Implementation(
         *("*.checks_options", "*.checks_rates", "*.errors_name_arguments", "*.tensor_rate"),
         *("*.any_width", "*.frozen_tables", "EmbeddingBagCollection.state_dict"),
     ),
+    devices=ON,
     dtypes=("float32", "float16"),
     distributions=("fbgemm-gpu-cpu", "fbgemm-gpu"),
     install="pip install 'keyedopt[cpu]'",
@@ -114,6 +120,7 @@ torch = Implementation(
             for name in ("decay", "rows", "bias_correction", "eps_placement", "error_if_nonfinite")
         ),
     ),
+    devices=ON,
     distributions=("torch",),
     install="pip install 'keyedopt[cpu]'",
 )

@@ -1,12 +1,18 @@
 """Shared by the tests of the harness."""
 
+import dataclasses
+import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from making import case_with, drawn_case, functions, observing_case
+from making import case_with, drawn_case, functions, observing_case, valid
 
+from keyedopt.cli import main as cli
+from keyedopt.conformance import result as results
 from keyedopt.conformance import runner
 
 
@@ -63,3 +69,48 @@ def failed(acme):
     others = [case.clauses[0] for case in (drawn_case(), case_with("dtype"), observing_case())]
     options = runner.Options(clauses=(*sorted(loading)[:8], *others))
     return runner.run("acme", options, path=[str(acme["wrong"])])
+
+
+@pytest.fixture
+def run_line(capsys, monkeypatch, tmp_path):
+    """Run the command line in this process."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        monkeypatch.setattr(sys, "argv", ["keyedopt", *map(str, arguments)])
+        with pytest.raises(SystemExit) as end:
+            cli.main()
+        said = capsys.readouterr()
+        return subprocess.CompletedProcess(arguments, end.value.code, said.out, said.err)
+
+    return call
+
+
+@pytest.fixture
+def checked(monkeypatch, failed):
+    """Let a check find what an earlier one did; may be changed."""
+    answer = {"result": failed, "calls": []}
+
+    def instead(target, options, **_):
+        answer["calls"].append((target, options))
+        if isinstance(answer["result"], Exception):
+            raise answer["result"]
+        return answer["result"]
+
+    monkeypatch.setattr(runner, "run", instead)
+    return answer
+
+
+@pytest.fixture
+def files(tmp_path, failed):
+    """Write results and lists of known failures that can be read, and some that cannot."""
+    results.write(failed, tmp_path / "x.json")
+    (tmp_path / "cut.json").write_text((tmp_path / "x.json").read_text()[:-10])
+    (tmp_path / "later.json").write_text(json.dumps({**valid(tmp_path / "x.json"), "schema": 2}))
+    results.write(dataclasses.replace(failed, complete=False), tmp_path / "x.partial.json")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "bad.toml").write_text("[[known]]\nclause = 1")
+    (tmp_path / "text.toml").write_text("[[known")
+    (tmp_path / "good.toml").write_text("")
+    return tmp_path

@@ -11,12 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from keyedopt.conformance import replay
+
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 FOLDERS = {
     name.removeprefix("keyedopt."): ROOT / folder
     for name, folder in PROJECT["tool"]["setuptools"]["package-dir"].items()
 }
+
+SUITE = ROOT / "conformance" / "suite"
 
 #: Which parts of keyedopt a part may import.
 ALLOWED = {
@@ -63,10 +67,34 @@ def test_the_reference_needs_torch_alone():
 
 def test_cases_use_torch_alone():
     allowed = {"torch", "pytest", "hypothesis", *sys.stdlib_module_names}
-    for path in sources(ROOT / "conformance" / "suite"):
+    for path in sources(SUITE):
         for module in imported(path):
             ours = module.startswith("keyedopt.conformance.suite.support")
             assert ours or module.partition(".")[0] in allowed, f"{path} imports {module}"
+
+
+def definitions():
+    """Yield what the files of the suite define at module level: file, name, statement."""
+    for path in sources(SUITE):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if not isinstance(node, ast.Import | ast.ImportFrom):
+                yield from ((path.stem, name, node) for name in replay._defined(node))
+
+
+def test_cases_share_their_helpers_and_do_not_copy_them():
+    found = {}
+    for file, name, node in definitions():
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            text = ast.unparse(node).replace(name, "", 1)
+            other = found.setdefault(text, f"{file}.{name}")
+            assert other == f"{file}.{name}", f"{other} is {file}.{name}: it belongs in a support file"
+
+
+def test_a_name_that_cases_share_means_one_thing():
+    """A case as a script is its own file and all support files in one namespace."""
+    shared = {name: file for file, name, _ in definitions() if file.startswith("support")}
+    for file, name, _ in definitions():
+        assert shared.get(name, file) == file, f"{file} defines {name}, which is a name of {shared[name]}"
 
 
 def test_every_package_is_installed():

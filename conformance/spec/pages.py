@@ -1,8 +1,8 @@
 """The specification as pages: ``python -m keyedopt.conformance.spec.pages`` writes them.
 
 ``CLAUSES.md`` lists every clause; ``MATRIX.md`` shows, for every public method and situation, the
-clauses of the cell or why there are none; the README of ``findings/`` lists the defects found. A test
-holds them to the data.
+clauses of the cell or why there are none; the last section of the README of ``conformance/`` lists the
+defects found. A test holds them to the data.
 """
 
 from pathlib import Path
@@ -12,6 +12,8 @@ from keyedopt.conformance.cases import cases_by_clause
 from keyedopt.conformance.findings import findings
 
 FOLDER = Path(__file__).parents[1]
+README = FOLDER / "README.md"
+HEADING = "## Findings"
 NOTE = "Made by `python -m keyedopt.conformance.spec.pages`; edit the TOML files beside it instead."
 
 
@@ -86,27 +88,22 @@ def matrix_page() -> str:
     return "\n".join(lines)
 
 
-def findings_page() -> str:
-    """Return the table of defects found in published libraries."""
-    lines = ["# Findings", "", NOTE.replace("the TOML files beside it", "the docstrings of the scripts"), ""]
+def readme_page() -> str:
+    """Return the README of ``conformance/`` with its last section made anew: defects of libraries."""
+    kept = README.read_text(encoding="utf-8").partition(HEADING)[0]
+    lines = [HEADING, "", NOTE.replace("the TOML files beside it", "the docstrings in `findings/`"), ""]
     lines += [
-        "Defects of published libraries. Each script needs torch and the library alone, and exits with 1"
-    ]
-    lines += [
-        "as long as the defect is there; `python -m keyedopt.conformance.findings` runs all of them.",
+        "Defects of published libraries. Each script needs torch and the library alone, and exits with 1 as",
+        "long as the defect is there; `python -m keyedopt.conformance.findings` runs all of them.",
         "",
+        "| clauses | library | what happens | reproducer |",
+        "|---|---|---|---|",
     ]
-    found = findings()
-    for library in dict.fromkeys(finding.library for finding in found):
-        own = [finding for finding in found if finding.library == library]
-        lines += [f"## {library} {CHECKED[library]}", "", "| what happens | clauses | reproducer |"]
-        lines += ["|---|---|---|"]
-        for finding in own:
-            clauses = ", ".join(finding.clauses)
-            link = f"[{finding.path.stem}]({finding.path.name})"
-            lines.append(f"| {_escaped(finding.summary)} | {clauses} | {link} |")
-        lines.append("")
-    return "\n".join(lines)
+    for finding in findings():
+        about = f"{finding.library} {CHECKED[finding.library]}"
+        link = f"[{finding.path.stem.removeprefix(f'{finding.library}_')}](findings/{finding.path.name})"
+        lines.append(f"| {' '.join(finding.clauses)} | {about} | {_escaped(finding.summary)} | {link} |")
+    return kept + "\n".join(lines) + "\n"
 
 
 #: The versions in which the defects were found.
@@ -115,7 +112,7 @@ CHECKED = {"fbgemm": "1.8.0", "torch": "2.13.0", "torchft": "0.2.0", "torchrec":
 PAGES = {
     FOLDER / "spec" / "CLAUSES.md": clauses_page,
     FOLDER / "spec" / "MATRIX.md": matrix_page,
-    FOLDER / "findings" / "README.md": findings_page,
+    README: readme_page,
 }
 
 

@@ -11,6 +11,20 @@ from keyedopt.conformance.suite.support import _numbers
 TABLES = (("t", 6, 4, ("f", "g")), ("u", 5, 8, ("h",)))
 #: Two bags for each of their features: duplicates within a bag, between bags and features, an empty bag.
 BAGS = {"f": [[0, 1, 1], [2]], "g": [[], [1, 5]], "h": [[3, 3], [0]]}
+#: One table with one feature.
+ONE_TABLE = (("t", 6, 4, ("f",)),)
+#: Every optimizer that an embedding module may have.
+FUSED_OPTIMIZERS = (
+    "SGD",
+    "Adagrad",
+    "RowWiseAdagrad",
+    "Adam",
+    "SparseAdam",
+    "PartialRowWiseAdam",
+    "LAMB",
+    "PartialRowWiseLAMB",
+    "LarsSGD",
+)
 
 
 def _filled(seed: int) -> Callable[[torch.Tensor], None]:
@@ -73,7 +87,7 @@ def tables_of(module: Any) -> dict[str, torch.Tensor]:
     return {key.removesuffix(".weight"): weight for key, weight in module.fused_optimizer.params.items()}
 
 
-def everything(module: Any) -> dict[str, Any]:
+def tables_and_state(module: Any) -> dict[str, Any]:
     """Return all that a step may change: tables and state, live."""
     return {"tables": tables_of(module), "state": module.fused_optimizer.state_dict()["state"]}
 
@@ -93,3 +107,9 @@ def fit(module: Any, features: Any, steps: int = 1, seed: int = 1) -> None:
     """Train an embedding module: each step another gradient."""
     for step in range(steps):
         lookups(module, features, seed + step).backward()
+
+
+def train_rows(module: Any, rows: Sequence[int], grads: Any) -> None:
+    """Train with these gradients of these rows of the one table, one bag a row."""
+    output = module(jagged({"f": [[row] for row in rows]}))["f"]
+    (output * torch.as_tensor(grads).to(output.dtype)).sum().backward()

@@ -1,11 +1,21 @@
-"""What the cases of replicas share: a manager that follows a script, an outer optimizer."""
+"""What the cases of replicas share: a manager that follows a script, optimizers, what is saved."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from keyedopt.conformance.suite.support import adam
+from keyedopt.conformance.suite.support import (
+    _listed,
+    adam,
+    expect_unchanged,
+    snapshot,
+    train,
+    values,
+)
+
+LOCAL_COUNTER = "__semisync_local_step_counter__"
+GLOBAL_COUNTER = "__semisync_global_step_counter__"
 
 
 class ScriptedManager:
@@ -27,6 +37,18 @@ class ScriptedManager:
         """Note the question, and give the next answer."""
         self.events.append("commit")
         return self.commits.pop(0) if self.commits else True
+
+
+def torch_optimizer(kind: str, params: Any) -> torch.optim.Optimizer:
+    """Make an optimizer of torch by name, for the parameters of a mapping or a list."""
+    if kind == "SGD":
+        return torch.optim.SGD(_listed(params), lr=0.1, momentum=0.9)
+    return getattr(torch.optim, kind)(_listed(params), lr=0.1)
+
+
+def saved_contents(optimizer: Any) -> Any:
+    """Clone all that an optimizer saves: state and groups."""
+    return snapshot(optimizer.state_dict())
 
 
 class Outer(torch.optim.Optimizer):
@@ -110,3 +132,18 @@ def semisync(
     listed = [*(params if outer_params is None else outer_params).values()]
     whole = impl.SemisyncOptimizer(listed, local, outer, num_local_steps=every, **(options or {}))
     return whole, local, made[0]
+
+
+def copy_weights(params: Any, others: Any) -> None:
+    """Give one model the weights of another."""
+    for key, param in params.items():
+        others[key].data.copy_(param.data)
+
+
+def expect_alike(one: Any, params: Any, other: Any, others: Any, steps: int) -> None:
+    """Expect two optimizers to go on bit by bit alike, their saved state included."""
+    for step in range(steps):
+        train(one, params, 1, seed=50 + step)
+        train(other, others, 1, seed=50 + step)
+        expect_unchanged(values(params), values(others), f"parameters {step + 1} steps later")
+    expect_unchanged(snapshot(one.state_dict()), other.state_dict(), "state")

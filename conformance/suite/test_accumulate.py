@@ -1,8 +1,6 @@
 """Optimizers that accumulate gradients over windows of steps."""
 
-from typing import (
-    Any,
-)
+from typing import Any
 
 import pytest
 import torch
@@ -16,8 +14,14 @@ from keyedopt.conformance.suite.support import (
     outcome,
     snapshot,
 )
-
-KINDS = ("AccumulateSGD", "AccumulateAdagrad", "AccumulateAdam")
+from keyedopt.conformance.suite.support_accumulate import (
+    ACCUMULATING,
+    expect_near,
+    fixed_table,
+    gradient_of_step,
+    make_accumulating,
+    train_window,
+)
 
 
 def plain(kind: str) -> Any:
@@ -25,47 +29,12 @@ def plain(kind: str) -> Any:
     return getattr(torch.optim, kind.removeprefix("Accumulate"))
 
 
-def weight(dtype: str = "float32") -> torch.nn.Parameter:
-    """Make a table of fixed numbers."""
-    return torch.nn.Parameter(
-        ((torch.arange(24.0).reshape(6, 4) * 7 % 24 - 11) / 8).to(getattr(torch, dtype))
-    )
-
-
-def gradient(step: int, layout: str = "dense") -> torch.Tensor:
-    """Make the gradient of a step: dense, or sparse with rows that come twice."""
-    numbers = (torch.arange(24.0).reshape(6, 4) * (5 + step) % 23 - 11) / 16
-    if layout == "dense":
-        return numbers
-    rows = torch.tensor([[(step + i * i) % 5 for i in range(6)]])
-    return torch.sparse_coo_tensor(rows, numbers, (6, 4), check_invariants=True)
-
-
-def accumulating(impl: Any, kind: str, params: Any, window: int = 3, **options: Any) -> Any:
-    """Make an optimizer that accumulates."""
-    made = {"lr": 0.125, "use_accumulate": True, "accumulate_step": window, **options}
-    return getattr(impl, kind)(params, **made)
-
-
-def train(optimizer: Any, param: torch.nn.Parameter, steps: Any, layout: str = "dense") -> None:
-    """Take steps, each with its own gradient."""
-    for step in steps:
-        param.grad = gradient(step, layout).to(param.dtype)
-        optimizer.step()
-
-
-def expect_near(seen: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
-    """Expect values around 1 to agree after some steps in float32."""
-    error = float((seen.detach().double() - wanted.detach().double()).abs().max())
-    expect(error <= 2e-6, f"{what} within 2e-6", f"an error of {error}")
-
-
 def aggregated(impl: Any, kind: str, count: int, window: int) -> float:
     """Aggregate so many gradients into one row; return the error relative to the sum of their sizes."""
     fractions = torch.arange(1, count + 1, dtype=torch.float64) * 0.6180339887498949 % 1
     grads = fractions.float() if kind == "spread" else torch.full((count,), 0.1)
     mine = torch.nn.Parameter(torch.zeros(2, 1))
-    optimizer = accumulating(impl, "AccumulateSGD", [mine], window, lr=1.0)
+    optimizer = make_accumulating(impl, "AccumulateSGD", [mine], window, lr=1.0)
     for part in grads.chunk(window):
         rows = torch.ones(1, len(part), dtype=torch.int64)
         mine.grad = torch.sparse_coo_tensor(rows, part[:, None], (2, 1), check_invariants=False)
@@ -75,20 +44,20 @@ def aggregated(impl: Any, kind: str, count: int, window: int) -> float:
 
 
 @pytest.mark.clause("ACC-001")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ACCUMULATING)
 @pytest.mark.parametrize("ignored", [1, 4])
 def test_without_accumulating(impl, kind, ignored):
     """By default, and with use_accumulate=False whatever accumulate_step is, each step is an update."""
-    mine, other = weight(), weight()
+    mine, other = fixed_table(), fixed_table()
     options = {} if ignored == 1 else {"use_accumulate": False, "accumulate_step": ignored}
     optimizer, torchs = getattr(impl, kind)([mine], lr=0.125, **options), plain(kind)([other], lr=0.125)
-    train(optimizer, mine, range(4))
-    train(torchs, other, range(4))
+    train_window(optimizer, mine, range(4))
+    train_window(torchs, other, range(4))
     expect_near(mine, other, "the parameter")
 
 
 @pytest.mark.clause("ACC-002")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ACCUMULATING)
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -107,7 +76,7 @@ def test_bad_arguments(impl, kind, name, value):
     """An argument of another type or out of its range is refused with an error that names it."""
     options = {"lr": 0.1, "use_accumulate": True, name: value}
     expect_raises(
-        lambda: getattr(impl, kind)([weight()], **options),
+        lambda: getattr(impl, kind)([fixed_table()], **options),
         TypeError,
         ValueError,
         mentions=[name],
@@ -116,19 +85,19 @@ def test_bad_arguments(impl, kind, name, value):
 
 
 @pytest.mark.clause("ACC-003")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ACCUMULATING)
 @pytest.mark.parametrize("layout", ["dense", "sparse"])
 def test_one_update_a_window(impl, kind, layout):
     """Nothing changes before the last step of a window, which is one update with the sum of its gradients."""
-    mine, other = weight(), weight()
-    optimizer = accumulating(impl, kind, [mine])
+    mine, other = fixed_table(), fixed_table()
+    optimizer = make_accumulating(impl, kind, [mine])
     once = getattr(impl, kind)([other], lr=0.125)
     for window in range(2):
         before = mine.detach().clone()
-        train(optimizer, mine, [3 * window, 3 * window + 1], layout)
+        train_window(optimizer, mine, [3 * window, 3 * window + 1], layout)
         expect_bits(mine.detach(), before, "the parameter within a window")
-        train(optimizer, mine, [3 * window + 2], layout)
-        grads = [gradient(3 * window + step, layout) for step in range(3)]
+        train_window(optimizer, mine, [3 * window + 2], layout)
+        grads = [gradient_of_step(3 * window + step, layout) for step in range(3)]
         other.grad = grads[0] + grads[1] + grads[2]
         once.step()
         expect_near(mine, other, f"the parameter after window {window}")
@@ -138,9 +107,9 @@ def test_one_update_a_window(impl, kind, layout):
 @pytest.mark.parametrize("window", [1, 2, 5])
 def test_sum_not_mean(impl, window):
     """The update is with the sum of the window, not with its mean."""
-    mine = weight()
+    mine = fixed_table()
     before = mine.detach().clone()
-    optimizer = accumulating(impl, "AccumulateSGD", [mine], window, lr=1.0)
+    optimizer = make_accumulating(impl, "AccumulateSGD", [mine], window, lr=1.0)
     for _ in range(window):
         mine.grad = torch.full((6, 4), 0.25)
         optimizer.step()
@@ -150,8 +119,11 @@ def test_sum_not_mean(impl, window):
 @pytest.mark.clause("ACC-005")
 def test_counts_once(impl):
     """A window is one step of Adam: its bias correction counts windows."""
-    mine, other = weight(), weight()
-    optimizer, torchs = accumulating(impl, "AccumulateAdam", [mine], 4), torch.optim.Adam([other], lr=0.125)
+    mine, other = fixed_table(), fixed_table()
+    optimizer, torchs = (
+        make_accumulating(impl, "AccumulateAdam", [mine], 4),
+        torch.optim.Adam([other], lr=0.125),
+    )
     for _ in range(3):
         for _ in range(4):
             mine.grad = torch.full((6, 4), 0.25)
@@ -162,16 +134,16 @@ def test_counts_once(impl):
 
 
 @pytest.mark.clause("ACC-006")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ACCUMULATING)
 def test_windows_of_their_own(impl, kind):
     """Each parameter has a window of its own: one without a gradient in a step keeps what it has."""
-    one, two, alone = weight(), weight(), weight()
-    optimizer = accumulating(impl, kind, [one, two], 2)
-    single = accumulating(impl, kind, [alone], 2)
-    train(single, alone, range(4))
+    one, two, alone = fixed_table(), fixed_table(), fixed_table()
+    optimizer = make_accumulating(impl, kind, [one, two], 2)
+    single = make_accumulating(impl, kind, [alone], 2)
+    train_window(single, alone, range(4))
     for step in range(4):  # the gradients of the two come in turns
         for param, other in ((one, two), (two, one)):
-            param.grad, other.grad = gradient(step), None
+            param.grad, other.grad = gradient_of_step(step), None
             optimizer.step()
     expect_near(one, alone, "one parameter")
     expect_near(two, alone, "the other parameter")
@@ -179,48 +151,51 @@ def test_windows_of_their_own(impl, kind):
 
 @pytest.mark.clause("ACC-011")
 @pytest.mark.needs("{kind}.error_if_nonfinite")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ACCUMULATING)
 @pytest.mark.parametrize("at", [1, 2])
 def test_nonfinite(impl, kind, at):
     """With error_if_nonfinite a gradient that is not finite never enters a window."""
-    mine, other = weight(), weight()
-    optimizer = accumulating(impl, kind, [mine], error_if_nonfinite=True)
-    sound = accumulating(impl, kind, [other])
-    train(optimizer, mine, range(at))
+    mine, other = fixed_table(), fixed_table()
+    optimizer = make_accumulating(impl, kind, [mine], error_if_nonfinite=True)
+    sound = make_accumulating(impl, kind, [other])
+    train_window(optimizer, mine, range(at))
     before = snapshot(optimizer.state_dict()["state"])
     mine.grad = torch.full((6, 4), float("nan"))
     expect_raises(optimizer.step, RuntimeError, ValueError, mentions=["finite"], expected="an error")
     expect_unchanged(before, snapshot(optimizer.state_dict()["state"]), "the state")
-    train(optimizer, mine, range(at, 6))
-    train(sound, other, range(6))
+    train_window(optimizer, mine, range(at, 6))
+    train_window(sound, other, range(6))
     expect_bits(mine.detach(), other.detach(), "the parameter")
 
 
 @pytest.mark.clause("ACC-013")
 def test_closure(impl):
     """A closure is evaluated once a step, with gradients enabled, and is one step of the window."""
-    mine, other = weight(), weight()
-    optimizer, without = (accumulating(impl, "AccumulateSGD", [param]) for param in (mine, other))
+    mine, other = fixed_table(), fixed_table()
+    optimizer, without = (make_accumulating(impl, "AccumulateSGD", [param]) for param in (mine, other))
     calls: list[bool] = []
 
     def closure() -> torch.Tensor:
         calls.append(torch.is_grad_enabled())
-        mine.grad = gradient(len(calls) - 1)
+        mine.grad = gradient_of_step(len(calls) - 1)
         return torch.tensor(2.0)
 
     for _ in range(3):
         optimizer.step(closure)
-    train(without, other, range(3))
+    train_window(without, other, range(3))
     expect_equal(calls, [True] * 3, "calls of the closure")
     expect_bits(mine.detach(), other.detach(), "the parameter")
 
 
 @pytest.mark.clause("ACC-014")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ACCUMULATING)
 def test_rate_of_the_update(impl, kind):
     """The rate of an update is the one at the last step of its window; a scheduler sets it as ever."""
-    mine, other = weight(), weight()
-    optimizer, plainly = accumulating(impl, kind, [mine], 2, lr=0.5), getattr(impl, kind)([other], lr=0.25)
+    mine, other = fixed_table(), fixed_table()
+    optimizer, plainly = (
+        make_accumulating(impl, kind, [mine], 2, lr=0.5),
+        getattr(impl, kind)([other], lr=0.25),
+    )
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
     mine.grad = torch.full((6, 4), 0.5)
     optimizer.step()
@@ -236,7 +211,7 @@ def test_rate_of_the_update(impl, kind):
 def test_half(impl, half):
     """Gradients of parameters in half precision are summed in float32: small ones are not lost."""
     mine = torch.nn.Parameter(torch.ones(2, 4, dtype=getattr(torch, half)))
-    optimizer = accumulating(impl, "AccumulateSGD", [mine], 4096, lr=1.0)
+    optimizer = make_accumulating(impl, "AccumulateSGD", [mine], 4096, lr=1.0)
     for _ in range(4096):
         mine.grad = torch.full((2, 4), 2.0**-12, dtype=mine.dtype)
         optimizer.step()
@@ -246,27 +221,27 @@ def test_half(impl, half):
 @pytest.mark.clause("ACC-016")
 def test_step_hooks(impl):
     """Step hooks fire at each step, whether it ends a window or not."""
-    mine, seen = weight(), []
-    optimizer = accumulating(impl, "AccumulateSGD", [mine])
+    mine, seen = fixed_table(), []
+    optimizer = make_accumulating(impl, "AccumulateSGD", [mine])
     optimizer.register_step_pre_hook(lambda *_: seen.append("pre"))
     optimizer.register_step_post_hook(lambda *_: seen.append("post"))
-    train(optimizer, mine, range(3))
+    train_window(optimizer, mine, range(3))
     expect_equal(seen, ["pre", "post"] * 3, "hooks")
 
 
 @pytest.mark.clause("ACC-017")
 def test_empty_gradients(impl):
     """A step with a sparse gradient without rows is a step of the window."""
-    mine, other = weight(), weight()
-    optimizer, full = (accumulating(impl, "AccumulateSGD", [param], 2) for param in (mine, other))
+    mine, other = fixed_table(), fixed_table()
+    optimizer, full = (make_accumulating(impl, "AccumulateSGD", [param], 2) for param in (mine, other))
     empty = torch.sparse_coo_tensor(torch.zeros(1, 0, dtype=torch.int64), torch.zeros(0, 4), (6, 4))
-    mine.grad = gradient(0, "sparse")
+    mine.grad = gradient_of_step(0, "sparse")
     optimizer.step()
     mine.grad = empty
     optimizer.step()
-    other.grad = gradient(0, "sparse")
+    other.grad = gradient_of_step(0, "sparse")
     full.step()
-    other.grad = gradient(0, "sparse") * 0
+    other.grad = gradient_of_step(0, "sparse") * 0
     full.step()
     expect_near(mine, other, "the parameter")
 
@@ -274,14 +249,14 @@ def test_empty_gradients(impl):
 @pytest.mark.clause("ACC-018")
 def test_changed_window(impl):
     """What becomes of a window whose accumulate_step is changed below the number of its steps."""
-    mine = weight()
-    optimizer = accumulating(impl, "AccumulateSGD", [mine], 5)
-    train(optimizer, mine, range(3))
+    mine = fixed_table()
+    optimizer = make_accumulating(impl, "AccumulateSGD", [mine], 5)
+    train_window(optimizer, mine, range(3))
     before = mine.detach().clone()
     optimizer.param_groups[0]["accumulate_step"] = 2
 
     def one_more() -> str:
-        train(optimizer, mine, [3])
+        train_window(optimizer, mine, [3])
         return "not updated" if torch.equal(mine.detach(), before) else "updated with all that waits"
 
     return outcome(one_more)

@@ -2,9 +2,7 @@
 
 import copy
 import pickle
-from typing import (
-    Any,
-)
+from typing import Any
 
 import pytest
 import torch
@@ -17,93 +15,63 @@ from keyedopt.conformance.suite.support import (
     expect_unchanged,
     snapshot,
 )
+from keyedopt.conformance.suite.support_accumulate import (
+    ACCUMULATING,
+    expect_near,
+    fixed_table,
+    make_accumulating,
+    train_window,
+)
 from keyedopt.conformance.suite.support_embedding import (
     BAGS,
     collection,
-    everything,
     fit,
     jagged,
     lookups,
+    tables_and_state,
     tables_of,
 )
 
-KINDS = ("AccumulateSGD", "AccumulateAdagrad", "AccumulateAdam")
-
-
-def weight(dtype: str = "float32") -> torch.nn.Parameter:
-    """Make a table of fixed numbers."""
-    return torch.nn.Parameter(
-        ((torch.arange(24.0).reshape(6, 4) * 7 % 24 - 11) / 8).to(getattr(torch, dtype))
-    )
-
-
-def gradient(step: int, layout: str = "dense") -> torch.Tensor:
-    """Make the gradient of a step: dense, or sparse with rows that come twice."""
-    numbers = (torch.arange(24.0).reshape(6, 4) * (5 + step) % 23 - 11) / 16
-    if layout == "dense":
-        return numbers
-    rows = torch.tensor([[(step + i * i) % 5 for i in range(6)]])
-    return torch.sparse_coo_tensor(rows, numbers, (6, 4), check_invariants=True)
-
-
-def accumulating(impl: Any, kind: str, params: Any, window: int = 3, **options: Any) -> Any:
-    """Make an optimizer that accumulates."""
-    made = {"lr": 0.125, "use_accumulate": True, "accumulate_step": window, **options}
-    return getattr(impl, kind)(params, **made)
-
-
-def train(optimizer: Any, param: torch.nn.Parameter, steps: Any, layout: str = "dense") -> None:
-    """Take steps, each with its own gradient."""
-    for step in steps:
-        param.grad = gradient(step, layout).to(param.dtype)
-        optimizer.step()
-
-
-def expect_near(seen: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
-    """Expect values around 1 to agree after some steps in float32."""
-    error = float((seen.detach().double() - wanted.detach().double()).abs().max())
-    expect(error <= 2e-6, f"{what} within 2e-6", f"an error of {error}")
-
 
 @pytest.mark.clause("ACC-007")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ACCUMULATING)
 @pytest.mark.parametrize("layout", ["dense", "sparse"])
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_checkpoint_in_a_window(impl, kind, layout, at):
     """A checkpoint in the middle of a window loses nothing: what is loaded goes on bit by bit."""
-    mine, other = weight(), weight()
-    optimizer, loaded = accumulating(impl, kind, [mine]), accumulating(impl, kind, [other])
-    train(optimizer, mine, range(at), layout)
+    mine, other = fixed_table(), fixed_table()
+    optimizer, loaded = make_accumulating(impl, kind, [mine]), make_accumulating(impl, kind, [other])
+    train_window(optimizer, mine, range(at), layout)
     saved = pickle.loads(pickle.dumps(optimizer.state_dict()))
     with torch.no_grad():
         other.copy_(mine)
     loaded.load_state_dict(saved)
-    train(optimizer, mine, range(at, 7), layout)
-    train(loaded, other, range(at, 7), layout)
+    train_window(optimizer, mine, range(at, 7), layout)
+    train_window(loaded, other, range(at, 7), layout)
     expect_bits(other.detach(), mine.detach(), "the parameter that was loaded")
 
 
 @pytest.mark.clause("ACC-008")
 @pytest.mark.needs("KeyedOptimizerWrapper")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ACCUMULATING)
 def test_keyed_checkpoint_in_a_window(impl, kind):
     """Under keys, too, a window is saved and loaded with the rest, of whatever length it is there."""
 
     def make() -> tuple[Any, Any]:
-        param = weight()
+        param = fixed_table()
         return param, impl.KeyedOptimizerWrapper(
-            {"p": param}, lambda listed: accumulating(impl, kind, listed)
+            {"p": param}, lambda listed: make_accumulating(impl, kind, listed)
         )
 
     (mine, optimizer), (other, loaded) = make(), make()
-    train(optimizer, mine, range(5), "sparse")
+    train_window(optimizer, mine, range(5), "sparse")
     saved = snapshot(optimizer.state_dict())
-    train(loaded, other, range(1), "sparse")
+    train_window(loaded, other, range(1), "sparse")
     loaded.load_state_dict(saved)
     with torch.no_grad():
         other.copy_(mine)
-    train(optimizer, mine, range(5, 9), "sparse")
-    train(loaded, other, range(5, 9), "sparse")
+    train_window(optimizer, mine, range(5, 9), "sparse")
+    train_window(loaded, other, range(5, 9), "sparse")
     expect_bits(other.detach(), mine.detach(), "the parameter that was loaded")
 
 
@@ -111,9 +79,9 @@ def test_keyed_checkpoint_in_a_window(impl, kind):
 @pytest.mark.parametrize("wrong", ["rows", "gradients", "count", "missing"])
 def test_bad_window(impl, wrong):
     """A window that does not fit its parameter is refused with an error, and nothing is changed."""
-    mine = weight()
-    optimizer = accumulating(impl, "AccumulateAdam", [mine])
-    train(optimizer, mine, range(4), "sparse")
+    mine = fixed_table()
+    optimizer = make_accumulating(impl, "AccumulateAdam", [mine])
+    train_window(optimizer, mine, range(4), "sparse")
     saved = snapshot(optimizer.state_dict())
     (entry,) = saved["state"].values()
     window = entry["window"]
@@ -133,36 +101,36 @@ def test_bad_window(impl, wrong):
 @pytest.mark.clause("ACC-010")
 def test_window_for_one_without(impl):
     """Gradients in a window are not dropped by an optimizer that does not accumulate: it refuses them."""
-    mine = weight()
-    optimizer = accumulating(impl, "AccumulateSGD", [mine])
-    train(optimizer, mine, range(2))
+    mine = fixed_table()
+    optimizer = make_accumulating(impl, "AccumulateSGD", [mine])
+    train_window(optimizer, mine, range(2))
     saved = optimizer.state_dict()
     saved["param_groups"] = [{**group, "use_accumulate": False} for group in saved["param_groups"]]
-    other = impl.AccumulateSGD([weight()], lr=0.125)
+    other = impl.AccumulateSGD([fixed_table()], lr=0.125)
     expect_raises(
         lambda: other.load_state_dict(saved), ValueError, mentions=["window"], expected="ValueError"
     )
 
 
 @pytest.mark.clause("ACC-012")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ACCUMULATING)
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_copies(impl, kind, how):
     """A copy, deep or pickled, made within a window goes on as the original does, by itself."""
-    mine = weight()
-    optimizer = accumulating(impl, kind, [mine])
-    train(optimizer, mine, range(4))
+    mine = fixed_table()
+    optimizer = make_accumulating(impl, kind, [mine])
+    train_window(optimizer, mine, range(4))
     both = (mine, optimizer)
     other, copied = copy.deepcopy(both) if how == "deepcopy" else pickle.loads(pickle.dumps(both))
     other = copied.param_groups[0]["params"][0]
-    train(copied, other, range(4, 8))
-    train(optimizer, mine, range(4, 8))
+    train_window(copied, other, range(4, 8))
+    train_window(optimizer, mine, range(4, 8))
     expect_bits(other.detach(), mine.detach(), "the copied parameter")
 
 
 @pytest.mark.clause("ACC-021")
 @pytest.mark.needs("EmbeddingBagCollection")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ACCUMULATING)
 def test_embedding_module(impl, kind):
     """An embedding module updates once a window, in its last backward pass, with the sum of its gradients."""
     options = {"use_accumulate": True, "accumulate_step": 3}
@@ -180,13 +148,13 @@ def test_embedding_module(impl, kind):
 
 @pytest.mark.clause("ACC-022")
 @pytest.mark.needs("EmbeddingBagCollection")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ACCUMULATING)
 def test_embedding_checkpoint(impl, kind):
     """A checkpoint of the module within a window loses nothing; the window is rows, gradients, count."""
     options = {"use_accumulate": True, "accumulate_step": 3}
     module, other = collection(impl, kind, options), collection(impl, kind, options)
     fit(module, jagged(BAGS), steps=4)
-    saved = snapshot(everything(module))
+    saved = snapshot(tables_and_state(module))
     window = saved["state"]["t.weight"]["t.window"]
     expect_equal(set(window), {"rows", "gradients", "count"}, "keys of the window")
     expect_equal(int(window["count"]), 1, "count of the window")
@@ -196,12 +164,14 @@ def test_embedding_checkpoint(impl, kind):
     other.fused_optimizer.load_state_dict({"state": pickle.loads(pickle.dumps(saved["state"]))})
     fit(module, jagged(BAGS), steps=4, seed=7)
     fit(other, jagged(BAGS), steps=4, seed=7)
-    expect_unchanged(snapshot(everything(module)), everything(other), "the module that was loaded")
+    expect_unchanged(
+        snapshot(tables_and_state(module)), tables_and_state(other), "the module that was loaded"
+    )
 
 
 @pytest.mark.clause("ACC-023")
 @pytest.mark.needs("EmbeddingBagCollection")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ACCUMULATING)
 def test_evaluation_does_not_count(impl, kind):
     """Forwards in eval mode, and without a backward pass, are no steps of a window."""
     options = {"use_accumulate": True, "accumulate_step": 2}
@@ -213,18 +183,20 @@ def test_evaluation_does_not_count(impl, kind):
         module(jagged(BAGS))
         fit(module, jagged(BAGS), seed=step)
     fit(other, jagged(BAGS), steps=4, seed=0)
-    expect_unchanged(snapshot(everything(other)), everything(module), "the module that was evaluated")
+    expect_unchanged(
+        snapshot(tables_and_state(other)), tables_and_state(module), "the module that was evaluated"
+    )
 
 
 @pytest.mark.clause("ACC-024")
 @pytest.mark.needs("apply_optimizer_in_backward")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ACCUMULATING)
 def test_in_backward(impl, kind):
     """In the backward pass each backward is a step of the window, and leaves no gradient."""
-    table, other = weight(), weight()
+    table, other = fixed_table(), fixed_table()
     options = {"lr": 0.125, "use_accumulate": True, "accumulate_step": 2}
     impl.apply_optimizer_in_backward(getattr(impl, kind), [table], options)
-    explicit = accumulating(impl, kind, [other], 2)
+    explicit = make_accumulating(impl, kind, [other], 2)
     rows = torch.tensor([0, 3, 3])
     for step in range(4):
         factor = torch.full((3, 4), 0.25 + step)

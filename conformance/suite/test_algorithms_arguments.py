@@ -19,9 +19,8 @@ from keyedopt.conformance.suite.support import (
     snapshot,
     values,
 )
+from keyedopt.conformance.suite.support_algorithms import ALGORITHMS, ROW_WISE
 
-ROW_WISE = ("RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD")
-ALGORITHMS = ("SGD", "Adagrad", "Adam", *ROW_WISE)
 every = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
 #: What messages call an option beside its own name.

@@ -21,16 +21,9 @@ from keyedopt.conformance.suite.support import (
     values,
     warmup_stages,
 )
+from keyedopt.conformance.suite.support_algorithms import ALGORITHMS, MOMENTUM, make_algorithm
 
-ROW_WISE = ("RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD")
-ALGORITHMS = ("SGD", "Adagrad", "Adam", *ROW_WISE)
 every = pytest.mark.parametrize("algorithm", ALGORITHMS)
-MOMENTUM = {"SGD": {"momentum": 0.9}}
-
-
-def make(impl: Any, algorithm: str, weights: Any, lr: float = 0.1) -> Any:
-    """Make an optimizer of an algorithm that has state."""
-    return getattr(impl, algorithm)(weights, lr=lr, **MOMENTUM.get(algorithm, {}))
 
 
 def tables(count: int = 2) -> dict[str, torch.nn.Parameter]:
@@ -55,8 +48,8 @@ def test_closure(impl, algorithm):
     params = tables(1)
     weight = params["t0"]
     other = tables(1)
-    optimizer = make(impl, algorithm, [weight])
-    plain = make(impl, algorithm, [other["t0"]])
+    optimizer = make_algorithm(impl, algorithm, [weight])
+    plain = make_algorithm(impl, algorithm, [other["t0"]])
     enabled = []
 
     def closure() -> torch.Tensor:
@@ -81,7 +74,7 @@ def test_closure(impl, algorithm):
 def test_hooks(impl, algorithm):
     """Each kind of hook runs once an event, in order."""
     params = tables(1)
-    optimizer = make(impl, algorithm, list(params.values()))
+    optimizer = make_algorithm(impl, algorithm, list(params.values()))
     seen: list[str] = []
     for kind in ("step_pre", "step_post", "state_dict_pre", "state_dict_post"):
         register = getattr(optimizer, f"register_{kind}_hook")
@@ -102,7 +95,7 @@ def test_hooks(impl, algorithm):
 def test_zero_grad(impl, algorithm):
     """zero_grad drops the gradients, or zeroes them."""
     params = tables(1)
-    optimizer = make(impl, algorithm, list(params.values()))
+    optimizer = make_algorithm(impl, algorithm, list(params.values()))
     set_grads(params)
     optimizer.zero_grad(set_to_none=False)
     expect_bits(params["t0"].grad, torch.zeros(4, 3), "the gradient")
@@ -119,7 +112,7 @@ def test_zero_grad(impl, algorithm):
 def test_keyed(impl, algorithm):
     """Behind a KeyedOptimizerWrapper the way is the same, and a loaded state goes on along it."""
     params, plain = tables(), tables()
-    one, other = keyed(impl, algorithm, params), make(impl, algorithm, list(plain.values()))
+    one, other = keyed(impl, algorithm, params), make_algorithm(impl, algorithm, list(plain.values()))
     train(one, params, 3)
     train(other, plain, 3)
     resumed = {key: torch.nn.Parameter(value.detach().clone()) for key, value in params.items()}
@@ -139,7 +132,7 @@ def test_keyed(impl, algorithm):
 def test_init_state(impl, algorithm):
     """init_state changes no parameter, nor the training that follows."""
     params, plain = tables(), tables()
-    one, other = keyed(impl, algorithm, params), make(impl, algorithm, list(plain.values()))
+    one, other = keyed(impl, algorithm, params), make_algorithm(impl, algorithm, list(plain.values()))
     before = values(params)
     one.init_state()
     expect_unchanged(before, values(params), "the parameters")
@@ -158,7 +151,7 @@ def test_clipped(impl, algorithm):
     clipped = impl.GradientClippingOptimizer(
         keyed(impl, algorithm, params), clipping=impl.GradientClipping.VALUE, max_gradient=0.25
     )
-    other = make(impl, algorithm, list(plain.values()))
+    other = make_algorithm(impl, algorithm, list(plain.values()))
     for seed in range(3):
         set_grads(params, seed=seed)
         set_grads(plain, seed=seed)
@@ -178,7 +171,7 @@ def test_warmed_up(impl, algorithm):
     params, plain = tables(), tables()
     stages = warmup_stages(impl, [{"policy": "LINEAR", "max_iters": 4, "value": 0.25}])
     scheduled = impl.WarmupOptimizer(keyed(impl, algorithm, params, lr=9.0), stages, lr=0.1)
-    other = make(impl, algorithm, list(plain.values()))
+    other = make_algorithm(impl, algorithm, list(plain.values()))
     for seed in range(6):
         rate = next(iter(scheduled.param_groups))["lr"]
         expect(rate <= 0.1 + 1e-12, "a rate of at most 0.1", rate)
@@ -198,7 +191,10 @@ def test_warmed_up(impl, algorithm):
 def test_lr_scheduler(impl, algorithm):
     """A scheduler's rates are those of the steps."""
     params, plain = tables(1), tables(1)
-    one, other = make(impl, algorithm, [params["t0"]]), make(impl, algorithm, [plain["t0"]], lr=9.0)
+    one, other = (
+        make_algorithm(impl, algorithm, [params["t0"]]),
+        make_algorithm(impl, algorithm, [plain["t0"]], lr=9.0),
+    )
     scheduler = torch.optim.lr_scheduler.StepLR(one, step_size=1, gamma=0.5)
     for seed in range(4):
         other.param_groups[0]["lr"] = 0.1 * 0.5**seed
@@ -215,7 +211,7 @@ def test_grad_scaler(impl, algorithm):
     """A step is skipped on overflow, and is otherwise that of the unscaled gradients."""
     params, plain = tables(1), tables(1)
     weight, other = params["t0"], plain["t0"]
-    one, two = make(impl, algorithm, [weight]), make(impl, algorithm, [other])
+    one, two = make_algorithm(impl, algorithm, [weight]), make_algorithm(impl, algorithm, [other])
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=100)
     for seed in range(3):
         set_grads([weight], seed=seed)
@@ -240,7 +236,10 @@ def test_grad_scaler(impl, algorithm):
 def test_autocast(impl, algorithm):
     """A step is the same under autocast, and with gradients enabled and disabled."""
     params, plain = tables(1), tables(1)
-    one, other = make(impl, algorithm, [params["t0"]]), make(impl, algorithm, [plain["t0"]])
+    one, other = (
+        make_algorithm(impl, algorithm, [params["t0"]]),
+        make_algorithm(impl, algorithm, [plain["t0"]]),
+    )
     with torch.autocast("cpu", dtype=torch.bfloat16):
         train(one, params, 2)
     with torch.no_grad():
@@ -258,7 +257,7 @@ def test_autocast(impl, algorithm):
 def test_dtensor(impl, algorithm, sharded):
     """A DTensor on one rank steps as the plain tensor does, or is refused and left alone."""
     plain = parameter(4, 3)
-    other = make(impl, algorithm, [plain])
+    other = make_algorithm(impl, algorithm, [plain])
     with single_rank():
         from torch.distributed import device_mesh, tensor
 
@@ -268,7 +267,7 @@ def test_dtensor(impl, algorithm, sharded):
         before = weight.detach().full_tensor().clone()
         refused = False
         try:
-            optimizer = make(impl, algorithm, [weight])
+            optimizer = make_algorithm(impl, algorithm, [weight])
             for seed in range(2):
                 set_grads([plain], seed=seed)
                 weight.grad = tensor.distribute_tensor(plain.grad, mesh, placements)

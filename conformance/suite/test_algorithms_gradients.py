@@ -19,40 +19,20 @@ from keyedopt.conformance.suite.support import (
     values,
     worst_of_orders,
 )
+from keyedopt.conformance.suite.support_algorithms import (
+    ALGORITHMS,
+    fixed_grads,
+    make_algorithm,
+    sparse_rows,
+    trained_copy,
+)
 
-ROW_WISE = ("RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD")
-ALGORITHMS = ("SGD", "Adagrad", "Adam", *ROW_WISE)
 every = pytest.mark.parametrize("algorithm", ALGORITHMS)
-MOMENTUM = {"SGD": {"momentum": 0.9}}
 
 
 def state_of(optimizer: Any, weight: Any) -> dict[str, torch.Tensor]:
     """Return the state that has one entry a row."""
     return {name: value for name, value in optimizer.state[weight].items() if name != "step"}
-
-
-def sparse(rows: Any, grads: Any, like: Any) -> torch.Tensor:
-    """Make an uncoalesced sparse gradient from rows and their gradients."""
-    values = torch.as_tensor(grads, dtype=like.dtype, device=like.device)
-    return torch.sparse_coo_tensor(
-        torch.tensor([rows], device=like.device), values, like.shape, check_invariants=True
-    )
-
-
-def trained(impl: Any, algorithm: str, start: Any, grads: Any, **options: Any) -> tuple[Any, Any]:
-    """Train a copy of the weight on some gradients; return the weight and the optimizer."""
-    weight = torch.nn.Parameter(start.detach().clone())
-    given = {**MOMENTUM.get(algorithm, {}), **options}
-    optimizer = getattr(impl, algorithm)([weight], lr=0.1, **given)
-    for grad in grads:
-        weight.grad = grad.clone()
-        optimizer.step()
-    return weight, optimizer
-
-
-def some(steps: int, rows: int = 4, dtype: str = "float32", seed: int = 1) -> list[torch.Tensor]:
-    """Make fixed gradients of a table of width 3."""
-    return [parameter(rows, 3, dtype=dtype, seed=100 * seed + step).detach() for step in range(steps)]
 
 
 # --- missing and zero -----------------------------------------------------------------------------
@@ -64,7 +44,7 @@ def some(steps: int, rows: int = 4, dtype: str = "float32", seed: int = 1) -> li
 def test_missing(impl, algorithm):
     """A parameter without gradient keeps weight and state, and the others are stepped."""
     weights = [parameter(4, 3, seed=index) for index in range(2)]
-    optimizer = getattr(impl, algorithm)(weights, lr=0.1, weight_decay=0.1, **MOMENTUM.get(algorithm, {}))
+    optimizer = make_algorithm(impl, algorithm, weights, weight_decay=0.1)
     set_grads(weights)
     optimizer.step()
     before = snapshot([weights[0], optimizer.state[weights[0]]])
@@ -82,7 +62,7 @@ def test_zero(impl, algorithm, dtype):
     """A row whose gradients are all zero keeps its bits from the first step on."""
     weight = parameter(3, 4, dtype=dtype)
     before = values([weight])[0]
-    optimizer = getattr(impl, algorithm)([weight], lr=0.1, **MOMENTUM.get(algorithm, {}))
+    optimizer = make_algorithm(impl, algorithm, [weight])
     for seed in range(3):
         set_grads([weight], seed=seed)
         weight.grad[1] = 0
@@ -116,9 +96,11 @@ def test_zero_without_eps(impl, algorithm):
 def test_permuted_rows(impl, algorithm):
     """Permuted rows end as the rows do, permuted."""
     order = torch.tensor([2, 0, 3, 1])
-    start, grads = parameter(4, 3), some(3)
-    plain, _ = trained(impl, algorithm, start, grads, weight_decay=0.01)
-    permuted, _ = trained(impl, algorithm, start[order], [grad[order] for grad in grads], weight_decay=0.01)
+    start, grads = parameter(4, 3), fixed_grads(3)
+    plain, _ = trained_copy(impl, algorithm, start, grads, weight_decay=0.01)
+    permuted, _ = trained_copy(
+        impl, algorithm, start[order], [grad[order] for grad in grads], weight_decay=0.01
+    )
     expect_close(permuted.detach(), plain.detach()[order].double(), "the permuted table")
 
 
@@ -127,10 +109,12 @@ def test_permuted_rows(impl, algorithm):
 @every
 def test_split_table(impl, algorithm):
     """Two halves of a table end where the halves of the whole do."""
-    start, grads = parameter(4, 3), some(3)
-    whole, _ = trained(impl, algorithm, start, grads, weight_decay=0.01)
+    start, grads = parameter(4, 3), fixed_grads(3)
+    whole, _ = trained_copy(impl, algorithm, start, grads, weight_decay=0.01)
     for half in (slice(0, 2), slice(2, 4)):
-        part, _ = trained(impl, algorithm, start[half], [grad[half] for grad in grads], weight_decay=0.01)
+        part, _ = trained_copy(
+            impl, algorithm, start[half], [grad[half] for grad in grads], weight_decay=0.01
+        )
         expect_close(part.detach(), whole.detach()[half].double(), f"rows {half.start} to {half.stop}")
 
 
@@ -140,10 +124,10 @@ def test_split_table(impl, algorithm):
 @pytest.mark.parametrize("power", [-12, 12])
 def test_scaled_gradients(impl, algorithm, power):
     """Gradients times a power of two lead to the same weights."""
-    start, grads = parameter(4, 3, dtype="float64"), some(4, dtype="float64")
+    start, grads = parameter(4, 3, dtype="float64"), fixed_grads(4, dtype="float64")
     options = {} if algorithm == "LarsSGD" else {"eps": 1e-200}
-    plain, _ = trained(impl, algorithm, start, grads, **options)
-    scaled, _ = trained(impl, algorithm, start, [grad * 2.0**power for grad in grads], **options)
+    plain, _ = trained_copy(impl, algorithm, start, grads, **options)
+    scaled, _ = trained_copy(impl, algorithm, start, [grad * 2.0**power for grad in grads], **options)
     expect_close(scaled.detach(), plain.detach(), f"weights of gradients times 2^{power}", ulps=64)
 
 
@@ -157,9 +141,9 @@ def test_untouched_rows(impl, algorithm):
     """Rows that a sparse gradient does not list keep weight and state."""
     start = parameter(4, 3)
     plain = {"momentum": 0.0} if algorithm == "SGD" else {}  # torch's momentum moves every row
-    weight, optimizer = trained(impl, algorithm, start, some(2), **plain)
+    weight, optimizer = trained_copy(impl, algorithm, start, fixed_grads(2), **plain)
     before = snapshot([weight, state_of(optimizer, weight)])
-    weight.grad = sparse([3, 1, 3], some(1, 3)[0], weight)
+    weight.grad = sparse_rows([3, 1, 3], fixed_grads(1, 3)[0], weight)
     optimizer.step()
     for row in (0, 2):
         expect_bits(weight.detach()[row], before[0][row], f"weight of row {row}")
@@ -173,9 +157,9 @@ def test_untouched_rows(impl, algorithm):
 def test_coalesced(impl, algorithm):
     """Coalescing a sparse gradient before the step changes nothing."""
     start = parameter(4, 3)
-    grads = [sparse([3, 1, 3, 3], grad, start) for grad in some(3)]
-    plain, _ = trained(impl, algorithm, start, grads)
-    coalesced, _ = trained(impl, algorithm, start, [grad.coalesce() for grad in grads])
+    grads = [sparse_rows([3, 1, 3, 3], grad, start) for grad in fixed_grads(3)]
+    plain, _ = trained_copy(impl, algorithm, start, grads)
+    coalesced, _ = trained_copy(impl, algorithm, start, [grad.coalesce() for grad in grads])
     expect_close(coalesced.detach(), plain.detach().double(), "the weight", ulps=16)
 
 
@@ -184,10 +168,12 @@ def test_coalesced(impl, algorithm):
 @every
 def test_all_rows_listed(impl, algorithm):
     """A sparse gradient that lists every row does what the dense one does."""
-    start, grads = parameter(4, 3), some(3)
-    dense, _ = trained(impl, algorithm, start, grads)
+    start, grads = parameter(4, 3), fixed_grads(3)
+    dense, _ = trained_copy(impl, algorithm, start, grads)
     order = [2, 0, 3, 1]
-    listed, _ = trained(impl, algorithm, start, [sparse(order, grad[order], start) for grad in grads])
+    listed, _ = trained_copy(
+        impl, algorithm, start, [sparse_rows(order, grad[order], start) for grad in grads]
+    )
     expect_close(listed.detach(), dense.detach().double(), "the weight")
 
 
@@ -197,13 +183,13 @@ def test_all_rows_listed(impl, algorithm):
 def test_no_row_listed(impl, algorithm):
     """A sparse gradient that lists no row changes no weight, before and after others."""
     plain = {"momentum": 0.0} if algorithm == "SGD" else {}
-    weight, optimizer = trained(impl, algorithm, parameter(4, 3), [], **plain)
+    weight, optimizer = trained_copy(impl, algorithm, parameter(4, 3), [], **plain)
     for _ in range(2):
         before = values([weight])[0]
-        weight.grad = sparse([], torch.zeros(0, 3), weight)
+        weight.grad = sparse_rows([], torch.zeros(0, 3), weight)
         optimizer.step()
         expect_bits(weight.detach(), before, "the weight")
-        weight.grad = sparse([1], some(1, 1)[0], weight)
+        weight.grad = sparse_rows([1], fixed_grads(1, 1)[0], weight)
         optimizer.step()
 
 
@@ -212,12 +198,12 @@ def test_no_row_listed(impl, algorithm):
 @every
 def test_nonzero_rows(impl, algorithm):
     """With rows='nonzero' a dense gradient does what the sparse one of its rows that are not zero does."""
-    start, grads = parameter(4, 3), some(3)
+    start, grads = parameter(4, 3), fixed_grads(3)
     for grad in grads:
         grad[[0, 2]] = 0
-    nonzero, _ = trained(impl, algorithm, start, grads, rows="nonzero", weight_decay=0.1)
-    listed = [sparse([1, 3], grad[[1, 3]], start) for grad in grads]
-    touched, _ = trained(impl, algorithm, start, listed, weight_decay=0.1)
+    nonzero, _ = trained_copy(impl, algorithm, start, grads, rows="nonzero", weight_decay=0.1)
+    listed = [sparse_rows([1, 3], grad[[1, 3]], start) for grad in grads]
+    touched, _ = trained_copy(impl, algorithm, start, listed, weight_decay=0.1)
     expect_bits(nonzero.detach()[[0, 2]], start.detach()[[0, 2]], "the rows without gradient")
     expect_bits(nonzero.detach(), touched.detach(), "the weight")
 
@@ -227,12 +213,12 @@ def test_nonzero_rows(impl, algorithm):
 @every
 def test_all_rows(impl, algorithm):
     """With rows='all' a sparse gradient does what the dense one does, decay and momentum included."""
-    start, grads = parameter(4, 3), some(3)
+    start, grads = parameter(4, 3), fixed_grads(3)
     for grad in grads:
         grad[[0, 2]] = 0
-    dense, _ = trained(impl, algorithm, start, grads, weight_decay=0.1)
-    listed = [sparse([3, 1], grad[[3, 1]], start) for grad in grads]
-    spread, _ = trained(impl, algorithm, start, listed, rows="all", weight_decay=0.1)
+    dense, _ = trained_copy(impl, algorithm, start, grads, weight_decay=0.1)
+    listed = [sparse_rows([3, 1], grad[[3, 1]], start) for grad in grads]
+    spread, _ = trained_copy(impl, algorithm, start, listed, rows="all", weight_decay=0.1)
     expect_close(spread.detach(), dense.detach().double(), "the weight")
 
 
@@ -253,7 +239,7 @@ def test_many_duplicates(impl, algorithm):
     worst = worst_of_orders(summed, exact)
     weight = torch.nn.Parameter(torch.zeros(2, 3))
     optimizer = getattr(impl, algorithm)([weight], lr=1.0)
-    weight.grad = sparse([1] * count, grads, weight)
+    weight.grad = sparse_rows([1] * count, grads, weight)
     optimizer.step()
     if algorithm == "SGD":
         seen, wanted = -weight.detach()[1], exact
@@ -274,8 +260,7 @@ def test_many_duplicates(impl, algorithm):
 def test_dense_gradient_is_left(impl, algorithm):
     """A step leaves a dense gradient as it is."""
     weight = parameter(4, 3)
-    options = MOMENTUM.get(algorithm, {})
-    optimizer = getattr(impl, algorithm)([weight], lr=0.1, weight_decay=0.1, maximize=True, **options)
+    optimizer = make_algorithm(impl, algorithm, [weight], weight_decay=0.1, maximize=True)
     for seed in range(2):
         set_grads([weight], seed=seed)
         before = weight.grad.clone()
@@ -289,9 +274,9 @@ def test_dense_gradient_is_left(impl, algorithm):
 def test_sparse_gradient_is_left(impl, algorithm):
     """A step leaves a sparse gradient as it is."""
     weight = parameter(4, 3)
-    optimizer = getattr(impl, algorithm)([weight], lr=0.1, **MOMENTUM.get(algorithm, {}))
+    optimizer = make_algorithm(impl, algorithm, [weight])
     for step in range(2):
-        weight.grad = sparse([3, 1, 3], some(1, 3, seed=step)[0], weight)
+        weight.grad = sparse_rows([3, 1, 3], fixed_grads(1, 3, seed=step)[0], weight)
         before = weight.grad.clone()
         optimizer.step()
         expect_bits(weight.grad, before, "the gradient")
@@ -302,13 +287,13 @@ def test_sparse_gradient_is_left(impl, algorithm):
 @every
 def test_not_contiguous(impl, algorithm):
     """A weight that is a view, and a transposed gradient, step as contiguous ones do."""
-    start, grads = parameter(4, 3), some(3)
-    plain, _ = trained(impl, algorithm, start, grads)
+    start, grads = parameter(4, 3), fixed_grads(3)
+    plain, _ = trained_copy(impl, algorithm, start, grads)
     buffer = torch.zeros(3, 8)
     view = torch.nn.Parameter(buffer[:, ::2].t())
     with torch.no_grad():
         view.copy_(start)
-    optimizer = getattr(impl, algorithm)([view], lr=0.1, **MOMENTUM.get(algorithm, {}))
+    optimizer = make_algorithm(impl, algorithm, [view])
     for grad in grads:
         view.grad = grad.t().contiguous().t()
         optimizer.step()

@@ -3,7 +3,6 @@
 import copy
 import io
 import pickle
-from typing import Any
 
 import pytest
 import torch
@@ -22,11 +21,9 @@ from keyedopt.conformance.suite.support import (
     train,
     values,
 )
+from keyedopt.conformance.suite.support_algorithms import ALGORITHMS, make_algorithm
 
-ROW_WISE = ("RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD")
-ALGORITHMS = ("SGD", "Adagrad", "Adam", *ROW_WISE)
 every = pytest.mark.parametrize("algorithm", ALGORITHMS)
-MOMENTUM = {"SGD": {"momentum": 0.9}}
 
 #: Shapes of the state of a table (4, 3).
 SHAPES = {
@@ -41,11 +38,6 @@ SHAPES = {
 }
 
 
-def make(impl: Any, algorithm: str, weights: Any, lr: float = 0.1, **options: Any) -> Any:
-    """Make an optimizer of an algorithm that has state."""
-    return getattr(impl, algorithm)(weights, lr=lr, **MOMENTUM.get(algorithm, {}), **options)
-
-
 def tables(count: int = 2, dtype: str = "float32") -> list[torch.nn.Parameter]:
     """Make fixed tables."""
     return [parameter(4, 3, dtype=dtype, seed=index) for index in range(count)]
@@ -57,7 +49,7 @@ def tables(count: int = 2, dtype: str = "float32") -> list[torch.nn.Parameter]:
 def test_names_and_shapes(impl, algorithm, shapes):
     """The state has the documented names and shapes, and a count of steps beside them at most."""
     weights = tables(1)
-    optimizer = make(impl, algorithm, weights)
+    optimizer = make_algorithm(impl, algorithm, weights)
     train(optimizer, weights, 2)
     state = optimizer.state_dict()["state"][0]
     seen = {name: list(value.shape) for name, value in state.items() if name != "step"}
@@ -72,7 +64,7 @@ def test_names_and_shapes(impl, algorithm, shapes):
 def test_state_from_construction(impl, algorithm):
     """The sum is there before the first step, at its initial value."""
     weights = tables(1)
-    optimizer = make(impl, algorithm, weights, initial_accumulator_value=0.25)
+    optimizer = make_algorithm(impl, algorithm, weights, initial_accumulator_value=0.25)
     state = optimizer.state_dict()["state"]
     expect_equal(list(state), [0], "parameters with state")
     expect_equal(float(state[0]["step"]), 0.0, "count of steps")
@@ -85,10 +77,10 @@ def test_state_from_construction(impl, algorithm):
 def test_resumed(impl, algorithm, dtype):
     """What has loaded the state of another goes on along the same trajectory."""
     weights = tables(dtype=dtype)
-    optimizer = make(impl, algorithm, weights)
+    optimizer = make_algorithm(impl, algorithm, weights)
     train(optimizer, weights, 3)
     resumed = [torch.nn.Parameter(value) for value in values(weights)]
-    other = make(impl, algorithm, resumed)
+    other = make_algorithm(impl, algorithm, resumed)
     other.load_state_dict(snapshot(optimizer.state_dict()))
     train(optimizer, weights, 3, seed=7)
     train(other, resumed, 3, seed=7)
@@ -102,7 +94,7 @@ def test_resumed(impl, algorithm, dtype):
 def test_counts_of_rows_resumed(impl, algorithm):
     """The counts of rows are saved and loaded exactly, in half precision too."""
     weights = tables(1, dtype="float16")
-    optimizer = make(impl, algorithm, weights, bias_correction="per_row")
+    optimizer = make_algorithm(impl, algorithm, weights, bias_correction="per_row")
     train(optimizer, weights, 1)
     saved = snapshot(optimizer.state_dict())
     counts = [value for value in saved["state"][0].values() if tuple(value.shape) == (4,)]
@@ -122,8 +114,10 @@ def test_counts_of_rows_resumed(impl, algorithm):
 def test_options_loaded(impl, algorithm):
     """Loading restores lr and weight_decay of every group."""
     first, second = tables(), tables()
-    one = make(impl, algorithm, [{"params": [first[0]]}, {"params": [first[1]], "lr": 0.3}], weight_decay=0.2)
-    other = make(impl, algorithm, [{"params": [weight]} for weight in second], lr=0.7)
+    one = make_algorithm(
+        impl, algorithm, [{"params": [first[0]]}, {"params": [first[1]], "lr": 0.3}], weight_decay=0.2
+    )
+    other = make_algorithm(impl, algorithm, [{"params": [weight]} for weight in second], lr=0.7)
     other.load_state_dict(one.state_dict())
     seen = [[group["lr"], group["weight_decay"]] for group in other.param_groups]
     expect_equal(seen, [[0.1, 0.2], [0.3, 0.2]], "lr and weight_decay of the groups")
@@ -135,7 +129,7 @@ def test_options_loaded(impl, algorithm):
 def test_saved_to_a_file(impl, algorithm):
     """A state_dict survives torch.save and torch.load with weights_only."""
     weights = tables()
-    optimizer = make(impl, algorithm, weights)
+    optimizer = make_algorithm(impl, algorithm, weights)
     train(optimizer, weights, 2)
     file = io.BytesIO()
     torch.save(optimizer.state_dict(), file)
@@ -155,7 +149,7 @@ def test_saved_to_a_file(impl, algorithm):
 def test_loaded_is_not_aliased(impl, algorithm):
     """Steps after a load do not change what was loaded."""
     weights = tables()
-    optimizer = make(impl, algorithm, weights)
+    optimizer = make_algorithm(impl, algorithm, weights)
     train(optimizer, weights, 2)
     saved = snapshot(optimizer.state_dict())
     before = snapshot(saved)
@@ -170,7 +164,7 @@ def test_loaded_is_not_aliased(impl, algorithm):
 def test_state_dict_is_live(impl, algorithm):
     """The tensors of a state_dict are those that later steps update."""
     weights = tables(1)
-    optimizer = make(impl, algorithm, weights)
+    optimizer = make_algorithm(impl, algorithm, weights)
     train(optimizer, weights, 1)
     saved = dict(optimizer.state_dict()["state"][0])
     before = snapshot(saved)
@@ -186,10 +180,10 @@ def test_state_dict_is_live(impl, algorithm):
 def test_other_groups_are_refused(impl, algorithm, groups):
     """State of other groups is refused, and nothing changes."""
     weights = tables()
-    optimizer = make(impl, algorithm, weights)
+    optimizer = make_algorithm(impl, algorithm, weights)
     train(optimizer, weights, 1)
     theirs = [tables(count) for count in groups]
-    other = make(impl, algorithm, [{"params": params} for params in theirs])
+    other = make_algorithm(impl, algorithm, [{"params": params} for params in theirs])
     train(other, [weight for params in theirs for weight in params], 1, seed=9)
     before = snapshot([values(weights), optimizer.state_dict()])
     expect_raises(lambda: optimizer.load_state_dict(other.state_dict()), ValueError, expected="ValueError")
@@ -206,7 +200,7 @@ def test_other_shapes_are_refused(impl, algorithm, shape):
         if list(shape) == right:
             continue
         weights = tables(1)
-        optimizer = make(impl, algorithm, weights)
+        optimizer = make_algorithm(impl, algorithm, weights)
         train(optimizer, weights, 1)
         saved = snapshot(optimizer.state_dict())
         saved["state"][0][name] = torch.ones(tuple(shape))
@@ -228,10 +222,10 @@ def test_other_shapes_are_refused(impl, algorithm, shape):
 def test_other_dtypes(impl, algorithm):
     """Say in which dtype the state is after another one was loaded."""
     weights = tables(1, dtype="float64")
-    optimizer = make(impl, algorithm, weights)
+    optimizer = make_algorithm(impl, algorithm, weights)
     train(optimizer, weights, 1)
     narrow = tables(1)
-    other = make(impl, algorithm, narrow)
+    other = make_algorithm(impl, algorithm, narrow)
     other.load_state_dict(optimizer.state_dict())
     state = other.state_dict()["state"][0]
     return {name: str(state[name].dtype).removeprefix("torch.") for name in sorted(SHAPES[algorithm])}
@@ -243,12 +237,12 @@ def test_other_dtypes(impl, algorithm):
 def test_half_a_state(impl, algorithm):
     """A parameter without state in what is loaded begins anew, or the load is refused."""
     weights = tables()
-    optimizer = make(impl, algorithm, weights)
+    optimizer = make_algorithm(impl, algorithm, weights)
     train(optimizer, weights, 2)
     saved = snapshot(optimizer.state_dict())
     del saved["state"][1]
     fresh = tables()
-    other = make(impl, algorithm, fresh)
+    other = make_algorithm(impl, algorithm, fresh)
     before = snapshot([values(fresh), other.state_dict()])
     try:
         other.load_state_dict(saved)
@@ -256,7 +250,7 @@ def test_half_a_state(impl, algorithm):
         expect_unchanged(before, [values(fresh), other.state_dict()], "weights and state")
         return
     alone = tables()[1]
-    single = make(impl, algorithm, [alone])
+    single = make_algorithm(impl, algorithm, [alone])
     for weight, one in ((fresh[1], other), (alone, single)):
         set_grads([weight], seed=4)
         one.step()
@@ -270,7 +264,7 @@ def test_half_a_state(impl, algorithm):
 def test_copies(impl, algorithm, how):
     """A copy goes on as its original does, and independently."""
     weights = tables()
-    optimizer = make(impl, algorithm, weights)
+    optimizer = make_algorithm(impl, algorithm, weights)
     train(optimizer, weights, 2)
     pair = (weights, optimizer)
     copied, other = copy.deepcopy(pair) if how == "deepcopy" else pickle.loads(pickle.dumps(pair))

@@ -28,15 +28,7 @@ from keyedopt.conformance.suite.support import (
     train,
     values,
 )
-
-
-def given_grads(*grads: list[float]) -> dict[str, Any]:
-    """Make parameters of zeros with these gradients."""
-    params: dict[str, Any] = {}
-    for index, grad in enumerate(grads):
-        params[f"p{index}"] = torch.nn.Parameter(torch.zeros(len(grad)))
-        params[f"p{index}"].grad = torch.tensor(grad)
-    return params
+from keyedopt.conformance.suite.support_clipping import zeros_with_grads
 
 
 def fused(impl: Any, params: dict[str, Any]) -> Any:
@@ -60,7 +52,7 @@ def clip(impl: Any, optimizer: Any, kind: str = "NORM", bound: float = 1.0, **op
 @pytest.mark.parametrize("keys", [["", ""], ["dense", "over"]], ids=["plain", "keyed"])
 def test_around_a_combination(impl: Any, keys: list[str]) -> None:
     """Around a CombinedOptimizer the gradients of all its parts have one norm."""
-    params = given_grads([3.0, 4.0], [12.0])
+    params = zeros_with_grads([3.0, 4.0], [12.0])
     parts = [sgd(impl, {key: param}, lr=1.0) for key, param in params.items()]
     combined = impl.CombinedOptimizer(list(zip(keys, parts, strict=True)))
     optimizer = clip(impl, combined, track_grad_norm=True)
@@ -74,7 +66,7 @@ def test_around_a_combination(impl: Any, keys: list[str]) -> None:
 @pytest.mark.clause("CLIP-064")
 def test_closure_of_a_combination(impl: Any) -> None:
     """Around a CombinedOptimizer the gradients of a closure are clipped for every part."""
-    params = given_grads([0.0], [0.0])
+    params = zeros_with_grads([0.0], [0.0])
     parts = [sgd(impl, {key: param}, lr=1.0) for key, param in params.items()]
     optimizer = clip(impl, impl.CombinedOptimizer(parts), "VALUE", 1.0)
 
@@ -92,7 +84,7 @@ def test_closure_of_a_combination(impl: Any) -> None:
 @pytest.mark.clause("CLIP-065")
 def test_inside_a_combination(impl: Any) -> None:
     """Inside a CombinedOptimizer each clipping optimizer bounds its own parameters alone."""
-    params = given_grads([30.0, 40.0], [12.0], [24.0])
+    params = zeros_with_grads([30.0, 40.0], [12.0], [24.0])
     parts = [
         ("norm", clip(impl, sgd(impl, {"p": params["p0"]}, lr=1.0), "NORM", 1.0)),
         ("value", clip(impl, sgd(impl, {"p": params["p1"]}, lr=1.0), "VALUE", 2.0)),
@@ -107,7 +99,7 @@ def test_inside_a_combination(impl: Any) -> None:
 @pytest.mark.parametrize("outer", ["NORM", "VALUE"])
 def test_nested(impl: Any, outer: str) -> None:
     """Two clipping optimizers around one another both hold their bounds, the outer one first."""
-    params = given_grads([30.0, 40.0])
+    params = zeros_with_grads([30.0, 40.0])
     inner = "VALUE" if outer == "NORM" else "NORM"
     keyed, recorder = recording(impl, params)
     clip(impl, clip(impl, keyed, inner, 0.7), outer, 1.0).step()
@@ -119,7 +111,7 @@ def test_nested(impl: Any, outer: str) -> None:
 @pytest.mark.parametrize("order", ["clipping outside", "clipping inside"])
 def test_with_warmup(impl: Any, order: str) -> None:
     """Clipping and warmup compose in either order: the bound holds and the rate follows."""
-    params = given_grads([30.0, 40.0])
+    params = zeros_with_grads([30.0, 40.0])
     stages = [impl.WarmupStage(impl.WarmupPolicy.CONSTANT, max_iters=10, value=0.5)]
     keyed, recorder = recording(impl, params, lr=1.0)
     if order == "clipping outside":
@@ -138,7 +130,7 @@ def test_fused_is_refused(impl: Any, kind: str, nesting: str) -> None:
     """Around a fused optimizer, whose gradients never reach step, clipping is refused."""
 
     def build() -> Any:
-        inner = fused(impl, given_grads([30.0, 40.0]))
+        inner = fused(impl, zeros_with_grads([30.0, 40.0]))
         if nesting == "wrapped":
             inner = impl.OptimizerWrapper(inner)
         elif nesting == "combined":
@@ -152,8 +144,8 @@ def test_fused_is_refused(impl: Any, kind: str, nesting: str) -> None:
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_mixed_tree(impl: Any, kind: str) -> None:
     """Around dense and fused optimizers the dense ones are clipped, and one warning says so."""
-    params = given_grads([30.0, 40.0])
-    table = given_grads([0.0, 0.0])
+    params = zeros_with_grads([30.0, 40.0])
+    table = zeros_with_grads([0.0, 0.0])
     table["p0"].grad = None
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -174,7 +166,7 @@ def test_mixed_tree(impl: Any, kind: str) -> None:
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside dense"])
 def test_empty_fused(impl: Any, kind: str, norm_type: float, beside: bool) -> None:
     """Around an EmptyFusedOptimizer, alone or beside a dense one, there is nothing to refuse."""
-    params = given_grads([0.0, 40.0])
+    params = zeros_with_grads([0.0, 40.0])
     parts = [("none", impl.EmptyFusedOptimizer())]
     if beside:
         parts.append(("dense", sgd(impl, params, lr=1.0)))
@@ -195,7 +187,7 @@ def test_empty_fused(impl: Any, kind: str, norm_type: float, beside: bool) -> No
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_copies_clip_their_own_gradients(impl: Any, how: str, kind: str) -> None:
     """A copy clips the gradients of its own parameters, and those of the original stay."""
-    params = given_grads([0.0, 0.0])
+    params = zeros_with_grads([0.0, 0.0])
     optimizer = clip(impl, sgd(impl, params, lr=1.0), kind)
     other = copy.deepcopy(optimizer) if how == "deepcopy" else pickle.loads(pickle.dumps(optimizer))
     (param,) = other.params.values()
@@ -212,12 +204,12 @@ def test_copies_clip_their_own_gradients(impl: Any, how: str, kind: str) -> None
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_a_copy_leaves_other_optimizers_working(impl: Any, how: str) -> None:
     """After a copy was made the original, and any new clipping optimizer, still step."""
-    params = given_grads([30.0, 40.0])
+    params = zeros_with_grads([30.0, 40.0])
     optimizer = clip(impl, sgd(impl, params, lr=1.0))
     copy.deepcopy(optimizer) if how == "deepcopy" else pickle.loads(pickle.dumps(optimizer))
     optimizer.step()
     expect_close(params["p0"].detach(), torch.tensor([-0.6, -0.8]), "parameter of the original")
-    params = given_grads([30.0, 40.0])
+    params = zeros_with_grads([30.0, 40.0])
     clip(impl, sgd(impl, params, lr=1.0)).step()
     expect_close(params["p0"].detach(), torch.tensor([-0.6, -0.8]), "parameter of a new optimizer")
 
@@ -276,7 +268,7 @@ def test_init_state_through_clipping(impl: Any, kind: str, sparse: list[str] | N
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_zero_grad_and_the_next_step(impl: Any, kind: str) -> None:
     """Each step clips its own gradients: nothing of one step is carried into the next."""
-    params = given_grads([30.0, 40.0])
+    params = zeros_with_grads([30.0, 40.0])
     optimizer, recorder = clipping(impl, params, kind, 1.0)
     for grad in ([30.0, 40.0], [0.3, 0.4], [300.0, 400.0]):
         optimizer.zero_grad(set_to_none=True)
@@ -290,7 +282,7 @@ def test_zero_grad_and_the_next_step(impl: Any, kind: str) -> None:
 @pytest.mark.clause("CLIP-077")
 def test_with_a_scheduler(impl: Any) -> None:
     """A learning-rate scheduler around the clipping optimizer drives the wrapped one."""
-    params = given_grads([30.0, 40.0])
+    params = zeros_with_grads([30.0, 40.0])
     keyed, recorder = recording(impl, params, lr=1.0)
     optimizer = clip(impl, keyed)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
@@ -307,7 +299,7 @@ def test_with_a_scheduler(impl: Any) -> None:
 @pytest.mark.parametrize("bad", [False, True], ids=["finite", "overflow"])
 def test_with_a_gradient_scaler(impl: Any, bad: bool) -> None:
     """GradScaler.step unscales before clipping, and skips a step whose gradients overflowed."""
-    params = given_grads([0.0, 0.0])
+    params = zeros_with_grads([0.0, 0.0])
     optimizer = clip(impl, sgd(impl, params, lr=1.0), "NORM", 1.0, track_grad_norm=True)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
     loss = (params["p0"] * torch.tensor([0.3, float("inf") if bad else 0.4])).sum()
@@ -340,7 +332,7 @@ def test_fused_kernels_of_torch(impl: Any) -> None:
     """Optimizers of torch with fused or foreach kernels get clipped gradients like any other."""
     moved = []
     for option in ("fused", "foreach"):
-        params = given_grads([30.0, 40.0])
+        params = zeros_with_grads([30.0, 40.0])
         options: dict[str, Any] = {option: True}
         factory = functools.partial(torch.optim.SGD, lr=1.0, **options)
         clip(impl, impl.KeyedOptimizerWrapper(params, factory)).step()

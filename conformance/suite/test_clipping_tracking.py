@@ -16,15 +16,7 @@ from keyedopt.conformance.suite.support import (
     parameters,
     set_grads,
 )
-
-
-def given_grads(*grads: list[float]) -> dict[str, Any]:
-    """Make parameters of zeros with these gradients."""
-    params: dict[str, Any] = {}
-    for index, grad in enumerate(grads):
-        params[f"p{index}"] = torch.nn.Parameter(torch.zeros(len(grad)))
-        params[f"p{index}"].grad = torch.tensor(grad)
-    return params
+from keyedopt.conformance.suite.support_clipping import zeros_with_grads
 
 
 @pytest.mark.clause("CLIP-042")
@@ -32,7 +24,7 @@ def given_grads(*grads: list[float]) -> dict[str, Any]:
 @pytest.mark.parametrize("track", [False, True])
 def test_no_norm_before_the_first_step(impl: Any, kind: str, track: bool) -> None:
     """last_total_grad_norm is None before any step."""
-    optimizer, _ = clipping(impl, given_grads([3.0]), kind, 1.0, track_grad_norm=track)
+    optimizer, _ = clipping(impl, zeros_with_grads([3.0]), kind, 1.0, track_grad_norm=track)
     expect(optimizer.last_total_grad_norm is None, "None", optimizer.last_total_grad_norm)
 
 
@@ -41,7 +33,7 @@ def test_no_norm_before_the_first_step(impl: Any, kind: str, track: bool) -> Non
 @pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, math.inf], ids=["1", "2", "3", "inf"])
 def test_norm_of_the_last_step(impl: Any, kind: str, norm_type: float) -> None:
     """With track_grad_norm every kind keeps the norm of all gradients before clipping."""
-    params = given_grads([3.0, -4.0], [12.0])
+    params = zeros_with_grads([3.0, -4.0], [12.0])
     optimizer, _ = clipping(impl, params, kind, 1.0, norm_type=norm_type, track_grad_norm=True)
     optimizer.step()
     wanted = p_norm([3.0, -4.0, 12.0], norm_type)
@@ -74,7 +66,7 @@ def test_tracking_changes_nothing(impl: Any, kind: str) -> None:
 @pytest.mark.parametrize("empty", [False, True])
 def test_norm_of_nothing(impl: Any, kind: str, norm_type: float, empty: bool) -> None:
     """The norm of a step without gradients is 0, or there is none; it is never negative."""
-    params = given_grads([1.0])
+    params = zeros_with_grads([1.0])
     params["p0"].grad = None
     if empty:
         params["p1"] = torch.nn.Parameter(torch.zeros(0))
@@ -110,7 +102,7 @@ def test_norm_holds_no_graph(impl: Any, kind: str) -> None:
 @pytest.mark.parametrize("bad", ["nan", "inf"])
 def test_nonfinite_gradients_show(impl: Any, kind: str, norm_type: float, bad: str) -> None:
     """The norm of a gradient that is not finite is not finite."""
-    params = given_grads([1.0, float(bad)], [2.0])
+    params = zeros_with_grads([1.0, float(bad)], [2.0])
     optimizer, _ = clipping(impl, params, kind, 1.0, norm_type=norm_type, track_grad_norm=True)
     optimizer.step()
     norm = optimizer.last_total_grad_norm
@@ -121,7 +113,7 @@ def test_nonfinite_gradients_show(impl: Any, kind: str, norm_type: float, bad: s
 @pytest.mark.parametrize("kind", ["NORM", "VALUE", "NONE"])
 def test_norm_of_a_closure(impl: Any, kind: str) -> None:
     """With a closure the norm is that of the gradients that the closure computed."""
-    params = given_grads([1.0, 1.0])
+    params = zeros_with_grads([1.0, 1.0])
     optimizer, _ = clipping(impl, params, kind, 1.0, track_grad_norm=True)
 
     def closure() -> Any:
@@ -167,7 +159,7 @@ def test_what_the_norm_is_made_of(impl: Any, kind: str, track: bool) -> dict[str
 @pytest.mark.parametrize("norm_type", [1.0, 2.0, math.inf], ids=["1", "2", "inf"])
 def test_compute_total_grad_norm(impl: Any, norm_type: float) -> None:
     """compute_total_grad_norm returns the norm and the flat list of gradients, and clips nothing."""
-    params = given_grads([3.0, -4.0], [12.0])
+    params = zeros_with_grads([3.0, -4.0], [12.0])
     params["p2"] = torch.nn.Parameter(torch.zeros(2))
     before = [params["p0"].grad.clone(), params["p1"].grad.clone()]
     optimizer, _ = clipping(impl, params, "NORM", 1.0, norm_type=norm_type)
@@ -184,7 +176,7 @@ def test_compute_total_grad_norm(impl: Any, norm_type: float) -> None:
 @pytest.mark.parametrize("kind", ["NORM", "VALUE", "NONE"])
 def test_clip_grad_norm(impl: Any, norm_type: float, kind: str) -> None:
     """clip_grad_norm_ clips at once, without a step, and returns the norm from before."""
-    params = given_grads([3.0, -4.0], [12.0])
+    params = zeros_with_grads([3.0, -4.0], [12.0])
     optimizer, recorder = clipping(impl, params, kind, 1.0, norm_type=norm_type)
     norm = p_norm([3.0, -4.0, 12.0], norm_type)
     expect_close(optimizer.clip_grad_norm_(), norm, "what it returns")
@@ -199,7 +191,7 @@ def test_clip_grad_norm(impl: Any, norm_type: float, kind: str) -> None:
 @pytest.mark.parametrize("case", ["none", "empty", "shared", "sparse", "float16", "nan", "meta"])
 def test_methods_on_special_gradients(impl: Any, method: str, case: str) -> None:
     """The two methods measure what a step would, also for special gradients, or refuse."""
-    params = given_grads([30.0, 40.0])
+    params = zeros_with_grads([30.0, 40.0])
     wanted = 50.0
     groups = 1
     if case == "none":

@@ -15,45 +15,23 @@ from keyedopt.conformance.suite.support import (
     expect_raises,
     expect_unchanged,
     parameter,
-    sgd,
     snapshot,
     train,
 )
-
-
-def pair(impl: Any, dtype: str = "float32", steps: int = 0) -> tuple[Any, list[Any], list[Any]]:
-    """Combine Adam (key a) and SGD with momentum (key b), each over a parameter ``p``, and train."""
-    params = [parameter(3, dtype=dtype, seed=1), parameter(2, 2, dtype=dtype, seed=2)]
-    inner = [adam(impl, {"p": params[0]}), sgd(impl, {"p": params[1]}, momentum=0.9)]
-    combined = impl.CombinedOptimizer([("a", inner[0]), ("b", inner[1])])
-    train(combined, params, steps)
-    return combined, inner, params
-
-
-def everything(inner: list[Any], params: list[Any]) -> Any:
-    """List all that a load may touch: state, groups and parameters of every optimizer."""
-    return [
-        [list(optimizer.state.values()) for optimizer in inner],
-        [
-            {key: value for key, value in group.items() if key != "params"}
-            for optimizer in inner
-            for group in optimizer.param_groups
-        ],
-        list(params),
-    ]
+from keyedopt.conformance.suite.support_combined import combined_pair, loadable_parts
 
 
 @pytest.mark.clause("COMB-016")
 def test_groups_are_saved_and_loaded_on_demand(impl):
     """With save_param_groups(True) groups go with their keys into the optimizers they came from."""
-    saved, inner, _ = pair(impl, steps=1)
+    saved, inner, _ = combined_pair(impl, steps=1)
     expect("param_groups" not in saved.state_dict(), "no groups by default", saved.state_dict().keys())
     saved.save_param_groups(True)
     for optimizer, rate in zip(inner, (0.25, 0.75), strict=True):
         optimizer.param_groups[0]["lr"] = rate
     given = copy.deepcopy(saved.state_dict())
     expect_equal([group["params"] for group in given["param_groups"]], [["a.p"], ["b.p"]], "keys of groups")
-    fresh, fresh_inner, _ = pair(impl, steps=1)
+    fresh, fresh_inner, _ = combined_pair(impl, steps=1)
     fresh.save_param_groups(True)
     given["param_groups"].reverse()  # they are known by their keys, not by their place
     fresh.load_state_dict(given)
@@ -101,7 +79,7 @@ def test_groups_are_saved_for_all_optimizers_or_none(impl, saving):
 )
 def test_groups_that_do_not_fit_are_refused_as_a_whole(impl, how):
     """A group that does not fit is refused with a ValueError and nothing has changed."""
-    combined, inner, params = pair(impl, steps=1)
+    combined, inner, params = combined_pair(impl, steps=1)
     combined.save_param_groups(True)
     given = copy.deepcopy(combined.state_dict())
     groups = given["param_groups"]
@@ -119,11 +97,11 @@ def test_groups_that_do_not_fit_are_refused_as_a_whole(impl, how):
         groups[1]["friction"] = groups[1].pop("momentum")
     else:
         del given["param_groups"]
-    before = snapshot(everything(inner, params))
+    before = snapshot(loadable_parts(inner, params))
     try:
         expect_raises(lambda: combined.load_state_dict(given), ValueError, expected="a ValueError")
     finally:
-        expect_unchanged(before, everything(inner, params), "a combination that refused groups")
+        expect_unchanged(before, loadable_parts(inner, params), "a combination that refused groups")
 
 
 def nested(impl: Any) -> tuple[Any, list[Any]]:
@@ -174,8 +152,8 @@ def test_state_behind_a_wrapper_is_not_lost(impl, stepped):
 @pytest.mark.clause("COMB-030")
 def test_init_state_makes_room_for_a_checkpoint(impl):
     """After init_state a fresh combination loads the checkpoint of a trained one."""
-    saved, _, _ = pair(impl, steps=3)
-    fresh, _, _ = pair(impl)
+    saved, _, _ = combined_pair(impl, steps=3)
+    fresh, _, _ = combined_pair(impl)
     fresh.init_state()
     expect_equal(set(fresh.state_dict()["state"]), {"a.p", "b.p"}, "initialized entries")
     given = copy.deepcopy(saved.state_dict())
@@ -186,7 +164,7 @@ def test_init_state_makes_room_for_a_checkpoint(impl):
 @pytest.mark.clause("COMB-031")
 def test_init_state_is_otherwise_invisible(impl):
     """init_state leaves zero gradients, sparse where named, and parameters as they are."""
-    combined, _, params = pair(impl)
+    combined, _, params = combined_pair(impl)
     calls: list[int] = []
     combined.register_step_pre_hook(lambda *_: calls.append(1))
     before = snapshot(params)

@@ -1,14 +1,11 @@
 """Combined optimizers: hooks, copies, surroundings."""
 
 import copy
-import io
-from typing import Any
 
 import pytest
 import torch
 
 from keyedopt.conformance.suite.support import (
-    adam,
     expect,
     expect_bits,
     expect_equal,
@@ -20,21 +17,14 @@ from keyedopt.conformance.suite.support import (
     snapshot,
     train,
 )
-
-
-def pair(impl: Any, dtype: str = "float32", steps: int = 0) -> tuple[Any, list[Any], list[Any]]:
-    """Combine Adam (key a) and SGD with momentum (key b), each over a parameter ``p``, and train."""
-    params = [parameter(3, dtype=dtype, seed=1), parameter(2, 2, dtype=dtype, seed=2)]
-    inner = [adam(impl, {"p": params[0]}), sgd(impl, {"p": params[1]}, momentum=0.9)]
-    combined = impl.CombinedOptimizer([("a", inner[0]), ("b", inner[1])])
-    train(combined, params, steps)
-    return combined, inner, params
+from keyedopt.conformance.suite.support_combined import combined_pair
+from keyedopt.conformance.suite.support_wrapper import count_call, recast
 
 
 @pytest.mark.clause("COMB-035")
 def test_step_hooks_run_once_a_step(impl):
     """Step hooks of a combination run once a step, before and after it, and can be removed."""
-    combined, _, params = pair(impl)
+    combined, _, params = combined_pair(impl)
     calls: list[tuple[str, bool]] = []
     start = params[0].detach().clone()
 
@@ -56,7 +46,7 @@ def test_step_hooks_run_once_a_step(impl):
 @pytest.mark.clause("COMB-035")
 def test_a_step_hook_replaces_the_closure(impl):
     """What a step pre-hook returns takes the place of the arguments."""
-    combined, _, params = pair(impl)
+    combined, _, params = combined_pair(impl)
     seen: list[str] = []
 
     def closure(name):
@@ -80,7 +70,7 @@ def test_a_step_that_calls_the_base_is_one_event(impl):
         def step(self, closure=None):
             return super().step(closure)
 
-    pair(impl)  # torch may prepare the class at its first instance
+    combined_pair(impl)  # torch may prepare the class at its first instance
     param = parameter(2)
     optimizer = Logging([sgd(impl, {"p": param})])
     calls: list[str] = []
@@ -93,7 +83,7 @@ def test_a_step_that_calls_the_base_is_one_event(impl):
 @pytest.mark.clause("COMB-036")
 def test_step_hooks_of_the_combined_optimizers_run(impl):
     """A step hook of a combined optimizer runs once a step of the combination."""
-    combined, inner, params = pair(impl)
+    combined, inner, params = combined_pair(impl)
     calls: list[str] = []
     for name, optimizer in zip("ab", inner, strict=True):
         optimizer.register_step_pre_hook(lambda *_, name=name: calls.append(f"pre {name}"))
@@ -105,7 +95,7 @@ def test_step_hooks_of_the_combined_optimizers_run(impl):
 @pytest.mark.clause("COMB-037")
 def test_hooks_of_saving(impl):
     """state_dict hooks of a combination run once, and what the post-hook returns is used."""
-    combined, _, _ = pair(impl, steps=1)
+    combined, _, _ = combined_pair(impl, steps=1)
     calls: list[bool] = []
     combined.register_state_dict_pre_hook(lambda optimizer: calls.append(optimizer is combined))
     combined.register_state_dict_post_hook(lambda optimizer, saved: {**saved, "by the hook": 1})
@@ -117,7 +107,7 @@ def test_hooks_of_saving(impl):
 @pytest.mark.clause("COMB-037")
 def test_hooks_of_loading(impl):
     """load_state_dict hooks of a combination run once, and what the pre-hook returns is loaded."""
-    combined, inner, params = pair(impl, steps=1)
+    combined, inner, params = combined_pair(impl, steps=1)
     given = copy.deepcopy(combined.state_dict())
     other = copy.deepcopy(given)
     other["state"]["a.p"]["exp_avg"].fill_(9.0)
@@ -129,27 +119,12 @@ def test_hooks_of_loading(impl):
     expect_equal(calls, [True], "calls of the post-hook")
 
 
-def count(optimizer: Any, *_: Any) -> None:
-    """Count, as a hook, on the optimizer that calls it."""
-    optimizer.counted = getattr(optimizer, "counted", 0) + 1
-
-
-def recast(optimizer: Any, how: str) -> Any:
-    """Copy an optimizer one way or the other."""
-    if how == "deepcopy":
-        return copy.deepcopy(optimizer)
-    buffer = io.BytesIO()
-    torch.save(optimizer, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=False)
-
-
 @pytest.mark.clause("COMB-038")
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_hooks_survive_a_copy(impl, how):
     """A copy has step hooks of its own that run once a step."""
-    combined, _, params = pair(impl, steps=1)
-    combined.register_step_post_hook(count)
+    combined, _, params = combined_pair(impl, steps=1)
+    combined.register_step_post_hook(count_call)
     other = recast(combined, how)
     train(other, other.params, 2)
     expect_equal(getattr(other, "counted", 0), 2, "calls of the copy's hook in two steps")
@@ -163,7 +138,7 @@ def test_hooks_survive_a_copy(impl, how):
 @pytest.mark.parametrize("steps", [0, 2])
 def test_a_copy_trains_on_alone(impl, how, steps):
     """A copy has the same keys, state and groups, shares nothing, and trains like the original."""
-    combined, _, params = pair(impl, steps=steps)
+    combined, _, params = combined_pair(impl, steps=steps)
     combined.save_param_groups(True)
     other = recast(combined, how)
     expect_unchanged(snapshot(combined.state_dict()), other.state_dict(), "what the copy saves")
@@ -181,7 +156,7 @@ def test_a_copy_trains_on_alone(impl, how, steps):
 @pytest.mark.clause("COMB-040")
 def test_a_copy_with_a_scheduler_steps_itself(impl):
     """A copy of a combination with an LRScheduler steps its own parameters."""
-    combined, _, params = pair(impl)
+    combined, _, params = combined_pair(impl)
     torch.optim.lr_scheduler.ExponentialLR(combined, 0.5)
     other = copy.deepcopy(combined)
     before = snapshot(params)

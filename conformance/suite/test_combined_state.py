@@ -16,40 +16,18 @@ from keyedopt.conformance.suite.support import (
     expect_unchanged,
     parameter,
     set_grads,
-    sgd,
     single_rank,
     snapshot,
     train,
     values,
 )
-
-
-def pair(impl: Any, dtype: str = "float32", steps: int = 0) -> tuple[Any, list[Any], list[Any]]:
-    """Combine Adam (key a) and SGD with momentum (key b), each over a parameter ``p``, and train."""
-    params = [parameter(3, dtype=dtype, seed=1), parameter(2, 2, dtype=dtype, seed=2)]
-    inner = [adam(impl, {"p": params[0]}), sgd(impl, {"p": params[1]}, momentum=0.9)]
-    combined = impl.CombinedOptimizer([("a", inner[0]), ("b", inner[1])])
-    train(combined, params, steps)
-    return combined, inner, params
-
-
-def everything(inner: list[Any], params: list[Any]) -> Any:
-    """List all that a load may touch: state, groups and parameters of every optimizer."""
-    return [
-        [list(optimizer.state.values()) for optimizer in inner],
-        [
-            {key: value for key, value in group.items() if key != "params"}
-            for optimizer in inner
-            for group in optimizer.param_groups
-        ],
-        list(params),
-    ]
+from keyedopt.conformance.suite.support_combined import combined_pair, loadable_parts
 
 
 @pytest.mark.clause("COMB-010")
 def test_state_dict_holds_all_live_state(impl):
     """The state of every optimizer is saved under the joined keys, as the live tensors."""
-    combined, inner, params = pair(impl, steps=2)
+    combined, inner, params = combined_pair(impl, steps=2)
     saved = combined.state_dict()["state"]
     expect_equal(set(saved), {"a.p", "b.p"}, "keys of the saved state")
     for key, optimizer, param in zip(("a.p", "b.p"), inner, params, strict=True):
@@ -64,8 +42,8 @@ def test_state_dict_holds_all_live_state(impl):
 @pytest.mark.clause("COMB-011")
 def test_a_resumed_combination_trains_on_as_the_saved_one(impl, dtype):
     """A fresh combination that loads a checkpoint takes the same steps, bit by bit."""
-    saved, _, params = pair(impl, dtype, steps=3)
-    fresh, inner, fresh_params = pair(impl, dtype)
+    saved, _, params = combined_pair(impl, dtype, steps=3)
+    fresh, inner, fresh_params = combined_pair(impl, dtype)
     fresh.init_state()
     live = [tensor for optimizer in inner for entry in optimizer.state.values() for tensor in entry.values()]
     fresh.load_state_dict(copy.deepcopy(saved.state_dict()))
@@ -85,21 +63,21 @@ def test_a_resumed_combination_trains_on_as_the_saved_one(impl, dtype):
 @pytest.mark.parametrize("missing", [["a.p", "b.p"], ["a.p"], ["b.p"]])
 def test_an_empty_state_is_not_loaded_over_an_initialized_one(impl, missing):
     """A state without what is initialized, in all or one of the optimizers, is refused."""
-    combined, inner, params = pair(impl, steps=1)
+    combined, inner, params = combined_pair(impl, steps=1)
     given = copy.deepcopy(combined.state_dict())
     for key in missing:
         del given["state"][key]
-    before = snapshot(everything(inner, params))
+    before = snapshot(loadable_parts(inner, params))
     expect_raises(lambda: combined.load_state_dict(given), Exception, expected="a refused load")
-    expect_unchanged(before, everything(inner, params), "the combination")
+    expect_unchanged(before, loadable_parts(inner, params), "the combination")
 
 
 @pytest.mark.clause("COMB-012")
 @pytest.mark.parametrize("stepped", [[], [0], [1]])
 def test_a_full_state_is_not_loaded_over_an_empty_one(impl, stepped):
     """A state for optimizers whose state is not there yet, all or one of them, is refused."""
-    full, _, _ = pair(impl, steps=1)
-    combined, inner, params = pair(impl)
+    full, _, _ = combined_pair(impl, steps=1)
+    combined, inner, params = combined_pair(impl)
     for number in stepped:
         train(inner[number], [params[number]], 1)
     given = copy.deepcopy(full.state_dict())
@@ -152,16 +130,16 @@ def damage(given: Any, how: str) -> None:
 )
 def test_a_malformed_state_is_refused_as_a_whole(impl, how):
     """What is malformed for the last optimizer is refused with a ValueError, nothing is written."""
-    combined, inner, params = pair(impl, steps=2)
+    combined, inner, params = combined_pair(impl, steps=2)
     given = copy.deepcopy(combined.state_dict())
     damage(given, how)
-    before = snapshot(everything(inner, params))
+    before = snapshot(loadable_parts(inner, params))
     try:
         expect_raises(
             lambda: combined.load_state_dict(given), ValueError, expected="a ValueError, nothing loaded"
         )
     finally:
-        expect_unchanged(before, everything(inner, params), "a combination that refused a load")
+        expect_unchanged(before, loadable_parts(inner, params), "a combination that refused a load")
 
 
 @pytest.mark.clause("COMB-013")

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support import (
-    adam,
     expect,
     expect_bits,
     expect_equal,
@@ -20,22 +19,14 @@ from keyedopt.conformance.suite.support import (
     snapshot,
     train,
 )
-
-
-def pair(impl: Any, dtype: str = "float32", steps: int = 0) -> tuple[Any, list[Any], list[Any]]:
-    """Combine Adam (key a) and SGD with momentum (key b), each over a parameter ``p``, and train."""
-    params = [parameter(3, dtype=dtype, seed=1), parameter(2, 2, dtype=dtype, seed=2)]
-    inner = [adam(impl, {"p": params[0]}), sgd(impl, {"p": params[1]}, momentum=0.9)]
-    combined = impl.CombinedOptimizer([("a", inner[0]), ("b", inner[1])])
-    train(combined, params, steps)
-    return combined, inner, params
+from keyedopt.conformance.suite.support_combined import combined_pair
 
 
 @pytest.mark.clause("COMB-023")
 def test_a_step_is_a_step_of_each(impl, dtype):
     """Parameters and state after steps of the combination are those of each optimizer alone."""
-    combined, inner, params = pair(impl, dtype)
-    _, alone, others = pair(impl, dtype)
+    combined, inner, params = combined_pair(impl, dtype)
+    _, alone, others = combined_pair(impl, dtype)
     for seed in range(3):
         set_grads(params, seed=seed)
         set_grads(others, seed=seed)
@@ -122,7 +113,7 @@ def test_a_closure_runs_with_gradients(impl, disabled):
 @pytest.mark.clause("COMB-026")
 def test_what_a_step_returns(impl):
     """What step returns with a closure and without."""
-    combined, _, params = pair(impl)
+    combined, _, params = combined_pair(impl)
     set_grads(params)
     return {"with": outcome(lambda: combined.step(lambda: 2.5)), "without": outcome(combined.step)}
 
@@ -131,7 +122,7 @@ def test_what_a_step_returns(impl):
 @pytest.mark.parametrize("without", [[0], [1], [0, 1]])
 def test_parameters_without_a_gradient_are_left_alone(impl, without):
     """Only parameters with a gradient change, whichever optimizer they belong to."""
-    combined, _, params = pair(impl, steps=1)
+    combined, _, params = combined_pair(impl, steps=1)
     before = snapshot(params)
     set_grads(params, seed=3)
     for number in without:
@@ -161,8 +152,8 @@ def test_sparse_and_dense_gradients_go_to_their_optimizers(impl):
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
 def test_gradients_that_are_not_finite_stay_where_they_are(impl, value):
     """A gradient that is not finite changes no parameter or state of another optimizer."""
-    combined, inner, params = pair(impl)
-    _, alone, others = pair(impl)
+    combined, inner, params = combined_pair(impl)
+    _, alone, others = combined_pair(impl)
     for seed in range(2):
         set_grads(params, seed=seed)
         set_grads(others, seed=seed)
@@ -178,7 +169,7 @@ def test_gradients_that_are_not_finite_stay_where_they_are(impl, value):
 @pytest.mark.parametrize("to_none", [None, False, True])
 def test_zero_grad_reaches_all_optimizers(impl, dtype, to_none):
     """zero_grad zeroes all gradients, and drops them with set_to_none=True."""
-    combined, _, params = pair(impl, dtype)
+    combined, _, params = combined_pair(impl, dtype)
     set_grads(params)
     params[0].grad[0] = float("nan")
     combined.zero_grad(*([] if to_none is None else [to_none]))
@@ -196,7 +187,7 @@ def test_zero_grad_reaches_all_optimizers(impl, dtype, to_none):
 @pytest.mark.parametrize("key", ["a.q", "b.q", "q"])
 def test_an_added_group_is_trained_or_refused(impl, key):
     """A group is stepped and saved from then on, or refused and nothing has changed."""
-    combined, _, params = pair(impl, steps=1)
+    combined, _, params = combined_pair(impl, steps=1)
     before = len(list(combined.param_groups)), set(combined.params)
     late = parameter(2, seed=7)
     value = late.detach().clone()
@@ -215,7 +206,7 @@ def test_an_added_group_is_trained_or_refused(impl, key):
 @pytest.mark.parametrize("how", ["no key", "known key", "known parameter", "no params", "no mapping"])
 def test_a_group_that_does_not_fit_is_refused(impl, how):
     """A group without keys, or with a known key or parameter, is refused; nothing has changed."""
-    combined, _, params = pair(impl, steps=1)
+    combined, _, params = combined_pair(impl, steps=1)
     before = snapshot(combined.state_dict()["state"])
     late = parameter(2, seed=7)
     group: Any = {
@@ -234,7 +225,7 @@ def test_a_group_that_does_not_fit_is_refused(impl, how):
 @pytest.mark.clause("COMB-033")
 def test_a_group_added_to_one_of_the_optimizers_is_seen(impl):
     """A group that one of the optimizers gets later is part of the combination at once."""
-    combined, inner, params = pair(impl, steps=1)
+    combined, inner, params = combined_pair(impl, steps=1)
     late = parameter(2, seed=7)
     expect_equal(set(combined.params), {"a.p", "b.p"}, "keys of params before")
     try:

@@ -2,9 +2,7 @@
 
 import copy
 import pickle
-from typing import (
-    Any,
-)
+from typing import Any
 
 import pytest
 import torch
@@ -21,46 +19,26 @@ from keyedopt.conformance.suite.support import (
 )
 from keyedopt.conformance.suite.support_embedding import (
     BAGS,
+    FUSED_OPTIMIZERS,
+    ONE_TABLE,
     collection,
-    everything,
     fit,
     jagged,
+    tables_and_state,
     tables_of,
+    train_rows,
 )
-
-ALL = (
-    "SGD",
-    "Adagrad",
-    "RowWiseAdagrad",
-    "Adam",
-    "SparseAdam",
-    "PartialRowWiseAdam",
-    "LAMB",
-    "PartialRowWiseLAMB",
-    "LarsSGD",
-)
-
-
-ONE = (("t", 6, 4, ("f",)),)
-
-
-def give(module: Any, rows: list[int], grads: Any) -> None:
-    """Train with these gradients of these rows of the one table, one bag a row."""
-    (feature,) = {"f"}
-    bags = {feature: [[row] for row in rows]}
-    output = module(jagged(bags))[feature]
-    (output * torch.as_tensor(grads).to(output.dtype)).sum().backward()
 
 
 @pytest.mark.clause("FUSED-043")
 @pytest.mark.needs("EmbeddingBagCollection", "{optimizer}.error_if_nonfinite")
-@pytest.mark.parametrize("optimizer", ALL)
+@pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
 @pytest.mark.parametrize("bad", ["inf", "nan"])
 def test_error_if_nonfinite(impl, optimizer, bad):
     """With error_if_nonfinite a gradient that is not finite is refused: an error, and no table is changed."""
     module = collection(impl, optimizer, {"error_if_nonfinite": True})
     fit(module, jagged(BAGS))
-    before = snapshot(everything(module))
+    before = snapshot(tables_and_state(module))
     outputs = module(jagged(BAGS))
     scale = torch.ones_like(outputs["h"])
     scale[0, 0] = float(bad)
@@ -68,14 +46,14 @@ def test_error_if_nonfinite(impl, optimizer, bad):
     expect_raises(
         loss.backward, RuntimeError, ValueError, mentions=["finite"], expected="an error for the gradient"
     )
-    expect_unchanged(before, everything(module), "the module")
+    expect_unchanged(before, tables_and_state(module), "the module")
     fit(module, jagged(BAGS))
     expect(not torch.equal(tables_of(module)["t"].detach(), before["tables"]["t"]), "it goes on", "no update")
 
 
 @pytest.mark.clause("FUSED-044")
 @pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
-@pytest.mark.parametrize("optimizer", ALL)
+@pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
 @pytest.mark.parametrize("bad", ["inf", "nan"])
 def test_nonfinite_does_not_spread(impl, optimizer, bad):
     """A gradient that is not finite changes no row but its own in another way than it would be without it."""
@@ -97,10 +75,10 @@ def test_nonfinite_does_not_spread(impl, optimizer, bad):
 @pytest.mark.parametrize("optimizer", ["SGD", "RowWiseAdagrad", "Adam"])
 def test_nonfinite(impl, optimizer):
     """What an infinite gradient does to its own row."""
-    module = collection(impl, optimizer, tables=ONE)
+    module = collection(impl, optimizer, tables=ONE_TABLE)
 
     def train() -> str:
-        give(module, [0, 1], [[1.0, float("inf"), 1.0, 1.0], [1.0] * 4])
+        train_rows(module, [0, 1], [[1.0, float("inf"), 1.0, 1.0], [1.0] * 4])
         row = tables_of(module)["t"].detach()[0]
         return " ".join("finite" if torch.isfinite(value) else str(float(value)) for value in row)
 
@@ -114,7 +92,7 @@ def test_empty_bags(impl, optimizer):
     """A batch of empty bags leaves every row and its state as they are."""
     module = collection(impl, optimizer)
     fit(module, jagged(BAGS))
-    before = snapshot(everything(module))
+    before = snapshot(tables_and_state(module))
     fit(module, jagged({name: [[], []] for name in BAGS}))
     expect_unchanged(before["tables"], tables_of(module), "the tables")
 
@@ -124,7 +102,7 @@ def test_empty_bags(impl, optimizer):
 @pytest.mark.parametrize("pooling", ["SUM", "MEAN"])
 def test_gradient_of_weights(impl, pooling):
     """The weights of rows get their gradient, taken at the rows as they were looked up."""
-    module = collection(impl, tables=ONE, weighted=True, pooling=pooling)
+    module = collection(impl, tables=ONE_TABLE, weighted=True, pooling=pooling)
     before = tables_of(module)["t"].detach().clone()
     values, offsets = torch.tensor([0, 1, 1]), torch.tensor([0, 2, 3])
     weights = torch.tensor([0.5, 2.0, -1.0], requires_grad=True)
@@ -145,21 +123,21 @@ def test_copies(impl, optimizer, how):
     module = collection(impl, optimizer)
     fit(module, jagged(BAGS), steps=2)
     other = copy.deepcopy(module) if how == "deepcopy" else pickle.loads(pickle.dumps(module))
-    before = snapshot(everything(module))
+    before = snapshot(tables_and_state(module))
     fit(other, jagged(BAGS), steps=2, seed=5)
-    expect_unchanged(before, everything(module), "the original, while the copy was trained")
+    expect_unchanged(before, tables_and_state(module), "the original, while the copy was trained")
     fit(module, jagged(BAGS), steps=2, seed=5)
-    expect_unchanged(snapshot(everything(module)), everything(other), "the copy")
+    expect_unchanged(snapshot(tables_and_state(module)), tables_and_state(other), "the copy")
 
 
 @pytest.mark.clause("FUSED-049")
 @pytest.mark.needs("EmbeddingBagCollection")
 def test_half_tables(impl):
     """Gradients of tables in half precision are summed in float32: small ones are not lost in the sum."""
-    module = collection(impl, tables=ONE, dtype="float16", options={"lr": 2.0**13})
+    module = collection(impl, tables=ONE_TABLE, dtype="float16", options={"lr": 2.0**13})
     with torch.no_grad():
         tables_of(module)["t"].fill_(1.0)
-    give(module, [2] * 4096, torch.full((4096, 4), 2.0**-26))  # each of them is 0 in float16
+    train_rows(module, [2] * 4096, torch.full((4096, 4), 2.0**-26))  # each of them is 0 in float16
     wanted = torch.tensor([0.5] * 4, dtype=torch.float64)
     expect_close(tables_of(module)["t"].detach()[2], wanted, "the row after 4096 small gradients", ulps=1)
 
@@ -197,9 +175,9 @@ def test_autocast(impl):
 @pytest.mark.needs("EmbeddingBagCollection")
 def test_scaled_loss(impl):
     """What a scaled loss, as GradScaler makes it, does: whether the update is scaled too."""
-    module, other = collection(impl, tables=ONE), collection(impl, tables=ONE)
+    module, other = collection(impl, tables=ONE_TABLE), collection(impl, tables=ONE_TABLE)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    give(other, [1], [[1.0] * 4])
+    train_rows(other, [1], [[1.0] * 4])
 
     def train() -> str:
         scaler.scale(module(jagged({"f": [[1]]}))["f"].sum()).backward()

@@ -1,9 +1,7 @@
 """Embedding modules: clipping around their fused optimizer."""
 
 import warnings
-from typing import (
-    Any,
-)
+from typing import Any
 
 import pytest
 import torch
@@ -16,12 +14,11 @@ from keyedopt.conformance.suite.support import (
     snapshot,
 )
 from keyedopt.conformance.suite.support_embedding import (
+    ONE_TABLE,
     collection,
     jagged,
     tables_of,
 )
-
-ONE = (("t", 6, 4, ("f",)),)
 
 
 def clipped(impl: Any, optimizer: Any, kind: str, bound: float, **options: Any) -> Any:
@@ -41,7 +38,7 @@ def test_clipping_by_value(impl, window):
     """Clipping by value bounds the summed gradient of each row in the backward pass, or it is refused."""
     accumulating = {"use_accumulate": True, "accumulate_step": window} if window > 1 else {}
     chosen = "AccumulateSGD" if accumulating else "SGD"
-    module = collection(impl, chosen, {"lr": 1.0, **accumulating}, tables=ONE)
+    module = collection(impl, chosen, {"lr": 1.0, **accumulating}, tables=ONE_TABLE)
     if clipped(impl, module.fused_optimizer, "VALUE", 0.5) is None:
         return
     before = tables_of(module)["t"].detach().clone()
@@ -86,7 +83,7 @@ def test_clipping_by_norm(impl, norm_type):
 @pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
 def test_clipping_by_norm_nonfinite(impl):
     """A norm that is not finite spoils no row that is."""
-    module = collection(impl, "SGD", {"lr": 1.0}, tables=ONE)
+    module = collection(impl, "SGD", {"lr": 1.0}, tables=ONE_TABLE)
     if clipped(impl, module.fused_optimizer, "NORM", 1.0) is None:
         return
     grads = torch.ones(2, 4)
@@ -100,7 +97,7 @@ def test_clipping_by_norm_nonfinite(impl):
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_clipping_of_a_mixed_tree(impl, kind):
     """In a mixed tree the dense part is clipped; a fused part that is not, is warned of."""
-    module, params = collection(impl, "SGD", {"lr": 1.0}, tables=ONE), parameters(1)
+    module, params = collection(impl, "SGD", {"lr": 1.0}, tables=ONE_TABLE), parameters(1)
     dense = impl.KeyedOptimizerWrapper(params, lambda listed: torch.optim.SGD(listed, lr=1.0))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -123,7 +120,7 @@ def test_clipping_of_a_mixed_tree(impl, kind):
 @pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
 def test_two_modules_by_norm(impl):
     """The norm of two modules, unknown in the backward pass of one, is refused or warned of."""
-    modules = [collection(impl, "SGD", tables=ONE) for _ in range(2)]
+    modules = [collection(impl, "SGD", tables=ONE_TABLE) for _ in range(2)]
     whole = impl.CombinedOptimizer(
         [(str(number), each.fused_optimizer) for number, each in enumerate(modules)]
     )
@@ -137,7 +134,7 @@ def test_two_modules_by_norm(impl):
 @pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
 def test_nested_clipping(impl):
     """Clipping around clipping applies both; clipping that takes its place applies alone."""
-    module = collection(impl, "SGD", {"lr": 1.0}, tables=ONE)
+    module = collection(impl, "SGD", {"lr": 1.0}, tables=ONE_TABLE)
     inner = clipped(impl, module.fused_optimizer, "VALUE", 0.25)
     if inner is None:
         return

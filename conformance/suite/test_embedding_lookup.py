@@ -17,16 +17,16 @@ from keyedopt.conformance.suite.support import (
 )
 from keyedopt.conformance.suite.support_embedding import (
     BAGS,
+    ONE_TABLE,
     collection,
-    everything,
     fit,
     jagged,
     lookups,
+    tables_and_state,
     tables_of,
 )
 
 WEIGHTS = {"f": [[0.5, 2.0, -1.0], [3.0]], "g": [[], [0.25, 1.5]], "h": [[1.0, -2.0], [0.5]]}
-ONE = (("t", 6, 4, ("f",)),)
 REFUSALS = (ValueError, IndexError, RuntimeError)
 
 
@@ -116,12 +116,12 @@ def test_without_pooling(impl):
 @pytest.mark.parametrize("which", SPOILED)
 def test_bad_features(impl, which):
     """Features that cannot be are refused before anything is looked up or changed."""
-    module = collection(impl, "Adagrad", tables=ONE)
-    before = snapshot(everything(module))
+    module = collection(impl, "Adagrad", tables=ONE_TABLE)
+    before = snapshot(tables_and_state(module))
     features = spoiled(which)
 
     expect_raises(lambda: module(features), *REFUSALS, expected=f"an error for {which}")
-    expect_unchanged(before, everything(module), "the module")
+    expect_unchanged(before, tables_and_state(module), "the module")
     fit(module, jagged({"f": BAGS["f"]}))  # and it goes on working
 
 
@@ -130,7 +130,7 @@ def test_bad_features(impl, which):
 @pytest.mark.parametrize("which", SPOILED)
 def test_errors_name_the_feature(impl, which):
     """The error for bad features is a ValueError that names the feature and the part of it."""
-    module = collection(impl, tables=ONE)
+    module = collection(impl, tables=ONE_TABLE)
     part = "offsets" if "offsets" in which else "values"
     expect_raises(
         lambda: module(spoiled(which)), ValueError, mentions=["'f'", part], expected="ValueError that names f"
@@ -180,13 +180,13 @@ def test_reading_changes_nothing(impl, way):
     """In eval mode and without grad mode lookups are the same, and change no table, state or count."""
     module = collection(impl, "Adagrad")
     fit(module, jagged(BAGS))
-    before = snapshot(everything(module))
+    before = snapshot(tables_and_state(module))
     trained = module(jagged(BAGS))["f"].detach()
     if way == "eval":
         module.eval()
     with torch.set_grad_enabled(way == "eval"):
         expect_bits(module(jagged(BAGS))["f"].detach(), trained, "output")
-    expect_unchanged(before, everything(module), "the module")
+    expect_unchanged(before, tables_and_state(module), "the module")
 
 
 @pytest.mark.clause("FUSED-027")
@@ -200,7 +200,9 @@ def test_reading_does_not_count(impl):
     module(jagged(BAGS))
     for each in (module, other):
         fit(each, jagged(BAGS), steps=2)
-    expect_unchanged(snapshot(everything(other)), everything(module), "the module that was read in between")
+    expect_unchanged(
+        snapshot(tables_and_state(other)), tables_and_state(module), "the module that was read in between"
+    )
 
 
 @pytest.mark.clause("FUSED-028")
@@ -224,7 +226,7 @@ def test_backward_through_eval(impl):
 @pytest.mark.parametrize("good", [True, False])
 def test_inputs_are_left_alone(impl, good):
     """The caller's tensors are what they were, also when they are refused or put right."""
-    module = collection(impl, tables=ONE)
+    module = collection(impl, tables=ONE_TABLE)
     features = jagged({"f": BAGS["f"]}) if good else spoiled("too large")
     before = snapshot(features)
     try:
@@ -249,7 +251,7 @@ def test_integer_dtypes(impl, values, offsets):
     expect_bits(module(given)["f"].detach(), other(features)["f"].detach(), "output")
     fit(module, given)
     fit(other, features)
-    expect_unchanged(snapshot(everything(other)), everything(module), "the module")
+    expect_unchanged(snapshot(tables_and_state(other)), tables_and_state(module), "the module")
 
 
 @pytest.mark.clause("FUSED-031")

@@ -1,8 +1,6 @@
 """Embedding modules: their fused optimizer, its keys, and its rate."""
 
-from typing import (
-    Any,
-)
+from typing import Any
 
 import pytest
 import torch
@@ -21,29 +19,15 @@ from keyedopt.conformance.suite.support import (
 )
 from keyedopt.conformance.suite.support_embedding import (
     BAGS,
+    FUSED_OPTIMIZERS,
+    ONE_TABLE,
     collection,
-    everything,
     fit,
     jagged,
     lookups,
+    tables_and_state,
     tables_of,
 )
-
-ONE = (("t", 6, 4, ("f",)),)
-
-
-ALL = (
-    "SGD",
-    "Adagrad",
-    "RowWiseAdagrad",
-    "Adam",
-    "SparseAdam",
-    "PartialRowWiseAdam",
-    "LAMB",
-    "PartialRowWiseLAMB",
-    "LarsSGD",
-)
-
 
 #: State of a table "t" of 6 rows and 4 columns by torchrec's keys.
 KEYS = {
@@ -86,7 +70,7 @@ def test_is_fused_optimizer_module(impl, kind):
 
 @pytest.mark.clause("FUSED-057")
 @pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
-@pytest.mark.parametrize("optimizer", ALL)
+@pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
 def test_keys(impl, optimizer):
     """Parameters are `<table>.weight`, states `<table>.momentum1` and `<table>.<name>`, from the start."""
     module = collection(impl, optimizer)
@@ -118,14 +102,14 @@ def test_step_and_zero_grad(impl, optimizer):
     """Step and zero_grad of the fused optimizer change nothing, before, between and after backward passes."""
     module, other = collection(impl, optimizer), collection(impl, optimizer)
     for seed in range(3):
-        before = snapshot(everything(module))
+        before = snapshot(tables_and_state(module))
         module.fused_optimizer.zero_grad()
         module.fused_optimizer.step()
-        expect_unchanged(before, everything(module), "the module")
+        expect_unchanged(before, tables_and_state(module), "the module")
         fit(module, jagged(BAGS), seed=seed)
         fit(other, jagged(BAGS), seed=seed)
         module.fused_optimizer.step()
-    expect_unchanged(snapshot(everything(other)), everything(module), "the module")
+    expect_unchanged(snapshot(tables_and_state(other)), tables_and_state(module), "the module")
 
 
 @pytest.mark.clause("FUSED-060")
@@ -140,7 +124,7 @@ def test_closure(impl):
 @pytest.mark.needs("EmbeddingBagCollection")
 def test_rate(impl):
     """A rate that is set in the groups is that of the next forward and backward pass."""
-    module = collection(impl, options={"lr": 0.5}, tables=ONE)
+    module = collection(impl, options={"lr": 0.5}, tables=ONE_TABLE)
     expect_equal(module.fused_optimizer.param_groups[0]["lr"], 0.5, "rate in the group")
     expect_close(rate_taken(module), 0.5, "first step", ulps=2**30)
     module.fused_optimizer.param_groups[0]["lr"] = 0.25
@@ -165,7 +149,7 @@ def test_rate_of_the_backward(impl, optimizer):
 def test_rate_in_a_tensor(impl):
     """A rate may be a tensor, which is then filled from outside."""
     rate = torch.tensor(0.5)
-    module = collection(impl, options={"lr": rate}, tables=ONE)
+    module = collection(impl, options={"lr": rate}, tables=ONE_TABLE)
     expect_close(rate_taken(module), 0.5, "first step", ulps=2**30)
     module.fused_optimizer.param_groups[0]["lr"].fill_(0.25)
     expect_close(rate_taken(module), 0.25, "second step", ulps=2**30)
@@ -175,7 +159,7 @@ def test_rate_in_a_tensor(impl):
 @pytest.mark.needs("EmbeddingBagCollection")
 def test_scheduler(impl):
     """A scheduler of torch around the fused optimizer sets the rate of the updates."""
-    module = collection(impl, options={"lr": 0.5}, tables=ONE)
+    module = collection(impl, options={"lr": 0.5}, tables=ONE_TABLE)
     scheduler = torch.optim.lr_scheduler.StepLR(module.fused_optimizer, step_size=1, gamma=0.5)
     taken = []
     for _ in range(3):
@@ -190,7 +174,7 @@ def test_scheduler(impl):
 @pytest.mark.parametrize("combined", [False, True])
 def test_warmup(impl, combined):
     """Around a fused optimizer, or a combination with one, a warmup sets the rate of every update."""
-    module = collection(impl, options={"lr": 1.0}, tables=ONE)
+    module = collection(impl, options={"lr": 1.0}, tables=ONE_TABLE)
     inner = module.fused_optimizer
     if combined:
         inner = impl.CombinedOptimizer([("sparse", inner), ("dense", adam(impl, parameters()))])
@@ -211,11 +195,11 @@ def test_warmup(impl, combined):
 def test_bad_rate(impl, rate):
     """A rate that is set to what it cannot be is refused by the backward pass, and nothing is changed."""
     module = collection(impl, "Adam")
-    before = snapshot(everything(module))
+    before = snapshot(tables_and_state(module))
     module.fused_optimizer.param_groups[0]["lr"] = rate
     loss = lookups(module, jagged(BAGS))
     expect_raises(loss.backward, ValueError, mentions=["lr"], expected="ValueError for lr")
-    expect_unchanged(before, everything(module), "the module")
+    expect_unchanged(before, tables_and_state(module), "the module")
 
 
 @pytest.mark.clause("FUSED-076")

@@ -17,19 +17,7 @@ from keyedopt.conformance.suite.support import (
     snapshot,
     values,
 )
-from keyedopt.conformance.suite.support_replicas import ScriptedManager
-
-
-def make(kind: str, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """Make an optimizer of torch by name."""
-    if kind == "SGD":
-        return torch.optim.SGD(params, lr=0.1, momentum=0.9)
-    return getattr(torch.optim, kind)(params, lr=0.1)
-
-
-def contents(optimizer: Any) -> Any:
-    """Clone all that an optimizer saves: state and groups."""
-    return snapshot(optimizer.state_dict())
+from keyedopt.conformance.suite.support_replicas import ScriptedManager, saved_contents, torch_optimizer
 
 
 class Both(torch.optim.Optimizer):
@@ -74,10 +62,10 @@ class Healing(ScriptedManager):
 def test_it_is_an_optimizer(impl):
     """It is built from a manager and an optimizer, is a torch optimizer, and asks nothing yet."""
     params, manager = parameters(), ScriptedManager()
-    optimizer = impl.FaultTolerantOptimizer(manager, make("Adam", [*params.values()]))
+    optimizer = impl.FaultTolerantOptimizer(manager, torch_optimizer("Adam", [*params.values()]))
     expect(isinstance(optimizer, torch.optim.Optimizer), "a torch.optim.Optimizer", type(optimizer).__mro__)
     expect_equal(manager.events, [], "what the manager was asked")
-    by_name = impl.FaultTolerantOptimizer(manager=manager, optim=make("Adam", [*params.values()]))
+    by_name = impl.FaultTolerantOptimizer(manager=manager, optim=torch_optimizer("Adam", [*params.values()]))
     expect_equal(len(by_name.param_groups), 1, "groups")
 
 
@@ -86,7 +74,7 @@ def test_it_is_an_optimizer(impl):
 def test_wrong_arguments(impl, wrong):
     """An error, at the latest when a step begins, and nothing has changed."""
     params, manager = parameters(), ScriptedManager()
-    inner = make("SGD", [*params.values()])
+    inner = torch_optimizer("SGD", [*params.values()])
     set_grads(params)
     before = values(params)
     arguments: dict[str, Any] = {
@@ -108,7 +96,7 @@ def test_wrong_arguments(impl, wrong):
 def test_zero_grad_starts_one_quorum(impl):
     """Each zero_grad starts one quorum, each step asks once; nothing else is asked."""
     params, manager = parameters(), ScriptedManager([True, False, True])
-    optimizer = impl.FaultTolerantOptimizer(manager, make("Adam", [*params.values()]))
+    optimizer = impl.FaultTolerantOptimizer(manager, torch_optimizer("Adam", [*params.values()]))
     for _ in range(3):
         optimizer.zero_grad()
         set_grads(params)
@@ -122,7 +110,7 @@ def test_zero_grad_starts_one_quorum(impl):
 def test_quorum_that_fails(impl):
     """The error of a quorum comes through, and the gradients are as they were."""
     params = parameters()
-    optimizer = impl.FaultTolerantOptimizer(Refusing(), make("SGD", [*params.values()]))
+    optimizer = impl.FaultTolerantOptimizer(Refusing(), torch_optimizer("SGD", [*params.values()]))
     set_grads(params)
     before = [param.grad.clone() for param in params.values()]
     expect_raises(optimizer.zero_grad, RuntimeError, mentions=["no quorum"], expected="the manager's error")
@@ -147,40 +135,40 @@ def test_asked_once_whatever_the_gradients(impl, gradients):
 def test_healed_while_it_is_asked(impl):
     """The step starts from what the manager has loaded when it was asked."""
     params, others = parameters(), parameters()
-    bare = make("Adam", [*others.values()])
+    bare = torch_optimizer("Adam", [*others.values()])
     set_grads(others)
     bare.step()
-    checkpoint, weights = contents(bare), values(others)
+    checkpoint, weights = saved_contents(bare), values(others)
 
     def heal() -> None:
         optimizer.load_state_dict(snapshot_of_checkpoint)
         for param, value in zip(params.values(), weights, strict=True):
             param.data.copy_(value)
 
-    snapshot_of_checkpoint = contents(bare)
-    optimizer = impl.FaultTolerantOptimizer(Healing(heal), make("Adam", [*params.values()]))
+    snapshot_of_checkpoint = saved_contents(bare)
+    optimizer = impl.FaultTolerantOptimizer(Healing(heal), torch_optimizer("Adam", [*params.values()]))
     for given in (params, others):
         set_grads(given, seed=5)
     optimizer.step()
     bare.load_state_dict(checkpoint)
     bare.step()
     expect_unchanged(values(others), values(params), "parameters")
-    expect_unchanged(contents(bare), contents(optimizer), "state")
+    expect_unchanged(saved_contents(bare), saved_contents(optimizer), "state")
 
 
 @pytest.mark.clause("FT-013")
 def test_manager_that_gives_up(impl):
     """An error of the manager comes through, and nothing has changed."""
     params = parameters()
-    inner = make("SGD", [*params.values()])
+    inner = torch_optimizer("SGD", [*params.values()])
     optimizer = impl.FaultTolerantOptimizer(Refusing(), inner)
     set_grads(params)
-    before, state = values(params), contents(inner)
+    before, state = values(params), saved_contents(inner)
     expect_raises(
         optimizer.step, RuntimeError, mentions=["too many failures"], expected="the manager's error"
     )
     expect_unchanged(before, values(params), "parameters")
-    expect_unchanged(state, contents(inner), "state")
+    expect_unchanged(state, saved_contents(inner), "state")
 
 
 @pytest.mark.clause("FT-014")
@@ -236,7 +224,7 @@ def test_several_optimizers_at_once(impl, commits):
     params, others = parameters(), parameters()
 
     def both(given: Any) -> Both:
-        return Both(make("SGD", [given["p0"]]), make("Adam", [given["p1"]]))
+        return Both(torch_optimizer("SGD", [given["p0"]]), torch_optimizer("Adam", [given["p1"]]))
 
     manager = ScriptedManager(commits)
     optimizer, bare = impl.FaultTolerantOptimizer(manager, both(params)), both(others)

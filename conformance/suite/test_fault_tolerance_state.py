@@ -22,19 +22,12 @@ from keyedopt.conformance.suite.support import (
     train,
     values,
 )
-from keyedopt.conformance.suite.support_replicas import ScriptedManager
-
-
-def make(kind: str, params: Any) -> torch.optim.Optimizer:
-    """Make an optimizer of torch by name."""
-    if kind == "SGD":
-        return torch.optim.SGD([*params.values()], lr=0.1, momentum=0.9)
-    return getattr(torch.optim, kind)([*params.values()], lr=0.1)
+from keyedopt.conformance.suite.support_replicas import ScriptedManager, torch_optimizer
 
 
 def wrap(impl: Any, params: Any, kind: str = "Adam", commits: Any = ()) -> tuple[Any, Any]:
     """Make an optimizer and a fault-tolerant one around it."""
-    inner = make(kind, params)
+    inner = torch_optimizer(kind, params)
     return impl.FaultTolerantOptimizer(ScriptedManager(commits), inner), inner
 
 
@@ -86,7 +79,7 @@ def test_checkpoints_know_nothing_of_the_wrapper(impl, to):
     """A checkpoint goes from a bare optimizer to a wrapped one and the other way round."""
     params, others = parameters(), parameters()
     wrapped, inner = wrap(impl, params)
-    bare = make("Adam", others)
+    bare = torch_optimizer("Adam", others)
     source, target = (bare, wrapped) if to == "wrapped" else (wrapped, bare)
     from_params, to_params = (others, params) if to == "wrapped" else (params, others)
     train(source, from_params, 3)
@@ -282,7 +275,7 @@ def test_lr_scheduler(impl):
     """A scheduler around the wrapper sets the rates that the wrapped optimizer uses."""
     params, others = parameters(), parameters()
     optimizer, inner = wrap(impl, params, "SGD")
-    bare = make("SGD", others)
+    bare = torch_optimizer("SGD", others)
     schedulers = [torch.optim.lr_scheduler.StepLR(one, 1, gamma=0.5) for one in (optimizer, bare)]
     for step in range(4):
         for one, given, scheduler in zip((optimizer, bare), (params, others), schedulers, strict=True):
@@ -299,7 +292,7 @@ def test_cyclic_schedulers(impl, scheduler):
     """A scheduler that also cycles the momentum, as OneCycleLR and CyclicLR do, works around the wrapper."""
     params, others = parameters(), parameters()
     optimizer, inner = wrap(impl, params, "SGD")
-    bare = make("SGD", others)
+    bare = torch_optimizer("SGD", others)
     arguments: dict[str, Any] = {"OneCycleLR": {"total_steps": 6}, "CyclicLR": {"base_lr": 0.01}}[scheduler]
     build = getattr(torch.optim.lr_scheduler, scheduler)
     schedulers = [build(one, max_lr=0.1, **arguments) for one in (optimizer, bare)]

@@ -19,19 +19,7 @@ from keyedopt.conformance.suite.support import (
     snapshot,
     values,
 )
-from keyedopt.conformance.suite.support_replicas import ScriptedManager
-
-
-def make(kind: str, params: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """Make an optimizer of torch by name."""
-    if kind == "SGD":
-        return torch.optim.SGD(params, lr=0.1, momentum=0.9)
-    return getattr(torch.optim, kind)(params, lr=0.1)
-
-
-def contents(optimizer: Any) -> Any:
-    """Clone all that an optimizer saves: state and groups."""
-    return snapshot(optimizer.state_dict())
+from keyedopt.conformance.suite.support_replicas import ScriptedManager, saved_contents, torch_optimizer
 
 
 class Scheduled(torch.optim.SGD):
@@ -74,7 +62,7 @@ class Windowed(torch.optim.Optimizer):
 def test_zero_grad_resets(impl, arguments, dtype):
     """Gradients are None afterwards, by default too, and zero with set_to_none=False."""
     params = parameters(dtype=dtype)
-    optimizer = impl.FaultTolerantOptimizer(ScriptedManager(), make("SGD", [*params.values()]))
+    optimizer = impl.FaultTolerantOptimizer(ScriptedManager(), torch_optimizer("SGD", [*params.values()]))
     set_grads(params)
     params["p0"].grad.fill_(float("nan"))
     optimizer.zero_grad(*arguments)
@@ -90,7 +78,7 @@ def test_zero_grad_resets(impl, arguments, dtype):
 def test_zero_grad_by_keyword(impl):
     """zero_grad(set_to_none=False) zeroes."""
     params = parameters()
-    optimizer = impl.FaultTolerantOptimizer(ScriptedManager(), make("SGD", [*params.values()]))
+    optimizer = impl.FaultTolerantOptimizer(ScriptedManager(), torch_optimizer("SGD", [*params.values()]))
     set_grads(params)
     grad = params["p0"].grad
     optimizer.zero_grad(set_to_none=False)
@@ -103,8 +91,8 @@ def test_zero_grad_by_keyword(impl):
 def test_committed_steps(impl, kind, dtype):
     """Committed steps leave parameters and state bit by bit as without the wrapper."""
     params, others = parameters(dtype=dtype), parameters(dtype=dtype)
-    bare = make(kind, [*others.values()])
-    inner = make(kind, [*params.values()])
+    bare = torch_optimizer(kind, [*others.values()])
+    inner = torch_optimizer(kind, [*params.values()])
     optimizer = impl.FaultTolerantOptimizer(ScriptedManager([True] * 4), inner)
     for step in range(4):
         optimizer.zero_grad()
@@ -112,7 +100,7 @@ def test_committed_steps(impl, kind, dtype):
             set_grads(given, seed=step)
             one.step()
     expect_unchanged(values(others), values(params), "parameters")
-    expect_unchanged(contents(bare), contents(inner), "state")
+    expect_unchanged(saved_contents(bare), saved_contents(inner), "state")
 
 
 @pytest.mark.clause("FT-006")
@@ -141,8 +129,10 @@ def test_dtensor_parameters(impl):
         warnings.simplefilter("ignore")
         mesh = init_device_mesh("cpu", (1,))
         param, other = (torch.nn.Parameter(distribute_tensor(torch.ones(4), mesh)) for _ in range(2))
-        optimizer = impl.FaultTolerantOptimizer(ScriptedManager([True, False]), make("Adam", [param]))
-        bare = make("Adam", [other])
+        optimizer = impl.FaultTolerantOptimizer(
+            ScriptedManager([True, False]), torch_optimizer("Adam", [param])
+        )
+        bare = torch_optimizer("Adam", [other])
         for one in (param, other):
             one.grad = distribute_tensor(torch.arange(4.0), mesh)
         optimizer.step()
@@ -158,15 +148,15 @@ def test_dtensor_parameters(impl):
 def test_uncommitted_step(impl, kind, dtype):
     """A step that is not committed leaves parameters, state and groups bit-identical."""
     params = parameters(dtype=dtype)
-    inner = make(kind, [*params.values()])
+    inner = torch_optimizer(kind, [*params.values()])
     optimizer = impl.FaultTolerantOptimizer(ScriptedManager([True, False, False]), inner)
     set_grads(params)
     optimizer.step()
-    before, state = values(params), contents(inner)
+    before, state = values(params), saved_contents(inner)
     for _ in range(2):
         optimizer.step()
         expect_unchanged(before, values(params), "parameters")
-        expect_unchanged(state, contents(inner), "state")
+        expect_unchanged(state, saved_contents(inner), "state")
 
 
 @pytest.mark.clause("FT-008")
@@ -174,7 +164,9 @@ def test_uncommitted_step(impl, kind, dtype):
 def test_gradients_are_kept(impl, commits):
     """A step, committed or not, leaves the very gradient tensors in place, unchanged."""
     params = parameters()
-    optimizer = impl.FaultTolerantOptimizer(ScriptedManager(commits), make("Adam", [*params.values()]))
+    optimizer = impl.FaultTolerantOptimizer(
+        ScriptedManager(commits), torch_optimizer("Adam", [*params.values()])
+    )
     set_grads(params)
     grads = [param.grad for param in params.values()]
     before = snapshot(grads)
@@ -188,8 +180,10 @@ def test_gradients_are_kept(impl, commits):
 def test_uncommitted_first_step(impl):
     """Nothing is left behind by a first step that is not committed; the next one is the first."""
     params, others = parameters(), parameters()
-    optimizer = impl.FaultTolerantOptimizer(ScriptedManager([False, True]), make("Adam", [*params.values()]))
-    bare = make("Adam", [*others.values()])
+    optimizer = impl.FaultTolerantOptimizer(
+        ScriptedManager([False, True]), torch_optimizer("Adam", [*params.values()])
+    )
+    bare = torch_optimizer("Adam", [*others.values()])
     set_grads(params)
     optimizer.step()
     expect_equal(len(optimizer.state), 0, "entries of the state")
@@ -198,7 +192,7 @@ def test_uncommitted_first_step(impl):
     optimizer.step()
     bare.step()
     expect_unchanged(values(others), values(params), "parameters")
-    expect_unchanged(contents(bare), contents(optimizer), "state")
+    expect_unchanged(saved_contents(bare), saved_contents(optimizer), "state")
 
 
 @pytest.mark.clause("FT-010")
@@ -218,7 +212,7 @@ def test_schedule_and_window_stand_still(impl, kind, commits):
             set_grads(others, seed=step)
             bare.step()
     expect_unchanged(values(others), values(params), "parameters")
-    expect_unchanged(contents(bare), contents(inner), "state, with schedule and window")
+    expect_unchanged(saved_contents(bare), saved_contents(inner), "state, with schedule and window")
     expect_equal(getattr(inner, "iteration", 0), getattr(bare, "iteration", 0), "iteration")
 
 
@@ -246,7 +240,7 @@ def test_keyed_tree_inside(impl, commits):
         else:
             expect_unchanged(grads, [param.grad for param in params.values()], "gradients, not clipped")
     expect_unchanged(values(others), values(params), "parameters")
-    expect_unchanged(contents(bare), contents(optimizer), "state, by key")
+    expect_unchanged(saved_contents(bare), saved_contents(optimizer), "state, by key")
     expect_equal(optimizer.param_groups[0]["lr"], bare.param_groups[0]["lr"], "rate of the schedule")
 
 
@@ -254,6 +248,8 @@ def test_keyed_tree_inside(impl, commits):
 def test_what_step_returns(impl):
     """Recorded: what step returns when it is committed, and when it is not."""
     params = parameters()
-    optimizer = impl.FaultTolerantOptimizer(ScriptedManager([True, False]), make("SGD", [*params.values()]))
+    optimizer = impl.FaultTolerantOptimizer(
+        ScriptedManager([True, False]), torch_optimizer("SGD", [*params.values()])
+    )
     set_grads(params)
     return [outcome(optimizer.step), outcome(optimizer.step)]

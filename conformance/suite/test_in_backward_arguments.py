@@ -16,18 +16,7 @@ from keyedopt.conformance.suite.support import (
     parameter,
     values,
 )
-
-
-def apply(impl: Any, kind: Any, params: Any, options: Any = None) -> Any:
-    """Apply an optimizer in the backward pass; that the function is deprecated somewhere is no matter."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return impl.apply_optimizer_in_backward(kind, params, {"lr": 0.25} if options is None else options)
-
-
-def optimizers_of(param: Any) -> list[Any]:
-    """Return the optimizers of a parameter, where torch and torchrec keep them."""
-    return list(getattr(param, "_in_backward_optimizers", []))
+from keyedopt.conformance.suite.support_in_backward import apply_in_backward, optimizers_of
 
 
 def expect_untouched(*params: Any) -> None:
@@ -82,8 +71,8 @@ def test_documented_example(impl):
     generator = model.parameters()
     first = next(generator)
     rest = list(generator)
-    apply(impl, torch.optim.SGD, [first], {"lr": 0.02})
-    apply(impl, torch.optim.Adam, rest, {"lr": 0.04})
+    apply_in_backward(impl, torch.optim.SGD, [first], {"lr": 0.02})
+    apply_in_backward(impl, torch.optim.Adam, rest, {"lr": 0.04})
     before = values(rest)
     model(torch.ones(1, 3)).sum().backward()
     expect_equal(type(optimizers_of(first)[0]).__name__, "SGD", "the optimizer of the first")
@@ -104,7 +93,7 @@ def test_iterables(impl, form):
         "generator": (x for x in listed),
         "module": layer.parameters(),
     }
-    apply(impl, torch.optim.SGD, params[form])
+    apply_in_backward(impl, torch.optim.SGD, params[form])
     before = values(listed)
     sum((one.sum() for one in listed), torch.zeros(())).backward()
     for param, old in zip(listed, before, strict=True):
@@ -115,8 +104,8 @@ def test_iterables(impl, form):
 def test_attributes(impl):
     """The optimizers, their classes and their arguments are noted at the parameter, in lists."""
     other, param = parameter(4, 3, seed=1), parameter(4, 3)
-    apply(impl, torch.optim.SGD, [other, param], {"lr": 0.25})
-    apply(impl, torch.optim.Adagrad, [param], {"lr": 0.5, "eps": 0.125})
+    apply_in_backward(impl, torch.optim.SGD, [other, param], {"lr": 0.25})
+    apply_in_backward(impl, torch.optim.Adagrad, [param], {"lr": 0.5, "eps": 0.125})
     expect_equal(len(optimizers_of(other)), 1, "the number of the other parameter's optimizers")
     expect_equal(
         [type(x) for x in optimizers_of(param)], [torch.optim.SGD, torch.optim.Adagrad], "the optimizers"
@@ -136,7 +125,7 @@ def test_parameters_that_no_backward_steps(impl, kind):
     wrong = parameter(4, 3)
     wrong = wrong.requires_grad_(False) if kind == "frozen" else wrong * 2
     expect_raises(
-        lambda: apply(impl, torch.optim.SGD, [wrong]),
+        lambda: apply_in_backward(impl, torch.optim.SGD, [wrong]),
         ValueError,
         TypeError,
         mentions=["params"],
@@ -162,7 +151,7 @@ def test_wrong_params(impl, kind):
     """What is no iterable of parameters is refused with an error that names params."""
     wrong = wrong_params(kind, parameter(4, 3))
     expect_raises(
-        lambda: apply(impl, torch.optim.SGD, wrong),
+        lambda: apply_in_backward(impl, torch.optim.SGD, wrong),
         TypeError,
         ValueError,
         mentions=["params"],
@@ -182,7 +171,7 @@ def test_wrong_class(impl, kind):
         "function": len,
     }
     expect_raises(
-        lambda: apply(impl, made[kind], [parameter(4, 3)], {}),
+        lambda: apply_in_backward(impl, made[kind], [parameter(4, 3)], {}),
         TypeError,
         ValueError,
         mentions=["optimizer_class"],
@@ -213,7 +202,9 @@ def test_kwargs_that_the_optimizer_refuses(impl, kwargs):
     """Arguments that the optimizer does not take, or out of its range, are an exception."""
     param = parameter(4, 3)
     expect_raises(
-        lambda: apply(impl, torch.optim.SGD, [param], kwargs), Exception, expected=f"{kwargs} refused"
+        lambda: apply_in_backward(impl, torch.optim.SGD, [param], kwargs),
+        Exception,
+        expected=f"{kwargs} refused",
     )
     expect_untouched(param)
 
@@ -229,7 +220,9 @@ def test_all_or_nothing(impl, last):
         "name and parameter": ("p", parameter(4, 3)),
     }[last]
     expect_raises(
-        lambda: apply(impl, torch.optim.SGD, [first, second, wrong]), Exception, expected=f"{last} refused"
+        lambda: apply_in_backward(impl, torch.optim.SGD, [first, second, wrong]),
+        Exception,
+        expected=f"{last} refused",
     )
     expect_untouched(first, second)
 
@@ -242,7 +235,7 @@ def test_listed_twice(impl, form):
     before = param.detach().clone()
     listed = [param, param]
     try:
-        apply(impl, torch.optim.SGD, listed if form == "list" else (one for one in listed))
+        apply_in_backward(impl, torch.optim.SGD, listed if form == "list" else (one for one in listed))
     except ValueError:
         expect_untouched(param)
         return
@@ -255,8 +248,10 @@ def test_listed_twice(impl, form):
 def test_applied_twice(impl, kind):
     """Say what a second call for the same parameter does: how many optimizers it has then."""
     param = parameter(4, 3)
-    apply(impl, torch.optim.SGD, [param])
-    return outcome(lambda: apply(impl, getattr(torch.optim, kind), [param]) or len(optimizers_of(param)))
+    apply_in_backward(impl, torch.optim.SGD, [param])
+    return outcome(
+        lambda: apply_in_backward(impl, getattr(torch.optim, kind), [param]) or len(optimizers_of(param))
+    )
 
 
 @pytest.mark.clause("INBW-020")
@@ -264,7 +259,7 @@ def test_kwargs_are_not_shared(impl):
     """The arguments that are noted are a parameter's own: no other's, and not those that were given."""
     first, second = parameter(4, 3), parameter(4, 3, seed=1)
     given = {"lr": 0.25}
-    apply(impl, torch.optim.SGD, [first, second], given)
+    apply_in_backward(impl, torch.optim.SGD, [first, second], given)
     first._optimizer_kwargs[0]["lr"] = 0.5
     expect_equal(second._optimizer_kwargs[0]["lr"], 0.25, "the other parameter's")
     expect_equal(given, {"lr": 0.25}, "those that were given")
@@ -276,7 +271,7 @@ def test_kwargs_are_not_shared(impl):
 def test_rate_tensor_is_not_shared(impl):
     """Schedulers of two parameters do not both move one rate, though it was given as one tensor."""
     params = [parameter(4, 3), parameter(4, 3, seed=1)]
-    apply(impl, torch.optim.SGD, params, {"lr": torch.tensor(0.25)})
+    apply_in_backward(impl, torch.optim.SGD, params, {"lr": torch.tensor(0.25)})
     listed = [optimizers_of(param)[0] for param in params]
     schedulers = [torch.optim.lr_scheduler.ExponentialLR(one, gamma=0.5) for one in listed]
     for param in params:

@@ -3,7 +3,6 @@
 import copy
 import gc
 import pickle
-import warnings
 import weakref
 from typing import Any
 
@@ -18,25 +17,14 @@ from keyedopt.conformance.suite.support import (
     parameter,
     values,
 )
-
-
-def apply(impl: Any, kind: Any, params: Any, options: Any = None) -> Any:
-    """Apply an optimizer in the backward pass; that the function is deprecated somewhere is no matter."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return impl.apply_optimizer_in_backward(kind, params, {"lr": 0.25} if options is None else options)
-
-
-def optimizers_of(param: Any) -> list[Any]:
-    """Return the optimizers of a parameter, where torch and torchrec keep them."""
-    return list(getattr(param, "_in_backward_optimizers", []))
+from keyedopt.conformance.suite.support_in_backward import apply_in_backward, optimizers_of
 
 
 @pytest.mark.clause("INBW-028")
 def test_copied_parameter(impl):
     """Say whether a deep copy of a module trains itself in the backward pass."""
     layer = torch.nn.Linear(3, 2)
-    apply(impl, torch.optim.SGD, layer.parameters())
+    apply_in_backward(impl, torch.optim.SGD, layer.parameters())
     twin = copy.deepcopy(layer)
     twin(torch.ones(1, 3)).sum().backward()
     return {
@@ -51,7 +39,7 @@ def test_copied_parameter(impl):
 def test_copy_leaves_the_original_alone(impl, how):
     """Training a copy of a module changes nothing in the original, which goes on training itself."""
     layer = torch.nn.Linear(3, 2)
-    apply(impl, torch.optim.SGD, layer.parameters())
+    apply_in_backward(impl, torch.optim.SGD, layer.parameters())
     layer(torch.ones(1, 3)).sum().backward()
     twin = copy.deepcopy(layer) if how == "deepcopy" else pickle.loads(pickle.dumps(layer))
     before = layer.bias.detach().clone()
@@ -66,7 +54,7 @@ def test_copy_leaves_the_original_alone(impl, how):
 def test_copy_is_whole(impl, how):
     """A copy of a module trains itself and says so, or keeps its gradients and has no optimizers."""
     layer = torch.nn.Linear(3, 2)
-    apply(impl, torch.optim.SGD, layer.parameters())
+    apply_in_backward(impl, torch.optim.SGD, layer.parameters())
     layer(torch.ones(1, 3)).sum().backward()
     twin = copy.deepcopy(layer) if how == "deepcopy" else pickle.loads(pickle.dumps(layer))
     before = twin.bias.detach().clone()
@@ -85,7 +73,7 @@ def test_copy_is_whole(impl, how):
 def test_freed(impl, used):
     """A parameter that nobody holds any more is freed, with its optimizer."""
     param: Any = parameter(4, 3)
-    apply(impl, torch.optim.Adam, [param])
+    apply_in_backward(impl, torch.optim.Adam, [param])
     if used:
         param.sum().backward()
     optimizer, weak = weakref.ref(optimizers_of(param)[0]), weakref.ref(param)
@@ -102,7 +90,7 @@ def test_freed(impl, used):
 def test_filter(impl, include):
     """The filter gives the parameters without an optimizer in the backward pass, or the others."""
     layer = torch.nn.Linear(3, 2)
-    apply(impl, torch.optim.SGD, [layer.weight])
+    apply_in_backward(impl, torch.optim.SGD, [layer.weight])
     options = {} if include is None else {"include": include}
     seen = list(impl.in_backward_optimizer_filter(layer.named_parameters(), **options))
     expect_equal([name for name, _ in seen], ["weight"] if include else ["bias"], "the names")
@@ -114,7 +102,7 @@ def test_filter(impl, include):
 def test_filter_of_an_iterator(impl):
     """The filter keeps order, reads an iterator once, and gives each parameter to one of the two halves."""
     layers = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(3)))
-    apply(impl, torch.optim.SGD, [layers[1].weight, layers[2].bias])
+    apply_in_backward(impl, torch.optim.SGD, [layers[1].weight, layers[2].bias])
     names = [name for name, _ in layers.named_parameters()]
     halves = [
         [
@@ -132,7 +120,7 @@ def test_filter_of_an_iterator(impl):
 def test_filter_after_a_copy(impl):
     """In a deep copy, the filter leaves out no parameter that the backward pass does not train."""
     layer = torch.nn.Linear(3, 2)
-    apply(impl, torch.optim.SGD, [layer.weight])
+    apply_in_backward(impl, torch.optim.SGD, [layer.weight])
     twin = copy.deepcopy(layer)
     before = values(twin.parameters())
     twin(torch.ones(1, 3)).sum().backward()
@@ -149,11 +137,11 @@ def test_filter_after_a_copy(impl):
 def test_resume(impl):
     """The state of the optimizers can be saved and loaded, and training goes on along the same trajectory."""
     param = parameter(4, 3)
-    apply(impl, torch.optim.Adam, [param])
+    apply_in_backward(impl, torch.optim.Adam, [param])
     for factor in (1.0, 2.0):
         (param * factor).sum().backward()
     twin = param.detach().clone().requires_grad_()
-    apply(impl, torch.optim.Adam, [twin], {"lr": 0.5})
+    apply_in_backward(impl, torch.optim.Adam, [twin], {"lr": 0.5})
     optimizers_of(twin)[0].load_state_dict(copy.deepcopy(optimizers_of(param)[0].state_dict()))
     for factor in (3.0, 4.0):
         (param * factor).sum().backward()
@@ -166,11 +154,11 @@ def test_resume(impl):
 def test_no_parameters(impl, form):
     """Say what becomes of a call without parameters, or with a generator that was used up."""
     empty: Any = [] if form == "list" else (one for one in ())
-    return outcome(lambda: apply(impl, torch.optim.SGD, empty))
+    return outcome(lambda: apply_in_backward(impl, torch.optim.SGD, empty))
 
 
 @pytest.mark.clause("INBW-045")
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
 def test_rates_that_are_not_finite(impl, value):
     """Say whether a rate that is not finite is refused, which is for the optimizer to do."""
-    return outcome(lambda: apply(impl, torch.optim.SGD, [parameter(4, 3)], {"lr": float(value)}))
+    return outcome(lambda: apply_in_backward(impl, torch.optim.SGD, [parameter(4, 3)], {"lr": float(value)}))

@@ -1,20 +1,11 @@
 """Optimizers in the backward pass, applied to the tables of embedding modules."""
 
-import warnings
-from typing import Any
-
 import pytest
 import torch
 
 from keyedopt.conformance.suite.support import expect_bits, expect_equal, expect_raises, values
 from keyedopt.conformance.suite.support_embedding import BAGS, collection, fit, jagged, tables_of
-
-
-def apply(impl: Any, kind: Any, params: Any, options: Any = None) -> Any:
-    """Apply an optimizer in the backward pass; that the function is deprecated somewhere is no matter."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return impl.apply_optimizer_in_backward(kind, params, {"lr": 0.25} if options is None else options)
+from keyedopt.conformance.suite.support_in_backward import apply_in_backward
 
 
 @pytest.mark.clause("INBW-032")
@@ -26,14 +17,14 @@ def test_optimizer_of_another_type(impl, created):
     before = values(tables_of(module))
     other = {"SGD": "Adagrad", "Adagrad": "SGD"}[created]
     expect_raises(
-        lambda: apply(impl, getattr(torch.optim, other), module.parameters()),
+        lambda: apply_in_backward(impl, getattr(torch.optim, other), module.parameters()),
         ValueError,
         expected=f"{other} refused for tables with {created}",
     )
     expect_equal(len(tables_of(module)), 2, "the tables of the optimizer")
     for old, new in zip(before, tables_of(module).values(), strict=True):
         expect_bits(new.detach(), old, "a table")
-    apply(impl, getattr(torch.optim, created), module.parameters(), {"lr": 0.5})
+    apply_in_backward(impl, getattr(torch.optim, created), module.parameters(), {"lr": 0.5})
 
 
 @pytest.mark.clause("INBW-033")
@@ -42,7 +33,7 @@ def test_embedding_module(impl):
     """The tables of an embedding module are trained in its own backward pass with the optimizer applied."""
     bags = jagged(BAGS)
     module, other = collection(impl, None), collection(impl, "SGD", {"lr": 0.25})
-    apply(impl, torch.optim.SGD, module.parameters())
+    apply_in_backward(impl, torch.optim.SGD, module.parameters())
     for one in (module, other):
         fit(one, bags, steps=2)
     expected = dict(other.named_parameters())

@@ -1,6 +1,5 @@
 """What a backward pass does with the optimizers that were applied to parameters."""
 
-import warnings
 from typing import Any
 
 import pytest
@@ -13,6 +12,13 @@ from keyedopt.conformance.suite.support import (
     expect_equal,
     parameter,
 )
+from keyedopt.conformance.suite.support_in_backward import (
+    apply_in_backward,
+    leaf_copies,
+    optimizers_of,
+    quadratic_loss,
+    train_by_hand,
+)
 
 #: Optimizers of torch, and options with which they can be told apart.
 OPTIMIZERS: dict[str, dict[str, Any]] = {
@@ -22,42 +28,6 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "AdamW": {"lr": 0.25, "weight_decay": 0.5},
     "RMSprop": {"lr": 0.125, "alpha": 0.5},
 }
-#: Optimizers of the implementation.
-
-
-def apply(impl: Any, kind: Any, params: Any, **options: Any) -> Any:
-    """Apply an optimizer in the backward pass; that the function is deprecated somewhere is no matter."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return impl.apply_optimizer_in_backward(kind, params, options)
-
-
-def optimizers_of(param: Any) -> list[Any]:
-    """Return the optimizers of a parameter, where torch and torchrec keep them."""
-    return list(param._in_backward_optimizers)
-
-
-def loss(*params: Any, seed: int = 1) -> torch.Tensor:
-    """Make a loss with another gradient for each element and seed."""
-    total = torch.zeros((), dtype=params[0].dtype)
-    for index, param in enumerate(params):
-        factors = parameter(*param.shape, seed=seed + 10 * index).detach().to(param.dtype)
-        total = total + (param * factors).sum() + (param * param).sum() / 2
-    return total
-
-
-def by_hand(kind: Any, params: Any, steps: int = 1, seed: int = 1, **options: Any) -> None:
-    """Train the ordinary way: backward, step, zero_grad."""
-    optimizer = kind(list(params), **options)
-    for step in range(steps):
-        loss(*params, seed=seed + step).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def twins(*params: Any) -> list[Any]:
-    """Make copies of parameters, as leaves."""
-    return [param.detach().clone().requires_grad_() for param in params]
 
 
 def options_of(name: str) -> dict[str, Any]:
@@ -71,11 +41,11 @@ def test_steps(impl, name):
     """A backward pass updates each parameter as the optimizer's step would, with its options."""
     kind, options = getattr(torch.optim, name), options_of(name)
     params = [parameter(4, 3), parameter(5, seed=1)]
-    expected = twins(*params)
-    by_hand(kind, expected, 3, **options)
-    apply(impl, kind, params, **options)
+    expected = leaf_copies(*params)
+    train_by_hand(kind, expected, 3, **options)
+    apply_in_backward(impl, kind, params, options)
     for step in range(3):
-        loss(*params, seed=1 + step).backward()
+        quadratic_loss(*params, seed=1 + step).backward()
     for param, twin in zip(params, expected, strict=True):
         expect_bits(param.detach(), twin.detach(), "a parameter after three backward passes")
 
@@ -84,9 +54,9 @@ def test_steps(impl, name):
 def test_gradients_are_none(impl):
     """After backward the gradients of the parameters are None."""
     params = [parameter(4, 3), parameter(5, seed=1)]
-    apply(impl, torch.optim.SGD, params, lr=0.25)
+    apply_in_backward(impl, torch.optim.SGD, params, {"lr": 0.25})
     for _ in range(2):
-        loss(*params).backward()
+        quadratic_loss(*params).backward()
         expect_equal([param.grad for param in params], [None, None], "the gradients after backward")
 
 
@@ -94,7 +64,7 @@ def test_gradients_are_none(impl):
 def test_other_parameters(impl):
     """Other parameters in the same graph are not updated, and keep their gradients."""
     param, other = parameter(4, 3), parameter(4, 3, seed=1)
-    apply(impl, torch.optim.SGD, [param], lr=0.25)
+    apply_in_backward(impl, torch.optim.SGD, [param], {"lr": 0.25})
     before = other.detach().clone()
     (param * other).sum().backward()
     expect_bits(other.detach(), before, "a parameter without an optimizer")
@@ -105,13 +75,13 @@ def test_other_parameters(impl):
 def test_several_optimizers(impl):
     """Several optimizers of one parameter step one after the other, on the same gradient."""
     param = parameter(4, 3)
-    (twin,) = twins(param)
-    apply(impl, torch.optim.SGD, [param], lr=0.25)
-    apply(impl, torch.optim.Adagrad, [param], lr=0.125)
+    (twin,) = leaf_copies(param)
+    apply_in_backward(impl, torch.optim.SGD, [param], {"lr": 0.25})
+    apply_in_backward(impl, torch.optim.Adagrad, [param], {"lr": 0.125})
     both = [torch.optim.SGD([twin], lr=0.25), torch.optim.Adagrad([twin], lr=0.125)]
     for step in range(2):
-        loss(param, seed=step).backward()
-        loss(twin, seed=step).backward()
+        quadratic_loss(param, seed=step).backward()
+        quadratic_loss(twin, seed=step).backward()
         for optimizer in both:
             optimizer.step()
         twin.grad = None
@@ -124,7 +94,7 @@ def test_one_step_each(impl, count):
     """Each optimizer of a parameter takes one step a backward pass, however many there are."""
     param = parameter(4, 3)
     for _ in range(count):
-        apply(impl, torch.optim.SGD, [param], lr=0.25)
+        apply_in_backward(impl, torch.optim.SGD, [param], {"lr": 0.25})
     calls = [0] * count
     for index, optimizer in enumerate(optimizers_of(param)):
 
@@ -132,7 +102,7 @@ def test_one_step_each(impl, count):
             calls[index] += 1
 
         optimizer.register_step_post_hook(count_one)
-    loss(param).backward()
+    quadratic_loss(param).backward()
     expect_equal(calls, [1] * count, "the steps of each optimizer in one backward pass")
 
 
@@ -141,13 +111,13 @@ def test_one_step_each(impl, count):
 def test_used_several_times(impl, uses):
     """A parameter that is used several times in a graph is updated once, on the sum of its gradients."""
     param = parameter(4, 3)
-    (twin,) = twins(param)
-    apply(impl, torch.optim.Adam, [param], lr=0.25)
+    (twin,) = leaf_copies(param)
+    apply_in_backward(impl, torch.optim.Adam, [param], {"lr": 0.25})
     for _ in range(2):
-        sum((loss(param, seed=use) for use in range(uses)), torch.zeros(())).backward()
+        sum((quadratic_loss(param, seed=use) for use in range(uses)), torch.zeros(())).backward()
     ordinary = torch.optim.Adam([twin], lr=0.25)
     for _ in range(2):
-        sum((loss(twin, seed=use) for use in range(uses)), torch.zeros(())).backward()
+        sum((quadratic_loss(twin, seed=use) for use in range(uses)), torch.zeros(())).backward()
         ordinary.step()
         ordinary.zero_grad()
     expect_bits(param.detach(), twin.detach(), "the parameter")
@@ -159,7 +129,7 @@ def test_shared_by_modules(impl):
     first, second = torch.nn.Linear(3, 3, bias=False), torch.nn.Linear(3, 3, bias=False)
     second.weight = first.weight
     before = first.weight.detach().clone()
-    apply(impl, torch.optim.SGD, torch.nn.Sequential(first, second).parameters(), lr=1.0)
+    apply_in_backward(impl, torch.optim.SGD, torch.nn.Sequential(first, second).parameters(), {"lr": 1.0})
     inputs = torch.ones(1, 3)
     (gradient,) = torch.autograd.grad(second(first(inputs)).sum(), first.weight)
     second(first(inputs)).sum().backward()
@@ -171,7 +141,7 @@ def test_shared_by_modules(impl):
 def test_each_backward_is_a_step(impl, graph):
     """Each backward pass is a step: of micro-batches, and of one graph twice."""
     param = parameter(4, 3)
-    apply(impl, torch.optim.SGD, [param], lr=0.25, momentum=0.5)
+    apply_in_backward(impl, torch.optim.SGD, [param], {"lr": 0.25, "momentum": 0.5})
     before = param.detach().clone()
     factors = torch.full((4, 3), 0.5)
     if graph == "another":
@@ -191,7 +161,7 @@ def test_each_backward_is_a_step(impl, graph):
 def test_no_step_without_accumulation(impl, how):
     """autograd.grad, and a backward pass for other tensors, update nothing, and make no gradient."""
     param, other = parameter(4, 3), parameter(4, 3, seed=1)
-    apply(impl, torch.optim.SGD, [param], lr=0.25)
+    apply_in_backward(impl, torch.optim.SGD, [param], {"lr": 0.25})
     before = param.detach().clone()
     value = (param * other).sum()
     if how == "autograd.grad":
@@ -206,9 +176,9 @@ def test_no_step_without_accumulation(impl, how):
 def test_ordinary_optimizer_is_idle(impl):
     """An ordinary optimizer over the same parameter finds no gradient, and changes nothing."""
     param = parameter(4, 3)
-    apply(impl, torch.optim.SGD, [param], lr=0.25)
+    apply_in_backward(impl, torch.optim.SGD, [param], {"lr": 0.25})
     ordinary = torch.optim.Adam([param], lr=0.25, weight_decay=0.5)
-    loss(param).backward()
+    quadratic_loss(param).backward()
     before = param.detach().clone()
     ordinary.step()
     expect_bits(param.detach(), before, "the parameter after the ordinary step")
@@ -218,7 +188,7 @@ def test_ordinary_optimizer_is_idle(impl):
 def test_rate_when_backward_runs(impl):
     """The rate that is set when the backward pass runs is used: a scheduler works."""
     param = parameter(4, 3)
-    apply(impl, torch.optim.SGD, [param], lr=0.25)
+    apply_in_backward(impl, torch.optim.SGD, [param], {"lr": 0.25})
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizers_of(param)[0], gamma=0.5)
     for rate in (0.25, 0.125, 0.0625):
         value = param.sum()
@@ -232,7 +202,7 @@ def test_rate_when_backward_runs(impl):
 def test_grad_scaler(impl):
     """Say how far a parameter moves, in units of the unscaled step, under a GradScaler of 8."""
     param = parameter(4, 3)
-    apply(impl, torch.optim.SGD, [param], lr=1.0)
+    apply_in_backward(impl, torch.optim.SGD, [param], {"lr": 1.0})
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     before = param.detach().clone()
     scaler.scale(param.sum()).backward()
@@ -243,8 +213,8 @@ def test_grad_scaler(impl):
 def test_dtypes(impl, dtype, device):
     """A parameter of any dtype is updated as the optimizer's step would."""
     param = parameter(4, 3, dtype=dtype, device=device)
-    (twin,) = twins(param)
-    apply(impl, torch.optim.Adagrad, [param], lr=0.25)
+    (twin,) = leaf_copies(param)
+    apply_in_backward(impl, torch.optim.Adagrad, [param], {"lr": 0.25})
     ordinary = torch.optim.Adagrad([twin], lr=0.25)
     for _ in range(2):
         (param * param).sum().backward()
@@ -259,7 +229,7 @@ def test_dtypes(impl, dtype, device):
 def test_moved_module(impl, to):
     """A module that was converted to another dtype after the call goes on training in the backward pass."""
     layer = torch.nn.Linear(3, 2)
-    apply(impl, torch.optim.SGD, layer.parameters(), lr=0.25)
+    apply_in_backward(impl, torch.optim.SGD, layer.parameters(), {"lr": 0.25})
     layer(torch.ones(1, 3)).sum().backward()
     layer.to(getattr(torch, to))
     before = layer.bias.detach().clone()
@@ -274,7 +244,7 @@ def test_sparse_gradients(impl):
     table = torch.nn.Embedding(5, 2, sparse=True)
     twin = torch.nn.Embedding(5, 2, sparse=True)
     twin.load_state_dict(table.state_dict())
-    apply(impl, torch.optim.SparseAdam, table.parameters(), lr=0.25)
+    apply_in_backward(impl, torch.optim.SparseAdam, table.parameters(), {"lr": 0.25})
     ordinary = torch.optim.SparseAdam(twin.parameters(), lr=0.25)
     for rows in ([1, 3, 1], [0, 3]):
         table(torch.tensor(rows)).square().sum().backward()
@@ -288,9 +258,9 @@ def test_sparse_gradients(impl):
 def test_without_gradient(impl):
     """A parameter that has no part in a backward pass is not updated by it, and gets no state."""
     param, other = parameter(4, 3), parameter(4, 3, seed=1)
-    apply(impl, torch.optim.Adam, [param, other], lr=0.25, weight_decay=0.5)
+    apply_in_backward(impl, torch.optim.Adam, [param, other], {"lr": 0.25, "weight_decay": 0.5})
     before = other.detach().clone()
-    loss(param).backward()
+    quadratic_loss(param).backward()
     expect_bits(other.detach(), before, "the parameter that was not used")
     expect_equal(len(optimizers_of(other)[0].state), 0, "the number of its states")
 
@@ -300,7 +270,7 @@ def test_without_gradient(impl):
 def test_nonfinite(impl, bad):
     """A gradient that is not finite spoils no other parameter."""
     param, other = parameter(4, 3), parameter(4, 3, seed=1)
-    apply(impl, torch.optim.SGD, [param, other], lr=0.25)
+    apply_in_backward(impl, torch.optim.SGD, [param, other], {"lr": 0.25})
     before = other.detach().clone()
     ((param * float(bad)).sum() + other.sum()).backward()
     expect_bits(other.detach(), before - 0.25, "the other parameter")

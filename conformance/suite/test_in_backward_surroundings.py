@@ -1,7 +1,6 @@
 """Optimizers in the backward pass: what is around them."""
 
 import warnings
-from typing import Any
 
 import pytest
 import torch
@@ -17,59 +16,30 @@ from keyedopt.conformance.suite.support import (
     single_rank,
     snapshot,
 )
+from keyedopt.conformance.suite.support_in_backward import (
+    apply_in_backward,
+    leaf_copies,
+    optimizers_of,
+    quadratic_loss,
+    train_by_hand,
+)
 
-#: Optimizers of torch, and options with which they can be told apart.
 #: Optimizers of the implementation.
-ALGORITHMS = (
+OWN_OPTIMIZERS = (
     "SGD", "Adagrad", "RowWiseAdagrad", "Adam", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD",
 )  # fmt: skip
-
-
-def apply(impl: Any, kind: Any, params: Any, **options: Any) -> Any:
-    """Apply an optimizer in the backward pass; that the function is deprecated somewhere is no matter."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return impl.apply_optimizer_in_backward(kind, params, options)
-
-
-def optimizers_of(param: Any) -> list[Any]:
-    """Return the optimizers of a parameter, where torch and torchrec keep them."""
-    return list(param._in_backward_optimizers)
-
-
-def loss(*params: Any, seed: int = 1) -> torch.Tensor:
-    """Make a loss with another gradient for each element and seed."""
-    total = torch.zeros((), dtype=params[0].dtype)
-    for index, param in enumerate(params):
-        factors = parameter(*param.shape, seed=seed + 10 * index).detach().to(param.dtype)
-        total = total + (param * factors).sum() + (param * param).sum() / 2
-    return total
-
-
-def by_hand(kind: Any, params: Any, steps: int = 1, seed: int = 1, **options: Any) -> None:
-    """Train the ordinary way: backward, step, zero_grad."""
-    optimizer = kind(list(params), **options)
-    for step in range(steps):
-        loss(*params, seed=seed + step).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-
-def twins(*params: Any) -> list[Any]:
-    """Make copies of parameters, as leaves."""
-    return [param.detach().clone().requires_grad_() for param in params]
 
 
 @pytest.mark.clause("INBW-036")
 def test_create_graph(impl):
     """A backward pass that makes a graph of its own updates as any other."""
     param = parameter(4, 3)
-    (twin,) = twins(param)
-    apply(impl, torch.optim.SGD, [param], lr=0.25)
-    by_hand(torch.optim.SGD, [twin], lr=0.25)
+    (twin,) = leaf_copies(param)
+    apply_in_backward(impl, torch.optim.SGD, [param], {"lr": 0.25})
+    train_by_hand(torch.optim.SGD, [twin], lr=0.25)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        loss(param).backward(create_graph=True)
+        quadratic_loss(param).backward(create_graph=True)
     expect_bits(param.detach(), twin.detach(), "the parameter")
     expect(param.is_leaf and param.grad is None, "a leaf without a gradient", (param.is_leaf, param.grad))
 
@@ -78,7 +48,7 @@ def test_create_graph(impl):
 def test_hooks(impl):
     """Step hooks of the optimizers are called, and gradient hooks of the parameter come before the step."""
     param = parameter(4, 3)
-    apply(impl, torch.optim.SGD, [param], lr=0.25)
+    apply_in_backward(impl, torch.optim.SGD, [param], {"lr": 0.25})
     events: list[str] = []
     (optimizer,) = optimizers_of(param)
     optimizer.register_step_pre_hook(lambda *_: events.append("pre"))
@@ -92,16 +62,16 @@ def test_hooks(impl):
 
 @pytest.mark.clause("INBW-039")
 @pytest.mark.needs("{algorithm}")
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", OWN_OPTIMIZERS)
 def test_algorithms(impl, algorithm):
     """Every optimizer of the implementation steps in the backward pass as it does outside."""
     kind = getattr(impl, algorithm)
     param = parameter(4, 3)
-    (twin,) = twins(param)
-    apply(impl, kind, [param], lr=0.25)
+    (twin,) = leaf_copies(param)
+    apply_in_backward(impl, kind, [param], {"lr": 0.25})
     for step in range(3):
-        loss(param, seed=1 + step).backward()
-    by_hand(kind, [twin], 3, lr=0.25)
+        quadratic_loss(param, seed=1 + step).backward()
+    train_by_hand(kind, [twin], 3, lr=0.25)
     expect_bits(param.detach(), twin.detach(), f"the parameter after three steps of {algorithm}")
 
 
@@ -112,15 +82,17 @@ def test_accumulating(impl, algorithm):
     """An accumulating optimizer updates once a window of backward passes, on the sum of their gradients."""
     param = parameter(4, 3)
     plain = getattr(torch.optim, algorithm.removeprefix("Accumulate"))
-    (twin,) = twins(param)
-    apply(impl, getattr(impl, algorithm), [param], lr=0.25, use_accumulate=True, accumulate_step=3)
+    (twin,) = leaf_copies(param)
+    apply_in_backward(
+        impl, getattr(impl, algorithm), [param], {"lr": 0.25, "use_accumulate": True, "accumulate_step": 3}
+    )
     ordinary = plain([twin], lr=0.25)
     for _ in range(2):
         before = param.detach().clone()
         for seed in range(3):
             expect_bits(param.detach(), before, "the parameter within a window")
-            loss(param, seed=seed).backward()
-            loss(twin, seed=seed).backward()
+            quadratic_loss(param, seed=seed).backward()
+            quadratic_loss(twin, seed=seed).backward()
         ordinary.step()
         ordinary.zero_grad()
         expect_close(param.detach(), twin.detach(), "the parameter after a window", ulps=64)
@@ -133,7 +105,7 @@ def test_checkpointed_segments(impl, reentrant):
     from torch.utils.checkpoint import checkpoint
 
     param = parameter(3)
-    apply(impl, torch.optim.SGD, [param], lr=0.25)
+    apply_in_backward(impl, torch.optim.SGD, [param], {"lr": 0.25})
     calls: list[int] = []
     optimizers_of(param)[0].register_step_post_hook(lambda *_: calls.append(1))
     inputs = torch.ones(3, requires_grad=True)
@@ -146,9 +118,9 @@ def test_checkpointed_segments(impl, reentrant):
 def test_error_in_a_step(impl):
     """An error of the optimizer is raised by backward, and what it refused is not lost."""
     param = parameter(4, 3)
-    apply(impl, torch.optim.SparseAdam, [param], lr=0.25)  # which refuses dense gradients
+    apply_in_backward(impl, torch.optim.SparseAdam, [param], {"lr": 0.25})  # which refuses dense gradients
     before = param.detach().clone()
-    expect_raises(lambda: loss(param).backward(), RuntimeError, expected="the optimizer's error")
+    expect_raises(lambda: quadratic_loss(param).backward(), RuntimeError, expected="the optimizer's error")
     expect_bits(param.detach(), before, "the parameter")
 
 
@@ -156,7 +128,7 @@ def test_error_in_a_step(impl):
 def test_gradient_from_before(impl):
     """Say what part of a gradient of 1 that is there before backward joins that of 2 from backward."""
     param = parameter(4, 3)
-    apply(impl, torch.optim.SGD, [param], lr=1.0)
+    apply_in_backward(impl, torch.optim.SGD, [param], {"lr": 1.0})
     before = param.detach().clone()
     param.grad = torch.ones(4, 3)
     (param * 2).sum().backward()
@@ -174,7 +146,7 @@ def test_dtensor(impl):
     with single_rank():
         mesh = init_device_mesh("cpu", (1,))
         param = torch.nn.Parameter(distribute_tensor(before, mesh, [Shard(0)]))
-        apply(impl, torch.optim.SGD, [param], lr=0.25)
+        apply_in_backward(impl, torch.optim.SGD, [param], {"lr": 0.25})
         param.sum().backward()
         expect_bits(param.detach().full_tensor(), before - 0.25, "the whole tensor")
         expect_equal(param.grad, None, "its gradient")
@@ -187,7 +159,7 @@ def test_autocast(impl, dtype_of_autocast):
     layer = torch.nn.Linear(3, 2)
     twin = torch.nn.Linear(3, 2)
     twin.load_state_dict(layer.state_dict())
-    apply(impl, torch.optim.SGD, layer.parameters(), lr=0.25)
+    apply_in_backward(impl, torch.optim.SGD, layer.parameters(), {"lr": 0.25})
     ordinary = torch.optim.SGD(twin.parameters(), lr=0.25)
     for one in (layer, twin):
         with torch.autocast("cpu", dtype=getattr(torch, dtype_of_autocast)):

@@ -16,28 +16,16 @@ from keyedopt.conformance.suite.support import (
     sgd,
     snapshot,
     train,
-    values,
     warmup_stages,
 )
-from keyedopt.conformance.suite.support_replicas import Outer, semisync
-
-LOCAL_COUNTER = "__semisync_local_step_counter__"
-GLOBAL_COUNTER = "__semisync_global_step_counter__"
-
-
-def follow(params: Any, others: Any) -> None:
-    """Give one model the weights of another."""
-    for key, param in params.items():
-        others[key].data.copy_(param.data)
-
-
-def expect_alike(one: Any, params: Any, other: Any, others: Any, steps: int) -> None:
-    """Expect two optimizers to go on bit by bit alike, their saved state included."""
-    for step in range(steps):
-        train(one, params, 1, seed=50 + step)
-        train(other, others, 1, seed=50 + step)
-        expect_unchanged(values(params), values(others), f"parameters {step + 1} steps later")
-    expect_unchanged(snapshot(one.state_dict()), other.state_dict(), "state")
+from keyedopt.conformance.suite.support_replicas import (
+    GLOBAL_COUNTER,
+    LOCAL_COUNTER,
+    Outer,
+    copy_weights,
+    expect_alike,
+    semisync,
+)
 
 
 def snapshot_groups(saved: Any) -> Any:
@@ -306,7 +294,7 @@ def test_compositions(impl, kind, steps):
     train(optimizer, params, steps)
     train(resumed, others, 3, seed=30)
     resumed.load_state_dict(snapshot(optimizer.state_dict()))
-    follow(params, others)
+    copy_weights(params, others)
     expect_alike(optimizer, params, resumed, others, 5)
 
 

@@ -1,7 +1,5 @@
 """The state of two optimizers as one: what is shown, saved, and resumed from."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -17,25 +15,13 @@ from keyedopt.conformance.suite.support import (
     train,
     values,
 )
-from keyedopt.conformance.suite.support_replicas import semisync
-
-LOCAL_COUNTER = "__semisync_local_step_counter__"
-GLOBAL_COUNTER = "__semisync_global_step_counter__"
-
-
-def follow(params: Any, others: Any) -> None:
-    """Give one model the weights of another."""
-    for key, param in params.items():
-        others[key].data.copy_(param.data)
-
-
-def expect_alike(one: Any, params: Any, other: Any, others: Any, steps: int) -> None:
-    """Expect two optimizers to go on bit by bit alike, their saved state included."""
-    for step in range(steps):
-        train(one, params, 1, seed=50 + step)
-        train(other, others, 1, seed=50 + step)
-        expect_unchanged(values(params), values(others), f"parameters {step + 1} steps later")
-    expect_unchanged(snapshot(one.state_dict()), other.state_dict(), "state")
+from keyedopt.conformance.suite.support_replicas import (
+    GLOBAL_COUNTER,
+    LOCAL_COUNTER,
+    copy_weights,
+    expect_alike,
+    semisync,
+)
 
 
 @pytest.mark.clause("SEMI-009")
@@ -114,7 +100,7 @@ def test_resume(impl, steps, before):
     train(resumed, others, before, seed=30)
     held = [*local.state[others["p0"]].values(), *its_outer.state[others["p0"]].values()]
     resumed.load_state_dict(snapshot(optimizer.state_dict()))
-    follow(params, others)
+    copy_weights(params, others)
     now = [*local.state[others["p0"]].values(), *its_outer.state[others["p0"]].values()]
     expect(all(one is other for one, other in zip(held, now, strict=True)), "the same tensors", now)
     expect_unchanged(snapshot(optimizer.state_dict()), resumed.state_dict(), "state after loading")
@@ -132,7 +118,7 @@ def test_resume_in_each_dtype(impl, dtype):
     train(optimizer, params, 5)
     train(resumed, others, 2, seed=30)
     resumed.load_state_dict(snapshot(optimizer.state_dict()))
-    follow(params, others)
+    copy_weights(params, others)
     expect_alike(optimizer, params, resumed, others, 3)
 
 
@@ -146,7 +132,7 @@ def test_init_state_makes_room_for_a_checkpoint(impl, eager, steps):
     train(optimizer, params, steps)
     resumed.init_state()
     resumed.load_state_dict(snapshot(optimizer.state_dict()))
-    follow(params, others)
+    copy_weights(params, others)
     expect_alike(optimizer, params, resumed, others, 5)
 
 
@@ -191,7 +177,7 @@ def test_resume_before_the_first_global_step(impl, steps):
     train(optimizer, params, steps)
     train(resumed, others, 1, seed=30)
     resumed.load_state_dict(snapshot(optimizer.state_dict()))
-    follow(params, others)
+    copy_weights(params, others)
     expect_alike(optimizer, params, resumed, others, 6)
     expect_equal(its_outer.counts, outer.counts, "local steps at each global step")
 
@@ -205,7 +191,7 @@ def test_resume_without_global_state(impl, steps):
     train(optimizer, params, steps)
     train(resumed, others, 1, seed=30)
     resumed.load_state_dict(snapshot(optimizer.state_dict()))
-    follow(params, others)
+    copy_weights(params, others)
     expect_alike(optimizer, params, resumed, others, 6)
 
 

@@ -22,7 +22,7 @@ from keyedopt.conformance.suite.support import (
     train,
     values,
 )
-from keyedopt.conformance.suite.support_replicas import Outer, semisync
+from keyedopt.conformance.suite.support_replicas import GLOBAL_COUNTER, Outer, semisync
 
 
 class Failing(torch.optim.SGD):
@@ -123,7 +123,7 @@ def test_global_step_that_fails(impl):
     set_grads(params)
     expect_raises(optimizer.step, RuntimeError, mentions=["regions"], expected="the optimizer's error")
     entry = optimizer.state_dict()["state"]["p0"]
-    counted = int(entry["__semisync_global_step_counter__"])
+    counted = int(entry[GLOBAL_COUNTER])
     expect_equal(counted, 0, "global steps that are counted")
 
 

@@ -22,24 +22,7 @@ from keyedopt.conformance.suite.support import (
     values,
     warmup_stages,
 )
-
-# A ramp from 0 with a second stage: every iteration has another rate until the end of it.
-RAMP = [
-    {"policy": "LINEAR", "max_iters": 4, "value": 0.0},
-    {"policy": "POLY", "max_iters": 8, "value": 1.0, "decay_iters": 10},
-]
-RAMP_RATES = [0.0, 0.25, 0.5, 0.75, 1.0, 0.5, 0.4, 0.3, 0.2, 1.0, 1.0]
-
-
-def ramp(impl: Any, inner: Any, **options: Any) -> Any:
-    """Wrap an optimizer in the ramp, with lr = 1."""
-    return impl.WarmupOptimizer(inner, warmup_stages(impl, RAMP), **{"lr": 1.0, **options})
-
-
-def expect_at(optimizer: Any, iteration: int, name: str = "lr") -> None:
-    """Expect every group to have the rate of an iteration of the ramp."""
-    for group in optimizer.param_groups:
-        expect_close(group[name], RAMP_RATES[iteration], f"{name} at iteration {iteration}", ulps=8)
+from keyedopt.conformance.suite.support_warmup import POLY_RATES, expect_poly_rate, poly_ramp
 
 
 def grouped(impl: Any, listed: Any, groups: Any) -> Any:
@@ -57,10 +40,10 @@ def test_rate_of_each_step(impl):
     """The constructor sets the rate of iteration 0; step k uses the rate of iteration k."""
     params = parameters()
     inner, recorder = recording(impl, dict(params), lr=9.0)
-    optimizer = ramp(impl, inner)
-    expect_at(optimizer, 0)
+    optimizer = poly_ramp(impl, inner)
+    expect_poly_rate(optimizer, 0)
     train(optimizer, params, 11)
-    for seen, rate in zip(recorder.rates, RAMP_RATES, strict=True):
+    for seen, rate in zip(recorder.rates, POLY_RATES, strict=True):
         expect_close(seen[0], rate, "rate of the step", ulps=8)
 
 
@@ -104,9 +87,9 @@ def test_training_as_by_hand(impl, dtype, device, kind, policy):
 def test_lr_param(impl):
     """The schedule sets the option called lr_param, and no other."""
     params = parameters()
-    optimizer = ramp(impl, sgd(impl, dict(params), lr=0.5, momentum=0.9), lr_param="momentum")
+    optimizer = poly_ramp(impl, sgd(impl, dict(params), lr=0.5, momentum=0.9), lr_param="momentum")
     for iteration in range(6):
-        expect_at(optimizer, iteration, "momentum")
+        expect_poly_rate(optimizer, iteration, "momentum")
         expect_equal(optimizer.param_groups[0]["lr"], 0.5, "lr")
         train(optimizer, params, 1)
 
@@ -118,12 +101,12 @@ def test_every_group(impl):
     p0, p1, p2 = params.values()
     groups = [{"params": [p0], "lr": 3.0}, {"params": [p1, p2], "lr": 5}, {"params": [p0]}]
     inner = grouped(impl, dict(params), groups)
-    optimizer = ramp(impl, inner)
+    optimizer = poly_ramp(impl, inner)
     for iteration in range(6):
-        expect_at(optimizer, iteration)
-        expect_at(inner, iteration)
+        expect_poly_rate(optimizer, iteration)
+        expect_poly_rate(inner, iteration)
         optimizer.step()
-    without = ramp(impl, grouped(impl, {}, []))
+    without = poly_ramp(impl, grouped(impl, {}, []))
     without.step()
 
 
@@ -134,17 +117,17 @@ def test_rate_in_a_tensor(impl, dtype_of_rate):
     params = parameters()
     rate = torch.tensor(9.0, dtype=getattr(torch, dtype_of_rate))
     inner = grouped(impl, dict(params), [{"params": list(params.values()), "lr": rate}])
-    optimizer = ramp(impl, inner)
+    optimizer = poly_ramp(impl, inner)
     for iteration in range(6):
         seen = optimizer.param_groups[0]["lr"]
         expect(seen is rate, "the caller's tensor in the group", f"another {type(seen).__name__}")
-        expect_close(rate, RAMP_RATES[iteration], f"lr at iteration {iteration}", ulps=8)
+        expect_close(rate, POLY_RATES[iteration], f"lr at iteration {iteration}", ulps=8)
         optimizer.step()
     state = copy.deepcopy(optimizer.state_dict())
     state["state"]["__warmup"]["warmup"] = torch.tensor([2, 0])
     optimizer.load_state_dict(state)
     expect(optimizer.param_groups[0]["lr"] is rate, "the caller's tensor after a load", "another")
-    expect_close(rate, RAMP_RATES[2], "lr after a load", ulps=8)
+    expect_close(rate, POLY_RATES[2], "lr after a load", ulps=8)
 
 
 @pytest.mark.clause("WARM-032")
@@ -152,7 +135,7 @@ def test_rate_in_a_tensor(impl, dtype_of_rate):
 def test_group_that_comes_later(impl, kind):
     """A group that is added later has the schedule's rate, or is refused."""
     params = parameters()
-    optimizer = ramp(impl, sgd(impl, dict(params)))
+    optimizer = poly_ramp(impl, sgd(impl, dict(params)))
     if kind == "wrapped":
         optimizer = impl.OptimizerWrapper(optimizer)
     elif kind == "combined":
@@ -164,14 +147,14 @@ def test_group_that_comes_later(impl, kind):
         optimizer.add_param_group({"params": {"late": late}, "lr": rate})
     except (NotImplementedError, ValueError):
         expect_equal(len(optimizer.param_groups), 1, "groups after a refusal")
-        expect_at(optimizer, 2)
+        expect_poly_rate(optimizer, 2)
         return
     expect_equal(len(optimizer.param_groups), 2, "groups")
-    expect_at(optimizer, 2)
+    expect_poly_rate(optimizer, 2)
     if kind == "tensor":
         expect(optimizer.param_groups[1]["lr"] is rate, "the caller's tensor", "another")
     train(optimizer, [*params.values(), late], 1)
-    expect_at(optimizer, 3)
+    expect_poly_rate(optimizer, 3)
 
 
 @pytest.mark.clause("WARM-076")
@@ -179,7 +162,7 @@ def test_group_that_comes_later(impl, kind):
 def test_group_that_cannot_be(impl, kind):
     """A group with a key or parameter that is taken, or without keys, is refused."""
     params = parameters()
-    optimizer = ramp(impl, sgd(impl, dict(params)))
+    optimizer = poly_ramp(impl, sgd(impl, dict(params)))
     train(optimizer, params, 2)
     late = torch.nn.Parameter(torch.ones(2))
     given = {
@@ -196,7 +179,7 @@ def test_group_that_cannot_be(impl, kind):
     )
     expect_equal(len(optimizer.param_groups), 1, "groups")
     train(optimizer, params, 1)
-    expect_at(optimizer, 3)
+    expect_poly_rate(optimizer, 3)
     expect_equal(sorted(optimizer.state_dict()["state"]), ["__warmup"], "keys of the state")
 
 
@@ -205,7 +188,7 @@ def test_group_that_cannot_be(impl, kind):
 def test_impossible_lr(impl, lr):
     """An lr that is negative or NaN is refused with ValueError, as torch's optimizers do."""
     inner = sgd(impl, parameters())
-    expect_raises(lambda: ramp(impl, inner, lr=lr), ValueError, expected=f"ValueError for lr={lr}")
+    expect_raises(lambda: poly_ramp(impl, inner, lr=lr), ValueError, expected=f"ValueError for lr={lr}")
     expect_equal(inner.param_groups[0]["lr"], 0.1, "lr of the wrapped optimizer")
 
 
@@ -213,17 +196,17 @@ def test_impossible_lr(impl, lr):
 def test_step_that_raises(impl):
     """A step that raises does not move the schedule."""
     params = parameters()
-    optimizer = ramp(impl, sgd(impl, dict(params)))
+    optimizer = poly_ramp(impl, sgd(impl, dict(params)))
     train(optimizer, params, 2)
 
     def broken() -> Any:
         raise ArithmeticError("no loss today")
 
     expect_raises(lambda: optimizer.step(broken), ArithmeticError, expected="the closure's error")
-    expect_at(optimizer, 2)
+    expect_poly_rate(optimizer, 2)
     expect_equal(optimizer.state_dict()["state"]["__warmup"]["warmup"].tolist(), [2, 0], "state")
     train(optimizer, params, 1)
-    expect_at(optimizer, 3)
+    expect_poly_rate(optimizer, 3)
 
 
 @pytest.mark.clause("WARM-035")
@@ -232,7 +215,7 @@ def test_closures(impl, evaluations):
     """The closure runs as often as the inner optimizer asks; the schedule moves once a step."""
     params = parameters()
     inner, _ = recording(impl, dict(params), evaluations=evaluations)
-    optimizer = ramp(impl, inner)
+    optimizer = poly_ramp(impl, inner)
     seen: list[list[Any]] = []
 
     def closure() -> torch.Tensor:
@@ -246,19 +229,19 @@ def test_closures(impl, evaluations):
         optimizer.step(closure)
         expect_equal(len(seen[-1]), evaluations, f"evaluations in step {iteration}")
         for rate in seen[-1]:
-            expect_close(rate, RAMP_RATES[iteration], "rate in the closure", ulps=8)
-        expect_at(optimizer, iteration + 1)
+            expect_close(rate, POLY_RATES[iteration], "rate in the closure", ulps=8)
+        expect_poly_rate(optimizer, iteration + 1)
     with torch.no_grad():
         seen.append([])
         optimizer.step(closure=closure)
-    expect_at(optimizer, 7)
+    expect_poly_rate(optimizer, 7)
 
 
 @pytest.mark.clause("WARM-036")
 def test_what_step_returns(impl):
     """What a step with a closure returns."""
     params = parameters()
-    optimizer = ramp(impl, sgd(impl, dict(params)))
+    optimizer = poly_ramp(impl, sgd(impl, dict(params)))
     return outcome(lambda: optimizer.step(lambda: 2.5))
 
 
@@ -267,7 +250,7 @@ def test_step_hooks(impl):
     """Step hooks fire once a step, and the ones before it see the rate that it uses."""
     params = parameters()
     inner, recorder = recording(impl, dict(params))
-    optimizer = ramp(impl, inner)
+    optimizer = poly_ramp(impl, inner)
     before: list[Any] = []
     after: list[Any] = []
     optimizer.register_step_pre_hook(lambda opt, *_: before.append(opt.param_groups[0]["lr"]))
@@ -283,9 +266,9 @@ def test_gradients_do_not_matter(impl, kind):
     """The schedule moves the same with non-finite, missing, sparse and empty gradients."""
     params: Any = parameters(2, (0,) if kind == "empty" else (2, 2))
     inner, recorder = recording(impl, dict(params))
-    optimizer = ramp(impl, inner)
+    optimizer = poly_ramp(impl, inner)
     for iteration in range(5):
-        expect_at(optimizer, iteration)
+        expect_poly_rate(optimizer, iteration)
         set_grads(params)
         for param in params.values():
             if kind in ("nan", "inf"):
@@ -307,7 +290,7 @@ def test_gradients_do_not_matter(impl, kind):
 def test_only_steps_move_it(impl):
     """Nothing but a step moves the schedule."""
     params = parameters()
-    optimizer = ramp(impl, sgd(impl, dict(params)))
+    optimizer = poly_ramp(impl, sgd(impl, dict(params)))
     train(optimizer, params, 2)
     before = values(params)
     optimizer.zero_grad()
@@ -318,11 +301,11 @@ def test_only_steps_move_it(impl):
     optimizer.state_dict()
     optimizer.save_param_groups(False)
     repr(optimizer)
-    expect_at(optimizer, 2)
+    expect_poly_rate(optimizer, 2)
     for index, expected in enumerate(before):
         expect_bits(list(params.values())[index], expected, f"p{index}")
     train(optimizer, params, 1)
-    expect_at(optimizer, 3)
+    expect_poly_rate(optimizer, 3)
 
 
 @pytest.mark.clause("WARM-070")
@@ -330,7 +313,7 @@ def test_only_steps_move_it(impl):
 def test_gradients_are_zeroed(impl, to_none):
     """zero_grad zeroes the wrapped optimizer's gradients, or sets them to None if asked to."""
     params = parameters()
-    optimizer = ramp(impl, sgd(impl, dict(params)))
+    optimizer = poly_ramp(impl, sgd(impl, dict(params)))
     set_grads(params)
     optimizer.zero_grad(set_to_none=to_none)
     for key, param in params.items():

@@ -22,32 +22,20 @@ from keyedopt.conformance.suite.support import (
     snapshot,
     train,
     values,
-    warmup_stages,
 )
-
-# Every iteration has another rate, with lr = 1: 0, 0.25, … 1, then i / 20 up to 12.
-RAMP = [
-    {"policy": "LINEAR", "max_iters": 4, "value": 0.0},
-    {"policy": "LINEAR", "max_iters": 12, "value": 0.0, "lr_scale": 0.6},
-]
-RAMP_RATES = [0.0, 0.25, 0.5, 0.75, 1.0, *(iteration / 20 for iteration in range(5, 13)), 1.0, 1.0]
-
-
-def ramp(impl: Any, inner: Any, **options: Any) -> Any:
-    """Wrap an optimizer in the ramp, with lr = 1."""
-    return impl.WarmupOptimizer(inner, warmup_stages(impl, RAMP), **{"lr": 1.0, **options})
+from keyedopt.conformance.suite.support_warmup import LINEAR_RATES, linear_ramp
 
 
 def expect_at(optimizer: Any, iteration: int) -> None:
     """Expect every group to have the rate of an iteration of the ramp."""
     for group in optimizer.param_groups:
-        expect_close(group["lr"], RAMP_RATES[iteration], f"lr at iteration {iteration}", ulps=8)
+        expect_close(group["lr"], LINEAR_RATES[iteration], f"lr at iteration {iteration}", ulps=8)
 
 
 def trained(impl: Any, steps: int, build: Any = sgd, **options: Any) -> tuple[Any, Any]:
     """Make parameters and a ramp around an optimizer, and take steps."""
     params = parameters()
-    optimizer = ramp(impl, build(impl, dict(params), **options))
+    optimizer = linear_ramp(impl, build(impl, dict(params), **options))
     train(optimizer, params, steps)
     return params, optimizer
 
@@ -66,7 +54,7 @@ def warmup_state(optimizer: Any) -> torch.Tensor:
 def test_state_has_a_name(impl, name):
     """The schedule's state is saved under param_name, the key of a parameter that it adds."""
     params = parameters()
-    optimizer = ramp(impl, sgd(impl, dict(params)), param_name=name)
+    optimizer = linear_ramp(impl, sgd(impl, dict(params)), param_name=name)
     train(optimizer, params, 1)
     expect(name in optimizer.params, f"a parameter {name!r}", list(optimizer.params))
     saved = optimizer.state_dict()["state"]
@@ -117,7 +105,7 @@ def test_callers_parameters_are_left_alone(impl, kind):
     """The mapping of parameters that the caller made is not written to, and need not be writable."""
     params = parameters()
     given = params if kind == "dict" else types.MappingProxyType(params)
-    optimizer = ramp(impl, sgd(impl, given))
+    optimizer = linear_ramp(impl, sgd(impl, given))
     train(optimizer, params, 2)
     expect_at(optimizer, 2)
     expect_equal(list(params), ["p0", "p1"], "keys of the caller's mapping")
@@ -132,14 +120,14 @@ def test_names_do_not_clash(impl, kind):
     inner = sgd(impl, dict(params), lr=9.0)
     if kind == "schedule":
         name = "__warmup"
-        inner = ramp(impl, inner)
+        inner = linear_ramp(impl, inner)
     elif kind == "combined":
         name = "a.p1"
         inner = impl.CombinedOptimizer([("a", inner)])
     before = list(inner.params)
     rate = inner.param_groups[0]["lr"]
     expect_raises(
-        lambda: ramp(impl, inner, param_name=name, lr=0.5),
+        lambda: linear_ramp(impl, inner, param_name=name, lr=0.5),
         ValueError,
         mentions=[name],
         expected=f"ValueError that names {name!r}",
@@ -166,7 +154,7 @@ def test_wrapped_optimizer_keeps_its_own_state(impl, steps):
     """The torch optimizer inside has its own state and nothing else, and can be saved by itself."""
     params = parameters()
     plain = torch.optim.SGD(list(params.values()), lr=0.5, momentum=0.9)
-    optimizer = ramp(impl, impl.KeyedOptimizerWrapper(dict(params), lambda _: plain))
+    optimizer = linear_ramp(impl, impl.KeyedOptimizerWrapper(dict(params), lambda _: plain))
     train(optimizer, params, steps)
     expect_equal(len(plain.state), 2, "parameters with state in the torch optimizer")
     expect_equal(sorted(plain.state_dict()["state"]), [0, 1], "keys of its state")
@@ -181,7 +169,7 @@ def test_init_state_is_no_step(impl, kind):
     """init_state does not move the schedule, neither a fresh nor a running one."""
     params = parameters()
     build = adam if kind == "adam" else sgd
-    optimizer = ramp(impl, build(impl, dict(params)))
+    optimizer = linear_ramp(impl, build(impl, dict(params)))
     if kind == "combined":
         optimizer = impl.CombinedOptimizer([optimizer])
     elif kind == "nested":
@@ -233,7 +221,7 @@ def test_stage_follows_from_the_iteration(impl, state, rate):
     optimizer.load_state_dict(saved)
     expect_close(optimizer.param_groups[0]["lr"], rate, f"lr at iteration {state[0]}", ulps=8)
     train(optimizer, params, 1)
-    after = RAMP_RATES[state[0] + 1] if state[0] < 12 else 1.0
+    after = LINEAR_RATES[state[0] + 1] if state[0] < 12 else 1.0
     expect_close(optimizer.param_groups[0]["lr"], after, "lr after one more step", ulps=8)
 
 

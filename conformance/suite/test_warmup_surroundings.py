@@ -9,7 +9,6 @@ import torch
 from keyedopt.conformance.suite.support import (
     Recorder,
     expect,
-    expect_close,
     expect_equal,
     outcome,
     parameters,
@@ -19,24 +18,7 @@ from keyedopt.conformance.suite.support import (
     single_rank,
     warmup_stages,
 )
-
-# A ramp from 0 with a second stage: every iteration has another rate until the end of it.
-RAMP = [
-    {"policy": "LINEAR", "max_iters": 4, "value": 0.0},
-    {"policy": "POLY", "max_iters": 8, "value": 1.0, "decay_iters": 10},
-]
-RAMP_RATES = [0.0, 0.25, 0.5, 0.75, 1.0, 0.5, 0.4, 0.3, 0.2, 1.0, 1.0]
-
-
-def ramp(impl: Any, inner: Any, **options: Any) -> Any:
-    """Wrap an optimizer in the ramp, with lr = 1."""
-    return impl.WarmupOptimizer(inner, warmup_stages(impl, RAMP), **{"lr": 1.0, **options})
-
-
-def expect_at(optimizer: Any, iteration: int, name: str = "lr") -> None:
-    """Expect every group to have the rate of an iteration of the ramp."""
-    for group in optimizer.param_groups:
-        expect_close(group[name], RAMP_RATES[iteration], f"{name} at iteration {iteration}", ulps=8)
+from keyedopt.conformance.suite.support_warmup import expect_poly_rate, poly_ramp
 
 
 @pytest.mark.clause("WARM-047")
@@ -51,7 +33,7 @@ def test_distributed_parameters(impl):
         def build() -> tuple[Any, Any]:
             local = torch.arange(4.0)
             param = torch.nn.Parameter(DTensor.from_local(local, mesh, [Replicate()]))
-            return param, ramp(impl, sgd(impl, {"p": param}, momentum=0.9))
+            return param, poly_ramp(impl, sgd(impl, {"p": param}, momentum=0.9))
 
         param, optimizer = build()
         twin, resumed = build()
@@ -64,7 +46,7 @@ def test_distributed_parameters(impl):
         twin.grad = DTensor.from_local(torch.zeros(4), mesh, [Replicate()])
         resumed.step()
         resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-        expect_at(resumed, 3)
+        expect_poly_rate(resumed, 3)
 
 
 # --- what people put around it --------------------------------------------------------------------
@@ -94,7 +76,7 @@ def test_learning_rate_scheduler(impl):
 def test_gradient_scaler(impl):
     """A step that a GradScaler skips for overflow does not move the schedule; others do."""
     params: Any = parameters()
-    optimizer = ramp(impl, sgd(impl, dict(params)))
+    optimizer = poly_ramp(impl, sgd(impl, dict(params)))
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
     iteration = 0
     for overflow in (False, True, False, True, False):
@@ -105,7 +87,7 @@ def test_gradient_scaler(impl):
         scaler.step(optimizer)
         scaler.update()
         iteration += not overflow
-        expect_at(optimizer, iteration)
+        expect_poly_rate(optimizer, iteration)
 
 
 @pytest.mark.clause("WARM-073")
@@ -113,11 +95,11 @@ def test_gradient_scaler(impl):
 def test_modes_of_torch(impl, how):
     """The schedule moves the same under autocast and no_grad."""
     params = parameters()
-    optimizer = ramp(impl, impl.KeyedOptimizerWrapper(dict(params), Recorder))
+    optimizer = poly_ramp(impl, impl.KeyedOptimizerWrapper(dict(params), Recorder))
     for iteration in range(6):
-        expect_at(optimizer, iteration)
+        expect_poly_rate(optimizer, iteration)
         with torch.autocast("cpu") if how == "autocast" else torch.no_grad():
             optimizer.step()
     expect_equal(optimizer.state_dict()["state"]["__warmup"]["warmup"].tolist(), [6, 1], "state")
     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    expect_at(optimizer, 6)
+    expect_poly_rate(optimizer, 6)

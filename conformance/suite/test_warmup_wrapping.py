@@ -19,18 +19,7 @@ from keyedopt.conformance.suite.support import (
     values,
     warmup_stages,
 )
-
-# Every iteration has another rate, with lr = 1: 0, 0.25, … 1, then i / 20 up to 12.
-RAMP = [
-    {"policy": "LINEAR", "max_iters": 4, "value": 0.0},
-    {"policy": "LINEAR", "max_iters": 12, "value": 0.0, "lr_scale": 0.6},
-]
-RAMP_RATES = [0.0, 0.25, 0.5, 0.75, 1.0, *(iteration / 20 for iteration in range(5, 13)), 1.0, 1.0]
-
-
-def ramp(impl: Any, inner: Any, **options: Any) -> Any:
-    """Wrap an optimizer in the ramp, with lr = 1."""
-    return impl.WarmupOptimizer(inner, warmup_stages(impl, RAMP), **{"lr": 1.0, **options})
+from keyedopt.conformance.suite.support_warmup import LINEAR_RATES, linear_ramp
 
 
 def clipped(impl: Any, inner: Any) -> Any:
@@ -44,29 +33,32 @@ def build(impl: Any, kind: str, params: Any) -> Any:
     two = sgd(impl, {"p1": params["p1"]}, momentum=0.9)
     both = adam(impl, dict(params))
     if kind == "clip(warmup)":
-        return clipped(impl, ramp(impl, both))
+        return clipped(impl, linear_ramp(impl, both))
     if kind == "warmup(clip)":
-        return ramp(impl, clipped(impl, both))
+        return linear_ramp(impl, clipped(impl, both))
     if kind == "wrapper(warmup(wrapper))":
-        return impl.OptimizerWrapper(ramp(impl, impl.OptimizerWrapper(both)))
+        return impl.OptimizerWrapper(linear_ramp(impl, impl.OptimizerWrapper(both)))
     if kind == "combined(warmup)":
-        return impl.CombinedOptimizer([ramp(impl, both)])
+        return impl.CombinedOptimizer([linear_ramp(impl, both)])
     if kind == "combined(warmup, warmup)":
-        return impl.CombinedOptimizer([("a", ramp(impl, one)), ("b", ramp(impl, two))])
+        return impl.CombinedOptimizer([("a", linear_ramp(impl, one)), ("b", linear_ramp(impl, two))])
     if kind == "combined(clip(warmup), clip(warmup))":
-        schedules = [("a", clipped(impl, ramp(impl, one))), ("b", clipped(impl, ramp(impl, two)))]
+        schedules = [
+            ("a", clipped(impl, linear_ramp(impl, one))),
+            ("b", clipped(impl, linear_ramp(impl, two))),
+        ]
         return impl.CombinedOptimizer(schedules)
     if kind == "combined(combined(warmup), warmup)":
-        inside = impl.CombinedOptimizer([("c", ramp(impl, one))])
-        return impl.CombinedOptimizer([("a", inside), ("b", ramp(impl, two))])
+        inside = impl.CombinedOptimizer([("c", linear_ramp(impl, one))])
+        return impl.CombinedOptimizer([("a", inside), ("b", linear_ramp(impl, two))])
     if kind == "warmup(combined)":
-        return ramp(impl, impl.CombinedOptimizer([("a", one), ("b", two)]))
+        return linear_ramp(impl, impl.CombinedOptimizer([("a", one), ("b", two)]))
     if kind == "warmup(clip(combined))":
-        return ramp(impl, clipped(impl, impl.CombinedOptimizer([one, two])))
+        return linear_ramp(impl, clipped(impl, impl.CombinedOptimizer([one, two])))
     if kind == "clip(warmup(combined))":
-        return clipped(impl, ramp(impl, impl.CombinedOptimizer([one, two])))
+        return clipped(impl, linear_ramp(impl, impl.CombinedOptimizer([one, two])))
     assert kind == "combined(warmup(combined))", kind
-    return impl.CombinedOptimizer([("a", ramp(impl, impl.CombinedOptimizer([one, two])))])
+    return impl.CombinedOptimizer([("a", linear_ramp(impl, impl.CombinedOptimizer([one, two])))])
 
 
 def schedule_rates(optimizer: Any) -> list[float]:
@@ -77,7 +69,7 @@ def schedule_rates(optimizer: Any) -> list[float]:
 def expect_at(optimizer: Any, iteration: int) -> None:
     """Expect every group to have the rate of an iteration of the ramp."""
     for rate in schedule_rates(optimizer):
-        expect_close(rate, RAMP_RATES[iteration], f"lr at iteration {iteration}", ulps=8)
+        expect_close(rate, LINEAR_RATES[iteration], f"lr at iteration {iteration}", ulps=8)
 
 
 def resume(impl: Any, kind: str, steps: int) -> None:
@@ -168,7 +160,7 @@ def test_schedules_side_by_side(impl):
     def make(params: Any) -> Any:
         fast = [{"policy": "LINEAR", "max_iters": 2, "value": 0.0}]
         one = impl.WarmupOptimizer(sgd(impl, {"p0": params["p0"]}), warmup_stages(impl, fast), lr=8.0)
-        return impl.CombinedOptimizer([("a", one), ("b", ramp(impl, sgd(impl, {"p1": params["p1"]})))])
+        return impl.CombinedOptimizer([("a", one), ("b", linear_ramp(impl, sgd(impl, {"p1": params["p1"]})))])
 
     params, others = parameters(), parameters()
     optimizer, resumed = make(params), make(others)
@@ -189,7 +181,7 @@ def test_schedule_around_a_schedule(impl, around):
     def make(params: Any) -> Any:
         second = [{"policy": "CONSTANT", "max_iters": 5, "value": 0.5}]
         optimizer = impl.WarmupOptimizer(
-            ramp(impl, sgd(impl, dict(params), momentum=0.9)),
+            linear_ramp(impl, sgd(impl, dict(params), momentum=0.9)),
             warmup_stages(impl, second),
             lr=0.5,
             lr_param="momentum",
@@ -240,7 +232,7 @@ def test_wrapped_optimizer_stays_in_reach(impl):
     """Rates and state are those of the wrapped optimizer: what one shows, the other has."""
     params = parameters()
     inner = sgd(impl, dict(params), momentum=0.9)
-    optimizer = ramp(impl, inner)
+    optimizer = linear_ramp(impl, inner)
     train(optimizer, params, 3)
     expect(optimizer.param_groups[0] is inner.param_groups[0], "the very group", "another")
     for key, param in params.items():
@@ -254,9 +246,9 @@ def test_torch_optimizer_that_loads_by_itself(impl):
     """A torch optimizer that loads its own state dict goes on under the schedule."""
     params = parameters()
     plain = torch.optim.SGD(list(params.values()), lr=0.5)
-    optimizer = ramp(impl, impl.KeyedOptimizerWrapper(dict(params), lambda _: plain))
+    optimizer = linear_ramp(impl, impl.KeyedOptimizerWrapper(dict(params), lambda _: plain))
     saved = plain.state_dict()
     train(optimizer, params, 1)
     plain.load_state_dict(saved)
     train(optimizer, params, 2)
-    expect_close(plain.param_groups[0]["lr"], RAMP_RATES[3], "rate of the torch optimizer", ulps=8)
+    expect_close(plain.param_groups[0]["lr"], LINEAR_RATES[3], "rate of the torch optimizer", ulps=8)

@@ -20,28 +20,13 @@ from keyedopt.conformance.suite.support import (
     snapshot,
     train,
 )
-
-
-def wrap(impl: Any, optimizer: Any, depth: int = 1) -> Any:
-    """Put plain wrappers around an optimizer."""
-    for _ in range(depth):
-        optimizer = impl.OptimizerWrapper(optimizer)
-    return optimizer
-
-
-def wrapped(impl: Any, dtype: str = "float32", steps: int = 0, depth: int = 1) -> tuple[Any, Any, list[Any]]:
-    """Wrap Adam over parameters ``p`` and ``q``, and train."""
-    params = [parameter(3, dtype=dtype, seed=1), parameter(2, 2, dtype=dtype, seed=2)]
-    inner = adam(impl, {"p": params[0], "q": params[1]})
-    wrapper = wrap(impl, inner, depth)
-    train(wrapper, params, steps)
-    return wrapper, inner, params
+from keyedopt.conformance.suite.support_wrapper import wrap_plainly, wrapped_adam
 
 
 @pytest.mark.clause("WRAP-001")
 def test_a_wrapper_is_a_keyed_optimizer(impl):
     """OptimizerWrapper and its kinds are keyed optimizers."""
-    wrapper, _, _ = wrapped(impl)
+    wrapper, _, _ = wrapped_adam(impl)
     expect(isinstance(wrapper, impl.OptimizerWrapper), "an OptimizerWrapper", type(wrapper).__mro__)
     expect(isinstance(wrapper, torch.optim.Optimizer), "a torch optimizer", type(wrapper).__mro__)
     # All of them may be subclasses of another library's classes, so a common base is enough.
@@ -69,7 +54,7 @@ def test_only_keyed_optimizers_are_wrapped(impl, what):
 @pytest.mark.parametrize("depth", [1, 3])
 def test_a_wrapper_shows_what_it_wraps(impl, depth):
     """Params, state and param_groups are those of the wrapped optimizer, the very objects."""
-    wrapper, inner, params = wrapped(impl, steps=1, depth=depth)
+    wrapper, inner, params = wrapped_adam(impl, steps=1, depth=depth)
     expect_equal(list(wrapper.params), ["p", "q"], "keys of params")
     for key, param in zip(("p", "q"), params, strict=True):
         expect(wrapper.params[key] is param, f"the parameter {key} itself", wrapper.params)
@@ -86,7 +71,7 @@ def test_state_that_appears_later_is_shown(impl, depth, combined):
     """State of the first step is shown by a wrapper that was there before."""
     params = [parameter(3, seed=1), parameter(2, seed=2)]
     inner: Any = adam(impl, {"p": params[0], "q": params[1]})
-    wrapper = wrap(impl, impl.CombinedOptimizer([("k", inner)]) if combined else inner, depth)
+    wrapper = wrap_plainly(impl, impl.CombinedOptimizer([("k", inner)]) if combined else inner, depth)
     expect_equal(len(wrapper.state), 0, "entries before the first step")
     train(wrapper, params, 1)
     expect_equal(len(wrapper.state), 2, "entries after the first step")
@@ -109,7 +94,7 @@ def test_an_optimizer_whose_step_requires_its_argument_is_wrapped(impl, depth):
 
     param = parameter(2)
     inner = Strict({"p": param}, {}, [{"params": [param]}])
-    wrapper = wrap(impl, inner, depth)
+    wrapper = wrap_plainly(impl, inner, depth)
     wrapper.step()
     expect(inner.seen is None, "None for no closure", inner.seen)
     closure = int
@@ -142,8 +127,8 @@ def test_a_mock_of_the_interface_is_wrapped(impl):
 @pytest.mark.parametrize("depth", [1, 3])
 def test_a_step_is_a_step_of_the_wrapped_one(impl, dtype, depth):
     """Parameters and state after steps are those of the optimizer alone."""
-    _wrapper, inner, params = wrapped(impl, dtype, steps=3, depth=depth)
-    _, alone, others = wrapped(impl, dtype)
+    _wrapper, inner, params = wrapped_adam(impl, dtype, steps=3, depth=depth)
+    _, alone, others = wrapped_adam(impl, dtype)
     train(alone, others, 3)
     for one, other in zip(params, others, strict=True):
         expect_bits(one, other, "a parameter")
@@ -157,7 +142,7 @@ def test_a_closure_reaches_the_wrapped_optimizer(impl, depth, evaluations):
     """The wrapped optimizer evaluates the closure as often as it needs to."""
     param = parameter(2)
     inner, recorder = recording(impl, {"p": param}, evaluations=evaluations)
-    wrapper = wrap(impl, inner, depth)
+    wrapper = wrap_plainly(impl, inner, depth)
     made: list[int] = []
 
     def closure() -> torch.Tensor:
@@ -177,7 +162,7 @@ def test_a_closure_reaches_the_wrapped_optimizer(impl, depth, evaluations):
 @pytest.mark.clause("WRAP-010")
 def test_what_a_step_returns_and_the_text(impl):
     """What step returns with a closure, and whether repr is that of the wrapped optimizer."""
-    wrapper, inner, params = wrapped(impl)
+    wrapper, inner, params = wrapped_adam(impl)
     set_grads(params)
     return {
         "with a closure": outcome(lambda: wrapper.step(lambda: 2.5)),
@@ -191,7 +176,7 @@ def test_gradients_arrive_as_they_are(impl, kind):
     """The wrapped optimizer gets the very gradient, of whatever kind, and it is not changed."""
     param = parameter(0 if kind == "empty" else 3, 2)
     inner, recorder = recording(impl, {"p": param})
-    wrapper = wrap(impl, inner, 2)
+    wrapper = wrap_plainly(impl, inner, 2)
     grad: Any = torch.ones_like(param)
     if kind in ("nan", "inf"):
         grad[0, 1] = float(kind)
@@ -213,7 +198,7 @@ def test_gradients_arrive_as_they_are(impl, kind):
 @pytest.mark.parametrize("to_none", [None, False, True])
 def test_zero_grad_is_passed_on(impl, dtype, to_none):
     """zero_grad zeroes the gradients, and drops them with set_to_none=True."""
-    wrapper, _, params = wrapped(impl, dtype, depth=2)
+    wrapper, _, params = wrapped_adam(impl, dtype, depth=2)
     set_grads(params)
     params[0].grad[0] = float("nan")
     wrapper.zero_grad(*([] if to_none is None else [to_none]))
@@ -236,7 +221,7 @@ def test_the_argument_of_zero_grad_is_passed_on(impl):
             self.notes = (*self.notes, set_to_none)
 
     inner = Noting({"p": parameter(2)}, torch.optim.Adagrad)
-    wrapper = wrap(impl, inner, 2)
+    wrapper = wrap_plainly(impl, inner, 2)
     wrapper.zero_grad()
     wrapper.zero_grad(True)
     wrapper.zero_grad(set_to_none=True)

@@ -1,7 +1,6 @@
 """Wrappers: hooks, copies, and what people put around them."""
 
 import copy
-import io
 from typing import Any
 
 import pytest
@@ -20,6 +19,7 @@ from keyedopt.conformance.suite.support import (
     snapshot,
     train,
 )
+from keyedopt.conformance.suite.support_wrapper import count_call, recast
 
 KINDS = ["plain", "clip", "warmup", "nested"]
 
@@ -43,21 +43,6 @@ def build(impl: Any, kind: str, steps: int = 0) -> tuple[Any, Any, Any]:
     wrapper = layer(impl, kind, inner)
     train(wrapper, [param], steps)
     return wrapper, inner, param
-
-
-def count(optimizer: Any, *_: Any) -> None:
-    """Count, as a hook, on the optimizer that calls it."""
-    optimizer.counted = getattr(optimizer, "counted", 0) + 1
-
-
-def recast(optimizer: Any, how: str) -> Any:
-    """Copy an optimizer one way or the other."""
-    if how == "deepcopy":
-        return copy.deepcopy(optimizer)
-    buffer = io.BytesIO()
-    torch.save(optimizer, buffer)
-    buffer.seek(0)
-    return torch.load(buffer, weights_only=False)
 
 
 @pytest.mark.clause("WRAP-025")
@@ -198,7 +183,7 @@ def test_a_copy_trains_on_alone(impl, how, kind, steps):
 def test_hooks_survive_a_copy(impl, how, kind):
     """A copy of a wrapper has step hooks of its own that run once a step."""
     wrapper, _, param = build(impl, kind, steps=1)
-    wrapper.register_step_post_hook(count)
+    wrapper.register_step_post_hook(count_call)
     other = recast(wrapper, how)
     train(other, [other.params["k.p" if kind == "nested" else "p"]], 2)
     expect_equal(getattr(other, "counted", 0), 2, "calls of the copy's hook in two steps")

@@ -19,29 +19,14 @@ from keyedopt.conformance.suite.support import (
     snapshot,
     train,
 )
-
-
-def wrap(impl: Any, optimizer: Any, depth: int = 1) -> Any:
-    """Put plain wrappers around an optimizer."""
-    for _ in range(depth):
-        optimizer = impl.OptimizerWrapper(optimizer)
-    return optimizer
-
-
-def wrapped(impl: Any, dtype: str = "float32", steps: int = 0, depth: int = 1) -> tuple[Any, Any, list[Any]]:
-    """Wrap Adam over parameters ``p`` and ``q``, and train."""
-    params = [parameter(3, dtype=dtype, seed=1), parameter(2, 2, dtype=dtype, seed=2)]
-    inner = adam(impl, {"p": params[0], "q": params[1]})
-    wrapper = wrap(impl, inner, depth)
-    train(wrapper, params, steps)
-    return wrapper, inner, params
+from keyedopt.conformance.suite.support_wrapper import wrap_plainly, wrapped_adam
 
 
 @pytest.mark.clause("WRAP-013")
 @pytest.mark.parametrize("depth", [1, 2])
 def test_state_dict_is_that_of_the_wrapped_one(impl, dtype, depth):
     """state_dict holds the live state of the wrapped optimizer by key."""
-    wrapper, inner, params = wrapped(impl, dtype, steps=2, depth=depth)
+    wrapper, inner, params = wrapped_adam(impl, dtype, steps=2, depth=depth)
     saved = wrapper.state_dict()
     expect_equal(list(saved["state"]), ["p", "q"], "keys of the saved state")
     expect("param_groups" not in saved, "no groups by default", list(saved))
@@ -56,8 +41,8 @@ def test_state_dict_is_that_of_the_wrapped_one(impl, dtype, depth):
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_resumed_wrapper_trains_on_as_the_saved_one(impl, dtype, depth):
     """A load fills the wrapped state in place; training goes on bit by bit."""
-    saved, _, params = wrapped(impl, dtype, steps=3, depth=depth)
-    fresh, inner, others = wrapped(impl, dtype, depth=depth)
+    saved, _, params = wrapped_adam(impl, dtype, steps=3, depth=depth)
+    fresh, inner, others = wrapped_adam(impl, dtype, depth=depth)
     fresh.init_state()
     live = [inner.state[param]["exp_avg"] for param in others]
     fresh.load_state_dict(copy.deepcopy(saved.state_dict()))
@@ -78,8 +63,8 @@ def test_a_resumed_wrapper_trains_on_as_the_saved_one(impl, dtype, depth):
 @pytest.mark.parametrize("full", [False, True])
 def test_empty_and_full_do_not_mix(impl, depth, full):
     """An empty state is not loaded into an initialized optimizer, nor a full one into a fresh one."""
-    initialized, _, _ = wrapped(impl, steps=1, depth=depth)
-    fresh, _, _ = wrapped(impl, depth=depth)
+    initialized, _, _ = wrapped_adam(impl, steps=1, depth=depth)
+    fresh, _, _ = wrapped_adam(impl, depth=depth)
     given = copy.deepcopy((initialized if full else fresh).state_dict())
     target = fresh if full else initialized
     before = snapshot(target.state_dict())
@@ -100,7 +85,7 @@ def test_a_malformed_state_is_refused_as_a_whole(impl, depth, how):
 
     params = [parameter(3, seed=1), parameter(2, seed=2)]
     inner = Told({"p": params[0], "q": params[1]}, torch.optim.Adam)
-    wrapper = wrap(impl, inner, depth)
+    wrapper = wrap_plainly(impl, inner, depth)
     wrapper.save_param_groups(True)
     train(wrapper, params, 2)
     given = copy.deepcopy(wrapper.state_dict())
@@ -140,7 +125,7 @@ def test_everyone_is_told_of_a_load_once(impl, depth):
 
     param = parameter(2)
     inner = Told({"p": param}, torch.optim.Adagrad)
-    wrapper = wrap(impl, inner, depth)
+    wrapper = wrap_plainly(impl, inner, depth)
     given = copy.deepcopy(wrapper.state_dict())
     given["state"]["p"]["sum"].fill_(4.0)
     wrapper.load_state_dict(given)
@@ -178,7 +163,7 @@ def test_a_wrapper_is_told_of_a_load_once(impl):
 @pytest.mark.parametrize("depth", [1, 2])
 def test_groups_are_saved_and_loaded_on_demand(impl, depth):
     """save_param_groups through a wrapper: groups are saved, and loaded into the wrapped one."""
-    wrapper, inner, _ = wrapped(impl, steps=1, depth=depth)
+    wrapper, inner, _ = wrapped_adam(impl, steps=1, depth=depth)
     wrapper.save_param_groups(True)
     given = copy.deepcopy(wrapper.state_dict())
     expect_equal([group["params"] for group in given["param_groups"]], [["p", "q"]], "keys of groups")
@@ -218,7 +203,7 @@ def test_init_state_makes_room_for_a_checkpoint(impl, around):
         inner = adam(impl, {"p": param})
         if around == "wrapper of a combination":
             return impl.OptimizerWrapper(impl.CombinedOptimizer([inner])), inner, param
-        return wrap(impl, inner, 2 if around == "two wrappers" else 1), inner, param
+        return wrap_plainly(impl, inner, 2 if around == "two wrappers" else 1), inner, param
 
     saved, _, param = build()
     train(saved, [param], 2)
@@ -235,17 +220,17 @@ def test_init_state_makes_room_for_a_checkpoint(impl, around):
 def test_init_state_is_otherwise_invisible(impl, depth):
     """init_state leaves zero gradients, sparse where named, and training equals training without."""
     param, table = parameter(3, seed=1), parameter(4, 2, seed=2)
-    wrapper = wrap(impl, sgd(impl, {"p": param, "t": table}), depth)
+    wrapper = wrap_plainly(impl, sgd(impl, {"p": param, "t": table}), depth)
     before = snapshot([param, table])
     wrapper.init_state({"t"})
     expect_unchanged(before, [param, table], "parameters")
     expect_equal([one.grad.is_sparse for one in (param, table)], [False, True], "sparse gradients")
     for one in (param, table):
         expect_bits(one.grad.to_dense(), torch.zeros_like(one), "the gradient that is left")
-    wrapper, _, params = wrapped(impl, depth=depth)
+    wrapper, _, params = wrapped_adam(impl, depth=depth)
     wrapper.init_state()
     train(wrapper, params, 3)
-    plain, _, others = wrapped(impl, steps=3)
+    plain, _, others = wrapped_adam(impl, steps=3)
     expect_equal(set(plain.state_dict()["state"]), {"p", "q"}, "keys of the state")
     for one, other in zip(params, others, strict=True):
         expect_bits(one, other, "a parameter after three steps")
@@ -272,7 +257,7 @@ def test_sharded_state_is_loaded_in_place(impl, kind):
     with single_rank():
         param = parameter(4, 2)
         live = sharded(0.0)
-        wrapper = wrap(impl, impl.KeyedOptimizer({"p": param}, {param: {"m": live}}, []), 2)
+        wrapper = wrap_plainly(impl, impl.KeyedOptimizer({"p": param}, {param: {"m": live}}, []), 2)
         saved = wrapper.state_dict()["state"]["p"]["m"]
         expect(saved is live, f"the live {kind}", saved)
         memory = local(live).data_ptr()
@@ -285,7 +270,7 @@ def test_sharded_state_is_loaded_in_place(impl, kind):
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_group_is_added_through_a_wrapper(impl, depth):
     """A group with keys is added to the wrapped optimizer, which steps and saves it."""
-    wrapper, _, params = wrapped(impl, steps=1, depth=depth)
+    wrapper, _, params = wrapped_adam(impl, steps=1, depth=depth)
     late = parameter(2, seed=7)
     value = late.detach().clone()
     try:
@@ -303,7 +288,7 @@ def test_a_group_is_added_through_a_wrapper(impl, depth):
 @pytest.mark.parametrize("how", ["no key", "known key", "known parameter", "no params", "no mapping"])
 def test_a_group_that_does_not_fit_is_refused(impl, how):
     """A group without keys, or with a known key or parameter, is refused; nothing has changed."""
-    wrapper, _, params = wrapped(impl, steps=1)
+    wrapper, _, params = wrapped_adam(impl, steps=1)
     before = snapshot(wrapper.state_dict()["state"])
     late = parameter(2, seed=7)
     group: Any = {
@@ -335,7 +320,7 @@ def test_steps_and_hyper_parameters_are_passed_on(impl, depth):
 
     told = Told({"p": parameter(2)}, torch.optim.Adagrad)
     bare = impl.KeyedOptimizer({}, {}, [])
-    for wrapper in (wrap(impl, told, depth), wrap(impl, bare, depth)):
+    for wrapper in (wrap_plainly(impl, told, depth), wrap_plainly(impl, bare, depth)):
         wrapper.set_optimizer_step(7)
         wrapper.update_hyper_parameters({"lr": 0.25})
     expect_equal(told.heard, (7, 0.25), "what the wrapped optimizer was told")
