@@ -1,5 +1,7 @@
 """The implementations that keyedopt knows by name: its own, and published peers."""
 
+from dataclasses import replace
+
 from keyedopt.conformance.implementation import Implementation
 
 #: Where these libraries run.
@@ -26,6 +28,9 @@ reference = Implementation(
     devices=ON,
     distributions=("keyedopt",),
 )
+
+#: The same surface, as fast as the hardware allows.
+fused = replace(reference, name="fused", root="keyedopt.fused")
 
 #: torchrec.optim as published.
 torchrec = Implementation(

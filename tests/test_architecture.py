@@ -25,8 +25,16 @@ SUITE = ROOT / "conformance" / "suite"
 #: Which parts of keyedopt a part may import.
 ALLOWED = {
     "reference": {"reference"},
+    "fused": {"fused", "reference"},  # of the reference only the types below
     "conformance": {"conformance"},
     "cli": {"cli", "conformance", "reference", "fused", "benchmarks", "reports"},
+}
+
+#: What the fused implementation shares with the reference: types, no behaviour.
+SHARED = {
+    *("GradientClipping", "WarmupPolicy", "WarmupStage", "FusedOptimizerModule"),
+    *("BiasCorrection", "Decay", "EpsPlacement", "Rows"),
+    *("EmbeddingBagConfig", "EmbeddingConfig", "PoolingType", "Features", "Jagged"),
 }
 
 #: What the reference may import: torch and the standard library.
@@ -57,6 +65,15 @@ def test_a_part_imports_only_the_parts_it_may(part):
             assert module.partition(".")[0] not in FOLDERS, f"{path} imports {module} by its bare name"
             if module.startswith("keyedopt."):
                 assert module.split(".")[1] in ALLOWED[part], f"{path} imports {module}"
+
+
+def test_the_fused_implementation_shares_types_alone():
+    for path in sources(FOLDERS["fused"]):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                assert not any(alias.name.startswith("keyedopt.reference") for alias in node.names), path
+            elif isinstance(node, ast.ImportFrom) and node.module.startswith("keyedopt.reference"):
+                assert {alias.name for alias in node.names} <= SHARED, f"{path} imports from {node.module}"
 
 
 def test_the_reference_needs_torch_alone():
