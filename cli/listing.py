@@ -29,6 +29,15 @@ def _targets() -> None:
         except (IndexError, metadata.PackageNotFoundError):
             version = "unknown version"
         print(f"{name:12} {version}; areas: {', '.join(implementation.areas or ('as found',))}")
+        if root == "keyedopt.fused":
+            _backends()
+
+
+def _backends() -> None:
+    from keyedopt.fused.backends import available
+
+    for name, why in available().items():
+        print(f"  backend {name:8} {f'missing: {why}' if why else 'available'}")
 
 
 def _clauses() -> None:
