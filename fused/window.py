@@ -28,20 +28,30 @@ class Window:
         self.gradients = torch.zeros(0, *self._shape[1:], dtype=torch.float64, device=weight.device)
         self.count = 0
 
-    def joined(self, rows: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the sums of all that waits and of this, (U,) and (U, …) in float64, without keeping them."""
-        gradients = gradients.to(self.gradients)
-        if self.rows.numel():
+    def joined(self, rows: Tensor | None, gradients: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sums of all that waits and of this, (U,) and (U, …) in float64, without keeping them.
+
+        Args:
+            rows: (N,), which may come more than once; None for all.
+            gradients: (N, …).
+        """
+        gradients = gradients.detach().to(torch.float64)
+        if rows is None:
+            gradients = gradients.reshape(self._shape)
+            rows = torch.arange(self._shape[0], device=gradients.device)
+            if len(self.rows) in (0, len(rows)):  # distinct and ascending: they are the same
+                return rows, self.gradients + gradients if len(self.rows) else gradients.clone()
+        if len(self.rows):
             rows, gradients = torch.cat([self.rows, rows]), torch.cat([self.gradients, gradients])
         distinct, sums = sum_rows(rows, gradients.reshape(len(rows), math.prod(self._shape[1:])))
         return distinct, sums.reshape(len(distinct), *self._shape[1:])
 
-    def rounded(self, rows: Tensor, gradients: Tensor) -> tuple[Tensor, Tensor]:
+    def rounded(self, rows: Tensor | None, gradients: Tensor) -> tuple[Tensor, Tensor]:
         """Return what `joined` does, in the dtype in which an update takes it."""
         distinct, sums = self.joined(rows, gradients)
         return distinct, sums.to(self._dtype)
 
-    def add(self, rows: Tensor, gradients: Tensor) -> None:
+    def add(self, rows: Tensor | None, gradients: Tensor) -> None:
         """Keep the gradients of one micro-batch: (N,), (N, …)."""
         self.rows, self.gradients = self.joined(rows, gradients)
         self.count += 1
@@ -74,7 +84,10 @@ class Window:
         count = state_dict["count"]
         if int(count) != float(count) or int(count) < (1 if len(rows) else 0):
             raise ValueError(f"count must be the number of micro-batches in the window, not {count}")
-        fresh = rows.to(self.rows), gradients.to(self.gradients).reshape(len(rows), math.prod(self._shape[1:]))
+        fresh = (
+            rows.to(self.rows),
+            gradients.to(self.gradients).reshape(len(rows), math.prod(self._shape[1:])),
+        )
         distinct, sums = sum_rows(*fresh)
         self.rows, self.gradients = distinct.clone(), sums.reshape(len(distinct), *self._shape[1:]).clone()
         self.count = int(count)

@@ -103,9 +103,7 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
             ValueError: a weight is none of the tables', one has an optimizer of another class, or an
                 argument is out of its range; nothing is changed.
         """
-        chosen = {
-            name: mine for name, mine in self._weights().items() if any(mine is one for one in weights)
-        }
+        chosen = {name: mine for name, mine in self._weights().items() if any(mine is one for one in weights)}
         if not chosen or len(chosen) != len(weights):
             raise ValueError("params must be weights of the tables of this module, each once")
         self._optim.use(optimizer_class, chosen, optimizer_kwargs)
