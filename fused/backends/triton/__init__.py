@@ -1,0 +1,24 @@
+"""Own kernels, in Triton, for CUDA.
+
+==============  =========================================================================================
+file            what it has
+==============  =========================================================================================
+`backend`       the methods of the interface, over groups of tables
+`groups`        which tables go into one launch
+`prepare`       keys, sort and runs, which need no gradients
+`launch`        arguments, grids and constants of the kernels
+`layout`        the words by which the host tells kernels where everything is; `words` puts them there
+`shapes`        how much a program does at a time
+`sort`          kernels: keys of lookups; runs of sorted keys
+`forward`       kernel: pooling
+`reduce`        kernels: sums of runs
+`collect`       kernel: these sums, written down
+`rules`         device functions: the algorithms
+`update`        kernel: sum, rule, write
+`compile_ahead` compiles every kernel without a GPU, and what its registers and accesses may be
+==============  =========================================================================================
+"""
+
+from keyedopt.fused.backends.triton.backend import TritonBackend
+
+__all__ = ["TritonBackend"]

@@ -1,0 +1,101 @@
+# mypy: ignore-errors
+# Kernels are compiled from their source; annotations of tensors mean nothing there.
+"""What the kernels share: words, addresses, norms, sums that lose nothing, rounding."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def number(step, INDEX: tl.constexpr):
+    """Read a number of the step, in float32."""
+    return tl.load(step + INDEX).to(tl.float64, bitcast=True).to(tl.float32)
+
+
+@triton.jit
+def pointer(words, live, DTYPE: tl.constexpr, ALIGN: tl.constexpr):
+    """Read addresses, kept in units of ALIGN bytes so that the compiler knows that they are multiples."""
+    return (tl.load(words, mask=live, other=0) * ALIGN).to(tl.pointer_type(DTYPE))
+
+
+@triton.jit
+def column_of(position, words, COLUMNS: tl.constexpr):
+    """Return the last column that begins at a position or before it; they begin in ascending order."""
+    begins = tl.load(words + tl.arange(0, COLUMNS))
+    return tl.sum((position[:, None] >= begins[None, :]).to(tl.int32), 1) - 1
+
+
+@triton.jit
+def add_exactly(high, low, more):
+    """Add to a sum of two parts, the second of which is what rounding took from the first (Knuth's 2Sum)."""
+    total = high + more
+    part = total - high
+    return total, low + ((high - (total - part)) + (more - part))
+
+
+@triton.jit
+def total_of(high, low):
+    """Join the two parts; where the first is infinite the second is not a number, and means nothing."""
+    return tl.where(low == low, high + low, high)
+
+
+@triton.jit
+def quotient(numerator, denominator):
+    """Divide, with 0 / 0 = 0."""
+    undefined = (numerator == 0) & (denominator == 0)
+    return tl.where(undefined, 0.0, tl.div_rn(numerator, tl.where(undefined, 1.0, denominator)))
+
+
+@triton.jit
+def row_mean_square(x, width):
+    """Return mean(x²) of every row, as a column; x is 0 beyond the width."""
+    return tl.div_rn(tl.sum(x * x, 1), width.to(tl.float32))[:, None]
+
+
+@triton.jit
+def row_norm(x):
+    """Return ‖x‖₂ of every row, as a column; a power of two keeps the squares from over- and underflow."""
+    largest = tl.max(tl.abs(x), 1)
+    exponent = tl.minimum(tl.maximum((largest.to(tl.int32, bitcast=True) >> 23) & 255, 1), 253)
+    power = (exponent << 23).to(tl.float32, bitcast=True)
+    inverse = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+    scaled = x * inverse[:, None]
+    return (power * tl.sqrt_rn(tl.sum(scaled * scaled, 1)))[:, None]
+
+
+@triton.jit
+def trust_ratio(numerator, denominator):
+    """Divide, and return 1 where either is 0."""
+    undefined = (numerator == 0) | (denominator == 0)
+    return tl.where(undefined, 1.0, tl.div_rn(numerator, tl.where(undefined, 1.0, denominator)))
+
+
+@triton.jit
+def correction(log_beta, count):
+    """Return 1 − βᵗ, computed in float64, since both are close to 1."""
+    return (1.0 - tl.exp(count * log_beta)).to(tl.float32)
+
+
+@triton.jit
+def round_randomly(x, bits, HALF: tl.constexpr):
+    """Round float32 up or down to the grid of float16 or bfloat16, up with the probability of the rest.
+
+    Args:
+        x: what to round.
+        bits: uniform random uint32; 24 of them count, as many as a rest has.
+        HALF: the dtype.
+    """
+    # one unit in the last place of HALF at x, a power of two, not below the smallest subnormal number
+    digits: tl.constexpr = 10 if HALF == tl.float16 else 7
+    least: tl.constexpr = (127 - 24) if HALF == tl.float16 else 1
+    largest: tl.constexpr = 65504.0 if HALF == tl.float16 else 3.3895313892515355e38
+    exponent = ((x.to(tl.int32, bitcast=True) >> 23) & 255) - digits
+    exponent = tl.minimum(tl.maximum(exponent, least), 253)
+    within = tl.abs(x) <= largest
+    unit = (exponent << 23).to(tl.float32, bitcast=True)
+    inverse = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
+    scaled = tl.where(within, tl.abs(x) * inverse, 0.0)
+    down = tl.floor(scaled)
+    chance = (bits >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08  # 2⁻²⁴
+    size = tl.minimum((down + tl.where(scaled - down > chance, 1.0, 0.0)) * unit, largest)
+    return tl.where(within, tl.where(x < 0, -size, size), x).to(HALF)

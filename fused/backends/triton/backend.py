@@ -1,0 +1,145 @@
+"""The backend of own kernels: the methods of the interface, over groups of tables."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from keyedopt.fused.backends.interface import ALGORITHMS, Lookup, RowGradients, Step, Table
+from keyedopt.fused.backends.triton import launch
+from keyedopt.fused.backends.triton.groups import DTYPES, Group, bags_of, group_tables
+from keyedopt.fused.backends.triton.prepare import Prepared, Runs, make_keys, make_runs
+from keyedopt.fused.backends.triton.shapes import WIDEST, Tuning
+
+
+def interpreted() -> bool:
+    """Return whether kernels are interpreted, on the CPU."""
+    return bool(triton.knobs.runtime.interpret)
+
+
+class TritonBackend:
+    """Kernels in Triton, for CUDA; in Triton's interpreter for the CPU too, slowly.
+
+    Args:
+        tuning: sizes of the work of a program; the results do not depend on them, but for rounding.
+    """
+
+    name = "triton"
+
+    def __init__(self, tuning: Tuning | None = None) -> None:
+        self._tuning = tuning or Tuning()
+
+    def missing(self) -> str:
+        """Return why it cannot run on this machine; empty where it can."""
+        if torch.cuda.is_available() or interpreted():
+            return ""
+        return "no CUDA device was found (TRITON_INTERPRET=1, set before the start, interprets on the CPU)"
+
+    def refuses(self, tables: Sequence[Table], step: Step) -> str:
+        """Return why it cannot do this; empty where it can."""
+        if step.algorithm not in ALGORITHMS:
+            return f"there is no algorithm {step.algorithm!r} in it"
+        if step.max_norm is not None and step.algorithm != "rowwise_adagrad":
+            return f"max_norm is an option of rowwise_adagrad, not of {step.algorithm}"
+        return next((why for table in tables if (why := _refused(table))), "")
+
+    @torch.no_grad()
+    def look_up(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[Tensor]:
+        """Return the output of each lookup: (B, D) pooled, (N, D) not; in float32."""
+        outputs = []
+        for lookup in lookups:
+            weight = tables[lookup.table].weight
+            shape = (bags_of(lookup), weight.shape[1])
+            outputs.append(torch.empty(shape, dtype=torch.float32, device=weight.device))
+        for group, chosen in _split(tables, lookups):
+            launch.look_up(group, [lookups[index] for index in chosen], [outputs[index] for index in chosen])
+        return outputs
+
+    @torch.no_grad()
+    def prepare(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[Any]:
+        """Sort the lookups by row; return of each to which runs it belongs, and as which of their lookups."""
+        prepared: list[Any] = [None] * len(lookups)
+        for group, chosen in _split(tables, lookups):
+            if any(len(lookups[index].values) for index in chosen):
+                runs = make_runs(group, [lookups[index] for index in chosen], self._tuning)
+                for place, index in enumerate(chosen):
+                    prepared[index] = Prepared(runs, place)
+        return prepared
+
+    @torch.no_grad()
+    def coalesce(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[RowGradients]:
+        """Sum the gradients of every row, in float32 with the error made up for; waits for the device."""
+        found: list[RowGradients] = []
+        for group, chosen in _split(tables, lookups):
+            runs, grads = self._runs(group, [lookups[index] for index in chosen])
+            if runs is None:
+                for number, table in zip(group.numbers, group.tables, strict=True):
+                    rows = torch.empty(0, dtype=torch.int64, device=group.device)
+                    found.append(RowGradients(number, rows, rows.new_empty(0, table.weight.shape[1]).float()))
+            else:
+                found += launch.run_collect(group, runs, grads)
+        return sorted(found, key=lambda one: one.table)
+
+    @torch.no_grad()
+    def update(self, tables: Sequence[Table], lookups: Sequence[Lookup], step: Step) -> None:
+        """Sum the gradients of every row and update it, once."""
+        for group, chosen in _split(tables, lookups):
+            runs, grads = self._runs(group, [lookups[index] for index in chosen])
+            if runs is not None:
+                launch.run_update(group, runs, grads, step)
+
+    @torch.no_grad()
+    def update_rows(self, tables: Sequence[Table], gradients: Sequence[RowGradients], step: Step) -> None:
+        """Update rows by gradients that are summed already."""
+        lookups = [Lookup(one.table, one.rows, grad=one.grads) for one in gradients if len(one.rows)]
+        for group, chosen in _split(tables, lookups):
+            keys = make_keys(group, [lookups[index] for index in chosen], self._tuning)
+            grads = [grad for index in chosen if (grad := lookups[index].grad) is not None]
+            launch.run_update(group, keys, grads, step)
+
+    def _runs(self, group: Group, lookups: Sequence[Lookup]) -> tuple[Runs | None, list[Tensor]]:
+        """Return the runs of those lookups that have a gradient, from the forward if it knew them, and these.
+
+        None where nothing was looked up.
+        """
+        lookups = [lookup for lookup in lookups if lookup.grad is not None]
+        given = [one.prepared for one in lookups if isinstance(one.prepared, Prepared)]
+        if given and len(given) == len(lookups) == given[0].runs.lookups:
+            runs = given[0].runs
+            if all(one.runs is runs for one in given) and len({one.index for one in given}) == len(given):
+                lookups = sorted(lookups, key=lambda one: one.prepared.index)
+                return runs, [lookup.grad for lookup in lookups if lookup.grad is not None]
+        lookups = [lookup for lookup in lookups if len(lookup.values)]
+        if not lookups:
+            return None, []
+        grads = [lookup.grad for lookup in lookups if lookup.grad is not None]
+        return make_runs(group, lookups, self._tuning), grads
+
+
+def _split(tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[tuple[Group, list[int]]]:
+    """Return the groups of the tables that are looked up, and the lookups of each."""
+    groups = group_tables(tables, [lookup.table for lookup in lookups])
+    return [
+        (group, [index for index, lookup in enumerate(lookups) if lookup.table in group.numbers])
+        for group in groups
+    ]
+
+
+def _refused(table: Table) -> str:
+    """Return why a table cannot be; empty where it can."""
+    device, dtype = table.weight.device, table.weight.dtype
+    if device.type != "cuda" and not (device.type == "cpu" and interpreted()):
+        return f"tables must be on CUDA, not on {device}"
+    if dtype not in DTYPES:
+        return f"weights must be in {', '.join(str(one) for one in DTYPES)}, not in {dtype}"
+    if not 0 < table.weight.shape[1] <= WIDEST:
+        return f"rows must have 1 to {WIDEST} elements, not {table.weight.shape[1]}"
+    for tensor in table.states:
+        if tensor.dtype is not torch.float32:
+            return f"states must be in torch.float32, not in {tensor.dtype}"
+    tensors = [table.weight, *table.states, *([] if table.row_counter is None else [table.row_counter])]
+    if any(not tensor.is_contiguous() for tensor in tensors):
+        return "tables and states must be contiguous"
+    return ""

@@ -1,0 +1,81 @@
+# mypy: ignore-errors
+# Kernels are compiled from their source; annotations of tensors mean nothing there.
+"""Looking up and pooling, for all lookups of a group of tables in one launch."""
+
+import triton
+import triton.language as tl
+
+from keyedopt.fused.backends.triton.arithmetic import add_exactly, pointer, total_of
+from keyedopt.fused.backends.triton.layout import LOOKUP_WORDS
+
+PROGRAM = tl.constexpr(LOOKUP_WORDS.index("program"))
+BAGS = tl.constexpr(LOOKUP_WORDS.index("bags"))
+VALUES = tl.constexpr(LOOKUP_WORDS.index("values"))
+OFFSETS = tl.constexpr(LOOKUP_WORDS.index("offsets"))
+WEIGHTS = tl.constexpr(LOOKUP_WORDS.index("weights"))
+MEAN = tl.constexpr(LOOKUP_WORDS.index("mean"))
+
+
+@triton.jit
+def pool(
+    lookups,
+    tables,
+    outputs,
+    LOOKUPS: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    ALIGN: tl.constexpr,
+    UNIT: tl.constexpr,
+    SCALED: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """Write ROWS rows of the output of one lookup: Σ cᵢ rᵢ, over the number of values for the mean.
+
+    Args:
+        lookups: words of `LOOKUP_WORDS`.
+        tables: for each lookup, address of the weight and width in units.
+        outputs: for each lookup, address of the output, (bags, width) without gaps.
+    """
+    program = tl.program_id(0)
+    begins = tl.load(lookups + PROGRAM * LOOKUPS + tl.arange(0, LOOKUPS))
+    lookup = tl.sum((program >= begins).to(tl.int32), 0) - 1
+    words = lookups + lookup
+    bag = (program - tl.load(words + PROGRAM * LOOKUPS)) * ROWS + tl.arange(0, ROWS)
+    live = bag < tl.load(words + BAGS * LOOKUPS)
+    values = tl.load(words + VALUES * LOOKUPS).to(tl.pointer_type(tl.int64))
+    weight = pointer(tables + lookup, True, WEIGHT, ALIGN)
+    width = tl.load(tables + LOOKUPS + lookup) * UNIT
+    columns = tl.arange(0, WIDTH)
+    inside = (columns < width)[None, :]
+    first = bag
+    length = tl.where(live, 1, 0).to(tl.int64)
+    address = tl.load(words + OFFSETS * LOOKUPS)
+    if address != 0:
+        offsets = address.to(tl.pointer_type(tl.int64))
+        first = tl.load(offsets + bag, mask=live, other=0)
+        length = tl.load(offsets + bag + 1, mask=live, other=0) - first
+    factors = tl.load(words + WEIGHTS * LOOKUPS)
+    high = tl.zeros((ROWS, WIDTH), tl.float32)
+    low = tl.zeros((ROWS, WIDTH), tl.float32)
+    longest = tl.max(length, 0)
+    for done in range(0, longest, UNROLL):
+        batch = tl.zeros((ROWS, WIDTH), tl.float32)
+        for one in tl.static_range(UNROLL):
+            more = done + one < length
+            at = first + (done + one)
+            row = tl.load(values + at, mask=more, other=0)
+            place = (row * width)[:, None] + columns[None, :]
+            x = tl.load(weight + place, mask=more[:, None] & inside, other=0.0).to(tl.float32)
+            if SCALED:
+                there = more & (factors != 0)
+                x = x * tl.load(factors.to(tl.pointer_type(tl.float32)) + at, mask=there, other=1.0)[:, None]
+            batch += x
+        high, low = add_exactly(high, low, batch)
+    total = total_of(high, low)
+    if SCALED:
+        divided = tl.load(words + MEAN * LOOKUPS) != 0
+        share = tl.where(divided, tl.maximum(length, 1), 1).to(tl.float32)
+        total = tl.div_rn(total, tl.broadcast_to(share[:, None], total.shape))
+    out = pointer(outputs + lookup, True, tl.float32, ALIGN)
+    tl.store(out + (bag * width)[:, None] + columns[None, :], total, mask=live[:, None] & inside)

@@ -1,0 +1,124 @@
+"""Which tables go into one launch, and which kernels' constants follow from them."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton.language as tl
+
+from keyedopt.fused.backends.interface import Lookup, Table
+from keyedopt.fused.backends.triton.shapes import Shape, shape_for
+from keyedopt.fused.backends.triton.words import alignment, columns_for, on_device, table
+
+#: Tables of one launch: a program compares a row with where each of them begins.
+MOST_TABLES = 64
+DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
+
+
+@dataclass(frozen=True)
+class Group:
+    """Tables of one dtype, with states of the same kinds, whatever their widths.
+
+    Args:
+        tables: these.
+        numbers: where each is among the tables that the backend was given.
+    """
+
+    tables: tuple[Table, ...]
+    numbers: tuple[int, ...]
+
+    @property
+    def device(self) -> torch.device:
+        """Where all of them are."""
+        return self.tables[0].weight.device
+
+    @property
+    def bases(self) -> list[int]:
+        """The first linear row of each table, and the number of rows of all of them."""
+        bases = [0]
+        for one in self.tables:
+            bases.append(bases[-1] + one.weight.shape[0])
+        return bases
+
+    @property
+    def widths(self) -> list[int]:
+        """The width of each table."""
+        return [one.weight.shape[1] for one in self.tables]
+
+    @property
+    def unit(self) -> int:
+        """The largest power of two, up to 8, that divides every width."""
+        return alignment(self.widths, 8)
+
+    @property
+    def shape(self) -> Shape:
+        """The tile that holds the rows of every table."""
+        return shape_for(max(self.widths))
+
+    @property
+    def columns(self) -> int:
+        """How many columns the words of the tables have."""
+        return columns_for(len(self.tables))
+
+    @property
+    def weight_dtype(self) -> tl.dtype:
+        """The dtype of the weights."""
+        return DTYPES[self.tables[0].weight.dtype]
+
+    def kinds(self) -> list[str]:
+        """Return of each of two states whether it is "full", "row" or "none"."""
+        states = self.tables[0].states
+        found = ["full" if state.ndim == 2 and state.shape[1:] == self.tables[0].weight.shape[1:] else "row"
+                 for state in states]
+        return [*found, "none", "none"][:2]
+
+    def words(self) -> tuple[torch.Tensor, int, int]:
+        """Return the words of the tables, and to how many bytes weights and states are aligned."""
+        kinds = self.kinds()
+        weights = [one.weight.data_ptr() for one in self.tables]
+        counters = [0 if one.row_counter is None else one.row_counter.data_ptr() for one in self.tables]
+        states = [[one.states[k].data_ptr() if k < len(one.states) else 0 for one in self.tables] for k in (0, 1)]
+        row_align = alignment(weights, 16)
+        align = alignment([at for k in (0, 1) if kinds[k] == "full" for at in states[k]], 16)
+        in_units = [[at // (align if kinds[k] == "full" else 4) for at in states[k]] for k in (0, 1)]
+        rows = [
+            self.bases[:-1],
+            [width // self.unit for width in self.widths],
+            [at // row_align for at in weights],
+            *in_units,
+            [at // 8 for at in counters],
+        ]
+        return on_device(table(rows), self.device), row_align, align
+
+
+def group_tables(tables: Sequence[Table], used: Sequence[int]) -> list[Group]:
+    """Put the tables that are used into groups."""
+    by_kind: dict[tuple[object, ...], list[int]] = {}
+    for number in sorted(set(used)):
+        one = tables[number]
+        kind = (one.weight.dtype, tuple(state.ndim for state in one.states), one.row_counter is None)
+        by_kind.setdefault(kind, []).append(number)
+    groups = []
+    for numbers in by_kind.values():
+        for begin in range(0, len(numbers), MOST_TABLES):
+            part = tuple(numbers[begin : begin + MOST_TABLES])
+            groups.append(Group(tuple(tables[number] for number in part), part))
+    return groups
+
+
+def bags_of(lookup: Lookup) -> int:
+    """Return the number of rows of the output of a lookup."""
+    return len(lookup.values) if lookup.offsets is None else len(lookup.offsets) - 1
+
+
+def blocks(counts: Sequence[int], size: int) -> list[int]:
+    """Return the first program of each count when a program does `size`, and the number of programs.
+
+    >>> blocks([5, 0, 4], 4)
+    [0, 2, 2, 3]
+    """
+    begins = [0]
+    for count in counts:
+        begins.append(begins[-1] + math.ceil(count / size))
+    return begins

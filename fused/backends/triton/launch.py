@@ -1,0 +1,214 @@
+"""From a group of tables, its runs and their gradients to the arguments of the kernels."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from keyedopt.fused.backends.interface import Lookup, RowGradients, Step
+from keyedopt.fused.backends.triton import forward, reduce
+from keyedopt.fused.backends.triton.collect import collect
+from keyedopt.fused.backends.triton.groups import DTYPES, Group, bags_of, blocks
+from keyedopt.fused.backends.triton.layout import STEP_WORDS
+from keyedopt.fused.backends.triton.prepare import Runs, is_scaled, lookup_words, plain
+from keyedopt.fused.backends.triton.update import update
+from keyedopt.fused.backends.triton.words import alignment, columns_for, on_device, step_words, table
+
+
+@dataclass(frozen=True)
+class Grads:
+    """The gradients of some lookups, as kernels read them: words, dtype, alignment in bytes and elements."""
+
+    tensors: list[Tensor]
+    words: Tensor
+    constants: dict[str, Any]
+
+
+def pack_grads(grads: Sequence[Tensor], group: Group) -> Grads:
+    """Return where the gradients are; those that no kernel can read as they are get copied."""
+    same = len({grad.dtype for grad in grads}) == 1 and grads[0].dtype in DTYPES
+    tensors = [(grad if same else grad.float()).detach() for grad in grads]
+    tensors = [grad if grad.stride(1) == 1 else grad.contiguous() for grad in tensors]
+    strides = [grad.stride(0) for grad in tensors]
+    align = alignment([grad.data_ptr() for grad in tensors if grad.numel()], 16)
+    unit = alignment(strides, 8)
+    rows = [[grad.data_ptr() // align for grad in tensors], [stride // unit for stride in strides]]
+    words = table(rows)
+    words[: columns_for(len(grads))] = [*rows[0], *[0] * (columns_for(len(grads)) - len(grads))]
+    constants = {"GRAD": DTYPES[tensors[0].dtype], "GRAD_ALIGN": align, "GRAD_UNIT": unit}
+    return Grads(tensors, on_device(words, group.device), constants)
+
+
+def look_up(group: Group, lookups: Sequence[Lookup], outputs: Sequence[Tensor]) -> None:
+    """Write the output of each lookup."""
+    lookups = [plain(lookup) for lookup in lookups]
+    shape, columns = group.shape, columns_for(len(lookups))
+    begins = blocks([bags_of(lookup) for lookup in lookups], shape.rows)
+    if not begins[-1]:
+        return
+    weights = [group.tables[group.numbers.index(lookup.table)].weight for lookup in lookups]
+    align = alignment([tensor.data_ptr() for tensor in (*weights, *outputs)], 16)
+    device = group.device
+    tables = table([[w.data_ptr() // align for w in weights], [w.shape[1] // group.unit for w in weights]])
+    forward.pool[(begins[-1],)](
+        on_device(lookup_words(lookups, begins, [0] * len(lookups)), device),
+        on_device(tables, device),
+        on_device([out.data_ptr() // align for out in outputs], device),
+        LOOKUPS=columns,
+        WEIGHT=group.weight_dtype,
+        ALIGN=align,
+        UNIT=group.unit,
+        SCALED=is_scaled(lookups),
+        ROWS=shape.rows,
+        WIDTH=shape.width,
+        UNROLL=shape.unroll,
+        num_warps=shape.warps,
+    )
+
+
+def run_chunks(group: Group, runs: Runs, grads: Grads, words: Tensor) -> tuple[Tensor, int]:
+    """Sum the chunks of long runs; return the sums, and the length of a chunk."""
+    chunk, shape = runs.tuning.chunk_for(runs.count), group.shape
+    chunks = runs.count // chunk
+    partials = torch.empty(max(chunks, 1), shape.width, dtype=torch.float32, device=group.device)
+    if chunks:
+        reduce.sum_chunks[(chunks,)](
+            runs.keys,
+            runs.places,
+            runs.places if runs.scales is None else runs.scales,
+            words,
+            grads.words,
+            partials,
+            runs.shift,
+            chunk,
+            TABLES=group.columns,
+            LOOKUPS=columns_for(runs.lookups),
+            **grads.constants,
+            UNIT=group.unit,
+            SCALED=runs.scales is not None,
+            ROWS=shape.rows,
+            WIDTH=shape.width,
+            UNROLL=shape.unroll,
+            num_warps=shape.warps,
+        )
+    return partials, chunk
+
+
+def step_constants(group: Group, step: Step) -> dict[str, Any]:
+    """Return the constants of the rule."""
+    algorithm = "adam" if step.algorithm == "sparse_adam" else step.algorithm
+    kinds = group.kinds()
+    return {
+        "FIRST": kinds[0],
+        "SECOND": kinds[1],
+        "COUNTED": group.tables[0].row_counter is not None,
+        "ALGORITHM": algorithm,
+        "STATES": len(group.tables[0].states),
+        "DECAY": step.decay if step.weight_decay else "none",
+        "BEFORE": step.eps_placement == "before_bias_correction",
+        "LIMITED": step.max_norm is not None,
+        "MAXIMIZE": step.maximize,
+        "RANDOM": step.seed is not None and group.tables[0].weight.dtype is not torch.float32,
+    }
+
+
+def scalar(value: Any, words: Tensor, name: str) -> Tensor:
+    """Return a number of the step as a tensor on the device: the given one, or a view of its word."""
+    if isinstance(value, Tensor) and value.device == words.device:
+        return value.detach()
+    return words[STEP_WORDS.index(name) :].view(torch.float64)
+
+
+def run_update(group: Group, runs: Runs, grads: Sequence[Tensor], step: Step) -> None:
+    """Update the rows of the runs, or, where there are no runs, of every position."""
+    summed, shape = runs.starts is None, group.shape
+    packed = pack_grads(grads, group)
+    tables, row_align, align = group.words()
+    partials, chunk = packed.tensors[0], 1
+    if not summed:
+        partials, chunk = run_chunks(group, runs, packed, tables)
+    words = on_device(step_words(step, group.device), group.device)
+    none = runs.keys
+    update[(-(-runs.count // runs.tuning.block),)](
+        runs.keys,
+        runs.places,
+        none if runs.scales is None else runs.scales,
+        none if runs.starts is None else runs.starts,
+        none if runs.counts is None else runs.counts,
+        none if runs.ends is None else runs.ends,
+        partials,
+        tables,
+        packed.words,
+        words,
+        scalar(step.lr, words, "lr"),
+        scalar(step.count, words, "count"),
+        runs.count,
+        runs.shift,
+        chunk,
+        SUMMED=summed,
+        TABLES=group.columns,
+        LOOKUPS=columns_for(runs.lookups),
+        WEIGHT=group.weight_dtype,
+        ALIGN=align,
+        UNIT=group.unit,
+        ROW_ALIGN=row_align,
+        **packed.constants,
+        SCALED=runs.scales is not None,
+        **step_constants(group, step),
+        BLOCK=runs.tuning.block,
+        ROWS=shape.rows,
+        WIDTH=shape.width,
+        UNROLL=shape.unroll,
+        num_warps=shape.warps,
+    )
+
+
+def run_collect(group: Group, runs: Runs, grads: Sequence[Tensor]) -> list[RowGradients]:
+    """Return the sums of every table; how many rows they are has to be known, so this waits for the device."""
+    assert runs.starts is not None and runs.counts is not None and runs.ends is not None
+    shape, bases = group.shape, group.bases
+    packed = pack_grads(grads, group)
+    distinct = torch.unique_consecutive(runs.keys).long()
+    borders = torch.tensor(bases, device=group.device)
+    firsts: list[int] = torch.searchsorted(distinct, borders).tolist()
+    sums = [
+        torch.empty(firsts[k + 1] - firsts[k], width, dtype=torch.float32, device=group.device)
+        for k, width in enumerate(group.widths)
+    ]
+    align = alignment([one.data_ptr() for one in sums], 16)
+    units = [width // group.unit for width in group.widths]
+    words = [bases[:-1], units, [one.data_ptr() // align for one in sums], firsts[:-1]]
+    tables = on_device(table(words), group.device)
+    partials, chunk = run_chunks(group, runs, packed, tables)
+    counts = runs.counts.long()
+    collect[(len(counts),)](
+        runs.keys,
+        runs.places,
+        runs.keys if runs.scales is None else runs.scales,
+        runs.starts,
+        runs.counts,
+        runs.ends,
+        partials,
+        tables,
+        packed.words,
+        counts.cumsum(0) - counts,
+        runs.shift,
+        chunk,
+        TABLES=group.columns,
+        LOOKUPS=columns_for(runs.lookups),
+        **packed.constants,
+        ALIGN=align,
+        UNIT=group.unit,
+        SCALED=runs.scales is not None,
+        BLOCK=runs.tuning.block,
+        ROWS=shape.rows,
+        WIDTH=shape.width,
+        UNROLL=shape.unroll,
+        num_warps=shape.warps,
+    )
+    return [
+        RowGradients(number, distinct[firsts[k] : firsts[k + 1]] - bases[k], sums[k])
+        for k, number in enumerate(group.numbers)
+    ]

@@ -1,0 +1,270 @@
+# mypy: ignore-errors
+# Kernels are compiled from their source; annotations of tensors mean nothing there.
+"""Sums of gradients: of the runs of several rows side by side, and of a long run by a whole program.
+
+Sorted by row, the gradients of a row are a run of positions. A position has a place, which says the lookup
+(its high bits) and the bag or value whose gradient it is, and may have a scale: weight over length of the bag.
+
+A run of more than `chunk` positions is summed in two stages: the chunks [k · chunk, (k + 1) · chunk) that lie
+in it wholly by `sum_chunks`, one program each; these sums, and the ends of the run, by the program that updates
+the row. Nothing depends on the order in which programs run.
+"""
+
+import triton
+import triton.language as tl
+
+from keyedopt.fused.backends.triton.arithmetic import add_exactly, column_of, pointer, total_of
+
+
+@triton.jit
+def gradients(
+    position,
+    live,
+    inside,
+    places,
+    scales,
+    grads,
+    shift,
+    LOOKUPS: tl.constexpr,
+    DTYPE: tl.constexpr,
+    ALIGN: tl.constexpr,
+    UNIT: tl.constexpr,
+    SCALED: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """Load the gradients at some positions, (ROWS, WIDTH), one row of each."""
+    place = tl.load(places + position, mask=live, other=0)
+    lookup = place >> shift
+    bag = (place - (lookup << shift)).to(tl.int64)
+    begin = pointer(grads + lookup, live, DTYPE, ALIGN)
+    stride = tl.load(grads + LOOKUPS + lookup, mask=live, other=0) * UNIT
+    columns = tl.arange(0, WIDTH)
+    values = tl.load(
+        begin[:, None] + ((bag * stride)[:, None] + columns[None, :]), mask=live[:, None] & inside, other=0.0
+    ).to(tl.float32)
+    if SCALED:
+        values = values * tl.load(scales + position, mask=live, other=0.0)[:, None]
+    return values
+
+
+@triton.jit
+def sum_positions(
+    first,
+    length,
+    inside,
+    places,
+    scales,
+    grads,
+    shift,
+    EVERY: tl.constexpr,
+    LOOKUPS: tl.constexpr,
+    DTYPE: tl.constexpr,
+    ALIGN: tl.constexpr,
+    UNIT: tl.constexpr,
+    SCALED: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """Sum in each row the `length` positions first, first + EVERY, …; UNROLL loads of a row are in flight."""
+    high = tl.zeros((ROWS, WIDTH), tl.float32)
+    low = tl.zeros((ROWS, WIDTH), tl.float32)
+    longest = tl.max(length, 0)
+    for done in range(0, longest, UNROLL):
+        batch = tl.zeros((ROWS, WIDTH), tl.float32)
+        for one in tl.static_range(UNROLL):
+            at = done + one
+            batch += gradients(
+                first + at * EVERY,
+                at < length,
+                inside,
+                places,
+                scales,
+                grads,
+                shift,
+                LOOKUPS,
+                DTYPE,
+                ALIGN,
+                UNIT,
+                SCALED,
+                WIDTH,
+            )
+        high, low = add_exactly(high, low, batch)
+    return total_of(high, low)
+
+
+@triton.jit
+def sum_span(
+    begin,
+    end,
+    inside,
+    places,
+    scales,
+    grads,
+    shift,
+    LOOKUPS: tl.constexpr,
+    DTYPE: tl.constexpr,
+    ALIGN: tl.constexpr,
+    UNIT: tl.constexpr,
+    SCALED: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """Sum the positions from begin to end with all rows of the program; (WIDTH,)."""
+    first = begin + tl.arange(0, ROWS)
+    length = (tl.maximum(end - first + ROWS - 1, 0) // ROWS).to(tl.int32)
+    sums = sum_positions(
+        first,
+        length,
+        inside,
+        places,
+        scales,
+        grads,
+        shift,
+        ROWS,
+        LOOKUPS,
+        DTYPE,
+        ALIGN,
+        UNIT,
+        SCALED,
+        ROWS,
+        WIDTH,
+        UNROLL,
+    )
+    return tl.sum(sums, 0)
+
+
+@triton.jit
+def sum_partials(begin, end, inside, partials, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Sum the sums of the chunks from begin to end; (WIDTH,)."""
+    high = tl.zeros((ROWS, WIDTH), tl.float32)
+    low = tl.zeros((ROWS, WIDTH), tl.float32)
+    columns = tl.arange(0, WIDTH)
+    for chunk in range(begin, end, ROWS):
+        row = chunk + tl.arange(0, ROWS)
+        address = partials + (row.to(tl.int64) * WIDTH)[:, None] + columns[None, :]
+        more = tl.load(address, mask=(row < end)[:, None] & inside, other=0.0)
+        high, low = add_exactly(high, low, more)
+    return tl.sum(total_of(high, low), 0)
+
+
+@triton.jit
+def sum_runs(
+    position,
+    length,
+    last,
+    width,
+    places,
+    scales,
+    grads,
+    partials,
+    shift,
+    chunk,
+    LOOKUPS: tl.constexpr,
+    DTYPE: tl.constexpr,
+    ALIGN: tl.constexpr,
+    UNIT: tl.constexpr,
+    SCALED: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """Sum ROWS runs, (ROWS, WIDTH), of which the last of a block, that ends at `last`, may be long."""
+    columns = tl.arange(0, WIDTH)
+    long = length > chunk
+    sums = sum_positions(
+        position,
+        tl.where(long, 0, length).to(tl.int32),
+        columns[None, :] < width[:, None],
+        places,
+        scales,
+        grads,
+        shift,
+        1,
+        LOOKUPS,
+        DTYPE,
+        ALIGN,
+        UNIT,
+        SCALED,
+        ROWS,
+        WIDTH,
+        UNROLL,
+    )
+    if tl.max(length, 0) > chunk:  # all rows of the program help with it
+        inside = columns[None, :] < tl.max(tl.where(long, width, 0), 0)
+        head = tl.max(tl.where(long, position, 0), 0)
+        low = (head + chunk - 1) // chunk
+        high = tl.maximum(last // chunk, low)
+        total = sum_partials(low, high, inside, partials, ROWS, WIDTH)
+        for end in tl.static_range(2):
+            total += sum_span(
+                head if end == 0 else high * chunk,
+                low * chunk if end == 0 else last,
+                inside,
+                places,
+                scales,
+                grads,
+                shift,
+                LOOKUPS,
+                DTYPE,
+                ALIGN,
+                UNIT,
+                SCALED,
+                ROWS,
+                WIDTH,
+                UNROLL,
+            )
+        sums = tl.where(long[:, None], total[None, :], sums)
+    return sums
+
+
+@triton.jit(do_not_specialize=["shift", "chunk"])
+def sum_chunks(
+    keys,
+    places,
+    scales,
+    tables,
+    grads,
+    partials,
+    shift,
+    chunk,
+    TABLES: tl.constexpr,
+    LOOKUPS: tl.constexpr,
+    GRAD: tl.constexpr,
+    GRAD_ALIGN: tl.constexpr,
+    GRAD_UNIT: tl.constexpr,
+    UNIT: tl.constexpr,
+    SCALED: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """Sum each chunk that is of one row; a program a chunk."""
+    index = tl.program_id(0)
+    begin = index.to(tl.int64) * chunk
+    key = tl.load(keys + begin)
+    if key != tl.load(keys + begin + chunk - 1):
+        return
+    table = column_of(tl.full((ROWS,), 0, tl.int64) + key, tables, TABLES)
+    width = tl.load(tables + TABLES + table) * UNIT
+    columns = tl.arange(0, WIDTH)
+    inside = columns[None, :] < width[:, None]
+    total = sum_span(
+        begin,
+        begin + chunk,
+        inside,
+        places,
+        scales,
+        grads,
+        shift,
+        LOOKUPS,
+        GRAD,
+        GRAD_ALIGN,
+        GRAD_UNIT,
+        SCALED,
+        ROWS,
+        WIDTH,
+        UNROLL,
+    )
+    tl.store(partials + index.to(tl.int64) * WIDTH + columns, total)

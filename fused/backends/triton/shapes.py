@@ -1,0 +1,65 @@
+"""How much a program does at a time, by the width of the rows."""
+
+from dataclasses import dataclass
+
+#: Wider rows are refused: a program keeps a row, its state and its gradient in registers.
+WIDEST = 4096
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The shape of the tile of a program.
+
+    Args:
+        width: of the tile, a power of two not below the width of the rows.
+        rows: of the tile.
+        warps: that share it.
+        unroll: how many loads of a row are in flight.
+    """
+
+    width: int
+    rows: int
+    warps: int
+    unroll: int
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What is the same for all widths; small numbers make small tests.
+
+    Args:
+        block: positions whose runs one program of the update does.
+        chunk: longest run that a program sums alone, a power of two, not below `block`.
+        values: lookups for which one program writes keys.
+        probes: positions that are looked at together for the end of a run.
+    """
+
+    block: int = 128
+    chunk: int = 512
+    values: int = 1024
+    probes: int = 32
+
+    def __post_init__(self) -> None:
+        if self.chunk < self.block:  # then only the last run of a block can be longer than a chunk
+            raise ValueError(f"chunk must not be below block, {self.block}, and is {self.chunk}")
+
+    def chunk_for(self, count: int) -> int:
+        """Return the length of a chunk: longer where there would be more than 4096 of them."""
+        chunk = self.chunk
+        while chunk * 4096 < count:
+            chunk *= 2
+        return chunk
+
+
+def shape_for(width: int) -> Shape:
+    """Return the tile for rows of this width: 8 elements a thread, so that a half-precision load has 16 bytes.
+
+    >>> shape_for(64)
+    Shape(width=64, rows=16, warps=4, unroll=4)
+    >>> shape_for(1000)
+    Shape(width=1024, rows=1, warps=4, unroll=4)
+    """
+    padded = max(4, 1 << (width - 1).bit_length())
+    rows = min(max(1, 1024 // padded), 64)
+    warps = max(1, min(16, rows * padded // 256))
+    return Shape(padded, rows, warps, 4 if padded * rows <= 1024 else 2)

@@ -1,0 +1,124 @@
+"""Words for kernels, put on the device without waiting for it."""
+
+import math
+import struct
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from keyedopt.fused.backends.interface import Step
+from keyedopt.fused.backends.triton.layout import NEVER, STEP_WORDS
+
+#: Words that are the same step after step stay on the device.
+_KEPT: OrderedDict[tuple[torch.device, tuple[int, ...]], tuple[Tensor, Tensor]] = OrderedDict()
+KEEP = 512
+#: What CUDA graphs read, at every replay; and pinned memory for it, since none is to be had in a capture.
+_CAPTURED: list[tuple[Tensor, Tensor]] = []
+_ARENA: list[Tensor] = []
+ARENA_WORDS = 1 << 18
+
+
+def columns_for(count: int) -> int:
+    """Return how many columns words have for so many tables or lookups: a power of two."""
+    return 1 << max(count - 1, 0).bit_length()
+
+
+def table(rows: Sequence[Sequence[int]]) -> list[int]:
+    """Put rows of words one after the other; of the columns too many, the first row is `NEVER`."""
+    columns = columns_for(len(rows[0]))
+    words: list[int] = []
+    for index, row in enumerate(rows):
+        words += [*row, *[0 if index else NEVER] * (columns - len(row))]
+    return words
+
+
+def on_device(words: Sequence[int], device: torch.device) -> Tensor:
+    """Return the words as an int64 tensor on the device.
+
+    They are copied from pinned memory, which does not wait for the device. What a CUDA graph uses is kept for
+    good, for the copy in the graph reads the pinned memory again at every replay.
+
+    Raises:
+        RuntimeError: in the capture of a CUDA graph, without a step before it or after very many captures.
+    """
+    key = (device, tuple(words))
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if key in _KEPT:
+        _KEPT.move_to_end(key)
+        if capturing:
+            _CAPTURED.append(_KEPT[key])
+        return _KEPT[key][1]
+    host = torch.tensor(words, dtype=torch.int64)
+    if capturing:
+        pair = _captured(host, device)
+        _CAPTURED.append(pair)
+        return pair[1]
+    if device.type == "cuda":
+        host = host.pin_memory()
+        if not _ARENA:
+            _ARENA.append(torch.empty(ARENA_WORDS, dtype=torch.int64, pin_memory=True))
+    _KEPT[key] = (host, host.to(device, non_blocking=True))
+    while len(_KEPT) > KEEP:
+        _KEPT.popitem(last=False)
+    return _KEPT[key][1]
+
+
+def _captured(host: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Copy words in a graph, from the part of the arena that is still free."""
+    if not _ARENA:
+        raise RuntimeError("take a step of the same kind before you capture one in a CUDA graph")
+    free = _ARENA[0]
+    if len(host) > len(free):
+        raise RuntimeError(f"too many steps were captured in CUDA graphs: {ARENA_WORDS} words are used up")
+    part = free[: len(host)]
+    _ARENA[0] = free[len(host) :]
+    part.copy_(host)
+    return part, part.to(device, non_blocking=True)
+
+
+def bits(number: float) -> int:
+    """Return the bits of a float64 as an int64."""
+    word: int = struct.unpack("<q", struct.pack("<d", number))[0]
+    return word
+
+
+def step_words(step: Step, device: torch.device) -> list[int]:
+    """Return the words of a step; a rate or count that is on the device is 0 there, for kernels read it."""
+
+    def known(value: float | Tensor) -> float:
+        return 0.0 if isinstance(value, Tensor) and value.device == device else float(value)
+
+    beta1, beta2 = step.betas
+    numbers = {
+        "lr": known(step.lr),
+        "count": known(step.count),
+        "eps": step.eps,
+        "beta1": beta1,
+        "beta2": beta2,
+        "rest1": 1 - beta1,
+        "rest2": 1 - beta2,
+        "log1": math.log(beta1) if beta1 else -math.inf,
+        "log2": math.log(beta2) if beta2 else -math.inf,
+        "weight_decay": step.weight_decay,
+        "momentum": step.momentum,
+        "undamped": 1 - step.dampening,
+        "eta": step.eta,
+        "lr_decay": step.lr_decay,
+        "max_norm": 0.0 if step.max_norm is None else step.max_norm,
+        "first": float(step.first),
+        "nesterov": float(step.nesterov),
+    }
+    seed = 0 if step.seed is None else step.seed & (2**63 - 1)
+    return [bits(numbers[name]) for name in STEP_WORDS[:-1]] + [seed]
+
+
+def alignment(addresses: Sequence[int], most: int) -> int:
+    """Return the largest power of two, up to `most`, that divides all of these; `most` for none.
+
+    >>> alignment([48, 32], 16), alignment([36], 16)
+    (16, 4)
+    """
+    common = math.gcd(most, *addresses)
+    return common & -common
