@@ -1,0 +1,208 @@
+"""The backend of C++ kernels for the CPU: sort, sum and update in one go, on all cores.
+
+Lookups are sorted by row (radix sort, on the bits that the table's rows need), the gradients of a row are summed
+in registers straight from the gradient of the output, and row and state are updated in place. The kernels are
+compiled for AVX-512, for AVX2 and for any machine; which are used is decided when they run. Results do not
+depend on the number of threads, which is torch's.
+
+The extension is built when keyedopt is installed, without torch's headers, where there is a C++ compiler; without
+one `NativeBackend.missing` says so.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from keyedopt.fused.backends.interface import Lookup, RowGradients, Step, Table
+from keyedopt.fused.backends.native.describe import (
+    ALGORITHM_NUMBERS,
+    describe_rule,
+    describe_table,
+    refused_table,
+)
+
+try:
+    from keyedopt.fused.backends.native import _kernels  # type: ignore[attr-defined, unused-ignore]
+except ImportError as error:
+    _kernels, _WHY = None, f"{error}"
+else:
+    _WHY = ""
+
+#: Set to ``plain``, ``avx2`` or ``avx512`` to use those kernels and no others.
+INSTRUCTION_SET = "KEYEDOPT_INSTRUCTION_SET"
+
+_INT64, _FLOAT32 = torch.int64, torch.float32
+
+
+class NativeBackend:
+    """The CPU, with kernels in C++.
+
+    Args:
+        instruction_set: ``"plain"``, ``"avx2"`` or ``"avx512"``; by default that of the environment variable
+            `INSTRUCTION_SET`, or the best that the machine has.
+        threads: how many to use; by default as many as torch does.
+    """
+
+    name = "native"
+
+    def __init__(self, instruction_set: str | None = None, threads: int | None = None) -> None:
+        self._set = os.environ.get(INSTRUCTION_SET, "") if instruction_set is None else instruction_set
+        self._threads = threads
+
+    @staticmethod
+    def instruction_sets() -> list[str]:
+        """Return those that there are kernels for on this machine, the best one first."""
+        return list(_kernels.instruction_sets()) if _kernels else []
+
+    def missing(self) -> str:
+        """Return why the kernels cannot be used."""
+        if _kernels is None:
+            return (
+                f"its C++ extension was not built ({_WHY}); install keyedopt again with a C++17 compiler there"
+            )
+        if self._set and self._set not in self.instruction_sets():
+            return f"this machine has no kernels for {self._set!r}, only for {self.instruction_sets()}"
+        return ""
+
+    def refuses(self, tables: Sequence[Table], step: Step) -> str:
+        """Return why it cannot do this: a device, a dtype, a layout or an algorithm."""
+        if step.algorithm not in ALGORITHM_NUMBERS:
+            return f"it has no algorithm {step.algorithm!r}"
+        return next((why for why in map(refused_table, tables) if why), "")
+
+    def look_up(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[Tensor]:
+        """Return the output of each lookup, in float32.
+
+        Raises:
+            ValueError: a value is no row of its table, or offsets do not rise from 0 to the number of values.
+        """
+        outputs, items, kept = [], [], []
+        for lookup in lookups:
+            item, parts = _describe(tables, lookup)
+            out = torch.empty(item[4], tables[lookup.table].weight.shape[1])
+            items.append((*item, out.data_ptr(), 0))
+            outputs.append(out)
+            kept.append(parts)
+        _kernels.look_up([describe_table(table) for table in tables], items, self._count(), self._set)
+        return outputs
+
+    def prepare(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[Any]:
+        """Do nothing: a CPU has nothing to overlap a sort with."""
+        return [None] * len(lookups)
+
+    def coalesce(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[RowGradients]:
+        """Sum the gradients of every row, in float32.
+
+        Raises:
+            ValueError: as `update`.
+        """
+        items, kept = _with_gradients(tables, lookups)
+        described = [describe_table(table) for table in tables]
+        sorted_lookups, counts = _kernels.sort(described, items, self._count(), self._set)
+        found = []
+        for table, count in counts:
+            width = tables[table].weight.shape[1]
+            found.append(RowGradients(table, torch.empty(count, dtype=_INT64), torch.empty(count, width)))
+        memory = [(one.rows.data_ptr(), one.grads.data_ptr()) for one in found]
+        _kernels.sum(sorted_lookups, memory, self._count(), self._set)
+        del kept
+        looked_up = {table for table, _ in counts}
+        for table in sorted({lookup.table for lookup in lookups} - looked_up):  # without a single value
+            width = tables[table].weight.shape[1]
+            found.append(RowGradients(table, torch.empty(0, dtype=_INT64), torch.empty(0, width)))
+        return found
+
+    def update(self, tables: Sequence[Table], lookups: Sequence[Lookup], step: Step) -> None:
+        """Sum the gradients of every row and update it, once.
+
+        Raises:
+            ValueError: a value is no row of its table, or offsets do not rise from 0 to the number of values; or
+                a tensor does not have the shape that the interface gives. Nothing is written.
+        """
+        items, kept = _with_gradients(tables, lookups)
+        described = [describe_table(table, step) for table in tables]
+        _kernels.update(described, items, describe_rule(step), self._count(), self._set)
+        del kept
+
+    def update_rows(self, tables: Sequence[Table], gradients: Sequence[RowGradients], step: Step) -> None:
+        """Update rows by gradients that are summed already.
+
+        Raises:
+            ValueError: rows are not distinct rows of the table in ascending order, or shapes do not fit; nothing
+                is written.
+        """
+        items, kept = [], []
+        for given in gradients:
+            rows, grads = _as(given.rows, _INT64), _rows_of(given.grads)
+            width = tables[given.table].weight.shape[1]
+            if rows.dim() != 1 or grads.shape != (len(rows), width):
+                raise ValueError(
+                    f"gradients of {len(rows)} rows must be ({len(rows)}, {width}), not {tuple(grads.shape)}"
+                )
+            items.append((given.table, rows.data_ptr(), grads.data_ptr(), len(rows), grads.stride(0)))
+            kept.append((rows, grads))
+        described = [describe_table(table, step) for table in tables]
+        _kernels.update_rows(described, items, describe_rule(step), self._count(), self._set)
+        del kept
+
+    def _count(self) -> int:
+        return self._threads or torch.get_num_threads()
+
+
+def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return it in this dtype, on the CPU, without strides: itself, as a rule."""
+    if tensor.dtype is not dtype or tensor.device.type != "cpu":
+        tensor = tensor.to("cpu", dtype)
+    return tensor.contiguous()
+
+
+def _rows_of(grads: Tensor) -> Tensor:
+    """Return gradients in float32 whose rows are contiguous; the rows may be anywhere."""
+    if grads.dtype is not _FLOAT32 or grads.device.type != "cpu":
+        grads = grads.to("cpu", _FLOAT32)
+    if grads.dim() == 2 and (grads.stride(1) == 1 or grads.shape[1] == 1):
+        return grads
+    return grads.contiguous()
+
+
+def _describe(tables: Sequence[Table], lookup: Lookup) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Return a lookup as the kernels take it, without its rows, and the tensors whose memory it names."""
+    if not 0 <= lookup.table < len(tables):
+        raise ValueError(f"a lookup is of table {lookup.table}, and there are {len(tables)}")
+    values, offsets, weights = _as(lookup.values, _INT64), lookup.offsets, lookup.weights
+    count = bags = len(values)
+    if offsets is not None:
+        offsets = _as(offsets, _INT64)
+        bags = len(offsets) - 1
+        if bags < 0:
+            raise ValueError("offsets must have one number more than there are bags")
+    if weights is not None:
+        weights = _as(weights, _FLOAT32)
+        if weights.shape != values.shape:
+            raise ValueError(f"weights must be one for each of {count} values, not {tuple(weights.shape)}")
+    begin = 0 if offsets is None else offsets.data_ptr()
+    factors = 0 if weights is None else weights.data_ptr()
+    item = (lookup.table, values.data_ptr(), count, begin, bags, factors, lookup.mean)
+    return item, (values, offsets, weights)
+
+
+def _with_gradients(
+    tables: Sequence[Table], lookups: Sequence[Lookup]
+) -> tuple[list[tuple[Any, ...]], list[Any]]:
+    """Return lookups with their gradients as the kernels take them, and what to keep as long as they run."""
+    items: list[tuple[Any, ...]] = []
+    kept: list[Any] = []
+    for lookup in lookups:
+        item, parts = _describe(tables, lookup)
+        width = tables[lookup.table].weight.shape[1]
+        if lookup.grad is None:
+            raise ValueError("a lookup has no gradient to sum")
+        grad = _rows_of(lookup.grad)
+        if grad.shape != (item[4], width):
+            raise ValueError(f"a gradient must be ({item[4]}, {width}), not {tuple(grad.shape)}")
+        items.append((*item, grad.data_ptr(), grad.stride(0)))
+        kept.append((parts, grad))
+    return items, kept

@@ -1,0 +1,124 @@
+"""Tables and steps as the numbers and addresses that the kernels take."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from keyedopt.fused.backends.interface import ALGORITHMS, Step, Table
+
+#: As kernels.h numbers them. SparseAdam is Adam with eps elsewhere.
+ALGORITHM_NUMBERS = {
+    "sgd": 0,
+    "adagrad": 1,
+    "rowwise_adagrad": 2,
+    "adam": 3,
+    "sparse_adam": 3,
+    "partial_rowwise_adam": 4,
+    "lamb": 5,
+    "partial_rowwise_lamb": 6,
+    "lars_sgd": 7,
+}
+DTYPE_NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+DECAY_NUMBERS = {"none": 0, "l2": 1, "decoupled": 2}
+
+
+def refused_table(table: Table) -> str:
+    """Return why the kernels cannot take a table; empty where they can."""
+    weight = table.weight
+    if weight.dtype not in DTYPE_NUMBERS:
+        return f"its weights are float32, float16 or bfloat16, not {weight.dtype}"
+    if weight.dim() != 2 or not weight.shape[1]:
+        return f"it takes tables of at least one column, not {tuple(weight.shape)}"
+    tensors = [weight, *table.states, *([] if table.row_counter is None else [table.row_counter])]
+    for tensor in tensors:
+        if tensor.device.type != "cpu" or type(tensor) not in (Tensor, torch.nn.Parameter):
+            return f"it works on plain tensors on the CPU, not on {type(tensor).__name__} on {tensor.device}"
+        if not tensor.is_contiguous():
+            return "it needs contiguous tensors"
+    for state in table.states:
+        if state.dtype is not torch.float32:
+            return f"its states are float32, not {state.dtype}"
+        if state.numel() not in (weight.numel(), len(weight)):
+            return f"a state of {tuple(state.shape)} does not go with weights of {tuple(weight.shape)}"
+    if table.row_counter is not None:
+        counter = table.row_counter
+        if counter.dtype is not torch.int64 or counter.numel() != len(weight):
+            return f"a row counter is int64, one a row, not {counter.dtype} of {tuple(counter.shape)}"
+    return ""
+
+
+def describe_table(table: Table, step: Step | None = None) -> tuple[int, ...]:
+    """Return addresses and sizes.
+
+    Args:
+        table: the table.
+        step: what is about to be done with it; None for what leaves weights and states alone.
+
+    Raises:
+        ValueError: the kernels cannot take it, or it has not the states of the algorithm.
+    """
+    weight = table.weight
+    why = refused_table(table)
+    if why:
+        raise ValueError(f"the native backend cannot do this: {why}")
+    rows, dim = weight.shape
+    number = DTYPE_NUMBERS[weight.dtype]
+    if step is None:
+        return (weight.data_ptr(), rows, dim, number, 0, 0, 0, 0, 0)
+    widths = state_widths(step.algorithm, dim, len(table.states))
+    states: list[int] = []
+    for width, state in zip(widths, table.states, strict=True):
+        if state.numel() != rows * width:
+            raise ValueError(f"a state of {step.algorithm} has {width} numbers a row, not {tuple(state.shape)}")
+        states += (state.data_ptr(), width)
+    states += [0] * (4 - len(states))
+    counter = 0 if table.row_counter is None else table.row_counter.data_ptr()
+    return (weight.data_ptr(), rows, dim, number, *states, counter)
+
+
+def state_widths(algorithm: str, dim: int, given: int) -> tuple[int, ...]:
+    """Return how many numbers a row each state has.
+
+    Raises:
+        ValueError: another number of states is given than the algorithm has.
+    """
+    if algorithm == "rowwise_adagrad":
+        widths: tuple[int, ...] = (1,)
+    elif algorithm.startswith("partial_rowwise"):
+        widths = (dim, 1)
+    elif algorithm == "sgd":
+        widths = (dim,) * min(given, 1)
+    else:
+        widths = (dim,) * len(ALGORITHMS[algorithm])
+    if given != len(widths):
+        raise ValueError(f"{algorithm} has {len(widths)} states, and {given} are given")
+    return widths
+
+
+def describe_rule(step: Step) -> tuple[Any, ...]:
+    """Return the numbers of a step, as the kernels' `Rule` has them."""
+    sparse_adam = step.algorithm == "sparse_adam"
+    lr, count = float(step.lr), int(step.count)
+    decay = 0 if sparse_adam or not step.weight_decay else DECAY_NUMBERS[step.decay]
+    before = sparse_adam or step.eps_placement == "before_bias_correction"
+    return (
+        ALGORITHM_NUMBERS[step.algorithm],
+        decay,
+        step.nesterov,
+        step.first,
+        before,
+        step.seed is not None,
+        lr,
+        lr / (1 + (count - 1) * step.lr_decay),
+        step.eps,
+        -1.0 if step.maximize else 1.0,
+        step.weight_decay,
+        step.momentum,
+        step.dampening,
+        step.eta,
+        *step.betas,
+        -1.0 if step.max_norm is None else step.max_norm,
+        count,
+        (step.seed or 0) & 0xFFFFFFFFFFFFFFFF,
+    )

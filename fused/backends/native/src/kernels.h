@@ -1,0 +1,157 @@
+// What the parts of the native backend share: tables, lookups, the numbers of a step, and the table of kernels
+// that each instruction set fills in. Nothing here depends on Python or torch.
+#pragma once
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+namespace keyedopt {
+
+enum Dtype : int { kFloat = 0, kHalf = 1, kBfloat = 2 };
+enum Algorithm : int {
+  kSgd = 0,
+  kAdagrad = 1,
+  kRowwiseAdagrad = 2,
+  kAdam = 3,
+  kPartialRowwiseAdam = 4,
+  kLamb = 5,
+  kPartialRowwiseLamb = 6,
+  kLars = 7,
+  kAlgorithms = 8
+};
+enum Decay : int { kNoDecay = 0, kL2 = 1, kDecoupled = 2 };
+
+// Storage of half precision; computing is in float.
+struct half {
+  uint16_t bits;
+};
+struct bfloat {
+  uint16_t bits;
+};
+
+struct Table {
+  void* weight;        // (rows, dim), contiguous
+  int64_t rows;
+  int64_t dim;
+  int dtype;
+  float* state[2];     // null where the algorithm has fewer
+  int64_t width[2];    // dim, or 1 for a state of one number a row, or 0
+  int64_t* counter;    // (rows,), steps of each row; null for one count of all
+  int64_t number;      // which table of the call: part of the key of stochastic rounding
+};
+
+struct Lookup {
+  int64_t table;
+  const int64_t* values;   // (count,)
+  int64_t count;
+  const int64_t* offsets;  // (bags + 1,); null without pooling, and then bags == count
+  int64_t bags;
+  const float* weights;    // (count,) or null
+  bool mean;
+  const float* grad;       // row b begins at grad + b * stride
+  int64_t stride;
+  float* out;              // (bags, dim), of a forward
+};
+
+// One step's numbers, as the formulas use them.
+struct Rule {
+  int algorithm;
+  int decay;
+  bool nesterov, first, before_correction, stochastic;
+  float lr, rate, eps, sign, weight_decay, momentum, undamped, eta;
+  float beta1, rest1, beta2, rest2;   // rest = 1 - beta, rounded once
+  double exact_beta1, exact_beta2;
+  float max_norm;                     // negative: no limit
+  float gain, spread;                 // direction = gain * m / (spread * sqrt(v) + eps)
+  uint64_t seed;
+};
+
+// Bias corrections of count t, as `gain` and `spread`.
+inline void correct(const Rule& rule, double t, float* gain, float* spread) {
+  const double one = 1.0 - std::pow(rule.exact_beta1, t), two = 1.0 - std::pow(rule.exact_beta2, t);
+  if (rule.before_correction) {
+    *gain = static_cast<float>(std::sqrt(two) / one);
+    *spread = 1.0f;
+  } else {
+    *gain = static_cast<float>(1.0 / one);
+    *spread = static_cast<float>(1.0 / std::sqrt(two));
+  }
+}
+
+// A lookup in the order of rows: which row, and which gradient (source, place in it).
+template <class K>
+struct Entry {
+  K key;
+  K place;
+};
+
+// Where gradients come from: number r of a source is row `row[r]` of its gradients, times `scale[r]`.
+struct Source {
+  const float* base;
+  int64_t stride;
+  const uint32_t* row;   // null: r itself
+  const float* scale;    // null: 1
+};
+
+// Memory of a thread, kept from call to call.
+struct Scratch {
+  float* sum = nullptr;    // a row: the gradient
+  float* work = nullptr;   // a row: what a rule needs
+  float* leaf = nullptr;   // a row: a block of a long run
+  float* tree = nullptr;   // `kLevels` rows: sums of 2^level blocks
+};
+constexpr int kLevels = 48;
+constexpr int64_t kBlock = 64;      // rows that are summed one after the other
+constexpr int64_t kChunk = 4096;    // rows of a long run that one thread sums: a multiple of kBlock
+constexpr int64_t kHot = 16384;     // a run longer than this is shared by threads
+
+using Update = void (*)(const Rule&, const Table&, int64_t row, const float* grad, float* work);
+
+// A sorted table: what its kernels need to know.
+struct Job {
+  const Table* table;
+  const Rule* rule;        // null: write sums to `rows` and `grads` instead
+  Update update;
+  const Source* sources;
+  int shift;               // place >> shift is the source
+  uint64_t mask;           // place & mask is the number in it
+  bool scaled;             // whether any source has `row` or `scale`
+  int64_t* rows;           // (U,)
+  float* grads;            // (U, dim)
+};
+
+// A run that waits for several threads: entries [begin, end), and its row of the output.
+struct Hot {
+  int64_t begin, end, out;
+};
+
+// Kernels of one instruction set.
+struct Kernels {
+  Update update[kAlgorithms][3];
+  // Sum and update the runs that begin in [begin, end) of `total` sorted entries, into row `first` and on of
+  // the output where sums are written; runs above kHot are put into `hot` (room for all) when it is not null.
+  int64_t (*segment32)(const Job&, const Entry<uint32_t>*, int64_t begin, int64_t end, int64_t total,
+                       int64_t first, Scratch&, Hot* hot);
+  int64_t (*segment64)(const Job&, const Entry<uint64_t>*, int64_t begin, int64_t end, int64_t total,
+                       int64_t first, Scratch&, Hot* hot);
+  // Sum one chunk of a long run into `out`.
+  void (*chunk32)(const Job&, const Entry<uint32_t>*, int64_t count, Scratch&, float* out);
+  void (*chunk64)(const Job&, const Entry<uint64_t>*, int64_t count, Scratch&, float* out);
+  // Sum `count` chunk sums, one after the other in memory, into `out`.
+  void (*combine)(float* sums, int64_t count, bool last_is_full, int64_t dim, Scratch&, float* out);
+  // Pool bags [begin, end), or copy rows [begin, end) without offsets.
+  void (*look_up)(const Table&, const Lookup&, int64_t begin, int64_t end, Scratch&);
+  // Update rows[begin..end) by gradients that are summed already.
+  void (*update_rows)(const Rule&, const Table&, Update, const int64_t* rows, const float* grads,
+                      int64_t stride, int64_t begin, int64_t end, Scratch&);
+  // Position of the first value outside [0, rows) in values[begin..end), or `end`.
+  int64_t (*outside)(const int64_t* values, int64_t begin, int64_t end, int64_t rows);
+};
+
+const Kernels* kernels_plain();
+const Kernels* kernels_avx2();     // null where it was not compiled
+const Kernels* kernels_avx512();   // null where it was not compiled
+
+}  // namespace keyedopt

@@ -1,0 +1,309 @@
+// The Python module: addresses and sizes in, work without the interpreter's lock, errors as exceptions.
+//
+// A table is (weight, rows, dim, dtype, state0, width0, state1, width1, counter). A lookup is (table, values, count,
+// offsets, bags, weights, mean, grad or out, stride). Addresses are integers, 0 for none. Who calls has checked
+// that the sizes are those of the memory; what the memory holds is checked here.
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <new>
+
+#include "engine.h"
+
+namespace {
+
+using namespace keyedopt;
+
+template <class T>
+T* pointer(unsigned long long address) {
+  return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
+}
+
+// The items of a list or tuple, each a tuple, by `parse`; false with an exception set.
+template <class Parse>
+bool each(PyObject* items, const Parse& parse) {
+  PyObject* sequence = PySequence_Fast(items, "a list or tuple is needed");
+  if (!sequence) return false;
+  bool good = true;
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(sequence);
+  for (Py_ssize_t i = 0; good && i < count; ++i) {
+    PyObject* item = PySequence_Fast_GET_ITEM(sequence, i);
+    if (!PyTuple_Check(item)) {
+      PyErr_SetString(PyExc_TypeError, "tuples are needed");
+      good = false;
+    } else {
+      good = parse(item);
+    }
+  }
+  Py_DECREF(sequence);
+  return good;
+}
+
+bool parse_tables(PyObject* items, std::vector<Table>* tables) {
+  return each(items, [&](PyObject* item) {
+    unsigned long long weight, state0, state1, counter;
+    long long rows, dim, width0, width1;
+    int dtype;
+    if (!PyArg_ParseTuple(item, "KLLiKLKLK", &weight, &rows, &dim, &dtype, &state0, &width0, &state1, &width1,
+                          &counter))
+      return false;
+    if (rows < 0 || dim < 1 || dtype < 0 || dtype > 2) {
+      PyErr_SetString(PyExc_ValueError, "a table needs rows, at least one column, and a dtype from 0 to 2");
+      return false;
+    }
+    tables->push_back({pointer<void>(weight), rows, dim, dtype, {pointer<float>(state0), pointer<float>(state1)},
+                       {width0, width1}, pointer<int64_t>(counter), static_cast<int64_t>(tables->size())});
+    return true;
+  });
+}
+
+bool parse_lookups(PyObject* items, size_t tables, std::vector<Lookup>* lookups) {
+  return each(items, [&](PyObject* item) {
+    unsigned long long values, offsets, weights, rows;
+    long long table, count, bags, stride;
+    int mean;
+    if (!PyArg_ParseTuple(item, "LKLKLKpKL", &table, &values, &count, &offsets, &bags, &weights, &mean, &rows,
+                          &stride))
+      return false;
+    if (table < 0 || static_cast<size_t>(table) >= tables || count < 0 || bags < 0 || bags > 0xffffffffLL ||
+        (!offsets && bags != count)) {
+      PyErr_SetString(PyExc_ValueError, "a lookup is of a table of the call, and of as many values as it says");
+      return false;
+    }
+    lookups->push_back({table, pointer<const int64_t>(values), count, pointer<const int64_t>(offsets), bags,
+                        pointer<const float>(weights), mean != 0, pointer<const float>(rows), stride,
+                        pointer<float>(rows)});
+    return true;
+  });
+}
+
+bool parse_rule(PyObject* item, const std::vector<Table>& tables, Rule* rule) {
+  double lr, rate, eps, sign, weight_decay, momentum, dampening, eta, beta1, beta2, max_norm, count;
+  int nesterov, first, before, stochastic;
+  unsigned long long seed;
+  if (!PyTuple_Check(item)) {
+    PyErr_SetString(PyExc_TypeError, "a rule is a tuple");
+    return false;
+  }
+  if (!PyArg_ParseTuple(item, "iippppddddddddddddK", &rule->algorithm, &rule->decay, &nesterov, &first, &before,
+                        &stochastic, &lr, &rate, &eps, &sign, &weight_decay, &momentum, &dampening, &eta, &beta1,
+                        &beta2, &max_norm, &count, &seed))
+    return false;
+  if (rule->algorithm < 0 || rule->algorithm >= kAlgorithms || rule->decay < kNoDecay || rule->decay > kDecoupled) {
+    PyErr_SetString(PyExc_ValueError, "no such algorithm or decay");
+    return false;
+  }
+  const int needed = rule->algorithm == kSgd ? 0
+                     : rule->algorithm == kAdagrad || rule->algorithm == kRowwiseAdagrad || rule->algorithm == kLars
+                         ? 1
+                         : 2;
+  for (const Table& table : tables)
+    for (int i = 0; i < needed; ++i)
+      if (!table.state[i]) {
+        PyErr_SetString(PyExc_ValueError, "a table has too few states for the algorithm");
+        return false;
+      }
+  rule->nesterov = nesterov;
+  rule->first = first;
+  rule->before_correction = before;
+  rule->stochastic = stochastic;
+  rule->lr = static_cast<float>(lr);
+  rule->rate = static_cast<float>(rate);
+  rule->eps = static_cast<float>(eps);
+  rule->sign = static_cast<float>(sign);
+  rule->weight_decay = static_cast<float>(weight_decay);
+  rule->momentum = static_cast<float>(momentum);
+  rule->undamped = static_cast<float>(1.0 - dampening);
+  rule->eta = static_cast<float>(eta);
+  rule->beta1 = static_cast<float>(beta1);
+  rule->rest1 = static_cast<float>(1.0 - beta1);
+  rule->beta2 = static_cast<float>(beta2);
+  rule->rest2 = static_cast<float>(1.0 - beta2);
+  rule->exact_beta1 = beta1;
+  rule->exact_beta2 = beta2;
+  rule->max_norm = static_cast<float>(max_norm);
+  rule->seed = seed;
+  correct(*rule, count, &rule->gain, &rule->spread);
+  return true;
+}
+
+bool parse_run(int threads, const char* name, Run* run) {
+  run->kernels = kernels_named(name);
+  run->threads = threads < 1 ? 1 : threads > 1024 ? 1024 : threads;
+  if (!run->kernels) PyErr_Format(PyExc_ValueError, "no kernels for %s on this machine or in this build", name);
+  return run->kernels != nullptr;
+}
+
+// Do it without the lock; what went wrong becomes an exception.
+template <class Work>
+bool without_lock(const Work& work) {
+  Refusal refusal;
+  bool memory = true;
+  Py_BEGIN_ALLOW_THREADS;
+  try {
+    refusal = work();
+  } catch (const std::bad_alloc&) {
+    memory = false;
+  }
+  Py_END_ALLOW_THREADS;
+  if (!memory || refusal == "out of memory") {
+    PyErr_NoMemory();
+    return false;
+  }
+  if (!refusal.empty()) PyErr_SetString(PyExc_ValueError, refusal.c_str());
+  return refusal.empty();
+}
+
+PyObject* look_up_py(PyObject*, PyObject* args) {
+  PyObject *table_items, *lookup_items;
+  int threads;
+  const char* name;
+  if (!PyArg_ParseTuple(args, "OOis", &table_items, &lookup_items, &threads, &name)) return nullptr;
+  std::vector<Table> tables;
+  std::vector<Lookup> lookups;
+  Run run;
+  if (!parse_tables(table_items, &tables) || !parse_lookups(lookup_items, tables.size(), &lookups) ||
+      !parse_run(threads, name, &run))
+    return nullptr;
+  if (!without_lock([&] { return look_up(tables, lookups, run); })) return nullptr;
+  Py_RETURN_NONE;
+}
+
+PyObject* update_py(PyObject*, PyObject* args) {
+  PyObject *table_items, *lookup_items, *rule_item;
+  int threads;
+  const char* name;
+  if (!PyArg_ParseTuple(args, "OOOis", &table_items, &lookup_items, &rule_item, &threads, &name)) return nullptr;
+  std::vector<Table> tables;
+  std::vector<Lookup> lookups;
+  Rule rule;
+  Run run;
+  if (!parse_tables(table_items, &tables) || !parse_lookups(lookup_items, tables.size(), &lookups) ||
+      !parse_rule(rule_item, tables, &rule) || !parse_run(threads, name, &run))
+    return nullptr;
+  if (!without_lock([&] { return update(tables, lookups, rule, run); })) return nullptr;
+  Py_RETURN_NONE;
+}
+
+// Gradients are (table, rows, grads, count, stride).
+PyObject* update_rows_py(PyObject*, PyObject* args) {
+  PyObject *table_items, *gradient_items, *rule_item;
+  int threads;
+  const char* name;
+  if (!PyArg_ParseTuple(args, "OOOis", &table_items, &gradient_items, &rule_item, &threads, &name)) return nullptr;
+  std::vector<Table> tables;
+  std::vector<Summed> gradients;
+  Rule rule;
+  Run run;
+  const auto parse = [&](PyObject* item) {
+    unsigned long long rows, grads;
+    long long table, count, stride;
+    if (!PyArg_ParseTuple(item, "LKKLL", &table, &rows, &grads, &count, &stride)) return false;
+    if (table < 0 || static_cast<size_t>(table) >= tables.size() || count < 0) {
+      PyErr_SetString(PyExc_ValueError, "a gradient is of a table of the call");
+      return false;
+    }
+    gradients.push_back({table, pointer<int64_t>(rows), pointer<float>(grads), count, stride});
+    return true;
+  };
+  if (!parse_tables(table_items, &tables) || !each(gradient_items, parse) || !parse_rule(rule_item, tables, &rule) ||
+      !parse_run(threads, name, &run))
+    return nullptr;
+  if (!without_lock([&] { return update_rows(tables, gradients, rule, run); })) return nullptr;
+  Py_RETURN_NONE;
+}
+
+constexpr char kCapsule[] = "keyedopt.coalescing";
+
+void delete_coalescing(PyObject* capsule) {
+  delete static_cast<Coalescing*>(PyCapsule_GetPointer(capsule, kCapsule));
+}
+
+// (tables, lookups, threads, name) -> (capsule, [(table, distinct rows), ...])
+PyObject* sort_py(PyObject*, PyObject* args) {
+  PyObject *table_items, *lookup_items;
+  int threads;
+  const char* name;
+  if (!PyArg_ParseTuple(args, "OOis", &table_items, &lookup_items, &threads, &name)) return nullptr;
+  Coalescing* coalescing = new (std::nothrow) Coalescing;
+  if (!coalescing) return PyErr_NoMemory();
+  PyObject* capsule = PyCapsule_New(coalescing, kCapsule, delete_coalescing);
+  if (!capsule) {
+    delete coalescing;
+    return nullptr;
+  }
+  std::vector<Lookup> lookups;
+  Run run;
+  if (!parse_tables(table_items, &coalescing->described) ||
+      !parse_lookups(lookup_items, coalescing->described.size(), &lookups) || !parse_run(threads, name, &run) ||
+      !without_lock([&] { return sort_lookups(coalescing->described, lookups, run, coalescing); })) {
+    Py_DECREF(capsule);
+    return nullptr;
+  }
+  PyObject* list = PyList_New(0);
+  for (size_t i = 0; list && i < coalescing->tables.size(); ++i) {
+    PyObject* pair = Py_BuildValue("LL", static_cast<long long>(coalescing->tables[i]),
+                                   static_cast<long long>(coalescing->distinct[i]));
+    if (!pair || PyList_Append(list, pair) != 0) Py_CLEAR(list);
+    Py_XDECREF(pair);
+  }
+  if (!list) {
+    Py_DECREF(capsule);
+    return nullptr;
+  }
+  return Py_BuildValue("NN", capsule, list);
+}
+
+// (capsule, [(rows, grads), ...], threads, name): write what was sorted, summed.
+PyObject* sum_py(PyObject*, PyObject* args) {
+  PyObject *capsule, *items;
+  int threads;
+  const char* name;
+  if (!PyArg_ParseTuple(args, "OOis", &capsule, &items, &threads, &name)) return nullptr;
+  const Coalescing* coalescing = static_cast<Coalescing*>(PyCapsule_GetPointer(capsule, kCapsule));
+  if (!coalescing) return nullptr;
+  std::vector<int64_t*> rows;
+  std::vector<float*> grads;
+  Run run;
+  const auto parse = [&](PyObject* item) {
+    unsigned long long row_address, grad_address;
+    if (!PyArg_ParseTuple(item, "KK", &row_address, &grad_address)) return false;
+    rows.push_back(pointer<int64_t>(row_address));
+    grads.push_back(pointer<float>(grad_address));
+    return true;
+  };
+  if (!each(items, parse) || !parse_run(threads, name, &run)) return nullptr;
+  if (rows.size() != coalescing->sorted.size()) {
+    PyErr_SetString(PyExc_ValueError, "memory is needed for every table that was sorted");
+    return nullptr;
+  }
+  if (!without_lock([&] { return sum_lookups(*coalescing, rows, grads, run); })) return nullptr;
+  Py_RETURN_NONE;
+}
+
+PyObject* instruction_sets_py(PyObject*, PyObject*) {
+  PyObject* list = PyList_New(0);
+  for (const char* name : {"avx512", "avx2", "plain"}) {
+    if (!list || !kernels_named(name)) continue;
+    PyObject* text = PyUnicode_FromString(name);
+    if (!text || PyList_Append(list, text) != 0) Py_CLEAR(list);
+    Py_XDECREF(text);
+  }
+  return list;
+}
+
+PyMethodDef methods[] = {
+    {"look_up", look_up_py, METH_VARARGS, "look_up(tables, lookups, threads, instruction_set)"},
+    {"update", update_py, METH_VARARGS, "update(tables, lookups, rule, threads, instruction_set)"},
+    {"update_rows", update_rows_py, METH_VARARGS, "update_rows(tables, gradients, rule, threads, instruction_set)"},
+    {"sort", sort_py, METH_VARARGS, "sort(tables, lookups, threads, instruction_set) -> (sorted, [(table, rows)])"},
+    {"sum", sum_py, METH_VARARGS, "sum(sorted, [(rows, grads)], threads, instruction_set)"},
+    {"instruction_sets", instruction_sets_py, METH_NOARGS, "instruction_sets() -> those of this machine, best first"},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_kernels", "Kernels of keyedopt.fused for the CPU.", -1, methods,
+                          nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__kernels() { return PyModule_Create(&definition); }

@@ -1,0 +1,145 @@
+#include "pool.h"
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <new>
+#include <thread>
+
+#if defined(__unix__) || defined(__APPLE__)
+#include <pthread.h>
+#endif
+
+namespace keyedopt {
+namespace {
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+class Pool {
+ public:
+  bool run(int threads, int64_t tasks, void (*body)(void*, int64_t), void* context) {
+    std::unique_lock<std::mutex> mine(busy_, std::defer_lock);
+    if (threads <= 1 || tasks <= 1 || !mine.try_lock()) {
+      for (int64_t i = 0; i < tasks; ++i) body(context, i);
+      return true;
+    }
+    {
+      std::lock_guard<std::mutex> lock(state_);
+      while (workers_ < threads - 1 && start()) ++workers_;
+      body_ = body;
+      context_ = context;
+      tasks_ = tasks;
+      next_.store(0, std::memory_order_relaxed);
+      failed_.store(false, std::memory_order_relaxed);
+      places_ = threads - 1 < tasks - 1 ? threads - 1 : static_cast<int>(tasks - 1);
+      open_ = true;
+      generation_.fetch_add(1, std::memory_order_release);
+      if (sleeping_ > 0) wake_.notify_all();
+    }
+    work();
+    {
+      std::lock_guard<std::mutex> lock(state_);
+      open_ = false;
+    }
+    for (int spins = 0; active_.load(std::memory_order_acquire) > 0; ++spins) {
+      if (spins < 4000) {
+        relax();
+      } else {
+        std::this_thread::yield();
+      }
+    }
+    return !failed_.load(std::memory_order_relaxed);
+  }
+
+ private:
+  bool start() {
+    try {
+      std::thread([this] { live(); }).detach();
+      return true;
+    } catch (...) {  // no more threads: the others do the work
+      return false;
+    }
+  }
+
+  void work() {
+    for (;;) {
+      const int64_t i = next_.fetch_add(1, std::memory_order_relaxed);
+      if (i >= tasks_) return;
+      try {
+        body_(context_, i);
+      } catch (...) {
+        failed_.store(true, std::memory_order_relaxed);
+      }
+    }
+  }
+
+  void live() {
+    uint64_t seen = 0;
+    for (;;) {
+      for (int spins = 0; spins < 2000 && generation_.load(std::memory_order_acquire) == seen; ++spins) relax();
+      {
+        std::unique_lock<std::mutex> lock(state_);
+        ++sleeping_;
+        wake_.wait(lock, [&] { return generation_.load(std::memory_order_relaxed) != seen; });
+        --sleeping_;
+        seen = generation_.load(std::memory_order_relaxed);
+        if (!open_ || places_ == 0) continue;
+        --places_;
+        active_.fetch_add(1, std::memory_order_relaxed);
+      }
+      work();
+      active_.fetch_sub(1, std::memory_order_release);
+    }
+  }
+
+  std::mutex busy_;   // held by the call whose work it is
+  std::mutex state_;  // guards what follows
+  std::condition_variable wake_;
+  int workers_ = 0, sleeping_ = 0, places_ = 0;
+  bool open_ = false;
+  void (*body_)(void*, int64_t) = nullptr;
+  void* context_ = nullptr;
+  int64_t tasks_ = 0;
+  std::atomic<int64_t> next_{0};
+  std::atomic<int> active_{0};
+  std::atomic<bool> failed_{false};
+  std::atomic<uint64_t> generation_{0};
+};
+
+// Never destroyed: threads wait in it when the process ends.
+std::atomic<Pool*> the_pool{nullptr};
+
+// A child process has none of the threads, and may have a lock that nobody will open.
+void begin_anew() { the_pool.store(new Pool, std::memory_order_release); }
+
+Pool& pool() {
+  static const bool once = [] {
+    begin_anew();
+#if defined(__unix__) || defined(__APPLE__)
+    pthread_atfork(nullptr, nullptr, begin_anew);
+#endif
+    return true;
+  }();
+  (void)once;
+  return *the_pool.load(std::memory_order_acquire);
+}
+
+}  // namespace
+
+bool run_tasks(int threads, int64_t tasks, void (*body)(void*, int64_t), void* context) {
+  try {
+    if (threads <= 1 || tasks <= 1) {
+      for (int64_t i = 0; i < tasks; ++i) body(context, i);
+      return true;
+    }
+    return pool().run(threads, tasks, body, context);
+  } catch (const std::bad_alloc&) {
+    return false;
+  }
+}
+
+}  // namespace keyedopt
