@@ -64,7 +64,8 @@ def update(step: Step, work: Sequence[dense.Work], names: Sequence[str], which: 
     """
     alike: dict[tuple[torch.device, torch.dtype], list[dense.Work]] = {}
     for item in work:
-        alike.setdefault((item[0].device, item[0].dtype), []).append(item)
+        if item[0].shape[:1].numel():  # a rank may hold no row of a table
+            alike.setdefault((item[0].device, item[0].dtype), []).append(item)
     for same in alike.values():
         _update_alike(step, same, names, which)
 
