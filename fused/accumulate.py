@@ -5,7 +5,8 @@ one update with the sum of the window, not divided by its length. So N micro-bat
 their sum, and counts rise once a window. Without ``use_accumulate`` they are `SGD`, `Adagrad` and `Adam`.
 
 What differs from the vendor's: the window is part of the state, so a checkpoint within it loses nothing; and
-it keeps each row once, with a sum in float64, so that neither its memory nor its error grows with their number.
+it keeps each row once, with a sum in float64, so that neither its memory nor its error grows with the
+number of gradients.
 """
 
 from collections.abc import Mapping
@@ -69,7 +70,7 @@ class Accumulating(RowOptimizer):
         super().add_param_group(param_group)
 
     def gradient(self, group: dict[str, Any], param: Tensor) -> Tensor | None:
-        """Return the sum of a window that is full now; keep the gradient, and return None, where it is not."""
+        """Return the sum of a window that is full now; where it is not, keep the gradient and return None."""
         grad = super().gradient(group, param)
         if grad is None or not group["use_accumulate"]:
             return grad

@@ -24,9 +24,11 @@ BACKENDS = {
     "torch": ("keyedopt.fused.backends.torch", "TorchBackend", ""),
 }
 #: Which are tried for a device, one after the other; FBGEMM never by itself, for it is slower on each.
+#: Which read no memory before they have checked values and offsets themselves, with a ValueError.
+CHECKING = ("native",)
 ORDER = {"cuda": ("triton", "torch"), "cpu": ("native", "torch")}
 
-__all__ = ["BACKENDS", "available", "check_name", "choose", "get"]
+__all__ = ["BACKENDS", "CHECKING", "available", "check_name", "choose", "get"]
 
 
 class MissingBackend:

@@ -15,7 +15,7 @@ WIDE = (torch.float32, torch.float64)
 
 
 class TorchBackend:
-    """Sort, sum the runs, gather the rows, apply the formula, write the rows back: one table after the other."""
+    """Sort, sum the runs, gather the rows, apply the formula, write them back: one table after the other."""
 
     name = "torch"
 

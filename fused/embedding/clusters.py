@@ -79,8 +79,11 @@ class Cluster:
         for name, table, state in zip(self.names, self.tables, self.states, strict=True):
             if table.weight is not weights[name]:
                 return False
-            values = list(state.values())
-            if any(not any(one is value for value in values) for one in table.states):
+            if table.states and state[f"{name}.momentum1"] is not table.states[0]:
+                return False
+            if len(table.states) > 1 and state[f"{name}.exp_avg_sq"] is not table.states[1]:
+                return False
+            if table.row_counter is not None and state[f"{name}.row_counter"] is not table.row_counter:
                 return False
         return True
 
@@ -103,8 +106,8 @@ def make_clusters(
     """
     together: dict[Any, list[str]] = {}
     for name, weight in weights.items():
-        group = id(plans[name][1]) if name in plans else None
-        together.setdefault((group, weight.device, weight.dtype), []).append(name)
+        which = id(plans[name][1]) if name in plans else None
+        together.setdefault((which, weight.device, weight.dtype), []).append(name)
     clusters = []
     for names in together.values():
         plan, group, _ = plans.get(names[0], (None, {}, {}))

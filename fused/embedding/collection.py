@@ -7,17 +7,16 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn, optim
 
-from keyedopt.fused.backends import check_name
-from keyedopt.fused.backends.interface import Lookup
-from keyedopt.fused.embedding.backward import Backward, Call, LookedUp
+from keyedopt.fused.backends import CHECKING, check_name
+from keyedopt.fused.embedding.backward import Backward, Call, LookedUp, make_lookup
 from keyedopt.fused.embedding.clusters import Cluster
-from keyedopt.fused.embedding.inputs import check_features
+from keyedopt.fused.embedding.inputs import check_bags, check_features
 from keyedopt.fused.embedding.optimizer import EmbeddingFusedOptimizer
 from keyedopt.fused.embedding.owners import claim
 from keyedopt.fused.embedding.plain import look_up_plainly
-from keyedopt.fused.embedding.tables import EmbeddingTable, check_tables, slots
+from keyedopt.fused.embedding.tables import EmbeddingTable, Slot, check_tables, slots
 from keyedopt.reference.embedding.config import EmbeddingConfig
-from keyedopt.reference.embedding.inputs import Features, Jagged
+from keyedopt.reference.embedding.inputs import Features
 from keyedopt.reference.fused import FusedOptimizerModule
 
 
@@ -68,7 +67,7 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
         check_tables(tables)
         check_name(backend)
         self._configs = [replace(table, init_fn=None) for table in tables]  # a function may not be copied
-        self._slots = slots(self._configs)
+        self._slots = slots(self._configs, self.pools)
         self._is_weighted = is_weighted
         sizes: dict[str, int] = {}
         for table in self._configs:
@@ -78,7 +77,7 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
         self._optim = EmbeddingFusedOptimizer(backend, rounding_seed)
         self._backward = Backward(self._optim.update)
         self._clusters: list[Cluster] = []
-        self._places: dict[str, tuple[Cluster, int]] = {}
+        self._layout: list[tuple[Cluster, list[tuple[Slot, int]]]] = []
         self.add_module(
             self.children_name, nn.ModuleDict({table.name: EmbeddingTable(table, device) for table in tables})
         )
@@ -87,7 +86,7 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
             self.set_optimizer(optimizer_type, list(self.parameters()), optimizer_kwargs or {})
 
     @property
-    def fused_optimizer(self) -> EmbeddingFusedOptimizer:
+    def fused_optimizer(self) -> EmbeddingFusedOptimizer:  # type: ignore[override]  # keyed, but not by the reference
         """The optimizer of the tables."""
         return self._optim
 
@@ -127,49 +126,64 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
         )
         if not same:
             self._clusters = self._optim.clusters(weights)
-            self._places = {
-                name: (cluster, index)
+            self._layout = [
+                (
+                    cluster,
+                    [
+                        (slot, cluster.names.index(slot.table))
+                        for slot in self._slots
+                        if slot.table in cluster.names
+                    ],
+                )
                 for cluster in self._clusters
-                for index, name in enumerate(cluster.names)
-            }
+            ]
         return self._clusters
 
     def look_up(self, features: Features) -> dict[str, Tensor]:
         """Check all features, and only then look them up; see `forward`."""
         checked = check_features(features, self._sizes, self._is_weighted)
-        self._now()
+        clusters = self._now()
+        if not (self.pools and all(cluster.backend.name in CHECKING for cluster in clusters)):
+            check_bags(checked, self._sizes)
+        call, names = Call(self._backward, []), []
         gradients = torch.is_grad_enabled()
         trains = self.training and gradients
-        call = Call(self._backward)
-        names: list[str] = []
-        outputs: dict[str, Tensor] = {slot.output: None for slot in self._slots}  # type: ignore[misc]
-        differentiable = False
-        for slot in self._slots:
-            cluster, index = self._places[slot.table]
-            bags = checked[slot.feature]
-            weight = cluster.tables[index].weight
-            trained = trains and weight.requires_grad
-            if trained and cluster.plan is None:
-                outputs[slot.output] = look_up_plainly(weight, bags, self.pools, slot.mean)
-                continue
-            differentiable |= trained or (
-                gradients and bags.weights is not None and bags.weights.requires_grad
-            )
-            call.clusters.append(cluster)
-            call.lookups.append(self._lookup(index, bags, slot.mean))
-            call.trained.append(trained)
-            names.append(slot.output)
-        call.run()
+        outputs: dict[str, Any] = dict.fromkeys(slot.output for slot in self._slots)
+        any_trained = any_weights = False
+        for cluster, places in self._layout:
+            lookups, trained = [], []
+            for slot, index in places:
+                values, offsets, factors = checked[slot.feature]
+                weight = cluster.tables[index].weight
+                update = trains and weight.requires_grad
+                if update and cluster.plan is None:
+                    outputs[slot.output] = look_up_plainly(
+                        weight, checked[slot.feature], self.pools, slot.mean
+                    )
+                    continue
+                any_trained |= update
+                any_weights |= gradients and factors is not None and factors.requires_grad
+                bags = offsets if self.pools else None
+                lookups.append(
+                    make_lookup(table=index, values=values, offsets=bags, weights=factors, mean=slot.mean)
+                )
+                trained.append(update)
+                names.append(slot.output)
+            call.parts.append((cluster, lookups, trained))
+        try:
+            call.run()
+        except ValueError:  # of a backend that checks; what it cannot say is which feature it was
+            check_bags(checked, self._sizes)
+            raise
         found: Sequence[Tensor] = call.outputs
-        if differentiable:
-            leaf = self._backward.leaf(found[0].device) if any(call.trained) else None
-            found = LookedUp.apply(leaf, call, *(one.weights for one in call.lookups))  # type: ignore[no-untyped-call]
+        if any_trained:
+            call.prepare()
+        if any_trained or any_weights:
+            leaf = self._backward.leaf(found[0].device) if any_trained else None
+            factors_of = [one.weights for _, one, _ in call.lookups()] if self._is_weighted else []
+            found = LookedUp.apply(leaf, call, *factors_of)  # type: ignore[no-untyped-call]
         outputs.update(zip(names, found, strict=True))
         return outputs
-
-    def _lookup(self, index: int, bags: Jagged, mean: bool) -> Lookup:
-        weights = None if bags.weights is None else bags.weights
-        return Lookup(index, bags.values, bags.offsets if self.pools else None, weights, mean and self.pools)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Take the state along when the module moves to a device."""
@@ -179,7 +193,7 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_clusters": [], "_places": {}}
+        return {**self.__dict__, "_clusters": [], "_layout": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]

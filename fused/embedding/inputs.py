@@ -11,8 +11,12 @@ from keyedopt.reference.embedding.inputs import Features, Jagged
 INTEGERS = (torch.int64, torch.int32)
 
 
-def check_features(features: Features, rows: Mapping[str, int], weighted: bool) -> dict[str, Jagged]:
-    """Return what is looked up, with int64 row numbers and offsets, contiguous.
+#: Values, offsets and weights of a feature.
+Bags = tuple[Tensor, Tensor, Tensor | None]
+
+
+def check_features(features: Features, rows: Mapping[str, int], weighted: bool) -> dict[str, Bags]:
+    """Return what is looked up, with int64 row numbers and offsets, contiguous; no memory has been read.
 
     Args:
         features: what the user gives; others than those looked up are ignored.
@@ -26,17 +30,43 @@ def check_features(features: Features, rows: Mapping[str, int], weighted: bool) 
         raise ValueError(
             f"features must be a mapping from feature to (values, offsets), not {type(features).__name__}"
         )
+    checked = {}
     for name in rows:
-        if name not in features:
+        given = features.get(name)
+        if given is None:
             raise ValueError(f"features has no {name!r}: give each feature of every table, if need be empty")
-    checked = {name: _taken(name, features[name], weighted) for name in rows}
-    for name, bags in checked.items():  # what needs to read memory, after what does not
-        _check_offsets(name, bags.offsets, bags.values.numel())
-        _check_values(name, bags.values, rows[name])
+        checked[name] = _quickly(given, weighted) or _taken(name, given, weighted)
     return checked
 
 
-def _taken(name: str, given: Any, weighted: bool) -> Jagged:
+def check_bags(checked: Mapping[str, Bags], rows: Mapping[str, int]) -> None:
+    """Refuse row numbers that are none, and offsets that are no bags, for which memory has to be read.
+
+    Raises:
+        ValueError: names the feature and what is wrong with it.
+    """
+    for name, (values, offsets, _) in checked.items():
+        _check_offsets(name, offsets, values.numel())
+        _check_values(name, values, rows[name])
+
+
+def _quickly(given: Any, weighted: bool) -> Bags | None:
+    """Return a feature that is as most are; None for one that has to be looked at."""
+    if weighted or type(given) not in (tuple, Jagged) or len(given) < 2:
+        return None
+    values, offsets = given[0], given[1]
+    if type(values) is not Tensor or type(offsets) is not Tensor or (len(given) > 2 and given[2] is not None):
+        return None
+    if values.dtype is not torch.int64 or offsets.dtype is not torch.int64 or len(given) > 3:
+        return None
+    if values.dim() != 1 or offsets.dim() != 1 or values.device != offsets.device:
+        return None
+    if not (values.is_contiguous() and offsets.is_contiguous()):  # which a sparse layout cannot answer
+        return None
+    return values, offsets, None
+
+
+def _taken(name: str, given: Any, weighted: bool) -> Bags:
     """Check the parts of a feature as far as their memory need not be read."""
     if not isinstance(given, Sequence) or not 2 <= len(given) <= 3:
         raise ValueError(
@@ -62,7 +92,7 @@ def _taken(name: str, given: Any, weighted: bool) -> Jagged:
         raise ValueError(f"weights of feature {name!r} {must}")
     if weights is not None:
         _check_weights(name, weights, values)
-    return Jagged(values.long().contiguous(), offsets.long().contiguous(), weights)
+    return values.long().contiguous(), offsets.long().contiguous(), weights
 
 
 def _check_weights(name: str, weights: Any, values: Tensor) -> None:

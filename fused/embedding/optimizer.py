@@ -20,9 +20,9 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
     """The keyed optimizer of the tables of an embedding module; the module's backward pass calls `update`.
 
     Parameters are named ``<table>.weight``, states ``<table>.momentum1``, ``<table>.exp_avg_sq``, counts
-    ``<table>.iter`` (1,) or ``<table>.row_counter`` (R,), as in torchrec and in `keyedopt.reference`. State is
-    there from the start, in float32 at least. Every option of a group, the rate first of all, is read when the
-    backward pass runs.
+    ``<table>.iter`` (1,) or ``<table>.row_counter`` (R,), as in torchrec and in `keyedopt.reference`. State
+    is there from the start, in float32 at least. Every option of a group, the rate first of all, is read
+    when the backward pass runs.
 
     Args:
         backend: the name of a backend, or ``"auto"``.

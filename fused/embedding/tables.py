@@ -42,7 +42,7 @@ class Slot(NamedTuple):
     mean: bool
 
 
-def slots(configs: Sequence[EmbeddingConfig]) -> list[Slot]:
+def slots(configs: Sequence[EmbeddingConfig], pools: bool) -> list[Slot]:
     """List the lookups; an output is named ``feature@table`` where several tables have the feature."""
     everywhere = [feature for config in configs for feature in config.feature_names]
     return [
@@ -50,7 +50,7 @@ def slots(configs: Sequence[EmbeddingConfig]) -> list[Slot]:
             f"{feature}@{config.name}" if everywhere.count(feature) > 1 else feature,
             feature,
             config.name,
-            getattr(config, "pooling", PoolingType.SUM) is PoolingType.MEAN,
+            pools and getattr(config, "pooling", PoolingType.SUM) is PoolingType.MEAN,
         )
         for config in configs
         for feature in config.feature_names
