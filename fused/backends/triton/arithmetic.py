@@ -14,15 +14,22 @@ def number(step, INDEX: tl.constexpr):
 
 @triton.jit
 def pointer(words, live, DTYPE: tl.constexpr, ALIGN: tl.constexpr):
-    """Read addresses, kept in units of ALIGN bytes so that the compiler knows that they are multiples."""
-    return (tl.load(words, mask=live, other=0) * ALIGN).to(tl.pointer_type(DTYPE))
+    """Read addresses, which are multiples of ALIGN bytes: the compiler cannot know, and loads in small pieces."""
+    return tl.multiple_of(tl.load(words, mask=live, other=0).to(tl.pointer_type(DTYPE)), [ALIGN])
 
 
 @triton.jit
 def column_of(position, words, COLUMNS: tl.constexpr):
-    """Return the last column that begins at a position or before it; they begin in ascending order."""
-    begins = tl.load(words + tl.arange(0, COLUMNS))
-    return tl.sum((position[:, None] >= begins[None, :]).to(tl.int32), 1) - 1
+    """Return the last column that begins at a position or before it, by bisection, one bit after the other.
+
+    A comparison with all columns at once would be a matrix, whose layout is not that of the rows.
+    """
+    column = tl.zeros_like(position).to(tl.int32)
+    for bit in tl.static_range(7, -1, -1):
+        if COLUMNS > 2**bit:
+            begins = tl.load(words + column + 2**bit)
+            column = tl.where(position >= begins, column + 2**bit, column)
+    return column
 
 
 @triton.jit

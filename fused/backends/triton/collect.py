@@ -22,7 +22,7 @@ def collect(
     starts,
     counts,
     ends,
-    partials,
+    totals,
     tables,
     grads,
     ranks,
@@ -44,7 +44,7 @@ def collect(
     """Write the sums of the runs that begin in BLOCK sorted positions.
 
     Args:
-        keys, places, scales, starts, counts, ends, partials, grads, shift, chunk: see `update.update`.
+        keys, places, scales, starts, counts, ends, totals, grads, shift, chunk: see `update.update`.
         tables: words of `TABLE_WORDS`, but `weight` is the address of the sums of a table, and `first` is how
             many runs there are before its own.
         ranks: (blocks,) how many runs there are before a block.
@@ -64,15 +64,15 @@ def collect(
         width = tl.load(words + UNITS * TABLES, mask=live, other=1) * UNIT
         end = tl.load(starts + begin + run + 1, mask=run + 1 < runs, other=0).to(tl.int64)
         end = tl.where(run + 1 < runs, end, last)
+        inside = columns[None, :] < width[:, None]
         g = sum_runs(
             position,
             tl.where(live, end - position, 0),
-            last,
-            width,
+            inside,
             places,
             scales,
             grads,
-            partials,
+            totals,
             shift,
             chunk,
             LOOKUPS,
@@ -87,4 +87,4 @@ def collect(
         out = rank + run - tl.load(words + FIRST_AT * TABLES, mask=live, other=0)
         at = pointer(words + WEIGHT_AT * TABLES, live, tl.float32, ALIGN)[:, None]
         at += (out * width)[:, None] + columns[None, :]
-        tl.store(at, g, mask=live[:, None] & (columns[None, :] < width[:, None]))
+        tl.store(at, g, mask=live[:, None] & inside)

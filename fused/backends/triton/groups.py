@@ -54,7 +54,7 @@ class Group:
     @property
     def shape(self) -> Shape:
         """The tile that holds the rows of every table."""
-        return shape_for(max(self.widths))
+        return shape_for(max(self.widths), self.tables[0].weight.element_size())
 
     @property
     def columns(self) -> int:
@@ -81,13 +81,12 @@ class Group:
         states = [[one.states[k].data_ptr() if k < len(one.states) else 0 for one in self.tables] for k in (0, 1)]
         row_align = alignment(weights, 16)
         align = alignment([at for k in (0, 1) if kinds[k] == "full" for at in states[k]], 16)
-        in_units = [[at // (align if kinds[k] == "full" else 4) for at in states[k]] for k in (0, 1)]
         rows = [
             self.bases[:-1],
             [width // self.unit for width in self.widths],
-            [at // row_align for at in weights],
-            *in_units,
-            [at // 8 for at in counters],
+            weights,
+            *states,
+            counters,
         ]
         return on_device(table(rows), self.device), row_align, align
 

@@ -34,7 +34,7 @@ def pack_grads(grads: Sequence[Tensor], group: Group) -> Grads:
     strides = [grad.stride(0) for grad in tensors]
     align = alignment([grad.data_ptr() for grad in tensors if grad.numel()], 16)
     unit = alignment(strides, 8)
-    rows = [[grad.data_ptr() // align for grad in tensors], [stride // unit for stride in strides]]
+    rows = [[grad.data_ptr() for grad in tensors], [stride // unit for stride in strides]]
     words = table(rows)
     words[: columns_for(len(grads))] = [*rows[0], *[0] * (columns_for(len(grads)) - len(grads))]
     constants = {"GRAD": DTYPES[tensors[0].dtype], "GRAD_ALIGN": align, "GRAD_UNIT": unit}
@@ -51,11 +51,11 @@ def look_up(group: Group, lookups: Sequence[Lookup], outputs: Sequence[Tensor]) 
     weights = [group.tables[group.numbers.index(lookup.table)].weight for lookup in lookups]
     align = alignment([tensor.data_ptr() for tensor in (*weights, *outputs)], 16)
     device = group.device
-    tables = table([[w.data_ptr() // align for w in weights], [w.shape[1] // group.unit for w in weights]])
+    tables = table([[w.data_ptr() for w in weights], [w.shape[1] // group.unit for w in weights]])
     forward.pool[(begins[-1],)](
         on_device(lookup_words(lookups, begins, [0] * len(lookups)), device),
         on_device(tables, device),
-        on_device([out.data_ptr() // align for out in outputs], device),
+        on_device([out.data_ptr() for out in outputs], device),
         LOOKUPS=columns,
         WEIGHT=group.weight_dtype,
         ALIGN=align,
@@ -69,31 +69,32 @@ def look_up(group: Group, lookups: Sequence[Lookup], outputs: Sequence[Tensor]) 
 
 
 def run_chunks(group: Group, runs: Runs, grads: Grads, words: Tensor) -> tuple[Tensor, int]:
-    """Sum the chunks of long runs; return the sums, and the length of a chunk."""
+    """Sum the long runs; return the sums, and what is long."""
     chunk, shape = runs.tuning.chunk_for(runs.count), group.shape
     chunks = runs.count // chunk
-    partials = torch.empty(max(chunks, 1), shape.width, dtype=torch.float32, device=group.device)
+    size = max(chunks, 1) + 1, shape.width
+    partials, totals = torch.empty(2, *size, dtype=torch.float32, device=group.device)
+    given = (runs.keys, runs.places, runs.places if runs.scales is None else runs.scales, words, grads.words)
+    constants = {
+        "TABLES": group.columns,
+        "LOOKUPS": columns_for(runs.lookups),
+        **grads.constants,
+        "UNIT": group.unit,
+        "SCALED": runs.scales is not None,
+        "ROWS": shape.rows,
+        "WIDTH": shape.width,
+        "UNROLL": shape.unroll,
+        "num_warps": shape.warps,
+    }
+    joins = (runs.count - 1) // chunk
     if chunks:
-        reduce.sum_chunks[(chunks,)](
-            runs.keys,
-            runs.places,
-            runs.places if runs.scales is None else runs.scales,
-            words,
-            grads.words,
-            partials,
-            runs.shift,
-            chunk,
-            TABLES=group.columns,
-            LOOKUPS=columns_for(runs.lookups),
-            **grads.constants,
-            UNIT=group.unit,
-            SCALED=runs.scales is not None,
-            ROWS=shape.rows,
-            WIDTH=shape.width,
-            UNROLL=shape.unroll,
-            num_warps=shape.warps,
+        reduce.sum_chunks[(chunks,)](*given, partials, runs.shift, chunk, **constants)
+    if joins:
+        probes = runs.tuning.probes
+        reduce.join_chunks[(joins,)](
+            *given, partials, totals, runs.count, runs.shift, chunk, PROBES=probes, **constants
         )
-    return partials, chunk
+    return totals, chunk
 
 
 def step_constants(group: Group, step: Step) -> dict[str, Any]:
@@ -126,9 +127,9 @@ def run_update(group: Group, runs: Runs, grads: Sequence[Tensor], step: Step) ->
     summed, shape = runs.starts is None, group.shape
     packed = pack_grads(grads, group)
     tables, row_align, align = group.words()
-    partials, chunk = packed.tensors[0], 1
+    totals, chunk = packed.tensors[0], 1
     if not summed:
-        partials, chunk = run_chunks(group, runs, packed, tables)
+        totals, chunk = run_chunks(group, runs, packed, tables)
     words = on_device(step_words(step, group.device), group.device)
     none = runs.keys
     update[(-(-runs.count // runs.tuning.block),)](
@@ -138,7 +139,7 @@ def run_update(group: Group, runs: Runs, grads: Sequence[Tensor], step: Step) ->
         none if runs.starts is None else runs.starts,
         none if runs.counts is None else runs.counts,
         none if runs.ends is None else runs.ends,
-        partials,
+        totals,
         tables,
         packed.words,
         words,
@@ -179,9 +180,9 @@ def run_collect(group: Group, runs: Runs, grads: Sequence[Tensor]) -> list[RowGr
     ]
     align = alignment([one.data_ptr() for one in sums], 16)
     units = [width // group.unit for width in group.widths]
-    words = [bases[:-1], units, [one.data_ptr() // align for one in sums], firsts[:-1]]
+    words = [bases[:-1], units, [one.data_ptr() for one in sums], firsts[:-1]]
     tables = on_device(table(words), group.device)
-    partials, chunk = run_chunks(group, runs, packed, tables)
+    totals, chunk = run_chunks(group, runs, packed, tables)
     counts = runs.counts.long()
     collect[(len(counts),)](
         runs.keys,
@@ -190,7 +191,7 @@ def run_collect(group: Group, runs: Runs, grads: Sequence[Tensor]) -> list[RowGr
         runs.starts,
         runs.counts,
         runs.ends,
-        partials,
+        totals,
         tables,
         packed.words,
         counts.cumsum(0) - counts,

@@ -5,15 +5,17 @@
 Sorted by row, the gradients of a row are a run of positions. A position has a place, which says the lookup
 (its high bits) and the bag or value whose gradient it is, and may have a scale: weight over length of the bag.
 
-A run of more than `chunk` positions is summed in two stages: the chunks [k · chunk, (k + 1) · chunk) that lie
-in it wholly by `sum_chunks`, one program each; these sums, and the ends of the run, by the program that updates
-the row. Nothing depends on the order in which programs run.
+A run of more than `chunk` positions is long. It is summed beforehand, in two stages: the chunks
+[k · chunk, (k + 1) · chunk) that lie in it wholly by `sum_chunks`, one program each; these sums, and the ends
+of the run, by `join_chunks`, whose sum is at the first multiple of `chunk` behind the begin of the run. Every
+multiple is in one run, so there is room for all, and nothing depends on the order in which programs run.
 """
 
 import triton
 import triton.language as tl
 
 from keyedopt.fused.backends.triton.arithmetic import add_exactly, column_of, pointer, total_of
+from keyedopt.fused.backends.triton.sort import begin_of_run, end_of_run
 
 
 @triton.jit
@@ -153,12 +155,11 @@ def sum_partials(begin, end, inside, partials, ROWS: tl.constexpr, WIDTH: tl.con
 def sum_runs(
     position,
     length,
-    last,
-    width,
+    inside,
     places,
     scales,
     grads,
-    partials,
+    totals,
     shift,
     chunk,
     LOOKUPS: tl.constexpr,
@@ -170,13 +171,12 @@ def sum_runs(
     WIDTH: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """Sum ROWS runs, (ROWS, WIDTH), of which the last of a block, that ends at `last`, may be long."""
-    columns = tl.arange(0, WIDTH)
+    """Sum ROWS runs, (ROWS, WIDTH); the sums of long ones are there already."""
     long = length > chunk
     sums = sum_positions(
         position,
         tl.where(long, 0, length).to(tl.int32),
-        columns[None, :] < width[:, None],
+        inside,
         places,
         scales,
         grads,
@@ -191,32 +191,8 @@ def sum_runs(
         WIDTH,
         UNROLL,
     )
-    if tl.max(length, 0) > chunk:  # all rows of the program help with it
-        inside = columns[None, :] < tl.max(tl.where(long, width, 0), 0)
-        head = tl.max(tl.where(long, position, 0), 0)
-        low = (head + chunk - 1) // chunk
-        high = tl.maximum(last // chunk, low)
-        total = sum_partials(low, high, inside, partials, ROWS, WIDTH)
-        for end in tl.static_range(2):
-            total += sum_span(
-                head if end == 0 else high * chunk,
-                low * chunk if end == 0 else last,
-                inside,
-                places,
-                scales,
-                grads,
-                shift,
-                LOOKUPS,
-                DTYPE,
-                ALIGN,
-                UNIT,
-                SCALED,
-                ROWS,
-                WIDTH,
-                UNROLL,
-            )
-        sums = tl.where(long[:, None], total[None, :], sums)
-    return sums
+    total = totals + ((position // chunk + 1) * WIDTH)[:, None] + tl.arange(0, WIDTH)[None, :]
+    return sums + tl.load(total, mask=long[:, None] & inside, other=0.0)
 
 
 @triton.jit(do_not_specialize=["shift", "chunk"])
@@ -268,3 +244,68 @@ def sum_chunks(
         UNROLL,
     )
     tl.store(partials + index.to(tl.int64) * WIDTH + columns, total)
+
+
+@triton.jit(do_not_specialize=["n", "shift", "chunk"])
+def join_chunks(
+    keys,
+    places,
+    scales,
+    tables,
+    grads,
+    partials,
+    totals,
+    n,
+    shift,
+    chunk,
+    TABLES: tl.constexpr,
+    LOOKUPS: tl.constexpr,
+    GRAD: tl.constexpr,
+    GRAD_ALIGN: tl.constexpr,
+    GRAD_UNIT: tl.constexpr,
+    UNIT: tl.constexpr,
+    SCALED: tl.constexpr,
+    PROBES: tl.constexpr,
+    ROWS: tl.constexpr,
+    WIDTH: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """Sum the long runs; a program a multiple of `chunk`, which is the first one in its run, or does nothing."""
+    index = tl.program_id(0).to(tl.int64) + 1
+    middle = index * chunk
+    key = tl.load(keys + middle)
+    if key != tl.load(keys + middle - 1):
+        return
+    if index > 1:
+        if key == tl.load(keys + middle - chunk - 1):
+            return
+    head = begin_of_run(keys, key, middle - chunk, middle, PROBES)
+    last = end_of_run(keys, key, middle, n.to(tl.int64), PROBES)
+    if last - head <= chunk:
+        return
+    table = column_of(tl.full((ROWS,), 0, tl.int64) + key, tables, TABLES)
+    width = tl.load(tables + TABLES + table) * UNIT
+    columns = tl.arange(0, WIDTH)
+    inside = columns[None, :] < width[:, None]
+    first = (head + chunk - 1) // chunk
+    behind = last // chunk
+    total = sum_partials(first, behind, inside, partials, ROWS, WIDTH)
+    for end in range(2):
+        total += sum_span(
+            tl.where(end == 0, head, behind * chunk),
+            tl.where(end == 0, first * chunk, last),
+            inside,
+            places,
+            scales,
+            grads,
+            shift,
+            LOOKUPS,
+            GRAD,
+            GRAD_ALIGN,
+            GRAD_UNIT,
+            SCALED,
+            ROWS,
+            WIDTH,
+            UNROLL,
+        )
+    tl.store(totals + index * WIDTH + columns, total)

@@ -51,15 +51,20 @@ class Tuning:
         return chunk
 
 
-def shape_for(width: int) -> Shape:
-    """Return the tile for rows of this width: 8 elements a thread, so that a half-precision load has 16 bytes.
+def shape_for(width: int, size: int = 4) -> Shape:
+    """Return the tile for rows of this width: 16 bytes of the weight a thread.
+
+    Args:
+        width: of the widest row.
+        size: of an element of the weight, in bytes.
 
     >>> shape_for(64)
-    Shape(width=64, rows=16, warps=4, unroll=4)
-    >>> shape_for(1000)
+    Shape(width=64, rows=8, warps=4, unroll=4)
+    >>> shape_for(1000, 2)
     Shape(width=1024, rows=1, warps=4, unroll=4)
     """
     padded = max(4, 1 << (width - 1).bit_length())
-    rows = min(max(1, 1024 // padded), 64)
-    warps = max(1, min(16, rows * padded // 256))
-    return Shape(padded, rows, warps, 4 if padded * rows <= 1024 else 2)
+    each = 16 // size
+    rows = min(max(1, 128 * each // padded), 64)
+    warps = max(1, min(8, rows * padded // (32 * each)))
+    return Shape(padded, rows, warps, 4 if rows * padded <= 2048 else 2)

@@ -112,6 +112,19 @@ def end_of_run(keys, key, begin, n, PROBES: tl.constexpr):
     return low
 
 
+@triton.jit
+def begin_of_run(keys, key, low, high, PROBES: tl.constexpr):
+    """Return the first position from `low` on that has the key; `high` has it."""
+    while low < high:
+        step = (high - low + PROBES) // (PROBES + 1)
+        probe = low + (tl.arange(0, PROBES) + 1) * step - 1
+        other = tl.load(keys + probe, mask=probe < high, other=0) != key
+        found = tl.sum((other & (probe < high)).to(tl.int32), 0)
+        high = tl.minimum(high, low + (found + 1) * step - 1)
+        low += found * step
+    return low
+
+
 @triton.jit(do_not_specialize=["n"])
 def find_runs(
     keys,

@@ -63,7 +63,7 @@ def update(
     starts,
     counts,
     ends,
-    partials,
+    totals,
     tables,
     grads,
     step,
@@ -103,7 +103,7 @@ def update(
     Args:
         keys, places, scales, starts, counts, ends: see `sort.find_runs`; with SUMMED every position is a row
             and has its gradient at its place, so `starts`, `counts` and `ends` are not read.
-        partials: see `reduce.sum_chunks`.
+        totals: see `reduce.join_chunks`.
         tables, grads, step: words of `TABLE_WORDS`, `GRAD_WORDS` and `STEP_WORDS`.
         lr, count: one number each.
         n: number of positions.
@@ -169,12 +169,11 @@ def update(
             g = sum_runs(
                 position,
                 length,
-                last,
-                width,
+                inside,
                 places,
                 scales,
                 grads,
-                partials,
+                totals,
                 shift,
                 chunk,
                 LOOKUPS,
