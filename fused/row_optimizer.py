@@ -34,6 +34,9 @@ class RowOptimizer(Optimizer):
     algorithm: ClassVar[str]
     #: Whether the algorithm needs rows, so that parameters must be tables (R, D).
     tables_only: ClassVar[bool] = False
+    #: What every gradient is divided by as long as it is set, a tensor of one number on the device: so that
+    #: clipping needs no pass over memory of its own. A gradient may be overwritten by the quotient.
+    grad_scale: Tensor | None = None
 
     def __init__(self, params: ParamsT, lr: float | Tensor, **options: Any) -> None:
         super().__init__(params, {"lr": lr} | {name: plain(value) for name, value in options.items()})
@@ -149,8 +152,12 @@ class RowOptimizer(Optimizer):
         """Update parameters by one step, those with a sparse gradient through a backend."""
         whole = [item for item in work if not item[1].is_sparse and which is not Rows.NONZERO]
         listed = [item for item in work if item[1].is_sparse or which is Rows.NONZERO]
+        if self.grad_scale is not None:
+            listed = [
+                (param, sparse_rows.divided(grad, self.grad_scale), state) for param, grad, state in listed
+            ]
         if whole:
-            dense.update(step, whole, names)
+            dense.update(step, whole, names, self.grad_scale)
         if isinstance(step.count, Tensor):
             for item in listed:
                 sparse_rows.update(replace(step, count=item[2]["step"]), [item], names, which)

@@ -121,8 +121,7 @@ class SparseAdam(RowOptimizer):
             state["step"] += 1
             alike.setdefault(state["step"], []).append((param, grad, state))
         for count, work in alike.items():
-            step = self.make_step(group, count)
-            sparse_rows.update(step, work, ("exp_avg", "exp_avg_sq"), Rows.GIVEN)
+            self.update_alike(self.make_step(group, count), work, self.state_names({}), Rows.GIVEN)
 
     # --- loading --------------------------------------------------------------------------------
 

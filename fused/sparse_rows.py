@@ -43,7 +43,10 @@ def check_indices(indices: Tensor, sizes: Sequence[int]) -> None:
     """Refuse indices (dimensions, N) of a sparse gradient that are not in a parameter, with a ValueError."""
     if not indices.numel():
         return
-    least, most = (extreme.tolist() for extreme in torch.aminmax(indices, dim=1))
+    if len(indices) == 1:  # of all elements is faster than by dimension
+        least, most = ([int(extreme)] for extreme in torch.aminmax(indices))
+    else:
+        least, most = (extreme.tolist() for extreme in torch.aminmax(indices, dim=1))
     for low, high, size in zip(least, most, sizes, strict=False):
         if low < 0 or high >= size:
             bad = low if low < 0 else high
@@ -110,6 +113,15 @@ def listed(table: int, grad: Tensor) -> Lookup:
         for size, index in zip(grad.shape, indices, strict=False):
             rows = rows * size + index
     return Lookup(table, rows, grad=values.reshape(len(rows), grad.shape[len(indices) :].numel()))
+
+
+def divided(grad: Tensor, scale: Tensor) -> Tensor:
+    """Return a gradient divided by a scale of one number."""
+    scale = scale.to(grad.device)
+    if not grad.is_sparse:
+        return grad / scale
+    values = grad._values() / scale
+    return torch.sparse_coo_tensor(grad._indices(), values, grad.shape, check_invariants=False)
 
 
 def _spread(work: dense.Work, found: RowGradients) -> dense.Work:
