@@ -23,11 +23,26 @@ from keyedopt.fused.keyed import (
     KeyedOptimizerWrapper,
     OptimizerWrapper,
 )
+from keyedopt.fused.optimizers import (
+    LAMB,
+    SGD,
+    Adagrad,
+    Adam,
+    LarsSGD,
+    PartialRowWiseAdam,
+    PartialRowWiseLAMB,
+)
+from keyedopt.fused.rowwise_adagrad import RowWiseAdagrad
+from keyedopt.fused.sparse_adam import SparseAdam
 
 __all__ = [
+    "LAMB",
+    "SGD",
     "AccumulateAdagrad",
     "AccumulateAdam",
     "AccumulateSGD",
+    "Adagrad",
+    "Adam",
     "CombinedOptimizer",
     "EmbeddingBagCollection",
     "EmbeddingBagConfig",
@@ -36,8 +51,13 @@ __all__ = [
     "Jagged",
     "KeyedOptimizer",
     "KeyedOptimizerWrapper",
+    "LarsSGD",
     "OptimizerWrapper",
+    "PartialRowWiseAdam",
+    "PartialRowWiseLAMB",
     "PoolingType",
+    "RowWiseAdagrad",
+    "SparseAdam",
     "apply_optimizer_in_backward",
     "in_backward_optimizer_filter",
 ]

@@ -36,7 +36,7 @@ class RowOptimizer(Optimizer):
     tables_only: ClassVar[bool] = False
     #: What every gradient is divided by as long as it is set, a tensor of one number on the device: so that
     #: clipping needs no pass over memory of its own. A gradient may be overwritten by the quotient.
-    grad_scale: Tensor | None = None
+    grad_scale: Tensor
 
     def __init__(self, params: ParamsT, lr: float | Tensor, **options: Any) -> None:
         super().__init__(params, {"lr": lr} | {name: plain(value) for name, value in options.items()})
@@ -150,14 +150,13 @@ class RowOptimizer(Optimizer):
 
     def update_alike(self, step: Step, work: list[dense.Work], names: tuple[str, ...], which: Rows) -> None:
         """Update parameters by one step, those with a sparse gradient through a backend."""
+        scale: Tensor | None = getattr(self, "grad_scale", None)
         whole = [item for item in work if not item[1].is_sparse and which is not Rows.NONZERO]
         listed = [item for item in work if item[1].is_sparse or which is Rows.NONZERO]
-        if self.grad_scale is not None:
-            listed = [
-                (param, sparse_rows.divided(grad, self.grad_scale), state) for param, grad, state in listed
-            ]
+        if scale is not None:
+            listed = [(param, sparse_rows.divided(grad, scale), state) for param, grad, state in listed]
         if whole:
-            dense.update(step, whole, names, self.grad_scale)
+            dense.update(step, whole, names, scale)
         if isinstance(step.count, Tensor):
             for item in listed:
                 sparse_rows.update(replace(step, count=item[2]["step"]), [item], names, which)
