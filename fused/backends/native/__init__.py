@@ -60,9 +60,7 @@ class NativeBackend:
     def missing(self) -> str:
         """Return why the kernels cannot be used."""
         if _kernels is None:
-            return (
-                f"its C++ extension was not built ({_WHY}); install keyedopt again with a C++17 compiler there"
-            )
+            return f"its C++ extension was not built ({_WHY}); install keyedopt again with a C++17 compiler there"
         if self._set and self._set not in self.instruction_sets():
             return f"this machine has no kernels for {self._set!r}, only for {self.instruction_sets()}"
         return ""

@@ -70,7 +70,9 @@ def describe_table(table: Table, step: Step | None = None) -> tuple[int, ...]:
     states: list[int] = []
     for width, state in zip(widths, table.states, strict=True):
         if state.numel() != rows * width:
-            raise ValueError(f"a state of {step.algorithm} has {width} numbers a row, not {tuple(state.shape)}")
+            raise ValueError(
+                f"a state of {step.algorithm} has {width} numbers a row, not {tuple(state.shape)}"
+            )
         states += (state.data_ptr(), width)
     states += [0] * (4 - len(states))
     counter = 0 if table.row_counter is None else table.row_counter.data_ptr()
