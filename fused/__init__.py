@@ -9,6 +9,7 @@ from keyedopt.fused.apply_optimizer_in_backward import (
     apply_optimizer_in_backward,
     in_backward_optimizer_filter,
 )
+from keyedopt.fused.clipping import GradientClipping, GradientClippingOptimizer
 from keyedopt.fused.embedding import (
     EmbeddingBagCollection,
     EmbeddingBagConfig,
@@ -17,6 +18,8 @@ from keyedopt.fused.embedding import (
     Jagged,
     PoolingType,
 )
+from keyedopt.fused.fault_tolerance import FaultTolerantOptimizer
+from keyedopt.fused.fused import EmptyFusedOptimizer, FusedOptimizer, FusedOptimizerModule
 from keyedopt.fused.keyed import (
     CombinedOptimizer,
     KeyedOptimizer,
@@ -33,7 +36,9 @@ from keyedopt.fused.optimizers import (
     PartialRowWiseLAMB,
 )
 from keyedopt.fused.rowwise_adagrad import RowWiseAdagrad
+from keyedopt.fused.semi_sync import SemisyncOptimizer
 from keyedopt.fused.sparse_adam import SparseAdam
+from keyedopt.fused.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 __all__ = [
     "LAMB",
@@ -48,6 +53,12 @@ __all__ = [
     "EmbeddingBagConfig",
     "EmbeddingCollection",
     "EmbeddingConfig",
+    "EmptyFusedOptimizer",
+    "FaultTolerantOptimizer",
+    "FusedOptimizer",
+    "FusedOptimizerModule",
+    "GradientClipping",
+    "GradientClippingOptimizer",
     "Jagged",
     "KeyedOptimizer",
     "KeyedOptimizerWrapper",
@@ -57,7 +68,11 @@ __all__ = [
     "PartialRowWiseLAMB",
     "PoolingType",
     "RowWiseAdagrad",
+    "SemisyncOptimizer",
     "SparseAdam",
+    "WarmupOptimizer",
+    "WarmupPolicy",
+    "WarmupStage",
     "apply_optimizer_in_backward",
     "in_backward_optimizer_filter",
 ]

@@ -22,7 +22,7 @@ from keyedopt.fused.keyed.groups import check_groups, check_keys, show_groups, t
 from keyedopt.fused.keyed.hooked import Hooked
 from keyedopt.fused.keyed.initialize import initialize
 from keyedopt.fused.keyed.loading import Load
-from keyedopt.fused.keyed.values import kind, layout, show
+from keyedopt.fused.keyed.values import kind, layouts, show_all
 
 FLAG = "_save_param_groups"
 
@@ -65,7 +65,8 @@ class KeyedOptimizer(Hooked):
 
     def _save(self) -> dict[str, Any]:
         keys = self._keys()
-        saved: dict[str, Any] = {"state": {keys[id(param)]: show(own) for param, own in self.state.items()}}
+        shown = show_all(self.state.values())
+        saved: dict[str, Any] = {"state": dict(zip(self._named(keys), shown, strict=True))}
         if self.defaults[FLAG]:
             saved["param_groups"] = show_groups(self.param_groups, keys)
         return saved
@@ -78,6 +79,10 @@ class KeyedOptimizer(Hooked):
             stranger = next(param for param in self.state if id(param) not in keys)
             raise ValueError(f"The state of {kind(stranger)} {stranger!r} has no key")
         return keys
+
+    def _named(self, keys: Mapping[int, str]) -> Iterable[str]:
+        """Run through the keys of the parameters that have state."""
+        return map(keys.__getitem__, map(id, self.state))
 
     def save_param_groups(self, save: bool) -> None:
         """Choose whether groups are saved and loaded."""
@@ -103,7 +108,7 @@ class KeyedOptimizer(Hooked):
 
     def _check(self, state_dict: Mapping[str, Any]) -> Load:
         load, keys = Load(), self._keys()
-        live = {keys[id(param)]: entry for param, entry in self.state.items()}
+        live = dict(zip(self._named(keys), self.state.values(), strict=True))
         check_state(live, state_dict["state"], load)
         if self.defaults[FLAG]:
             if "param_groups" not in state_dict:
@@ -133,7 +138,7 @@ class KeyedOptimizer(Hooked):
 
     def _after_step(self) -> None:
         """See that state has the keys it had after the first step; else it could not be loaded in place."""
-        now = list(map(id, self.state)), list(map(layout, self.state.values()))
+        now = list(map(id, self.state)), layouts(self.state.values())
         if now == self._seen:
             return
         first = self._layouts = {} if self._layouts is None else self._layouts

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from itertools import chain
+from operator import eq
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
 
 from keyedopt.fused.keyed.loading import Load, Path, alike
-from keyedopt.fused.keyed.values import is_stateful, kind, refusal
+from keyedopt.fused.keyed.values import is_stateful, kind, refusal, values_of
 
 
 def check_state(live: Mapping[str, Any], new: object, load: Load) -> None:
@@ -25,13 +25,13 @@ def check_state(live: Mapping[str, Any], new: object, load: Load) -> None:
             raise ValueError(f"Different parameter count: {len(live)} vs {len(new)}: {names}")
         missing = next(key for key in live if key not in new)
         raise ValueError(f"Parameter {missing} not found: {names}")
-    pairs = [(entry, new[key]) for key, entry in live.items()]
-    if all(type(came) is dict and entry.keys() == came.keys() for entry, came in pairs):
-        have = list(chain.from_iterable(entry.values() for entry, _ in pairs))
-        come = list(chain.from_iterable(map(came.__getitem__, entry) for entry, came in pairs))
-        if alike(have, come):
-            load.live += have
-            load.new += come
+    have, came = live.values(), list(map(new.__getitem__, live))
+    plain = {dict}.issuperset(map(type, have)) and {dict}.issuperset(map(type, came))
+    if plain and all(map(eq, map(tuple, have), map(tuple, came))):  # the same keys in the same order
+        tensors, sources = list(values_of(have)), list(values_of(came))
+        if alike(tensors, sources):
+            load.live += tensors
+            load.new += sources
             return
     for key, entry in live.items():
         check_entry(entry, new[key], (key,), load)

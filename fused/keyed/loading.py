@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,6 +13,12 @@ import torch
 from torch import Tensor
 
 from keyedopt.fused.keyed.values import clone, refusal
+
+_bulk: Any
+try:
+    _bulk = importlib.import_module("keyedopt.fused.keyed._bulk")
+except ImportError:  # built without a compiler, or for another torch
+    _bulk = None
 
 _shape, _dtype, _layout, _is_cpu = map(attrgetter, ("shape", "dtype", "layout", "is_cpu"))
 Path = tuple[Any, ...]
@@ -40,31 +47,27 @@ class Load:
 
     def run(self) -> None:
         """Write: objects first, for they may refuse and are then rolled back, then what cannot fail."""
-        live, new = self._sources()
+        live, new = self.live, self.new
+        if any(map(is_, live, new)):  # state that is loaded where it comes from
+            changing = [(have, came) for have, came in zip(live, new, strict=True) if have is not came]
+            live, new = [have for have, _ in changing], [came for _, came in changing]
+        if self.objects or self.reshapes:  # they run before the copies and may write to a source
+            new = [came.detach().clone() for came in new]
         values = [(mapping, key, clone(value)) for mapping, key, value in self.values]
         _load_objects(self.objects)
         for reshape in self.reshapes:
             reshape()
-        copy_all(live, new)
+        fill(live, new)
         for mapping, key, value in values:
             mapping[key] = value
         for tell in self.afterwards:
             tell()
 
-    def _sources(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Return what is to be filled, and sources that no write can reach before they are read."""
-        live, new = self.live, self.new
-        if any(map(is_, live, new)):
-            changing = [(have, came) for have, came in zip(live, new, strict=True) if have is not came]
-            live, new = [have for have, _ in changing], [came for _, came in changing]
-        # Objects run code of their own, which may write to anything that it shares with a source.
-        if self.objects or self.reshapes or not disjoint(live, new):
-            new = [came.detach().clone() for came in new]
-        return live, new
-
 
 def alike(live: list[Tensor], new: list[Tensor]) -> bool:
     """Whether all pairs are plain tensors of the same shape, dtype and layout, so that copying is exact."""
+    if _bulk is not None:
+        return bool(_bulk.alike(live, new))
     return (
         {Tensor}.issuperset(map(type, live))
         and {Tensor}.issuperset(map(type, new))
@@ -94,8 +97,13 @@ def _contiguous(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_meta and tensor.is_contiguous()
 
 
-def copy_all(live: list[Tensor], new: list[Tensor]) -> None:
-    """Fill tensors, in one call for all of one dtype and device."""
+def fill(live: list[Tensor], new: list[Tensor]) -> None:
+    """Copy to each tensor what its source holds now, in one call for all of one dtype and device."""
+    if _bulk is not None and _bulk.copy(live, new):
+        torch.autograd.graph.increment_version(live)  # as every write of torch's own does
+        return
+    if not disjoint(live, new):  # a write could reach another's source before it is read
+        new = [came.detach().clone() for came in new]
     with torch.no_grad():
         for some, sources in _grouped(live, new):
             if {Tensor}.issuperset(map(type, some)) and {torch.strided}.issuperset(map(_layout, some)):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
+from itertools import chain
 from numbers import Number
 from types import NoneType
 from typing import Any
@@ -21,9 +22,14 @@ _IMMUTABLE = PLAIN - {Tensor, torch.nn.Parameter}
 _NAMES = {ShardedTensor: "ShardedTensor", DTensor: "DTensor", Tensor: "tensor", Mapping: "mapping"}
 
 
-def is_plain(entry: Mapping[Any, Any]) -> bool:
-    """Whether no value of an entry is a mapping, a stateful object or a tensor of a special kind."""
-    return PLAIN.issuperset(map(type, entry.values()))
+def are_plain(entries: Collection[Mapping[Any, Any]]) -> bool:
+    """Whether all are dicts without a mapping, a stateful object or a special kind of tensor in them."""
+    return {dict}.issuperset(map(type, entries)) and PLAIN.issuperset(map(type, values_of(entries)))
+
+
+def values_of(entries: Collection[Any]) -> chain[Any]:
+    """Run through the values of dicts, one after the other."""
+    return chain.from_iterable(map(dict.values, entries))
 
 
 def is_stateful(value: object) -> bool:
@@ -49,9 +55,14 @@ def refusal(text: str, path: Sequence[Any], expected: object, got: object) -> Va
     return ValueError(f"{text} for the path of {place}: expected {expected}, got {got}")
 
 
+def show_all(entries: Collection[Any]) -> list[dict[Any, Any]]:
+    """Copy the mappings of entries, with stateful objects as their state; tensors are the live ones."""
+    return list(map(dict.copy, entries)) if are_plain(entries) else list(map(show, entries))
+
+
 def show(entry: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Copy the mappings of an entry, with stateful objects as their state; tensors are the live ones."""
-    return dict(entry) if is_plain(entry) else {key: _shown(value) for key, value in entry.items()}
+    """Do what `show_all` does for one entry."""
+    return {key: _shown(value) for key, value in entry.items()}
 
 
 def _shown(value: Any) -> Any:
@@ -60,15 +71,17 @@ def _shown(value: Any) -> Any:
     return value.state_dict() if is_stateful(value) else value
 
 
-def layout(entry: Mapping[Any, Any]) -> tuple[Any, ...]:
-    """List the paths of an entry's keys; equal for two entries whose keys have the same order."""
-    if is_plain(entry):
-        return tuple(entry)
+def layouts(entries: Collection[Mapping[Any, Any]]) -> list[tuple[Any, ...]]:
+    """List the keys of each entry, in their order, and the paths of those that are nested."""
+    return list(map(tuple, entries)) if are_plain(entries) else list(map(_layout, entries))
+
+
+def _layout(entry: Mapping[Any, Any]) -> tuple[Any, ...]:
     paths: list[Any] = []
     for key, value in entry.items():
         paths.append(key)
         if isinstance(value, Mapping):
-            paths += [_Path((key, *(path if type(path) is _Path else (path,)))) for path in layout(value)]
+            paths += [_Path((key, *(path if type(path) is _Path else (path,)))) for path in _layout(value)]
     return tuple(paths)
 
 

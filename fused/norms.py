@@ -1,0 +1,136 @@
+"""Norms of gradients, in one pass over memory and, on CUDA, without waiting for the result.
+
+A norm of norms is the norm of the whole, so every tensor is reduced by itself, all in one call, and the
+short list of results is put together in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+from torch.distributed.tensor import DTensor, Replicate
+
+Groups = tuple[Any, ...]  # process groups, whose type has several names
+_ROW = 1024  # so many float32 are summed before the sums go on in float64
+
+
+def mesh_groups(param: Tensor) -> Groups:
+    """Return the process groups over which the gradient of a parameter is cut; none but for a `DTensor`."""
+    cut = param.grad if isinstance(param.grad, DTensor) else param
+    if not isinstance(cut, DTensor):
+        return ()
+    placed = enumerate(cut.placements)
+    return tuple(cut.device_mesh.get_group(dim) for dim, kind in placed if not isinstance(kind, Replicate))
+
+
+def parts_of(param: Tensor) -> list[Tensor]:
+    """Return what this rank has of a gradient, as strided tensors to be written in place.
+
+    ``param.grad`` is replaced where it must be: by its coalesced form, so that no row is counted in pieces,
+    or by a copy with memory of its own.
+
+    Raises:
+        ValueError: a `DTensor` whose parts are still to be added up.
+    """
+    grad: Any = param.grad
+    if grad is None:
+        return []
+    if isinstance(grad, DTensor):
+        if any(kind.is_partial() for kind in grad.placements):
+            raise ValueError("a DTensor gradient with Partial placement cannot be clipped: reduce it")
+        local: Any = grad.to_local()
+        # torchrec puts several shards of a table into one object.
+        return list(local.local_shards()) if hasattr(local, "local_shards") else [local]
+    if grad.layout is torch.strided:
+        if 0 in grad.stride() and grad.numel() > 1:  # expanded: several elements in one place
+            grad = param.grad = grad.contiguous()
+        return [grad]
+    if grad.layout is not torch.sparse_coo:
+        return [grad.values()]
+    if not grad.is_coalesced():
+        grad = param.grad = grad.coalesce()
+    return [grad._values()]
+
+
+def p_norm(tensors: Iterable[Tensor], p: float, device: torch.device, groups: Sequence[Any] = ()) -> Tensor:
+    """Return ‖x‖ₚ of all elements, on all ranks of all groups, in float64 where the device has it.
+
+    Every rank takes part in every reduction, also without tensors. No finite element is too large or too
+    small; what overflows is only a norm that is too large itself.
+
+    Args:
+        tensors: strided, of any dtype.
+        p: the exponent, above 0, or infinity.
+        device: where the result is.
+        groups: process groups to reduce over, one after the other.
+    """
+    wide = torch.float32 if device.type == "mps" else torch.float64
+    norms = [norm.to(device, wide) for norm in _norms(list(tensors), p)]
+    return _together(torch.cat([torch.zeros(1, device=device, dtype=wide), *norms]), p, groups)
+
+
+def _together(norms: Tensor, p: float, groups: Sequence[Any] = ()) -> Tensor:
+    """Return ``m · (Σ (n / m)ᵖ)^(1/p)``, with m the largest of all n: no power leaves the dtype."""
+
+    def everywhere(value: Tensor, operation: Any) -> Tensor:
+        for group in groups:
+            dist.all_reduce(value, op=operation, group=group)
+        return value
+
+    # A maximum over ranks may lose a NaN, a sum does not.
+    largest = everywhere(norms.nan_to_num(nan=0.0, posinf=math.inf).max(), dist.ReduceOp.MAX)
+    if math.isinf(p):
+        return largest + everywhere(torch.where(norms.isnan(), norms, 0.0).sum(), dist.ReduceOp.SUM)
+    scale = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
+    return scale * everywhere((norms / scale).pow(p).sum(), dist.ReduceOp.SUM).pow(1 / p)
+
+
+def _norms(tensors: list[Tensor], p: float) -> list[Tensor]:
+    """Return vectors of norms, of one or more tensors each."""
+    by_kind: dict[Any, list[Tensor]] = {}
+    for tensor in tensors:
+        if tensor.numel():
+            tensor = tensor.detach().abs() if tensor.is_complex() else tensor.detach()
+            by_kind.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+    found = []
+    for (device, dtype), some in by_kind.items():
+        if dtype is torch.float64 or p not in (1.0, 2.0, math.inf) or device.type == "mps":
+            found.append(_careful(some, p))
+        elif device.type == "cpu":
+            norms = _quick(some, p)
+            total = float(_together(norms.double(), p))
+            # Outside, squares of single elements were too large or too small for float32.
+            safe = 1e-12 < total < math.inf or math.isinf(p)
+            found.append(norms if safe else _careful(some, p))
+        else:
+            found.append(torch.stack(torch._foreach_norm(some, p, dtype=torch.float64)))
+    return found
+
+
+def _quick(tensors: list[Tensor], p: float) -> Tensor:
+    """Return norms in float32, for tensors of the CPU: of a large one, row by row."""
+    rows, rest = [], []
+    for tensor in tensors:
+        whole = tensor.numel() // _ROW * _ROW
+        if not whole:
+            rest.append(tensor)
+            continue
+        flat = tensor.reshape(-1)
+        rows.append(torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), p, dim=1, dtype=torch.float32))
+        if whole < len(flat):
+            rest.append(flat[whole:])
+    if rest:
+        rows.append(torch.stack(torch._foreach_norm(rest, p, dtype=torch.float32)))
+    return torch.cat(rows)
+
+
+def _careful(tensors: list[Tensor], p: float) -> Tensor:
+    """Return norms of tensors whose powers may leave their dtype, each divided by the largest element."""
+    wide = torch.float32 if tensors[0].device.type == "mps" else torch.float64
+    sizes = [tensor.abs().to(wide) for tensor in tensors]
+    return torch.stack([_together(size.reshape(-1), p) for size in sizes])

@@ -1,0 +1,54 @@
+"""Scaling and clamping many gradients in place, without waiting for the factor on CUDA."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def factor_of(norm: Tensor, bound: float) -> Tensor:
+    """Return ``min(1, bound / (norm + 1e-6))``."""
+    return (bound / (norm + 1e-6)).clamp(max=1.0)
+
+
+@torch.no_grad()
+def scale_all(tensors: Iterable[Tensor], factor: Tensor) -> None:
+    """Multiply by one factor, rounded once: in float16 a small factor alone would become 0."""
+    for (device, dtype), some in _by_kind(tensors).items():
+        precise = dtype is torch.float64
+        if device.type == "cpu":
+            number = float(factor)
+            if number == 1.0:
+                continue
+            precise |= not 1e-30 < number < 1.0  # to be rounded with the product only
+        if dtype in _HALF or dtype is torch.float32 and not precise:
+            # The kernel of `GradScaler`: one pass, with a float32 factor that stays on the device.
+            inf = torch.zeros(1, device=device)
+            torch._amp_foreach_non_finite_check_and_unscale_(some, inf, factor.to(device, torch.float32))
+            continue
+        for tensor in some:
+            wide = torch.promote_types(dtype, factor.dtype)
+            tensor.copy_(tensor.to(wide) * factor.to(device))
+
+
+@torch.no_grad()
+def clamp_all(tensors: Iterable[Tensor], bound: float) -> None:
+    """Limit every element to [-bound, bound]; NaN stays."""
+    for (device, _), some in _by_kind(tensors).items():
+        if device.type == "cpu":  # one pass for each instead of two
+            for tensor in some:
+                tensor.clamp_(-bound, bound)
+        else:
+            torch._foreach_clamp_min_(some, -bound)
+            torch._foreach_clamp_max_(some, bound)
+
+
+def _by_kind(tensors: Iterable[Tensor]) -> dict[tuple[torch.device, torch.dtype], list[Tensor]]:
+    kinds: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for tensor in tensors:
+        kinds.setdefault((tensor.device, tensor.dtype), []).append(tensor)
+    return kinds

@@ -1,0 +1,242 @@
+"""Semi-synchronous training: many local steps, then a global one.
+
+::
+
+    for t = 1, 2, 3, …
+        local optimizer: step
+        if t mod num_local_steps = 0
+            global optimizer: global_step(t)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+
+from keyedopt.fused.keyed.base import FLAG, KeyedOptimizer, check_keyed, saves_groups
+from keyedopt.fused.keyed.composition import Composition
+from keyedopt.fused.keyed.initialize import initialize, zero_gradients
+from keyedopt.fused.keyed.loading import Load
+from keyedopt.fused.semi_sync_state import GLOBAL_COUNTER, LOCAL_COUNTER, Members, unprefixed
+
+
+class SemisyncOptimizer(Composition):
+    """Step a local optimizer each time, and a global one every `num_local_steps` times.
+
+    Args:
+        global_params: parameters of the global model, or groups of them.
+        optimizer: the local optimizer, keyed.
+        global_optimizer: the global optimizer, keyed. It, or the one that it wraps, has a method
+            ``global_step(step, closure)``; the gradients of its parameters are set to None before.
+        num_local_steps: local steps from one global step to the next.
+        semi_sync_worker_shard_group: process group for whoever reports metrics; no part of a step.
+        offload_global_model: keep parameters that only the global optimizer has in CPU memory between
+            global steps.
+        non_blocking: do not wait for the copies from the CPU.
+
+    Raises:
+        ValueError: an argument out of its range, no ``global_step``, or keys and parameters of the two
+            optimizers that contradict each other.
+        IndexError: no global parameters.
+    """
+
+    def __init__(
+        self,
+        global_params: Iterable[Any],
+        optimizer: KeyedOptimizer,
+        global_optimizer: KeyedOptimizer,
+        num_local_steps: int = 16,
+        semi_sync_worker_shard_group: distributed.ProcessGroup | None = None,
+        offload_global_model: bool = False,
+        non_blocking: bool = False,
+    ) -> None:
+        check_keyed([optimizer, global_optimizer])
+        super().__init__()
+        if type(num_local_steps) is not int or num_local_steps < 1:
+            raise ValueError(f"num_local_steps must be an integer of at least 1, not {num_local_steps!r}")
+        find_global_step(global_optimizer)  # not only after the first local steps
+        self._optimizer = optimizer
+        self._global_optimizer = global_optimizer
+        self._worker_model_params = _listed(global_params)
+        self._num_local_steps = num_local_steps
+        self._worker_shard_group = semi_sync_worker_shard_group
+        self._local_step_counter = torch.zeros((), dtype=torch.int64, device="cpu")
+        self._global_step_counter = torch.zeros((), dtype=torch.int64, device="cpu")
+        self._own_defaults[FLAG] = saves_groups(optimizer)
+        self._members().check(self._own_defaults[FLAG])
+        trained = set(map(id, optimizer.params.values()))
+        outer = [param for param in global_optimizer.params.values() if id(param) not in trained]
+        self._homes = [(param, param.device) for param in outer if offload_global_model]
+        self._non_blocking = non_blocking
+        self._put_away()
+
+    def _parts(self) -> list[tuple[str, Any]]:
+        return [("", self._optimizer), ("", self._global_optimizer)]
+
+    def _members(self) -> Members:
+        counters = {GLOBAL_COUNTER: self._global_step_counter, LOCAL_COUNTER: self._local_step_counter}
+        return Members(self._optimizer, self._global_optimizer, counters)
+
+    @property
+    def params(self) -> Mapping[str, Any]:  # type: ignore[override]
+        """Parameters of both optimizers by key, and the counters."""
+        return MappingProxyType(self._members().params())
+
+    @property
+    def state(self) -> Mapping[Any, Any]:  # type: ignore[override]
+        """Live state of both optimizers by parameter, under prefixed keys."""
+        return MappingProxyType(self._members().state())
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """Whether groups are saved."""
+        return self._own_defaults
+
+    def __repr__(self) -> str:
+        names = f"semi_sync_local_optim: {self._optimizer!r}"
+        return f"{names}, semi_sync_global_optim: {self._global_optimizer!r}"
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take a local step and, every `num_local_steps` times, a global one.
+
+        Args:
+            closure: evaluates the model; both steps get it, with gradients enabled.
+
+        Returns:
+            What the local step returns.
+        """
+        if not _unscale(self):
+            return None
+        evaluate = closure and torch.enable_grad()(closure)
+        with torch.no_grad():
+            result = self._optimizer.step(closure=evaluate)
+            self._local_step_counter += 1
+            if int(self._local_step_counter) % self._num_local_steps == 0:
+                self._global_optimizer.zero_grad(set_to_none=True)
+                with self._global_model():
+                    find_global_step(self._global_optimizer)(self._local_step_counter, evaluate)
+                self._global_step_counter += 1
+        return result
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        # A scaler would divide the gradient of a parameter once for each optimizer that has it.
+        return self._members().overlap()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Set all gradients to None, or without `set_to_none` to zero."""
+        super().zero_grad(set_to_none=set_to_none)
+
+    def init_state(self, sparse_grad_parameter_names: set[str] | None = None) -> None:
+        """Create the state of both optimizers; counters stay. See `KeyedOptimizer.init_state`."""
+        self._optimizer.init_state(sparse_grad_parameter_names)
+        outer = self._global_optimizer
+        if all(outer.state.get(param) for param in outer.params.values()):
+            return
+        sparse = sparse_grad_parameter_names or set()
+        with self._global_model():
+            initialize(_GlobalStep(outer), sparse)
+            zero_gradients(outer.params, sparse)  # a global step may make gradients of its own
+
+    def add_param_group(self, param_group: Mapping[str, Any]) -> None:
+        """Refuse: options are of one optimizer, but parameters may belong to both.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("add the group to the local optimizer, the global one, or both")
+
+    def _save(self) -> dict[str, Any]:
+        return self._members().save(self.defaults[FLAG])
+
+    def _check(self, state_dict: Mapping[str, Any]) -> Load:
+        return self._members().check_load(state_dict, self.defaults[FLAG])
+
+    @staticmethod
+    def _extract_prefixed_state(param_state: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+        return unprefixed(param_state, prefix)
+
+    @contextmanager
+    def _global_model(self) -> Iterator[None]:
+        """Have parameters that are kept on the CPU where they came from."""
+        for param, home in self._homes:
+            param.data = param.data.to(home, non_blocking=self._non_blocking)
+        try:
+            yield
+        finally:
+            self._put_away()
+
+    def _put_away(self) -> None:
+        for param, _ in self._homes:
+            param.data = param.data.to("cpu")  # waits: anyone may look at it from now on
+
+
+class _GlobalStep:
+    """The global optimizer as `initialize` looks at it: its step is the global one."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+        self.params, self.state = optimizer.params, optimizer.state
+        self.param_groups = optimizer.param_groups
+
+    def _bare_step(self) -> None:
+        with torch.no_grad():
+            find_global_step(self.optimizer)(torch.zeros((), dtype=torch.int64), None)
+
+
+def find_global_step(optimizer: Any) -> Callable[[Tensor, Any], object]:
+    """Return ``global_step`` of an optimizer or of the one it wraps; deeper, a schedule would be passed by."""
+    for holder in (optimizer, getattr(optimizer, "_optimizer", None)):
+        method: Any = getattr(holder, "global_step", None)
+        if callable(method):
+            return method  # type: ignore[no-any-return]
+    raise ValueError(
+        "global_optimizer, or the optimizer that it wraps, must have a method "
+        f"global_step(step, closure), which {type(optimizer).__name__} has not"
+    )
+
+
+def _listed(given: Any) -> list[Tensor]:
+    """List parameters that come alone, as (key, parameter), or in groups."""
+    if given is None or isinstance(given, str | Tensor):
+        raise ValueError(f"global_params must be parameters or groups of them, not {given!r}")
+    items = list(given)
+    if not items:
+        raise IndexError("global_params is empty: there is nothing to synchronize")
+    found: list[Tensor] = []
+    for item in items:
+        if isinstance(item, tuple) and len(item) == 2:
+            item = item[1]
+        if isinstance(item, Tensor):
+            found.append(item)
+        elif isinstance(item, Mapping) and "params" in item:
+            inside = item["params"]
+            found += _listed([inside] if isinstance(inside, Tensor) else inside)
+        else:
+            raise ValueError(f"global_params must be parameters or groups of them, not {type(item).__name__}")
+    return found
+
+
+def _unscale(optimizer: Any) -> bool:
+    """Divide every gradient once by the scale that a `GradScaler` has laid down; False to leave a step out."""
+    found_inf = getattr(optimizer, "found_inf", None)
+    if found_inf is None:
+        return True
+    if optimizer.grad_scale is None:
+        del optimizer.found_inf, optimizer.grad_scale
+        raise RuntimeError(
+            "GradScaler.unscale_ has divided the gradients of parameters that both optimizers have twice: "
+            "call it with the local optimizer, or leave it to GradScaler.step"
+        )
+    if float(found_inf):
+        return False
+    inverse = optimizer.grad_scale.double().reciprocal().float()
+    for param in {id(param): param for group in optimizer.param_groups for param in group["params"]}.values():
+        if param.grad is not None:
+            param.grad.mul_(inverse.to(param.grad.device))
+    return True
