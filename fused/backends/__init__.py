@@ -11,6 +11,7 @@ name        what it is
 """
 
 import importlib
+import os
 from collections.abc import Sequence
 from functools import cache
 
@@ -24,11 +25,13 @@ BACKENDS = {
     "torch": ("keyedopt.fused.backends.torch", "TorchBackend", ""),
 }
 #: Which are tried for a device, one after the other; FBGEMM never by itself, for it is slower on each.
+ORDER = {"cuda": ("triton", "torch"), "cpu": ("native", "torch")}
+#: In the environment, the backend that ``"auto"`` tries first: to check or to measure one of them.
+PREFERRED = "KEYEDOPT_BACKEND"
 #: Which read no memory before they have checked values and offsets themselves, with a ValueError.
 CHECKING = ("native",)
-ORDER = {"cuda": ("triton", "torch"), "cpu": ("native", "torch")}
 
-__all__ = ["BACKENDS", "CHECKING", "available", "check_name", "choose", "get"]
+__all__ = ["BACKENDS", "CHECKING", "PREFERRED", "available", "check_name", "choose", "get"]
 
 
 class MissingBackend:
@@ -89,10 +92,11 @@ def get(name: str) -> Backend:
         ValueError: there is no such backend.
         RuntimeError: it is missing here; the message says what to install.
     """
+    if name == "auto":
+        raise ValueError(f"backend must be one of {list(BACKENDS)}; 'auto' is chosen for tables")
     check_name(name)
     backend = _load(name)
-    if isinstance(backend, MissingBackend):  # which `check_name` has refused, but for "auto"
-        raise ValueError("backend must be one of those that do the work, not 'auto'")
+    assert not isinstance(backend, MissingBackend)  # which `check_name` refuses
     return backend
 
 
@@ -100,7 +104,8 @@ def choose(backend: str, tables: Sequence[Table], step: Step) -> Backend:
     """Return the backend for some tables of one device and dtype, and a step.
 
     Args:
-        backend: its name, or ``"auto"`` for the first of `ORDER` that can do it.
+        backend: its name, or ``"auto"`` for the first of `ORDER` that can do it, after that which the
+            environment variable `PREFERRED` names.
         tables: at least one.
         step: the algorithm with its options.
 
@@ -114,7 +119,12 @@ def choose(backend: str, tables: Sequence[Table], step: Step) -> Backend:
         if why:
             raise ValueError(f"backend {backend!r} cannot do this: {why}")
         return chosen
-    for name in ORDER.get(tables[0].weight.device.type, ()):
+    order = ORDER.get(tables[0].weight.device.type, ())
+    preferred = os.environ.get(PREFERRED)
+    if preferred:
+        check_name(preferred)
+        order = (preferred, *order)
+    for name in order:
         candidate = _load(name)
         if not isinstance(candidate, MissingBackend) and not candidate.refuses(tables, step):
             return candidate
