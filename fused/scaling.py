@@ -25,7 +25,7 @@ def scale_all(tensors: Iterable[Tensor], factor: Tensor) -> None:
             if number == 1.0:
                 continue
             precise |= not 1e-30 < number < 1.0  # to be rounded with the product only
-        if dtype in _HALF or dtype is torch.float32 and not precise:
+        if dtype in _HALF or (dtype is torch.float32 and not precise):
             # The kernel of `GradScaler`: one pass, with a float32 factor that stays on the device.
             inf = torch.zeros(1, device=device)
             torch._amp_foreach_non_finite_check_and_unscale_(some, inf, factor.to(device, torch.float32))

@@ -190,7 +190,7 @@ class _GlobalStep:
 
 
 def find_global_step(optimizer: Any) -> Callable[[Tensor, Any], object]:
-    """Return ``global_step`` of an optimizer or of the one it wraps; deeper, a schedule would be passed by."""
+    """Return ``global_step`` of an optimizer or of the one it wraps; deeper, it would pass a schedule by."""
     for holder in (optimizer, getattr(optimizer, "_optimizer", None)):
         method: Any = getattr(holder, "global_step", None)
         if callable(method):
@@ -223,7 +223,7 @@ def _listed(given: Any) -> list[Tensor]:
 
 
 def _unscale(optimizer: Any) -> bool:
-    """Divide every gradient once by the scale that a `GradScaler` has laid down; False to leave a step out."""
+    """Divide every gradient once by the scale of a `GradScaler`; False where a step is to be left out."""
     found_inf = getattr(optimizer, "found_inf", None)
     if found_inf is None:
         return True

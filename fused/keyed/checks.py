@@ -90,7 +90,7 @@ def check_tensor(live: Tensor, new: Tensor, path: Path, load: Load) -> None:
 
 
 def _holds(dtype: torch.dtype, value: Tensor) -> bool:
-    """Whether values survive a conversion but for rounding: no fraction, sign or imaginary part is cut off."""
+    """Whether values survive a conversion but for rounding: no fraction, sign or imaginary part is cut."""
     if value.is_complex() and not dtype.is_complex:
         return False
     taken = value.to(dtype)

@@ -92,13 +92,13 @@ def _check_group(live: Group, new: Group, name: str, load: Load) -> None:
 
 def _check_option(group: Group, key: str, new: Any, path: Path, load: Load) -> None:
     option = group[key]
-    held = isinstance(option, Tensor)  # it keeps its identity: a captured step reads that very tensor
+    held = isinstance(option, Tensor)
     if held and option.dim() == 0 and isinstance(new, Number):
         new = torch.as_tensor(new, dtype=option.dtype)
-    strict = held or isinstance(new, Tensor) or isinstance(option, Number)
-    if strict and isinstance(new, Tensor) != held or (isinstance(option, Number) and kind(new) != "number"):
+    exact = held or isinstance(option, Number) or isinstance(new, Tensor)
+    if exact and kind(option) != kind(new):
         raise refusal("Different kind of option", path, kind(option), kind(new))
-    if held:
+    if held:  # it keeps its identity: a captured step reads that very tensor
         check_tensor(option, new, path, load)
     elif isinstance(group, MutableMapping):
         load.values.append((group, key, new))

@@ -65,7 +65,7 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
         names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
         inside = vars(self._optimizer)
         hooks = {name: inside[name] for name in names if name in inside}
-        inside.update(dict.fromkeys(hooks, {}))
+        inside.update({name: {} for name in hooks})
         try:
             super()._bare_step()
         finally:
