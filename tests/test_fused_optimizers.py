@@ -1,0 +1,248 @@
+"""The optimizers of `fused` beside those of `reference`: the same way with any options, by fast kernels."""
+
+import copy
+import random
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from keyedopt import fused, reference
+from keyedopt.fused.backends.rounding import round_into
+
+TABLES = ("RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD")
+ALGORITHMS = ("SGD", "Adagrad", "Adam", "SparseAdam", *TABLES)
+#: Absolute and relative, for weights and gradients around 1 and a few steps.
+TOLERANCE = {torch.float64: 1e-11, torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 6e-3}
+
+every = pytest.mark.parametrize("algorithm", ALGORITHMS)
+
+
+def draw_options(algorithm, draw):
+    """Draw options that an algorithm takes, in every combination."""
+    choices = {"lr": [0.1, 0.0, torch.tensor([0.3], dtype=torch.float64)], "maximize": [False, True]}
+    if algorithm != "SparseAdam":
+        choices |= {"rows": ["given", "all", "nonzero"], "weight_decay": [0.0, 0.1]}
+    if algorithm not in ("LarsSGD", "SparseAdam"):
+        choices["decay"] = ["none", "l2", "decoupled"]
+    if algorithm in ("SGD", "LarsSGD"):
+        choices["momentum"] = [0.0, 0.9]
+    if algorithm == "LarsSGD":
+        choices["eta"] = [0.0, 0.1]
+    if "Adagrad" in algorithm:
+        choices |= {"lr_decay": [0.0, 0.1], "initial_accumulator_value": [0.0, 0.1]}
+    if algorithm == "RowWiseAdagrad":
+        choices["max_norm"] = [None, 0.5]
+    if algorithm not in ("SGD", "LarsSGD"):
+        choices["eps"] = [0.0, 1e-8, 1e-3]
+    if "Adam" in algorithm or "LAMB" in algorithm:
+        choices["betas"] = [(0.9, 0.999), (0.0, 0.9)]
+        if algorithm != "SparseAdam":
+            choices["bias_correction"] = ["global", "per_row"]
+    if algorithm == "Adam":
+        choices["eps_placement"] = ["inside_denominator", "before_bias_correction"]
+    options = {name: draw.choice(values) for name, values in choices.items()}
+    if algorithm == "SGD" and options["momentum"]:
+        options |= draw.choice([{"nesterov": True}, {"dampening": 0.5}, {}])
+    return options
+
+
+def draw_strides(tensor, draw):
+    """Lay a tensor out otherwise in memory, now and then."""
+    if tensor.ndim < 2 or draw.random() < 0.7:
+        return tensor
+    return tensor.transpose(0, -1).contiguous().transpose(0, -1)
+
+
+def draw_gradient(algorithm, param, draw, least=0):
+    """Draw a gradient, dense or sparse, of some rows, with rows of zeros, or none."""
+    if draw.random() < 0.15:
+        return None
+    shape, dtype = param.shape, param.dtype
+    if algorithm != "SparseAdam" and draw.random() < 0.6:
+        grad = torch.randn(shape, dtype=torch.float64).to(dtype)
+        if len(grad) and draw.random() < 0.4:
+            grad[0] = 0
+        return draw_strides(grad, draw)
+    ways = draw.choice([1, len(shape)]) if algorithm == "SparseAdam" else 1
+    count = draw.choice([least, 1, 4]) if shape[:ways].numel() else 0
+    indices = torch.stack([torch.randint(0, max(size, 1), (count,)) for size in shape[:ways]])
+    values = torch.randn((count, *shape[ways:]), dtype=torch.float64).to(dtype)
+    if count and draw.random() < 0.3:
+        values[0] = 0
+    return torch.sparse_coo_tensor(indices, values, shape, check_invariants=False)
+
+
+def made(package, algorithm, params, **options):
+    return getattr(package, algorithm)([torch.nn.Parameter(param.clone()) for param in params], **options)
+
+
+def parameters(optimizer):
+    return [param for group in optimizer.param_groups for param in group["params"]]
+
+
+def step(optimizer, grads):
+    for param, grad in zip(parameters(optimizer), grads, strict=True):
+        param.grad = None if grad is None else grad.clone()
+    optimizer.step()
+
+
+def assert_alike(one, other):
+    """Both have the same state, and all of it, and the weights, are close."""
+    for param, twin in zip(parameters(one), parameters(other), strict=True):
+        assert set(one.state[param]) == set(other.state[twin])
+        pairs = [(param.detach(), twin.detach())]
+        pairs += [(value, other.state[twin][name]) for name, value in one.state[param].items()]
+        for expected, seen in pairs:
+            if not isinstance(expected, torch.Tensor):
+                assert seen == expected
+                continue
+            assert (seen.shape, seen.dtype, seen.stride()) == (
+                expected.shape,
+                expected.dtype,
+                expected.stride(),
+            )
+            tolerance = TOLERANCE[param.dtype]
+            torch.testing.assert_close(seen, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@every
+@pytest.mark.parametrize("seed", range(40))
+def test_it_goes_the_reference_s_way(algorithm, seed):
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    options = draw_options(algorithm, draw)
+    dtype = draw.choice([torch.float64, torch.float64, torch.float32, torch.float16, torch.bfloat16])
+    shapes = [(5, 3), (7, 1), (1, 4), (4, 64)]
+    least = 1 if options.get("rows") == "nonzero" else 0  # the reference cannot choose among no rows at all
+    if not least:
+        shapes.append((0, 3))
+    if algorithm not in TABLES:
+        shapes += [(6,), (3, 2, 2)]
+    if dtype in (torch.float16, torch.bfloat16) and "eps" in options:
+        options["eps"] = 1e-3  # without, a square that half precision loses makes an infinite step
+    params = [torch.randn(draw.choice(shapes), dtype=torch.float64).to(dtype) for _ in range(3)]
+    params = [draw_strides(param, draw) for param in params]
+    one = made(reference, algorithm, params, **options)
+    other = made(fused, algorithm, params, **options)
+    for _ in range(4):
+        grads = [draw_gradient(algorithm, param, draw, least) for param in params]
+        step(one, grads)
+        step(other, grads)
+        assert_alike(one, other)
+
+
+@every
+@pytest.mark.parametrize("direction", ["reference to fused", "fused to reference"])
+def test_checkpoints_move(algorithm, direction):
+    torch.manual_seed(0)
+    draw = random.Random(0)
+    first, second = (reference, fused) if direction.startswith("reference") else (fused, reference)
+    params = [torch.randn(5, 3, dtype=torch.float64) for _ in range(2)]
+    options = {"momentum": 0.9} if algorithm == "SGD" else {}
+    one = made(first, algorithm, params, **options)
+    for _ in range(3):
+        step(one, [draw_gradient(algorithm, param, draw) for param in params])
+    other = made(second, algorithm, parameters(one))
+    other.load_state_dict(copy.deepcopy(one.state_dict()))
+    for _ in range(3):
+        grads = [draw_gradient(algorithm, param, draw) for param in params]
+        step(one, grads)
+        step(other, grads)
+    assert_alike(one, other)
+
+
+@every
+@pytest.mark.parametrize("layout", ["dense", "sparse"])
+def test_gradients_divided_in_the_step(algorithm, layout):
+    if algorithm == "SparseAdam" and layout == "dense":
+        layout = "sparse"
+    params = [torch.randn(5, 3), torch.randn(4, 2)]
+    one, other = (
+        (made(fused, algorithm, params, weight_decay=0.1) for _ in range(2))
+        if (algorithm != "SparseAdam")
+        else (made(fused, algorithm, params) for _ in range(2))
+    )
+    for _ in range(3):
+        grads = [torch.randn_like(param) for param in params]
+        if layout == "sparse":
+            grads = [grad.to_sparse(1) for grad in grads]
+        step(one, [grad / 4 for grad in grads])
+        other.grad_scale = torch.tensor(4.0)
+        step(other, grads)
+        del other.grad_scale
+    assert_alike(one, other)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "options", "kernel"),
+    [
+        ("Adam", {"weight_decay": 0.1}, "_fused_adam_"),
+        ("Adam", {"weight_decay": 0.1, "decay": "decoupled"}, "_fused_adamw_"),
+        ("SGD", {"momentum": 0.9}, "_fused_sgd_"),
+        ("Adagrad", {"lr_decay": 0.1}, "_fused_adagrad_"),
+    ],
+)
+def test_one_kernel_for_all_parameters(monkeypatch, algorithm, options, kernel):
+    calls = []
+    original = getattr(torch, kernel)
+    monkeypatch.setattr(torch, kernel, lambda *a, **k: calls.append(len(a[0])) or original(*a, **k))
+    params = [torch.randn(5, 3) for _ in range(7)]
+    optimizer = made(fused, algorithm, params, **options)
+    step(optimizer, params)
+    step(optimizer, params)
+    assert calls == [7, 7]
+
+
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "SparseAdam"])
+def test_no_synchronization_for_a_rate_on_the_device(algorithm):
+    """Fake tensors have no values, so whoever reads one on the host raises; no GPU is needed for that."""
+    with FakeTensorMode():
+        weight = torch.nn.Parameter(torch.empty(5, 3, device="cuda"))
+        optimizer = getattr(fused, algorithm)([weight])
+        optimizer.param_groups[0]["lr"] = torch.empty((), device="cuda")
+        weight.grad = torch.empty(5, 3, device="cuda")
+        optimizer.step()
+        optimizer.step()
+        counts = [state["step"] for state in optimizer.state.values() if "step" in state]
+    assert all(count.device.type == "cuda" for count in counts)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_stochastic_rounding(dtype):
+    info = torch.finfo(dtype)
+    some = [
+        1 + info.eps / 3,
+        -1 - info.eps / 3,
+        0.0,
+        1.5,
+        info.tiny * 1.0001,
+        -info.tiny / 3,
+        info.max,
+        65519.0,
+    ]
+    values = torch.tensor(some)
+    drawn = torch.empty(len(some), 20_000, dtype=dtype)
+    round_into(drawn, values[:, None].expand_as(drawn).contiguous(), seed=1)
+    again = torch.empty_like(drawn)
+    round_into(again, values[:, None].expand_as(drawn).contiguous(), seed=1)
+    assert torch.equal(drawn, again)
+    for value, seen in zip(values.tolist(), drawn.double(), strict=True):
+        exact = torch.tensor(value, dtype=torch.float64)
+        nearest = exact.to(dtype).double()
+        if nearest == exact:
+            assert (seen == exact).all()
+            continue
+        gap = (seen.max() - seen.min()).item()
+        assert seen.unique().numel() == 2 or value > info.max * 0.999  # the neighbours, and nothing else
+        assert seen.min() <= exact <= seen.max() or value > info.max * 0.999
+        assert abs(seen.mean() - exact) <= 4 * gap / 2 / 20_000**0.5 or value > info.max * 0.999
+
+
+def test_rounding_of_what_is_not_finite():
+    values = torch.tensor([float("inf"), -float("inf"), float("nan"), 1e30])
+    seen = torch.empty(4, dtype=torch.float16)
+    round_into(seen, values, seed=3)
+    assert seen[:2].tolist() == [float("inf"), -float("inf")]
+    assert seen[2].isnan()
+    assert seen[3].isinf()
