@@ -47,6 +47,12 @@ def total_of(high, low):
 
 
 @triton.jit
+def in_float64(high, low):
+    """Join the two parts in float64, which keeps both."""
+    return tl.where(low == low, high.to(tl.float64) + low.to(tl.float64), high.to(tl.float64))
+
+
+@triton.jit
 def quotient(numerator, denominator):
     """Divide, with 0 / 0 = 0."""
     undefined = (numerator == 0) & (denominator == 0)

@@ -69,8 +69,10 @@ class Group:
     def kinds(self) -> list[str]:
         """Return of each of two states whether it is "full", "row" or "none"."""
         states = self.tables[0].states
-        found = ["full" if state.ndim == 2 and state.shape[1:] == self.tables[0].weight.shape[1:] else "row"
-                 for state in states]
+        found = [
+            "full" if state.ndim == 2 and state.shape[1:] == self.tables[0].weight.shape[1:] else "row"
+            for state in states
+        ]
         return [*found, "none", "none"][:2]
 
     def words(self) -> tuple[torch.Tensor, int, int]:
@@ -78,7 +80,9 @@ class Group:
         kinds = self.kinds()
         weights = [one.weight.data_ptr() for one in self.tables]
         counters = [0 if one.row_counter is None else one.row_counter.data_ptr() for one in self.tables]
-        states = [[one.states[k].data_ptr() if k < len(one.states) else 0 for one in self.tables] for k in (0, 1)]
+        states = [
+            [one.states[k].data_ptr() if k < len(one.states) else 0 for one in self.tables] for k in (0, 1)
+        ]
         row_align = alignment(weights, 16)
         align = alignment([at for k in (0, 1) if kinds[k] == "full" for at in states[k]], 16)
         rows = [

@@ -73,7 +73,8 @@ def run_chunks(group: Group, runs: Runs, grads: Grads, words: Tensor) -> tuple[T
     chunk, shape = runs.tuning.chunk_for(runs.count), group.shape
     chunks = runs.count // chunk
     size = max(chunks, 1) + 1, shape.width
-    partials, totals = torch.empty(2, *size, dtype=torch.float32, device=group.device)
+    partials = torch.empty(size, dtype=torch.float64, device=group.device)
+    totals = torch.empty(size, dtype=torch.float32, device=group.device)
     given = (runs.keys, runs.places, runs.places if runs.scales is None else runs.scales, words, grads.words)
     constants = {
         "TABLES": group.columns,

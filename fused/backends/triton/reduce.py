@@ -14,7 +14,13 @@ multiple is in one run, so there is room for all, and nothing depends on the ord
 import triton
 import triton.language as tl
 
-from keyedopt.fused.backends.triton.arithmetic import add_exactly, column_of, pointer, total_of
+from keyedopt.fused.backends.triton.arithmetic import (
+    add_exactly,
+    column_of,
+    in_float64,
+    pointer,
+    total_of,
+)
 from keyedopt.fused.backends.triton.sort import begin_of_run, end_of_run
 
 
@@ -68,15 +74,18 @@ def sum_positions(
     WIDTH: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """Sum in each row the `length` positions first, first + EVERY, …; UNROLL loads of a row are in flight."""
+    """Sum in each row the `length` positions first, first + EVERY, …; UNROLL loads of a row are in flight.
+
+    Returns:
+        The sums, (ROWS, WIDTH), and what rounding took from them.
+    """
     high = tl.zeros((ROWS, WIDTH), tl.float32)
     low = tl.zeros((ROWS, WIDTH), tl.float32)
     longest = tl.max(length, 0)
     for done in range(0, longest, UNROLL):
-        batch = tl.zeros((ROWS, WIDTH), tl.float32)
         for one in tl.static_range(UNROLL):
             at = done + one
-            batch += gradients(
+            more = gradients(
                 first + at * EVERY,
                 at < length,
                 inside,
@@ -91,8 +100,8 @@ def sum_positions(
                 SCALED,
                 WIDTH,
             )
-        high, low = add_exactly(high, low, batch)
-    return total_of(high, low)
+            high, low = add_exactly(high, low, more)
+    return high, low
 
 
 @triton.jit
@@ -113,10 +122,10 @@ def sum_span(
     WIDTH: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """Sum the positions from begin to end with all rows of the program; (WIDTH,)."""
+    """Sum the positions from begin to end with all rows of the program; (WIDTH,), in float64."""
     first = begin + tl.arange(0, ROWS)
     length = (tl.maximum(end - first + ROWS - 1, 0) // ROWS).to(tl.int32)
-    sums = sum_positions(
+    high, low = sum_positions(
         first,
         length,
         inside,
@@ -134,21 +143,19 @@ def sum_span(
         WIDTH,
         UNROLL,
     )
-    return tl.sum(sums, 0)
+    return tl.sum(in_float64(high, low), 0)
 
 
 @triton.jit
 def sum_partials(begin, end, inside, partials, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Sum the sums of the chunks from begin to end; (WIDTH,)."""
-    high = tl.zeros((ROWS, WIDTH), tl.float32)
-    low = tl.zeros((ROWS, WIDTH), tl.float32)
+    """Sum the sums of the chunks from begin to end; (WIDTH,), in float64."""
+    sums = tl.zeros((ROWS, WIDTH), tl.float64)
     columns = tl.arange(0, WIDTH)
     for chunk in range(begin, end, ROWS):
         row = chunk + tl.arange(0, ROWS)
-        address = partials + (row.to(tl.int64) * WIDTH)[:, None] + columns[None, :]
-        more = tl.load(address, mask=(row < end)[:, None] & inside, other=0.0)
-        high, low = add_exactly(high, low, more)
-    return tl.sum(total_of(high, low), 0)
+        address = partials + (row * WIDTH)[:, None] + columns[None, :]
+        sums += tl.load(address, mask=(row < end)[:, None] & inside, other=0.0)
+    return tl.sum(sums, 0)
 
 
 @triton.jit
@@ -173,7 +180,7 @@ def sum_runs(
 ):
     """Sum ROWS runs, (ROWS, WIDTH); the sums of long ones are there already."""
     long = length > chunk
-    sums = sum_positions(
+    high, low = sum_positions(
         position,
         tl.where(long, 0, length).to(tl.int32),
         inside,
@@ -192,7 +199,7 @@ def sum_runs(
         UNROLL,
     )
     total = totals + ((position // chunk + 1) * WIDTH)[:, None] + tl.arange(0, WIDTH)[None, :]
-    return sums + tl.load(total, mask=long[:, None] & inside, other=0.0)
+    return total_of(high, low) + tl.load(total, mask=long[:, None] & inside, other=0.0)
 
 
 @triton.jit(do_not_specialize=["shift", "chunk"])
@@ -308,4 +315,4 @@ def join_chunks(
             WIDTH,
             UNROLL,
         )
-    tl.store(totals + index * WIDTH + columns, total)
+    tl.store(totals + index * WIDTH + columns, total.to(tl.float32))

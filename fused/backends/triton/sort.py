@@ -74,7 +74,9 @@ def write_keys(
         offsets = address.to(tl.pointer_type(tl.int64))
         bag = bag_of(index, offsets, tl.load(words + BAGS * LOOKUPS), steps)
         if SCALED:
-            length = tl.load(offsets + bag + 1, mask=live, other=1) - tl.load(offsets + bag, mask=live, other=0)
+            length = tl.load(offsets + bag + 1, mask=live, other=1) - tl.load(
+                offsets + bag, mask=live, other=0
+            )
             mean = tl.load(words + MEAN * LOOKUPS)
             scale = tl.div_rn(scale, tl.where(mean != 0, tl.maximum(length, 1), 1).to(tl.float32))
     place = bag + (lookup.to(tl.int64) << shift)
@@ -107,7 +109,7 @@ def end_of_run(keys, key, begin, n, PROBES: tl.constexpr):
         probe = low + (tl.arange(0, PROBES) + 1) * step - 1
         same = tl.load(keys + probe, mask=probe < high, other=-1) == key
         found = tl.sum(same.to(tl.int32), 0)
-        high = tl.minimum(high, low + (found + 1) * step - 1)
+        high = tl.where(found < PROBES, tl.minimum(high, low + (found + 1) * step - 1), high)
         low += found * step
     return low
 
@@ -120,7 +122,7 @@ def begin_of_run(keys, key, low, high, PROBES: tl.constexpr):
         probe = low + (tl.arange(0, PROBES) + 1) * step - 1
         other = tl.load(keys + probe, mask=probe < high, other=0) != key
         found = tl.sum((other & (probe < high)).to(tl.int32), 0)
-        high = tl.minimum(high, low + (found + 1) * step - 1)
+        high = tl.where(found < PROBES, tl.minimum(high, low + (found + 1) * step - 1), high)
         low += found * step
     return low
 

@@ -1,0 +1,509 @@
+"""The Triton kernels in Triton's interpreter, against the rules of the reference.
+
+The interpreter has to be chosen before triton is imported, so all cases run in one process of their own, which
+this file is the script of; each test looks up what became of its case.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from keyedopt.fused.backends.interface import Lookup, RowGradients, Step, Table
+from keyedopt.reference import rules
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+ADAM: dict[str, Any] = {"betas": (0.9, 0.99), "eps": 1e-8}
+
+#: The options of a step, and what else a case of it needs.
+STEPS: dict[str, dict[str, Any]] = {
+    "sgd": {"algorithm": "sgd"},
+    "sgd_l2": {"algorithm": "sgd", "weight_decay": 0.1, "decay": "l2"},
+    "sgd_decoupled_maximize": {
+        "algorithm": "sgd", "weight_decay": 0.1, "decay": "decoupled", "maximize": True,
+    },
+    "sgd_momentum": {"algorithm": "sgd", "momentum": 0.9, "dampening": 0.2, "weight_decay": 0.1, "decay": "l2"},
+    "sgd_nesterov": {"algorithm": "sgd", "momentum": 0.9, "nesterov": True},
+    "adagrad": {"algorithm": "adagrad", "eps": 1e-8},
+    "adagrad_lr_decay": {
+        "algorithm": "adagrad", "eps": 1e-8, "lr_decay": 0.5, "weight_decay": 0.1, "decay": "decoupled",
+    },
+    "adagrad_no_eps": {"algorithm": "adagrad", "eps": 0.0, "weight_decay": 0.1, "decay": "l2"},
+    "rowwise": {"algorithm": "rowwise_adagrad", "eps": 1e-8},
+    "rowwise_l2_norm": {
+        "algorithm": "rowwise_adagrad", "eps": 1e-8, "weight_decay": 0.1, "decay": "l2", "max_norm": 1.5,
+    },
+    "rowwise_decoupled": {
+        "algorithm": "rowwise_adagrad", "eps": 1e-8, "weight_decay": 0.1, "decay": "decoupled", "lr_decay": 0.3,
+    },
+    "adam": {"algorithm": "adam", **ADAM},
+    "adam_l2": {"algorithm": "adam", **ADAM, "weight_decay": 0.1, "decay": "l2", "maximize": True},
+    "adamw_counted": {
+        "algorithm": "adam", **ADAM, "weight_decay": 0.1, "decay": "decoupled", "counted": True,
+    },
+    "adam_before": {"algorithm": "adam", **ADAM, "eps_placement": "before_bias_correction"},
+    "sparse_adam": {"algorithm": "sparse_adam", **ADAM, "eps_placement": "before_bias_correction"},
+    "partial_adam": {
+        "algorithm": "partial_rowwise_adam", **ADAM, "weight_decay": 0.1, "decay": "decoupled", "counted": True,
+    },
+    "lamb": {"algorithm": "lamb", **ADAM, "weight_decay": 0.1, "decay": "decoupled"},
+    "partial_lamb": {"algorithm": "partial_rowwise_lamb", **ADAM, "weight_decay": 0.1, "decay": "l2"},
+    "lars": {"algorithm": "lars_sgd", "momentum": 0.9, "eta": 0.02, "weight_decay": 0.1},
+}
+FULL, ROW = "full", "row"
+STATES = {
+    "adagrad": [FULL],
+    "rowwise_adagrad": [ROW],
+    "adam": [FULL, FULL],
+    "sparse_adam": [FULL, FULL],
+    "partial_rowwise_adam": [FULL, ROW],
+    "lamb": [FULL, FULL],
+    "partial_rowwise_lamb": [FULL, ROW],
+    "lars_sgd": [FULL],
+}
+#: Names of the arguments of the rules that are names of options of a step, too.
+TAKEN = {
+    "sgd": ("momentum", "dampening", "nesterov", "first", "weight_decay", "decay", "maximize"),
+    "adagrad": ("eps", "lr_decay", "weight_decay", "decay", "maximize"),
+    "rowwise_adagrad": ("eps", "lr_decay", "weight_decay", "decay", "max_norm", "maximize"),
+    "adam": ("betas", "eps", "weight_decay", "decay", "eps_placement", "maximize"),
+    "sparse_adam": ("betas", "eps", "maximize"),
+    "partial_rowwise_adam": ("betas", "eps", "weight_decay", "decay", "maximize"),
+    "lamb": ("betas", "eps", "weight_decay", "decay", "maximize"),
+    "partial_rowwise_lamb": ("betas", "eps", "weight_decay", "decay", "maximize"),
+    "lars_sgd": ("momentum", "eta", "weight_decay", "maximize"),
+}
+ENUMS: dict[str, Any] = {"decay": rules.Decay, "eps_placement": rules.EpsPlacement}
+
+
+# --- what is looked up ----------------------------------------------------------------------------
+
+
+def tables_of(sizes: Any, options: Mapping[str, Any], dtype: torch.dtype, seed: int = 0) -> list[Table]:
+    """Make tables of these rows and widths, with state that is not zero."""
+    generator = torch.Generator().manual_seed(seed)
+    kinds = STATES.get(options["algorithm"], [FULL] if options.get("momentum") else [])
+    tables = []
+    for rows, width in sizes:
+        shapes = [(rows, width) if kind == FULL else (rows,) for kind in kinds]
+        states = tuple(torch.rand(shape, generator=generator) for shape in shapes)
+        counter = torch.randint(0, 5, (rows,), generator=generator) if options.get("counted") else None
+        tables.append(Table(torch.randn(rows, width, generator=generator).to(dtype), states, counter))
+    return tables
+
+
+def lookup_of(
+    table: int, weight: torch.Tensor, lengths: list[int], seed: int, hot: int = 0, **kind: Any
+) -> Lookup:
+    """Look up bags of these lengths, the first `hot` values all of row 3, and give them a gradient."""
+    generator = torch.Generator().manual_seed(seed)
+    rows, width = weight.shape
+    values = torch.randint(0, rows, (sum(lengths),), generator=generator)
+    values[:hot] = min(3, rows - 1)
+    bags = len(values) if kind.get("unpooled") else len(lengths)
+    offsets = None if kind.get("unpooled") else torch.tensor([0, *lengths]).cumsum(0)
+    weights = torch.rand(len(values), generator=generator) + 0.5 if kind.get("weighted") else None
+    grad = torch.randn(bags, width, generator=generator)
+    return Lookup(table, values, offsets, weights, kind.get("mean", False), grad)
+
+
+def spread(lookup: Lookup, dtype: torch.dtype) -> torch.Tensor:
+    """Return the gradient of every value of a lookup."""
+    assert lookup.grad is not None
+    grad = lookup.grad.to(dtype)
+    if lookup.offsets is not None:
+        lengths = lookup.offsets.diff()
+        if lookup.mean:
+            grad = grad / lengths.clamp(min=1)[:, None]
+        grad = grad.repeat_interleave(lengths, 0)
+    return grad if lookup.weights is None else grad * lookup.weights.to(dtype)[:, None]
+
+
+def expected(
+    tables: list[Table], lookups: list[Lookup], step: Step, options: Mapping[str, Any], dtype: torch.dtype
+) -> list[tuple[torch.Tensor, list[torch.Tensor]]]:
+    """Return weight and states of each table after the rule of the reference, computed in this dtype."""
+    results = []
+    for number, table in enumerate(tables):
+        mine = [lookup for lookup in lookups if lookup.table == number]
+        weight = table.weight.to(dtype, copy=True)
+        states = [state.to(dtype, copy=True) for state in table.states]
+        if mine and any(len(lookup.values) for lookup in mine):
+            rows, grads = rules.coalesce(
+                torch.cat([lookup.values for lookup in mine]),
+                torch.cat([spread(lookup, torch.float64) for lookup in mine]),
+            )
+            name = options["algorithm"]
+            given = {key: getattr(step, key) for key in TAKEN[name]}
+            given = {key: ENUMS[key](value) if key in ENUMS else value for key, value in given.items()}
+            if name not in ("sgd", "lars_sgd"):
+                counter = table.row_counter
+                given["step"] = float(step.count) if counter is None else counter[rows].double() + 1
+            rules.update_rows(getattr(rules, name), weight, states, rows, grads.to(dtype), lr=float(step.lr),
+                              **given)
+        results.append((weight, states))
+    return results
+
+
+# --- how right it is ------------------------------------------------------------------------------
+
+
+def check_error(name: str, seen: torch.Tensor, plain: torch.Tensor, exact: torch.Tensor, old: torch.Tensor) -> None:
+    """Expect an error of at most twice the reference's own, or 2 units in the last place of the dtype."""
+    info = torch.finfo(seen.dtype)
+    size = torch.maximum(exact.abs(), old.double().abs()).clamp(min=info.tiny)
+    unit = 2.0 ** size.log2().floor() * info.eps
+    error = ((seen.double() - exact).abs() / unit).max().item()
+    own = ((plain.to(seen.dtype).double() - exact).abs() / unit).max().item()
+    assert error <= max(2.0, 2 * own), f"{name}: {error:.2f} ULP, the reference's own error is {own:.2f}"
+
+
+def check_update(
+    backend: Any, tables: list[Table], lookups: list[Lookup], step: Step, options: Mapping[str, Any]
+) -> None:
+    """Update the tables, and compare all of them with the rule, in float64 and in float32."""
+    exact = expected(tables, lookups, step, options, torch.float64)
+    plain = expected(tables, lookups, step, options, torch.float32)
+    old = [[table.weight.clone(), *(state.clone() for state in table.states)] for table in tables]
+    counters = [None if table.row_counter is None else table.row_counter.clone() for table in tables]
+    backend.update(tables, lookups, step)
+    for number, table in enumerate(tables):
+        seen = [table.weight, *table.states]
+        right = [exact[number][0], *exact[number][1]]
+        mine = [plain[number][0], *plain[number][1]]
+        for index, tensor in enumerate(seen):
+            check_error(f"table {number}, tensor {index}", tensor, mine[index], right[index], old[number][index])
+        values = [lookup.values for lookup in lookups if lookup.table == number]
+        touched = torch.cat(values).unique() if values else torch.empty(0, dtype=torch.int64)
+        rest = torch.ones(len(table.weight), dtype=torch.bool)
+        rest[touched] = False
+        for index, tensor in enumerate(seen):
+            assert torch.equal(tensor[rest], old[number][index][rest]), "an untouched row was written"
+        if table.row_counter is not None:
+            assert torch.equal(table.row_counter - counters[number], (~rest).long())
+
+
+# --- the cases ------------------------------------------------------------------------------------
+
+SIZES = ((40, 16), (7, 5), (300, 33))
+LENGTHS = [0, 1, 2, 17, 0, 5]
+
+
+def some_lookups(tables: list[Table]) -> list[Lookup]:
+    """Look up all tables, the first by two features; with bags that are empty, and a row that is hot."""
+    return [
+        lookup_of(0, tables[0].weight, [40, *LENGTHS], 1, hot=45),
+        lookup_of(1, tables[1].weight, LENGTHS, 2),
+        lookup_of(2, tables[2].weight, LENGTHS, 3, hot=2),
+        lookup_of(0, tables[0].weight, [0, 3, 3], 4),
+    ]
+
+
+def case_step(backend: Any, name: str, dtype: str) -> None:
+    options = STEPS[name]
+    tables = tables_of(SIZES, options, DTYPES[dtype])
+    lookups = some_lookups(tables)
+    fields = {key: value for key, value in options.items() if key != "counted"}
+    for count in (1, 2):
+        step = Step(lr=0.1, count=count, first=count == 1, **fields)
+        check_update(backend, tables, lookups, step, options)
+
+
+def case_width(backend: Any, width: int, dtype: str) -> None:
+    options = STEPS["rowwise"]
+    tables = tables_of([(20, width)], options, DTYPES[dtype])
+    lookups = [lookup_of(0, tables[0].weight, [3, 0, 20, 4], 1, hot=18)]
+    check_output(backend, tables, lookups)
+    check_update(backend, tables, lookups, Step(lr=0.1, **options), options)
+
+
+def check_output(backend: Any, tables: list[Table], lookups: list[Lookup]) -> None:
+    for lookup, seen in zip(lookups, backend.look_up(tables, lookups), strict=True):
+        rows = tables[lookup.table].weight.double()[lookup.values]
+        if lookup.weights is not None:
+            rows = rows * lookup.weights.double()[:, None]
+        if lookup.offsets is not None:
+            lengths = lookup.offsets.diff()
+            bags = torch.arange(len(lengths)).repeat_interleave(lengths)
+            rows = torch.zeros(len(lengths), rows.shape[1], dtype=torch.float64).index_add_(0, bags, rows)
+            if lookup.mean:
+                rows /= lengths.clamp(min=1)[:, None]
+        torch.testing.assert_close(seen.double(), rows, rtol=1e-6, atol=1e-6)
+        assert seen.shape == rows.shape
+
+
+def case_pooling(backend: Any, kind: str) -> None:
+    options = STEPS["sgd"]
+    tables = tables_of(SIZES, options, torch.float32)
+    given: dict[str, Any] = {word: True for word in kind.split("_")}
+    lookups = [
+        lookup_of(0, tables[0].weight, LENGTHS, 1, hot=18, **given),
+        lookup_of(1, tables[1].weight, [0, 0], 2, **given),
+        lookup_of(2, tables[2].weight, LENGTHS, 3),
+        lookup_of(0, tables[0].weight, [4], 4, **given),
+    ]
+    check_output(backend, tables, lookups)
+    check_update(backend, tables, lookups, Step(lr=0.1, **options), options)
+
+
+def case_nothing(backend: Any) -> None:
+    tables = tables_of(SIZES, STEPS["adam"], torch.float32)
+    lookups = [lookup_of(1, tables[1].weight, [0, 0], 1), lookup_of(0, tables[0].weight, [], 2)]
+    check_output(backend, tables, lookups)
+    check_update(backend, tables, lookups, Step(lr=0.1, **STEPS["adam"]), STEPS["adam"])
+    assert backend.look_up(tables, []) == [] == backend.coalesce(tables, [])
+    assert [one.grads.shape for one in backend.coalesce(tables, lookups)] == [(0, 16), (0, 5)]
+
+
+def case_runs(backend: Any, lengths: list[int]) -> None:
+    options = STEPS["sgd"]
+    tables = tables_of([(len(lengths) + 1, 6)], options, torch.float32)
+    values = torch.arange(len(lengths)).repeat_interleave(torch.tensor(lengths))
+    values = values[torch.randperm(len(values), generator=torch.Generator().manual_seed(1))]
+    grad = torch.randn(len(values), 6, generator=torch.Generator().manual_seed(2))
+    lookups = [Lookup(0, values, grad=grad)]
+    again = [Table(tables[0].weight.clone())]
+    check_update(backend, tables, lookups, Step(lr=0.1, **options), options)
+    backend.update(again, lookups, Step(lr=0.1, **options))
+    assert torch.equal(again[0].weight, tables[0].weight), "the same update twice gave other bits"
+
+
+def case_infinite(backend: Any) -> None:
+    tables = tables_of([(5, 4)], STEPS["sgd"], torch.float32)
+    values = torch.tensor([0] * 60 + [1, 1, 2, 3])
+    grad = torch.ones(64, 4)
+    grad[10, 0] = grad[60, 1] = torch.inf
+    grad[62, 2] = torch.nan
+    (sums,) = backend.coalesce(tables, [Lookup(0, values, grad=grad)])
+    right = torch.tensor(
+        [[torch.inf, 60, 60, 60], [2, torch.inf, 2, 2], [1, 1, torch.nan, 1], [1, 1, 1, 1]]
+    )
+    torch.testing.assert_close(sums.grads, right, equal_nan=True, rtol=0, atol=0)
+
+
+def case_coalesce(backend: Any) -> None:
+    options = STEPS["adam"]
+    tables = tables_of(SIZES, options, torch.float32)
+    lookups = some_lookups(tables)
+    found = backend.coalesce(tables, lookups)
+    assert [one.table for one in found] == [0, 1, 2]
+    for one in found:
+        mine = [lookup for lookup in lookups if lookup.table == one.table]
+        rows, grads = rules.coalesce(
+            torch.cat([lookup.values for lookup in mine]),
+            torch.cat([spread(lookup, torch.float64) for lookup in mine]),
+        )
+        assert torch.equal(one.rows, rows)
+        torch.testing.assert_close(one.grads.double(), grads, rtol=2e-7, atol=1e-6)
+    # what was summed can be used afterwards, and gives the same as the update in one go
+    one_go = tables_of(SIZES, options, torch.float32)
+    step = Step(lr=0.1, **options)
+    backend.update(one_go, lookups, step)
+    backend.update_rows(tables, found, step)
+    for left, right in zip(tables, one_go, strict=True):
+        assert torch.equal(left.weight, right.weight)
+        assert all(torch.equal(a, b) for a, b in zip(left.states, right.states, strict=True))
+
+
+def case_rows(backend: Any) -> None:
+    options = STEPS["partial_lamb"]
+    tables = tables_of(SIZES, options, torch.float16)
+    rows = torch.tensor([0, 2, 3, 6])
+    grads = torch.randn(4, 5, generator=torch.Generator().manual_seed(1))
+    given = [RowGradients(1, rows, grads.double()), RowGradients(0, rows[:0], grads[:0, :1].expand(0, 16))]
+    lookups = [Lookup(1, rows, grad=grads)]
+    other = tables_of(SIZES, options, torch.float16)
+    step = Step(lr=0.1, **options)
+    check_update(backend, other, lookups, step, options)
+    backend.update_rows(tables, given, step)
+    assert torch.equal(tables[1].weight, other[1].weight)
+
+
+def case_device_numbers(backend: Any) -> None:
+    for name in ("adam", "rowwise_decoupled", "sgd"):
+        options = STEPS[name]
+        numbers = (0.1, 3), (torch.tensor(0.1, dtype=torch.float64), torch.tensor(3))
+        results = []
+        for lr, count in numbers:
+            tables = tables_of(SIZES, options, torch.float32)
+            backend.update(tables, some_lookups(tables), Step(lr=lr, count=count, **options))
+            results.append([tensor for table in tables for tensor in (table.weight, *table.states)])
+        assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
+
+
+def case_prepared(backend: Any) -> None:
+    options = STEPS["rowwise"]
+    results = []
+    for use in (False, True, "some", "reversed"):
+        tables = tables_of(SIZES, options, torch.float32)
+        lookups = some_lookups(tables)
+        if use:
+            prepared = backend.prepare(tables, lookups)
+            assert all(one is not None for one in prepared)
+            pairs = zip(lookups, prepared, strict=True)
+            lookups = [replace(one, prepared=what) for one, what in pairs]
+        if use == "some":  # a later backward pass of another graph: what was prepared does not fit
+            lookups[1] = replace(lookups[1], prepared=None)
+        backend.update(tables, lookups[::-1] if use == "reversed" else lookups, Step(lr=0.1, **options))
+        results.append([tensor for table in tables for tensor in (table.weight, *table.states)])
+    for other in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
+
+
+def case_views(backend: Any) -> None:
+    """Gradients that are slices of one tensor, misaligned, or expanded from one number."""
+    options = STEPS["sgd"]
+    for grad in (torch.randn(4, 40)[:, 3:19], torch.randn(4, 40)[:, 16:32], torch.ones(()).expand(4, 16),
+                 torch.randn(4, 16).bfloat16(), torch.randn(4, 16).double(), torch.randn(16, 4).t()):
+        tables = tables_of(SIZES, options, torch.float32)
+        lookup = lookup_of(0, tables[0].weight, [2, 0, 3, 1], 1)
+        check_update(backend, tables, [replace(lookup, grad=grad)], Step(lr=0.1, **options), options)
+
+
+def case_far(backend: Any) -> None:
+    """Elements beyond 2³¹, in few pages of memory that are really used."""
+    for rows, width in ((2**28 + 40, 8), (2**31 + 40, 1)):
+        near = torch.tensor([0, 7, 7])
+        weight = torch.empty(rows, width, dtype=torch.float16)
+        values = torch.cat([near, near + rows - 9])
+        weight[values] = 1.0
+        grad = torch.ones(6, width)
+        (out,) = backend.look_up([Table(weight)], [Lookup(0, values)])
+        assert torch.equal(out, torch.ones(6, width))
+        backend.update([Table(weight)], [Lookup(0, values, grad=grad)], Step("sgd", lr=0.25))
+        assert torch.equal(weight[values], torch.tensor([0.75, 0.5, 0.5] * 2).half()[:, None].expand(6, width))
+
+
+def case_random(backend: Any, dtype: str) -> None:
+    """Rounded at random, a weight lies beside the exact value, and is right in the mean."""
+    half = DTYPES[dtype]
+    rows, width = 256, 64
+    start = torch.linspace(-3.0, 3.0, rows * width).reshape(rows, width).to(half)
+    start[0, 0] = 2.0**-20  # a subnormal number of float16
+    grad = torch.full((rows, width), 0.001).where(torch.arange(width) % 2 == 0, -0.0007)
+    exact = start.double() - grad.double()
+    lookup = Lookup(0, torch.arange(rows), grad=grad)
+    mean = torch.zeros_like(exact)
+    draws, runs = 24, []
+    for seed in range(draws):
+        weight = start.clone()
+        backend.update([Table(weight)], [lookup], Step("sgd", lr=1.0, seed=seed))
+        runs.append(weight)
+        mean += weight.double() / draws
+    again = start.clone()
+    backend.update([Table(again)], [lookup], Step("sgd", lr=1.0, seed=0))
+    assert torch.equal(again, runs[0])
+    assert not torch.equal(runs[0], runs[1])
+    info = torch.finfo(half)
+    unit = 2.0 ** exact.abs().clamp(min=info.tiny).log2().floor() * info.eps
+    assert ((runs[0].double() - exact).abs() <= unit).all()
+    error = (mean - exact) / unit
+    # the mean of `draws` times 16384 errors of a standard deviation of at most half a unit
+    assert abs(error.mean().item()) < 4 * 0.5 / (draws * rows * width) ** 0.5, error.mean()
+    nearest = (exact.to(half).double() - exact) / unit
+    assert error.pow(2).mean() < nearest.pow(2).mean()
+
+
+def case_refusals(backend: Any) -> None:
+    options = STEPS["rowwise"]
+    (table,) = tables_of([(4, 4)], options, torch.float32)
+    step = Step(lr=0.1, **options)
+    assert backend.refuses([table], step) == "" == backend.missing()
+    assert "max_norm" in backend.refuses([table], Step("sgd", 0.1, max_norm=1.0))
+    assert "float64" in backend.refuses([replace(table, weight=table.weight.double())], step)
+    assert "float64" in backend.refuses([replace(table, states=(table.states[0].double(),))], step)
+    assert "contiguous" in backend.refuses([replace(table, weight=table.weight.t())], step)
+    assert "4096" in backend.refuses([Table(torch.zeros(1, 4097))], step)
+
+
+def cases() -> Iterator[tuple[str, Callable[[Any], None]]]:
+    """Name every case."""
+    for name in STEPS:
+        yield f"step-{name}-float32", lambda b, name=name: case_step(b, name, "float32")
+    for name in ("sgd_momentum", "rowwise_l2_norm", "adam", "partial_lamb"):
+        for dtype in ("float16", "bfloat16"):
+            yield f"step-{name}-{dtype}", lambda b, name=name, dtype=dtype: case_step(b, name, dtype)
+    for width in (1, 2, 3, 8, 100, 257, 1000, 4096):
+        yield f"width-{width}", lambda b, width=width: case_width(b, width, "float32")
+    for width in (7, 24, 64):
+        yield f"width-{width}-bfloat16", lambda b, width=width: case_width(b, width, "bfloat16")
+    for kind in ("sum", "mean", "weighted", "weighted_mean", "unpooled", "unpooled_weighted"):
+        yield f"pooling-{kind}", lambda b, kind=kind: case_pooling(b, kind)
+    for name, lengths in RUNS.items():
+        yield f"runs-{name}", lambda b, lengths=lengths: case_runs(b, lengths)
+    for dtype in ("float16", "bfloat16"):
+        yield f"random-{dtype}", lambda b, dtype=dtype: case_random(b, dtype)
+    for function in (case_nothing, case_infinite, case_coalesce, case_rows, case_device_numbers, case_prepared,
+                     case_views, case_far, case_refusals):
+        yield function.__name__.removeprefix("case_"), function
+
+
+RUNS = {
+    "ones": [1] * 50,
+    "twos": [2] * 40,
+    "one": [1],
+    "all_the_same": [200],
+    "chunks": [16, 16, 17, 15, 32, 33, 48],
+    "hot_between": [1, 3, 70, 2, 1, 90, 1],
+    "blocks": [8, 8, 8, 8],
+}
+
+
+def names() -> list[str]:
+    return [name for name, _ in cases()]
+
+
+# --- in the process with the interpreter ----------------------------------------------------------
+
+
+def run_cases() -> dict[str, str]:
+    """Run all cases; return what went wrong in each, empty where nothing did."""
+    from keyedopt.fused.backends.triton import TritonBackend
+    from keyedopt.fused.backends.triton.shapes import Tuning
+
+    torch.set_num_threads(1)
+    small = TritonBackend(Tuning(block=16, chunk=16, values=16, probes=4))
+    found = {}
+    for name, case in cases():
+        try:
+            case(TritonBackend() if name.startswith("random") else small)
+            found[name] = ""
+        except Exception:
+            found[name] = traceback.format_exc()
+    return found
+
+
+# --- in the process of pytest ---------------------------------------------------------------------
+
+
+def require_triton() -> None:
+    if importlib.util.find_spec("triton") is None and not os.environ.get("KEYEDOPT_REQUIRE_TRITON"):
+        pytest.skip("triton is not installed (KEYEDOPT_REQUIRE_TRITON=1 makes this a failure)")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    require_triton()
+    output = tmp_path_factory.mktemp("triton") / "found.json"
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, __file__, str(output)], check=True, env=environment, timeout=600)
+    results: dict[str, str] = json.loads(output.read_text())
+    return results
+
+
+@pytest.mark.parametrize("name", names())
+def test_interpreted(found: dict[str, str], name: str) -> None:
+    assert not found[name], found[name]
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(json.dumps(run_cases()))
