@@ -16,6 +16,7 @@ class Window:
     A row is kept once, however often it comes, with its sum in float64: so the memory is bounded by the
     distinct rows, and N micro-batches equal one batch of their sum up to the rounding of that. The state,
     ``rows`` (U,), ``gradients`` (U, …) and ``count``, grows with the window, so it is replaced, not filled.
+    What is loaded may have a row more than once, as the reference's has; it is summed with what comes next.
 
     Args:
         weight: the table, (R, …).
@@ -27,6 +28,7 @@ class Window:
         self.rows = torch.zeros(0, dtype=torch.int64, device=weight.device)
         self.gradients = torch.zeros(0, *self._shape[1:], dtype=torch.float64, device=weight.device)
         self.count = 0
+        self._every = False  # whether the rows are all of them, in order
 
     def joined(self, rows: Tensor | None, gradients: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sums of all that waits and of this, (U,) and (U, …) in float64, without keeping them.
@@ -39,8 +41,10 @@ class Window:
         if rows is None:
             gradients = gradients.reshape(self._shape)
             rows = torch.arange(self._shape[0], device=gradients.device)
-            if len(self.rows) in (0, len(rows)):  # distinct and ascending: they are the same
-                return rows, self.gradients + gradients if len(self.rows) else gradients.clone()
+            if not len(self.rows):
+                return rows, gradients.clone()
+            if self._every:
+                return rows, self.gradients + gradients
         if len(self.rows):
             rows, gradients = torch.cat([self.rows, rows]), torch.cat([self.gradients, gradients])
         distinct, sums = sum_rows(rows, gradients.reshape(len(rows), math.prod(self._shape[1:])))
@@ -53,11 +57,14 @@ class Window:
 
     def add(self, rows: Tensor | None, gradients: Tensor) -> None:
         """Keep the gradients of one micro-batch: (N,), (N, …)."""
+        every = rows is None and (self._every or not len(self.rows))
         self.rows, self.gradients = self.joined(rows, gradients)
+        self._every = every
         self.count += 1
 
     def clear(self) -> None:
         """Begin the next window."""
+        self._every = False
         self.rows, self.gradients, self.count = self.rows.new_zeros(0), self.gradients.new_zeros(0), 0
         self.gradients = self.gradients.reshape(0, *self._shape[1:])
 
@@ -66,7 +73,7 @@ class Window:
         return {"rows": self.rows, "gradients": self.gradients, "count": torch.tensor(self.count)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take another window's state, also with rows that come more than once.
+        """Take another window's state.
 
         Raises:
             ValueError: it is not the state of a window of this table; nothing is taken.
@@ -84,13 +91,10 @@ class Window:
         count = state_dict["count"]
         if int(count) != float(count) or int(count) < (1 if len(rows) else 0):
             raise ValueError(f"count must be the number of micro-batches in the window, not {count}")
-        fresh = (
-            rows.to(self.rows),
-            gradients.to(self.gradients).reshape(len(rows), math.prod(self._shape[1:])),
-        )
-        distinct, sums = sum_rows(*fresh)
-        self.rows, self.gradients = distinct.clone(), sums.reshape(len(distinct), *self._shape[1:]).clone()
+        self.rows, self.gradients = rows.to(self.rows, copy=True), gradients.to(self.gradients, copy=True)
         self.count = int(count)
+        every = torch.arange(self._shape[0], device=self.rows.device)
+        self._every = len(rows) == len(every) and torch.equal(self.rows, every)
 
     def to(self, device: torch.device) -> None:
         """Follow the table to a device."""
