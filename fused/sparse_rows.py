@@ -25,7 +25,7 @@ def check_gradient(param: Tensor, finite: bool) -> None:
             raise RuntimeError(
                 f"a sparse gradient must be so in its rows alone, not {grad.sparse_dim()} ways"
             )
-        check_indices(grad._indices(), (len(param),))
+        check_indices(grad._indices(), param.shape)
         values = grad._values()
     elif grad.layout is not torch.strided:
         raise RuntimeError(f"a gradient must be dense or sparse COO, not {grad.layout}")
@@ -43,11 +43,13 @@ def check_indices(indices: Tensor, sizes: Sequence[int]) -> None:
     """Refuse indices (dimensions, N) of a sparse gradient that are not in a parameter, with a ValueError."""
     if not indices.numel():
         return
-    if len(indices) == 1:  # of all elements is faster than by dimension
-        least, most = ([int(extreme)] for extreme in torch.aminmax(indices))
+    if indices.shape[0] == 1:  # of all elements is faster than by dimension
+        lowest, highest = torch.aminmax(indices)
+        extremes = [(int(lowest), int(highest))]
     else:
-        least, most = (extreme.tolist() for extreme in torch.aminmax(indices, dim=1))
-    for low, high, size in zip(least, most, sizes, strict=False):
+        least, most = torch.aminmax(indices, dim=1)
+        extremes = list(zip(least.tolist(), most.tolist(), strict=True))
+    for (low, high), size in zip(extremes, sizes, strict=False):
         if low < 0 or high >= size:
             bad = low if low < 0 else high
             raise ValueError(f"indices of the gradient must be in [0, {size}), and {bad} is not")
@@ -106,13 +108,15 @@ def listed(table: int, grad: Tensor) -> Lookup:
     What is listed in several dimensions is numbered through, as the table of `TableViews` is.
     """
     indices, values = grad._indices(), grad._values()
-    if len(indices) == 1:
+    if indices.shape[0] == 1 and values.ndim == 2:
+        return Lookup(table, indices[0], grad=values)
+    if indices.shape[0] == 1:
         rows = indices[0]
     else:
         rows = torch.zeros(indices.shape[1], dtype=torch.int64, device=indices.device)
         for size, index in zip(grad.shape, indices, strict=False):
             rows = rows * size + index
-    return Lookup(table, rows, grad=values.reshape(len(rows), grad.shape[len(indices) :].numel()))
+    return Lookup(table, rows, grad=values.reshape(rows.shape[0], grad.shape[indices.shape[0] :].numel()))
 
 
 def divided(grad: Tensor, scale: Tensor) -> Tensor:

@@ -41,9 +41,9 @@ class TableViews:
 
     def _rows(self, tensor: Tensor, sparse: int) -> Tensor:
         """Return a tensor as (R, D)."""
-        tensor = tensor.detach()
         if tensor.ndim == 2 and sparse == 1:
             return tensor
+        tensor = tensor.detach()
         if not tensor.is_contiguous():
             self._copies.append((tensor, tensor.contiguous()))
             tensor = self._copies[-1][1]

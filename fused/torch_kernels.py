@@ -9,6 +9,8 @@ from torch import Tensor
 from keyedopt.fused.backends.interface import Step
 from keyedopt.fused.backends.torch_rules import WIDE
 
+PLAIN = (Tensor, torch.nn.Parameter)
+DEVICES = ("cpu", "cuda")
 #: A parameter of a step, its gradient, and its state.
 Work = tuple[Tensor, Tensor, dict[str, Any]]
 
@@ -31,14 +33,15 @@ def fit(step: Step, item: Work, names: Sequence[str], scale: Tensor | None) -> b
         return False
     # They take a rate or scale on the device in float32, and round the state of halves at every operation.
     dtypes = WIDE if scale is None and not isinstance(step.lr, Tensor) else WIDE[:1]
-    return param.dtype in dtypes and all(
-        type(tensor) in (Tensor, torch.nn.Parameter)
-        and tensor.dtype is param.dtype
-        and tensor.device == param.device
-        and tensor.device.type in ("cpu", "cuda")
-        and tensor.is_contiguous()
-        for tensor in (param, grad, *(state[name] for name in names))
-    )
+    dtype, device = param.dtype, param.device
+    if dtype not in dtypes or device.type not in DEVICES:
+        return False
+    for tensor in (param, grad, *[state[name] for name in names]):
+        if type(tensor) not in PLAIN or tensor.dtype is not dtype:
+            return False
+        if tensor.device != device or not tensor.is_contiguous():
+            return False
+    return True
 
 
 def _exact(step: Step, state: dict[str, Any], names: Sequence[str]) -> bool:
