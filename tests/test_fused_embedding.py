@@ -213,7 +213,7 @@ def test_tables_count_their_own_steps():
         fused.EmbeddingBagConfig(5, 4, name, feature_names=[name], init_fn=ones) for name in ("t", "u")
     ]
     module = fused.EmbeddingBagCollection(configs, fused.Adam, {"lr": 0.5})
-    bags = {name: BAGS["f"] for name in ("t", "u")}
+    bags = dict.fromkeys(("t", "u"), BAGS["f"])
     for names in (("t",), ("t", "u"), ("u", "t")):
         outputs = module(bags)
         sum(outputs[name].sum() for name in names).backward()
