@@ -61,12 +61,20 @@ struct Rule {
   int decay;
   bool nesterov, first, before_correction, stochastic;
   float lr, rate, eps, sign, weight_decay, momentum, undamped, eta;
-  float beta1, rest1, beta2, rest2;   // rest = 1 - beta, rounded once
+  float beta1, rest1, beta2, rest2;   // rest = 1 - beta
+  float low1, low2, rest_low2;        // what they lack as float32, which would err alike in every step
   double exact_beta1, exact_beta2;
   float max_norm;                     // negative: no limit
   float gain, spread;                 // direction = gain * m / (spread * sqrt(v) + eps)
   uint64_t seed;
 };
+
+// A number as the sum of two floats. Neither is negative, and both are 0 or none: infinity times it stays.
+inline void split(double number, float* high, float* low) {
+  *high = static_cast<float>(number);
+  if (*high > 0.0f && *high >= number) *high = std::nextafter(*high, 0.0f);
+  *low = static_cast<float>(number - *high);
+}
 
 // Bias corrections of count t, as `gain` and `spread`.
 inline void correct(const Rule& rule, double t, float* gain, float* spread) {

@@ -115,10 +115,10 @@ bool parse_rule(PyObject* item, const std::vector<Table>& tables, Rule* rule) {
   rule->momentum = static_cast<float>(momentum);
   rule->undamped = static_cast<float>(1.0 - dampening);
   rule->eta = static_cast<float>(eta);
-  rule->beta1 = static_cast<float>(beta1);
+  split(beta1, &rule->beta1, &rule->low1);
   rule->rest1 = static_cast<float>(1.0 - beta1);
-  rule->beta2 = static_cast<float>(beta2);
-  rule->rest2 = static_cast<float>(1.0 - beta2);
+  split(beta2, &rule->beta2, &rule->low2);
+  split(1.0 - beta2, &rule->rest2, &rule->rest_low2);
   rule->exact_beta1 = beta1;
   rule->exact_beta2 = beta2;
   rule->max_norm = static_cast<float>(max_norm);

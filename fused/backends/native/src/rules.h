@@ -150,18 +150,23 @@ void adam(const Rule& rule, const Table& table, int64_t row, const float* grad, 
       const vf g = rule.decay == kL2 ? gradient(rule, weights.read(c, n), grad, c, n) : get(grad + c, n);
       squares = fma(g, g, squares);
     }
-    const float v = rule.beta2 * *square + rule.rest2 * (total(squares) / static_cast<float>(dim));
+    const float mean_square = total(squares) / static_cast<float>(dim);
+    const float lower = rule.low2 * *square + rule.rest_low2 * mean_square;
+    const float v = rule.beta2 * *square + (rule.rest2 * mean_square + lower);
     *square = v;
     denominator = spread * std::sqrt(v) + rule.eps;
   }
   vd lengths = zero_d(), steps = zero_d();
   KEYEDOPT_COLUMNS(dim) {
     const vf w = weights.read(c, n), g = gradient(rule, w, grad, c, n);
-    const vf m = fma(set1(rule.beta1), get(mean + c, n), set1(rule.rest1) * g);
+    const vf m0 = get(mean + c, n);
+    const vf m = fma(set1(rule.beta1), m0, fma(set1(rule.low1), m0, set1(rule.rest1) * g));
     put(mean + c, m, n);
     vf below = set1(denominator);
     if (!kPartial) {
-      const vf v = fma(set1(rule.beta2), get(square + c, n), set1(rule.rest2) * (g * g));
+      const vf v0 = get(square + c, n), g2 = g * g;
+      const vf lower = fma(set1(rule.low2), v0, set1(rule.rest_low2) * g2);
+      const vf v = fma(set1(rule.beta2), v0, fma(set1(rule.rest2), g2, lower));
       put(square + c, v, n);
       below = fma(set1(spread), root(v), set1(rule.eps));
     }
