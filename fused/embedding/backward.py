@@ -11,8 +11,8 @@ from torch import Tensor
 from keyedopt.fused.backends.interface import Lookup
 from keyedopt.fused.embedding.clusters import Cluster
 
-#: A lookup whose gradient has come, and the cluster that has its table.
-Given = tuple[Cluster, Lookup]
+#: Lookups whose gradients have come, and the cluster that has their tables.
+Given = tuple[Cluster, list[Lookup]]
 
 
 class Share(list[Given]):
@@ -146,6 +146,8 @@ class LookedUp(torch.autograd.Function):
         saved, weighted, at = ctx.saved_tensors, ctx.weighted, 0
         share = Share()
         found: list[Tensor | None] = []
+        given: list[Lookup] = []
+        last: Cluster | None = None
         for grad, (cluster, known, trained) in zip(grads, call.lookups(), strict=True):
             values, offsets = saved[at : at + 2]
             weights, rows = saved[at + 2 : at + 4] if weighted else (None, None)
@@ -165,7 +167,10 @@ class LookedUp(torch.autograd.Function):
                     grad=grad,
                     prepared=known.prepared,
                 )
-                share.append((cluster, lookup))
+                if cluster is not last:
+                    last, given = cluster, []
+                    share.append((cluster, given))
+                given.append(lookup)
         if not share or not ctx.needs_input_grad[0]:
             return None, None, *found
         call.shares[torch._C._current_graph_task_id()] = share

@@ -49,14 +49,18 @@ class Cluster:
             self._chosen[key] = choose(self.wanted, self.tables, step)
         return self._chosen[key]
 
+    def __post_init__(self) -> None:
+        self._counts = any(
+            f"{name}.iter" in state for name, state in zip(self.names, self.states, strict=True)
+        )
+
     def counter(self, index: int) -> Tensor | None:
         """Return the count of steps of a table, (1,), where its algorithm has one."""
-        counter: Tensor | None = self.states[index].get(f"{self.names[index]}.iter")
-        return counter
+        return self.states[index].get(f"{self.names[index]}.iter") if self._counts else None
 
     def count(self, index: int) -> int:
         """Return how many steps a table has had; from another device it is read only when it was changed."""
-        counter = self.counter(index)
+        counter = self.counter(index) if self._counts else None
         if counter is None:
             return 0
         known = self._read.get(index)
@@ -66,6 +70,8 @@ class Cluster:
 
     def count_up(self, indices: Sequence[int]) -> None:
         """Count a step of these tables."""
+        if not self._counts:
+            return
         counted = [(index, self.count(index), self.counter(index)) for index in indices]
         counters = [counter for _, _, counter in counted if counter is not None]
         if counters:

@@ -150,5 +150,5 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
             for cluster in self.clusters(self._weights)
             for index, name in enumerate(cluster.names)
         }
-        moved = [(places[cluster.names[lookup.table]], lookup) for cluster, lookup in given]
-        return [(to, replace(lookup, table=index, prepared=None)) for (to, index), lookup in moved]
+        moved = [(places[cluster.names[one.table]], one) for cluster, listed in given for one in listed]
+        return [(to, [replace(one, table=index, prepared=None)]) for (to, index), one in moved]

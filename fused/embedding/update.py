@@ -71,8 +71,11 @@ def run(given: Iterable[Given], clips: Sequence[Any], seed: int | None) -> None:
 
 def _by_cluster(given: Iterable[Given]) -> list[tuple[Cluster, list[Lookup]]]:
     found: dict[int, tuple[Cluster, list[Lookup]]] = {}
-    for cluster, lookup in given:
-        found.setdefault(id(cluster), (cluster, []))[1].append(lookup)
+    for cluster, lookups in given:
+        if id(cluster) in found:
+            found[id(cluster)][1].extend(lookups)
+        else:
+            found[id(cluster)] = (cluster, list(lookups))
     return list(found.values())
 
 
@@ -87,8 +90,11 @@ def _works(cluster: Cluster, lookups: list[Lookup], seed: int | None) -> list[Wo
         raise ValueError("lr_decay was 0 when the state was made, so there is no count to decay by")
     by_count: dict[int, list[Lookup]] = {}
     counts = {table: cluster.count(table) for table in {lookup.table for lookup in lookups}}
-    for lookup in lookups:
-        by_count.setdefault(counts[lookup.table], []).append(lookup)
+    if len(set(counts.values())) == 1:
+        by_count[next(iter(counts.values()))] = lookups
+    else:
+        for lookup in lookups:
+            by_count.setdefault(counts[lookup.table], []).append(lookup)
     works = []
     for count, listed in by_count.items():
         counter = cluster.counter(listed[0].table)
