@@ -54,7 +54,8 @@ class Group:
     @property
     def shape(self) -> Shape:
         """The tile that holds the rows of every table."""
-        return shape_for(max(self.widths), self.tables[0].weight.element_size())
+        size = self.tables[0].weight.element_size()
+        return shape_for(max(self.widths), size, aligned=self.unit * size >= 16)
 
     @property
     def columns(self) -> int:

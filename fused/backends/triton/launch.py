@@ -65,6 +65,7 @@ def look_up(group: Group, lookups: Sequence[Lookup], outputs: Sequence[Tensor]) 
         WIDTH=shape.width,
         UNROLL=shape.unroll,
         num_warps=shape.warps,
+        maxnreg=shape.registers,
     )
 
 
@@ -86,6 +87,7 @@ def run_chunks(group: Group, runs: Runs, grads: Grads, words: Tensor) -> tuple[T
         "WIDTH": shape.width,
         "UNROLL": shape.unroll,
         "num_warps": shape.warps,
+        "maxnreg": shape.registers,
     }
     joins = (runs.count - 1) // chunk
     if chunks:
@@ -164,6 +166,7 @@ def run_update(group: Group, runs: Runs, grads: Sequence[Tensor], step: Step) ->
         WIDTH=shape.width,
         UNROLL=shape.unroll,
         num_warps=shape.warps,
+        maxnreg=shape.registers,
     )
 
 
@@ -209,6 +212,7 @@ def run_collect(group: Group, runs: Runs, grads: Sequence[Tensor]) -> list[RowGr
         WIDTH=shape.width,
         UNROLL=shape.unroll,
         num_warps=shape.warps,
+        maxnreg=shape.registers,
     )
     return [
         RowGradients(number, distinct[firsts[k] : firsts[k + 1]] - bases[k], sums[k])

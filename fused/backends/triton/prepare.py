@@ -107,6 +107,7 @@ def make_keys(group: Group, lookups: Sequence[Lookup], tuning: Tuning) -> Runs:
         SCALED=scaled,
         BLOCK=tuning.values,
         num_warps=4,
+        maxnreg=sort.REGISTERS,
     )
     return Runs(keys, places, scales, None, None, None, count, shift, len(lookups), tuning)
 
@@ -138,5 +139,6 @@ def make_runs(group: Group, lookups: Sequence[Lookup], tuning: Tuning) -> Runs:
         BLOCK=tuning.block,
         PROBES=tuning.probes,
         num_warps=max(1, min(4, tuning.block // 32)),
+        maxnreg=sort.REGISTERS,
     )
     return Runs(keys, places, scales, starts, counts, ends, count, given.shift, given.lookups, tuning)

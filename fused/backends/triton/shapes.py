@@ -15,12 +15,17 @@ class Shape:
         rows: of the tile.
         warps: that share it.
         unroll: how many loads of a row are in flight.
+        registers: that a thread gets; the compiler is told, and tests hold it to having no spills. With 4
+            elements a thread, 64 leave room for 32 warps on a multiprocessor of 65536, so for 32 · 32 · 16
+            bytes · `unroll` of gradients on their way. With 8, 128 do for 16 warps, each of which has twice
+            as much on its way.
     """
 
     width: int
     rows: int
     warps: int
     unroll: int
+    registers: int
 
 
 @dataclass(frozen=True)
@@ -51,20 +56,24 @@ class Tuning:
         return chunk
 
 
-def shape_for(width: int, size: int = 4) -> Shape:
+def shape_for(width: int, size: int = 4, aligned: bool = True) -> Shape:
     """Return the tile for rows of this width: 16 bytes of the weight a thread.
 
     Args:
         width: of the widest row.
         size: of an element of the weight, in bytes.
+        aligned: whether rows can be read 16 bytes at a time; every element else has an address of its own.
 
     >>> shape_for(64)
-    Shape(width=64, rows=8, warps=4, unroll=4)
+    Shape(width=64, rows=8, warps=4, unroll=4, registers=64)
     >>> shape_for(1000, 2)
-    Shape(width=1024, rows=1, warps=4, unroll=4)
+    Shape(width=1024, rows=1, warps=4, unroll=4, registers=128)
     """
     padded = max(4, 1 << (width - 1).bit_length())
     each = 16 // size
     rows = min(max(1, 128 * each // padded), 64)
-    warps = max(1, min(8, rows * padded // (32 * each)))
-    return Shape(padded, rows, warps, 4 if rows * padded <= 2048 else 2)
+    warps = max(1, min(16, rows * padded // (32 * each)))
+    registers = 64 if rows * padded <= 128 * warps else 128
+    if not aligned:
+        registers = min(2 * registers, 248, 65536 // (32 * warps))
+    return Shape(padded, rows, warps, 4 if rows * padded <= 2048 else 2, registers)

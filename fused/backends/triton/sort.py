@@ -20,6 +20,8 @@ OFFSETS = tl.constexpr(LOOKUP_WORDS.index("offsets"))
 WEIGHTS = tl.constexpr(LOOKUP_WORDS.index("weights"))
 BASE = tl.constexpr(LOOKUP_WORDS.index("base"))
 MEAN = tl.constexpr(LOOKUP_WORDS.index("mean"))
+#: Of a thread: enough for 32 warps on a multiprocessor, which hide the latency of single loads.
+REGISTERS = 64
 
 
 @triton.jit
