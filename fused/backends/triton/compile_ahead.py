@@ -71,19 +71,14 @@ class Compiled:
     stack: int
     accesses: Counter[str]
 
-    def bytes_of(self, kind: str) -> set[int]:
-        """Return how many bytes a thread moves at a time, of all its accesses of a kind, "ld" or "st".
+    def wide(self, kind: str) -> int:
+        """Return how many accesses of a kind, "ld" or "st", move 16 bytes a thread.
 
-        >>> Compiled("k", 90, {}, 4, None, 8, 0, Counter({"ld.global.v4.b32": 2})).bytes_of("ld")
-        {16}
+        >>> Compiled("k", 90, {}, 4, None, 8, 0, Counter({"ld.global.v4.b32": 2, "st.global.b64": 1})).wide("ld")
+        2
         """
-        found = set()
-        for access in self.accesses:
-            parts = access.split(".")
-            if parts[0] == kind:
-                pieces = [int(part[1:]) for part in parts if re.fullmatch(r"v\d", part)]
-                found.add(int(re.findall(r"\d+", parts[-1])[0]) // 8 * (pieces[0] if pieces else 1))
-        return found
+        wide = (f"{kind}.global.v4.b32", f"{kind}.global.v2.b64")
+        return sum(number for access, number in self.accesses.items() if access in wide)
 
 
 def compile_for(kernel: Any, arguments: dict[str, Any], architecture: int) -> Compiled:

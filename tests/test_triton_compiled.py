@@ -1,0 +1,142 @@
+"""Every Triton kernel compiled for GPUs that are not there: no spills, registers within limits, wide accesses.
+
+This needs triton without its interpreter, which another test in the same process may have chosen, so all is
+compiled in a process of its own, which this file is the script of.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_triton_interpreter import DTYPES, STATES, STEPS, lookup_of, require_triton, tables_of
+
+from keyedopt.fused.backends.interface import Lookup, RowGradients, Step, Table
+
+KERNELS = {"write_keys", "find_runs", "pool", "sum_chunks", "join_chunks", "update", "collect"}
+
+
+def lookups_of(tables: list[Table], **kind: Any) -> list[Lookup]:
+    """Look up enough of one row for a run to be long."""
+    return [lookup_of(number, one.weight, [600, 1], number, **kind) for number, one in enumerate(tables)]
+
+
+def launches(backend: Any) -> Iterator[tuple[str, Any]]:
+    """Name what is compiled: every algorithm at width 64, some at other widths and dtypes, and the rest."""
+    for name, options in STEPS.items():
+        fields = {key: value for key, value in options.items() if key != "counted"}
+        tables = tables_of(((40, 64), (7, 16)), options, torch.float32)
+        step = Step(lr=0.1, **fields)
+        yield f"step-{name}", lambda tables=tables, step=step: backend.update(tables, lookups_of(tables), step)
+    for dtype, widths in (("float32", (4, 33, 128, 4096)), ("bfloat16", (8, 33, 64, 1024)), ("float16", (64,))):
+        for width in widths:
+            tables = tables_of(((40, width),), STEPS["adam"], DTYPES[dtype])
+            step = Step(lr=0.1, seed=1, **STEPS["adam"])
+            for what, call in (
+                ("adam", lambda tables=tables, step=step: backend.update(tables, lookups_of(tables), step)),
+                ("look_up", lambda tables=tables: backend.look_up(tables, lookups_of(tables, mean=True))),
+            ):
+                yield f"{what}-{width}-{dtype}", call
+    tables = tables_of(((40, 64), (7, 16)), STEPS["rowwise"], torch.float32)
+    step = Step(lr=0.1, **STEPS["rowwise"])
+    weighted = lookups_of(tables, weighted=True)
+    rows = [RowGradients(0, torch.arange(40), torch.ones(40, 64))]
+    yield "coalesce", lambda: backend.coalesce(tables, weighted)
+    yield "weighted", lambda: backend.update(tables, weighted, step)
+    yield "update_rows", lambda: backend.update_rows(tables, rows, step)
+    yield "numbers_on_device", lambda: backend.update(
+        tables, weighted, Step("rowwise_adagrad", lr=torch.tensor(0.1), count=torch.tensor(1))
+    )
+
+
+# --- in the process that compiles -----------------------------------------------------------------
+
+
+def compile_all() -> list[dict[str, Any]]:
+    """Compile all; return what came of each."""
+    from keyedopt.fused.backends.triton import TritonBackend
+    from keyedopt.fused.backends.triton.compile_ahead import compiled
+
+    torch.set_num_threads(1)
+    found = []
+    for name, launch in launches(TritonBackend()):
+        with compiled() as kernels:
+            launch()
+        for one in kernels:
+            wide = {kind: one.wide(kind) for kind in ("ld", "st")}
+            constants = {key: value for key, value in one.constants.items() if isinstance(value, (int, str))}
+            what = {"case": name, "kernel": one.kernel, "architecture": one.architecture, "warps": one.warps}
+            used = {"limit": one.limit, "registers": one.registers, "stack": one.stack}
+            found.append({**what, **used, "wide": wide, "constants": constants})
+    return found
+
+
+# --- in the process of pytest ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    require_triton()
+    folder = tmp_path_factory.mktemp("triton")
+    output = folder / "compiled.json"
+    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    environment |= {"OMP_NUM_THREADS": "1", "TRITON_CACHE_DIR": str(folder / "cache")}
+    subprocess.run([sys.executable, __file__, str(output)], check=True, env=environment, timeout=900)
+    results: list[dict[str, Any]] = json.loads(output.read_text())
+    return results
+
+
+def test_every_kernel_is_compiled_for_both_architectures(found: list[dict[str, Any]]) -> None:
+    seen = {(one["kernel"], one["architecture"]) for one in found}
+    assert seen == {(kernel, architecture) for kernel in KERNELS for architecture in (80, 90)}
+
+
+def test_nothing_spills(found: list[dict[str, Any]]) -> None:
+    assert not [one for one in found if one["stack"]]
+
+
+def test_registers_leave_room_for_the_warps_that_are_planned(found: list[dict[str, Any]]) -> None:
+    assert not [one for one in found if one["limit"] is None or one["registers"] > one["limit"]]
+    for one in found:  # of 65536: 32 warps where a thread has 4 elements, 16 where it has 8
+        if one["kernel"] in ("pool", "update", "sum_chunks", "join_chunks", "collect"):
+            elements = one["constants"]["ROWS"] * one["constants"]["WIDTH"] // (32 * one["warps"])
+            if "33" not in one["case"].split("-"):
+                assert 65536 // (32 * one["registers"]) >= (32 if elements <= 4 else 16), one
+
+
+def test_row_data_moves_16_bytes_at_a_time(found: list[dict[str, Any]]) -> None:
+    checked = set()
+    for one in found:
+        constants = one["constants"]
+        if one["kernel"] not in ("pool", "update", "collect") or "33" in one["case"].split("-"):
+            continue
+        elements = constants["ROWS"] * constants["WIDTH"] // (32 * one["warps"])
+        vectors = max(1, elements // 4)  # of float32
+        halves = one["case"].endswith("float16")
+        weight = max(1, elements // 8) if halves else vectors
+        if one["kernel"] == "update":
+            states = (constants["FIRST"], constants["SECOND"]).count("full")
+            times = 1 if constants["SUMMED"] else constants["UNROLL"]
+            loads, stores = times * vectors + weight + states * vectors, weight + states * vectors
+        elif one["kernel"] == "pool":
+            loads, stores = constants["UNROLL"] * weight, vectors
+        else:
+            loads, stores = constants["UNROLL"] * vectors, vectors
+        assert one["wide"]["ld"] >= loads, one
+        assert one["wide"]["st"] >= stores, one
+        checked.add(one["kernel"])
+    assert checked == {"pool", "update", "collect"}
+
+
+def test_every_algorithm_is_among_them(found: list[dict[str, Any]]) -> None:
+    algorithms = {one["constants"]["ALGORITHM"] for one in found if one["kernel"] == "update"}
+    assert algorithms == {"sgd", *STATES} - {"sparse_adam"}  # which is Adam
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(json.dumps(compile_all()))
