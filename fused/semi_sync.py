@@ -16,13 +16,15 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import distributed
 
-from keyedopt.fused.keyed.base import FLAG, KeyedOptimizer, check_keyed, saves_groups
+from keyedopt.fused.keyed.base import FLAG, KeyedOptimizer
 from keyedopt.fused.keyed.composition import Composition
 from keyedopt.fused.keyed.initialize import initialize, zero_gradients
 from keyedopt.fused.keyed.loading import Load
+from keyedopt.fused.keyed.members import check_keyed, saves_groups
 from keyedopt.fused.semi_sync_state import GLOBAL_COUNTER, LOCAL_COUNTER, Members, unprefixed
+from keyedopt.fused.semi_sync_steps import GlobalStep, find_global_step, listed, unscale
 
 
 class SemisyncOptimizer(Composition):
@@ -62,7 +64,7 @@ class SemisyncOptimizer(Composition):
         find_global_step(global_optimizer)  # not only after the first local steps
         self._optimizer = optimizer
         self._global_optimizer = global_optimizer
-        self._worker_model_params = _listed(global_params)
+        self._worker_model_params = listed(global_params)
         self._num_local_steps = num_local_steps
         self._worker_shard_group = semi_sync_worker_shard_group
         self._local_step_counter = torch.zeros((), dtype=torch.int64, device="cpu")
@@ -110,7 +112,7 @@ class SemisyncOptimizer(Composition):
         Returns:
             What the local step returns.
         """
-        if not _unscale(self):
+        if not unscale(self):
             return None
         evaluate = closure and torch.enable_grad()(closure)
         with torch.no_grad():
@@ -140,7 +142,7 @@ class SemisyncOptimizer(Composition):
             return
         sparse = sparse_grad_parameter_names or set()
         with self._global_model():
-            initialize(_GlobalStep(outer), sparse)
+            initialize(GlobalStep(outer), sparse)
             zero_gradients(outer.params, sparse)  # a global step may make gradients of its own
 
     def add_param_group(self, param_group: Mapping[str, Any]) -> None:
@@ -174,69 +176,3 @@ class SemisyncOptimizer(Composition):
     def _put_away(self) -> None:
         for param, _ in self._homes:
             param.data = param.data.to("cpu")  # waits: anyone may look at it from now on
-
-
-class _GlobalStep:
-    """The global optimizer as `initialize` looks at it: its step is the global one."""
-
-    def __init__(self, optimizer: Any) -> None:
-        self.optimizer = optimizer
-        self.params, self.state = optimizer.params, optimizer.state
-        self.param_groups = optimizer.param_groups
-
-    def _bare_step(self) -> None:
-        with torch.no_grad():
-            find_global_step(self.optimizer)(torch.zeros((), dtype=torch.int64), None)
-
-
-def find_global_step(optimizer: Any) -> Callable[[Tensor, Any], object]:
-    """Return ``global_step`` of an optimizer or of the one it wraps; deeper, it would pass a schedule by."""
-    for holder in (optimizer, getattr(optimizer, "_optimizer", None)):
-        method: Any = getattr(holder, "global_step", None)
-        if callable(method):
-            return method  # type: ignore[no-any-return]
-    raise ValueError(
-        "global_optimizer, or the optimizer that it wraps, must have a method "
-        f"global_step(step, closure), which {type(optimizer).__name__} has not"
-    )
-
-
-def _listed(given: Any) -> list[Tensor]:
-    """List parameters that come alone, as (key, parameter), or in groups."""
-    if given is None or isinstance(given, str | Tensor):
-        raise ValueError(f"global_params must be parameters or groups of them, not {given!r}")
-    items = list(given)
-    if not items:
-        raise IndexError("global_params is empty: there is nothing to synchronize")
-    found: list[Tensor] = []
-    for item in items:
-        if isinstance(item, tuple) and len(item) == 2:
-            item = item[1]
-        if isinstance(item, Tensor):
-            found.append(item)
-        elif isinstance(item, Mapping) and "params" in item:
-            inside = item["params"]
-            found += _listed([inside] if isinstance(inside, Tensor) else inside)
-        else:
-            raise ValueError(f"global_params must be parameters or groups of them, not {type(item).__name__}")
-    return found
-
-
-def _unscale(optimizer: Any) -> bool:
-    """Divide every gradient once by the scale of a `GradScaler`; False where a step is to be left out."""
-    found_inf = getattr(optimizer, "found_inf", None)
-    if found_inf is None:
-        return True
-    if optimizer.grad_scale is None:
-        del optimizer.found_inf, optimizer.grad_scale
-        raise RuntimeError(
-            "GradScaler.unscale_ has divided the gradients of parameters that both optimizers have twice: "
-            "call it with the local optimizer, or leave it to GradScaler.step"
-        )
-    if float(found_inf):
-        return False
-    inverse = optimizer.grad_scale.double().reciprocal().float()
-    for param in {id(param): param for group in optimizer.param_groups for param in group["params"]}.values():
-        if param.grad is not None:
-            param.grad.mul_(inverse.to(param.grad.device))
-    return True

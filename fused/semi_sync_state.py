@@ -14,10 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keyedopt.fused.keyed.base import keys_by_id, ready_load, saves_groups
+from keyedopt.fused.keyed.base import keys_by_id
 from keyedopt.fused.keyed.checks import check_tensor
 from keyedopt.fused.keyed.groups import by_keys, check_groups, keys_of
 from keyedopt.fused.keyed.loading import Load
+from keyedopt.fused.keyed.members import ready_load, saves_groups
 from keyedopt.fused.keyed.values import kind, refusal, show
 
 LOCAL = "semi_sync_local_"
@@ -119,10 +120,13 @@ class Members:
                 raise ValueError("Expected 'param_groups' beside 'state', got none")
             self._deal_groups(given["param_groups"], parts)
         for name, optimizer, part in zip(("local", "global"), self.both, parts, strict=True):
+            where = f" (in the {name} optimizer)"
             try:
-                load.extend(ready_load(optimizer, part))
+                found = ready_load(optimizer, part)
             except ValueError as error:
-                raise ValueError(f"{error} (in the {name} optimizer)") from error
+                raise ValueError(f"{error}{where}") from error
+            found.explain(where)
+            load.extend(found)
         return load
 
     def _check_counters(self, state: Mapping[str, Any], load: Load) -> int:

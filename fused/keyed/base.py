@@ -5,7 +5,7 @@ For subclasses, the wrappers of this package among them:
 - `params`, `state`, `param_groups` and `defaults` may be properties; nothing here writes to them but
   what their names promise, and `KeyedOptimizer.__init__` need not be called.
 - `_save` returns what `state_dict` does, without hooks. `_check` returns a :class:`Load` of what is to
-  be written, or raises a ValueError; it writes nothing. `ready_load` does so for any optimizer.
+  be written, or raises a ValueError; it writes nothing. `members.ready_load` does it for any optimizer.
 - Each optimizer of a tree is told by itself after a load; so `post_load_state_dict` of one that holds
   others hands a call on only where a user has made it, while `_loading` is False.
 """
@@ -65,8 +65,7 @@ class KeyedOptimizer(Hooked):
 
     def _save(self) -> dict[str, Any]:
         keys = self._keys()
-        shown = show_all(self.state.values())
-        saved: dict[str, Any] = {"state": dict(zip(self._named(keys), shown, strict=True))}
+        saved: dict[str, Any] = {"state": self._by_key(keys, show_all(self.state.values()))}
         if self.defaults[FLAG]:
             saved["param_groups"] = show_groups(self.param_groups, keys)
         return saved
@@ -75,14 +74,15 @@ class KeyedOptimizer(Hooked):
         """Return the key of each parameter by its identity; all that is optimized has to have one."""
         keys = keys_by_id(self.params)
         check_keys(self.param_groups, keys)
-        if not keys.keys() >= set(map(id, self.state)):
-            stranger = next(param for param in self.state if id(param) not in keys)
-            raise ValueError(f"The state of {kind(stranger)} {stranger!r} has no key")
         return keys
 
-    def _named(self, keys: Mapping[int, str]) -> Iterable[str]:
-        """Run through the keys of the parameters that have state."""
-        return map(keys.__getitem__, map(id, self.state))
+    def _by_key(self, keys: Mapping[int, str], entries: Iterable[Any]) -> dict[str, Any]:
+        """Name the entries of the state by the keys of their parameters."""
+        try:
+            return dict(zip(map(keys.__getitem__, map(id, self.state)), entries, strict=True))
+        except KeyError:
+            stranger = next(param for param in self.state if id(param) not in keys)
+            raise ValueError(f"The state of {kind(stranger)} {stranger!r} has no key") from None
 
     def save_param_groups(self, save: bool) -> None:
         """Choose whether groups are saved and loaded."""
@@ -108,8 +108,7 @@ class KeyedOptimizer(Hooked):
 
     def _check(self, state_dict: Mapping[str, Any]) -> Load:
         load, keys = Load(), self._keys()
-        live = dict(zip(self._named(keys), self.state.values(), strict=True))
-        check_state(live, state_dict["state"], load)
+        check_state(self._by_key(keys, self.state.values()), state_dict["state"], load)
         if self.defaults[FLAG]:
             if "param_groups" not in state_dict:
                 raise ValueError("Expected 'param_groups' beside 'state', got none")
@@ -193,28 +192,3 @@ def check_one_to_one(params: Mapping[str, Any], state: Mapping[Any, Any]) -> Non
     for param, entry in state.items():
         if not isinstance(entry, Mapping):
             raise ValueError(f"The state of {keys[id(param)]} is no mapping but {kind(entry)}")
-
-
-def ready_load(optimizer: Any, state_dict: Mapping[str, Any]) -> Load:
-    """Check a load of any keyed optimizer; one of another library decides for itself when it is run."""
-    if getattr(type(optimizer), "load_state_dict", None) is KeyedOptimizer.load_state_dict:
-        load: Load = optimizer._ready_load(state_dict)
-        return load
-    return Load(objects=[(optimizer, state_dict, ())])
-
-
-def check_keyed(optimizers: Iterable[object]) -> None:
-    """Refuse what is no keyed optimizer, such as a plain one of torch."""
-    for optimizer in optimizers:
-        if not callable(getattr(optimizer, "save_param_groups", None)):
-            plain = isinstance(optimizer, torch.optim.Optimizer)
-            hint = ": give its parameters keys with KeyedOptimizerWrapper" if plain else ""
-            raise ValueError(f"{type(optimizer).__name__} is not a keyed optimizer{hint}")
-
-
-def saves_groups(optimizer: Any) -> bool:
-    """Whether a keyed optimizer saves its groups."""
-    if isinstance(optimizer, KeyedOptimizer):
-        return bool(getattr(optimizer, "defaults", {}).get(FLAG, False))
-    saved = optimizer.state_dict()  # elsewhere the flag of a wrapper may be out of date
-    return isinstance(saved, Mapping) and "param_groups" in saved

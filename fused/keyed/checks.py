@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
-from operator import eq
 from typing import Any
 
 import torch
@@ -11,12 +10,13 @@ from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
 
-from keyedopt.fused.keyed.loading import Load, Path, alike
-from keyedopt.fused.keyed.values import is_stateful, kind, refusal, values_of
+from keyedopt.fused.keyed.filling import pairs
+from keyedopt.fused.keyed.loading import Load, Path, Unchecked
+from keyedopt.fused.keyed.values import is_stateful, kind, refusal
 
 
 def check_state(live: Mapping[str, Any], new: object, load: Load) -> None:
-    """Check all entries, by parameter key: at once if they are plain tensors that fit, else one by one."""
+    """Check all entries, by parameter key; those of the usual kind later, when they are written at once."""
     if not isinstance(new, Mapping):
         raise ValueError(f"The state is a mapping by parameter key, got {kind(new)}")
     if live.keys() != new.keys():
@@ -25,16 +25,16 @@ def check_state(live: Mapping[str, Any], new: object, load: Load) -> None:
             raise ValueError(f"Different parameter count: {len(live)} vs {len(new)}: {names}")
         missing = next(key for key in live if key not in new)
         raise ValueError(f"Parameter {missing} not found: {names}")
-    have, came = live.values(), list(map(new.__getitem__, live))
-    plain = {dict}.issuperset(map(type, have)) and {dict}.issuperset(map(type, came))
-    if plain and all(map(eq, map(tuple, have), map(tuple, came))):  # the same keys in the same order
-        tensors, sources = list(values_of(have)), list(values_of(came))
-        if alike(tensors, sources):
-            load.live += tensors
-            load.new += sources
-            return
-    for key, entry in live.items():
-        check_entry(entry, new[key], (key,), load)
+
+    def check_one_by_one(load: Load) -> None:
+        for key, entry in live.items():
+            check_entry(entry, new[key], (key,), load)
+
+    values = pairs(list(live.values()), list(map(new.__getitem__, live)))
+    if values is not None:
+        load.unchecked.append(Unchecked(*values, check_one_by_one))
+    else:
+        check_one_by_one(load)
 
 
 def check_entry(live: Mapping[Any, Any], new: object, path: Path, load: Load) -> None:

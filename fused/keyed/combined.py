@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
-from keyedopt.fused.keyed.base import FLAG, KeyedOptimizer, check_keyed, keys_by_id, saves_groups
-from keyedopt.fused.keyed.composition import Composition, Portion, prepend, strip
+from keyedopt.fused.keyed.base import FLAG, KeyedOptimizer, keys_by_id
+from keyedopt.fused.keyed.composition import Composition, Portion
 from keyedopt.fused.keyed.groups import by_keys, check_groups, keys_of, take_apart
 from keyedopt.fused.keyed.loading import Load
+from keyedopt.fused.keyed.members import check_keyed, saves_groups
+from keyedopt.fused.keyed.views import prepend, strip
 
 KeyedPair = tuple[str, KeyedOptimizer]
 

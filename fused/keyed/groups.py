@@ -20,7 +20,7 @@ Group = Mapping[str, Any]
 def check_keys(groups: Collection[Group], keys: Mapping[int, str]) -> None:
     """See that every parameter in a group has a key; `keys` is by identity."""
     for number, group in enumerate(groups):
-        if not keys.keys() >= set(map(id, group["params"])):
+        if not all(map(keys.__contains__, map(id, group["params"]))):
             param = next(param for param in group["params"] if id(param) not in keys)
             raise ValueError(
                 f"A parameter of group {number}, of shape {tuple(param.shape)}, has no key: "
