@@ -1,9 +1,11 @@
-"""The native backend against the reference's rules, in float64: dtypes, widths, runs, pooling, instruction sets."""
+"""The native backend against the reference's rules in float64: dtypes, widths, runs, pooling, machines."""
 
+import itertools
 import os
 
 import pytest
 import torch
+
 from keyedopt.fused.backends.interface import ALGORITHMS, Lookup, RowGradients, Step, Table
 from keyedopt.fused.backends.native import NativeBackend
 from keyedopt.fused.backends.native.describe import state_widths
@@ -104,7 +106,7 @@ def summed(lookups):
     sums = {}
     for lookup in lookups:
         offsets = range(len(lookup.values) + 1) if lookup.offsets is None else lookup.offsets.tolist()
-        for bag, (begin, end) in enumerate(zip(offsets, offsets[1:], strict=False)):
+        for bag, (begin, end) in enumerate(itertools.pairwise(offsets)):
             for i in range(begin, end):
                 grad = lookup.grad[bag].double()
                 grad = grad if lookup.weights is None else grad * lookup.weights[i].double()

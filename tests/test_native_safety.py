@@ -1,4 +1,4 @@
-"""The native backend refuses what would reach outside a table; rounds fairly; and counts beyond 2³¹ and 2³²."""
+"""The native backend refuses what would reach outside a table; rounds fairly; counts beyond 2³¹ and 2³²."""
 
 import mmap
 import multiprocessing
@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+
 from keyedopt.fused.backends.interface import Lookup, RowGradients, Step, Table
 from keyedopt.fused.backends.native import NativeBackend
 

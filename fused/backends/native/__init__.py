@@ -1,12 +1,12 @@
 """The backend of C++ kernels for the CPU: sort, sum and update in one go, on all cores.
 
-Lookups are sorted by row (radix sort, on the bits that the table's rows need), the gradients of a row are summed
-in registers straight from the gradient of the output, and row and state are updated in place. The kernels are
-compiled for AVX-512, for AVX2 and for any machine; which are used is decided when they run. Results do not
-depend on the number of threads, which is torch's.
+Lookups are sorted by row (radix sort, on the bits that the table's rows need), the gradients of a row are
+summed in registers straight from the gradient of the output, and row and state are updated in place. The
+kernels are compiled for AVX-512, for AVX2 and for any machine; which are used is decided when they run. Results
+do not depend on the number of threads, which is torch's.
 
-The extension is built when keyedopt is installed, without torch's headers, where there is a C++ compiler; without
-one `NativeBackend.missing` says so.
+The extension is built when keyedopt is installed, without torch's headers, where there is a C++ compiler;
+without one `NativeBackend.missing` says so.
 """
 
 import os
@@ -60,7 +60,7 @@ class NativeBackend:
     def missing(self) -> str:
         """Return why the kernels cannot be used."""
         if _kernels is None:
-            return f"its C++ extension was not built ({_WHY}); install keyedopt again with a C++17 compiler there"
+            return f"its C++ extension was not built ({_WHY}); install again with a C++17 compiler there"
         if self._set and self._set not in self.instruction_sets():
             return f"this machine has no kernels for {self._set!r}, only for {self.instruction_sets()}"
         return ""
@@ -117,8 +117,8 @@ class NativeBackend:
         """Sum the gradients of every row and update it, once.
 
         Raises:
-            ValueError: a value is no row of its table, or offsets do not rise from 0 to the number of values; or
-                a tensor does not have the shape that the interface gives. Nothing is written.
+            ValueError: a value is no row of its table, or offsets do not rise from 0 to the number of values;
+                or a tensor does not have the shape that the interface gives. Nothing is written.
         """
         items, kept = _with_gradients(tables, lookups)
         described = [describe_table(table, step) for table in tables]
@@ -129,8 +129,8 @@ class NativeBackend:
         """Update rows by gradients that are summed already.
 
         Raises:
-            ValueError: rows are not distinct rows of the table in ascending order, or shapes do not fit; nothing
-                is written.
+            ValueError: rows are not distinct rows of the table in ascending order, or shapes do not fit;
+                nothing is written.
         """
         items, kept = [], []
         for given in gradients:
