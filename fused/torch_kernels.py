@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from keyedopt.fused.backends.interface import Step
-from keyedopt.fused.backends.torch_rules import WIDE
 
 PLAIN = (Tensor, torch.nn.Parameter)
 DEVICES = ("cpu", "cuda")
@@ -31,11 +30,14 @@ def fit(step: Step, item: Work, names: Sequence[str], scale: Tensor | None) -> b
     param, grad, state = item
     if step.algorithm not in KERNELS or not _exact(step, state, names):
         return False
-    # They take a rate or scale on the device in float32, and round the state of halves at every operation.
-    dtypes = WIDE if scale is None and not isinstance(step.lr, Tensor) else WIDE[:1]
     dtype, device = param.dtype, param.device
-    if dtype not in dtypes or device.type not in DEVICES:
+    if device.type not in DEVICES:
         return False
+    if dtype is torch.float64:
+        if scale is not None or isinstance(step.lr, Tensor):  # which they take in float32
+            return False
+    elif dtype is not torch.float32 and step.algorithm != "adam":
+        return False  # of halves SGD leaves most as they are (pytorch#191763), Adagrad rounds in between
     for tensor in (param, grad, *[state[name] for name in names]):
         if type(tensor) not in PLAIN or tensor.dtype is not dtype:
             return False
