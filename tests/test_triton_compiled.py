@@ -1,4 +1,4 @@
-"""Every Triton kernel compiled for GPUs that are not there: no spills, registers within limits, wide accesses.
+"""Every Triton kernel compiled for GPUs that are not there: no spills, few registers, wide accesses.
 
 This needs triton without its interpreter, which another test in the same process may have chosen, so all is
 compiled in a process of its own, which this file is the script of.
@@ -32,8 +32,15 @@ def launches(backend: Any) -> Iterator[tuple[str, Any]]:
         fields = {key: value for key, value in options.items() if key != "counted"}
         tables = tables_of(((40, 64), (7, 16)), options, torch.float32)
         step = Step(lr=0.1, **fields)
-        yield f"step-{name}", lambda tables=tables, step=step: backend.update(tables, lookups_of(tables), step)
-    for dtype, widths in (("float32", (4, 33, 128, 4096)), ("bfloat16", (8, 33, 64, 1024)), ("float16", (64,))):
+        yield (
+            f"step-{name}",
+            lambda tables=tables, step=step: backend.update(tables, lookups_of(tables), step),
+        )
+    for dtype, widths in (
+        ("float32", (4, 33, 128, 4096)),
+        ("bfloat16", (8, 33, 64, 1024)),
+        ("float16", (64,)),
+    ):
         for width in widths:
             tables = tables_of(((40, width),), STEPS["adam"], DTYPES[dtype])
             step = Step(lr=0.1, seed=1, **STEPS["adam"])
@@ -49,8 +56,11 @@ def launches(backend: Any) -> Iterator[tuple[str, Any]]:
     yield "coalesce", lambda: backend.coalesce(tables, weighted)
     yield "weighted", lambda: backend.update(tables, weighted, step)
     yield "update_rows", lambda: backend.update_rows(tables, rows, step)
-    yield "numbers_on_device", lambda: backend.update(
-        tables, weighted, Step("rowwise_adagrad", lr=torch.tensor(0.1), count=torch.tensor(1))
+    yield (
+        "numbers_on_device",
+        lambda: backend.update(
+            tables, weighted, Step("rowwise_adagrad", lr=torch.tensor(0.1), count=torch.tensor(1))
+        ),
     )
 
 

@@ -6,12 +6,13 @@ file            what it has
 `backend`       the methods of the interface, over groups of tables
 `groups`        which tables go into one launch
 `prepare`       keys, sort and runs, which need no gradients
-`launch`        arguments, grids and constants of the kernels
+`launch`        arguments, grids and constants of the kernels; `grads` those of gradients
 `layout`        the words by which the host tells kernels where everything is; `words` puts them there
 `shapes`        how much a program does at a time
 `sort`          kernels: keys of lookups; runs of sorted keys
 `forward`       kernel: pooling
-`reduce`        kernels: sums of runs
+`reduce`        device functions: sums of short runs, side by side
+`chunks`        kernels: sums of long runs
 `collect`       kernel: these sums, written down
 `rules`         device functions: the algorithms
 `update`        kernel: sum, rule, write

@@ -1,5 +1,7 @@
 # mypy: ignore-errors
-# Kernels are compiled from their source; annotations of tensors mean nothing there.
+# ruff: noqa: N803, SIM300
+# Kernels are compiled from their source: annotations of tensors mean nothing there, constants are capitals,
+# and a branch on a constant is taken when it is compiled.
 """What the kernels share: words, addresses, norms, sums that lose nothing, rounding."""
 
 import triton
@@ -14,7 +16,7 @@ def number(step, INDEX: tl.constexpr):
 
 @triton.jit
 def pointer(words, live, DTYPE: tl.constexpr, ALIGN: tl.constexpr):
-    """Read addresses, which are multiples of ALIGN bytes: the compiler cannot know, and loads in small pieces."""
+    """Read addresses, multiples of ALIGN bytes, which the compiler could not know."""
     return tl.multiple_of(tl.load(words, mask=live, other=0).to(tl.pointer_type(DTYPE)), [ALIGN])
 
 

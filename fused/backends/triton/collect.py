@@ -1,6 +1,8 @@
 # mypy: ignore-errors
-# Kernels are compiled from their source; annotations of tensors mean nothing there.
-"""The sums of gradients, written down instead of used: where a norm over all of them has to be known first."""
+# ruff: noqa: N803, D417
+# Kernels are compiled from their source: annotations of tensors mean nothing there, constants are capitals,
+# and a branch on a constant is taken when it is compiled.
+"""The sums of gradients, written down instead of used: where a norm over all of them has to be known."""
 
 import triton
 import triton.language as tl

@@ -22,7 +22,7 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from keyedopt.fused.backends.triton import forward, launch, reduce, sort
+from keyedopt.fused.backends.triton import chunks, forward, launch, sort
 
 #: The GPUs that are compiled for: A100, and H100 with H200.
 ARCHITECTURES = (80, 90)
@@ -31,8 +31,8 @@ KERNELS: tuple[tuple[ModuleType, str], ...] = (
     (sort, "write_keys"),
     (sort, "find_runs"),
     (forward, "pool"),
-    (reduce, "sum_chunks"),
-    (reduce, "join_chunks"),
+    (chunks, "sum_chunks"),
+    (chunks, "join_chunks"),
     (launch, "update"),
     (launch, "collect"),
 )
@@ -74,7 +74,7 @@ class Compiled:
     def wide(self, kind: str) -> int:
         """Return how many accesses of a kind, "ld" or "st", move 16 bytes a thread.
 
-        >>> Compiled("k", 90, {}, 4, None, 8, 0, Counter({"ld.global.v4.b32": 2, "st.global.b64": 1})).wide("ld")
+        >>> Compiled("k", 90, {}, 4, None, 8, 0, Counter({"ld.global.v4.b32": 2})).wide("ld")
         2
         """
         wide = (f"{kind}.global.v4.b32", f"{kind}.global.v2.b64")

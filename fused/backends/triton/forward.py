@@ -1,5 +1,7 @@
 # mypy: ignore-errors
-# Kernels are compiled from their source; annotations of tensors mean nothing there.
+# ruff: noqa: N803, D417
+# Kernels are compiled from their source: annotations of tensors mean nothing there, constants are capitals,
+# and a branch on a constant is taken when it is compiled.
 """Looking up and pooling, for all lookups of a group of tables in one launch."""
 
 import triton

@@ -1,44 +1,20 @@
 """From a group of tables, its runs and their gradients to the arguments of the kernels."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from keyedopt.fused.backends.interface import Lookup, RowGradients, Step
-from keyedopt.fused.backends.triton import forward, reduce
+from keyedopt.fused.backends.triton import chunks, forward
 from keyedopt.fused.backends.triton.collect import collect
-from keyedopt.fused.backends.triton.groups import DTYPES, Group, bags_of, blocks
+from keyedopt.fused.backends.triton.grads import Grads, pack_grads
+from keyedopt.fused.backends.triton.groups import Group, bags_of, blocks
 from keyedopt.fused.backends.triton.layout import STEP_WORDS
 from keyedopt.fused.backends.triton.prepare import Runs, is_scaled, lookup_words, plain
 from keyedopt.fused.backends.triton.update import update
 from keyedopt.fused.backends.triton.words import alignment, columns_for, on_device, step_words, table
-
-
-@dataclass(frozen=True)
-class Grads:
-    """The gradients of some lookups, as kernels read them: words, dtype, alignment in bytes and elements."""
-
-    tensors: list[Tensor]
-    words: Tensor
-    constants: dict[str, Any]
-
-
-def pack_grads(grads: Sequence[Tensor], group: Group) -> Grads:
-    """Return where the gradients are; those that no kernel can read as they are get copied."""
-    same = len({grad.dtype for grad in grads}) == 1 and grads[0].dtype in DTYPES
-    tensors = [(grad if same else grad.float()).detach() for grad in grads]
-    tensors = [grad if grad.stride(1) == 1 else grad.contiguous() for grad in tensors]
-    strides = [grad.stride(0) for grad in tensors]
-    align = alignment([grad.data_ptr() for grad in tensors if grad.numel()], 16)
-    unit = alignment(strides, 8)
-    rows = [[grad.data_ptr() for grad in tensors], [stride // unit for stride in strides]]
-    words = table(rows)
-    words[: columns_for(len(grads))] = [*rows[0], *[0] * (columns_for(len(grads)) - len(grads))]
-    constants = {"GRAD": DTYPES[tensors[0].dtype], "GRAD_ALIGN": align, "GRAD_UNIT": unit}
-    return Grads(tensors, on_device(words, group.device), constants)
 
 
 def look_up(group: Group, lookups: Sequence[Lookup], outputs: Sequence[Tensor]) -> None:
@@ -72,8 +48,8 @@ def look_up(group: Group, lookups: Sequence[Lookup], outputs: Sequence[Tensor]) 
 def run_chunks(group: Group, runs: Runs, grads: Grads, words: Tensor) -> tuple[Tensor, int]:
     """Sum the long runs; return the sums, and what is long."""
     chunk, shape = runs.tuning.chunk_for(runs.count), group.shape
-    chunks = runs.count // chunk
-    size = max(chunks, 1) + 1, shape.width
+    whole = runs.count // chunk
+    size = max(whole, 1) + 1, shape.width
     partials = torch.empty(size, dtype=torch.float64, device=group.device)
     totals = torch.empty(size, dtype=torch.float32, device=group.device)
     given = (runs.keys, runs.places, runs.places if runs.scales is None else runs.scales, words, grads.words)
@@ -90,11 +66,11 @@ def run_chunks(group: Group, runs: Runs, grads: Grads, words: Tensor) -> tuple[T
         "maxnreg": shape.registers,
     }
     joins = (runs.count - 1) // chunk
-    if chunks:
-        reduce.sum_chunks[(chunks,)](*given, partials, runs.shift, chunk, **constants)
+    if whole:
+        chunks.sum_chunks[(whole,)](*given, partials, runs.shift, chunk, **constants)
     if joins:
         probes = runs.tuning.probes
-        reduce.join_chunks[(joins,)](
+        chunks.join_chunks[(joins,)](
             *given, partials, totals, runs.count, runs.shift, chunk, PROBES=probes, **constants
         )
     return totals, chunk
@@ -171,8 +147,8 @@ def run_update(group: Group, runs: Runs, grads: Sequence[Tensor], step: Step) ->
 
 
 def run_collect(group: Group, runs: Runs, grads: Sequence[Tensor]) -> list[RowGradients]:
-    """Return the sums of every table; how many rows they are has to be known, so this waits for the device."""
-    assert runs.starts is not None and runs.counts is not None and runs.ends is not None
+    """Return the sums of every table; how many rows they are has to be known: this waits for the device."""
+    assert runs.counts is not None
     shape, bases = group.shape, group.bases
     packed = pack_grads(grads, group)
     distinct = torch.unique_consecutive(runs.keys).long()

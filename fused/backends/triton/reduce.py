@@ -1,27 +1,17 @@
 # mypy: ignore-errors
-# Kernels are compiled from their source; annotations of tensors mean nothing there.
-"""Sums of gradients: of the runs of several rows side by side, and of a long run by a whole program.
+# ruff: noqa: N803
+# Kernels are compiled from their source: annotations of tensors mean nothing there, constants are capitals,
+# and a branch on a constant is taken when it is compiled.
+"""Sums of gradients: of the runs of several rows side by side.
 
-Sorted by row, the gradients of a row are a run of positions. A position has a place, which says the lookup
-(its high bits) and the bag or value whose gradient it is, and may have a scale: weight over length of the bag.
-
-A run of more than `chunk` positions is long. It is summed beforehand, in two stages: the chunks
-[k · chunk, (k + 1) · chunk) that lie in it wholly by `sum_chunks`, one program each; these sums, and the ends
-of the run, by `join_chunks`, whose sum is at the first multiple of `chunk` behind the begin of the run. Every
-multiple is in one run, so there is room for all, and nothing depends on the order in which programs run.
+Sorted by row, the gradients of a row are a run of positions. A position has a place, which says the lookup (in
+its high bits) and the bag or value whose gradient it is, and may have a scale: weight over length of the bag.
 """
 
 import triton
 import triton.language as tl
 
-from keyedopt.fused.backends.triton.arithmetic import (
-    add_exactly,
-    column_of,
-    in_float64,
-    pointer,
-    total_of,
-)
-from keyedopt.fused.backends.triton.sort import begin_of_run, end_of_run
+from keyedopt.fused.backends.triton.arithmetic import add_exactly, pointer, total_of
 
 
 @triton.jit
@@ -105,60 +95,6 @@ def sum_positions(
 
 
 @triton.jit
-def sum_span(
-    begin,
-    end,
-    inside,
-    places,
-    scales,
-    grads,
-    shift,
-    LOOKUPS: tl.constexpr,
-    DTYPE: tl.constexpr,
-    ALIGN: tl.constexpr,
-    UNIT: tl.constexpr,
-    SCALED: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    UNROLL: tl.constexpr,
-):
-    """Sum the positions from begin to end with all rows of the program; (WIDTH,), in float64."""
-    first = begin + tl.arange(0, ROWS)
-    length = (tl.maximum(end - first + ROWS - 1, 0) // ROWS).to(tl.int32)
-    high, low = sum_positions(
-        first,
-        length,
-        inside,
-        places,
-        scales,
-        grads,
-        shift,
-        ROWS,
-        LOOKUPS,
-        DTYPE,
-        ALIGN,
-        UNIT,
-        SCALED,
-        ROWS,
-        WIDTH,
-        UNROLL,
-    )
-    return tl.sum(in_float64(high, low), 0)
-
-
-@triton.jit
-def sum_partials(begin, end, inside, partials, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Sum the sums of the chunks from begin to end; (WIDTH,), in float64."""
-    sums = tl.zeros((ROWS, WIDTH), tl.float64)
-    columns = tl.arange(0, WIDTH)
-    for chunk in range(begin, end, ROWS):
-        row = chunk + tl.arange(0, ROWS)
-        address = partials + (row * WIDTH)[:, None] + columns[None, :]
-        sums += tl.load(address, mask=(row < end)[:, None] & inside, other=0.0)
-    return tl.sum(sums, 0)
-
-
-@triton.jit
 def sum_runs(
     position,
     length,
@@ -178,7 +114,7 @@ def sum_runs(
     WIDTH: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """Sum ROWS runs, (ROWS, WIDTH); the sums of long ones are there already."""
+    """Sum ROWS runs, (ROWS, WIDTH); those of more than `chunk` positions are summed already, see `chunks`."""
     long = length > chunk
     high, low = sum_positions(
         position,
@@ -200,119 +136,3 @@ def sum_runs(
     )
     total = totals + ((position // chunk + 1) * WIDTH)[:, None] + tl.arange(0, WIDTH)[None, :]
     return total_of(high, low) + tl.load(total, mask=long[:, None] & inside, other=0.0)
-
-
-@triton.jit(do_not_specialize=["shift", "chunk"])
-def sum_chunks(
-    keys,
-    places,
-    scales,
-    tables,
-    grads,
-    partials,
-    shift,
-    chunk,
-    TABLES: tl.constexpr,
-    LOOKUPS: tl.constexpr,
-    GRAD: tl.constexpr,
-    GRAD_ALIGN: tl.constexpr,
-    GRAD_UNIT: tl.constexpr,
-    UNIT: tl.constexpr,
-    SCALED: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    UNROLL: tl.constexpr,
-):
-    """Sum each chunk that is of one row; a program a chunk."""
-    index = tl.program_id(0)
-    begin = index.to(tl.int64) * chunk
-    key = tl.load(keys + begin)
-    if key != tl.load(keys + begin + chunk - 1):
-        return
-    table = column_of(tl.full((ROWS,), 0, tl.int64) + key, tables, TABLES)
-    width = tl.load(tables + TABLES + table) * UNIT
-    columns = tl.arange(0, WIDTH)
-    inside = columns[None, :] < width[:, None]
-    total = sum_span(
-        begin,
-        begin + chunk,
-        inside,
-        places,
-        scales,
-        grads,
-        shift,
-        LOOKUPS,
-        GRAD,
-        GRAD_ALIGN,
-        GRAD_UNIT,
-        SCALED,
-        ROWS,
-        WIDTH,
-        UNROLL,
-    )
-    tl.store(partials + index.to(tl.int64) * WIDTH + columns, total)
-
-
-@triton.jit(do_not_specialize=["n", "shift", "chunk"])
-def join_chunks(
-    keys,
-    places,
-    scales,
-    tables,
-    grads,
-    partials,
-    totals,
-    n,
-    shift,
-    chunk,
-    TABLES: tl.constexpr,
-    LOOKUPS: tl.constexpr,
-    GRAD: tl.constexpr,
-    GRAD_ALIGN: tl.constexpr,
-    GRAD_UNIT: tl.constexpr,
-    UNIT: tl.constexpr,
-    SCALED: tl.constexpr,
-    PROBES: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    UNROLL: tl.constexpr,
-):
-    """Sum the long runs; a program a multiple of `chunk`, which is the first one in its run, or does nothing."""
-    index = tl.program_id(0).to(tl.int64) + 1
-    middle = index * chunk
-    key = tl.load(keys + middle)
-    if key != tl.load(keys + middle - 1):
-        return
-    if index > 1:
-        if key == tl.load(keys + middle - chunk - 1):
-            return
-    head = begin_of_run(keys, key, middle - chunk, middle, PROBES)
-    last = end_of_run(keys, key, middle, n.to(tl.int64), PROBES)
-    if last - head <= chunk:
-        return
-    table = column_of(tl.full((ROWS,), 0, tl.int64) + key, tables, TABLES)
-    width = tl.load(tables + TABLES + table) * UNIT
-    columns = tl.arange(0, WIDTH)
-    inside = columns[None, :] < width[:, None]
-    first = (head + chunk - 1) // chunk
-    behind = last // chunk
-    total = sum_partials(first, behind, inside, partials, ROWS, WIDTH)
-    for end in range(2):
-        total += sum_span(
-            tl.where(end == 0, head, behind * chunk),
-            tl.where(end == 0, first * chunk, last),
-            inside,
-            places,
-            scales,
-            grads,
-            shift,
-            LOOKUPS,
-            GRAD,
-            GRAD_ALIGN,
-            GRAD_UNIT,
-            SCALED,
-            ROWS,
-            WIDTH,
-            UNROLL,
-        )
-    tl.store(totals + index * WIDTH + columns, total.to(tl.float32))

@@ -1,5 +1,7 @@
 # mypy: ignore-errors
-# Kernels are compiled from their source; annotations of tensors mean nothing there.
+# ruff: noqa: N803
+# Kernels are compiled from their source: annotations of tensors mean nothing there, constants are capitals,
+# and a branch on a constant is taken when it is compiled.
 """The algorithms, one device function each, in the order of its equations; `keyedopt.fused` documents them.
 
 A rule takes rows (ROWS, WIDTH) in float32, 0 beyond the width of a row: the weight w, its gradient g, and
@@ -38,7 +40,7 @@ NESTEROV = tl.constexpr(STEP_WORDS.index("nesterov"))
 
 @triton.jit
 def decayed(g, w, step, DECAY: tl.constexpr):
-    """g ← g + λ w (L2)."""
+    """G ← g + λ w (L2)."""
     if DECAY == "l2":
         g = g + number(step, WEIGHT_DECAY) * w
     return g
@@ -61,7 +63,7 @@ def rate_after(lr, count, step):
 
 @triton.jit
 def sgd(w, g, b, lr, step, DECAY: tl.constexpr, STATES: tl.constexpr):
-    """b ← μ b + (1 − τ) g, or g at first; w ← w − γ b."""
+    """B ← μ b + (1 − τ) g, or g at first; w ← w − γ b."""
     g = decayed(g, w, step, DECAY)
     direction = g
     if STATES == 1:
@@ -74,7 +76,7 @@ def sgd(w, g, b, lr, step, DECAY: tl.constexpr, STATES: tl.constexpr):
 
 @triton.jit
 def adagrad(w, g, s, lr, count, step, DECAY: tl.constexpr):
-    """s ← s + g²; w ← w − γ g / (√s + ε)."""
+    """S ← s + g²; w ← w − γ g / (√s + ε)."""
     g = decayed(g, w, step, DECAY)
     s = s + g * g
     rate = rate_after(lr, count, step)
@@ -86,7 +88,7 @@ def adagrad(w, g, s, lr, count, step, DECAY: tl.constexpr):
 
 @triton.jit
 def rowwise_adagrad(w, g, s, width, lr, count, step, DECAY: tl.constexpr, LIMITED: tl.constexpr):
-    """s ← s + mean(g²); w ← w − γ g / (√s + ε); w ← w · min(1, max_norm / ‖w‖)."""
+    """S ← s + mean(g²); w ← w − γ g / (√s + ε); w ← w · min(1, max_norm / ‖w‖)."""
     g = decayed(g, w, step, DECAY)
     s = s + row_mean_square(g, width)
     rate = rate_after(lr, count, step)
@@ -103,7 +105,7 @@ def rowwise_adagrad(w, g, s, width, lr, count, step, DECAY: tl.constexpr, LIMITE
 
 @triton.jit
 def moments(g, square, m, v, count, step, BEFORE: tl.constexpr):
-    """m ← β₁ m + (1 − β₁) g; v ← β₂ v + (1 − β₂) g²; m̂ / (√v̂ + ε), or with ε before bias correction."""
+    """M ← β₁ m + (1 − β₁) g; v ← β₂ v + (1 − β₂) g²; m̂ / (√v̂ + ε), or with ε before bias correction."""
     m = number(step, BETA1) * m + number(step, REST1) * g
     v = number(step, BETA2) * v + number(step, REST2) * square
     c1 = correction(tl.load(step + LOG1).to(tl.float64, bitcast=True), count)
@@ -122,7 +124,7 @@ def moments(g, square, m, v, count, step, BEFORE: tl.constexpr):
 def adam(
     w, g, m, v, width, lr, count, step, DECAY: tl.constexpr, BEFORE: tl.constexpr, PARTIAL: tl.constexpr
 ):
-    """w ← w − γ (m̂ / (√v̂ + ε) [+ λ w]); with PARTIAL, v has one element a row, of mean(g²)."""
+    """W ← w − γ (m̂ / (√v̂ + ε) [+ λ w]); with PARTIAL, v has one element a row, of mean(g²)."""
     g = decayed(g, w, step, DECAY)
     square = g * g
     if PARTIAL:
@@ -134,7 +136,7 @@ def adam(
 
 @triton.jit
 def lamb(w, g, m, v, width, lr, count, step, DECAY: tl.constexpr, PARTIAL: tl.constexpr):
-    """r = m̂ / (√v̂ + ε) [+ λ w]; w ← w − γ r ‖w‖ / ‖r‖."""
+    """R = m̂ / (√v̂ + ε) [+ λ w]; w ← w − γ r ‖w‖ / ‖r‖."""
     g = decayed(g, w, step, DECAY)
     square = g * g
     if PARTIAL:
@@ -147,7 +149,7 @@ def lamb(w, g, m, v, width, lr, count, step, DECAY: tl.constexpr, PARTIAL: tl.co
 
 @triton.jit
 def lars_sgd(w, g, b, lr, step):
-    """a = γ η ‖w‖ / (‖g‖ + λ ‖w‖); b ← μ b + a (g + λ w); w ← w − b."""
+    """A = γ η ‖w‖ / (‖g‖ + λ ‖w‖); b ← μ b + a (g + λ w); w ← w − b."""
     decay = number(step, WEIGHT_DECAY)
     length = row_norm(w)
     a = lr.to(tl.float32) * trust_ratio(number(step, ETA) * length, row_norm(g) + decay * length)

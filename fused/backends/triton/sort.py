@@ -1,5 +1,7 @@
 # mypy: ignore-errors
-# Kernels are compiled from their source; annotations of tensors mean nothing there.
+# ruff: noqa: N803, D417
+# Kernels are compiled from their source: annotations of tensors mean nothing there, constants are capitals,
+# and a branch on a constant is taken when it is compiled.
 """From lookups to runs: keys that number the rows of all tables, and where the runs of equal keys begin.
 
 Neither needs the gradients, so both are done in the forward. Between them the keys are sorted, in as few bits

@@ -1,6 +1,8 @@
 # mypy: ignore-errors
-# Kernels are compiled from their source; annotations of tensors mean nothing there.
-"""The update: sum the gradients of a row, read the row and its state, apply the rule, write them back. Once."""
+# ruff: noqa: N803, D417, SIM108, RET505
+# Kernels are compiled from their source: annotations of tensors mean nothing there, constants are capitals,
+# and a branch on a constant is taken when it is compiled.
+"""The update: sum the gradients of a row, read the row and its state, apply the rule, write them back."""
 
 import triton
 import triton.language as tl
@@ -103,7 +105,7 @@ def update(
     Args:
         keys, places, scales, starts, counts, ends: see `sort.find_runs`; with SUMMED every position is a row
             and has its gradient at its place, so `starts`, `counts` and `ends` are not read.
-        totals: see `reduce.join_chunks`.
+        totals: see `chunks.join_chunks`.
         tables, grads, step: words of `TABLE_WORDS`, `GRAD_WORDS` and `STEP_WORDS`.
         lr, count: one number each.
         n: number of positions.

@@ -1,0 +1,34 @@
+"""Gradients of outputs, as kernels read them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from keyedopt.fused.backends.triton.groups import DTYPES, Group
+from keyedopt.fused.backends.triton.words import alignment, columns_for, on_device, table
+
+
+@dataclass(frozen=True)
+class Grads:
+    """The gradients of some lookups, as kernels read them: words, dtype, alignment in bytes and elements."""
+
+    tensors: list[Tensor]
+    words: Tensor
+    constants: dict[str, Any]
+
+
+def pack_grads(grads: Sequence[Tensor], group: Group) -> Grads:
+    """Return where the gradients are; those that no kernel can read as they are get copied."""
+    same = len({grad.dtype for grad in grads}) == 1 and grads[0].dtype in DTYPES
+    tensors = [(grad if same else grad.float()).detach() for grad in grads]
+    tensors = [grad if grad.stride(1) == 1 else grad.contiguous() for grad in tensors]
+    strides = [grad.stride(0) for grad in tensors]
+    align = alignment([grad.data_ptr() for grad in tensors if grad.numel()], 16)
+    unit = alignment(strides, 8)
+    rows = [[grad.data_ptr() for grad in tensors], [stride // unit for stride in strides]]
+    words = table(rows)
+    words[: columns_for(len(grads))] = [*rows[0], *[0] * (columns_for(len(grads)) - len(grads))]
+    constants = {"GRAD": DTYPES[tensors[0].dtype], "GRAD_ALIGN": align, "GRAD_UNIT": unit}
+    return Grads(tensors, on_device(words, group.device), constants)
