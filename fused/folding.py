@@ -9,9 +9,12 @@ import torch
 from torch import Tensor, optim
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
+from keyedopt.fused import optimizers
 from keyedopt.fused.keyed import CombinedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
 from keyedopt.fused.warmup import WarmupOptimizer
 
+#: Ours, which take one too, with the same kernels where they are exact.
+_OURS = (optimizers.Adam, optimizers.SGD, optimizers.Adagrad)
 #: Their kernels take a ``grad_scale`` and write the scaled gradient back.
 _KERNELS = (optim.Adam, optim.AdamW, optim.SGD, optim.Adagrad)
 _DEVICES = {"cpu", "cuda"}
@@ -40,14 +43,14 @@ class Folding:
 def fold(optimizer: Any, params: Sequence[Tensor], norm: Tensor, bound: float) -> Folding | None:
     """Return the context that clips by norm in the step of an optimizer, or None where that cannot be.
 
-    The scale is ``max(1, (norm + 1e-6) / bound)``. Everything inside has to be a fused optimizer of torch,
+    The scale is ``max(1, (norm + 1e-6) / bound)``. Everything inside has to be ours or a fused optimizer of torch,
     nobody may look at the gradients before its kernel does, and the kernel may read each of them only once.
     """
     inside = _kernels(optimizer)
     if not inside or _global_optimizer_pre_hooks:
         return None
     groups = [group for one in inside for group in one.param_groups]
-    if not all(group.get("fused") and not group.get("differentiable") for group in groups):
+    if not all(_reads_once(one, group) for one in inside for group in one.param_groups):
         return None
     if sum(len(group["params"]) for group in groups) != len(params):
         return None  # a parameter in two groups, or on the meta device
@@ -67,7 +70,7 @@ def _kernels(optimizer: Any) -> list[Any]:
     """Return the optimizers of torch inside, or none if anything else happens in a step."""
     if getattr(optimizer, "_optimizer_step_pre_hooks", None) or "step" in vars(optimizer):
         return []
-    if type(optimizer) in _KERNELS:
+    if type(optimizer) in (*_KERNELS, *_OURS):
         return [] if hasattr(optimizer, "grad_scale") else [optimizer]
     if type(optimizer) in (KeyedOptimizerWrapper, OptimizerWrapper, WarmupOptimizer):
         return _kernels(optimizer._optimizer)
@@ -79,6 +82,13 @@ def _kernels(optimizer: Any) -> list[Any]:
                 return []
             found += inside
     return found
+
+
+def _reads_once(optimizer: Any, group: dict[str, Any]) -> bool:
+    """Whether the step divides gradients as it reads them."""
+    if type(optimizer) in _OURS:
+        return bool(group["rows"] != "nonzero")
+    return bool(group.get("fused")) and not group.get("differentiable")
 
 
 def _is_ordinary(grad: Tensor) -> bool:
