@@ -2,8 +2,8 @@
 
 Lookups are sorted by row (radix sort, on the bits that the table's rows need), the gradients of a row are
 summed in registers straight from the gradient of the output, and row and state are updated in place. The
-kernels are compiled for AVX-512, for AVX2 and for any machine; which are used is decided when they run. Results
-do not depend on the number of threads, which is torch's.
+kernels are compiled for AVX-512, for AVX2 and for any machine; which are used is decided when they run.
+Results do not depend on the number of threads, which is torch's.
 
 The extension is built when keyedopt is installed, without torch's headers, where there is a C++ compiler;
 without one `NativeBackend.missing` says so.
@@ -152,14 +152,14 @@ class NativeBackend:
 
 def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return it in this dtype, on the CPU, without strides: itself, as a rule."""
-    if tensor.dtype is not dtype or tensor.device.type != "cpu":
-        tensor = tensor.to("cpu", dtype)
-    return tensor.contiguous()
+    if tensor.dtype is dtype and tensor.is_cpu and tensor.is_contiguous():
+        return tensor
+    return tensor.to("cpu", dtype).contiguous()
 
 
 def _rows_of(grads: Tensor) -> Tensor:
     """Return gradients in float32 whose rows are contiguous; the rows may be anywhere."""
-    if grads.dtype is not _FLOAT32 or grads.device.type != "cpu":
+    if grads.dtype is not _FLOAT32 or not grads.is_cpu:
         grads = grads.to("cpu", _FLOAT32)
     if grads.dim() == 2 and (grads.stride(1) == 1 or grads.shape[1] == 1):
         return grads
@@ -171,20 +171,23 @@ def _describe(tables: Sequence[Table], lookup: Lookup) -> tuple[tuple[Any, ...],
     if not 0 <= lookup.table < len(tables):
         raise ValueError(f"a lookup is of table {lookup.table}, and there are {len(tables)}")
     values, offsets, weights = _as(lookup.values, _INT64), lookup.offsets, lookup.weights
-    count = bags = len(values)
+    count = bags = values.numel()
+    begin = factors = 0
     if offsets is not None:
         offsets = _as(offsets, _INT64)
-        bags = len(offsets) - 1
+        bags, begin = offsets.numel() - 1, offsets.data_ptr()
         if bags < 0:
             raise ValueError("offsets must have one number more than there are bags")
     if weights is not None:
         weights = _as(weights, _FLOAT32)
-        if weights.shape != values.shape:
+        factors = weights.data_ptr()
+        if weights.numel() != count:
             raise ValueError(f"weights must be one for each of {count} values, not {tuple(weights.shape)}")
-    begin = 0 if offsets is None else offsets.data_ptr()
-    factors = 0 if weights is None else weights.data_ptr()
-    item = (lookup.table, values.data_ptr(), count, begin, bags, factors, lookup.mean)
-    return item, (values, offsets, weights)
+    return (lookup.table, values.data_ptr(), count, begin, bags, factors, lookup.mean), (
+        values,
+        offsets,
+        weights,
+    )
 
 
 def _with_gradients(
@@ -195,12 +198,12 @@ def _with_gradients(
     kept: list[Any] = []
     for lookup in lookups:
         item, parts = _describe(tables, lookup)
-        width = tables[lookup.table].weight.shape[1]
         if lookup.grad is None:
             raise ValueError("a lookup has no gradient to sum")
         grad = _rows_of(lookup.grad)
-        if grad.shape != (item[4], width):
-            raise ValueError(f"a gradient must be ({item[4]}, {width}), not {tuple(grad.shape)}")
+        shape = (item[4], tables[lookup.table].weight.shape[1])
+        if grad.shape != shape:
+            raise ValueError(f"a gradient must be {shape}, not {tuple(grad.shape)}")
         items.append((*item, grad.data_ptr(), grad.stride(0)))
         kept.append((parts, grad))
     return items, kept

@@ -20,6 +20,10 @@ ALGORITHM_NUMBERS = {
     "lars_sgd": 7,
 }
 DTYPE_NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
+#: Which states are one number a row.
+ROW_STATES = {"rowwise_adagrad": (0,), "partial_rowwise_adam": (1,), "partial_rowwise_lamb": (1,)}
+#: Tensors whose memory is where they say.
+PLAIN = (Tensor, torch.nn.Parameter)
 DECAY_NUMBERS = {"none": 0, "l2": 1, "decoupled": 2}
 
 
@@ -32,7 +36,7 @@ def refused_table(table: Table) -> str:
         return f"it takes tables of at least one column, not {tuple(weight.shape)}"
     tensors = [weight, *table.states, *([] if table.row_counter is None else [table.row_counter])]
     for tensor in tensors:
-        if tensor.device.type != "cpu" or type(tensor) not in (Tensor, torch.nn.Parameter):
+        if tensor.device.type != "cpu" or type(tensor) not in PLAIN:
             return f"it works on plain tensors on the CPU, not on {type(tensor).__name__} on {tensor.device}"
         if not tensor.is_contiguous():
             return "it needs contiguous tensors"
@@ -59,24 +63,40 @@ def describe_table(table: Table, step: Step | None = None) -> tuple[int, ...]:
         ValueError: the kernels cannot take it, or it has not the states of the algorithm.
     """
     weight = table.weight
-    why = refused_table(table)
-    if why:
-        raise ValueError(f"the native backend cannot do this: {why}")
-    rows, dim = weight.shape
-    number = DTYPE_NUMBERS[weight.dtype]
+    number = DTYPE_NUMBERS.get(weight.dtype)
+    # A call may have many small tables, so what is as it should be is checked in as little Python as can be.
+    if number is None or not (weight.is_cpu and weight.is_contiguous() and type(weight) in PLAIN):
+        _refuse(table)
+    shape = weight.shape
+    if len(shape) != 2 or not shape[1]:
+        _refuse(table)
+    rows, dim = shape
     if step is None:
-        return (weight.data_ptr(), rows, dim, number, 0, 0, 0, 0, 0)
-    widths = state_widths(step.algorithm, dim, len(table.states))
+        return (weight.data_ptr(), rows, dim, number or 0, 0, 0, 0, 0, 0)
     states: list[int] = []
-    for width, state in zip(widths, table.states, strict=True):
+    for width, state in zip(state_widths(step.algorithm, dim, len(table.states)), table.states, strict=True):
+        if state.dtype is not torch.float32 or not (
+            state.is_cpu and state.is_contiguous() and type(state) in PLAIN
+        ):
+            _refuse(table)
         if state.numel() != rows * width:
             raise ValueError(
                 f"a state of {step.algorithm} has {width} numbers a row, not {tuple(state.shape)}"
             )
         states += (state.data_ptr(), width)
-    states += [0] * (4 - len(states))
-    counter = 0 if table.row_counter is None else table.row_counter.data_ptr()
-    return (weight.data_ptr(), rows, dim, number, *states, counter)
+    while len(states) < 4:
+        states.append(0)
+    if table.row_counter is None:
+        return (weight.data_ptr(), rows, dim, number or 0, *states, 0)
+    _refuse(table)
+    return (weight.data_ptr(), rows, dim, number or 0, *states, table.row_counter.data_ptr())
+
+
+def _refuse(table: Table) -> None:
+    """Raise what is wrong with a table, if anything is."""
+    why = refused_table(table)
+    if why:
+        raise ValueError(f"the native backend cannot do this: {why}")
 
 
 def state_widths(algorithm: str, dim: int, given: int) -> tuple[int, ...]:
@@ -85,14 +105,9 @@ def state_widths(algorithm: str, dim: int, given: int) -> tuple[int, ...]:
     Raises:
         ValueError: another number of states is given than the algorithm has.
     """
-    if algorithm == "rowwise_adagrad":
-        widths: tuple[int, ...] = (1,)
-    elif algorithm.startswith("partial_rowwise"):
-        widths = (dim, 1)
-    elif algorithm == "sgd":
-        widths = (dim,) * min(given, 1)
-    else:
-        widths = (dim,) * len(ALGORITHMS[algorithm])
+    row_states = ROW_STATES.get(algorithm, ())
+    count = min(given, 1) if algorithm == "sgd" else len(ALGORITHMS[algorithm])
+    widths = tuple(1 if index in row_states else dim for index in range(count))
     if given != len(widths):
         raise ValueError(f"{algorithm} has {len(widths)} states, and {given} are given")
     return widths
