@@ -11,6 +11,7 @@ import torch
 
 from keyedopt import fused
 from keyedopt.fused import backends
+from keyedopt.fused.embedding import inputs
 
 BAGS = {"f": (torch.tensor([0, 1, 1, 3]), torch.tensor([0, 2, 4]))}
 
@@ -248,3 +249,34 @@ def test_weights_of_lookups_have_the_gradient_of_the_rows_as_they_were():
         table(module).mul_(3.0)
     output.sum().backward()
     assert weights.grad.tolist() == [4.0] * 4
+
+
+# --- inputs ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("feature", "values", "offsets"),
+    [
+        ("f", [0, 1], [0, 1, 2]),
+        ("g", [], [0]),
+        ("g", [], [0, 0]),
+        ("f", [5], [0, 1]),
+        ("g", [3], [0, 1]),
+        ("g", [-1], [0, 1]),
+        ("f", [0, 1], [0, 2, 1]),
+        ("f", [0, 1], [0, 2, 1, 2]),
+        ("g", [0, 1], [1, 2]),
+        ("h", [0, 1], [0, 1]),
+        ("h", [0, 1], [0, 3]),
+        ("h", [4, 4], [0, 1, 1, 2]),
+    ],
+)
+def test_all_features_are_checked_together_as_one_by_one(feature, values, offsets):
+    rows = {"f": 5, "g": 3, "h": 5}
+    checked = {name: (torch.tensor([0, 2, 1]), torch.tensor([0, 0, 3]), None) for name in rows}
+    checked[feature] = (torch.tensor(values, dtype=torch.int64), torch.tensor(offsets), None)
+    if inputs._sound(checked, rows):
+        inputs.check_bags(checked, rows)
+    else:
+        with pytest.raises(ValueError, match=f"'{feature}'"):
+            inputs.check_bags(checked, rows)
