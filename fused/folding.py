@@ -17,7 +17,8 @@ from keyedopt.fused.warmup import WarmupOptimizer
 _OURS = (optimizers.Adam, optimizers.SGD, optimizers.Adagrad)
 #: Their kernels take a ``grad_scale`` and write the scaled gradient back.
 _KERNELS = (optim.Adam, optim.AdamW, optim.SGD, optim.Adagrad)
-_DEVICES = {"cpu", "cuda"}
+_DEVICES = ("cpu", "cuda")
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # ours may divide halves in half precision
 
 
 class Folding:
@@ -43,7 +44,7 @@ class Folding:
 def fold(optimizer: Any, params: Sequence[Tensor], norm: Tensor, bound: float) -> Folding | None:
     """Return the context that clips by norm in the step of an optimizer, or None where that cannot be.
 
-    The scale is ``max(1, (norm + 1e-6) / bound)``. Everything inside has to be ours or a fused optimizer of torch,
+    The scale is ``max(1, (norm + 1e-6) / bound)``. Everything inside has to be ours or a fused one of torch,
     nobody may look at the gradients before its kernel does, and the kernel may read each of them only once.
     """
     inside = _kernels(optimizer)
@@ -55,7 +56,10 @@ def fold(optimizer: Any, params: Sequence[Tensor], norm: Tensor, bound: float) -
     if sum(len(group["params"]) for group in groups) != len(params):
         return None  # a parameter in two groups, or on the meta device
     grads = [param.grad for param in params if param.grad is not None]
-    if len(set(map(id, grads))) != len(grads) or not all(map(_is_ordinary, grads)):
+    if len(set(map(id, grads))) != len(grads):
+        return None
+    dtypes = _DTYPES[:1] if any(type(one) in _OURS for one in inside) else _DTYPES
+    if not all(_is_ordinary(grad, dtypes) for grad in grads):
         return None
     scale = ((norm + 1e-6) / bound if bound else norm * torch.inf).clamp(min=1.0).to(torch.float32)
     if scale.device.type == "cpu":
@@ -91,10 +95,10 @@ def _reads_once(optimizer: Any, group: dict[str, Any]) -> bool:
     return bool(group.get("fused")) and not group.get("differentiable")
 
 
-def _is_ordinary(grad: Tensor) -> bool:
+def _is_ordinary(grad: Tensor, dtypes: Sequence[torch.dtype]) -> bool:
     return (
         type(grad) is Tensor
         and grad.layout is torch.strided
-        and grad.dtype in (torch.float32, torch.float16, torch.bfloat16)
+        and grad.dtype in dtypes
         and grad.device.type in _DEVICES
     )

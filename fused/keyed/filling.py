@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable
 from operator import attrgetter, eq, is_
 from typing import Any
@@ -10,13 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from keyedopt.fused.bulk import native
 from keyedopt.fused.keyed.values import values_of
-
-_bulk: Any
-try:
-    _bulk = importlib.import_module("keyedopt.fused.keyed._bulk")
-except ImportError:  # built without a compiler, or for another torch
-    _bulk = None
 
 _shape, _dtype, _layout, _is_cpu = map(attrgetter, ("shape", "dtype", "layout", "is_cpu"))
 
@@ -26,8 +20,8 @@ def pairs(live: list[Any], new: list[Any]) -> tuple[list[Any], list[Any]] | None
 
     Only what is usual is sure to be found: without our extension, the keys must be in the same order, too.
     """
-    if _bulk is not None:
-        found: tuple[list[Any], list[Any]] | None = _bulk.pairs(live, new)
+    if native is not None:
+        found: tuple[list[Any], list[Any]] | None = native.pairs(live, new)
         return found
     usual = {dict}.issuperset(map(type, live)) and {dict}.issuperset(map(type, new))
     if not usual or not all(map(eq, map(tuple, live), map(tuple, new))):
@@ -41,7 +35,7 @@ def fill_at_once(live: list[Any], new: list[Any]) -> bool:
     That is: plain tensors, contiguous and on the CPU, pairs of the same shape and dtype, no memory in common
     but in a pair of one and the same tensor. All of it is seen before the first write, in one call.
     """
-    if _bulk is None or not _bulk.copy(live, new):
+    if native is None or not native.copy(live, new):
         return False
     torch.autograd.graph.increment_version(live)  # as every write of torch's own does
     return True
@@ -49,8 +43,8 @@ def fill_at_once(live: list[Any], new: list[Any]) -> bool:
 
 def alike(live: list[Tensor], new: list[Tensor]) -> bool:
     """Whether all pairs are plain tensors of the same shape, dtype and layout, so that copying is exact."""
-    if _bulk is not None:
-        return bool(_bulk.alike(live, new))
+    if native is not None:
+        return bool(native.alike(live, new))
     return (
         {Tensor}.issuperset(map(type, live))
         and {Tensor}.issuperset(map(type, new))

@@ -1,0 +1,14 @@
+"""What is done to thousands of tensors at once, in C++ where it could be built.
+
+`native` has the functions that `module.cpp` lists; None without a compiler at install, or with a torch whose
+tensors DLPack's C interface does not show. Callers then do the same through torch.
+"""
+
+import importlib
+from typing import Any
+
+native: Any
+try:
+    native = importlib.import_module("keyedopt.fused.bulk._bulk")
+except ImportError:
+    native = None

@@ -1,0 +1,50 @@
+// The module: what can be done to many tensors at once.
+#include "tensors.h"
+
+namespace keyedopt {
+
+const ExchangeApi* api = nullptr;
+PyObject* tensor_type = nullptr;
+PyObject* is_neg = nullptr;
+
+namespace {
+
+template <PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)>
+constexpr PyMethodDef method(const char* name, const char* text) {
+    return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function)), METH_FASTCALL, text};
+}
+
+PyMethodDef functions[] = {
+    method<alike>("alike", "alike(live, new): whether all pairs are plain tensors of one shape and dtype each"),
+    method<pairs>("pairs", "pairs(live, new): the values of two lists of dicts, or None if their keys differ"),
+    method<copy>("copy", "copy(live, new): fill tensors of the CPU; False, and nothing written, if one is unusual"),
+    method<square_sum>("square_sum", "square_sum(tensors, threads): of all elements; None if a tensor is unusual"),
+    {nullptr, nullptr, 0, nullptr},
+};
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "_bulk", "What is done to many tensors at once.", -1,
+                      functions, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+}  // namespace keyedopt
+
+PyMODINIT_FUNC PyInit__bulk() {
+    using namespace keyedopt;
+    PyObject* torch = PyImport_ImportModule("torch");
+    tensor_type = torch ? PyObject_GetAttrString(torch, "Tensor") : nullptr;
+    Py_XDECREF(torch);
+    is_neg = tensor_type ? PyObject_GetAttrString(tensor_type, "is_neg") : nullptr;
+    PyObject* capsule = is_neg ? PyObject_GetAttrString(tensor_type, "__dlpack_c_exchange_api__") : nullptr;
+    if (!capsule) {
+        PyErr_Clear();
+        PyErr_SetString(PyExc_ImportError, "torch does not offer DLPack's exchange interface");
+        return nullptr;
+    }
+    api = static_cast<const ExchangeApi*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
+    Py_DECREF(capsule);  // torch's own table, which lives as long as torch
+    if (!api) return nullptr;
+    if (api->version.major != 1) {
+        PyErr_SetString(PyExc_ImportError, "another major version of DLPack's exchange interface");
+        return nullptr;
+    }
+    return PyModule_Create(&module);
+}

@@ -1,0 +1,73 @@
+// Tensors as DLPack's C interface shows them, so that neither torch's headers nor its library are needed
+// (torch.Tensor.__dlpack_c_exchange_api__).
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <algorithm>
+#include <cstdint>
+
+namespace keyedopt {
+
+// The part of DLPack's binary interface (major version 1) that is used.
+struct Device { int32_t type; int32_t id; };
+struct DataType { uint8_t code; uint8_t bits; uint16_t lanes; };
+struct View {
+    void* data;
+    Device device;
+    int32_t ndim;
+    DataType dtype;
+    int64_t* shape;
+    int64_t* strides;
+    uint64_t byte_offset;
+};
+struct ExchangeApi {
+    struct { uint32_t major, minor; } version;
+    void* previous;
+    void* allocate;
+    void* export_owned;
+    void* import_owned;
+    int (*view)(void* tensor, View* out);  // borrows; 0, or -1 with a Python error
+    void* current_stream;
+};
+constexpr int32_t kCpu = 1;
+constexpr uint8_t kFloat = 2, kComplex = 5;
+
+extern const ExchangeApi* api;
+extern PyObject* tensor_type;
+extern PyObject* is_neg;
+
+// False, without a Python error, for what is no plain strided tensor.
+inline bool look(PyObject* tensor, View* view) {
+    if (reinterpret_cast<PyObject*>(Py_TYPE(tensor)) != tensor_type) return false;
+    if (api->view(tensor, view) == 0) return true;
+    PyErr_Clear();
+    return false;
+}
+
+inline bool same_form(const View& a, const View& b) {
+    return a.dtype.code == b.dtype.code && a.dtype.bits == b.dtype.bits && a.dtype.lanes == b.dtype.lanes &&
+           a.ndim == b.ndim && std::equal(a.shape, a.shape + a.ndim, b.shape);
+}
+
+// The size in bytes of what lies in memory without gaps and in order; -1 for anything else.
+inline int64_t dense_bytes(const View& view) {
+    int64_t count = 1;
+    for (int32_t dim = view.ndim; dim-- > 0;) {
+        if (view.shape[dim] != 1 && view.strides[dim] != count) {
+            const bool empty = std::count(view.shape, view.shape + view.ndim, 0) > 0;
+            return empty ? 0 : -1;
+        }
+        count *= view.shape[dim];
+    }
+    return count * ((int64_t(view.dtype.bits) * view.dtype.lanes + 7) / 8);
+}
+
+// Functions of the module; args are as METH_FASTCALL has them.
+PyObject* alike(PyObject*, PyObject* const* args, Py_ssize_t count);
+PyObject* pairs(PyObject*, PyObject* const* args, Py_ssize_t count);
+PyObject* copy(PyObject*, PyObject* const* args, Py_ssize_t count);
+PyObject* square_sum(PyObject*, PyObject* const* args, Py_ssize_t count);
+
+}  // namespace keyedopt
