@@ -28,7 +28,7 @@ def update(step: Step, work: Sequence[Work], names: Sequence[str], scale: Tensor
         step: the formula; its count is that of all of them, unless it is on a device: then each has its own.
         work: parameters, gradients of the same shape, and states by name.
         names: the state tensors, as `ALGORITHMS` orders them.
-        scale: what gradients are divided by, a tensor of one number; they are overwritten by the quotient.
+        scale: what gradients are divided by, a tensor of one number; they are overwritten by the quotient, if they can be.
     """
     together: dict[tuple[torch.device, torch.dtype], list[Work]] = {}
     for item in work:
@@ -63,6 +63,8 @@ def _local(step: Step, item: Work, names: Sequence[str]) -> Work:
 def _update_one(step: Step, item: Work, names: Sequence[str], scale: Tensor | None) -> None:
     """Update a parameter by the rules in torch, so many rows at a time as a cache holds."""
     param, grad, state = item
+    if scale is not None:
+        grad = grad / scale if 0 in grad.stride() else grad.div_(scale)
     counts: Tensor | None = state.get("step")
     if counts is not None and not counts.ndim:
         step = replace(step, count=counts) if isinstance(step.count, Tensor) else step
@@ -76,4 +78,4 @@ def _update_one(step: Step, item: Work, names: Sequence[str], scale: Tensor | No
     for index, (weight, g, *states) in enumerate(pieces):
         count = None if counts is None else states.pop()
         one = step if step.seed is None else replace(step, seed=step.seed + index)
-        torch_rules.update(one, weight, g if scale is None else g.div_(scale), states, count)
+        torch_rules.update(one, weight, g, states, count)

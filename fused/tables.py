@@ -32,12 +32,14 @@ class TableViews:
             for index, name in enumerate(names)
         ]
         counts = state.get("step")
-        counts = counts if isinstance(counts, Tensor) and counts.ndim else None
+        if not isinstance(counts, Tensor) or not counts.ndim:
+            counts = None
+        else:  # torch's optimizers count in floats, backends in integers
+            self._copies.append((counts, counts.long()))
+            counts = self._copies[-1][1]
         self.table = Table(self._rows(param, sparse), tuple(states), counts)
-        #: Whether only plain torch takes it: strides between rows, or counts of rows as floats.
-        self.unusual = counts is not None or not all(
-            tensor.is_contiguous() for tensor in (self.table.weight, *states)
-        )
+        #: Whether only plain torch takes it, because there are strides between its elements.
+        self.unusual = not all(tensor.is_contiguous() for tensor in (self.table.weight, *states))
 
     def _rows(self, tensor: Tensor, sparse: int) -> Tensor:
         """Return a tensor as (R, D)."""
