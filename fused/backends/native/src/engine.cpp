@@ -126,7 +126,7 @@ Refusal update(const std::vector<Table>& tables, const std::vector<Lookup>& look
   int64_t all = 0;
   for (const Group& group : groups) all += group.count;
   const auto job_of = [&](const Group& group) {
-    return Job{group.table, &rule, run.kernels->update[rule.algorithm][group.table->dtype], nullptr, 64, 0, false,
+    return Job{group.table, &rule, update_of(*run.kernels, rule, *group.table), nullptr, 64, 0, false,
                nullptr, nullptr};
   };
   std::vector<const Group*> alone;
@@ -178,7 +178,7 @@ Refusal update_rows(const std::vector<Table>& tables, const std::vector<Summed>&
     const Summed& summed = gradients[g];
     const Table& table = tables[static_cast<size_t>(summed.table)];
     const int64_t begin = (task - begins[g]) * each;
-    run.kernels->update_rows(rule, table, run.kernels->update[rule.algorithm][table.dtype], summed.rows, summed.grads,
+    run.kernels->update_rows(rule, table, update_of(*run.kernels, rule, table), summed.rows, summed.grads,
                              summed.stride, begin, std::min(summed.count, begin + each), scratch_for(table.dim));
   });
   return done ? "" : kNoMemory;

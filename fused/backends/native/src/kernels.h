@@ -137,7 +137,7 @@ struct Hot {
 
 // Kernels of one instruction set.
 struct Kernels {
-  Update update[kAlgorithms][3];
+  Update update[kAlgorithms][3][2];  // by algorithm, dtype, and whether rows are whole vectors of sixteen
   // Sum and update the runs that begin in [begin, end) of `total` sorted entries, into row `first` and on of
   // the output where sums are written; runs above kHot are put into `hot` (room for all) when it is not null.
   int64_t (*segment32)(const Job&, const Entry<uint32_t>*, int64_t begin, int64_t end, int64_t total,
@@ -157,6 +157,10 @@ struct Kernels {
   // Position of the first value outside [0, rows) in values[begin..end), or `end`.
   int64_t (*outside)(const int64_t* values, int64_t begin, int64_t end, int64_t rows);
 };
+
+inline Update update_of(const Kernels& kernels, const Rule& rule, const Table& table) {
+  return kernels.update[rule.algorithm][table.dtype][table.dim % 16 == 0];
+}
 
 const Kernels* kernels_plain();
 const Kernels* kernels_avx2();     // null where it was not compiled

@@ -2,9 +2,9 @@
 // instruction set, after its vectors. The formulas are those of keyedopt.reference.rules, in its order, except
 // that a factor of a whole row is formed once.
 
-// For each sixteen columns: `n` is less than sixteen in the last ones alone.
+// For each sixteen columns: `n` is less than sixteen in the last ones alone, and where kWhole is set it never is.
 #define KEYEDOPT_COLUMNS(dim) \
-  for (int64_t c = 0, n = 16; c < (dim) && (n = (dim) - c < 16 ? (dim) - c : 16) > 0; c += 16)
+  for (int64_t c = 0, n = 16; c < (dim) && (kWhole || (n = (dim) - c < 16 ? (dim) - c : 16) > 0); c += 16)
 
 template <class W>
 inline vf get(const W* p, int64_t n) {
@@ -64,7 +64,7 @@ inline vf descend(const Rule& rule, vf w, vf direction) {
   return fnma(set1(rule.lr), direction, w);
 }
 
-template <class W>
+template <class W, bool kWhole>
 void sgd(const Rule& rule, const Table& table, int64_t row, const float* grad, float*) {
   const Weights<W> weights(rule, table, row);
   float* momentum = table.state[0] ? table.state[0] + row * table.dim : nullptr;
@@ -81,7 +81,7 @@ void sgd(const Rule& rule, const Table& table, int64_t row, const float* grad, f
   }
 }
 
-template <class W>
+template <class W, bool kWhole>
 void adagrad(const Rule& rule, const Table& table, int64_t row, const float* grad, float*) {
   const Weights<W> weights(rule, table, row);
   float* sum = table.state[0] + row * table.dim;
@@ -100,7 +100,7 @@ inline float trust(float numerator, float denominator) {
   return numerator == 0.0f || denominator == 0.0f ? 1.0f : numerator / denominator;
 }
 
-template <class W>
+template <class W, bool kWhole>
 void rowwise_adagrad(const Rule& rule, const Table& table, int64_t row, const float* grad, float* work) {
   const Weights<W> weights(rule, table, row);
   const int64_t dim = table.dim;
@@ -135,7 +135,7 @@ void rowwise_adagrad(const Rule& rule, const Table& table, int64_t row, const fl
 }
 
 // Adam and its kin. Partial: the second moment is one number a row. Layered: the step has the length of the row.
-template <class W, bool kPartial, bool kLayered>
+template <class W, bool kWhole, bool kPartial, bool kLayered>
 void adam(const Rule& rule, const Table& table, int64_t row, const float* grad, float* work) {
   const Weights<W> weights(rule, table, row);
   const int64_t dim = table.dim;
@@ -185,7 +185,7 @@ void adam(const Rule& rule, const Table& table, int64_t row, const float* grad, 
   KEYEDOPT_COLUMNS(dim) { weights.write(c, fnma(rate, get(work + c, n), weights.read(c, n)), n); }
 }
 
-template <class W>
+template <class W, bool kWhole>
 void lars(const Rule& rule, const Table& table, int64_t row, const float* grad, float*) {
   const Weights<W> weights(rule, table, row);
   float* momentum = table.state[0] + row * table.dim;

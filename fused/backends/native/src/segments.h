@@ -21,14 +21,15 @@ __attribute__((always_inline)) inline void prefetch_row(const Table& table, int6
   if (table.counter) __builtin_prefetch(table.counter + row);
 }
 
-// Where the gradients of sorted lookups are.
-template <class K>
+// Where the gradients of sorted lookups are. Simple: there is one source, and what is in it comes as it is.
+template <class K, bool kSimple>
 struct Gradients {
   const Job& job;
   const Entry<K>* entries;
 
   const float* row(int64_t i, float* scale) const {
     const uint64_t place = entries[i].place;
+    if (kSimple) return job.sources->base + static_cast<int64_t>(place) * job.sources->stride;
     const Source& source = job.sources[job.shift < 64 ? place >> job.shift : 0];
     uint64_t number = place & job.mask;
     if (scale) *scale = source.scale ? source.scale[number] : 1.0f;
@@ -40,9 +41,21 @@ struct Gradients {
   }
 };
 
+template <class K, bool kSimple>
+void chunk_of(const Job& job, const Entry<K>* entries, int64_t count, Scratch& scratch, float* out) {
+  sum_of<float>(Gradients<K, kSimple>{job, entries}, count, job.table->dim, !kSimple && job.scaled, scratch,
+                scratch.tree, out);
+}
+
+inline bool simple(const Job& job) { return !job.scaled && job.shift >= 64; }
+
 template <class K>
 void chunk(const Job& job, const Entry<K>* entries, int64_t count, Scratch& scratch, float* out) {
-  sum_of<float>(Gradients<K>{job, entries}, count, job.table->dim, job.scaled, scratch, scratch.tree, out);
+  if (simple(job)) {
+    chunk_of<K, true>(job, entries, count, scratch, out);
+  } else {
+    chunk_of<K, false>(job, entries, count, scratch, out);
+  }
 }
 
 // A run of any length: chunks as `combine` would have them, but one after the other.
@@ -89,11 +102,11 @@ int64_t run_end(const Entry<K>* entries, int64_t i, int64_t total) {
   return j;
 }
 
-template <class K>
-int64_t segment(const Job& job, const Entry<K>* entries, int64_t begin, int64_t end, int64_t total, int64_t first_row,
+template <class K, bool kSimple>
+int64_t segment_of(const Job& job, const Entry<K>* entries, int64_t begin, int64_t end, int64_t total, int64_t first_row,
                 Scratch& scratch, Hot* hot) {
   const Table& table = *job.table;
-  const Gradients<K> gradients{job, entries};
+  const Gradients<K, kSimple> gradients{job, entries};
   int64_t ahead = begin, distinct = 0;
   for (int64_t i = begin; i < end;) {
     const int64_t j = run_end(entries, i, total);
@@ -113,10 +126,11 @@ int64_t segment(const Job& job, const Entry<K>* entries, int64_t begin, int64_t 
     }
     float* sum = job.rule ? scratch.sum : job.grads + (first_row + distinct) * table.dim;
     const float* grad = sum;
-    if (j - i == 1 && job.rule && !job.scaled) {
+    if (j - i == 1 && job.rule && (kSimple || !job.scaled)) {
       grad = gradients.row(i, nullptr);
     } else if (j - i <= kBlock) {
-      sum_of<float>(Gradients<K>{job, entries + i}, j - i, table.dim, job.scaled, scratch, nullptr, sum);
+      sum_of<float>(Gradients<K, kSimple>{job, entries + i}, j - i, table.dim, !kSimple && job.scaled, scratch, nullptr,
+                    sum);
     } else {
       long_run(job, entries + i, j - i, scratch, sum);
     }
@@ -129,6 +143,13 @@ int64_t segment(const Job& job, const Entry<K>* entries, int64_t begin, int64_t 
     i = j;
   }
   return distinct;
+}
+
+template <class K>
+int64_t segment(const Job& job, const Entry<K>* entries, int64_t begin, int64_t end, int64_t total, int64_t first_row,
+                Scratch& scratch, Hot* hot) {
+  return simple(job) ? segment_of<K, true>(job, entries, begin, end, total, first_row, scratch, hot)
+                     : segment_of<K, false>(job, entries, begin, end, total, first_row, scratch, hot);
 }
 
 // The rows of a bag.
@@ -166,6 +187,7 @@ void look_up_as(const Table& table, const Lookup& lookup, int64_t begin, int64_t
     const Bag<W> bag{weight, dim, lookup.values + i, lookup.weights ? lookup.weights + i : nullptr};
     sum_of<W>(bag, j - i, dim, lookup.weights != nullptr, scratch, scratch.tree, out);
     if (!lookup.mean || j - i == 1) continue;
+    constexpr bool kWhole = false;
     const vf length = set1(static_cast<float>(j - i));
     KEYEDOPT_COLUMNS(dim) { put(out + c, get(out + c, n) / length, n); }
   }
@@ -198,14 +220,20 @@ int64_t outside(const int64_t* values, int64_t begin, int64_t end, int64_t rows)
   return end;
 }
 
-const Kernels kernels = {{{sgd<float>, sgd<half>, sgd<bfloat>},
-                          {adagrad<float>, adagrad<half>, adagrad<bfloat>},
-                          {rowwise_adagrad<float>, rowwise_adagrad<half>, rowwise_adagrad<bfloat>},
-                          {adam<float, false, false>, adam<half, false, false>, adam<bfloat, false, false>},
-                          {adam<float, true, false>, adam<half, true, false>, adam<bfloat, true, false>},
-                          {adam<float, false, true>, adam<half, false, true>, adam<bfloat, false, true>},
-                          {adam<float, true, true>, adam<half, true, true>, adam<bfloat, true, true>},
-                          {lars<float>, lars<half>, lars<bfloat>}},
+// A rule for every dtype and width.
+#define KEYEDOPT_RULE(rule, ...)                                                                      \
+  {                                                                                                   \
+    {rule<float, false __VA_ARGS__>, rule<float, true __VA_ARGS__>},                                  \
+        {rule<half, false __VA_ARGS__>, rule<half, true __VA_ARGS__>}, {                              \
+      rule<bfloat, false __VA_ARGS__>, rule<bfloat, true __VA_ARGS__>                                 \
+    }                                                                                                 \
+  }
+#define KEYEDOPT_COMMA ,
+#define KEYEDOPT_ADAM(partial, layered) KEYEDOPT_RULE(adam, KEYEDOPT_COMMA partial KEYEDOPT_COMMA layered)
+
+const Kernels kernels = {{KEYEDOPT_RULE(sgd, ), KEYEDOPT_RULE(adagrad, ), KEYEDOPT_RULE(rowwise_adagrad, ),
+                          KEYEDOPT_ADAM(false, false), KEYEDOPT_ADAM(true, false), KEYEDOPT_ADAM(false, true),
+                          KEYEDOPT_ADAM(true, true), KEYEDOPT_RULE(lars, )},
                          segment<uint32_t>,
                          segment<uint64_t>,
                          chunk<uint32_t>,
