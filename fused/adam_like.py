@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from keyedopt.fused.initial import counter, row_state
 from keyedopt.fused.option_checks import check_betas, check_range
-from keyedopt.fused.row_optimizer import RowOptimizer, counter, row_state
+from keyedopt.fused.row_optimizer import RowOptimizer
 from keyedopt.reference.rules.options import BiasCorrection, Decay, Rows
 
 

@@ -6,11 +6,11 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from keyedopt.fused import dense, sparse_rows
 from keyedopt.fused.backends.interface import ALGORITHMS, Step
+from keyedopt.fused.initial import count_device
 from keyedopt.fused.option_checks import check_flags, check_range, check_rate, plain
 from keyedopt.reference.rules.options import Rows
 
@@ -196,30 +196,3 @@ class RowOptimizer(Optimizer):
         for group in self.param_groups:  # of a checkpoint that is older than an option
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
-
-
-def counter(param: Tensor) -> Tensor:
-    """Return a count of steps: float64, which torch's own optimizers can take over."""
-    return torch.zeros((), dtype=torch.float64, device=count_device(param))
-
-
-def count_device(param: Tensor) -> torch.device:
-    """Return where a parameter's count is: where a step can read it without synchronizing."""
-    return param.device if param.device.type == "cuda" else torch.device("cpu")
-
-
-def row_state(param: Tensor, start: float = 0.0, columns: int | None = None) -> Tensor:
-    """Return a state of one number a row: (rows,), or (rows, columns); of a DTensor, with its rows."""
-    shape = (len(param),) if columns is None else (len(param), columns)
-    if not isinstance(param, DTensor):
-        return param.new_full(shape, start).detach()
-    if any(kind.is_partial() or kind.is_shard(1) for kind in param.placements):
-        return param.new_full(shape, start).detach()
-    local = param.to_local()
-    return DTensor.from_local(
-        local.new_full((len(local), *shape[1:]), start),
-        param.device_mesh,
-        param.placements,
-        shape=torch.Size(shape),
-        stride=(1,) * len(shape),
-    )

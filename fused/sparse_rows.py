@@ -45,7 +45,8 @@ def check_indices(indices: Tensor, sizes: Sequence[int]) -> None:
         return
     if indices.shape[0] == 1:  # of all elements is faster than by dimension
         lowest, highest = torch.aminmax(indices)
-        extremes = [(int(lowest), int(highest))]
+        both = (lowest, highest) if indices.device.type == "cpu" else torch.stack((lowest, highest)).tolist()
+        extremes = [(int(both[0]), int(both[1]))]
     else:
         least, most = torch.aminmax(indices, dim=1)
         extremes = list(zip(least.tolist(), most.tolist(), strict=True))

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from keyedopt.fused.backends.interface import Step
 from keyedopt.fused.backends.rounding import round_into
+from keyedopt.fused.backends.row_norms import row_norm, trust_ratio
 
 WIDE = (torch.float32, torch.float64)
 #: A number, or a tensor of one number, or of one a row.
@@ -126,7 +127,7 @@ def _partial_rowwise_lamb(w: Tensor, g: Tensor, states: Sequence[Tensor], step: 
 def _lars_sgd(w: Tensor, g: Tensor, states: Sequence[Tensor], step: Step, count: Number) -> None:
     (b,) = states
     length = row_norm(w)
-    rate = step.lr * _ratio(step.eta * length, row_norm(g) + step.weight_decay * length)
+    rate = step.lr * trust_ratio(step.eta * length, row_norm(g) + step.weight_decay * length)
     if step.weight_decay:
         g = torch.add(g, w, alpha=step.weight_decay)
     b.mul_(step.momentum).addcmul_(g, rate.to(w.dtype))
@@ -197,24 +198,5 @@ def _trusted(w: Tensor, m: Tensor, v: Tensor, step: Step, count: Number) -> None
     r = (m / first).div_(_with_eps((v / second).sqrt_(), m, step.eps))
     if step.decay == "decoupled" and step.weight_decay:
         r.add_(w, alpha=step.weight_decay)
-    rate = step.lr * _ratio(row_norm(w), row_norm(r))
+    rate = step.lr * trust_ratio(row_norm(w), row_norm(r))
     w.addcmul_(r, rate.to(w.dtype), value=-1)
-
-
-def row_norm(values: Tensor) -> Tensor:
-    """Return ‖x‖₂ of every row as a column of float64, in which no square of a float32 is lost."""
-    if values.dtype is not torch.float64:
-        wide: Tensor = torch.linalg.vector_norm(values, dim=1, keepdim=True, dtype=torch.float64)
-        return wide
-    if not values.shape[1]:
-        return values.new_zeros(len(values), 1)
-    largest = values.abs().amax(dim=1, keepdim=True)
-    power = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - 1)  # division is exact
-    scale = torch.where((largest > 0) & largest.isfinite(), power, 1.0)
-    norm: Tensor = torch.linalg.vector_norm(values / scale, dim=1, keepdim=True)
-    return norm * scale
-
-
-def _ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """Return the ratio of two norms, and 1 where either is zero."""
-    return torch.where((numerator == 0) | (denominator == 0), 1.0, numerator / denominator)

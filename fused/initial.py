@@ -1,0 +1,32 @@
+"""State at its start: where it is, and how it is spread."""
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+
+def counter(param: Tensor) -> Tensor:
+    """Return a count of steps: float64, which torch's own optimizers can take over."""
+    return torch.zeros((), dtype=torch.float64, device=count_device(param))
+
+
+def count_device(param: Tensor) -> torch.device:
+    """Return where a parameter's count is: where a step can read it without synchronizing."""
+    return param.device if param.device.type == "cuda" else torch.device("cpu")
+
+
+def row_state(param: Tensor, start: float = 0.0, columns: int | None = None) -> Tensor:
+    """Return a state of one number a row: (rows,), or (rows, columns); of a DTensor, with its rows."""
+    shape = (len(param),) if columns is None else (len(param), columns)
+    if not isinstance(param, DTensor):
+        return param.new_full(shape, start).detach()
+    if any(kind.is_partial() or kind.is_shard(1) for kind in param.placements):
+        return param.new_full(shape, start).detach()
+    local = param.to_local()
+    return DTensor.from_local(
+        local.new_full((len(local), *shape[1:]), start),
+        param.device_mesh,
+        param.placements,
+        shape=torch.Size(shape),
+        stride=(1,) * len(shape),
+    )
