@@ -109,10 +109,22 @@ class Call:
                 yield cluster, lookup, one
 
 
-def make_lookup(**fields: Any) -> Lookup:
+def make_lookup(
+    table: int, values: Tensor, offsets: Tensor | None, weights: Tensor | None, mean: bool
+) -> Lookup:
     """Make a lookup in a third of the time: a frozen dataclass sets each of its fields by a call."""
     made = Lookup.__new__(Lookup)
-    made.__dict__.update(fields)  # what is not given has its default on the class
+    fields = made.__dict__
+    fields["table"], fields["values"], fields["offsets"] = table, values, offsets
+    fields["weights"], fields["mean"] = weights, mean  # the others have their defaults on the class
+    return made
+
+
+def with_gradient(lookup: Lookup, grad: Tensor) -> Lookup:
+    """Return the lookup with the gradient of its output."""
+    made = Lookup.__new__(Lookup)
+    made.__dict__.update(lookup.__dict__)
+    made.__dict__["grad"] = grad
     return made
 
 
@@ -122,19 +134,19 @@ class LookedUp(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, leaf: Tensor | None, call: Call, *weights: Tensor | None) -> tuple[Tensor, ...]:
         """Keep what the backward needs, and return the outputs of the call."""
-        saved: list[Tensor | None] = []
-        for cluster, lookup, _ in call.lookups():
-            saved += (lookup.values, lookup.offsets)
-            if weights:
-                rows = None
-                if lookup.weights is not None and lookup.weights.requires_grad:  # its gradient is of the rows
-                    whole = [Lookup(lookup.table, lookup.values)]  # as they are now
-                    (rows,) = cluster.backend.look_up(cluster.tables, whole)
-                saved += (lookup.weights, rows)
-        ctx.save_for_backward(*saved)
+        rows: list[Tensor | None] = []
+        for cluster, lookup, _ in call.lookups() if weights else ():
+            found = None
+            if lookup.weights is not None and lookup.weights.requires_grad:  # its gradient is of the rows
+                whole = [Lookup(lookup.table, lookup.values)]  # as they are now
+                (found,) = cluster.backend.look_up(cluster.tables, whole)
+            rows.append(found)
+        # Only by something saved does autograd know that a graph is used up. The lookups themselves are many,
+        # and to save and unpack each takes longer than to see by their versions whether they are changed.
+        ctx.save_for_backward(call.parts[0][1][0].values, *rows)
+        ctx.versions = _versions(call)
         ctx.set_materialize_grads(False)
         ctx.call = call
-        ctx.weighted = bool(weights)
         outputs, call.outputs = tuple(call.outputs), []
         return outputs
 
@@ -143,47 +155,48 @@ class LookedUp(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         """Give the gradients to the module; what the leaf gets only says so."""
         call: Call = ctx.call
-        saved, weighted, at = ctx.saved_tensors, ctx.weighted, 0
+        some, *rows = ctx.saved_tensors
+        if ctx.versions != _versions(call):
+            raise RuntimeError("what was looked up has been modified by an inplace operation since")
         share = Share()
         found: list[Tensor | None] = []
         given: list[Lookup] = []
         last: Cluster | None = None
-        for grad, (cluster, known, trained) in zip(grads, call.lookups(), strict=True):
-            values, offsets = saved[at : at + 2]
-            weights, rows = saved[at + 2 : at + 4] if weighted else (None, None)
-            at += 4 if weighted else 2
-            if weighted:
-                of_weights = None
-                if grad is not None and rows is not None and weights is not None:
-                    of_weights = _of_weights(known.mean, offsets, weights, rows, grad)
-                found.append(of_weights)
+        for place, (grad, (cluster, lookup, trained)) in enumerate(zip(grads, call.lookups(), strict=True)):
+            if rows:
+                known = rows[place]
+                found.append(None if grad is None or known is None else _of_weights(lookup, known, grad))
             if grad is not None and trained:
-                lookup = make_lookup(
-                    table=known.table,
-                    values=values,
-                    offsets=offsets,
-                    weights=weights,
-                    mean=known.mean,
-                    grad=grad,
-                    prepared=known.prepared,
-                )
                 if cluster is not last:
                     last, given = cluster, []
                     share.append((cluster, given))
-                given.append(lookup)
+                given.append(with_gradient(lookup, grad))
         if not share or not ctx.needs_input_grad[0]:
             return None, None, *found
         call.shares[torch._C._current_graph_task_id()] = share
         call.backward.give(share)
-        return torch.empty(0, device=saved[0].device), None, *found
+        return torch.empty(0, device=some.device), None, *found
 
 
-def _of_weights(mean: bool, offsets: Tensor | None, weights: Tensor, rows: Tensor, grad: Tensor) -> Tensor:
+def _versions(call: Call) -> list[int]:
+    """Return how often what is looked up was changed in place."""
+    versions = []
+    for _, lookups, _ in call.parts:
+        for lookup in lookups:
+            versions.append(lookup.values._version)
+            if lookup.offsets is not None:
+                versions.append(lookup.offsets._version)
+            if lookup.weights is not None:
+                versions.append(lookup.weights._version)
+    return versions
+
+
+def _of_weights(lookup: Lookup, rows: Tensor, grad: Tensor) -> Tensor:
     """Return the gradient of the weights of a lookup: of each row, along the gradient of its bag."""
-    if offsets is None:
-        return (rows * grad).sum(dim=1).to(weights.dtype)
-    lengths = offsets.diff()
-    bags = torch.repeat_interleave(lengths, output_size=len(rows))
-    if mean:
-        grad = grad / lengths.clamp(min=1)[:, None]
-    return (rows * grad[bags]).sum(dim=1).to(weights.dtype)
+    assert lookup.weights is not None
+    if lookup.offsets is not None:
+        lengths = lookup.offsets.diff()
+        if lookup.mean:
+            grad = grad / lengths.clamp(min=1)[:, None]
+        grad = grad[torch.repeat_interleave(lengths, output_size=len(rows))]
+    return (rows * grad).sum(dim=1).to(lookup.weights.dtype)

@@ -164,12 +164,11 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
                 any_trained |= update
                 any_weights |= gradients and factors is not None and factors.requires_grad
                 bags = offsets if self.pools else None
-                lookups.append(
-                    make_lookup(table=index, values=values, offsets=bags, weights=factors, mean=slot.mean)
-                )
+                lookups.append(make_lookup(index, values, bags, factors, slot.mean))
                 trained.append(update)
                 names.append(slot.output)
-            call.parts.append((cluster, lookups, trained))
+            if lookups:
+                call.parts.append((cluster, lookups, trained))
         try:
             call.run()
         except ValueError:  # of a backend that checks; what it cannot say is which feature it was
