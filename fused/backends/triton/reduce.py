@@ -4,8 +4,8 @@
 # and a branch on a constant is taken when it is compiled.
 """Sums of gradients: of the runs of several rows side by side.
 
-Sorted by row, the gradients of a row are a run of positions. A position has a place, whose high bits say which
-lookup, and the others which bag, or value, its gradient is of; it may have a scale: weight over length of bag.
+Sorted by row, the gradients of a row are a run of positions. A position has a place, whose high bits say
+which lookup, the others which bag or value its gradient is of. It may have a scale: weight over length.
 """
 
 import triton
