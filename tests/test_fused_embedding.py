@@ -280,3 +280,21 @@ def test_all_features_are_checked_together_as_one_by_one(feature, values, offset
     else:
         with pytest.raises(ValueError, match=f"'{feature}'"):
             inputs.check_bags(checked, rows)
+
+
+def test_features_on_another_device_are_refused():
+    module = make()
+    values, offsets = (part.to("meta") for part in BAGS["f"])
+    with pytest.raises(ValueError, match="'f' must be where table 't' is"):
+        module({"f": (values, offsets)})
+    with pytest.raises(ValueError, match="offsets of feature 'f'"):
+        module({"f": (BAGS["f"][0], offsets)})
+
+
+def test_views_with_gaps_are_looked_up_as_what_they_are():
+    module, other = make(), make()
+    values, offsets = BAGS["f"]
+    spread = values.repeat_interleave(3)[::3], offsets.repeat_interleave(2)[::2]
+    module({"f": spread})["f"].sum().backward()
+    other(BAGS)["f"].sum().backward()
+    assert torch.equal(table(module), table(other))

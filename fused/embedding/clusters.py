@@ -50,6 +50,7 @@ class Cluster:
         return self._chosen[key]
 
     def __post_init__(self) -> None:
+        self.device = self.tables[0].weight.device
         self._counts = any(
             f"{name}.iter" in state for name, state in zip(self.names, self.states, strict=True)
         )

@@ -143,6 +143,13 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
         """Check all features, and only then look them up; see `forward`."""
         checked = check_features(features, self._sizes, self._is_weighted)
         clusters = self._now()
+        for cluster, places in self._layout:
+            for slot, _ in places:
+                if checked[slot.feature][0].device != cluster.device:
+                    raise ValueError(
+                        f"values of feature {slot.feature!r} must be where table {slot.table!r} is, on "
+                        f"{cluster.device}, not on {checked[slot.feature][0].device}"
+                    )
         if not (self.pools and all(cluster.backend.name in CHECKING for cluster in clusters)):
             check_bags(checked, self._sizes)
         call, names = Call(self._backward, []), []
