@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# The native kernels under sanitizers, fed by fuzz.cpp: run.sh [SECONDS] [address|thread ...]; 20 s each by default.
+set -euo pipefail
+cd "$(dirname "$0")"
+seconds=${1:-20}
+shift || true
+kinds=("$@")
+[ ${#kinds[@]} -gt 0 ] || kinds=(address thread)
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+sources=(fuzz.cpp)
+for source in ../src/*.cpp; do
+    [ "$(basename "$source")" = module.cpp ] || sources+=("$source") # the module needs Python; the engine does not
+done
+flags=(-std=c++17 -O1 -g -ffp-contract=off -fno-math-errno -fno-omit-frame-pointer -pthread)
+for kind in "${kinds[@]}"; do
+    case $kind in
+        address) sanitize=(-fsanitize=address,undefined -fno-sanitize-recover=all) ;;
+        thread) sanitize=(-fsanitize=thread) ;;
+        *) echo "run.sh: no sanitizer $kind; address or thread" >&2 && exit 2 ;;
+    esac
+    echo "== $kind"
+    objects=()
+    for source in "${sources[@]}"; do
+        object=$scratch/$kind-$(basename "$source" .cpp).o
+        "${CXX:-c++}" "${flags[@]}" "${sanitize[@]}" -c "$source" -o "$object" &
+        objects+=("$object")
+        [ "$(jobs -r | wc -l)" -lt 2 ] || wait -n
+    done
+    wait
+    "${CXX:-c++}" -pthread "${sanitize[@]}" "${objects[@]}" -o "$scratch/$kind"
+    TSAN_OPTIONS=halt_on_error=1 "$scratch/$kind" "$seconds" "${SEED:-$RANDOM}"
+done
