@@ -144,6 +144,53 @@ def replay(
     write_replay(result, case, output, fail)
 
 
+@app.command()
+def bench(
+    workload: Annotated[list[str] | None, typer.Option(help="Only this workload; repeatable.")] = None,
+    task: Annotated[list[str] | None, typer.Option(help="Only this task; repeatable.")] = None,
+    implementation: Annotated[
+        str, typer.Option(metavar="TARGET", help="What is measured: a target, as for `check`.")
+    ] = "fused",
+    against: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PEER,...",
+            help="Targets to compare with. Default: torch, fbgemm, torchrec, reference, where installed.",
+        ),
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    output: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the report, with every sample, as JSON.")
+    ] = None,
+    conformance: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="A result of `keyedopt check` of what is measured; without one, figures are unverified.",
+        ),
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="For each comparison.", min=0.01)] = 1.5,
+    threads: Annotated[int | None, typer.Option(help="Threads of torch.", min=1)] = None,
+    list_all: Annotated[bool, typer.Option("--list", help="List the workloads and tasks.")] = False,
+) -> None:
+    """Measure an implementation beside its peers, in one run, as ratios.
+
+    Example: keyedopt bench --workload 8x200k-zipf --against torch,fbgemm --output bench.json
+    """
+    from keyedopt.cli.bench import bench as measure
+    from keyedopt.cli.bench import show_list
+
+    if list_all:
+        return show_list()
+    peers = None if against is None else [name.strip() for name in against.split(",") if name.strip()]
+    raise typer.Exit(
+        measure(
+            *(workload or [], task or [], implementation, peers, device),
+            *(output, conformance, seconds, threads),
+        )
+    )
+
+
 def main() -> None:
     """Run the command line."""
     for stream in (sys.stdout, sys.stderr):

@@ -27,6 +27,7 @@ ALLOWED = {
     "reference": {"reference"},
     "fused": {"fused", "reference"},  # of the reference only the types below
     "conformance": {"conformance"},
+    "benchmarks": {"benchmarks", "conformance"},
     "cli": {"cli", "conformance", "reference", "fused", "benchmarks", "reports"},
 }
 

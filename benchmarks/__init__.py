@@ -1,0 +1,1 @@
+"""How fast an implementation is: workloads, one timing core, and peers on the same work."""

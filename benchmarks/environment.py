@@ -1,0 +1,78 @@
+"""Where a measurement was made: without it a time means nothing, and with it a ratio can be judged."""
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+#: Distributions whose versions are recorded where they are installed.
+DISTRIBUTIONS = ("keyedopt", "torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu", "triton", "numpy")
+
+
+def environment(device: str) -> dict[str, Any]:
+    """Return the machine, its load, the versions, and the commit of keyedopt, where it is a checkout."""
+    return {
+        "cpu": _cpu(),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": torch.get_num_threads(),
+        "capability": torch.backends.cpu.get_cpu_capability(),
+        "load": list(os.getloadavg()),
+        "device": device,
+        "gpu": _gpu(device),
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "versions": _versions(),
+        "commit": _commit(),
+    }
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def _gpu(device: str) -> dict[str, Any] | None:
+    if torch.device(device).type != "cuda":
+        return None
+    about = torch.cuda.get_device_properties(device)
+    fields = "driver_version,clocks.sm,clocks.mem,power.limit"
+    return {
+        "name": about.name,
+        "memory": about.total_memory,
+        "cuda": torch.version.cuda,
+        fields: _output("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"),
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in DISTRIBUTIONS:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _commit() -> str:
+    """Return the commit that the running code is of, with a + where files differ from it."""
+    here = str(Path(__file__).resolve().parent)
+    commit = _output("git", "-C", here, "rev-parse", "HEAD")
+    changed = _output("git", "-C", here, "status", "--porcelain", "--untracked-files=no")
+    return commit + "+" if commit and changed else commit
+
+
+def _output(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,0 +1,126 @@
+"""Peers that do a task in their own way, as their documents say and as their users would.
+
+Nothing that can be done beforehand is left to the timed part: TBE gets its indices as one tensor, which is
+the form it takes.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from keyedopt.benchmarks import tasks
+from keyedopt.benchmarks.tasks import NotOffered, Rows, Task, need, options_of
+from keyedopt.benchmarks.timing import Job
+from keyedopt.benchmarks.workloads import Dense, Lookups, SparseGradients, Workload
+
+#: torch's optimizers of sparse gradients; Adam's for them is SparseAdam.
+TORCH = {"sgd": "SGD", "adagrad": "Adagrad", "adam": "SparseAdam"}
+#: TBE's names, and where it has them.
+EVERYWHERE = {
+    "sgd": "EXACT_SGD",
+    "adagrad": "EXACT_ADAGRAD",
+    "rowwise_adagrad": "EXACT_ROWWISE_ADAGRAD",
+}
+TBE = {
+    "cpu": EVERYWHERE,
+    "cuda": EVERYWHERE
+    | {
+        "adam": "ADAM",
+        "partial_rowwise_adam": "PARTIAL_ROWWISE_ADAM",
+        "lamb": "LAMB",
+        "partial_rowwise_lamb": "PARTIAL_ROWWISE_LAMB",
+        "lars_sgd": "LARS_SGD",
+    },
+}
+
+
+def with_torch(surface: Any, task: Task, work: Workload, device: str) -> Job:
+    """Make a job of torch alone: ``EmbeddingBag(sparse=True)`` and an optimizer, or ``clip_grad_norm_``."""
+    if isinstance(work, SparseGradients):
+        return tasks.sparse_adam(surface, work, device)
+    if isinstance(work, Dense):
+        return _clip_adam(task, work, device)
+    if task.optimizer not in TORCH:
+        raise NotOffered(f"no {tasks.CLASSES[task.optimizer]}")
+    (optimizer_class,) = need(surface, TORCH[task.optimizer])
+    bags = [
+        nn.EmbeddingBag(work.rows, work.dim, mode="sum", sparse=True, device=device)
+        for _ in range(work.tables)
+    ]
+    weights = [bag.weight for bag in bags]
+    for weight in weights:
+        tasks.fill(weight)
+    optimizer = optimizer_class(weights, **options_of(task.optimizer))
+    values = [part.to(device) for part in work.values()]
+    starts = work.offsets()[:-1].to(device)
+    gradients = [part.to(device) for part in work.gradients()]
+
+    def forward() -> list[Tensor]:
+        return [bag(part, starts) for bag, part in zip(bags, values, strict=True)]
+
+    def backward(outputs: list[Tensor]) -> None:
+        torch.autograd.backward(outputs, gradients)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return tasks.training_job(task, forward, backward, Rows(work, weights, device))
+
+
+def _clip_adam(task: Task, work: Dense, device: str) -> Job:
+    if task.name != "clip-adam":
+        raise NotOffered("no keyed optimizer")
+    params, restore = tasks.parameters_of(work, device)
+    optimizer = torch.optim.Adam(params, lr=tasks.RATE, eps=tasks.EPS, fused=True)
+
+    def run() -> None:
+        nn.utils.clip_grad_norm_(params, tasks.BOUND)
+        optimizer.step()
+
+    return Job(run=run, results=lambda: {"weights": tasks.flat(params)}, prepare=restore)
+
+
+def with_fbgemm(surface: Any, task: Task, work: Workload, device: str) -> Job:
+    """Make a job of FBGEMM's table-batched embeddings."""
+    kind = torch.device(device).type
+    if not isinstance(work, Lookups):
+        raise NotOffered("tables only")
+    if task.optimizer not in TBE[kind]:
+        raise NotOffered(f"no {tasks.CLASSES[task.optimizer]} on {kind}")
+    need(surface, "EmbeddingBagCollection")  # which also finds out whether FBGEMM is there
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        ComputeDevice,
+        SplitTableBatchedEmbeddingBagsCodegen,
+    )
+
+    place = EmbeddingLocation.DEVICE if kind == "cuda" else EmbeddingLocation.HOST
+    compute = ComputeDevice.CUDA if kind == "cuda" else ComputeDevice.CPU
+    options = {"learning_rate": tasks.RATE, "eps": tasks.EPS}
+    tbe = SplitTableBatchedEmbeddingBagsCodegen(
+        [(work.rows, work.dim, place, compute)] * work.tables,
+        optimizer=getattr(EmbOptimType, TBE[kind][task.optimizer]),
+        stochastic_rounding=False,
+        device=torch.device(device),
+        **options,
+    )
+    weights = tbe.split_embedding_weights()
+    for weight in weights:
+        tasks.fill(weight)
+    values = torch.cat(work.values()).to(device)
+    offsets = torch.arange(0, len(values) + 1, work.pooling, device=device)
+    gradient = torch.cat(work.gradients(), 1).to(device)
+
+    def forward() -> Any:
+        return tbe(values, offsets)
+
+    def backward(pooled: Any) -> None:
+        pooled.backward(gradient)
+
+    return tasks.training_job(task, forward, backward, Rows(work, weights, device))
+
+
+#: Peers that have their own way; all others are asked by the names of the surface.
+OWN_WAY: dict[str, Callable[[Any, Task, Workload, str], Job]] = {"torch": with_torch, "fbgemm": with_fbgemm}

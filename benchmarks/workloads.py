@@ -1,0 +1,210 @@
+"""The work that is timed: frozen, named, the same on every machine, with the bytes that it must move.
+
+A count of bytes is a lower bound that follows from the work alone: each tensor that is needed is read once,
+each that changes is written once. What an implementation really moves is its own affair.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+#: Bytes of a float32, and of a row number as it is given.
+FLOAT, INDEX = 4, 8
+#: Numbers of state that a row of D numbers has, as (a factor of D, a constant).
+STATE = {
+    "sgd": (0, 0),
+    "rowwise_adagrad": (0, 1),
+    "adagrad": (1, 0),
+    "adam": (2, 0),
+    "partial_rowwise_adam": (1, 1),
+    "lamb": (2, 0),
+    "partial_rowwise_lamb": (1, 1),
+    "lars_sgd": (1, 0),
+}
+#: How row numbers are drawn: by Zipf's law, evenly, all the same one, no one twice within a table.
+DISTRIBUTIONS = ("zipf", "uniform", "same", "distinct")
+
+
+@dataclass(frozen=True)
+class Lookups:
+    """Tables whose rows are looked up, B bags of L rows in each of T tables of R rows of D numbers.
+
+    Args:
+        name: what ``keyedopt bench --workload`` calls it.
+        about: what it stands for.
+        tables, rows, dim, batch, pooling: T, R, D, B and L.
+        indices: one of `DISTRIBUTIONS`.
+        exponent: of Zipf's law: the k-th most frequent row has a share in proportion to k to the minus this.
+    """
+
+    kind: ClassVar[str] = "lookups"
+    name: str
+    about: str
+    tables: int
+    rows: int
+    dim: int
+    batch: int
+    pooling: int
+    indices: str = "zipf"
+    exponent: float = 1.05
+
+    def __post_init__(self) -> None:
+        """Refuse work that cannot be done."""
+        if self.indices not in DISTRIBUTIONS:
+            raise ValueError(f"indices must be one of {DISTRIBUTIONS}, not {self.indices!r}")
+        if self.indices == "distinct" and self.batch * self.pooling > self.rows:
+            raise ValueError("distinct indices need at least as many rows as lookups in a table")
+
+    def values(self) -> list[Tensor]:
+        """Return the row numbers of each table, shape (B · L,), int64."""
+        return list(_values(self))
+
+    def offsets(self) -> Tensor:
+        """Return where the bags of a table begin and end, shape (B + 1,)."""
+        return torch.arange(0, self.batch * self.pooling + 1, self.pooling)
+
+    def gradients(self) -> list[Tensor]:
+        """Return the gradient of each table's pooled output, shape (B, D)."""
+        generator = torch.Generator().manual_seed(len(self.name))
+        return [torch.randn(self.batch, self.dim, generator=generator) for _ in range(self.tables)]
+
+    def unique(self) -> list[Tensor]:
+        """Return the rows of each table that are looked up, each once, in order."""
+        return list(_unique(self))
+
+    def forward_bytes(self) -> int:
+        """Row numbers and the rows themselves read once, the pooled rows written once."""
+        return self._index_bytes() + FLOAT * self.dim * (self._rows_touched() + self._bags())
+
+    def backward_bytes(self, optimizer: str) -> int:
+        """Row numbers and the output's gradient read once, rows and their state read and written once."""
+        factor, constant = STATE[optimizer]
+        numbers = self._rows_touched() * (self.dim * (1 + factor) + constant)
+        return self._index_bytes() + FLOAT * (self._bags() * self.dim + 2 * numbers)
+
+    def _index_bytes(self) -> int:
+        return INDEX * self._bags() * self.pooling
+
+    def _bags(self) -> int:
+        return self.tables * self.batch
+
+    def _rows_touched(self) -> int:
+        return sum(len(rows) for rows in self.unique())
+
+
+@dataclass(frozen=True)
+class Dense:
+    """Dense parameters with dense gradients; `shapes` is what each of `repeat` blocks is made of."""
+
+    kind: ClassVar[str] = "dense"
+    name: str
+    about: str
+    shapes: tuple[tuple[int, ...], ...]
+    repeat: int = 1
+
+    def parameters(self, seed: int = 0) -> list[Tensor]:
+        """Return the numbers of each parameter, or with another seed its gradient."""
+        generator = torch.Generator().manual_seed(seed)
+        return [torch.randn(shape, generator=generator) for shape in self.shapes * self.repeat]
+
+    def numbers(self) -> int:
+        """Return how many numbers the parameters have in all."""
+        return self.repeat * sum(torch.Size(shape).numel() for shape in self.shapes)
+
+    def clip_adam_bytes(self) -> int:
+        """36 a number: g read for the norm; then g, w, m and v read and written."""
+        return FLOAT * (1 + 2 * 4) * self.numbers()
+
+    def state_bytes(self) -> int:
+        """Adagrad's state, a sum for each number and a step for each tensor, read once and written once."""
+        return 2 * FLOAT * (self.numbers() + self.repeat * len(self.shapes))
+
+
+@dataclass(frozen=True)
+class SparseGradients:
+    """Tables with sparse gradients as ``nn.Embedding(sparse=True)`` gives them: a row for each lookup."""
+
+    kind: ClassVar[str] = "sparse"
+    name: str
+    about: str
+    tables: int
+    rows: int
+    dim: int
+    lookups: int
+    indices: str = "zipf"
+    exponent: float = 1.05
+
+    def values(self) -> list[Tensor]:
+        """Return the row numbers of each gradient, with duplicates, shape (N,)."""
+        return list(_values(self._as_lookups()))
+
+    def gradients(self) -> list[Tensor]:
+        """Return the rows of each gradient, shape (N, D)."""
+        return self._as_lookups().gradients()
+
+    def unique(self) -> list[Tensor]:
+        """Return the rows that each gradient lists, each once."""
+        return list(_unique(self._as_lookups()))
+
+    def sparse_adam_bytes(self) -> int:
+        """Row numbers and gradient read once; rows and both moments read and written once."""
+        return self._as_lookups().backward_bytes("adam")
+
+    def _as_lookups(self) -> Lookups:
+        shape = (self.tables, self.rows, self.dim, self.lookups, 1)
+        return Lookups(self.name, self.about, *shape, self.indices, self.exponent)
+
+
+Workload = Lookups | Dense | SparseGradients
+
+
+@functools.lru_cache(maxsize=2)
+def _values(work: Lookups) -> tuple[Tensor, ...]:
+    count = work.batch * work.pooling
+    generator = torch.Generator().manual_seed(work.rows + work.tables)
+    shares = torch.arange(1, work.rows + 1, dtype=torch.float64).pow(-work.exponent).cumsum(0)
+    drawn = []
+    for _ in range(work.tables):
+        if work.indices == "same":
+            values = torch.full((count,), work.rows // 2)
+        elif work.indices == "uniform":
+            values = torch.randint(work.rows, (count,), generator=generator)
+        else:  # row numbers say nothing about how frequent a row is
+            order = torch.randperm(work.rows, generator=generator)
+            if work.indices == "zipf":
+                points = torch.rand(count, dtype=torch.float64, generator=generator) * shares[-1]
+                order = order[torch.searchsorted(shares, points).clamp_(max=work.rows - 1)]
+            values = order[:count]
+        drawn.append(values)
+    return tuple(drawn)
+
+
+@functools.lru_cache(maxsize=2)
+def _unique(work: Lookups) -> tuple[Tensor, ...]:
+    return tuple(torch.unique(values) for values in _values(work))
+
+
+_LISTED: tuple[Workload, ...] = (
+    Lookups("8x200k-zipf", "a model of medium size, skewed traffic", 8, 200_000, 64, 2048, 20),
+    Lookups("8x200k-uniform", "the same, even traffic: few duplicates", 8, 200_000, 64, 2048, 20, "uniform"),
+    Lookups(
+        "small-step", "26 small tables, batch 16: what a step costs besides its work", 26, 1000, 16, 16, 1
+    ),
+    Lookups("one-huge-table", "one table of 1 GiB", 1, 4_194_304, 64, 4096, 20),
+    Lookups("500-tiny-tables", "500 tables of 100 rows", 500, 100, 16, 128, 1),
+    Lookups("wide-rows", "rows of 512 numbers", 4, 50_000, 512, 1024, 8),
+    Lookups(
+        "all-the-same-row", "adversarial: one row takes every gradient", 4, 100_000, 64, 2048, 20, "same"
+    ),
+    Lookups("all-distinct", "adversarial: no row twice", 4, 100_000, 64, 2048, 20, "distinct"),
+    Dense("tower-24m", "a cross and deep network of 24 M parameters", ((1024, 1024), (1024,)), 23),
+    Dense("10k-parameters", "10,000 small parameters", ((8,),), 10_000),
+    SparseGradients("sparse-zipf", "uncoalesced gradients, skewed", 4, 200_000, 64, 40_960),
+    SparseGradients("sparse-uniform", "uncoalesced gradients, even", 4, 200_000, 64, 40_960, "uniform"),
+)
+
+#: The workloads by name.
+WORKLOADS: dict[str, Workload] = {work.name: work for work in _LISTED}
