@@ -298,3 +298,26 @@ def test_views_with_gaps_are_looked_up_as_what_they_are():
     module({"f": spread})["f"].sum().backward()
     other(BAGS)["f"].sum().backward()
     assert torch.equal(table(module), table(other))
+
+
+def test_an_update_can_be_held_until_a_norm_is_known():
+    module, other = make(fused.Adam), make(fused.Adam)
+    optimizer = module.fused_optimizer
+    optimizer.hold()
+    for factor in (0.5, 0.25):
+        before = table(module).detach().clone()
+        module(BAGS)["f"].sum().backward()
+        assert torch.equal(table(module).detach(), before)
+        (held,) = optimizer.held_gradients()
+        assert held[:, 0].tolist() == [1.0, 2.0, 1.0]
+        held *= factor
+        with pytest.raises(RuntimeError, match="held"):
+            module(BAGS)["f"].sum().backward()
+        optimizer.release()
+        assert not optimizer.held_gradients()
+        (other(BAGS)["f"].sum() * factor).backward()
+    assert torch.equal(table(module), table(other))
+    optimizer.hold(False)
+    for each in (module, other):
+        each(BAGS)["f"].sum().backward()
+    assert torch.equal(table(module), table(other))

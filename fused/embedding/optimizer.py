@@ -37,6 +37,8 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         self._plans: dict[str, RowOptimizer] = {}
         self._weights: dict[str, Tensor] = {}
         self._clips: list[Any] = []
+        self._holds = False
+        self._held: update.Plan | None = None
 
     def step(self, closure: Any = None) -> Any:
         """Do nothing, for the backward pass has updated the tables; a closure is evaluated."""
@@ -137,9 +139,35 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
             RuntimeError: a gradient is not finite and ``error_if_nonfinite`` is set.
             ValueError: an option has been set to what it cannot be.
         """
+        if self._held is not None:
+            raise RuntimeError("the update of the last backward pass is held: release it before the next")
         seed = None if self._rounding_seed is None else self._rounding_seed + self._updates
-        update.run(self._current(given), self._clips, seed)
+        plan = update.make_plan(self._current(given), self._clips, seed, self._holds)
         self._updates += 1
+        if self._holds and plan.gradients():  # a window that is not full waits by itself
+            self._held = plan
+        else:
+            plan.carry_out()
+
+    def hold(self, holds: bool = True) -> None:
+        """Whether updates wait, from the next backward pass on, for `release`.
+
+        So a bound that is known only after it, as of the norm of these and of other gradients together, can
+        be kept: a factor is multiplied into what `held_gradients` returns.
+        """
+        self.release()
+        self._holds = holds
+
+    def held_gradients(self) -> list[Tensor]:
+        """Return the gradients of the update that waits, to change in place: each row of a table once."""
+        return [] if self._held is None else self._held.gradients()
+
+    @torch.no_grad()
+    def release(self) -> None:
+        """Do the update that waits, if there is one."""
+        plan, self._held = self._held, None
+        if plan is not None:
+            plan.carry_out()
 
     def _current(self, given: Sequence[Given]) -> Sequence[Given]:
         """Put lookups whose tables have got another group since the forward into clusters as they are now."""

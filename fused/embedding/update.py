@@ -35,38 +35,52 @@ class Work:
 
 @dataclass(eq=False)
 class Plan:
-    """All that a step will do, complete before any of it is done."""
+    """All that a step will do, complete before any of it is done.
+
+    Args:
+        works: what will be done to tables.
+        waiting: gradients for windows that are not full yet, with their windows.
+        full: windows that will be empty after it.
+    """
 
     works: list[Work] = field(default_factory=list)
     waiting: list[tuple[Window, Tensor, Tensor]] = field(default_factory=list)
     full: list[Window] = field(default_factory=list)
 
+    def gradients(self) -> list[Tensor]:
+        """Return the sums of all rows that will be updated, table by table, as far as they are known."""
+        return [one.grads for work in self.works for one in work.sums or ()]
 
-def run(given: Iterable[Given], clips: Sequence[Any], seed: int | None) -> None:
-    """Take a step.
+    def carry_out(self) -> None:
+        """Do it; nothing is refused any more."""
+        for window, rows, grads in self.waiting:
+            window.add(rows, grads)
+        for work in self.works:
+            _write(work)
+        for window in self.full:
+            window.clear()
+
+
+def make_plan(given: Iterable[Given], clips: Sequence[Any], seed: int | None, sums: bool) -> Plan:
+    """Check a step, and compute what has to be known before anything is written.
 
     Args:
         given: the lookups of a backward pass, with their gradients.
         clips: bounds of the gradients.
         seed: of stochastic rounding; None rounds to nearest.
+        sums: whether the gradients of rows are wanted before the update.
 
     Raises:
         RuntimeError: a gradient is not finite and ``error_if_nonfinite`` is set; nothing is changed.
         ValueError: an option has been set to what it cannot be; nothing is changed.
     """
     plan = Plan([work for cluster, found in _by_cluster(given) for work in _works(cluster, found, seed)])
-    summed = [work for work in plan.works if clips or _needs_sums(work.cluster.group)]
-    for work in summed:
-        _sum(work, plan)
-    for clip in clips:
-        clip.apply([one.grads for work in summed for one in work.sums or ()])
-    # from here on nothing is refused
-    for window, rows, grads in plan.waiting:
-        window.add(rows, grads)
     for work in plan.works:
-        _write(work)
-    for window in plan.full:
-        window.clear()
+        if sums or clips or _needs_sums(work.cluster.group):
+            _sum(work, plan)
+    for clip in clips:
+        clip.apply(plan.gradients())
+    return plan
 
 
 def _by_cluster(given: Iterable[Given]) -> list[tuple[Cluster, list[Lookup]]]:
