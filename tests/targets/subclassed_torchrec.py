@@ -62,5 +62,5 @@ class RowWiseAdagrad(rowwise_adagrad.RowWiseAdagrad):
     pass
 
 
-class SemisyncOptimizer(semi_sync.SemisyncOptimizer):
+class SemisyncOptimizer(semi_sync.SemisyncOptimizer, KeyedOptimizer):
     pass
