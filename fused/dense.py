@@ -9,8 +9,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from keyedopt.fused import torch_kernels
-from keyedopt.fused.backends import torch_rules
-from keyedopt.fused.backends.interface import Step
+from keyedopt.fused.backends import choose, torch_rules
+from keyedopt.fused.backends.interface import RowGradients, Step
+from keyedopt.fused.tables import TableViews
 from keyedopt.fused.torch_kernels import Work
 
 __all__ = ["Work", "update"]
@@ -36,7 +37,7 @@ def update(step: Step, work: Sequence[Work], names: Sequence[str], scale: Tensor
         item = _local(step, item, names)
         if torch_kernels.fit(step, item, names, scale):
             together.setdefault((item[0].device, item[0].dtype), []).append(item)
-        else:
+        elif not _update_as_table(step, item, names, scale):
             _update_one(step, item, names, scale)
     for same in together.values():
         torch_kernels.update(step, same, names, scale)
@@ -47,18 +48,41 @@ def _local(step: Step, item: Work, names: Sequence[str]) -> Work:
     param, grad, state = item
     if not isinstance(param, DTensor):
         return item
-    placements = param.placements
+    placements, sizes = param.placements, param.device_mesh.shape
     if isinstance(grad, DTensor) and grad.placements != placements:
         grad = grad.redistribute(placements=placements)
-    whole_rows = step.algorithm in ELEMENTWISE or not any(kind.is_shard(1) for kind in placements)
-    parts = [param, grad, *(state[name] for name in names)]
-    if not whole_rows or any(
-        not isinstance(part, DTensor) or part.placements != placements for part in parts
-    ):
+    cut = any(kind.is_shard(1) and size > 1 for kind, size in zip(placements, sizes, strict=True))
+    parts = [grad, *(state[name] for name in names)]
+    if (cut and step.algorithm not in ELEMENTWISE) or not all(_spread_alike(part, param) for part in parts):
         return param, grad, state  # torch's operations on DTensors reduce where they must
     local = {name: value.to_local() if isinstance(value, DTensor) else value for name, value in state.items()}
     here: Any = grad
     return param.to_local(), here.to_local(), local
+
+
+def _spread_alike(part: Any, param: DTensor) -> bool:
+    """Whether each rank has of a tensor what it has of the parameter."""
+    if not isinstance(part, DTensor):
+        return False
+    kinds = zip(part.placements, param.placements, param.device_mesh.shape, strict=True)
+    return all(one == other or size == 1 for one, other, size in kinds)
+
+
+def _update_as_table(step: Step, item: Work, names: Sequence[str], scale: Tensor | None) -> bool:
+    """Update a table on the CPU by a kernel for rows, which reads and writes each once; False if none can."""
+    param, grad, state = item
+    if isinstance(param, DTensor) or param.device.type != "cpu" or param.ndim != 2:
+        return False
+    if not param.numel() or not grad.is_contiguous():
+        return False
+    view = TableViews(step.algorithm, param, state, names)
+    backend = choose("auto", [view.table], step)
+    if backend.name == "torch":
+        return False
+    grad = grad if scale is None else grad.div_(scale)
+    backend.update_rows([view.table], [RowGradients(0, torch.arange(len(param)), grad)], step)
+    view.write_back()
+    return True
 
 
 def _update_one(step: Step, item: Work, names: Sequence[str], scale: Tensor | None) -> None:
