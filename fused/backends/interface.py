@@ -27,7 +27,7 @@ ALGORITHMS = {
 
 @dataclass(frozen=True)
 class Table:
-    """A table and its state: weight (R, D) in float16, bfloat16, float32 or float64, states in float32 at least.
+    """A table, in float16, bfloat16, float32 or float64, and its state, in float32 at least.
 
     Args:
         weight: (R, D), contiguous.
@@ -74,7 +74,7 @@ class Step:
         algorithm: a key of `ALGORITHMS`.
         lr: the rate.
         count: t, from 1, of this step; not used where a table has a `row_counter`.
-        eps, betas, weight_decay, momentum, dampening, nesterov, eta, lr_decay, max_norm: as the rules have them.
+        eps, betas, weight_decay, momentum, dampening, nesterov, eta, lr_decay, max_norm: those of the rules.
         decay: ``"none"``, ``"l2"`` or ``"decoupled"``.
         eps_placement: ``"inside_denominator"`` or ``"before_bias_correction"``.
         maximize: ascend.
