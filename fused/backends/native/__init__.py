@@ -9,6 +9,7 @@ The extension is built when keyedopt is installed, without torch's headers, wher
 without one `NativeBackend.missing` says so.
 """
 
+import importlib
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -24,12 +25,12 @@ from keyedopt.fused.backends.native.describe import (
     refused_table,
 )
 
+_kernels: Any = None
+_WHY = ""
 try:
-    from keyedopt.fused.backends.native import _kernels  # type: ignore[attr-defined, unused-ignore]
+    _kernels = importlib.import_module("keyedopt.fused.backends.native._kernels")
 except ImportError as error:
-    _kernels, _WHY = None, f"{error}"
-else:
-    _WHY = ""
+    _WHY = f"{error}"
 
 #: Set to ``plain``, ``avx2`` or ``avx512`` to use those kernels and no others.
 INSTRUCTION_SET = "KEYEDOPT_INSTRUCTION_SET"
