@@ -61,7 +61,7 @@ class AdamLike(RowOptimizer):
         """Return moments of zero, and a count of zero."""
         count = counter(param)
         if BiasCorrection(group["bias_correction"]) is BiasCorrection.PER_ROW:
-            count = torch.zeros(len(param), dtype=torch.float64, device=param.device)
+            count = row_state(param, dtype=torch.float64)
         return {
             "step": count,
             "exp_avg": torch.zeros_like(param, requires_grad=False),

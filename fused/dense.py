@@ -53,6 +53,8 @@ def _local(step: Step, item: Work, names: Sequence[str]) -> Work:
         grad = grad.redistribute(placements=placements)
     cut = any(kind.is_shard(1) and size > 1 for kind, size in zip(placements, sizes, strict=True))
     parts = [grad, *(state[name] for name in names)]
+    if "step" in state and state["step"].ndim:
+        parts.append(state["step"])
     if (cut and step.algorithm not in ELEMENTWISE) or not all(_spread_alike(part, param) for part in parts):
         return param, grad, state  # torch's operations on DTensors reduce where they must
     local = {name: value.to_local() if isinstance(value, DTensor) else value for name, value in state.items()}

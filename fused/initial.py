@@ -15,16 +15,18 @@ def count_device(param: Tensor) -> torch.device:
     return param.device if param.device.type == "cuda" else torch.device("cpu")
 
 
-def row_state(param: Tensor, start: float = 0.0, columns: int | None = None) -> Tensor:
+def row_state(
+    param: Tensor, start: float = 0.0, columns: int | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
     """Return a state of one number a row: (rows,), or (rows, columns); of a DTensor, with its rows."""
     shape = (len(param),) if columns is None else (len(param), columns)
     if not isinstance(param, DTensor):
-        return param.new_full(shape, start).detach()
+        return param.new_full(shape, start, dtype=dtype).detach()
     if any(kind.is_partial() or kind.is_shard(1) for kind in param.placements):
-        return param.new_full(shape, start).detach()
+        return param.new_full(shape, start, dtype=dtype).detach()
     local = param.to_local()
     return DTensor.from_local(
-        local.new_full((len(local), *shape[1:]), start),
+        local.new_full((len(local), *shape[1:]), start, dtype=dtype),
         param.device_mesh,
         param.placements,
         shape=torch.Size(shape),
