@@ -253,3 +253,21 @@ def test_calls_at_the_same_time():
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+def test_threads_flush_denormals_as_their_caller_does():
+    lookup = Lookup(0, torch.arange(40_000), grad=torch.zeros(40_000, 16))
+    lookups = [lookup] * 4
+    if not torch.set_flush_denormal(True):
+        pytest.skip("this machine does not flush denormals")
+    try:
+        outputs = []
+        for threads in (1, 2):
+            tables = [Table(torch.full((40_000, 16), 1e-40)) for _ in lookups]
+            each = [Lookup(index, lookup.values, grad=lookup.grad) for index in range(4)]
+            NativeBackend(threads=threads).update(tables, each, Step("sgd", 0.1))
+            outputs.append(torch.stack([one.weight for one in tables]).view(torch.int32))
+        assert torch.equal(*outputs)
+        assert not outputs[0].any()
+    finally:
+        torch.set_flush_denormal(False)

@@ -19,6 +19,23 @@ inline void relax() {
 #endif
 }
 
+// How the processor rounds and whether it flushes denormals is a setting of each thread: all take the caller's.
+inline unsigned float_mode() {
+#if defined(__x86_64__)
+  return __builtin_ia32_stmxcsr();
+#else
+  return 0;
+#endif
+}
+
+inline void set_float_mode(unsigned mode) {
+#if defined(__x86_64__)
+  __builtin_ia32_ldmxcsr(mode);
+#else
+  (void)mode;
+#endif
+}
+
 class Pool {
  public:
   bool run(int threads, int64_t tasks, void (*body)(void*, int64_t), void* context) {
@@ -33,6 +50,7 @@ class Pool {
       body_ = body;
       context_ = context;
       tasks_ = tasks;
+      mode_ = float_mode();
       next_.store(0, std::memory_order_relaxed);
       failed_.store(false, std::memory_order_relaxed);
       places_ = threads - 1 < tasks - 1 ? threads - 1 : static_cast<int>(tasks - 1);
@@ -91,6 +109,7 @@ class Pool {
         --places_;
         active_.fetch_add(1, std::memory_order_relaxed);
       }
+      set_float_mode(mode_);
       work();
       active_.fetch_sub(1, std::memory_order_release);
     }
@@ -104,6 +123,7 @@ class Pool {
   void (*body_)(void*, int64_t) = nullptr;
   void* context_ = nullptr;
   int64_t tasks_ = 0;
+  unsigned mode_ = 0;
   std::atomic<int64_t> next_{0};
   std::atomic<int> active_{0};
   std::atomic<bool> failed_{false};
