@@ -1,6 +1,7 @@
 """The backend of own kernels: the methods of the interface, over groups of tables."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -54,7 +55,9 @@ class TritonBackend:
             shape = (bags_of(lookup), weight.shape[1])
             outputs.append(torch.empty(shape, dtype=torch.float32, device=weight.device))
         for group, chosen in _split(tables, lookups):
-            launch.look_up(group, [lookups[index] for index in chosen], [outputs[index] for index in chosen])
+            with _current(group.device):
+                given = [lookups[index] for index in chosen]
+                launch.look_up(group, given, [outputs[index] for index in chosen])
         return outputs
 
     @torch.no_grad()
@@ -63,7 +66,8 @@ class TritonBackend:
         prepared: list[Any] = [None] * len(lookups)
         for group, chosen in _split(tables, lookups):
             if any(len(lookups[index].values) for index in chosen):
-                runs = make_runs(group, [lookups[index] for index in chosen], self._tuning)
+                with _current(group.device):
+                    runs = make_runs(group, [lookups[index] for index in chosen], self._tuning)
                 for place, index in enumerate(chosen):
                     prepared[index] = Prepared(runs, place)
         return prepared
@@ -79,7 +83,8 @@ class TritonBackend:
                     rows = torch.empty(0, dtype=torch.int64, device=group.device)
                     found.append(RowGradients(number, rows, rows.new_empty(0, table.weight.shape[1]).float()))
             else:
-                found += launch.run_collect(group, runs, grads)
+                with _current(group.device):
+                    found += launch.run_collect(group, runs, grads)
         return sorted(found, key=lambda one: one.table)
 
     @torch.no_grad()
@@ -88,16 +93,18 @@ class TritonBackend:
         for group, chosen in _split(tables, lookups):
             runs, grads = self._runs(group, [lookups[index] for index in chosen])
             if runs is not None:
-                launch.run_update(group, runs, grads, step)
+                with _current(group.device):
+                    launch.run_update(group, runs, grads, step)
 
     @torch.no_grad()
     def update_rows(self, tables: Sequence[Table], gradients: Sequence[RowGradients], step: Step) -> None:
         """Update rows by gradients that are summed already."""
         lookups = [Lookup(one.table, one.rows, grad=one.grads) for one in gradients if len(one.rows)]
         for group, chosen in _split(tables, lookups):
-            keys = make_keys(group, [lookups[index] for index in chosen], self._tuning)
             grads = [grad for index in chosen if (grad := lookups[index].grad) is not None]
-            launch.run_update(group, keys, grads, step)
+            with _current(group.device):
+                keys = make_keys(group, [lookups[index] for index in chosen], self._tuning)
+                launch.run_update(group, keys, grads, step)
 
     def _runs(self, group: Group, lookups: Sequence[Lookup]) -> tuple[Runs | None, list[Tensor]]:
         """Return the runs of those lookups that have a gradient, from the forward if it knew them, and these.
@@ -115,7 +122,13 @@ class TritonBackend:
         if not lookups:
             return None, []
         grads = [lookup.grad for lookup in lookups if lookup.grad is not None]
-        return make_runs(group, lookups, self._tuning), grads
+        with _current(group.device):
+            return make_runs(group, lookups, self._tuning), grads
+
+
+def _current(device: torch.device) -> AbstractContextManager[Any]:
+    """Launch on this device: Triton launches on the current one."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _split(tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[tuple[Group, list[int]]]:

@@ -18,7 +18,7 @@ DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: 
 
 @dataclass(frozen=True)
 class Group:
-    """Tables of one dtype, with states of the same kinds, whatever their widths.
+    """Tables of one device and dtype, with states of the same kinds, whatever their widths.
 
     Args:
         tables: these.
@@ -101,7 +101,8 @@ def group_tables(tables: Sequence[Table], used: Sequence[int]) -> list[Group]:
     by_kind: dict[tuple[object, ...], list[int]] = {}
     for number in sorted(set(used)):
         one = tables[number]
-        kind = (one.weight.dtype, tuple(state.ndim for state in one.states), one.row_counter is None)
+        kinds = tuple(state.ndim for state in one.states)
+        kind = (one.weight.device, one.weight.dtype, kinds, one.row_counter is None)
         by_kind.setdefault(kind, []).append(number)
     groups = []
     for numbers in by_kind.values():
