@@ -1,13 +1,16 @@
 """Gradients that wait until the window is full in which they are accumulated, each row once."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from keyedopt.fused.backends.sums import sum_rows
+
+#: Row numbers and their gradients, several times.
+Parts = list[tuple[Tensor, Tensor]]
 
 
 class Window:
@@ -20,15 +23,17 @@ class Window:
 
     Args:
         weight: the table, (R, …).
+        dtype: of the sums; by default float64.
     """
 
-    def __init__(self, weight: Tensor) -> None:
+    def __init__(self, weight: Tensor, dtype: torch.dtype = torch.float64) -> None:
         self._shape = tuple(weight.shape) or (1,)
         self._dtype = torch.promote_types(weight.dtype, torch.float32)
         self.rows = torch.zeros(0, dtype=torch.int64, device=weight.device)
-        self.gradients = torch.zeros(0, *self._shape[1:], dtype=torch.float64, device=weight.device)
+        self.gradients = torch.zeros(0, *self._shape[1:], dtype=dtype, device=weight.device)
         self.count = 0
         self._every = False  # whether the rows are all of them, in order
+        self._later: Parts = []
 
     def joined(self, rows: Tensor | None, gradients: Tensor) -> tuple[Tensor, Tensor]:
         """Return the sums of all that waits and of this, (U,) and (U, …) in float64, without keeping them.
@@ -50,6 +55,30 @@ class Window:
         distinct, sums = sum_rows(rows, gradients.reshape(len(rows), math.prod(self._shape[1:])))
         return distinct, sums.reshape(len(distinct), *self._shape[1:])
 
+    def parts(self) -> Parts:
+        """Return what waits, in parts of distinct rows: row numbers (U,) and gradients (U, …)."""
+        first: Parts = [(self.rows, self.gradients)] if len(self.rows) else []
+        return first + self._later
+
+    def keep(self, rows: Tensor, gradients: Tensor, merge: Callable[[Parts], tuple[Tensor, Tensor]]) -> None:
+        """Keep the sums of one micro-batch as a part, and merge the parts before they are too many.
+
+        Each is merged with what is larger than all that came after it: so a gradient is rounded in few
+        sums, and what is kept is at most twice the distinct rows, beside the last micro-batch.
+
+        Args:
+            rows: (U,), distinct.
+            gradients: (U, …).
+            merge: returns the sums of parts.
+        """
+        self._later.append((rows, gradients.to(self.gradients.dtype)))
+        self._every = False
+        self.count += 1
+        if sum(len(part) for part, _ in self._later) >= len(self.rows):
+            parts = self.parts()
+            self.rows, self.gradients = parts[0] if len(parts) == 1 else merge(parts)
+            self._later = []
+
     def rounded(self, rows: Tensor | None, gradients: Tensor) -> tuple[Tensor, Tensor]:
         """Return what `joined` does, in the dtype in which an update takes it."""
         distinct, sums = self.joined(rows, gradients)
@@ -65,11 +94,17 @@ class Window:
     def clear(self) -> None:
         """Begin the next window."""
         self._every = False
+        self._later = []
         self.rows, self.gradients, self.count = self.rows.new_zeros(0), self.gradients.new_zeros(0), 0
         self.gradients = self.gradients.reshape(0, *self._shape[1:])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the row numbers (U,), their sums (U, …), and the count of micro-batches."""
+        if self._later:
+            parts = self.parts()
+            self.rows = torch.cat([rows for rows, _ in parts])
+            self.gradients = torch.cat([gradients for _, gradients in parts])
+            self._later = []
         return {"rows": self.rows, "gradients": self.gradients, "count": torch.tensor(self.count)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -93,9 +128,11 @@ class Window:
             raise ValueError(f"count must be the number of micro-batches in the window, not {count}")
         self.rows, self.gradients = rows.to(self.rows, copy=True), gradients.to(self.gradients, copy=True)
         self.count = int(count)
+        self._later = []
         every = torch.arange(self._shape[0], device=self.rows.device)
         self._every = len(rows) == len(every) and torch.equal(self.rows, every)
 
     def to(self, device: torch.device) -> None:
         """Follow the table to a device."""
         self.rows, self.gradients = self.rows.to(device), self.gradients.to(device)
+        self._later = [(rows.to(device), gradients.to(device)) for rows, gradients in self._later]

@@ -321,3 +321,18 @@ def test_an_update_can_be_held_until_a_norm_is_known():
     for each in (module, other):
         each(BAGS)["f"].sum().backward()
     assert torch.equal(table(module), table(other))
+
+
+def test_a_window_is_as_small_as_its_rows():
+    """Micro-batches of the same rows do not pile up, and small gradients are not lost on the way."""
+    options = {"use_accumulate": True, "accumulate_step": 1000}
+    module = make(fused.AccumulateSGD, **options)
+    window = module.fused_optimizer.state[table(module)]["t.window"]
+    for _ in range(999):
+        (module(BAGS)["f"].sum() * 0.1).backward()
+        assert sum(len(rows) for rows, _ in window.parts()) <= 2 * 3
+    assert window.count == 999
+    assert torch.equal(table(module).detach(), torch.ones(5, 4))
+    (module(BAGS)["f"].sum() * 0.1).backward()
+    assert window.count == 0
+    assert table(module).detach()[:, 0].tolist() == pytest.approx([-49.0, -99.0, 1.0, -49.0, 1.0], rel=1e-5)

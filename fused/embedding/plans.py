@@ -83,7 +83,7 @@ def initial_state(plan: RowOptimizer, table: str, weight: Tensor) -> dict[str, A
     elif plan.algorithm not in UNCOUNTED and ("adagrad" not in plan.algorithm or group["lr_decay"]):
         state[f"{table}.iter"] = torch.zeros(1, dtype=torch.int64, device=weight.device)
     if group.get("use_accumulate"):
-        state[f"{table}.window"] = Window(weight)
+        state[f"{table}.window"] = Window(weight, dtype)
     return state
 
 

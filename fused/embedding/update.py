@@ -1,5 +1,6 @@
 """One step of an embedding module, after a backward pass: checked as a whole, then written."""
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -10,7 +11,7 @@ from torch import Tensor
 from keyedopt.fused.backends.interface import Backend, Lookup, RowGradients, Step
 from keyedopt.fused.embedding.backward import Given
 from keyedopt.fused.embedding.clusters import Cluster
-from keyedopt.fused.window import Window
+from keyedopt.fused.window import Parts, Window
 from keyedopt.reference.rules.options import Rows
 
 
@@ -39,12 +40,12 @@ class Plan:
 
     Args:
         works: what will be done to tables.
-        waiting: gradients for windows that are not full yet, with their windows.
+        waiting: windows that are not full yet, with rows, gradients, and how they are merged.
         full: windows that will be empty after it.
     """
 
     works: list[Work] = field(default_factory=list)
-    waiting: list[tuple[Window, Tensor, Tensor]] = field(default_factory=list)
+    waiting: list[tuple[Window, Tensor, Tensor, Any]] = field(default_factory=list)
     full: list[Window] = field(default_factory=list)
 
     def gradients(self) -> list[Tensor]:
@@ -53,8 +54,8 @@ class Plan:
 
     def carry_out(self) -> None:
         """Do it; nothing is refused any more."""
-        for window, rows, grads in self.waiting:
-            window.add(rows, grads)
+        for window, rows, grads, merge in self.waiting:
+            window.keep(rows, grads, merge)
         for work in self.works:
             _write(work)
         for window in self.full:
@@ -76,8 +77,9 @@ def make_plan(given: Iterable[Given], clips: Sequence[Any], seed: int | None, su
     """
     plan = Plan([work for cluster, found in _by_cluster(given) for work in _works(cluster, found, seed)])
     for work in plan.works:
+        _wait(work, plan)
         if sums or clips or _needs_sums(work.cluster.group):
-            _sum(work, plan)
+            _sum(work)
     for clip in clips:
         clip.apply(plan.gradients())
     return plan
@@ -125,30 +127,56 @@ def _works(cluster: Cluster, lookups: list[Lookup], seed: int | None) -> list[Wo
 
 def _needs_sums(group: Mapping[str, Any]) -> bool:
     rows = group.get("rows", Rows.GIVEN)
-    accumulates = bool(group.get("use_accumulate"))
-    return accumulates or bool(group["error_if_nonfinite"]) or Rows(rows) is not Rows.GIVEN
+    return bool(group["error_if_nonfinite"]) or Rows(rows) is not Rows.GIVEN
 
 
-def _sum(work: Work, plan: Plan) -> None:
-    """Sum the gradients of each row; those that have to wait for others leave the work."""
-    cluster, group = work.cluster, work.cluster.group
-    sums: list[RowGradients] = []
-    for one in work.backend.coalesce(cluster.tables, work.lookups):
-        name, rows, grads = cluster.names[one.table], one.rows, one.grads
-        if group["error_if_nonfinite"]:
-            _check_finite(name, grads)
-        window = cluster.states[one.table].get(f"{name}.window")
-        if window is not None and window.count + 1 < group["accumulate_step"]:
-            plan.waiting.append((window, rows, grads))
-            continue
-        if window is not None:
-            rows, grads = window.rounded(rows, grads)
-            plan.full.append(window)
-            if group["error_if_nonfinite"]:  # a sum may overflow
-                _check_finite(name, grads)
-        weight = cluster.tables[one.table].weight
-        sums.append(RowGradients(one.table, *_chosen(weight, rows, grads, Rows(group.get("rows", "given")))))
-    work.sums = sums
+def _wait(work: Work, plan: Plan) -> None:
+    """Take out of the work what has to wait for its window; to the rest, add what waits."""
+    cluster = work.cluster
+    tables = {lookup.table for lookup in work.lookups}
+    found = {table: cluster.states[table].get(f"{cluster.names[table]}.window") for table in tables}
+    windows = {table: window for table, window in found.items() if window is not None}
+    if not windows:
+        return
+    steps = cluster.group["accumulate_step"]
+    waiting = {table for table, window in windows.items() if window.count + 1 < steps}
+    for one in _coalesced(work, [lookup for lookup in work.lookups if lookup.table in waiting]):
+        merge = functools.partial(_merged, work, one.table)
+        plan.waiting.append((windows[one.table], one.rows, one.grads, merge))
+    work.lookups = [lookup for lookup in work.lookups if lookup.table not in waiting]
+    for table in sorted(windows.keys() - waiting):
+        work.lookups += [Lookup(table, rows, grad=grads) for rows, grads in windows[table].parts()]
+        plan.full.append(windows[table])
+
+
+def _coalesced(work: Work, lookups: list[Lookup]) -> list[RowGradients]:
+    """Return the sums of each table that was looked up, also of one in which nothing was; checked."""
+    cluster = work.cluster
+    sums = work.backend.coalesce(cluster.tables, lookups) if lookups else []
+    if cluster.group["error_if_nonfinite"]:
+        for one in sums:
+            _check_finite(cluster.names[one.table], one.grads)
+    found = {one.table for one in sums}
+    for lookup in lookups:
+        if lookup.table not in found and lookup.grad is not None:
+            found.add(lookup.table)
+            sums.append(RowGradients(lookup.table, lookup.values[:0], lookup.grad[:0]))
+    return sums
+
+
+def _merged(work: Work, table: int, parts: Parts) -> tuple[Tensor, Tensor]:
+    given = [Lookup(table, rows, grad=grads) for rows, grads in parts]
+    (sums,) = work.backend.coalesce(work.cluster.tables, given)
+    return sums.rows, sums.grads
+
+
+def _sum(work: Work) -> None:
+    """Sum the gradients of each row that is updated."""
+    which = Rows(work.cluster.group.get("rows", Rows.GIVEN))
+    work.sums = []
+    for one in _coalesced(work, work.lookups):
+        weight = work.cluster.tables[one.table].weight
+        work.sums.append(RowGradients(one.table, *_chosen(weight, one.rows, one.grads, which)))
 
 
 def _chosen(weight: Tensor, rows: Tensor, grads: Tensor, which: Rows) -> tuple[Tensor, Tensor]:
