@@ -1,5 +1,5 @@
-// Feeds the engine random calls, good and bad ones, for a number of seconds: to be built with sanitizers, see run.sh.
-// What it checks itself: bad calls are refused and write nothing, good ones do not depend on threads.
+// Feeds the engine random calls, good and bad ones, for a number of seconds: to be built with sanitizers, see
+// run.sh. What it checks itself: bad calls are refused and write nothing, good ones do not depend on threads.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -13,7 +13,8 @@ using namespace keyedopt;
 namespace {
 
 struct Memory {
-  std::vector<std::vector<uint16_t>> weights;   // exactly as long as a table is, so that a byte beyond is found
+  std::vector<std::vector<uint16_t>>
+      weights;  // exactly as long as a table is, so that a byte beyond is found
   std::vector<std::vector<float>> states;
   std::vector<std::vector<int64_t>> counters;
   std::vector<Table> tables;
@@ -87,10 +88,10 @@ class Fuzz {
       call->weights.push_back(std::move(weights));
       call->grads.push_back(std::move(grads));
       call->outs.emplace_back(static_cast<size_t>(bags * table.dim));
-      call->lookups.push_back({t, call->values.back().data(), number_of,
-                               pooled ? call->offsets.back().data() : nullptr, bags,
-                               call->weights.back().empty() ? nullptr : call->weights.back().data(),
-                               below(2) != 0, call->grads.back().data(), table.dim, call->outs.back().data()});
+      call->lookups.push_back(
+          {t, call->values.back().data(), number_of, pooled ? call->offsets.back().data() : nullptr, bags,
+           call->weights.back().empty() ? nullptr : call->weights.back().data(), below(2) != 0,
+           call->grads.back().data(), table.dim, call->outs.back().data()});
     }
   }
 
@@ -147,7 +148,8 @@ void expect(bool good, const char* what, uint64_t seed) {
 bool same(const Memory& a, const Memory& b) {
   return a.weights == b.weights && a.counters == b.counters && [&] {
     for (size_t i = 0; i < a.states.size(); ++i)
-      if (std::memcmp(a.states[i].data(), b.states[i].data(), a.states[i].size() * sizeof(float))) return false;
+      if (std::memcmp(a.states[i].data(), b.states[i].data(), a.states[i].size() * sizeof(float)))
+        return false;
     return true;
   }();
 }
@@ -178,7 +180,8 @@ void once(uint64_t seed, const Kernels* kernels) {
     std::vector<float*> grad_memory;
     std::vector<Summed> summed;
     for (size_t i = 0; i < coalescing.tables.size(); ++i) {
-      const int64_t dim = tables[static_cast<size_t>(coalescing.tables[i])].dim, distinct = coalescing.distinct[i];
+      const int64_t dim = tables[static_cast<size_t>(coalescing.tables[i])].dim,
+                    distinct = coalescing.distinct[i];
       rows.emplace_back(static_cast<size_t>(distinct));
       grads.emplace_back(static_cast<size_t>(distinct * dim));
       row_memory.push_back(rows.back().data());

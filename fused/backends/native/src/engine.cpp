@@ -7,9 +7,9 @@
 namespace keyedopt {
 namespace {
 
-constexpr int64_t kCheckEach = 32768;          // values that one task checks
-constexpr int64_t kWorthThreads = 1 << 16;     // numbers to read, below which waking threads costs more
-constexpr int64_t kKeep = 16 << 20;            // bytes that a thread keeps from call to call
+constexpr int64_t kCheckEach = 32768;       // values that one task checks
+constexpr int64_t kWorthThreads = 1 << 16;  // numbers to read, below which waking threads costs more
+constexpr int64_t kKeep = 16 << 20;         // bytes that a thread keeps from call to call
 const char kNoMemory[] = "out of memory";
 
 int64_t size_of_work(const std::vector<Table>& tables, const std::vector<Lookup>& lookups) {
@@ -56,7 +56,8 @@ Refusal check(const std::vector<Table>& tables, const std::vector<Lookup>& looku
   for (const Lookup& lookup : lookups) begins.push_back(begins.back() + lookup.count / kCheckEach + 1);
   First first;
   const bool done = parallel(run.threads, begins.back(), [&](int64_t task) {
-    const size_t l = static_cast<size_t>(std::upper_bound(begins.begin(), begins.end(), task) - begins.begin() - 1);
+    const size_t l =
+        static_cast<size_t>(std::upper_bound(begins.begin(), begins.end(), task) - begins.begin() - 1);
     const Lookup& lookup = lookups[l];
     const int64_t begin = (task - begins[l]) * kCheckEach, end = std::min(lookup.count, begin + kCheckEach);
     if (begin == 0 && lookup.offsets) {
@@ -68,7 +69,8 @@ Refusal check(const std::vector<Table>& tables, const std::vector<Lookup>& looku
     }
     const int64_t rows = tables[static_cast<size_t>(lookup.table)].rows;
     const int64_t bad = run.kernels->outside(lookup.values, begin, end, rows);
-    if (bad < end) first.refuse(task, not_a_row("values of lookup", static_cast<int64_t>(l), lookup.values[bad], rows));
+    if (bad < end)
+      first.refuse(task, not_a_row("values of lookup", static_cast<int64_t>(l), lookup.values[bad], rows));
   });
   return done ? first.text() : kNoMemory;
 }
@@ -88,7 +90,8 @@ Sorted& kept_sorted() {
 const Kernels* kernels_named(const std::string& name) {
 #if defined(__x86_64__) && defined(__GNUC__)
   __builtin_cpu_init();
-  const bool two = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+  const bool two =
+      __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
   const bool five = two && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                     __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
 #else
@@ -108,10 +111,12 @@ Refusal look_up(const std::vector<Table>& tables, const std::vector<Lookup>& loo
   std::vector<int64_t> begins(1, 0);
   for (const Lookup& lookup : lookups) begins.push_back(begins.back() + (lookup.bags + each - 1) / each);
   const bool done = parallel(run.threads, begins.back(), [&](int64_t task) {
-    const size_t l = static_cast<size_t>(std::upper_bound(begins.begin(), begins.end(), task) - begins.begin() - 1);
+    const size_t l =
+        static_cast<size_t>(std::upper_bound(begins.begin(), begins.end(), task) - begins.begin() - 1);
     const int64_t begin = (task - begins[l]) * each;
     const Table& table = tables[static_cast<size_t>(lookups[l].table)];
-    run.kernels->look_up(table, lookups[l], begin, std::min(lookups[l].bags, begin + each), scratch_for(table.dim));
+    run.kernels->look_up(table, lookups[l], begin, std::min(lookups[l].bags, begin + each),
+                         scratch_for(table.dim));
   });
   return done ? "" : kNoMemory;
 }
@@ -126,8 +131,8 @@ Refusal update(const std::vector<Table>& tables, const std::vector<Lookup>& look
   int64_t all = 0;
   for (const Group& group : groups) all += group.count;
   const auto job_of = [&](const Group& group) {
-    return Job{group.table, &rule, update_of(*run.kernels, rule, *group.table), nullptr, 64, 0, false,
-               nullptr, nullptr};
+    return Job{group.table, &rule,  update_of(*run.kernels, rule, *group.table), nullptr, 64, 0, false,
+               nullptr,     nullptr};
   };
   std::vector<const Group*> alone;
   for (const Group& group : groups) {
@@ -138,9 +143,8 @@ Refusal update(const std::vector<Table>& tables, const std::vector<Lookup>& look
     Sorted sorted;
     sorted.sort(group, run.threads);
     sorted.cut(8 * run.threads);
-    const bool done = parallel(run.threads, sorted.parts(), [&](int64_t part) {
-      sorted.run(*run.kernels, job_of(group), part, true);
-    });
+    const bool done = parallel(run.threads, sorted.parts(),
+                               [&](int64_t part) { sorted.run(*run.kernels, job_of(group), part, true); });
     if (!done || !sorted.finish(*run.kernels, job_of(group), run.threads)) return kNoMemory;
   }
   std::sort(alone.begin(), alone.end(), [](const Group* a, const Group* b) { return a->count > b->count; });
@@ -174,12 +178,14 @@ Refusal update_rows(const std::vector<Table>& tables, const std::vector<Summed>&
   std::vector<int64_t> begins(1, 0);
   for (const Summed& summed : gradients) begins.push_back(begins.back() + (summed.count + each - 1) / each);
   const bool done = parallel(run.threads, begins.back(), [&](int64_t task) {
-    const size_t g = static_cast<size_t>(std::upper_bound(begins.begin(), begins.end(), task) - begins.begin() - 1);
+    const size_t g =
+        static_cast<size_t>(std::upper_bound(begins.begin(), begins.end(), task) - begins.begin() - 1);
     const Summed& summed = gradients[g];
     const Table& table = tables[static_cast<size_t>(summed.table)];
     const int64_t begin = (task - begins[g]) * each;
     run.kernels->update_rows(rule, table, update_of(*run.kernels, rule, table), summed.rows, summed.grads,
-                             summed.stride, begin, std::min(summed.count, begin + each), scratch_for(table.dim));
+                             summed.stride, begin, std::min(summed.count, begin + each),
+                             scratch_for(table.dim));
   });
   return done ? "" : kNoMemory;
 }
@@ -215,9 +221,8 @@ Refusal sum_lookups(const Coalescing& coalescing, const std::vector<int64_t*>& r
     Sorted& sorted = *coalescing.sorted[i];
     const Job job{sorted.table(), nullptr, nullptr, nullptr, 64, 0, false, rows[i], grads[i]};
     const bool share = run.threads > 1 && sorted.parts() > 1;
-    const bool done = parallel(run.threads, sorted.parts(), [&](int64_t part) {
-      sorted.run(*run.kernels, job, part, share);
-    });
+    const bool done = parallel(run.threads, sorted.parts(),
+                               [&](int64_t part) { sorted.run(*run.kernels, job, part, share); });
     if (!done || !sorted.finish(*run.kernels, job, run.threads)) return kNoMemory;
   }
   return "";

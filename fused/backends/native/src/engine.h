@@ -17,8 +17,8 @@ struct Run {
 // Returned by every function: empty, or why nothing was done.
 using Refusal = std::string;
 
-// The kernels of an instruction set ("plain", "avx2", "avx512"), or the best for an empty name; null if this machine
-// or this build does not have it.
+// The kernels of an instruction set ("plain", "avx2", "avx512"), or the best for an empty name; null if this
+// machine or this build does not have it.
 const Kernels* kernels_named(const std::string& name);
 
 Refusal look_up(const std::vector<Table>& tables, const std::vector<Lookup>& lookups, const Run& run);
@@ -41,10 +41,10 @@ class Sorted;
 struct Coalescing {
   Coalescing();
   ~Coalescing();
-  std::vector<Table> described;    // all of the call; what is sorted points to them
-  std::vector<Sorted*> sorted;     // one a table that was looked up
-  std::vector<int64_t> tables;     // which
-  std::vector<int64_t> distinct;   // how many rows
+  std::vector<Table> described;   // all of the call; what is sorted points to them
+  std::vector<Sorted*> sorted;    // one a table that was looked up
+  std::vector<int64_t> tables;    // which
+  std::vector<int64_t> distinct;  // how many rows
 };
 Refusal sort_lookups(const std::vector<Table>& tables, const std::vector<Lookup>& lookups, const Run& run,
                      Coalescing* result);

@@ -1,5 +1,5 @@
-// What the parts of the native backend share: tables, lookups, the numbers of a step, and the table of kernels
-// that each instruction set fills in. Nothing here depends on Python or torch.
+// What the parts of the native backend share: tables, lookups, the numbers of a step, and the table of
+// kernels that each instruction set fills in. Nothing here depends on Python or torch.
 #pragma once
 
 #include <cmath>
@@ -32,27 +32,27 @@ struct bfloat {
 };
 
 struct Table {
-  void* weight;        // (rows, dim), contiguous
+  void* weight;  // (rows, dim), contiguous
   int64_t rows;
   int64_t dim;
   int dtype;
-  float* state[2];     // null where the algorithm has fewer
-  int64_t width[2];    // dim, or 1 for a state of one number a row, or 0
-  int64_t* counter;    // (rows,), steps of each row; null for one count of all
-  int64_t number;      // which table of the call: part of the key of stochastic rounding
+  float* state[2];   // null where the algorithm has fewer
+  int64_t width[2];  // dim, or 1 for a state of one number a row, or 0
+  int64_t* counter;  // (rows,), steps of each row; null for one count of all
+  int64_t number;    // which table of the call: part of the key of stochastic rounding
 };
 
 struct Lookup {
   int64_t table;
-  const int64_t* values;   // (count,)
+  const int64_t* values;  // (count,)
   int64_t count;
   const int64_t* offsets;  // (bags + 1,); null without pooling, and then bags == count
   int64_t bags;
-  const float* weights;    // (count,) or null
+  const float* weights;  // (count,) or null
   bool mean;
-  const float* grad;       // row b begins at grad + b * stride
+  const float* grad;  // row b begins at grad + b * stride
   int64_t stride;
-  float* out;              // (bags, dim), of a forward
+  float* out;  // (bags, dim), of a forward
 };
 
 // One step's numbers, as the formulas use them.
@@ -61,11 +61,11 @@ struct Rule {
   int decay;
   bool nesterov, first, before_correction, stochastic;
   float lr, rate, eps, sign, weight_decay, momentum, undamped, eta;
-  float beta1, rest1, beta2, rest2;   // rest = 1 - beta
-  float low1, low2, rest_low2;        // what they lack as float32, which would err alike in every step
+  float beta1, rest1, beta2, rest2;  // rest = 1 - beta
+  float low1, low2, rest_low2;       // what they lack as float32, which would err alike in every step
   double exact_beta1, exact_beta2;
-  float max_norm;                     // negative: no limit
-  float gain, spread;                 // direction = gain * m / (spread * sqrt(v) + eps)
+  float max_norm;      // negative: no limit
+  float gain, spread;  // direction = gain * m / (spread * sqrt(v) + eps)
   uint64_t seed;
 };
 
@@ -99,35 +99,35 @@ struct Entry {
 struct Source {
   const float* base;
   int64_t stride;
-  const uint32_t* row;   // null: r itself
-  const float* scale;    // null: 1
+  const uint32_t* row;  // null: r itself
+  const float* scale;   // null: 1
 };
 
 // Memory of a thread, kept from call to call.
 struct Scratch {
-  float* sum = nullptr;    // a row: the gradient
-  float* work = nullptr;   // a row: what a rule needs
-  float* leaf = nullptr;   // a row: a block of a long run
-  float* tree = nullptr;   // `kLevels` rows: sums of 2^level blocks
+  float* sum = nullptr;   // a row: the gradient
+  float* work = nullptr;  // a row: what a rule needs
+  float* leaf = nullptr;  // a row: a block of a long run
+  float* tree = nullptr;  // `kLevels` rows: sums of 2^level blocks
 };
 constexpr int kLevels = 48;
-constexpr int64_t kBlock = 64;      // rows that are summed one after the other
-constexpr int64_t kChunk = 4096;    // rows of a long run that one thread sums: a multiple of kBlock
-constexpr int64_t kHot = 16384;     // a run longer than this is shared by threads
+constexpr int64_t kBlock = 64;    // rows that are summed one after the other
+constexpr int64_t kChunk = 4096;  // rows of a long run that one thread sums: a multiple of kBlock
+constexpr int64_t kHot = 16384;   // a run longer than this is shared by threads
 
 using Update = void (*)(const Rule&, const Table&, int64_t row, const float* grad, float* work);
 
 // A sorted table: what its kernels need to know.
 struct Job {
   const Table* table;
-  const Rule* rule;        // null: write sums to `rows` and `grads` instead
+  const Rule* rule;  // null: write sums to `rows` and `grads` instead
   Update update;
   const Source* sources;
-  int shift;               // place >> shift is the source
-  uint64_t mask;           // place & mask is the number in it
-  bool scaled;             // whether any source has `row` or `scale`
-  int64_t* rows;           // (U,)
-  float* grads;            // (U, dim)
+  int shift;      // place >> shift is the source
+  uint64_t mask;  // place & mask is the number in it
+  bool scaled;    // whether any source has `row` or `scale`
+  int64_t* rows;  // (U,)
+  float* grads;   // (U, dim)
 };
 
 // A run that waits for several threads: entries [begin, end), and its row of the output.
@@ -163,7 +163,7 @@ inline Update update_of(const Kernels& kernels, const Rule& rule, const Table& t
 }
 
 const Kernels* kernels_plain();
-const Kernels* kernels_avx2();     // null where it was not compiled
-const Kernels* kernels_avx512();   // null where it was not compiled
+const Kernels* kernels_avx2();    // null where it was not compiled
+const Kernels* kernels_avx512();  // null where it was not compiled
 
 }  // namespace keyedopt

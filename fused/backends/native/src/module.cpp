@@ -1,8 +1,8 @@
 // The Python module: addresses and sizes in, work without the interpreter's lock, errors as exceptions.
 //
-// A table is (weight, rows, dim, dtype, state0, width0, state1, width1, counter). A lookup is (table, values, count,
-// offsets, bags, weights, mean, grad or out, stride). Addresses are integers, 0 for none. Who calls has checked
-// that the sizes are those of the memory; what the memory holds is checked here.
+// A table is (weight, rows, dim, dtype, state0, width0, state1, width1, counter). A lookup is (table, values,
+// count, offsets, bags, weights, mean, grad or out, stride). Addresses are integers, 0 for none. Who calls
+// has checked that the sizes are those of the memory; what the memory holds is checked here.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -51,8 +51,14 @@ bool parse_tables(PyObject* items, std::vector<Table>* tables) {
       PyErr_SetString(PyExc_ValueError, "a table needs rows, at least one column, and a dtype from 0 to 2");
       return false;
     }
-    tables->push_back({pointer<void>(weight), rows, dim, dtype, {pointer<float>(state0), pointer<float>(state1)},
-                       {width0, width1}, pointer<int64_t>(counter), static_cast<int64_t>(tables->size())});
+    tables->push_back({pointer<void>(weight),
+                       rows,
+                       dim,
+                       dtype,
+                       {pointer<float>(state0), pointer<float>(state1)},
+                       {width0, width1},
+                       pointer<int64_t>(counter),
+                       static_cast<int64_t>(tables->size())});
     return true;
   });
 }
@@ -67,7 +73,8 @@ bool parse_lookups(PyObject* items, size_t tables, std::vector<Lookup>* lookups)
       return false;
     if (table < 0 || static_cast<size_t>(table) >= tables || count < 0 || bags < 0 || bags > 0xffffffffLL ||
         (!offsets && bags != count)) {
-      PyErr_SetString(PyExc_ValueError, "a lookup is of a table of the call, and of as many values as it says");
+      PyErr_SetString(PyExc_ValueError,
+                      "a lookup is of a table of the call, and of as many values as it says");
       return false;
     }
     lookups->push_back({table, pointer<const int64_t>(values), count, pointer<const int64_t>(offsets), bags,
@@ -85,18 +92,19 @@ bool parse_rule(PyObject* item, const std::vector<Table>& tables, Rule* rule) {
     PyErr_SetString(PyExc_TypeError, "a rule is a tuple");
     return false;
   }
-  if (!PyArg_ParseTuple(item, "iippppddddddddddddK", &rule->algorithm, &rule->decay, &nesterov, &first, &before,
-                        &stochastic, &lr, &rate, &eps, &sign, &weight_decay, &momentum, &dampening, &eta, &beta1,
-                        &beta2, &max_norm, &count, &seed))
+  if (!PyArg_ParseTuple(item, "iippppddddddddddddK", &rule->algorithm, &rule->decay, &nesterov, &first,
+                        &before, &stochastic, &lr, &rate, &eps, &sign, &weight_decay, &momentum, &dampening,
+                        &eta, &beta1, &beta2, &max_norm, &count, &seed))
     return false;
-  if (rule->algorithm < 0 || rule->algorithm >= kAlgorithms || rule->decay < kNoDecay || rule->decay > kDecoupled) {
+  if (rule->algorithm < 0 || rule->algorithm >= kAlgorithms || rule->decay < kNoDecay ||
+      rule->decay > kDecoupled) {
     PyErr_SetString(PyExc_ValueError, "no such algorithm or decay");
     return false;
   }
-  const int needed = rule->algorithm == kSgd ? 0
-                     : rule->algorithm == kAdagrad || rule->algorithm == kRowwiseAdagrad || rule->algorithm == kLars
-                         ? 1
-                         : 2;
+  const int needed =
+      rule->algorithm == kSgd                                                                         ? 0
+      : rule->algorithm == kAdagrad || rule->algorithm == kRowwiseAdagrad || rule->algorithm == kLars ? 1
+                                                                                                      : 2;
   for (const Table& table : tables)
     for (int i = 0; i < needed; ++i)
       if (!table.state[i]) {
@@ -130,7 +138,8 @@ bool parse_rule(PyObject* item, const std::vector<Table>& tables, Rule* rule) {
 bool parse_run(int threads, const char* name, Run* run) {
   run->kernels = kernels_named(name);
   run->threads = threads < 1 ? 1 : threads > 1024 ? 1024 : threads;
-  if (!run->kernels) PyErr_Format(PyExc_ValueError, "no kernels for %s on this machine or in this build", name);
+  if (!run->kernels)
+    PyErr_Format(PyExc_ValueError, "no kernels for %s on this machine or in this build", name);
   return run->kernels != nullptr;
 }
 
@@ -173,7 +182,8 @@ PyObject* update_py(PyObject*, PyObject* args) {
   PyObject *table_items, *lookup_items, *rule_item;
   int threads;
   const char* name;
-  if (!PyArg_ParseTuple(args, "OOOis", &table_items, &lookup_items, &rule_item, &threads, &name)) return nullptr;
+  if (!PyArg_ParseTuple(args, "OOOis", &table_items, &lookup_items, &rule_item, &threads, &name))
+    return nullptr;
   std::vector<Table> tables;
   std::vector<Lookup> lookups;
   Rule rule;
@@ -190,7 +200,8 @@ PyObject* update_rows_py(PyObject*, PyObject* args) {
   PyObject *table_items, *gradient_items, *rule_item;
   int threads;
   const char* name;
-  if (!PyArg_ParseTuple(args, "OOOis", &table_items, &gradient_items, &rule_item, &threads, &name)) return nullptr;
+  if (!PyArg_ParseTuple(args, "OOOis", &table_items, &gradient_items, &rule_item, &threads, &name))
+    return nullptr;
   std::vector<Table> tables;
   std::vector<Summed> gradients;
   Rule rule;
@@ -206,8 +217,8 @@ PyObject* update_rows_py(PyObject*, PyObject* args) {
     gradients.push_back({table, pointer<int64_t>(rows), pointer<float>(grads), count, stride});
     return true;
   };
-  if (!parse_tables(table_items, &tables) || !each(gradient_items, parse) || !parse_rule(rule_item, tables, &rule) ||
-      !parse_run(threads, name, &run))
+  if (!parse_tables(table_items, &tables) || !each(gradient_items, parse) ||
+      !parse_rule(rule_item, tables, &rule) || !parse_run(threads, name, &run))
     return nullptr;
   if (!without_lock([&] { return update_rows(tables, gradients, rule, run); })) return nullptr;
   Py_RETURN_NONE;
@@ -235,7 +246,8 @@ PyObject* sort_py(PyObject*, PyObject* args) {
   std::vector<Lookup> lookups;
   Run run;
   if (!parse_tables(table_items, &coalescing->described) ||
-      !parse_lookups(lookup_items, coalescing->described.size(), &lookups) || !parse_run(threads, name, &run) ||
+      !parse_lookups(lookup_items, coalescing->described.size(), &lookups) ||
+      !parse_run(threads, name, &run) ||
       !without_lock([&] { return sort_lookups(coalescing->described, lookups, run, coalescing); })) {
     Py_DECREF(capsule);
     return nullptr;
@@ -295,14 +307,24 @@ PyObject* instruction_sets_py(PyObject*, PyObject*) {
 PyMethodDef methods[] = {
     {"look_up", look_up_py, METH_VARARGS, "look_up(tables, lookups, threads, instruction_set)"},
     {"update", update_py, METH_VARARGS, "update(tables, lookups, rule, threads, instruction_set)"},
-    {"update_rows", update_rows_py, METH_VARARGS, "update_rows(tables, gradients, rule, threads, instruction_set)"},
-    {"sort", sort_py, METH_VARARGS, "sort(tables, lookups, threads, instruction_set) -> (sorted, [(table, rows)])"},
+    {"update_rows", update_rows_py, METH_VARARGS,
+     "update_rows(tables, gradients, rule, threads, instruction_set)"},
+    {"sort", sort_py, METH_VARARGS,
+     "sort(tables, lookups, threads, instruction_set) -> (sorted, [(table, rows)])"},
     {"sum", sum_py, METH_VARARGS, "sum(sorted, [(rows, grads)], threads, instruction_set)"},
-    {"instruction_sets", instruction_sets_py, METH_NOARGS, "instruction_sets() -> those of this machine, best first"},
+    {"instruction_sets", instruction_sets_py, METH_NOARGS,
+     "instruction_sets() -> those of this machine, best first"},
     {nullptr, nullptr, 0, nullptr}};
 
-PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_kernels", "Kernels of keyedopt.fused for the CPU.", -1, methods,
-                          nullptr, nullptr, nullptr, nullptr};
+PyModuleDef definition = {PyModuleDef_HEAD_INIT,
+                          "_kernels",
+                          "Kernels of keyedopt.fused for the CPU.",
+                          -1,
+                          methods,
+                          nullptr,
+                          nullptr,
+                          nullptr,
+                          nullptr};
 
 }  // namespace
 

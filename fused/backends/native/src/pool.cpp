@@ -19,7 +19,8 @@ inline void relax() {
 #endif
 }
 
-// How the processor rounds and whether it flushes denormals is a setting of each thread: all take the caller's.
+// How the processor rounds and whether it flushes denormals is a setting of each thread: all take the
+// caller's.
 inline unsigned float_mode() {
 #if defined(__x86_64__)
   return __builtin_ia32_stmxcsr();
@@ -98,7 +99,8 @@ class Pool {
   void live() {
     uint64_t seen = 0;
     for (;;) {
-      for (int spins = 0; spins < 2000 && generation_.load(std::memory_order_acquire) == seen; ++spins) relax();
+      for (int spins = 0; spins < 2000 && generation_.load(std::memory_order_acquire) == seen; ++spins)
+        relax();
       {
         std::unique_lock<std::mutex> lock(state_);
         ++sleeping_;

@@ -1,8 +1,9 @@
 // The algorithms: a row of the table updated by its summed gradient. Included inside the namespace of an
-// instruction set, after its vectors. The formulas are those of keyedopt.reference.rules, in its order, except
-// that a factor of a whole row is formed once.
+// instruction set, after its vectors. The formulas are those of keyedopt.reference.rules, in its order,
+// except that a factor of a whole row is formed once.
 
-// For each sixteen columns: `n` is less than sixteen in the last ones alone, and where kWhole is set it never is.
+// For each sixteen columns: `n` is less than sixteen in the last ones alone, and where kWhole is set it never
+// is.
 #define KEYEDOPT_COLUMNS(dim) \
   for (int64_t c = 0, n = 16; c < (dim) && (kWhole || (n = (dim) - c < 16 ? (dim) - c : 16) > 0); c += 16)
 
@@ -47,7 +48,8 @@ template <>
 struct Weights<float> {
   float* p;
 
-  Weights(const Rule&, const Table& table, int64_t row) : p(static_cast<float*>(table.weight) + row * table.dim) {}
+  Weights(const Rule&, const Table& table, int64_t row)
+      : p(static_cast<float*>(table.weight) + row * table.dim) {}
   vf read(int64_t c, int64_t n) const { return get(p + c, n); }
   void write(int64_t c, vf x, int64_t n) const { put(p + c, x, n); }
 };
@@ -134,7 +136,8 @@ void rowwise_adagrad(const Rule& rule, const Table& table, int64_t row, const fl
   }
 }
 
-// Adam and its kin. Partial: the second moment is one number a row. Layered: the step has the length of the row.
+// Adam and its kin. Partial: the second moment is one number a row. Layered: the step has the length of the
+// row.
 template <class W, bool kWhole, bool kPartial, bool kLayered>
 void adam(const Rule& rule, const Table& table, int64_t row, const float* grad, float* work) {
   const Weights<W> weights(rule, table, row);

@@ -1,8 +1,8 @@
-// From sorted lookups to updated rows, and pooling. Included inside the namespace of an instruction set, after
-// rules.h and sums.h.
+// From sorted lookups to updated rows, and pooling. Included inside the namespace of an instruction set,
+// after rules.h and sums.h.
 
-constexpr int64_t kAhead = 24;        // lookups between a prefetch and its use
-constexpr int64_t kAheadBytes = 1024; // of a row that are prefetched; the hardware follows from there
+constexpr int64_t kAhead = 24;         // lookups between a prefetch and its use
+constexpr int64_t kAheadBytes = 1024;  // of a row that are prefetched; the hardware follows from there
 
 // Inlined always: a call that only prefetches has no effect that GCC knows, so it would leave it out.
 __attribute__((always_inline)) inline void prefetch(const void* p, int64_t bytes) {
@@ -103,8 +103,8 @@ int64_t run_end(const Entry<K>* entries, int64_t i, int64_t total) {
 }
 
 template <class K, bool kSimple>
-int64_t segment_of(const Job& job, const Entry<K>* entries, int64_t begin, int64_t end, int64_t total, int64_t first_row,
-                Scratch& scratch, Hot* hot) {
+int64_t segment_of(const Job& job, const Entry<K>* entries, int64_t begin, int64_t end, int64_t total,
+                   int64_t first_row, Scratch& scratch, Hot* hot) {
   const Table& table = *job.table;
   const Gradients<K, kSimple> gradients{job, entries};
   int64_t ahead = begin, distinct = 0;
@@ -129,8 +129,8 @@ int64_t segment_of(const Job& job, const Entry<K>* entries, int64_t begin, int64
     if (j - i == 1 && job.rule && (kSimple || !job.scaled)) {
       grad = gradients.row(i, nullptr);
     } else if (j - i <= kBlock) {
-      sum_of<float>(Gradients<K, kSimple>{job, entries + i}, j - i, table.dim, !kSimple && job.scaled, scratch, nullptr,
-                    sum);
+      sum_of<float>(Gradients<K, kSimple>{job, entries + i}, j - i, table.dim, !kSimple && job.scaled,
+                    scratch, nullptr, sum);
     } else {
       long_run(job, entries + i, j - i, scratch, sum);
     }
@@ -146,8 +146,8 @@ int64_t segment_of(const Job& job, const Entry<K>* entries, int64_t begin, int64
 }
 
 template <class K>
-int64_t segment(const Job& job, const Entry<K>* entries, int64_t begin, int64_t end, int64_t total, int64_t first_row,
-                Scratch& scratch, Hot* hot) {
+int64_t segment(const Job& job, const Entry<K>* entries, int64_t begin, int64_t end, int64_t total,
+                int64_t first_row, Scratch& scratch, Hot* hot) {
   return simple(job) ? segment_of<K, true>(job, entries, begin, end, total, first_row, scratch, hot)
                      : segment_of<K, false>(job, entries, begin, end, total, first_row, scratch, hot);
 }
@@ -221,12 +221,12 @@ int64_t outside(const int64_t* values, int64_t begin, int64_t end, int64_t rows)
 }
 
 // A rule for every dtype and width.
-#define KEYEDOPT_RULE(rule, ...)                                                                      \
-  {                                                                                                   \
-    {rule<float, false __VA_ARGS__>, rule<float, true __VA_ARGS__>},                                  \
-        {rule<half, false __VA_ARGS__>, rule<half, true __VA_ARGS__>}, {                              \
-      rule<bfloat, false __VA_ARGS__>, rule<bfloat, true __VA_ARGS__>                                 \
-    }                                                                                                 \
+#define KEYEDOPT_RULE(rule, ...)                                         \
+  {                                                                      \
+    {rule<float, false __VA_ARGS__>, rule<float, true __VA_ARGS__>},     \
+        {rule<half, false __VA_ARGS__>, rule<half, true __VA_ARGS__>}, { \
+      rule<bfloat, false __VA_ARGS__>, rule<bfloat, true __VA_ARGS__>    \
+    }                                                                    \
   }
 #define KEYEDOPT_COMMA ,
 #define KEYEDOPT_ADAM(partial, layered) KEYEDOPT_RULE(adam, KEYEDOPT_COMMA partial KEYEDOPT_COMMA layered)

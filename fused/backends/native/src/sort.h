@@ -1,4 +1,5 @@
-// Radix sort of lookups by row: stable, by the bits that a table's rows need, in 32-bit numbers where they fit.
+// Radix sort of lookups by row: stable, by the bits that a table's rows need, in 32-bit numbers where they
+// fit.
 #pragma once
 
 #include <algorithm>
@@ -47,7 +48,8 @@ Entry<K>* sort_entries(Entry<K>* from, Entry<K>* to, int64_t count, int bits) {
   for (int pass = 0; pass < digits.passes; ++pass)
     std::memset(starts[pass], 0, sizeof(int64_t) << digits.width);
   for (int64_t i = 0; i < count; ++i)
-    for (int pass = 0; pass < digits.passes; ++pass) ++starts[pass][from[i].key >> (pass * digits.width) & mask];
+    for (int pass = 0; pass < digits.passes; ++pass)
+      ++starts[pass][from[i].key >> (pass * digits.width) & mask];
   for (int pass = 0; pass < digits.passes; ++pass) {
     int64_t* start = starts[pass];
     const int shift = pass * digits.width;
@@ -88,7 +90,8 @@ Entry<K>* sort_entries(Entry<K>* from, Entry<K>* to, int64_t count, int bits, in
       }
     done &= parallel(threads, parts, [&](int64_t part) {
       int64_t* start = starts.data() + part * bins;
-      for (int64_t i = edge(part); i < edge(part + 1); ++i) to[start[from[i].key >> shift & mask]++] = from[i];
+      for (int64_t i = edge(part); i < edge(part + 1); ++i)
+        to[start[from[i].key >> shift & mask]++] = from[i];
     });
     if (!done) return nullptr;
     std::swap(from, to);

@@ -74,7 +74,8 @@ void Sorted::make_sources(const Group& group) {
 
 // Entries of bags [begin, end), with the bag of each found on the way.
 template <class K>
-void Sorted::generate(const Lookup& lookup, int64_t number, Entry<K>* entries, int64_t begin, int64_t end) const {
+void Sorted::generate(const Lookup& lookup, int64_t number, Entry<K>* entries, int64_t begin,
+                      int64_t end) const {
   const Source& source = sources_[static_cast<size_t>(number)];
   const uint64_t high = shift_ < 64 ? static_cast<uint64_t>(number) << shift_ : 0;
   const int64_t* values = lookup.values;
@@ -178,9 +179,11 @@ void Sorted::run(const Kernels& kernels, Job job, int64_t part, bool share) {
   Scratch& scratch = scratch_for(table_->dim);
   Hot* leave = share ? hot.data() : nullptr;
   if (wide_) {
-    kernels.segment64(job, static_cast<const Entry<uint64_t>*>(entries_), begin, end, end, begins_[p], scratch, leave);
+    kernels.segment64(job, static_cast<const Entry<uint64_t>*>(entries_), begin, end, end, begins_[p],
+                      scratch, leave);
   } else {
-    kernels.segment32(job, static_cast<const Entry<uint32_t>*>(entries_), begin, end, end, begins_[p], scratch, leave);
+    kernels.segment32(job, static_cast<const Entry<uint32_t>*>(entries_), begin, end, end, begins_[p],
+                      scratch, leave);
   }
 }
 
@@ -200,14 +203,17 @@ bool Sorted::finish(const Kernels& kernels, Job job, int threads) {
   float* sums = memory.array<float>(begins.back() * dim);
   const auto entry = [&](int64_t i) { return static_cast<char*>(entries_) + i * (wide_ ? 16 : 8); };
   const bool summed = parallel(threads, begins.back(), [&](int64_t chunk) {
-    const size_t r = static_cast<size_t>(std::upper_bound(begins.begin(), begins.end(), chunk) - begins.begin() - 1);
+    const size_t r =
+        static_cast<size_t>(std::upper_bound(begins.begin(), begins.end(), chunk) - begins.begin() - 1);
     const int64_t from = runs[r].begin + (chunk - begins[r]) * kChunk;
     const int64_t count = std::min(kChunk, runs[r].end - from);
     Scratch& scratch = scratch_for(dim);
     if (wide_) {
-      kernels.chunk64(job, reinterpret_cast<Entry<uint64_t>*>(entry(from)), count, scratch, sums + chunk * dim);
+      kernels.chunk64(job, reinterpret_cast<Entry<uint64_t>*>(entry(from)), count, scratch,
+                      sums + chunk * dim);
     } else {
-      kernels.chunk32(job, reinterpret_cast<Entry<uint32_t>*>(entry(from)), count, scratch, sums + chunk * dim);
+      kernels.chunk32(job, reinterpret_cast<Entry<uint32_t>*>(entry(from)), count, scratch,
+                      sums + chunk * dim);
     }
   });
   return summed && parallel(threads, static_cast<int64_t>(runs.size()), [&](int64_t i) {

@@ -48,10 +48,10 @@ class Buffer {
 struct Group {
   const Table* table;
   std::vector<const Lookup*> lookups;
-  int64_t count = 0;   // of values
-  int bits = 0;        // of a row
-  int shift = 64;      // where the number of the lookup begins in a place; 64: there is one lookup
-  bool wide = false;   // 64-bit numbers
+  int64_t count = 0;  // of values
+  int bits = 0;       // of a row
+  int shift = 64;     // where the number of the lookup begins in a place; 64: there is one lookup
+  bool wide = false;  // 64-bit numbers
   bool scaled = false;
 };
 
@@ -75,7 +75,7 @@ class Sorted {
   bool finish(const Kernels& kernels, Job job, int threads);
 
   void count_distinct(int64_t part);
-  int64_t number_rows();   // after count_distinct of all parts: where each begins; returns the distinct rows
+  int64_t number_rows();  // after count_distinct of all parts: where each begins; returns the distinct rows
 
   const Table* table() const { return table_; }
   int64_t bytes() const { return first_.size() + second_.size() + extra_.size(); }
@@ -99,7 +99,7 @@ class Sorted {
   void* entries_ = nullptr;
   Buffer first_, second_, extra_;
   std::vector<Source> sources_;
-  std::vector<int64_t> cuts_, begins_;   // begins_[p]: row of the output where part p begins
+  std::vector<int64_t> cuts_, begins_;  // begins_[p]: row of the output where part p begins
   std::vector<std::vector<Hot>> hot_;
 };
 

@@ -1,5 +1,5 @@
-// Sums of rows that lie anywhere, in registers; long ones by halves, so that the error stays small and the order
-// does not depend on threads. Included inside the namespace of an instruction set, after its vectors.
+// Sums of rows that lie anywhere, in registers; long ones by halves, so that the error stays small and the
+// order does not depend on threads. Included inside the namespace of an instruction set, after its vectors.
 
 // Sum columns [c, c + 16 kVectors) of `count` rows.
 template <class T, int kVectors, bool kScaled>
@@ -96,8 +96,8 @@ struct Tree {
 
 // Sum what `blocks` gives, block by block: blocks(i, n, rows, scale) fills in n rows from row i on.
 template <class T, class Blocks>
-inline void sum_of(const Blocks& blocks, int64_t count, int64_t dim, bool scaled, Scratch& scratch, float* levels,
-                   float* out) {
+inline void sum_of(const Blocks& blocks, int64_t count, int64_t dim, bool scaled, Scratch& scratch,
+                   float* levels, float* out) {
   const T* rows[kBlock];
   float scales[kBlock];
   float* scale = scaled ? scales : nullptr;
@@ -120,7 +120,8 @@ inline void sum_of(const Blocks& blocks, int64_t count, int64_t dim, bool scaled
   tree.fold(i < count ? scratch.leaf : nullptr, out);
 }
 
-inline void combine(float* sums, int64_t count, bool last_is_full, int64_t dim, Scratch& scratch, float* out) {
+inline void combine(float* sums, int64_t count, bool last_is_full, int64_t dim, Scratch& scratch,
+                    float* out) {
   Tree tree{scratch.tree, dim, 0};
   for (int64_t i = 0; i + 1 < count; ++i) tree.push(sums + i * dim);
   float* last = sums + (count - 1) * dim;

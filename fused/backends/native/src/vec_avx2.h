@@ -1,4 +1,5 @@
-// Sixteen floats in AVX2 with FMA and F16C. Included inside a namespace, with the instruction set switched on.
+// Sixteen floats in AVX2 with FMA and F16C. Included inside a namespace, with the instruction set switched
+// on.
 
 struct vf {
   __m256 a, b;
@@ -13,9 +14,7 @@ inline vf load(const half* p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
           _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};
 }
-inline __m256 wide(__m128i x) {
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
-}
+inline __m256 wide(__m128i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16)); }
 inline vf load(const bfloat* p) {
   return {wide(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))),
           wide(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 8)))};

@@ -15,12 +15,8 @@ inline vf load(const float* p, int64_t n) { return {_mm512_maskz_loadu_ps(first(
 inline vf load(const half* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
-inline vf load(const half* p, int64_t n) {
-  return {_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), p))};
-}
-inline vf wide(__m256i x) {
-  return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16))};
-}
+inline vf load(const half* p, int64_t n) { return {_mm512_cvtph_ps(_mm256_maskz_loadu_epi16(first(n), p))}; }
+inline vf wide(__m256i x) { return {_mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16))}; }
 inline vf load(const bfloat* p) { return wide(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
 inline vf load(const bfloat* p, int64_t n) { return wide(_mm256_maskz_loadu_epi16(first(n), p)); }
 
@@ -54,7 +50,8 @@ inline vf root(vf a) { return {_mm512_sqrt_ps(a.v)}; }
 // a / b, with 0 / 0 = 0
 inline vf quotient(vf a, vf b) {
   const __m512 zero = _mm512_setzero_ps();
-  const __mmask16 none = _mm512_cmp_ps_mask(a.v, zero, _CMP_EQ_OQ) & _mm512_cmp_ps_mask(b.v, zero, _CMP_EQ_OQ);
+  const __mmask16 none =
+      _mm512_cmp_ps_mask(a.v, zero, _CMP_EQ_OQ) & _mm512_cmp_ps_mask(b.v, zero, _CMP_EQ_OQ);
   return {_mm512_mask_mov_ps(_mm512_div_ps(a.v, b.v), none, zero)};
 }
 

@@ -1,4 +1,5 @@
-// Sixteen floats in plain C++, which any compiler can vectorize as the machine allows. Included inside a namespace.
+// Sixteen floats in plain C++, which any compiler can vectorize as the machine allows. Included inside a
+// namespace.
 
 struct vf {
   float x[16];
@@ -7,11 +8,11 @@ struct vd {
   double x[16];
 };
 
-#define KEYEDOPT_EACH(expression)      \
-  vf r;                                \
-  for (int i = 0; i < 16; ++i) {       \
-    r.x[i] = (expression);             \
-  }                                    \
+#define KEYEDOPT_EACH(expression) \
+  vf r;                           \
+  for (int i = 0; i < 16; ++i) {  \
+    r.x[i] = (expression);        \
+  }                               \
   return r
 
 inline vf set1(float a) { KEYEDOPT_EACH(a); }
