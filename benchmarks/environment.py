@@ -4,6 +4,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def environment(device: str) -> dict[str, Any]:
         "gpu": _gpu(device),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "versions": _versions(),
+        "versions": versions(DISTRIBUTIONS),
         "commit": _commit(),
     }
 
@@ -52,9 +53,10 @@ def _gpu(device: str) -> dict[str, Any] | None:
     }
 
 
-def _versions() -> dict[str, str]:
+def versions(names: Iterable[str]) -> dict[str, str]:
+    """Return the versions of those distributions that are installed."""
     found = {}
-    for name in DISTRIBUTIONS:
+    for name in names:
         try:
             found[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:

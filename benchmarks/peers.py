@@ -98,7 +98,8 @@ def with_fbgemm(surface: Any, task: Task, work: Workload, device: str) -> Job:
 
     place = EmbeddingLocation.DEVICE if kind == "cuda" else EmbeddingLocation.HOST
     compute = ComputeDevice.CUDA if kind == "cuda" else ComputeDevice.CPU
-    options = {"learning_rate": tasks.RATE, "eps": tasks.EPS}
+    options = options_of(task.optimizer)
+    options["learning_rate"] = options.pop("lr")
     tbe = SplitTableBatchedEmbeddingBagsCodegen(
         [(work.rows, work.dim, place, compute)] * work.tables,
         optimizer=getattr(EmbOptimType, TBE[kind][task.optimizer]),

@@ -26,6 +26,8 @@ CLASSES = {
     "lars_sgd": "LarsSGD",
 }
 RATE, EPS, BOUND = 1e-2, 1e-8, 1.0
+#: So small that it does not matter on which side of Adam's bias correction it stands: SparseAdam differs.
+ADAM_EPS = 1e-12
 
 
 class NotOffered(Exception):  # noqa: N818 - read as "raises not offered"
@@ -114,7 +116,9 @@ def fill(weight: Tensor) -> None:
 
 def options_of(optimizer: str) -> dict[str, float]:
     """Return the arguments of an optimizer of tables: the rate, and eps where it has one."""
-    return {"lr": RATE} if optimizer in ("sgd", "lars_sgd") else {"lr": RATE, "eps": EPS}
+    if optimizer in ("sgd", "lars_sgd"):
+        return {"lr": RATE}
+    return {"lr": RATE, "eps": EPS if optimizer.endswith("adagrad") else ADAM_EPS}
 
 
 class Rows:

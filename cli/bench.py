@@ -19,6 +19,7 @@ from keyedopt.benchmarks.compare import (
     compare,
     implementations,
 )
+from keyedopt.benchmarks.environment import versions
 from keyedopt.benchmarks.tasks import TASKS
 from keyedopt.benchmarks.timing import Budget, clock_of
 from keyedopt.benchmarks.workloads import WORKLOADS, Dense, Lookups
@@ -111,6 +112,8 @@ def _check_device(device: str) -> None:
 def _proof(path: Path | None, implementation: str) -> dict[str, Any] | None:
     """Return what a result file says of the implementation, or nothing without a file.
 
+    A run of some areas or clauses proves nothing: a must that was not looked at counts as not held.
+
     Raises:
         RequestError: the file is of another implementation, or another build of it.
     """
@@ -120,12 +123,16 @@ def _proof(path: Path | None, implementation: str) -> dict[str, Any] | None:
     about = result.implementation
     if about["name"] != implementation:
         raise RequestError(f"{path} is a result of {about['name']}, not of {implementation}")
-    if result.environment["torch"] != torch.__version__:
-        raise RequestError(
-            f"{path} was made with torch {result.environment['torch']}, this is {torch.__version__}: "
-            f"run `keyedopt check {implementation} --output` again"
-        )
-    return {"file": str(path), "conformant": judge(result).conformant, "suite": result.suite["hash"]}
+    then = {**about.get("versions", {}), "torch": result.environment["torch"]}
+    now = versions(then) | {"torch": torch.__version__}
+    for name, version in then.items():
+        if now.get(name) != version:
+            raise RequestError(
+                f"{path} was made with {name} {version}, here is {now.get(name)}: "
+                f"run `keyedopt check {implementation} --output` again"
+            )
+    everything = replace(result, options={**result.options, "areas": [], "clauses": []})
+    return {"file": str(path), "conformant": judge(everything).conformant, "suite": result.suite["hash"]}
 
 
 def _measure(found: Any, pairs: Any, device: str, budget: Budget) -> Report:

@@ -1,7 +1,13 @@
 """``keyedopt bench``: the table, the JSON, what may be published, and bad input."""
 
 import dataclasses
+import itertools
 import json
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +17,7 @@ from keyedopt.benchmarks import compare
 from keyedopt.benchmarks.workloads import WORKLOADS, Lookups, SparseGradients
 from keyedopt.cli import bench
 from keyedopt.conformance import result as results
+from keyedopt.conformance import spec
 from keyedopt.conformance.implementation import TargetError
 
 TINY = Lookups("tiny", "for tests", tables=2, rows=50, dim=4, batch=6, pooling=3)
@@ -28,10 +35,12 @@ def small(monkeypatch):
     monkeypatch.setattr(compare, "environment", lambda device: {**made(device), "load": [0.0, 0.0, 0.0]})
 
 
-def conformance(path, **changes):
-    about = {**result().implementation, "name": "reference", "areas": ["sparse"]}
-    environment = {**result().environment, "torch": torch.__version__}
-    made = result(implementation=about, environment=environment)
+def conformance(path, name="reference", version=torch.__version__, cases=None, **changes):
+    """Write a result in which every clause held, or only the given cases ran."""
+    about = {**result().implementation, "name": name, "versions": changes.pop("versions", {})}
+    environment = {**result().environment, "torch": version}
+    held = [{"case": f"test::{clause}", "clauses": (clause,)} for clause in spec.clauses()]
+    made = result(*(held if cases is None else cases), implementation=about, environment=environment)
     results.write(dataclasses.replace(made, **changes), path)
     return path
 
@@ -82,15 +91,28 @@ def test_only_what_is_proven_is_publishable(conformant, matches, load, said):
     assert bench.status(report, row) == said
 
 
-def test_a_result_file_of_something_else_proves_nothing(tmp_path):
-    path = conformance(tmp_path / "x.json")
-    assert bench._proof(path, "reference")["conformant"] in (True, False)
+def test_a_complete_result_without_a_failing_must_proves(tmp_path):
     assert bench._proof(None, "reference") is None
-    with pytest.raises(compare.RequestError, match="not of fused"):
-        bench._proof(path, "fused")
-    other = {**result().environment, "torch": "0.1"}
-    with pytest.raises(compare.RequestError, match=r"torch 0\.1"):
-        bench._proof(conformance(path, environment=other), "reference")
+    assert bench._proof(conformance(tmp_path / "x.json"), "reference")["conformant"]
+
+
+def test_a_part_of_the_suite_proves_nothing(tmp_path):
+    part = conformance(tmp_path / "x.json", cases=[{}], options={"level": "should", "areas": ["keyed"]})
+    assert not bench._proof(part, "reference")["conformant"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"name": "acme"}, "not of reference"),
+        ({"version": "0.1"}, r"torch 0\.1"),
+        ({"versions": {"numpy": "0.1"}}, r"numpy 0\.1, here is"),
+        ({"versions": {"acme-optim": "1"}}, "here is None"),
+    ],
+)
+def test_a_result_of_something_else_is_refused(tmp_path, changes, said):
+    with pytest.raises(compare.RequestError, match=said):
+        bench._proof(conformance(tmp_path / "x.json", **changes), "reference")
 
 
 @pytest.mark.parametrize(
@@ -106,7 +128,7 @@ def test_a_result_file_of_something_else_proves_nothing(tmp_path):
         ("--seconds 0", "--seconds"),
         ("--threads 0", "--threads"),
         ("--output .", "cannot be written"),
-        ("--conformance missing.json", "missing.json cannot be read"),
+        ("--implementation reference --against torch --conformance x.json", "x.json cannot be read"),
     ],
 )
 def test_bad_input_is_one_line(run_line, options, said):
@@ -151,8 +173,31 @@ def test_an_interrupted_run_writes_nothing(run_line, small, monkeypatch, tmp_pat
 
 
 def test_reports_that_are_kept_can_be_read():
-    folder = compare.__file__.replace("compare.py", "results")
-    from pathlib import Path
-
-    for path in Path(folder).rglob("*.json"):
+    for path in Path(compare.__file__).with_name("results").rglob("*.json"):
         assert json.loads(path.read_text())["schema"] == compare.SCHEMA, path
+
+
+def test_the_script_for_a_gpu_host_asks_for_what_there_is():
+    """It cannot run here; what it asks of the command line can be read."""
+    text = Path(compare.__file__).with_name("gpu.sh").read_text().replace("\\\n", " ")
+    parts = [shlex.split(line)[2:] for line in text.splitlines() if line.startswith("part ")]
+    assert len(parts) >= 4
+    for words in parts:
+        given = [
+            [value for name, value in itertools.pairwise(words) if name == option]
+            for option in ("--workload", "--task")
+        ]
+        assert compare.chosen(*given)
+        assert {word for word in words if word.startswith("--")} <= {"--workload", "--task", "--seconds"}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="here it would measure")
+def test_the_script_for_a_gpu_host_says_what_is_missing(tmp_path):
+    script = Path(compare.__file__).with_name("gpu.sh")
+    done = subprocess.run(
+        ["bash", str(script), str(tmp_path / "out")],
+        **{"capture_output": True, "text": True, "check": False, "timeout": 120},
+        env={**os.environ, "PYTHON": sys.executable},
+    )
+    assert done.returncode == 2
+    assert "CUDA: torch cannot use it here" in done.stdout
