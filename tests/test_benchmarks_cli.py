@@ -196,7 +196,10 @@ def test_the_script_for_a_gpu_host_says_what_is_missing(tmp_path):
     script = Path(compare.__file__).with_name("gpu.sh")
     done = subprocess.run(
         ["bash", str(script), str(tmp_path / "out")],
-        **{"capture_output": True, "text": True, "check": False, "timeout": 120},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
         env={**os.environ, "PYTHON": sys.executable},
     )
     assert done.returncode == 2
