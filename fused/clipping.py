@@ -92,7 +92,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
         warnings.warn(
             f"{len(out_of_reach)} parameters belong to fused optimizers, which use their gradients up in "
             "the backward pass: only the gradients of the other parameters are clipped and measured",
-            stacklevel=4,
+            stacklevel=3,
         )
 
     def step(self, closure: Any = None) -> Any:

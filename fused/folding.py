@@ -25,7 +25,7 @@ class Folding:
     """A context in which optimizers divide their gradients by a scale; without any it does nothing.
 
     Args:
-        optimizers: optimizers of torch, as `foldable` finds them.
+        optimizers: optimizers of torch, as `fold` finds them.
         scale: float32, on any device.
     """
 

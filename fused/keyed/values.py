@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor
 #: Types that are shown as they are; whatever else there is gets a closer look.
 PLAIN = frozenset({Tensor, torch.nn.Parameter, int, float, bool, str, NoneType})
 _IMMUTABLE = PLAIN - {Tensor, torch.nn.Parameter}
-#: What `Mapping`'s instance check says at once; it is asked for every entry of every load.
+#: What is loaded over the same only, the more special first.
 _NAMES = {ShardedTensor: "ShardedTensor", DTensor: "DTensor", Tensor: "tensor", Mapping: "mapping"}
 
 
