@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 
 namespace keyedopt {
 
@@ -72,8 +73,9 @@ struct Rule {
 // A number as the sum of two floats. Neither is negative, and both are 0 or none: infinity times it stays.
 inline void split(double number, float* high, float* low) {
   *high = static_cast<float>(number);
-  if (*high > 0.0f && *high >= number) *high = std::nextafter(*high, 0.0f);
+  if (*high > number) *high = std::nextafter(*high, 0.0f);
   *low = static_cast<float>(number - *high);
+  if (*low == 0.0f && number > 0.0) *low = std::numeric_limits<float>::min();  // which is nothing beside it
 }
 
 // Bias corrections of count t, as `gain` and `spread`.

@@ -41,8 +41,13 @@ inline vf operator+(const vf& a, const vf& b) { KEYEDOPT_EACH(a.x[i] + b.x[i]); 
 inline vf operator-(const vf& a, const vf& b) { KEYEDOPT_EACH(a.x[i] - b.x[i]); }
 inline vf operator*(const vf& a, const vf& b) { KEYEDOPT_EACH(a.x[i] * b.x[i]); }
 inline vf operator/(const vf& a, const vf& b) { KEYEDOPT_EACH(a.x[i] / b.x[i]); }
-inline vf fma(const vf& a, const vf& b, const vf& c) { KEYEDOPT_EACH(c.x[i] + a.x[i] * b.x[i]); }
-inline vf fnma(const vf& a, const vf& b, const vf& c) { KEYEDOPT_EACH(c.x[i] - a.x[i] * b.x[i]); }
+// Rounded once, as on machines with such an instruction.
+inline vf fma(const vf& a, const vf& b, const vf& c) {
+  KEYEDOPT_EACH(static_cast<float>(c.x[i] + static_cast<double>(a.x[i]) * b.x[i]));
+}
+inline vf fnma(const vf& a, const vf& b, const vf& c) {
+  KEYEDOPT_EACH(static_cast<float>(c.x[i] - static_cast<double>(a.x[i]) * b.x[i]));
+}
 inline vf root(const vf& a) { KEYEDOPT_EACH(std::sqrt(a.x[i])); }
 // a / b, with 0 / 0 = 0
 inline vf quotient(const vf& a, const vf& b) {
