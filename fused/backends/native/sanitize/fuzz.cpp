@@ -126,7 +126,8 @@ class Fuzz {
   bool spoil(std::vector<int64_t>* values, std::vector<int64_t>* offsets, int64_t rows) {
     const int64_t wrong[] = {-1, rows, INT64_MIN, INT64_MAX, rows + (int64_t{1} << 32)};
     if (offsets->size() > 2 && below(2)) {
-      (*offsets)[static_cast<size_t>(below(static_cast<int64_t>(offsets->size())))] = wrong[below(5)] + 70000;
+      (*offsets)[static_cast<size_t>(below(static_cast<int64_t>(offsets->size())))] =
+          static_cast<int64_t>(static_cast<uint64_t>(wrong[below(5)]) + 70000u);
       for (size_t i = 0; i + 1 < offsets->size(); ++i)
         if ((*offsets)[i] > (*offsets)[i + 1]) return true;
       return offsets->front() != 0 || offsets->back() != static_cast<int64_t>(values->size());
