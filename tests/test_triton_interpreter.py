@@ -434,7 +434,7 @@ def case_random(backend: Any, dtype: str) -> None:
     exact = start.double() - grad.double()
     lookup = Lookup(0, torch.arange(rows), grad=grad)
     mean = torch.zeros_like(exact)
-    draws, runs = 24, []
+    draws, runs = 8, []
     for seed in range(draws):
         weight = start.clone()
         backend.update([Table(weight)], [lookup], Step("sgd", lr=1.0, seed=seed))
