@@ -1,6 +1,7 @@
 """Checkpoints move between the fused module, the unfused optimizers and FBGEMM, and lose nothing."""
 
 import copy
+import importlib
 
 import pytest
 import torch
@@ -202,3 +203,12 @@ def test_the_table_in_the_docstring_names_every_state():
         assert names in keys.__doc__
     for names in keys.COUNTS.values():
         assert all(name in keys.__doc__ for name in names)
+
+
+@pytest.mark.parametrize("library", ["reference", "fused"])
+def test_a_table_is_not_called_what_a_module_dict_has(library):
+    """Torch's own error speaks of an attribute, not of a table."""
+    impl = importlib.import_module(f"keyedopt.{library}")
+    table = impl.EmbeddingBagConfig(4, 4, name="items", feature_names=["f"])
+    with pytest.raises(ValueError, match="name must not be 'items'"):
+        impl.EmbeddingBagCollection([table])

@@ -69,6 +69,8 @@ def check_tables(configs: Sequence[EmbeddingConfig]) -> None:
     for config in configs:
         if not config.name or "." in config.name:
             raise ValueError(f"name must be a part of a key, not empty and without dots, not {config.name!r}")
+        if hasattr(nn.ModuleDict, config.name):
+            raise ValueError(f"name must not be {config.name!r}, which torch.nn.ModuleDict has")
         if config.name in seen:
             raise ValueError(f"name must be unique, but {config.name!r} is the name of two tables")
         seen.add(config.name)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -81,6 +82,8 @@ def check_tables(tables: Sequence[EmbeddingConfig]) -> None:
             raise ValueError(
                 f"name must not be empty and have no dot (it is part of a key), not {table.name!r}"
             )
+        if hasattr(nn.ModuleDict, table.name):  # in torchrec too the tables are children of one
+            raise ValueError(f"name must not be {table.name!r}, which torch.nn.ModuleDict has")
         if table.name in names:
             raise ValueError(f"name must be unique, but two tables are called {table.name!r}")
         names.add(table.name)
