@@ -1,5 +1,6 @@
 """What the dense optimizers share: everything but the rule."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -160,6 +161,6 @@ def touched(param: Tensor, grad: Tensor, which: Rows) -> tuple[Tensor | None, Te
     else:
         return None, grad
     if which is Rows.NONZERO:
-        kept = (grads != 0).reshape(len(rows), -1).any(dim=1)
+        kept = (grads != 0).reshape(len(rows), math.prod(grads.shape[1:])).any(dim=1)
         rows, grads = rows[kept], grads[kept]
     return rows, grads

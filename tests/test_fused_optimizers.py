@@ -246,3 +246,13 @@ def test_rounding_of_what_is_not_finite():
     assert seen[:2].tolist() == [float("inf"), -float("inf")]
     assert seen[2].isnan()
     assert seen[3].isinf()
+
+
+@pytest.mark.parametrize("library", [reference, fused])
+def test_nonzero_rows_of_an_empty_gradient_are_none(library):
+    param = torch.nn.Parameter(torch.ones(3, 2))
+    optimizer = library.SGD([param], lr=0.1, rows="nonzero")
+    nothing = torch.empty(1, 0, dtype=torch.int64), torch.empty(0, 2)
+    param.grad = torch.sparse_coo_tensor(*nothing, (3, 2), check_invariants=True)
+    optimizer.step()
+    assert torch.equal(param.detach(), torch.ones(3, 2))
