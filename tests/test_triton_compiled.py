@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_triton_interpreter import DTYPES, STATES, STEPS, lookup_of, require_triton, tables_of
+from test_triton_interpreter import require_triton
+from triton_oracle import DTYPES, STATES, STEPS, lookup_of, tables_of
 
 from keyedopt.fused.backends.interface import Lookup, RowGradients, Step, Table
 

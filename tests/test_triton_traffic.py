@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_triton_interpreter import STEPS, lookup_of, require_triton, tables_of
+from test_triton_interpreter import require_triton
+from triton_oracle import STEPS, lookup_of, tables_of
 
 from keyedopt.fused.backends.interface import Step
 
