@@ -28,6 +28,7 @@ ALLOWED = {
     "fused": {"fused", "reference"},  # of the reference only the types below
     "conformance": {"conformance"},
     "benchmarks": {"benchmarks", "conformance"},
+    "reports": {"reports"},  # result files are all it knows
     "cli": {"cli", "conformance", "reference", "fused", "benchmarks", "reports"},
 }
 

@@ -1,0 +1,1 @@
+"""Results in, understanding out: tables, plots and one self-contained page."""
