@@ -1,0 +1,36 @@
+"""What was found in one file, before the runs of all files have got their labels."""
+
+import datetime
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+from keyedopt.reports.plain import Refused, one_line
+
+
+@dataclass
+class Found:
+    """A run, or points of history, of one file.
+
+    Args:
+        name, version: what was checked or measured; the label of the run begins with them.
+        run: its row of the table `runs`, by column, without the label.
+        rows: rows of other tables, those of runs without the label.
+    """
+
+    name: str
+    version: str
+    run: dict[str, Any] = field(default_factory=dict)
+    rows: dict[str, list[tuple[Any, ...]]] = field(default_factory=lambda: defaultdict(list))
+
+
+def moment(text: str) -> str:
+    """Return a time in ISO 8601.
+
+    Raises:
+        Refused: it is none.
+    """
+    try:
+        return datetime.datetime.fromisoformat(text).isoformat()
+    except ValueError as error:
+        raise Refused(f"{one_line(text, 40)!r} is not a time in ISO 8601") from error
