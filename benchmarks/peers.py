@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from keyedopt.benchmarks import tasks
-from keyedopt.benchmarks.tasks import NotOffered, Rows, Task, need, options_of
+from keyedopt.benchmarks.tasks import NotOffered, Task, dense, make
+from keyedopt.benchmarks.tasks.base import BOUND, CLASSES, EPS, RATE, Rows, fill, flat, need, options_of
+from keyedopt.benchmarks.tasks.tables import training_job
 from keyedopt.benchmarks.timing import Job
-from keyedopt.benchmarks.workloads import Dense, Lookups, SparseGradients, Workload
+from keyedopt.benchmarks.workloads import Dense, Lookups, Workload
 
 #: torch's optimizers of sparse gradients; Adam's for them is SparseAdam.
 TORCH = {"sgd": "SGD", "adagrad": "Adagrad", "adam": "SparseAdam"}
@@ -38,12 +39,12 @@ TBE = {
 
 def with_torch(surface: Any, task: Task, work: Workload, device: str) -> Job:
     """Make a job of torch alone: ``EmbeddingBag(sparse=True)`` and an optimizer, or ``clip_grad_norm_``."""
-    if isinstance(work, SparseGradients):
-        return tasks.sparse_adam(surface, work, device)
-    if isinstance(work, Dense):
-        return _clip_adam(task, work, device)
+    if task.name == "clip-adam" and isinstance(work, Dense):
+        return _clip_adam(work, device)
+    if not (task.part and isinstance(work, Lookups)):
+        return make(surface, task, work, device)
     if task.optimizer not in TORCH:
-        raise NotOffered(f"no {tasks.CLASSES[task.optimizer]}")
+        raise NotOffered(f"no {CLASSES[task.optimizer]}")
     (optimizer_class,) = need(surface, TORCH[task.optimizer])
     bags = [
         nn.EmbeddingBag(work.rows, work.dim, mode="sum", sparse=True, device=device)
@@ -51,7 +52,7 @@ def with_torch(surface: Any, task: Task, work: Workload, device: str) -> Job:
     ]
     weights = [bag.weight for bag in bags]
     for weight in weights:
-        tasks.fill(weight)
+        fill(weight)
     optimizer = optimizer_class(weights, **options_of(task.optimizer))
     values = [part.to(device) for part in work.values()]
     starts = work.offsets()[:-1].to(device)
@@ -65,29 +66,27 @@ def with_torch(surface: Any, task: Task, work: Workload, device: str) -> Job:
         optimizer.step()
         optimizer.zero_grad()
 
-    return tasks.training_job(task, forward, backward, Rows(work, weights, device))
+    return training_job(task, forward, backward, Rows(work, weights, device))
 
 
-def _clip_adam(task: Task, work: Dense, device: str) -> Job:
-    if task.name != "clip-adam":
-        raise NotOffered("no keyed optimizer")
-    params, restore = tasks.parameters_of(work, device)
-    optimizer = torch.optim.Adam(params, lr=tasks.RATE, eps=tasks.EPS, fused=True)
+def _clip_adam(work: Dense, device: str) -> Job:
+    params, restore = dense.parameters_of(work, device)
+    optimizer = torch.optim.Adam(params, lr=RATE, eps=EPS, fused=True)
 
     def run() -> None:
-        nn.utils.clip_grad_norm_(params, tasks.BOUND)
+        nn.utils.clip_grad_norm_(params, BOUND)
         optimizer.step()
 
-    return Job(run=run, results=lambda: {"weights": tasks.flat(params)}, prepare=restore)
+    return Job(run=run, results=lambda: {"weights": flat(params)}, prepare=restore)
 
 
 def with_fbgemm(surface: Any, task: Task, work: Workload, device: str) -> Job:
     """Make a job of FBGEMM's table-batched embeddings."""
     kind = torch.device(device).type
-    if not isinstance(work, Lookups):
+    if not (task.part and isinstance(work, Lookups)):
         raise NotOffered("tables only")
     if task.optimizer not in TBE[kind]:
-        raise NotOffered(f"no {tasks.CLASSES[task.optimizer]} on {kind}")
+        raise NotOffered(f"no {CLASSES[task.optimizer]} on {kind}")
     need(surface, "EmbeddingBagCollection")  # which also finds out whether FBGEMM is there
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
@@ -109,7 +108,7 @@ def with_fbgemm(surface: Any, task: Task, work: Workload, device: str) -> Job:
     )
     weights = tbe.split_embedding_weights()
     for weight in weights:
-        tasks.fill(weight)
+        fill(weight)
     values = torch.cat(work.values()).to(device)
     offsets = torch.arange(0, len(values) + 1, work.pooling, device=device)
     gradient = torch.cat(work.gradients(), 1).to(device)
@@ -120,7 +119,7 @@ def with_fbgemm(surface: Any, task: Task, work: Workload, device: str) -> Job:
     def backward(pooled: Any) -> None:
         pooled.backward(gradient)
 
-    return tasks.training_job(task, forward, backward, Rows(work, weights, device))
+    return training_job(task, forward, backward, Rows(work, weights, device))
 
 
 #: Peers that have their own way; all others are asked by the names of the surface.

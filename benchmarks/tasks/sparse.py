@@ -1,0 +1,50 @@
+"""Tasks of sparse gradients, which list a row for each lookup."""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from keyedopt.benchmarks.tasks.base import CLASSES, EPS, RATE, Rows, Task, fill, need, options_of
+from keyedopt.benchmarks.timing import Job
+from keyedopt.benchmarks.workloads import STATE, SparseGradients
+
+
+def step(surface: Any, task: Task, work: SparseGradients, device: str) -> Job:
+    """Make a job of an optimizer's step."""
+    adam = task.optimizer == "adam"  # of sparse gradients it is a class of its own
+    (optimizer_class,) = need(surface, "SparseAdam" if adam else CLASSES[task.optimizer])
+    weights = [nn.Parameter(torch.empty(work.rows, work.dim, device=device)) for _ in range(work.tables)]
+    for weight in weights:
+        fill(weight)
+    optimizer = optimizer_class(weights, **({"lr": RATE, "eps": EPS} if adam else options_of(task.optimizer)))
+    parts = [
+        (values[None].to(device), gradient.to(device))
+        for values, gradient in zip(work.values(), work.gradients(), strict=True)
+    ]
+
+    def prepare() -> None:  # a gradient that was coalesced once would be easier the next time
+        for weight, (values, gradient) in zip(weights, parts, strict=True):
+            weight.grad = torch.sparse_coo_tensor(values, gradient, weight.shape, check_invariants=False)
+
+    return Job(run=optimizer.step, results=Rows(work, weights, device), prepare=prepare)
+
+
+def step_bytes(optimizer: str, work: SparseGradients) -> int:
+    """Row numbers and gradient read once; rows and their state read and written once."""
+    return work._as_lookups().backward_bytes(optimizer)
+
+
+def _task(optimizer: str) -> Task:
+    name = "SparseAdam" if optimizer == "adam" else CLASSES[optimizer]
+    return Task(
+        name=f"sparse-{optimizer}",
+        about=f"{name}.step on sparse gradients",
+        kind="sparse",
+        moved=lambda work: step_bytes(optimizer, work),
+        maker=step,
+        optimizer=optimizer,
+    )
+
+
+TASKS = tuple(_task(optimizer) for optimizer in STATE)

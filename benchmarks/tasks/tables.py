@@ -1,0 +1,244 @@
+"""Tasks of embedding tables: looked up, and updated in the backward pass."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from keyedopt.benchmarks.tasks.base import BOUND, CLASSES, RATE, Rows, Task, fill, need, options_of
+from keyedopt.benchmarks.timing import Job
+from keyedopt.benchmarks.workloads import FLOAT, INDEX, STATE, Lookups
+
+#: What accumulates gradients, and of which optimizer it is; batches in a window.
+ACCUMULATING = {"sgd": "AccumulateSGD", "adagrad": "AccumulateAdagrad", "adam": "AccumulateAdam"}
+WINDOW = 4
+#: The optimizer of the tasks that are about something else.
+ROWWISE = "rowwise_adagrad"
+
+
+class Tables:
+    """An embedding collection with the features and gradients of a workload.
+
+    Args:
+        surface: the implementation's names.
+        work: what is looked up.
+        device: where.
+        optimizer: the name of the class that updates the tables in the backward pass.
+        options: its arguments.
+        pooled: whether bags become one row each.
+
+    Raises:
+        NotOffered: the implementation lacks a name.
+    """
+
+    def __init__(
+        self,
+        surface: Any,
+        work: Lookups,
+        device: str,
+        optimizer: str,
+        options: Mapping[str, Any],
+        pooled: bool = True,
+    ) -> None:
+        kind = "EmbeddingBag" if pooled else "Embedding"
+        collection, config, updates = need(surface, f"{kind}Collection", f"{kind}Config", optimizer)
+        self.module = collection(
+            [
+                config(rows, work.dim, f"t{number}", feature_names=[f"f{number}"], init_fn=fill)
+                for number, (rows, _, _) in enumerate(lookups_of(work, device))
+            ],
+            updates,
+            dict(options),
+            device=device,
+        )
+        self.optimizer = self.module.fused_optimizer
+        self.rows = Rows(work, list(self.optimizer.params.values()), device)
+        self._features = {f"f{n}": found[1:] for n, found in enumerate(lookups_of(work, device))}
+        gradients = work.gradients() if pooled else _of_each_value(work)
+        self._gradients = [gradient.to(device) for gradient in gradients]
+
+    def forward(self) -> list[Tensor]:
+        """Look up."""
+        outputs = self.module(self._features)
+        return [outputs[name] for name in self._features]
+
+    def backward(self, outputs: list[Tensor]) -> None:
+        """Update the tables."""
+        torch.autograd.backward(outputs, self._gradients)
+
+    def train(self) -> None:
+        """Do both."""
+        self.backward(self.forward())
+
+
+def lookups_of(work: Lookups, device: str) -> list[tuple[int, Tensor, Tensor]]:
+    """Return of each table how many rows it has, and the values and offsets that are looked up."""
+    return [(work.rows, values.to(device), work.offsets().to(device)) for values in work.values()]
+
+
+def _of_each_value(work: Lookups) -> list[Tensor]:
+    """Return gradients of outputs without pooling: each value has that of its bag."""
+    pairs = zip(work.gradients(), lookups_of(work, "cpu"), strict=True)
+    return [gradient.repeat_interleave(offsets.diff(), 0) for gradient, (_, _, offsets) in pairs]
+
+
+def training_job(task: Task, forward: Callable[[], Any], backward: Callable[[Any], Any], rows: Rows) -> Job:
+    """Make a job of a forward and a backward pass, of which the task's part is timed."""
+    if task.part == "train":
+        return Job(run=lambda: backward(forward()), results=rows)
+    ready: list[Any] = []
+    if task.part == "backward":
+        return Job(run=lambda: backward(ready.pop()), results=rows, prepare=lambda: ready.append(forward()))
+
+    def look_up() -> None:
+        ready[:] = [forward()]
+
+    def results() -> dict[str, Tensor]:  # before anything was looked up, zeros
+        pooled = ready[0] if ready else forward()
+        joined = pooled if isinstance(pooled, Tensor) else torch.cat(list(pooled), 1)
+        return {"pooled": joined.detach().clone() if ready else torch.zeros_like(joined)}
+
+    return Job(run=look_up, results=results)
+
+
+def train(surface: Any, task: Task, work: Lookups, device: str) -> Job:
+    """Make a job of pooled tables that are updated in their backward pass."""
+    tables = Tables(surface, work, device, CLASSES[task.optimizer], options_of(task.optimizer))
+    return training_job(task, tables.forward, tables.backward, tables.rows)
+
+
+def train_unpooled(surface: Any, task: Task, work: Lookups, device: str) -> Job:
+    """Make a job of tables without pooling."""
+    options = options_of(task.optimizer)
+    tables = Tables(surface, work, device, CLASSES[task.optimizer], options, pooled=False)
+    return Job(run=tables.train, results=tables.rows)
+
+
+def accumulate(surface: Any, task: Task, work: Lookups, device: str) -> Job:
+    """Make a job of a window of batches, whose gradients become one update."""
+    options = {**options_of(task.optimizer), "use_accumulate": True, "accumulate_step": WINDOW}
+    tables = Tables(surface, work, device, ACCUMULATING[task.optimizer], options)
+
+    def run() -> None:
+        for _ in range(WINDOW):
+            tables.train()
+
+    return Job(run=run, results=tables.rows)
+
+
+def clipped(surface: Any, task: Task, work: Lookups, device: str) -> Job:
+    """Make a job of tables around whose optimizer another one clips: by norm or by value, in the backward."""
+    clipper, modes = need(surface, "GradientClippingOptimizer", "GradientClipping")
+    tables = Tables(surface, work, device, CLASSES[task.optimizer], options_of(task.optimizer))
+    mode = task.name.rpartition("-")[2].upper()
+    optimizer = clipper(tables.optimizer, getattr(modes, mode), BOUND if mode == "NORM" else BOUND / 10)
+
+    def run() -> None:
+        tables.train()
+        optimizer.step()
+
+    return Job(run=run, results=tables.rows)
+
+
+def warmed_up(surface: Any, task: Task, work: Lookups, device: str) -> Job:
+    """Make a job of tables whose rate a schedule sets for each iteration."""
+    warmer, stage, policy = need(surface, "WarmupOptimizer", "WarmupStage", "WarmupPolicy")
+    tables = Tables(surface, work, device, CLASSES[task.optimizer], options_of(task.optimizer))
+    optimizer = warmer(tables.optimizer, [stage(policy.LINEAR, max_iters=10**6, value=0.5)], lr=RATE)
+
+    def run() -> None:
+        tables.train()
+        optimizer.step()
+
+    return Job(run=run, results=tables.rows)
+
+
+def in_backward(surface: Any, task: Task, work: Lookups, device: str) -> Job:
+    """Make a job of ``nn.EmbeddingBag(sparse=True)`` whose weights have optimizers of their own."""
+    apply, optimizer = need(surface, "apply_optimizer_in_backward", CLASSES[task.optimizer])
+    lookups = [(values, offsets[:-1]) for _, values, offsets in lookups_of(work, device)]
+    bags = [
+        nn.EmbeddingBag(rows, work.dim, mode="sum", sparse=True, device=device)
+        for rows, _, _ in lookups_of(work, device)
+    ]
+    weights = [bag.weight for bag in bags]
+    for weight in weights:
+        fill(weight)
+    apply(optimizer, weights, options_of(task.optimizer))
+    gradients = [part.to(device) for part in work.gradients()]
+
+    def run() -> None:
+        outputs = [bag(values, starts) for bag, (values, starts) in zip(bags, lookups, strict=True)]
+        torch.autograd.backward(outputs, gradients)
+
+    return Job(run=run, results=Rows(work, weights, device))
+
+
+def trained(surface: Any, work: Lookups, device: str, steps: int) -> Any:
+    """Return the optimizer of tables, row-wise Adagrad, after a step less: it has state from the start."""
+    tables = Tables(surface, work, device, CLASSES[ROWWISE], options_of(ROWWISE))
+    for _ in range(steps - 1):
+        tables.train()
+    return tables.optimizer
+
+
+def state_bytes(work: Lookups) -> int:
+    """A number for each row of row-wise Adagrad, read once and written once."""
+    return 2 * FLOAT * sum(rows for rows, _, _ in lookups_of(work, "cpu"))
+
+
+def unpooled_bytes(optimizer: str, work: Lookups) -> int:
+    """Row numbers read in each pass; an output and its gradient for each value; rows and state as always."""
+    lookups = sum(len(values) for values in work.values())
+    rows = sum(len(values) for values in work.unique())
+    factor, constant = STATE[optimizer]
+    numbers = work.dim * (2 * lookups + rows * (1 + 2 * (1 + factor))) + 2 * constant * rows
+    return 2 * INDEX * lookups + FLOAT * numbers
+
+
+def _training(optimizer: str) -> tuple[Task, ...]:
+    name = CLASSES[optimizer]
+
+    def backward(work: Any) -> int:
+        return int(work.backward_bytes(optimizer))
+
+    def both(work: Any) -> int:
+        return int(work.forward_bytes()) + backward(work)
+
+    about = f"backward and update of pooled tables, {name}"
+    made = [
+        Task(f"train-{optimizer}", f"forward, {about}", "lookups", both, train, optimizer, "train"),
+        Task(f"backward-{optimizer}", about, "lookups", backward, train, optimizer, "backward"),
+        Task(
+            f"bag_in_backward-{optimizer}",
+            f"EmbeddingBag(sparse=True) whose weight {name} updates in the backward",
+            "lookups",
+            both,
+            in_backward,
+            optimizer,
+        ),
+    ]
+    if optimizer in ACCUMULATING:
+        about = f"{WINDOW} batches, one update, {ACCUMULATING[optimizer]}"
+        moved = lambda work: WINDOW * work.forward_bytes() + work.backward_bytes(optimizer)  # noqa: E731
+        made.append(Task(f"accumulate-{optimizer}", about, "lookups", moved, accumulate, optimizer))
+    return tuple(made)
+
+
+def _around(name: str, about: str, maker: Any, moved: Callable[[Any], int]) -> Task:
+    return Task(name, f"forward, backward and update of tables, {about}", "lookups", moved, maker, ROWWISE)
+
+
+def _train_bytes(work: Any) -> int:
+    return int(work.forward_bytes() + work.backward_bytes(ROWWISE))
+
+
+TASKS = (
+    *(task for optimizer in STATE for task in _training(optimizer)),
+    Task("forward", "forward of pooled tables", "lookups", Lookups.forward_bytes, train, "sgd", "forward"),
+    _around("train_unpooled", "without pooling", train_unpooled, lambda work: unpooled_bytes(ROWWISE, work)),
+    _around("train_clipped-norm", "clipped by norm in the backward", clipped, _train_bytes),
+    _around("train_clipped-value", "clipped by value in the backward", clipped, _train_bytes),
+    _around("train_warmup", "with a schedule of rates", warmed_up, _train_bytes),
+)
