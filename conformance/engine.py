@@ -20,6 +20,7 @@ from keyedopt.conformance import spec
 from keyedopt.conformance.implementation import Implementation, Surface
 from keyedopt.conformance.records import Head, Writer
 from keyedopt.conformance.suite.support import Mismatch
+from keyedopt.conformance.suite.support_measured import MEASURED
 from keyedopt.conformance.text import clean, error_text, plain
 from keyedopt.conformance.verdict import level_of
 
@@ -204,7 +205,7 @@ class Engine:
         return report
 
 
-def _failure(item: pytest.Item, error: BaseException) -> dict[str, str]:
+def _failure(item: pytest.Item, error: BaseException) -> dict[str, Any]:
     """Return the part of a record that says what went wrong."""
     error = error.original if isinstance(error, Escaped) else error
     if isinstance(error, Mismatch):
@@ -216,7 +217,10 @@ def _failure(item: pytest.Item, error: BaseException) -> dict[str, str]:
     while start is not None and Path(start.tb_frame.f_code.co_filename).parent.name != "suite":
         start = start.tb_next
     lines = traceback.format_exception(type(error), error, start or error.__traceback__, limit=-30)
-    return {"outcome": "fail", "expected": expected, "seen": seen, "trace": clean("".join(lines), 8000)}
+    record = {"outcome": "fail", "expected": expected, "seen": seen, "trace": clean("".join(lines), 8000)}
+    with contextlib.suppress(Exception):  # an error of a stranger, which may not like to be asked
+        record["observed"] = plain(vars(error)[MEASURED])
+    return record
 
 
 def _is_case(module: Any) -> bool:

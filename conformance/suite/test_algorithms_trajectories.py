@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from keyedopt.conformance.suite.support import error_budget, expect, expect_within
+from keyedopt.conformance.suite.support import error_budget
+from keyedopt.conformance.suite.support_measured import Measuring, measure_error, measure_relative
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "trajectories.json").read_text("utf-8"))[
     "trajectories"
@@ -32,37 +33,32 @@ def tensors(optimizer: Any, weight: Any, exact: Any) -> dict[str, torch.Tensor]:
     return {"weight": weight.detach()} | {name: state[name] for name in exact if name != "weight"}
 
 
-def follow(impl: Any, algorithm: str, made: Any, dtype: str) -> dict[str, float]:
-    """Train along a trajectory; expect every tensor within its budget, and return the worst errors."""
+def follow(impl: Any, algorithm: str, made: Any, dtype: str) -> dict[str, Any]:
+    """Train along a trajectory; expect every tensor within its budget, and return the errors."""
     kind = getattr(torch, dtype)
     weight = torch.nn.Parameter((torch.tensor(made["weight"]) / 64).to(kind))
     optimizer = getattr(impl, algorithm)([weight], **made["options"])
-    errors: dict[str, float] = {}
-    for t, step in enumerate(made["steps"], 1):
-        grads = (torch.tensor(step["grads"], dtype=torch.float64) * made["unit"]).to(kind)
-        if step["rows"]:
-            rows = torch.tensor([step["rows"]])
-            grads = torch.sparse_coo_tensor(rows, grads, weight.shape, check_invariants=True)
-        weight.grad = grads
-        optimizer.step()
-        for name, exact in made["after"].get(str(t), {}).items():
-            seen = tensors(optimizer, weight, made["after"]["1"])[name].reshape(-1)
-            powers = made["exponent"][str(t)][name]
-            size = [0.0 if power is None else 2.0**power for power in powers]
-            oracle = torch.tensor(exact, dtype=torch.float64)
-            what = f"{name} after step {t}"
-            if dtype == "float64":
-                within = (seen.double() - oracle).abs() <= 1e-12 * torch.tensor(size, dtype=torch.float64)
-                expect(within.all(), f"{what} within 1e-12 of {exact}", seen.tolist())
-                continue
-            budget = error_budget(made["worst"][dtype][str(t)][name])
-            if seen.dtype is kind:
-                before = torch.tensor(size, dtype=torch.float64)
-                error = expect_within(seen, oracle, budget, what, before=before)
-            else:  # state of a wider dtype: of its rounding to this one
-                error = expect_within(seen.to(kind), oracle, budget, what, before=torch.tensor(size))
-            errors[name] = max(errors.get(name, 0.0), round(error, 3))
-    return errors
+    with Measuring({"errors": []}) as measuring:
+        for t, step in enumerate(made["steps"], 1):
+            grads = (torch.tensor(step["grads"], dtype=torch.float64) * made["unit"]).to(kind)
+            if step["rows"]:
+                rows = torch.tensor([step["rows"]])
+                grads = torch.sparse_coo_tensor(rows, grads, weight.shape, check_invariants=True)
+            weight.grad = grads
+            optimizer.step()
+            for name, exact in made["after"].get(str(t), {}).items():
+                seen = tensors(optimizer, weight, made["after"]["1"])[name].reshape(-1)
+                powers = made["exponent"][str(t)][name]
+                size = torch.tensor([0.0 if x is None else 2.0**x for x in powers], dtype=torch.float64)
+                oracle = torch.tensor(exact, dtype=torch.float64)
+                what, entry = f"{name} after step {t}", {"quantity": name, "dtype": dtype, "steps": t}
+                if dtype == "float64":
+                    measure_relative(measuring, seen, oracle, size, what, **entry)
+                    continue
+                budget = error_budget(made["worst"][dtype][str(t)][name])
+                seen = seen.to(kind)  # state of a wider dtype: of its rounding to this one
+                measure_error(measuring, seen, oracle, budget, what, before=size, **entry)
+    return measuring.record
 
 
 # --- the formulas ---------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from keyedopt.conformance.suite.support import error_budget, expect, expect_within
+from keyedopt.conformance.suite.support import error_budget
+from keyedopt.conformance.suite.support_measured import Measuring, measure_error, measure_relative
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "sparse_adam.json").read_text("utf-8"))[
     "trajectories"
@@ -19,33 +20,31 @@ def golden(*names: str) -> dict[str, Any]:
     return {"argnames": "made", "argvalues": [GOLDEN[name] for name in names], "ids": list(names)}
 
 
-def follow(impl: Any, made: Any, dtype: str) -> dict[str, float]:
-    """Train along a trajectory; expect every tensor within its budget, and return the worst errors."""
+def follow(impl: Any, made: Any, dtype: str) -> dict[str, Any]:
+    """Train along a trajectory; expect every tensor within its budget, and return the errors."""
     kind = getattr(torch, dtype)
     weight = torch.nn.Parameter((torch.tensor(made["weight"]) / 64).to(kind))
     optimizer = impl.SparseAdam([weight], **made["options"])
-    errors: dict[str, float] = {}
-    for t, step in enumerate(made["steps"], 1):
-        grads = (torch.tensor(step["grads"], dtype=torch.float64) * made["unit"]).to(kind)
-        rows = torch.tensor([step["rows"]])
-        weight.grad = torch.sparse_coo_tensor(rows, grads, tuple(weight.shape), check_invariants=True)
-        optimizer.step()
-        state = optimizer.state[weight]
-        tensors = {"weight": weight.detach(), "exp_avg": state["exp_avg"], "exp_avg_sq": state["exp_avg_sq"]}
-        for name, exact in made["after"].get(str(t), {}).items():
-            seen = tensors[name].reshape(-1)
-            powers = made["exponent"][str(t)][name]
-            size = torch.tensor([0.0 if x is None else 2.0**x for x in powers], dtype=torch.float64)
-            oracle = torch.tensor(exact, dtype=torch.float64)
-            what = f"{name} after step {t}"
-            if dtype == "float64":
-                within = (seen.double() - oracle).abs() <= 1e-12 * size
-                expect(within.all(), f"{what} within 1e-12 of {exact}", seen.tolist())
-                continue
-            budget = error_budget(made["worst"][dtype][str(t)][name])
-            error = expect_within(seen.to(kind), oracle, budget, what, before=size)
-            errors[name] = max(errors.get(name, 0.0), round(error, 3))
-    return errors
+    with Measuring({"errors": []}) as measuring:
+        for t, step in enumerate(made["steps"], 1):
+            grads = (torch.tensor(step["grads"], dtype=torch.float64) * made["unit"]).to(kind)
+            rows = torch.tensor([step["rows"]])
+            weight.grad = torch.sparse_coo_tensor(rows, grads, tuple(weight.shape), check_invariants=True)
+            optimizer.step()
+            state = optimizer.state[weight]
+            tensors = {"weight": weight.detach()} | {name: state[name] for name in ("exp_avg", "exp_avg_sq")}
+            for name, exact in made["after"].get(str(t), {}).items():
+                seen = tensors[name].reshape(-1)
+                powers = made["exponent"][str(t)][name]
+                size = torch.tensor([0.0 if x is None else 2.0**x for x in powers], dtype=torch.float64)
+                oracle = torch.tensor(exact, dtype=torch.float64)
+                what, entry = f"{name} after step {t}", {"quantity": name, "dtype": dtype, "steps": t}
+                if dtype == "float64":
+                    measure_relative(measuring, seen, oracle, size, what, **entry)
+                    continue
+                budget = error_budget(made["worst"][dtype][str(t)][name])
+                measure_error(measuring, seen.to(kind), oracle, budget, what, before=size, **entry)
+    return measuring.record
 
 
 @pytest.mark.clause("SPARSE-003")

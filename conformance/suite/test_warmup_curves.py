@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support import expect, parameters, sgd, snapshot, train, warmup_stages
+from keyedopt.conformance.suite.support_measured import Measuring
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "schedules.json").read_text("utf-8"))
 
@@ -38,13 +39,19 @@ def expect_rate(optimizer: Any, point: Any) -> None:
         expect(close, f"lr {rate!r} ± {tolerance} at iteration {iteration}", group["lr"])
 
 
-def follow(impl: Any, curve: Any) -> None:
-    """Train along a curve and expect its rate before every step."""
+def follow(impl: Any, curve: Any) -> dict[str, Any]:
+    """Train along a curve and expect its rate before every step; return the rates, from iteration 0 on."""
     params = parameters(1, (2,))
     optimizer = scheduled(impl, curve, params)
-    for point in consecutive(curve):
-        expect_rate(optimizer, point)
-        train(optimizer, params, 1)
+    with Measuring({"rates": []}) as measuring:
+        for point in consecutive(curve):
+            rate = optimizer.param_groups[0]["lr"]
+            rate = float(rate) if isinstance(rate, torch.Tensor) else rate
+            measuring.record["rates"].append([point[0], rate])
+            with measuring.expecting():
+                expect_rate(optimizer, point)
+            train(optimizer, params, 1)
+    return measuring.record
 
 
 def jump(impl: Any, curve: Any) -> None:
@@ -65,56 +72,56 @@ def jump(impl: Any, curve: Any) -> None:
 @pytest.mark.parametrize("curve", **named("plain", "no-stages", "none"))
 def test_none(impl, curve):
     """NONE multiplies by 1."""
-    follow(impl, curve)
+    return follow(impl, curve)
 
 
 @pytest.mark.clause("WARM-011")
 @pytest.mark.parametrize("curve", **named("plain", "constant"))
 def test_constant(impl, curve):
     """CONSTANT multiplies by value."""
-    follow(impl, curve)
+    return follow(impl, curve)
 
 
 @pytest.mark.clause("WARM-012")
 @pytest.mark.parametrize("curve", **named("plain", "linear", "defaults"))
 def test_linear(impl, curve):
     """LINEAR multiplies by value + (1 − value)·i/max_iters."""
-    follow(impl, curve)
+    return follow(impl, curve)
 
 
 @pytest.mark.clause("WARM-013")
 @pytest.mark.parametrize("curve", **named("plain", "poly"))
 def test_poly(impl, curve):
     """POLY multiplies by (1 − i/decay_iters)^value."""
-    follow(impl, curve)
+    return follow(impl, curve)
 
 
 @pytest.mark.clause("WARM-014")
 @pytest.mark.parametrize("curve", **named("plain", "step"))
 def test_step(impl, curve):
     """STEP multiplies by value^⌊i/decay_iters⌋."""
-    follow(impl, curve)
+    return follow(impl, curve)
 
 
 @pytest.mark.clause("WARM-015")
 @pytest.mark.parametrize("curve", **named("plain", "inv-sqrt"))
 def test_inv_sqrt(impl, curve):
     """INVSQRT multiplies by 1/√i."""
-    follow(impl, curve)
+    return follow(impl, curve)
 
 
 @pytest.mark.clause("WARM-016")
 @pytest.mark.parametrize("curve", **named("plain", "cosine"))
 def test_cosine(impl, curve):
     """COSINE_ANNEALING_WARM_RESTARTS falls from 1 to value along half a cosine, and restarts."""
-    follow(impl, curve)
+    return follow(impl, curve)
 
 
 @pytest.mark.clause("WARM-017")
 @pytest.mark.parametrize("curve", **named("plain", "interpolate"))
 def test_interpolate(impl, curve):
     """INTERPOLATE goes from value to end_value in a straight line."""
-    follow(impl, curve)
+    return follow(impl, curve)
 
 
 # --- what holds for all of them -------------------------------------------------------------------
@@ -126,42 +133,42 @@ def test_interpolate(impl, curve):
 )
 def test_lr_scale(impl, curve):
     """lr_scale multiplies the whole stage."""
-    follow(impl, curve)
+    return follow(impl, curve)
 
 
 @pytest.mark.clause("WARM-019")
 @pytest.mark.parametrize("curve", **named("plain", "poly-decay-0", "poly-later", "step-decay-0"))
 def test_decay_iters_not_set(impl, curve):
     """A decay_iters of 0 or less stands for max_iters, and for 1 under STEP."""
-    follow(impl, curve)
+    return follow(impl, curve)
 
 
 @pytest.mark.clause("WARM-020")
 @pytest.mark.parametrize("curve", **named("plain", "one-by-one", "every-policy", "linear-twice"))
 def test_boundaries(impl, curve):
     """A stage holds up to and including max_iters; iterations count from the start of training."""
-    follow(impl, curve)
+    return follow(impl, curve)
 
 
 @pytest.mark.clause("WARM-021")
 @pytest.mark.parametrize("curve", **named("edges", "inv-sqrt"))
 def test_inv_sqrt_at_iteration_0(impl, curve):
     """INVSQRT multiplies by 1 at iteration 0."""
-    follow(impl, curve)
+    return follow(impl, curve)
 
 
 @pytest.mark.clause("WARM-022")
 @pytest.mark.parametrize("curve", **named("edges", "poly"))
 def test_poly_past_its_decay(impl, curve):
     """POLY stays at 0 once it is there."""
-    follow(impl, curve)
+    return follow(impl, curve)
 
 
 @pytest.mark.clause("WARM-023")
 @pytest.mark.parametrize("curve", **named("edges", "interpolate"))
 def test_interpolate_before_its_start(impl, curve):
     """INTERPOLATE gives value before its start."""
-    follow(impl, curve)
+    return follow(impl, curve)
 
 
 @pytest.mark.clause("WARM-024")
@@ -173,13 +180,16 @@ def test_transformer(impl, curve):
     optimizer = scheduled(impl, curve, parameters(1, (2,)))
     optimizer.init_state()
     saved = snapshot(optimizer.state_dict())
+    rates, wrong = [], []
     for point in curve["points"]:
         saved["state"]["__warmup"]["warmup"] = torch.tensor(point[:2])
         optimizer.load_state_dict(snapshot(saved))
         rate = float(optimizer.param_groups[0]["lr"])
+        rates.append([point[0], rate])
         if abs(rate - point[2]) > point[3]:
-            return f"{rate!r} instead of {point[2]!r} at iteration {point[0]}"
-    return "min(s^-0.5, s*warmup_steps^-1.5) with s = i + 1"
+            wrong.append(f"{rate!r} instead of {point[2]!r} at iteration {point[0]}")
+    formula = "min(s^-0.5, s*warmup_steps^-1.5) with s = i + 1"
+    return {"formula": wrong[0] if wrong else formula, "rates": rates}
 
 
 @pytest.mark.clause("WARM-025")
