@@ -52,6 +52,7 @@ def rows(file: str, plain: Mapping[str, Any], clauses: Mapping[str, Clause]) -> 
         "torch": text(where, "torch"),
         "commit": text(where, "commit", None),
         "complete": True,
+        "expectations": _problems(get(plain, "expectations", dict, {})),
     }
     tally: dict[str, list[str]] = {}
     names = set()
@@ -72,6 +73,10 @@ def rows(file: str, plain: Mapping[str, Any], clauses: Mapping[str, Clause]) -> 
     part = any(options.get(name) for name in ("areas", "clauses", "dtypes"))
     found.run["conformant"] = _conformant(tally, areas, text(suite, "version"), clauses, part)
     return found
+
+
+def _problems(expectations: Mapping[str, Any]) -> str:
+    return "\n".join(one_line(str(problem), 400) for problem in get(expectations, "problems", list, []))
 
 
 def _machine(where: Mapping[str, Any]) -> str:
@@ -141,7 +146,12 @@ def _case(found: Found, file: str, case: Mapping[str, Any], ids: list[str]) -> N
         f"keyedopt replay {shlex.quote(file)} {shlex.quote(name)}",
     )
     measured = observed if isinstance(observed, dict) else {}
-    subject = next((inputs[key] for key in SUBJECTS if isinstance(inputs.get(key), str)), "")
+    made = inputs.get("made")
+    places = (
+        *(inputs.get(key) for key in SUBJECTS),
+        made.get("algorithm") if isinstance(made, dict) else None,
+    )
+    subject = next((place for place in places if isinstance(place, str)), "")
     errors, rates = measured.get("errors"), measured.get("rates")
     for clause in ids:
         head = (name, clause)

@@ -66,6 +66,9 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
         "torch": Column(TEXT, "version of torch"),
         "commit": Column(TEXT, "commit of keyedopt, where it ran from a checkout"),
         "complete": Column(FLAG, "false when the run was interrupted"),
+        "expectations": Column(
+            TEXT, "what is wrong with the list of known failures: expired, stale, …; a line each"
+        ),
         "conformant": Column(
             FLAG,
             "every must of the claimed areas held; missing where a run looked at a part only, "
