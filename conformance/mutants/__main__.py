@@ -56,6 +56,7 @@ def run(chosen: Sequence[Mutant], everything: bool = False) -> Iterator[tuple[Mu
     """Check mutants, one a processor at a time, and yield the clauses that reject each."""
     for module in cases.modules():  # before the fork, not in each child
         importlib.import_module(module)
+    importlib.import_module("torch._dynamo")  # which the first optimizer of a process imports, for a second
     find(mutants.SOUND).surface().claimed()
     context = multiprocessing.get_context("fork")  # of a process that has started no threads
     waiting = list(reversed(chosen))
