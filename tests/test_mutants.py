@@ -15,6 +15,13 @@ def test_there_are_mutants_of_every_area_with_clauses():
     assert {mutant.area for mutant in mutants.mutants().values()} == set(spec.areas())
 
 
+def test_every_clause_with_a_verdict_rejects_a_mutant():
+    from keyedopt.conformance import spec
+
+    judged = {clause.id for clause in spec.clauses().values() if clause.level != "observe"}
+    assert judged <= {clause for mutant in mutants.mutants().values() for clause in mutant.rejected_by}
+
+
 @pytest.mark.parametrize("name", mutants.mutants())
 def test_a_mutant_can_be_planted(name, tmp_path):
     package = tmp_path / mutants.plant(mutants.mutants()[name], tmp_path)

@@ -21,7 +21,10 @@ SOUND = "reference"
 
 @dataclass(frozen=True)
 class Mutant:
-    """One fault: which text of which file becomes what, and which clauses have to notice."""
+    """One fault: which text of which file becomes what, and which clauses have to notice.
+
+    A fault in two places has the second in `also`; `dtypes` are those in which the cases are run.
+    """
 
     name: str
     area: str
@@ -29,6 +32,8 @@ class Mutant:
     file: str
     old: str
     new: str
+    also: Mapping[str, str] | None = None
+    dtypes: tuple[str, ...] = ("float32",)
 
 
 class MutantError(Exception):
@@ -43,7 +48,8 @@ def mutants() -> Mapping[str, Mutant]:
         path = Path(__file__).with_name(f"{area}.toml")
         entries = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         for entry in entries.get("mutant", ()):
-            mutant = Mutant(**{**entry, "area": area, "rejected_by": tuple(entry["rejected_by"])})
+            lists = {name: tuple(entry[name]) for name in ("rejected_by", "dtypes") if name in entry}
+            mutant = Mutant(**{**entry, "area": area, **lists})
             if mutant.name in found:
                 raise MutantError(f"two mutants are called {mutant.name!r}")
             found[mutant.name] = mutant
@@ -71,12 +77,16 @@ def plant(mutant: Mutant, folder: Path, sound: str = SOUND) -> str:
     shutil.copytree(source, package, ignore=shutil.ignore_patterns("__pycache__"))
     for path in package.rglob("*.py"):
         path.write_text(path.read_text(encoding="utf-8").replace(root, name), encoding="utf-8")
-    changed = package / mutant.file
-    text = changed.read_text(encoding="utf-8") if changed.exists() else ""
-    old, new = (part.replace(root, name) for part in (mutant.old, mutant.new))
-    if text.count(old) != 1:
-        raise MutantError(
-            f"mutant {mutant.name}: its text occurs {text.count(old)} times in {mutant.file}, not once"
-        )
-    changed.write_text(text.replace(old, new), encoding="utf-8")
+    first = {"file": mutant.file, "old": mutant.old, "new": mutant.new}
+    for change in (first, mutant.also):
+        if change is not None:
+            _replace(mutant, package, *(change[part].replace(root, name) for part in ("file", "old", "new")))
     return name
+
+
+def _replace(mutant: Mutant, package: Path, file: str, old: str, new: str) -> None:
+    changed = package / file
+    text = changed.read_text(encoding="utf-8") if changed.exists() else ""
+    if text.count(old) != 1:
+        raise MutantError(f"mutant {mutant.name}: its text occurs {text.count(old)} times in {file}, not once")
+    changed.write_text(text.replace(old, new), encoding="utf-8")

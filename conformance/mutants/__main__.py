@@ -38,7 +38,7 @@ def _run_suite(mutant: Mutant, folder: Path, everything: bool) -> None:
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     os.chdir(folder)
     sys.path.append(str(folder))
-    options = Options(clauses=() if everything else mutant.rejected_by, dtypes=("float32",))
+    options = Options(clauses=() if everything else mutant.rejected_by, dtypes=mutant.dtypes)
     arguments = pytest_arguments(mutants.package_name(mutant), options, folder)
     pytest.main([*arguments, "--keyedopt-records", str(folder), "--keyedopt-limit", str(LIMIT)])
     os._exit(0)
