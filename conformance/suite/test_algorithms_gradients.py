@@ -16,6 +16,7 @@ from keyedopt.conformance.suite.support import (
     same_bits,
     set_grads,
     snapshot,
+    ulp_error,
     values,
     worst_of_orders,
 )
@@ -117,6 +118,20 @@ def test_split_table(impl, algorithm):
             impl, algorithm, start[half], [grad[half] for grad in grads], weight_decay=0.01
         )
         expect_close(part.detach(), whole.detach()[half].double(), f"rows {half.start} to {half.stop}")
+
+
+@pytest.mark.clause("ALGO-035")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_row_of_its_own(impl, algorithm, dtype):
+    """A row in a table of many ends where it does alone, whatever is computed in blocks."""
+    start, grads = parameter(50, 3, dtype=dtype).detach(), fixed_grads(3, 50, dtype)
+    whole, _ = trained_copy(impl, algorithm, start, grads)
+    for row in (0, 25, 49):
+        part = slice(row, row + 1)
+        alone, _ = trained_copy(impl, algorithm, start[part], [grad[part] for grad in grads])
+        off = ulp_error(alone, whole.detach()[part].double(), start[part].double())
+        expect(off <= 4, f"row {row} alone within 4 ULP of {whole[row].tolist()}", alone.tolist())
 
 
 @pytest.mark.clause("ALGO-042")
