@@ -88,5 +88,7 @@ def _replace(mutant: Mutant, package: Path, file: str, old: str, new: str) -> No
     changed = package / file
     text = changed.read_text(encoding="utf-8") if changed.exists() else ""
     if text.count(old) != 1:
-        raise MutantError(f"mutant {mutant.name}: its text occurs {text.count(old)} times in {file}, not once")
+        raise MutantError(
+            f"mutant {mutant.name}: its text occurs {text.count(old)} times in {file}, not once"
+        )
     changed.write_text(text.replace(old, new), encoding="utf-8")
