@@ -37,7 +37,7 @@ def test_a_cited_heading_is_in_the_document(clause):
     source = spec.sources()[clause.document]
     if source.file is None:
         return
-    if not DOCUMENTS.exists() and "CI" not in os.environ:
+    if not DOCUMENTS.exists() and os.environ.get("KEYEDOPT_REQUIRE_DOCUMENTS") != "1":
         pytest.skip("the documents are not beside this checkout")
     text = (DOCUMENTS / source.file).read_text(encoding="utf-8")
     for name in re.findall(r"[A-Za-z_]\w+", clause.heading):
