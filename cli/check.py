@@ -4,7 +4,7 @@ import contextlib
 import math
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -28,6 +28,7 @@ class Request:
     expectations: str | None
     update: bool
     options: runner.Options
+    like: str | None = None
 
     def files(self, target: str) -> list[Path]:
         """Return the files to write for a target; with several targets, outputs are folders."""
@@ -45,10 +46,17 @@ PROBLEMS = (InputError, runner.RunError, result.ResultError, expectations.Expect
 
 
 def check_targets(
-    targets: list[str], outputs: list[str], known: str | None, update: bool, options: dict[str, Any]
+    targets: list[str],
+    outputs: list[str],
+    known: str | None,
+    update: bool,
+    options: dict[str, Any],
+    like: str | None = None,
 ) -> int:
     """Check each target in turn; return 0 if every gate is green, 1 if one is not, 2 on bad input."""
-    request = Request(tuple(targets), tuple(map(Path, outputs)), known, update, runner.Options(**options))
+    request = Request(
+        tuple(targets), tuple(map(Path, outputs)), known, update, runner.Options(**options), like
+    )
     try:
         _validate(request)
     except PROBLEMS as error:
@@ -109,6 +117,8 @@ def _validate(request: Request) -> None:
             raise InputError(f"--output {output}: the name has to end in {', '.join(formats.FORMATS)}")
     for path in (path for target in request.targets for path in request.files(target)):
         result.refuse_unwritable(path)
+    if request.like is not None and (several or request.expectations is not None):
+        raise InputError("--like compares one target with another one, and takes no --expectations")
     if request.expectations is None:
         if request.update:
             raise InputError("--update-expectations rewrites a file: name it with --expectations FILE")
@@ -122,8 +132,8 @@ def _validate(request: Request) -> None:
         result.refuse_unwritable(path)
 
 
-def _check(target: str, request: Request) -> int:
-    outputs = request.files(target)
+def run(target: str, options: runner.Options, outputs: Sequence[Path] = ()) -> result.Result:
+    """Run the suite on a target, with a progress bar where somebody looks."""
     with Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -134,22 +144,50 @@ def _check(target: str, request: Request) -> int:
         disable=not sys.stderr.isatty(),
     ) as bar:
         task = bar.add_task(f"checking {target}", total=None)
-        run = runner.run(
+        return runner.run(
             target,
-            request.options,
+            options,
             output=next((path for path in outputs if path.suffix == ".json"), None),
             progress=lambda _, total: bar.update(task, advance=1, total=total),
         )
-    if request.expectations is not None and run.complete:
+
+
+def _check(target: str, request: Request) -> int:
+    if request.like is not None:
+        return check_like(target, request)
+    outputs = request.files(target)
+    found = run(target, request.options, outputs)
+    if request.expectations is not None and found.complete:
         path = expectations.find(request.expectations, new=request.update)
         if request.update:
-            count = expectations.update(path, run)
+            count = expectations.update(path, found)
             _say(f"rewrote {path}; entries to be explained: {count}")
-        run = expectations.apply(run, expectations.read(path), path)
-    verdict = judge(run)
-    show(run, verdict)
-    for output in outputs:
-        print(f"written: {formats.write(run, output)}")
-    if not run.complete:
-        raise KeyboardInterrupt
+        found = expectations.apply(found, expectations.read(path), path)
+    verdict = judge(found)
+    show(found, verdict)
+    _write(found, outputs)
     return 0 if verdict.green else 1
+
+
+def _write(found: result.Result, outputs: Sequence[Path]) -> None:
+    """Write what was found, also of a run that was interrupted; that ends here."""
+    for output in outputs:
+        print(f"written: {formats.write(found, output)}")
+    if not found.complete:
+        raise KeyboardInterrupt
+
+
+def check_like(target: str, request: Request) -> int:
+    """Check a target and what it is to be like; return 0 if they did the same, or else 1."""
+    from keyedopt.cli.like import likeness
+
+    outputs = request.files(target)
+    model = run(str(request.like), request.options)
+    if not model.complete:
+        raise KeyboardInterrupt
+    found = run(target, request.options, outputs)
+    if found.complete:
+        text, same = likeness(model, found)
+        print(text, end="")
+    _write(found, outputs)
+    return 0 if same else 1

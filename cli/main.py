@@ -1,6 +1,8 @@
 """``keyedopt``: the verbs and their options. Starting it imports neither torch nor the suite."""
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -31,6 +33,29 @@ class What(StrEnum):
     targets = "targets"
     clauses = "clauses"
     areas = "areas"
+
+
+class Form(StrEnum):
+    """What a report can be."""
+
+    html = "html"
+    csv = "csv"
+    parquet = "parquet"
+    markdown = "markdown"
+    json = "json"
+    badge = "badge"
+
+
+class DiffForm(StrEnum):
+    """How a difference can be shown."""
+
+    text = "text"
+    markdown = "markdown"
+    json = "json"
+
+
+#: What has to be installed for a report.
+NEEDS_REPORTS = "install it with: pip install 'keyedopt[reports]'"
 
 
 def say(message: str) -> int:
@@ -84,6 +109,14 @@ def check(
     update_expectations: Annotated[
         bool, typer.Option("--update-expectations", help="Rewrite FILE to what fails now.")
     ] = False,
+    like: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OTHER",
+            help="Check this target too, and fail where outcomes or recorded behaviour differ; "
+            "the exit code says whether they do.",
+        ),
+    ] = None,
     time_limit: Annotated[float, typer.Option(help="Seconds that one case may take.", min=0.1)] = 30.0,
     workers: Annotated[
         int | None, typer.Option(help="Worker processes; default: one a processor.", min=1)
@@ -105,7 +138,11 @@ def check(
         "limit": time_limit,
         "workers": workers,
     }
-    raise typer.Exit(check_targets(targets, output or [], expectations, update_expectations, options))
+    if like is not None:
+        with _reports():
+            import keyedopt.cli.like  # noqa: F401 - what it needs is missed now, not after the runs
+    code = check_targets(targets, output or [], expectations, update_expectations, options, like)
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -142,6 +179,60 @@ def replay(
     from keyedopt.cli.replay import write_replay
 
     write_replay(result, case, output, fail)
+
+
+@app.command()
+def report(
+    results: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RESULTS...",
+            help="Files that check, bench, asv or pytest-benchmark wrote, and folders of them.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Write the report into this folder.")],
+    format_: Annotated[
+        list[Form] | None, typer.Option("--format", help="What to write; repeatable. Default: html.")
+    ] = None,
+) -> None:
+    """Make a page, tables, a summary or badges of results.
+
+    Exit code 1: it is made, but some of the files were refused. 2: nothing could be read.
+
+    Example: keyedopt report results/ --output site --format html --format csv
+    """
+    with _reports():
+        from keyedopt.cli.report import report as make
+
+    raise typer.Exit(make(results, output, [form.value for form in format_ or [Form.html]], fail))
+
+
+@app.command()
+def diff(
+    before: Annotated[Path, typer.Argument(metavar="BEFORE", help="A result of check or of bench.")],
+    after: Annotated[Path, typer.Argument(metavar="AFTER", help="Another one of the same kind.")],
+    format_: Annotated[DiffForm, typer.Option("--format", help="How to show it.")] = DiffForm.text,
+) -> None:
+    """Show what changed: verdicts, recorded behaviour, measured errors, speeds.
+
+    Exit code 1: something got worse. 0: nothing did; recorded behaviour may have changed.
+
+    Example: keyedopt diff results/torchrec-1.6.1.json results/torchrec-1.8.0.json
+    """
+    with _reports():
+        from keyedopt.cli.diff import diff as compare
+
+    raise typer.Exit(compare(before, after, format_.value, fail))
+
+
+@contextlib.contextmanager
+def _reports() -> Iterator[None]:
+    """Say in one line what to install where a library for reports is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        fail(f"reports need {error.name}; {NEEDS_REPORTS}")
 
 
 @app.command()

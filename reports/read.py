@@ -42,6 +42,11 @@ def read(paths: Iterable[Path | str], clauses: Mapping[str, Clause] | None = Non
                 problems.append((one_line(str(file)), "it is nested too deeply to be a result"))
             else:
                 found += [one] if one else []
+    return _together(found, problems)
+
+
+def _together(found: list[Found], problems: list[tuple[str, str]]) -> Tables:
+    """Give each run its label, and put the rows of all together."""
     rows: dict[str, list[Sequence[Any]]] = {name: [] for name in COLUMNS}
     for label, one in zip(labels(found), found, strict=True):
         rows["runs"].append([label, *(one.run.get(name) for name in list(COLUMNS["runs"])[1:])])
@@ -50,6 +55,15 @@ def read(paths: Iterable[Path | str], clauses: Mapping[str, Clause] | None = Non
         one.rows.clear()
     rows["problems"] = list(problems)
     return tables_of(rows)
+
+
+def from_result(plain: Mapping[str, Any], clauses: Mapping[str, Clause]) -> Tables:
+    """Return the tables of a result of `keyedopt check` that is at hand, not in a file.
+
+    Raises:
+        Refused: it is partial, or not as its schema says.
+    """
+    return _together([conformance.rows("", plain, clauses)], [])
 
 
 def _files(path: Path, problems: list[tuple[str, str]]) -> list[Path]:

@@ -215,6 +215,17 @@ def tables_of(rows: Mapping[str, Iterable[Sequence[Any]]]) -> Tables:
     return Tables(**{name: table(name, list(rows.get(name, ()))) for name in COLUMNS})
 
 
+def rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Return the rows of a table as plain data; what is missing is None.
+
+    >>> rows(table("problems", [("a.json", None)]))
+    [{'file': 'a.json', 'reason': None}]
+    """
+    plain = frame.astype(object).where(frame.notna(), None)
+    names = [str(column) for column in plain.columns]
+    return [dict(zip(names, row, strict=True)) for row in plain.itertuples(index=False, name=None)]
+
+
 def described() -> str:
     """Return the documentation of the columns as Markdown."""
     lines = []

@@ -1,0 +1,87 @@
+"""``keyedopt report``: result files in, tables, a page, a summary or badges out."""
+
+import contextlib
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from keyedopt.conformance import spec
+from keyedopt.reports import badge, export, summary
+from keyedopt.reports.plain import one_line
+from keyedopt.reports.read import read
+from keyedopt.reports.tables import Clause, Tables, rows
+
+
+def clauses() -> dict[str, Clause]:
+    """Return what reports need to know of the clauses of the suite."""
+    return {
+        clause.id: Clause(
+            id=clause.id,
+            area=clause.area,
+            level=clause.level,
+            statement=clause.statement,
+            source=f"{spec.sources()[clause.document].title}: {clause.heading}",
+            rationale=clause.rationale,
+            since=clause.since,
+        )
+        for clause in spec.clauses().values()
+    }
+
+
+def report(
+    results: Sequence[Path], output: Path, formats: Sequence[str], fail: Callable[[str], NoReturn]
+) -> int:
+    """Write a report; return 0, 1 if some of the files were refused, or 2 if all of them were."""
+    tables = read(results, clauses())
+    for row in rows(tables.problems):
+        sys.stderr.write(one_line(f"keyedopt: {row['file']} is left out: {row['reason']}") + "\n")
+    if tables.runs.empty:
+        fail("there is nothing to report: no result could be read")
+    with _whole(output, fail) as folder:
+        for name in formats:
+            _write(name, tables, folder)
+    count = f"{len(tables.runs)} runs, {len(tables.cases)} cases, {len(tables.speeds)} speeds"
+    print(f"written: {output} ({count})")
+    return 1 if len(tables.problems) else 0
+
+
+def _write(name: str, tables: Tables, folder: Path) -> None:
+    if name == "html":
+        from keyedopt.reports import page  # type: ignore[attr-defined]
+
+        page.write(tables, clauses(), folder)
+    elif name == "markdown":
+        (folder / "report.md").write_text(summary.markdown(tables, clauses()), encoding="utf-8")
+    elif name == "badge":
+        for run in tables.runs[tables.runs["kind"] == "conformance"]["run"]:
+            path = folder / f"{re.sub('[^a-zA-Z0-9.]+', '-', run).strip('-.') or 'run'}.svg"
+            path.write_text(badge.badge(tables, run), encoding="utf-8")
+    else:
+        {"csv": export.csv, "parquet": export.parquet, "json": export.json}[name](tables, folder)
+
+
+@contextlib.contextmanager
+def _whole(output: Path, fail: Callable[[str], NoReturn]) -> Iterator[Path]:
+    """Give a folder to write into; its files go to the output when all of them are there."""
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=".keyedopt-", dir=output))
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        fail(f"{output} cannot be written ({why}): name another folder")
+    try:
+        yield scratch
+        for path in sorted(scratch.rglob("*")):
+            target = output / path.relative_to(scratch)
+            if path.is_dir():
+                target.mkdir(exist_ok=True)
+            else:
+                path.replace(target)
+    except OSError as error:
+        fail(f"{output} cannot be written: {error}")
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,344 @@
+"""What is different between two runs: verdicts, recorded behaviour, measured errors, speeds."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import pandas as pd
+
+from keyedopt.reports.plain import one_line
+from keyedopt.reports.tables import FAILED, SEVERITY, Tables, rows
+
+#: The outcome of a case that only the other run has.
+NOT_RUN = "not run"
+#: How bad an outcome is, when it comes instead of another one.
+WORSE = {
+    "pass": 0,
+    "observed": 0,
+    "unexpected-pass": 0,
+    "known": 1,
+    "unsupported": 2,
+    NOT_RUN: 2,
+    "fail": 3,
+    "error": 4,
+}
+ORDER = (*SEVERITY, NOT_RUN)
+#: An error has grown when it is larger by more than one rounding, or, where it is relative, twice as large.
+GROWN_ULP, GROWN_TIMES = 1.0, 2.0
+#: The kinds of changes, and what they are called.
+KINDS = {
+    "verdict": "verdicts that changed",
+    "behaviour": "recorded behaviour that changed",
+    "error": "measured errors that changed",
+    "speed": "speeds that changed",
+}
+#: Longer texts are cut.
+LIMIT = 200
+
+
+class CannotCompare(Exception):  # noqa: N818 - it is an answer
+    """Two runs that have nothing to compare; the message says why."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One difference.
+
+    Args:
+        kind: one of `KINDS`.
+        what: the clause, or the workload, task and peer.
+        level: of the clause, where it is known.
+        before, after: what it was, and what it is.
+        worse: True, False for better, None where neither can be said.
+        detail: where to look: the case, what was expected and seen.
+    """
+
+    kind: str
+    what: str
+    level: str
+    before: str
+    after: str
+    worse: bool | None
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Difference:
+    """All differences between two runs, and what has to be known to read them."""
+
+    before: str
+    after: str
+    notes: tuple[str, ...] = ()
+    changes: tuple[Change, ...] = ()
+    compared: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def worse(self) -> list[Change]:
+        """What got worse."""
+        return [change for change in self.changes if change.worse]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {"kind": "keyedopt-diff", "schema": 1, **asdict(self)}
+
+
+def only(tables: Tables, run: str) -> Tables:
+    """Return the tables with the rows of one run alone."""
+    frames = {
+        name: frame[frame["run"] == run].reset_index(drop=True) if "run" in frame else frame
+        for name, frame in tables.by_name().items()
+    }
+    return Tables(**frames)
+
+
+def difference(before: Tables, after: Tables, strict: bool = False) -> Difference:
+    """Compare two runs.
+
+    Args:
+        before: tables of one run; see `only`.
+        after: tables of the other.
+        strict: the second has to do what the first does: every outcome and every record that differs
+            is worse, also where it is another kind of failure, or a case that only one of them ran.
+
+    Raises:
+        CannotCompare: they are of different kinds, or of a kind that has nothing to compare.
+    """
+    one, other = (rows(tables.runs)[0] for tables in (before, after))
+    if one["kind"] != other["kind"] or one["kind"] not in ("conformance", "bench"):
+        raise CannotCompare(
+            f"{one['file']} is of {one['kind']} and {other['file']} of {other['kind']}: "
+            "two results of `keyedopt check`, or two of `keyedopt bench`, can be compared"
+        )
+    sides = (Side(before, one), Side(after, other))
+    compare = _conformance(sides, strict) if one["kind"] == "conformance" else _bench(sides)
+    order = {True: 0, None: 1, False: 2}
+    compare.changes.sort(key=lambda change: (list(KINDS).index(change.kind), order[change.worse]))
+    titles = (_title(one), _title(other))
+    return Difference(*titles, tuple(compare.notes), tuple(compare.changes), compare.counts)
+
+
+@dataclass(frozen=True)
+class Side:
+    """The tables of one run, and its row of `runs`."""
+
+    tables: Tables
+    run: Mapping[str, Any]
+
+
+@dataclass
+class _Found:
+    """What a comparison has found so far."""
+
+    changes: list[Change] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    counts: dict[str, int] = field(default_factory=dict)
+
+
+def _title(run: Mapping[str, Any]) -> str:
+    parts = [f"torch {run['torch']}", run["gpu"], run["device"], run["processor"]]
+    if isinstance(run["suite_version"], str):
+        parts.append(f"suite {run['suite_version']} ({run['suite_hash']})")
+    said = ", ".join(part for part in parts if isinstance(part, str))
+    return one_line(f"{run['implementation']} {run['version']} ({said})")
+
+
+def _short(text: Any) -> str:
+    return one_line(str(text), LIMIT)
+
+
+# --- conformance ----------------------------------------------------------------------------------
+
+Sides = tuple[Side, Side]
+Cases = Mapping[str, Mapping[str, Any]]
+
+
+def _conformance(sides: Sides, strict: bool) -> _Found:
+    found = _Found()
+    suites = [(side.run["suite_version"], side.run["suite_hash"]) for side in sides]
+    if suites[0] != suites[1]:
+        said = " and ".join(f"{version} ({digest})" for version, digest in suites)
+        found.notes.append(
+            f"the suites differ, {said}: what only one of them looks at is not compared, "
+            "and a change may come from a case that changed"
+        )
+    devices = [side.run["device"] for side in sides]
+    if devices[0] != devices[1]:
+        found.notes.append(f"the devices differ: {devices[0]} and {devices[1]}")
+    cases = [_by_case(side.tables.cases) for side in sides]
+    both = [name for name in cases[1] if name in cases[0]]
+    if not both:
+        raise CannotCompare(f"{sides[0].run['file']} and {sides[1].run['file']} have no case in common")
+    for word, mine, theirs in (("before", cases[0], cases[1]), ("after", cases[1], cases[0])):
+        lost = sorted(set(mine) - set(theirs))
+        if lost and strict:
+            both += lost
+            for name in lost:
+                theirs[name] = {**mine[name], "outcome": NOT_RUN, "expected": "", "seen": ""}
+        elif lost:
+            more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
+            found.notes.append(f"only {word}: {len(lost)} cases ({', '.join(lost[:3])}{more})")
+    levels: dict[str, str] = {}
+    for side in sides:
+        levels |= {row["clause"]: row["level"] or "" for row in rows(side.tables.clauses)}
+    found.counts["cases"] = len(both)
+    found.changes += _verdicts(cases[0], cases[1], both, levels, strict)
+    found.changes += _behaviour(sides, cases, levels, strict, found.counts)
+    if not strict:
+        found.changes += _errors(sides, set(both), levels, found.counts)
+    return found
+
+
+def _by_case(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
+    """Return the row of each case, with its clauses together."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in rows(frame):
+        found.setdefault(row["case"], {**row, "clauses": []})["clauses"].append(row["clause"])
+    return found
+
+
+def _alike(before: str, after: str) -> bool:
+    """Whether two outcomes say the same of an implementation, whatever was expected of it."""
+    failed = (*FAILED, "known")
+    expected = before in failed and after in failed and "known" in (before, after)
+    return WORSE[before] == WORSE[after] or expected
+
+
+def _verdicts(
+    before: Cases, after: Cases, both: list[str], levels: Mapping[str, str], strict: bool
+) -> Iterator[Change]:
+    """Yield a change for each clause some case of which has another outcome."""
+    moved: dict[str, list[str]] = defaultdict(list)
+    outcomes: dict[str, list[tuple[str, str]]] = defaultdict(list)
+    for name in both:
+        pair = before[name]["outcome"], after[name]["outcome"]
+        for clause in after[name]["clauses"]:
+            outcomes[clause].append(pair)
+            if pair[0] != pair[1] if strict else not _alike(*pair):
+                moved[clause].append(name)
+    for clause, names in moved.items():
+        was, now = (min((pair[side] for pair in outcomes[clause]), key=ORDER.index) for side in (0, 1))
+        bad = [name for name in names if WORSE[after[name]["outcome"]] > WORSE[before[name]["outcome"]]]
+        shown = after[bad[0]] if bad else before[names[0]]
+        counts = {"worse": len(bad), "better": len(names) - len(bad)}
+        said = [f"{count} cases {word}" for word, count in counts.items() if count]
+        if strict:
+            said = [f"{len(names)} cases differ"]
+        detail = f"{', '.join(said)} of {len(outcomes[clause])}; "
+        sides = ("like", "target") if strict else ("before", "after")
+        detail += f"{sides[bool(bad)]}: {shown['outcome']} {shown['case']}"
+        if shown["expected"] or shown["seen"]:
+            detail += f": expected {_short(shown['expected'])}; seen {_short(shown['seen'])}"
+        yield Change("verdict", clause, levels.get(clause, ""), was, now, strict or bool(bad), detail)
+
+
+def _behaviour(
+    sides: Sides,
+    cases: list[dict[str, dict[str, Any]]],
+    levels: Mapping[str, str],
+    strict: bool,
+    counts: dict[str, int],
+) -> Iterator[Change]:
+    """Yield a change for each case that recorded something else."""
+    one, other = (_records(side.tables, known, strict) for side, known in zip(sides, cases, strict=True))
+    pairs = [key for key in other if key in one]
+    counts["records"] = len(pairs)
+    for case, clause in pairs:
+        was, now = one[case, clause], other[case, clause]
+        names = [name for name in dict.fromkeys([*was, *now]) if was.get(name) != now.get(name)]
+        if names:
+            texts = [_record({name: each[name] for name in names if name in each}) for each in (was, now)]
+            worse = True if strict else None
+            yield Change("behaviour", clause, levels.get(clause, ""), texts[0], texts[1], worse, case)
+
+
+def _records(tables: Tables, cases: Cases, strict: bool) -> dict[tuple[str, str], dict[str, str]]:
+    """Return what each case recorded, by name; of what is measured only what has no verdict."""
+    found: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
+    for row in rows(tables.records):
+        found[row["case"], row["clause"]][row["name"]] = row["text"]
+    for row in rows(tables.schedules):
+        if cases[row["case"]]["outcome"] == "observed":
+            found[row["case"], row["clause"]][f"rate at {row['iteration']}"] = repr(row["measured"])
+    for row in rows(tables.errors) if strict else ():
+        if cases[row["case"]]["outcome"] == "observed":
+            name = f"error of {row['quantity']} ({row['steps']} steps, {row['rows']} rows)"
+            found[row["case"], row["clause"]][name] = repr(row["error"])
+    return found
+
+
+def _record(leaves: Mapping[str, str]) -> str:
+    return (
+        _short("; ".join(f"{name}: {text}" if name else text for name, text in leaves.items())) or "nothing"
+    )
+
+
+def _errors(
+    sides: Sides, both: set[str], levels: Mapping[str, str], counts: dict[str, int]
+) -> Iterator[Change]:
+    """Yield a change for each tensor of a case whose worst error has grown, or fallen."""
+    found: list[dict[tuple[str, ...], float]] = []
+    for side in sides:
+        worst: dict[tuple[str, ...], float] = {}
+        for row in rows(side.tables.errors):
+            if row["case"] in both:
+                place = (row["case"], row["clause"], row["quantity"], row["dtype"] or "", row["unit"])
+                error = math.inf if row["error"] is None else row["error"]
+                worst[place] = max(worst.get(place, 0.0), error)
+        found.append(worst)
+    pairs = [key for key in found[1] if key in found[0]]
+    counts["errors"] = len(pairs)
+    for key in pairs:
+        case, clause, quantity, dtype, unit = key
+        was, now = found[0][key], found[1][key]
+        grown, fallen = _grown(was, now, unit), _grown(now, was, unit)
+        if grown or fallen:
+            where = f"{quantity} {dtype} in {case}"
+            texts = [f"{error:.3g} {unit}" for error in (was, now)]
+            yield Change("error", clause, levels.get(clause, ""), texts[0], texts[1], grown, where)
+
+
+def _grown(was: float, now: float, unit: str) -> bool:
+    return now > was + GROWN_ULP if unit == "ULP" else now > was * GROWN_TIMES
+
+
+# --- speeds ---------------------------------------------------------------------------------------
+
+
+def _bench(sides: Sides) -> _Found:
+    """Find each comparison whose interval, widened by the noise, is now elsewhere."""
+    found = _Found()
+    one, other = (side.run for side in sides)
+    for what in ("implementation", "machine", "processor", "gpu", "device"):
+        if one[what] != other[what]:
+            found.notes.append(f"{what}: {one[what]} before, {other[what]} after")
+    tables = [
+        {(row["workload"], row["task"], row["peer"]): row for row in rows(side.tables.speeds)}
+        for side in sides
+    ]
+    for word, mine, theirs in (("before", *tables), ("after", *reversed(tables))):
+        lost = [" ".join(key) for key in mine if key not in theirs]
+        if lost:
+            found.notes.append(f"only {word}: {', '.join(lost)}")
+    pairs = [key for key in tables[1] if key in tables[0]]
+    if not pairs:
+        raise CannotCompare(f"{one['file']} and {other['file']} have no comparison in common")
+    found.counts["speeds"] = len(pairs)
+    for key in pairs:
+        was, now = (table[key] for table in tables)
+        slower, faster = _apart(now, was), _apart(was, now)
+        detail = ""
+        if was["matches"] != now["matches"]:
+            detail = f"results {'match' if now['matches'] else 'do not match'} now"
+        if slower or faster or detail:
+            worse = slower or bool(detail and not now["matches"])
+            texts = [f"{row['ratio']:.2f} x ({row['low']:.2f}-{row['high']:.2f})" for row in (was, now)]
+            what = f"{key[0]} {key[1]}, {key[2]}"
+            found.changes.append(Change("speed", what, "", texts[0], texts[1], worse, detail))
+    return found
+
+
+def _apart(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> bool:
+    """Whether one interval of ratios, widened by its noise, is below another."""
+    return bool(lower["high"] * (1 + lower["noise"]) < upper["low"] * (1 - upper["noise"]))
