@@ -139,7 +139,7 @@ def _case(found: Found, file: str, case: Mapping[str, Any], ids: list[str]) -> N
         text(case, "dtype", None),
         clean(get(case, "expected", str, "")),
         clean(get(case, "seen", str, "")),
-        json.dumps(inputs, ensure_ascii=False) if inputs else "",
+        _json(inputs) if inputs else "",
         text(known, "reason", ""),
         text(known, "link", ""),
         number(case, "seconds", 0.0),
@@ -162,6 +162,12 @@ def _case(found: Found, file: str, case: Mapping[str, Any], ids: list[str]) -> N
             found.rows["schedules"] += [(*head, *row) for row in _rates(inputs, rates)]
         elif observed is not None:
             found.rows["records"] += [(*head, *leaf) for leaf in leaves(observed)]
+
+
+def _json(inputs: Mapping[str, Any]) -> str:
+    """Return inputs as JSON, in which everything that cannot be printed is an escape."""
+    written = json.dumps(inputs, ensure_ascii=False)
+    return written if written.isprintable() else json.dumps(inputs).replace("\x7f", "\\u007f")
 
 
 def _error(item: Any, case: Mapping[str, Any]) -> tuple[Any, ...]:

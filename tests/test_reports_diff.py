@@ -107,9 +107,7 @@ def test_recorded_behaviour_that_changed_is_neither_worse_nor_better(compared):
     ],
 )
 def test_an_error_that_has_grown_by_more_than_rounding_is_worse(compared, unit, before, after, worse):
-    sides = [
-        result(case("a", dtype="float32", observed=error(size, unit=unit))) for size in (before, after)
-    ]
+    sides = [result(case("a", dtype="float32", observed=error(size, unit=unit))) for size in (before, after)]
     assert tuple(change.worse for change in compared(*sides).changes) == worse
 
 
