@@ -195,6 +195,13 @@ def report(
     format_: Annotated[
         list[Form] | None, typer.Option("--format", help="What to write; repeatable. Default: html.")
     ] = None,
+    plots: Annotated[
+        bool, typer.Option("--plots", help="Write each picture of the page as PNG and SVG too.")
+    ] = False,
+    commit_url: Annotated[
+        str,
+        typer.Option(metavar="URL", help="Where the page links commits to: https://…, with {commit} in it."),
+    ] = "",
 ) -> None:
     """Make a page, tables, a summary or badges of results.
 
@@ -205,7 +212,9 @@ def report(
     with _reports():
         from keyedopt.cli.report import report as make
 
-    raise typer.Exit(make(results, output, [form.value for form in format_ or [Form.html]], fail))
+        formats = [form.value for form in format_ or [Form.html]]
+        code = make(results, output, formats, plots, commit_url, fail)
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -224,6 +233,20 @@ def diff(
         from keyedopt.cli.diff import diff as compare
 
     raise typer.Exit(compare(before, after, format_.value, fail))
+
+
+@app.command("init-adapter")
+def init_adapter(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="What `keyedopt check NAME` shall know.")],
+    output: Annotated[Path, typer.Option(metavar="DIR", help="Where the new folder goes.")] = Path(),
+) -> None:
+    """Write a small package that makes a library known to keyedopt, with a CI workflow.
+
+    Example: keyedopt init-adapter acme
+    """
+    from keyedopt.cli.adapter import init_adapter as write
+
+    raise typer.Exit(write(name, output, fail))
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """``keyedopt report``: result files in, tables, a page, a summary or badges out."""
 
 import contextlib
+import importlib
 import re
 import shutil
 import sys
@@ -33,9 +34,17 @@ def clauses() -> dict[str, Clause]:
 
 
 def report(
-    results: Sequence[Path], output: Path, formats: Sequence[str], fail: Callable[[str], NoReturn]
+    results: Sequence[Path],
+    output: Path,
+    formats: Sequence[str],
+    plots: bool,
+    commit_url: str,
+    fail: Callable[[str], NoReturn],
 ) -> int:
-    """Write a report; return 0, 1 if some of the files were refused, or 2 if all of them were."""
+    """Write a report; return 0, or 1 if some of the files were refused, and end with 2 if all of them were."""
+    write_page = importlib.import_module("keyedopt.reports.page").write if "html" in formats else None
+    if plots and write_page is None:
+        fail("--plots are the pictures of the page: ask for --format html too")
     tables = read(results, clauses())
     for row in rows(tables.problems):
         sys.stderr.write(one_line(f"keyedopt: {row['file']} is left out: {row['reason']}") + "\n")
@@ -43,18 +52,20 @@ def report(
         fail("there is nothing to report: no result could be read")
     with _whole(output, fail) as folder:
         for name in formats:
-            _write(name, tables, folder)
+            if write_page is None or name != "html":
+                _write(name, tables, folder)
+                continue
+            try:
+                write_page(tables, clauses(), folder, plots=plots, commit_url=commit_url)
+            except ValueError as error:
+                fail(str(error))
     count = f"{len(tables.runs)} runs, {len(tables.cases)} cases, {len(tables.speeds)} speeds"
     print(f"written: {output} ({count})")
     return 1 if len(tables.problems) else 0
 
 
 def _write(name: str, tables: Tables, folder: Path) -> None:
-    if name == "html":
-        from keyedopt.reports import page  # type: ignore[attr-defined]
-
-        page.write(tables, clauses(), folder)
-    elif name == "markdown":
+    if name == "markdown":
         (folder / "report.md").write_text(summary.markdown(tables, clauses()), encoding="utf-8")
     elif name == "badge":
         for run in tables.runs[tables.runs["kind"] == "conformance"]["run"]:

@@ -128,17 +128,41 @@ def test_results_without_a_case_in_common_cannot_be_compared(compared):
 
 def bench(ratio=2.0, width=0.1, noise=0.01, matches=True, **rest):
     row = {
-        **{"workload": "w", "task": "t", "implementation": "fused", "peer": "torch", "ratio": ratio},
-        **{"low": ratio - width, "high": ratio + width, "noise": noise, "matches": matches, "bytes": 8},
-        **{"seconds": {"median": 1.0}, "peer_seconds": {"median": 2.0}, "bound": 0.5, "first": 3.0},
+        "workload": "w",
+        "task": "t",
+        "implementation": "fused",
+        "peer": "torch",
+        "ratio": ratio,
+        "low": ratio - width,
+        "high": ratio + width,
+        "noise": noise,
+        "matches": matches,
+        "bytes": 8,
+        "seconds": {"median": 1.0},
+        "peer_seconds": {"median": 2.0},
+        "bound": 0.5,
+        "first": 3.0,
     }
     where = {
-        **{"cpu": "A CPU", "cores": 2, "load": [0.1], "device": "cpu", "gpu": None, "python": "3.11"},
-        **{"system": "Linux x86_64", "versions": {"keyedopt": "0.1.0", "torch": "2.13.0"}, "commit": None},
+        "cpu": "A CPU",
+        "cores": 2,
+        "load": [0.1],
+        "device": "cpu",
+        "gpu": None,
+        "python": "3.11",
+        "system": "Linux x86_64",
+        "versions": {"keyedopt": "0.1.0", "torch": "2.13.0"},
+        "commit": None,
     }
     return {
-        **{"kind": "keyedopt-bench", "schema": 1, "implementation": "fused", "environment": where},
-        **{"bandwidth": 1e10, "started": "2026-11-21T08:00:00+00:00", "seconds": 1.0, "rows": [row]},
+        "kind": "keyedopt-bench",
+        "schema": 1,
+        "implementation": "fused",
+        "environment": where,
+        "bandwidth": 1e10,
+        "started": "2026-11-21T08:00:00+00:00",
+        "seconds": 1.0,
+        "rows": [row],
     } | rest
 
 
@@ -159,7 +183,7 @@ def test_a_speed_has_moved_when_the_intervals_are_apart_by_more_than_the_noise(
 
 
 def test_a_verdict_and_a_speed_cannot_be_compared(compared):
-    with pytest.raises(CannotCompare, match="conformance and .* of bench"):
+    with pytest.raises(CannotCompare, match=r"conformance and .* of bench"):
         compared(result(case("a")), bench())
 
 

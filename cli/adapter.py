@@ -1,0 +1,185 @@
+"""``keyedopt init-adapter``: a small package that makes a library known to keyedopt."""
+
+import importlib.util
+import keyword
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
+
+from keyedopt.conformance.implementation import registered
+
+#: Names of packages that are taken, whoever has them installed.
+TAKEN = ("keyedopt", "torch", "conformance", "test", "tests")
+
+
+def init_adapter(name: str, output: Path, fail: Callable[[str], NoReturn]) -> int:
+    """Write the package into a new folder; return 0."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name) or name.endswith("_") or keyword.iskeyword(name):
+        fail(f"{name!r} cannot be a name: use lower-case letters, digits and _, beginning with a letter")
+    package = f"{name}_keyedopt"
+    if name in registered() or name in TAKEN or name in sys.stdlib_module_names:
+        fail(f"the name {name!r} is taken: choose another one")
+    if importlib.util.find_spec(package) is not None:
+        fail(f"a package {package!r} is installed already: choose another name")
+    folder = output / f"{name.replace('_', '-')}-keyedopt"
+    if os.path.lexists(folder):
+        fail(f"{folder} exists already: choose another name, or another --output")
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=".keyedopt-", dir=output))
+    except OSError as error:
+        fail(f"{output} cannot be written ({error.strerror}): name another folder")
+    try:
+        for path, text in files(name, package).items():
+            (scratch / path).parent.mkdir(parents=True, exist_ok=True)
+            (scratch / path).write_text(text, encoding="utf-8")
+        scratch.chmod(0o755)
+        scratch.rename(folder)
+    except OSError as error:
+        shutil.rmtree(scratch, ignore_errors=True)
+        fail(f"{folder} cannot be written: {error}")
+    print(f"written: {folder}; next: pip install -e {folder} && keyedopt check {name}")
+    return 0
+
+
+def files(name: str, package: str) -> dict[str, str]:
+    """Return the files of an adapter."""
+    templates = {
+        "pyproject.toml": _PROJECT,
+        "README.md": _README,
+        "expectations.toml": _EXPECTATIONS,
+        f"{package}/__init__.py": _IMPLEMENTATION,
+        f"{package}/optimizers.py": _OPTIMIZERS,
+        ".github/workflows/conformance.yml": _WORKFLOW,
+    }
+    return {
+        path: text.replace("@NAME@", name).replace("@PACKAGE@", package) for path, text in templates.items()
+    }
+
+
+_PROJECT = """\
+[build-system]
+requires = ["setuptools>=61"]
+build-backend = "setuptools.build_meta"
+
+[project]
+name = "@PACKAGE@"
+version = "0.1.0"
+description = "Makes @NAME@ known to keyedopt"
+requires-python = ">=3.11"
+dependencies = ["keyedopt"]  # and the library itself
+
+# `keyedopt check @NAME@` finds it here.
+[project.entry-points."keyedopt.implementations"]
+@NAME@ = "@PACKAGE@:IMPLEMENTATION"
+
+[tool.setuptools]
+packages = ["@PACKAGE@"]
+"""
+
+_IMPLEMENTATION = '''\
+"""What @NAME@ says about itself to keyedopt."""
+
+from keyedopt.conformance.implementation import Implementation
+
+IMPLEMENTATION = Implementation(
+    name="@NAME@",
+    # A module, or a package whose submodules have the public names (`keyedopt list areas`).
+    root="@PACKAGE@.optimizers",
+    # What it claims. A claimed name that is missing fails; the rest is reported as unsupported.
+    areas=("algorithms",),
+    # Names of claimed areas, and options of classes, that it does not have; shell patterns.
+    absent=(
+        *("Adagrad", "RowWiseAdagrad", "Adam", "PartialRowWiseAdam"),
+        *("LAMB", "PartialRowWiseLAMB", "LarsSGD"),
+        *("*.decay", "*.rows", "*.eps_placement", "*.bias_correction", "*.error_if_nonfinite"),
+    ),
+    devices=("cpu", "cuda"),
+    dtypes=("float32", "float64"),
+    # The distributions whose versions identify it; the first one's is shown.
+    distributions=("@PACKAGE@",),
+    install="pip install @PACKAGE@",
+)
+'''
+
+_OPTIMIZERS = '''\
+"""The public names of @NAME@, as keyedopt looks for them: replace what is here with your own."""
+
+import torch
+
+
+class SGD(torch.optim.SGD):
+    """A stand-in that does what torch's does."""
+'''
+
+_EXPECTATIONS = """\
+# Known failures of @NAME@: a gate is green while nothing else fails.
+#
+# `keyedopt check @NAME@ --expectations expectations.toml --update-expectations` writes an entry for each
+# clause that fails; then give each its reason and a link. An entry looks like this:
+#
+# [[known]]
+# clause = "ALGO-001"
+# cases = ["test_algorithms_state::test_x[SGD]"]
+# reason = "why it fails"
+# link = "an issue, or a script that shows it"
+# expires = 2027-05-31
+"""
+
+_WORKFLOW = """\
+name: conformance
+on: [push, pull_request]
+permissions:
+  contents: read
+jobs:
+  check:
+    runs-on: ubuntu-latest
+    steps:
+      - uses: actions/checkout@v4
+      - uses: actions/setup-python@v5
+        with:
+          python-version: "3.12"
+      - run: pip install "keyedopt[cpu,reports]" .
+      - run: >-
+          keyedopt check @NAME@ --expectations expectations.toml
+          --output results/@NAME@.json --output results/@NAME@.xml
+      - if: always()
+        run: |
+          keyedopt report results --output site --format html --format markdown --format badge
+          cat site/report.md >> "$GITHUB_STEP_SUMMARY"
+      - if: always()
+        uses: actions/upload-artifact@v4
+        with:
+          name: conformance
+          path: |
+            results
+            site
+"""
+
+_README = """\
+# @PACKAGE@
+
+Makes @NAME@ known to keyedopt, which checks clause by clause whether
+an optimizer does what it claims.
+
+```bash
+pip install -e .
+keyedopt check @NAME@ --output results/@NAME@.json
+```
+
+1. Replace `@PACKAGE@/optimizers.py` with imports from your library, or point `root` in
+   `@PACKAGE@/__init__.py` at it; say there what is claimed. `keyedopt list areas` shows the names.
+2. When something fails: `keyedopt explain CLAUSE` says what is asked and why, and
+   `keyedopt replay results/@NAME@.json CLAUSE --output again.py` writes the case as a script of torch and
+   your library alone.
+3. What cannot be fixed now goes into `expectations.toml`:
+   `keyedopt check @NAME@ --expectations expectations.toml --update-expectations`.
+4. `keyedopt check @NAME@ --like torchrec` fails on whatever differs from torchrec.
+
+`.github/workflows/conformance.yml` gates on it and keeps the report.
+"""
