@@ -41,7 +41,7 @@ def report(
     commit_url: str,
     fail: Callable[[str], NoReturn],
 ) -> int:
-    """Write a report; return 0, or 1 if some of the files were refused, and end with 2 if all of them were."""
+    """Write a report; return 0, or 1 if some files were refused; end with 2 if all were."""
     write_page = importlib.import_module("keyedopt.reports.page").write if "html" in formats else None
     if plots and write_page is None:
         fail("--plots are the pictures of the page: ask for --format html too")
