@@ -78,6 +78,6 @@ def _speed(row: Any, bandwidth: float, fit: bool) -> tuple[Any, ...]:
         median / bound if bound else None,
         get(row, "bytes", int),
         bandwidth,
-        number(row, "extra_memory", None),
+        number(row, "memory", None),
         number(row, "first"),
     )

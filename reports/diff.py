@@ -169,7 +169,8 @@ def _conformance(sides: Sides, strict: bool) -> _Found:
     cases = [_by_case(side.tables.cases) for side in sides]
     both = [name for name in cases[1] if name in cases[0]]
     if not both:
-        raise CannotCompare(f"{sides[0].run['file']} and {sides[1].run['file']} have no case in common")
+        names = (side.run["file"] or side.run["implementation"] for side in sides)
+        raise CannotCompare(f"{' and '.join(names)} have no case in common")
     for word, mine, theirs in (("before", cases[0], cases[1]), ("after", cases[1], cases[0])):
         lost = sorted(set(mine) - set(theirs))
         if lost and strict:

@@ -17,6 +17,8 @@ from keyedopt.reports.tables import COLUMNS, Clause, Tables, tables_of
 
 #: What tells apart runs of the same implementation and version, in this order.
 QUALIFIERS = ("torch", "device", "gpu", "machine", "processor", "suite_version", "commit", "started", "file")
+#: Files of ours that are no results, and may lie among them: what a gate compares with, and differences.
+OURS = ("keyedopt-baseline", "keyedopt-diff")
 #: What a run is called after its name and version, where it is no verdict.
 KINDS = {"conformance": "", "bench": " bench", "asv": "", "pytest-benchmark": ""}
 
@@ -96,7 +98,7 @@ def _read(path: Path, clauses: Mapping[str, Clause], seen: dict[str, str], done:
         raise Refused(f"{what}; make it again") from error
     if not isinstance(plain, dict):
         raise Refused(f"it is JSON, but no result: a {type(plain).__name__}")
-    if history.is_beside(path, plain):
+    if history.is_beside(path, plain) or plain.get("kind") in OURS:
         return None
     first = seen.setdefault(hashlib.sha256(data).hexdigest(), file)
     if first != file:

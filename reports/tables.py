@@ -152,7 +152,9 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
         "of_bound": Column(NUMBER, "median time over that bound: 1 is as fast as the memory"),
         "bytes": Column(WHOLE, "bytes that must move", "B"),
         "bandwidth": Column(NUMBER, "copy bandwidth, measured in the same run", "B/s"),
-        "extra_memory": Column(NUMBER, "memory beyond tables and state at the peak, where measured", "B"),
+        "extra_memory": Column(
+            NUMBER, "memory that a run needs at its peak besides what was there before, where measured", "B"
+        ),
         "first_seconds": Column(NUMBER, "time of the very first step", "s"),
     },
     "history": {

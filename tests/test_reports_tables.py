@@ -180,6 +180,14 @@ def test_the_benchmarks_of_the_repository_are_rows_of_speeds():
     assert tables.problems.empty
 
 
+def test_files_of_ours_that_are_no_results_may_lie_among_them(store):
+    store("in/a.json", result(case("x")))
+    store("in/baseline.json", {"kind": "keyedopt-baseline", "schema": 1, "rows": []})
+    tables = read([store("in/d.json", {"kind": "keyedopt-diff", "schema": 1, "changes": []}).parent])
+    assert len(tables.runs) == 1
+    assert tables.problems.empty
+
+
 def test_points_of_asv_have_parameters_units_and_dates(store):
     about = {"bench.Step.time_step": {"param_names": ["dim"], "unit": "seconds"}, "version": 2}
     store("asv/benchmarks.json", about)
