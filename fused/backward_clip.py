@@ -1,8 +1,8 @@
-"""Clipping where gradients reach no step: in the backward pass of our embedding modules."""
+"""Clipping where gradients reach no step of torch: those of our embedding modules."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -49,33 +49,70 @@ class BackwardClip:
             clamp_all(grads, self.bound)
 
 
-def clip_in_backward(optimizer: Any, bound: BackwardClip) -> tuple[list[BackwardClip], set[int]]:
+@dataclass(eq=False)
+class Reach:
+    """The fused modules that a clipping optimizer reaches.
+
+    Args:
+        taken: their optimizers, with the bound that each applies to its own gradients by itself.
+        joint: their optimizers that hold their update, so that it is bounded with all other gradients.
+        asking: the bound by which they know who asked them to hold.
+        bounded: the ids of the parameters of both.
+    """
+
+    taken: list[tuple[Any, BackwardClip]]
+    joint: list[Any]
+    asking: BackwardClip
+    bounded: set[int]
+
+    def bounds(self) -> list[BackwardClip]:
+        """Return what modules know this clipping optimizer by."""
+        return [clip for _, clip in self.taken] + ([self.asking] if self.joint else [])
+
+    def clip_held(self) -> None:
+        """Bound, each by itself, the gradients that modules hold for another clipping optimizer."""
+        for optimizer, clip in self.taken:
+            optimizer.clip_held(clip)
+
+    def held(self) -> list[tuple[Tensor, Tensor]]:
+        """Return the weights, and the gradients of their rows, that are to be bounded with all others."""
+        return [pair for optimizer in self.joint for pair in optimizer.held_gradients()]
+
+
+def clip_in_backward(optimizer: Any, bound: BackwardClip, spread: Collection[int] = ()) -> Reach:
     """Hand a bound to the fused modules in a tree of optimizers that clip by themselves.
 
-    A norm is one of all gradients: a module can bound it only where there are no others, for those of dense
-    parameters and of other modules may come later.
+    A norm is one of all gradients. A module that has them all bounds it in its backward pass; where there are
+    others, of dense parameters, of other modules or on other ranks, it holds its update until the step.
 
-    Returns:
-        The bounds that modules have taken, and the ids of the parameters that they are for.
+    Args:
+        optimizer: the tree.
+        bound: how to clip.
+        spread: the ids of parameters whose gradients other ranks have a part of.
     """
     everything = {id(param) for group in optimizer.param_groups for param in group["params"]}
-    taken: list[BackwardClip] = []
-    bounded: set[int] = set()
+    reach = Reach([], [], replace(bound), set())
+    inside = _taken_inside(optimizer)
     for leaf in leaves(optimizer):
         if not hasattr(leaf, "clip_in_backward"):
             continue
         own = set(map(id, leaf.params.values()))
-        alone = own == everything
+        alone = own == everything and own.isdisjoint(spread)
         if own and (alone or bound.kind == "value"):
-            taken.append(replace(bound, measure=bound.measure and alone))
-            leaf.clip_in_backward(taken[-1], inside=_taken_inside(optimizer))
-            bounded |= own
-    return taken, bounded
+            reach.taken.append((leaf, replace(bound, measure=bound.measure and alone)))
+            leaf.clip_in_backward(reach.taken[-1][1], inside=inside)
+            reach.bounded |= own
+        elif own and bound.kind == "norm" and hasattr(leaf, "hold"):
+            reach.joint.append(leaf)
+            leaf.hold(reach.asking, inside=inside)
+            reach.bounded |= own
+    return reach
 
 
 def _taken_inside(optimizer: Any) -> list[BackwardClip]:
     """Return the bounds of the clipping optimizers inside: they hold beside the new one, others no more."""
     parts = [part for _, part in getattr(optimizer, "optimizers", ())]
     parts += [optimizer._optimizer] if hasattr(optimizer, "_optimizer") else []
-    own = list(getattr(optimizer, "_backward_clips", ()))
+    reach = getattr(optimizer, "_reach", None)
+    own = reach.bounds() if isinstance(reach, Reach) else []
     return own + [clip for part in parts for clip in _taken_inside(part)]

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keyedopt.fused.backward_clip import BackwardClip, clip_in_backward
+from keyedopt.fused.backward_clip import BackwardClip, Reach, clip_in_backward
 from keyedopt.fused.folding import Folding, fold
 from keyedopt.fused.fused import fused_parameters
 from keyedopt.fused.keyed import KeyedOptimizer, OptimizerWrapper
@@ -46,7 +46,11 @@ class GradientClippingOptimizer(OptimizerWrapper):
         ValueError: an argument out of its range; or all parameters belong to fused optimizers, which use
             their gradients up in the backward pass. If only some do, a warning says so.
 
-    Our embedding modules clip in their backward pass: by VALUE always, by NORM where there is nothing else.
+    Our embedding modules clip in their backward pass by VALUE, and by NORM where there is nothing else. Where
+    there are other gradients, the norm is one of all, which is known when all have come: from now on such a
+    module does not update in its backward pass, but in the `step` of this optimizer, with the options of
+    then. Until then its gradients are like ``.grad``: several backward passes add up, `zero_grad` drops them,
+    and neither a checkpoint nor a copy has them. What is finite in them becomes 0 by a norm that is not.
     """
 
     def __init__(
@@ -73,16 +77,15 @@ class GradientClippingOptimizer(OptimizerWrapper):
         self._pgs = {param: _Shared(groups) for param, groups in spread.items() if groups}
         self._track_grad_norm = track_grad_norm
         self._last_total_grad_norm: Tensor | None = None
-        self._backward_clips: list[BackwardClip] = []
-        self._look_for_fused()
+        self._reach = self._look_for_fused()
 
-    def _look_for_fused(self) -> None:
+    def _look_for_fused(self) -> Reach:
         bound = BackwardClip(self._clipping.value, self._max_gradient, self._norm_type, self._track_grad_norm)
-        self._backward_clips, bounded = clip_in_backward(self._optimizer, bound)
-        out_of_reach = fused_parameters(self._optimizer) - bounded
+        reach = clip_in_backward(self._optimizer, bound, set(map(id, self._pgs)))
+        out_of_reach = fused_parameters(self._optimizer) - reach.bounded
         clips = self._clipping is not GradientClipping.NONE
         if not out_of_reach or not (clips or self._track_grad_norm):
-            return
+            return reach
         listed = {id(param) for group in self.param_groups for param in group["params"]}
         if clips and not listed - out_of_reach:
             raise ValueError(
@@ -94,6 +97,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
             "the backward pass: only the gradients of the other parameters are clipped and measured",
             stacklevel=3,
         )
+        return reach
 
     def step(self, closure: Any = None) -> Any:
         """Clip, then step; with a closure, clip after each evaluation.
@@ -123,29 +127,37 @@ class GradientClippingOptimizer(OptimizerWrapper):
 
     def compute_total_grad_norm(self) -> tuple[Tensor, list[Tensor]]:
         """Return the norm of all gradients, and their parts on this rank; clip nothing."""
-        norm, parts = self._measure(self._real_parameters())
-        return _rounded(norm, parts), parts
+        norm, parts, held = self._measure(self._real_parameters())
+        return _rounded(norm, parts + held), parts + held
 
     def clip_grad_norm_(self) -> Tensor:
         """Clip all gradients by their norm, whatever `clipping` is, and return the norm."""
-        norm, parts = self._measure(self._real_parameters())
+        norm, parts, held = self._measure(self._real_parameters())
         scale_all(parts, factor_of(norm, self._max_gradient))
-        return _rounded(norm, parts)
+        self._scale_held(held, norm)
+        return _rounded(norm, parts + held)
+
+    def _scale_held(self, held: list[Tensor], norm: Tensor) -> None:
+        # Rows that are not finite must not spoil the others: what has no direction to trust becomes 0.
+        scale_all(held, torch.where(norm.isfinite(), factor_of(norm, self._max_gradient), 0.0))
 
     def _clip(self, in_step: bool = False) -> Folding:
         """Clip and measure; what is returned has to be around the step, if there is one."""
         self._last_total_grad_norm = None
+        self._reach.clip_held()
         real, nothing = self._real_parameters(), Folding()
-        if not real and self._backward_clips:
-            self._last_total_grad_norm = self._backward_clips[0].last_norm
-            return nothing
-        if not real and any(group["params"] for group in self.param_groups):
-            return nothing
+        if not real and not self._reach.joint:
+            if self._reach.taken:
+                self._last_total_grad_norm = self._reach.taken[0][1].last_norm
+                return nothing
+            if any(group["params"] for group in self.param_groups):
+                return nothing
         by_norm = self._clipping is GradientClipping.NORM
         if by_norm or self._track_grad_norm:
-            norm, parts = self._measure(real)
-            self._last_total_grad_norm = _rounded(norm, parts)
+            norm, parts, held = self._measure(real)
+            self._last_total_grad_norm = _rounded(norm, parts + held)
             if by_norm:
+                self._scale_held(held, norm)
                 folding = fold(self._optimizer, real, norm, self._max_gradient) if in_step else None
                 if folding is not None:
                     return folding
@@ -155,17 +167,20 @@ class GradientClippingOptimizer(OptimizerWrapper):
         return nothing
 
     @torch.no_grad()
-    def _measure(self, real: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Return the norm in full precision, and each part of a gradient once."""
-        device = real[0].device if real else torch.device("cpu")
+    def _measure(self, real: list[Tensor]) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+        """Return the norm in full precision, and each part of a gradient once: dense ones, and held ones."""
+        held = self._reach.held()
+        device = next((each.device for each in (*real, *(grad for _, grad in held))), torch.device("cpu"))
         # A rank that holds no shard of a parameter still takes part in its reductions.
         spread: dict[Groups, list[Tensor]] = {groups: [] for groups in self._pgs.values()}
         for param in real:
             groups = self._pgs[param] if self._pgs and param in self._pgs else mesh_groups(param)
             spread.setdefault(groups, []).extend(parts_of(param))
+        for weight, grad in held:
+            spread.setdefault(self._pgs.get(weight, ()), []).append(grad)
         norms = [p_norm(some, self._norm_type, device, groups) for groups, some in spread.items()]
         norm = norms[0] if len(norms) == 1 else p_norm(norms, self._norm_type, device)
-        return norm, _distinct(real)
+        return norm, _distinct(real), [grad for _, grad in held]
 
     def _real_parameters(self) -> list[Tensor]:
         """Return each parameter that can be clipped once, from the groups as they are now."""

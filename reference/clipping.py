@@ -9,6 +9,7 @@ import torch
 
 from keyedopt.reference._backward_clip import BackwardClip, clip_in_backward
 from keyedopt.reference._norm import Groups, distinct_parts, gradient_parts, mesh_groups, p_norm, rounded
+from keyedopt.reference._process_groups import shared_groups
 from keyedopt.reference.fused import fused_parameters
 from keyedopt.reference.keyed import KeyedOptimizer, OptimizerWrapper
 
@@ -53,8 +54,12 @@ class GradientClippingOptimizer(OptimizerWrapper):
             of the combined optimizers is fused, the others are clipped and a warning says so.
 
     Our own embedding modules clip in their backward pass from now on, before the update: each by VALUE, and
-    one that is wrapped alone by NORM, which is that of all its tables. Another clipping optimizer that is
-    put around the same module takes its place, unless it is put around this one.
+    one that is wrapped alone by NORM, which is that of all its tables. Where there are other gradients, the
+    norm is one of all, which is known when all have come: from now on such a module does not update in its
+    backward pass, but in the `step` of this optimizer, with the options of then. Until then its gradients
+    are like ``.grad``: several backward passes add up, `zero_grad` drops them, and neither a checkpoint nor a
+    copy has them. By a norm that is not finite what is finite in them becomes 0. Another clipping optimizer
+    that is put around the same module takes the place of this one, unless it is put around this one.
 
     >>> from keyedopt.reference.keyed import KeyedOptimizerWrapper
     >>> weight = torch.nn.Parameter(torch.zeros(2))
@@ -86,11 +91,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
         self._norm_type = float(norm_type)
         if not self._norm_type > 0:
             raise ValueError(f"norm_type must be above 0, not {norm_type!r}")
-        self._pgs = {
-            param: _Shared(groups)
-            for param, groups in (param_to_pgs or {}).items()
-            if enable_global_grad_clip and groups
-        }
+        self._pgs = shared_groups(param_to_pgs if enable_global_grad_clip else None)
         self._track_grad_norm = track_grad_norm
         self._last_total_grad_norm: torch.Tensor | None = None
         self._refuse_fused()
@@ -98,10 +99,10 @@ class GradientClippingOptimizer(OptimizerWrapper):
     def _refuse_fused(self) -> None:
         kind, track = self._clipping.value, self._track_grad_norm
         bound = BackwardClip(kind, self._max_gradient, self._norm_type, track)
-        self._backward_clips, looked_after = clip_in_backward(self._optimizer, bound)
+        self._reach = clip_in_backward(self._optimizer, bound, {id(param) for param in self._pgs})
         if self._clipping is GradientClipping.NONE and not self._track_grad_norm:
             return
-        fused = fused_parameters(self._optimizer) - looked_after
+        fused = fused_parameters(self._optimizer) - self._reach.bounded
         if not fused:
             return
         dense = {id(param) for group in self.param_groups for param in group["params"]} - fused
@@ -157,13 +158,15 @@ class GradientClippingOptimizer(OptimizerWrapper):
             # Multiplied in the dtype of the factor: in float16 a small factor would become 0.
             wide = torch.promote_types(part.dtype, factor.dtype)
             part.copy_(part.to(wide) * factor.to(part.device))
+        self._reach.scale(norm)
         return rounded(norm, parts)
 
     def _clip(self) -> None:
+        self._reach.clip_held()
         real = self._real_parameters()
         self._last_total_grad_norm = None
-        if not real and self._backward_clips:
-            self._last_total_grad_norm = self._backward_clips[0].last_norm
+        if not real and self._reach.taken and not self._reach.joint:
+            self._last_total_grad_norm = self._reach.taken[0][1].last_norm
             return
         if not real and _on_meta(self.param_groups):
             return
@@ -187,6 +190,8 @@ class GradientClippingOptimizer(OptimizerWrapper):
         for param in real:
             groups = self._pgs[param] if param in self._pgs else mesh_groups(param)
             spread.setdefault(groups, []).extend(gradient_parts(param))
+        for weight, grad in self._reach.held():
+            spread.setdefault(self._pgs.get(weight, ()), []).append(grad)
         norms = [p_norm(parts, self._norm_type, device, groups) for groups, parts in spread.items()]
         return p_norm(norms, self._norm_type, device), distinct_parts(real)
 
@@ -196,13 +201,6 @@ class GradientClippingOptimizer(OptimizerWrapper):
         listed = [param for group in self.param_groups for param in group["params"]]
         distinct = {id(param): param for param in listed if id(param) not in fused}
         return [param for param in distinct.values() if param.device.type != "meta"]
-
-
-class _Shared(tuple[Any, ...]):
-    """Process groups, which a copy of the optimizer shares with the original."""
-
-    def __deepcopy__(self, memo: Any) -> "_Shared":
-        return self
 
 
 def _on_meta(groups: Any) -> bool:

@@ -300,29 +300,6 @@ def test_views_with_gaps_are_looked_up_as_what_they_are():
     assert torch.equal(table(module), table(other))
 
 
-def test_an_update_can_be_held_until_a_norm_is_known():
-    module, other = make(fused.Adam), make(fused.Adam)
-    optimizer = module.fused_optimizer
-    optimizer.hold()
-    for factor in (0.5, 0.25):
-        before = table(module).detach().clone()
-        module(BAGS)["f"].sum().backward()
-        assert torch.equal(table(module).detach(), before)
-        (held,) = optimizer.held_gradients()
-        assert held[:, 0].tolist() == [1.0, 2.0, 1.0]
-        held *= factor
-        with pytest.raises(RuntimeError, match="held"):
-            module(BAGS)["f"].sum().backward()
-        optimizer.release()
-        assert not optimizer.held_gradients()
-        (other(BAGS)["f"].sum() * factor).backward()
-    assert torch.equal(table(module), table(other))
-    optimizer.hold(False)
-    for each in (module, other):
-        each(BAGS)["f"].sum().backward()
-    assert torch.equal(table(module), table(other))
-
-
 def test_a_window_is_as_small_as_its_rows():
     """Micro-batches of the same rows do not pile up, and small gradients are not lost on the way."""
     options = {"use_accumulate": True, "accumulate_step": 1000}

@@ -1,5 +1,7 @@
 """Embedding modules: clipping around their fused optimizer."""
 
+import copy
+import gc
 import warnings
 from typing import Any
 
@@ -92,42 +94,198 @@ def test_clipping_by_norm_nonfinite(impl):
     expect(torch.isfinite(tables_of(module)["t"].detach()[1:]).all(), "finite rows", tables_of(module)["t"])
 
 
+def mixed_tree(impl: Any, kind: str = "NORM", **options: Any) -> Any:
+    """Make a module with a table, a dense parameter, and clipping around both; and whether it warned.
+
+    Clipping is None where it is refused.
+    """
+    accumulating = {name: value for name, value in options.items() if "accumulate" in name}
+    more = {name: value for name, value in options.items() if name not in accumulating}
+    chosen = "AccumulateSGD" if accumulating else "SGD"
+    module = collection(impl, chosen, {"lr": 1.0, **accumulating}, tables=ONE_TABLE)
+    params = parameters(1)
+    dense = impl.KeyedOptimizerWrapper(params, lambda listed: torch.optim.SGD(listed, lr=1.0))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        whole = clipped(impl, impl.CombinedOptimizer([module.fused_optimizer, dense]), kind, 0.5, **more)
+    return module, params["p0"], whole, bool(caught)
+
+
+def give(module: Any, weight: torch.Tensor, rows: Any, grads: Any, dense: Any) -> None:
+    """Give gradients to rows of the table, in a backward pass, and add one to that of a dense parameter."""
+    (module(jagged({"f": [[row] for row in rows]}))["f"] * torch.tensor(grads)).sum().backward()
+    added = torch.tensor(dense)
+    weight.grad = added if weight.grad is None else weight.grad + added
+
+
 @pytest.mark.clause("FUSED-073")
 @pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_clipping_of_a_mixed_tree(impl, kind):
     """In a mixed tree the dense part is clipped; a fused part that is not, is warned of."""
-    module, params = collection(impl, "SGD", {"lr": 1.0}, tables=ONE_TABLE), parameters(1)
-    dense = impl.KeyedOptimizerWrapper(params, lambda listed: torch.optim.SGD(listed, lr=1.0))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        whole = clipped(impl, impl.CombinedOptimizer([module.fused_optimizer, dense]), kind, 0.5)
+    module, dense, whole, warned = mixed_tree(impl, kind)
     if whole is None:
         return
     table = tables_of(module)["t"]
-    before = table.detach().clone()
-    (module(jagged({"f": [[0]]}))["f"] * 8.0).sum().backward()
-    taken = float((before - table.detach()).max())
-    expect(taken <= 0.5001 or caught, "a clipped table or a warning", f"{taken} without a warning")
-    params["p0"].grad = torch.tensor([8.0, 0.0, 0.0])
-    weight = params["p0"].detach().clone()
+    before, weight = table.detach().clone(), dense.detach().clone()
+    give(module, dense, [0], [[8.0, 8.0, 8.0, 8.0]], [8.0, 0.0, 0.0])
     whole.step()
-    step = (weight - params["p0"].detach()).double()
-    expect_close(step, torch.tensor([0.5, 0.0, 0.0]).double(), "the dense step", ulps=2**34)
+    step = (weight - dense.detach()).double()
+    taken = (before - table.detach()).double()[0]
+    if kind == "NORM" and not warned:  # one norm of all, √(5 · 8²)
+        factor = 0.5 / (320**0.5 + 1e-6)
+        expect_close(taken, torch.full((4,), 8 * factor).double(), "the step of the table", ulps=2**34)
+    else:
+        factor = 0.5 / 8
+        expect(taken.max() <= 0.5001 or warned, "a clipped table or a warning", f"{taken} without a warning")
+    expect_close(step, torch.tensor([8 * factor, 0.0, 0.0]).double(), "the dense step", ulps=2**34)
+
+
+@pytest.mark.clause("FUSED-073")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, "inf"])
+@pytest.mark.parametrize("times", [1, 3])
+def test_norm_of_a_mixed_tree(impl, norm_type, times):
+    """The norm of a mixed tree is one of all summed gradients, step for step; below the bound it is left."""
+    module, dense, whole, warned = mixed_tree(impl, norm_type=norm_type, track_grad_norm=True)
+    if whole is None or warned:
+        return
+    table = tables_of(module)["t"]
+    grads = torch.tensor([[1.0, 2.0, 0.0, 0.0], [2.0, 2.0, 0.0, 0.0], [0.0, 0.0, -4.0, 0.0]]) * times
+    for size in (1.0, 2.0**-10, 4.0):
+        whole.zero_grad()
+        before, weight = table.detach().clone(), dense.detach().clone()
+        give(module, dense, [0, 0, 1], (grads * size).tolist(), [0.0, 12.0 * size, 0.0])
+        whole.step()
+        total = torch.zeros(6, 4).double()
+        total[0], total[1] = (grads[0] + grads[1]) * size, grads[2] * size
+        other = torch.tensor([0.0, 12.0 * size, 0.0]).double()
+        norm = torch.linalg.vector_norm(torch.cat([total.reshape(-1), other]), float(norm_type))
+        factor = min(1.0, 0.5 / (float(norm) + 1e-6))
+        expect_close((before - table.detach()).double(), total * factor, "the step of the table", ulps=2**36)
+        expect_close((weight - dense.detach()).double(), other * factor, "the dense step", ulps=2**36)
+        expect_close(float(whole.last_total_grad_norm), float(norm), "last_total_grad_norm", ulps=2**32)
+
+
+@pytest.mark.clause("FUSED-073")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
+def test_nonfinite_norm_of_a_mixed_tree(impl):
+    """A dense gradient that is not finite spoils no row of a table."""
+    module, dense, whole, warned = mixed_tree(impl)
+    if whole is None or warned:
+        return
+    give(module, dense, [0, 1], [[8.0] * 4] * 2, [float("nan"), 0.0, 0.0])
+    whole.step()
+    table = tables_of(module)["t"].detach()
+    expect(torch.isfinite(table).all(), "finite rows", table)
+    expect(not torch.isfinite(whole.last_total_grad_norm), "a norm that tells", whole.last_total_grad_norm)
 
 
 @pytest.mark.clause("FUSED-074")
 @pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
 def test_two_modules_by_norm(impl):
-    """The norm of two modules, unknown in the backward pass of one, is refused or warned of."""
-    modules = [collection(impl, "SGD", tables=ONE_TABLE) for _ in range(2)]
+    """Two modules by NORM: bounded by their common norm when the step is taken, or refused or warned of."""
+    modules = [collection(impl, "SGD", {"lr": 1.0}, tables=ONE_TABLE) for _ in range(2)]
     whole = impl.CombinedOptimizer(
         [(str(number), each.fused_optimizer) for number, each in enumerate(modules)]
     )
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         wrapper = clipped(impl, whole, "NORM", 0.5)
-    expect(wrapper is None or caught, "an error or a warning", "neither")
+    if wrapper is None or caught:
+        return
+    before = [tables_of(module)["t"].detach().clone() for module in modules]
+    for size, module in zip((3.0, 4.0), modules, strict=True):
+        output = module(jagged({"f": [[2]]}))["f"]
+        (output * torch.tensor([[size, 0.0, 0.0, 0.0]])).sum().backward()
+    wrapper.step()
+    for size, module, old in zip((3.0, 4.0), modules, before, strict=True):
+        taken = float((old - tables_of(module)["t"].detach())[2, 0])
+        expect_close(taken, size * 0.5 / (5.0 + 1e-6), "the step of a table", ulps=2**34)
+
+
+@pytest.mark.clause("FUSED-081")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
+def test_backward_passes_before_a_step(impl):
+    """Until a joint step gradients of tables are like dense ones: they add up, or are dropped."""
+    module, dense, whole, warned = mixed_tree(impl)
+    if whole is None or warned:
+        return
+    table = tables_of(module)["t"]
+    before, weight = table.detach().clone(), dense.detach().clone()
+    give(module, dense, [0, 1], [[9.0] * 4] * 2, [9.0, 9.0, 9.0])
+    whole.zero_grad()
+    dense.grad = None
+    give(module, dense, [2], [[1.0, 0.0, 0.0, 0.0]], [2.0, 0.0, 0.0])
+    expect_equal(torch.equal(table.detach(), before), True, "a table before the step as it was")
+    give(module, dense, [2, 3], [[2.0, 0.0, 0.0, 0.0], [0.0, 6.0, 0.0, 0.0]], [0.0, 2.0, 0.0])
+    whole.step()
+    total = torch.zeros(6, 4).double()
+    total[2, 0], total[3, 1] = 3.0, 6.0
+    other = torch.tensor([2.0, 2.0, 0.0]).double()
+    factor = 0.5 / (53**0.5 + 1e-6)
+    expect_close((before - table.detach()).double(), total * factor, "the step of the table", ulps=2**34)
+    expect_close((weight - dense.detach()).double(), other * factor, "the dense step", ulps=2**34)
+    before = table.detach().clone()
+    whole.step()
+    expect_equal(torch.equal(table.detach(), before), True, "a table after a second step as it was")
+
+
+@pytest.mark.clause("FUSED-081")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer", "AccumulateSGD")
+def test_windows_before_a_step(impl):
+    """A window that is full waits for the joint step with the sum of all its micro-batches."""
+    module, dense, whole, warned = mixed_tree(impl, use_accumulate=True, accumulate_step=3)
+    if whole is None or warned:
+        return
+    table = tables_of(module)["t"]
+    for _ in range(2):
+        before, weight = table.detach().clone(), dense.detach().clone()
+        dense.grad = None
+        for size in (1.0, 2.0, 1.0):
+            give(module, dense, [4], [[size, 0.0, 0.0, 0.0]], [0.0, size - 0.25, 0.0])
+            if size == 2.0:  # also a step in which the window waits
+                whole.step()
+                expect_equal(torch.equal(table.detach(), before), True, "a table within a window as it was")
+                dense.grad, weight = None, dense.detach().clone()
+        whole.step()
+        factor = 0.5 / ((4.0**2 + 0.75**2) ** 0.5 + 1e-6)
+        taken = float((before - table.detach())[4, 0])
+        expect_close(taken, 4.0 * factor, "the step of the table", ulps=2**34)
+        expect_close(float((weight - dense.detach())[1]), 0.75 * factor, "the dense step", ulps=2**34)
+
+
+@pytest.mark.clause("FUSED-082")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
+def test_joint_clipping_that_is_gone(impl):
+    """A module trains on when joint clipping around it is gone, and so does a copy of the module alone."""
+    module, _, whole, warned = mixed_tree(impl)
+    if whole is None or warned:
+        return
+    alone = copy.deepcopy(module)
+    del whole
+    gc.collect()
+    for each in (module, alone):
+        before = tables_of(each)["t"].detach().clone()
+        each(jagged({"f": [[1]]}))["f"].sum().backward()
+        expect_equal(torch.equal(tables_of(each)["t"].detach(), before), False, "a table as it was")
+
+
+@pytest.mark.clause("FUSED-082")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
+def test_joint_clipping_that_is_copied(impl):
+    """A copy of module, dense parameter and clipping clips jointly, too, and leaves the original alone."""
+    module, dense, whole, warned = mixed_tree(impl)
+    if whole is None or warned:
+        return
+    other, weight, copied = copy.deepcopy((module, dense, whole))
+    table, untouched = tables_of(other)["t"], tables_of(module)["t"].detach().clone()
+    before = table.detach().clone()
+    give(other, weight, [0], [[3.0, 0.0, 0.0, 0.0]], [0.0, 4.0, 0.0])
+    copied.step()
+    taken = float((before - table.detach())[0, 0])
+    expect_close(taken, 3.0 * 0.5 / (5.0 + 1e-6), "the step of the copied table", ulps=2**34)
+    expect_equal(torch.equal(tables_of(module)["t"].detach(), untouched), True, "the original as it was")
 
 
 @pytest.mark.clause("FUSED-075")

@@ -51,6 +51,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         self.device = self.tables[0].weight.device
+        self.dtype = self.tables[0].weight.dtype
         self._counts = any(
             f"{name}.iter" in state for name, state in zip(self.names, self.states, strict=True)
         )
@@ -80,6 +81,11 @@ class Cluster:
         for index, before, counter in counted:
             if counter is not None:
                 self._read[index] = (counter._version, before + 1)
+
+    def stays(self) -> bool:
+        """Whether the tables are where they were, in the dtype that they had."""
+        weights = [table.weight for table in self.tables]
+        return all(one.device == self.device and one.dtype is self.dtype for one in weights)
 
     def fits(self, weights: Mapping[str, Tensor]) -> bool:
         """Whether weights and states are still those that the tables have."""

@@ -10,6 +10,7 @@ from torch import Tensor, optim
 from keyedopt.fused.embedding import update
 from keyedopt.fused.embedding.backward import Given
 from keyedopt.fused.embedding.clusters import Cluster, make_clusters
+from keyedopt.fused.embedding.held import Held
 from keyedopt.fused.embedding.plans import initial_state, make_plan, optimizer_class
 from keyedopt.fused.fused import FusedOptimizer
 from keyedopt.fused.row_optimizer import RowOptimizer
@@ -37,18 +38,27 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         self._plans: dict[str, RowOptimizer] = {}
         self._weights: dict[str, Tensor] = {}
         self._clips: list[Any] = []
-        self._holds = False
-        self._held: update.Plan | None = None
+        self._held = Held()
 
     def step(self, closure: Any = None) -> Any:
-        """Do nothing, for the backward pass has updated the tables; a closure is evaluated."""
-        if closure is None:
-            return None
-        with torch.enable_grad():
-            return closure()
+        """Do the update that is held, if there is one: else the backward pass has done it.
+
+        Returns:
+            What the closure does, which is evaluated before.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.release()
+        return loss
 
     def zero_grad(self, set_to_none: bool = False) -> None:
-        """Do nothing: the backward pass has used the gradients up."""
+        """Drop gradients that are held, if there are any: else the backward pass has used them up."""
+        self._held.drop()
+
+    def _bare_step(self) -> None:
+        """Do nothing in `init_state`: the state is there, and an update that is held waits for its step."""
 
     def add_param_group(self, param_group: Any) -> None:
         """Refuse: only the tables of the module have a backward pass that updates them.
@@ -65,7 +75,51 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
             clip: its ``apply`` is given the gradients of all tables, each row once, to change in place.
             inside: bounds that were asked for before, and hold on.
         """
-        self._clips = [known for known in self._clips if any(known is one for one in inside)] + [clip]
+        self._keep(inside)
+        self._clips.append(clip)
+
+    def hold(self, clip: Any, inside: Sequence[Any]) -> None:
+        """Have updates wait for `step`, from the next backward pass on, as long as there is this bound.
+
+        So a norm can be bounded that is known only after the backward pass, as that of these and of other
+        gradients together: what is held is scaled in place before the step. It is to a table what ``.grad``
+        is to a dense parameter: backward passes add to it, `step` uses it up, and `zero_grad` drops it.
+
+        Args:
+            clip: who asks for it; only a weak reference to it is kept.
+            inside: bounds that were asked for before, and hold on.
+        """
+        self._keep(inside)
+        self._held.ask(clip)
+
+    def _keep(self, inside: Sequence[Any]) -> None:
+        self._clips = [known for known in self._clips if any(known is one for one in inside)]
+        self._held.keep(inside)
+
+    def clip_held(self, clip: Any) -> None:
+        """Apply a bound to the gradients that are held; `release` applies those that have not been."""
+        self._held.clip(clip)
+
+    def held_gradients(self) -> list[tuple[Tensor, Tensor]]:
+        """Return weights, and their gradients that are held, (U, D), each row once, to change in place."""
+        return [(self._weights[name], grads) for name, grads in self._held.gradients()]
+
+    @torch.no_grad()
+    def release(self) -> None:
+        """Do the update that is held, if there is one, with the options and on the device of now.
+
+        Raises:
+            RuntimeError: a gradient is not finite and ``error_if_nonfinite`` is set; nothing is changed.
+            ValueError: an option has been set to what it cannot be; nothing is changed.
+        """
+        if not self._held:
+            return
+        given = self._held.given(self._weights)
+        stays = all(cluster.stays() for cluster, _ in given)
+        plan = update.resume(self._current(given) if stays else self._anew(given), self._seed())
+        self._held.drop()
+        self._updates += 1
+        plan.carry_out()
 
     def use(
         self, given: type[optim.Optimizer], weights: Mapping[str, Tensor], kwargs: Mapping[str, Any]
@@ -139,40 +193,26 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
             RuntimeError: a gradient is not finite and ``error_if_nonfinite`` is set.
             ValueError: an option has been set to what it cannot be.
         """
-        if self._held is not None:
-            raise RuntimeError("the update of the last backward pass is held: release it before the next")
-        seed = None if self._rounding_seed is None else self._rounding_seed + self._updates
-        plan = update.make_plan(self._current(given), self._clips, seed, self._holds)
+        if self._held.wanted():
+            plan = update.sum_up(self._current(given), self._held.names())
+            self._held.add(plan, self._clips)
+            plan.keep()
+            return
+        self.release()  # who had it held is gone
+        plan = update.make_plan(self._current(given), self._clips, self._seed())
         self._updates += 1
-        if self._holds and plan.gradients():  # a window that is not full waits by itself
-            self._held = plan
-        else:
-            plan.carry_out()
+        plan.carry_out()
 
-    def hold(self, holds: bool = True) -> None:
-        """Whether updates wait, from the next backward pass on, for `release`.
-
-        So a bound that is known only after it, as of the norm of these and of other gradients together, can
-        be kept: a factor is multiplied into what `held_gradients` returns.
-        """
-        self.release()
-        self._holds = holds
-
-    def held_gradients(self) -> list[Tensor]:
-        """Return the gradients of the update that waits, to change in place: each row of a table once."""
-        return [] if self._held is None else self._held.gradients()
-
-    @torch.no_grad()
-    def release(self) -> None:
-        """Do the update that waits, if there is one."""
-        plan, self._held = self._held, None
-        if plan is not None:
-            plan.carry_out()
+    def _seed(self) -> int | None:
+        return None if self._rounding_seed is None else self._rounding_seed + self._updates
 
     def _current(self, given: Sequence[Given]) -> Sequence[Given]:
         """Put lookups whose tables have got another group since the forward into clusters as they are now."""
         if all(any(cluster.group is group for group in self.param_groups) for cluster, _ in given):
             return given
+        return self._anew(given)
+
+    def _anew(self, given: Sequence[Given]) -> Sequence[Given]:
         places = {
             name: (cluster, index)
             for cluster in self.clusters(self._weights)

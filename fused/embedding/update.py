@@ -1,7 +1,7 @@
 """One step of an embedding module, after a backward pass: checked as a whole, then written."""
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -52,24 +52,27 @@ class Plan:
         """Return the sums of all rows that will be updated, table by table, as far as they are known."""
         return [one.grads for work in self.works for one in work.sums or ()]
 
-    def carry_out(self) -> None:
-        """Do it; nothing is refused any more."""
+    def keep(self) -> None:
+        """Keep in windows what is not updated yet."""
         for window, rows, grads, merge in self.waiting:
             window.keep(rows, grads, merge)
+
+    def carry_out(self) -> None:
+        """Do it; nothing is refused any more."""
+        self.keep()
         for work in self.works:
             _write(work)
         for window in self.full:
             window.clear()
 
 
-def make_plan(given: Iterable[Given], clips: Sequence[Any], seed: int | None, sums: bool) -> Plan:
+def make_plan(given: Iterable[Given], clips: Sequence[Any], seed: int | None) -> Plan:
     """Check a step, and compute what has to be known before anything is written.
 
     Args:
         given: the lookups of a backward pass, with their gradients.
         clips: bounds of the gradients.
         seed: of stochastic rounding; None rounds to nearest.
-        sums: whether the gradients of rows are wanted before the update.
 
     Raises:
         RuntimeError: a gradient is not finite and ``error_if_nonfinite`` is set; nothing is changed.
@@ -78,11 +81,44 @@ def make_plan(given: Iterable[Given], clips: Sequence[Any], seed: int | None, su
     plan = Plan([work for cluster, found in _by_cluster(given) for work in _works(cluster, found, seed)])
     for work in plan.works:
         _wait(work, plan)
-        if sums or clips or _needs_sums(work.cluster.group):
-            _sum(work)
+        if clips or _needs_sums(work.cluster.group):
+            work.sums = _chosen(work, _coalesced(work, work.lookups))
     for clip in clips:
         clip.apply(plan.gradients())
     return plan
+
+
+def sum_up(given: Iterable[Given], joining: Collection[str]) -> Plan:
+    """Check a step that is to be taken later: sum up the gradients, and leave the rest of it for `resume`.
+
+    Args:
+        given: the lookups of a backward pass, with their gradients.
+        joining: tables whose gradients are added to some that wait, outside of their window.
+
+    Raises:
+        RuntimeError, ValueError: as `make_plan`.
+    """
+    plan = Plan([work for cluster, found in _by_cluster(given) for work in _works(cluster, found, None)])
+    for work in plan.works:
+        _wait(work, plan, joining)
+        work.sums = _coalesced(work, work.lookups)
+    return plan
+
+
+def resume(given: Iterable[Given], seed: int | None) -> Plan:
+    """Plan the step of gradients that waited, distinct rows of each table; raises as `make_plan` does."""
+    plan = Plan([work for cluster, found in _by_cluster(given) for work in _works(cluster, found, seed)])
+    for work in plan.works:
+        known = [RowGradients(one.table, one.values, _given(one)) for one in work.lookups]
+        _check_all_finite(work.cluster, known)
+        work.sums = _chosen(work, known)
+        plan.full += _windows(work.cluster, {one.table for one in known}).values()
+    return plan
+
+
+def _given(lookup: Lookup) -> Tensor:
+    assert lookup.grad is not None
+    return lookup.grad
 
 
 def _by_cluster(given: Iterable[Given]) -> list[tuple[Cluster, list[Lookup]]]:
@@ -130,12 +166,16 @@ def _needs_sums(group: Mapping[str, Any]) -> bool:
     return bool(group["error_if_nonfinite"]) or Rows(rows) is not Rows.GIVEN
 
 
-def _wait(work: Work, plan: Plan) -> None:
+def _windows(cluster: Cluster, tables: Iterable[int]) -> dict[int, Window]:
+    found = {table: cluster.states[table].get(f"{cluster.names[table]}.window") for table in tables}
+    return {table: window for table, window in found.items() if window is not None}
+
+
+def _wait(work: Work, plan: Plan, joining: Collection[str] = ()) -> None:
     """Take out of the work what has to wait for its window; to the rest, add what waits."""
     cluster = work.cluster
-    tables = {lookup.table for lookup in work.lookups}
-    found = {table: cluster.states[table].get(f"{cluster.names[table]}.window") for table in tables}
-    windows = {table: window for table, window in found.items() if window is not None}
+    tables = {one.table for one in work.lookups if not joining or cluster.names[one.table] not in joining}
+    windows = _windows(cluster, tables)
     if not windows:
         return
     steps = cluster.group["accumulate_step"]
@@ -153,9 +193,7 @@ def _coalesced(work: Work, lookups: list[Lookup]) -> list[RowGradients]:
     """Return the sums of each table that was looked up, also of one in which nothing was; checked."""
     cluster = work.cluster
     sums = work.backend.coalesce(cluster.tables, lookups) if lookups else []
-    if cluster.group["error_if_nonfinite"]:
-        for one in sums:
-            _check_finite(cluster.names[one.table], one.grads)
+    _check_all_finite(cluster, sums)
     found = {one.table for one in sums}
     for lookup in lookups:
         if lookup.table not in found and lookup.grad is not None:
@@ -170,29 +208,28 @@ def _merged(work: Work, table: int, parts: Parts) -> tuple[Tensor, Tensor]:
     return sums.rows, sums.grads
 
 
-def _sum(work: Work) -> None:
-    """Sum the gradients of each row that is updated."""
-    which = Rows(work.cluster.group.get("rows", Rows.GIVEN))
-    work.sums = []
-    for one in _coalesced(work, work.lookups):
-        weight = work.cluster.tables[one.table].weight
-        work.sums.append(RowGradients(one.table, *_chosen(weight, one.rows, one.grads, which)))
-
-
-def _chosen(weight: Tensor, rows: Tensor, grads: Tensor, which: Rows) -> tuple[Tensor, Tensor]:
+def _chosen(work: Work, sums: list[RowGradients]) -> list[RowGradients]:
     """Return the rows that a step updates, and their gradients."""
-    if which is Rows.ALL:
-        every = grads.new_zeros(weight.shape)
-        return torch.arange(len(weight), device=rows.device), every.index_copy_(0, rows, grads)
-    if which is Rows.NONZERO:
-        kept = grads.any(dim=1)
-        return rows[kept], grads[kept]
-    return rows, grads
+    which = Rows(work.cluster.group.get("rows", Rows.GIVEN))
+    if which is Rows.GIVEN:
+        return sums
+    chosen = []
+    for one in sums:
+        if which is Rows.ALL:
+            weight = work.cluster.tables[one.table].weight
+            every = one.grads.new_zeros(weight.shape).index_copy_(0, one.rows, one.grads)
+            chosen.append(RowGradients(one.table, torch.arange(len(weight), device=one.rows.device), every))
+        else:
+            kept = one.grads.any(dim=1)
+            chosen.append(RowGradients(one.table, one.rows[kept], one.grads[kept]))
+    return chosen
 
 
-def _check_finite(name: str, grads: Tensor) -> None:
-    if not bool(grads.isfinite().all()):
-        raise RuntimeError(f"the gradient of table {name!r} is not finite: error_if_nonfinite refuses it")
+def _check_all_finite(cluster: Cluster, sums: Iterable[RowGradients]) -> None:
+    for one in sums if cluster.group["error_if_nonfinite"] else ():
+        if not bool(one.grads.isfinite().all()):
+            name = cluster.names[one.table]
+            raise RuntimeError(f"the gradient of table {name!r} is not finite: error_if_nonfinite refuses it")
 
 
 def _write(work: Work) -> None:

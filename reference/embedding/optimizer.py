@@ -1,7 +1,6 @@
 """The optimizer of an embedding module: it updates in the backward pass, by the unfused one's rule."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -10,22 +9,13 @@ from torch import optim
 from keyedopt.reference._backward_clip import BackwardClip
 from keyedopt.reference._rule_optimizer import RuleOptimizer
 from keyedopt.reference.embedding.backward import Gradients
+from keyedopt.reference.embedding.held import Held, Sum
 from keyedopt.reference.embedding.keys import COUNTING, live
 from keyedopt.reference.embedding.plans import algorithm, initial_state, make_plan, rule_class
+from keyedopt.reference.embedding.update import Update, listed
 from keyedopt.reference.fused import FusedOptimizer
 from keyedopt.reference.rules import Rows, coalesce
 from keyedopt.reference.window import Window
-
-
-@dataclass
-class _Update:
-    """What a step is about to do to a table."""
-
-    weight: torch.Tensor
-    rows: torch.Tensor
-    grads: torch.Tensor
-    targets: Sequence[torch.Tensor] = ()
-    new: Sequence[torch.Tensor] = ()
 
 
 class EmbeddingFusedOptimizer(FusedOptimizer):
@@ -41,16 +31,24 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         self._plans: dict[torch.Tensor, RuleOptimizer] = {}
         self._names: dict[torch.Tensor, str] = {}
         self._clips: list[BackwardClip] = []
+        #: Gradients that wait for `step`; see `hold`.
+        self.held = Held()
 
     def step(self, closure: Any = None) -> Any:
-        """Do nothing, for the backward pass has updated the tables; a closure is evaluated."""
-        if closure is None:
-            return None
-        with torch.enable_grad():
-            return closure()
+        """Evaluate the closure, and do the update that is held, if any; the backward pass does all others."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.release()
+        return loss
 
     def zero_grad(self, set_to_none: bool = False) -> None:
-        """Do nothing: the backward pass has used the gradients up."""
+        """Drop the gradients that are held, if any: else the backward pass has used them up."""
+        self.held.drop()
+
+    def _dummy_step(self) -> None:
+        """Do nothing in `init_state`: the state is there, and what is held waits for its step."""
 
     def add_param_group(self, param_group: Any) -> None:
         """Refuse: only the tables of the module have a backward pass that updates them.
@@ -63,6 +61,17 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
     def clip_in_backward(self, clip: BackwardClip, inside: Sequence[BackwardClip]) -> None:
         """Bound the gradient of every step from now on, after those bounds alone that are in `inside`."""
         self._clips = [known for known in self._clips if known in inside] + [clip]
+        self.held.keep(inside)
+
+    def hold(self, clip: BackwardClip, inside: Sequence[BackwardClip]) -> None:
+        """Have updates wait for `step`, as long as there is this bound, which is one of other gradients too.
+
+        Until then gradients are to tables what ``.grad`` is to dense parameters: backward passes add to it,
+        `step` uses it up, `zero_grad` drops it.
+        """
+        self._clips = [known for known in self._clips if known in inside]
+        self.held.keep(inside)
+        self.held.ask(clip)
 
     def use(
         self,
@@ -116,26 +125,48 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
             RuntimeError: a gradient is not finite and ``error_if_nonfinite`` is set.
             ValueError: an option has been set to what it cannot be.
         """
+        if not self.held.wanted():
+            self.release()  # of one that was held for somebody who is gone
         waiting: list[tuple[Window, torch.Tensor, torch.Tensor]] = []
-        updates: list[_Update] = []
+        sums: list[Sum] = []
         for weight, (rows, grads) in gradients:
             group = self._checked_group(weight, grads)
             window = self.state[weight].get(f"{self._names[weight]}.window")
-            if window is not None and window.count + 1 < group["accumulate_step"]:
+            if weight in self.held.sums:
+                had_rows, had_grads = self.held.sums[weight]
+                rows = torch.cat([had_rows.to(rows), rows])
+                grads = torch.cat([had_grads.to(grads), grads])
+            elif window is not None and window.count + 1 < group["accumulate_step"]:
                 waiting.append((window, rows, grads))
                 continue
-            if window is not None:
+            elif window is not None:
                 rows, grads = window.with_(rows, grads)
-            listed = _listed(weight, *coalesce(rows, grads), Rows(group["rows"]))
-            self._check_finite(weight, listed[1])  # a sum may overflow
-            updates.append(_Update(weight, *listed))
-        for clip in self._clips:
+            sums.append((weight, coalesce(rows, grads)))
+            self._check_finite(weight, sums[-1][1][1])  # a sum may overflow
+        if self.held.wanted():
+            self.held.put(sums, self._clips)
+        else:
+            self._take(sums, self._clips)
+        for window, rows, grads in waiting:
+            window.add(rows, grads)
+
+    @torch.no_grad()
+    def release(self) -> None:
+        """Do the update that is held, if there is one, with the options that are set now; see `update`."""
+        if self.held.sums:
+            self._take(self.held.bounded(), ())
+            self.held.drop()
+
+    def _take(self, sums: Sequence[Sum], clips: Sequence[BackwardClip]) -> None:
+        """Update the rows of some tables by their gradients, all or nothing."""
+        updates = []
+        for weight, (rows, grads) in sums:
+            which = Rows(self._checked_group(weight, grads)["rows"])
+            updates.append(Update(weight, *listed(weight, rows, grads, which)))
+        for clip in clips:
             clip.apply([update.grads for update in updates])
         for update in updates:
             self._compute(update)
-        # from here on nothing is refused
-        for window, rows, grads in waiting:
-            window.add(rows, grads)
         for update in updates:
             self._write(update)
 
@@ -156,7 +187,7 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
             name = self._names[weight]
             raise RuntimeError(f"the gradient of table {name!r} is not finite: error_if_nonfinite refuses it")
 
-    def _compute(self, update: _Update) -> None:
+    def _compute(self, update: Update) -> None:
         """Apply the unfused optimizer's rule, with its options for this step, to copies of the rows."""
         name, plan = self._names[update.weight], self._plans[update.weight]
         entry = self.state[update.weight]
@@ -168,7 +199,7 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         old = [tensor[update.rows] for tensor in update.targets]
         update.new = rule(old[0], update.grads, *old[1:])
 
-    def _write(self, update: _Update) -> None:
+    def _write(self, update: Update) -> None:
         for tensor, new in zip(update.targets, update.new, strict=True):
             tensor.index_copy_(0, update.rows, new)
         name, entry = self._names[update.weight], self.state[update.weight]
@@ -176,16 +207,3 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
             entry[f"{name}.iter"] += 1
         if f"{name}.window" in entry:
             entry[f"{name}.window"].clear()
-
-
-def _listed(
-    weight: torch.Tensor, rows: torch.Tensor, grads: torch.Tensor, which: Rows
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the rows that a step updates, and their gradients."""
-    if which is Rows.ALL:
-        every = grads.new_zeros(weight.shape)
-        return torch.arange(len(weight), device=rows.device), every.index_copy_(0, rows, grads)
-    if which is Rows.NONZERO:
-        kept = (grads != 0).any(dim=1)
-        return rows[kept], grads[kept]
-    return rows, grads
