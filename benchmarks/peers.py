@@ -4,7 +4,7 @@ Nothing that can be done beforehand is left to the timed part: TBE gets its indi
 the form it takes.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -46,20 +46,18 @@ def with_torch(surface: Any, task: Task, work: Workload, device: str) -> Job:
     if task.optimizer not in TORCH:
         raise NotOffered(f"no {CLASSES[task.optimizer]}")
     (optimizer_class,) = need(surface, TORCH[task.optimizer])
-    bags = [
-        nn.EmbeddingBag(work.rows, work.dim, mode="sum", sparse=True, device=device)
-        for _ in range(work.tables)
-    ]
+    tables = [torch.empty(rows, work.dim, device=device) for rows in work.heights]
+    bags = [nn.EmbeddingBag(*table.shape, mode="sum", sparse=True, _weight=table) for table in tables]
     weights = [bag.weight for bag in bags]
     for weight in weights:
         fill(weight)
     optimizer = optimizer_class(weights, **options_of(task.optimizer))
     values = [part.to(device) for part in work.values()]
-    starts = work.offsets()[:-1].to(device)
+    starts = [work.offsets(number)[:-1].to(device) for number in range(work.tables)]
     gradients = [part.to(device) for part in work.gradients()]
 
     def forward() -> list[Tensor]:
-        return [bag(part, starts) for bag, part in zip(bags, values, strict=True)]
+        return [bag(part, start) for bag, part, start in zip(bags, values, starts, strict=True)]
 
     def backward(outputs: list[Tensor]) -> None:
         torch.autograd.backward(outputs, gradients)
@@ -78,6 +76,18 @@ def _clip_adam(work: Dense, device: str) -> Job:
         optimizer.step()
 
     return Job(run=run, results=lambda: {"weights": flat(params)}, prepare=restore)
+
+
+def joined(offsets: Sequence[Tensor]) -> Tensor:
+    """Return the offsets of all tables in their joined row numbers.
+
+    >>> joined([torch.tensor([0, 2, 3]), torch.tensor([0, 1, 1])])
+    tensor([0, 2, 3, 4, 4])
+    """
+    parts = [offsets[0][:1]]
+    for part in offsets:
+        parts.append(part[1:] + parts[-1][-1])
+    return torch.cat(parts)
 
 
 def with_fbgemm(surface: Any, task: Task, work: Workload, device: str) -> Job:
@@ -100,7 +110,7 @@ def with_fbgemm(surface: Any, task: Task, work: Workload, device: str) -> Job:
     options = options_of(task.optimizer)
     options["learning_rate"] = options.pop("lr")
     tbe = SplitTableBatchedEmbeddingBagsCodegen(
-        [(work.rows, work.dim, place, compute)] * work.tables,
+        [(rows, work.dim, place, compute) for rows in work.heights],
         optimizer=getattr(EmbOptimType, TBE[kind][task.optimizer]),
         stochastic_rounding=False,
         device=torch.device(device),
@@ -110,7 +120,7 @@ def with_fbgemm(surface: Any, task: Task, work: Workload, device: str) -> Job:
     for weight in weights:
         fill(weight)
     values = torch.cat(work.values()).to(device)
-    offsets = torch.arange(0, len(values) + 1, work.pooling, device=device)
+    offsets = joined([work.offsets(number) for number in range(work.tables)]).to(device)
     gradient = torch.cat(work.gradients(), 1).to(device)
 
     def forward() -> Any:

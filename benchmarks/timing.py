@@ -58,6 +58,20 @@ class CpuClock:
         return time.perf_counter() - start
 
 
+class ProcessorClock:
+    """The processor time of this process: what others do at the same time does not count, nor does waiting."""
+
+    def now(self) -> float:
+        """Return the seconds that this process has computed."""
+        return time.process_time()
+
+    def time(self, run: Callable[[], object]) -> float:
+        """Return the seconds of computing, on all threads together, that a call takes."""
+        start = time.process_time()
+        run()
+        return time.process_time() - start
+
+
 class CudaClock(CpuClock):
     """Events on the current stream: what the device takes, from when it is idle until it is done."""
 

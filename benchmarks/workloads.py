@@ -35,7 +35,7 @@ class Lookups:
     Args:
         name: what ``keyedopt bench --workload`` calls it.
         about: what it stands for.
-        tables, rows, dim, batch, pooling: T, R, D, B and L.
+        tables, rows, dim, batch, pooling: T, R, D, B and L; R and L are one number, or one for each table.
         indices: one of `DISTRIBUTIONS`.
         exponent: of Zipf's law: the k-th most frequent row has a share in proportion to k to the minus this.
     """
@@ -44,10 +44,10 @@ class Lookups:
     name: str
     about: str
     tables: int
-    rows: int
+    rows: int | tuple[int, ...]
     dim: int
     batch: int
-    pooling: int
+    pooling: int | tuple[int, ...]
     indices: str = "zipf"
     exponent: float = 1.05
 
@@ -55,16 +55,30 @@ class Lookups:
         """Refuse work that cannot be done."""
         if self.indices not in DISTRIBUTIONS:
             raise ValueError(f"indices must be one of {DISTRIBUTIONS}, not {self.indices!r}")
-        if self.indices == "distinct" and self.batch * self.pooling > self.rows:
+        if len(self.heights) != self.tables or len(self.lengths) != self.tables:
+            raise ValueError("rows and pooling must be one number, or one for each table")
+        pairs = zip(self.heights, self.lengths, strict=True)
+        if self.indices == "distinct" and any(self.batch * length > height for height, length in pairs):
             raise ValueError("distinct indices need at least as many rows as lookups in a table")
+
+    @property
+    def heights(self) -> tuple[int, ...]:
+        """R of each table."""
+        return (self.rows,) * self.tables if isinstance(self.rows, int) else self.rows
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """L of each table."""
+        return (self.pooling,) * self.tables if isinstance(self.pooling, int) else self.pooling
 
     def values(self) -> list[Tensor]:
         """Return the row numbers of each table, shape (B · L,), int64."""
         return list(_values(self))
 
-    def offsets(self) -> Tensor:
+    def offsets(self, table: int = 0) -> Tensor:
         """Return where the bags of a table begin and end, shape (B + 1,)."""
-        return torch.arange(0, self.batch * self.pooling + 1, self.pooling)
+        length = self.lengths[table]
+        return torch.arange(0, self.batch * length + 1, length)
 
     def gradients(self) -> list[Tensor]:
         """Return the gradient of each table's pooled output, shape (B, D)."""
@@ -85,8 +99,12 @@ class Lookups:
         numbers = self._rows_touched() * (self.dim * (1 + factor) + constant)
         return self._index_bytes() + FLOAT * (self._bags() * self.dim + 2 * numbers)
 
+    def table_bytes(self) -> int:
+        """Return the bytes of the tables themselves, which have to fit into memory."""
+        return FLOAT * self.dim * sum(self.heights)
+
     def _index_bytes(self) -> int:
-        return INDEX * self._bags() * self.pooling
+        return INDEX * sum(len(values) for values in self.values())
 
     def _bags(self) -> int:
         return self.tables * self.batch
@@ -163,29 +181,66 @@ Workload = Lookups | Dense | SparseGradients
 
 @functools.lru_cache(maxsize=2)
 def _values(work: Lookups) -> tuple[Tensor, ...]:
-    count = work.batch * work.pooling
-    generator = torch.Generator().manual_seed(work.rows + work.tables)
-    shares = torch.arange(1, work.rows + 1, dtype=torch.float64).pow(-work.exponent).cumsum(0)
+    generator = torch.Generator().manual_seed(max(work.heights) + work.tables)
     drawn = []
-    for _ in range(work.tables):
+    for rows, length in zip(work.heights, work.lengths, strict=True):
+        count = work.batch * length
         if work.indices == "same":
-            values = torch.full((count,), work.rows // 2)
+            values = torch.full((count,), rows // 2)
         elif work.indices == "uniform":
-            values = torch.randint(work.rows, (count,), generator=generator)
+            values = torch.randint(rows, (count,), generator=generator)
         else:  # row numbers say nothing about how frequent a row is
-            order = torch.randperm(work.rows, generator=generator)
+            order = torch.randperm(rows, generator=generator)
             if work.indices == "zipf":
+                shares = _shares(rows, work.exponent)
                 points = torch.rand(count, dtype=torch.float64, generator=generator) * shares[-1]
-                order = order[torch.searchsorted(shares, points).clamp_(max=work.rows - 1)]
+                order = order[torch.searchsorted(shares, points).clamp_(max=rows - 1)]
             values = order[:count]
         drawn.append(values)
     return tuple(drawn)
+
+
+@functools.lru_cache(maxsize=1)
+def _shares(rows: int, exponent: float) -> Tensor:
+    """Return what the k most frequent of some rows are drawn of, in proportion, for each k."""
+    return torch.arange(1, rows + 1, dtype=torch.float64).pow(-exponent).cumsum(0)
 
 
 @functools.lru_cache(maxsize=2)
 def _unique(work: Lookups) -> tuple[Tensor, ...]:
     return tuple(torch.unique(values) for values in _values(work))
 
+
+#: The tables of DLRM-DCNv2 in MLPerf training, and how many rows each looks up for a sample: mlcommons/training,
+#: recommendation_v2/torchrec_dlrm/README.MD, the arguments num_embeddings_per_feature and multi_hot_sizes.
+#: Rows are drawn evenly, as there (multi_hot_distribution_type uniform); dim is 128.
+DLRM_ROWS = (
+    *(40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10),
+    *(2_209, 11_938, 155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152, 12_973, 108, 36),
+)
+DLRM_LENGTHS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
+#: Tables up to this size stay as they are when the others are scaled.
+SMALL = 1000
+
+
+def dlrm(name: str, fraction: float, batch: int) -> Lookups:
+    """Return MLPerf's tables with a fraction of their rows; none gets fewer than 1000 that had more.
+
+    A sample looks up 214 rows, so that a step moves at least 8 · 214 bytes of row numbers a sample, the pooled
+    rows and their gradients (26 · 128 numbers a sample each), and each row that is touched, with its state.
+    """
+    rows = tuple(max(min(full, SMALL), round(full * fraction)) for full in DLRM_ROWS)
+    about = f"MLPerf DLRM-DCNv2, {fraction:g} of its rows" if fraction < 1 else "MLPerf DLRM-DCNv2 in full"
+    return Lookups(name, about, len(rows), rows, 128, batch, DLRM_LENGTHS, "uniform")
+
+
+#: The dense part of DLRM-DCNv2 (same source): a bottom network 13-512-256-128; three cross layers of rank 512 over
+#: 27 · 128 numbers; a top network 1024-1024-512-256-1.
+DLRM_TOWER = (
+    *((512, 13), (512,), (256, 512), (256,), (128, 256), (128,)),
+    *((512, 3456), (3456, 512), (3456,)) * 3,
+    *((1024, 3456), (1024,), (1024, 1024), (1024,), (512, 1024), (512,), (256, 512), (256,), (1, 256), (1,)),
+)
 
 _LISTED: tuple[Workload, ...] = (
     Lookups("8x200k-zipf", "a model of medium size, skewed traffic", 8, 200_000, 64, 2048, 20),
@@ -200,6 +255,10 @@ _LISTED: tuple[Workload, ...] = (
         "all-the-same-row", "adversarial: one row takes every gradient", 4, 100_000, 64, 2048, 20, "same"
     ),
     Lookups("all-distinct", "adversarial: no row twice", 4, 100_000, 64, 2048, 20, "distinct"),
+    dlrm("dlrm-dcnv2", 1, 8192),
+    dlrm("dlrm-dcnv2-100th", 1 / 100, 2048),
+    dlrm("dlrm-dcnv2-1000th", 1 / 1000, 512),
+    Dense("dlrm-tower", "the dense part of MLPerf DLRM-DCNv2", DLRM_TOWER),
     Dense("tower-24m", "a cross and deep network of 24 M parameters", ((1024, 1024), (1024,)), 23),
     Dense("10k-parameters", "10,000 small parameters", ((8,),), 10_000),
     SparseGradients("sparse-zipf", "uncoalesced gradients, skewed", 4, 200_000, 64, 40_960),

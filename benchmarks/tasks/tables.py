@@ -74,7 +74,10 @@ class Tables:
 
 def lookups_of(work: Lookups, device: str) -> list[tuple[int, Tensor, Tensor]]:
     """Return of each table how many rows it has, and the values and offsets that are looked up."""
-    return [(work.rows, values.to(device), work.offsets().to(device)) for values in work.values()]
+    return [
+        (rows, values.to(device), work.offsets(table).to(device))
+        for table, (rows, values) in enumerate(zip(work.heights, work.values(), strict=True))
+    ]
 
 
 def _of_each_value(work: Lookups) -> list[Tensor]:
@@ -158,10 +161,7 @@ def in_backward(surface: Any, task: Task, work: Lookups, device: str) -> Job:
     """Make a job of ``nn.EmbeddingBag(sparse=True)`` whose weights have optimizers of their own."""
     apply, optimizer = need(surface, "apply_optimizer_in_backward", CLASSES[task.optimizer])
     lookups = [(values, offsets[:-1]) for _, values, offsets in lookups_of(work, device)]
-    bags = [
-        nn.EmbeddingBag(rows, work.dim, mode="sum", sparse=True, device=device)
-        for rows, _, _ in lookups_of(work, device)
-    ]
+    bags = [nn.EmbeddingBag(rows, work.dim, mode="sum", sparse=True, device=device) for rows in work.heights]
     weights = [bag.weight for bag in bags]
     for weight in weights:
         fill(weight)
@@ -185,7 +185,7 @@ def trained(surface: Any, work: Lookups, device: str, steps: int) -> Any:
 
 def state_bytes(work: Lookups) -> int:
     """A number for each row of row-wise Adagrad, read once and written once."""
-    return 2 * FLOAT * sum(rows for rows, _, _ in lookups_of(work, "cpu"))
+    return 2 * FLOAT * sum(work.heights)
 
 
 def unpooled_bytes(optimizer: str, work: Lookups) -> int:

@@ -1,0 +1,139 @@
+"""How far the gate can be believed: runs of it with nothing changed, and with a planted regression.
+
+``python -m keyedopt.benchmarks.trials FOLDER --trials 20`` writes a baseline, then runs the gate on the default
+set as often as asked for, without any change, and as often with one optimizer that takes a tenth longer, each
+optimizer of the set in turn. Every round is a process of its own. FOLDER keeps ``baseline.json``, a line for
+each trial in ``trials.jsonl``, and the figures in ``figures.md``; started again, it goes on where it stopped.
+In a trial with a plant only the comparisons of that optimizer are measured, at the levels of the whole set.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from keyedopt.benchmarks import baseline as baselines
+from keyedopt.benchmarks.baseline import Baseline, Key
+from keyedopt.benchmarks.compare import DEFAULT
+from keyedopt.benchmarks.gate import Change, Limits, judge
+from keyedopt.benchmarks.rounds import Measured, Request, in_a_process
+
+#: The plant of each task of the default set.
+PLANTS = {
+    "train-rowwise_adagrad": "rowwise_adagrad",
+    "train-sgd": "sgd",
+    "train-adagrad": "adagrad",
+    "train-adam": "adam",
+    "sparse-adam": "sparse_adam",
+    "clip-adam": "clipping",
+}
+WANTED = tuple((work, task, "") for work, tasks in DEFAULT for task in tasks)
+
+
+def measured(target: str, wanted: Sequence[Key]) -> list[Measured]:
+    """Make a round."""
+    return in_a_process(Request(implementation=target, wanted=tuple(wanted)))
+
+
+def trial(target: str, baseline: Baseline, limits: Limits = Limits()) -> dict[Key, Change]:
+    """Run the gate."""
+
+    def measure(wanted: Sequence[Key]) -> Mapping[Key, float]:
+        return {item.key: item.slowdown for item in measured(target, wanted)}
+
+    return judge(baseline, measure, limits)
+
+
+def part(baseline: Baseline, task: str) -> Baseline:
+    """Return the comparisons of a task alone."""
+    return replace(baseline, rows=[row for row in baseline.rows if row["task"] == task])
+
+
+def run(folder: Path, trials: int, rounds: int) -> None:
+    """Make the trials that are missing, null and planted in turn."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "baseline.json"
+    if not path.exists():
+        kept = folder / "baseline.jsonl"
+        lines = kept.read_text().splitlines() if kept.exists() else []
+        for number in range(len(lines), rounds):
+            items = [[item.key, item.slowdown, item.noise] for item in measured("fused", WANTED)]
+            lines.append(json.dumps(items))
+            with kept.open("a", encoding="utf-8") as file:
+                file.write(lines[-1] + "\n")
+            print(f"baseline: round {number + 1} of {rounds}", flush=True)
+        made = [{tuple(key): (value, noise) for key, value, noise in json.loads(line)} for line in lines]
+        path.write_text(baselines.made_of(made, "cpu", 1, "fused").to_text(), encoding="utf-8")
+    baseline = baselines.read(path)
+    log = folder / "trials.jsonl"
+    done = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+    comparisons = len(baseline.rows)
+    tasks = [task for task in PLANTS if any(row["task"] == task for row in baseline.rows)]
+    for number in range(trials):
+        for kind in ("nothing", tasks[number % len(tasks)]):
+            if any(item["number"] == number and (item["planted"] == "nothing") == (kind == "nothing") for item in done):
+                continue
+            began = time.monotonic()
+            if kind == "nothing":
+                found = trial("fused", baseline)
+            else:
+                target = f"keyedopt.benchmarks.plant:{PLANTS[kind]}"
+                found = trial(target, part(baseline, kind), Limits(comparisons=comparisons))
+            item = {
+                "number": number,
+                "planted": kind,
+                "seconds": round(time.monotonic() - began, 1),
+                "load": os.getloadavg()[0],
+                "found": [{"key": key, **asdict(change)} for key, change in found.items()],
+            }
+            done.append(item)
+            with log.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(item) + "\n")
+            worse = [one["key"] for one in item["found"] if one["verdict"] == "worse"]
+            print(f"trial {number}, {kind} planted: {worse or 'no alarm'}, {item['seconds']} s", flush=True)
+    (folder / "figures.md").write_text(figures(done), encoding="utf-8")
+    print(figures(done))
+
+
+def figures(done: Sequence[Mapping[str, Any]]) -> str:
+    """Return what the trials gave, as text."""
+    null = [item for item in done if item["planted"] == "nothing"]
+    plants = [item for item in done if item["planted"] != "nothing"]
+
+    def alarmed(item: Mapping[str, Any]) -> bool:
+        return any(one["verdict"] == "worse" for one in item["found"])
+
+    quiet = sum(not alarmed(item) for item in null)
+    lines = [
+        "# Trials of the gate",
+        "",
+        f"- nothing changed: no alarm in any comparison in {quiet} of {len(null)} trials",
+        f"- one optimizer 10 % slower: found in {sum(map(alarmed, plants))} of {len(plants)} trials",
+        "",
+        "| planted | trials | found | change, median |",
+        "|---|---|---|---|",
+    ]
+    for task in dict.fromkeys(item["planted"] for item in plants):
+        some = [item for item in plants if item["planted"] == task]
+        values = sorted(one["value"] for item in some for one in item["found"])
+        middle = values[len(values) // 2]
+        lines.append(f"| {task} | {len(some)} | {sum(map(alarmed, some))} | {middle:+.1%} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=16, help="of the baseline")
+    given = parser.parse_args()
+    run(given.folder, given.trials, given.rounds)
+
+
+if __name__ == "__main__":
+    main()
