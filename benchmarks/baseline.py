@@ -100,7 +100,9 @@ def refuse_other(baseline: Baseline, machine: Mapping[str, Any], work: Mapping[s
     for name in sorted({*baseline.machine, *machine}):
         then, now = baseline.machine.get(name), machine.get(name)
         if then != now:
-            raise BaselineError(f"the baseline is of another machine: {name} was {then!r}, here it is {now!r}")
+            raise BaselineError(
+                f"the baseline is of another machine: {name} was {then!r}, here it is {now!r}"
+            )
     for name, print_then in baseline.work.items():
         if name not in work:
             raise BaselineError(f"the baseline is of a workload that there is none of here: {name!r}")

@@ -2,7 +2,7 @@
 
 import gc
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keyedopt.benchmarks import tasks, timing
-from keyedopt.benchmarks.environment import environment
+from keyedopt.benchmarks import cost, tasks, timing
+from keyedopt.benchmarks.environment import environment, free_memory
 from keyedopt.benchmarks.peers import OWN_WAY
 from keyedopt.benchmarks.tasks import TASKS, NotOffered, Task
 from keyedopt.benchmarks.timing import Budget, Clock, Job
-from keyedopt.benchmarks.workloads import WORKLOADS, Workload
+from keyedopt.benchmarks.workloads import STATE, WORKLOADS, Lookups, Workload
 from keyedopt.conformance.implementation import Implementation, TargetError, find
 from keyedopt.conformance.text import error_text, one_line
 
@@ -58,6 +58,8 @@ class Comparison:
         error: how far the results are apart, see `timing.relative_error`.
         matches: whether that is within the tolerance.
         samples, peer_samples: the seconds of each run.
+        memory, peer_memory: bytes that a run needs at its peak besides what there is before it.
+        launches, peer_launches: kernels that a run starts on a GPU.
     """
 
     workload: str
@@ -79,6 +81,10 @@ class Comparison:
     matches: bool
     samples: list[float]
     peer_samples: list[float]
+    memory: int | None = None
+    peer_memory: int | None = None
+    launches: int | None = None
+    peer_launches: int | None = None
 
 
 @dataclass(frozen=True)
@@ -101,13 +107,21 @@ class Report:
         return asdict(self)
 
 
-def chosen(works: Sequence[str], names: Sequence[str]) -> list[tuple[Workload, Task]]:
+def chosen(
+    works: Sequence[str], names: Sequence[str], known_works: Mapping[str, Workload] | None = None
+) -> list[tuple[Workload, Task]]:
     """Return the tasks of the workloads that are asked for, or the default set if nothing is.
+
+    Args:
+        works: names of workloads.
+        names: names of tasks.
+        known_works: those that there are; by default `WORKLOADS`.
 
     Raises:
         RequestError: a name that is not known, or a workload and a task that do not go together.
     """
-    for asked, known, what in ((works, WORKLOADS, "workload"), (names, TASKS, "task")):
+    all_works = WORKLOADS if known_works is None else known_works
+    for asked, known, what in ((works, all_works, "workload"), (names, TASKS, "task")):
         for name in asked:
             if name not in known:
                 raise RequestError(
@@ -117,10 +131,10 @@ def chosen(works: Sequence[str], names: Sequence[str]) -> list[tuple[Workload, T
     if not works and not names:
         pairs = usual
     elif not names:
-        pairs = [(work, task) for work in works for task in _usual_tasks(WORKLOADS[work].kind, usual)]
+        pairs = [(work, task) for work in works for task in _usual_tasks(all_works[work].kind, usual)]
     else:
         pairs = [(work, task) for work in works or [work for work, _ in DEFAULT] for task in names]
-    fitting = [(WORKLOADS[w], TASKS[t]) for w, t in pairs if WORKLOADS[w].kind == TASKS[t].kind]
+    fitting = [(all_works[w], TASKS[t]) for w, t in pairs if all_works[w].kind == TASKS[t].kind]
     if not fitting:
         raise RequestError("none of the workloads goes with a task that was asked for; see --list")
     return fitting
@@ -152,12 +166,14 @@ def implementations(target: str, against: Sequence[str] | None) -> Iterator[tupl
 
 @dataclass
 class Contestant:
-    """A job that has run a few times, with what it has changed by then."""
+    """A job that has run a few times, with what it has changed by then, and what else it costs."""
 
     job: Job
     before: dict[str, Tensor]
     after: dict[str, Tensor]
     first: float
+    memory: int | None = None
+    launches: int | None = None
 
 
 def start(make: Callable[[], Job], clock: Clock, warmup: float) -> Contestant:
@@ -187,9 +203,20 @@ def compare(
     device: str,
     budget: Budget,
     clock: Clock,
-    progress: Callable[[str], object] = lambda _: None,
+    progress: Callable[[str, int, int], object] = lambda text, done, total: None,
+    cold: bool = False,
 ) -> Report:
-    """Measure an implementation, the first one, against its peers."""
+    """Measure an implementation, the first one, against its peers.
+
+    Args:
+        found: implementations with their names.
+        pairs: what is done with what.
+        device: where.
+        budget: how long.
+        clock: by which times are taken.
+        progress: called with what comes next, how many comparisons were tried, and how many there are.
+        cold: whether caches are emptied before each run.
+    """
     (ours, surface), *peers = found
     report = Report(
         implementation=ours.name,
@@ -198,19 +225,21 @@ def compare(
         started=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     begin = clock.now()
+    done, total = 0, len(pairs) * len(peers)
     for work, task in pairs:
 
         def skip(who: str, why: str, work: Workload = work, task: Task = task) -> None:
             report.skipped.append({"workload": work.name, "task": task.name, "who": who, "why": why})
 
-        progress(f"{work.name} {task.name}")
-        mine = _attempt(ours, surface, task, work, device, clock, budget, skip)
+        progress(f"{work.name} {task.name}", done, total)
+        mine = _attempt(ours, surface, task, work, device, clock, budget, skip, cold)
         noise = None
         for peer, names in peers:
-            progress(f"{work.name} {task.name}: {peer.name}")
+            progress(f"{work.name} {task.name}: {peer.name}", done, total)
+            done += 1
             if mine is None:
                 continue
-            theirs = _attempt(peer, names, task, work, device, clock, budget, skip)
+            theirs = _attempt(peer, names, task, work, device, clock, budget, skip, cold)
             if theirs is None:
                 continue
             if noise is None:
@@ -236,18 +265,42 @@ def _attempt(
     clock: Clock,
     budget: Budget,
     skip: Callable[[str, str], None],
+    cold: bool,
 ) -> Contestant | None:
     """Start a job, or note why there is none: a peer that breaks costs its own row, not the run."""
     maker = OWN_WAY.get(about.name, tasks.make)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of libraries, about themselves
-            return start(lambda: maker(surface, task, work, device), clock, budget.warmup)
+            _refuse_too_large(task, work, device)
+            made = start(lambda: maker(surface, task, work, device), clock, budget.warmup)
+            made.job.prepare()
+            made.memory = cost.extra_memory(made.job.run, device)
+            if torch.device(device).type == "cuda":
+                made.job.prepare()
+                made.launches = cost.launches(made.job.run, device)
+            if cold:
+                made.job = timing.after(cost.flush(device), made.job)
+            return made
     except NotOffered as error:
         skip(about.name, str(error))
     except Exception as error:
         skip(about.name, one_line(error_text(error), 300))
     return None
+
+
+def _refuse_too_large(task: Task, work: Workload, device: str) -> None:
+    """Refuse tables that do not fit into the memory that is free.
+
+    Raises:
+        NotOffered: says what is needed and what there is.
+    """
+    if not isinstance(work, Lookups):
+        return
+    factor, _ = STATE.get(task.optimizer, (0, 0))
+    needed, free = work.table_bytes() * (1 + factor), free_memory(device)
+    if needed > free:
+        raise NotOffered(f"too large: its tables need {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free")
 
 
 def _row(
@@ -278,4 +331,8 @@ def _row(
         matches=error <= TOLERANCE,
         samples=[round(value, 7) for value in times[0]],
         peer_samples=[round(value, 7) for value in times[1]],
+        memory=mine.memory,
+        peer_memory=theirs.memory,
+        launches=mine.launches,
+        peer_launches=theirs.launches,
     )

@@ -21,6 +21,7 @@ def environment(device: str) -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
         "capability": torch.backends.cpu.get_cpu_capability(),
+        "mhz": _clock(),
         "load": list(os.getloadavg()),
         "device": device,
         "gpu": _gpu(device),
@@ -38,6 +39,28 @@ def _cpu() -> str:
         return platform.processor()
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
+
+
+def _clock() -> float | None:
+    """Return the clock of the processors now, in MHz, in the mean."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        clocks = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
+    except (OSError, ValueError):
+        return None
+    return sum(clocks) / len(clocks) if clocks else None
+
+
+def free_memory(device: str) -> int:
+    """Return the bytes that can still be had on a device."""
+    if torch.device(device).type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    (available,) = [line.split()[1] for line in lines if line.startswith("MemAvailable")]
+    return int(available) * 1024
 
 
 def _gpu(device: str) -> dict[str, Any] | None:

@@ -9,9 +9,9 @@ keeps the slowdowns of its rounds. With n of them, m new ones, their means and t
 
 and exp(d) - 1 is how much worse it got; t-quantiles with n + m - 2 degrees of freedom give the bounds.
 
-- *worse*: the lower bound of d is above 0, at a level that is divided by the number of all comparisons and for
-  repeated looks, so that a run without a change raises an alarm anywhere in at most 1 of 20; and d itself is
-  above the tolerance; and both still hold once it was measured again (`Limits.confirm` rounds).
+- *worse*: the lower bound of d is above 0, at a level that is divided by the number of all comparisons and
+  for repeated looks, so that a run without a change raises an alarm anywhere in at most 1 of 20; and d
+  itself is above the tolerance; and both still hold once it was measured again (`Limits.confirm` rounds).
 - *fine*: the upper bound of d, at a level of its own, is below what has to be found.
 - otherwise there are more rounds, up to `Limits.most`; what is undecided then is said to be *unclear*.
 """
@@ -23,8 +23,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from keyedopt.benchmarks.baseline import Baseline, Key
-
-
 
 #: Looks at data that grow are far from independent: all of them together count as this many.
 LOOKS = 3
@@ -55,6 +53,9 @@ class Limits:
     miss: float = 0.003
     floor: float = 0.005
     comparisons: int | None = None
+
+
+LIMITS = Limits()
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ def tail(t: float, freedom: int) -> float:
 def change(
     before: Sequence[float], now: Sequence[float], limits: Limits, comparisons: int, noise: float = 0.0
 ) -> Change:
-    """Judge the slowdowns of the rounds so far against those of the baseline, whose noise floor is a least spread."""
+    """Judge the slowdowns of the rounds so far; the noise floor is the least spread that they can have."""
     n, m = len(before), len(now)
     freedom = n + m - 2
     mean = float(np.mean(now) - np.mean(before))
@@ -128,14 +129,14 @@ def change(
         verdict = "fine"
     else:
         verdict = "again" if m < limits.most else "unclear"
-    bounds = (math.expm1(part) for part in (mean, low, high))
-    return Change(*bounds, chance=tail(mean / error, freedom), verdict=verdict, rounds=m)
+    value, below, above = (math.expm1(part) for part in (mean, low, high))
+    return Change(value, below, above, tail(mean / error, freedom), verdict, m)
 
 
 def judge(
     baseline: Baseline,
     measure: Callable[[Sequence[Key]], Mapping[Key, float]],
-    limits: Limits = Limits(),
+    limits: Limits = LIMITS,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> dict[Key, Change]:
     """Measure, round by round, until everything is decided or there were enough rounds.
@@ -163,7 +164,9 @@ def judge(
                 if not now[key]:
                     found[key] = Change(math.nan, math.nan, math.nan, math.nan, "missing", 0)
                 else:
-                    found[key] = change(before[key], now[key], limits, limits.comparisons or len(before), noise[key])
+                    found[key] = change(
+                        before[key], now[key], limits, limits.comparisons or len(before), noise[key]
+                    )
             open_ones = [key for key in open_ones if found[key].verdict == "again" and rounds < limits.most]
         progress(rounds, len(open_ones))
     return {key: found[key] for key in before}

@@ -47,7 +47,7 @@ def with_torch(surface: Any, task: Task, work: Workload, device: str) -> Job:
         raise NotOffered(f"no {CLASSES[task.optimizer]}")
     (optimizer_class,) = need(surface, TORCH[task.optimizer])
     tables = [torch.empty(rows, work.dim, device=device) for rows in work.heights]
-    bags = [nn.EmbeddingBag(*table.shape, mode="sum", sparse=True, _weight=table) for table in tables]
+    bags = [nn.EmbeddingBag(len(table), work.dim, mode="sum", sparse=True, _weight=table) for table in tables]
     weights = [bag.weight for bag in bags]
     for weight in weights:
         fill(weight)

@@ -7,8 +7,7 @@ keyedopt.benchmarks.plant:adam --gate FILE`` should find it.
 """
 
 import time
-from collections.abc import Callable, Iterator
-from types import SimpleNamespace
+from collections.abc import Callable
 from typing import Any
 
 from keyedopt.benchmarks.tasks.base import CLASSES
@@ -68,7 +67,7 @@ def _collection(base: type, optimizer: type, extra: float) -> type:
 
             def begin(gradient: Any) -> None:
                 begun.append(time.thread_time())
-                Variable._execution_engine.queue_callback(end)  # type: ignore[attr-defined]
+                Variable._execution_engine.queue_callback(end)
 
             if last.requires_grad:
                 last.register_hook(begin)

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 
 from keyedopt.benchmarks import tasks, timing
-from keyedopt.benchmarks.compare import start
 from keyedopt.benchmarks.baseline import Key
+from keyedopt.benchmarks.compare import start
 from keyedopt.benchmarks.peers import OWN_WAY
 from keyedopt.benchmarks.tasks import TASKS, NotOffered
 from keyedopt.benchmarks.timing import Budget, Clock, CudaClock, Job, ProcessorClock
@@ -153,7 +153,9 @@ def in_a_process(request: Request) -> list[Measured]:
     Raises:
         RoundError: it broke down.
     """
-    path = os.pathsep.join((*request.path, *([os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else [])))
+    path = os.pathsep.join(
+        (*request.path, *([os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []))
+    )
     environment = {**os.environ, **({"PYTHONPATH": path} if path else {})}
     try:
         done = subprocess.run(
@@ -169,7 +171,9 @@ def in_a_process(request: Request) -> list[Measured]:
     lines = done.stderr.strip().splitlines()
     if done.returncode:
         raise RoundError(f"a round broke down: {lines[-1] if lines else f'exit code {done.returncode}'}")
-    return [Measured(**json.loads(line)) for line in done.stdout.splitlines() if line.startswith('{"workload"')]
+    return [
+        Measured(**json.loads(line)) for line in done.stdout.splitlines() if line.startswith('{"workload"')
+    ]
 
 
 def main() -> None:

@@ -59,7 +59,7 @@ class CpuClock:
 
 
 class ProcessorClock:
-    """The processor time of this process: what others do at the same time does not count, nor does waiting."""
+    """The processor time of this process: what others do meanwhile does not count, nor does waiting."""
 
     def now(self) -> float:
         """Return the seconds that this process has computed."""
@@ -114,6 +114,16 @@ class Budget:
             return True
         needed = self.least if elapsed < self.patience * self.seconds else 3
         return elapsed >= self.seconds and pairs >= needed
+
+
+def after(prepared: Callable[[], object], job: Job) -> Job:
+    """Return a job before each run of which something else is done, untimed: emptying caches, say."""
+
+    def prepare() -> None:
+        job.prepare()
+        prepared()
+
+    return Job(run=job.run, results=job.results, prepare=prepare)
 
 
 def warm_up(clock: Clock, job: Job, seconds: float) -> None:

@@ -1,10 +1,11 @@
 """How far the gate can be believed: runs of it with nothing changed, and with a planted regression.
 
-``python -m keyedopt.benchmarks.trials FOLDER --trials 20`` writes a baseline, then runs the gate on the default
-set as often as asked for, without any change, and as often with one optimizer that takes a tenth longer, each
-optimizer of the set in turn. Every round is a process of its own. FOLDER keeps ``baseline.json``, a line for
-each trial in ``trials.jsonl``, and the figures in ``figures.md``; started again, it goes on where it stopped.
-In a trial with a plant only the comparisons of that optimizer are measured, at the levels of the whole set.
+``python -m keyedopt.benchmarks.trials FOLDER --trials 20`` writes a baseline, then runs the gate on the
+default set as often as asked for, without any change, and as often with one optimizer that takes a tenth
+longer, each optimizer of the set in turn. Every round is a process of its own. FOLDER keeps
+``baseline.json``, a line for each trial in ``trials.jsonl``, and the figures in ``figures.md``; started
+again, it goes on where it stopped. In a trial with a plant only the comparisons of that optimizer are
+measured, at the levels of the whole set.
 """
 
 import argparse
@@ -19,7 +20,7 @@ from typing import Any
 from keyedopt.benchmarks import baseline as baselines
 from keyedopt.benchmarks.baseline import Baseline, Key
 from keyedopt.benchmarks.compare import DEFAULT
-from keyedopt.benchmarks.gate import Change, Limits, judge
+from keyedopt.benchmarks.gate import LIMITS, Change, Limits, judge
 from keyedopt.benchmarks.rounds import Measured, Request, in_a_process
 
 #: The plant of each task of the default set.
@@ -39,7 +40,7 @@ def measured(target: str, wanted: Sequence[Key]) -> list[Measured]:
     return in_a_process(Request(implementation=target, wanted=tuple(wanted)))
 
 
-def trial(target: str, baseline: Baseline, limits: Limits = Limits()) -> dict[Key, Change]:
+def trial(target: str, baseline: Baseline, limits: Limits = LIMITS) -> dict[Key, Change]:
     """Run the gate."""
 
     def measure(wanted: Sequence[Key]) -> Mapping[Key, float]:
@@ -75,7 +76,10 @@ def run(folder: Path, trials: int, rounds: int) -> None:
     tasks = [task for task in PLANTS if any(row["task"] == task for row in baseline.rows)]
     for number in range(trials):
         for kind in ("nothing", tasks[number % len(tasks)]):
-            if any(item["number"] == number and (item["planted"] == "nothing") == (kind == "nothing") for item in done):
+            if any(
+                item["number"] == number and (item["planted"] == "nothing") == (kind == "nothing")
+                for item in done
+            ):
                 continue
             began = time.monotonic()
             if kind == "nothing":
@@ -83,7 +87,7 @@ def run(folder: Path, trials: int, rounds: int) -> None:
             else:
                 target = f"keyedopt.benchmarks.plant:{PLANTS[kind]}"
                 found = trial(target, part(baseline, kind), Limits(comparisons=comparisons))
-            item = {
+            item: dict[str, Any] = {
                 "number": number,
                 "planted": kind,
                 "seconds": round(time.monotonic() - began, 1),
@@ -127,7 +131,9 @@ def figures(done: Sequence[Mapping[str, Any]]) -> str:
 
 def main() -> None:
     """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--trials", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=16, help="of the baseline")

@@ -211,7 +211,7 @@ def _unique(work: Lookups) -> tuple[Tensor, ...]:
     return tuple(torch.unique(values) for values in _values(work))
 
 
-#: The tables of DLRM-DCNv2 in MLPerf training, and how many rows each looks up for a sample: mlcommons/training,
+#: The tables of DLRM-DCNv2 in MLPerf training, how many rows of each a sample looks up: mlcommons/training,
 #: recommendation_v2/torchrec_dlrm/README.MD, the arguments num_embeddings_per_feature and multi_hot_sizes.
 #: Rows are drawn evenly, as there (multi_hot_distribution_type uniform); dim is 128.
 DLRM_ROWS = (
@@ -226,16 +226,16 @@ SMALL = 1000
 def dlrm(name: str, fraction: float, batch: int) -> Lookups:
     """Return MLPerf's tables with a fraction of their rows; none gets fewer than 1000 that had more.
 
-    A sample looks up 214 rows, so that a step moves at least 8 · 214 bytes of row numbers a sample, the pooled
-    rows and their gradients (26 · 128 numbers a sample each), and each row that is touched, with its state.
+    A sample looks up 214 rows. So a step moves at least 8 · 214 bytes of row numbers a sample in each pass,
+    the pooled rows and their gradients (26 · 128 numbers a sample each), and the rows touched, with state.
     """
     rows = tuple(max(min(full, SMALL), round(full * fraction)) for full in DLRM_ROWS)
     about = f"MLPerf DLRM-DCNv2, {fraction:g} of its rows" if fraction < 1 else "MLPerf DLRM-DCNv2 in full"
     return Lookups(name, about, len(rows), rows, 128, batch, DLRM_LENGTHS, "uniform")
 
 
-#: The dense part of DLRM-DCNv2 (same source): a bottom network 13-512-256-128; three cross layers of rank 512 over
-#: 27 · 128 numbers; a top network 1024-1024-512-256-1.
+#: The dense part of DLRM-DCNv2 (same source): a bottom network 13-512-256-128, three cross layers of rank 512
+#: over 27 · 128 numbers, a top network 1024-1024-512-256-1.
 DLRM_TOWER = (
     *((512, 13), (512,), (256, 512), (256,), (128, 256), (128,)),
     *((512, 3456), (3456, 512), (3456,)) * 3,

@@ -283,26 +283,73 @@ def bench(
             help="A result of `keyedopt check` of what is measured; without one, figures are unverified.",
         ),
     ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Run the whole suite on what is measured first, in place of FILE.")
+    ] = False,
     seconds: Annotated[float, typer.Option(help="For each comparison.", min=0.01)] = 1.5,
-    threads: Annotated[int | None, typer.Option(help="Threads of torch.", min=1)] = None,
+    threads: Annotated[
+        int | None, typer.Option(help="Threads of torch; the gate and commits take one by default.", min=1)
+    ] = None,
+    cold: Annotated[bool, typer.Option("--cold", help="Empty the caches before each run.")] = False,
+    trace: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Replay lookups from a .parquet or .pt file with indices, and offsets or lengths.",
+        ),
+    ] = None,
+    dim: Annotated[int, typer.Option(help="Numbers in a row of the tables of --trace.", min=1)] = 64,
+    gate: Annotated[
+        Path | None,
+        typer.Option(metavar="BASELINE", help="Compare with stored ratios; exit 1 if something is worse."),
+    ] = None,
+    write_baseline: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Store ratios for --gate.")
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            help="Fresh processes for a baseline (16) or for commits (4).", min=1, show_default=False
+        ),
+    ] = None,
+    compare_commits: Annotated[
+        tuple[str, str] | None,
+        typer.Option(metavar="A B", help="Build two commits and measure them in turn.", show_default=False),
+    ] = None,
     list_all: Annotated[bool, typer.Option("--list", help="List the workloads and tasks.")] = False,
 ) -> None:
     """Measure an implementation beside its peers, in one run, as ratios.
 
     Example: keyedopt bench --workload 8x200k-zipf --against torch,fbgemm --output bench.json
     """
-    from keyedopt.cli.bench import bench as measure
-    from keyedopt.cli.bench import show_list
-
     if list_all:
+        from keyedopt.cli.bench_table import show_list
+
         return show_list()
+    from keyedopt.cli.bench import Asked
+    from keyedopt.cli.bench import bench as measure
+
     peers = None if against is None else [name.strip() for name in against.split(",") if name.strip()]
-    raise typer.Exit(
-        measure(
-            *(workload or [], task or [], implementation, peers, device),
-            *(output, conformance, seconds, threads),
-        )
+    asked = Asked(
+        workloads=tuple(workload or ()),
+        tasks=tuple(task or ()),
+        implementation=implementation,
+        against=None if peers is None else tuple(peers),
+        device=device,
+        output=output,
+        conformance=conformance,
+        check=check,
+        seconds=seconds,
+        threads=threads,
+        cold=cold,
+        trace=trace,
+        dim=dim,
+        gate=gate,
+        write_baseline=write_baseline,
+        rounds=rounds,
+        commits=compare_commits,
     )
+    raise typer.Exit(measure(asked))
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from keyedopt.conformance.build import digest
 from keyedopt.conformance.implementation import Implementation, MissingName, Surface, TargetError, find
 from keyedopt.conformance.text import error_text, one_line
 
@@ -110,6 +111,7 @@ def examine(target: str, device: str | None, dtypes: Sequence[str]) -> dict[str,
             "target": target,
             "version": next(iter(found.values()), "unknown"),
             "versions": found,
+            "build": digest(implementation),
             "areas": list(areas),
             "dtypes": list(implementation.dtypes),
             "variants": dict(implementation.variants),

@@ -1,0 +1,192 @@
+"""Recorded lookups: a user's own traffic as a workload, from a Parquet or a ``.pt`` file.
+
+A ``.pt`` file, as `torch.save` writes it, holds a dictionary with ``indices`` and ``offsets`` or ``lengths``,
+one-dimensional tensors of integers; or a dictionary of such dictionaries by feature. A Parquet file has the
+columns ``indices`` and ``offsets`` or ``lengths``, lists of integers, one row for each feature, whose names
+may stand in a column ``feature``. In both:
+
+- ``indices``: the row numbers of all bags of a feature, one after the other; none negative;
+- ``offsets``: where each bag begins, from 0 on, never decreasing, with or without the end (if the last of
+  them is the number of indices, it is the end);
+- ``lengths``: how many indices each bag has; a file may have both if they say the same;
+- ``rows``, optional, one number: how many rows the feature's table has; else the largest index and one.
+
+Every feature has a table of its own, and all have the same number of bags: the batch.
+"""
+
+import hashlib
+import pickle
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from keyedopt.benchmarks.workloads import Lookups
+
+#: The names in a file.
+NAMES = ("indices", "offsets", "lengths", "rows")
+#: What `torch.load` says of files that are none of its own, or hold more than tensors.
+UNREADABLE = (OSError, RuntimeError, ValueError, EOFError, KeyError, AttributeError, pickle.UnpicklingError)
+
+
+class TraceError(Exception):
+    """A file that cannot be replayed; the message says what is wrong with it."""
+
+
+@dataclass(frozen=True)
+class Trace(Lookups):
+    """Recorded lookups, which are as they are: the pooling is what all bags of a table have in the mean.
+
+    Args:
+        recorded: of each table the indices and the offsets, with the end.
+    """
+
+    recorded: tuple[tuple[Tensor, Tensor], ...] = field(default=(), compare=False, repr=False)
+
+    def values(self) -> list[Tensor]:
+        """Return the row numbers of each table."""
+        return [indices for indices, _ in self.recorded]
+
+    def offsets(self, table: int = 0) -> Tensor:
+        """Return where the bags of a table begin and end, shape (B + 1,)."""
+        return self.recorded[table][1]
+
+    def unique(self) -> list[Tensor]:
+        """Return the rows of each table that are looked up, each once, in order."""
+        return [torch.unique(indices) for indices in self.values()]
+
+
+def read(path: Path, dim: int) -> Trace:
+    """Read a file as a workload of tables of `dim` numbers a row.
+
+    Raises:
+        TraceError: it cannot be read, or what it holds cannot be looked up.
+    """
+    recorded, rows = [], []
+    for name, columns in _features(path):
+        indices, offsets, least = _checked(f"{path}: feature {name!r}", columns)
+        recorded.append((indices, offsets))
+        rows.append(least)
+    batches = {len(offsets) - 1 for _, offsets in recorded}
+    if len(batches) > 1:
+        raise TraceError(f"{path}: all features must have the same number of bags, not {sorted(batches)}")
+    digest = hashlib.sha256()
+    for pair in recorded:
+        for tensor in pair:
+            digest.update(tensor.numpy().tobytes())
+    (batch,) = batches
+    return Trace(
+        name="trace",
+        about=f"recorded in {path.name}, {digest.hexdigest()[:12]}",
+        tables=len(recorded),
+        rows=tuple(rows),
+        dim=dim,
+        batch=batch,
+        pooling=tuple(round(len(indices) / batch) for indices, _ in recorded),
+        recorded=tuple(recorded),
+    )
+
+
+def _features(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the name of each feature and its columns.
+
+    Raises:
+        TraceError: there are none.
+    """
+    if path.suffix == ".pt":
+        found = list(_from_pt(path))
+    elif path.suffix in (".parquet", ".pq"):
+        found = list(_from_parquet(path))
+    else:
+        raise TraceError(f"{path} must be a .parquet or a .pt file")
+    if not found:
+        raise TraceError(f"{path} is empty: it has no feature")
+    yield from found
+
+
+def _from_pt(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    try:
+        plain = torch.load(path, map_location="cpu", weights_only=True)
+    except UNREADABLE as error:
+        why = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise TraceError(f"{path} cannot be read: it must hold tensors alone ({why})") from error
+    if not isinstance(plain, dict):
+        raise TraceError(f"{path} must hold a dictionary, not a {type(plain).__name__}")
+    one = any(name in plain for name in NAMES) and not all(isinstance(each, dict) for each in plain.values())
+    for name, columns in {"feature": plain}.items() if one else plain.items():
+        if not isinstance(columns, dict):
+            raise TraceError(f"{path}: {name!r} must be a dictionary with indices and offsets or lengths")
+        yield str(name), columns
+
+
+def _from_parquet(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError as error:
+        raise TraceError("Parquet files need pyarrow: pip install 'keyedopt[reports]'") from error
+    try:
+        table = parquet.ParquetFile(path).read()
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        raise TraceError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+    for number, row in enumerate(table.to_pylist()):
+        columns = {name: value for name, value in row.items() if name != "feature" and value is not None}
+        yield str(row.get("feature", number)), columns
+
+
+def _checked(where: str, columns: Mapping[str, Any]) -> tuple[Tensor, Tensor, int]:
+    """Return indices, offsets with the end, and how many rows the table has."""
+    unknown = [name for name in columns if name not in NAMES]
+    if unknown or "indices" not in columns or not {"offsets", "lengths"} & set(columns):
+        names = ", ".join(map(str, columns)) or "none"
+        raise TraceError(f"{where} must have indices, and offsets or lengths; its columns are {names}")
+    indices = _integers(where, "indices", columns["indices"])
+    if not len(indices):
+        raise TraceError(f"{where} is empty: it has no indices")
+    if int(indices.min()) < 0:
+        raise TraceError(f"{where} has negative indices: {int(indices.min())}")
+    found = []
+    if "lengths" in columns:
+        lengths = _integers(where, "lengths", columns["lengths"])
+        if len(lengths) and int(lengths.min()) < 0:
+            raise TraceError(f"{where} has negative lengths: {int(lengths.min())}")
+        found.append(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]))
+    if "offsets" in columns:
+        found.insert(0, _with_end(where, _integers(where, "offsets", columns["offsets"]), len(indices)))
+    offsets = found[0]
+    if int(offsets[-1]) != len(indices):
+        raise TraceError(
+            f"{where}: the bags have {int(offsets[-1])} indices in all, but there are {len(indices)}"
+        )
+    if len(offsets) < 2 or not all(torch.equal(offsets, other) for other in found[1:]):
+        raise TraceError(f"{where}: offsets and lengths must say the same, of at least one bag")
+    rows = columns.get("rows", int(indices.max()) + 1)
+    if isinstance(rows, Tensor):
+        rows = rows.tolist()
+    if isinstance(rows, bool) or not isinstance(rows, int) or rows <= int(indices.max()):
+        raise TraceError(f"{where}: rows must be a number above the largest index, {int(indices.max())}")
+    return indices, offsets, rows
+
+
+def _with_end(where: str, offsets: Tensor, end: int) -> Tensor:
+    if not len(offsets) or int(offsets[0]) != 0:
+        raise TraceError(f"{where}: offsets must begin with 0")
+    if (offsets.diff() < 0).any():
+        raise TraceError(f"{where}: offsets must not decrease")
+    if int(offsets[-1]) > end:
+        raise TraceError(f"{where}: offsets go to {int(offsets[-1])}, but there are {end} indices")
+    return offsets if int(offsets[-1]) == end else torch.cat([offsets, offsets.new_tensor([end])])
+
+
+def _integers(where: str, name: str, values: Any) -> Tensor:
+    try:
+        tensor = torch.as_tensor(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TraceError(f"{where}: {name} must be integers") from error
+    whole = not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype != torch.bool
+    if tensor.dim() != 1 or tensor.layout != torch.strided or not (whole or not tensor.numel()):
+        raise TraceError(f"{where}: {name} must be a list of integers")
+    return tensor.to(torch.int64)

@@ -1,0 +1,105 @@
+"""What ``keyedopt bench`` prints: the lists, and the table of ratios."""
+
+from rich.console import Console
+from rich.table import Table
+
+from keyedopt.benchmarks.compare import Comparison, Report
+from keyedopt.benchmarks.tasks import TASKS
+from keyedopt.benchmarks.workloads import WORKLOADS, Dense, Lookups
+from keyedopt.conformance.text import one_line
+
+#: Tables are as wide as they have to be; a narrow terminal wraps them.
+WIDTH = 170
+
+
+def console() -> Console:
+    """Return where tables are printed."""
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True, width=WIDTH)
+
+
+def show_list() -> None:
+    """Print the workloads and the tasks."""
+    out = console()
+    table = Table(box=None, pad_edge=False)
+    for column in ("workload", "kind", "size", "about"):
+        table.add_column(column)
+    for work in WORKLOADS.values():
+        if isinstance(work, Dense):
+            size = f"{work.numbers():,} numbers in {work.repeat * len(work.shapes):,} tensors"
+        elif isinstance(work, Lookups):
+            rows = (
+                f"{work.rows:,}" if isinstance(work.rows, int) else f"{min(work.rows):,}-{max(work.rows):,}"
+            )
+            pooling = f"{sum(work.lengths) / work.tables:.3g}"
+            size = f"{work.tables} x {rows} x {work.dim}, {work.batch} x {pooling} {work.indices} lookups"
+        else:
+            size = f"{work.tables} x {work.rows:,} x {work.dim}, {work.lookups:,} {work.indices} lookups"
+        table.add_row(work.name, work.kind, size, work.about)
+    table.add_section()
+    table.add_row("task", "kind", "", "what is timed", style="bold")
+    for task in TASKS.values():
+        table.add_row(task.name, task.kind, "", task.about)
+    out.print(table)
+
+
+def status(report: Report, row: Comparison) -> str:
+    """Say whether a ratio may be published, and if not, why."""
+    if not row.matches:
+        return f"unverified: {row.peer}'s results differ"
+    if report.environment["load"][0] > report.environment["cores"]:
+        return "unverified: busy machine"
+    if report.conformance is None:
+        return "unverified: no --conformance"
+    return "publishable" if report.conformance["conformant"] else "unverified: not conformant"
+
+
+def _megabytes(count: int | None) -> str:
+    return "-" if count is None else f"{count / 1e6:.1f}"
+
+
+def show(report: Report) -> None:
+    """Print the table of ratios."""
+    out = console()
+    where = report.environment
+    out.print(
+        f"{report.implementation} on {where['device']} ({where['cpu']}, {where['threads']} threads, "
+        f"load {where['load'][0]:.1f}); copy bandwidth {report.bandwidth / 1e9:.1f} GB/s"
+    )
+    table = Table(box=None, pad_edge=False)
+    for column in ("workload", "task", "against"):
+        table.add_column(column)
+    counted = any(row.launches is not None for row in report.rows)
+    for column in ("ms", "theirs", "ratio", "95 %", "noise", "MB", "of bound", "extra MB", "theirs"):
+        table.add_column(column, justify="right")
+    if counted:
+        table.add_column("launches", justify="right")
+    table.add_column("status")
+    for row in report.rows:
+        mine = row.seconds["median"]
+        table.add_row(
+            row.workload,
+            row.task,
+            row.peer,
+            f"{mine * 1e3:.3f}",
+            f"{row.peer_seconds['median'] * 1e3:.3f}",
+            f"{row.ratio:.2f}",
+            f"{row.low:.2f}-{row.high:.2f}",
+            f"{row.noise:.1%}",
+            f"{row.bytes / 1e6:.1f}",
+            f"{mine / row.bound:.1f} x",
+            _megabytes(row.memory),
+            _megabytes(row.peer_memory),
+            *([f"{row.launches} / {row.peer_launches}"] if counted else []),
+            status(report, row),
+        )
+    out.print(table)
+    out.print(
+        "ratio: how many times as long the other takes; noise: the same code against itself; "
+        "of bound: times the bytes that must move at copy bandwidth; extra MB: memory at the peak of a run"
+    )
+    broken = [item for item in report.skipped if not item["why"].startswith(("no ", "tables only"))]
+    for item in broken:
+        out.print(one_line(f"not measured: {item['workload']} {item['task']} {item['who']}: {item['why']}"))
+    if not report.rows:
+        out.print("nothing was compared: no peer does these tasks (the JSON says why)")
+    out.print(f"{len(report.rows)} comparisons in {report.seconds:.0f} s")

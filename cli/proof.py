@@ -1,0 +1,65 @@
+"""What a figure needs before it is published: that this very build holds what it claims."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from keyedopt.benchmarks.compare import RequestError
+from keyedopt.benchmarks.environment import versions
+from keyedopt.conformance import result as results
+from keyedopt.conformance import runner
+from keyedopt.conformance.build import digest
+from keyedopt.conformance.implementation import find
+from keyedopt.conformance.verdict import judge
+
+
+def from_file(path: Path, target: str, device: str) -> dict[str, Any]:
+    """Return what a result file says of the implementation that is measured.
+
+    A run of some areas or clauses proves nothing: a must that was not looked at counts as not held.
+
+    Raises:
+        RequestError: the file is of another implementation, another build of it, or another kind of device.
+        ResultError: it cannot be read.
+    """
+    result = results.read(path)
+    about, name = result.implementation, find(target).name
+    again = f"run `keyedopt check {target} --device {device} --output {path}` again"
+    if about["name"] != name:
+        raise RequestError(f"{path} is a result of {about['name']}, not of {name}")
+    then = {**about.get("versions", {}), "torch": result.environment["torch"]}
+    now = versions(then) | {"torch": torch.__version__}
+    for part, version in then.items():
+        if now.get(part) != version:
+            raise RequestError(f"{path} was made with {part} {version}, here is {now.get(part)}: {again}")
+    if not about.get("build") or about["build"] != digest(find(target)):
+        raise RequestError(f"{path} is of another build of {name}, its files have changed since: {again}")
+    if torch.device(result.environment["device"]).type != torch.device(device).type:
+        raise RequestError(f"{path} was made on {result.environment['device']}, not on {device}: {again}")
+    return {"file": str(path), **_said(result)}
+
+
+def on_the_spot(target: str, device: str) -> dict[str, Any]:
+    """Run the whole suite on the implementation, and return what it says.
+
+    Raises:
+        RequestError: the suite cannot be run on it.
+    """
+    try:
+        result = runner.run(target, runner.Options(device=device))
+    except runner.RunError as error:
+        raise RequestError(str(error)) from error
+    if not result.complete:
+        raise KeyboardInterrupt
+    return {"file": None, **_said(result)}
+
+
+def _said(result: results.Result) -> dict[str, Any]:
+    everything = replace(result, options={**result.options, "areas": [], "clauses": []})
+    return {
+        "conformant": judge(everything).conformant,
+        "suite": result.suite["hash"],
+        "build": result.implementation.get("build", ""),
+    }
