@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from keyedopt.benchmarks.workloads import Lookups
+from keyedopt.conformance.text import error_text, one_line
 
 #: The names in a file.
 NAMES = ("indices", "offsets", "lengths", "rows")
@@ -111,7 +112,7 @@ def _from_pt(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
         plain = torch.load(path, map_location="cpu", weights_only=True)
     except UNREADABLE as error:
-        why = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        why = getattr(error, "strerror", None) or one_line(error_text(error), 200)
         raise TraceError(f"{path} cannot be read: it must hold tensors alone ({why})") from error
     if not isinstance(plain, dict):
         raise TraceError(f"{path} must hold a dictionary, not a {type(plain).__name__}")
@@ -131,7 +132,7 @@ def _from_parquet(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
         table = parquet.ParquetFile(path).read()
     except (OSError, ValueError, pyarrow.ArrowException) as error:
-        raise TraceError(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+        raise TraceError(f"{path} cannot be read: {one_line(error_text(error), 200)}") from error
     for number, row in enumerate(table.to_pylist()):
         columns = {name: value for name, value in row.items() if name != "feature" and value is not None}
         yield str(row.get("feature", number)), columns

@@ -15,9 +15,10 @@ from making import refused, result, valid
 
 from keyedopt.benchmarks import compare
 from keyedopt.benchmarks.workloads import WORKLOADS, Lookups, SparseGradients
-from keyedopt.cli import bench
+from keyedopt.cli import bench, bench_table, proof
 from keyedopt.conformance import result as results
 from keyedopt.conformance import spec
+from keyedopt.conformance.build import digest
 from keyedopt.conformance.implementation import TargetError
 
 TINY = Lookups("tiny", "for tests", tables=2, rows=50, dim=4, batch=6, pooling=3)
@@ -36,9 +37,10 @@ def small(monkeypatch):
 
 
 def conformance(path, name="reference", version=torch.__version__, cases=None, **changes):
-    """Write a result in which every clause held, or only the given cases ran."""
-    about = {**result().implementation, "name": name, "versions": changes.pop("versions", {})}
-    environment = {**result().environment, "torch": version}
+    """Write a result of the present build in which every clause held, or only the given cases ran."""
+    build = changes.pop("build", digest(compare.find("reference")))
+    about = {**result().implementation, "name": name, "versions": changes.pop("versions", {}), "build": build}
+    environment = {**result().environment, "torch": version, "device": changes.pop("device", "cpu")}
     held = [{"case": f"test::{clause}", "clauses": (clause,)} for clause in spec.clauses()]
     made = result(*(held if cases is None else cases), implementation=about, environment=environment)
     results.write(dataclasses.replace(made, **changes), path)
@@ -88,17 +90,16 @@ def test_only_what_is_proven_is_publishable(conformant, matches, load, said):
         *("w", "t", "fused", "acme", times, times, 1.0, 1.0, 1.0, 0.0, 3, 1.0, 1.0, 8, 1.0),
         *(0.0, matches, [1.0], [1.0]),
     )
-    assert bench.status(report, row) == said
+    assert bench_table.status(report, row) == said
 
 
 def test_a_complete_result_without_a_failing_must_proves(tmp_path):
-    assert bench._proof(None, "reference") is None
-    assert bench._proof(conformance(tmp_path / "x.json"), "reference")["conformant"]
+    assert proof.from_file(conformance(tmp_path / "x.json"), "reference", "cpu")["conformant"]
 
 
 def test_a_part_of_the_suite_proves_nothing(tmp_path):
     part = conformance(tmp_path / "x.json", cases=[{}], options={"level": "should", "areas": ["keyed"]})
-    assert not bench._proof(part, "reference")["conformant"]
+    assert not proof.from_file(part, "reference", "cpu")["conformant"]
 
 
 @pytest.mark.parametrize(
@@ -108,11 +109,14 @@ def test_a_part_of_the_suite_proves_nothing(tmp_path):
         ({"version": "0.1"}, r"torch 0\.1"),
         ({"versions": {"numpy": "0.1"}}, r"numpy 0\.1, here is"),
         ({"versions": {"acme-optim": "1"}}, "here is None"),
+        ({"build": "0" * 16}, "another build of reference"),
+        ({"build": ""}, "another build of reference"),
+        ({"device": "cuda:0"}, "made on cuda:0, not on cpu"),
     ],
 )
 def test_a_result_of_something_else_is_refused(tmp_path, changes, said):
     with pytest.raises(compare.RequestError, match=said):
-        bench._proof(conformance(tmp_path / "x.json", **changes), "reference")
+        proof.from_file(conformance(tmp_path / "x.json", **changes), "reference", "cpu")
 
 
 @pytest.mark.parametrize(
@@ -128,6 +132,16 @@ def test_a_result_of_something_else_is_refused(tmp_path, changes, said):
         ("--seconds 0", "--seconds"),
         ("--threads 0", "--threads"),
         ("--output .", "cannot be written"),
+        ("--gate nowhere.json", "nowhere.json cannot be read"),
+        ("--gate x --write-baseline y", "--gate and --write-baseline do not go together"),
+        ("--gate x --cold", "--gate and --cold do not go together"),
+        ("--conformance x.json --check", "--conformance and --check do not go together"),
+        ("--write-baseline y --rounds 1", "at least two --rounds"),
+        ("--write-baseline y --against nope", "'nope'"),
+        ("--write-baseline y --implementation nope", "'nope'"),
+        ("--compare-commits HEAD HEAD", "not in a git checkout"),
+        ("--trace x.csv", "must be a .parquet or a .pt file"),
+        ("--trace x.pt --gate y", "--gate and --trace do not go together"),
         ("--implementation reference --against torch --conformance x.json", "x.json cannot be read"),
     ],
 )
@@ -160,6 +174,71 @@ def test_a_peer_that_is_not_installed_is_left_out_where_nobody_asked_for_it(monk
     assert [about.name for about, _ in compare.implementations("reference", None)] == ["reference", "torch"]
     with pytest.raises(TargetError, match="torchrec"):
         list(compare.implementations("reference", ["torchrec"]))
+
+
+def test_a_run_counts_memory_and_can_empty_caches(run_line, small, tmp_path, monkeypatch):
+    emptied = []
+    monkeypatch.setattr(compare.cost, "flush", lambda device: lambda: emptied.append(device))
+    line = (*LINE, "--workload", "tiny", "--task", "train-sgd", "--against", "torch")
+    for cold in ((), ("--cold",)):
+        done = run_line(*line, *cold, "--output", tmp_path / "x.json")
+        assert done.returncode == 0, done.stderr
+        (row,) = valid(tmp_path / "x.json")["rows"]
+        assert row["memory"] >= 0
+        assert row["peer_memory"] >= 0
+        assert row["launches"] is None
+        assert bool(emptied) == bool(cold)
+
+
+def test_extra_memory_is_what_a_run_needs_and_gives_back():
+    held = compare.cost.extra_memory(lambda: torch.ones(8 << 20).sum(), "cpu")
+    assert held is not None
+    assert (32 << 20) * 0.9 < held < (32 << 20) * 2
+
+
+def test_tables_that_do_not_fit_are_named(monkeypatch):
+    monkeypatch.setattr(compare, "free_memory", lambda device: 1500)
+    with pytest.raises(compare.NotOffered, match="too large"):
+        compare._refuse_too_large(compare.TASKS["train-sgd"], TINY, "cpu")
+    monkeypatch.setattr(compare, "free_memory", lambda device: 1600)
+    compare._refuse_too_large(compare.TASKS["train-sgd"], TINY, "cpu")
+    with pytest.raises(compare.NotOffered, match="too large"):
+        compare._refuse_too_large(compare.TASKS["train-adam"], TINY, "cpu")
+
+
+def test_the_suite_can_be_run_on_the_spot(run_line, small, tmp_path, monkeypatch):
+    path = conformance(tmp_path / "made.json")
+    asked = []
+
+    def instead(target, options):
+        asked.append((target, options.device, options.areas, options.clauses))
+        return results.read(path)
+
+    monkeypatch.setattr(proof.runner, "run", instead)
+    line = (*LINE, "--workload", "tiny", "--task", "train-sgd", "--against", "torch", "--check")
+    done = run_line(*line, "--output", tmp_path / "x.json")
+    assert done.returncode == 0, done.stderr
+    assert asked == [("reference", "cpu", (), ())]
+    assert "publishable" in done.stdout
+    assert valid(tmp_path / "x.json")["conformance"]["build"] == digest(compare.find("reference"))
+
+
+def test_a_build_is_known_by_its_files(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    folder = tmp_path / "acme_build"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("x = 1")
+    about = compare.Implementation(name="acme", root="acme_build")
+    first = digest(about)
+    assert first == digest(about)
+    (folder / "native.so").write_bytes(b"1")
+    second = digest(about)
+    (folder / "notes.txt").write_text("not part of it")
+    assert first != second == digest(about)
+    (folder / "__init__.py").write_text("x = 2")
+    assert digest(about) not in (first, second)
+    assert digest(compare.Implementation(name="acme", root=object())) == ""
+    assert digest(compare.find("fused")) != digest(compare.find("reference")) != ""
 
 
 def test_an_interrupted_run_writes_nothing(run_line, small, monkeypatch, tmp_path):
