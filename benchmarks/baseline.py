@@ -20,7 +20,7 @@ KIND = "keyedopt-baseline"
 #: A workload, a task, a peer.
 Key = tuple[str, str, str]
 #: What of the environment has to be the same.
-SAME = ("cpu", "cores", "capability", "device", "system")
+SAME = ("cpu", "cores", "capability", "device", "system", "huge_pages")
 #: Versions that have to be the same: those of what is compared with.
 PEERS = ("torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu")
 

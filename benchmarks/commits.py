@@ -152,7 +152,7 @@ class Side:
     """The process of one commit."""
 
     def __init__(self, tree: Path, threads: int) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(tree)}
+        environment = {**os.environ, **rounds.HUGE_PAGES, "PYTHONPATH": str(tree)}
         self._process = subprocess.Popen(
             [sys.executable, "-m", "keyedopt.benchmarks.worker", str(threads), str(tree.parent)],
             stdin=subprocess.PIPE,

@@ -22,6 +22,7 @@ def environment(device: str) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "mhz": _clock(),
+        "huge_pages": _huge_pages(),
         "load": list(os.getloadavg()),
         "device": device,
         "gpu": _gpu(device),
@@ -49,6 +50,15 @@ def _clock() -> float | None:
     except (OSError, ValueError):
         return None
     return sum(clocks) / len(clocks) if clocks else None
+
+
+def _huge_pages() -> str | None:
+    """Return who gets huge pages of memory: always, madvise, never."""
+    try:
+        modes = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text(encoding="ascii")
+    except OSError:
+        return None
+    return modes.partition("[")[2].partition("]")[0]
 
 
 def free_memory(device: str) -> int:

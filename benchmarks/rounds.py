@@ -4,6 +4,9 @@ On a CPU the machine's other work is kept out as far as it can be: threads that 
 times meaningless where there are more of them than processors, so a round takes one thread and counts the
 processor time of the process. What only waits is not seen by it; `keyedopt bench` sees that. On a GPU, events
 are the clock. Of each job the lower quartile is kept: interruptions make times longer, never shorter.
+
+Rounds ask for huge pages (glibc's malloc does so if told to). With small ones, where the pages of a table happen to
+lie makes ratios of random accesses differ by a tenth from process to process.
 """
 
 import gc
@@ -34,6 +37,8 @@ PEERS = ("fbgemm", "torch", "torchrec", "reference")
 BUDGET = Budget(seconds=0.4, warmup=0.1, least=9, most=300)
 #: Seconds after which a round has hung.
 PATIENCE = 1800.0
+#: What is put into the environment of a round.
+HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 #: The part of the runs that were faster than what is kept of them.
 QUARTILE = 0.25
 
@@ -52,7 +57,6 @@ class Request:
         device, threads: where, and on how many threads.
         peers: targets that ours may be compared with.
         seconds: of the clock for each comparison.
-        path: folders from which modules can be imported, besides the usual ones.
     """
 
     implementation: str
@@ -61,7 +65,6 @@ class Request:
     threads: int = 1
     peers: tuple[str, ...] = PEERS
     seconds: float = BUDGET.seconds
-    path: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class Measured:
     Args:
         workload, task, peer: what was compared.
         slowdown: log(ours / peer).
-        noise: log of ours against itself, the even runs against the odd ones.
+        noise: log of ours against itself, half of the runs against the others.
         seconds, peer_seconds: lower quartiles.
         pairs: how many.
     """
@@ -103,7 +106,9 @@ def measured(key: Key, ours: Sequence[float], theirs: Sequence[float]) -> Measur
     True
     """
     kept, other = (float(np.quantile(times, QUARTILE)) for times in (ours, theirs))
-    halves = [float(np.quantile(ours[part::2] or ours, QUARTILE)) for part in (0, 1)]
+    # Who comes first alternates, so that both halves have as many runs after the peer's as before them.
+    parts = [[time for index, time in enumerate(ours) if index // 2 % 2 == part] for part in (0, 1)]
+    halves = [float(np.quantile(part or ours, QUARTILE)) for part in parts]
     noise = float(np.log(halves[0] / halves[1]))
     return Measured(*key, float(np.log(kept / other)), noise, kept, other, len(ours))
 
@@ -153,10 +158,6 @@ def in_a_process(request: Request) -> list[Measured]:
     Raises:
         RoundError: it broke down.
     """
-    path = os.pathsep.join(
-        (*request.path, *([os.environ["PYTHONPATH"]] if "PYTHONPATH" in os.environ else []))
-    )
-    environment = {**os.environ, **({"PYTHONPATH": path} if path else {})}
     try:
         done = subprocess.run(
             [sys.executable, "-m", "keyedopt.benchmarks.rounds", json.dumps(asdict(request))],
@@ -164,7 +165,7 @@ def in_a_process(request: Request) -> list[Measured]:
             text=True,
             check=False,
             timeout=PATIENCE,
-            env=environment,
+            env={**os.environ, **HUGE_PAGES},
         )
     except subprocess.TimeoutExpired as error:
         raise RoundError(f"a round was not over after {PATIENCE:g} s") from error
@@ -180,7 +181,7 @@ def main() -> None:
     """Measure what the argument requests, and print each comparison as a line of JSON."""
     plain: dict[str, Any] = json.loads(sys.argv[1])
     plain["wanted"] = tuple(map(tuple, plain["wanted"]))
-    request = Request(**{**plain, "peers": tuple(plain["peers"]), "path": tuple(plain["path"])})
+    request = Request(**{**plain, "peers": tuple(plain["peers"])})
     torch.set_num_threads(request.threads)
     for item in measure(request, clock_of(request.device)):
         print(json.dumps(asdict(item)), flush=True)

@@ -60,9 +60,9 @@ class Asked:
 def bench(asked: Asked) -> int:
     """Measure; return 0, or 1 if the gate found something worse, or 2 on bad input."""
     try:
+        _refuse_together(asked)
         pairs = _pairs(asked)
         check_device(asked.device)
-        _refuse_together(asked)
         for path in (asked.output, asked.write_baseline):
             if path is not None:
                 results.refuse_unwritable(path)

@@ -50,7 +50,7 @@ def conformance(path, name="reference", version=torch.__version__, cases=None, *
 def test_a_list_shows_workloads_and_tasks(run_line):
     done = run_line("bench", "--list")
     assert done.returncode == 0
-    for name in (*WORKLOADS, *bench.TASKS):
+    for name in (*WORKLOADS, *compare.TASKS):
         assert name in done.stdout
 
 

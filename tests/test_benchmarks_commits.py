@@ -1,0 +1,139 @@
+"""``keyedopt bench --compare-commits``: a small repository with two commits, and what cannot be compared."""
+
+import math
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from making import refused, valid
+
+from keyedopt.benchmarks import commits
+from keyedopt.benchmarks.commits import CommitError
+
+PROJECT = """
+[build-system]
+requires = ["setuptools>=77"]
+build-backend = "setuptools.build_meta"
+[project]
+name = "keyedopt"
+version = "0.0.1"
+[tool.setuptools]
+packages = ["keyedopt.reference", "keyedopt.reference.embedding", "keyedopt.reference.keyed",
+            "keyedopt.reference.rules"]
+[tool.setuptools.package-dir]
+"keyedopt.reference" = "reference"
+"""
+#: What makes the second commit another one: SparseAdam goes twice as far.
+FAULT = """
+
+class SparseAdam(SparseAdam):
+    def step(self, closure=None):
+        super().step(closure)
+        return super().step(closure)
+"""
+
+
+def git(folder, *arguments):
+    names = ("-c", "user.name=x", "-c", "user.email=x@example.org")
+    done = subprocess.run(
+        ["git", "-C", folder, *names, *arguments], capture_output=True, text=True, check=True
+    )
+    return done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    """Make a checkout of three commits: the reference, the same again, and one whose SparseAdam differs."""
+    folder = tmp_path_factory.mktemp("repository")
+    source = Path(commits.__file__).resolve().parents[1] / "reference"
+    shutil.copytree(source, folder / "reference", ignore=shutil.ignore_patterns("__pycache__"))
+    (folder / "pyproject.toml").write_text(PROJECT)
+    git(folder, "init", "-q")
+    git(folder, "add", "-A")
+    git(folder, "commit", "-qm", "one")
+    git(folder, "commit", "-qm", "two", "--allow-empty")
+    with (folder / "reference" / "sparse_adam.py").open("a") as file:
+        file.write(FAULT)
+    git(folder, "commit", "-qam", "three")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("names", "same"), [(("HEAD~2", "HEAD~1"), True), (("HEAD~1", "HEAD"), False)], ids=["same", "other"]
+)
+def test_two_commits_are_built_and_measured(run_line, repository, monkeypatch, tmp_path, names, same):
+    monkeypatch.setattr(commits, "SECONDS", 0.0)
+    monkeypatch.setattr(commits, "LEAST", 2)
+    monkeypatch.chdir(repository)
+    line = ("--implementation", "reference", "--rounds", "2", "--output", tmp_path / "x.json")
+    work = ("--workload", "sparse-zipf", "--task", "sparse-adam")
+    done = run_line("bench", "--compare-commits", *names, *line, *work)
+    assert (done.returncode, done.stderr) == (0, "")
+    report = valid(tmp_path / "x.json")
+    (row,) = report["rows"]
+    assert report["commits"] == [git(repository, "rev-parse", name) for name in names]
+    assert row["low"] <= row["value"] <= row["high"]
+    assert (row["error"] == 0) == same
+    assert ("results differ" in done.stdout) != same
+    assert git(repository, "worktree", "list").count("\n") == 0
+    assert git(repository, "status", "--porcelain") == ""
+
+
+def test_what_a_commit_cannot_do_is_said(run_line, repository, monkeypatch):
+    """This repository has no fused, and the one that is installed must not be measured in its stead."""
+    monkeypatch.chdir(repository)
+    done = run_line(
+        "bench", "--compare-commits", "HEAD~1", "HEAD", "--workload", "sparse-zipf", "--rounds", "1"
+    )
+    assert done.returncode == 0
+    assert "not measured: " in done.stdout
+    assert "keyedopt.fused" in done.stdout
+
+
+def test_a_commit_that_cannot_be_built_is_one_line(run_line, repository, monkeypatch, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(repository, other)
+    (other / "pyproject.toml").write_text("no")
+    git(other, "commit", "-qam", "broken")
+    monkeypatch.chdir(other)
+    assert "cannot be built" in refused(run_line("bench", "--compare-commits", "HEAD", "HEAD~1"))
+    assert git(other, "worktree", "list").count("\n") == 0
+
+
+def test_unknown_commits_and_changed_files_are_refused(run_line, repository, monkeypatch, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(repository, other)
+    monkeypatch.chdir(other)
+    for name in ("nope", "--all", ""):
+        line = ("bench", "--compare-commits", "HEAD", f"{name}")
+        assert "there is no commit" in refused(run_line(*line)) or name == "--all"
+    (other / "untracked").touch()
+    commits.resolved(["HEAD"], other)
+    (other / "pyproject.toml").write_text("no")
+    said = refused(run_line("bench", "--compare-commits", "HEAD", "HEAD~1"))
+    assert "not committed (M pyproject.toml): commit them first" in said
+
+
+def test_without_git_nothing_is_compared(run_line, repository, monkeypatch, tmp_path):
+    monkeypatch.chdir(repository)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "git is needed" in refused(run_line("bench", "--compare-commits", "HEAD", "HEAD"))
+
+
+def test_a_process_that_ends_is_named(tmp_path):
+    side = commits.Side(tmp_path, 1)  # no keyedopt.benchmarks.worker of the tree's own
+    try:
+        with pytest.raises(CommitError, match="ended with"):
+            side.ask("time")
+    finally:
+        side.close()
+
+
+def test_the_interval_is_that_of_the_rounds():
+    ratio = commits._ratio(("w", "t"), [(1.0, 2.0), (1.0, 2.2), (1.0, 1.8)], 0.0, "")
+    logs = [math.log(2.0), math.log(2.2), math.log(1.8)]
+    assert ratio.value == pytest.approx(math.exp(sum(logs) / 3))
+    assert ratio.low < 1.8
+    assert ratio.high > 2.2
+    assert commits._ratio(("w", "t"), [], None, "no X").why == "no X"
