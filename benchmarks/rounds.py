@@ -5,8 +5,8 @@ times meaningless where there are more of them than processors, so a round takes
 processor time of the process. What only waits is not seen by it; `keyedopt bench` sees that. On a GPU, events
 are the clock. Of each job the lower quartile is kept: interruptions make times longer, never shorter.
 
-Rounds ask for huge pages (glibc's malloc does so if told to). With small ones, where the pages of a table happen to
-lie makes ratios of random accesses differ by a tenth from process to process.
+Rounds ask for huge pages (glibc's malloc does so if told to). With small ones, where the pages of a table
+happen to lie makes ratios of random accesses differ by a tenth from process to process.
 """
 
 import gc
