@@ -99,7 +99,7 @@ def run(folder: Path, trials: int, rounds: int) -> None:
                 file.write(json.dumps(item) + "\n")
             worse = [one["key"] for one in item["found"] if one["verdict"] == "worse"]
             print(f"trial {number}, {kind} planted: {worse or 'no alarm'}, {item['seconds']} s", flush=True)
-    (folder / "figures.md").write_text(figures(done), encoding="utf-8")
+            (folder / "figures.md").write_text(figures(done), encoding="utf-8")
     print(figures(done))
 
 
