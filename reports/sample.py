@@ -5,6 +5,7 @@ measurements in all: cases, recorded behaviour, measured errors, rates and speed
 """
 
 import argparse
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,9 @@ from typing import Any
 #: Outcomes, the usual one most often.
 OUTCOMES = (*["pass"] * 17, "fail", "known", "unsupported")
 AREAS = ("keyed", "combined", "clipping", "warmup", "algorithms")
-DTYPES = ("float32", "bfloat16", "float16")
+ALGORITHMS = ("SGD", "Adagrad", "RowWiseAdagrad", "Adam", "LAMB", "LarsSGD")
+DTYPES, VARIANTS = ("float32", "bfloat16", "float16"), ("plain", "sparse", "betas")
+QUANTITIES, STEPS = ("weight", "exp_avg", "exp_avg_sq"), 24
 
 
 def write(folder: Path, implementations: int = 10, clauses: int = 500, measurements: int = 100_000) -> int:
@@ -28,7 +31,7 @@ def write(folder: Path, implementations: int = 10, clauses: int = 500, measureme
 
 
 def check(number: int, clauses: int, measurements: int) -> dict[str, Any]:
-    """Return a result of check with so many measurements, most of them errors of a case each a few."""
+    """Return a result of check with so many measurements."""
     return {
         "schema": 1,
         "implementation": {
@@ -49,7 +52,7 @@ def check(number: int, clauses: int, measurements: int) -> dict[str, Any]:
 
 
 def cases(number: int, clauses: int, measurements: int) -> Iterator[dict[str, Any]]:
-    """Yield the cases: one of each clause records a text, the others ten errors each, after more steps."""
+    """Yield the cases: a record of each clause, errors along trajectories, and plain cases."""
     for clause in range(clauses):
         record = {
             "clauses": [f"SAMPLE-{clause:03}"],
@@ -57,32 +60,38 @@ def cases(number: int, clauses: int, measurements: int) -> Iterator[dict[str, An
             "observed": {"order": number % 3},
         }
         yield {"case": f"test_sample::test_{clause}[record]", **record}
-    for index in range((measurements - clauses) // 11):
-        clause = index % clauses
-        outcome = OUTCOMES[(7 * clause + number * (index % 5)) % len(OUTCOMES)]
-        dtype = DTYPES[index % len(DTYPES)]
-        errors = [
-            {
-                "quantity": "weight",
-                "dtype": dtype,
-                "unit": "ULP",
-                "budget": 2.0 + step / 4,
-                "error": round(0.5 + (number + index + step) % 7 / 4, 3),
-                "steps": step,
-            }
-            for step in range(1, 11)
-        ]
-        yield {
-            "case": f"test_sample::test_{clause}[{index}]",
-            "clauses": [f"SAMPLE-{clause:03}"],
-            "outcome": outcome,
+    every = list(itertools.product(ALGORITHMS, DTYPES, VARIANTS))
+    for index, (algorithm, dtype, variant) in enumerate(every):
+        yield _case(index, number, clauses) | {
+            "case": f"test_sample::test_precision[{dtype}-{algorithm}-{variant}]",
             "dtype": dtype,
-            "inputs": {"algorithm": "Adam", "rows": [index % 7, 3, 1], "rate": 0.1},
-            "expected": "the weight within its budget" if outcome == "fail" else "",
-            "seen": "another one" if outcome == "fail" else "",
-            "observed": {"errors": errors},
-            "seconds": 0.01,
+            "inputs": {"algorithm": algorithm, "made": {"kind": variant}},
+            "observed": {"errors": list(_errors(number + index, dtype))},
         }
+    done = clauses + len(every) * STEPS * len(QUANTITIES)
+    for index in range(measurements - done):
+        yield _case(index, number, clauses)
+
+
+def _errors(start: int, dtype: str) -> Iterator[dict[str, Any]]:
+    for step, quantity in itertools.product(range(1, STEPS + 1), QUANTITIES):
+        error = 0.5 + (start + step) % 7 / 4
+        head = {"quantity": quantity, "dtype": dtype, "unit": "ULP", "steps": step}
+        yield {**head, "error": error, "budget": 2.0 + step / 4}
+
+
+def _case(index: int, number: int, clauses: int) -> dict[str, Any]:
+    clause = index % clauses
+    outcome = OUTCOMES[(7 * clause + number * (index % 5)) % len(OUTCOMES)]
+    return {
+        "case": f"test_sample::test_{clause}[{index // clauses}]",
+        "clauses": [f"SAMPLE-{clause:03}"],
+        "outcome": outcome,
+        "inputs": {"rows": [index % 7, 3, 1], "rate": 0.1},
+        "expected": "the weight within its budget" if outcome == "fail" else "",
+        "seen": f"another one in row {index % 7}" if outcome == "fail" else "",
+        "seconds": 0.01,
+    }
 
 
 def bench(number: int) -> dict[str, Any]:

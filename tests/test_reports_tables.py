@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from keyedopt.reports import sample
 from keyedopt.reports.read import read
 from keyedopt.reports.tables import COLUMNS, TEXT, TIME, Clause, described, table, update_readme
 
@@ -239,3 +240,13 @@ def test_a_missing_value_is_missing_and_no_text():
     frame = table("problems", [("a", None)])
     assert frame["reason"].isna().all()
     assert table("runs", []).dtypes["started"] == TIME
+
+
+def test_made_up_results_are_read_like_real_ones(tmp_path):
+    assert sample.write(tmp_path, implementations=2, clauses=20, measurements=9000) == 4
+    tables = read([tmp_path])
+    assert tables.problems.empty
+    plain = len(tables.cases) - len(tables.records) - tables.errors["case"].nunique() * 2
+    assert plain + len(tables.records) + len(tables.errors) == 9000
+    assert tables.clauses["clause"].nunique() == 20
+    assert len(tables.speeds) == 20
