@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from keyedopt.fused.initial import counter, row_state
+from keyedopt.fused.initial import counter, full_state, row_state
 from keyedopt.fused.option_checks import check_betas, check_range
 from keyedopt.fused.row_optimizer import RowOptimizer
 from keyedopt.reference.rules.options import BiasCorrection, Decay, Rows
@@ -64,6 +64,6 @@ class AdamLike(RowOptimizer):
             count = row_state(param, dtype=torch.float64)
         return {
             "step": count,
-            "exp_avg": torch.zeros_like(param, requires_grad=False),
-            "exp_avg_sq": row_state(param) if self.partial_rowwise else torch.zeros_like(param).detach(),
+            "exp_avg": full_state(param),
+            "exp_avg_sq": row_state(param) if self.partial_rowwise else full_state(param),
         }

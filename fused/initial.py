@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from keyedopt.fused.bulk import native
+
 
 def counter(param: Tensor) -> Tensor:
     """Return a count of steps: float64, which torch's own optimizers can take over."""
@@ -13,6 +15,15 @@ def counter(param: Tensor) -> Tensor:
 def count_device(param: Tensor) -> torch.device:
     """Return where a parameter's count is: where a step can read it without synchronizing."""
     return param.device if param.device.type == "cuda" else torch.device("cpu")
+
+
+def full_state(param: Tensor, start: float = 0.0) -> Tensor:
+    """Return a state of one number for each of the parameter's, where it pays on large pages of memory."""
+    if native is None or param.device.type != "cpu" or isinstance(param, DTensor):
+        return torch.full_like(param, start, requires_grad=False)
+    made = torch.empty_like(param, requires_grad=False)
+    native.large_pages(made)  # before it is written to: the system gives a page its size then
+    return made.fill_(start)
 
 
 def row_state(

@@ -8,11 +8,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from keyedopt.fused.adam_like import AdamLike
+from keyedopt.fused.initial import full_state
 from keyedopt.fused.option_checks import check_range
 from keyedopt.fused.row_optimizer import RowOptimizer
 from keyedopt.fused.rowwise_adagrad import Adagrad
@@ -68,7 +68,7 @@ class SGD(RowOptimizer):
 
     def initial_state(self, param: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
         """Return a buffer of zeros, or nothing without momentum."""
-        return {"momentum_buffer": torch.zeros_like(param).detach()} if group["momentum"] else {}
+        return {"momentum_buffer": full_state(param)} if group["momentum"] else {}
 
     def state_names(self, state: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the buffer, where there is one."""
@@ -184,4 +184,4 @@ class LarsSGD(RowOptimizer):
 
     def initial_state(self, param: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
         """Return a buffer of zeros."""
-        return {"momentum_buffer": torch.zeros_like(param).detach()}
+        return {"momentum_buffer": full_state(param)}

@@ -3,11 +3,10 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from keyedopt.fused.initial import counter, row_state
+from keyedopt.fused.initial import counter, full_state, row_state
 from keyedopt.fused.option_checks import check_range
 from keyedopt.fused.row_optimizer import RowOptimizer
 from keyedopt.reference.rules.options import Decay, Rows
@@ -69,7 +68,7 @@ class Adagrad(RowOptimizer):
     def initial_state(self, param: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
         """Return a sum that starts at `initial_accumulator_value`."""
         start = group["initial_accumulator_value"]
-        return {"step": counter(param), "sum": torch.full_like(param, start, requires_grad=False)}
+        return {"step": counter(param), "sum": full_state(param, start)}
 
 
 class RowWiseAdagrad(Adagrad):

@@ -10,6 +10,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 
 from keyedopt.fused import dense, sparse_rows
 from keyedopt.fused.backends.interface import Step
+from keyedopt.fused.initial import full_state
 from keyedopt.fused.option_checks import check_betas, check_flags, check_range, check_rate
 from keyedopt.fused.row_optimizer import RowOptimizer
 from keyedopt.reference.rules.options import EpsPlacement, Rows
@@ -91,8 +92,7 @@ class SparseAdam(RowOptimizer):
 
     def initial_state(self, param: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
         """Return no steps, and moments of zero."""
-        names = ("exp_avg", "exp_avg_sq")
-        return {"step": 0} | {name: torch.zeros_like(param, requires_grad=False) for name in names}
+        return {"step": 0, "exp_avg": full_state(param), "exp_avg_sq": full_state(param)}
 
     def make_step(self, group: Mapping[str, Any], count: int | Tensor = 1, first: bool = False) -> Step:
         """Return what a backend is to do: eps stands beside √v, as in torch's code."""

@@ -9,6 +9,7 @@ from keyedopt.fused import dense
 from keyedopt.fused.backends import choose
 from keyedopt.fused.backends.interface import Lookup, RowGradients, Step
 from keyedopt.fused.backends.torch import TorchBackend
+from keyedopt.fused.bulk import native
 from keyedopt.fused.tables import TableViews
 from keyedopt.reference.rules.options import Rows
 
@@ -43,6 +44,11 @@ def check_indices(indices: Tensor, sizes: Sequence[int]) -> None:
     """Refuse indices (dimensions, N) of a sparse gradient that are not in a parameter, with a ValueError."""
     if not indices.numel():
         return
+    found = False if native is None else native.outside(indices, tuple(sizes))
+    if found is None:
+        return
+    if found:
+        raise ValueError("indices of the gradient must be in [0, {}), and {} is not".format(*found))
     if indices.shape[0] == 1:  # of all elements is faster than by dimension
         lowest, highest = torch.aminmax(indices)
         both = (lowest, highest) if indices.device.type == "cpu" else torch.stack((lowest, highest)).tolist()

@@ -5,6 +5,7 @@ namespace keyedopt {
 
 const ExchangeApi* api = nullptr;
 PyObject* tensor_type = nullptr;
+PyObject* parameter_type = nullptr;
 PyObject* is_neg = nullptr;
 
 namespace {
@@ -19,6 +20,9 @@ PyMethodDef functions[] = {
     method<pairs>("pairs", "pairs(live, new): the values of two lists of dicts, or None if their keys differ"),
     method<copy>("copy", "copy(live, new): fill tensors of the CPU; False, and nothing written, if one is unusual"),
     method<square_sum>("square_sum", "square_sum(tensors, threads): of all elements; None if a tensor is unusual"),
+    method<outside>("outside", "outside(indices, sizes): (size, number) of a number that is none of its dimension"),
+    method<listed>("listed", "listed(params, states, indices, values): as the native backend takes them, or None"),
+    method<large_pages>("large_pages", "large_pages(tensor): ask the system for them in the memory of a new tensor"),
     {nullptr, nullptr, 0, nullptr},
 };
 PyModuleDef module = {PyModuleDef_HEAD_INIT, "_bulk", "What is done to many tensors at once.", -1,
@@ -31,8 +35,11 @@ PyMODINIT_FUNC PyInit__bulk() {
     using namespace keyedopt;
     PyObject* torch = PyImport_ImportModule("torch");
     tensor_type = torch ? PyObject_GetAttrString(torch, "Tensor") : nullptr;
+    PyObject* nn = tensor_type ? PyObject_GetAttrString(torch, "nn") : nullptr;
+    parameter_type = nn ? PyObject_GetAttrString(nn, "Parameter") : nullptr;
+    Py_XDECREF(nn);
     Py_XDECREF(torch);
-    is_neg = tensor_type ? PyObject_GetAttrString(tensor_type, "is_neg") : nullptr;
+    is_neg = parameter_type ? PyObject_GetAttrString(tensor_type, "is_neg") : nullptr;
     PyObject* capsule = is_neg ? PyObject_GetAttrString(tensor_type, "__dlpack_c_exchange_api__") : nullptr;
     if (!capsule) {
         PyErr_Clear();

@@ -32,15 +32,17 @@ struct ExchangeApi {
     void* current_stream;
 };
 constexpr int32_t kCpu = 1;
-constexpr uint8_t kFloat = 2, kComplex = 5;
+constexpr uint8_t kInt = 0, kFloat = 2, kComplex = 5;
 
 extern const ExchangeApi* api;
 extern PyObject* tensor_type;
+extern PyObject* parameter_type;  // torch.nn.Parameter, which is a plain tensor but for its type
 extern PyObject* is_neg;
 
 // False, without a Python error, for what is no plain strided tensor.
 inline bool look(PyObject* tensor, View* view) {
-    if (reinterpret_cast<PyObject*>(Py_TYPE(tensor)) != tensor_type) return false;
+    PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
+    if (type != tensor_type && type != parameter_type) return false;
     if (api->view(tensor, view) == 0) return true;
     PyErr_Clear();
     return false;
@@ -69,5 +71,8 @@ PyObject* alike(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* pairs(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* copy(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* square_sum(PyObject*, PyObject* const* args, Py_ssize_t count);
+PyObject* outside(PyObject*, PyObject* const* args, Py_ssize_t count);
+PyObject* listed(PyObject*, PyObject* const* args, Py_ssize_t count);
+PyObject* large_pages(PyObject*, PyObject* const* args, Py_ssize_t count);
 
 }  // namespace keyedopt
