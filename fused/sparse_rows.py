@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from keyedopt.fused import dense
-from keyedopt.fused.backends import choose
+from keyedopt.fused.backends import choose, first
 from keyedopt.fused.backends.interface import Lookup, RowGradients, Step
 from keyedopt.fused.backends.torch import TorchBackend
 from keyedopt.fused.bulk import native
@@ -74,12 +74,26 @@ def update(step: Step, work: Sequence[dense.Work], names: Sequence[str], which: 
         names: the state tensors, as `ALGORITHMS` orders them.
         which: the rows to update: those given, all, or those whose gradient is not all zero.
     """
+    if which is Rows.GIVEN and _update_at_once(step, work, names):
+        return
     alike: dict[tuple[torch.device, torch.dtype], list[dense.Work]] = {}
     for item in work:
         if item[0].shape[:1].numel():  # a rank may hold no row of a table
             alike.setdefault((item[0].device, item[0].dtype), []).append(item)
     for same in alike.values():
         _update_alike(step, same, names, which)
+
+
+def _update_at_once(step: Step, work: Sequence[dense.Work], names: Sequence[str]) -> bool:
+    """Have the first backend do it in one call, if all is as it mostly is; else nothing is written."""
+    at_once = getattr(first(work[0][0].device), "update_listed", None) if work else None
+    if at_once is None:
+        return False
+    for _, grad, state in work:
+        count = state.get("step")
+        if not grad.is_sparse or (isinstance(count, Tensor) and count.ndim):
+            return False
+    return bool(at_once(work, names, step))
 
 
 def _update_alike(step: Step, work: Sequence[dense.Work], names: Sequence[str], which: Rows) -> None:

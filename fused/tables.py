@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from keyedopt.fused.backends.interface import Table
@@ -53,6 +54,7 @@ class TableViews:
         return tensor.view(rows, tensor.shape[sparse:].numel())
 
     def write_back(self) -> None:
-        """Bring copies back to where they came from."""
+        """Bring copies back to where they came from; let autograd know of what a kernel has written."""
+        torch.autograd.graph.increment_version([self.table.weight, *self.table.states])
         for tensor, copied in self._copies:
             tensor.copy_(copied)

@@ -2,11 +2,16 @@
 
 import os
 import random
+import re
+from pathlib import Path
 
 import pytest
 import torch
 
 from keyedopt.fused import GradientClipping, GradientClippingOptimizer, KeyedOptimizerWrapper
+from keyedopt.fused.backends.interface import Lookup, Step, Table
+from keyedopt.fused.backends.native import _with_gradients
+from keyedopt.fused.backends.native.describe import describe_table
 from keyedopt.fused.bulk import native
 from keyedopt.fused.keyed import filling
 
@@ -67,6 +72,89 @@ def test_the_sum_of_squares_does_not_depend_on_threads():
     assert len(sums) == 1
     assert sums.pop() == pytest.approx(exact, rel=1e-8)
     assert native.square_sum([torch.ones(2, 2).t(), torch.ones(3).double()], 1) is None
+
+
+@built
+def test_row_numbers_outside_are_found():
+    draw = random.Random(0)
+    for _ in range(300):
+        sizes = tuple(draw.choice([0, 1, 7, 2**40]) for _ in range(draw.randint(1, 3)))
+        listed = [[draw.randrange(size) for _ in range(1500)] for size in sizes if size]
+        sizes = tuple(size for size in sizes if size) or (0,)
+        indices = torch.tensor(listed or [[]], dtype=torch.int64)
+        assert native.outside(indices, sizes) is None
+        where, bad = draw.randrange(len(sizes)), draw.choice([-1, -(2**63), sizes[0], 2**63 - 1])
+        if listed and not 0 <= bad < sizes[where]:
+            indices[where, draw.randrange(1500)] = bad
+            assert native.outside(indices, sizes) == (sizes[where], bad)
+    assert native.outside(torch.zeros(1, 4, dtype=torch.int64), (0,)) == (0, 0)
+    for unusual in (torch.zeros(1, 4), torch.zeros(4, dtype=torch.int64), torch.zeros(2, 4).long()[:, ::2]):
+        assert native.outside(unusual, (5, 5)) is False
+
+
+@built
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_listed_tensors_are_described_as_tables_and_lookups(dtype):
+    params = [torch.nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in ((5,), (3, 4), (6, 2, 2))]
+    state = [torch.zeros(param.shape) for param in params]
+    indices = [torch.zeros(1, 7, dtype=torch.int64) for _ in params]
+    values = [torch.zeros(7, *param.shape[1:]) for param in params]
+    lookups = [
+        Lookup(number, index[0], grad=value.reshape(7, -1))
+        for number, (index, value) in enumerate(zip(indices, values, strict=True))
+    ]
+    tables = [
+        Table(param.detach().view(len(param), -1), (one.view(len(param), -1),))
+        for param, one in zip(params, state, strict=True)
+    ]
+    items, _ = _with_gradients(tables, lookups)
+    expected = [describe_table(table, Step("adagrad", 0.1)) for table in tables], items
+    assert native.listed(params, [state], indices, values) == expected
+
+
+@built
+def test_listed_tensors_that_are_unusual_are_left_to_the_general_way():
+    param, state = torch.nn.Parameter(torch.zeros(5, 4)), torch.zeros(5, 4)
+    indices, values = torch.zeros(1, 7, dtype=torch.int64), torch.zeros(7, 4)
+    assert native.listed([param], [[state]], [indices], [values]) is not None
+    for given in (
+        ([param.double()], [[state]], [indices], [values]),
+        ([param.to("meta")], [[state]], [indices], [values]),
+        ([torch.zeros(4, 5).t()], [[state]], [indices], [values]),
+        ([torch.zeros(0, 4)], [[torch.zeros(0, 4)]], [indices], [values]),
+        ([torch.zeros(())], [[torch.zeros(())]], [indices], [values]),
+        ([param], [[state.half()]], [indices], [values]),
+        ([param], [[torch.zeros(5)]], [indices], [values]),
+        ([param], [[state], [state], [state]], [indices], [values]),
+        ([param], [[state]], [indices.int()], [values]),
+        ([param], [[state]], [indices[0]], [values]),
+        ([param], [[state]], [indices.expand(2, 7).contiguous()], [values]),
+        ([param], [[state]], [indices], [values.half()]),
+        ([param], [[state]], [indices], [values[:6]]),
+        ([param], [[state]], [indices], [values.t().contiguous().t()]),
+        ([param], [[state]], [indices], [torch.zeros(7, 5)]),
+        ([param], [[]], [indices], [values]),
+    ):
+        assert native.listed(*given) is None
+    with pytest.raises(TypeError, match="lists"):
+        native.listed([param], [[state]], [indices], [])
+
+
+@built
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="only Linux shows what memory is like")
+def test_large_pages_are_asked_for_and_change_nothing():
+    small, large = torch.ones(1000), torch.ones(1 << 24)
+    native.large_pages(small)
+    native.large_pages(large)
+    assert bool((large == 1).all())
+    middle, inside, flags = large.data_ptr() + large.nbytes // 2, False, ""
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        bounds = re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line)
+        if bounds:
+            inside = int(bounds[1], 16) <= middle < int(bounds[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            flags = line
+    assert " hg" in flags
 
 
 @pytest.mark.parametrize("extension", [native, None])

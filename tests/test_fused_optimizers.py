@@ -256,3 +256,15 @@ def test_nonzero_rows_of_an_empty_gradient_are_none(library):
     param.grad = torch.sparse_coo_tensor(*nothing, (3, 2), check_invariants=True)
     optimizer.step()
     assert torch.equal(param.detach(), torch.ones(3, 2))
+
+
+@pytest.mark.parametrize("preferred", ["", "torch"])
+@pytest.mark.parametrize("algorithm", ["SGD", "Adagrad", "SparseAdam", "RowWiseAdagrad"])
+def test_autograd_knows_of_an_update(monkeypatch, algorithm, preferred):
+    monkeypatch.setenv("KEYEDOPT_BACKEND", preferred)
+    param = torch.nn.Parameter(torch.ones(5, 3))
+    saved = (param * param).sum()
+    param.grad = torch.sparse_coo_tensor([[1, 1]], torch.ones(2, 3), (5, 3), check_invariants=False)
+    getattr(fused, algorithm)([param], lr=0.1).step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        saved.backward()

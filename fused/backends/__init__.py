@@ -15,6 +15,8 @@ import os
 from collections.abc import Sequence
 from functools import cache
 
+import torch
+
 from keyedopt.fused.backends.interface import Backend, Step, Table
 
 #: Where each backend is, and the extra of keyedopt that has what it needs.
@@ -31,7 +33,7 @@ PREFERRED = "KEYEDOPT_BACKEND"
 #: Which read no memory before they have checked values and offsets themselves, with a ValueError.
 CHECKING = ("native",)
 
-__all__ = ["BACKENDS", "CHECKING", "PREFERRED", "available", "check_name", "choose", "get"]
+__all__ = ["BACKENDS", "CHECKING", "PREFERRED", "available", "check_name", "choose", "first", "get"]
 
 
 class MissingBackend:
@@ -98,6 +100,14 @@ def get(name: str) -> Backend:
     backend = _load(name)
     assert not isinstance(backend, MissingBackend)  # which `check_name` refuses
     return backend
+
+
+def first(device: torch.device) -> Backend | None:
+    """Return the backend that ``"auto"`` tries first for a device; None where it is missing or unknown."""
+    preferred = os.environ.get(PREFERRED)
+    names = (preferred,) if preferred else ORDER.get(device.type, ())
+    backend = _load(names[0]) if names and names[0] in BACKENDS else None
+    return None if isinstance(backend, MissingBackend) else backend
 
 
 def choose(backend: str, tables: Sequence[Table], step: Step) -> Backend:

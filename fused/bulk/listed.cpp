@@ -34,7 +34,7 @@ bool contiguous(const View& view) { return on_cpu(view) && dense_bytes(view) >= 
 // The parameter (rows, ...) and up to two states of one number for each of its own; null for anything else.
 PyObject* table(PyObject* param, PyObject* states, Py_ssize_t i, int64_t* rows, int64_t* dim) {
     View view, state;
-    if (!look(param, &view) || !contiguous(view) || view.ndim < 1 || number_of(view.dtype) < 0) return nullptr;
+    if (!look(param, &view, true) || !contiguous(view) || view.ndim < 1 || number_of(view.dtype) < 0) return nullptr;
     *rows = view.shape[0];
     if (*rows < 1 || numbers_in(view) < 1) return nullptr;
     *dim = numbers_in(view) / *rows;

@@ -39,10 +39,10 @@ extern PyObject* tensor_type;
 extern PyObject* parameter_type;  // torch.nn.Parameter, which is a plain tensor but for its type
 extern PyObject* is_neg;
 
-// False, without a Python error, for what is no plain strided tensor.
-inline bool look(PyObject* tensor, View* view) {
+// False, without a Python error, for what is no plain strided tensor, nor a parameter where these are taken.
+inline bool look(PyObject* tensor, View* view, bool parameters = false) {
     PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
-    if (type != tensor_type && type != parameter_type) return false;
+    if (type != tensor_type && !(parameters && type == parameter_type)) return false;
     if (api->view(tensor, view) == 0) return true;
     PyErr_Clear();
     return false;

@@ -12,6 +12,7 @@ without one `NativeBackend.missing` says so.
 import importlib
 import os
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -20,10 +21,12 @@ from torch import Tensor
 from keyedopt.fused.backends.interface import Lookup, RowGradients, Step, Table
 from keyedopt.fused.backends.native.describe import (
     ALGORITHM_NUMBERS,
+    ROW_STATES,
     describe_rule,
     describe_table,
     refused_table,
 )
+from keyedopt.fused.bulk import native as bulk
 
 _kernels: Any = None
 _WHY = ""
@@ -125,6 +128,34 @@ class NativeBackend:
         described = [describe_table(table, step) for table in tables]
         _kernels.update(described, items, describe_rule(step), self._count(), self._set)
         del kept
+
+    def update_listed(self, work: Sequence[Any], names: Sequence[str], step: Step) -> bool:
+        """Do what `update` does for parameters with sparse gradients as they mostly are, in less Python.
+
+        Args:
+            work: parameters, gradients that list rows, and states by name.
+            names: the state tensors, as `ALGORITHMS` orders them.
+            step: the formula, without counts by row.
+
+        Returns:
+            False where one of them is unusual; then nothing is written.
+
+        Raises:
+            ValueError: as `update`.
+        """
+        if bulk is None or step.algorithm not in ALGORITHM_NUMBERS or step.algorithm in ROW_STATES:
+            return False
+        grads = [grad for _, grad, _ in work]
+        indices, values = [grad._indices() for grad in grads], [grad._values() for grad in grads]
+        params = [param for param, _, _ in work]
+        states = [[state[name] for _, _, state in work] for name in names]
+        described = bulk.listed(params, states, indices, values)
+        if described is None:
+            return False
+        tables, lookups = described
+        _kernels.update(tables, lookups, describe_rule(step), self._count(), self._set)
+        torch.autograd.graph.increment_version([*params, *chain.from_iterable(states)])
+        return True
 
     def update_rows(self, tables: Sequence[Table], gradients: Sequence[RowGradients], step: Step) -> None:
         """Update rows by gradients that are summed already.
