@@ -29,6 +29,13 @@ def any_tensor(draw):
     return draw.choice([made, made, made, turned, made.expand(2, *shape), made.to("meta")])
 
 
+def copied(live, new):
+    told = []
+    done = native.copy(live, new, told.extend)
+    assert [id(one) for one in told] == [id(one) for one in live if done]
+    return done
+
+
 @built
 def test_a_copy_is_complete_or_not_made():
     draw, made = random.Random(0), 0
@@ -37,7 +44,7 @@ def test_a_copy_is_complete_or_not_made():
         new = [torch.zeros_like(one) if draw.random() < 0.9 else any_tensor(draw) for one in live]
         fits = all(a.shape == b.shape and a.dtype == b.dtype for a, b in zip(live, new, strict=True))
         before = [one.clone() for one in live]
-        done = native.copy(live, new)
+        done = copied(live, new)
         made += done
         assert fits or not done
         for one, expected in zip(live, new if done else before, strict=True):
@@ -49,10 +56,10 @@ def test_a_copy_is_complete_or_not_made():
 @pytest.mark.parametrize("count", [3, 5000])
 def test_shared_memory_is_seen(count):
     live = list(torch.arange(3.0 * count).split(3))
-    assert not native.copy(live, live[1:] + live[:1])
-    assert not native.copy(live, [torch.zeros(3) for _ in live[1:]] + [live[0].view(3)])
-    assert native.copy(live, live)
-    assert native.copy(live, [torch.zeros(3) for _ in live])
+    assert not copied(live, live[1:] + live[:1])
+    assert not copied(live, [torch.zeros(3) for _ in live[1:]] + [live[0].view(3)])
+    assert copied(live, live)
+    assert copied(live, [torch.zeros(3) for _ in live])
     assert not any(one.any() for one in live)
 
 
@@ -60,8 +67,8 @@ def test_shared_memory_is_seen(count):
 def test_a_number_that_is_stored_with_the_opposite_sign_is_not_copied():
     part = torch.tensor(1 + 2j).conj().imag
     assert part.is_neg()
-    assert not native.copy([torch.zeros(())], [part])
-    assert not native.copy([part], [torch.zeros(())])
+    assert not copied([torch.zeros(())], [part])
+    assert not copied([part], [torch.zeros(())])
 
 
 @built
@@ -72,6 +79,47 @@ def test_the_sum_of_squares_does_not_depend_on_threads():
     assert len(sums) == 1
     assert sums.pop() == pytest.approx(exact, rel=1e-8)
     assert native.square_sum([torch.ones(2, 2).t(), torch.ones(3).double()], 1) is None
+
+
+@built
+def test_autograd_is_told_of_a_load_and_not_of_a_refused_one():
+    live, new = [torch.zeros(3) for _ in range(1200)], [torch.ones(3) for _ in range(1200)]
+    assert native.copy(live, new, torch.autograd.graph.increment_version)
+    assert {one._version for one in live} == {1}
+    new[700] = torch.ones(4)
+    assert not native.copy(live, new, torch.autograd.graph.increment_version)
+    assert {one._version for one in live} == {1}
+    with pytest.raises(ZeroDivisionError):
+        native.copy(live[:2], new[:2], lambda tensors: 1 / 0)
+
+
+@built
+def test_entries_are_paired_by_their_keys():
+    live = {"a": {"x": 1, "y": 2}, "b": {"x": 3}}
+    assert native.pairs(live, {"b": {"x": 6}, "a": {"y": 5, "x": 4}}) == ([1, 2, 3], [4, 5, 6])
+    assert native.pairs({}, {}) == ([], [])
+    for other in (
+        {"a": {"x": 4, "y": 5}},
+        {"a": {"x": 4, "y": 5}, "c": {"x": 6}},
+        {"a": {"x": 4, "z": 5}, "b": {"x": 6}},
+        {"a": {"x": 4}, "b": {"x": 6}},
+        {"a": {"x": 4, "y": 5}, "b": [6]},
+    ):
+        assert native.pairs(live, other) is None
+        assert native.pairs(other, live) is None
+    assert native.pairs({1: {}}, {1: {}}) is None
+    with pytest.raises(TypeError, match="dicts"):
+        native.pairs([], {})
+
+
+@built
+def test_entries_are_copied_if_their_values_are_of_known_types():
+    entries = [{"x": 1, "y": torch.ones(1)}, {}]
+    made = native.copies(entries, (int, torch.Tensor))
+    assert made == entries
+    assert made[0] is not entries[0] and made[0]["y"] is entries[0]["y"]
+    assert native.copies([*entries, {"x": True}], (int, torch.Tensor)) is None
+    assert native.copies([[]], (int,)) is None
 
 
 @built

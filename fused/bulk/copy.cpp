@@ -23,13 +23,21 @@ bool stored_as_is(PyObject* tensor, const View& view, int64_t bytes) {
     return plain;
 }
 
-bool two_lists(PyObject* const* args, Py_ssize_t count) {
-    if (count == 2 && PyList_CheckExact(args[0]) && PyList_CheckExact(args[1]) &&
+bool two_lists(PyObject* const* args, Py_ssize_t count, Py_ssize_t wanted = 2) {
+    if (count == wanted && PyList_CheckExact(args[0]) && PyList_CheckExact(args[1]) &&
         PyList_GET_SIZE(args[0]) == PyList_GET_SIZE(args[1]))
         return true;
     PyErr_SetString(PyExc_TypeError, "two lists of the same length are needed");
     return false;
 }
+
+// The value of a key, or null; a key that is no string may run code of its own when it is compared.
+PyObject* value_of(PyObject* dict, PyObject* key) {
+    return PyUnicode_CheckExact(key) ? PyDict_GetItemWithError(dict, key) : nullptr;
+}
+
+constexpr size_t kAhead = 16;
+constexpr Py_ssize_t kSome = 512;  // tensors, which a core's cache holds
 
 struct Copy { char* to; const char* from; int64_t bytes; };
 struct Span { uintptr_t begin; uintptr_t end; };
@@ -75,6 +83,8 @@ bool overlap(const std::vector<Copy>& copies) {
 PyObject* alike(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (!two_lists(args, count)) return nullptr;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(args[0]); ++i) {
+        fetch_soon(args[0], i);
+        fetch_soon(args[1], i);
         View live, came;
         if (!look(PyList_GET_ITEM(args[0], i), &live) || !look(PyList_GET_ITEM(args[1], i), &came) ||
             !same_form(live, came))
@@ -83,22 +93,22 @@ PyObject* alike(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Py_RETURN_TRUE;
 }
 
-// pairs(live, new): the values of two lists of dicts, as two lists, or None unless each dict has the keys of
-// the other one.
+// pairs(live, new): the values of two dicts of dicts, as two lists, or None unless each has the keys of the
+// other one, and so have the dicts inside.
 PyObject* pairs(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    if (!two_lists(args, count)) return nullptr;
+    if (count != 2 || !PyDict_CheckExact(args[0]) || !PyDict_CheckExact(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "two dicts are needed");
+        return nullptr;
+    }
     PyObject *have = PyList_New(0), *came = PyList_New(0);
-    bool fits = have && came;
-    for (Py_ssize_t i = 0; fits && i < PyList_GET_SIZE(args[0]); ++i) {
-        PyObject *live = PyList_GET_ITEM(args[0], i), *entry = PyList_GET_ITEM(args[1], i);
-        fits = PyDict_CheckExact(live) && PyDict_CheckExact(entry) && PyDict_GET_SIZE(live) == PyDict_GET_SIZE(entry);
+    bool fits = have && came && PyDict_GET_SIZE(args[0]) == PyDict_GET_SIZE(args[1]);
+    PyObject *name, *live;
+    for (Py_ssize_t at = 0; fits && PyDict_Next(args[0], &at, &name, &live);) {
+        PyObject* entry = value_of(args[1], name);
+        fits = entry && PyDict_CheckExact(live) && PyDict_CheckExact(entry) && PyDict_GET_SIZE(live) == PyDict_GET_SIZE(entry);
         PyObject *key, *value;
-        for (Py_ssize_t at = 0; fits && PyDict_Next(live, &at, &key, &value);) {
-            if (!PyUnicode_CheckExact(key)) {  // another key may run code of its own when it is compared
-                fits = false;
-                break;
-            }
-            PyObject* other = PyDict_GetItemWithError(entry, key);
+        for (Py_ssize_t inside = 0; fits && PyDict_Next(live, &inside, &key, &value);) {
+            PyObject* other = value_of(entry, key);
             fits = other && PyList_Append(have, value) == 0 && PyList_Append(came, other) == 0;
         }
     }
@@ -110,15 +120,46 @@ PyObject* pairs(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Py_RETURN_NONE;
 }
 
-// copy(live, new): fill tensors of the CPU and return True; or write nothing and return False where one is
+// copies(entries, types): a copy of each, or None unless all are dicts with values of these types alone.
+PyObject* copies(PyObject*, PyObject* const* args, Py_ssize_t count) {
+    if (count != 2 || !PyList_CheckExact(args[0]) || !PyTuple_CheckExact(args[1])) {
+        PyErr_SetString(PyExc_TypeError, "a list and a tuple are needed");
+        return nullptr;
+    }
+    const Py_ssize_t size = PyList_GET_SIZE(args[0]);
+    PyObject* result = PyList_New(size);
+    bool fits = result;
+    for (Py_ssize_t i = 0; fits && i < size; ++i) {
+        PyObject *entry = PyList_GET_ITEM(args[0], i), *key, *value;
+        fits = PyDict_CheckExact(entry);
+        for (Py_ssize_t at = 0; fits && PyDict_Next(entry, &at, &key, &value);) {
+            fits = false;
+            for (Py_ssize_t t = 0; !fits && t < PyTuple_GET_SIZE(args[1]); ++t)
+                fits = reinterpret_cast<PyObject*>(Py_TYPE(value)) == PyTuple_GET_ITEM(args[1], t);
+        }
+        if (!fits) break;
+        PyObject* copied = PyDict_Copy(entry);
+        fits = copied;
+        if (copied) PyList_SET_ITEM(result, i, copied);
+    }
+    if (fits) return result;
+    Py_XDECREF(result);
+    if (PyErr_Occurred()) return nullptr;
+    Py_RETURN_NONE;
+}
+
+// copy(live, new, written): fill tensors of the CPU, call `written` with all of them, some at a time, and
+// return True; or write nothing and return False where one is
 // not contiguous, not on the CPU, not alike, or shares memory with another.
 PyObject* copy(PyObject*, PyObject* const* args, Py_ssize_t count) {
-    if (!two_lists(args, count)) return nullptr;
+    if (!two_lists(args, count, 3)) return nullptr;
     const Py_ssize_t size = PyList_GET_SIZE(args[0]);
     std::vector<Copy> copies;
     copies.reserve(size);
     for (Py_ssize_t i = 0; i < size; ++i) {
         PyObject *to = PyList_GET_ITEM(args[0], i), *from = PyList_GET_ITEM(args[1], i);
+        fetch_soon(args[0], i);
+        fetch_soon(args[1], i);
         View live, came;
         if (!look(to, &live)) Py_RETURN_FALSE;
         if (to == from) continue;
@@ -132,7 +173,21 @@ PyObject* copy(PyObject*, PyObject* const* args, Py_ssize_t count) {
                               static_cast<const char*>(came.data) + came.byte_offset, bytes});
     }
     if (overlap(copies)) Py_RETURN_FALSE;
-    for (const Copy& one : copies) std::memcpy(one.to, one.from, one.bytes);
+    for (size_t i = 0; i < copies.size(); ++i) {
+        if (i + kAhead < copies.size()) {
+            __builtin_prefetch(copies[i + kAhead].from);
+            __builtin_prefetch(copies[i + kAhead].to, 1);
+        }
+        std::memcpy(copies[i].to, copies[i].from, static_cast<size_t>(copies[i].bytes));
+    }
+    for (Py_ssize_t i = 0; i < size; i += kSome) {
+        PyObject* some = PyList_GetSlice(args[0], i, i + kSome);
+        for (Py_ssize_t k = 0; some && k < PyList_GET_SIZE(some); ++k) fetch_soon(some, k);
+        PyObject* done = some ? PyObject_CallOneArg(args[2], some) : nullptr;
+        Py_XDECREF(some);
+        if (!done) return nullptr;
+        Py_DECREF(done);
+    }
     Py_RETURN_TRUE;
 }
 

@@ -17,8 +17,9 @@ constexpr PyMethodDef method(const char* name, const char* text) {
 
 PyMethodDef functions[] = {
     method<alike>("alike", "alike(live, new): whether all pairs are plain tensors of one shape and dtype each"),
-    method<pairs>("pairs", "pairs(live, new): the values of two lists of dicts, or None if their keys differ"),
-    method<copy>("copy", "copy(live, new): fill tensors of the CPU; False, and nothing written, if one is unusual"),
+    method<pairs>("pairs", "pairs(live, new): the values of two dicts of dicts, as lists, or None if their keys differ"),
+    method<copies>("copies", "copies(entries, types): a copy of each dict; None unless all values are of these types"),
+    method<copy>("copy", "copy(live, new, written): fill tensors of the CPU; False, and nothing written, if one is odd"),
     method<square_sum>("square_sum", "square_sum(tensors, threads): of all elements; None if a tensor is unusual"),
     method<outside>("outside", "outside(indices, sizes): (size, number) of a number that is none of its dimension"),
     method<listed>("listed", "listed(params, states, indices, values): as the native backend takes them, or None"),

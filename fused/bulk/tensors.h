@@ -48,6 +48,20 @@ inline bool look(PyObject* tensor, View* view, bool parameters = false) {
     return false;
 }
 
+// Fetch what a view of an item is read from, some items ahead: the object, then what it points to and what was
+// allocated just before. The tensors of a large state are scattered over memory, and to wait for one after the
+// other takes most of the time. A hint: nothing is read but the object, wherever a torch keeps the tensor.
+inline void fetch_soon(PyObject* list, Py_ssize_t at) {
+    constexpr Py_ssize_t kObject = 24, kTensor = 12;
+    const Py_ssize_t size = PyList_GET_SIZE(list);
+    if (at + kObject < size) __builtin_prefetch(PyList_GET_ITEM(list, at + kObject));
+    if (at + kTensor >= size) return;
+    PyObject* const item = PyList_GET_ITEM(list, at + kTensor);
+    if (reinterpret_cast<PyObject*>(Py_TYPE(item)) != tensor_type) return;
+    const uintptr_t tensor = *reinterpret_cast<const uintptr_t*>(item + 1);
+    for (uintptr_t line = 0; line < 512; line += 64) __builtin_prefetch(reinterpret_cast<const void*>(tensor - 256 + line));
+}
+
 inline bool same_form(const View& a, const View& b) {
     return a.dtype.code == b.dtype.code && a.dtype.bits == b.dtype.bits && a.dtype.lanes == b.dtype.lanes &&
            a.ndim == b.ndim && std::equal(a.shape, a.shape + a.ndim, b.shape);
@@ -69,6 +83,7 @@ inline int64_t dense_bytes(const View& view) {
 // Functions of the module; args are as METH_FASTCALL has them.
 PyObject* alike(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* pairs(PyObject*, PyObject* const* args, Py_ssize_t count);
+PyObject* copies(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* copy(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* square_sum(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* outside(PyObject*, PyObject* const* args, Py_ssize_t count);

@@ -15,26 +15,26 @@ from keyedopt.fused.keyed.loading import Load, Path, Unchecked
 from keyedopt.fused.keyed.values import is_stateful, kind, refusal
 
 
-def check_state(live: Mapping[str, Any], new: object, load: Load) -> None:
+def check_state(live: dict[str, Any], new: object, load: Load) -> None:
     """Check all entries, by parameter key; those of the usual kind later, when they are written at once."""
     if not isinstance(new, Mapping):
         raise ValueError(f"The state is a mapping by parameter key, got {kind(new)}")
+
+    def check_one_by_one(load: Load) -> None:
+        for key, entry in live.items():
+            check_entry(entry, new[key], (key,), load)
+
+    values = pairs(live, new)
+    if values is not None:
+        load.unchecked.append(Unchecked(*values, check_one_by_one))
+        return
     if live.keys() != new.keys():
         names = f"expected {sorted(live)}, got {sorted(new, key=str)}"
         if len(live) != len(new):
             raise ValueError(f"Different parameter count: {len(live)} vs {len(new)}: {names}")
         missing = next(key for key in live if key not in new)
         raise ValueError(f"Parameter {missing} not found: {names}")
-
-    def check_one_by_one(load: Load) -> None:
-        for key, entry in live.items():
-            check_entry(entry, new[key], (key,), load)
-
-    values = pairs(list(live.values()), list(map(new.__getitem__, live)))
-    if values is not None:
-        load.unchecked.append(Unchecked(*values, check_one_by_one))
-    else:
-        check_one_by_one(load)
+    check_one_by_one(load)
 
 
 def check_entry(live: Mapping[Any, Any], new: object, path: Path, load: Load) -> None:

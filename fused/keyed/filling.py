@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from operator import attrgetter, eq, is_
 from typing import Any
 
@@ -15,30 +15,33 @@ from keyedopt.fused.keyed.values import values_of
 _shape, _dtype, _layout, _is_cpu = map(attrgetter, ("shape", "dtype", "layout", "is_cpu"))
 
 
-def pairs(live: list[Any], new: list[Any]) -> tuple[list[Any], list[Any]] | None:
+def pairs(live: dict[str, Any], new: Mapping[str, Any]) -> tuple[list[Any], list[Any]] | None:
     """Return the values of entries, as two lists, if all are dicts and each has the keys of the other one.
 
     Only what is usual is sure to be found: without our extension, the keys must be in the same order, too.
     """
+    if type(new) is not dict:
+        return None
     if native is not None:
         found: tuple[list[Any], list[Any]] | None = native.pairs(live, new)
         return found
-    usual = {dict}.issuperset(map(type, live)) and {dict}.issuperset(map(type, new))
-    if not usual or not all(map(eq, map(tuple, live), map(tuple, new))):
+    if live.keys() != new.keys():
         return None
-    return list(values_of(live)), list(values_of(new))
+    have, came = list(live.values()), list(map(new.__getitem__, live))
+    usual = {dict}.issuperset(map(type, have)) and {dict}.issuperset(map(type, came))
+    if not usual or not all(map(eq, map(tuple, have), map(tuple, came))):
+        return None
+    return list(values_of(have)), list(values_of(came))
 
 
 def fill_at_once(live: list[Any], new: list[Any]) -> bool:
     """Fill tensors if all is as it mostly is, or write nothing and return False.
 
     That is: plain tensors, contiguous and on the CPU, pairs of the same shape and dtype, no memory in common
-    but in a pair of one and the same tensor. All of it is seen before the first write, in one call.
+    but in a pair of one and the same tensor. All of it is seen before the first write, in one call; autograd
+    is told of the writes, as of every write of torch's own.
     """
-    if native is None or not native.copy(live, new):
-        return False
-    torch.autograd.graph.increment_version(live)  # as every write of torch's own does
-    return True
+    return native is not None and bool(native.copy(live, new, torch.autograd.graph.increment_version))
 
 
 def alike(live: list[Tensor], new: list[Tensor]) -> bool:

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
 
+from keyedopt.fused.bulk import native
+
 #: Types that are shown as they are; whatever else there is gets a closer look.
 PLAIN = frozenset({Tensor, torch.nn.Parameter, int, float, bool, str, NoneType})
 _IMMUTABLE = PLAIN - {Tensor, torch.nn.Parameter}
@@ -57,6 +59,9 @@ def refusal(text: str, path: Sequence[Any], expected: object, got: object) -> Va
 
 def show_all(entries: Collection[Any]) -> list[dict[Any, Any]]:
     """Copy the mappings of entries, with stateful objects as their state; tensors are the live ones."""
+    if native is not None:
+        copied: list[dict[Any, Any]] | None = native.copies(list(entries), tuple(PLAIN))
+        return list(map(show, entries)) if copied is None else copied
     return list(map(dict.copy, entries)) if are_plain(entries) else list(map(show, entries))
 
 
