@@ -1,6 +1,7 @@
 """Gradients that list rows: checked, and handed to a backend, which sums duplicates and updates in one go."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -44,11 +45,12 @@ def check_indices(indices: Tensor, sizes: Sequence[int]) -> None:
     """Refuse indices (dimensions, N) of a sparse gradient that are not in a parameter, with a ValueError."""
     if not indices.numel():
         return
-    found = False if native is None else native.outside(indices, tuple(sizes))
+    found: Any = False if native is None else native.outside(indices, tuple(sizes))
     if found is None:
         return
     if found:
-        raise ValueError("indices of the gradient must be in [0, {}), and {} is not".format(*found))
+        size, bad = found
+        raise ValueError(f"indices of the gradient must be in [0, {size}), and {bad} is not")
     if indices.shape[0] == 1:  # of all elements is faster than by dimension
         lowest, highest = torch.aminmax(indices)
         both = (lowest, highest) if indices.device.type == "cpu" else torch.stack((lowest, highest)).tolist()

@@ -98,7 +98,8 @@ class RuleOptimizer(Optimizer):
             state.update(self.initial_state(param, group))
         if "step" in state and state["step"].ndim == 0:  # a count a row is the rule's
             state["step"] += 1
-        rule, names = self.rule(group, state, first)
+        # A number of Python, whatever the dtype: a rule forms products of it before they meet the weights.
+        rule, names = self.rule({**group, "lr": float(group["lr"])}, state, first)
         tensors = [state[name] for name in names]
         rows, grads = touched(param, grad, Rows(group["rows"]))
         if rows is not None:

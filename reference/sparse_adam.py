@@ -116,6 +116,8 @@ class SparseAdam(RuleOptimizer):
         if not state:
             state.update(self.initial_state(param, group))
         state["step"] += 1
+        if not grad._nnz():
+            return
         where, grads = listed(grad)
         rule, names = self.rule(group, state, False)
         tensors = [param, *(state[name] for name in names)]

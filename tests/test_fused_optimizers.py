@@ -258,6 +258,37 @@ def test_nonzero_rows_of_an_empty_gradient_are_none(library):
     assert torch.equal(param.detach(), torch.ones(3, 2))
 
 
+@pytest.mark.parametrize("library", [reference, fused])
+def test_nothing_listed_in_no_dimension_changes_nothing(library):
+    param = torch.nn.Parameter(torch.ones(3))
+    optimizer = library.SparseAdam([param], lr=0.1)
+    for listed in (1, 0):  # such a gradient lists the whole parameter, so many times
+        before = param.detach().clone(), *(optimizer.state[param].get(name) for name in ("step", "exp_avg"))
+        before = tuple(value.clone() if isinstance(value, torch.Tensor) else value for value in before)
+        nothing = torch.empty(0, listed, dtype=torch.int64), torch.ones(listed, 3)
+        param.grad = torch.sparse_coo_tensor(*nothing, (3,), check_invariants=True)
+        optimizer.step()
+    assert optimizer.state[param]["step"] == before[1] + 1
+    assert torch.equal(param.detach(), before[0])
+    assert torch.equal(optimizer.state[param]["exp_avg"], before[2])
+
+
+@pytest.mark.parametrize("library", [reference, fused])
+@pytest.mark.parametrize("algorithm", ["SGD", "Adagrad", "RowWiseAdagrad", "Adam", "LAMB"])
+def test_a_rate_in_float32_costs_no_precision(library, algorithm):
+    decay = {"lr_decay": 0.3} if algorithm.endswith("Adagrad") else {"weight_decay": 0.01}
+    found = []
+    rate = torch.tensor(0.1, dtype=torch.float32)
+    for lr in (rate, float(rate)):
+        param = torch.nn.Parameter(torch.linspace(-1, 1, 8, dtype=torch.float64).reshape(2, 4))
+        optimizer = getattr(library, algorithm)([param], lr=lr, **decay)
+        for step in range(1, 4):
+            param.grad = torch.linspace(1, 2, 8, dtype=torch.float64).reshape(2, 4) / step
+            optimizer.step()
+        found.append(param.detach())
+    assert torch.equal(*found)
+
+
 @pytest.mark.parametrize("preferred", ["", "torch"])
 @pytest.mark.parametrize("algorithm", ["SGD", "Adagrad", "SparseAdam", "RowWiseAdagrad"])
 def test_autograd_knows_of_an_update(monkeypatch, algorithm, preferred):
