@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keyedopt.fused.backends.sums import sum_rows
+from keyedopt.fused.backends.sums import sum_listed, sum_rows
 
 #: Row numbers and their gradients, several times.
 Parts = list[tuple[Tensor, Tensor]]
@@ -42,17 +42,22 @@ class Window:
             rows: (N,), which may come more than once; None for all.
             gradients: (N, …).
         """
-        gradients = gradients.detach().to(torch.float64)
+        gradients = gradients.detach()
+        width = math.prod(self._shape[1:])
         if rows is None:
-            gradients = gradients.reshape(self._shape)
+            gradients = gradients.reshape(self._shape).to(torch.float64, copy=True)
             rows = torch.arange(self._shape[0], device=gradients.device)
             if not len(self.rows):
-                return rows, gradients.clone()
+                return rows, gradients
             if self._every:
-                return rows, self.gradients + gradients
-        if len(self.rows):
-            rows, gradients = torch.cat([self.rows, rows]), torch.cat([self.gradients, gradients])
-        distinct, sums = sum_rows(rows, gradients.reshape(len(rows), math.prod(self._shape[1:])))
+                return rows, gradients.add_(self.gradients)
+        else:
+            rows, sums = sum_listed(rows, gradients.reshape(len(rows), width))
+            gradients = sums.reshape(len(rows), *self._shape[1:])
+            if not len(self.rows):
+                return rows, gradients
+        rows, gradients = torch.cat([self.rows, rows]), torch.cat([self.gradients, gradients])
+        distinct, sums = sum_rows(rows, gradients.reshape(len(rows), width))
         return distinct, sums.reshape(len(distinct), *self._shape[1:])
 
     def parts(self) -> Parts:

@@ -6,9 +6,11 @@ import random
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from keyedopt import fused, reference
 from keyedopt.fused.backends.rounding import round_into
+from keyedopt.fused.backends.sums import PIECE
 
 TABLES = ("RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD")
 ALGORITHMS = ("SGD", "Adagrad", "Adam", "SparseAdam", *TABLES)
@@ -299,3 +301,36 @@ def test_autograd_knows_of_an_update(monkeypatch, algorithm, preferred):
     getattr(fused, algorithm)([param], lr=0.1).step()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         saved.backward()
+
+
+class Largest(TorchDispatchMode):
+    """Notes the bytes of the largest tensor that any operation makes, beside one that is there already."""
+
+    def __init__(self, there):
+        super().__init__()
+        self.bytes, self._there = 0, there.untyped_storage().data_ptr()
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        made = operation(*args, **(kwargs or {}))
+        for one in made if isinstance(made, list | tuple) else (made,):
+            if isinstance(one, torch.Tensor) and one.layout is torch.strided:
+                memory = one.untyped_storage()
+                if memory.data_ptr() != self._there:
+                    self.bytes = max(self.bytes, memory.nbytes())
+        return made
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_window_needs_memory_for_distinct_rows_and_not_for_lookups(dtype):
+    lookups, width = 400_000, 32
+    param = torch.nn.Parameter(torch.zeros(50, width, dtype=dtype))
+    optimizer = fused.AccumulateSGD([param], lr=1.0, use_accumulate=True, accumulate_step=3)
+    rows = torch.arange(lookups) % 7
+    values = torch.full((lookups, width), 2.0**-17, dtype=dtype)
+    with Largest(values) as largest:
+        for _ in range(3):
+            param.grad = torch.sparse_coo_tensor(rows[None], values, param.shape, check_invariants=False)
+            optimizer.step()
+    assert largest.bytes <= 8 * PIECE < 8 * lookups * width / 10
+    sums = 3 * torch.bincount(rows, minlength=50) * 2.0**-17
+    torch.testing.assert_close(param.detach(), -sums[:, None].expand(50, width).to(dtype))

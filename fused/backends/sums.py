@@ -8,6 +8,9 @@ from torch.nn import functional
 
 from keyedopt.fused.backends.interface import Lookup, RowGradients
 
+#: How many numbers are summed at a time where all at once would need memory for each.
+PIECE = 1 << 20
+
 
 def sum_rows(
     rows: Tensor, grads: Tensor, places: Tensor | None = None, factors: Tensor | None = None
@@ -38,6 +41,29 @@ def sum_rows(
         per_sample_weights=None if factors is None else factors[order].double(),
     )
     return distinct, total.to(dtype)
+
+
+def sum_listed(rows: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
+    """Sum the gradients of the same row, in float64, a piece of them at a time.
+
+    So memory is needed for the distinct rows, and not for each gradient in float64.
+
+    Args:
+        rows: (N,) row numbers, in any order.
+        grads: (N, D).
+
+    Returns:
+        The distinct rows (U,), ascending, and their sums (U, D), in float64.
+    """
+    ordered, order = torch.sort(rows, stable=True)
+    distinct, number = torch.unique_consecutive(ordered, return_inverse=True)
+    sums = torch.zeros(len(distinct), grads.shape[1], dtype=torch.float64, device=grads.device)
+    piece = max(1, PIECE // max(1, grads.shape[1]))
+    for places, numbers in zip(order.split(piece), number.split(piece), strict=True):
+        if len(places):
+            here, part = sum_rows(numbers, grads[places].double())
+            sums.index_add_(0, here, part)  # no row twice: the same result each time, on every device
+    return distinct, sums
 
 
 def coalesce_lookups(lookups: Sequence[Lookup]) -> list[RowGradients]:
