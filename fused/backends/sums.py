@@ -59,10 +59,10 @@ def sum_listed(rows: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
     distinct, number = torch.unique_consecutive(ordered, return_inverse=True)
     sums = torch.zeros(len(distinct), grads.shape[1], dtype=torch.float64, device=grads.device)
     piece = max(1, PIECE // max(1, grads.shape[1]))
-    for places, numbers in zip(order.split(piece), number.split(piece), strict=True):
-        if len(places):
-            here, part = sum_rows(numbers, grads[places].double())
-            sums.index_add_(0, here, part)  # no row twice: the same result each time, on every device
+    for begin in range(0, len(order), piece):
+        some = slice(begin, begin + piece)
+        here, part = sum_rows(number[some], grads[order[some]].double())
+        sums.index_add_(0, here, part)  # no row twice: the same result each time, on every device
     return distinct, sums
 
 
