@@ -5,9 +5,9 @@ one launch, and the lookups of a backward pass as they came, so that it may sort
 Whatever came is already checked (`keyedopt.fused.embedding.inputs`): indices are in range, offsets increase.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, overload
 
 from torch import Tensor
 
@@ -61,6 +61,66 @@ class Lookup:
     mean: bool = False
     grad: Tensor | None = None
     prepared: Any = None
+
+
+class Tables(list[Table]):
+    """A list of tables that stays as it is, so that a backend may keep what it knows of them, in `kept`."""
+
+    __slots__ = ("kept",)
+
+    def __init__(self, tables: Iterable[Table]) -> None:
+        super().__init__(tables)
+        self.kept: dict[str, Any] = {}
+
+
+class Columns(Sequence[Lookup]):
+    """Lookups, column by column: a small step has no time for an object for each of them.
+
+    A backend that does not look at the columns makes a `Lookup` of each as it goes through them.
+
+    Args:
+        tables, means: as in `Lookup`, one for each.
+        values, offsets, weights, grads: likewise; None where no lookup has any.
+    """
+
+    __slots__ = ("grads", "means", "offsets", "tables", "values", "weights")
+
+    def __init__(
+        self,
+        tables: Sequence[int],
+        values: Sequence[Tensor],
+        offsets: Sequence[Tensor] | None,
+        weights: Sequence[Tensor | None] | None,
+        means: Sequence[bool],
+        grads: Sequence[Tensor] | None = None,
+    ) -> None:
+        self.tables, self.values, self.offsets = tables, values, offsets
+        self.weights, self.means, self.grads = weights, means, grads
+
+    def with_grads(self, grads: Sequence[Tensor]) -> "Columns":
+        """Return the same lookups with the gradients of their outputs."""
+        return Columns(self.tables, self.values, self.offsets, self.weights, self.means, grads)
+
+    def __len__(self) -> int:
+        """Return how many they are."""
+        return len(self.values)
+
+    @overload
+    def __getitem__(self, place: int) -> Lookup: ...
+    @overload
+    def __getitem__(self, place: slice) -> list[Lookup]: ...
+    def __getitem__(self, place: int | slice) -> Lookup | list[Lookup]:
+        """Return one of them, or some."""
+        if isinstance(place, slice):
+            return [self[each] for each in range(len(self))[place]]
+        return Lookup(
+            self.tables[place],
+            self.values[place],
+            None if self.offsets is None else self.offsets[place],
+            None if self.weights is None else self.weights[place],
+            self.means[place],
+            None if self.grads is None else self.grads[place],
+        )
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keyedopt.fused.backends.interface import Lookup
+from keyedopt.fused.backends.interface import Columns, Lookup
 from keyedopt.fused.embedding.clusters import Cluster
 
+#: Backends whose `prepare` does nothing.
+UNPREPARED = ("native",)
+
 #: Lookups whose gradients have come, and the cluster that has their tables.
-Given = tuple[Cluster, list[Lookup]]
+Given = tuple[Cluster, Sequence[Lookup]]
 
 
 class Share(list[Given]):
@@ -80,7 +83,9 @@ class Call:
         parts: some clusters, with the lookups in each, and whether the table of each is to be updated.
     """
 
-    def __init__(self, backward: Backward, parts: list[tuple[Cluster, list[Lookup], list[bool]]]) -> None:
+    def __init__(
+        self, backward: Backward, parts: list[tuple[Cluster, Columns | list[Lookup], list[bool]]]
+    ) -> None:
         self.backward = backward
         self.parts = parts
         self.outputs: list[Tensor] = []
@@ -93,31 +98,27 @@ class Call:
 
     def prepare(self) -> None:
         """Do what the update can use, for what is trained."""
-        for cluster, lookups, trained in self.parts:
+        for part, (cluster, columns, trained) in enumerate(self.parts):
             places = [place for place, one in enumerate(trained) if one]
-            if not places:
+            if not places or cluster.backend.name in UNPREPARED:
                 continue
+            lookups = list(columns)
             prepared = cluster.backend.prepare(cluster.tables, [lookups[place] for place in places])
             for place, made in zip(places, prepared, strict=True):
                 if made is not None:
                     lookups[place] = replace(lookups[place], prepared=made)
+            self.parts[part] = (cluster, lookups, trained)
+
+    def some(self) -> Tensor:
+        """Return a tensor that was looked up."""
+        lookups = self.parts[0][1]
+        return lookups.values[0] if type(lookups) is Columns else lookups[0].values
 
     def lookups(self) -> Iterator[tuple[Cluster, Lookup, bool]]:
         """Yield the lookups, in the order of the outputs."""
         for cluster, lookups, trained in self.parts:
             for lookup, one in zip(lookups, trained, strict=True):
                 yield cluster, lookup, one
-
-
-def make_lookup(
-    table: int, values: Tensor, offsets: Tensor | None, weights: Tensor | None, mean: bool
-) -> Lookup:
-    """Make a lookup in a third of the time: a frozen dataclass sets each of its fields by a call."""
-    made = Lookup.__new__(Lookup)
-    fields = made.__dict__
-    fields["table"], fields["values"], fields["offsets"] = table, values, offsets
-    fields["weights"], fields["mean"] = weights, mean  # the others have their defaults on the class
-    return made
 
 
 def with_gradient(lookup: Lookup, grad: Tensor) -> Lookup:
@@ -143,7 +144,7 @@ class LookedUp(torch.autograd.Function):
             rows.append(found)
         # Only by something saved does autograd know that a graph is used up. The lookups themselves are many,
         # and to save and unpack each takes longer than to see by their versions whether they are changed.
-        ctx.save_for_backward(call.parts[0][1][0].values, *rows)
+        ctx.save_for_backward(call.some(), *rows)
         ctx.versions = _versions(call)
         ctx.set_materialize_grads(False)
         ctx.call = call
@@ -160,17 +161,26 @@ class LookedUp(torch.autograd.Function):
             raise RuntimeError("what was looked up has been modified by an inplace operation since")
         share = Share()
         found: list[Tensor | None] = []
-        given: list[Lookup] = []
-        last: Cluster | None = None
-        for place, (grad, (cluster, lookup, trained)) in enumerate(zip(grads, call.lookups(), strict=True)):
+        place = 0
+        for cluster, lookups, trained in call.parts:
+            mine = grads[place : place + len(trained)]
             if rows:
-                known = rows[place]
-                found.append(None if grad is None or known is None else _of_weights(lookup, known, grad))
-            if grad is not None and trained:
-                if cluster is not last:
-                    last, given = cluster, []
-                    share.append((cluster, given))
-                given.append(with_gradient(lookup, grad))
+                pairs = zip(mine, lookups, rows[place:], strict=False)
+                found += [
+                    None if any_of is None or known is None else _of_weights(one, known, any_of)
+                    for any_of, one, known in pairs
+                ]
+            place += len(trained)
+            if type(lookups) is Columns and all(trained) and not any(grad is None for grad in mine):
+                share.append((cluster, lookups.with_grads(mine)))  # type: ignore[arg-type]  # none is None
+                continue
+            given = [
+                with_gradient(lookup, grad)
+                for grad, lookup, one in zip(mine, lookups, trained, strict=True)
+                if grad is not None and one
+            ]
+            if given:
+                share.append((cluster, given))
         if not share or not ctx.needs_input_grad[0]:
             return None, None, *found
         call.shares[torch._C._current_graph_task_id()] = share
@@ -182,12 +192,15 @@ def _versions(call: Call) -> list[int]:
     """Return how often what is looked up was changed in place."""
     versions = []
     for _, lookups, _ in call.parts:
-        for lookup in lookups:
-            versions.append(lookup.values._version)
-            if lookup.offsets is not None:
-                versions.append(lookup.offsets._version)
-            if lookup.weights is not None:
-                versions.append(lookup.weights._version)
+        if type(lookups) is Columns:
+            values, offsets, weights = lookups.values, lookups.offsets or (), lookups.weights or ()
+        else:
+            values = [one.values for one in lookups]
+            offsets = [one.offsets for one in lookups if one.offsets is not None]
+            weights = [one.weights for one in lookups]
+        versions += [one._version for one in values]
+        versions += [one._version for one in offsets]
+        versions += [one._version for one in weights if one is not None]
     return versions
 
 

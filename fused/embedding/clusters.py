@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from keyedopt.fused.backends import choose
-from keyedopt.fused.backends.interface import Backend, Step, Table
+from keyedopt.fused.backends.interface import Backend, Step, Table, Tables
 from keyedopt.fused.embedding.plans import as_table
 from keyedopt.fused.row_optimizer import RowOptimizer
 
@@ -31,7 +31,7 @@ class Cluster:
     """
 
     names: list[str]
-    tables: list[Table]
+    tables: Tables
     plan: RowOptimizer | None
     group: Mapping[str, Any]
     states: list[Mapping[str, Any]]
@@ -133,5 +133,5 @@ def make_clusters(
             tables = [as_table(name, weights[name], state) for name, state in pairs]
             step = plan.make_step({**group, "lr": 0.0}, 1)
         backend = choose(wanted, tables, step)
-        clusters.append(Cluster(names, tables, plan, group, states, backend, wanted))
+        clusters.append(Cluster(names, Tables(tables), plan, group, states, backend, wanted))
     return clusters

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor, nn, optim
 
 from keyedopt.fused.backends import CHECKING, check_name
-from keyedopt.fused.embedding.backward import Backward, Call, LookedUp, make_lookup
+from keyedopt.fused.embedding.backward import Backward, Call, LookedUp
 from keyedopt.fused.embedding.clusters import Cluster
 from keyedopt.fused.embedding.inputs import check_bags, check_features
 from keyedopt.fused.embedding.optimizer import EmbeddingFusedOptimizer
 from keyedopt.fused.embedding.owners import claim
+from keyedopt.fused.embedding.places import Places
 from keyedopt.fused.embedding.plain import look_up_plainly
-from keyedopt.fused.embedding.tables import EmbeddingTable, Slot, check_tables, slots
+from keyedopt.fused.embedding.tables import EmbeddingTable, check_tables, slots
 from keyedopt.reference.embedding.config import EmbeddingConfig
 from keyedopt.reference.embedding.inputs import Features
 from keyedopt.reference.fused import FusedOptimizerModule
@@ -77,7 +78,7 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
         self._optim = EmbeddingFusedOptimizer(backend, rounding_seed)
         self._backward = Backward(self._optim.update)
         self._clusters: list[Cluster] = []
-        self._layout: list[tuple[Cluster, list[tuple[Slot, int]]]] = []
+        self._layout: list[Places] = []
         self.add_module(
             self.children_name, nn.ModuleDict({table.name: EmbeddingTable(table, device) for table in tables})
         )
@@ -126,56 +127,41 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
         )
         if not same:
             self._clusters = self._optim.clusters(weights)
-            self._layout = [
-                (
-                    cluster,
-                    [
-                        (slot, cluster.names.index(slot.table))
-                        for slot in self._slots
-                        if slot.table in cluster.names
-                    ],
-                )
-                for cluster in self._clusters
-            ]
+            self._layout = [Places.of(cluster, self._slots) for cluster in self._clusters]
         return self._clusters
 
     def look_up(self, features: Features) -> dict[str, Tensor]:
         """Check all features, and only then look them up; see `forward`."""
         checked = check_features(features, self._sizes, self._is_weighted)
         clusters = self._now()
-        for cluster, places in self._layout:
-            for slot, _ in places:
-                if checked[slot.feature][0].device != cluster.device:
-                    raise ValueError(
-                        f"values of feature {slot.feature!r} must be where table {slot.table!r} is, on "
-                        f"{cluster.device}, not on {checked[slot.feature][0].device}"
-                    )
+        for places in self._layout:
+            places.check_devices(checked)
         if not (self.pools and all(cluster.backend.name in CHECKING for cluster in clusters)):
             check_bags(checked, self._sizes)
         call, names = Call(self._backward, []), []
         gradients = torch.is_grad_enabled()
         trains = self.training and gradients
         outputs: dict[str, Any] = dict.fromkeys(slot.output for slot in self._slots)
-        any_trained = any_weights = False
-        for cluster, places in self._layout:
-            lookups, trained = [], []
-            for slot, index in places:
-                values, offsets, factors = checked[slot.feature]
-                weight = cluster.tables[index].weight
-                update = trains and weight.requires_grad
-                if update and cluster.plan is None:
-                    outputs[slot.output] = look_up_plainly(
-                        weight, checked[slot.feature], self.pools, slot.mean
-                    )
-                    continue
-                any_trained |= update
-                any_weights |= gradients and factors is not None and factors.requires_grad
-                bags = offsets if self.pools else None
-                lookups.append(make_lookup(index, values, bags, factors, slot.mean))
-                trained.append(update)
-                names.append(slot.output)
-            if lookups:
-                call.parts.append((cluster, lookups, trained))
+        any_trained = False
+        for places in self._layout:
+            trained = [trains and weight.requires_grad for weight in places.weights]
+            chosen = places
+            if places.cluster.plan is None and any(trained):
+                for slot, weight, update in zip(places.slots, places.weights, trained, strict=True):
+                    if update:
+                        bags = checked[slot.feature]
+                        outputs[slot.output] = look_up_plainly(weight, bags, self.pools, slot.mean)
+                chosen = places.without(trained)
+                trained = [False] * len(chosen.slots)
+            if chosen.slots:
+                call.parts.append((chosen.cluster, chosen.columns(checked, self.pools), trained))
+                any_trained = any_trained or any(trained)
+                names += chosen.outputs
+        any_weights = (
+            gradients
+            and self._is_weighted
+            and any(one.weights is not None and one.weights.requires_grad for _, one, _ in call.lookups())
+        )
         try:
             call.run()
         except ValueError:  # of a backend that checks; what it cannot say is which feature it was

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from keyedopt.fused.backends.interface import ALGORITHMS, Table
+from keyedopt.fused.embedding.memory import empty
 from keyedopt.fused.optimizers import SGD, Adagrad, Adam
 from keyedopt.fused.row_optimizer import RowOptimizer
 from keyedopt.fused.sparse_adam import SparseAdam
@@ -77,7 +78,7 @@ def initial_state(plan: RowOptimizer, table: str, weight: Tensor) -> dict[str, A
     for index, key in enumerate(state_keys(plan, table)):
         rowwise = ROWWISE.get(plan.algorithm) == index
         shape = weight.shape[:1] if rowwise else weight.shape
-        state[key] = torch.full(shape, float(start), dtype=dtype, device=weight.device)
+        state[key] = empty(shape, dtype, weight.device).fill_(float(start))
     if group.get("bias_correction") == "per_row":
         state[f"{table}.row_counter"] = torch.zeros(len(weight), dtype=torch.int64, device=weight.device)
     elif plan.algorithm not in UNCOUNTED and ("adagrad" not in plan.algorithm or group["lr_decay"]):

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from keyedopt.fused.embedding.memory import empty
 from keyedopt.reference.embedding.config import EmbeddingConfig, PoolingType
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -18,7 +19,7 @@ class EmbeddingTable(nn.Module):
     def __init__(self, config: EmbeddingConfig, device: torch.device | str | None) -> None:
         super().__init__()
         rows, width = config.num_embeddings, config.embedding_dim
-        self.weight = nn.Parameter(torch.empty(rows, width, dtype=config.data_type, device=device))
+        self.weight = nn.Parameter(empty((rows, width), config.data_type, device))
         with torch.no_grad():
             if config.init_fn is None:
                 self.weight.uniform_(config.get_weight_init_min(), config.get_weight_init_max())

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keyedopt.fused.backends.interface import Backend, Lookup, RowGradients, Step
+from keyedopt.fused.backends.interface import Backend, Columns, Lookup, RowGradients, Step
 from keyedopt.fused.embedding.backward import Given
 from keyedopt.fused.embedding.clusters import Cluster
 from keyedopt.fused.window import Parts, Window
@@ -30,7 +30,7 @@ class Work:
     cluster: Cluster
     step: Step
     backend: Backend
-    lookups: list[Lookup]
+    lookups: Sequence[Lookup]
     sums: list[RowGradients] | None = None
 
 
@@ -121,17 +121,19 @@ def _given(lookup: Lookup) -> Tensor:
     return lookup.grad
 
 
-def _by_cluster(given: Iterable[Given]) -> list[tuple[Cluster, list[Lookup]]]:
-    found: dict[int, tuple[Cluster, list[Lookup]]] = {}
+def _by_cluster(given: Iterable[Given]) -> list[Given]:
+    found: dict[int, Given] = {}
     for cluster, lookups in given:
-        if id(cluster) in found:
-            found[id(cluster)][1].extend(lookups)
-        else:
-            found[id(cluster)] = (cluster, list(lookups))
+        before = found.get(id(cluster))
+        found[id(cluster)] = (cluster, lookups if before is None else [*before[1], *lookups])
     return list(found.values())
 
 
-def _works(cluster: Cluster, lookups: list[Lookup], seed: int | None) -> list[Work]:
+def _tables_of(lookups: Sequence[Lookup]) -> set[int]:
+    return set(lookups.tables) if type(lookups) is Columns else {one.table for one in lookups}
+
+
+def _works(cluster: Cluster, lookups: Sequence[Lookup], seed: int | None) -> list[Work]:
     """Check the options, and put together the tables that take the same step."""
     plan, group = cluster.plan, cluster.group
     assert plan is not None
@@ -140,16 +142,16 @@ def _works(cluster: Cluster, lookups: list[Lookup], seed: int | None) -> list[Wo
     plan.check_options({**group, "lr": 0.0} if remote else group)
     if group.get("lr_decay") and cluster.counter(0) is None:
         raise ValueError("lr_decay was 0 when the state was made, so there is no count to decay by")
-    by_count: dict[int, list[Lookup]] = {}
-    counts = {table: cluster.count(table) for table in {lookup.table for lookup in lookups}}
+    by_count: dict[int, Sequence[Lookup]] = {}
+    counts = {table: cluster.count(table) for table in _tables_of(lookups)}
     if len(set(counts.values())) == 1:
         by_count[next(iter(counts.values()))] = lookups
     else:
-        for lookup in lookups:
-            by_count.setdefault(counts[lookup.table], []).append(lookup)
+        for count in set(counts.values()):
+            by_count[count] = [lookup for lookup in lookups if counts[lookup.table] == count]
     works = []
     for count, listed in by_count.items():
-        counter = cluster.counter(listed[0].table)
+        counter = cluster.counter(next(iter(_tables_of(listed))))
         # On a device the count is read there: by then it has been counted up, see `_write`.
         number = count + 1 if counter is None or counter.device.type == "cpu" else counter.reshape(())
         step = plan.make_step(group, number)
@@ -174,7 +176,9 @@ def _windows(cluster: Cluster, tables: Iterable[int]) -> dict[int, Window]:
 def _wait(work: Work, plan: Plan, joining: Collection[str] = ()) -> None:
     """Take out of the work what has to wait for its window; to the rest, add what waits."""
     cluster = work.cluster
-    tables = {one.table for one in work.lookups if not joining or cluster.names[one.table] not in joining}
+    tables = _tables_of(work.lookups)
+    if joining:
+        tables = {table for table in tables if cluster.names[table] not in joining}
     windows = _windows(cluster, tables)
     if not windows:
         return
@@ -183,13 +187,14 @@ def _wait(work: Work, plan: Plan, joining: Collection[str] = ()) -> None:
     for one in _coalesced(work, [lookup for lookup in work.lookups if lookup.table in waiting]):
         merge = functools.partial(_merged, work, one.table)
         plan.waiting.append((windows[one.table], one.rows, one.grads, merge))
-    work.lookups = [lookup for lookup in work.lookups if lookup.table not in waiting]
+    left = [lookup for lookup in work.lookups if lookup.table not in waiting]
     for table in sorted(windows.keys() - waiting):
-        work.lookups += [Lookup(table, rows, grad=grads) for rows, grads in windows[table].parts()]
+        left += [Lookup(table, rows, grad=grads) for rows, grads in windows[table].parts()]
         plan.full.append(windows[table])
+    work.lookups = left
 
 
-def _coalesced(work: Work, lookups: list[Lookup]) -> list[RowGradients]:
+def _coalesced(work: Work, lookups: Sequence[Lookup]) -> list[RowGradients]:
     """Return the sums of each table that was looked up, also of one in which nothing was; checked."""
     cluster = work.cluster
     sums = work.backend.coalesce(cluster.tables, lookups) if lookups else []
@@ -234,14 +239,14 @@ def _check_all_finite(cluster: Cluster, sums: Iterable[RowGradients]) -> None:
 
 def _write(work: Work) -> None:
     cluster = work.cluster
-    listed = work.lookups if work.sums is None else work.sums
-    tables = sorted({one.table for one in listed})
+    tables = sorted(_tables_of(work.lookups) if work.sums is None else {one.table for one in work.sums})
     if not tables:
         return
     cluster.count_up(tables)
     if work.sums is None:
-        prepared = cluster.backend is work.backend
-        lookups = work.lookups if prepared else [replace(one, prepared=None) for one in work.lookups]
+        lookups = work.lookups
+        if cluster.backend is not work.backend:
+            lookups = [replace(one, prepared=None) for one in lookups]
         work.backend.update(cluster.tables, lookups, work.step)
     else:
         work.backend.update_rows(cluster.tables, work.sums, work.step)

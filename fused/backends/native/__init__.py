@@ -18,12 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keyedopt.fused.backends.interface import Lookup, RowGradients, Step, Table
+from keyedopt.fused.backends.interface import Columns, Lookup, RowGradients, Step, Table, Tables
 from keyedopt.fused.backends.native.describe import (
     ALGORITHM_NUMBERS,
     ROW_STATES,
     describe_rule,
     describe_table,
+    held,
     refused_table,
 )
 from keyedopt.fused.bulk import native as bulk
@@ -39,6 +40,7 @@ except ImportError as error:
 INSTRUCTION_SET = "KEYEDOPT_INSTRUCTION_SET"
 
 _INT64, _FLOAT32 = torch.int64, torch.float32
+_CPU = torch.device("cpu")
 
 
 class NativeBackend:
@@ -81,10 +83,15 @@ class NativeBackend:
         Raises:
             ValueError: a value is no row of its table, or offsets do not rise from 0 to the number of values.
         """
+        if type(lookups) is Columns and type(tables) is Tables:
+            outputs = _outputs(tables, lookups)
+            columns = _columns(lookups, outputs)
+            _kernels.look_up(held(tables, None, _kernels.hold_tables), columns, self._count(), self._set)
+            return outputs
         outputs, items, kept = [], [], []
         for lookup in lookups:
             item, parts = _describe(tables, lookup)
-            out = torch.empty(item[4], tables[lookup.table].weight.shape[1])
+            out = torch.empty(item[4], tables[lookup.table].weight.shape[1], dtype=_FLOAT32, device=_CPU)
             items.append((*item, out.data_ptr(), 0))
             outputs.append(out)
             kept.append(parts)
@@ -107,14 +114,18 @@ class NativeBackend:
         found = []
         for table, count in counts:
             width = tables[table].weight.shape[1]
-            found.append(RowGradients(table, torch.empty(count, dtype=_INT64), torch.empty(count, width)))
+            rows = torch.empty(count, dtype=_INT64, device=_CPU)
+            grads = torch.empty(count, width, dtype=_FLOAT32, device=_CPU)
+            found.append(RowGradients(table, rows, grads))
         memory = [(one.rows.data_ptr(), one.grads.data_ptr()) for one in found]
         _kernels.sum(sorted_lookups, memory, self._count(), self._set)
         del kept
         looked_up = {table for table, _ in counts}
         for table in sorted({lookup.table for lookup in lookups} - looked_up):  # without a single value
             width = tables[table].weight.shape[1]
-            found.append(RowGradients(table, torch.empty(0, dtype=_INT64), torch.empty(0, width)))
+            rows = torch.empty(0, dtype=_INT64, device=_CPU)
+            grads = torch.empty(0, width, dtype=_FLOAT32, device=_CPU)
+            found.append(RowGradients(table, rows, grads))
         return found
 
     def update(self, tables: Sequence[Table], lookups: Sequence[Lookup], step: Step) -> None:
@@ -124,6 +135,15 @@ class NativeBackend:
             ValueError: a value is no row of its table, or offsets do not rise from 0 to the number of values;
                 or a tensor does not have the shape that the interface gives. Nothing is written.
         """
+        if type(lookups) is Columns and type(tables) is Tables and lookups.grads is not None:
+            grads = [
+                one if one.dtype is _FLOAT32 and one.is_contiguous() else _rows_of(one)
+                for one in lookups.grads
+            ]
+            columns = _columns(lookups, grads)
+            described = held(tables, step, _kernels.hold_tables)
+            _kernels.update(described, columns, describe_rule(step), self._count(), self._set)
+            return
         items, kept = _with_gradients(tables, lookups)
         described = [describe_table(table, step) for table in tables]
         _kernels.update(described, items, describe_rule(step), self._count(), self._set)
@@ -196,6 +216,26 @@ def _rows_of(grads: Tensor) -> Tensor:
     if grads.dim() == 2 and (grads.stride(1) == 1 or grads.shape[1] == 1):
         return grads
     return grads.contiguous()
+
+
+def _outputs(tables: Tables, lookups: Columns) -> list[Tensor]:
+    """Return memory for the outputs, in float32 whatever the default of torch is."""
+    widths = [tables[table].weight.shape[1] for table in lookups.tables]
+    bags = [one.numel() - 1 for one in lookups.offsets] if lookups.offsets is not None else None
+    if bags is None:
+        bags = [one.numel() for one in lookups.values]
+    elif bags and min(bags) < 0:
+        raise ValueError("offsets must have one number more than there are bags")
+    empty, float32, cpu = torch.empty, _FLOAT32, _CPU
+    return [empty(rows, width, dtype=float32, device=cpu) for rows, width in zip(bags, widths, strict=True)]
+
+
+def _columns(lookups: Columns, rows: list[Tensor]) -> tuple[Any, ...]:
+    """Return lookups as the kernels take them, with their outputs or gradients; they are checked already."""
+    weights = lookups.weights
+    if weights is not None:
+        weights = [None if one is None else _as(one, _FLOAT32) for one in weights]
+    return lookups.tables, lookups.values, lookups.offsets, weights, lookups.means, rows
 
 
 def _describe(tables: Sequence[Table], lookup: Lookup) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

@@ -1,11 +1,12 @@
 """Tables and steps as the numbers and addresses that the kernels take."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from keyedopt.fused.backends.interface import ALGORITHMS, Step, Table
+from keyedopt.fused.backends.interface import ALGORITHMS, Step, Table, Tables
 
 #: As kernels.h numbers them. SparseAdam is Adam with eps elsewhere.
 ALGORITHM_NUMBERS = {
@@ -90,6 +91,41 @@ def describe_table(table: Table, step: Step | None = None) -> tuple[int, ...]:
         return (weight.data_ptr(), rows, dim, number or 0, *states, 0)
     _refuse(table)
     return (weight.data_ptr(), rows, dim, number or 0, *states, table.row_counter.data_ptr())
+
+
+def held(tables: Tables, step: Step | None, hold: Callable[[list[tuple[int, ...]]], Any]) -> Any:
+    """Return tables as `hold` makes them of what `describe_table` returns, anew where memory has changed.
+
+    Raises:
+        ValueError: as `describe_table`.
+    """
+    key = "" if step is None else step.algorithm
+    known = tables.kept.get(key)
+    if known is not None:
+        tensors, addresses, sizes, dtypes, made = known
+        if (
+            [one.data_ptr() for one in tensors] == addresses
+            and [one.numel() for one in tensors] == sizes
+            and [one.dtype for one in tensors] == dtypes
+        ):
+            return made
+    made = hold([describe_table(table, step) for table in tables])
+    tensors = [one for table in tables for one in _tensors(table, step)]
+    addresses = [one.data_ptr() for one in tensors]
+    tables.kept[key] = (
+        tensors,
+        addresses,
+        [one.numel() for one in tensors],
+        [one.dtype for one in tensors],
+        made,
+    )
+    return made
+
+
+def _tensors(table: Table, step: Step | None) -> list[Tensor]:
+    """Return those of a table that a step takes; without one, its weight alone."""
+    counter = () if table.row_counter is None else (table.row_counter,)
+    return [table.weight] if step is None else [table.weight, *table.states, *counter]
 
 
 def _refuse(table: Table) -> None:

@@ -2,7 +2,9 @@
 //
 // A table is (weight, rows, dim, dtype, state0, width0, state1, width1, counter). A lookup is (table, values,
 // count, offsets, bags, weights, mean, grad or out, stride). Addresses are integers, 0 for none. Who calls
-// has checked that the sizes are those of the memory; what the memory holds is checked here.
+// has checked that the sizes are those of the memory; what the memory holds is checked here. Where there are
+// many small tables, to make these tuples takes longer than the work: tables can be held, and lookups given
+// as a tuple of columns.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
@@ -39,7 +41,19 @@ bool each(PyObject* items, const Parse& parse) {
   return good;
 }
 
+constexpr char kTables[] = "keyedopt.tables";
+
+void delete_tables(PyObject* capsule) {
+  delete static_cast<std::vector<Table>*>(PyCapsule_GetPointer(capsule, kTables));
+}
+
+// Tables as tuples, or as `hold_tables` has returned them.
 bool parse_tables(PyObject* items, std::vector<Table>* tables) {
+  if (PyCapsule_CheckExact(items)) {
+    const auto* held = static_cast<std::vector<Table>*>(PyCapsule_GetPointer(items, kTables));
+    if (held) *tables = *held;
+    return held != nullptr;
+  }
   return each(items, [&](PyObject* item) {
     unsigned long long weight, state0, state1, counter;
     long long rows, dim, width0, width1;
@@ -63,7 +77,11 @@ bool parse_tables(PyObject* items, std::vector<Table>* tables) {
   });
 }
 
-bool parse_lookups(PyObject* items, size_t tables, std::vector<Lookup>* lookups) {
+bool parse_columns(PyObject* columns, const std::vector<Table>& tables, std::vector<Lookup>* lookups);
+
+// Lookups as a list of tuples, or as a tuple of columns.
+bool parse_lookups(PyObject* items, const std::vector<Table>& tables, std::vector<Lookup>* lookups) {
+  if (PyTuple_CheckExact(items)) return parse_columns(items, tables, lookups);
   return each(items, [&](PyObject* item) {
     unsigned long long values, offsets, weights, rows;
     long long table, count, bags, stride;
@@ -71,7 +89,7 @@ bool parse_lookups(PyObject* items, size_t tables, std::vector<Lookup>* lookups)
     if (!PyArg_ParseTuple(item, "LKLKLKpKL", &table, &values, &count, &offsets, &bags, &weights, &mean, &rows,
                           &stride))
       return false;
-    if (table < 0 || static_cast<size_t>(table) >= tables || count < 0 || bags < 0 || bags > 0xffffffffLL ||
+    if (table < 0 || static_cast<size_t>(table) >= tables.size() || count < 0 || bags < 0 || bags > 0xffffffffLL ||
         (!offsets && bags != count)) {
       PyErr_SetString(PyExc_ValueError,
                       "a lookup is of a table of the call, and of as many values as it says");
@@ -82,6 +100,112 @@ bool parse_lookups(PyObject* items, size_t tables, std::vector<Lookup>* lookups)
                         pointer<float>(rows)});
     return true;
   });
+}
+
+// What a method of a tensor without arguments returns, an address or a size; false with an exception set.
+bool ask(PyObject* tensor, PyObject* method, long long* answer) {
+  PyObject* number = PyObject_CallMethodNoArgs(tensor, method);
+  if (!number) return false;
+  *answer = PyLong_AsLongLong(number);
+  Py_DECREF(number);
+  return *answer != -1 || !PyErr_Occurred();
+}
+
+// The names of methods, made once.
+struct Methods {
+  PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
+  PyObject* numel = PyUnicode_InternFromString("numel");
+  PyObject* stride = PyUnicode_InternFromString("stride");
+  PyObject* zero = PyLong_FromLong(0);
+};
+const Methods& methods_of_tensors() {
+  static const Methods methods;
+  return methods;
+}
+
+// The sequences of one call, each as long as the first.
+class Sequences {
+ public:
+  ~Sequences() {
+    for (PyObject* one : held_) Py_DECREF(one);
+  }
+  // Items of a list or tuple, or null for None; `good` is false, with an exception set, if it is too short.
+  PyObject** items(PyObject* object, bool* good) {
+    if (object == Py_None || !*good) return nullptr;
+    PyObject* sequence = PySequence_Fast(object, "a list or tuple is needed");
+    *good = sequence != nullptr;
+    if (!sequence) return nullptr;
+    held_.push_back(sequence);
+    const Py_ssize_t count = PySequence_Fast_GET_SIZE(sequence);
+    if (held_.size() == 1) count_ = count;
+    *good = count == count_;
+    if (!*good) PyErr_SetString(PyExc_ValueError, "columns of lookups are of one length");
+    return PySequence_Fast_ITEMS(sequence);
+  }
+  Py_ssize_t count() const { return count_; }
+
+ private:
+  std::vector<PyObject*> held_;
+  Py_ssize_t count_ = 0;
+};
+
+// Lookups as columns: (numbers of tables, values, offsets or None, weights or None, means, outputs or
+// gradients). What these tensors are was checked by who calls, but for their sizes.
+bool parse_columns(PyObject* columns, const std::vector<Table>& tables, std::vector<Lookup>* lookups) {
+  PyObject *numbers, *values, *offsets, *weights, *means, *rows;
+  if (!PyArg_ParseTuple(columns, "OOOOOO", &numbers, &values, &offsets, &weights, &means, &rows))
+    return false;
+  const Methods& methods = methods_of_tensors();
+  Sequences sequences;
+  bool good = true;
+  PyObject** number = sequences.items(numbers, &good);
+  PyObject** value = sequences.items(values, &good);
+  PyObject** offset = sequences.items(offsets, &good);
+  PyObject** weight = sequences.items(weights, &good);
+  PyObject** mean = sequences.items(means, &good);
+  PyObject** row = sequences.items(rows, &good);
+  if (!good) return false;
+  if (!number || !value || !mean || !row) {
+    PyErr_SetString(PyExc_TypeError, "only offsets and weights may be None");
+    return false;
+  }
+  lookups->reserve(static_cast<size_t>(sequences.count()));
+  for (Py_ssize_t i = 0; i < sequences.count(); ++i) {
+    const long long table = PyLong_AsLongLong(number[i]);
+    if (table == -1 && PyErr_Occurred()) return false;
+    long long at = 0, count = 0, begin = 0, bags = 0, factors = 0, numbers_given = 0, row_at = 0, stride = 0;
+    if (!ask(value[i], methods.data_ptr, &at) || !ask(value[i], methods.numel, &count)) return false;
+    bags = count;
+    if (offset) {
+      if (!ask(offset[i], methods.data_ptr, &begin) || !ask(offset[i], methods.numel, &bags)) return false;
+      --bags;
+    }
+    if (weight && weight[i] != Py_None) {
+      if (!ask(weight[i], methods.data_ptr, &factors) || !ask(weight[i], methods.numel, &numbers_given))
+        return false;
+      if (numbers_given != count) bags = -1;
+    }
+    if (!ask(row[i], methods.data_ptr, &row_at) || !ask(row[i], methods.numel, &numbers_given)) return false;
+    PyObject* step = PyObject_CallMethodOneArg(row[i], methods.stride, methods.zero);
+    if (!step) return false;
+    stride = PyLong_AsLongLong(step);
+    Py_DECREF(step);
+    if (table < 0 || static_cast<size_t>(table) >= tables.size() || bags < 0 || bags > 0xffffffffLL ||
+        numbers_given != bags * tables[static_cast<size_t>(table)].dim) {
+      PyErr_Format(PyExc_ValueError,
+                   "lookup %zd must be of a table of the call, with an offset more than it has bags, "
+                   "a weight for each value and a row for each bag",
+                   i);
+      return false;
+    }
+    lookups->push_back({table, pointer<const int64_t>(static_cast<unsigned long long>(at)), count,
+                        offset ? pointer<const int64_t>(static_cast<unsigned long long>(begin)) : nullptr,
+                        bags, pointer<const float>(static_cast<unsigned long long>(factors)),
+                        PyObject_IsTrue(mean[i]) == 1,
+                        pointer<const float>(static_cast<unsigned long long>(row_at)), stride,
+                        pointer<float>(static_cast<unsigned long long>(row_at))});
+  }
+  return true;
 }
 
 bool parse_rule(PyObject* item, const std::vector<Table>& tables, Rule* rule) {
@@ -163,6 +287,15 @@ bool without_lock(const Work& work) {
   return refusal.empty();
 }
 
+// tables -> what may stand for them in all calls
+PyObject* hold_tables_py(PyObject*, PyObject* items) {
+  std::vector<Table>* tables = new (std::nothrow) std::vector<Table>;
+  if (!tables) return PyErr_NoMemory();
+  PyObject* capsule = parse_tables(items, tables) ? PyCapsule_New(tables, kTables, delete_tables) : nullptr;
+  if (!capsule) delete tables;
+  return capsule;
+}
+
 PyObject* look_up_py(PyObject*, PyObject* args) {
   PyObject *table_items, *lookup_items;
   int threads;
@@ -171,7 +304,7 @@ PyObject* look_up_py(PyObject*, PyObject* args) {
   std::vector<Table> tables;
   std::vector<Lookup> lookups;
   Run run;
-  if (!parse_tables(table_items, &tables) || !parse_lookups(lookup_items, tables.size(), &lookups) ||
+  if (!parse_tables(table_items, &tables) || !parse_lookups(lookup_items, tables, &lookups) ||
       !parse_run(threads, name, &run))
     return nullptr;
   if (!without_lock([&] { return look_up(tables, lookups, run); })) return nullptr;
@@ -188,7 +321,7 @@ PyObject* update_py(PyObject*, PyObject* args) {
   std::vector<Lookup> lookups;
   Rule rule;
   Run run;
-  if (!parse_tables(table_items, &tables) || !parse_lookups(lookup_items, tables.size(), &lookups) ||
+  if (!parse_tables(table_items, &tables) || !parse_lookups(lookup_items, tables, &lookups) ||
       !parse_rule(rule_item, tables, &rule) || !parse_run(threads, name, &run))
     return nullptr;
   if (!without_lock([&] { return update(tables, lookups, rule, run); })) return nullptr;
@@ -246,7 +379,7 @@ PyObject* sort_py(PyObject*, PyObject* args) {
   std::vector<Lookup> lookups;
   Run run;
   if (!parse_tables(table_items, &coalescing->described) ||
-      !parse_lookups(lookup_items, coalescing->described.size(), &lookups) ||
+      !parse_lookups(lookup_items, coalescing->described, &lookups) ||
       !parse_run(threads, name, &run) ||
       !without_lock([&] { return sort_lookups(coalescing->described, lookups, run, coalescing); })) {
     Py_DECREF(capsule);
@@ -305,6 +438,7 @@ PyObject* instruction_sets_py(PyObject*, PyObject*) {
 }
 
 PyMethodDef methods[] = {
+    {"hold_tables", hold_tables_py, METH_O, "hold_tables(tables) -> what may stand for them in all calls"},
     {"look_up", look_up_py, METH_VARARGS, "look_up(tables, lookups, threads, instruction_set)"},
     {"update", update_py, METH_VARARGS, "update(tables, lookups, rule, threads, instruction_set)"},
     {"update_rows", update_rows_py, METH_VARARGS,
