@@ -88,9 +88,9 @@ class Columns(Sequence[Lookup]):
     def __init__(
         self,
         tables: Sequence[int],
-        values: Sequence[Tensor],
-        offsets: Sequence[Tensor] | None,
-        weights: Sequence[Tensor | None] | None,
+        values: list[Tensor],
+        offsets: list[Tensor] | None,
+        weights: list[Tensor | None] | None,
         means: Sequence[bool],
         grads: Sequence[Tensor] | None = None,
     ) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from keyedopt.fused.backends.interface import Columns, Lookup
+from keyedopt.fused.backends.native import versions
 from keyedopt.fused.embedding.clusters import Cluster
 
 #: Backends whose `prepare` does nothing.
@@ -188,20 +189,19 @@ class LookedUp(torch.autograd.Function):
         return torch.empty(0, device=some.device), None, *found
 
 
-def _versions(call: Call) -> list[int]:
-    """Return how often what is looked up was changed in place."""
-    versions = []
+def _versions(call: Call) -> int:
+    """Return how often what is looked up was changed in place: a sum of numbers that do not fall."""
+    found = 0
     for _, lookups, _ in call.parts:
         if type(lookups) is Columns:
-            values, offsets, weights = lookups.values, lookups.offsets or (), lookups.weights or ()
+            found += versions(lookups.values, lookups.offsets, lookups.weights)
         else:
-            values = [one.values for one in lookups]
-            offsets = [one.offsets for one in lookups if one.offsets is not None]
-            weights = [one.weights for one in lookups]
-        versions += [one._version for one in values]
-        versions += [one._version for one in offsets]
-        versions += [one._version for one in weights if one is not None]
-    return versions
+            found += versions(
+                [one.values for one in lookups],
+                [one.offsets for one in lookups],
+                [one.weights for one in lookups],
+            )
+    return found
 
 
 def _of_weights(lookup: Lookup, rows: Tensor, grad: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Tables that one call of a backend can take together: one optimizer group, one device, one dtype."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import is_
 from typing import Any
 
 import torch
@@ -11,6 +12,9 @@ from keyedopt.fused.backends import choose
 from keyedopt.fused.backends.interface import Backend, Step, Table, Tables
 from keyedopt.fused.embedding.plans import as_table
 from keyedopt.fused.row_optimizer import RowOptimizer
+
+#: Classes of options that stay what they are.
+FIXED = (float, int, str, type(None))
 
 #: What a table without an optimizer is looked up for.
 READ = Step("sgd", lr=0.0)
@@ -39,6 +43,8 @@ class Cluster:
     wanted: str
     _chosen: dict[Any, Backend] = field(default_factory=dict)
     _read: dict[int, tuple[int, int]] = field(default_factory=dict)
+    _options: list[Any] = field(default_factory=list)
+    last: tuple[Step, Backend] | None = None  # of a step without a count, as long as options are the same
 
     def backend_for(self, step: Step) -> Backend:
         """Return what can do a step; asked once for the same options, whatever rate and count are."""
@@ -49,20 +55,59 @@ class Cluster:
             self._chosen[key] = choose(self.wanted, self.tables, step)
         return self._chosen[key]
 
+    def check_options(self) -> bool:
+        """Refuse options out of range; those that are the same objects as last time have been checked.
+
+        Returns:
+            Whether they are the same.
+
+        Raises:
+            ValueError: names the option.
+        """
+        options = list(self.group.values())
+        if len(options) == len(self._options) and all(map(is_, options, self._options)):
+            return True
+        assert self.plan is not None
+        lr = self.group["lr"]
+        remote = isinstance(lr, Tensor) and lr.device.type != "cpu"  # to check it would synchronize
+        self.plan.check_options({**self.group, "lr": 0.0} if remote else self.group)
+        if self.group.get("lr_decay") and not self.counted:
+            raise ValueError("lr_decay was 0 when the state was made, so there is no count to decay by")
+        fixed = all(key == "params" or isinstance(one, FIXED) for key, one in self.group.items())
+        self._options = options if fixed else []
+        return False
+
     def __post_init__(self) -> None:
         self.device = self.tables[0].weight.device
         self.dtype = self.tables[0].weight.dtype
-        self._counts = any(
+        self.counted = any(
             f"{name}.iter" in state for name, state in zip(self.names, self.states, strict=True)
         )
+        self._weights = [(name, table.weight) for name, table in zip(self.names, self.tables, strict=True)]
+        self._state = [
+            (state, f"{name}.{key}", tensor)
+            for name, table, state in zip(self.names, self.tables, self.states, strict=True)
+            for key, tensor in zip(("momentum1", "exp_avg_sq", "row_counter"), in_order(table), strict=False)
+            if tensor is not None
+        ]
+        #: Whether gradients are accumulated over several steps.
+        self.waits = any(
+            f"{name}.window" in state for name, state in zip(self.names, self.states, strict=True)
+        )
+
+    def counts(self, indices: Iterable[int]) -> dict[int, int]:
+        """Return how many steps each of these tables has had."""
+        if not self.counted:
+            return dict.fromkeys(indices, 0)
+        return {index: self.count(index) for index in indices}
 
     def counter(self, index: int) -> Tensor | None:
         """Return the count of steps of a table, (1,), where its algorithm has one."""
-        return self.states[index].get(f"{self.names[index]}.iter") if self._counts else None
+        return self.states[index].get(f"{self.names[index]}.iter") if self.counted else None
 
     def count(self, index: int) -> int:
         """Return how many steps a table has had; from another device it is read only when it was changed."""
-        counter = self.counter(index) if self._counts else None
+        counter = self.counter(index) if self.counted else None
         if counter is None:
             return 0
         known = self._read.get(index)
@@ -72,7 +117,7 @@ class Cluster:
 
     def count_up(self, indices: Sequence[int]) -> None:
         """Count a step of these tables."""
-        if not self._counts:
+        if not self.counted:
             return
         counted = [(index, self.count(index), self.counter(index)) for index in indices]
         counters = [counter for _, _, counter in counted if counter is not None]
@@ -89,16 +134,15 @@ class Cluster:
 
     def fits(self, weights: Mapping[str, Tensor]) -> bool:
         """Whether weights and states are still those that the tables have."""
-        for name, table, state in zip(self.names, self.tables, self.states, strict=True):
-            if table.weight is not weights[name]:
-                return False
-            if table.states and state[f"{name}.momentum1"] is not table.states[0]:
-                return False
-            if len(table.states) > 1 and state[f"{name}.exp_avg_sq"] is not table.states[1]:
-                return False
-            if table.row_counter is not None and state[f"{name}.row_counter"] is not table.row_counter:
-                return False
-        return True
+        return all(weights[name] is weight for name, weight in self._weights) and all(
+            state[key] is tensor for state, key, tensor in self._state
+        )
+
+
+def in_order(table: Table) -> tuple[Tensor | None, ...]:
+    """Return both states and the counter of a table, None for those that it does not have."""
+    first, second = (*table.states, None, None)[:2]
+    return first, second, table.row_counter
 
 
 def make_clusters(

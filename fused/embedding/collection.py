@@ -69,6 +69,7 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
         check_name(backend)
         self._configs = [replace(table, init_fn=None) for table in tables]  # a function may not be copied
         self._slots = slots(self._configs, self.pools)
+        self._outputs = [slot.output for slot in self._slots]
         self._is_weighted = is_weighted
         sizes: dict[str, int] = {}
         for table in self._configs:
@@ -141,7 +142,7 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
         call, names = Call(self._backward, []), []
         gradients = torch.is_grad_enabled()
         trains = self.training and gradients
-        outputs: dict[str, Any] = dict.fromkeys(slot.output for slot in self._slots)
+        outputs: dict[str, Any] = dict.fromkeys(self._outputs)
         any_trained = False
         for places in self._layout:
             trained = [trains and weight.requires_grad for weight in places.weights]

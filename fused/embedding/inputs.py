@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from keyedopt.fused.backends.native import plain_bags
 from keyedopt.reference.embedding.inputs import Features, Jagged
 
 INTEGERS = (torch.int64, torch.int32)
@@ -31,6 +32,10 @@ def check_features(features: Features, rows: Mapping[str, int], weighted: bool) 
             f"features must be a mapping from feature to (values, offsets), not {type(features).__name__}"
         )
     checked = {}
+    if not weighted and type(features) is dict:
+        quick = plain_bags(features, list(rows), (tuple, Jagged))
+        if quick and None not in quick:
+            return dict(zip(rows, quick, strict=True))
     for name in rows:
         given = features.get(name)
         if given is None:

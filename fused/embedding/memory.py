@@ -29,7 +29,10 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str |
 
 def _advise(address: int, size: int) -> None:
     """Ask for large pages below some memory; a system that refuses leaves it as it is."""
-    begin, end = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE, (address + size) // mmap.PAGESIZE * mmap.PAGESIZE
+    begin, end = (
+        -(-address // mmap.PAGESIZE) * mmap.PAGESIZE,
+        (address + size) // mmap.PAGESIZE * mmap.PAGESIZE,
+    )
     advise = _madvise()
     if advise is not None and end - begin >= LARGE:
         advise(begin, end - begin, _HUGEPAGE)

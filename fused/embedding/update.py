@@ -137,13 +137,12 @@ def _works(cluster: Cluster, lookups: Sequence[Lookup], seed: int | None) -> lis
     """Check the options, and put together the tables that take the same step."""
     plan, group = cluster.plan, cluster.group
     assert plan is not None
-    lr = group["lr"]
-    remote = isinstance(lr, Tensor) and lr.device.type != "cpu"  # to check it would synchronize
-    plan.check_options({**group, "lr": 0.0} if remote else group)
-    if group.get("lr_decay") and cluster.counter(0) is None:
-        raise ValueError("lr_decay was 0 when the state was made, so there is no count to decay by")
+    if not cluster.check_options():
+        cluster.last = None
+    if cluster.last is not None:
+        return [Work(cluster, *cluster.last, lookups)]
     by_count: dict[int, Sequence[Lookup]] = {}
-    counts = {table: cluster.count(table) for table in _tables_of(lookups)}
+    counts = cluster.counts(_tables_of(lookups))
     if len(set(counts.values())) == 1:
         by_count[next(iter(counts.values()))] = lookups
     else:
@@ -151,7 +150,7 @@ def _works(cluster: Cluster, lookups: Sequence[Lookup], seed: int | None) -> lis
             by_count[count] = [lookup for lookup in lookups if counts[lookup.table] == count]
     works = []
     for count, listed in by_count.items():
-        counter = cluster.counter(next(iter(_tables_of(listed))))
+        counter = cluster.counter(listed.tables[0] if type(listed) is Columns else listed[0].table)
         # On a device the count is read there: by then it has been counted up, see `_write`.
         number = count + 1 if counter is None or counter.device.type == "cpu" else counter.reshape(())
         step = plan.make_step(group, number)
@@ -159,7 +158,10 @@ def _works(cluster: Cluster, lookups: Sequence[Lookup], seed: int | None) -> lis
             step = replace(step, momentum=0.0, nesterov=False)
         if seed is not None:
             step = replace(step, seed=seed)
-        works.append(Work(cluster, step, cluster.backend_for(step), listed))
+        backend = cluster.backend_for(step)
+        works.append(Work(cluster, step, backend, listed))
+        if not cluster.counted and seed is None:
+            cluster.last = step, backend
     return works
 
 
@@ -176,6 +178,8 @@ def _windows(cluster: Cluster, tables: Iterable[int]) -> dict[int, Window]:
 def _wait(work: Work, plan: Plan, joining: Collection[str] = ()) -> None:
     """Take out of the work what has to wait for its window; to the rest, add what waits."""
     cluster = work.cluster
+    if not cluster.waits:
+        return
     tables = _tables_of(work.lookups)
     if joining:
         tables = {table for table in tables if cluster.names[table] not in joining}

@@ -41,6 +41,8 @@ INSTRUCTION_SET = "KEYEDOPT_INSTRUCTION_SET"
 
 _INT64, _FLOAT32 = torch.int64, torch.float32
 _CPU = torch.device("cpu")
+#: Numbers of all outputs of a forward, up to which they share one memory: to ask for each takes longer.
+_TOGETHER = 1 << 14
 
 
 class NativeBackend:
@@ -86,7 +88,7 @@ class NativeBackend:
         if type(lookups) is Columns and type(tables) is Tables:
             outputs = _outputs(tables, lookups)
             columns = _columns(lookups, outputs)
-            _kernels.look_up(held(tables, None, _kernels.hold_tables), columns, self._count(), self._set)
+            _kernels.look_up(held(tables, None, _kernels), columns, self._count(), self._set)
             return outputs
         outputs, items, kept = [], [], []
         for lookup in lookups:
@@ -136,12 +138,12 @@ class NativeBackend:
                 or a tensor does not have the shape that the interface gives. Nothing is written.
         """
         if type(lookups) is Columns and type(tables) is Tables and lookups.grads is not None:
-            grads = [
-                one if one.dtype is _FLOAT32 and one.is_contiguous() else _rows_of(one)
+            grads = [  # a row without strides is enough
+                one if one.dtype is _FLOAT32 and one.stride(1) == 1 else _rows_of(one)
                 for one in lookups.grads
             ]
             columns = _columns(lookups, grads)
-            described = held(tables, step, _kernels.hold_tables)
+            described = held(tables, step, _kernels)
             _kernels.update(described, columns, describe_rule(step), self._count(), self._set)
             return
         items, kept = _with_gradients(tables, lookups)
@@ -202,6 +204,28 @@ class NativeBackend:
         return self._threads or torch.get_num_threads()
 
 
+def plain_bags(features: dict[str, Any], names: list[str], classes: tuple[type, ...]) -> list[Any] | None:
+    """Return what is looked up where it is as it should be, in a fraction of the time that Python takes.
+
+    Args:
+        features: by name.
+        names: those that are wanted.
+        classes: what a feature may be.
+
+    Returns:
+        For each name ``(values, offsets, None)`` if these are contiguous vectors of int64 on the CPU, without
+        weights, or None for one that has to be looked at. None without the extension.
+    """
+    return None if _kernels is None else _kernels.plain_bags(features, names, classes, Tensor, _INT64)  # type: ignore[no-any-return]
+
+
+def versions(*lists: list[Any] | None) -> int:
+    """Return how often some tensors, or None, were changed in place, all together."""
+    if _kernels is not None:
+        return _kernels.versions(*lists)  # type: ignore[no-any-return]
+    return sum(one._version for given in lists for one in given or () if one is not None)
+
+
 def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return it in this dtype, on the CPU, without strides: itself, as a rule."""
     if tensor.dtype is dtype and tensor.is_cpu and tensor.is_contiguous():
@@ -220,14 +244,33 @@ def _rows_of(grads: Tensor) -> Tensor:
 
 def _outputs(tables: Tables, lookups: Columns) -> list[Tensor]:
     """Return memory for the outputs, in float32 whatever the default of torch is."""
-    widths = [tables[table].weight.shape[1] for table in lookups.tables]
-    bags = [one.numel() - 1 for one in lookups.offsets] if lookups.offsets is not None else None
-    if bags is None:
+    if not len(lookups):
+        return []
+    widths = _widths(tables)
+    if lookups.offsets is None:
         bags = [one.numel() for one in lookups.values]
-    elif bags and min(bags) < 0:
-        raise ValueError("offsets must have one number more than there are bags")
+    else:
+        bags = [one.numel() - 1 for one in lookups.offsets]
+        if min(bags) < 0:
+            raise ValueError("offsets must have one number more than there are bags")
     empty, float32, cpu = torch.empty, _FLOAT32, _CPU
-    return [empty(rows, width, dtype=float32, device=cpu) for rows, width in zip(bags, widths, strict=True)]
+    first = widths[lookups.tables[0]]
+    if (
+        0 < max(bags) * first * len(bags) <= _TOGETHER
+        and min(bags) == max(bags)
+        and min(widths) == max(widths)
+    ):
+        whole = empty(bags[0] * len(bags), first, dtype=float32, device=cpu)
+        return list(torch.unsafe_split(whole, bags[0]))  # one memory, but none is a view of another
+    sizes = zip(bags, lookups.tables, strict=True)
+    return [empty(rows, widths[table], dtype=float32, device=cpu) for rows, table in sizes]
+
+
+def _widths(tables: Tables) -> list[int]:
+    widths: list[int] | None = tables.kept.get("widths")
+    if widths is None:
+        widths = tables.kept["widths"] = [table.weight.shape[1] for table in tables]
+    return widths
 
 
 def _columns(lookups: Columns, rows: list[Tensor]) -> tuple[Any, ...]:

@@ -1,6 +1,5 @@
 """Tables and steps as the numbers and addresses that the kernels take."""
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -93,33 +92,19 @@ def describe_table(table: Table, step: Step | None = None) -> tuple[int, ...]:
     return (weight.data_ptr(), rows, dim, number or 0, *states, table.row_counter.data_ptr())
 
 
-def held(tables: Tables, step: Step | None, hold: Callable[[list[tuple[int, ...]]], Any]) -> Any:
-    """Return tables as `hold` makes them of what `describe_table` returns, anew where memory has changed.
+def held(tables: Tables, step: Step | None, kernels: Any) -> Any:
+    """Return tables as the kernels hold them, anew where memory has changed.
 
     Raises:
         ValueError: as `describe_table`.
     """
     key = "" if step is None else step.algorithm
     known = tables.kept.get(key)
-    if known is not None:
-        tensors, addresses, sizes, dtypes, made = known
-        if (
-            [one.data_ptr() for one in tensors] == addresses
-            and [one.numel() for one in tensors] == sizes
-            and [one.dtype for one in tensors] == dtypes
-        ):
-            return made
-    made = hold([describe_table(table, step) for table in tables])
-    tensors = [one for table in tables for one in _tensors(table, step)]
-    addresses = [one.data_ptr() for one in tensors]
-    tables.kept[key] = (
-        tensors,
-        addresses,
-        [one.numel() for one in tensors],
-        [one.dtype for one in tensors],
-        made,
-    )
-    return made
+    if known is None or not kernels.are_current(known):
+        tensors = [one for table in tables for one in _tensors(table, step)]
+        known = kernels.hold_tables([describe_table(table, step) for table in tables], tensors)
+        tables.kept[key] = known
+    return known
 
 
 def _tensors(table: Table, step: Step | None) -> list[Tensor]:

@@ -41,17 +41,54 @@ bool each(PyObject* items, const Parse& parse) {
   return good;
 }
 
+// What a method of a tensor without arguments returns, an address or a size; false with an exception set.
+bool ask(PyObject* tensor, PyObject* method, long long* answer) {
+  PyObject* number = PyObject_CallMethodNoArgs(tensor, method);
+  if (!number) return false;
+  *answer = PyLong_AsLongLong(number);
+  Py_DECREF(number);
+  return *answer != -1 || !PyErr_Occurred();
+}
+
+// The names of methods and attributes, made once.
+struct Methods {
+  PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
+  PyObject* numel = PyUnicode_InternFromString("numel");
+  PyObject* stride = PyUnicode_InternFromString("stride");
+  PyObject* dtype = PyUnicode_InternFromString("dtype");
+  PyObject* zero = PyLong_FromLong(0);
+};
+const Methods& methods_of_tensors() {
+  static const Methods methods;
+  return methods;
+}
+
+// Tables, and the tensors whose memory they name, as they were then.
+struct Held {
+  struct Known {
+    PyObject *tensor, *dtype;
+    long long address, size;
+  };
+  std::vector<Table> tables;
+  std::vector<Known> known;
+  ~Held() {
+    for (const Known& one : known) {
+      Py_DECREF(one.tensor);
+      Py_XDECREF(one.dtype);
+    }
+  }
+};
 constexpr char kTables[] = "keyedopt.tables";
 
 void delete_tables(PyObject* capsule) {
-  delete static_cast<std::vector<Table>*>(PyCapsule_GetPointer(capsule, kTables));
+  delete static_cast<Held*>(PyCapsule_GetPointer(capsule, kTables));
 }
 
 // Tables as tuples, or as `hold_tables` has returned them.
 bool parse_tables(PyObject* items, std::vector<Table>* tables) {
   if (PyCapsule_CheckExact(items)) {
-    const auto* held = static_cast<std::vector<Table>*>(PyCapsule_GetPointer(items, kTables));
-    if (held) *tables = *held;
+    const auto* held = static_cast<Held*>(PyCapsule_GetPointer(items, kTables));
+    if (held) *tables = held->tables;
     return held != nullptr;
   }
   return each(items, [&](PyObject* item) {
@@ -100,27 +137,6 @@ bool parse_lookups(PyObject* items, const std::vector<Table>& tables, std::vecto
                         pointer<float>(rows)});
     return true;
   });
-}
-
-// What a method of a tensor without arguments returns, an address or a size; false with an exception set.
-bool ask(PyObject* tensor, PyObject* method, long long* answer) {
-  PyObject* number = PyObject_CallMethodNoArgs(tensor, method);
-  if (!number) return false;
-  *answer = PyLong_AsLongLong(number);
-  Py_DECREF(number);
-  return *answer != -1 || !PyErr_Occurred();
-}
-
-// The names of methods, made once.
-struct Methods {
-  PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
-  PyObject* numel = PyUnicode_InternFromString("numel");
-  PyObject* stride = PyUnicode_InternFromString("stride");
-  PyObject* zero = PyLong_FromLong(0);
-};
-const Methods& methods_of_tensors() {
-  static const Methods methods;
-  return methods;
 }
 
 // The sequences of one call, each as long as the first.
@@ -231,7 +247,7 @@ bool parse_rule(PyObject* item, const std::vector<Table>& tables, Rule* rule) {
                                                                                                       : 2;
   for (const Table& table : tables)
     for (int i = 0; i < needed; ++i)
-      if (!table.state[i]) {
+      if (table.rows && !table.state[i]) {  // memory of no bytes may be nowhere
         PyErr_SetString(PyExc_ValueError, "a table has too few states for the algorithm");
         return false;
       }
@@ -287,13 +303,40 @@ bool without_lock(const Work& work) {
   return refusal.empty();
 }
 
-// tables -> what may stand for them in all calls
-PyObject* hold_tables_py(PyObject*, PyObject* items) {
-  std::vector<Table>* tables = new (std::nothrow) std::vector<Table>;
-  if (!tables) return PyErr_NoMemory();
-  PyObject* capsule = parse_tables(items, tables) ? PyCapsule_New(tables, kTables, delete_tables) : nullptr;
-  if (!capsule) delete tables;
+// (tables, [tensor, ...]) -> what may stand for the tables in all calls, as long as `are_current` says so
+PyObject* hold_tables_py(PyObject*, PyObject* args) {
+  PyObject *items, *tensors;
+  if (!PyArg_ParseTuple(args, "OO!", &items, &PyList_Type, &tensors)) return nullptr;
+  Held* held = new (std::nothrow) Held;
+  if (!held) return PyErr_NoMemory();
+  const Methods& methods = methods_of_tensors();
+  bool good = parse_tables(items, &held->tables);
+  for (Py_ssize_t i = 0; good && i < PyList_GET_SIZE(tensors); ++i) {
+    PyObject* tensor = PyList_GET_ITEM(tensors, i);
+    Py_INCREF(tensor);
+    held->known.push_back({tensor, PyObject_GetAttr(tensor, methods.dtype), 0, 0});
+    Held::Known& one = held->known.back();
+    good = one.dtype && ask(tensor, methods.data_ptr, &one.address) && ask(tensor, methods.numel, &one.size);
+  }
+  PyObject* capsule = good ? PyCapsule_New(held, kTables, delete_tables) : nullptr;
+  if (!capsule) delete held;
   return capsule;
+}
+
+// Whether the tensors of what `hold_tables` has returned have the memory that they had.
+PyObject* are_current_py(PyObject*, PyObject* capsule) {
+  const auto* held = static_cast<Held*>(PyCapsule_GetPointer(capsule, kTables));
+  if (!held) return nullptr;
+  const Methods& methods = methods_of_tensors();
+  for (const Held::Known& one : held->known) {
+    long long address, size;
+    if (!ask(one.tensor, methods.data_ptr, &address) || !ask(one.tensor, methods.numel, &size)) return nullptr;
+    PyObject* dtype = PyObject_GetAttr(one.tensor, methods.dtype);
+    Py_XDECREF(dtype);  // which torch holds
+    if (!dtype) return nullptr;
+    if (address != one.address || size != one.size || dtype != one.dtype) Py_RETURN_FALSE;
+  }
+  Py_RETURN_TRUE;
 }
 
 PyObject* look_up_py(PyObject*, PyObject* args) {
@@ -437,8 +480,90 @@ PyObject* instruction_sets_py(PyObject*, PyObject*) {
   return list;
 }
 
+// Whether a method without arguments, or an attribute, is this object; an error is a no.
+bool is_object(PyObject* found, PyObject* wanted) {
+  if (!found) PyErr_Clear();
+  Py_XDECREF(found);  // None, True, False and dtypes are held elsewhere
+  return found == wanted;
+}
+
+// A vector of int64 on the CPU, without strides.
+bool is_plain_vector(PyObject* tensor, PyObject* type, PyObject* int64) {
+  static PyObject* const is_cpu = PyUnicode_InternFromString("is_cpu");
+  static PyObject* const is_contiguous = PyUnicode_InternFromString("is_contiguous");
+  static PyObject* const dim = PyUnicode_InternFromString("dim");
+  const Methods& methods = methods_of_tensors();
+  if (reinterpret_cast<PyObject*>(Py_TYPE(tensor)) != type) return false;
+  if (!is_object(PyObject_GetAttr(tensor, methods.dtype), int64)) return false;
+  if (!is_object(PyObject_GetAttr(tensor, is_cpu), Py_True)) return false;
+  PyObject* dims = PyObject_CallMethodNoArgs(tensor, dim);
+  const bool vector = dims && PyLong_AsLong(dims) == 1;
+  if (!dims) PyErr_Clear();
+  Py_XDECREF(dims);
+  return vector && is_object(PyObject_CallMethodNoArgs(tensor, is_contiguous), Py_True);
+}
+
+// (features, names, classes of a feature, class of a tensor, torch.int64) -> for each name (values, offsets,
+// None) if it is a tuple of two plain vectors, or None, so that somebody looks at it.
+PyObject* plain_bags_py(PyObject*, PyObject* args) {
+  PyObject *features, *names, *classes, *type, *int64;
+  if (!PyArg_ParseTuple(args, "O!O!O!OO", &PyDict_Type, &features, &PyList_Type, &names, &PyTuple_Type,
+                        &classes, &type, &int64))
+    return nullptr;
+  PyObject* result = PyList_New(PyList_GET_SIZE(names));
+  for (Py_ssize_t i = 0; result && i < PyList_GET_SIZE(names); ++i) {
+    PyObject* given = PyDict_GetItemWithError(features, PyList_GET_ITEM(names, i));
+    bool plain = given && PyTuple_Check(given) && PyTuple_GET_SIZE(given) >= 2;
+    bool known = false;
+    for (Py_ssize_t c = 0; plain && c < PyTuple_GET_SIZE(classes); ++c)
+      known |= reinterpret_cast<PyObject*>(Py_TYPE(given)) == PyTuple_GET_ITEM(classes, c);
+    const Py_ssize_t parts = plain ? PyTuple_GET_SIZE(given) : 0;
+    plain = plain && known && (parts == 2 || (parts == 3 && PyTuple_GET_ITEM(given, 2) == Py_None)) &&
+            is_plain_vector(PyTuple_GET_ITEM(given, 0), type, int64) &&
+            is_plain_vector(PyTuple_GET_ITEM(given, 1), type, int64);
+    PyObject* item = nullptr;
+    if (plain) {
+      item = PyTuple_Pack(3, PyTuple_GET_ITEM(given, 0), PyTuple_GET_ITEM(given, 1), Py_None);
+    } else if (!PyErr_Occurred()) {
+      item = Py_None;
+      Py_INCREF(item);
+    }
+    if (item) {
+      PyList_SET_ITEM(result, i, item);
+    } else {
+      Py_CLEAR(result);
+    }
+  }
+  return result;
+}
+
+// ([tensor or None, ...], ...) -> how often all of them together were changed in place
+PyObject* versions_py(PyObject*, PyObject* args) {
+  static PyObject* const version = PyUnicode_InternFromString("_version");
+  long long sum = 0;
+  for (Py_ssize_t a = 0; a < PyTuple_GET_SIZE(args); ++a) {
+    PyObject* list = PyTuple_GET_ITEM(args, a);
+    if (!PyList_Check(list)) continue;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
+      PyObject* tensor = PyList_GET_ITEM(list, i);
+      if (tensor == Py_None) continue;
+      PyObject* number = PyObject_GetAttr(tensor, version);
+      if (!number) return nullptr;
+      sum += PyLong_AsLongLong(number);
+      Py_DECREF(number);
+    }
+  }
+  return PyLong_FromLongLong(sum);
+}
+
 PyMethodDef methods[] = {
-    {"hold_tables", hold_tables_py, METH_O, "hold_tables(tables) -> what may stand for them in all calls"},
+    {"versions", versions_py, METH_VARARGS,
+     "versions([tensor or None, ...], ...) -> how often they were changed in place, together"},
+    {"plain_bags", plain_bags_py, METH_VARARGS,
+     "plain_bags(features, names, classes, tensor_class, int64) -> [(values, offsets, None) or None]"},
+    {"hold_tables", hold_tables_py, METH_VARARGS,
+     "hold_tables(tables, tensors) -> what may stand for the tables in all calls"},
+    {"are_current", are_current_py, METH_O, "are_current(held) -> whether the tensors are where they were"},
     {"look_up", look_up_py, METH_VARARGS, "look_up(tables, lookups, threads, instruction_set)"},
     {"update", update_py, METH_VARARGS, "update(tables, lookups, rule, threads, instruction_set)"},
     {"update_rows", update_rows_py, METH_VARARGS,
