@@ -1,0 +1,86 @@
+// From Python's objects to the engine's: what the files of the module share.
+//
+// A table is (weight, rows, dim, dtype, state0, width0, state1, width1, counter). A lookup is (table, values,
+// count, offsets, bags, weights, mean, grad or out, stride). Addresses are integers, 0 for none. Who calls
+// has checked that the sizes are those of the memory; what the memory holds is checked here. Where there are
+// many small tables, to make these tuples takes longer than the work: tables can be held, and lookups given
+// as a tuple of columns.
+#pragma once
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include "engine.h"
+
+namespace keyedopt {
+
+template <class T>
+T* pointer(unsigned long long address) {
+  return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
+}
+
+// The items of a list or tuple, each a tuple, by `parse`; false with an exception set.
+template <class Parse>
+bool each(PyObject* items, const Parse& parse) {
+  PyObject* sequence = PySequence_Fast(items, "a list or tuple is needed");
+  if (!sequence) return false;
+  bool good = true;
+  const Py_ssize_t count = PySequence_Fast_GET_SIZE(sequence);
+  for (Py_ssize_t i = 0; good && i < count; ++i) {
+    PyObject* item = PySequence_Fast_GET_ITEM(sequence, i);
+    if (!PyTuple_Check(item)) {
+      PyErr_SetString(PyExc_TypeError, "tuples are needed");
+      good = false;
+    } else {
+      good = parse(item);
+    }
+  }
+  Py_DECREF(sequence);
+  return good;
+}
+
+// What a method of a tensor without arguments returns, an address or a size; false with an exception set.
+bool ask(PyObject* tensor, PyObject* method, long long* answer);
+
+// The names of methods and attributes, made once.
+struct Methods {
+  PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
+  PyObject* numel = PyUnicode_InternFromString("numel");
+  PyObject* stride = PyUnicode_InternFromString("stride");
+  PyObject* dtype = PyUnicode_InternFromString("dtype");
+  PyObject* zero = PyLong_FromLong(0);
+};
+const Methods& methods_of_tensors();
+
+// Tables, and the tensors whose memory they name, as they were then.
+struct Held {
+  struct Known {
+    PyObject *tensor, *dtype;
+    long long address, size;
+  };
+  std::vector<Table> tables;
+  std::vector<Known> known;
+  ~Held() {
+    for (const Known& one : known) {
+      Py_DECREF(one.tensor);
+      Py_XDECREF(one.dtype);
+    }
+  }
+};
+constexpr char kTables[] = "keyedopt.tables";
+
+// All return false with an exception set. Tables are tuples, or what `hold_tables` has returned; lookups a list
+// of tuples, or a tuple of columns: (numbers of tables, values, offsets or None, weights or None, means, outputs
+// or gradients).
+bool parse_tables(PyObject* items, std::vector<Table>* tables);
+bool parse_lookups(PyObject* items, const std::vector<Table>& tables, std::vector<Lookup>* lookups);
+bool parse_rule(PyObject* item, const std::vector<Table>& tables, Rule* rule);
+bool parse_run(int threads, const char* name, Run* run);
+
+// Functions of the module that are about tensors.
+PyObject* hold_tables_py(PyObject*, PyObject* args);
+PyObject* are_current_py(PyObject*, PyObject* capsule);
+PyObject* plain_bags_py(PyObject*, PyObject* args);
+PyObject* versions_py(PyObject*, PyObject* args);
+
+}  // namespace keyedopt

@@ -1,0 +1,141 @@
+// What small steps have no time for in Python: to ask tensors where they are and what they are.
+#include <new>
+
+#include "parse.h"
+
+namespace keyedopt {
+
+bool ask(PyObject* tensor, PyObject* method, long long* answer) {
+  PyObject* number = PyObject_CallMethodNoArgs(tensor, method);
+  if (!number) return false;
+  *answer = PyLong_AsLongLong(number);
+  Py_DECREF(number);
+  return *answer != -1 || !PyErr_Occurred();
+}
+
+const Methods& methods_of_tensors() {
+  static const Methods methods;
+  return methods;
+}
+
+namespace {
+
+void delete_tables(PyObject* capsule) {
+  delete static_cast<Held*>(PyCapsule_GetPointer(capsule, kTables));
+}
+
+// Whether a method without arguments, or an attribute, is this object; an error is a no.
+bool is_object(PyObject* found, PyObject* wanted) {
+  if (!found) PyErr_Clear();
+  Py_XDECREF(found);  // None, True, False and dtypes are held elsewhere
+  return found == wanted;
+}
+
+// A vector of int64 on the CPU, without strides.
+bool is_plain_vector(PyObject* tensor, PyObject* type, PyObject* int64) {
+  static PyObject* const is_cpu = PyUnicode_InternFromString("is_cpu");
+  static PyObject* const is_contiguous = PyUnicode_InternFromString("is_contiguous");
+  static PyObject* const dim = PyUnicode_InternFromString("dim");
+  const Methods& methods = methods_of_tensors();
+  if (reinterpret_cast<PyObject*>(Py_TYPE(tensor)) != type) return false;
+  if (!is_object(PyObject_GetAttr(tensor, methods.dtype), int64)) return false;
+  if (!is_object(PyObject_GetAttr(tensor, is_cpu), Py_True)) return false;
+  PyObject* dims = PyObject_CallMethodNoArgs(tensor, dim);
+  const bool vector = dims && PyLong_AsLong(dims) == 1;
+  if (!dims) PyErr_Clear();
+  Py_XDECREF(dims);
+  return vector && is_object(PyObject_CallMethodNoArgs(tensor, is_contiguous), Py_True);
+}
+
+}  // namespace
+
+// (tables, [tensor, ...]) -> what may stand for the tables in all calls, as long as `are_current` says so
+PyObject* hold_tables_py(PyObject*, PyObject* args) {
+  PyObject *items, *tensors;
+  if (!PyArg_ParseTuple(args, "OO!", &items, &PyList_Type, &tensors)) return nullptr;
+  Held* held = new (std::nothrow) Held;
+  if (!held) return PyErr_NoMemory();
+  const Methods& methods = methods_of_tensors();
+  bool good = parse_tables(items, &held->tables);
+  for (Py_ssize_t i = 0; good && i < PyList_GET_SIZE(tensors); ++i) {
+    PyObject* tensor = PyList_GET_ITEM(tensors, i);
+    Py_INCREF(tensor);
+    held->known.push_back({tensor, PyObject_GetAttr(tensor, methods.dtype), 0, 0});
+    Held::Known& one = held->known.back();
+    good = one.dtype && ask(tensor, methods.data_ptr, &one.address) && ask(tensor, methods.numel, &one.size);
+  }
+  PyObject* capsule = good ? PyCapsule_New(held, kTables, delete_tables) : nullptr;
+  if (!capsule) delete held;
+  return capsule;
+}
+
+// Whether the tensors of what `hold_tables` has returned have the memory that they had.
+PyObject* are_current_py(PyObject*, PyObject* capsule) {
+  const auto* held = static_cast<Held*>(PyCapsule_GetPointer(capsule, kTables));
+  if (!held) return nullptr;
+  const Methods& methods = methods_of_tensors();
+  for (const Held::Known& one : held->known) {
+    long long address, size;
+    if (!ask(one.tensor, methods.data_ptr, &address) || !ask(one.tensor, methods.numel, &size)) return nullptr;
+    PyObject* dtype = PyObject_GetAttr(one.tensor, methods.dtype);
+    Py_XDECREF(dtype);  // which torch holds
+    if (!dtype) return nullptr;
+    if (address != one.address || size != one.size || dtype != one.dtype) Py_RETURN_FALSE;
+  }
+  Py_RETURN_TRUE;
+}
+
+// (features, names, classes of a feature, class of a tensor, torch.int64) -> for each name (values, offsets,
+// None) if it is a tuple of two plain vectors, or None, so that somebody looks at it.
+PyObject* plain_bags_py(PyObject*, PyObject* args) {
+  PyObject *features, *names, *classes, *type, *int64;
+  if (!PyArg_ParseTuple(args, "O!O!O!OO", &PyDict_Type, &features, &PyList_Type, &names, &PyTuple_Type,
+                        &classes, &type, &int64))
+    return nullptr;
+  PyObject* result = PyList_New(PyList_GET_SIZE(names));
+  for (Py_ssize_t i = 0; result && i < PyList_GET_SIZE(names); ++i) {
+    PyObject* given = PyDict_GetItemWithError(features, PyList_GET_ITEM(names, i));
+    bool plain = given && PyTuple_Check(given) && PyTuple_GET_SIZE(given) >= 2;
+    bool known = false;
+    for (Py_ssize_t c = 0; plain && c < PyTuple_GET_SIZE(classes); ++c)
+      known |= reinterpret_cast<PyObject*>(Py_TYPE(given)) == PyTuple_GET_ITEM(classes, c);
+    const Py_ssize_t parts = plain ? PyTuple_GET_SIZE(given) : 0;
+    plain = plain && known && (parts == 2 || (parts == 3 && PyTuple_GET_ITEM(given, 2) == Py_None)) &&
+            is_plain_vector(PyTuple_GET_ITEM(given, 0), type, int64) &&
+            is_plain_vector(PyTuple_GET_ITEM(given, 1), type, int64);
+    PyObject* item = nullptr;
+    if (plain) {
+      item = PyTuple_Pack(3, PyTuple_GET_ITEM(given, 0), PyTuple_GET_ITEM(given, 1), Py_None);
+    } else if (!PyErr_Occurred()) {
+      item = Py_None;
+      Py_INCREF(item);
+    }
+    if (item) {
+      PyList_SET_ITEM(result, i, item);
+    } else {
+      Py_CLEAR(result);
+    }
+  }
+  return result;
+}
+
+// ([tensor or None, ...], ...) -> how often all of them together were changed in place
+PyObject* versions_py(PyObject*, PyObject* args) {
+  static PyObject* const version = PyUnicode_InternFromString("_version");
+  long long sum = 0;
+  for (Py_ssize_t a = 0; a < PyTuple_GET_SIZE(args); ++a) {
+    PyObject* list = PyTuple_GET_ITEM(args, a);
+    if (!PyList_Check(list)) continue;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(list); ++i) {
+      PyObject* tensor = PyList_GET_ITEM(list, i);
+      if (tensor == Py_None) continue;
+      PyObject* number = PyObject_GetAttr(tensor, version);
+      if (!number) return nullptr;
+      sum += PyLong_AsLongLong(number);
+      Py_DECREF(number);
+    }
+  }
+  return PyLong_FromLongLong(sum);
+}
+
+}  // namespace keyedopt
