@@ -48,4 +48,4 @@ def _madvise() -> Callable[[int, int, int], Any] | None:
     except (OSError, AttributeError):
         return None
     found.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    return found  # type: ignore[no-any-return]  # a function of ctypes says nothing of its types
+    return found

@@ -216,7 +216,7 @@ def plain_bags(features: dict[str, Any], names: list[str], classes: tuple[type, 
         For each name ``(values, offsets, None)`` if these are contiguous vectors of int64 on the CPU, without
         weights, or None for one that has to be looked at. None without the extension.
     """
-    return None if _kernels is None else _kernels.plain_bags(features, names, classes, Tensor, _INT64)  # type: ignore[no-any-return]
+    return None if _kernels is None else _kernels.plain_bags(features, names, classes, Tensor, _INT64)
 
 
 def versions(*lists: list[Any] | None) -> int:
