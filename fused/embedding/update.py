@@ -139,7 +139,7 @@ def _works(cluster: Cluster, lookups: Sequence[Lookup], seed: int | None) -> lis
     assert plan is not None
     if not cluster.check_options():
         cluster.last = None
-    if cluster.last is not None:
+    if cluster.last is not None and seed is None:
         return [Work(cluster, *cluster.last, lookups)]
     by_count: dict[int, Sequence[Lookup]] = {}
     counts = cluster.counts(_tables_of(lookups))
