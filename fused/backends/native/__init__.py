@@ -35,6 +35,8 @@ try:
     _kernels = importlib.import_module("keyedopt.fused.backends.native._kernels")
 except ImportError as error:
     _WHY = f"{error}"
+if _kernels is not None and not hasattr(_kernels, "hold_tables"):
+    _kernels, _WHY = None, "what is there is older than these sources"
 
 #: Set to ``plain``, ``avx2`` or ``avx512`` to use those kernels and no others.
 INSTRUCTION_SET = "KEYEDOPT_INSTRUCTION_SET"
