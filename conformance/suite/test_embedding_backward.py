@@ -1,6 +1,7 @@
 """Embedding modules: what else may happen to a backward pass."""
 
 import copy
+import os
 import pickle
 from typing import Any
 
@@ -28,6 +29,9 @@ from keyedopt.conformance.suite.support_embedding import (
     tables_of,
     train_rows,
 )
+
+#: Triton's interpreter takes minutes for a million sums.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @pytest.mark.clause("FUSED-043")
@@ -218,7 +222,7 @@ def test_refused_backward(impl):
 
 @pytest.mark.clause("FUSED-080")
 @pytest.mark.needs("EmbeddingBagCollection")
-@pytest.mark.parametrize("count", [100, 10_000, 1_000_000])
+@pytest.mark.parametrize("count", [100, 10_000] if INTERPRETED else [100, 10_000, 1_000_000])
 def test_precision_of_sums(impl, count):
     """The error of the sum of so many gradients of one row, relative to the sum of their sizes."""
     module = collection(impl, options={"lr": 1.0}, tables=(("t", 2, 4, ("f",)),))

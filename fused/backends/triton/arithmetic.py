@@ -4,8 +4,13 @@
 # and a branch on a constant is taken when it is compiled.
 """What the kernels share: words, addresses, norms, sums that lose nothing, rounding."""
 
+import os
+
 import triton
 import triton.language as tl
+
+#: Its conversion of float32 to bfloat16 cuts off where hardware rounds to nearest.
+INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
 @triton.jit
@@ -114,3 +119,13 @@ def round_randomly(x, bits, HALF: tl.constexpr):
     chance = (bits >> 8).to(tl.int32).to(tl.float32) * 5.9604644775390625e-08  # 2⁻²⁴
     size = tl.minimum((down + tl.where(scaled - down > chance, 1.0, 0.0)) * unit, largest)
     return tl.where(within, tl.where(x < 0, -size, size), x).to(HALF)
+
+
+@triton.jit
+def round_to_nearest(x, HALF: tl.constexpr):
+    """Round float32 to a dtype, ties to even: one instruction, but in the interpreter."""
+    if INTERPRETED and HALF == tl.bfloat16:
+        bits = x.to(tl.uint32, bitcast=True)
+        bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        x = tl.where(x == x, bits.to(tl.float32, bitcast=True), x)
+    return x.to(HALF)

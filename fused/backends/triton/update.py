@@ -7,7 +7,12 @@
 import triton
 import triton.language as tl
 
-from keyedopt.fused.backends.triton.arithmetic import column_of, pointer, round_randomly
+from keyedopt.fused.backends.triton.arithmetic import (
+    column_of,
+    pointer,
+    round_randomly,
+    round_to_nearest,
+)
 from keyedopt.fused.backends.triton.layout import STEP_WORDS, TABLE_WORDS
 from keyedopt.fused.backends.triton.reduce import gradients, sum_runs
 from keyedopt.fused.backends.triton.rules import apply
@@ -194,6 +199,6 @@ def update(
             bits = draw(tl.load(step + SEED), t, row, table, ROWS, WIDTH)
             tl.store(weight, round_randomly(w, bits, WEIGHT), mask=write)
         else:
-            tl.store(weight, w.to(WEIGHT), mask=write)
+            tl.store(weight, round_to_nearest(w, WEIGHT), mask=write)
         store_state(words + FIRST_AT * TABLES, a, row, live, inside, columns, width, FIRST, ALIGN)
         store_state(words + SECOND_AT * TABLES, b, row, live, inside, columns, width, SECOND, ALIGN)

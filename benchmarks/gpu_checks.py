@@ -1,0 +1,194 @@
+"""What can be checked on a GPU alone: steps that do not wait, CUDA graphs, first steps like warm ones.
+
+``python -m keyedopt.benchmarks.gpu_checks [--implementation TARGET] [--output FILE]`` prints a line a check.
+It exits with 0 if all held, 1 if one did not, 2 if there is no GPU or no such implementation. Of an
+implementation only the public names are used.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from keyedopt.conformance.implementation import TargetError, find
+
+ROWS, WIDTH, BAGS, LENGTH = 5000, 64, 512, 8
+ALGORITHMS = ("SGD", "Adagrad", "RowWiseAdagrad", "Adam", "PartialRowWiseAdam", "LAMB", "LarsSGD")
+
+
+def tables(surface: Any, algorithm: str, device: str, dtype: torch.dtype = torch.float32) -> nn.Module:
+    """Make two tables of different width, the same whenever they are made."""
+
+    def fill(weight: Tensor) -> None:
+        numbers = torch.Generator().manual_seed(weight.shape[1])
+        with torch.no_grad():
+            weight.copy_(torch.randn(weight.shape, generator=numbers))
+
+    configs = [
+        surface.EmbeddingBagConfig(ROWS, width, name, dtype, [name], init_fn=fill)
+        for name, width in (("narrow", WIDTH), ("wide", 2 * WIDTH))
+    ]
+    made: nn.Module = surface.EmbeddingBagCollection(
+        configs, getattr(surface, algorithm), {"lr": 0.01}, device=torch.device(device)
+    )
+    return made
+
+
+def features(device: str, seed: int = 0) -> dict[str, tuple[Tensor, Tensor]]:
+    """Make bags for both tables, with many duplicates in the first rows."""
+    numbers = torch.Generator().manual_seed(seed)
+    offsets = torch.arange(0, BAGS * LENGTH + 1, LENGTH)
+    made = {}
+    for name in ("narrow", "wide"):
+        spread = torch.rand(BAGS * LENGTH, generator=numbers) ** 4 * ROWS
+        made[name] = (spread.long().clamp(max=ROWS - 1).to(device), offsets.to(device))
+    return made
+
+
+def step(module: nn.Module, given: dict[str, tuple[Tensor, Tensor]]) -> None:
+    """Look up, and go backward, which updates the tables."""
+    outputs = module(given)
+    torch.autograd.backward([output.square().sum() for output in outputs.values()])
+
+
+def contents(module: Any) -> list[Tensor]:
+    """Return copies of all tables and state tensors."""
+    found = list(module.parameters())
+    for entry in module.fused_optimizer.state_dict()["state"].values():
+        found += [value for value in entry.values() if isinstance(value, Tensor)]
+    return [tensor.detach().clone() for tensor in found]
+
+
+def same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
+    """Whether tensors have the same bits."""
+    pairs = list(zip(one, other, strict=True))
+    return all(
+        torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)) for a, b in pairs
+    )
+
+
+def first_step_equals_a_warm_one(surface: Any, algorithm: str, device: str) -> str:
+    """Return what is wrong: two modules are stepped alike, the second when all has been compiled."""
+    modules = [tables(surface, algorithm, device) for _ in range(2)]
+    found = []
+    for module in modules:
+        step(module, features(device))
+        found.append(contents(module))
+    return "" if same(*found) else "the first step gave other bits than the same step later"
+
+
+def no_synchronization(surface: Any, algorithm: str, device: str) -> str:
+    """Return what is wrong: a step in which torch raises where it would wait for the device."""
+    module, given = tables(surface, algorithm, device), features(device)
+    for _ in range(3):
+        step(module, given)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step(module, given)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return ""
+
+
+def no_synchronization_of_dense(surface: Any, algorithm: str, device: str) -> str:
+    """Return what is wrong with clip by norm, warmup and a step on dense parameters."""
+    params = {str(number): nn.Parameter(torch.ones(1000, 100, device=device)) for number in range(3)}
+    inner = surface.KeyedOptimizerWrapper(params, lambda listed: getattr(surface, algorithm)(listed, lr=0.01))
+    optimizer = surface.GradientClippingOptimizer(inner, surface.GradientClipping.NORM, 1.0)
+    for number in range(4):
+        for param in params.values():
+            param.grad = torch.full_like(param, 0.5)
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error" if number == 3 else "default")
+        try:
+            optimizer.step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return ""
+
+
+def graph_replays_to_the_same_bits(surface: Any, algorithm: str, device: str) -> str:
+    """Return what is wrong: steps replayed from a graph, and the same steps of a twin without one."""
+    module, twin = tables(surface, algorithm, device), tables(surface, algorithm, device)
+    given = features(device)
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step(module, given)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):  # a capture runs nothing
+        step(module, given)
+    for seed in (1, 2):
+        for name, (values, _) in features(device, seed).items():
+            given[name][0].copy_(values)
+        graph.replay()
+    for seed in (0, 0, 0, 1, 2):
+        step(twin, features(device, seed))
+    torch.cuda.synchronize()
+    return "" if same(contents(module), contents(twin)) else "replayed steps gave other bits than plain ones"
+
+
+Check = Callable[[Any, str, str], str]
+#: What is checked, and of which algorithms.
+CHECKS: dict[str, tuple[Check, Sequence[str]]] = {
+    "first step": (first_step_equals_a_warm_one, ALGORITHMS),
+    "no synchronization": (no_synchronization, ALGORITHMS),
+    "no synchronization, clip and step": (no_synchronization_of_dense, ("SGD", "Adagrad", "Adam")),
+    "graph": (graph_replays_to_the_same_bits, ALGORITHMS),
+}
+
+
+def run(surface: Any, device: str, names: Sequence[str] = tuple(CHECKS)) -> list[dict[str, str]]:
+    """Run checks; a check that breaks costs itself alone.
+
+    Returns:
+        ``check``, ``algorithm``, ``outcome`` (held, failed, missing) and ``message`` of each.
+    """
+    rows = []
+    for name in names:
+        check, algorithms = CHECKS[name]
+        for algorithm in algorithms:
+            outcome, message = "missing", f"{algorithm} is not offered"
+            if hasattr(surface, algorithm):
+                try:
+                    message = check(surface, algorithm, device)
+                except Exception as error:  # whatever it is, it is the result of this check
+                    message = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+                outcome = "failed" if message else "held"
+            rows.append({"check": name, "algorithm": algorithm, "outcome": outcome, "message": message})
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the checks of the command line; see the head of this file."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--implementation", default="fused", help="the target; default: fused")
+    parser.add_argument("--output", type=Path, help="where to write JSON")
+    given = parser.parse_args(arguments)
+    if not torch.cuda.is_available():
+        print("CUDA: torch cannot use it here; nothing to check", file=sys.stderr)
+        return 2
+    try:
+        surface = find(given.implementation).surface()
+    except TargetError as error:
+        print(f"{given.implementation}: {error}", file=sys.stderr)
+        return 2
+    rows = run(surface, "cuda")
+    for row in rows:
+        print(f"{row['outcome']:8} {row['check']:34} {row['algorithm']:20} {row['message']}".rstrip())
+    if given.output:
+        report = {"kind": "keyedopt-gpu-checks", "device": torch.cuda.get_device_name(), "checks": rows}
+        given.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    return 1 if any(row["outcome"] == "failed" for row in rows) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
