@@ -1,8 +1,8 @@
 """Is one implementation as precise as another? ``python -m keyedopt.conformance.precision REFERENCE OTHER``.
 
 Both are results that ``keyedopt check --output`` wrote. A case that measures errors records them in units in
-the last place of the dtype, quantity by quantity, after some steps or rows. The worst of each quantity in each
-case may be at most twice that of the reference, or one ULP if that is larger. Below one ULP the result is one
+the last place of the dtype, quantity by quantity, after some steps or rows. The worst of a quantity in a case
+may be at most twice that of the reference, or one ULP if that is larger. Below one ULP the result is one
 of the two numbers of the dtype between which the right one is, and no arithmetic that rounds more than once
 can say which: where the reference happens to be a tenth of an ULP off, the other of the two is nine tenths
 off, and twice the error would forbid it.
