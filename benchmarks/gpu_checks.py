@@ -117,7 +117,7 @@ def graph_replays_to_the_same_bits(surface: Any, algorithm: str, device: str) ->
     """Return what is wrong: steps replayed from a graph, and the same steps of a twin without one."""
     module, twin = tables(surface, algorithm, device), tables(surface, algorithm, device)
     given = features(device)
-    side = torch.cuda.Stream()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
