@@ -1,0 +1,163 @@
+"""The page: one self-contained HTML file that works from the disk, without a network.
+
+`write` makes it of the tables. What is shown at first is in the file as HTML and SVG; the matrix, with the
+details of a clause, and the differences are made by a small script (``page.js``) of data that the file
+carries. A content security policy allows this one script and this one style sheet, by their digests, and
+nothing else: no request can leave the page, and no text of an implementation can run.
+"""
+
+import base64
+import hashlib
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pandas as pd
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from keyedopt.reports.page import history, overview, precision, schedules, speed
+from keyedopt.reports.page.embedded import as_json, embedded
+from keyedopt.reports.page.figures import legend, looks
+from keyedopt.reports.plain import clean
+from keyedopt.reports.tables import Clause, Tables
+
+FOLDER = Path(__file__).parent
+VIEWS = ("Overview", "Matrix", "Schedules", "Precision", "Speed", "History", "Differences")
+
+
+def write(
+    tables: Tables,
+    clauses: Mapping[str, Clause],
+    folder: Path,
+    plots: bool = False,
+    commit_url: str = "",
+) -> Path:
+    """Write ``index.html`` into a folder, which is made if need be, and return its path.
+
+    Args:
+        tables: the results, as `keyedopt.reports.read.read` returns them.
+        clauses: the texts of the clauses, by id.
+        folder: where to write.
+        plots: whether to write every plot as PNG and SVG too, into ``plots`` in the folder.
+        commit_url: where a commit can be looked at, with ``{commit}`` in it, for the history.
+
+    Raises:
+        ValueError: ``commit_url`` is not an address of that kind.
+    """
+    if commit_url and (urlsplit(commit_url).scheme not in ("http", "https") or "{commit}" not in commit_url):
+        raise ValueError(f"commit_url has to begin with https:// and to have {{commit}} in it, not {commit_url!r}")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "index.html"
+    text = render(tables, clauses, folder / "plots" if plots else None, commit_url)
+    path.write_bytes(text.encode("utf-8", "backslashreplace"))
+    return path
+
+
+def render(tables: Tables, clauses: Mapping[str, Clause], plots: Path | None = None, commit_url: str = "") -> str:
+    """Return the page; see `write`."""
+    checked = tables.runs[tables.runs["kind"] == "conformance"]
+    looked = looks(checked["run"])
+    style, script = (_source(f"page.{kind}") for kind in ("css", "js"))
+    data = as_json(embedded(tables, clauses, looked))
+    return _template().render(
+        views=VIEWS,
+        policy=_policy(script, style),
+        style=Markup(style),
+        script=Markup(script),
+        data=Markup(data),
+        runs=list(looked),
+        key=dict(legend(list(looked), looked)),
+        about=_about(tables, checked, clauses),
+        overview=overview.view(tables, clauses, looked),
+        schedules=schedules.view(tables, looked, plots),
+        precision=precision.view(tables, looked, plots),
+        speed=speed.view(tables, plots),
+        history=history.view(tables, commit_url, plots),
+        problems=tables.problems.to_dict("records"),
+    )
+
+
+def _source(name: str) -> str:
+    """Return a source file without what only its readers need."""
+    text = (FOLDER / name).read_text(encoding="utf-8")
+    return re.sub(r"^\s*(//.*)?\n", "", re.sub(r"/\*.*?\*/", "", text, flags=re.S), flags=re.M)
+
+
+def _policy(script: str, style: str) -> str:
+    digests = [base64.b64encode(hashlib.sha256(one.encode()).digest()).decode() for one in (script, style)]
+    return (
+        f"default-src 'none'; script-src 'sha256-{digests[0]}'; style-src 'sha256-{digests[1]}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _template() -> Any:
+    made = Environment(
+        loader=FileSystemLoader(FOLDER),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: clean(value) if type(value) is str else value,
+    )
+    made.filters |= {"time": _time, "size": _size, "digits": _digits, "link": _link, "share": _share}
+    made.tests["missing"] = lambda value: value is None or value is pd.NA or value != value
+    return made.get_template("page.html")
+
+
+def _about(tables: Tables, checked: pd.DataFrame, clauses: Mapping[str, Clause]) -> dict[str, Any]:
+    started = tables.runs["started"].dropna()
+    return {
+        "runs": len(checked),
+        "clauses": len(clauses) or tables.clauses["clause"].nunique(),
+        "suites": sorted(set(checked["suite_version"].dropna())),
+        "hashes": sorted(set(checked["suite_hash"].dropna())),
+        "last": started.max().strftime("%d %B %Y, %H:%M UTC") if len(started) else "",
+        "files": len(tables.runs),
+    }
+
+
+def _missing(value: Any) -> bool:
+    return value is None or value is pd.NA or value != value
+
+
+def _digits(value: Any, count: int = 3) -> str:
+    """Write a number with so many digits."""
+    if _missing(value):
+        return "–"
+    if math.isinf(value):
+        return "not finite"
+    return f"{value:.{count}g}" if abs(value) < 10**count else f"{value:,.0f}"
+
+
+def _time(seconds: Any) -> str:
+    """Write a time in the unit that suits it."""
+    if _missing(seconds):
+        return "–"
+    for unit, factor in (("s", 1), ("ms", 1e-3), ("µs", 1e-6)):
+        if abs(seconds) >= factor:
+            return f"{_digits(seconds / factor)} {unit}"
+    return f"{_digits(seconds / 1e-9)} ns"
+
+
+def _size(count: Any) -> str:
+    """Write a number of bytes in the unit that suits it."""
+    if _missing(count):
+        return "–"
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if abs(count) >= factor:
+            return f"{_digits(count / factor)} {unit}"
+    return f"{count:.0f} B"
+
+
+def _share(value: Any) -> str:
+    return "–" if _missing(value) else "no limit" if math.isinf(value) else f"{value:.0%}"
+
+
+def _link(value: Any) -> str:
+    """Return an address if it is one that a page may link to, or nothing."""
+    return str(value) if re.match(r"https?://[^\s]+$", str(value)) else ""

@@ -1,0 +1,165 @@
+"""The data that the page's script works on: clauses, verdicts, failing cases, records, errors and speeds.
+
+It is JSON in a script element of a type that is not run. Every ``<`` is written as an escape and all that
+is not ASCII too, so that no text can end the element.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pandas as pd
+
+from keyedopt.reports.page.figures import Look
+from keyedopt.reports.page.precision import subjects
+from keyedopt.reports.plain import clean, one_line
+from keyedopt.reports.tables import FAILED, SEVERITY, Clause, Tables
+
+#: How much of the failing cases is shown, from generous to scarce: cases of a clause, characters of a text.
+DETAIL = ((6, 600), (4, 300), (2, 200), (1, 160), (1, 60))
+#: Characters of JSON that the failing cases may take.
+ROOM = 1_300_000
+#: Failing cases are shown, and those that passed though they were expected to fail.
+SHOWN = (*FAILED, "unexpected-pass", "known")
+
+
+def embedded(tables: Tables, clauses: Mapping[str, Clause], looks: Mapping[str, Look]) -> dict[str, Any]:
+    """Return what the script needs."""
+    runs = list(looks)
+    ids = list(clauses) + [one for one in tables.clauses["clause"].unique() if one not in clauses]
+    places = {clause: place for place, clause in enumerate(ids)}
+    about = [_clause(one, clauses.get(one)) for one in ids]
+    areas = list(dict.fromkeys(one["area"] for one in about))
+    numbers = {run: index for index, run in enumerate(runs)}
+    rows = tables.runs.set_index("run")
+    return {
+        "runs": [
+            {
+                "name": one_line(run, 120),
+                "implementation": _text(rows.at[run, "implementation"]),
+                "version": _text(rows.at[run, "version"]),
+                "file": _text(rows.at[run, "file"]),
+            }
+            for run in runs
+        ],
+        "outcomes": SEVERITY,
+        "areas": areas,
+        "clauses": [
+            [one["id"], areas.index(one["area"]), *(one[key] for key in ("level", "statement"))]
+            + [one[key] for key in ("source", "rationale", "since")]
+            for one in about
+        ],
+        "cells": _cells(tables, runs, places),
+        "records": _records(tables, numbers, places),
+        "failures": _failures(tables, numbers, places),
+        "errors": _errors(tables, numbers),
+        "speeds": _speeds(tables),
+    }
+
+
+def as_json(data: Any) -> str:
+    """Write JSON that can stand in a script element.
+
+    >>> as_json({"a": "</script>"})
+    '{"a":"\\\\u003c/script>"}'
+    """
+    return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def _text(value: Any) -> str:
+    return "" if pd.isna(value) else clean(str(value), 400)
+
+
+def _clause(name: str, clause: Clause | None) -> dict[str, str]:
+    if clause is None:
+        return {"id": name, "area": "unknown", "level": ""} | dict.fromkeys(
+            ("statement", "source", "rationale", "since"), ""
+        )
+    return {key: str(getattr(clause, key)) for key in Clause.__dataclass_fields__}
+
+
+def _cells(tables: Tables, runs: list[str], places: Mapping[str, int]) -> list[list[Any]]:
+    """Return for each run, by clause: 0 if there is none, or its outcome, cases and bad cases."""
+    cells: dict[str, list[Any]] = {run: [0] * len(places) for run in runs}
+    for row in tables.clauses.itertuples():
+        bad = int(row.failed) + int(row.known)
+        if row.run in cells:
+            cells[row.run][places[row.clause]] = [SEVERITY.index(row.outcome), int(row.cases), bad]
+    return [cells[run] for run in runs]
+
+
+def _records(tables: Tables, numbers: Mapping[str, int], places: Mapping[str, int]) -> list[dict[str, str]]:
+    """Return for each run, by observing clause, what was recorded."""
+    levels = tables.clauses.drop_duplicates("clause").set_index("clause")["level"]
+    observing = {clause for clause, level in levels.items() if level == "observe"}
+    frame = tables.records
+    frame = frame[frame["clause"].isin(observing)]
+    found: list[dict[str, str]] = [{} for _ in numbers]
+    for (run, clause), rows in frame.groupby(["run", "clause"], sort=False):
+        if run in numbers:
+            lines = [
+                f"{row.case.partition('::')[2] or row.case}{' ' + row.name_ if row.name_ else ''}: {row.text}"
+                for row in rows.rename(columns={"name": "name_"}).fillna("").itertuples()
+            ]
+            found[numbers[run]][str(places[clause])] = clean("\n".join(sorted(lines)), 700)
+    return found
+
+
+def _failures(tables: Tables, numbers: Mapping[str, int], places: Mapping[str, int]) -> list[dict[str, Any]]:
+    """Return for each run, by clause, failing cases: as many, and as long texts, as there is room for."""
+    frame = tables.cases
+    frame = frame[frame["outcome"].isin(SHOWN) & frame["run"].isin(numbers)].fillna(
+        {name: "" for name in ("expected", "seen", "reason", "link", "dtype", "device")}
+    )
+    groups = [
+        (numbers[run], str(places[clause]), rows)
+        for (run, clause), rows in frame.groupby(["run", "clause"], sort=False)
+        if clause in places
+    ]
+    found: list[dict[str, Any]] = []
+    for count, length in DETAIL:
+        found = [{} for _ in numbers]
+        size = 0
+        for number, place, rows in groups:
+            shown = [
+                [
+                    one_line(row.case, 200),
+                    SEVERITY.index(row.outcome),
+                    clean(row.expected, length),
+                    clean(row.seen, length),
+                    clean(row.reason, length),
+                    one_line(row.link, 300),
+                ]
+                for row in rows.head(count).itertuples()
+            ]
+            found[number][place] = shown
+            size += len(json.dumps(shown))
+        if size <= ROOM:
+            break
+    return found
+
+
+def _errors(tables: Tables, numbers: Mapping[str, int]) -> list[dict[str, list[float | None]]]:
+    """Return for each run the worst error and its budget, by subject, tensor, dtype and unit."""
+    found: list[dict[str, list[float | None]]] = [{} for _ in numbers]
+    keys = ["run", "subject", "quantity", "dtype", "unit"]
+    worst = subjects(tables).groupby(keys, dropna=False)["error"].max()
+    for (run, subject, quantity, dtype, unit), error in worst.items():
+        if run in numbers:
+            key = one_line(f"{subject}, {quantity}, {dtype}, {unit}", 120)
+            found[numbers[run]][key] = None if pd.isna(error) or error == float("inf") else float(error)
+    return found
+
+
+def _speeds(tables: Tables) -> list[list[Any]]:
+    """Return the ratios with the implementation and the version that they are of."""
+    about = tables.runs.set_index("run")[["implementation", "version"]]
+    return [
+        [
+            *(_text(value) for value in about.loc[row.run]),
+            one_line(f"{row.task}, {row.workload}, against {row.peer}, {row.machine} ({row.device})", 200),
+            *(None if pd.isna(value) else float(f"{value:.4g}") for value in (row.ratio, row.low, row.high)),
+        ]
+        for row in tables.speeds.itertuples()
+        if row.run in about.index
+    ]

@@ -1,0 +1,269 @@
+"""Plots as small SVG for the page, and as PNG and SVG files for papers and slides.
+
+Nothing hangs on colour alone: a run has a colour, a marker and a line style, in every plot the same. The
+colours are of Okabe and Ito's set, darkened until they stand out from white; on the page each is a CSS
+variable, so that the dark scheme has lighter ones, and text takes the colour of the text around it.
+"""
+
+import functools
+import io
+import itertools
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import matplotlib
+from markupsafe import Markup, escape
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+
+#: Colours of runs; a run beyond them has the same colours with other markers and line styles.
+SERIES = ("#0063a6", "#b8480a", "#00745a", "#9a3d74", "#8a6a00", "#2a7fb8", "#5b4bb0", "#4d5661")
+INK, MUTED, GRID, BAND = "#1b1e23", "#5a616b", "#d9dce1", "#e6e9ee"
+MARKERS = "osD^vPX*<>"
+DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.4)), (0, (6, 2, 1, 2)))
+#: What a colour of a file is on the page.
+VARIABLES = {
+    **{colour: f"var(--s{index})" for index, colour in enumerate(SERIES)},
+    INK: "currentColor",
+    MUTED: "var(--muted)",
+    GRID: "var(--grid)",
+    BAND: "var(--band)",
+    "#ffffff": "var(--surface)",
+}
+_STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "keyedopt",
+    "font.size": 9,
+    "text.color": INK,
+    "axes.edgecolor": MUTED,
+    "axes.labelcolor": INK,
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.titlesize": 9,
+    "grid.color": GRID,
+    "grid.linewidth": 0.6,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "lines.linewidth": 1.4,
+    "lines.markersize": 4,
+    "text.parse_math": False,  # names of strangers are no formulas
+    "axes.formatter.useoffset": False,
+}
+#: Parts of a style that say nothing: what every part of a plot has (`page.css`), or what SVG does anyway.
+DEFAULTS = (("stroke-linejoin", "round"), ("stroke-linejoin", "miter"), ("opacity", "1"), ("stroke", "none"))
+_SVG = "{http://www.w3.org/2000/svg}"
+_LINK = "{http://www.w3.org/1999/xlink}href"
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a run is drawn."""
+
+    colour: str
+    marker: str
+    dash: Any
+
+    @property
+    def number(self) -> int:
+        """The number of its colour."""
+        return SERIES.index(self.colour)
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A plot on the page."""
+
+    name: str
+    title: str
+    about: str
+    svg: Markup
+
+
+def looks(runs: Iterable[str]) -> dict[str, Look]:
+    """Give every run its looks, by its place.
+
+    >>> looks(["a", "b"])["b"].marker
+    's'
+    """
+    return {
+        run: Look(
+            SERIES[index % len(SERIES)],
+            MARKERS[index % len(MARKERS)],
+            DASHES[(index // 2) % len(DASHES)],
+        )
+        for index, run in enumerate(runs)
+    }
+
+
+def legend(runs: Sequence[str], looked: dict[str, Look]) -> list[tuple[str, Markup]]:
+    """Return each run with a small sample of its line, for a legend in HTML."""
+    return [(run, _sample(looked[run])) for run in runs]
+
+
+@functools.cache
+def _sample(look: Look) -> Markup:
+    def draw(axes: Axes) -> None:
+        axes.set_axis_off()
+        axes.plot([0, 1], [0, 0], color=look.colour, ls=look.dash)
+        axes.plot([0.5], [0], color=look.colour, marker=look.marker, ms=6)
+        axes.set_xlim(0, 1)
+
+    made = picture(f"key{look.number}{ord(look.marker)}", "", "", draw, (0.45, 0.17), (0, 0, 0, 0))
+    return made.svg
+
+
+def picture(
+    name: str,
+    title: str,
+    about: str,
+    draw: Callable[[Axes], None],
+    size: tuple[float, float] = (3.3, 2.1),
+    margins: tuple[float, float, float, float] = (0.55, 0.42, 0.08, 0.1),
+    folder: Path | None = None,
+    key: Sequence[tuple[str, Look]] = (),
+) -> Picture:
+    """Draw a plot.
+
+    Args:
+        name: its name in the page, and of its files.
+        title, about: what it shows, for everybody and for those who do not see it.
+        draw: draws into the axes.
+        size: width and height in inches.
+        margins: what is left for labels, in inches: left, bottom, right, top.
+        folder: where to write it as PNG and SVG too, with a legend.
+        key: the runs in that legend.
+    """
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=size)
+        FigureCanvasSVG(figure)
+        (width, height), (left, bottom, right, top) = size, margins
+        inside = (left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height)
+        axes = figure.add_axes(inside)
+        axes.locator_params(nbins=5)
+        draw(axes)
+        axes.minorticks_off()
+        figure.patch.set_visible(False)
+        axes.patch.set_visible(False)
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+        if folder is not None:
+            _save(figure, folder / name, title, key)
+    return Picture(name, title, about, _for_page(text.getvalue(), name, title, about))
+
+
+def _save(figure: Figure, path: Path, title: str, key: Sequence[tuple[str, Look]]) -> None:
+    """Write a plot with its title and its legend, on white."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.set_layout_engine("constrained")
+    figure.suptitle(_plain(title), fontsize=9)
+    if key:
+        handles = [
+            Line2D([], [], color=look.colour, marker=look.marker, ls=look.dash, label=_plain(run))
+            for run, look in key
+        ]
+        figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize=7)
+        width, height = figure.get_size_inches()
+        figure.set_size_inches(max(width, 4.5), height + 0.25 + 0.16 * ((len(key) + 1) // 2))
+    figure.patch.set(visible=True, facecolor="white")
+    figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+    FigureCanvasAgg(figure)
+    figure.savefig(path.with_suffix(".png"), dpi=200)
+
+
+def _plain(text: str) -> str:
+    """Return a label that matplotlib shows: a leading underscore would hide it."""
+    return f" {text}" if text.startswith("_") else text
+
+
+def _for_page(text: str, name: str, title: str, about: str) -> Markup:
+    """Make an SVG fit for the page: no styles, few digits, unique ids, variables for colours, a description."""
+    root = ElementTree.fromstring(text[text.index("<svg") :])
+    for child in list(root):
+        if child.tag == f"{_SVG}metadata" or any(part.tag == f"{_SVG}style" for part in child):
+            root.remove(child)
+    used = set(re.findall(r"#([\w.-]+)", text))
+    for element in root.iter():
+        _attributes(element, name, used)
+    _, _, width, height = root.attrib["viewBox"].split()
+    body = "".join(_text(child) for child in root)
+    size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
+    if not title:
+        return Markup(f'<svg class="key" {size} aria-hidden="true">{body}</svg>')
+    names = f"{name}-title", f"{name}-about"
+    described = f'<title id="{names[0]}">{escape(title)}</title><desc id="{names[1]}">{escape(about)}</desc>'
+    label = f'role="img" aria-labelledby="{" ".join(names)}"'
+    return Markup(f'<svg class="plot" {size} {label}>{described}{body}</svg>')
+
+
+def _attributes(element: ElementTree.Element, name: str, used: set[str]) -> None:
+    """Turn the style of an element into attributes, which a strict security policy allows."""
+    found = dict(element.attrib)
+    element.attrib.clear()
+    for part in found.pop("style", "").split(";"):
+        key, _, value = (piece.strip() for piece in part.partition(":"))
+        if key == "font":
+            found["font-size"] = value.split()[0].removesuffix("px")
+        elif key == "font-size":
+            found[key] = value.removesuffix("px")
+        elif key and (key, value) not in DEFAULTS and key not in ("font-family", "stroke-linecap"):
+            found[key] = value
+    for key, value in found.items():
+        if key == "id":
+            if value in used:
+                element.attrib["id"] = f"{name}-{value}"
+        elif key == _LINK:
+            element.attrib["href"] = f"#{name}-{value[1:]}"
+        elif key in ("clip-path", "fill", "stroke") and value.startswith("url("):
+            element.attrib[key] = value.replace("#", f"#{name}-")
+        elif key in ("fill", "stroke"):
+            element.attrib[key] = VARIABLES.get(value, value)
+        elif key == "transform" and value.startswith("rotate(-0 "):
+            continue
+        else:
+            element.attrib[key] = " ".join(re.sub(r"-?\d+\.\d+", _short, value).split())
+
+
+def _short(match: re.Match[str]) -> str:
+    return f"{float(match[0]):.1f}".removesuffix(".0")
+
+
+def _text(element: ElementTree.Element) -> str:
+    """Write an element without namespaces and without empty groups."""
+    tag = element.tag.removeprefix(_SVG)
+    inner = "".join(_text(child) for child in element)
+    text = escape((element.text or "").strip()) if tag == "text" or tag == "tspan" else ""
+    if tag in ("g", "defs") and not inner:
+        return ""
+    if tag == "g" and not element.attrib:
+        return inner
+    attributes = "".join(f' {key}="{escape(value)}"' for key, value in element.items())
+    return f"<{tag}{attributes}>{text}{inner}</{tag}>"
+
+
+def thin(points: Sequence[Any], most: int = 400) -> list[Any]:
+    """Keep at most so many points, evenly, the first and the last among them.
+
+    >>> thin(range(10), 4)
+    [0, 3, 6, 9]
+    """
+    if len(points) <= most:
+        return list(points)
+    return [points[round(index * (len(points) - 1) / (most - 1))] for index in range(most)]
+
+
+def numbered(prefix: str) -> Callable[[], str]:
+    """Return a maker of names for pictures: ``prefix-1``, ``prefix-2``, …"""
+    count = itertools.count(1)
+    return lambda: f"{prefix}-{next(count)}"

@@ -1,0 +1,131 @@
+"""The view of history: measurements over commits, with the steps that were detected."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from keyedopt.reports.page.figures import BAND, INK, MUTED, SERIES, numbered, picture
+from keyedopt.reports.tables import Tables
+
+#: At most so many series are drawn, those with the largest steps first; the table has all.
+DRAWN = 24
+#: A step is shown when it is at least this large, relative to the level before.
+LEAST = 0.02
+
+
+def detect(values: "np.typing.NDArray[np.float64]") -> list[int]:
+    """Return where the level of a series changes: the first place of each new level.
+
+    The cut minimizes the sum of absolute distances to the median of each level, plus a price for each
+    level that grows with the noise (of differences of neighbours, which a few steps do not change): single
+    outliers make no step, for a level has at least two points.
+
+    >>> detect(np.array([1.0, 1.01, 0.99, 1.0, 1.5, 1.51, 1.49, 1.5]))
+    [4]
+    >>> detect(np.array([1.0, 1.0, 9.0, 1.0, 1.0]))
+    []
+    """
+    count = len(values)
+    if count < 4:
+        return []
+    noise = float(np.median(np.abs(np.diff(values)))) / np.sqrt(2)
+    price = 4 * max(noise, LEAST / 4 * float(np.median(np.abs(values)))) * np.log(max(count, 3))
+    best = np.full(count + 1, np.inf)
+    best[0] = -price
+    before = np.zeros(count + 1, dtype=int)
+    for end in range(2, count + 1):
+        for start in range(end - 1):
+            level = values[start:end]
+            cost = best[start] + price + float(np.abs(level - np.median(level)).sum())
+            if cost < best[end] - 1e-12:
+                best[end], before[end] = cost, start
+    found, end = [], count
+    while end:
+        end = int(before[end])
+        found.append(end)
+    return [
+        start
+        for start in reversed(found[:-1])
+        if abs(np.median(values[start:]) - np.median(values[:start])) > 0 or start
+    ]
+
+
+def view(tables: Tables, commit_url: str, folder: Path | None) -> dict[str, Any]:
+    """Return every series of measurements with its steps; the most moving ones with a plot."""
+    keys = ["benchmark", "parameters", "machine"]
+    series = []
+    for (benchmark, parameters, machine), rows in tables.history.groupby(keys, sort=True, dropna=False):
+        rows = rows.sort_values("date", kind="stable").tail(300)
+        values = rows["value"].to_numpy(float)
+        cuts = detect(values)
+        edges = [0, *cuts, len(values)]
+        levels = [
+            float(np.median(values[a:b])) for a, b in zip(edges[:-1], edges[1:], strict=True)
+        ]
+        steps = [
+            _step(rows.iloc[cut], levels[index], levels[index + 1], commit_url)
+            for index, cut in enumerate(cuts)
+            if abs(levels[index + 1] / levels[index] - 1) >= LEAST
+        ]
+        series.append(
+            {
+                "benchmark": benchmark,
+                "parameters": parameters,
+                "machine": machine,
+                "rows": rows,
+                "edges": edges,
+                "levels": levels,
+                "steps": steps,
+                "unit": rows["unit"].iloc[-1],
+                "points": len(rows),
+                "last": values[-1],
+                "picture": None,
+            }
+        )
+    series.sort(key=lambda one: -max((abs(step["change"]) for step in one["steps"]), default=0.0))
+    name = numbered("history")
+    for one in series[:DRAWN]:
+        one["picture"] = _draw(name(), one, folder)
+    return {"series": series, "drawn": min(DRAWN, len(series))}
+
+
+def _step(row: pd.Series, before: float, after: float, commit_url: str) -> dict[str, Any]:
+    commit = str(row["commit"])
+    return {
+        "commit": commit,
+        "link": commit_url.replace("{commit}", commit) if commit_url else "",
+        "date": row["date"],
+        "before": before,
+        "after": after,
+        "change": after / before - 1,
+    }
+
+
+def _draw(name: str, one: dict[str, Any], folder: Path | None) -> Any:
+    rows = one["rows"]
+    x = np.arange(len(rows))
+
+    def draw(axes: Axes) -> None:
+        low, high = (rows[end].to_numpy(float) for end in ("low", "high"))
+        known = np.isfinite(low) & np.isfinite(high)
+        if known.any():
+            axes.fill_between(x, np.where(known, low, np.nan), np.where(known, high, np.nan), color=BAND, lw=0)
+        axes.plot(x, rows["value"], color=SERIES[0], marker="o", ms=2.5, lw=0.8)
+        for a, b, level in zip(one["edges"][:-1], one["edges"][1:], one["levels"], strict=True):
+            axes.plot([a, b - 1], [level, level], color=INK, lw=1.6)
+        for cut in one["edges"][1:-1]:
+            axes.axvline(cut - 0.5, color=MUTED, lw=1, ls=(0, (2, 2)))
+        marks = sorted({0, len(rows) - 1, *one["edges"][1:-1]})
+        marks = [m for i, m in enumerate(marks) if i == 0 or m - marks[i - 1] > len(rows) / 6]
+        axes.set_xticks(marks, [str(rows["commit"].iloc[m])[:7] for m in marks])
+        axes.set_xlabel("commit")
+        axes.set_ylabel(one["unit"] or "value")
+        axes.set_ylim(bottom=0)
+
+    said = "; ".join(f"{step['change']:+.1%} at {step['commit'][:10]}" for step in one["steps"])
+    about = f"{len(rows)} commits on {one['machine']}. " + (f"Steps: {said}." if said else "No step.")
+    title = " ".join(part for part in (one["benchmark"], one["parameters"]) if part)
+    return picture(name, title, about, draw, (3.6, 2.1), folder=folder)

@@ -1,0 +1,284 @@
+// The matrix with its filters and details, the differences, and the way between the views.
+"use strict";
+(() => {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const $ = (id) => document.getElementById(id);
+  const el = (tag, attributes = {}, ...children) => {
+    const made = document.createElement(tag);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    made.append(...children);
+    return made;
+  };
+  const [ID, AREA, LEVEL, STATEMENT, SOURCE, RATIONALE, SINCE] = [0, 1, 2, 3, 4, 5, 6];
+  const place = new Map(data.clauses.map((clause, index) => [clause[ID], index]));
+  const outcome = (run, clause) => {
+    const cell = data.cells[run][clause];
+    return cell ? data.outcomes[cell[0]] : "none";
+  };
+  const WORDS = {
+    "pass": "pass", "fail": "fail", "error": "error", "known": "known", "observed": "observed",
+    "unexpected-pass": "unexpected", "unsupported": "not claimed", "none": "not run",
+  };
+  const SAID = {
+    "pass": "passes", "fail": "fails", "error": "breaks", "known": "fails, as known",
+    "unexpected-pass": "passes, though listed as a known failure", "observed": "recorded",
+    "unsupported": "not claimed", "none": "not run",
+  };
+  const BAD = ["fail", "error", "known", "unexpected-pass"];
+
+  // What implementations do alike, where a clause only observes, has the same letter.
+  const letters = (clause) => {
+    const seen = [];
+    return data.runs.map((_, run) => {
+      const text = data.records[run][clause];
+      if (text === undefined) return "";
+      if (!seen.includes(text)) seen.push(text);
+      return String.fromCharCode(65 + Math.min(seen.indexOf(text), 25));
+    });
+  };
+
+  // --- the matrix -------------------------------------------------------------------------------
+  const body = $("clauses");
+  const rows = [];
+  const cellOf = (run, clause, letter) => {
+    const what = outcome(run, clause);
+    const cell = data.cells[run][clause];
+    const bad = BAD.includes(what) && cell[1] > 1 ? ` ${cell[2]}/${cell[1]}` : "";
+    const text = what === "observed" && letter ? `${letter}` : WORDS[what] + bad;
+    const made = el("td", { class: `o ${what}` }, el("span", {}, text));
+    made.title = `${data.runs[run].name}: ${SAID[what]}${bad ? `, ${cell[2]} of ${cell[1]} cases` : ""}`;
+    return made;
+  };
+  const build = () => {
+    if (rows.length) return;
+    const all = document.createDocumentFragment();
+    data.clauses.forEach((clause, index) => {
+      const button = el("button", { type: "button", "aria-expanded": "false", "data-clause": index }, clause[ID]);
+      const head = el("th", { scope: "row" }, button, el("small", { class: `level ${clause[LEVEL]}` }, clause[LEVEL]));
+      const row = el("tr", {}, head, el("td", { class: "statement" }, clause[STATEMENT]));
+      const letter = clause[LEVEL] === "observe" ? letters(index) : [];
+      data.runs.forEach((_, run) => row.append(cellOf(run, index, letter[run])));
+      const found = data.runs.map((_, run) => outcome(run, index));
+      const failing = data.runs.flatMap((_, run) => (data.failures[run][index] || []).flat());
+      rows.push({
+        row, button, detail: null, found,
+        text: [...clause.slice(2), clause[ID], data.areas[clause[AREA]], ...failing].join("\n").toLowerCase(),
+        differs: new Set(clause[LEVEL] === "observe" ? letter.filter(Boolean)
+          : found.filter((one) => one !== "unsupported" && one !== "none")).size > 1,
+      });
+      all.append(row);
+    });
+    body.append(all);
+  };
+  const controls = ["area", "level", "outcome", "run", "text"].map((name) => $(`filter-${name}`));
+  const filter = () => {
+    build();
+    const [area, level, wanted, run, text] = controls.map((control) => control.value);
+    const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+    const among = run === "" ? data.runs.map((_, index) => index) : [Number(run)];
+    let count = 0;
+    rows.forEach((one, index) => {
+      const clause = data.clauses[index];
+      const fits = (area === "" || clause[AREA] === Number(area)) && (level === "" || clause[LEVEL] === level)
+        && (wanted === "" || (wanted === "differs" ? one.differs
+          : wanted === "bad" ? among.some((each) => BAD.includes(one.found[each]))
+            : among.some((each) => one.found[each] === wanted)))
+        && words.every((word) => one.text.includes(word));
+      if (one.row.hidden === fits) one.row.hidden = !fits;
+      if (one.detail) one.detail.hidden = !fits;
+      count += fits;
+    });
+    $("count").textContent = `${count} of ${rows.length} clauses`;
+    $("nothing").hidden = count > 0;
+  };
+  const part = (title, ...children) => el("div", { class: "part" }, el("h4", {}, title), ...children);
+  const list = (pairs) => {
+    const made = el("dl");
+    for (const [term, value, kind] of pairs) if (value) made.append(el("dt", {}, term), el("dd", kind ? { class: kind } : {}, value));
+    return made;
+  };
+  const linked = (text) => /^https?:\/\/\S+$/.test(text)
+    ? el("a", { href: text, rel: "noreferrer noopener" }, text) : text;
+  const command = (run, name) => `keyedopt replay ${quoted(data.runs[run].file)} ${quoted(name)}`;
+  const quoted = (text) => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\"'\"'")}'`;
+  const failing = (run, clause) => {
+    const cases = data.failures[run][clause] || [];
+    const cell = data.cells[run][clause];
+    const made = el("details", cases.length && cell[2] ? { open: "" } : {}, el("summary", {},
+      el("span", { class: `chip ${outcome(run, clause)}` }, WORDS[outcome(run, clause)]),
+      ` ${data.runs[run].name}`, el("small", {}, ` ${cell[2]} of ${cell[1]} cases`)));
+    for (const [name, which, expected, seen, reason, link] of cases) {
+      made.append(el("div", { class: "case" }, el("h5", {}, name), list([
+        ["expected", data.outcomes[which] === "unexpected-pass" ? "a failure, as the list of known ones says" : expected, "pre"],
+        ["seen", data.outcomes[which] === "unexpected-pass" ? "it passes" : seen, "pre"],
+        ["known", reason], ["more", link && linked(link)],
+        ["repeat", el("code", {}, command(run, name))],
+      ])));
+    }
+    if (cell[2] > cases.length) made.append(el("p", { class: "muted" }, `… and ${cell[2] - cases.length} more in ${data.runs[run].file}`));
+    return made;
+  };
+  const detail = (index) => {
+    const clause = data.clauses[index];
+    const bad = data.runs.map((_, run) => run).filter((run) => BAD.includes(outcome(run, index)));
+    const rest = data.runs.map((_, run) => run).filter((run) => !bad.includes(run));
+    const box = el("div", { class: "box" },
+      el("p", { class: "lead" }, clause[STATEMENT] || "The text of this clause was not given to the report."),
+      list([["area", data.areas[clause[AREA]]], ["level", clause[LEVEL]], ["source", clause[SOURCE]],
+        ["rationale", clause[RATIONALE]], ["since", clause[SINCE] && `version ${clause[SINCE]} of the suite`]]));
+    if (bad.length) box.append(part("What fails", ...bad.map((run) => failing(run, index))));
+    if (clause[LEVEL] === "observe") {
+      const letter = letters(index);
+      for (const one of [...new Set(letter)].filter(Boolean).sort()) {
+        const who = data.runs.filter((_, run) => letter[run] === one).map((run) => run.name).join(", ");
+        box.append(part(`${one}: ${who}`, el("pre", { tabindex: "0" }, data.records[letter.indexOf(one)][index])));
+      }
+    } else if (rest.length) {
+      box.append(part("The others", el("ul", { class: "others" }, ...rest.map((run) => el("li", {},
+        `${data.runs[run].name}: ${SAID[outcome(run, index)]}`,
+        data.cells[run][index] ? ` (${data.cells[run][index][1]} cases)` : "")))));
+    }
+    const link = el("a", { href: `#clause=${clause[ID]}` }, "Link to this clause");
+    box.append(el("p", { class: "muted" }, link));
+    return el("tr", { class: "detail" }, el("td", { colspan: data.runs.length + 2 }, box));
+  };
+  const open = (index, wanted) => {
+    const one = rows[index];
+    if (wanted && !one.detail) one.row.after(one.detail = detail(index));
+    if (!wanted && one.detail) { one.detail.remove(); one.detail = null; }
+    one.button.setAttribute("aria-expanded", String(wanted));
+  };
+  body.addEventListener("click", (event) => {
+    const row = event.target.closest("tr");
+    if (!row || row.classList.contains("detail") || String(getSelection())) return;
+    const button = row.querySelector("button");
+    const index = Number(button.dataset.clause);
+    const wanted = !rows[index].detail;
+    open(index, wanted);
+    history.replaceState(null, "", wanted ? `#clause=${data.clauses[index][ID]}` : "#matrix");
+  });
+  let waiting = 0;
+  controls.forEach((control) => control.addEventListener("input", () => {
+    cancelAnimationFrame(waiting);
+    waiting = requestAnimationFrame(() => { filter(); remember(); });
+  }));
+  const remember = () => {
+    const set = controls.filter((control) => control.value !== "");
+    const parts = set.map((control) => `${control.id.slice(7)}=${encodeURIComponent(named(control))}`);
+    history.replaceState(null, "", `#${["matrix", ...parts].join("&")}`);
+  };
+  const named = (control) => control.tagName === "SELECT" && control.id !== "filter-level" && control.id !== "filter-outcome"
+    ? control.selectedOptions[0].textContent : control.value;
+  const choose = (wanted) => {
+    for (const control of controls) {
+      const text = wanted.get(control.id.slice(7)) || "";
+      const option = [...(control.options || [])].find((one) => one.textContent === text || one.value === text);
+      control.value = control.options ? (option ? option.value : "") : text;
+    }
+    filter();
+  };
+  $("reset").addEventListener("click", () => { choose(new Map()); remember(); $("filter-text").focus(); });
+
+  // --- differences ------------------------------------------------------------------------------
+  const [from, to] = [$("from"), $("to")];
+  const table = (caption, heads, lines, worse) => {
+    const made = el("table", {}, el("caption", {}, caption),
+      el("thead", {}, el("tr", {}, ...heads.map((head) => el("th", { scope: "col" }, head)))));
+    const inside = el("tbody");
+    for (const [name, ...cells] of lines) {
+      inside.append(el("tr", {}, el("th", { scope: "row" }, name), ...cells.map((cell) => el("td", {}, cell))));
+    }
+    made.append(inside);
+    return el("div", { class: `scroll ${worse || ""}`, tabindex: "0", role: "region", "aria-label": caption }, made);
+  };
+  const RANK = ["pass", "observed", "none", "unsupported", "known", "unexpected-pass", "fail", "error"];
+  const chip = (what) => el("span", { class: `chip ${what}` }, WORDS[what]);
+  const clauseLink = (index) => el("a", { href: `#clause=${data.clauses[index][ID]}` }, data.clauses[index][ID]);
+  const number = (value) => value === null ? "not finite" : value === undefined ? "–" : String(Number(value.toPrecision(3)));
+  const compare = () => {
+    const box = $("changes");
+    if (!from || !to) return;
+    const [a, b] = [Number(from.value), Number(to.value)];
+    const verdicts = [], behaviour = [], errors = [], speeds = [];
+    data.clauses.forEach((clause, index) => {
+      const [before, after] = [outcome(a, index), outcome(b, index)];
+      if (before !== after) {
+        const worse = RANK.indexOf(after) - RANK.indexOf(before);
+        verdicts.push([worse, clauseLink(index), chip(before), chip(after), worse > 0 && BAD.includes(after) ? "worse" : worse < 0 && BAD.includes(before) ? "better" : "other", clause[STATEMENT]]);
+      }
+      const [old, now] = [data.records[a][index], data.records[b][index]];
+      if (clause[LEVEL] === "observe" && old !== undefined && now !== undefined && old !== now) {
+        behaviour.push([clauseLink(index), el("pre", {}, old), el("pre", {}, now), clause[STATEMENT]]);
+      }
+    });
+    verdicts.sort((one, other) => other[0] - one[0]);
+    for (const key of Object.keys(data.errors[a])) {
+      const [old, now] = [data.errors[a][key], data.errors[b][key]];
+      if (now !== undefined && old !== now) errors.push([key, number(old), number(now), (now === null ? Infinity : now) > (old === null ? Infinity : old) ? "grew" : "fell"]);
+    }
+    const mine = (run) => new Map(data.speeds.filter((row) => row[0] === data.runs[run].implementation && row[1] === data.runs[run].version).map((row) => [row[2], row.slice(3)]));
+    const [slow, fast] = [mine(a), mine(b)];
+    if (data.runs[a].version !== data.runs[b].version) for (const [key, old] of slow) {
+      const now = fast.get(key);
+      if (now && (now[2] < old[1] || now[1] > old[2])) speeds.push([key, `${number(old[0])}×`, `${number(now[0])}×`, now[0] < old[0] ? "slower" : "faster"]);
+    }
+    const [first, second] = [data.runs[a].name, data.runs[b].name];
+    const section = (title, empty, made) => el("section", {}, el("h3", {}, title), made || el("p", { class: "muted" }, empty));
+    const heads = ["clause", first, second, "change", "statement"];
+    const judged = verdicts.filter((line) => line[4] !== "other"), other = verdicts.filter((line) => line[4] === "other");
+    const worse = verdicts.filter((line) => line[4] === "worse").length;
+    const better = verdicts.filter((line) => line[4] === "better").length;
+    box.replaceChildren(
+      el("p", { class: "lead" }, `From ${first} to ${second}: ${worse} verdicts are worse, ${better} better, ${verdicts.length - worse - better} otherwise different; ${behaviour.length} behaviours changed; ${errors.length} errors changed; ${speeds.length} speeds moved.`),
+      section("Verdicts", "No verdict is worse or better.", judged.length && table("Verdicts that are worse or better", heads, judged.map((line) => line.slice(1)), "verdicts")),
+      other.length ? el("details", {}, el("summary", {}, `${other.length} verdicts are otherwise different: not claimed, or not run, in one of them`),
+        table("Verdicts that are otherwise different", heads, other.map((line) => line.slice(1)), "verdicts")) : "",
+      section("Behaviour", "No record of behaviour changed.", behaviour.length && table("Records of behaviour that changed", ["clause", first, second, "statement"], behaviour, "behaviour")),
+      section("Errors", "No measured error changed.", errors.length && table("Worst errors that changed", ["what", first, second, "change"], errors)),
+      section("Speed", "No ratio moved beyond its interval, or none was measured for both.", speeds.length && table("Ratios that moved beyond their intervals", ["what", first, second, "change"], speeds)));
+  };
+  if (from) {
+    const same = data.runs.flatMap((one, b) => data.runs.map((other, a) => [a, b])
+      .filter(([a]) => a !== b && data.runs[a].implementation === one.implementation));
+    const older = same.filter(([a, b]) => data.runs[a].version.localeCompare(data.runs[b].version, "en", { numeric: true }) < 0);
+    [from.value, to.value] = (older[0] || same[0] || [0, Math.min(1, data.runs.length - 1)]).map(String);
+    [from, to].forEach((control) => control.addEventListener("input", compare));
+    $("swap").addEventListener("click", () => { [from.value, to.value] = [to.value, from.value]; compare(); });
+  }
+
+  // --- the way between the views -----------------------------------------------------------------
+  // Without their ids the browser does not scroll to them: a view begins at the top of the page.
+  const views = new Map([...document.querySelectorAll("main > section")].map((view) => [view.id, view]));
+  for (const view of views.values()) view.removeAttribute("id");
+  const go = () => {
+    const parts = location.hash.slice(1).split("&").map((text) => text.split("="));
+    const read = (text) => { try { return decodeURIComponent(text); } catch { return text; } };
+    const wanted = new Map(parts.map(([key, value]) => [key, read(value || "")]));
+    const clause = place.get(wanted.get("clause"));
+    const name = clause !== undefined ? "matrix" : views.has(parts[0][0]) ? parts[0][0] : "overview";
+    for (const [each, view] of views) view.hidden = each !== name;
+    for (const link of document.querySelectorAll("nav a")) {
+      if (link.hash === `#${name}`) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
+    }
+    document.title = `${views.get(name).querySelector("h2").textContent} · keyedopt report`;
+    if (name === "differences") compare();
+    if (name !== "matrix") { scrollTo(0, 0); return; }
+    if (clause === undefined) { choose(wanted); return; }
+    filter();
+    if (rows[clause].row.hidden) choose(new Map());
+    open(clause, true);
+    rows[clause].button.focus({ preventScroll: true });
+    rows[clause].row.scrollIntoView({ block: "start" });
+  };
+  addEventListener("hashchange", go);
+  let closed = [];
+  addEventListener("beforeprint", () => {
+    build();
+    compare();
+    closed = [...document.querySelectorAll("main details:not([open])")];
+    for (const one of closed) one.open = true;
+  });
+  addEventListener("afterprint", () => { for (const one of closed) one.open = false; });
+  document.documentElement.classList.add("ready");
+  go();
+})();

@@ -1,0 +1,119 @@
+"""The view of precision: measured errors against steps and against aggregated rows, with their budgets."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from keyedopt.reports.page.figures import MUTED, Look, Picture, legend, numbered, picture, thin
+from keyedopt.reports.tables import Tables
+
+#: The order of dtypes; others come after them.
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+#: Errors below are drawn here on a logarithmic axis, by unit.
+FLOOR = {"ULP": 0.05, "relative": 1e-9}
+
+
+def view(tables: Tables, looks: Mapping[str, Look], folder: Path | None) -> dict[str, Any]:
+    """Return the plots against steps, by dtype, those against rows, and the worst errors as a table."""
+    frame = subjects(tables)
+    name = numbered("precision")
+    steps = frame[frame["steps"].notna() & (frame["unit"] == "ULP")]
+    weights = steps[steps["quantity"] == "weight"]
+    by_dtype: dict[str, list[Picture]] = {}
+    for (dtype, subject), rows in (weights if len(weights) else steps).groupby(["dtype", "subject"]):
+        by_dtype.setdefault(dtype, []).append(_against(name(), "steps", subject, dtype, rows, looks, folder))
+    order = [*(d for d in DTYPES if d in by_dtype), *sorted(set(by_dtype) - set(DTYPES))]
+    many = frame[frame["rows"].notna()]
+    rows_plots = [
+        _against(name(), "rows", subject, dtype, rows, looks, folder)
+        for (_, subject, dtype), rows in many.groupby(["unit", "subject", "dtype"], sort=False)
+    ]
+    runs = [run for run in looks if run in set(frame["run"])]
+    return {
+        "steps": [(dtype, by_dtype[dtype]) for dtype in order],
+        "rows": rows_plots,
+        "legend": legend(runs, dict(looks)),
+        "runs": runs,
+        "worst": _worst(frame, runs),
+        "measurements": len(frame),
+    }
+
+
+def subjects(tables: Tables) -> pd.DataFrame:
+    """Return the errors, each with a subject that says what was measured: the algorithm, or the area."""
+    frame = tables.errors
+    areas = tables.clauses.drop_duplicates("clause").set_index("clause")["area"]
+    area = frame["clause"].map(areas).fillna(frame["clause"])
+    subject = frame["subject"].fillna("")
+    place = {"fused": "embedding module", "accumulate": "accumulating"}
+    named = area.map(lambda text: place.get(text, text))
+    plain = area.isin(["algorithms", "sparse"]) & (subject != "")
+    both = (named + ": " + subject).where(subject != "", named)
+    return frame.assign(subject=subject.where(plain, both), dtype=frame["dtype"].fillna("unknown dtype"))
+
+
+def _against(
+    name: str,
+    axis: str,
+    subject: str,
+    dtype: str,
+    rows: pd.DataFrame,
+    looks: Mapping[str, Look],
+    folder: Path | None,
+) -> Picture:
+    """Draw the worst error of each run at each number of steps or rows, and the smallest budget there."""
+    unit = str(rows["unit"].iloc[0])
+    floor = FLOOR.get(unit, 1e-12)
+    budget = rows.groupby(axis)["budget"].min().dropna()
+    runs = [run for run in looks if run in set(rows["run"])]
+    series = {run: rows[rows["run"] == run].groupby(axis)["error"].max() for run in runs}
+    largest = max((some[np.isfinite(some)].max() for some in series.values()), default=1.0)
+    ceiling = 3 * max(float(np.nan_to_num(largest)), float(budget.max()) if len(budget) else 1.0, floor)
+
+    def draw(axes: Axes) -> None:
+        axes.set_yscale("log")
+        if axis == "rows":
+            axes.set_xscale("log")
+        if len(budget):
+            axes.plot(budget.index, budget, color=MUTED, lw=2.2, ls=(0, (1, 1)), zorder=1)
+            axes.annotate("budget", (budget.index[-1], budget.iloc[-1]), (0, 3), textcoords="offset points",
+                          ha="right", va="bottom", fontsize=8, color=MUTED)  # fmt: skip
+        for run, some in series.items():
+            look = looks[run]
+            points = thin(list(some.items()))
+            y = np.clip([error for _, error in points], floor, ceiling)
+            axes.plot([at for at, _ in points], y, color=look.colour, ls=look.dash, marker=look.marker, ms=3.5)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.set_xlabel("steps" if axis == "steps" else "gradients of one row")
+        axes.set_ylabel(f"error, {unit}" if unit == "ULP" else "error, of the sum")
+        axes.set_ylim(floor * 0.7, ceiling * 1.2)
+
+    over = [run for run, some in series.items() if (some > budget.reindex(some.index)).any()]
+    said = f"Above the budget: {', '.join(over)}." if over else "All are within the budget."
+    what = "steps" if axis == "steps" else "gradients added up in one row"
+    about = f"Largest error in {unit} against the number of {what}, {dtype}. {said}"
+    key = [(run, looks[run]) for run in runs]
+    return picture(name, f"{subject}, {dtype}", about, draw, folder=folder, key=key)
+
+
+def _worst(frame: pd.DataFrame, runs: list[str]) -> list[dict[str, Any]]:
+    """Return, by subject and dtype, each run's worst error as a share of its budget."""
+    judged = frame[frame["budget"] > 0]
+    judged = judged.assign(share=judged["error"] / judged["budget"]).sort_values("share", kind="stable")
+    last = judged.groupby(["subject", "dtype", "run"], sort=True).tail(1)
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in last.sort_values(["subject", "dtype"]).itertuples():
+        found.setdefault((row.subject, row.dtype), {})[row.run] = {
+            "share": row.share,
+            "error": row.error,
+            "budget": row.budget,
+            "unit": row.unit,
+        }
+    return [
+        {"subject": subject, "dtype": dtype, "cells": [cells.get(run) for run in runs]}
+        for (subject, dtype), cells in found.items()
+    ]

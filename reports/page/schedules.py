@@ -1,0 +1,100 @@
+"""The view of schedules: the specified curve, and what each implementation did."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from keyedopt.reports.page.figures import INK, Look, numbered, picture
+from keyedopt.reports.tables import Tables
+
+#: Policies in the order of the documents; others come after them.
+ORDER = ("NONE", "CONSTANT", "LINEAR", "POLY", "STEP", "INVSQRT", "COSINE_ANNEALING_WARM_RESTARTS")
+SEVERAL = "several stages"
+#: A rate that is this close, relative to the largest of the curve, is the specified one.
+CLOSE = 1e-12
+
+
+def view(tables: Tables, looks: Mapping[str, Look], folder: Path | None) -> dict[str, Any]:
+    """Return the curves by policy, each with its plot and with who follows it."""
+    frame = tables.schedules
+    groups: dict[str, list[dict[str, Any]]] = {}
+    name = numbered("schedule")
+    frame = frame.assign(curve=frame["case"].str.extract(r"\[(.*)\]$", expand=False).fillna(frame["case"]))
+    for (policy, curve), rows in frame.groupby(["policy", "curve"], sort=False):
+        group = policy if policy and ", " not in policy else SEVERAL if policy else "no stage"
+        groups.setdefault(group, []).append(_curve(name(), curve, policy, rows, looks, folder))
+    order = [*ORDER, *sorted(set(groups) - {*ORDER, SEVERAL}), SEVERAL]
+    return {"groups": [(policy, groups[policy]) for policy in order if policy in groups]}
+
+
+def _curve(
+    name: str, curve: str, policy: str, rows: pd.DataFrame, looks: Mapping[str, Look], folder: Path | None
+) -> dict[str, Any]:
+    """Draw one curve: what is specified, one sign for all who follow it, and a line for each who does not."""
+    series = {run: _consecutive(some) for run, some in rows.groupby("run", sort=False)}
+    series = {run: series[run] for run in looks if run in series}
+    longest = max(series.values(), key=len)
+    x, wanted = longest["iteration"].to_numpy(int), longest["specified"].to_numpy(float)
+    follow, depart = [], {}
+    for run, some in series.items():
+        where = _departs(some)
+        if where is None and len(some) == len(longest):
+            follow.append(run)
+        else:
+            depart[run] = where
+    notes = [(run, _note(series[run], where)) for run, where in depart.items()]
+
+    def draw(axes: Axes) -> None:
+        axes.plot(x, wanted, color=INK, lw=1.1, zorder=2)
+        if follow:
+            axes.plot(x, wanted, color=INK, ls="", marker="o", ms=3, mfc="#ffffff", mew=0.8, zorder=3)
+        for run in depart:
+            look, some = looks[run], series[run]
+            measured = some["measured"].to_numpy(float)
+            finite = np.where(np.isfinite(measured), measured, np.nan)
+            at = some["iteration"].to_numpy(int)
+            axes.plot(at, finite, color=look.colour, ls=look.dash, marker=look.marker, ms=3.5, zorder=4)
+        axes.set_xlabel("iteration")
+        axes.set_ylabel("learning rate")
+        if np.nanmin(wanted) >= 0 and not depart:
+            axes.set_ylim(bottom=0)
+
+    said = "; ".join(f"{run} {note}" for run, note in notes)
+    about = f"The specified learning rate by iteration. {len(follow)} implementations follow it. {said}"
+    title = f"{curve} ({policy})" if policy else curve
+    key = [(run, looks[run]) for run in depart]
+    return {
+        "picture": picture(name, title, about, draw, folder=folder, key=key),
+        "title": curve,
+        "stages": policy,
+        "follow": follow,
+        "depart": notes,
+        "clauses": sorted(set(rows["clause"])),
+    }
+
+
+def _consecutive(rows: pd.DataFrame) -> pd.DataFrame:
+    """Keep iterations 0, 1, 2, … of one run, once; samples far away are not drawn."""
+    rows = rows.drop_duplicates("iteration").sort_values("iteration")
+    at = rows["iteration"].to_numpy(int)
+    return rows[at == np.arange(len(at))]
+
+
+def _departs(rows: pd.DataFrame) -> int | None:
+    """Return the first iteration at which a run does not have the specified rate."""
+    wanted, seen = rows["specified"].to_numpy(float), rows["measured"].to_numpy(float)
+    room = CLOSE * max(float(np.abs(wanted).max(initial=0.0)), 1e-300)
+    wrong = ~(np.abs(seen - wanted) <= room)
+    return int(rows["iteration"].iloc[int(np.argmax(wrong))]) if wrong.any() else None
+
+
+def _note(rows: pd.DataFrame, where: int | None) -> str:
+    if where is None:
+        return f"stops after iteration {len(rows) - 1}"
+    row = rows[rows["iteration"] == where].iloc[0]
+    seen = "no number" if pd.isna(row["measured"]) else f"{row['measured']:.4g}"
+    return f"from iteration {where}: {seen} instead of {row['specified']:.4g}"

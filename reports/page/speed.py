@@ -1,0 +1,137 @@
+"""The view of speed: ratios with their intervals, throughput against the roofline, memory, first step."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from keyedopt.reports.page.figures import (
+    BAND,
+    INK,
+    MARKERS,
+    MUTED,
+    SERIES,
+    Picture,
+    numbered,
+    picture,
+    thin,
+)
+from keyedopt.reports.tables import Tables
+
+#: A plot has at most so many rows; the table has all.
+ROWS = 40
+#: Inches around a plot: the names of tasks at the left, the legend above.
+MARGINS = (1.45, 0.45, 0.15, 0.5)
+
+
+def view(tables: Tables, folder: Path | None) -> dict[str, Any]:
+    """Return what was measured on each device: two plots and the table."""
+    name = numbered("speed")
+    devices = []
+    for (machine, device), rows in tables.speeds.groupby(["machine", "device"], sort=False, dropna=False):
+        where = f"{machine} ({device})"
+        devices.append(
+            {
+                "where": where,
+                "ratios": _ratios(name(), where, rows, folder),
+                "roofline": _roofline(name(), where, rows, folder),
+                "bandwidth": rows["bandwidth"].max(),
+                "rows": rows.to_dict("records"),
+            }
+        )
+    return {"devices": devices}
+
+
+def _peers(rows: pd.DataFrame) -> dict[tuple[str, str], tuple[str, str]]:
+    """Give every pair of implementation and peer a colour and a marker."""
+    pairs = sorted(set(zip(rows["implementation"], rows["peer"], strict=True)))
+    return {pair: (SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)]) for i, pair in enumerate(pairs)}
+
+
+def _label(pair: tuple[str, str]) -> str:
+    return f" {pair[0]} against {pair[1]}"
+
+
+def _places(rows: pd.DataFrame) -> dict[tuple[str, str], int]:
+    """Return where each task on a workload is, from the top."""
+    keys = list(dict.fromkeys(zip(rows["task"], rows["workload"], strict=True)))
+    return {key: -place for place, key in enumerate(thin(keys, ROWS))}
+
+
+def _axis(axes: Axes, places: Mapping[tuple[str, str], int]) -> None:
+    axes.set_yticks(list(places.values()), [f"{task}\n{workload}" for task, workload in places], fontsize=7)
+    axes.set_ylim(min(places.values()) - 0.6, 0.6)
+    axes.grid(axis="y", visible=False)
+    axes.tick_params(axis="y", length=0)
+
+
+def _ratios(name: str, where: str, rows: pd.DataFrame, folder: Path | None) -> Picture:
+    """Draw the ratios with their intervals; those that may not be published are hollow."""
+    pairs, places = _peers(rows), _places(rows)
+    noise = float(rows["noise"].max())
+
+    def draw(axes: Axes) -> None:
+        axes.set_xscale("log")
+        axes.axvspan(1 / (1 + noise), 1 + noise, color=BAND, lw=0, zorder=0)
+        axes.axvline(1, color=MUTED, lw=1, zorder=1)
+        for row in rows.itertuples():
+            colour, marker = pairs[row.implementation, row.peer]
+            if (row.task, row.workload) not in places:
+                continue
+            shift = 0.22 * (list(pairs).index((row.implementation, row.peer)) - (len(pairs) - 1) / 2)
+            y = places[row.task, row.workload] - shift
+            axes.plot([row.low, row.high], [y, y], color=colour, lw=1.6)
+            fill = colour if row.publishable else "#ffffff"
+            axes.plot(row.ratio, y, color=colour, marker=marker, mfc=fill, ms=5)
+        for pair, (colour, marker) in pairs.items():
+            axes.plot([], [], color=colour, marker=marker, label=_label(pair))
+        _axis(axes, places)
+        axes.set_xlabel("time of the peer over time of the implementation (right of 1: faster)")
+        ends = rows[["low", "high"]].replace([np.inf, -np.inf], np.nan).dropna()
+        left, right = min(0.8, ends["low"].min() * 0.9), max(1.25, ends["high"].max() * 1.1)
+        axes.set_xlim(left, right)
+        ticks = [t for t in (0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20, 50, 100) if left <= t <= right]
+        axes.set_xticks(ticks, [f"{tick:g}×" for tick in ticks])
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False, fontsize=8, ncols=2)
+
+    best, least = rows["ratio"].max(), rows["ratio"].min()
+    about = f"Ratios of {least:.2f} to {best:.2f}, with 95 % intervals; the band is the noise of the run."
+    size = (6.3, 1.2 + 0.42 * len(places))
+    return picture(name, f"Speed against peers on {where}", about, draw, size, MARGINS, folder)
+
+
+def _roofline(name: str, where: str, rows: pd.DataFrame, folder: Path | None) -> Picture:
+    """Draw the throughput of each implementation and peer, and the bandwidth that was measured."""
+    places = _places(rows)
+    once = [(r.task, r.workload, r.implementation, r.bytes, r.seconds_median) for r in rows.itertuples()]
+    once += [(r.task, r.workload, r.peer, r.bytes, r.peer_seconds_median) for r in rows.itertuples()]
+    best: dict[tuple[str, str, str], float] = {}
+    for task, workload, who, size, seconds in once:
+        if (task, workload) in places and not pd.isna(size) and seconds and seconds > 0:
+            speed = size / seconds / 1e9
+            best[task, workload, who] = max(best.get((task, workload, who), 0.0), speed)
+    names = list(dict.fromkeys(who for _, _, who in best))
+    limit = float(rows["bandwidth"].max()) / 1e9
+
+    def draw(axes: Axes) -> None:
+        axes.set_xscale("log")
+        axes.axvline(limit, color=INK, lw=1.4, ls=(0, (5, 2)))
+        for (task, workload, who), speed in best.items():
+            place = names.index(who)
+            colour, marker = SERIES[place % len(SERIES)], MARKERS[place % len(MARKERS)]
+            axes.plot(speed, places[task, workload], color=colour, marker=marker, ms=5.5, ls="")
+        for place, who in enumerate(names):
+            colour, marker = SERIES[place % len(SERIES)], MARKERS[place % len(MARKERS)]
+            axes.plot([], [], color=colour, marker=marker, ls="", label=f" {who}")
+        axes.plot([], [], color=INK, ls=(0, (5, 2)), label=f"measured bandwidth, {limit:.3g} GB/s")
+        _axis(axes, places)
+        axes.set_xlabel("bytes that must move over the time, GB/s")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False, fontsize=8, ncols=3)
+
+    about = f"Throughput of each task against a measured copy bandwidth of {limit:.3g} GB/s."
+    size = (6.3, 1.2 + 0.42 * len(places))
+    return picture(name, f"Throughput against the roofline on {where}", about, draw, size, MARGINS, folder)
