@@ -13,7 +13,6 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -22,6 +21,7 @@ from markupsafe import Markup
 from keyedopt.reports.page import history, overview, precision, schedules, speed
 from keyedopt.reports.page.embedded import as_json, embedded
 from keyedopt.reports.page.figures import legend, looks
+from keyedopt.reports.page.frames import Frame
 from keyedopt.reports.plain import clean
 from keyedopt.reports.tables import Clause, Tables
 
@@ -48,8 +48,8 @@ def write(
     Raises:
         ValueError: ``commit_url`` is not an address of that kind.
     """
-    if commit_url and (urlsplit(commit_url).scheme not in ("http", "https") or "{commit}" not in commit_url):
-        raise ValueError(f"commit_url has to begin with https:// and to have {{commit}} in it, not {commit_url!r}")
+    if commit_url and not (_link(commit_url) and "{commit}" in commit_url):
+        raise ValueError(f"{commit_url!r} is no address with {{commit}} in it that begins with https://")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "index.html"
     text = render(tables, clauses, folder / "plots" if plots else None, commit_url)
@@ -57,13 +57,15 @@ def write(
     return path
 
 
-def render(tables: Tables, clauses: Mapping[str, Clause], plots: Path | None = None, commit_url: str = "") -> str:
+def render(
+    tables: Tables, clauses: Mapping[str, Clause], plots: Path | None = None, commit_url: str = ""
+) -> str:
     """Return the page; see `write`."""
-    checked = tables.runs[tables.runs["kind"] == "conformance"]
+    checked: Frame = tables.runs[tables.runs["kind"] == "conformance"]
     looked = looks(checked["run"])
     style, script = (_source(f"page.{kind}") for kind in ("css", "js"))
     data = as_json(embedded(tables, clauses, looked))
-    return _template().render(
+    text: str = _template().render(
         views=VIEWS,
         policy=_policy(script, style),
         style=Markup(style),
@@ -79,6 +81,7 @@ def render(tables: Tables, clauses: Mapping[str, Clause], plots: Path | None = N
         history=history.view(tables, commit_url, plots),
         problems=tables.problems.to_dict("records"),
     )
+    return text
 
 
 def _source(name: str) -> str:
@@ -104,13 +107,14 @@ def _template() -> Any:
         lstrip_blocks=True,
         finalize=lambda value: clean(value) if type(value) is str else value,
     )
+    made.filters |= {"finite": lambda value: not _missing(value) and math.isfinite(value)}
     made.filters |= {"time": _time, "size": _size, "digits": _digits, "link": _link, "share": _share}
-    made.tests["missing"] = lambda value: value is None or value is pd.NA or value != value
+    made.tests["missing"] = _missing
     return made.get_template("page.html")
 
 
-def _about(tables: Tables, checked: pd.DataFrame, clauses: Mapping[str, Clause]) -> dict[str, Any]:
-    started = tables.runs["started"].dropna()
+def _about(tables: Tables, checked: Frame, clauses: Mapping[str, Clause]) -> dict[str, Any]:
+    started: Frame = tables.runs["started"].dropna()
     return {
         "runs": len(checked),
         "clauses": len(clauses) or tables.clauses["clause"].nunique(),
@@ -122,7 +126,7 @@ def _about(tables: Tables, checked: pd.DataFrame, clauses: Mapping[str, Clause])
 
 
 def _missing(value: Any) -> bool:
-    return value is None or value is pd.NA or value != value
+    return value is None or value is pd.NA or bool(value != value)
 
 
 def _digits(value: Any, count: int = 3) -> str:
@@ -155,7 +159,7 @@ def _size(count: Any) -> str:
 
 
 def _share(value: Any) -> str:
-    return "–" if _missing(value) else "no limit" if math.isinf(value) else f"{value:.0%}"
+    return "–" if _missing(value) else f"{value:.0%}"
 
 
 def _link(value: Any) -> str:

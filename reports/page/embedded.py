@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from keyedopt.reports.page.figures import Look
+from keyedopt.reports.page.frames import Frame
 from keyedopt.reports.page.precision import subjects
 from keyedopt.reports.plain import clean, one_line
 from keyedopt.reports.tables import FAILED, SEVERITY, Clause, Tables
@@ -58,10 +59,10 @@ def embedded(tables: Tables, clauses: Mapping[str, Clause], looks: Mapping[str, 
 
 
 def as_json(data: Any) -> str:
-    """Write JSON that can stand in a script element.
+    r"""Write JSON that can stand in a script element.
 
     >>> as_json({"a": "</script>"})
-    '{"a":"\\\\u003c/script>"}'
+    '{"a":"\\u003c/script>"}'
     """
     return json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
 
@@ -81,7 +82,8 @@ def _clause(name: str, clause: Clause | None) -> dict[str, str]:
 def _cells(tables: Tables, runs: list[str], places: Mapping[str, int]) -> list[list[Any]]:
     """Return for each run, by clause: 0 if there is none, or its outcome, cases and bad cases."""
     cells: dict[str, list[Any]] = {run: [0] * len(places) for run in runs}
-    for row in tables.clauses.itertuples():
+    frame: Frame = tables.clauses
+    for row in frame.itertuples():
         bad = int(row.failed) + int(row.known)
         if row.run in cells:
             cells[row.run][places[row.clause]] = [SEVERITY.index(row.outcome), int(row.cases), bad]
@@ -90,9 +92,9 @@ def _cells(tables: Tables, runs: list[str], places: Mapping[str, int]) -> list[l
 
 def _records(tables: Tables, numbers: Mapping[str, int], places: Mapping[str, int]) -> list[dict[str, str]]:
     """Return for each run, by observing clause, what was recorded."""
-    levels = tables.clauses.drop_duplicates("clause").set_index("clause")["level"]
+    levels: Frame = tables.clauses.drop_duplicates("clause").set_index("clause")["level"]
     observing = {clause for clause, level in levels.items() if level == "observe"}
-    frame = tables.records
+    frame: Frame = tables.records
     frame = frame[frame["clause"].isin(observing)]
     found: list[dict[str, str]] = [{} for _ in numbers]
     for (run, clause), rows in frame.groupby(["run", "clause"], sort=False):
@@ -107,9 +109,9 @@ def _records(tables: Tables, numbers: Mapping[str, int], places: Mapping[str, in
 
 def _failures(tables: Tables, numbers: Mapping[str, int], places: Mapping[str, int]) -> list[dict[str, Any]]:
     """Return for each run, by clause, failing cases: as many, and as long texts, as there is room for."""
-    frame = tables.cases
+    frame: Frame = tables.cases
     frame = frame[frame["outcome"].isin(SHOWN) & frame["run"].isin(numbers)].fillna(
-        {name: "" for name in ("expected", "seen", "reason", "link", "dtype", "device")}
+        dict.fromkeys(("expected", "seen", "reason", "link", "dtype", "device"), "")
     )
     groups = [
         (numbers[run], str(places[clause]), rows)
@@ -139,9 +141,9 @@ def _failures(tables: Tables, numbers: Mapping[str, int], places: Mapping[str, i
     return found
 
 
-def _errors(tables: Tables, numbers: Mapping[str, int]) -> list[dict[str, list[float | None]]]:
-    """Return for each run the worst error and its budget, by subject, tensor, dtype and unit."""
-    found: list[dict[str, list[float | None]]] = [{} for _ in numbers]
+def _errors(tables: Tables, numbers: Mapping[str, int]) -> list[dict[str, float | None]]:
+    """Return for each run the worst error, by subject, tensor, dtype and unit."""
+    found: list[dict[str, float | None]] = [{} for _ in numbers]
     keys = ["run", "subject", "quantity", "dtype", "unit"]
     worst = subjects(tables).groupby(keys, dropna=False)["error"].max()
     for (run, subject, quantity, dtype, unit), error in worst.items():
@@ -153,13 +155,14 @@ def _errors(tables: Tables, numbers: Mapping[str, int]) -> list[dict[str, list[f
 
 def _speeds(tables: Tables) -> list[list[Any]]:
     """Return the ratios with the implementation and the version that they are of."""
-    about = tables.runs.set_index("run")[["implementation", "version"]]
+    about: Frame = tables.runs.set_index("run")[["implementation", "version"]]
+    frame: Frame = tables.speeds
     return [
         [
             *(_text(value) for value in about.loc[row.run]),
             one_line(f"{row.task}, {row.workload}, against {row.peer}, {row.machine} ({row.device})", 200),
             *(None if pd.isna(value) else float(f"{value:.4g}") for value in (row.ratio, row.low, row.high)),
         ]
-        for row in tables.speeds.itertuples()
+        for row in frame.itertuples()
         if row.run in about.index
     ]

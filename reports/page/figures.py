@@ -37,7 +37,7 @@ VARIABLES = {
     BAND: "var(--band)",
     "#ffffff": "var(--surface)",
 }
-_STYLE = {
+_STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "keyedopt",
     "font.size": 9,
@@ -130,7 +130,7 @@ def picture(
     about: str,
     draw: Callable[[Axes], None],
     size: tuple[float, float] = (3.3, 2.1),
-    margins: tuple[float, float, float, float] = (0.55, 0.42, 0.08, 0.1),
+    margins: tuple[float, float, float, float] = (0.5, 0.42, 0.08, 0.24),
     folder: Path | None = None,
     key: Sequence[tuple[str, Look]] = (),
 ) -> Picture:
@@ -138,7 +138,8 @@ def picture(
 
     Args:
         name: its name in the page, and of its files.
-        title, about: what it shows, for everybody and for those who do not see it.
+        title: what it shows.
+        about: what can be seen in it, for those who do not see it.
         draw: draws into the axes.
         size: width and height in inches.
         margins: what is left for labels, in inches: left, bottom, right, top.
@@ -188,7 +189,7 @@ def _plain(text: str) -> str:
 
 
 def _for_page(text: str, name: str, title: str, about: str) -> Markup:
-    """Make an SVG fit for the page: no styles, few digits, unique ids, variables for colours, a description."""
+    """Make an SVG fit for the page: no styles, few digits, its own ids, colours as variables, described."""
     root = ElementTree.fromstring(text[text.index("<svg") :])
     for child in list(root):
         if child.tag == f"{_SVG}metadata" or any(part.tag == f"{_SVG}style" for part in child):
@@ -250,6 +251,11 @@ def _text(element: ElementTree.Element) -> str:
         return inner
     attributes = "".join(f' {key}="{escape(value)}"' for key, value in element.items())
     return f"<{tag}{attributes}>{text}{inner}</{tag}>"
+
+
+def above(axes: Axes, text: str) -> None:
+    """Say above the vertical axis what it shows, where it takes no width."""
+    axes.set_title(text, loc="left", fontsize=8, color=MUTED, x=-0.1)
 
 
 def thin(points: Sequence[Any], most: int = 400) -> list[Any]:

@@ -1,13 +1,15 @@
 """The view of history: measurements over commits, with the steps that were detected."""
 
+import itertools
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
+from numpy.typing import NDArray
 
-from keyedopt.reports.page.figures import BAND, INK, MUTED, SERIES, numbered, picture
+from keyedopt.reports.page.figures import BAND, INK, MUTED, SERIES, above, numbered, picture
+from keyedopt.reports.page.frames import Frame
 from keyedopt.reports.tables import Tables
 
 #: At most so many series are drawn, those with the largest steps first; the table has all.
@@ -16,7 +18,7 @@ DRAWN = 24
 LEAST = 0.02
 
 
-def detect(values: "np.typing.NDArray[np.float64]") -> list[int]:
+def detect(values: NDArray[np.float64]) -> list[int]:
     """Return where the level of a series changes: the first place of each new level.
 
     The cut minimizes the sum of absolute distances to the median of each level, plus a price for each
@@ -46,11 +48,7 @@ def detect(values: "np.typing.NDArray[np.float64]") -> list[int]:
     while end:
         end = int(before[end])
         found.append(end)
-    return [
-        start
-        for start in reversed(found[:-1])
-        if abs(np.median(values[start:]) - np.median(values[:start])) > 0 or start
-    ]
+    return found[-2::-1]  # without 0, where the first level begins
 
 
 def view(tables: Tables, commit_url: str, folder: Path | None) -> dict[str, Any]:
@@ -62,9 +60,7 @@ def view(tables: Tables, commit_url: str, folder: Path | None) -> dict[str, Any]
         values = rows["value"].to_numpy(float)
         cuts = detect(values)
         edges = [0, *cuts, len(values)]
-        levels = [
-            float(np.median(values[a:b])) for a, b in zip(edges[:-1], edges[1:], strict=True)
-        ]
+        levels = [float(np.median(values[a:b])) for a, b in itertools.pairwise(edges)]
         steps = [
             _step(rows.iloc[cut], levels[index], levels[index + 1], commit_url)
             for index, cut in enumerate(cuts)
@@ -92,7 +88,7 @@ def view(tables: Tables, commit_url: str, folder: Path | None) -> dict[str, Any]
     return {"series": series, "drawn": min(DRAWN, len(series))}
 
 
-def _step(row: pd.Series, before: float, after: float, commit_url: str) -> dict[str, Any]:
+def _step(row: Frame, before: float, after: float, commit_url: str) -> dict[str, Any]:
     commit = str(row["commit"])
     return {
         "commit": commit,
@@ -112,7 +108,9 @@ def _draw(name: str, one: dict[str, Any], folder: Path | None) -> Any:
         low, high = (rows[end].to_numpy(float) for end in ("low", "high"))
         known = np.isfinite(low) & np.isfinite(high)
         if known.any():
-            axes.fill_between(x, np.where(known, low, np.nan), np.where(known, high, np.nan), color=BAND, lw=0)
+            axes.fill_between(
+                x, np.where(known, low, np.nan), np.where(known, high, np.nan), color=BAND, lw=0
+            )
         axes.plot(x, rows["value"], color=SERIES[0], marker="o", ms=2.5, lw=0.8)
         for a, b, level in zip(one["edges"][:-1], one["edges"][1:], one["levels"], strict=True):
             axes.plot([a, b - 1], [level, level], color=INK, lw=1.6)
@@ -122,7 +120,7 @@ def _draw(name: str, one: dict[str, Any], folder: Path | None) -> Any:
         marks = [m for i, m in enumerate(marks) if i == 0 or m - marks[i - 1] > len(rows) / 6]
         axes.set_xticks(marks, [str(rows["commit"].iloc[m])[:7] for m in marks])
         axes.set_xlabel("commit")
-        axes.set_ylabel(one["unit"] or "value")
+        above(axes, one["unit"] or "value")
         axes.set_ylim(bottom=0)
 
     said = "; ".join(f"{step['change']:+.1%} at {step['commit'][:10]}" for step in one["steps"])

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 
 from keyedopt.reports.page.figures import Look
+from keyedopt.reports.page.frames import Frame
 from keyedopt.reports.page.precision import subjects
 from keyedopt.reports.tables import HELD, Clause, Tables
 
@@ -15,14 +16,15 @@ LEVELS = ("must", "should", "observe")
 
 def view(tables: Tables, clauses: Mapping[str, Clause], looks: Mapping[str, Look]) -> dict[str, Any]:
     """Return the cards and the table."""
-    runs = [row for row in tables.runs.to_dict("records") if row["run"] in looks]
+    listed: Frame = tables.runs
+    runs = [row for row in listed.to_dict("records") if row["run"] in looks]
     precision = _precision(tables)
     cards = [_card(run, tables, looks[run["run"]], precision) for run in runs]
     return {"cards": cards, "areas": _areas(tables, list(looks)), "levels": LEVELS}
 
 
 def _card(run: dict[str, Any], tables: Tables, look: Look, precision: Mapping[str, Any]) -> dict[str, Any]:
-    mine = tables.clauses[tables.clauses["run"] == run["run"]]
+    mine: Frame = tables.clauses[tables.clauses["run"] == run["run"]]
     tried = mine[mine["outcome"] != "unsupported"]
     bad = run.get("expectations")
     expected = [] if pd.isna(bad) or not bad else str(bad).split("\n")
@@ -46,13 +48,13 @@ def _card(run: dict[str, Any], tables: Tables, look: Look, precision: Mapping[st
     }
 
 
-def _counts(rows: pd.DataFrame) -> tuple[int, int]:
+def _counts(rows: Frame) -> tuple[int, int]:
     return int(rows["outcome"].isin(HELD).sum()), len(rows)
 
 
 def _precision(tables: Tables) -> dict[str, dict[str, Any]]:
     """Return for each run how much of its budget its worst error takes, and the median one."""
-    frame = subjects(tables)
+    frame: Frame = subjects(tables)
     frame = frame[(frame["budget"] > 0) & (frame["unit"] == "ULP")]
     frame = frame.assign(share=frame["error"] / frame["budget"])
     found = {}
@@ -67,7 +69,7 @@ def _precision(tables: Tables) -> dict[str, dict[str, Any]]:
     return found
 
 
-def _speed(speeds: pd.DataFrame, name: str) -> list[tuple[str, str, float, float, int]]:
+def _speed(speeds: Frame, name: str) -> list[tuple[str, str, float, float, int]]:
     """Return by peer and device the least and the largest ratio, of what may be published."""
     mine = speeds[(speeds["implementation"] == name) & speeds["publishable"].fillna(False)]
     return [
@@ -78,7 +80,7 @@ def _speed(speeds: pd.DataFrame, name: str) -> list[tuple[str, str, float, float
 
 def _areas(tables: Tables, runs: list[str]) -> list[dict[str, Any]]:
     """Return, by area, what each run passed of what it was asked at each level."""
-    frame = tables.clauses.dropna(subset=["area"])
+    frame: Frame = tables.clauses.dropna(subset=["area"])
     rows = []
     for area, some in frame.groupby("area", sort=False):
         cells = []

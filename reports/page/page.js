@@ -43,7 +43,7 @@
   const cellOf = (run, clause, letter) => {
     const what = outcome(run, clause);
     const cell = data.cells[run][clause];
-    const bad = BAD.includes(what) && cell[1] > 1 ? ` ${cell[2]}/${cell[1]}` : "";
+    const bad = BAD.includes(what) && cell[2] < cell[1] ? ` ${cell[2]}/${cell[1]}` : "";
     const text = what === "observed" && letter ? `${letter}` : WORDS[what] + bad;
     const made = el("td", { class: `o ${what}` }, el("span", {}, text));
     made.title = `${data.runs[run].name}: ${SAID[what]}${bad ? `, ${cell[2]} of ${cell[1]} cases` : ""}`;
@@ -55,7 +55,7 @@
     data.clauses.forEach((clause, index) => {
       const button = el("button", { type: "button", "aria-expanded": "false", "data-clause": index }, clause[ID]);
       const head = el("th", { scope: "row" }, button, el("small", { class: `level ${clause[LEVEL]}` }, clause[LEVEL]));
-      const row = el("tr", {}, head, el("td", { class: "statement" }, clause[STATEMENT]));
+      const row = el("tr", {}, head, el("td", { class: "statement" }, el("span", {}, clause[STATEMENT])));
       const letter = clause[LEVEL] === "observe" ? letters(index) : [];
       data.runs.forEach((_, run) => row.append(cellOf(run, index, letter[run])));
       const found = data.runs.map((_, run) => outcome(run, index));

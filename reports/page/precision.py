@@ -5,10 +5,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 from matplotlib.axes import Axes
 
-from keyedopt.reports.page.figures import MUTED, Look, Picture, legend, numbered, picture, thin
+from keyedopt.reports.page.figures import MUTED, Look, Picture, above, legend, numbered, picture, thin
+from keyedopt.reports.page.frames import Frame
 from keyedopt.reports.tables import Tables
 
 #: The order of dtypes; others come after them.
@@ -19,13 +19,14 @@ FLOOR = {"ULP": 0.05, "relative": 1e-9}
 
 def view(tables: Tables, looks: Mapping[str, Look], folder: Path | None) -> dict[str, Any]:
     """Return the plots against steps, by dtype, those against rows, and the worst errors as a table."""
-    frame = subjects(tables)
+    frame: Frame = subjects(tables)
     name = numbered("precision")
     steps = frame[frame["steps"].notna() & (frame["unit"] == "ULP")]
     weights = steps[steps["quantity"] == "weight"]
     by_dtype: dict[str, list[Picture]] = {}
     for (dtype, subject), rows in (weights if len(weights) else steps).groupby(["dtype", "subject"]):
-        by_dtype.setdefault(dtype, []).append(_against(name(), "steps", subject, dtype, rows, looks, folder))
+        some = _most_common(rows)
+        by_dtype.setdefault(dtype, []).append(_against(name(), "steps", subject, dtype, some, looks, folder))
     order = [*(d for d in DTYPES if d in by_dtype), *sorted(set(by_dtype) - set(DTYPES))]
     many = frame[frame["rows"].notna()]
     rows_plots = [
@@ -43,10 +44,10 @@ def view(tables: Tables, looks: Mapping[str, Look], folder: Path | None) -> dict
     }
 
 
-def subjects(tables: Tables) -> pd.DataFrame:
+def subjects(tables: Tables) -> Frame:
     """Return the errors, each with a subject that says what was measured: the algorithm, or the area."""
-    frame = tables.errors
-    areas = tables.clauses.drop_duplicates("clause").set_index("clause")["area"]
+    frame: Frame = tables.errors
+    areas: Frame = tables.clauses.drop_duplicates("clause").set_index("clause")["area"]
     area = frame["clause"].map(areas).fillna(frame["clause"])
     subject = frame["subject"].fillna("")
     place = {"fused": "embedding module", "accumulate": "accumulating"}
@@ -56,16 +57,23 @@ def subjects(tables: Tables) -> pd.DataFrame:
     return frame.assign(subject=subject.where(plain, both), dtype=frame["dtype"].fillna("unknown dtype"))
 
 
+def _most_common(rows: Frame) -> Frame:
+    """Keep the one case that most runs have: errors of several have several budgets."""
+    counts = rows.groupby("case")["run"].nunique()
+    first = min(counts.index, key=lambda case: (-counts[case], len(case), case))
+    return rows[rows["case"] == first]
+
+
 def _against(
     name: str,
     axis: str,
     subject: str,
     dtype: str,
-    rows: pd.DataFrame,
+    rows: Frame,
     looks: Mapping[str, Look],
     folder: Path | None,
 ) -> Picture:
-    """Draw the worst error of each run at each number of steps or rows, and the smallest budget there."""
+    """Draw the error of each run at each number of steps or rows, and its budget."""
     unit = str(rows["unit"].iloc[0])
     floor = FLOOR.get(unit, 1e-12)
     budget = rows.groupby(axis)["budget"].min().dropna()
@@ -78,6 +86,7 @@ def _against(
         axes.set_yscale("log")
         if axis == "rows":
             axes.set_xscale("log")
+            axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
         if len(budget):
             axes.plot(budget.index, budget, color=MUTED, lw=2.2, ls=(0, (1, 1)), zorder=1)
             axes.annotate("budget", (budget.index[-1], budget.iloc[-1]), (0, 3), textcoords="offset points",
@@ -86,21 +95,23 @@ def _against(
             look = looks[run]
             points = thin(list(some.items()))
             y = np.clip([error for _, error in points], floor, ceiling)
-            axes.plot([at for at, _ in points], y, color=look.colour, ls=look.dash, marker=look.marker, ms=3.5)
+            axes.plot(
+                [at for at, _ in points], y, color=look.colour, ls=look.dash, marker=look.marker, ms=3.5
+            )
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.set_xlabel("steps" if axis == "steps" else "gradients of one row")
-        axes.set_ylabel(f"error, {unit}" if unit == "ULP" else "error, of the sum")
+        above(axes, "error of the weight, ULP" if axis == "steps" else f"error, {unit}")
         axes.set_ylim(floor * 0.7, ceiling * 1.2)
 
     over = [run for run, some in series.items() if (some > budget.reindex(some.index)).any()]
-    said = f"Above the budget: {', '.join(over)}." if over else "All are within the budget."
+    said = f"Above the budget: {', '.join(over)}." if over else "None is above the budget."
     what = "steps" if axis == "steps" else "gradients added up in one row"
-    about = f"Largest error in {unit} against the number of {what}, {dtype}. {said}"
+    about = f"Error in {unit} against the number of {what}, {dtype}. {said}"
     key = [(run, looks[run]) for run in runs]
     return picture(name, f"{subject}, {dtype}", about, draw, folder=folder, key=key)
 
 
-def _worst(frame: pd.DataFrame, runs: list[str]) -> list[dict[str, Any]]:
+def _worst(frame: Frame, runs: list[str]) -> list[dict[str, Any]]:
     """Return, by subject and dtype, each run's worst error as a share of its budget."""
     judged = frame[frame["budget"] > 0]
     judged = judged.assign(share=judged["error"] / judged["budget"]).sort_values("share", kind="stable")

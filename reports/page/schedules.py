@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from keyedopt.reports.page.figures import INK, Look, numbered, picture
+from keyedopt.reports.page.figures import INK, Look, above, numbered, picture
+from keyedopt.reports.page.frames import Frame
 from keyedopt.reports.tables import Tables
 
 #: Policies in the order of the documents; others come after them.
@@ -20,19 +21,34 @@ CLOSE = 1e-12
 
 def view(tables: Tables, looks: Mapping[str, Look], folder: Path | None) -> dict[str, Any]:
     """Return the curves by policy, each with its plot and with who follows it."""
-    frame = tables.schedules
+    frame: Frame = tables.schedules
     groups: dict[str, list[dict[str, Any]]] = {}
     name = numbered("schedule")
     frame = frame.assign(curve=frame["case"].str.extract(r"\[(.*)\]$", expand=False).fillna(frame["case"]))
     for (policy, curve), rows in frame.groupby(["policy", "curve"], sort=False):
         group = policy if policy and ", " not in policy else SEVERAL if policy else "no stage"
-        groups.setdefault(group, []).append(_curve(name(), curve, policy, rows, looks, folder))
+        broken = _broken(tables, rows, looks)
+        groups.setdefault(group, []).append(_curve(name(), curve, policy, rows, broken, looks, folder))
     order = [*ORDER, *sorted(set(groups) - {*ORDER, SEVERAL}), SEVERAL]
     return {"groups": [(policy, groups[policy]) for policy in order if policy in groups]}
 
 
+def _broken(tables: Tables, rows: Frame, looks: Mapping[str, Look]) -> list[str]:
+    """Return the runs that have no rates for a curve, because its cases broke before they measured any."""
+    cases: Frame = tables.cases
+    cases = cases[cases["case"].isin(rows["case"].unique())]
+    bad = set(cases[cases["outcome"].isin(["fail", "error", "known"])]["run"])
+    return [run for run in looks if run in bad - set(rows["run"])]
+
+
 def _curve(
-    name: str, curve: str, policy: str, rows: pd.DataFrame, looks: Mapping[str, Look], folder: Path | None
+    name: str,
+    curve: str,
+    policy: str,
+    rows: Frame,
+    broken: list[str],
+    looks: Mapping[str, Look],
+    folder: Path | None,
 ) -> dict[str, Any]:
     """Draw one curve: what is specified, one sign for all who follow it, and a line for each who does not."""
     series = {run: _consecutive(some) for run, some in rows.groupby("run", sort=False)}
@@ -47,6 +63,7 @@ def _curve(
         else:
             depart[run] = where
     notes = [(run, _note(series[run], where)) for run, where in depart.items()]
+    notes += [(run, "breaks before a rate could be measured") for run in broken]
 
     def draw(axes: Axes) -> None:
         axes.plot(x, wanted, color=INK, lw=1.1, zorder=2)
@@ -59,7 +76,7 @@ def _curve(
             at = some["iteration"].to_numpy(int)
             axes.plot(at, finite, color=look.colour, ls=look.dash, marker=look.marker, ms=3.5, zorder=4)
         axes.set_xlabel("iteration")
-        axes.set_ylabel("learning rate")
+        above(axes, "learning rate")
         if np.nanmin(wanted) >= 0 and not depart:
             axes.set_ylim(bottom=0)
 
@@ -77,14 +94,14 @@ def _curve(
     }
 
 
-def _consecutive(rows: pd.DataFrame) -> pd.DataFrame:
+def _consecutive(rows: Frame) -> Frame:
     """Keep iterations 0, 1, 2, … of one run, once; samples far away are not drawn."""
     rows = rows.drop_duplicates("iteration").sort_values("iteration")
     at = rows["iteration"].to_numpy(int)
     return rows[at == np.arange(len(at))]
 
 
-def _departs(rows: pd.DataFrame) -> int | None:
+def _departs(rows: Frame) -> int | None:
     """Return the first iteration at which a run does not have the specified rate."""
     wanted, seen = rows["specified"].to_numpy(float), rows["measured"].to_numpy(float)
     room = CLOSE * max(float(np.abs(wanted).max(initial=0.0)), 1e-300)
@@ -92,7 +109,7 @@ def _departs(rows: pd.DataFrame) -> int | None:
     return int(rows["iteration"].iloc[int(np.argmax(wrong))]) if wrong.any() else None
 
 
-def _note(rows: pd.DataFrame, where: int | None) -> str:
+def _note(rows: Frame, where: int | None) -> str:
     if where is None:
         return f"stops after iteration {len(rows) - 1}"
     row = rows[rows["iteration"] == where].iloc[0]

@@ -19,6 +19,7 @@ from keyedopt.reports.page.figures import (
     picture,
     thin,
 )
+from keyedopt.reports.page.frames import Frame
 from keyedopt.reports.tables import Tables
 
 #: A plot has at most so many rows; the table has all.
@@ -45,7 +46,7 @@ def view(tables: Tables, folder: Path | None) -> dict[str, Any]:
     return {"devices": devices}
 
 
-def _peers(rows: pd.DataFrame) -> dict[tuple[str, str], tuple[str, str]]:
+def _peers(rows: Frame) -> dict[tuple[str, str], tuple[str, str]]:
     """Give every pair of implementation and peer a colour and a marker."""
     pairs = sorted(set(zip(rows["implementation"], rows["peer"], strict=True)))
     return {pair: (SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)]) for i, pair in enumerate(pairs)}
@@ -55,7 +56,7 @@ def _label(pair: tuple[str, str]) -> str:
     return f" {pair[0]} against {pair[1]}"
 
 
-def _places(rows: pd.DataFrame) -> dict[tuple[str, str], int]:
+def _places(rows: Frame) -> dict[tuple[str, str], int]:
     """Return where each task on a workload is, from the top."""
     keys = list(dict.fromkeys(zip(rows["task"], rows["workload"], strict=True)))
     return {key: -place for place, key in enumerate(thin(keys, ROWS))}
@@ -68,7 +69,7 @@ def _axis(axes: Axes, places: Mapping[tuple[str, str], int]) -> None:
     axes.tick_params(axis="y", length=0)
 
 
-def _ratios(name: str, where: str, rows: pd.DataFrame, folder: Path | None) -> Picture:
+def _ratios(name: str, where: str, rows: Frame, folder: Path | None) -> Picture:
     """Draw the ratios with their intervals; those that may not be published are hollow."""
     pairs, places = _peers(rows), _places(rows)
     noise = float(rows["noise"].max())
@@ -103,7 +104,7 @@ def _ratios(name: str, where: str, rows: pd.DataFrame, folder: Path | None) -> P
     return picture(name, f"Speed against peers on {where}", about, draw, size, MARGINS, folder)
 
 
-def _roofline(name: str, where: str, rows: pd.DataFrame, folder: Path | None) -> Picture:
+def _roofline(name: str, where: str, rows: Frame, folder: Path | None) -> Picture:
     """Draw the throughput of each implementation and peer, and the bandwidth that was measured."""
     places = _places(rows)
     once = [(r.task, r.workload, r.implementation, r.bytes, r.seconds_median) for r in rows.itertuples()]
