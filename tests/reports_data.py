@@ -25,7 +25,7 @@ HOSTILE = (
     "<img src=x onerror='window.hacked = 2'>",
     "--><svg onload=window.hacked=3>",
     "javascript:window.hacked=4",
-    "\u2028 \u2029 \u0085 \x00\x1b[31m\x07 \ud800 \ufffe",
+    "\u2028 \u2029 \u0085 \x00\x1b[31m\x07 \ufffe",
     "{{ 7 * 7 }} {% raw %} $\\frac{a}{b}$ _under",
     "' \" ` & &lt; \\ \\u003c",
     "日本語 עברית 🚀 e\u0301",
@@ -43,7 +43,7 @@ def clauses(count=500):
             name,
             AREAS[number % len(AREAS)],
             LEVELS[number % len(LEVELS)],
-            f"Statement {number} says of a step what holds, in one or two sentences that are long enough to wrap.",
+            f"Statement {number} says of a step what holds, in one or two sentences that are long enough.",
             "torchrec.optim: KeyedOptimizer",
             "It follows from what a production user relies on." if number % 2 else "",
             "0.1",
@@ -107,10 +107,10 @@ def results(implementations=10, count=500, cases=4, measurements=100_000, commit
                     record = say(text) if text else f"behaviour {dice.randint(0, 2)}"
                     rows["records"].append((row[0], title, clause.id, "with", None, record, None))
     _errors(rows["errors"], dice, labels, list(known), measurements)
-    _schedules(rows["schedules"], labels, list(known))
+    _schedules(rows["schedules"], labels, list(known), 4 if count >= 500 else 2)
     rows["runs"].append(run(names[0], "1.0", 0, "bench"))
     _speeds(rows["speeds"], dice, names[0], (text or ["torch"])[0])
-    _history(rows["history"], dice, (text or ["benchmarks.Train"])[0], commits)
+    _history(rows["history"], dice, (text or ["benchmarks.Train"])[0], commits, 30 if count >= 500 else 5)
     rows["problems"].append(("results/cut.json", say(text) if text else "it is truncated"))
     return tables_of(rows), known
 
@@ -129,16 +129,16 @@ def _errors(rows, dice, labels, ids, measurements):
                     rows.append((*head, "float32", error, 4.0, "ULP", at, many))
 
 
-def _schedules(rows, labels, ids):
+def _schedules(rows, labels, ids, curves):
     policies = ("CONSTANT", "LINEAR", "POLY", "STEP", "INVSQRT", "INTERPOLATE", "LINEAR, POLY")
     for number, label in enumerate(labels):
         for which, policy in enumerate(policies):
-            for curve in range(4):
+            for curve in range(curves):
                 for step in range(24):
                     rate = 0.1 * (1 + step) / 24
-                    seen = rate if number % 3 or step < 9 else None if curve == 3 else -rate
+                    seen = rate if number % 3 or step < 9 else None if curve == 1 else -rate
                     case = f"test_warmup::test_{which}[curve-{curve}-{which}]"
-                    rows.append((label, case, ids[4 + 8 * which], policy, step, rate, seen))
+                    rows.append((label, case, ids[(4 + 8 * which) % len(ids)], policy, step, rate, seen))
 
 
 def _speeds(rows, dice, name, peer):
@@ -149,15 +149,17 @@ def _speeds(rows, dice, name, peer):
         rows.append((*head, *numbers, 0.001, 4.0, 40_000_000, 4.1e10, None if task % 2 else 1e6, 0.02))
 
 
-def _history(rows, dice, name, commits):
+def _history(rows, dice, name, commits, many):
     days = pd.date_range("2026-01-01", periods=commits, tz="UTC")
-    for series in range(30):
+    for series in range(many):
         for number, day in enumerate(days):
             level = 0.01 * (1.5 if series == 3 and number >= commits // 2 else 1.0)
             value = level * dice.uniform(0.99, 1.01)
             commit = f"{number:040x}"
             parameters = f"rows={series}"
-            rows.append((name, parameters, "bench1", commit, day.isoformat(), value, "s", value * 0.98, value * 1.02))
+            rows.append(
+                (name, parameters, "bench1", commit, day.isoformat(), value, "s", value * 0.98, value * 1.02)
+            )
 
 
 if __name__ == "__main__":
@@ -166,5 +168,6 @@ if __name__ == "__main__":
     path = page.write(made, known, Path(sys.argv[1]))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"{len(made.errors):,} measured errors, {len(made.cases):,} cases, {len(made.clauses):,} verdicts")
-    print(f"{time.perf_counter() - began:.1f} s ({time.process_time() - cpu:.1f} s of CPU), {peak:.0f} MiB at the peak")
+    wall, used = time.perf_counter() - began, time.process_time() - cpu
+    print(f"{wall:.1f} s, {used:.1f} s of them on the CPU; {peak:.0f} MiB at the peak")
     print(f"{path}: {path.stat().st_size / 1e6:.2f} MB")

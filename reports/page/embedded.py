@@ -95,13 +95,13 @@ def _records(tables: Tables, numbers: Mapping[str, int], places: Mapping[str, in
     levels: Frame = tables.clauses.drop_duplicates("clause").set_index("clause")["level"]
     observing = {clause for clause, level in levels.items() if level == "observe"}
     frame: Frame = tables.records
-    frame = frame[frame["clause"].isin(observing)]
+    frame = frame[frame["clause"].isin(observing)][["run", "case", "clause", "name", "text"]].fillna("")
     found: list[dict[str, str]] = [{} for _ in numbers]
     for (run, clause), rows in frame.groupby(["run", "clause"], sort=False):
         if run in numbers:
             lines = [
-                f"{row.case.partition('::')[2] or row.case}{' ' + row.name_ if row.name_ else ''}: {row.text}"
-                for row in rows.rename(columns={"name": "name_"}).fillna("").itertuples()
+                f"{row.case.partition('::')[2] or row.case}{' ' + row.name if row.name else ''}: {row.text}"
+                for row in rows.itertuples()
             ]
             found[numbers[run]][str(places[clause])] = clean("\n".join(sorted(lines)), 700)
     return found

@@ -22,6 +22,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.markers import MarkerStyle
+from matplotlib.path import Path as Path2D
 
 #: Colours of runs; a run beyond them has the same colours with other markers and line styles.
 SERIES = ("#0063a6", "#b8480a", "#00745a", "#9a3d74", "#8a6a00", "#2a7fb8", "#5b4bb0", "#4d5661")
@@ -75,11 +77,6 @@ class Look:
     marker: str
     dash: Any
 
-    @property
-    def number(self) -> int:
-        """The number of its colour."""
-        return SERIES.index(self.colour)
-
 
 @dataclass(frozen=True)
 class Picture:
@@ -114,14 +111,22 @@ def legend(runs: Sequence[str], looked: dict[str, Look]) -> list[tuple[str, Mark
 
 @functools.cache
 def _sample(look: Look) -> Markup:
-    def draw(axes: Axes) -> None:
-        axes.set_axis_off()
-        axes.plot([0, 1], [0, 0], color=look.colour, ls=look.dash)
-        axes.plot([0.5], [0], color=look.colour, marker=look.marker, ms=6)
-        axes.set_xlim(0, 1)
-
-    made = picture(f"key{look.number}{ord(look.marker)}", "", "", draw, (0.45, 0.17), (0, 0, 0, 0))
-    return made.svg
+    """Draw a line with a marker by hand: it stands in the page many times, and so must have no ids."""
+    marker = MarkerStyle(look.marker)
+    path = marker.get_path().transformed(marker.get_transform())
+    letters = {Path2D.MOVETO: "M", Path2D.LINETO: "L", Path2D.CURVE3: "Q", Path2D.CURVE4: "C"}
+    parts = []
+    for points, code in path.iter_segments():
+        xy = zip(16 + 8 * points[::2], 6 - 8 * points[1::2], strict=True)
+        numbers = " ".join(f"{x:.1f} {y:.1f}" for x, y in xy)
+        parts.append("Z" if code == Path2D.CLOSEPOLY else f"{letters[code]}{numbers}")
+    colour = VARIABLES[look.colour]
+    dash = "" if look.dash == "-" else f' stroke-dasharray="{" ".join(str(part) for part in look.dash[1])}"'
+    return Markup(
+        f'<svg class="key" viewBox="0 0 32 12" width="32" height="12" aria-hidden="true">'
+        f'<path d="M0 6H32" stroke="{colour}" stroke-width="1.4"{dash}/>'
+        f'<path d="{"".join(parts)}" fill="{colour}" stroke="{colour}"/></svg>'
+    )
 
 
 def picture(
@@ -167,20 +172,19 @@ def picture(
 def _save(figure: Figure, path: Path, title: str, key: Sequence[tuple[str, Look]]) -> None:
     """Write a plot with its title and its legend, on white."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.set_layout_engine("constrained")
-    figure.suptitle(_plain(title), fontsize=9)
+    figure.suptitle(_plain(title), y=1.04, fontsize=9)
     if key:
         handles = [
             Line2D([], [], color=look.colour, marker=look.marker, ls=look.dash, label=_plain(run))
             for run, look in key
         ]
-        figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False, fontsize=7)
-        width, height = figure.get_size_inches()
-        figure.set_size_inches(max(width, 4.5), height + 0.25 + 0.16 * ((len(key) + 1) // 2))
+        figure.legend(
+            handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=2, frameon=False, fontsize=7
+        )
     figure.patch.set(visible=True, facecolor="white")
-    figure.savefig(path.with_suffix(".svg"), metadata={"Date": None})
+    figure.savefig(path.with_suffix(".svg"), metadata={"Date": None}, bbox_inches="tight")
     FigureCanvasAgg(figure)
-    figure.savefig(path.with_suffix(".png"), dpi=200)
+    figure.savefig(path.with_suffix(".png"), dpi=200, bbox_inches="tight")
 
 
 def _plain(text: str) -> str:
@@ -200,8 +204,6 @@ def _for_page(text: str, name: str, title: str, about: str) -> Markup:
     _, _, width, height = root.attrib["viewBox"].split()
     body = "".join(_text(child) for child in root)
     size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
-    if not title:
-        return Markup(f'<svg class="key" {size} aria-hidden="true">{body}</svg>')
     names = f"{name}-title", f"{name}-about"
     described = f'<title id="{names[0]}">{escape(title)}</title><desc id="{names[1]}">{escape(about)}</desc>'
     label = f'role="img" aria-labelledby="{" ".join(names)}"'
@@ -256,6 +258,23 @@ def _text(element: ElementTree.Element) -> str:
 def above(axes: Axes, text: str) -> None:
     """Say above the vertical axis what it shows, where it takes no width."""
     axes.set_title(text, loc="left", fontsize=8, color=MUTED, x=-0.1)
+
+
+def line(axes: Axes, x: Any, y: Any, look: Look, size: float = 3.5) -> None:
+    """Draw a run: all points, and markers at about a dozen of them at most."""
+    every = max(1, -(-len(x) // 12))
+    axes.plot(x, y, color=look.colour, ls=look.dash, marker=look.marker, ms=size, markevery=every, zorder=4)
+
+
+def peaks(points: Sequence[tuple[Any, float]], most: int = 100) -> list[tuple[Any, float]]:
+    """Keep at most so many points: of neighbours the highest.
+
+    >>> peaks([(1, 5.0), (2, 9.0), (3, 1.0), (4, 2.0)], 2)
+    [(2, 9.0), (4, 2.0)]
+    """
+    size = max(1, -(-len(points) // most))
+    parts = (points[start : start + size] for start in range(0, len(points), size))
+    return [max(part, key=lambda point: point[1]) for part in parts]
 
 
 def thin(points: Sequence[Any], most: int = 400) -> list[Any]:

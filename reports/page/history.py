@@ -111,7 +111,7 @@ def _draw(name: str, one: dict[str, Any], folder: Path | None) -> Any:
             axes.fill_between(
                 x, np.where(known, low, np.nan), np.where(known, high, np.nan), color=BAND, lw=0
             )
-        axes.plot(x, rows["value"], color=SERIES[0], marker="o", ms=2.5, lw=0.8)
+        axes.plot(x, rows["value"], color=SERIES[0], marker="o" if len(x) < 40 else "", ms=2.5, lw=0.8)
         for a, b, level in zip(one["edges"][:-1], one["edges"][1:], one["levels"], strict=True):
             axes.plot([a, b - 1], [level, level], color=INK, lw=1.6)
         for cut in one["edges"][1:-1]:

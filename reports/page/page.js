@@ -24,6 +24,8 @@
     "unexpected-pass": "passes, though listed as a known failure", "observed": "recorded",
     "unsupported": "not claimed", "none": "not run",
   };
+  // Most cells are one sign: thousands of them have to be laid out in no time.
+  const SIGNS = { "pass": "✓", "unsupported": "–", "none": "·" };
   const BAD = ["fail", "error", "known", "unexpected-pass"];
 
   // What implementations do alike, where a clause only observes, has the same letter.
@@ -45,7 +47,7 @@
     const cell = data.cells[run][clause];
     const bad = BAD.includes(what) && cell[2] < cell[1] ? ` ${cell[2]}/${cell[1]}` : "";
     const text = what === "observed" && letter ? `${letter}` : WORDS[what] + bad;
-    const made = el("td", { class: `o ${what}` }, el("span", {}, text));
+    const made = el("td", { class: `o ${what}` }, SIGNS[what] || el("span", {}, text));
     made.title = `${data.runs[run].name}: ${SAID[what]}${bad ? `, ${cell[2]} of ${cell[1]} cases` : ""}`;
     return made;
   };
@@ -69,13 +71,18 @@
       all.append(row);
     });
     body.append(all);
+    body.parentElement.style.setProperty("--columns", data.runs.length);
   };
   const controls = ["area", "level", "outcome", "run", "text"].map((name) => $(`filter-${name}`));
-  const filter = () => {
+  // What does not fit on a screen is shown in the frames that follow, so that a filter answers at once.
+  const AT_ONCE = 60;
+  let following = 0;
+  const filter = (all = false) => {
     build();
     const [area, level, wanted, run, text] = controls.map((control) => control.value);
     const words = text.toLowerCase().split(/\s+/).filter(Boolean);
     const among = run === "" ? data.runs.map((_, index) => index) : [Number(run)];
+    const late = [];
     let count = 0;
     rows.forEach((one, index) => {
       const clause = data.clauses[index];
@@ -84,10 +91,17 @@
           : wanted === "bad" ? among.some((each) => BAD.includes(one.found[each]))
             : among.some((each) => one.found[each] === wanted)))
         && words.every((word) => one.text.includes(word));
-      if (one.row.hidden === fits) one.row.hidden = !fits;
+      if (fits && one.row.hidden && count >= AT_ONCE) late.push(one);
+      else if (one.row.hidden === fits) one.row.hidden = !fits;
       if (one.detail) one.detail.hidden = !fits;
       count += fits;
     });
+    cancelAnimationFrame(following);
+    const follow = (many) => {
+      for (const one of late.splice(0, many)) one.row.hidden = false;
+      if (late.length) following = requestAnimationFrame(() => follow(AT_ONCE));
+    };
+    follow(all ? late.length : 0);
     $("count").textContent = `${count} of ${rows.length} clauses`;
     $("nothing").hidden = count > 0;
   };
@@ -169,13 +183,13 @@
   };
   const named = (control) => control.tagName === "SELECT" && control.id !== "filter-level" && control.id !== "filter-outcome"
     ? control.selectedOptions[0].textContent : control.value;
-  const choose = (wanted) => {
+  const choose = (wanted, all = false) => {
     for (const control of controls) {
       const text = wanted.get(control.id.slice(7)) || "";
       const option = [...(control.options || [])].find((one) => one.textContent === text || one.value === text);
       control.value = control.options ? (option ? option.value : "") : text;
     }
-    filter();
+    filter(all);
   };
   $("reset").addEventListener("click", () => { choose(new Map()); remember(); $("filter-text").focus(); });
 
@@ -264,8 +278,8 @@
     if (name === "differences") compare();
     if (name !== "matrix") { scrollTo(0, 0); return; }
     if (clause === undefined) { choose(wanted); return; }
-    filter();
-    if (rows[clause].row.hidden) choose(new Map());
+    filter(true);
+    if (rows[clause].row.hidden) choose(new Map(), true);
     open(clause, true);
     rows[clause].button.focus({ preventScroll: true });
     rows[clause].row.scrollIntoView({ block: "start" });
@@ -273,7 +287,7 @@
   addEventListener("hashchange", go);
   let closed = [];
   addEventListener("beforeprint", () => {
-    build();
+    filter(true);
     compare();
     closed = [...document.querySelectorAll("main details:not([open])")];
     for (const one of closed) one.open = true;

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from keyedopt.reports.page.figures import MUTED, Look, Picture, above, legend, numbered, picture, thin
+from keyedopt.reports.page.figures import MUTED, Look, Picture, above, legend, line, numbered, peaks, picture
 from keyedopt.reports.page.frames import Frame
 from keyedopt.reports.tables import Tables
 
@@ -92,12 +92,8 @@ def _against(
             axes.annotate("budget", (budget.index[-1], budget.iloc[-1]), (0, 3), textcoords="offset points",
                           ha="right", va="bottom", fontsize=8, color=MUTED)  # fmt: skip
         for run, some in series.items():
-            look = looks[run]
-            points = thin(list(some.items()))
-            y = np.clip([error for _, error in points], floor, ceiling)
-            axes.plot(
-                [at for at, _ in points], y, color=look.colour, ls=look.dash, marker=look.marker, ms=3.5
-            )
+            points = peaks(list(some.items()))
+            line(axes, [at for at, _ in points], np.clip([y for _, y in points], floor, ceiling), looks[run])
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.set_xlabel("steps" if axis == "steps" else "gradients of one row")
         above(axes, "error of the weight, ULP" if axis == "steps" else f"error, {unit}")

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from keyedopt.reports.page.figures import INK, Look, above, numbered, picture
+from keyedopt.reports.page.figures import INK, Look, above, line, numbered, picture
 from keyedopt.reports.page.frames import Frame
 from keyedopt.reports.tables import Tables
 
@@ -70,11 +70,11 @@ def _curve(
         if follow:
             axes.plot(x, wanted, color=INK, ls="", marker="o", ms=3, mfc="#ffffff", mew=0.8, zorder=3)
         for run in depart:
-            look, some = looks[run], series[run]
+            some = series[run]
             measured = some["measured"].to_numpy(float)
             finite = np.where(np.isfinite(measured), measured, np.nan)
             at = some["iteration"].to_numpy(int)
-            axes.plot(at, finite, color=look.colour, ls=look.dash, marker=look.marker, ms=3.5, zorder=4)
+            line(axes, at, finite, looks[run])
         axes.set_xlabel("iteration")
         above(axes, "learning rate")
         if np.nanmin(wanted) >= 0 and not depart:

@@ -1,0 +1,359 @@
+"""The page in a browser: views, filters, links; strangers' text is text; nothing is asked of a network."""
+
+import os
+import re
+import shutil
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from reports_data import HOSTILE, clauses, results
+
+from keyedopt.reports import page
+from keyedopt.reports.page.embedded import as_json
+from keyedopt.reports.page.history import detect
+from keyedopt.reports.tables import tables_of
+
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
+FLAGS = (
+    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
+    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
+)
+VIEWS = [view.lower() for view in page.VIEWS]
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Start Chromium; skip where it is missing, unless it has to be there (CI)."""
+    required = os.environ.get("KEYEDOPT_REQUIRE_CHROMIUM") == "1"
+    if not Path(CHROMIUM).exists() and not required:
+        pytest.skip("Chromium is not installed")
+    try:
+        from playwright.sync_api import sync_playwright
+    except ImportError:
+        if required:
+            raise
+        pytest.skip("playwright is not installed")
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="session")
+def sites(tmp_path_factory):
+    """Write pages: of ordinary results, of hostile ones, of none."""
+    made = {
+        "plain": results(4, 80, 3, 2000, 40),
+        "hostile": results(6, 40, 2, 600, 12, text=HOSTILE),
+        "empty": (tables_of({}), {}),
+    }
+    folders = {name: tmp_path_factory.mktemp(name) for name in made}
+    url = "https://example.org/commit/{commit}"
+    return {name: page.write(*made[name], folders[name], commit_url=url) for name in made}
+
+
+class Watched:
+    """A page, and all that it says, throws or asks of the network."""
+
+    def __init__(self, browser, path, **options):
+        self.context = browser.new_context(**options)
+        self.tab = self.context.new_page()
+        self.said, self.asked = [], []
+        self.path = path
+        self.tab.on("console", lambda message: self.said.append(message.text))
+        self.tab.on("pageerror", lambda error: self.said.append(str(error)))
+        self.tab.on("dialog", lambda dialog: (self.said.append("a dialog"), dialog.dismiss()))
+        self.context.route(re.compile(r"^(?!file:)"), self._refuse)
+        self.tab.on("request", lambda request: self.asked.append(request.url))
+
+    def _refuse(self, route):
+        self.asked.append(route.request.url)
+        route.abort()
+
+    def go(self, where):
+        self.tab.goto(f"{self.path.as_uri()}#{where}")
+        return self.tab
+
+    def quiet(self):
+        """Hold that nothing was said and that nothing but the file was asked for."""
+        assert self.said == []
+        assert {url.partition("#")[0] for url in self.asked} == {self.path.as_uri()}
+
+
+@pytest.fixture
+def watched(browser, sites):
+    """Open pages, and hold in the end that they were quiet."""
+    opened = []
+
+    def call(site="plain", **options):
+        opened.append(Watched(browser, sites[site], **options))
+        return opened[-1]
+
+    yield call
+    for one in opened:
+        one.quiet()
+        one.context.close()
+
+
+def shown(tab):
+    """Return the clauses that the matrix shows."""
+    return tab.eval_on_selector_all(
+        "#clauses tr:not(.detail):not([hidden]) button", "all => all.map(b => b.textContent)"
+    )
+
+
+# --- the views --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("site", ["plain", "hostile", "empty"])
+def test_every_view_opens_alone(watched, site):
+    one = watched(site)
+    tab = one.go("")
+    assert tab.locator("main > section:visible").count() == 1
+    for number, name in enumerate(page.VIEWS):
+        tab.get_by_role("navigation").get_by_role("link", name=name).click()
+        visible = tab.locator("main > section:visible")
+        assert visible.get_by_role("heading", level=2).inner_text() == name
+        assert tab.locator("nav a[aria-current]").inner_text() == name
+        assert (visible.locator(".empty:visible").count() > 0) == (site == "empty"), VIEWS[number]
+    tab.go_back()
+    assert tab.locator("main > section:visible h2").inner_text() == page.VIEWS[-2]
+
+
+def test_what_is_missing_names_the_command_that_brings_it(watched):
+    tab = watched("empty").go("speed")
+    assert tab.locator(".empty:visible code").inner_text().startswith("keyedopt bench")
+
+
+def test_the_overview_counts_what_the_tables_count(watched, sites):
+    tables, _ = results(4, 80, 3, 2000, 40)
+    tab = watched().go("overview")
+    cards = tab.locator(".card")
+    assert cards.count() == 4
+    first = tables.clauses[(tables.clauses["run"] == "library0 1.0") & (tables.clauses["level"] != "observe")]
+    asked = first[first["outcome"] != "unsupported"]
+    held = int((asked["outcome"] == "pass").sum())
+    assert f"{held} of {len(asked)}" in cards.nth(0).inner_text()
+    assert "1 entries" in cards.nth(1).inner_text()  # the one that has expired
+    assert "it is truncated" in tab.locator(".note").first.inner_text()
+
+
+# --- the matrix -------------------------------------------------------------------------------------
+
+
+def test_filters_leave_what_they_say(watched):
+    _, known = results(4, 80, 3, 2000, 40)
+    tab = watched().go("matrix")
+    assert len(shown(tab)) == 80
+    tab.get_by_label("area").select_option("warmup")
+    tab.get_by_label("level").select_option("must")
+    wanted = [clause.id for clause in known.values() if (clause.area, clause.level) == ("warmup", "must")]
+    tab.wait_for_function(f"document.getElementById('count').textContent.startsWith('{len(wanted)} ')")
+    assert shown(tab) == wanted
+    tab.get_by_role("button", name="Reset").click()
+    tab.get_by_role("searchbox").fill("statement 17 sentences")
+    tab.wait_for_function(
+        "document.getElementById('count').textContent.startsWith('17 ')"
+    )  # 7, and another 7
+    tab.get_by_role("searchbox").fill("keyed-008")
+    tab.wait_for_function("document.getElementById('count').textContent.startsWith('1 ')")
+    assert shown(tab) == ["KEYED-008"]
+    tab.get_by_role("searchbox").fill("no such thing")
+    tab.locator("#nothing").wait_for(state="visible")
+
+
+def test_outcomes_are_filtered_by_implementation(watched):
+    tables, _ = results(4, 80, 3, 2000, 40)
+    tab = watched().go("matrix&outcome=known&run=library1%201.2")
+    rows = tables.clauses
+    wanted = rows[(rows["run"] == "library1 1.2") & (rows["outcome"] == "known")]["clause"]
+    assert shown(tab) == list(wanted)
+    assert tab.get_by_label("outcome").input_value() == "known"
+
+
+def test_a_link_opens_its_clause_with_the_failing_cases(watched):
+    tables, known = results(4, 80, 3, 2000, 40)
+    failing = tables.cases[tables.cases["outcome"] == "fail"].iloc[0]
+    tab = watched().go(f"clause={failing['clause']}")
+    detail = tab.locator(".detail:visible")
+    text = detail.inner_text()
+    assert known[failing["clause"]].statement in text
+    assert "torchrec.optim: KeyedOptimizer" in text
+    assert failing["case"] in text
+    assert " ".join(failing["expected"].split()) in " ".join(text.split())
+    assert f"keyedopt replay results/library0-1.0.json '{failing['case']}'" in text
+    assert tab.evaluate("document.activeElement.textContent") == failing["clause"]
+    box = tab.locator("tr", has=tab.get_by_role("button", name=failing["clause"])).first.bounding_box()
+    assert 0 < box["y"] < 900
+
+
+def test_a_clause_opens_and_closes_by_keyboard(watched):
+    tab = watched().go("matrix")
+    button = tab.get_by_role("button", name="KEYED-000")
+    button.focus()
+    tab.keyboard.press("Enter")
+    assert button.get_attribute("aria-expanded") == "true"
+    assert tab.evaluate("location.hash") == "#clause=KEYED-000"
+    tab.keyboard.press("Enter")
+    assert tab.locator(".detail").count() == 0
+
+
+def test_everything_is_reached_by_tab(watched):
+    tab = watched().go("overview")
+    reached = []
+    for _ in range(12):
+        tab.keyboard.press("Tab")
+        reached.append(tab.evaluate("document.activeElement.textContent.trim()"))
+    assert reached[0] == "Skip to the content"
+    assert reached[1:8] == list(page.VIEWS)
+
+
+def test_implementations_that_behave_alike_have_the_same_letter(watched):
+    tables, _ = results(4, 80, 3, 2000, 40)
+    tab = watched().go("matrix&level=observe")
+    rows = tables.records
+    clause = rows["clause"].iloc[0]
+    texts = [
+        tuple(rows[(rows["run"] == run) & (rows["clause"] == clause)].sort_values("case")["text"])
+        for run in tables.runs["run"].iloc[:4]
+    ]
+    row = tab.locator("tr", has=tab.get_by_role("button", name=clause))
+    letters = row.locator("td.o").all_inner_texts()
+    assert [texts.index(text) for text in texts] == [letters.index(letter) for letter in letters]
+
+
+def test_differences_compare_a_chosen_pair(watched):
+    tables, _ = results(4, 80, 3, 2000, 40)
+    tab = watched().go("differences")
+    assert tab.get_by_label("from").locator("option:checked").inner_text() == "library0 1.0"
+    assert tab.get_by_label("to", exact=True).locator("option:checked").inner_text() == "library0 1.1"
+    rows = tables.clauses.pivot(index="clause", columns="run", values="outcome")
+    changed = rows["library0 1.0"] != rows["library1 1.3"]
+    tab.get_by_label("to", exact=True).select_option("library1 1.3")
+    links = tab.locator("#changes .verdicts tbody th a").all_text_contents()
+    assert sorted(links) == sorted(rows.index[changed])
+    tab.get_by_role("button", name="Swap").click()
+    assert tab.locator("#changes .lead").inner_text().startswith("From library1 1.3 to library0 1.0")
+
+
+def test_a_step_in_history_links_to_its_commit(watched):
+    tab = watched().go("history")
+    first = tab.locator("figure").first
+    assert "rows=3" in first.inner_text()
+    link = first.get_by_role("link")
+    assert link.get_attribute("href") == f"https://example.org/commit/{20:040x}"
+
+
+# --- strangers' text --------------------------------------------------------------------------------
+
+
+def test_hostile_text_is_shown_and_does_not_run(watched):
+    one = watched("hostile")
+    for where in [*VIEWS, *(f"clause={clause}" for clause in clauses(40))]:
+        tab = one.go(where)
+    everything = tab.evaluate("document.body.textContent")
+    assert tab.evaluate("window.hacked") is None
+    assert tab.locator("main img, main script, svg[onload]").count() == 0
+    assert tab.locator("a[href^='javascript']").count() == 0
+    for text in ("</script><script>window.hacked = 1</script>", "{{ 7 * 7 }}", "日本語 עברית", "\\u2028"):
+        assert text in everything
+
+
+def test_data_in_the_page_cannot_end_its_element():
+    text = as_json({"a": "</script><!--<script>", "b": "\u2028\ud800"})
+    assert "<" not in text
+    assert text.isascii()
+
+
+def test_the_policy_allows_this_script_and_nothing_else(sites):
+    text = sites["plain"].read_text(encoding="utf-8")
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1]
+    assert policy.startswith("default-src 'none'; script-src &#39;sha256-") or "default-src" in policy
+    assert "unsafe" not in policy
+    assert "style=" not in re.sub(r"<script.*?</script>", "", text, flags=re.S)
+
+
+def test_an_address_for_commits_is_checked(tmp_path):
+    with pytest.raises(ValueError, match="begins with https://"):
+        page.write(tables_of({}), {}, tmp_path, commit_url="javascript:alert({commit})")
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- for everybody ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_an_accessibility_checker_finds_nothing(watched, scheme):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    one = watched(color_scheme=scheme, viewport={"width": 1280, "height": 900})
+    for where in [*VIEWS, "clause=KEYED-000"]:
+        tab = one.go(where)
+        found = axe.run(tab)
+        assert found.violations_count == 0, f"{where}: {found.generate_report()}"
+
+
+def test_a_phone_scrolls_tables_and_not_the_page(watched):
+    one = watched(viewport={"width": 390, "height": 844})
+    for where in [*VIEWS, "clause=KEYED-000"]:
+        tab = one.go(where)
+        assert tab.evaluate("document.documentElement.scrollWidth") <= 390, where
+    tab = one.go("matrix")
+    head = tab.locator("#clauses th").first
+    before = head.bounding_box()["x"]
+    tab.evaluate("document.querySelector('.tall .scroll').scrollLeft = 200")
+    assert head.bounding_box()["x"] == before  # the name of the clause stays in sight
+
+
+def test_print_shows_every_view(watched):
+    tab = watched().go("overview")
+    tab.emulate_media(media="print")
+    assert tab.locator("main > section:visible").count() == len(VIEWS)
+    assert not tab.get_by_role("navigation").is_visible()
+
+
+# --- plots ------------------------------------------------------------------------------------------
+
+
+def test_plots_are_written_as_png_and_svg(tmp_path):
+    tables, known = results(3, 40, 2, 60, 6)
+    page.write(tables, known, tmp_path, plots=True)
+    svgs, pngs = ({path.stem for path in (tmp_path / "plots").glob(f"*.{kind}")} for kind in ("svg", "png"))
+    assert svgs == pngs
+    assert {"schedule-1", "precision-1", "speed-1", "history-1"} <= svgs
+    for name in svgs:
+        ElementTree.parse(tmp_path / "plots" / f"{name}.svg")
+
+
+def test_a_plot_says_in_words_what_it_shows(sites):
+    text = sites["plain"].read_text(encoding="utf-8")
+    plots = re.findall(r'<svg class="plot".*?</svg>', text, flags=re.S)
+    assert len(plots) > 20
+    for plot in plots:
+        names = re.search(r'aria-labelledby="(\S+) (\S+)"', plot)
+        assert f'<title id="{names[1]}">' in plot
+        assert len(re.search(f'<desc id="{names[2]}">(.*?)</desc>', plot)[1]) > 10
+    ids = re.findall(r'\bid="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+
+
+def test_the_page_is_small(tmp_path):
+    """Ten implementations of 500 clauses: the failing cases are shortened until it fits."""
+    tables, known = results(10, 500, 4, 20_000, 60)
+    assert page.write(tables, known, tmp_path).stat().st_size < 3_000_000
+
+
+@pytest.mark.parametrize(
+    ("values", "steps"),
+    [
+        ([1.0] * 30, []),
+        ([1.0] * 15 + [1.3] * 15, [15]),
+        ([1.0] * 10 + [2.0] * 10 + [1.0] * 10, [10, 20]),
+        ([1.0] * 10 + [9.0] + [1.0] * 10, []),
+        ([1.0, 2.0], []),
+    ],
+)
+def test_steps_are_where_the_level_changes(values, steps):
+    noise = 0.004 * np.sin(np.arange(len(values)) * 7.3)
+    assert detect(np.array(values) + noise) == steps
