@@ -105,7 +105,7 @@
     $("count").textContent = `${count} of ${rows.length} clauses`;
     $("nothing").hidden = count > 0;
   };
-  const part = (title, ...children) => el("div", { class: "part" }, el("h4", {}, title), ...children);
+  const part = (title, ...children) => el("div", { class: "part" }, el("h3", {}, title), ...children);
   const list = (pairs) => {
     const made = el("dl");
     for (const [term, value, kind] of pairs) if (value) made.append(el("dt", {}, term), el("dd", kind ? { class: kind } : {}, value));
@@ -122,7 +122,7 @@
       el("span", { class: `chip ${outcome(run, clause)}` }, WORDS[outcome(run, clause)]),
       ` ${data.runs[run].name}`, el("small", {}, ` ${cell[2]} of ${cell[1]} cases`)));
     for (const [name, which, expected, seen, reason, link] of cases) {
-      made.append(el("div", { class: "case" }, el("h5", {}, name), list([
+      made.append(el("div", { class: "case" }, el("h4", {}, name), list([
         ["expected", data.outcomes[which] === "unexpected-pass" ? "a failure, as the list of known ones says" : expected, "pre"],
         ["seen", data.outcomes[which] === "unexpected-pass" ? "it passes" : seen, "pre"],
         ["known", reason], ["more", link && linked(link)],
