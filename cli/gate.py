@@ -118,5 +118,5 @@ def show(found: Mapping[Key, Change], limits: Limits = LIMITS) -> None:
     unclear = sum(change.verdict == "unclear" for change in found.values())
     out.print(
         f"{len(found)} comparisons, {alarms} worse or missing, {unclear} unclear; changes below "
-        f"{limits.tolerance:.0%} are no alarm, and {limits.risk:.0%} of runs without a change have one"
+        f"{limits.tolerance:.0%} are no alarm; the level is {limits.risk:.0%} for all, at the baseline's load"
     )
