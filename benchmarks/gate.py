@@ -11,8 +11,8 @@ and exp(d) - 1 is how much worse it got; t-quantiles with n + m - 2 degrees of f
 
 - *worse*: the lower bound of d is above 0, at a level that is divided by the number of all comparisons and
   for repeated looks, so that a run without a change raises an alarm anywhere in at most 1 of 20, if its
-  rounds vary as those of the baseline do; and d itself is above the tolerance; and both still hold once it was
-  measured again (`Limits.confirm` rounds).
+  rounds vary as those of the baseline do; and d itself is above the tolerance; and both still hold once it
+  was measured again (`Limits.confirm` rounds).
 - *fine*: the upper bound of d, at a level of its own, is below what has to be found.
 - otherwise there are more rounds, up to `Limits.most`; what is undecided then is said to be *unclear*.
 """
