@@ -133,7 +133,7 @@ def _measurements(path: Path, about: dict[str, Any]) -> Iterable[Measurement]:
                     value=float(value),
                     low=_bound(_at(row, "stats_ci_99_a", index)),
                     high=_bound(_at(row, "stats_ci_99_b", index)),
-                    samples=_at(row, "repeat", index),
+                    samples=_at(row, "stats_repeat", index),
                 )
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise HistoryError(f"{path} is no result of asv's: {error!r}") from error
