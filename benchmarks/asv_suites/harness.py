@@ -12,7 +12,8 @@ class Import:
     params: ClassVar[Any] = (MODULES,)
     param_names: ClassVar[tuple[str, ...]] = ("module",)
     number: ClassVar[int] = 1
-    repeat: ClassVar[int] = 5
+    repeat: ClassVar[int] = 3
+    rounds: ClassVar[int] = 1
     warmup_time: ClassVar[float] = 0.0
 
     def setup(self, module: str) -> None:
