@@ -96,6 +96,7 @@ def test_published_parameters_are_dimensions_of_the_page(ran):
     about = index["benchmarks"]["tables.Train.track_throughput"]
     assert about["param_names"] == ["optimizer", "workload", "implementation"]
     assert "'8x200k-zipf'" in about["params"][1]
+    assert about["unit"] == "GB/s"
     assert index["params"]["machine"] == ["tested"]
     assert {"gpu", "cuda", "cpu"} <= set(index["params"])
 
@@ -158,7 +159,8 @@ def test_the_page_shows_throughput_by_optimizer_shape_and_machine(ran, browser, 
     tab.get_by_text("Train.track_throughput").first.wait_for()  # the grid of all benchmarks
     chosen = "p-optimizer='sgd'&p-workload='small-step'&p-implementation='fused:torch'"
     tab.goto(f"{HOST}#tables.Train.track_throughput?{chosen}")
-    tab.get_by_text("GB/s").first.wait_for()  # the axis of the graph
+    legend = tab.locator("#main-graph").get_by_text("implementation-fused:torch; optimizer-sgd")
+    legend.first.wait_for()
     pressed = {button.inner_text() for button in tab.locator(".btn.active").all()}
     assert {"tested", "sgd", "small-step", "fused:torch"} <= pressed
     shown = tab.locator("body").inner_text()
