@@ -22,13 +22,14 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from keyedopt.fused.backends.triton import chunks, forward, launch, sort
+from keyedopt.fused.backends.triton import chunks, forward, launch, radix, sort
 
 #: The GPUs that are compiled for: A100, and H100 with H200.
 ARCHITECTURES = (80, 90)
 #: Where the launcher finds its kernels.
 KERNELS: tuple[tuple[ModuleType, str], ...] = (
     (sort, "write_keys"),
+    (radix, "radix_pass"),
     (sort, "find_runs"),
     (forward, "pool"),
     (chunks, "sum_chunks"),

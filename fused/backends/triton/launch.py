@@ -12,7 +12,8 @@ from keyedopt.fused.backends.triton.collect import collect
 from keyedopt.fused.backends.triton.grads import Grads, pack_grads
 from keyedopt.fused.backends.triton.groups import Group, bags_of, blocks
 from keyedopt.fused.backends.triton.layout import STEP_WORDS
-from keyedopt.fused.backends.triton.prepare import Runs, is_scaled, lookup_words, plain
+from keyedopt.fused.backends.triton.calls import is_scaled, lookup_words, plain
+from keyedopt.fused.backends.triton.prepare import Runs
 from keyedopt.fused.backends.triton.update import update
 from keyedopt.fused.backends.triton.words import alignment, columns_for, on_device, step_words, table
 
@@ -29,7 +30,7 @@ def look_up(group: Group, lookups: Sequence[Lookup], outputs: Sequence[Tensor]) 
     device = group.device
     tables = table([[w.data_ptr() for w in weights], [w.shape[1] // group.unit for w in weights]])
     forward.pool[(begins[-1],)](
-        on_device(lookup_words(lookups, begins, [0] * len(lookups)), device),
+        on_device(lookup_words(group, lookups, begins), device),
         on_device(tables, device),
         on_device([out.data_ptr() for out in outputs], device),
         LOOKUPS=columns,

@@ -11,8 +11,9 @@ NEVER = 2**62
 TABLE_WORDS = ("base", "units", "weight", "first", "second", "counter")
 
 #: Rows of the words of lookups: first program, first position, number of values, number of bags, addresses of
-#: values, offsets (0 without pooling) and weights (0 for none), first linear row of the table, mean or not.
-LOOKUP_WORDS = ("program", "start", "count", "bags", "values", "offsets", "weights", "base", "mean")
+#: values, offsets (0 without pooling) and weights (0 for none), first linear row of the table, mean or not,
+#: number of rows of the table.
+LOOKUP_WORDS = ("program", "start", "count", "bags", "values", "offsets", "weights", "base", "mean", "rows")
 
 #: Rows of the words of gradients, or outputs, of lookups: address, and stride of a row in units.
 GRAD_WORDS = ("address", "stride")

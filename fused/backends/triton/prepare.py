@@ -8,9 +8,10 @@ from torch import Tensor
 
 from keyedopt.fused.backends.interface import Lookup
 from keyedopt.fused.backends.triton import sort
-from keyedopt.fused.backends.triton.groups import Group, bags_of, blocks
+from keyedopt.fused.backends.triton.calls import Call
+from keyedopt.fused.backends.triton.groups import Group
 from keyedopt.fused.backends.triton.shapes import Tuning
-from keyedopt.fused.backends.triton.words import columns_for, on_device, table
+from keyedopt.fused.backends.triton.sorting import Sorted, sort_by_torch, sort_in_passes
 
 
 @dataclass(frozen=True, eq=False)
@@ -18,9 +19,10 @@ class Runs:
     """The lookups of a group, as runs of the same row.
 
     Args:
-        keys, places, scales, starts, counts, ends: see `sort.find_runs`; None where there are none.
+        keys, places, scales, starts, counts, ends: see `sort.find_runs`; the last three None where there are
+            no runs, but every position is a row.
         count: number of positions.
-        shift: see `sort.write_keys`.
+        shift: see `sort.place_of`.
         lookups: how many lookups there are, and so columns of the words of the gradients.
         tuning: with which they were made.
     """
@@ -45,100 +47,55 @@ class Prepared:
     index: int
 
 
-def lookup_words(lookups: Sequence[Lookup], begins: Sequence[int], bases: Sequence[int]) -> list[int]:
-    """Return the words of some lookups, for programs that begin so and tables whose rows begin so."""
-    counts = [len(lookup.values) for lookup in lookups]
-    firsts = [sum(counts[:index]) for index in range(len(counts))]
-    rows = [
-        list(begins[:-1]),
-        firsts,
-        counts,
-        [bags_of(lookup) for lookup in lookups],
-        [lookup.values.data_ptr() for lookup in lookups],
-        [0 if lookup.offsets is None else lookup.offsets.data_ptr() for lookup in lookups],
-        [0 if lookup.weights is None else lookup.weights.data_ptr() for lookup in lookups],
-        list(bases),
-        [int(lookup.mean and lookup.offsets is not None) for lookup in lookups],
-    ]
-    return table(rows)
-
-
-def plain(lookup: Lookup) -> Lookup:
-    """Return the lookup with integers of 64 bits, weights in float32, and everything contiguous."""
-    offsets = None if lookup.offsets is None else lookup.offsets.long().contiguous()
-    weights = None if lookup.weights is None else lookup.weights.detach().float().contiguous()
-    values = lookup.values.long().contiguous()
-    return Lookup(lookup.table, values, offsets, weights, lookup.mean, lookup.grad, lookup.prepared)
-
-
-def is_scaled(lookups: Sequence[Lookup]) -> bool:
-    """Return whether any gradient of these is multiplied by something."""
-    return any(one.weights is not None or (one.mean and one.offsets is not None) for one in lookups)
-
-
-def key_dtype(rows: int) -> torch.dtype:
-    """Return the narrowest dtype for so many rows; a sort moves and compares no bits in vain."""
-    return next((one for one in (torch.int16, torch.int32) if rows <= torch.iinfo(one).max), torch.int64)
-
-
 def make_keys(group: Group, lookups: Sequence[Lookup], tuning: Tuning) -> Runs:
-    """Write key, place and scale of every value, in the order of the lookups."""
-    lookups = [plain(lookup) for lookup in lookups]
-    device, columns = group.device, columns_for(len(lookups))
-    count = sum(len(lookup.values) for lookup in lookups)
-    begins = blocks([len(lookup.values) for lookup in lookups], tuning.values)
-    bases = [group.bases[group.numbers.index(lookup.table)] for lookup in lookups]
-    most = max(bags_of(lookup) for lookup in lookups)
-    shift = max(most - 1, 1).bit_length()
-    wide = (len(lookups) - 1).bit_length() + shift > 31
-    keys = torch.empty(count, dtype=key_dtype(group.bases[-1]), device=device)
-    places = torch.empty(count, dtype=torch.int64 if wide else torch.int32, device=device)
-    scaled = is_scaled(lookups)
-    scales = torch.empty(count, dtype=torch.float32, device=device) if scaled else None
-    words = on_device(lookup_words(lookups, begins, bases), device)
-    sort.write_keys[(begins[-1],)](
-        words,
-        keys,
-        places,
-        places if scales is None else scales,
-        shift,
-        most.bit_length(),
-        LOOKUPS=columns,
-        SCALED=scaled,
-        BLOCK=tuning.values,
-        num_warps=4,
-        maxnreg=sort.REGISTERS,
+    """Write key, place and scale of every value, in the order of the lookups, which have each row once."""
+    call = Call(group, lookups, tuning)
+    keys, places, scales = call.new(call.key_dtype), call.new(call.place_dtype), call.new_scales()
+    call.write_keys(keys, places, scales)
+    return Runs(
+        keys, places, scales, None, None, None, call.count, call.shift, len(call.lookups), call.tuning
     )
-    return Runs(keys, places, scales, None, None, None, count, shift, len(lookups), tuning)
 
 
 def make_runs(group: Group, lookups: Sequence[Lookup], tuning: Tuning) -> Runs:
     """Sort the values of the lookups by row, and find where the rows begin; nothing waits for the device."""
-    given = make_keys(group, lookups, tuning)
-    count, device = given.count, group.device
-    keys, order = torch.sort(given.keys, stable=True)
+    call = Call(group, lookups, tuning)
+    if call.narrow:
+        with sort_in_passes(call) as done:
+            return _find_runs(call, done)
+    return _find_runs(call, sort_by_torch(call))
+
+
+def _find_runs(call: Call, done: Sorted) -> Runs:
+    count, tuning = call.count, call.tuning
     programs = -(-count // tuning.block)
     dtype = torch.int32 if count <= torch.iinfo(torch.int32).max else torch.int64
-    starts = torch.empty(count, dtype=dtype, device=device)
-    ends = torch.empty(programs, dtype=dtype, device=device)
-    counts = torch.empty(programs, dtype=torch.int32, device=device)
-    places = torch.empty_like(given.places)
-    scales = None if given.scales is None else torch.empty_like(given.scales)
+    starts, ends = call.new(dtype), call.new(dtype, programs)
+    counts = call.new(torch.int32, programs)
+    gathers = done.order is not None
+    places = torch.empty_like(done.places) if gathers else done.places
+    scales = torch.empty_like(done.scales) if gathers and done.scales is not None else done.scales
+    none = done.keys
     sort.find_runs[(programs,)](
-        keys,
-        order,
-        given.places,
-        given.places if given.scales is None else given.scales,
+        done.keys,
+        none if done.order is None else done.order,
+        done.places,
+        none if done.scales is None else done.scales,
         places,
-        places if scales is None else scales,
+        none if scales is None else scales,
         starts,
         counts,
         ends,
+        none if done.work is None else done.work,
         count,
+        0 if done.work is None else done.work.numel(),
+        GATHER=gathers,
         SCALED=scales is not None,
         BLOCK=tuning.block,
         PROBES=tuning.probes,
         num_warps=max(1, min(4, tuning.block // 32)),
         maxnreg=sort.REGISTERS,
     )
-    return Runs(keys, places, scales, starts, counts, ends, count, given.shift, given.lookups, tuning)
+    return Runs(
+        done.keys, places, scales, starts, counts, ends, count, call.shift, len(call.lookups), tuning
+    )

@@ -37,12 +37,16 @@ class Tuning:
         chunk: longest run that a program sums alone, a power of two, not below `block`.
         values: lookups for which one program writes keys.
         probes: positions that are looked at together for the end of a run.
+        tile: keys that a program sorts at a time, a power of two up to 2¹⁵.
+        digit: most bits of a key for one pass of the sort, as long as three passes are enough.
     """
 
     block: int = 128
     chunk: int = 512
     values: int = 1024
     probes: int = 32
+    tile: int = 2048
+    digit: int = 8
 
     def __post_init__(self) -> None:
         if self.chunk < self.block:  # then only the last run of a block can be longer than a chunk

@@ -4,13 +4,14 @@
 # and a branch on a constant is taken when it is compiled.
 """From lookups to runs: keys that number the rows of all tables, and where the runs of equal keys begin.
 
-Neither needs the gradients, so both are done in the forward. Between them the keys are sorted, in as few bits
-as they need.
+Neither needs the gradients, so both are done in the forward. Between them the keys are sorted, see `radix`.
 """
 
 import triton
 import triton.language as tl
 
+from keyedopt.fused.backends.triton.alarm import BAD_VALUES, raise_alarm
+from keyedopt.fused.backends.triton.arithmetic import column_of
 from keyedopt.fused.backends.triton.layout import LOOKUP_WORDS
 
 PROGRAM = tl.constexpr(LOOKUP_WORDS.index("program"))
@@ -22,44 +23,90 @@ OFFSETS = tl.constexpr(LOOKUP_WORDS.index("offsets"))
 WEIGHTS = tl.constexpr(LOOKUP_WORDS.index("weights"))
 BASE = tl.constexpr(LOOKUP_WORDS.index("base"))
 MEAN = tl.constexpr(LOOKUP_WORDS.index("mean"))
+ROWS = tl.constexpr(LOOKUP_WORDS.index("rows"))
 #: Of a thread: enough for 32 warps on a multiprocessor, which hide the latency of single loads.
 REGISTERS = 64
 
 
 @triton.jit
-def bag_of(position, offsets, bags, steps):
-    """Return the last bag that begins at a position or before it, by bisection in so many steps."""
+def bag_of(position, offsets, bags, steps, live):
+    """Return the last bag that begins at a position or before it, by bisection in so many steps.
+
+    Whatever is in the offsets, no more than these are read.
+    """
     low = tl.zeros_like(position)
-    high = low + bags
+    high = low + tl.maximum(bags, 1)
     for _ in range(steps):
         middle = (low + high) // 2
-        right = tl.load(offsets + middle) <= position
+        right = tl.load(offsets + middle, mask=live, other=0) <= position
         low = tl.where(right, middle, low)
         high = tl.where(right, high, middle)
     return low
 
 
-@triton.jit(do_not_specialize=["shift", "steps"])
+@triton.jit
+def place_of(which, live, lookups, shift, steps, LOOKUPS: tl.constexpr, SCALED: tl.constexpr):
+    """Return place and scale of some values.
+
+    The place has the lookup in the bits from `shift` on, and below it the bag, or the value without pooling.
+    The scale is that by which the gradient of the bag is multiplied.
+
+    Args:
+        which: of all values, counted over all lookups.
+        lookups: words of `LOOKUP_WORDS`.
+        shift: bits of the bags.
+        steps: of a bisection of the bags; 0 where nothing is pooled.
+    """
+    lookup = column_of(which, lookups + START * LOOKUPS, LOOKUPS)
+    words = lookups + lookup
+    index = which.to(tl.int64) - tl.load(words + START * LOOKUPS, mask=live, other=0)
+    address = tl.load(words + OFFSETS * LOOKUPS, mask=live, other=0)
+    offsets = address.to(tl.pointer_type(tl.int64))
+    pooled = live & (address != 0)
+    bags = tl.load(words + BAGS * LOOKUPS, mask=live, other=1)
+    bag = tl.where(pooled, bag_of(index, offsets, bags, steps, pooled), index)
+    scale = tl.full(which.shape, 1.0, tl.float32)
+    if SCALED:
+        divided = pooled & (tl.load(words + MEAN * LOOKUPS, mask=live, other=0) != 0)
+        end = tl.load(offsets + bag + 1, mask=divided, other=1)
+        length = end - tl.load(offsets + bag, mask=divided, other=0)
+        scale = tl.div_rn(scale, tl.maximum(length, 1).to(tl.float32))
+        address = tl.load(words + WEIGHTS * LOOKUPS, mask=live, other=0)
+        weights = address.to(tl.pointer_type(tl.float32))
+        scale = scale * tl.load(weights + index, mask=live & (address != 0), other=1.0)
+    return bag + (lookup.to(tl.int64) << shift), scale
+
+
+@triton.jit(do_not_specialize=["shift", "steps", "clear"])
 def write_keys(
     lookups,
+    alarm,
     keys,
     places,
     scales,
+    totals,
+    status,
     shift,
     steps,
+    clear,
     LOOKUPS: tl.constexpr,
+    PLACES: tl.constexpr,
     SCALED: tl.constexpr,
+    PASSES: tl.constexpr,
+    BITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write key, place and scale of BLOCK values of one lookup.
+    """Write the keys of BLOCK values of one lookup, and what the sort of them has to know beforehand.
 
     Args:
         lookups: words of `LOOKUP_WORDS`.
-        keys: (N,) out: row number, counted over all tables.
-        places: (N,) out: lookup in the bits from `shift` on, below it the bag, or value without pooling.
-        scales: (N,) out, if SCALED: by what the gradient of the bag is multiplied.
-        shift: bits of the bags.
-        steps: of a bisection of the bags.
+        alarm: see `alarm`.
+        keys: (N,) out: row number, counted over all tables; of a number that is none the first of its table.
+        places: (N,) out, if PLACES, see `place_of`.
+        scales: (N,) out, if PLACES and SCALED.
+        totals: (PASSES, 2 ** BITS) how often each digit of a key has each value; added to.
+        status: out: `clear` words that are set to 0.
+        shift, steps: see `place_of`.
     """
     program = tl.program_id(0)
     begins = tl.load(lookups + PROGRAM * LOOKUPS + tl.arange(0, LOOKUPS))
@@ -69,28 +116,25 @@ def write_keys(
     index = (program - tl.load(words + PROGRAM * LOOKUPS)) * BLOCK + tl.arange(0, BLOCK)
     live = index < tl.load(words + COUNT * LOOKUPS)
     values = tl.load(words + VALUES * LOOKUPS).to(tl.pointer_type(tl.int64))
-    row = tl.load(values + index, mask=live, other=0) + tl.load(words + BASE * LOOKUPS)
+    row = tl.load(values + index, mask=live, other=0)
+    wrong = (row < 0) | (row >= tl.load(words + ROWS * LOOKUPS))
+    raise_alarm(alarm, live & wrong, BAD_VALUES)
+    row = tl.where(wrong, 0, row) + tl.load(words + BASE * LOOKUPS)
     tl.store(keys + start + index, row.to(keys.dtype.element_ty), mask=live)
-    bag = index
-    scale = tl.full((BLOCK,), 1.0, tl.float32)
-    address = tl.load(words + OFFSETS * LOOKUPS)
-    if address != 0:
-        offsets = address.to(tl.pointer_type(tl.int64))
-        bag = bag_of(index, offsets, tl.load(words + BAGS * LOOKUPS), steps)
+    if PLACES:
+        place, scale = place_of(start + index, live, lookups, shift, steps, LOOKUPS, SCALED)
+        tl.store(places + start + index, place.to(places.dtype.element_ty), mask=live)
         if SCALED:
-            length = tl.load(offsets + bag + 1, mask=live, other=1) - tl.load(
-                offsets + bag, mask=live, other=0
-            )
-            mean = tl.load(words + MEAN * LOOKUPS)
-            scale = tl.div_rn(scale, tl.where(mean != 0, tl.maximum(length, 1), 1).to(tl.float32))
-    place = bag + (lookup.to(tl.int64) << shift)
-    tl.store(places + start + index, place.to(places.dtype.element_ty), mask=live)
-    if SCALED:
-        address = tl.load(words + WEIGHTS * LOOKUPS)
-        if address != 0:
-            weights = address.to(tl.pointer_type(tl.float32))
-            scale = scale * tl.load(weights + index, mask=live, other=0.0)
-        tl.store(scales + start + index, scale, mask=live)
+            tl.store(scales + start + index, scale, mask=live)
+    if PASSES > 0:
+        bins: tl.constexpr = 2**BITS
+        for one in tl.static_range(PASSES):
+            digit = ((row >> (one * BITS)) & (bins - 1)).to(tl.int32)
+            counts = tl.histogram(digit, bins, mask=live)
+            tl.atomic_add(totals + one * bins + tl.arange(0, bins), counts, mask=counts > 0, sem="relaxed")
+        for done in range(program * BLOCK, clear, BLOCK * tl.num_programs(0)):
+            word = done + tl.arange(0, BLOCK)
+            tl.store(status + word, tl.zeros((BLOCK,), tl.int32), mask=word < clear)
 
 
 @triton.jit
@@ -131,7 +175,7 @@ def begin_of_run(keys, key, low, high, PROBES: tl.constexpr):
     return low
 
 
-@triton.jit(do_not_specialize=["n"])
+@triton.jit(do_not_specialize=["n", "used"])
 def find_runs(
     keys,
     order,
@@ -142,32 +186,35 @@ def find_runs(
     starts,
     counts,
     ends,
+    work,
     n,
+    used,
+    GATHER: tl.constexpr,
     SCALED: tl.constexpr,
     BLOCK: tl.constexpr,
     PROBES: tl.constexpr,
 ):
-    """List the runs that begin in BLOCK sorted positions, and bring places and scales into their order.
+    """List the runs that begin in BLOCK sorted positions.
 
     Args:
         keys: (n,) sorted.
-        order: (n,) which value came to each position.
-        places: (n,) before the sort.
-        scales: (n,) before the sort, if SCALED.
-        sorted_places: (n,) out.
-        sorted_scales: (n,) out, if SCALED.
+        order: (n,) which value came to each position, if GATHER.
+        places, scales: (n,) before the sort, if GATHER; `scales` if SCALED too.
+        sorted_places, sorted_scales: (n,) out, if GATHER: in the order of the sort.
         starts: (n,) out: block by block, where its runs begin.
         counts: (blocks,) out: how many they are.
         ends: (blocks,) out: where the last of them ends, in this block or a later one.
+        work: out: `used` words, which were used in the sort, are 0 again for the next.
     """
     program = tl.program_id(0)
     begin = program.to(tl.int64) * BLOCK
     position = begin + tl.arange(0, BLOCK)
     live = position < n
-    source = tl.load(order + position, mask=live, other=0)
-    tl.store(sorted_places + position, tl.load(places + source, mask=live, other=0), mask=live)
-    if SCALED:
-        tl.store(sorted_scales + position, tl.load(scales + source, mask=live, other=0.0), mask=live)
+    if GATHER:
+        source = tl.load(order + position, mask=live, other=0)
+        tl.store(sorted_places + position, tl.load(places + source, mask=live, other=0), mask=live)
+        if SCALED:
+            tl.store(sorted_scales + position, tl.load(scales + source, mask=live, other=0.0), mask=live)
     key = tl.load(keys + position, mask=live, other=-1)
     before = tl.load(keys + position - 1, mask=live & (position > 0), other=-1)
     heads = live & (key != before)
@@ -177,3 +224,6 @@ def find_runs(
     after = tl.minimum(begin + BLOCK, n)
     end = end_of_run(keys, tl.load(keys + after - 1), after, n, PROBES)
     tl.store(ends + program, end.to(ends.dtype.element_ty))
+    for done in range(program * BLOCK, used, BLOCK * tl.num_programs(0)):
+        word = done + tl.arange(0, BLOCK)
+        tl.store(work + word, tl.zeros((BLOCK,), tl.int32), mask=word < used)

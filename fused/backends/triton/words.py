@@ -25,12 +25,16 @@ def columns_for(count: int) -> int:
     return 1 << max(count - 1, 0).bit_length()
 
 
-def table(rows: Sequence[Sequence[int]]) -> list[int]:
-    """Put rows of words one after the other; of the columns too many, the first row is `NEVER`."""
+def table(rows: Sequence[Sequence[int]], begins: Sequence[int] = (0,)) -> list[int]:
+    """Put rows of words one after the other; of the columns too many, the rows `begins` are `NEVER`.
+
+    >>> table([[0, 5, 9], [1, 2, 3]])[4:]
+    [1, 2, 3, 0]
+    """
     columns = columns_for(len(rows[0]))
     words: list[int] = []
     for index, row in enumerate(rows):
-        words += [*row, *[0 if index else NEVER] * (columns - len(row))]
+        words += [*row, *[NEVER if index in begins else 0] * (columns - len(row))]
     return words
 
 

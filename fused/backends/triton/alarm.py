@@ -1,0 +1,22 @@
+# mypy: ignore-errors
+# ruff: noqa: N803
+# Kernels are compiled from their source: annotations of tensors mean nothing there, constants are capitals,
+# and a branch on a constant is taken when it is compiled.
+"""The alarm of a device: a word that says what was wrong with lookups, until the host asks for it.
+
+Kernels see bad row numbers and offsets where they read them, and read nothing by them. They set a bit of the
+word, and as long as there is one, no kernel writes to a table, its state or its count of steps.
+"""
+
+import triton
+import triton.language as tl
+
+BAD_VALUES = tl.constexpr(1)
+BAD_OFFSETS = tl.constexpr(2)
+
+
+@triton.jit
+def raise_alarm(alarm, wrong, BIT: tl.constexpr):
+    """Set a bit if anything is wrong."""
+    if tl.max(wrong.to(tl.int32), 0) != 0:
+        tl.atomic_or(alarm, BIT, sem="relaxed")

@@ -1,0 +1,134 @@
+"""The lookups of a group of tables, as the kernels take them that need no gradients."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from keyedopt.fused.backends.interface import Lookup
+from keyedopt.fused.backends.triton import sort
+from keyedopt.fused.backends.triton.alarms import alarm_of
+from keyedopt.fused.backends.triton.groups import Group, bags_of, blocks
+from keyedopt.fused.backends.triton.layout import LOOKUP_WORDS
+from keyedopt.fused.backends.triton.shapes import Tuning
+from keyedopt.fused.backends.triton.words import columns_for, on_device, table
+
+#: More keys than this are sorted by torch: a word of the look-back has two bits for something else.
+MOST_KEYS = 2**29
+
+
+def plain(lookup: Lookup) -> Lookup:
+    """Return the lookup with integers of 64 bits, weights in float32, and everything contiguous."""
+    offsets = None if lookup.offsets is None else lookup.offsets.long().contiguous()
+    weights = None if lookup.weights is None else lookup.weights.detach().float().contiguous()
+    values = lookup.values.long().contiguous()
+    return Lookup(lookup.table, values, offsets, weights, lookup.mean, lookup.grad, lookup.prepared)
+
+
+def is_scaled(lookups: Sequence[Lookup]) -> bool:
+    """Return whether any gradient of these is multiplied by something."""
+    return any(one.weights is not None or (one.mean and one.offsets is not None) for one in lookups)
+
+
+def lookup_words(group: Group, lookups: Sequence[Lookup], begins: Sequence[int]) -> list[int]:
+    """Return the words of some lookups in tables of a group, for programs that begin so."""
+    counts = [len(lookup.values) for lookup in lookups]
+    places = [group.numbers.index(lookup.table) for lookup in lookups]
+    bases = group.bases
+    rows = {
+        "program": begins[:-1],
+        "start": blocks(counts, 1)[:-1],
+        "count": counts,
+        "bags": [bags_of(lookup) for lookup in lookups],
+        "values": [lookup.values.data_ptr() for lookup in lookups],
+        "offsets": [0 if lookup.offsets is None else lookup.offsets.data_ptr() for lookup in lookups],
+        "weights": [0 if lookup.weights is None else lookup.weights.data_ptr() for lookup in lookups],
+        "base": [bases[place] for place in places],
+        "mean": [int(lookup.mean and lookup.offsets is not None) for lookup in lookups],
+        "rows": [group.tables[place].weight.shape[0] for place in places],
+    }
+    never = (LOOKUP_WORDS.index("program"), LOOKUP_WORDS.index("start"))
+    return table([rows[name] for name in LOOKUP_WORDS], never)
+
+
+class Call:
+    """Some lookups in tables of a group; none of their memory is read here.
+
+    Attributes:
+        words: on the device, see `LOOKUP_WORDS`.
+        count: number of values.
+        shift, steps: see `sort.place_of`.
+        programs: of `sort.write_keys`.
+    """
+
+    def __init__(self, group: Group, lookups: Sequence[Lookup], tuning: Tuning) -> None:
+        self.group, self.tuning = group, tuning
+        self.lookups = [plain(lookup) for lookup in lookups]
+        pooled = [len(one.offsets) for one in self.lookups if one.offsets is not None]
+        begins = blocks([len(lookup.values) for lookup in self.lookups], tuning.values)
+        self.words = on_device(lookup_words(group, self.lookups, begins), group.device)
+        self.columns = columns_for(len(self.lookups))
+        self.count = sum(len(lookup.values) for lookup in self.lookups)
+        self.programs = begins[-1]
+        self.shift = max(max(bags_of(lookup) for lookup in self.lookups) - 1, 1).bit_length()
+        self.steps = max(pooled, default=0).bit_length()
+
+    @property
+    def bits(self) -> int:
+        """How many bits a key has that are not always 0."""
+        return max(self.group.bases[-1] - 1, 1).bit_length()
+
+    @property
+    def narrow(self) -> bool:
+        """Whether the sort of this backend can sort these: keys of 30 bits, and not too many."""
+        return self.bits <= 30 and self.count < MOST_KEYS
+
+    @property
+    def key_dtype(self) -> torch.dtype:
+        """The narrowest dtype for the keys."""
+        return torch.int32 if self.bits <= 31 else torch.int64
+
+    @property
+    def place_dtype(self) -> torch.dtype:
+        """The narrowest dtype for the places, which have a lookup and a bag each."""
+        wide = (len(self.lookups) - 1).bit_length() + self.shift > 31
+        return torch.int64 if wide else torch.int32
+
+    def new(self, dtype: torch.dtype, *shape: int) -> Tensor:
+        """Return memory on the device of the tables; by default for a number of each value."""
+        return torch.empty(shape or (self.count,), dtype=dtype, device=self.group.device)
+
+    def new_scales(self) -> Tensor | None:
+        """Return memory for scales, if there are any."""
+        return self.new(torch.float32) if is_scaled(self.lookups) else None
+
+    def write_keys(
+        self,
+        keys: Tensor,
+        places: Tensor | None = None,
+        scales: Tensor | None = None,
+        totals: Tensor | None = None,
+        status: Tensor | None = None,
+    ) -> None:
+        """Launch `sort.write_keys`: with places, or with what `radix` needs, (passes, bins) and (…)."""
+        passes, bins = (0, 1) if totals is None else totals.shape
+        sort.write_keys[(self.programs,)](
+            self.words,
+            alarm_of(self.group.device),
+            keys,
+            keys if places is None else places,
+            keys if scales is None else scales,
+            keys if totals is None else totals,
+            keys if status is None else status,
+            self.shift,
+            self.steps,
+            0 if status is None else status.numel(),
+            LOOKUPS=self.columns,
+            PLACES=places is not None,
+            SCALED=scales is not None,
+            PASSES=passes,
+            BITS=bins.bit_length() - 1,
+            BLOCK=self.tuning.values,
+            num_warps=4 if bins <= 2**7 else 8,  # counts of all digits are held in registers
+            maxnreg=sort.REGISTERS if bins <= 2**8 else 2 * sort.REGISTERS,
+        )

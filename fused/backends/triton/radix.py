@@ -1,0 +1,192 @@
+# mypy: ignore-errors
+# ruff: noqa: N803, D417
+# Kernels are compiled from their source: annotations of tensors mean nothing there, constants are capitals,
+# and a branch on a constant is taken when it is compiled.
+"""The sort: a pass for each digit of the keys, the lowest first, each in one launch.
+
+A program takes a tile after the other. It counts the digits of the tile, puts the tile in order, learns from
+the tiles before it how many of each digit they have (Merrill and Garland's decoupled look-back), and writes
+its elements where they belong. Equal keys stay in the order of the lookups, so every run gives the same.
+
+Of the look-back: a tile publishes for each digit one word, of which two bits say what it is and the others
+the number, so no other memory has to be seen with it, and relaxed atomics will do. Tiles are numbered by a
+ticket: whoever waits for a tile waits for a program that already runs, and the first tile waits for none.
+"""
+
+import triton
+import triton.language as tl
+
+from keyedopt.fused.backends.triton.sort import place_of
+
+#: What the word of a tile says: nothing yet, of this tile alone, or of this and all before it.
+ALONE = tl.constexpr(1)
+WHOLE = tl.constexpr(2)
+#: Elements that are counted in one word, in fields of 4 bits: at most 15.
+GROUP = tl.constexpr(8)
+#: Of a thread, enough for nothing to be spilled: 16 warps on a multiprocessor.
+REGISTERS = 128
+
+
+@triton.jit
+def ranks(digit, WORDS: tl.constexpr):
+    """Return where each element of a tile goes if it is sorted by this digit, those alike in their order.
+
+    All 16 counts of eight elements fit into one int64, in fields of 4 bits. These of a whole tile need 16
+    bits each, so they are four int64, which are added up over the groups of eight, not over the elements.
+
+    Args:
+        digit: (TILE / 8, 8) int32 of 4 bits, below 4 · WORDS; TILE is at most 2¹⁵.
+    """
+    nibble = (digit << 2).to(tl.int64)
+    ones = tl.full(digit.shape, 1, tl.int64) << nibble
+    here = ((tl.cumsum(ones, 1) >> nibble) & 15).to(tl.int32)
+    group = tl.sum(ones, 1)
+    word = digit >> 2
+    base = tl.zeros(digit.shape, tl.int64)
+    before = tl.sum(group, 0) * 0
+    for index in tl.static_range(WORDS):
+        four = group >> (16 * index)
+        fields = (four & 0xF) | ((four & 0xF0) << 12) | ((four & 0xF00) << 24) | ((four & 0xF000) << 36)
+        total = tl.sum(fields, 0)
+        # of four fields, each and those below it added up: x · (1 + 2¹⁶ + 2³² + 2⁴⁸)
+        through = total + (total << 16)
+        through += through << 32
+        below = before + (before << 16)
+        below += (below << 32) + through - total
+        base = tl.where(word == index, (tl.cumsum(fields, 0) - fields + below)[:, None], base)
+        before += (through >> 48) & 0xFFFF
+    field = ((digit & 3) << 4).to(tl.int64)
+    return ((base >> field) & 0xFFFF).to(tl.int32) + here - 1
+
+
+@triton.jit
+def take(word, going, open_, total, moved):
+    """Take the word of one tile before: add its number, and see whether there is more to be added."""
+    known = going & ((word & 3) != 0)
+    total += tl.where(known, word >> 2, 0)
+    moved += known.to(tl.int32)
+    whole = known & ((word & 3) == WHOLE)
+    return known & (word & 3 == ALONE), open_ & (whole == 0), total, moved
+
+
+@triton.jit
+def look_back(status, tile, BINS: tl.constexpr):
+    """Return how many of each digit are in the tiles before this one; up to four are read at a time."""
+    bins = tl.arange(0, BINS)
+    total = tl.zeros((BINS,), tl.int32)
+    at = total + (tile - 1)
+    open_ = at >= 0
+    while tl.max(open_.to(tl.int32), 0) != 0:
+        word = status + at.to(tl.int64) * BINS + bins
+        moved = tl.zeros((BINS,), tl.int32)
+        going = open_
+        a = tl.load(word, mask=open_, other=0, volatile=True)
+        if BINS <= 256:  # with more there are no registers for them
+            b = tl.load(word - BINS, mask=open_ & (at >= 1), other=0, volatile=True)
+            c = tl.load(word - 2 * BINS, mask=open_ & (at >= 2), other=0, volatile=True)
+            d = tl.load(word - 3 * BINS, mask=open_ & (at >= 3), other=0, volatile=True)
+        going, open_, total, moved = take(a, going, open_, total, moved)
+        if BINS <= 256:
+            going, open_, total, moved = take(b, going, open_, total, moved)
+            going, open_, total, moved = take(c, going, open_, total, moved)
+            going, open_, total, moved = take(d, going, open_, total, moved)
+        at -= moved
+    return total
+
+
+@triton.jit
+def put_in_order(digit, element, scratch, BITS: tl.constexpr):
+    """Return (digit << 16 | element) of the elements of a tile, sorted by digit, those alike in their order.
+
+    The tile is sorted by 4 bits of the digit after the other; elements change their places by way of memory,
+    which only this program uses, so they come back from a cache.
+    """
+    packed = (digit << 16) | element
+    for low in tl.static_range(0, BITS, 4):
+        to = ranks((packed >> (16 + low)) & 15, 4 if BITS - low > 3 else (2 if BITS - low == 3 else 1))
+        tl.store(scratch + to, packed)
+        tl.debug_barrier()
+        packed = tl.load(scratch + element)
+        tl.debug_barrier()
+    return packed
+
+
+@triton.jit(do_not_specialize=["n", "tiles", "low", "shift", "steps"])
+def radix_pass(
+    keys,
+    order,
+    sorted_keys,
+    sorted_order,
+    scales,
+    lookups,
+    totals,
+    ticket,
+    status,
+    scratch,
+    n,
+    tiles,
+    low,
+    shift,
+    steps,
+    FIRST: tl.constexpr,
+    LAST: tl.constexpr,
+    SCALED: tl.constexpr,
+    LOOKUPS: tl.constexpr,
+    BITS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Sort by one digit.
+
+    Args:
+        keys: (n,) int32, sorted by all lower digits.
+        order: (n,) which value each is; not read if FIRST, for then they are 0, 1, ….
+        sorted_keys: (n,) out.
+        sorted_order: (n,) out; if LAST the places of the values, see `sort.place_of`.
+        scales: (n,) out, if LAST and SCALED.
+        lookups, shift, steps: see `sort.place_of`.
+        totals: (2 ** BITS,) how many keys have each digit.
+        ticket: (1,) the next tile.
+        status: (tiles, 2 ** BITS) int32, zero at the start.
+        scratch: (programs, TILE + 2 ** BITS) int32.
+        n: number of keys, below 2²⁹.
+        low: the lowest bit of the digit.
+    """
+    bins_: tl.constexpr = 2**BITS
+    bins = tl.arange(0, bins_)
+    element = tl.arange(0, TILE // GROUP)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    scratch += tl.program_id(0).to(tl.int64) * (TILE + bins_)
+    total = tl.load(totals + bins)
+    begins = tl.cumsum(total, 0) - total
+    tile = tl.atomic_add(ticket, 1, sem="relaxed")
+    while tile < tiles:
+        begin = tile.to(tl.int64) * TILE
+        count = tl.minimum(n - begin, TILE).to(tl.int32)
+        key = tl.load(keys + begin + element, mask=element < count, other=-1)
+        digit = (key >> low) & (bins_ - 1)  # of those beyond the end the highest, so they stay at the end
+        counts = tl.histogram(tl.reshape(digit, (TILE,), can_reorder=True), bins_)
+        counts = tl.where(bins == bins_ - 1, counts - (TILE - count), counts)
+        mine = status + tile.to(tl.int64) * bins_ + bins
+        tl.atomic_xchg(mine, (counts << 2) | tl.where(tile == 0, WHOLE, ALONE), sem="relaxed")
+        packed = put_in_order(digit, element, scratch, BITS)
+        before = tl.zeros((bins_,), tl.int32)
+        if tile > 0:
+            before = look_back(status, tile, bins_)
+            tl.atomic_xchg(mine, ((before + counts) << 2) | WHOLE, sem="relaxed")
+        tl.store(scratch + TILE + bins, begins + before - (tl.cumsum(counts, 0) - counts))
+        tl.debug_barrier()
+        to = tl.load(scratch + TILE + (packed >> 16)) + element
+        live = element < count
+        source = begin + (packed & 0xFFFF)
+        tl.store(sorted_keys + to, tl.load(keys + source, mask=live, other=0), mask=live)
+        which = source.to(tl.int32)
+        if not FIRST:
+            which = tl.load(order + source, mask=live, other=0)
+        if LAST:
+            place, scale = place_of(which, live, lookups, shift, steps, LOOKUPS, SCALED)
+            tl.store(sorted_order + to, place.to(sorted_order.dtype.element_ty), mask=live)
+            if SCALED:
+                tl.store(scales + to, scale, mask=live)
+        else:
+            tl.store(sorted_order + to, which, mask=live)
+        tl.debug_barrier()
+        tile = tl.atomic_add(ticket, 1, sem="relaxed")

@@ -1,0 +1,121 @@
+"""The sort of the keys of some lookups: in passes of our own, or, where keys are wide, by torch."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from keyedopt.fused.backends.triton import radix
+from keyedopt.fused.backends.triton.calls import Call
+
+#: Programs of a pass on each multiprocessor: they take tiles as long as there are any.
+PROGRAMS = 4
+#: Words that are 0 between two sorts, by device and stream.
+_WORK: dict[tuple[torch.device, int], Tensor] = {}
+
+
+@dataclass(frozen=True, eq=False)
+class Sorted:
+    """Keys in order, and what has come with them.
+
+    Args:
+        keys: (n,) sorted.
+        places, scales: (n,), in the order of the keys; with `order`, still in that of the lookups.
+        order: (n,) which value came to each position, or None.
+        work: words that have to be 0 again for the next sort, or None.
+    """
+
+    keys: Tensor
+    places: Tensor
+    scales: Tensor | None
+    order: Tensor | None = None
+    work: Tensor | None = None
+
+
+def digits(bits: int, most: int = 8) -> tuple[int, int]:
+    """Return in how many passes keys of so many bits are sorted, and how many bits a pass does.
+
+    Passes are at most three; so digits of more than `most` bits are for keys of more than three times that.
+
+    >>> digits(5), digits(13), digits(21), digits(24), digits(31)
+    ((1, 5), (2, 7), (3, 7), (3, 8), (3, 11))
+    """
+    passes = min(3, -(-bits // most))
+    return passes, -(-bits // passes)
+
+
+def sort_by_torch(call: Call) -> Sorted:
+    """Sort keys of 64 bits, or very many."""
+    keys, places, scales = call.new(call.key_dtype), call.new(call.place_dtype), call.new_scales()
+    call.write_keys(keys, places, scales)
+    ordered, order = torch.sort(keys, stable=True)
+    return Sorted(ordered, places, scales, order)
+
+
+@contextmanager
+def sort_in_passes(call: Call) -> Iterator[Sorted]:
+    """Sort keys of 32 bits; who is given them sets the work to 0 again.
+
+    Only then does the next sort on the same stream get it, so one that fails spoils no other.
+    """
+    passes, bits = digits(call.bits, call.tuning.digit)
+    bins, tile = 2**bits, call.tuning.tile
+    tiles = -(-call.count // tile)
+    device = call.group.device
+    programs = min(tiles, PROGRAMS * _multiprocessors(device))
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    # A graph may be replayed beside anything else, so it gets its own.
+    known = None if capturing else _WORK.pop((device, stream), None)
+    used = passes * (bins + 1)
+    if known is None or len(known) < used:
+        known = torch.zeros(max(used, 3 * (2**8 + 1)), dtype=torch.int32, device=device)
+    work = known[:used]
+    totals, tickets = work[: passes * bins].view(passes, bins), work[passes * bins :]
+    status = call.new(torch.int32, passes, tiles, bins)
+    scratch = call.new(torch.int32, programs, tile + bins)
+    keys = [call.new(torch.int32) for _ in range(min(passes, 2) + 1)]
+    orders = [call.new(torch.int32) for _ in range(min(passes - 1, 2))]
+    places, scales = call.new(call.place_dtype), call.new_scales()
+    call.write_keys(keys[0], totals=totals, status=status)
+    for one in range(passes):
+        first, last = one == 0, one == passes - 1
+        radix.radix_pass[(programs,)](
+            keys[one % len(keys)],
+            keys[0] if first else orders[(one - 1) % len(orders)],
+            keys[(one + 1) % len(keys)],
+            places if last else orders[one % len(orders)],
+            keys[0] if scales is None else scales,
+            call.words,
+            totals[one],
+            tickets[one:],
+            status[one],
+            scratch,
+            call.count,
+            tiles,
+            one * bits,
+            call.shift,
+            call.steps,
+            FIRST=first,
+            LAST=last,
+            SCALED=scales is not None,
+            LOOKUPS=call.columns,
+            BITS=bits,
+            TILE=tile,
+            num_warps=max(1, min(8 if bits <= 8 else 16, tile // 64)),
+            maxnreg=radix.REGISTERS,
+        )
+    yield Sorted(keys[passes % len(keys)], places, scales, work=work)
+    if not capturing:
+        _WORK[(device, stream)] = known
+
+
+@cache
+def _multiprocessors(device: torch.device) -> int:
+    """Return how many a device has; the interpreter is one."""
+    if device.type != "cuda":
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
