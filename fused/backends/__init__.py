@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from functools import cache
 
 import torch
+from torch import Tensor
 
 from keyedopt.fused.backends.interface import Backend, Step, Table
 
@@ -30,10 +31,22 @@ BACKENDS = {
 ORDER = {"cuda": ("triton", "torch"), "cpu": ("native", "torch")}
 #: In the environment, the backend that ``"auto"`` tries first: to check or to measure one of them.
 PREFERRED = "KEYEDOPT_BACKEND"
-#: Which read no memory before they have checked values and offsets themselves, with a ValueError.
-CHECKING = ("native",)
+#: Which read no memory by values and offsets that they have not checked themselves: with a ValueError, but on
+#: CUDA by an alarm that stops every update, see `check`.
+CHECKING = ("native", "triton")
 
-__all__ = ["BACKENDS", "CHECKING", "PREFERRED", "available", "check_name", "choose", "first", "get"]
+__all__ = [
+    "BACKENDS",
+    "CHECKING",
+    "PREFERRED",
+    "available",
+    "check",
+    "check_name",
+    "choose",
+    "first",
+    "get",
+    "intact",
+]
 
 
 class MissingBackend:
@@ -108,6 +121,24 @@ def first(device: torch.device) -> Backend | None:
     names = (preferred,) if preferred else ORDER.get(device.type, ())
     backend = _load(names[0]) if names and names[0] in BACKENDS else None
     return None if isinstance(backend, MissingBackend) else backend
+
+
+def check(backend: Backend, device: torch.device) -> None:
+    """Wait for the device, where this backend finds bad lookups there later, and raise what was wrong.
+
+    Raises:
+        ValueError: says what was wrong since the last time; nothing was written since.
+    """
+    waits = getattr(backend, "check", None)
+    if waits is not None:
+        waits(device)
+
+
+def intact(backend: Backend, device: torch.device) -> Tensor | None:
+    """Return 1, or 0 where something was wrong, on the device; None where this backend raises at once."""
+    asks = getattr(backend, "intact", None)
+    found: Tensor | None = None if asks is None or device.type == "cpu" else asks(device)
+    return found
 
 
 def choose(backend: str, tables: Sequence[Table], step: Step) -> Backend:

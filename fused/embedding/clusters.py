@@ -7,9 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
+<<<<<<< HEAD
 from keyedopt.fused.backends import choose
 from keyedopt.fused.backends.interface import Backend, Step, Table, Tables
+=======
+from keyedopt.fused.backends import choose, intact
+from keyedopt.fused.backends.interface import Backend, Step, Table
+>>>>>>> c203e6f (Bad lookups raise an alarm on the device; no step waits for it)
 from keyedopt.fused.embedding.plans import as_table
 from keyedopt.fused.row_optimizer import RowOptimizer
 
@@ -18,6 +24,16 @@ FIXED = (float, int, str, type(None))
 
 #: What a table without an optimizer is looked up for.
 READ = Step("sgd", lr=0.0)
+
+
+#: Counts of steps as they were last known, with the version of the tensor; neither keeps the other alive.
+_KNOWN: Any = WeakIdKeyDictionary()
+
+
+def note_count(counter: Tensor, count: int) -> tuple[int, int]:
+    """Keep what is in a count, so that no step has to wait for its device."""
+    known = _KNOWN[counter] = (counter._version, count)
+    return known
 
 
 @dataclass(eq=False)
@@ -110,10 +126,19 @@ class Cluster:
         counter = self.counter(index) if self.counted else None
         if counter is None:
             return 0
-        known = self._read.get(index)
+        known = self._read.get(index) or _KNOWN.get(counter)
         if known is None or known[0] != counter._version:
-            known = self._read[index] = (counter._version, int(counter))
+            known = note_count(counter, int(counter))
+        self._read[index] = known
         return known[1]
+
+    def forget(self) -> None:
+        """Forget what the counts of steps are: on the device they are others."""
+        self._read.clear()
+        for index in range(len(self.names)):
+            counter = self.counter(index)
+            if counter is not None:
+                _KNOWN.pop(counter, None)
 
     def count_up(self, indices: Sequence[int]) -> None:
         """Count a step of these tables."""
@@ -122,7 +147,8 @@ class Cluster:
         counted = [(index, self.count(index), self.counter(index)) for index in indices]
         counters = [counter for _, _, counter in counted if counter is not None]
         if counters:
-            torch._foreach_add_(counters, 1)
+            one = intact(self.backend, self.device)  # 0 where an alarm was raised
+            torch._foreach_add_(counters, 1 if one is None else one.reshape(()))
         for index, before, counter in counted:
             if counter is not None:
                 self._read[index] = (counter._version, before + 1)

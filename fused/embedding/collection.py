@@ -7,10 +7,15 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn, optim
 
+<<<<<<< HEAD
 from keyedopt.fused.backends import CHECKING, check_name
 from keyedopt.fused.embedding.backward import Backward, Call, LookedUp
+=======
+from keyedopt.fused.backends import CHECKING, check, check_name
+from keyedopt.fused.embedding.backward import Backward, Call, LookedUp, make_lookup
+>>>>>>> c203e6f (Bad lookups raise an alarm on the device; no step waits for it)
 from keyedopt.fused.embedding.clusters import Cluster
-from keyedopt.fused.embedding.inputs import check_bags, check_features
+from keyedopt.fused.embedding.inputs import Bags, check_bags, check_features
 from keyedopt.fused.embedding.optimizer import EmbeddingFusedOptimizer
 from keyedopt.fused.embedding.owners import claim
 from keyedopt.fused.embedding.places import Places
@@ -43,6 +48,9 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
         backend: what does the work, see `keyedopt.fused.backends`; ``"auto"`` chooses by device, dtype and
             algorithm.
         rounding_seed: of stochastic rounding of tables in float16 and bfloat16; None rounds to nearest.
+        strict: whether bad row numbers and offsets are errors at once on every device. On CUDA that waits for
+            the device in each forward; without it nothing is read or written by them, every update after them
+            is left out, and `check` raises the error.
 
     Raises:
         ValueError: names the argument that cannot be.
@@ -63,8 +71,10 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
         device: torch.device | str | None = None,
         backend: str = "auto",
         rounding_seed: int | None = None,
+        strict: bool = False,
     ) -> None:
         super().__init__()
+        self._strict = strict
         check_tables(tables)
         check_name(backend)
         self._configs = [replace(table, init_fn=None) for table in tables]  # a function may not be copied
@@ -135,9 +145,23 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
         """Check all features, and only then look them up; see `forward`."""
         checked = check_features(features, self._sizes, self._is_weighted)
         clusters = self._now()
+<<<<<<< HEAD
         for places in self._layout:
             places.check_devices(checked)
         if not (self.pools and all(cluster.backend.name in CHECKING for cluster in clusters)):
+=======
+        for cluster, places in self._layout:
+            for slot, _ in places:
+                if checked[slot.feature][0].device != cluster.device:
+                    raise ValueError(
+                        f"values of feature {slot.feature!r} must be where table {slot.table!r} is, on "
+                        f"{cluster.device}, not on {checked[slot.feature][0].device}"
+                    )
+        checks = all(cluster.backend.name in CHECKING for cluster in clusters)
+        if checks and not self.pools:  # then a backend sees no offsets, unless it is told to look at them
+            checks = all(hasattr(cluster.backend, "check_offsets") for cluster in clusters)
+        if not checks or any(offsets.numel() < 2 for _, offsets, _ in checked.values()):  # no bags at all
+>>>>>>> c203e6f (Bad lookups raise an alarm on the device; no step waits for it)
             check_bags(checked, self._sizes)
         call, names = Call(self._backward, []), []
         gradients = torch.is_grad_enabled()
@@ -164,7 +188,11 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
             and any(one.weights is not None and one.weights.requires_grad for _, one, _ in call.lookups())
         )
         try:
+            if checks and not self.pools:
+                self._check_offsets(checked)
             call.run()
+            if self._strict:
+                self.check()
         except ValueError:  # of a backend that checks; what it cannot say is which feature it was
             check_bags(checked, self._sizes)
             raise
@@ -177,6 +205,26 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
             found = LookedUp.apply(leaf, call, *factors_of)  # type: ignore[no-untyped-call]
         outputs.update(zip(names, found, strict=True))
         return outputs
+
+    def check(self) -> None:
+        """Wait for the devices of the tables, and raise what was wrong with lookups since the last time.
+
+        Raises:
+            ValueError: says what was wrong; no table of that device was updated since.
+        """
+        for cluster in self._now():
+            try:
+                check(cluster.backend, cluster.device)
+            except ValueError:
+                for each in self._clusters:
+                    each.forget()
+                raise
+
+    def _check_offsets(self, checked: Mapping[str, Bags]) -> None:
+        for cluster, places in self._layout:
+            lookups = [make_lookup(index, *checked[slot.feature][:2], None, False) for slot, index in places]
+            found: Any = cluster.backend
+            found.check_offsets(cluster.tables, lookups)
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Take the state along when the module moves to a device."""

@@ -9,7 +9,7 @@ from torch import Tensor, optim
 
 from keyedopt.fused.embedding import update
 from keyedopt.fused.embedding.backward import Given
-from keyedopt.fused.embedding.clusters import Cluster, make_clusters
+from keyedopt.fused.embedding.clusters import Cluster, make_clusters, note_count
 from keyedopt.fused.embedding.held import Held
 from keyedopt.fused.embedding.plans import initial_state, make_plan, optimizer_class
 from keyedopt.fused.fused import FusedOptimizer
@@ -27,7 +27,9 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
 
     Args:
         backend: the name of a backend, or ``"auto"``.
-        rounding_seed: of stochastic rounding of tables in half precision; None rounds to nearest.
+        rounding_seed: of stochastic rounding of tables in half precision; None rounds to nearest. What is
+            drawn depends on it and on the steps of a table, ``<table>.iter``, so that a run that is resumed
+            goes on alike; where an algorithm does not count its steps, on those of this object.
     """
 
     def __init__(self, backend: str = "auto", rounding_seed: int | None = None) -> None:
@@ -157,6 +159,8 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
             self._plans[name], self._weights[name] = plan, weight
             self.params[f"{name}.weight"] = weight
             self.state.setdefault(weight, states[name])
+            if f"{name}.iter" in self.state[weight] and self.state[weight] is states[name]:
+                note_count(states[name][f"{name}.iter"], 0)
         group["params"] = chosen
         self.param_groups.append(group)
 
@@ -203,8 +207,16 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         self._updates += 1
         plan.carry_out()
 
-    def _seed(self) -> int | None:
-        return None if self._rounding_seed is None else self._rounding_seed + self._updates
+    def _seed(self) -> tuple[int, int] | None:
+        return None if self._rounding_seed is None else (self._rounding_seed, self._updates)
+
+    def post_load_state_dict(self) -> None:
+        """Read the counts of steps that were loaded, for a step must not wait for a device."""
+        super().post_load_state_dict()
+        for entry in self.state.values():
+            for key, value in entry.items():
+                if key.endswith(".iter") and isinstance(value, Tensor):
+                    note_count(value, int(value))
 
     def _current(self, given: Sequence[Given]) -> Sequence[Given]:
         """Put lookups whose tables have got another group since the forward into clusters as they are now."""

@@ -66,13 +66,14 @@ class Plan:
             window.clear()
 
 
-def make_plan(given: Iterable[Given], clips: Sequence[Any], seed: int | None) -> Plan:
+def make_plan(given: Iterable[Given], clips: Sequence[Any], seed: tuple[int, int] | None) -> Plan:
     """Check a step, and compute what has to be known before anything is written.
 
     Args:
         given: the lookups of a backward pass, with their gradients.
         clips: bounds of the gradients.
-        seed: of stochastic rounding; None rounds to nearest.
+        seed: of stochastic rounding, and what is added to it where steps are not counted; None rounds to
+            nearest.
 
     Raises:
         RuntimeError: a gradient is not finite and ``error_if_nonfinite`` is set; nothing is changed.
@@ -105,7 +106,7 @@ def sum_up(given: Iterable[Given], joining: Collection[str]) -> Plan:
     return plan
 
 
-def resume(given: Iterable[Given], seed: int | None) -> Plan:
+def resume(given: Iterable[Given], seed: tuple[int, int] | None) -> Plan:
     """Plan the step of gradients that waited, distinct rows of each table; raises as `make_plan` does."""
     plan = Plan([work for cluster, found in _by_cluster(given) for work in _works(cluster, found, seed)])
     for work in plan.works:
@@ -129,11 +130,15 @@ def _by_cluster(given: Iterable[Given]) -> list[Given]:
     return list(found.values())
 
 
+<<<<<<< HEAD
 def _tables_of(lookups: Sequence[Lookup]) -> set[int]:
     return set(lookups.tables) if type(lookups) is Columns else {one.table for one in lookups}
 
 
 def _works(cluster: Cluster, lookups: Sequence[Lookup], seed: int | None) -> list[Work]:
+=======
+def _works(cluster: Cluster, lookups: list[Lookup], seed: tuple[int, int] | None) -> list[Work]:
+>>>>>>> c203e6f (Bad lookups raise an alarm on the device; no step waits for it)
     """Check the options, and put together the tables that take the same step."""
     plan, group = cluster.plan, cluster.group
     assert plan is not None
@@ -157,11 +162,16 @@ def _works(cluster: Cluster, lookups: Sequence[Lookup], seed: int | None) -> lis
         if step.momentum and not cluster.tables[0].states:  # no buffer was made
             step = replace(step, momentum=0.0, nesterov=False)
         if seed is not None:
+<<<<<<< HEAD
             step = replace(step, seed=seed)
         backend = cluster.backend_for(step)
         works.append(Work(cluster, step, backend, listed))
         if not cluster.counted and seed is None:
             cluster.last = step, backend
+=======
+            step = replace(step, seed=seed[0] + (seed[1] if counter is None else count))
+        works.append(Work(cluster, step, cluster.backend_for(step), listed))
+>>>>>>> c203e6f (Bad lookups raise an alarm on the device; no step waits for it)
     return works
 
 

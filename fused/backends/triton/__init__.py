@@ -5,11 +5,13 @@ file            what it has
 ==============  =========================================================================================
 `backend`       the methods of the interface, over groups of tables
 `groups`        which tables go into one launch
-`prepare`       keys, sort and runs, which need no gradients
+`prepare`       keys, sort and runs, which need no gradients; `calls`, `sorting`: their launches
 `launch`        arguments, grids and constants of the kernels; `grads` those of gradients
 `layout`        the words by which the host tells kernels where everything is; `words` puts them there
 `shapes`        how much a program does at a time
 `sort`          kernels: keys of lookups; runs of sorted keys
+`radix`         kernel: a pass of the sort
+`alarm`         device function: bad lookups are seen; `alarms` tells the host
 `forward`       kernel: pooling
 `reduce`        device functions: sums of short runs, side by side
 `chunks`        kernels: sums of long runs

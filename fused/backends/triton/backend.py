@@ -9,7 +9,7 @@ import triton
 from torch import Tensor
 
 from keyedopt.fused.backends.interface import ALGORITHMS, Lookup, RowGradients, Step, Table
-from keyedopt.fused.backends.triton import launch
+from keyedopt.fused.backends.triton import alarms, launch
 from keyedopt.fused.backends.triton.groups import DTYPES, Group, bags_of, group_tables
 from keyedopt.fused.backends.triton.prepare import Prepared, Runs, make_keys, make_runs
 from keyedopt.fused.backends.triton.shapes import WIDEST, Tuning
@@ -58,7 +58,30 @@ class TritonBackend:
             with _current(group.device):
                 given = [lookups[index] for index in chosen]
                 launch.look_up(group, given, [outputs[index] for index in chosen])
+        self._check_soon(tables)
         return outputs
+
+    def check_offsets(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> None:
+        """Look at offsets that no lookup uses, as those without pooling."""
+        for group, chosen in _split(tables, lookups):
+            with _current(group.device):
+                launch.check_offsets(group, [lookups[index] for index in chosen])
+        self._check_soon(tables)
+
+    def check(self, device: torch.device) -> None:
+        """Wait for the device, and raise what was wrong with lookups there since the last time.
+
+        Bad row numbers and offsets read no memory and raise an alarm on the device. From then on no table,
+        state or count there is written, until this was called.
+
+        Raises:
+            ValueError: says what was wrong.
+        """
+        alarms.check(device)
+
+    def intact(self, device: torch.device) -> Tensor:
+        """Return (1,) int64 on the device: 1, or 0 where the alarm was raised; it is not waited for."""
+        return (alarms.alarm_of(device) == 0).long()
 
     @torch.no_grad()
     def prepare(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[Any]:
@@ -70,6 +93,7 @@ class TritonBackend:
                     runs = make_runs(group, [lookups[index] for index in chosen], self._tuning)
                 for place, index in enumerate(chosen):
                     prepared[index] = Prepared(runs, place)
+        self._check_soon(tables)
         return prepared
 
     @torch.no_grad()
@@ -85,6 +109,7 @@ class TritonBackend:
             else:
                 with _current(group.device):
                     found += launch.run_collect(group, runs, grads)
+        self._check_soon(tables)
         return sorted(found, key=lambda one: one.table)
 
     @torch.no_grad()
@@ -95,6 +120,7 @@ class TritonBackend:
             if runs is not None:
                 with _current(group.device):
                     launch.run_update(group, runs, grads, step)
+        self._check_soon(tables)
 
     @torch.no_grad()
     def update_rows(self, tables: Sequence[Table], gradients: Sequence[RowGradients], step: Step) -> None:
@@ -105,6 +131,13 @@ class TritonBackend:
             with _current(group.device):
                 keys = make_keys(group, [lookups[index] for index in chosen], self._tuning)
                 launch.run_update(group, keys, grads, step)
+        self._check_soon(tables)
+
+    def _check_soon(self, tables: Sequence[Table]) -> None:
+        """Raise at once where that costs nothing: on the CPU."""
+        for device in {table.weight.device for table in tables}:
+            if device.type == "cpu":
+                alarms.check(device)
 
     def _runs(self, group: Group, lookups: Sequence[Lookup]) -> tuple[Runs | None, list[Tensor]]:
         """Return the runs of those lookups that have a gradient, from the forward if it knew them, and these.

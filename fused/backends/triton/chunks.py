@@ -74,6 +74,7 @@ def sum_partials(begin, end, inside, partials, ROWS: tl.constexpr, WIDTH: tl.con
 
 @triton.jit(do_not_specialize=["shift", "chunk"])
 def sum_chunks(
+    alarm,
     keys,
     places,
     scales,
@@ -94,6 +95,8 @@ def sum_chunks(
     UNROLL: tl.constexpr,
 ):
     """Sum each chunk that is of one row; a program a chunk."""
+    if tl.load(alarm) != 0:
+        return
     index = tl.program_id(0)
     begin = index.to(tl.int64) * chunk
     key = tl.load(keys + begin)
@@ -125,6 +128,7 @@ def sum_chunks(
 
 @triton.jit(do_not_specialize=["n", "shift", "chunk"])
 def join_chunks(
+    alarm,
     keys,
     places,
     scales,
@@ -148,6 +152,8 @@ def join_chunks(
     UNROLL: tl.constexpr,
 ):
     """Sum the long runs: a program for each multiple of `chunk`, of which the first in a run does it."""
+    if tl.load(alarm) != 0:
+        return
     index = tl.program_id(0).to(tl.int64) + 1
     middle = index * chunk
     key = tl.load(keys + middle)

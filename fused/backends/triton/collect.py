@@ -18,6 +18,7 @@ FIRST_AT = tl.constexpr(TABLE_WORDS.index("first"))
 
 @triton.jit(do_not_specialize=["shift", "chunk"])
 def collect(
+    alarm,
     keys,
     places,
     scales,
@@ -51,6 +52,8 @@ def collect(
             many runs there are before its own.
         ranks: (blocks,) how many runs there are before a block.
     """
+    if tl.load(alarm) != 0:
+        return
     program = tl.program_id(0)
     begin = program.to(tl.int64) * BLOCK
     columns = tl.arange(0, WIDTH)
@@ -60,11 +63,11 @@ def collect(
     for done in range(0, runs, ROWS):
         run = done + tl.arange(0, ROWS)
         live = run < runs
-        position = tl.load(starts + begin + run, mask=live, other=0).to(tl.int64)
+        position = begin + tl.load(starts + begin + run, mask=live, other=0).to(tl.int64)
         key = tl.load(keys + position, mask=live, other=0).to(tl.int64)
         words = tables + column_of(key, tables, TABLES)
         width = tl.load(words + UNITS * TABLES, mask=live, other=1) * UNIT
-        end = tl.load(starts + begin + run + 1, mask=run + 1 < runs, other=0).to(tl.int64)
+        end = begin + tl.load(starts + begin + run + 1, mask=run + 1 < runs, other=0).to(tl.int64)
         end = tl.where(run + 1 < runs, end, last)
         inside = columns[None, :] < width[:, None]
         g = sum_runs(

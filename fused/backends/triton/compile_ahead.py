@@ -32,13 +32,14 @@ KERNELS: tuple[tuple[ModuleType, str], ...] = (
     (radix, "radix_pass"),
     (sort, "find_runs"),
     (forward, "pool"),
+    (forward, "check_offsets"),
     (chunks, "sum_chunks"),
     (chunks, "join_chunks"),
     (launch, "update"),
     (launch, "collect"),
 )
 POINTERS = {
-    torch.int16: "*i16",
+    torch.uint8: "*u8",
     torch.int32: "*i32",
     torch.int64: "*i64",
     torch.float16: "*fp16",

@@ -7,15 +7,18 @@
 import triton
 import triton.language as tl
 
+from keyedopt.fused.backends.triton.alarm import BAD_OFFSETS, BAD_VALUES, raise_alarm
 from keyedopt.fused.backends.triton.arithmetic import add_exactly, pointer, total_of
 from keyedopt.fused.backends.triton.layout import LOOKUP_WORDS
 
 PROGRAM = tl.constexpr(LOOKUP_WORDS.index("program"))
+COUNT = tl.constexpr(LOOKUP_WORDS.index("count"))
 BAGS = tl.constexpr(LOOKUP_WORDS.index("bags"))
 VALUES = tl.constexpr(LOOKUP_WORDS.index("values"))
 OFFSETS = tl.constexpr(LOOKUP_WORDS.index("offsets"))
 WEIGHTS = tl.constexpr(LOOKUP_WORDS.index("weights"))
 MEAN = tl.constexpr(LOOKUP_WORDS.index("mean"))
+ROWS_AT = tl.constexpr(LOOKUP_WORDS.index("rows"))
 
 
 @triton.jit
@@ -23,6 +26,7 @@ def pool(
     lookups,
     tables,
     outputs,
+    alarm,
     LOOKUPS: tl.constexpr,
     WEIGHT: tl.constexpr,
     ALIGN: tl.constexpr,
@@ -38,13 +42,17 @@ def pool(
         lookups: words of `LOOKUP_WORDS`.
         tables: for each lookup, address of the weight and width in units.
         outputs: for each lookup, address of the output, (bags, width) without gaps.
+        alarm: see `alarm`; what is no bag or no row counts for nothing.
     """
     program = tl.program_id(0)
     begins = tl.load(lookups + PROGRAM * LOOKUPS + tl.arange(0, LOOKUPS))
     lookup = tl.sum((program >= begins).to(tl.int32), 0) - 1
     words = lookups + lookup
     bag = (program - tl.load(words + PROGRAM * LOOKUPS)) * ROWS + tl.arange(0, ROWS)
-    live = bag < tl.load(words + BAGS * LOOKUPS)
+    bags = tl.load(words + BAGS * LOOKUPS)
+    live = bag < bags
+    rows = tl.load(words + ROWS_AT * LOOKUPS)
+    wrong = bag < 0
     values = tl.load(words + VALUES * LOOKUPS).to(tl.pointer_type(tl.int64))
     weight = pointer(tables + lookup, True, WEIGHT, ALIGN)
     width = tl.load(tables + LOOKUPS + lookup) * UNIT
@@ -56,7 +64,12 @@ def pool(
     if address != 0:
         offsets = address.to(tl.pointer_type(tl.int64))
         first = tl.load(offsets + bag, mask=live, other=0)
-        length = tl.load(offsets + bag + 1, mask=live, other=0) - first
+        end = tl.load(offsets + bag + 1, mask=live, other=0)
+        count = tl.load(words + COUNT * LOOKUPS)
+        sound = (first >= 0) & (first <= end) & (end <= count)
+        sound &= ((bag > 0) | (first == 0)) & ((bag < bags - 1) | (end == count))
+        raise_alarm(alarm, live & (sound == 0), BAD_OFFSETS)
+        length = tl.where(live & sound, end - first, 0)
     factors = tl.load(words + WEIGHTS * LOOKUPS)
     high = tl.zeros((ROWS, WIDTH), tl.float32)
     low = tl.zeros((ROWS, WIDTH), tl.float32)
@@ -67,6 +80,9 @@ def pool(
             more = done + one < length
             at = first + (done + one)
             row = tl.load(values + at, mask=more, other=0)
+            bad = more & ((row < 0) | (row >= rows))
+            wrong |= bad
+            more &= bad == 0
             place = (row * width)[:, None] + columns[None, :]
             x = tl.load(weight + place, mask=more[:, None] & inside, other=0.0).to(tl.float32)
             if SCALED:
@@ -74,6 +90,7 @@ def pool(
                 x = x * tl.load(factors.to(tl.pointer_type(tl.float32)) + at, mask=there, other=1.0)[:, None]
             batch += x
         high, low = add_exactly(high, low, batch)
+    raise_alarm(alarm, wrong, BAD_VALUES)
     total = total_of(high, low)
     if SCALED:
         divided = tl.load(words + MEAN * LOOKUPS) != 0
@@ -81,3 +98,25 @@ def pool(
         total = tl.div_rn(total, tl.broadcast_to(share[:, None], total.shape))
     out = pointer(outputs + lookup, True, tl.float32, ALIGN)
     tl.store(out + (bag * width)[:, None] + columns[None, :], total, mask=live[:, None] & inside)
+
+
+@triton.jit
+def check_offsets(lookups, alarm, LOOKUPS: tl.constexpr, BLOCK: tl.constexpr):
+    """Look at BLOCK offsets of one lookup that are not used, for without pooling only their user does.
+
+    Args:
+        lookups: words of `LOOKUP_WORDS`.
+        alarm: see `alarm`.
+    """
+    program = tl.program_id(0)
+    begins = tl.load(lookups + PROGRAM * LOOKUPS + tl.arange(0, LOOKUPS))
+    lookup = tl.sum((program >= begins).to(tl.int32), 0) - 1
+    words = lookups + lookup
+    bag = (program - tl.load(words + PROGRAM * LOOKUPS)) * BLOCK + tl.arange(0, BLOCK)
+    bags = tl.load(words + BAGS * LOOKUPS)
+    offsets = tl.load(words + OFFSETS * LOOKUPS).to(tl.pointer_type(tl.int64))
+    here = tl.load(offsets + bag, mask=bag <= bags, other=0)
+    before = tl.load(offsets + bag - 1, mask=(bag > 0) & (bag <= bags), other=0)
+    wrong = (here < before) | ((bag == 0) & (here != 0))
+    wrong |= (bag == bags) & (here != tl.load(words + COUNT * LOOKUPS))
+    raise_alarm(alarm, wrong & (bag <= bags), BAD_OFFSETS)

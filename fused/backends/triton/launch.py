@@ -8,6 +8,7 @@ from torch import Tensor
 
 from keyedopt.fused.backends.interface import Lookup, RowGradients, Step
 from keyedopt.fused.backends.triton import chunks, forward
+from keyedopt.fused.backends.triton.alarms import alarm_of
 from keyedopt.fused.backends.triton.collect import collect
 from keyedopt.fused.backends.triton.grads import Grads, pack_grads
 from keyedopt.fused.backends.triton.groups import Group, bags_of, blocks
@@ -33,6 +34,7 @@ def look_up(group: Group, lookups: Sequence[Lookup], outputs: Sequence[Tensor]) 
         on_device(lookup_words(group, lookups, begins), device),
         on_device(tables, device),
         on_device([out.data_ptr() for out in outputs], device),
+        alarm_of(device),
         LOOKUPS=columns,
         WEIGHT=group.weight_dtype,
         ALIGN=align,
@@ -43,6 +45,18 @@ def look_up(group: Group, lookups: Sequence[Lookup], outputs: Sequence[Tensor]) 
         UNROLL=shape.unroll,
         num_warps=shape.warps,
         maxnreg=shape.registers,
+    )
+
+
+def check_offsets(group: Group, lookups: Sequence[Lookup]) -> None:
+    """Raise the alarm where offsets are none, which no other kernel reads."""
+    lookups = [plain(lookup) for lookup in lookups]
+    block = 1024
+    begins = blocks([bags_of(lookup) + 1 for lookup in lookups], block)
+    words = on_device(lookup_words(group, lookups, begins), group.device)
+    columns = columns_for(len(lookups))
+    forward.check_offsets[(begins[-1],)](
+        words, alarm_of(group.device), LOOKUPS=columns, BLOCK=block, num_warps=4, maxnreg=64
     )
 
 
@@ -68,11 +82,11 @@ def run_chunks(group: Group, runs: Runs, grads: Grads, words: Tensor) -> tuple[T
     }
     joins = (runs.count - 1) // chunk
     if whole:
-        chunks.sum_chunks[(whole,)](*given, partials, runs.shift, chunk, **constants)
+        chunks.sum_chunks[(whole,)](alarm_of(group.device), *given, partials, runs.shift, chunk, **constants)
     if joins:
         probes = runs.tuning.probes
         chunks.join_chunks[(joins,)](
-            *given, partials, totals, runs.count, runs.shift, chunk, PROBES=probes, **constants
+            alarm_of(group.device), *given, partials, totals, runs.count, runs.shift, chunk, PROBES=probes, **constants
         )
     return totals, chunk
 
@@ -113,6 +127,7 @@ def run_update(group: Group, runs: Runs, grads: Sequence[Tensor], step: Step) ->
     words = on_device(step_words(step, group.device), group.device)
     none = runs.keys
     update[(-(-runs.count // runs.tuning.block),)](
+        alarm_of(group.device),
         runs.keys,
         runs.places,
         none if runs.scales is None else runs.scales,
@@ -166,6 +181,7 @@ def run_collect(group: Group, runs: Runs, grads: Sequence[Tensor]) -> list[RowGr
     totals, chunk = run_chunks(group, runs, packed, tables)
     counts = runs.counts.long()
     collect[(len(counts),)](
+        alarm_of(group.device),
         runs.keys,
         runs.places,
         runs.keys if runs.scales is None else runs.scales,

@@ -70,7 +70,7 @@ def _find_runs(call: Call, done: Sorted) -> Runs:
     count, tuning = call.count, call.tuning
     programs = -(-count // tuning.block)
     dtype = torch.int32 if count <= torch.iinfo(torch.int32).max else torch.int64
-    starts, ends = call.new(dtype), call.new(dtype, programs)
+    starts, ends = call.new(torch.uint8), call.new(dtype, programs)
     counts = call.new(torch.int32, programs)
     gathers = done.order is not None
     places = torch.empty_like(done.places) if gathers else done.places

@@ -33,7 +33,7 @@ class Tuning:
     """What is the same for all widths; small numbers make small tests.
 
     Args:
-        block: positions whose runs one program of the update does.
+        block: positions whose runs one program of the update does, at most 256.
         chunk: longest run that a program sums alone, a power of two, not below `block`.
         values: lookups for which one program writes keys.
         probes: positions that are looked at together for the end of a run.
@@ -51,6 +51,8 @@ class Tuning:
     def __post_init__(self) -> None:
         if self.chunk < self.block:  # then only the last run of a block can be longer than a chunk
             raise ValueError(f"chunk must not be below block, {self.block}, and is {self.chunk}")
+        if self.block > 256:  # where a run begins in its block is one byte
+            raise ValueError(f"block must be at most 256, and is {self.block}")
 
     def chunk_for(self, count: int) -> int:
         """Return the length of a chunk: longer where there would be more than 4096 of them."""

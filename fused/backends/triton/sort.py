@@ -201,7 +201,7 @@ def find_runs(
         order: (n,) which value came to each position, if GATHER.
         places, scales: (n,) before the sort, if GATHER; `scales` if SCALED too.
         sorted_places, sorted_scales: (n,) out, if GATHER: in the order of the sort.
-        starts: (n,) out: block by block, where its runs begin.
+        starts: (n,) uint8 out: block by block, where its runs begin, counted from its begin.
         counts: (blocks,) out: how many they are.
         ends: (blocks,) out: where the last of them ends, in this block or a later one.
         work: out: `used` words, which were used in the sort, are 0 again for the next.
@@ -219,7 +219,7 @@ def find_runs(
     before = tl.load(keys + position - 1, mask=live & (position > 0), other=-1)
     heads = live & (key != before)
     rank = tl.cumsum(heads.to(tl.int32), 0) - 1
-    tl.store(starts + begin + rank, position.to(starts.dtype.element_ty), mask=heads)
+    tl.store(starts + begin + rank, tl.arange(0, BLOCK).to(tl.uint8), mask=heads)
     tl.store(counts + program, tl.sum(heads.to(tl.int32), 0))
     after = tl.minimum(begin + BLOCK, n)
     end = end_of_run(keys, tl.load(keys + after - 1), after, n, PROBES)

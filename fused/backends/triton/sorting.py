@@ -12,7 +12,7 @@ from keyedopt.fused.backends.triton import radix
 from keyedopt.fused.backends.triton.calls import Call
 
 #: Programs of a pass on each multiprocessor: they take tiles as long as there are any.
-PROGRAMS = 4
+PROGRAMS = 2
 #: Words that are 0 between two sorts, by device and stream.
 _WORK: dict[tuple[torch.device, int], Tensor] = {}
 

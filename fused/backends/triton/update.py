@@ -64,6 +64,7 @@ def store_state(words, value, row, live, inside, columns, width, KIND: tl.conste
 
 @triton.jit(do_not_specialize=["n", "shift", "chunk"])
 def update(
+    alarm,
     keys,
     places,
     scales,
@@ -108,6 +109,7 @@ def update(
     """Update the rows whose runs begin in BLOCK sorted positions, ROWS at a time.
 
     Args:
+        alarm: see `alarm`; where it was raised nothing is done.
         keys, places, scales, starts, counts, ends: see `sort.find_runs`; with SUMMED every position is a row
             and has its gradient at its place, so `starts`, `counts` and `ends` are not read.
         totals: see `chunks.join_chunks`.
@@ -116,6 +118,8 @@ def update(
         n: number of positions.
         shift, chunk: see `reduce`.
     """
+    if tl.load(alarm) != 0:
+        return
     program = tl.program_id(0)
     begin = program.to(tl.int64) * BLOCK
     columns = tl.arange(0, WIDTH)
@@ -133,7 +137,7 @@ def update(
         if SUMMED:
             position = begin + run
         else:
-            position = tl.load(starts + begin + run, mask=live, other=0).to(tl.int64)
+            position = begin + tl.load(starts + begin + run, mask=live, other=0).to(tl.int64)
         key = tl.load(keys + position, mask=live, other=0).to(tl.int64)
         table = column_of(key, tables, TABLES)
         words = tables + table
@@ -170,7 +174,7 @@ def update(
                 WIDTH,
             )
         else:
-            end = tl.load(starts + begin + run + 1, mask=run + 1 < runs, other=0).to(tl.int64)
+            end = begin + tl.load(starts + begin + run + 1, mask=run + 1 < runs, other=0).to(tl.int64)
             end = tl.where(run + 1 < runs, end, last)
             length = tl.where(live, end - position, 0)
             g = sum_runs(

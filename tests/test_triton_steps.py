@@ -1,0 +1,235 @@
+"""Whole steps of embedding modules with the Triton kernels: what stops them, and what they never wait for.
+
+They run in Triton's interpreter, in a process of its own, of which this file is the script. There the kernels
+are as on CUDA, where bad lookups raise an alarm on the device; that the host asks for it at once is left out.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from test_triton_interpreter import require_triton
+from torch import optim
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+CPU = torch.device("cpu")
+#: What makes the host wait for a device.
+WAITS = ("_local_scalar_dense", "nonzero", "unique", "masked_select", "equal", "is_nonzero", "item")
+BAD = {
+    "too_large": ([1, 2, 20], [0, 1, 3]),
+    "negative": ([1, -1, 3], [0, 1, 3]),
+    "falling": ([1, 2, 3], [0, 3, 1, 3]),
+    "late": ([1, 2, 3], [1, 2, 3]),
+    "short": ([1, 2, 3], [0, 1, 2]),
+    "far": ([1, 2, 3], [0, 2**40, 3]),
+}
+
+
+class NoWaiting(TorchDispatchMode):
+    """Fails on every operator that would make the host wait for a device."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = str(func)
+        assert not any(wait in name for wait in WAITS), f"{name} waits for the device"
+        if "index" in name:
+            indices = [one for arg in args if isinstance(arg, (list, tuple)) for one in arg]
+            assert all(getattr(one, "dtype", None) is not torch.bool for one in indices), f"{name} by a mask"
+        return func(*args, **(kwargs or {}))
+
+
+def modules(pools: bool, algorithm: Any = optim.Adam, **options: Any) -> Any:
+    from keyedopt.fused import embedding as fused
+
+    config: Any = fused.EmbeddingBagConfig if pools else fused.EmbeddingConfig
+    tables = [config(10, 4, name="t", feature_names=["f"]), config(20, 8, name="u", feature_names=["g", "h"])]
+    torch.manual_seed(0)
+    kind = fused.EmbeddingBagCollection if pools else fused.EmbeddingCollection
+    return kind(tables, algorithm, {"lr": 0.1}, backend="triton", **options)
+
+
+def features(**changed: Any) -> dict[str, Any]:
+    given = {name: ([1, 2, 3], [0, 1, 3]) for name in ("f", "g", "h")} | changed
+    return {name: (torch.tensor(values), torch.tensor(offsets)) for name, (values, offsets) in given.items()}
+
+
+def train(module: Any, given: Any) -> None:
+    sum(out.sum() for out in module(given).values()).backward()
+
+
+def copies(module: Any) -> dict[str, torch.Tensor]:
+    state = module.fused_optimizer.state_dict()["state"]
+    found = {f"{key}.{name}": value for key, entry in state.items() for name, value in entry.items()}
+    return {name: value.clone() for name, value in {**found, **module.state_dict()}.items()}
+
+
+def asks_later() -> Any:
+    """Leave the alarm alone until someone asks for it, as on CUDA."""
+    from keyedopt.fused.backends.triton import TritonBackend
+
+    return patch.object(TritonBackend, "_check_soon", lambda self, tables: None)
+
+
+def counts_on_device() -> Any:
+    """Count steps by the alarm, as on CUDA."""
+    from keyedopt.fused.embedding import clusters
+
+    return patch.object(clusters, "intact", lambda backend, device: backend.intact(device))
+
+
+def refusal(call: Callable[[], Any]) -> str:
+    """Return with what a call is refused; empty where it is not."""
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def case_alarm(pools: bool, name: str) -> None:
+    """After a bad lookup nothing is written any more, until the host has asked what was wrong."""
+    module = modules(pools)
+    train(module, features())
+    with asks_later(), counts_on_device():
+        before = copies(module)
+        train(module, features(g=BAD[name]))
+        train(module, features())  # and what is right is not done either
+        after = copies(module)
+        assert all(torch.equal(before[key], after[key]) for key in before)
+        what = "row numbers" if name in ("too_large", "negative") else "offsets"
+        assert what in refusal(module.check)
+        module.check()  # only once
+        train(module, features())
+        other = modules(pools)
+        train(other, features())
+        train(other, features())
+        right = copies(other)
+        assert all(torch.equal(right[key], value) for key, value in copies(module).items())
+
+
+def case_strict(pools: bool) -> None:
+    """Asked for, the error comes from the forward itself, and names the feature."""
+    module = modules(pools, strict=True)
+    with asks_later():
+        for bad in BAD.values():
+            assert "feature 'g'" in refusal(lambda bad=bad: module(features(g=bad)))
+        module(features())
+        module.check()
+
+
+def case_waiting(algorithm: str) -> None:
+    """Forward, backward, update and the rate of the next step, without a look at the device."""
+    from triton.runtime import interpreter
+
+    from keyedopt import fused
+    from keyedopt.fused.backends.triton import launch
+
+    module = modules(True, getattr(fused, algorithm))
+    stages = [fused.WarmupStage(fused.WarmupPolicy.LINEAR, 4, value=0.1)]
+    optimizer = fused.WarmupOptimizer(module.fused_optimizer, stages, lr=0.1)
+    call = interpreter.GridExecutor.__call__
+    seen: list[list[int]] = []
+
+    def quiet(this: Any, *args: Any, **named: Any) -> Any:
+        if this.fn.__name__ == "update":  # tables, states and the alarm stay where they are
+            seen.append([args[0].data_ptr(), *module_pointers(module)])
+        with _disable_current_modes():  # how the interpreter itself works
+            return call(this, *args, **named)
+
+    assert launch.update
+    with asks_later(), counts_on_device(), patch.object(interpreter.GridExecutor, "__call__", quiet):
+        for _ in range(3):  # the first step too
+            given = features()
+            with NoWaiting():
+                train(module, given)
+                optimizer.step()
+    assert len(seen) == 3
+    assert seen[0] == seen[1] == seen[2]
+
+
+def module_pointers(module: Any) -> list[int]:
+    state = module.fused_optimizer.state.values()
+    values = [value for entry in state for value in entry.values()]
+    return [tensor.data_ptr() for tensor in (*module.parameters(), *values)]
+
+
+def case_rate_on_device() -> None:
+    """A rate in a tensor is read by the kernel where it is: what a graph replays sees a new one."""
+    from keyedopt.fused.backends.interface import Lookup, Step, Table
+    from keyedopt.fused.backends.triton import TritonBackend, launch
+
+    rate, count = torch.tensor(0.5), torch.tensor([1])
+    table = Table(torch.zeros(4, 4), (torch.zeros(4, 4), torch.zeros(4, 4)))
+    lookup = Lookup(0, torch.tensor([1, 2]), grad=torch.ones(2, 4))
+    launched: list[Any] = []
+
+    class Recorded:
+        def __init__(self, kernel: Any) -> None:
+            self.kernel = kernel
+
+        def __getitem__(self, grid: Any) -> Any:
+            def go(*args: Any, **named: Any) -> None:
+                launched.append((self.kernel, grid, args, named))
+                self.kernel[grid](*args, **named)
+
+            return go
+
+    with patch.object(launch, "update", Recorded(launch.update)):
+        TritonBackend().update([table], [lookup], Step("adam", lr=rate, count=count, eps=0.0))
+    first = table.weight.clone()
+    table.weight.zero_()
+    for state in table.states:
+        state.zero_()
+    rate.fill_(0.25)
+    for kernel, grid, args, named in launched:  # as a graph would
+        kernel[grid](*args, **named)
+    assert torch.equal(table.weight * 2, first)
+    assert first[1, 0] != 0
+
+
+def cases() -> Iterator[tuple[str, Callable[[], None]]]:
+    for pools in (True, False):
+        for name in BAD:
+            yield f"alarm-{name}-{pools}", lambda pools=pools, name=name: case_alarm(pools, name)
+        yield f"strict-{pools}", lambda pools=pools: case_strict(pools)
+    for algorithm in ("SGD", "RowWiseAdagrad", "Adam"):
+        yield f"waiting-{algorithm}", lambda algorithm=algorithm: case_waiting(algorithm)
+    yield "rate_on_device", case_rate_on_device
+
+
+def run_cases() -> dict[str, str]:
+    torch.set_num_threads(1)
+    found = {}
+    for name, case in cases():
+        try:
+            case()
+            found[name] = ""
+        except Exception:
+            found[name] = traceback.format_exc()
+    return found
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    require_triton()
+    output = tmp_path_factory.mktemp("triton") / "found.json"
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    subprocess.run([sys.executable, __file__, str(output)], check=True, env=environment, timeout=600)
+    results: dict[str, str] = json.loads(output.read_text())
+    return results
+
+
+@pytest.mark.parametrize("name", [name for name, _ in cases()])
+def test_steps(found: dict[str, str], name: str) -> None:
+    assert not found[name], found[name]
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(json.dumps(run_cases()))
