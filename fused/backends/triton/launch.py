@@ -9,11 +9,11 @@ from torch import Tensor
 from keyedopt.fused.backends.interface import Lookup, RowGradients, Step
 from keyedopt.fused.backends.triton import chunks, forward
 from keyedopt.fused.backends.triton.alarms import alarm_of
+from keyedopt.fused.backends.triton.calls import is_scaled, lookup_words, plain
 from keyedopt.fused.backends.triton.collect import collect
 from keyedopt.fused.backends.triton.grads import Grads, pack_grads
 from keyedopt.fused.backends.triton.groups import Group, bags_of, blocks
 from keyedopt.fused.backends.triton.layout import STEP_WORDS
-from keyedopt.fused.backends.triton.calls import is_scaled, lookup_words, plain
 from keyedopt.fused.backends.triton.prepare import Runs
 from keyedopt.fused.backends.triton.update import update
 from keyedopt.fused.backends.triton.words import alignment, columns_for, on_device, step_words, table
@@ -86,7 +86,15 @@ def run_chunks(group: Group, runs: Runs, grads: Grads, words: Tensor) -> tuple[T
     if joins:
         probes = runs.tuning.probes
         chunks.join_chunks[(joins,)](
-            alarm_of(group.device), *given, partials, totals, runs.count, runs.shift, chunk, PROBES=probes, **constants
+            alarm_of(group.device),
+            *given,
+            partials,
+            totals,
+            runs.count,
+            runs.shift,
+            chunk,
+            PROBES=probes,
+            **constants,
         )
     return totals, chunk
 

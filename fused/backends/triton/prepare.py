@@ -96,6 +96,4 @@ def _find_runs(call: Call, done: Sorted) -> Runs:
         num_warps=max(1, min(4, tuning.block // 32)),
         maxnreg=sort.REGISTERS,
     )
-    return Runs(
-        done.keys, places, scales, starts, counts, ends, count, call.shift, len(call.lookups), tuning
-    )
+    return Runs(done.keys, places, scales, starts, counts, ends, count, call.shift, len(call.lookups), tuning)

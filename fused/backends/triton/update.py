@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# ruff: noqa: N803, D417, SIM108, RET505
+# ruff: noqa: N803, D417, RET505
 # Kernels are compiled from their source: annotations of tensors mean nothing there, constants are capitals,
 # and a branch on a constant is taken when it is compiled.
 """The update: sum the gradients of a row, read the row and its state, apply the rule, write them back."""
