@@ -54,9 +54,9 @@ def launches(backend: Any) -> Iterator[tuple[str, Any]]:
     step = Step(lr=0.1, **STEPS["rowwise"])
     weighted = lookups_of(tables, weighted=True)
     rows = [RowGradients(0, torch.arange(40), torch.ones(40, 64))]
-    for rows in (2**24, 2**30):  # three passes, of 8 bits and of 10
-        far = [Table(torch.empty(rows, 1, dtype=torch.float16))]
-        yield f"sort-{rows}", lambda far=far: backend.prepare(far, lookups_of(far, mean=True))
+    for many in (2**24, 2**30):  # three passes, of 8 bits and of 10
+        far = [Table(torch.empty(many, 1, dtype=torch.float16))]
+        yield f"sort-{many}", lambda far=far: backend.prepare(far, lookups_of(far, mean=True))
     yield "coalesce", lambda: backend.coalesce(tables, weighted)
     yield "weighted", lambda: backend.update(tables, weighted, step)
     yield "update_rows", lambda: backend.update_rows(tables, rows, step)
