@@ -19,7 +19,17 @@ from triton_oracle import DTYPES, STATES, STEPS, lookup_of, tables_of
 
 from keyedopt.fused.backends.interface import Lookup, RowGradients, Step, Table
 
-KERNELS = {"write_keys", "radix_pass", "find_runs", "pool", "sum_chunks", "join_chunks", "update", "collect"}
+KERNELS = {
+    "write_keys",
+    "radix_pass",
+    "find_runs",
+    "check_offsets",
+    "pool",
+    "sum_chunks",
+    "join_chunks",
+    "update",
+    "collect",
+}
 
 
 def lookups_of(tables: list[Table], **kind: Any) -> list[Lookup]:
@@ -57,6 +67,7 @@ def launches(backend: Any) -> Iterator[tuple[str, Any]]:
     for many in (2**24, 2**30):  # three passes, of 8 bits and of 10
         far = [Table(torch.empty(many, 1, dtype=torch.float16))]
         yield f"sort-{many}", lambda far=far: backend.prepare(far, lookups_of(far, mean=True))
+    yield "offsets", lambda: backend.check_offsets(tables, lookups_of(tables))
     yield "coalesce", lambda: backend.coalesce(tables, weighted)
     yield "weighted", lambda: backend.update(tables, weighted, step)
     yield "update_rows", lambda: backend.update_rows(tables, rows, step)

@@ -130,5 +130,5 @@ class Call:
             BITS=bins.bit_length() - 1,
             BLOCK=self.tuning.values,
             num_warps=4 if bins <= 2**7 else 8,  # counts of all digits are held in registers
-            maxnreg=sort.REGISTERS if bins <= 2**8 else 2 * sort.REGISTERS,
+            maxnreg=sort.REGISTERS if bins <= 2**8 and places is None else 2 * sort.REGISTERS,
         )

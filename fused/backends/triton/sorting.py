@@ -105,7 +105,7 @@ def sort_in_passes(call: Call) -> Iterator[Sorted]:
             LOOKUPS=call.columns,
             BITS=bits,
             TILE=tile,
-            num_warps=max(1, min(8 if bits <= 8 else 16, tile // 64)),
+            num_warps=max(1, min(16, tile // 64)),
             maxnreg=radix.REGISTERS,
         )
     yield Sorted(keys[passes % len(keys)], places, scales, work=work)
