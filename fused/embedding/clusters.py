@@ -148,7 +148,7 @@ class Cluster:
         counters = [counter for _, _, counter in counted if counter is not None]
         if counters:
             one = intact(self.backend, self.device)  # 0 where an alarm was raised
-            torch._foreach_add_(counters, 1 if one is None else one.reshape(()))
+            torch._foreach_add_(counters, 1 if one is None else [one] * len(counters))
         for index, before, counter in counted:
             if counter is not None:
                 self._read[index] = (counter._version, before + 1)
