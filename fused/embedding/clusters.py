@@ -9,13 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-<<<<<<< HEAD
-from keyedopt.fused.backends import choose
-from keyedopt.fused.backends.interface import Backend, Step, Table, Tables
-=======
 from keyedopt.fused.backends import choose, intact
-from keyedopt.fused.backends.interface import Backend, Step, Table
->>>>>>> c203e6f (Bad lookups raise an alarm on the device; no step waits for it)
+from keyedopt.fused.backends.interface import Backend, Step, Table, Tables
 from keyedopt.fused.embedding.plans import as_table
 from keyedopt.fused.row_optimizer import RowOptimizer
 
@@ -126,7 +121,9 @@ class Cluster:
         counter = self.counter(index) if self.counted else None
         if counter is None:
             return 0
-        known = self._read.get(index) or _KNOWN.get(counter)
+        known = self._read.get(index)
+        if known is None or known[0] != counter._version:
+            known = _KNOWN.get(counter)  # as it was made or loaded
         if known is None or known[0] != counter._version:
             known = note_count(counter, int(counter))
         self._read[index] = known
@@ -150,8 +147,10 @@ class Cluster:
             one = intact(self.backend, self.device)  # 0 where an alarm was raised
             torch._foreach_add_(counters, 1 if one is None else [one] * len(counters))
         for index, before, counter in counted:
-            if counter is not None:
+            if counter is not None and counter.is_cpu:
                 self._read[index] = (counter._version, before + 1)
+            elif counter is not None:  # what is put together anew must not read it either
+                self._read[index] = note_count(counter, before + 1)
 
     def stays(self) -> bool:
         """Whether the tables are where they were, in the dtype that they had."""

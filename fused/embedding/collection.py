@@ -7,13 +7,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn, optim
 
-<<<<<<< HEAD
-from keyedopt.fused.backends import CHECKING, check_name
-from keyedopt.fused.embedding.backward import Backward, Call, LookedUp
-=======
 from keyedopt.fused.backends import CHECKING, check, check_name
-from keyedopt.fused.embedding.backward import Backward, Call, LookedUp, make_lookup
->>>>>>> c203e6f (Bad lookups raise an alarm on the device; no step waits for it)
+from keyedopt.fused.embedding.backward import Backward, Call, LookedUp
 from keyedopt.fused.embedding.clusters import Cluster
 from keyedopt.fused.embedding.inputs import Bags, check_bags, check_features
 from keyedopt.fused.embedding.optimizer import EmbeddingFusedOptimizer
@@ -145,23 +140,12 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
         """Check all features, and only then look them up; see `forward`."""
         checked = check_features(features, self._sizes, self._is_weighted)
         clusters = self._now()
-<<<<<<< HEAD
         for places in self._layout:
             places.check_devices(checked)
-        if not (self.pools and all(cluster.backend.name in CHECKING for cluster in clusters)):
-=======
-        for cluster, places in self._layout:
-            for slot, _ in places:
-                if checked[slot.feature][0].device != cluster.device:
-                    raise ValueError(
-                        f"values of feature {slot.feature!r} must be where table {slot.table!r} is, on "
-                        f"{cluster.device}, not on {checked[slot.feature][0].device}"
-                    )
         checks = all(cluster.backend.name in CHECKING for cluster in clusters)
         if checks and not self.pools:  # then a backend sees no offsets, unless it is told to look at them
             checks = all(hasattr(cluster.backend, "check_offsets") for cluster in clusters)
         if not checks or any(offsets.numel() < 2 for _, offsets, _ in checked.values()):  # no bags at all
->>>>>>> c203e6f (Bad lookups raise an alarm on the device; no step waits for it)
             check_bags(checked, self._sizes)
         call, names = Call(self._backward, []), []
         gradients = torch.is_grad_enabled()
@@ -221,10 +205,9 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
                 raise
 
     def _check_offsets(self, checked: Mapping[str, Bags]) -> None:
-        for cluster, places in self._layout:
-            lookups = [make_lookup(index, *checked[slot.feature][:2], None, False) for slot, index in places]
-            found: Any = cluster.backend
-            found.check_offsets(cluster.tables, lookups)
+        for places in self._layout:
+            found: Any = places.cluster.backend
+            found.check_offsets(places.cluster.tables, places.columns(checked, pools=True))
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Take the state along when the module moves to a device."""

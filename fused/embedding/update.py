@@ -130,15 +130,11 @@ def _by_cluster(given: Iterable[Given]) -> list[Given]:
     return list(found.values())
 
 
-<<<<<<< HEAD
 def _tables_of(lookups: Sequence[Lookup]) -> set[int]:
     return set(lookups.tables) if type(lookups) is Columns else {one.table for one in lookups}
 
 
-def _works(cluster: Cluster, lookups: Sequence[Lookup], seed: int | None) -> list[Work]:
-=======
-def _works(cluster: Cluster, lookups: list[Lookup], seed: tuple[int, int] | None) -> list[Work]:
->>>>>>> c203e6f (Bad lookups raise an alarm on the device; no step waits for it)
+def _works(cluster: Cluster, lookups: Sequence[Lookup], seed: tuple[int, int] | None) -> list[Work]:
     """Check the options, and put together the tables that take the same step."""
     plan, group = cluster.plan, cluster.group
     assert plan is not None
@@ -162,16 +158,11 @@ def _works(cluster: Cluster, lookups: list[Lookup], seed: tuple[int, int] | None
         if step.momentum and not cluster.tables[0].states:  # no buffer was made
             step = replace(step, momentum=0.0, nesterov=False)
         if seed is not None:
-<<<<<<< HEAD
-            step = replace(step, seed=seed)
+            step = replace(step, seed=seed[0] + (seed[1] if counter is None else count))
         backend = cluster.backend_for(step)
         works.append(Work(cluster, step, backend, listed))
         if not cluster.counted and seed is None:
             cluster.last = step, backend
-=======
-            step = replace(step, seed=seed[0] + (seed[1] if counter is None else count))
-        works.append(Work(cluster, step, cluster.backend_for(step), listed))
->>>>>>> c203e6f (Bad lookups raise an alarm on the device; no step waits for it)
     return works
 
 
