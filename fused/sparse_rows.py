@@ -1,6 +1,7 @@
 """Gradients that list rows: checked, and handed to a backend, which sums duplicates and updates in one go."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -8,10 +9,9 @@ from torch import Tensor
 
 from keyedopt.fused import dense
 from keyedopt.fused.backends import choose, first
-from keyedopt.fused.backends.interface import Lookup, RowGradients, Step
-from keyedopt.fused.backends.torch import TorchBackend
+from keyedopt.fused.backends.interface import Lookup, RowGradients, Step, Table
 from keyedopt.fused.bulk import native
-from keyedopt.fused.tables import TableViews
+from keyedopt.fused.tables import PackedRows, TableViews
 from keyedopt.reference.rules.options import Rows
 
 # --- checks ---------------------------------------------------------------------------------------
@@ -103,21 +103,46 @@ def _update_alike(step: Step, work: Sequence[dense.Work], names: Sequence[str], 
     views = [TableViews(step.algorithm, param, state, names, _listing(grad)) for param, grad, state in work]
     tables = [view.table for view in views]
     lookups = [listed(index, grad) for index, (_, grad, _) in enumerate(work) if grad.is_sparse]
-    backend = TorchBackend() if any(view.unusual for view in views) else choose("auto", tables, step)
+    packs = _pack([view.unusual for view in views], tables, lookups)
+    backend = choose("auto", tables, step)
     if which is Rows.GIVEN:
         backend.update(tables, lookups, step)
     else:
         found = backend.coalesce(tables, lookups)
         if which is Rows.ALL:
-            dense.update(step, [_spread(work[one.table], one) for one in found], names)
+            spread = []
+            for one in found:
+                rows = packs[one.table].rows[one.rows] if one.table in packs else one.rows
+                spread.append(_spread(work[one.table], RowGradients(one.table, rows, one.grads)))
+            dense.update(step, spread, names)
             return
         for index, (_, grad, _) in enumerate(work):
             if not grad.is_sparse:
                 every = torch.arange(len(tables[index].weight), device=grad.device)
                 found.append(RowGradients(index, every, grad.reshape(tables[index].weight.shape)))
         backend.update_rows(tables, [_nonzero(one) for one in found], step)
+    for pack in packs.values():
+        pack.write_back()
     for view in views:
         view.write_back()
+
+
+def _pack(unusual: Sequence[bool], tables: list[Table], lookups: list[Lookup]) -> dict[int, PackedRows]:
+    """Put copies of the rows in question in place of tables that no kernel takes, and of lookups in these."""
+    packs: dict[int, PackedRows] = {}
+    places = {lookup.table: place for place, lookup in enumerate(lookups)}
+    for index, packed in enumerate(unusual):
+        if not packed:
+            continue
+        if index in places:
+            lookup = lookups[places[index]]
+            packs[index] = PackedRows(tables[index], lookup.values)
+            lookups[places[index]] = replace(lookup, values=packs[index].places)
+        else:  # a gradient of every row
+            weight = tables[index].weight
+            packs[index] = PackedRows(tables[index], torch.arange(len(weight), device=weight.device))
+        tables[index] = packs[index].table
+    return packs
 
 
 def _listing(grad: Tensor) -> int:

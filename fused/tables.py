@@ -39,7 +39,7 @@ class TableViews:
             self._copies.append((counts, counts.long()))
             counts = self._copies[-1][1]
         self.table = Table(self._rows(param, sparse), tuple(states), counts)
-        #: Whether only plain torch takes it, because there are strides between its elements.
+        #: Whether no kernel takes it as it is, because there are strides between its elements.
         self.unusual = not all(tensor.is_contiguous() for tensor in (self.table.weight, *states))
 
     def _rows(self, tensor: Tensor, sparse: int) -> Tensor:
@@ -58,3 +58,30 @@ class TableViews:
         torch.autograd.graph.increment_version([self.table.weight, *self.table.states])
         for tensor, copied in self._copies:
             tensor.copy_(copied)
+
+
+class PackedRows:
+    """Rows of a table with strides between its elements, copied together: a table that every backend takes.
+
+    Args:
+        table: whose rows they are; a copy of them comes back to it by `write_back`.
+        values: (N,) int64, row numbers, in any order and as often as they like.
+
+    Attributes:
+        rows: (U,) int64, the distinct ones, ascending.
+        places: (N,) int64, where in `rows` each value is.
+        table: those rows alone.
+    """
+
+    def __init__(self, table: Table, values: Tensor) -> None:
+        self.rows, self.places = torch.unique(values, return_inverse=True)
+        whole = [table.weight, *table.states, *([] if table.row_counter is None else [table.row_counter])]
+        copies = [tensor.detach().index_select(0, self.rows).contiguous() for tensor in whole]
+        self._pairs = list(zip(whole, copies, strict=True))
+        states = tuple(copies[1 : 1 + len(table.states)])
+        self.table = Table(copies[0], states, None if table.row_counter is None else copies[-1])
+
+    def write_back(self) -> None:
+        """Bring the rows back to where they came from."""
+        for tensor, copied in self._pairs:
+            tensor.index_copy_(0, self.rows, copied)

@@ -334,3 +334,22 @@ def test_a_window_needs_memory_for_distinct_rows_and_not_for_lookups(dtype):
     assert largest.bytes <= 8 * PIECE < 8 * lookups * width / 10
     sums = 3 * torch.bincount(rows, minlength=50) * 2.0**-17
     torch.testing.assert_close(param.detach(), -sums[:, None].expand(50, width).to(dtype))
+
+
+@every
+@pytest.mark.parametrize("rows", ["given", "nonzero"])
+def test_a_transposed_table_gets_the_bits_of_a_contiguous_one(algorithm, rows):
+    numbers = torch.Generator().manual_seed(0)
+    transposed = torch.nn.Parameter(torch.randn(3, 6, generator=numbers).t())
+    contiguous = torch.nn.Parameter(transposed.detach().contiguous())
+    made = getattr(fused, algorithm)
+    options = {"lr": 0.25, **({} if algorithm == "SparseAdam" else {"rows": rows})}
+    optimizers = [made([param], **options) for param in (transposed, contiguous)]
+    for lookups in (5, 0, 2):
+        listed = torch.randint(0, 6, (1, lookups), generator=numbers)
+        values = torch.randn(lookups, 3, generator=numbers)
+        for param, optimizer in zip((transposed, contiguous), optimizers, strict=True):
+            param.grad = torch.sparse_coo_tensor(listed, values, param.shape, check_invariants=True)
+            optimizer.step()
+        assert torch.equal(transposed, contiguous)
+    assert transposed.stride() == (1, 6)
