@@ -1,7 +1,6 @@
 """``keyedopt report``: result files in, tables, a page, a summary or badges out."""
 
 import contextlib
-import importlib
 import re
 import shutil
 import sys
@@ -42,8 +41,7 @@ def report(
     fail: Callable[[str], NoReturn],
 ) -> int:
     """Write a report; return 0, or 1 if some files were refused; end with 2 if all were."""
-    write_page = importlib.import_module("keyedopt.reports.page").write if "html" in formats else None
-    if plots and write_page is None:
+    if plots and "html" not in formats:
         fail("--plots are the pictures of the page: ask for --format html too")
     tables = read(results, clauses())
     for row in rows(tables.problems):
@@ -52,13 +50,10 @@ def report(
         fail("there is nothing to report: no result could be read")
     with _whole(output, fail) as folder:
         for name in formats:
-            if write_page is None or name != "html":
+            if name == "html":
+                _write_page(tables, folder, plots, commit_url, fail)
+            else:
                 _write(name, tables, folder)
-                continue
-            try:
-                write_page(tables, clauses(), folder, plots=plots, commit_url=commit_url)
-            except ValueError as error:
-                fail(str(error))
     count = f"{len(tables.runs)} runs, {len(tables.cases)} cases, {len(tables.speeds)} speeds"
     print(f"written: {output} ({count})")
     return 1 if len(tables.problems) else 0
@@ -73,6 +68,17 @@ def _write(name: str, tables: Tables, folder: Path) -> None:
             path.write_text(badge.badge(tables, run), encoding="utf-8")
     else:
         {"csv": export.csv, "parquet": export.parquet, "json": export.json}[name](tables, folder)
+
+
+def _write_page(
+    tables: Tables, folder: Path, plots: bool, commit_url: str, fail: Callable[[str], NoReturn]
+) -> None:
+    from keyedopt.reports import page  # it draws, and matplotlib takes a second to import
+
+    try:
+        page.write(tables, clauses(), folder, plots=plots, commit_url=commit_url)
+    except ValueError as error:
+        fail(str(error))
 
 
 @contextlib.contextmanager

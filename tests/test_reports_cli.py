@@ -187,3 +187,11 @@ def test_a_missing_library_is_named_with_what_installs_it(store):  # noqa: F811
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr == "keyedopt: reports need pandas; install it with: pip install 'keyedopt[reports]'\n"
+
+
+def test_the_page_of_clauses_without_texts_is_written_and_nothing_is_warned_of(run_line, store, tmp_path):  # noqa: F811
+    known, stranger = case("a"), case("b", "observed", ("SAMPLE-001",), observed={"order": 1})
+    files = [store("a.json", result(known, stranger)), store("b.json", bench())]
+    done = run_line("report", *files, "--output", tmp_path / "out", "--format", "html", "--plots")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "SAMPLE-001" in (tmp_path / "out" / "index.html").read_text(encoding="utf-8")

@@ -358,3 +358,11 @@ def test_the_page_is_small(tmp_path):
 def test_steps_are_where_the_level_changes(values, steps):
     noise = 0.004 * np.sin(np.arange(len(values)) * 7.3)
     assert detect(np.array(values) + noise) == steps
+
+
+def test_more_pictures_than_the_page_has_room_for_are_counted(tmp_path, monkeypatch):
+    monkeypatch.setattr("keyedopt.reports.page.precision.PICTURES", 1)
+    text = page.write(*results(2, 80, 3, 2000, 40), tmp_path).read_text(encoding="utf-8")
+    groups = text.count("Against steps, ") + text.count("Against the gradients of one row")
+    assert len(re.findall(r'id="precision-\d+-title"', text)) == groups
+    assert "more are not drawn, to keep the page small" in text

@@ -92,7 +92,7 @@ def _cells(tables: Tables, runs: list[str], places: Mapping[str, int]) -> list[l
 
 def _records(tables: Tables, numbers: Mapping[str, int], places: Mapping[str, int]) -> list[dict[str, str]]:
     """Return for each run, by observing clause, what was recorded."""
-    levels: Frame = tables.clauses.drop_duplicates("clause").set_index("clause")["level"]
+    levels: Frame = tables.clauses.drop_duplicates("clause").set_index("clause")["level"].fillna("")
     observing = {clause for clause, level in levels.items() if level == "observe"}
     frame: Frame = tables.records
     frame = frame[frame["clause"].isin(observing)][["run", "case", "clause", "name", "text"]].fillna("")

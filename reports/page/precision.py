@@ -13,6 +13,8 @@ from keyedopt.reports.tables import Tables
 
 #: The order of dtypes; others come after them.
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+#: So many pictures of a dtype are drawn, and so many against rows; the table below them has every case.
+PICTURES = 24
 #: Errors below are drawn here on a logarithmic axis, by unit.
 FLOOR = {"ULP": 0.05, "relative": 1e-9}
 
@@ -24,19 +26,25 @@ def view(tables: Tables, looks: Mapping[str, Look], folder: Path | None) -> dict
     steps = frame[frame["steps"].notna() & (frame["unit"] == "ULP")]
     weights = steps[steps["quantity"] == "weight"]
     by_dtype: dict[str, list[Picture]] = {}
+    left_out: dict[str, int] = {}
     for (dtype, subject), rows in (weights if len(weights) else steps).groupby(["dtype", "subject"]):
-        some = _most_common(rows)
-        by_dtype.setdefault(dtype, []).append(_against(name(), "steps", subject, dtype, some, looks, folder))
+        drawn = by_dtype.setdefault(dtype, [])
+        if len(drawn) < PICTURES:
+            drawn.append(_against(name(), "steps", subject, dtype, _most_common(rows), looks, folder))
+        else:
+            left_out[dtype] = left_out.get(dtype, 0) + 1
     order = [*(d for d in DTYPES if d in by_dtype), *sorted(set(by_dtype) - set(DTYPES))]
     many = frame[frame["rows"].notna()]
+    groups = list(many.groupby(["unit", "subject", "dtype"], sort=False))
     rows_plots = [
         _against(name(), "rows", subject, dtype, rows, looks, folder)
-        for (_, subject, dtype), rows in many.groupby(["unit", "subject", "dtype"], sort=False)
+        for (_, subject, dtype), rows in groups[:PICTURES]
     ]
     runs = [run for run in looks if run in set(frame["run"])]
     return {
-        "steps": [(dtype, by_dtype[dtype]) for dtype in order],
+        "steps": [(dtype, by_dtype[dtype], left_out.get(dtype, 0)) for dtype in order],
         "rows": rows_plots,
+        "rows_left_out": len(groups) - len(rows_plots),
         "legend": legend(runs, dict(looks)),
         "runs": runs,
         "worst": _worst(frame, runs),
