@@ -1,0 +1,69 @@
+#!/usr/bin/env bash
+# The gallery: checks every implementation that is installed, measures nothing, and makes the page of it.
+#
+#   reports/gallery.sh [--output FOLDER] [RESULT.json ...]
+#
+# Writes FOLDER/results, FOLDER/site/index.html and, where Chromium is installed, FOLDER/overview.png and
+# FOLDER/matrix.png. A result given as an argument is shown too; one of an older torchrec stands in for the
+# environment that is made otherwise. Results that are in FOLDER already are not made again.
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+out=gallery
+if [ "${1:-}" = --output ]; then out=${2:?--output asks for a folder}; shift 2; fi
+python=${PYTHON:-python3}
+older=1.6.1
+mkdir -p "$out/results"
+given=()
+for file in "$@"; do given+=("$(realpath -- "$file")"); done
+cd "$out"
+
+# Checks one; exit code 1 is a verdict, which the page shows; more than that is no result.
+check() {
+    local file=$1
+    shift
+    if [ -e "$file" ]; then echo "there already: $file"; return; fi
+    "$@" --output "$file" || if [ $? -ne 1 ]; then echo "left out: no result of $*"; rm -f "$file"; fi
+}
+
+for name in reference fused torch fbgemm torchft torchrec; do
+    known=()
+    if [ -e "$root/conformance/expectations/$name.toml" ]; then known=(--expectations "$name"); fi
+    check "results/$name.json" "$python" -m keyedopt.cli.main check "$name" "${known[@]}"
+done
+
+# An older torchrec, in an environment of its own.
+if printf '%s\n' "${given[@]}" | grep -q torchrec; then
+    echo "torchrec $older is not installed: a result of a torchrec is given"
+elif [ ! -e "results/torchrec-$older.json" ]; then
+    if "$python" -m venv env && env/bin/pip install --quiet "$root" torch==2.11.0 fbgemm-gpu-cpu==1.6.0 &&
+        env/bin/pip install --quiet --no-deps "torchrec==$older" &&
+        env/bin/pip install --quiet tensordict torchmetrics==1.0.3 pyre-extensions tqdm; then
+        check "results/torchrec-$older.json" env -u PYTHONPATH env/bin/keyedopt check torchrec
+    else
+        echo "left out: torchrec $older, as it cannot be installed here; give a result of it as an argument"
+    fi
+fi
+
+# What lies beside the results of benchmarks (stored ratios of the gate, trials of it) is no result.
+mapfile -t speeds < <(find "$root/benchmarks/results" -name '*.json' -not -path '*/trials/*')
+"$python" -m keyedopt.cli.main report results "${given[@]}" "${speeds[@]}" --output site \
+    --format html --format markdown --format badge --format csv --plots
+
+browser=${CHROMIUM:-$(command -v chromium || command -v google-chrome || true)}
+if [ -z "$browser" ]; then
+    echo "left out: the pictures, as there is no Chromium"
+    exit
+fi
+for view in overview matrix; do
+    "$browser" --headless --no-sandbox --disable-gpu --hide-scrollbars --window-size=1400,1000 \
+        --virtual-time-budget=5000 --screenshot="$view.png" "file://$PWD/site/index.html#$view" 2> /dev/null
+    # Few colours: a quarter of the size.
+    "$python" - "$view.png" << 'END'
+import sys
+from PIL import Image
+
+with Image.open(sys.argv[1]) as image:
+    image.convert("RGB").quantize(128).save(sys.argv[1], optimize=True)
+END
+done
+echo "written: $out/site/index.html, $out/overview.png, $out/matrix.png"
