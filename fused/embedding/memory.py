@@ -1,7 +1,7 @@
 """Memory for tables and their state: in large pages, where the system has them.
 
 A step reads rows from all over a table. With pages of 4 KiB nearly every row costs a walk through the page
-tables besides; with pages of 2 MiB hardly any does, and a step takes a third less time.
+tables besides; with pages of 2 MiB hardly any does.
 """
 
 import ctypes
