@@ -42,19 +42,18 @@ struct Gradients {
 };
 
 template <class K, bool kSimple>
-void chunk_of(const Job& job, const Entry<K>* entries, int64_t count, Scratch& scratch, float* out) {
-  sum_of<float>(Gradients<K, kSimple>{job, entries}, count, job.table->dim, !kSimple && job.scaled, scratch,
-                scratch.tree, out);
+void chunk_of(const Job& job, const Entry<K>* entries, int64_t count, double* out) {
+  sum_many(Gradients<K, kSimple>{job, entries}, count, job.table->dim, !kSimple && job.scaled, out);
 }
 
 inline bool simple(const Job& job) { return !job.scaled && job.shift >= 64; }
 
 template <class K>
-void chunk(const Job& job, const Entry<K>* entries, int64_t count, Scratch& scratch, float* out) {
+void chunk(const Job& job, const Entry<K>* entries, int64_t count, double* out) {
   if (simple(job)) {
-    chunk_of<K, true>(job, entries, count, scratch, out);
+    chunk_of<K, true>(job, entries, count, out);
   } else {
-    chunk_of<K, false>(job, entries, count, scratch, out);
+    chunk_of<K, false>(job, entries, count, out);
   }
 }
 
@@ -62,19 +61,13 @@ void chunk(const Job& job, const Entry<K>* entries, int64_t count, Scratch& scra
 template <class K>
 void long_run(const Job& job, const Entry<K>* entries, int64_t count, Scratch& scratch, float* out) {
   const int64_t dim = job.table->dim;
-  if (count <= kChunk) {
-    chunk(job, entries, count, scratch, out);
-    return;
+  double *sum = scratch.wide, *part = sum + padded(dim);
+  chunk(job, entries, count < kChunk ? count : kChunk, sum);
+  for (int64_t i = kChunk; i < count; i += kChunk) {
+    chunk(job, entries + i, count - i < kChunk ? count - i : kChunk, part);
+    add_wide(sum, part, dim);
   }
-  constexpr int kInner = 8;  // levels of a chunk: kChunk / kBlock = 2^6
-  Tree tree{scratch.tree + kInner * dim, dim, 0};
-  int64_t i = 0;
-  for (; i + kChunk <= count; i += kChunk) {
-    chunk(job, entries + i, kChunk, scratch, out);
-    tree.push(out);
-  }
-  if (i < count) chunk(job, entries + i, count - i, scratch, out);
-  tree.fold(i < count ? out : nullptr, out);
+  round_row(sum, dim, out);
 }
 
 // The end of the run that contains entry i.
@@ -129,8 +122,7 @@ int64_t segment_of(const Job& job, const Entry<K>* entries, int64_t begin, int64
     if (j - i == 1 && job.rule && (kSimple || !job.scaled)) {
       grad = gradients.row(i, nullptr);
     } else if (j - i <= kBlock) {
-      sum_of<float>(Gradients<K, kSimple>{job, entries + i}, j - i, table.dim, !kSimple && job.scaled,
-                    scratch, nullptr, sum);
+      sum_few(Gradients<K, kSimple>{job, entries + i}, j - i, table.dim, !kSimple && job.scaled, sum);
     } else {
       long_run(job, entries + i, j - i, scratch, sum);
     }
