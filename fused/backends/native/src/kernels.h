@@ -64,9 +64,10 @@ struct Rule {
   float lr, rate, eps, sign, weight_decay, undamped, eta;
   float beta1, rest1, beta2, rest2;  // rest = 1 - beta
   float momentum;
-  float low1, low2, rest_low1, rest_low2, low_momentum;  // what they lack as float32, which would err alike in every step
+  // What they lack as float32, which would err alike in every step.
+  float low1, low2, rest_low1, rest_low2, low_momentum;
   double exact_lr, exact_beta1, exact_beta2;
-  float max_norm;      // negative: no limit
+  float max_norm;       // negative: no limit
   double gain, spread;  // direction = gain * m / (spread * sqrt(v) + eps)
   uint64_t seed;
 };

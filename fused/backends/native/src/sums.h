@@ -1,5 +1,6 @@
-// Sums of rows that lie anywhere, in registers; pooled in float, long bags by halves, so that the error stays
-// small; gradients in double. The order does not depend on threads. Included inside the namespace of an instruction set, after its vectors.
+// Sums of rows that lie anywhere, in registers: of bags in float, long ones by halves, so that the error stays
+// small; of gradients in double. The order does not depend on threads. Included inside the namespace of an
+// instruction set, after its vectors.
 
 // Sum columns [c, c + 16 kVectors) of `count` rows.
 template <class T, int kVectors, bool kScaled>
