@@ -66,7 +66,8 @@ class Implementation:
             otherwise, or that the target borrows from another library without claiming them.
         areas: the areas it claims (see ``keyedopt list areas``). A claimed name that is missing
             fails; an area that is not claimed is reported as unsupported. None claims every area of
-            which at least one name is there, and, of the names that single cases need, those that are.
+            which at least one name is there. Of the names of other areas that single cases need, those
+            are claimed that are there.
         placeholders: names that exist but are not meant to run; they count as missing and are not
             claimed.
         absent: names, of classes or of what they take (``"LAMB"``, ``"Adam.decay"``, ``"*.rows"``; shell
@@ -212,9 +213,10 @@ class Surface:
         return True
 
     def lacks(self, name: str) -> bool:
-        """Whether a name that a case needs is not claimed; `Implementation.areas` says what None claims."""
-        about = self._implementation
-        return about.lacks(name) or (about.areas is None and not self.has(name.partition(".")[0]))
+        """Whether a name that a case needs is not claimed: no area that is stated has it, nor is it there."""
+        about, owner = self._implementation, name.partition(".")[0]
+        stated = any(owner in spec.areas()[area].names for area in about.areas or ())
+        return about.lacks(name) or (not stated and not self.has(owner))
 
     def claimed(self) -> tuple[str, ...]:
         """Return the areas that the implementation claims."""

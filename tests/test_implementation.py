@@ -2,6 +2,7 @@
 
 import dataclasses
 import sys
+import types
 
 import pytest
 from making import TARGETS, module
@@ -243,3 +244,12 @@ def test_private_names_are_not_public():
 def test_an_implementation_cannot_be_changed():
     with pytest.raises(dataclasses.FrozenInstanceError):
         find("reference").name = "other"
+
+
+def test_a_name_of_an_area_that_is_not_claimed_is_lacked_unless_it_is_there():
+    library = types.SimpleNamespace(SGD=object, WarmupOptimizer=object)
+    surface = Implementation(name="acme", root=library, areas=("algorithms",)).surface()
+    assert not surface.lacks("SGD")
+    assert not surface.lacks("Adam.decay")  # of the area that is claimed, so its absence is a failure
+    assert not surface.lacks("WarmupOptimizer")
+    assert surface.lacks("KeyedOptimizerWrapper")
