@@ -30,7 +30,9 @@ def run(tmp_path_factory):
     def call(*arguments):
         command = [sys.executable, "-m", "pytest", "benchmarks/", "-p", "watching", *arguments]
         command += ["-p", "no:cacheprovider"]
-        env = {**os.environ, "PYTHONPATH": path}
+        # A worker of xdist says so in its environment, and pytest-benchmark would not measure in one.
+        env = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+        env["PYTHONPATH"] = path
         return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, check=False)
 
     return call
