@@ -8,12 +8,12 @@ the gradients (``rows``) that were aggregated. That of a case that follows a sch
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
-from keyedopt.conformance.suite.support import Mismatch, expect_within, ulp_error
+from keyedopt.conformance.suite.support import Mismatch, error_budget, expect_within, ulp_error
 
 #: The attribute of an error that holds what was measured before it.
 MEASURED = "keyedopt_measured"
@@ -97,3 +97,24 @@ def measure_relative(
     with measuring.expecting():
         if not bool((relative <= 1e-12).all()):
             raise Mismatch(f"{what} within 1e-12 of {exact.tolist()}", seen.tolist())
+
+
+def measure_golden(
+    measuring: Measuring, made: Any, step: int, dtype: str, tensors: Callable[[], Mapping[str, torch.Tensor]]
+) -> None:
+    """Measure tensors by name after a step of a golden trajectory, where it says what they are then.
+
+    In float64 they are expected within 1e-12, otherwise within the budget of the trajectory; state of a
+    wider dtype is first rounded to this one.
+    """
+    for name, exact in made["after"].get(str(step), {}).items():
+        seen = tensors()[name].reshape(-1)
+        powers = made["exponent"][str(step)][name]
+        size = torch.tensor([0.0 if x is None else 2.0**x for x in powers], dtype=torch.float64)
+        oracle = torch.tensor(exact, dtype=torch.float64)
+        what, entry = f"{name} after step {step}", {"quantity": name, "dtype": dtype, "steps": step}
+        if dtype == "float64":
+            measure_relative(measuring, seen, oracle, size, what, **entry)
+            continue
+        budget = error_budget(made["worst"][dtype][str(step)][name])
+        measure_error(measuring, seen.to(getattr(torch, dtype)), oracle, budget, what, before=size, **entry)

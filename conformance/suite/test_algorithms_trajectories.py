@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from keyedopt.conformance.suite.support import error_budget
-from keyedopt.conformance.suite.support_measured import Measuring, measure_error, measure_relative
+from keyedopt.conformance.suite.support_measured import Measuring, measure_golden
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "trajectories.json").read_text("utf-8"))[
     "trajectories"
@@ -46,18 +45,7 @@ def follow(impl: Any, algorithm: str, made: Any, dtype: str) -> dict[str, Any]:
                 grads = torch.sparse_coo_tensor(rows, grads, weight.shape, check_invariants=True)
             weight.grad = grads
             optimizer.step()
-            for name, exact in made["after"].get(str(t), {}).items():
-                seen = tensors(optimizer, weight, made["after"]["1"])[name].reshape(-1)
-                powers = made["exponent"][str(t)][name]
-                size = torch.tensor([0.0 if x is None else 2.0**x for x in powers], dtype=torch.float64)
-                oracle = torch.tensor(exact, dtype=torch.float64)
-                what, entry = f"{name} after step {t}", {"quantity": name, "dtype": dtype, "steps": t}
-                if dtype == "float64":
-                    measure_relative(measuring, seen, oracle, size, what, **entry)
-                    continue
-                budget = error_budget(made["worst"][dtype][str(t)][name])
-                seen = seen.to(kind)  # state of a wider dtype: of its rounding to this one
-                measure_error(measuring, seen, oracle, budget, what, before=size, **entry)
+            measure_golden(measuring, made, t, dtype, lambda: tensors(optimizer, weight, made["after"]["1"]))
     return measuring.record
 
 

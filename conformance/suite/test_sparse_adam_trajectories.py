@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from keyedopt.conformance.suite.support import error_budget
-from keyedopt.conformance.suite.support_measured import Measuring, measure_error, measure_relative
+from keyedopt.conformance.suite.support_measured import Measuring, measure_golden
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "sparse_adam.json").read_text("utf-8"))[
     "trajectories"
@@ -18,6 +17,12 @@ GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "sparse_adam.json").
 def golden(*names: str) -> dict[str, Any]:
     """Choose golden trajectories by name, as arguments of ``parametrize``."""
     return {"argnames": "made", "argvalues": [GOLDEN[name] for name in names], "ids": list(names)}
+
+
+def tensors(optimizer: Any, weight: Any) -> dict[str, torch.Tensor]:
+    """Return the weight and the moments."""
+    state = optimizer.state[weight]
+    return {"weight": weight.detach(), "exp_avg": state["exp_avg"], "exp_avg_sq": state["exp_avg_sq"]}
 
 
 def follow(impl: Any, made: Any, dtype: str) -> dict[str, Any]:
@@ -31,19 +36,7 @@ def follow(impl: Any, made: Any, dtype: str) -> dict[str, Any]:
             rows = torch.tensor([step["rows"]])
             weight.grad = torch.sparse_coo_tensor(rows, grads, tuple(weight.shape), check_invariants=True)
             optimizer.step()
-            state = optimizer.state[weight]
-            tensors = {"weight": weight.detach()} | {name: state[name] for name in ("exp_avg", "exp_avg_sq")}
-            for name, exact in made["after"].get(str(t), {}).items():
-                seen = tensors[name].reshape(-1)
-                powers = made["exponent"][str(t)][name]
-                size = torch.tensor([0.0 if x is None else 2.0**x for x in powers], dtype=torch.float64)
-                oracle = torch.tensor(exact, dtype=torch.float64)
-                what, entry = f"{name} after step {t}", {"quantity": name, "dtype": dtype, "steps": t}
-                if dtype == "float64":
-                    measure_relative(measuring, seen, oracle, size, what, **entry)
-                    continue
-                budget = error_budget(made["worst"][dtype][str(t)][name])
-                measure_error(measuring, seen.to(kind), oracle, budget, what, before=size, **entry)
+            measure_golden(measuring, made, t, dtype, lambda: tensors(optimizer, weight))
     return measuring.record
 
 
