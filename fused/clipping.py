@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from keyedopt.fused.backward_clip import BackwardClip, Reach, clip_in_backward
-from keyedopt.fused.folding import Folding, fold
+from keyedopt.fused.folding import Folding, fold_norm, fold_value
 from keyedopt.fused.fused import fused_parameters
 from keyedopt.fused.keyed import KeyedOptimizer, OptimizerWrapper
-from keyedopt.fused.norms import Groups, mesh_groups, p_norm, parts_of
+from keyedopt.fused.norms import Groups, mesh_groups, p_norm, parts_of, plain_norm
 from keyedopt.fused.scaling import clamp_all, factor_of, scale_all
 from keyedopt.reference.clipping import GradientClipping
 
@@ -29,8 +29,10 @@ class GradientClippingOptimizer(OptimizerWrapper):
         VALUE   g ← min(max(g, -c), c)              element by element
 
     A closure is handed on as one that evaluates, then clips. A parameter counts once, whatever groups it is
-    in. Norm and factor stay on the device. Where everything inside is a fused optimizer of torch, the factor
-    is a part of its step, and gradients are read once for the norm and once for the step.
+    in. Norm and factor stay on the device. Where everything inside is a fused optimizer of torch, clipping is
+    a part of its step, and gradients are read once for the norm and once for the step. On the CPU a kernel of
+    ours then does the step, and ``.grad`` keeps what the backward pass left there; other steps write what is
+    clipped to ``.grad``.
 
     Args:
         optimizer: the keyed optimizer to wrap.
@@ -158,11 +160,14 @@ class GradientClippingOptimizer(OptimizerWrapper):
             self._last_total_grad_norm = _rounded(norm, parts + held)
             if by_norm:
                 self._scale_held(held, norm)
-                folding = fold(self._optimizer, real, norm, self._max_gradient) if in_step else None
+                folding = fold_norm(self._optimizer, real, norm, self._max_gradient) if in_step else None
                 if folding is not None:
                     return folding
                 scale_all(parts, factor_of(norm, self._max_gradient))
         if self._clipping is GradientClipping.VALUE:
+            folding = fold_value(self._optimizer, real, self._max_gradient) if in_step else None
+            if folding is not None:
+                return folding
             clamp_all(_distinct(real), self._max_gradient)
         return nothing
 
@@ -170,6 +175,9 @@ class GradientClippingOptimizer(OptimizerWrapper):
     def _measure(self, real: list[Tensor]) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """Return the norm in full precision, and each part of a gradient once: dense ones, and held ones."""
         held = self._reach.held()
+        plain = plain_norm(real) if self._norm_type == 2.0 and not self._pgs and not held else None
+        if plain is not None:
+            return torch.tensor(plain[0], dtype=torch.float64), plain[1], []
         device = next((each.device for each in (*real, *(grad for _, grad in held))), torch.device("cpu"))
         # A rank that holds no shard of a parameter still takes part in its reductions.
         spread: dict[Groups, list[Tensor]] = {groups: [] for groups in self._pgs.values()}

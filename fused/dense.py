@@ -29,8 +29,8 @@ def update(step: Step, work: Sequence[Work], names: Sequence[str], scale: Tensor
         step: the formula; its count is that of all of them, unless it is on a device: then each has its own.
         work: parameters, gradients of the same shape, and states by name.
         names: the state tensors, as `ALGORITHMS` orders them.
-        scale: what gradients are divided by, a tensor of one number; they are overwritten by the quotient,
-            unless their elements share memory.
+        scale: what gradients are divided by, a tensor of one number; some kernels overwrite them by the
+            quotient.
     """
     together: dict[tuple[torch.device, torch.dtype], list[Work]] = {}
     for item in work:

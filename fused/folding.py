@@ -1,80 +1,115 @@
-"""Clipping as a part of the step: torch's fused kernels divide gradients by a scale as they read them."""
+"""Clipping as a part of the step: fused kernels scale or limit gradients as they read them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, optim
+from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from keyedopt.fused import optimizers
 from keyedopt.fused.keyed import CombinedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
+from keyedopt.fused.native_steps import Clip
+from keyedopt.fused.scaling import clamp_all
+from keyedopt.fused.taken_steps import KINDS, taken
 from keyedopt.fused.warmup import WarmupOptimizer
 
-#: Ours, which take one too, with the same kernels where they are exact.
+#: Ours, which take a ``grad_scale``, as torch's fused ones do.
 _OURS = (optimizers.Adam, optimizers.SGD, optimizers.Adagrad)
-#: Their kernels take a ``grad_scale`` and write the scaled gradient back.
-_KERNELS = (optim.Adam, optim.AdamW, optim.SGD, optim.Adagrad)
 _DEVICES = ("cpu", "cuda")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # ours may divide halves in half precision
 
 
 class Folding:
-    """A context in which optimizers divide their gradients by a scale; without any it does nothing.
+    """A context in which attributes of optimizers are set; without any it does nothing.
 
     Args:
-        optimizers: optimizers of torch, as `fold` finds them.
-        scale: float32, on any device.
+        given: optimizers that do not have these attributes, and their values.
     """
 
-    def __init__(self, optimizers: Sequence[Any] = (), scale: Tensor | None = None) -> None:
-        self._optimizers, self._scale = optimizers, scale
+    def __init__(self, given: Sequence[tuple[Any, dict[str, Any]]] = ()) -> None:
+        self._given = given
 
     def __enter__(self) -> None:
-        for optimizer in self._optimizers:
-            optimizer.grad_scale = self._scale
+        for optimizer, values in self._given:
+            vars(optimizer).update(values)
 
     def __exit__(self, *error: object) -> None:
-        for optimizer in self._optimizers:
-            del optimizer.grad_scale
+        for optimizer, values in self._given:
+            for name in values:
+                del vars(optimizer)[name]
 
 
-def fold(optimizer: Any, params: Sequence[Tensor], norm: Tensor, bound: float) -> Folding | None:
+def fold_norm(optimizer: Any, params: Sequence[Tensor], norm: Tensor, bound: float) -> Folding | None:
     """Return the context that clips by norm in the step of an optimizer, or None where that cannot be.
 
     The scale is ``max(1, (norm + 1e-6) / bound)``. Everything inside has to be ours or a fused one of torch,
     nobody may look at the gradients before its kernel does, and the kernel may read each of them only once.
     """
-    inside = _kernels(optimizer)
-    if not inside or _global_optimizer_pre_hooks:
-        return None
-    groups = [group for one in inside for group in one.param_groups]
-    if not all(_reads_once(one, group) for one in inside for group in one.param_groups):
-        return None
-    if sum(len(group["params"]) for group in groups) != len(params):
-        return None  # a parameter in two groups, or on the meta device
-    grads = [param.grad for param in params if param.grad is not None]
-    if len(set(map(id, grads))) != len(grads):
-        return None
-    dtypes = _DTYPES[:1] if any(type(one) in _OURS for one in inside) else _DTYPES
-    if not all(_is_ordinary(grad, dtypes) for grad in grads):
+    inside = _inside(optimizer, params)
+    if not inside:
         return None
     scale = ((norm + 1e-6) / bound if bound else norm * torch.inf).clamp(min=1.0).to(torch.float32)
-    if scale.device.type == "cpu":
-        if scale == 1.0:
-            return Folding()
-        if not scale < 1e30:  # too large for the dtype of the kernel, or NaN
-            return None
-    return Folding(inside, scale)
+    if scale.device.type != "cpu":
+        return Folding([(one, {"grad_scale": scale}) for one in inside])
+    if not scale < 1e30:  # too large for the dtype of the kernel, or NaN
+        return None
+    clips = bool(scale != 1.0)
+    clip = Clip(factor=bound / (float(norm) + 1e-6)) if clips else Clip()
+    given = []
+    for one in inside:
+        values: dict[str, Any] = {"grad_scale": scale} if clips else {}
+        if type(one) in KINDS:
+            values["step"] = taken(one, clip, partial(type(one).step, one))
+        given.append((one, values))
+    return Folding(given)
+
+
+def fold_value(optimizer: Any, params: Sequence[Tensor], bound: float) -> Folding | None:
+    """Return the context that limits elements of gradients in the step of optimizers of torch, or None."""
+    inside = _inside(optimizer, params)
+    grads = [param.grad for param in params if param.grad is not None]
+    if not inside or not all(type(one) in KINDS for one in inside):
+        return None
+    if not all(grad.device.type == "cpu" and grad.is_contiguous() for grad in grads):
+        return None
+    return Folding(
+        [(one, {"step": taken(one, Clip(limit=bound), partial(_clamp, one, bound))}) for one in inside]
+    )
+
+
+def _clamp(optimizer: Any, bound: float) -> Any:
+    listed = [param.grad for group in optimizer.param_groups for param in group["params"]]
+    clamp_all([grad for grad in listed if grad is not None], bound)
+    return type(optimizer).step(optimizer)
+
+
+def _inside(optimizer: Any, params: Sequence[Tensor]) -> list[Any]:
+    """Return the optimizers inside, or none if the step of one cannot clip."""
+    inside = _kernels(optimizer)
+    if not inside or _global_optimizer_pre_hooks:
+        return []
+    groups = [group for one in inside for group in one.param_groups]
+    if not all(_reads_once(one, group) for one in inside for group in one.param_groups):
+        return []
+    if sum(len(group["params"]) for group in groups) != len(params):
+        return []  # a parameter in two groups, or on the meta device
+    grads = [param.grad for param in params if param.grad is not None]
+    if len(set(map(id, grads))) != len(grads):
+        return []
+    dtypes = _DTYPES[:1] if any(type(one) in _OURS for one in inside) else _DTYPES
+    kinds = {(type(grad), grad.layout, grad.dtype, grad.device.type) for grad in grads}
+    return inside if all(_is_ordinary(*kind, dtypes) for kind in kinds) else []
 
 
 def _kernels(optimizer: Any) -> list[Any]:
     """Return the optimizers of torch inside, or none if anything else happens in a step."""
     if getattr(optimizer, "_optimizer_step_pre_hooks", None) or "step" in vars(optimizer):
         return []
-    if type(optimizer) in (*_KERNELS, *_OURS):
+    if type(optimizer) in (*KINDS, *_OURS):
         return [] if hasattr(optimizer, "grad_scale") else [optimizer]
     if type(optimizer) in (KeyedOptimizerWrapper, OptimizerWrapper, WarmupOptimizer):
         return _kernels(optimizer._optimizer)
@@ -95,10 +130,5 @@ def _reads_once(optimizer: Any, group: dict[str, Any]) -> bool:
     return bool(group.get("fused")) and not group.get("differentiable")
 
 
-def _is_ordinary(grad: Tensor, dtypes: Sequence[torch.dtype]) -> bool:
-    return (
-        type(grad) is Tensor
-        and grad.layout is torch.strided
-        and grad.dtype in dtypes
-        and grad.device.type in _DEVICES
-    )
+def _is_ordinary(kind: type, layout: Any, dtype: Any, device: str, dtypes: Sequence[torch.dtype]) -> bool:
+    return kind is Tensor and layout is torch.strided and dtype in dtypes and device in _DEVICES

@@ -18,6 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from keyedopt.fused.bulk import native
 
 Groups = tuple[Any, ...]  # process groups, whose type has several names
+_PLAIN = {Tensor, torch.nn.Parameter}
 _ROW = 1024  # so many float32 are summed before the sums go on in float64
 
 
@@ -57,6 +58,20 @@ def parts_of(param: Tensor) -> list[Tensor]:
     if not grad.is_coalesced():
         grad = param.grad = grad.coalesce()
     return [grad._values()]
+
+
+def plain_norm(params: Sequence[Tensor]) -> tuple[float, list[Tensor]] | None:
+    """Return ‖x‖₂ of the gradients of parameters, and these; None unless all is as it mostly is on the CPU.
+
+    That is dense float32, contiguous, each gradient of one parameter, and squares that float32 can hold.
+    """
+    if native is None or not {type(param) for param in params} <= _PLAIN:
+        return None
+    grads = [param.grad for param in params if param.grad is not None]
+    total = native.square_sum(grads, torch.get_num_threads())
+    if total is None or not 1e-24 < total < math.inf or len(set(map(id, grads))) != len(grads):
+        return None
+    return math.sqrt(total), grads
 
 
 def p_norm(tensors: Iterable[Tensor], p: float, device: torch.device, groups: Sequence[Any] = ()) -> Tensor:

@@ -35,7 +35,7 @@ class RowOptimizer(Optimizer):
     #: Whether the algorithm needs rows, so that parameters must be tables (R, D).
     tables_only: ClassVar[bool] = False
     #: What every gradient is divided by as long as it is set, a tensor of one number on the device: so that
-    #: clipping needs no pass over memory of its own. Dense ones are overwritten by the quotient.
+    #: clipping needs no pass over memory of its own. Some kernels overwrite dense ones by the quotient.
     grad_scale: Tensor
 
     def __init__(self, params: ParamsT, lr: float | Tensor, **options: Any) -> None:

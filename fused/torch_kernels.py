@@ -1,4 +1,4 @@
-"""Fused kernels of torch: SGD, Adagrad and Adam on many parameters, where their formula is exactly ours."""
+"""Fused kernels for many parameters at once: our own on the CPU, torch's where their formula is ours."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -6,7 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from keyedopt.fused import native_steps
 from keyedopt.fused.backends.interface import Step
+from keyedopt.fused.native_steps import Clip, Group
 
 PLAIN = (Tensor, torch.nn.Parameter)
 DEVICES = ("cpu", "cuda")
@@ -18,6 +20,10 @@ def update(step: Step, work: Sequence[Work], names: Sequence[str], scale: Tensor
     """Update parameters that are `fit`, of one device and dtype, as `dense.update` does."""
     params, grads = [param for param, _, _ in work], [grad for _, grad, _ in work]
     states = [[state[name] for _, _, state in work] for name in names]
+    if params[0].device.type == "cpu" and params[0].dtype is torch.float32:
+        clip = Clip() if scale is None else Clip(factor=1.0 / float(scale))
+        if native_steps.update([Group(step, params, grads, states)], clip):
+            return
     options: dict[str, Any] = {"maximize": step.maximize}
     options["lr"] = step.lr.float() if isinstance(step.lr, Tensor) else step.lr
     if scale is not None:

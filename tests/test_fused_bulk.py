@@ -234,7 +234,7 @@ def test_clipping_in_the_step_is_clipping_before_it(factory):
             for number, param in enumerate(params.values()):
                 param.grad = torch.linspace(-1, 2, 70) * (number + step) / 4
             optimizer.step()
-        results.append([value for param in params.values() for value in (param.detach(), param.grad)])
+        results.append([param.detach() for param in params.values()])
         assert not hasattr(inner._optimizer, "grad_scale")
     torch.testing.assert_close(*results, rtol=1e-5, atol=1e-6)
 

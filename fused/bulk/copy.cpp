@@ -5,23 +5,11 @@
 #include <cstring>
 #include <vector>
 
+#include "spans.h"
 #include "tensors.h"
 
 namespace keyedopt {
 namespace {
-
-// A complex number may be stored as its conjugate. A real one may then be the second half of it, stored with
-// the opposite sign; the halves of several are not contiguous.
-bool stored_as_is(PyObject* tensor, const View& view, int64_t bytes) {
-    if (view.dtype.code == kComplex) return false;
-    const auto address = reinterpret_cast<uintptr_t>(view.data) + view.byte_offset;
-    if (bytes * 8 != view.dtype.bits || address % (2 * bytes) == 0) return true;
-    PyObject* negated = PyObject_CallOneArg(is_neg, tensor);
-    const bool plain = negated == Py_False;
-    Py_XDECREF(negated);
-    PyErr_Clear();
-    return plain;
-}
 
 bool two_lists(PyObject* const* args, Py_ssize_t count, Py_ssize_t wanted = 2) {
     if (count == wanted && PyList_CheckExact(args[0]) && PyList_CheckExact(args[1]) &&
@@ -40,24 +28,6 @@ constexpr size_t kAhead = 16;
 constexpr Py_ssize_t kSome = 512;  // tensors, which a core's cache holds
 
 struct Copy { char* to; const char* from; int64_t bytes; };
-struct Span { uintptr_t begin; uintptr_t end; };
-
-// Sort by where spans begin, eleven bits at a time: memory is scattered over few of all addresses.
-void sort_spans(std::vector<Span>& spans) {
-    uintptr_t least = UINTPTR_MAX, most = 0;
-    for (const Span& span : spans) {
-        least = std::min(least, span.begin);
-        most = std::max(most, span.begin);
-    }
-    std::vector<Span> other(spans.size());
-    for (int shift = 0; shift < 64 && ((most - least) >> shift) != 0; shift += 11) {
-        size_t place[2049] = {0};
-        for (const Span& span : spans) ++place[(((span.begin - least) >> shift) & 2047) + 1];
-        for (int digit = 0; digit < 2048; ++digit) place[digit + 1] += place[digit];
-        for (const Span& span : spans) other[place[((span.begin - least) >> shift) & 2047]++] = span;
-        spans.swap(other);
-    }
-}
 
 // Whether memory that is written to is also written or read for another tensor.
 bool overlap(const std::vector<Copy>& copies) {
@@ -68,13 +38,7 @@ bool overlap(const std::vector<Copy>& copies) {
         spans.push_back({to, to + copy.bytes});
         spans.push_back({from, from + copy.bytes});
     }
-    sort_spans(spans);
-    uintptr_t end = 0;
-    for (const Span& span : spans) {
-        if (span.begin < end) return true;
-        end = std::max(end, span.end);
-    }
-    return false;
+    return any_overlap(spans);
 }
 
 }  // namespace

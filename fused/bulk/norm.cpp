@@ -1,13 +1,9 @@
 // The sum of the squares of all elements of many tensors, at the speed of memory.
-#include <atomic>
-#include <thread>
 #include <vector>
 
+#include "../backends/native/src/pool.h"
+#include "machine.h"
 #include "tensors.h"
-
-#if defined(__x86_64__) && defined(__GNUC__)
-#define FOR_EACH_MACHINE 1
-#endif
 
 namespace keyedopt {
 namespace {
@@ -19,7 +15,7 @@ constexpr int64_t kChunk = 1 << 17;  // what a thread takes at a time
 
 struct Chunk { const float* begin; int64_t count; };
 
-__attribute__((always_inline)) inline double sum_chunk(const float* x, int64_t count) {
+INLINE double sum_chunk(const float* x, int64_t count) {
     double total = 0.0;
     for (; count >= kBlock; count -= kBlock, x += kBlock) {
         float sums[kLanes] = {0};
@@ -36,38 +32,24 @@ __attribute__((always_inline)) inline double sum_chunk(const float* x, int64_t c
 double sum_plain(const Chunk& chunk) { return sum_chunk(chunk.begin, chunk.count); }
 
 #ifdef FOR_EACH_MACHINE
-__attribute__((target("avx2"))) double sum_avx2(const Chunk& chunk) {
-    return sum_chunk(chunk.begin, chunk.count);
-}
-__attribute__((target("avx512f,avx512dq,prefer-vector-width=512"))) double sum_avx512(const Chunk& chunk) {
-    return sum_chunk(chunk.begin, chunk.count);
-}
+FOR_AVX2 double sum_avx2(const Chunk& chunk) { return sum_chunk(chunk.begin, chunk.count); }
+FOR_AVX512 double sum_avx512(const Chunk& chunk) { return sum_chunk(chunk.begin, chunk.count); }
 #endif
 
-double (*best())(const Chunk&) {
+double (*sum_for(Machine machine))(const Chunk&) {
 #ifdef FOR_EACH_MACHINE
-    if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq")) return sum_avx512;
-    if (__builtin_cpu_supports("avx2")) return sum_avx2;
+    if (machine == Machine::avx512) return sum_avx512;
+    if (machine == Machine::avx2) return sum_avx2;
 #endif
+    (void)machine;
     return sum_plain;
 }
 
 // Each chunk has a sum of its own, so the result is the same for any number of threads.
 double sum_all(const std::vector<Chunk>& chunks, int threads) {
-    auto* const sum = best();
+    auto* const sum = sum_for(machine_of(""));
     std::vector<double> sums(chunks.size());
-    std::atomic<size_t> next{0};
-    const auto work = [&] {
-        for (size_t i; (i = next.fetch_add(1)) < chunks.size();) sums[i] = sum(chunks[i]);
-    };
-    std::vector<std::thread> helpers;
-    const size_t wanted = std::min<size_t>(threads, chunks.size() / 8);  // a thread takes as long as some chunks
-    try {
-        for (size_t i = 1; i < wanted; ++i) helpers.emplace_back(work);
-    } catch (const std::exception&) {  // no more threads: those that there are do it
-    }
-    work();
-    for (std::thread& helper : helpers) helper.join();
+    parallel(threads, static_cast<int64_t>(chunks.size()), [&](int64_t i) { sums[i] = sum(chunks[i]); });
     double total = 0.0;
     for (const double one : sums) total += one;
     return total;

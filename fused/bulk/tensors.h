@@ -80,6 +80,19 @@ inline int64_t dense_bytes(const View& view) {
     return count * ((int64_t(view.dtype.bits) * view.dtype.lanes + 7) / 8);
 }
 
+// A complex number may be stored as its conjugate. A real one may then be the second half of it, stored with
+// the opposite sign; the halves of several are not contiguous.
+inline bool stored_as_is(PyObject* tensor, const View& view, int64_t bytes) {
+    if (view.dtype.code == kComplex) return false;
+    const auto address = reinterpret_cast<uintptr_t>(view.data) + view.byte_offset;
+    if (bytes * 8 != view.dtype.bits || address % (2 * bytes) == 0) return true;
+    PyObject* negated = PyObject_CallOneArg(is_neg, tensor);
+    const bool plain = negated == Py_False;
+    Py_XDECREF(negated);
+    PyErr_Clear();
+    return plain;
+}
+
 // Functions of the module; args are as METH_FASTCALL has them.
 PyObject* alike(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* pairs(PyObject*, PyObject* const* args, Py_ssize_t count);
@@ -89,5 +102,6 @@ PyObject* square_sum(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* outside(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* listed(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* large_pages(PyObject*, PyObject* const* args, Py_ssize_t count);
+PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count);
 
 }  // namespace keyedopt
