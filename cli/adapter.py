@@ -110,11 +110,25 @@ IMPLEMENTATION = Implementation(
 _OPTIMIZERS = '''\
 """The public names of @NAME@, as keyedopt looks for them: replace what is here with your own."""
 
+import copy
+
 import torch
 
 
 class SGD(torch.optim.SGD):
-    """A stand-in that does what torch's does."""
+    """A stand-in that steps as torch's does, and holds where that one does not."""
+
+    def add_param_group(self, param_group):
+        """Refuse options out of range, NaN and those of a group too."""
+        for name in ("lr", "momentum", "weight_decay"):
+            value = param_group.get(name, self.defaults[name])
+            if not value >= 0:
+                raise ValueError(f"Invalid {name}: {value}")
+        super().add_param_group(param_group)
+
+    def load_state_dict(self, state_dict):
+        """Load a copy: later steps leave what was loaded as it is."""
+        super().load_state_dict(copy.deepcopy(state_dict))
 '''
 
 _EXPECTATIONS = """\

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from keyedopt.cli.summary import show
+from keyedopt.cli.summary import next_steps, show
 from keyedopt.conformance import expectations, formats, result, runner, spec
 from keyedopt.conformance.implementation import DTYPES
 from keyedopt.conformance.text import one_line
@@ -166,6 +166,8 @@ def _check(target: str, request: Request) -> int:
     verdict = judge(found)
     show(found, verdict)
     _write(found, outputs)
+    for line in next_steps(verdict, next((str(o) for o in outputs if o.suffix == ".json"), None)):
+        print(line)
     return 0 if verdict.green else 1
 
 

@@ -171,14 +171,17 @@ def replay(
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the script here; default: print it.")
     ] = None,
+    run: Annotated[
+        bool, typer.Option("--run", help="Run it; the exit code is 1 as long as the case fails.")
+    ] = False,
 ) -> None:
-    """Write a case again as a stand-alone script of torch and the implementation.
+    """Repeat a case: write it as a stand-alone script of torch and the implementation, or run it.
 
     Example: keyedopt replay results/torchrec.json CLIP-007[1] --output clip.py
     """
-    from keyedopt.cli.replay import write_replay
+    from keyedopt.cli.replay import replay_case
 
-    write_replay(result, case, output, fail)
+    raise typer.Exit(replay_case(result, case, output, run, fail))
 
 
 @app.command()

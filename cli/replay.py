@@ -1,6 +1,10 @@
 """``keyedopt replay``: a case of a result, as a script that a vendor can run without keyedopt."""
 
+import os
 import re
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -28,20 +32,33 @@ def choose(run: Result, name: str) -> Case | None:
     return next((case for case in cases if case.outcome in FAILING), cases[0])
 
 
-def write_replay(path: Path, name: str, output: Path | None, fail: Callable[[str], NoReturn]) -> None:
-    """Write the script of a case to a file, or print it."""
+def replay_case(
+    path: Path, name: str, output: Path | None, run: bool, fail: Callable[[str], NoReturn]
+) -> int:
+    """Write the script of a case to a file, or print it, or run it; return 0, or 1 if it ran and fails."""
     try:
         if output is not None:
             result.refuse_unwritable(output)
-        run = result.read(path, partial=True)
-        case = choose(run, name)
+        found = result.read(path, partial=True)
+        case = choose(found, name)
         if case is None:
             fail(f"{path} has no case {name!r}; a clause it has is written CLAUSE or CLAUSE[n]")
-        text = replay.script(run, case)
+        text = replay.script(found, case)
     except (result.ResultError, replay.ReplayError) as error:
         fail(str(error))
-    if output is None:
-        print(text, end="")
-    else:
+    if output is not None:
         result.write_atomically(output, text)
-        print(f"written: {output}; run it with python")
+        print(f"written: {output}" if run else f"written: {output}; run it with python", flush=True)
+    elif not run:
+        print(text, end="")
+    return _run(text) if run else 0
+
+
+def _run(text: str) -> int:
+    """Run a script, which finds modules as ``keyedopt check`` does: the present folder comes last."""
+    with tempfile.TemporaryDirectory(prefix="keyedopt-") as folder:
+        script = Path(folder) / "again.py"
+        script.write_text(text, encoding="utf-8")
+        places = [*filter(None, [os.environ.get("PYTHONPATH")]), os.getcwd()]
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
+        return 1 if subprocess.run([sys.executable, script], env=environment, check=False).returncode else 0

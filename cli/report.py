@@ -54,8 +54,10 @@ def report(
                 _write_page(tables, folder, plots, commit_url, fail)
             else:
                 _write(name, tables, folder)
-    count = f"{len(tables.runs)} runs, {len(tables.cases)} cases, {len(tables.speeds)} speeds"
-    print(f"written: {output} ({count})")
+    cases = tables.cases.drop_duplicates(["run", "case"])  # one of several clauses has a row for each
+    parts = {"run": tables.runs, "case": cases, "speed": tables.speeds}
+    counts = [f"{len(frame)} {name}{'s' if len(frame) != 1 else ''}" for name, frame in parts.items()]
+    print(f"written: {output} ({', '.join(counts)})")
     return 1 if len(tables.problems) else 0
 
 

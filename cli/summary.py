@@ -1,5 +1,8 @@
 """What ``keyedopt check`` prints: counts by area and level, then every failing clause."""
 
+import shlex
+from collections.abc import Sequence
+
 from rich.console import Console
 from rich.table import Table
 
@@ -7,6 +10,7 @@ from keyedopt.conformance import spec
 from keyedopt.conformance.result import Result
 from keyedopt.conformance.text import one_line
 from keyedopt.conformance.verdict import (
+    FAILING,
     GREEN,
     Count,
     Verdict,
@@ -36,15 +40,33 @@ def show(result: Result, verdict: Verdict) -> None:
     if verdict.unsupported:
         console.print(f"unsupported (not claimed): {', '.join(verdict.unsupported)}")
     if verdict.unchecked:
-        console.print(f"not checked, for their cases need areas not claimed: {', '.join(verdict.unchecked)}")
+        console.print(f"not checked, as their cases need what is not claimed: {_few(verdict.unchecked)}")
     for clause in failing(verdict):
         console.print(_line(result, clause))
     for reason in other_reasons(verdict):
         console.print(one_line(f"red   {reason}"))
     where = f"torch {result.environment['torch']}, {result.environment['device']}"
     console.print(one_line(f"{about['name']} {about['version']} ({where}): {headline(result, verdict)}"))
-    gate = "green" if verdict.green else f"red ({len(verdict.reasons)} reasons)"
+    count = len(verdict.reasons)
+    gate = "green" if verdict.green else f"red ({count} reason{'s' if count != 1 else ''})"
     console.print(f"gate: {gate}; {len(result.cases)} cases in {result.seconds:.1f} s")
+
+
+def next_steps(verdict: Verdict, written: str | None) -> list[str]:
+    """Return what shows the first failing clause again: why it is asked for, and the case alone."""
+    bad = [clause for clause in failing(verdict) if verdict.clauses[clause] in FAILING]
+    if not bad:
+        return []
+    file = shlex.quote(written) if written is not None else "FILE.json"
+    before = "" if written is not None else "give --output FILE.json, then "
+    return [f"why:   keyedopt explain {bad[0]}", f"again: {before}keyedopt replay {file} {bad[0]} --run"]
+
+
+def _few(names: Sequence[str], many: int = 6) -> str:
+    """List names, and of many the first ones only."""
+    if len(names) <= many:
+        return ", ".join(names)
+    return f"{', '.join(names[: many - 1])} and {len(names) - many + 1} more"
 
 
 def _ratio(counts: list[Count]) -> str:

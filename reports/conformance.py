@@ -143,7 +143,7 @@ def _case(found: Found, file: str, case: Mapping[str, Any], ids: list[str]) -> N
         text(known, "reason", ""),
         text(known, "link", ""),
         number(case, "seconds", 0.0),
-        f"keyedopt replay {shlex.quote(file)} {shlex.quote(name)}",
+        f"keyedopt replay {shlex.quote(file)} {shlex.quote(name)} --run",
     )
     measured = observed if isinstance(observed, dict) else {}
     made = inputs.get("made")

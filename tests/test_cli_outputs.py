@@ -3,8 +3,11 @@
 import dataclasses
 import os
 import re
+import shlex
+from pathlib import Path
 from xml.etree import ElementTree
 
+import pytest
 from making import (
     CLAUSE,
     TARGETS,
@@ -33,6 +36,8 @@ def test_a_check_shows_and_writes_what_it_found(run_line, checked, failed, tmp_p
     assert [clause for clause, _ in shown] == failing(judge(failed))
     levels = [level for _, level in shown]
     assert levels == sorted(levels, key=spec.LEVELS.index), "the most serious first"
+    again = f"keyedopt replay out/x.json {shown[0][0]} --run"
+    assert done.stdout.endswith(f"why:   keyedopt explain {shown[0][0]}\nagain: {again}\n")
     assert results.read(tmp_path / "out" / "x.json").cases == failed.cases
     assert ElementTree.parse(tmp_path / "x.xml").getroot().tag == "testsuites"
     assert "not conformant" in (tmp_path / "x.md").read_text(encoding="utf-8")
@@ -118,6 +123,20 @@ def test_a_script_is_written(run_line, files, failed):
         compile((files / "again.py").read_text(), "again.py", "exec")
     exact = run_line("replay", "x.json", next(case.case for case in failed.cases if clause in case.clauses))
     assert exact.returncode == 0
+
+
+@pytest.mark.parametrize(("version", "code"), [("wrong", 1), ("sound", 0)])
+def test_the_command_that_a_check_prints_repeats_the_case(
+    run_line, checked, acme, monkeypatch, version, code
+):
+    first = run_line("check", "acme", "--output", "a b/x.json").stdout.splitlines()[-1]
+    assert first.startswith("again: keyedopt replay 'a b/x.json' ")
+    monkeypatch.setenv("PYTHONPATH", str(acme[version]))
+    done = run_line(*shlex.split(first)[2:], "--output", "again.py")
+    assert done.returncode == code
+    assert Path("again.py").exists()
+    unwritten = run_line("check", "acme").stdout.splitlines()[-1]
+    assert unwritten.startswith("again: give --output FILE.json, then keyedopt replay FILE.json ")
 
 
 def test_a_clause_is_explained(run_line):

@@ -184,7 +184,7 @@ def test_a_link_opens_its_clause_with_the_failing_cases(watched):
     assert "torchrec.optim: KeyedOptimizer" in text
     assert failing["case"] in text
     assert " ".join(failing["expected"].split()) in " ".join(text.split())
-    assert f"keyedopt replay results/library0-1.0.json '{failing['case']}'" in text
+    assert f"keyedopt replay results/library0-1.0.json '{failing['case']}' --run" in text
     assert tab.evaluate("document.activeElement.textContent") == failing["clause"]
     box = tab.locator("tr", has=tab.get_by_role("button", name=failing["clause"])).first.bounding_box()
     assert 0 < box["y"] < 900

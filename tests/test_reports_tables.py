@@ -85,7 +85,7 @@ def test_a_clause_has_the_worst_outcome_of_its_cases(store):
     last = tables.cases.iloc[-1]
     assert (last["clause"], last["expected"], last["seen"]) == ("KEYED-002", "1", "2")
     assert json.loads(last["inputs"]) == {"n": 3}
-    assert last["replay"] == f"keyedopt replay {tables.runs['file'][0]} test_keyed::c"
+    assert last["replay"] == f"keyedopt replay {tables.runs['file'][0]} test_keyed::c --run"
     assert not tables.runs["conformant"][0]
 
 

@@ -113,7 +113,7 @@
   };
   const linked = (text) => /^https?:\/\/\S+$/.test(text)
     ? el("a", { href: text, rel: "noreferrer noopener" }, text) : text;
-  const command = (run, name) => `keyedopt replay ${quoted(data.runs[run].file)} ${quoted(name)}`;
+  const command = (run, name) => `keyedopt replay ${quoted(data.runs[run].file)} ${quoted(name)} --run`;
   const quoted = (text) => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\"'\"'")}'`;
   const failing = (run, clause) => {
     const cases = data.failures[run][clause] || [];

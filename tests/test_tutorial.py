@@ -1,0 +1,87 @@
+"""The tutorial in the README: its commands as they stand, in an empty folder, and what it says they print."""
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+HEADING = "## Tutorial: your own optimizer"
+
+
+def blocks():
+    """Return the tutorial's commands, each with what is shown of its output."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    tutorial = text.partition(f"\n{HEADING}\n")[2].partition("\n## ")[0]
+    found = []
+    for kind, body in re.findall(r"^```(\w*)\n(.*?)^```$", tutorial, flags=re.M | re.S):
+        if kind == "bash":
+            found.append((body, []))
+        else:
+            found[-1][1].extend(body.splitlines())
+    return found
+
+
+def shown(line, output):
+    """Whether a line is in the output, where … stands for anything."""
+    pattern = ".*".join(map(re.escape, line.split("…")))
+    return re.search(f"^{pattern}$", output, flags=re.M) is not None
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """Make an environment to install into, which has all that this one has; nothing is fetched.
+
+    ``keyedopt`` and ``pip`` are those of this environment; pip builds with the setuptools that is here.
+    """
+    home = tmp_path / "env"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", home], check=True)
+    (places,) = home.glob("lib/python*/site-packages")
+    (places / "outer.pth").write_text(
+        f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n", encoding="utf-8"
+    )
+    python = home / "bin" / "python"
+    offline = "-q --no-deps --no-index --no-build-isolation"
+    commands = {
+        "keyedopt": f'exec {python} -m keyedopt.cli.main "$@"',
+        "pip": f'verb=$1; shift; exec {python} -m pip "$verb" {offline} "$@"',
+    }
+    for name, line in commands.items():
+        (home / "bin" / name).write_text(f"#!/bin/bash\n{line}\n", encoding="utf-8")
+        (home / "bin" / name).chmod(0o755)
+    return {**os.environ, "PATH": f"{home / 'bin'}:{os.environ['PATH']}"}
+
+
+def test_a_newcomer_gets_from_nothing_to_a_green_report(environment, tmp_path):
+    found = blocks()
+    assert [block.split()[:2] for block, _ in found] == [
+        ["keyedopt", "init-adapter"],
+        ["cat", ">>"],
+        ["keyedopt", "explain"],
+        ["keyedopt", "report"],
+        ["sed", "-i"],
+    ]
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    codes, pages = [], []
+    for block, lines in found:
+        done = subprocess.run(
+            ["bash", "-c", block], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.stderr == ""
+        codes.append(done.returncode)
+        missing = [line for line in lines if not shown(line, done.stdout)]
+        assert not missing, done.stdout
+        if "keyedopt report" in block:
+            pages.append((folder / "site" / "index.html").read_text(encoding="utf-8"))
+    # The fault is a red gate, and its case fails again; everything else is well.
+    assert codes == [0, 1, 1, 0, 0]
+    red, green = pages
+    for part in ("not conformant", '"ALGO-002"', "test_sgd_momentum[SGD-dampening]", "weight after step 2"):
+        assert part in red
+    assert "not conformant" not in green
+    assert "conformant" in green
