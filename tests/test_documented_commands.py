@@ -1,0 +1,98 @@
+"""Workflows and commands in documents: they can be read, and the command line knows every option in them."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from keyedopt.cli import adapter
+from keyedopt.cli.main import app
+
+ROOT = Path(__file__).parents[1]
+WORKFLOWS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "reports" / "ci").glob("*.yml")}
+DOCUMENTS = [
+    path
+    for path in ROOT.rglob("*.md")
+    if not {".git", "site", "node_modules"} & set(path.parts)
+    and "keyedopt " in path.read_text(encoding="utf-8")
+]
+
+
+def scripts(workflow):
+    """Return the shell lines of a workflow or job, with its variables in their places."""
+    plain = yaml.safe_load(workflow)
+    if "jobs" in plain:
+        values = plain.get("env", {})
+        lines = [step["run"] for job in plain["jobs"].values() for step in job["steps"] if "run" in step]
+    else:
+        (job,) = plain.values()
+        values, lines = job["variables"], job["script"]
+    for name, value in values.items():
+        lines = [line.replace(f"${name}", value) for line in lines]
+    return lines
+
+
+def commands(text):
+    """Return the arguments of each ``keyedopt`` command in lines of shell."""
+    text = text.replace("\\\n", " ")
+    text = re.sub(r"(&&|\|\|)\n\s*", r"\1 ", text)
+    for line in text.splitlines():
+        words = shlex.split(line, comments=True, posix=True) if line.count("'") % 2 == 0 else []
+        for start, word in enumerate(words):
+            if word.rpartition("/")[2] == "keyedopt" and start + 1 < len(words):
+                rest = words[start + 1 :]
+                ends = [i for i, each in enumerate(rest) if each in ("&&", "||", "|", ";", ">", ">>")]
+                yield rest[: min(ends, default=len(rest))]
+
+
+def parse(arguments):
+    """Parse a command line; a verb or an option that is not there is an error."""
+    verbs = get_command(app).commands
+    assert arguments[0] in verbs, arguments
+    verbs[arguments[0]].make_context(arguments[0], list(arguments[1:]))
+
+
+@pytest.mark.parametrize("name", ["github.yml", "gitlab.yml"])
+def test_a_workflow_is_the_one_in_the_readme_and_gates_on_everything(name):
+    text = WORKFLOWS[name]
+    shown = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+    assert text in shown
+    found = [arguments for line in scripts(text) for arguments in commands(line)]
+    for arguments in found:
+        parse(arguments)
+    options = [set(arguments) for arguments in found]
+    assert any({"check", "--expectations"} <= one for one in options)
+    assert any({"bench", "--gate"} <= one for one in options)
+    assert any({"report", "--output"} <= one for one in options)
+    assert (
+        "site" in text.partition("artifact")[2].split()[-20:] or "- site" in text.partition("artifacts:")[2]
+    )
+
+
+def test_the_workflow_of_an_adapter_can_be_read():
+    text = adapter.files("acme", "acme_keyedopt")[".github/workflows/conformance.yml"]
+    found = [arguments for line in scripts(text) for arguments in commands(line)]
+    assert [arguments[0] for arguments in found] == ["check", "report"]
+    for arguments in found:
+        parse(arguments)
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_command_in_a_document_is_one_that_there_is(path):
+    blocks = re.findall(r"^```bash\n(.*?)^```$", path.read_text(encoding="utf-8"), re.M | re.S)
+    for arguments in (one for block in blocks for one in commands(block)):
+        parse(arguments)
+
+
+def test_what_is_wrong_in_a_document_would_be_found():
+    with pytest.raises(AssertionError):
+        parse(["chek", "torchrec"])
+    with pytest.raises(Exception, match="--no-such-option"):
+        parse(["check", "torchrec", "--no-such-option"])
+    assert list(commands("env/bin/keyedopt check a \\\n  --level must && keyedopt list # x")) == [
+        ["check", "a", "--level", "must"],
+        ["list"],
+    ]
