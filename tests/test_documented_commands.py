@@ -42,7 +42,8 @@ def commands(text):
     for line in text.splitlines():
         words = shlex.split(line, comments=True, posix=True) if line.count("'") % 2 == 0 else []
         for start, word in enumerate(words):
-            if word.rpartition("/")[2] == "keyedopt" and start + 1 < len(words):
+            begins = start == 0 or words[start - 1] in ("&&", "||", "|", ";", "do", "then")
+            if word.rpartition("/")[2] == "keyedopt" and begins and start + 1 < len(words):
                 rest = words[start + 1 :]
                 ends = [i for i, each in enumerate(rest) if each in ("&&", "||", "|", ";", ">", ">>")]
                 yield rest[: min(ends, default=len(rest))]
@@ -80,11 +81,21 @@ def test_the_workflow_of_an_adapter_can_be_read():
         parse(arguments)
 
 
+def documented(path):
+    """Return the arguments of each command in the blocks of a document."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", path.read_text(encoding="utf-8"), re.M | re.S)
+    return [one for kind, block in blocks if kind in ("", "bash") for one in commands(block)]
+
+
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
 def test_every_command_in_a_document_is_one_that_there_is(path):
-    blocks = re.findall(r"^```bash\n(.*?)^```$", path.read_text(encoding="utf-8"), re.M | re.S)
-    for arguments in (one for block in blocks for one in commands(block)):
+    for arguments in documented(path):
         parse(arguments)
+
+
+def test_the_documents_show_every_verb():
+    shown = {arguments[0] for path in DOCUMENTS for arguments in documented(path)}
+    assert shown | {"list"} == set(get_command(app).commands)
 
 
 def test_what_is_wrong_in_a_document_would_be_found():
