@@ -147,7 +147,10 @@ Refusal update(const std::vector<Table>& tables, const std::vector<Lookup>& look
                                [&](int64_t part) { sorted.run(*run.kernels, job_of(group), part, true); });
     if (!done || !sorted.finish(*run.kernels, job_of(group), run.threads)) return kNoMemory;
   }
-  std::sort(alone.begin(), alone.end(), [](const Group* a, const Group* b) { return a->count > b->count; });
+  // The largest first; of equal ones the last, which the forward has read last and caches may still hold.
+  std::reverse(alone.begin(), alone.end());
+  std::stable_sort(alone.begin(), alone.end(),
+                   [](const Group* a, const Group* b) { return a->count > b->count; });
   const bool done = parallel(run.threads, static_cast<int64_t>(alone.size()), [&](int64_t i) {
     const Group& group = *alone[static_cast<size_t>(i)];
     Sorted& sorted = kept_sorted();
