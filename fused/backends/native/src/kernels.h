@@ -61,12 +61,14 @@ struct Rule {
   int algorithm;
   int decay;
   bool nesterov, first, before_correction, stochastic;
-  float lr, rate, eps, sign, weight_decay, momentum, undamped, eta;
+  float lr, rate, eps, sign, weight_decay, undamped, eta;
   float beta1, rest1, beta2, rest2;  // rest = 1 - beta
-  float low1, low2, rest_low2;       // what they lack as float32, which would err alike in every step
-  double exact_beta1, exact_beta2;
-  float max_norm;      // negative: no limit
-  float gain, spread;  // direction = gain * m / (spread * sqrt(v) + eps)
+  float momentum;
+  // What they lack as float32, which would err alike in every step.
+  float low1, low2, rest_low1, rest_low2, low_momentum;
+  double exact_lr, exact_beta1, exact_beta2;
+  float max_norm;       // negative: no limit
+  double gain, spread;  // direction = gain * m / (spread * sqrt(v) + eps)
   uint64_t seed;
 };
 
@@ -79,14 +81,14 @@ inline void split(double number, float* high, float* low) {
 }
 
 // Bias corrections of count t, as `gain` and `spread`.
-inline void correct(const Rule& rule, double t, float* gain, float* spread) {
+inline void correct(const Rule& rule, double t, double* gain, double* spread) {
   const double one = 1.0 - std::pow(rule.exact_beta1, t), two = 1.0 - std::pow(rule.exact_beta2, t);
   if (rule.before_correction) {
-    *gain = static_cast<float>(std::sqrt(two) / one);
-    *spread = 1.0f;
+    *gain = std::sqrt(two) / one;
+    *spread = 1.0;
   } else {
-    *gain = static_cast<float>(1.0 / one);
-    *spread = static_cast<float>(1.0 / std::sqrt(two));
+    *gain = 1.0 / one;
+    *spread = 1.0 / std::sqrt(two);
   }
 }
 
@@ -107,17 +109,21 @@ struct Source {
 
 // Memory of a thread, kept from call to call.
 struct Scratch {
-  float* sum = nullptr;   // a row: the gradient
+  float* sum = nullptr;   // `kTogether` rows: gradients
   float* work = nullptr;  // a row: what a rule needs
   float* leaf = nullptr;  // a row: a block of a long run
   float* tree = nullptr;  // `kLevels` rows: sums of 2^level blocks
+  double* wide = nullptr;  // two rows, padded to whole vectors: sums of gradients
 };
 constexpr int kLevels = 48;
 constexpr int64_t kBlock = 64;    // rows that are summed one after the other
 constexpr int64_t kChunk = 4096;  // rows of a long run that one thread sums: a multiple of kBlock
 constexpr int64_t kHot = 16384;   // a run longer than this is shared by threads
+constexpr int64_t kTogether = 8;  // rows that are updated in one call: what one waits for, another may do
 
-using Update = void (*)(const Rule&, const Table&, int64_t row, const float* grad, float* work);
+// Update `count` distinct rows, at most kTogether, each by its gradient.
+using Update = void (*)(const Rule&, const Table&, const int64_t* rows, const float* const* grads, int64_t count,
+                        float* work);
 
 // A sorted table: what its kernels need to know.
 struct Job {
@@ -146,11 +152,11 @@ struct Kernels {
                        int64_t first, Scratch&, Hot* hot);
   int64_t (*segment64)(const Job&, const Entry<uint64_t>*, int64_t begin, int64_t end, int64_t total,
                        int64_t first, Scratch&, Hot* hot);
-  // Sum one chunk of a long run into `out`.
-  void (*chunk32)(const Job&, const Entry<uint32_t>*, int64_t count, Scratch&, float* out);
-  void (*chunk64)(const Job&, const Entry<uint64_t>*, int64_t count, Scratch&, float* out);
+  // Sum one chunk of a long run into `out`, padded to whole vectors.
+  void (*chunk32)(const Job&, const Entry<uint32_t>*, int64_t count, double* out);
+  void (*chunk64)(const Job&, const Entry<uint64_t>*, int64_t count, double* out);
   // Sum `count` chunk sums, one after the other in memory, into `out`.
-  void (*combine)(float* sums, int64_t count, bool last_is_full, int64_t dim, Scratch&, float* out);
+  void (*combine)(double* sums, int64_t count, int64_t dim, float* out);
   // Pool bags [begin, end), or copy rows [begin, end) without offsets.
   void (*look_up)(const Table&, const Lookup&, int64_t begin, int64_t end, Scratch&);
   // Update rows[begin..end) by gradients that are summed already.

@@ -178,13 +178,14 @@ bool parse_rule(PyObject* item, const std::vector<Table>& tables, Rule* rule) {
   rule->eps = static_cast<float>(eps);
   rule->sign = static_cast<float>(sign);
   rule->weight_decay = static_cast<float>(weight_decay);
-  rule->momentum = static_cast<float>(momentum);
   rule->undamped = static_cast<float>(1.0 - dampening);
   rule->eta = static_cast<float>(eta);
   split(beta1, &rule->beta1, &rule->low1);
-  rule->rest1 = static_cast<float>(1.0 - beta1);
+  split(1.0 - beta1, &rule->rest1, &rule->rest_low1);
   split(beta2, &rule->beta2, &rule->low2);
   split(1.0 - beta2, &rule->rest2, &rule->rest_low2);
+  split(momentum, &rule->momentum, &rule->low_momentum);
+  rule->exact_lr = lr;
   rule->exact_beta1 = beta1;
   rule->exact_beta2 = beta2;
   rule->max_norm = static_cast<float>(max_norm);

@@ -66,6 +66,18 @@ inline vf descend(const Rule& rule, vf w, vf direction) {
   return fnma(set1(rule.lr), direction, w);
 }
 
+// momentum * b + rate * g + more, of which the last is little
+inline vf after(const Rule& rule, vf b, vf more, vf rate, vf g) {
+  return fma(set1(rule.momentum), b, fma(rate, g, fma(set1(rule.low_momentum), b, more)));
+}
+
+// A rule for one row as one for some.
+template <void (*kRule)(const Rule&, const Table&, int64_t row, const float* grad, float* work)>
+void each(const Rule& rule, const Table& table, const int64_t* rows, const float* const* grads, int64_t count,
+          float* work) {
+  for (int64_t r = 0; r < count; ++r) kRule(rule, table, rows[r], grads[r], work);
+}
+
 template <class W, bool kWhole>
 void sgd(const Rule& rule, const Table& table, int64_t row, const float* grad, float*) {
   const Weights<W> weights(rule, table, row);
@@ -75,9 +87,9 @@ void sgd(const Rule& rule, const Table& table, int64_t row, const float* grad, f
     vf direction = gradient(rule, w, grad, c, n);
     if (momentum) {
       const vf g = direction;
-      const vf b = rule.first ? g : fma(set1(rule.undamped), g, set1(rule.momentum) * get(momentum + c, n));
+      const vf b = rule.first ? g : after(rule, get(momentum + c, n), set1(0.0f), set1(rule.undamped), g);
       put(momentum + c, b, n);
-      direction = rule.nesterov ? fma(set1(rule.momentum), b, g) : b;
+      direction = rule.nesterov ? after(rule, b, set1(0.0f), set1(1.0f), g) : b;
     }
     weights.write(c, descend(rule, w, direction), n);
   }
@@ -97,42 +109,57 @@ void adagrad(const Rule& rule, const Table& table, int64_t row, const float* gra
   }
 }
 
-inline float norm(vd squares) { return static_cast<float>(std::sqrt(total(squares))); }
-inline float trust(float numerator, float denominator) {
-  return numerator == 0.0f || denominator == 0.0f ? 1.0f : numerator / denominator;
+// Numbers of a whole row are double: each is rounded once, where elements are multiplied by it.
+inline double norm(vd squares) { return std::sqrt(total(squares)); }
+inline double trust(double numerator, double denominator) {
+  return numerator == 0.0 || denominator == 0.0 ? 1.0 : numerator / denominator;
 }
 
+// The rows of a call in three passes: what they wait for one after the other, they do side by side.
 template <class W, bool kWhole>
-void rowwise_adagrad(const Rule& rule, const Table& table, int64_t row, const float* grad, float* work) {
-  const Weights<W> weights(rule, table, row);
+void rowwise_adagrad(const Rule& rule, const Table& table, const int64_t* rows, const float* const* grads,
+                     int64_t count, float* work) {
   const int64_t dim = table.dim;
-  vf squares = set1(0.0f);
-  KEYEDOPT_COLUMNS(dim) {
-    const vf g = rule.decay == kL2 ? gradient(rule, weights.read(c, n), grad, c, n) : get(grad + c, n);
-    squares = fma(g, g, squares);
-  }
-  const float s = table.state[0][row] + total(squares) / static_cast<float>(dim);
-  table.state[0][row] = s;
-  const float denominator = std::sqrt(s) + rule.eps, factor = rule.rate / denominator;
-  const bool small = denominator < 1e-30f;  // the factor may overflow where the quotients do not
-  vd moved_squares = zero_d();
-  KEYEDOPT_COLUMNS(dim) {
-    const vf w = weights.read(c, n), g = gradient(rule, w, grad, c, n);
-    vf moved = small ? fnma(set1(rule.rate), quotient(g, set1(denominator)), w) : fnma(set1(factor), g, w);
-    if (rule.decay == kDecoupled) moved = fnma(set1(rule.lr), set1(rule.weight_decay) * w, moved);
-    if (rule.max_norm >= 0.0f) {
-      moved_squares = add_squares(moved_squares, moved);
-      put(work + c, moved, n);
-    } else {
-      weights.write(c, moved, n);
+  float* const state = table.state[0];
+  float sums[kTogether], factors[kTogether];
+  for (int64_t r = 0; r < count; ++r) {
+    const Weights<W> weights(rule, table, rows[r]);
+    vf squares = set1(0.0f);
+    KEYEDOPT_COLUMNS(dim) {
+      const vf g = rule.decay == kL2 ? gradient(rule, weights.read(c, n), grads[r], c, n) : get(grads[r] + c, n);
+      squares = fma(g, g, squares);
     }
+    sums[r] = total(squares);
   }
-  if (rule.max_norm < 0.0f) return;
-  const float length = norm(moved_squares);
-  const bool longer = length > rule.max_norm;
-  KEYEDOPT_COLUMNS(dim) {
-    const vf moved = get(work + c, n);
-    weights.write(c, longer ? moved * set1(rule.max_norm / length) : moved, n);
+  for (int64_t r = 0; r < count; ++r) {
+    const float s = state[rows[r]] + sums[r] / static_cast<float>(dim);
+    state[rows[r]] = s;
+    sums[r] = std::sqrt(s) + rule.eps;
+    factors[r] = rule.rate / sums[r];
+  }
+  for (int64_t r = 0; r < count; ++r) {
+    const Weights<W> weights(rule, table, rows[r]);
+    const bool small = sums[r] < 1e-30f;  // the factor may overflow where the quotients do not
+    const vf factor = set1(factors[r]);
+    vd moved_squares = zero_d();
+    KEYEDOPT_COLUMNS(dim) {
+      const vf w = weights.read(c, n), g = gradient(rule, w, grads[r], c, n);
+      vf moved = small ? fnma(set1(rule.rate), quotient(g, set1(sums[r])), w) : fnma(factor, g, w);
+      if (rule.decay == kDecoupled) moved = fnma(set1(rule.lr), set1(rule.weight_decay) * w, moved);
+      if (rule.max_norm >= 0.0f) {
+        moved_squares = add_squares(moved_squares, moved);
+        put(work + c, moved, n);
+      } else {
+        weights.write(c, moved, n);
+      }
+    }
+    if (rule.max_norm < 0.0f) continue;
+    const float length = static_cast<float>(norm(moved_squares));
+    const bool longer = length > rule.max_norm;
+    KEYEDOPT_COLUMNS(dim) {
+      const vf moved = get(work + c, n);
+      weights.write(c, longer ? moved * set1(rule.max_norm / length) : moved, n);
+    }
   }
 }
 
@@ -143,37 +170,36 @@ void adam(const Rule& rule, const Table& table, int64_t row, const float* grad, 
   const Weights<W> weights(rule, table, row);
   const int64_t dim = table.dim;
   float* mean = table.state[0] + row * dim;
-  float gain = rule.gain, spread = rule.spread;
+  double gain = rule.gain, spread = rule.spread;
   if (table.counter) correct(rule, static_cast<double>(++table.counter[row]), &gain, &spread);
   float* square = table.state[1] + (kPartial ? row : row * dim);
   float denominator = 0.0f;
   if (kPartial) {
-    vf squares = set1(0.0f);
+    vd squares = zero_d();
     KEYEDOPT_COLUMNS(dim) {
       const vf g = rule.decay == kL2 ? gradient(rule, weights.read(c, n), grad, c, n) : get(grad + c, n);
-      squares = fma(g, g, squares);
+      squares = add_squares(squares, g);
     }
-    const float mean_square = total(squares) / static_cast<float>(dim);
-    const float lower = rule.low2 * *square + rule.rest_low2 * mean_square;
-    const float v = rule.beta2 * *square + (rule.rest2 * mean_square + lower);
-    *square = v;
-    denominator = spread * std::sqrt(v) + rule.eps;
+    const double mean_square = total(squares) / static_cast<double>(dim);
+    const double v = rule.exact_beta2 * *square + (1.0 - rule.exact_beta2) * mean_square;
+    *square = static_cast<float>(v);
+    denominator = static_cast<float>((spread * std::sqrt(v) + rule.eps) / gain);
   }
   vd lengths = zero_d(), steps = zero_d();
   KEYEDOPT_COLUMNS(dim) {
     const vf w = weights.read(c, n), g = gradient(rule, w, grad, c, n);
-    const vf m0 = get(mean + c, n);
-    const vf m = fma(set1(rule.beta1), m0, fma(set1(rule.low1), m0, set1(rule.rest1) * g));
+    const vf m0 = get(mean + c, n), lower = fma(set1(rule.low1), m0, set1(rule.rest_low1) * g);
+    const vf m = fma(set1(rule.beta1), m0, fma(set1(rule.rest1), g, lower));
     put(mean + c, m, n);
     vf below = set1(denominator);
     if (!kPartial) {
       const vf v0 = get(square + c, n), g2 = g * g;
-      const vf lower = fma(set1(rule.low2), v0, set1(rule.rest_low2) * g2);
-      const vf v = fma(set1(rule.beta2), v0, fma(set1(rule.rest2), g2, lower));
+      const vf lower2 = fma(set1(rule.low2), v0, set1(rule.rest_low2) * g2);
+      const vf v = fma(set1(rule.beta2), v0, fma(set1(rule.rest2), g2, lower2));
       put(square + c, v, n);
-      below = fma(set1(spread), root(v), set1(rule.eps));
+      below = fma(set1(static_cast<float>(spread)), root(v), set1(rule.eps));
     }
-    const vf direction = quotient(set1(gain) * m, below);
+    const vf direction = quotient(kPartial ? m : set1(static_cast<float>(gain)) * m, below);
     if (!kLayered) {
       weights.write(c, descend(rule, w, direction), n);
       continue;
@@ -184,7 +210,7 @@ void adam(const Rule& rule, const Table& table, int64_t row, const float* grad, 
     put(work + c, step, n);
   }
   if (!kLayered) return;
-  const vf rate = set1(rule.lr * trust(norm(lengths), norm(steps)));
+  const vf rate = set1(static_cast<float>(rule.exact_lr * trust(norm(lengths), norm(steps))));
   KEYEDOPT_COLUMNS(dim) { weights.write(c, fnma(rate, get(work + c, n), weights.read(c, n)), n); }
 }
 
@@ -197,12 +223,14 @@ void lars(const Rule& rule, const Table& table, int64_t row, const float* grad, 
     lengths = add_squares(lengths, weights.read(c, n));
     slopes = add_squares(slopes, get(grad + c, n));
   }
-  const float length = norm(lengths);
-  const float rate = rule.lr * trust(rule.eta * length, norm(slopes) + rule.weight_decay * length);
+  const double length = norm(lengths);
+  const double ratio = trust(rule.eta * length, norm(slopes) + rule.weight_decay * length);
+  float rate, low_rate;
+  split(rule.exact_lr * ratio, &rate, &low_rate);
   KEYEDOPT_COLUMNS(table.dim) {
     const vf w = weights.read(c, n);
     const vf g = fma(set1(rule.weight_decay), w, get(grad + c, n) * set1(rule.sign));
-    const vf b = fma(set1(rule.momentum), get(momentum + c, n), set1(rate) * g);
+    const vf b = after(rule, get(momentum + c, n), set1(low_rate) * g, set1(rate), g);
     put(momentum + c, b, n);
     weights.write(c, w - b, n);
   }

@@ -2,24 +2,63 @@
 // after rules.h and sums.h.
 
 constexpr int64_t kAhead = 24;         // lookups between a prefetch and its use
-constexpr int64_t kAheadBytes = 1024;  // of a row that are prefetched; the hardware follows from there
+constexpr int64_t kAheadLines = 16;  // of a row that are prefetched; the hardware follows from there
 
+inline int64_t lines_of(int64_t bytes) {
+  const int64_t lines = (bytes + 63) / 64;
+  return lines < kAheadLines ? lines : kAheadLines;
+}
+
+// A jump that is always the same costs less than a loop that has to find its end.
 // Inlined always: a call that only prefetches has no effect that GCC knows, so it would leave it out.
-__attribute__((always_inline)) inline void prefetch(const void* p, int64_t bytes) {
-  const char* at = static_cast<const char*>(p);
-  bytes = bytes < kAheadBytes ? bytes : kAheadBytes;
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + i);
+__attribute__((always_inline)) inline void prefetch(const void* p, int64_t lines) {
+  const char* at = static_cast<const char*>(p) - 64 * (kAheadLines - lines);
+#define KEYEDOPT_LINE(left) \
+  case left:                \
+    __builtin_prefetch(at + 64 * (kAheadLines - left)); /* fall through */
+  switch (lines) {
+    KEYEDOPT_LINE(16)
+    KEYEDOPT_LINE(15)
+    KEYEDOPT_LINE(14)
+    KEYEDOPT_LINE(13)
+    KEYEDOPT_LINE(12)
+    KEYEDOPT_LINE(11)
+    KEYEDOPT_LINE(10)
+    KEYEDOPT_LINE(9)
+    KEYEDOPT_LINE(8)
+    KEYEDOPT_LINE(7)
+    KEYEDOPT_LINE(6)
+    KEYEDOPT_LINE(5)
+    KEYEDOPT_LINE(4)
+    KEYEDOPT_LINE(3)
+    KEYEDOPT_LINE(2)
+    KEYEDOPT_LINE(1)
+    default:
+      break;
+  }
+#undef KEYEDOPT_LINE
 }
 
 inline int64_t size_of(int dtype) { return dtype == kFloat ? 4 : 2; }
 
-__attribute__((always_inline)) inline void prefetch_row(const Table& table, int64_t row) {
-  const int64_t size = table.dim * size_of(table.dtype);
-  prefetch(static_cast<const char*>(table.weight) + row * size, size);
-  for (int i = 0; i < 2; ++i)
-    if (table.width[i]) prefetch(table.state[i] + row * table.width[i], table.width[i] * 4);
-  if (table.counter) __builtin_prefetch(table.counter + row);
-}
+// Where the rows of a table and of its states are, to be prefetched.
+struct Ahead {
+  const char* weight;
+  int64_t size, lines, state_lines[2];
+  const Table& table;
+
+  explicit Ahead(const Table& of)
+      : weight(static_cast<const char*>(of.weight)),
+        size(of.dim * size_of(of.dtype)),
+        lines(lines_of(size)),
+        state_lines{lines_of(of.width[0] * 4), lines_of(of.width[1] * 4)},
+        table(of) {}
+  __attribute__((always_inline)) void fetch(int64_t row) const {
+    prefetch(weight + row * size, lines);
+    for (int i = 0; i < 2; ++i) prefetch(table.state[i] + row * table.width[i], state_lines[i]);
+    if (table.counter) __builtin_prefetch(table.counter + row);
+  }
+};
 
 // Where the gradients of sorted lookups are. Simple: there is one source, and what is in it comes as it is.
 template <class K, bool kSimple>
@@ -42,19 +81,18 @@ struct Gradients {
 };
 
 template <class K, bool kSimple>
-void chunk_of(const Job& job, const Entry<K>* entries, int64_t count, Scratch& scratch, float* out) {
-  sum_of<float>(Gradients<K, kSimple>{job, entries}, count, job.table->dim, !kSimple && job.scaled, scratch,
-                scratch.tree, out);
+void chunk_of(const Job& job, const Entry<K>* entries, int64_t count, double* out) {
+  sum_many(Gradients<K, kSimple>{job, entries}, count, job.table->dim, !kSimple && job.scaled, out);
 }
 
 inline bool simple(const Job& job) { return !job.scaled && job.shift >= 64; }
 
 template <class K>
-void chunk(const Job& job, const Entry<K>* entries, int64_t count, Scratch& scratch, float* out) {
+void chunk(const Job& job, const Entry<K>* entries, int64_t count, double* out) {
   if (simple(job)) {
-    chunk_of<K, true>(job, entries, count, scratch, out);
+    chunk_of<K, true>(job, entries, count, out);
   } else {
-    chunk_of<K, false>(job, entries, count, scratch, out);
+    chunk_of<K, false>(job, entries, count, out);
   }
 }
 
@@ -62,19 +100,13 @@ void chunk(const Job& job, const Entry<K>* entries, int64_t count, Scratch& scra
 template <class K>
 void long_run(const Job& job, const Entry<K>* entries, int64_t count, Scratch& scratch, float* out) {
   const int64_t dim = job.table->dim;
-  if (count <= kChunk) {
-    chunk(job, entries, count, scratch, out);
-    return;
+  double *sum = scratch.wide, *part = sum + padded(dim);
+  chunk(job, entries, count < kChunk ? count : kChunk, sum);
+  for (int64_t i = kChunk; i < count; i += kChunk) {
+    chunk(job, entries + i, count - i < kChunk ? count - i : kChunk, part);
+    add_wide(sum, part, dim);
   }
-  constexpr int kInner = 8;  // levels of a chunk: kChunk / kBlock = 2^6
-  Tree tree{scratch.tree + kInner * dim, dim, 0};
-  int64_t i = 0;
-  for (; i + kChunk <= count; i += kChunk) {
-    chunk(job, entries + i, kChunk, scratch, out);
-    tree.push(out);
-  }
-  if (i < count) chunk(job, entries + i, count - i, scratch, out);
-  tree.fold(i < count ? out : nullptr, out);
+  round_row(sum, dim, out);
 }
 
 // The end of the run that contains entry i.
@@ -102,20 +134,48 @@ int64_t run_end(const Entry<K>* entries, int64_t i, int64_t total) {
   return j;
 }
 
+// Rows that wait to be updated together, with their gradients: theirs, or sums in the scratch.
+struct Waiting {
+  const Job& job;
+  Scratch& scratch;
+  int64_t stride, most, count;
+  int64_t rows[kTogether];
+  const float* grads[kTogether];
+
+  Waiting(const Job& of, Scratch& memory)
+      : job(of),
+        scratch(memory),
+        stride(padded(of.table->dim)),
+        most(1024 / stride < 1 ? 1 : 1024 / stride < kTogether ? 1024 / stride : kTogether),
+        count(0) {}
+  float* sum() const { return scratch.sum + count * stride; }
+  void add(int64_t row, const float* grad) {
+    rows[count] = row;
+    grads[count] = grad;
+    if (++count == most) finish();
+  }
+  void finish() {
+    job.update(*job.rule, *job.table, rows, grads, count, scratch.work);
+    count = 0;
+  }
+};
+
 template <class K, bool kSimple>
 int64_t segment_of(const Job& job, const Entry<K>* entries, int64_t begin, int64_t end, int64_t total,
                    int64_t first_row, Scratch& scratch, Hot* hot) {
   const Table& table = *job.table;
   const Gradients<K, kSimple> gradients{job, entries};
+  const Ahead to_come(table);
+  const int64_t lines = lines_of(table.dim * 4);
+  Waiting waiting(job, scratch);
   int64_t ahead = begin, distinct = 0;
   for (int64_t i = begin; i < end;) {
     const int64_t j = run_end(entries, i, total);
     if (ahead < i) ahead = i;
     const int64_t until = i + kAhead < total ? i + kAhead : total;
     for (; ahead < until; ++ahead) {
-      prefetch(gradients.row(ahead, nullptr), table.dim * 4);
-      if (job.rule && (ahead == begin || entries[ahead].key != entries[ahead - 1].key))
-        prefetch_row(table, static_cast<int64_t>(entries[ahead].key));
+      prefetch(gradients.row(ahead, nullptr), lines);
+      if (job.rule) to_come.fetch(static_cast<int64_t>(entries[ahead].key));
     }
     const int64_t row = static_cast<int64_t>(entries[i].key);
     if (hot && j - i > kHot) {
@@ -124,24 +184,24 @@ int64_t segment_of(const Job& job, const Entry<K>* entries, int64_t begin, int64
       i = j;
       continue;
     }
-    float* sum = job.rule ? scratch.sum : job.grads + (first_row + distinct) * table.dim;
+    float* sum = job.rule ? waiting.sum() : job.grads + (first_row + distinct) * table.dim;
     const float* grad = sum;
     if (j - i == 1 && job.rule && (kSimple || !job.scaled)) {
       grad = gradients.row(i, nullptr);
     } else if (j - i <= kBlock) {
-      sum_of<float>(Gradients<K, kSimple>{job, entries + i}, j - i, table.dim, !kSimple && job.scaled,
-                    scratch, nullptr, sum);
+      sum_few(Gradients<K, kSimple>{job, entries + i}, j - i, table.dim, !kSimple && job.scaled, sum);
     } else {
       long_run(job, entries + i, j - i, scratch, sum);
     }
     if (job.rule) {
-      job.update(*job.rule, table, row, grad, scratch.work);
+      waiting.add(row, grad);
     } else {
       job.rows[first_row + distinct] = row;
     }
     ++distinct;
     i = j;
   }
+  if (waiting.count) waiting.finish();
   return distinct;
 }
 
@@ -171,14 +231,14 @@ struct Bag {
 template <class W>
 void look_up_as(const Table& table, const Lookup& lookup, int64_t begin, int64_t end, Scratch& scratch) {
   const W* weight = static_cast<const W*>(table.weight);
-  const int64_t dim = table.dim;
+  const int64_t dim = table.dim, lines = lines_of(dim * static_cast<int64_t>(sizeof(W)));
   int64_t ahead = lookup.offsets ? lookup.offsets[begin] : begin;
   const int64_t last = lookup.offsets ? lookup.offsets[end] : end;
   for (int64_t b = begin; b < end; ++b) {
     const int64_t i = lookup.offsets ? lookup.offsets[b] : b;
     const int64_t j = lookup.offsets ? lookup.offsets[b + 1] : b + 1;
     for (const int64_t until = j + kAhead < last ? j + kAhead : last; ahead < until; ++ahead)
-      prefetch(weight + lookup.values[ahead] * dim, dim * static_cast<int64_t>(sizeof(W)));
+      prefetch(weight + lookup.values[ahead] * dim, lines);
     float* out = lookup.out + b * dim;
     if (i == j) {
       std::memset(out, 0, static_cast<size_t>(dim) * sizeof(float));
@@ -201,9 +261,15 @@ void look_up(const Table& table, const Lookup& lookup, int64_t begin, int64_t en
 
 void update_rows(const Rule& rule, const Table& table, Update update, const int64_t* rows, const float* grads,
                  int64_t stride, int64_t begin, int64_t end, Scratch& scratch) {
-  for (int64_t i = begin; i < end; ++i) {
-    if (i + 16 < end) prefetch_row(table, rows[i + 16]);
-    update(rule, table, rows[i], grads + i * stride, scratch.work);
+  const Ahead to_come(table);
+  const float* some[kTogether];
+  for (int64_t i = begin; i < end; i += kTogether) {
+    const int64_t count = end - i < kTogether ? end - i : kTogether;
+    for (int64_t r = 0; r < count; ++r) {
+      some[r] = grads + (i + r) * stride;
+      if (i + r + 16 < end) to_come.fetch(rows[i + r + 16]);
+    }
+    update(rule, table, rows + i, some, count, scratch.work);
   }
 }
 
@@ -220,20 +286,35 @@ int64_t outside(const int64_t* values, int64_t begin, int64_t end, int64_t rows)
   return end;
 }
 
-// A rule for every dtype and width.
-#define KEYEDOPT_RULE(rule, ...)                                         \
-  {                                                                      \
-    {rule<float, false __VA_ARGS__>, rule<float, true __VA_ARGS__>},     \
-        {rule<half, false __VA_ARGS__>, rule<half, true __VA_ARGS__>}, { \
-      rule<bfloat, false __VA_ARGS__>, rule<bfloat, true __VA_ARGS__>    \
-    }                                                                    \
-  }
-#define KEYEDOPT_COMMA ,
-#define KEYEDOPT_ADAM(partial, layered) KEYEDOPT_RULE(adam, KEYEDOPT_COMMA partial KEYEDOPT_COMMA layered)
+template <class W, bool kWhole>
+constexpr Update kSgdRule = each<sgd<W, kWhole>>;
+template <class W, bool kWhole>
+constexpr Update kAdagradRule = each<adagrad<W, kWhole>>;
+template <class W, bool kWhole>
+constexpr Update kRowwiseAdagradRule = rowwise_adagrad<W, kWhole>;
+template <class W, bool kWhole>
+constexpr Update kAdamRule = each<adam<W, kWhole, false, false>>;
+template <class W, bool kWhole>
+constexpr Update kPartialAdamRule = each<adam<W, kWhole, true, false>>;
+template <class W, bool kWhole>
+constexpr Update kLambRule = each<adam<W, kWhole, false, true>>;
+template <class W, bool kWhole>
+constexpr Update kPartialLambRule = each<adam<W, kWhole, true, true>>;
+template <class W, bool kWhole>
+constexpr Update kLarsRule = each<lars<W, kWhole>>;
 
-const Kernels kernels = {{KEYEDOPT_RULE(sgd, ), KEYEDOPT_RULE(adagrad, ), KEYEDOPT_RULE(rowwise_adagrad, ),
-                          KEYEDOPT_ADAM(false, false), KEYEDOPT_ADAM(true, false), KEYEDOPT_ADAM(false, true),
-                          KEYEDOPT_ADAM(true, true), KEYEDOPT_RULE(lars, )},
+// A rule for every dtype and width.
+#define KEYEDOPT_RULE(rule)                                   \
+  {                                                           \
+    {rule<float, false>, rule<float, true>},                  \
+        {rule<half, false>, rule<half, true>},                \
+        {rule<bfloat, false>, rule<bfloat, true>},            \
+  }
+
+const Kernels kernels = {{KEYEDOPT_RULE(kSgdRule), KEYEDOPT_RULE(kAdagradRule),
+                          KEYEDOPT_RULE(kRowwiseAdagradRule), KEYEDOPT_RULE(kAdamRule),
+                          KEYEDOPT_RULE(kPartialAdamRule), KEYEDOPT_RULE(kLambRule),
+                          KEYEDOPT_RULE(kPartialLambRule), KEYEDOPT_RULE(kLarsRule)},
                          segment<uint32_t>,
                          segment<uint64_t>,
                          chunk<uint32_t>,

@@ -4,7 +4,7 @@ namespace keyedopt {
 namespace {
 
 struct ThreadMemory {
-  Buffer rows, tree;
+  Buffer rows, tree, wide;
   Scratch scratch;
 };
 
@@ -16,11 +16,12 @@ bool by_value(const Lookup& lookup) { return lookup.weights && lookup.offsets; }
 Scratch& scratch_for(int64_t dim) {
   thread_local ThreadMemory memory;
   const int64_t padded = (dim + 15) / 16 * 16;
-  float* rows = memory.rows.array<float>(3 * padded);
+  float* rows = memory.rows.array<float>((kTogether + 2) * padded);
   memory.scratch.sum = rows;
-  memory.scratch.work = rows + padded;
-  memory.scratch.leaf = rows + 2 * padded;
+  memory.scratch.work = rows + kTogether * padded;
+  memory.scratch.leaf = memory.scratch.work + padded;
   memory.scratch.tree = memory.tree.array<float>(kLevels * dim);
+  memory.scratch.wide = memory.wide.array<double>(2 * padded);
   return memory.scratch;
 }
 
@@ -200,33 +201,31 @@ bool Sorted::finish(const Kernels& kernels, Job job, int threads) {
   job = complete(job);
   const int64_t dim = table_->dim;
   Buffer memory;
-  float* sums = memory.array<float>(begins.back() * dim);
+  const int64_t padded = (dim + 15) / 16 * 16;
+  double* sums = memory.array<double>(begins.back() * padded);
   const auto entry = [&](int64_t i) { return static_cast<char*>(entries_) + i * (wide_ ? 16 : 8); };
   const bool summed = parallel(threads, begins.back(), [&](int64_t chunk) {
     const size_t r =
         static_cast<size_t>(std::upper_bound(begins.begin(), begins.end(), chunk) - begins.begin() - 1);
     const int64_t from = runs[r].begin + (chunk - begins[r]) * kChunk;
     const int64_t count = std::min(kChunk, runs[r].end - from);
-    Scratch& scratch = scratch_for(dim);
+    double* out = sums + chunk * padded;
     if (wide_) {
-      kernels.chunk64(job, reinterpret_cast<Entry<uint64_t>*>(entry(from)), count, scratch,
-                      sums + chunk * dim);
+      kernels.chunk64(job, reinterpret_cast<Entry<uint64_t>*>(entry(from)), count, out);
     } else {
-      kernels.chunk32(job, reinterpret_cast<Entry<uint32_t>*>(entry(from)), count, scratch,
-                      sums + chunk * dim);
+      kernels.chunk32(job, reinterpret_cast<Entry<uint32_t>*>(entry(from)), count, out);
     }
   });
   return summed && parallel(threads, static_cast<int64_t>(runs.size()), [&](int64_t i) {
            const size_t r = static_cast<size_t>(i);
            Scratch& scratch = scratch_for(dim);
            float* out = job.rule ? scratch.sum : job.grads + runs[r].out * dim;
-           const bool full = (runs[r].end - runs[r].begin) % kChunk == 0;
-           kernels.combine(sums + begins[r] * dim, begins[r + 1] - begins[r], full, dim, scratch, out);
+           kernels.combine(sums + begins[r] * padded, begins[r + 1] - begins[r], dim, out);
            const void* at = entry(runs[r].begin);
            const int64_t row = wide_ ? static_cast<int64_t>(static_cast<const Entry<uint64_t>*>(at)->key)
                                      : static_cast<int64_t>(static_cast<const Entry<uint32_t>*>(at)->key);
            if (job.rule) {
-             job.update(*job.rule, *table_, row, out, scratch.work);
+             job.update(*job.rule, *table_, &row, &out, 1, scratch.work);
            } else {
              job.rows[runs[r].out] = row;
            }

@@ -1,5 +1,6 @@
-// Sums of rows that lie anywhere, in registers; long ones by halves, so that the error stays small and the
-// order does not depend on threads. Included inside the namespace of an instruction set, after its vectors.
+// Sums of rows that lie anywhere, in registers: of bags in float, long ones by halves, so that the error stays
+// small; of gradients in double. The order does not depend on threads. Included inside the namespace of an
+// instruction set, after its vectors.
 
 // Sum columns [c, c + 16 kVectors) of `count` rows.
 template <class T, int kVectors, bool kScaled>
@@ -120,11 +121,102 @@ inline void sum_of(const Blocks& blocks, int64_t count, int64_t dim, bool scaled
   tree.fold(i < count ? scratch.leaf : nullptr, out);
 }
 
-inline void combine(float* sums, int64_t count, bool last_is_full, int64_t dim, Scratch& scratch,
-                    float* out) {
-  Tree tree{scratch.tree, dim, 0};
-  for (int64_t i = 0; i + 1 < count; ++i) tree.push(sums + i * dim);
-  float* last = sums + (count - 1) * dim;
-  if (last_is_full) tree.push(last);
-  tree.fold(last_is_full ? nullptr : last, out);
+// Sums of gradients, in double: rounded once, at the end, whatever their number.
+
+inline int64_t padded(int64_t dim) { return (dim + 15) / 16 * 16; }
+
+// What a sum in double goes into: a row of floats of its own, or a longer sum of doubles, padded.
+inline vd begun(const float*) { return zero_d(); }
+inline vd begun(const double* out) { return load(out); }
+inline void finished(float* out, vd sum, int64_t n) {
+  if (n == 16) {
+    store(out, narrowed(sum));
+  } else {
+    store(out, narrowed(sum), n);
+  }
+}
+inline void finished(double* out, vd sum, int64_t) { store(out, sum); }
+
+template <int kVectors, bool kScaled, class To>
+inline void wide_strip(const float* const* rows, const float* scale, int64_t count, int64_t c, To* out) {
+  vd sum[kVectors];
+#pragma GCC unroll 2
+  for (int k = 0; k < kVectors; ++k) sum[k] = begun(out + c + 16 * k);
+  for (int64_t i = 0; i < count; ++i) {
+#pragma GCC unroll 2
+    for (int k = 0; k < kVectors; ++k) {
+      const vd x = widened(load(rows[i] + c + 16 * k));
+      sum[k] = sum[k] + (kScaled ? x * static_cast<double>(scale[i]) : x);  // the product is exact
+    }
+  }
+#pragma GCC unroll 2
+  for (int k = 0; k < kVectors; ++k) finished(out + c + 16 * k, sum[k], 16);
+}
+
+template <bool kScaled, class To>
+inline void wide_block_of(const float* const* rows, const float* scale, int64_t count, int64_t dim, To* out) {
+  int64_t c = 0;
+  for (; c + 32 <= dim; c += 32) wide_strip<2, kScaled>(rows, scale, count, c, out);
+  if (c + 16 <= dim) {
+    wide_strip<1, kScaled>(rows, scale, count, c, out);
+    c += 16;
+  }
+  if (c == dim) return;
+  const int64_t n = dim - c;
+  vd sum = begun(out + c);
+  for (int64_t i = 0; i < count; ++i) {
+    const vd x = widened(load(rows[i] + c, n));
+    sum = sum + (kScaled ? x * static_cast<double>(scale[i]) : x);
+  }
+  finished(out + c, sum, n);
+}
+
+template <class To>
+inline void wide_block(const float* const* rows, const float* scale, int64_t count, int64_t dim, To* out) {
+  if (scale) {
+    wide_block_of<true>(rows, scale, count, dim, out);
+  } else {
+    wide_block_of<false>(rows, nullptr, count, dim, out);
+  }
+}
+
+// Sum at most kBlock gradients; one or two are rounded once in float as well.
+template <class Blocks>
+inline void sum_few(const Blocks& blocks, int64_t count, int64_t dim, bool scaled, float* out) {
+  const float* rows[kBlock];
+  float scales[kBlock];
+  float* scale = scaled ? scales : nullptr;
+  blocks.fill(0, count, rows, scale);
+  if (count == 1 || (count == 2 && !scaled)) {
+    block<float>(rows, scale, count, dim, out);
+  } else {
+    wide_block(rows, scale, count, dim, out);
+  }
+}
+
+// Sum any number of gradients into a padded row of doubles.
+template <class Blocks>
+inline void sum_many(const Blocks& blocks, int64_t count, int64_t dim, bool scaled, double* out) {
+  const float* rows[kBlock];
+  float scales[kBlock];
+  float* scale = scaled ? scales : nullptr;
+  std::memset(out, 0, static_cast<size_t>(padded(dim)) * sizeof(double));
+  for (int64_t i = 0; i < count; i += kBlock) {
+    const int64_t n = count - i < kBlock ? count - i : kBlock;
+    blocks.fill(i, n, rows, scale);
+    wide_block(rows, scale, n, dim, out);
+  }
+}
+
+inline void add_wide(double* to, const double* from, int64_t dim) {
+  for (int64_t c = 0; c < dim; c += 16) store(to + c, load(to + c) + load(from + c));
+}
+
+inline void round_row(const double* from, int64_t dim, float* to) {
+  for (int64_t c = 0; c < dim; c += 16) finished(to + c, load(from + c), dim - c < 16 ? dim - c : 16);
+}
+
+inline void combine(double* sums, int64_t count, int64_t dim, float* out) {
+  for (int64_t i = 1; i < count; ++i) add_wide(sums, sums + i * padded(dim), dim);
+  round_row(sums, dim, out);
 }

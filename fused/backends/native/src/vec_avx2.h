@@ -97,6 +97,30 @@ inline vd add_squares(vd sum, vf x) {
   return {add_square(sum.a, _mm256_castps256_ps128(x.a)), add_square(sum.b, _mm256_extractf128_ps(x.a, 1)),
           add_square(sum.c, _mm256_castps256_ps128(x.b)), add_square(sum.d, _mm256_extractf128_ps(x.b, 1))};
 }
+inline vd load(const double* p) {
+  return {_mm256_loadu_pd(p), _mm256_loadu_pd(p + 4), _mm256_loadu_pd(p + 8), _mm256_loadu_pd(p + 12)};
+}
+inline void store(double* p, vd x) {
+  _mm256_storeu_pd(p, x.a);
+  _mm256_storeu_pd(p + 4, x.b);
+  _mm256_storeu_pd(p + 8, x.c);
+  _mm256_storeu_pd(p + 12, x.d);
+}
+inline vd widened(vf x) {
+  return {_mm256_cvtps_pd(_mm256_castps256_ps128(x.a)), _mm256_cvtps_pd(_mm256_extractf128_ps(x.a, 1)),
+          _mm256_cvtps_pd(_mm256_castps256_ps128(x.b)), _mm256_cvtps_pd(_mm256_extractf128_ps(x.b, 1))};
+}
+inline vf narrowed(vd x) {
+  return {_mm256_set_m128(_mm256_cvtpd_ps(x.b), _mm256_cvtpd_ps(x.a)),
+          _mm256_set_m128(_mm256_cvtpd_ps(x.d), _mm256_cvtpd_ps(x.c))};
+}
+inline vd operator+(vd x, vd y) {
+  return {_mm256_add_pd(x.a, y.a), _mm256_add_pd(x.b, y.b), _mm256_add_pd(x.c, y.c), _mm256_add_pd(x.d, y.d)};
+}
+inline vd operator*(vd x, double y) {
+  const __m256d all = _mm256_set1_pd(y);
+  return {_mm256_mul_pd(x.a, all), _mm256_mul_pd(x.b, all), _mm256_mul_pd(x.c, all), _mm256_mul_pd(x.d, all)};
+}
 inline double total(vd x) {
   double four[4];
   _mm256_storeu_pd(four, _mm256_add_pd(_mm256_add_pd(x.a, x.b), _mm256_add_pd(x.c, x.d)));

@@ -63,4 +63,19 @@ inline vd add_squares(vd sum, vf a) {
   const __m512d high = _mm512_cvtps_pd(_mm512_extractf32x8_ps(a.v, 1));
   return {_mm512_fmadd_pd(low, low, sum.low), _mm512_fmadd_pd(high, high, sum.high)};
 }
+inline vd load(const double* p) { return {_mm512_loadu_pd(p), _mm512_loadu_pd(p + 8)}; }
+inline void store(double* p, vd a) {
+  _mm512_storeu_pd(p, a.low);
+  _mm512_storeu_pd(p + 8, a.high);
+}
+inline vd widened(vf a) {
+  return {_mm512_cvtps_pd(_mm512_castps512_ps256(a.v)), _mm512_cvtps_pd(_mm512_extractf32x8_ps(a.v, 1))};
+}
+inline vf narrowed(vd a) {
+  return {_mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(a.low)), _mm512_cvtpd_ps(a.high), 1)};
+}
+inline vd operator+(vd a, vd b) { return {_mm512_add_pd(a.low, b.low), _mm512_add_pd(a.high, b.high)}; }
+inline vd operator*(vd a, double b) {
+  return {_mm512_mul_pd(a.low, _mm512_set1_pd(b)), _mm512_mul_pd(a.high, _mm512_set1_pd(b))};
+}
 inline double total(vd a) { return _mm512_reduce_add_pd(_mm512_add_pd(a.low, a.high)); }

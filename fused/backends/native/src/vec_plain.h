@@ -66,6 +66,30 @@ inline vd add_squares(vd sum, const vf& a) {
   for (int i = 0; i < 16; ++i) sum.x[i] += static_cast<double>(a.x[i]) * a.x[i];
   return sum;
 }
+inline vd load(const double* p) {
+  vd r;
+  std::memcpy(r.x, p, sizeof(r.x));
+  return r;
+}
+inline void store(double* p, const vd& a) { std::memcpy(p, a.x, sizeof(a.x)); }
+inline vd widened(const vf& a) {
+  vd r;
+  for (int i = 0; i < 16; ++i) r.x[i] = a.x[i];
+  return r;
+}
+inline vf narrowed(const vd& a) {
+  vf r;
+  for (int i = 0; i < 16; ++i) r.x[i] = static_cast<float>(a.x[i]);
+  return r;
+}
+inline vd operator+(vd a, const vd& b) {
+  for (int i = 0; i < 16; ++i) a.x[i] += b.x[i];
+  return a;
+}
+inline vd operator*(vd a, double b) {
+  for (int i = 0; i < 16; ++i) a.x[i] *= b;
+  return a;
+}
 inline double total(const vd& a) {
   double sum = 0.0;
   for (int i = 0; i < 16; ++i) sum += a.x[i];
