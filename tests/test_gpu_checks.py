@@ -48,6 +48,31 @@ def test_a_check_that_breaks_costs_itself_alone():
     assert {row["outcome"] for row in rows if row not in broken} == {"held"}
 
 
+def test_fbgemm_is_compared_with_the_reference(monkeypatch):
+    pytest.importorskip("fbgemm_gpu", reason="FBGEMM is in the extra `cpu`")
+    monkeypatch.setattr(gpu_checks, "FBGEMM", {name: {} for name in gpu_checks.FBGEMM})
+    monkeypatch.setitem(gpu_checks.FBGEMM, "Adagrad", {"lr_decay": 0.5})
+    rows = {row["algorithm"]: row for row in gpu_checks.run(fused, "cpu", ["FBGEMM's operators"])}
+    held = [name for name, row in rows.items() if row["outcome"] == "held"]
+    assert held == ["SGD", "Adagrad", "RowWiseAdagrad"]
+    assert "not adam" in rows["Adam"]["message"]  # on the CPU
+    assert rows["Adam"]["outcome"] == "failed"
+
+    class Faster:
+        """Tables at twice the rate."""
+
+        EmbeddingBagConfig, SGD = fused.EmbeddingBagConfig, fused.SGD
+
+        def EmbeddingBagCollection(self, configs, kind, options, **more):  # noqa: N802
+            return fused.EmbeddingBagCollection(configs, kind, {**options, "lr": 0.02}, **more)
+
+    row, *_ = gpu_checks.run(Faster(), "cpu", ["FBGEMM's operators"])
+    assert row["outcome"] == "failed"
+    assert "differs" in row["message"]
+    row, *_ = gpu_checks.run(reference, "cpu", ["FBGEMM's operators"])
+    assert row["outcome"] == "missing"
+
+
 @NO_GPU
 def test_without_a_gpu_it_says_so(capsys, tmp_path):
     assert gpu_checks.main(["--output", str(tmp_path / "x.json")]) == 2

@@ -34,10 +34,13 @@ PREFERRED = "KEYEDOPT_BACKEND"
 #: Which read no memory by values and offsets that they have not checked themselves: with a ValueError, but on
 #: CUDA by an alarm that stops every update, see `check`.
 CHECKING = ("native", "triton")
+#: Which take the count of steps as a number of the host, wherever the tables are.
+COUNTING_ON_HOST = ("fbgemm",)
 
 __all__ = [
     "BACKENDS",
     "CHECKING",
+    "COUNTING_ON_HOST",
     "PREFERRED",
     "available",
     "check",

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from keyedopt.fused.backends import COUNTING_ON_HOST
 from keyedopt.fused.backends.interface import Backend, Columns, Lookup, RowGradients, Step
 from keyedopt.fused.embedding.backward import Given
 from keyedopt.fused.embedding.clusters import Cluster
@@ -153,7 +154,8 @@ def _works(cluster: Cluster, lookups: Sequence[Lookup], seed: tuple[int, int] | 
     for count, listed in by_count.items():
         counter = cluster.counter(listed.tables[0] if type(listed) is Columns else listed[0].table)
         # On a device the count is read there: by then it has been counted up, see `_write`.
-        number = count + 1 if counter is None or counter.device.type == "cpu" else counter.reshape(())
+        on_host = counter is None or counter.is_cpu or cluster.backend.name in COUNTING_ON_HOST
+        number = count + 1 if on_host or counter is None else counter.reshape(())
         step = plan.make_step(group, number)
         if step.momentum and not cluster.tables[0].states:  # no buffer was made
             step = replace(step, momentum=0.0, nesterov=False)

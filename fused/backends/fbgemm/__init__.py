@@ -1,0 +1,114 @@
+"""FBGEMM's table-batched embeddings, on the CPU and on CUDA, where they do what is asked.
+
+For comparison, and as a peer. Where FBGEMM would do something else than the specification, without a word,
+it is made up for or refused: see `arguments`. All lookups of a table in a backward pass are one update. Rates
+and counts of steps are numbers of the host, so a rate in a tensor on CUDA is waited for.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from keyedopt.fused.backends.fbgemm import tbe
+from keyedopt.fused.backends.fbgemm.arguments import arguments, refusal
+from keyedopt.fused.backends.interface import Lookup, RowGradients, Step, Table
+from keyedopt.fused.backends.sums import coalesce_lookups
+
+
+class FbgemmBackend:
+    """FBGEMM's operators, a table at a time; the sums before an update are torch's."""
+
+    name = "fbgemm"
+
+    def missing(self) -> str:
+        """Return why FBGEMM is not there."""
+        return tbe.missing()
+
+    def refuses(self, tables: Sequence[Table], step: Step) -> str:
+        """Return where FBGEMM would do something else than what is asked."""
+        return next((why for table in tables if (why := _refused(table, step))), "")
+
+    def look_up(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[Tensor]:
+        """Return the output of each lookup, in float32."""
+        outputs = []
+        for lookup in lookups:
+            weight = tables[lookup.table].weight
+            offsets, factors = _bags(lookup)
+            if len(lookup.values):
+                outputs.append(tbe.look_up(weight, lookup.values, offsets, factors))
+            else:
+                outputs.append(torch.zeros(len(offsets) - 1, weight.shape[1], device=weight.device))
+        return outputs
+
+    def prepare(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[Any]:
+        """Do nothing in the forward."""
+        return [None] * len(lookups)
+
+    @torch.no_grad()
+    def coalesce(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[RowGradients]:
+        """Sum the gradients of every row."""
+        return coalesce_lookups(lookups)
+
+    @torch.no_grad()
+    def update(self, tables: Sequence[Table], lookups: Sequence[Lookup], step: Step) -> None:
+        """Sum the gradients of every row and update it: all lookups of a table are bags of one feature."""
+        by_table: dict[int, list[Lookup]] = {}
+        for lookup in lookups:
+            if len(lookup.values):
+                by_table.setdefault(lookup.table, []).append(lookup)
+        for table, listed in by_table.items():
+            _update(tables[table], listed, step)
+
+    def update_rows(self, tables: Sequence[Table], gradients: Sequence[RowGradients], step: Step) -> None:
+        """Update rows by gradients that are summed already: each is a bag of its own."""
+        self.update(tables, [Lookup(one.table, one.rows, grad=one.grads) for one in gradients], step)
+
+
+def _refused(table: Table, step: Step) -> str:
+    weight, states = table.weight, table.states
+    why = refusal(step, weight.dtype, weight.device.type, weight.shape[1])
+    if why:
+        return why
+    if any(tensor.dtype is not torch.float32 for tensor in states):
+        return "FBGEMM's states are float32"
+    if step.algorithm == "sgd" and states:
+        return "FBGEMM's SGD has no momentum"
+    if table.row_counter is not None:
+        return "FBGEMM counts the steps of a row in float32, which stands still at 2²⁴"
+    if any(not tensor.is_contiguous() for tensor in (weight, *states)):
+        return "FBGEMM needs contiguous tables and states"
+    if weight.device.type == "cuda" and any(tensor.data_ptr() % 16 for tensor in (weight, *states)):
+        return "on CUDA FBGEMM needs tables and states that begin at a multiple of 16 bytes"
+    return ""
+
+
+def _bags(lookup: Lookup) -> tuple[Tensor, Tensor]:
+    """Return offsets, and the weight of each value: those of the CPU read weights, and past none."""
+    count, device = len(lookup.values), lookup.values.device
+    weights = lookup.weights
+    factors = torch.ones(count, device=device) if weights is None else weights.detach().float().contiguous()
+    if lookup.offsets is None:
+        return torch.arange(count + 1, device=device), factors
+    if lookup.mean:
+        lengths = lookup.offsets.diff()
+        shares = lengths.clamp(min=1).float().reciprocal()
+        factors = factors * torch.repeat_interleave(shares, lengths, output_size=count)
+    return lookup.offsets, factors
+
+
+def _update(table: Table, lookups: Sequence[Lookup], step: Step) -> None:
+    weight = table.weight
+    begin = torch.zeros(1, dtype=torch.int64, device=weight.device)
+    offsets, factors, grads, base = [begin], [], [], 0
+    for lookup in lookups:
+        assert lookup.grad is not None
+        bags, weights = _bags(lookup)
+        offsets.append(bags[1:] + base)
+        factors.append(weights)
+        grads.append(lookup.grad.float())
+        base += len(lookup.values)
+    asked = arguments(step, weight.dtype, weight.device.type, weight.shape[1])
+    values = torch.cat([lookup.values for lookup in lookups])
+    tbe.update(weight, table.states, values, torch.cat(offsets), torch.cat(factors), torch.cat(grads), asked)
