@@ -9,7 +9,7 @@ import weakref
 import pytest
 import torch
 
-from keyedopt import fused
+from keyedopt import fused, reference
 from keyedopt.fused import backends
 from keyedopt.fused.embedding import inputs
 
@@ -53,6 +53,36 @@ def test_backward_for_some_inputs_updates_nothing():
     (module(BAGS)["f"] * other).sum().backward(inputs=[other])
     assert torch.equal(table(module).detach(), torch.ones(5, 4))
     assert other.grad is not None
+
+
+@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("backend", ["native", "torch", "fbgemm", "reference"])
+def test_a_table_that_was_saved_for_a_backward_pass_is_refused_after_an_update(backend, held):
+    """An update is written in place, as that of an optimizer: autograd must not go on with other numbers."""
+    if backend == "reference":
+        module = make_reference()
+    else:
+        if backends.available()[backend]:
+            pytest.skip(f"{backend}: {backends.available()[backend]}")
+        module = make(fused.Adagrad, backend=backend, eps=1e-8)
+    bound = type("Bound", (), {})()
+    if held:
+        module.fused_optimizer.hold(bound, inside=())
+    weight = table(module)
+    (state,) = (entry["t.momentum1"] for entry in module.fused_optimizer.state.values())
+    before = weight._version, state._version
+    saved = weight.square().sum()
+    module(BAGS)["f"].sum().backward()
+    module.fused_optimizer.step()
+    assert weight._version > before[0]
+    assert state._version > before[1]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        saved.backward()
+
+
+def make_reference():
+    config = reference.EmbeddingBagConfig(5, 4, "t", torch.float32, ["f"], init_fn=ones)
+    return reference.EmbeddingBagCollection([config], reference.Adagrad, {"lr": 0.5, "eps": 1e-8})
 
 
 def test_two_passes_over_one_graph_are_two_steps():

@@ -154,6 +154,19 @@ def case_waiting(algorithm: str) -> None:
     assert seen[0] == seen[1] == seen[2]
 
 
+def case_saved() -> None:
+    """An update is written in place: autograd must not go on with other numbers than it has saved."""
+    module = modules(True)
+    saved = module.embedding_bags["u"].weight.square().sum()
+    train(module, features())
+    why = ""
+    try:
+        saved.backward()
+    except RuntimeError as error:
+        why = str(error)
+    assert "modified by an inplace operation" in why
+
+
 def module_pointers(module: Any) -> list[int]:
     state = module.fused_optimizer.state.values()
     values = [value for entry in state for value in entry.values()]
@@ -202,6 +215,7 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     for algorithm in ("SGD", "RowWiseAdagrad", "Adam"):
         yield f"waiting-{algorithm}", lambda algorithm=algorithm: case_waiting(algorithm)
     yield "rate_on_device", case_rate_on_device
+    yield "saved", case_saved
 
 
 def run_cases() -> dict[str, str]:

@@ -101,6 +101,7 @@ class Cluster:
             for key, tensor in zip(("momentum1", "exp_avg_sq", "row_counter"), in_order(table), strict=False)
             if tensor is not None
         ]
+        self._written = [one for table in self.tables for one in _tensors(table)]
         #: Whether gradients are accumulated over several steps.
         self.waits = any(
             f"{name}.window" in state for name, state in zip(self.names, self.states, strict=True)
@@ -152,6 +153,12 @@ class Cluster:
             elif counter is not None:  # what is put together anew must not read it either
                 self._read[index] = note_count(counter, before + 1)
 
+    def written(self, indices: Sequence[int]) -> list[Tensor]:
+        """Return all that an update of these tables writes, but for counts of steps."""
+        if len(indices) == len(self.tables):
+            return self._written
+        return [one for index in indices for one in _tensors(self.tables[index])]
+
     def stays(self) -> bool:
         """Whether the tables are where they were, in the dtype that they had."""
         weights = [table.weight for table in self.tables]
@@ -162,6 +169,10 @@ class Cluster:
         return all(weights[name] is weight for name, weight in self._weights) and all(
             state[key] is tensor for state, key, tensor in self._state
         )
+
+
+def _tensors(table: Table) -> list[Tensor]:
+    return [table.weight, *table.states, *([] if table.row_counter is None else [table.row_counter])]
 
 
 def in_order(table: Table) -> tuple[Tensor | None, ...]:

@@ -257,3 +257,5 @@ def _write(work: Work) -> None:
         work.backend.update(cluster.tables, lookups, work.step)
     else:
         work.backend.update_rows(cluster.tables, work.sums, work.step)
+    # Kernels write behind autograd's back: who has saved a table must not go backward by what it holds now.
+    torch.autograd.graph.increment_version(cluster.written(tables))
