@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from keyedopt.fused import optimizers
+from keyedopt.fused.fused import FusedOptimizer
 from keyedopt.fused.keyed import CombinedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
 from keyedopt.fused.native_steps import Clip
 from keyedopt.fused.scaling import clamp_all
@@ -48,6 +49,7 @@ def fold_norm(optimizer: Any, params: Sequence[Tensor], norm: Tensor, bound: flo
 
     The scale is ``max(1, (norm + 1e-6) / bound)``. Everything inside has to be ours or a fused one of torch,
     nobody may look at the gradients before its kernel does, and the kernel may read each of them only once.
+    What updates in the backward pass has no part in it: its parameters are not among `params`.
     """
     inside = _inside(optimizer, params)
     if not inside:
@@ -105,21 +107,24 @@ def _inside(optimizer: Any, params: Sequence[Tensor]) -> list[Any]:
     return inside if all(_is_ordinary(*kind, dtypes) for kind in kinds) else []
 
 
-def _kernels(optimizer: Any) -> list[Any]:
-    """Return the optimizers of torch inside, or none if anything else happens in a step."""
+def _kernels(optimizer: Any) -> list[Any] | None:
+    """Return the optimizers of torch inside, or None if anything else happens in a step."""
     if getattr(optimizer, "_optimizer_step_pre_hooks", None) or "step" in vars(optimizer):
-        return []
+        return None
     if type(optimizer) in (*KINDS, *_OURS):
-        return [] if hasattr(optimizer, "grad_scale") else [optimizer]
+        return None if hasattr(optimizer, "grad_scale") else [optimizer]
+    if isinstance(optimizer, FusedOptimizer):
+        return []
     if type(optimizer) in (KeyedOptimizerWrapper, OptimizerWrapper, WarmupOptimizer):
         return _kernels(optimizer._optimizer)
+    if type(optimizer) is not CombinedOptimizer:
+        return None
     found: list[Any] = []
-    if type(optimizer) is CombinedOptimizer:
-        for _, part in optimizer.optimizers:
-            inside = _kernels(part)
-            if not inside:
-                return []
-            found += inside
+    for _, part in optimizer.optimizers:
+        inside = _kernels(part)
+        if inside is None:
+            return None
+        found += inside
     return found
 
 

@@ -52,6 +52,7 @@ class Lookup:
         mean: whether a bag is divided by its number of values.
         grad: of the output, (B, D), or (N, D) without pooling; None in the forward.
         prepared: what `Backend.prepare` returned for it, in the backward.
+        holes: whether a value of −1 is none, see `RowGradients`; what users look up has none of these.
     """
 
     table: int
@@ -61,6 +62,7 @@ class Lookup:
     mean: bool = False
     grad: Tensor | None = None
     prepared: Any = None
+    holes: bool = False
 
 
 class Tables(list[Table]):
@@ -163,7 +165,11 @@ class Step:
 
 @dataclass(frozen=True)
 class RowGradients:
-    """The summed gradients of a table: distinct rows (U,) int64, ascending, and (U, D), float32 at least."""
+    """The summed gradients of a table: distinct rows (U,) int64, ascending, and (U, D), float32 at least.
+
+    Where nobody may wait for a device to learn how many rows there are, there is room for as many as there
+    can be: then the last rows are −1, which is none, and their gradients are zero.
+    """
 
     table: int
     rows: Tensor

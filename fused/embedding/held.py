@@ -11,7 +11,7 @@ from torch import Tensor
 from keyedopt.fused.backends.interface import Lookup
 from keyedopt.fused.embedding.backward import Given
 from keyedopt.fused.embedding.clusters import Cluster
-from keyedopt.fused.embedding.update import Plan
+from keyedopt.fused.embedding.update import Plan, coalesce
 
 
 @dataclass
@@ -20,7 +20,7 @@ class Waiting:
 
     Args:
         cluster, table: where the table was in the backward pass.
-        rows: distinct, ascending, (U,).
+        rows: distinct, ascending, (U,); the last of them may be −1, which is none.
         grads: (U, D).
     """
 
@@ -85,10 +85,10 @@ class Held:
                 had = self._tables.get(name)
                 if had is not None:
                     both = [
-                        Lookup(one.table, had.rows.to(rows.device), grad=had.grads.to(grads)),
-                        Lookup(one.table, rows, grad=grads),
+                        Lookup(one.table, had.rows.to(rows.device), grad=had.grads.to(grads), holes=True),
+                        Lookup(one.table, rows, grad=grads, holes=True),
                     ]
-                    (total,) = work.backend.coalesce(work.cluster.tables, both)
+                    (total,) = coalesce(work.backend, work.cluster.tables, both, exact=False)
                     rows, grads = total.rows, total.grads
                 self._tables[name] = Waiting(work.cluster, one.table, rows, grads)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from keyedopt.fused.backends import COUNTING_ON_HOST
-from keyedopt.fused.backends.interface import Backend, Columns, Lookup, RowGradients, Step
+from keyedopt.fused.backends.interface import Backend, Columns, Lookup, RowGradients, Step, Table
 from keyedopt.fused.embedding.backward import Given
 from keyedopt.fused.embedding.clusters import Cluster
 from keyedopt.fused.window import Parts, Window
@@ -84,7 +84,7 @@ def make_plan(given: Iterable[Given], clips: Sequence[Any], seed: tuple[int, int
     for work in plan.works:
         _wait(work, plan)
         if clips or _needs_sums(work.cluster.group):
-            work.sums = _chosen(work, _coalesced(work, work.lookups))
+            work.sums = _chosen(work, _coalesced(work, work.lookups, _waits(work)))
     for clip in clips:
         clip.apply(plan.gradients())
     return plan
@@ -103,7 +103,7 @@ def sum_up(given: Iterable[Given], joining: Collection[str]) -> Plan:
     plan = Plan([work for cluster, found in _by_cluster(given) for work in _works(cluster, found, None)])
     for work in plan.works:
         _wait(work, plan, joining)
-        work.sums = _coalesced(work, work.lookups)
+        work.sums = _coalesced(work, work.lookups, _waits(work))
     return plan
 
 
@@ -112,6 +112,8 @@ def resume(given: Iterable[Given], seed: tuple[int, int] | None) -> Plan:
     plan = Plan([work for cluster, found in _by_cluster(given) for work in _works(cluster, found, seed)])
     for work in plan.works:
         known = [RowGradients(one.table, one.values, _given(one)) for one in work.lookups]
+        if _waits(work):
+            known = [without_holes(one) for one in known]
         _check_all_finite(work.cluster, known)
         work.sums = _chosen(work, known)
         plan.full += _windows(work.cluster, {one.table for one in known}).values()
@@ -201,10 +203,39 @@ def _wait(work: Work, plan: Plan, joining: Collection[str] = ()) -> None:
     work.lookups = left
 
 
-def _coalesced(work: Work, lookups: Sequence[Lookup]) -> list[RowGradients]:
+def _waits(work: Work) -> bool:
+    """Whether it has to be known how many rows there are, so that a device is waited for."""
+    return _needs_sums(work.cluster.group) or not hasattr(work.backend, "coalesce_with_holes")
+
+
+def without_holes(given: RowGradients) -> RowGradients:
+    """Return the rows that are some; waits for a device."""
+    if not len(given.rows) or int(given.rows[-1]) >= 0:
+        return given
+    some = given.rows >= 0
+    return RowGradients(given.table, given.rows[some], given.grads[some])
+
+
+def coalesce(
+    backend: Backend, tables: Sequence[Table], lookups: Sequence[Lookup], exact: bool
+) -> list[RowGradients]:
+    """Sum the gradients of every row; not `exact`, with holes where the backend would have to wait."""
+    known: Any = backend
+    if exact or not hasattr(known, "coalesce_with_holes"):
+        return backend.coalesce(tables, [_whole(one) if one.holes else one for one in lookups])
+    found: list[RowGradients] = known.coalesce_with_holes(tables, lookups)
+    return found
+
+
+def _whole(lookup: Lookup) -> Lookup:
+    some = without_holes(RowGradients(lookup.table, lookup.values, _given(lookup)))
+    return replace(lookup, values=some.rows, grad=some.grads, holes=False)
+
+
+def _coalesced(work: Work, lookups: Sequence[Lookup], exact: bool = True) -> list[RowGradients]:
     """Return the sums of each table that was looked up, also of one in which nothing was; checked."""
     cluster = work.cluster
-    sums = work.backend.coalesce(cluster.tables, lookups) if lookups else []
+    sums = coalesce(work.backend, cluster.tables, lookups, exact) if lookups else []
     _check_all_finite(cluster, sums)
     found = {one.table for one in sums}
     for lookup in lookups:

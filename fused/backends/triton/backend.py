@@ -99,16 +99,27 @@ class TritonBackend:
     @torch.no_grad()
     def coalesce(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[RowGradients]:
         """Sum the gradients of every row, in float32 with the error made up for; waits for the device."""
+        return self._coalesce(tables, lookups, exact=True)
+
+    @torch.no_grad()
+    def coalesce_with_holes(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[RowGradients]:
+        """Do what `coalesce` does without waiting: with room for all rows that there can be, see there."""
+        return self._coalesce(tables, lookups, exact=False)
+
+    def _coalesce(
+        self, tables: Sequence[Table], lookups: Sequence[Lookup], *, exact: bool
+    ) -> list[RowGradients]:
         found: list[RowGradients] = []
-        for group, chosen in _split(tables, lookups):
-            runs, grads = self._runs(group, [lookups[index] for index in chosen])
+        for group, chosen in _split(tables, lookups, any(lookup.holes for lookup in lookups)):
+            mine = [lookups[index] for index in chosen]
+            runs, grads = self._runs(group, mine)
             if runs is None:
                 for number, table in zip(group.numbers, group.tables, strict=True):
                     rows = torch.empty(0, dtype=torch.int64, device=group.device)
                     found.append(RowGradients(number, rows, rows.new_empty(0, table.weight.shape[1]).float()))
             else:
                 with _current(group.device):
-                    found += launch.run_collect(group, runs, grads)
+                    found += launch.run_collect(group, runs, grads, None if exact else _room(group, mine))
         self._check_soon(tables)
         return sorted(found, key=lambda one: one.table)
 
@@ -164,9 +175,20 @@ def _current(device: torch.device) -> AbstractContextManager[Any]:
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def _split(tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[tuple[Group, list[int]]]:
+def _room(group: Group, lookups: Sequence[Lookup]) -> list[int]:
+    """Return how many rows of each table can be among these lookups."""
+    values = dict.fromkeys(group.numbers, 0)
+    for lookup in lookups:
+        values[lookup.table] += len(lookup.values)
+    heights = [table.weight.shape[0] for table in group.tables]
+    return [min(values[number], most) for number, most in zip(group.numbers, heights, strict=True)]
+
+
+def _split(
+    tables: Sequence[Table], lookups: Sequence[Lookup], holes: bool = False
+) -> list[tuple[Group, list[int]]]:
     """Return the groups of the tables that are looked up, and the lookups of each."""
-    groups = group_tables(tables, [lookup.table for lookup in lookups])
+    groups = group_tables(tables, [lookup.table for lookup in lookups], int(holes))
     return [
         (group, [index for index, lookup in enumerate(lookups) if lookup.table in group.numbers])
         for group in groups

@@ -1,6 +1,7 @@
 """The lookups of a group of tables, as the kernels take them that need no gradients."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ def plain(lookup: Lookup) -> Lookup:
     offsets = None if lookup.offsets is None else lookup.offsets.long().contiguous()
     weights = None if lookup.weights is None else lookup.weights.detach().float().contiguous()
     values = lookup.values.long().contiguous()
-    return Lookup(lookup.table, values, offsets, weights, lookup.mean, lookup.grad, lookup.prepared)
+    return replace(lookup, values=values, offsets=offsets, weights=weights)
 
 
 def is_scaled(lookups: Sequence[Lookup]) -> bool:
@@ -55,14 +56,15 @@ class Call:
     """Some lookups in tables of a group; none of their memory is read here.
 
     Attributes:
+        holes: what the key of −1 is, see `sort.write_keys`.
         words: on the device, see `LOOKUP_WORDS`.
         count: number of values.
         shift, steps: see `sort.place_of`.
         programs: of `sort.write_keys`.
     """
 
-    def __init__(self, group: Group, lookups: Sequence[Lookup], tuning: Tuning) -> None:
-        self.group, self.tuning = group, tuning
+    def __init__(self, group: Group, lookups: Sequence[Lookup], tuning: Tuning, holes: str = "none") -> None:
+        self.group, self.tuning, self.holes = group, tuning, holes
         self.lookups = [plain(lookup) for lookup in lookups]
         pooled = [len(one.offsets) for one in self.lookups if one.offsets is not None]
         begins = blocks([len(lookup.values) for lookup in self.lookups], tuning.values)
@@ -126,6 +128,7 @@ class Call:
             LOOKUPS=self.columns,
             PLACES=places is not None,
             SCALED=scales is not None,
+            HOLES=self.holes,
             PASSES=passes,
             BITS=bins.bit_length() - 1,
             BLOCK=self.tuning.values,

@@ -2,7 +2,10 @@
 # ruff: noqa: N803, D417
 # Kernels are compiled from their source: annotations of tensors mean nothing there, constants are capitals,
 # and a branch on a constant is taken when it is compiled.
-"""The sums of gradients, written down instead of used: where a norm over all of them has to be known."""
+"""The sums of gradients, written down instead of used: where a norm over all of them has to be known.
+
+How many they are is known on the device alone, which need not be waited for.
+"""
 
 import triton
 import triton.language as tl
@@ -13,7 +16,57 @@ from keyedopt.fused.backends.triton.reduce import sum_runs
 
 UNITS = tl.constexpr(TABLE_WORDS.index("units"))
 WEIGHT_AT = tl.constexpr(TABLE_WORDS.index("weight"))
-FIRST_AT = tl.constexpr(TABLE_WORDS.index("first"))
+ROWS_AT = tl.constexpr(TABLE_WORDS.index("first"))
+HEIGHT = tl.constexpr(TABLE_WORDS.index("second"))
+
+
+@triton.jit(do_not_specialize=["n", "steps"])
+def count_runs(
+    keys,
+    starts,
+    counts,
+    before,
+    tables,
+    firsts,
+    n,
+    steps,
+    TABLES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write how many runs there are before each table, and how many in all; one program.
+
+    Args:
+        keys, starts, counts: see `sort.find_runs`.
+        before: (blocks + 1,) how many runs there are before each block, and in all.
+        tables: words of `TABLE_WORDS`.
+        firsts: (TABLES + 1,) out.
+        n: number of positions.
+        steps: of a bisection of them.
+    """
+    table = tl.arange(0, TABLES)
+    base = tl.load(tables + table)
+    low = tl.zeros((TABLES,), tl.int64)
+    high = low + n
+    for _ in range(steps):
+        middle = (low + high) // 2
+        searched = low < high
+        less = tl.load(keys + middle, mask=searched, other=0).to(tl.int64) < base
+        low = tl.where(searched & less, middle + 1, low)
+        high = tl.where(searched & (less == 0), middle, high)
+    # where a table begins there begins a run, unless it is behind the last
+    block = tl.where(low < n, low // BLOCK, 0)
+    within = (low - block * BLOCK).to(tl.int32)
+    first = tl.zeros((TABLES,), tl.int32)
+    last = tl.load(counts + block)
+    for _ in tl.static_range(9):  # a block has at most 256 runs
+        middle = (first + last) // 2
+        searched = (first < last) & (low < n)
+        less = tl.load(starts + block * BLOCK + middle, mask=searched, other=0).to(tl.int32) < within
+        first = tl.where(searched & less, middle + 1, first)
+        last = tl.where(searched & (less == 0), middle, last)
+    total = tl.load(before + (n + BLOCK - 1) // BLOCK)
+    tl.store(firsts + table, tl.where(low < n, tl.load(before + block) + first, total))
+    tl.store(firsts + TABLES, total)
 
 
 @triton.jit(do_not_specialize=["shift", "chunk"])
@@ -28,7 +81,8 @@ def collect(
     totals,
     tables,
     grads,
-    ranks,
+    before,
+    firsts,
     shift,
     chunk,
     TABLES: tl.constexpr,
@@ -48,9 +102,9 @@ def collect(
 
     Args:
         keys, places, scales, starts, counts, ends, totals, grads, shift, chunk: see `update.update`.
-        tables: words of `TABLE_WORDS`, but `weight` is the address of the sums of a table, and `first` is how
-            many runs there are before its own.
-        ranks: (blocks,) how many runs there are before a block.
+        tables: words of `TABLE_WORDS`, but `weight` is the address of the sums of a table, `first` that of
+            their row numbers, and `second` how many rows the table has: what is behind these is no row.
+        before, firsts: see `count_runs`.
     """
     if tl.load(alarm) != 0:
         return
@@ -59,13 +113,16 @@ def collect(
     columns = tl.arange(0, WIDTH)
     runs = tl.load(counts + program)
     last = tl.load(ends + program).to(tl.int64)
-    rank = tl.load(ranks + program)
+    rank = tl.load(before + program)
     for done in range(0, runs, ROWS):
         run = done + tl.arange(0, ROWS)
         live = run < runs
         position = begin + tl.load(starts + begin + run, mask=live, other=0).to(tl.int64)
         key = tl.load(keys + position, mask=live, other=0).to(tl.int64)
-        words = tables + column_of(key, tables, TABLES)
+        table = column_of(key, tables, TABLES)
+        words = tables + table
+        row = key - tl.load(words, mask=live, other=0)
+        live = live & (row < tl.load(words + HEIGHT * TABLES, mask=live, other=0))
         width = tl.load(words + UNITS * TABLES, mask=live, other=1) * UNIT
         end = begin + tl.load(starts + begin + run + 1, mask=run + 1 < runs, other=0).to(tl.int64)
         end = tl.where(run + 1 < runs, end, last)
@@ -89,7 +146,8 @@ def collect(
             WIDTH,
             UNROLL,
         )
-        out = rank + run - tl.load(words + FIRST_AT * TABLES, mask=live, other=0)
+        out = rank + run - tl.load(firsts + table, mask=live, other=0)
+        tl.store(pointer(words + ROWS_AT * TABLES, live, tl.int64, 8) + out, row, mask=live)
         at = pointer(words + WEIGHT_AT * TABLES, live, tl.float32, ALIGN)[:, None]
         at += (out * width)[:, None] + columns[None, :]
         tl.store(at, g, mask=live[:, None] & inside)

@@ -36,6 +36,7 @@ KERNELS: tuple[tuple[ModuleType, str], ...] = (
     (chunks, "sum_chunks"),
     (chunks, "join_chunks"),
     (launch, "update"),
+    (launch, "count_runs"),
     (launch, "collect"),
 )
 POINTERS = {

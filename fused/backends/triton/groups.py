@@ -23,10 +23,12 @@ class Group:
     Args:
         tables: these.
         numbers: where each is among the tables that the backend was given.
+        gap: how many linear rows there are behind the rows of each table: one for what is no row, or none.
     """
 
     tables: tuple[Table, ...]
     numbers: tuple[int, ...]
+    gap: int = 0
 
     @property
     def device(self) -> torch.device:
@@ -38,7 +40,7 @@ class Group:
         """The first linear row of each table, and the number of rows of all of them."""
         bases = [0]
         for one in self.tables:
-            bases.append(bases[-1] + one.weight.shape[0])
+            bases.append(bases[-1] + one.weight.shape[0] + self.gap)
         return bases
 
     @property
@@ -96,7 +98,7 @@ class Group:
         return on_device(table(rows), self.device), row_align, align
 
 
-def group_tables(tables: Sequence[Table], used: Sequence[int]) -> list[Group]:
+def group_tables(tables: Sequence[Table], used: Sequence[int], gap: int = 0) -> list[Group]:
     """Put the tables that are used into groups."""
     by_kind: dict[tuple[object, ...], list[int]] = {}
     for number in sorted(set(used)):
@@ -108,7 +110,7 @@ def group_tables(tables: Sequence[Table], used: Sequence[int]) -> list[Group]:
     for numbers in by_kind.values():
         for begin in range(0, len(numbers), MOST_TABLES):
             part = tuple(numbers[begin : begin + MOST_TABLES])
-            groups.append(Group(tuple(tables[number] for number in part), part))
+            groups.append(Group(tuple(tables[number] for number in part), part, gap))
     return groups
 
 

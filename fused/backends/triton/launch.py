@@ -1,6 +1,7 @@
 """From a group of tables, its runs and their gradients to the arguments of the kernels."""
 
 from collections.abc import Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -10,11 +11,12 @@ from keyedopt.fused.backends.interface import Lookup, RowGradients, Step
 from keyedopt.fused.backends.triton import chunks, forward
 from keyedopt.fused.backends.triton.alarms import alarm_of
 from keyedopt.fused.backends.triton.calls import is_scaled, lookup_words, plain
-from keyedopt.fused.backends.triton.collect import collect
+from keyedopt.fused.backends.triton.collect import collect, count_runs
 from keyedopt.fused.backends.triton.grads import Grads, pack_grads
 from keyedopt.fused.backends.triton.groups import Group, bags_of, blocks
 from keyedopt.fused.backends.triton.layout import STEP_WORDS
 from keyedopt.fused.backends.triton.prepare import Runs
+from keyedopt.fused.backends.triton.sort import REGISTERS
 from keyedopt.fused.backends.triton.update import update
 from keyedopt.fused.backends.triton.words import alignment, columns_for, on_device, step_words, table
 
@@ -170,26 +172,56 @@ def run_update(group: Group, runs: Runs, grads: Sequence[Tensor], step: Step) ->
     )
 
 
-def run_collect(group: Group, runs: Runs, grads: Sequence[Tensor]) -> list[RowGradients]:
-    """Return the sums of every table; how many rows they are has to be known: this waits for the device."""
+def run_collect(
+    group: Group, runs: Runs, grads: Sequence[Tensor], room: Sequence[int] | None
+) -> list[RowGradients]:
+    """Return the sums of every table.
+
+    Args:
+        group: the tables.
+        runs: of what was looked up in them.
+        grads: of the outputs of the lookups.
+        room: for how many rows of each table there is to be room; None for as many as there are, for which
+            this waits for the device.
+    """
     assert runs.counts is not None
-    shape, bases = group.shape, group.bases
+    shape, device = group.shape, group.device
     packed = pack_grads(grads, group)
-    distinct = torch.unique_consecutive(runs.keys).long()
-    borders = torch.tensor(bases, device=group.device)
-    firsts: list[int] = torch.searchsorted(distinct, borders).tolist()
-    sums = [
-        torch.empty(firsts[k + 1] - firsts[k], width, dtype=torch.float32, device=group.device)
-        for k, width in enumerate(group.widths)
-    ]
+    bases, firsts = group.bases, torch.empty(group.columns + 1, dtype=torch.int64, device=device)
+    before = torch.zeros(len(runs.counts) + 1, dtype=torch.int64, device=device)
+    torch.cumsum(runs.counts, 0, dtype=torch.int64, out=before[1:])
+    begins = on_device(table([bases[:-1]]), device)
+    count_runs[(1,)](
+        runs.keys,
+        runs.starts,
+        runs.counts,
+        before,
+        begins,
+        firsts,
+        runs.count,
+        runs.count.bit_length(),
+        TABLES=group.columns,
+        BLOCK=runs.tuning.block,
+        num_warps=1,
+        maxnreg=REGISTERS,
+    )
+    if room is None:
+        edges = firsts.tolist()
+        edges = [*edges[: len(group.tables)], edges[-1]]
+        room = [end - begin for begin, end in pairwise(edges)]
+    rows, sums = make_room(room, group)
     align = alignment([one.data_ptr() for one in sums], 16)
-    units = [width // group.unit for width in group.widths]
-    words = [bases[:-1], units, [one.data_ptr() for one in sums], firsts[:-1]]
-    tables = on_device(table(words), group.device)
+    words = [
+        bases[:-1],
+        [width // group.unit for width in group.widths],
+        [one.data_ptr() for one in sums],
+        [one.data_ptr() for one in rows],
+        [one.weight.shape[0] for one in group.tables],
+    ]
+    tables = on_device(table(words), device)
     totals, chunk = run_chunks(group, runs, packed, tables)
-    counts = runs.counts.long()
-    collect[(len(counts),)](
-        alarm_of(group.device),
+    collect[(len(runs.counts),)](
+        alarm_of(device),
         runs.keys,
         runs.places,
         runs.keys if runs.scales is None else runs.scales,
@@ -199,7 +231,8 @@ def run_collect(group: Group, runs: Runs, grads: Sequence[Tensor]) -> list[RowGr
         totals,
         tables,
         packed.words,
-        counts.cumsum(0) - counts,
+        before,
+        firsts,
         runs.shift,
         chunk,
         TABLES=group.columns,
@@ -215,7 +248,16 @@ def run_collect(group: Group, runs: Runs, grads: Sequence[Tensor]) -> list[RowGr
         num_warps=shape.warps,
         maxnreg=shape.registers,
     )
-    return [
-        RowGradients(number, distinct[firsts[k] : firsts[k + 1]] - bases[k], sums[k])
-        for k, number in enumerate(group.numbers)
-    ]
+    return [RowGradients(*one) for one in zip(group.numbers, rows, sums, strict=True)]
+
+
+def make_room(room: Sequence[int], group: Group) -> tuple[list[Tensor], list[Tensor]]:
+    """Return for each table row numbers (U,) that are none, and sums (U, D) of zero, in two memories."""
+    ends = list(accumulate(room, initial=0))
+    sizes = [-(-count * width // 4) * 4 for count, width in zip(room, group.widths, strict=True)]
+    begins = list(accumulate(sizes, initial=0))  # at multiples of 16 bytes
+    every = torch.full((ends[-1],), -1, dtype=torch.int64, device=group.device)
+    numbers = torch.zeros(begins[-1], dtype=torch.float32, device=group.device)
+    rows = [every[begin:end] for begin, end in pairwise(ends)]
+    parts = zip(begins, room, group.widths, strict=False)
+    return rows, [numbers[begin : begin + u * d].view(u, d) for begin, u, d in parts]

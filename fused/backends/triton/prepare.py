@@ -48,8 +48,8 @@ class Prepared:
 
 
 def make_keys(group: Group, lookups: Sequence[Lookup], tuning: Tuning) -> Runs:
-    """Write key, place and scale of every value, in the order of the lookups, which have each row once."""
-    call = Call(group, lookups, tuning)
+    """Write key, place and scale of every value, in the order of the lookups: each row once, or −1."""
+    call = Call(group, lookups, tuning, holes="skipped")
     keys, places, scales = call.new(call.key_dtype), call.new(call.place_dtype), call.new_scales()
     call.write_keys(keys, places, scales)
     return Runs(
@@ -59,7 +59,7 @@ def make_keys(group: Group, lookups: Sequence[Lookup], tuning: Tuning) -> Runs:
 
 def make_runs(group: Group, lookups: Sequence[Lookup], tuning: Tuning) -> Runs:
     """Sort the values of the lookups by row, and find where the rows begin; nothing waits for the device."""
-    call = Call(group, lookups, tuning)
+    call = Call(group, lookups, tuning, holes="last" if group.gap else "none")
     if call.narrow:
         with sort_in_passes(call) as done:
             return _find_runs(call, done)

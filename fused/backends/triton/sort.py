@@ -92,6 +92,7 @@ def write_keys(
     LOOKUPS: tl.constexpr,
     PLACES: tl.constexpr,
     SCALED: tl.constexpr,
+    HOLES: tl.constexpr,
     PASSES: tl.constexpr,
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -107,6 +108,8 @@ def write_keys(
         totals: (PASSES, 2 ** BITS) how often each digit of a key has each value; added to.
         status: out: `clear` words that are set to 0.
         shift, steps: see `place_of`.
+        HOLES: what becomes of the value −1. "none": it is wrong; "skipped": its key is −1; "last": its key is
+            the one behind the rows of the table, which the group of tables has to leave free.
     """
     program = tl.program_id(0)
     begins = tl.load(lookups + PROGRAM * LOOKUPS + tl.arange(0, LOOKUPS))
@@ -117,9 +120,17 @@ def write_keys(
     live = index < tl.load(words + COUNT * LOOKUPS)
     values = tl.load(words + VALUES * LOOKUPS).to(tl.pointer_type(tl.int64))
     row = tl.load(values + index, mask=live, other=0)
-    wrong = (row < 0) | (row >= tl.load(words + ROWS * LOOKUPS))
+    rows = tl.load(words + ROWS * LOOKUPS)
+    if HOLES != "none":
+        row = tl.where(row == -1, rows, row)
+        wrong = (row < 0) | (row > rows)
+    else:
+        wrong = (row < 0) | (row >= rows)
     raise_alarm(alarm, live & wrong, BAD_VALUES)
+    hole = row == rows
     row = tl.where(wrong, 0, row) + tl.load(words + BASE * LOOKUPS)
+    if HOLES == "skipped":
+        row = tl.where(hole, -1, row)
     tl.store(keys + start + index, row.to(keys.dtype.element_ty), mask=live)
     if PLACES:
         place, scale = place_of(start + index, live, lookups, shift, steps, LOOKUPS, SCALED)

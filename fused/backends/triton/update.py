@@ -110,8 +110,8 @@ def update(
 
     Args:
         alarm: see `alarm`; where it was raised nothing is done.
-        keys, places, scales, starts, counts, ends: see `sort.find_runs`; with SUMMED every position is a row
-            and has its gradient at its place, so `starts`, `counts` and `ends` are not read.
+        keys, places, scales, starts, counts, ends: see `sort.find_runs`; with SUMMED every position is a row,
+            or none, and has its gradient at its place, so `starts`, `counts` and `ends` are not read.
         totals: see `chunks.join_chunks`.
         tables, grads, step: words of `TABLE_WORDS`, `GRAD_WORDS` and `STEP_WORDS`.
         lr, count: one number each.
@@ -139,6 +139,8 @@ def update(
         else:
             position = begin + tl.load(starts + begin + run, mask=live, other=0).to(tl.int64)
         key = tl.load(keys + position, mask=live, other=0).to(tl.int64)
+        if SUMMED:
+            live = live & (key >= 0)  # a key of −1 is no row
         table = column_of(key, tables, TABLES)
         words = tables + table
         row = key - tl.load(words, mask=live, other=0)

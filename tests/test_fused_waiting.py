@@ -1,0 +1,113 @@
+"""Clip, schedule and step on CUDA without a look at the device, shown without one.
+
+Tensors say that they are on CUDA, and have no memory: to ask for a number of theirs is an error, which it is
+where the host would wait. `test_triton_steps` does the same for tables, with kernels that really run.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.utils._python_dispatch import _disable_current_modes
+
+from keyedopt import fused
+from keyedopt.fused.backward_clip import BackwardClip
+
+ALGORITHMS = ("SGD", "Adagrad", "RowWiseAdagrad", "Adam", "PartialRowWiseAdam", "LAMB", "LarsSGD")
+
+
+@contextmanager
+def on_cuda() -> Iterator[None]:
+    """Give tensors on CUDA no memory; the iteration of a schedule is on the CPU, wherever all else is."""
+    move = fused.WarmupOptimizer._move_to
+    read = fused.WarmupOptimizer._iteration
+
+    def moved(self, iteration):
+        with _disable_current_modes():
+            assert self._progress().is_cpu
+            move(self, iteration)
+
+    def asked(self):
+        with _disable_current_modes():
+            return read(self)
+
+    with (
+        patch.object(fused.WarmupOptimizer, "_move_to", moved),
+        patch.object(fused.WarmupOptimizer, "_iteration", asked),
+        FakeTensorMode(allow_non_fake_inputs=True),
+    ):
+        yield
+
+
+def parameters(count):
+    return {str(number): torch.nn.Parameter(torch.empty(40, 8, device="cuda")) for number in range(count)}
+
+
+def wrapped(params, factory):
+    inner = fused.KeyedOptimizerWrapper(params, factory)
+    stages = [fused.WarmupStage(fused.WarmupPolicy.LINEAR, 4, value=0.1)]
+    with _disable_current_modes():
+        return fused.WarmupOptimizer(inner, stages, lr=0.1)
+
+
+def step(optimizer, params):
+    for _ in range(3):  # the first step too
+        for param in params.values():
+            param.grad = torch.empty_like(param)
+        optimizer.step()
+
+
+def test_asking_for_a_number_is_noticed():
+    with on_cuda(), pytest.raises(DataDependentOutputException):
+        torch.empty(1, device="cuda").item()
+
+
+@pytest.mark.parametrize("kind", ["NORM", "VALUE", "NONE"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_clip_schedule_and_step(algorithm, kind):
+    with on_cuda():
+        params = parameters(3)
+        inner = wrapped(params, lambda listed: getattr(fused, algorithm)(listed, lr=0.1))
+        clipping = fused.GradientClipping[kind]
+        optimizer = fused.GradientClippingOptimizer(inner, clipping, 1.0, track_grad_norm=True)
+        step(optimizer, params)
+        assert optimizer.last_total_grad_norm.device.type == "cuda"
+
+
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, float("inf")])
+def test_every_norm(norm_type):
+    with on_cuda():
+        params = parameters(1)
+        inner = wrapped(params, lambda listed: fused.Adam(listed, lr=0.1))
+        step(fused.GradientClippingOptimizer(inner, fused.GradientClipping.NORM, 1.0, norm_type), params)
+
+
+def test_a_rate_on_the_device():
+    with on_cuda():
+        params = parameters(2)
+        inner = fused.KeyedOptimizerWrapper(params, lambda listed: fused.Adam(listed, lr=0.1))
+        inner.param_groups[0]["lr"] = torch.empty((), device="cuda")
+        step(fused.GradientClippingOptimizer(inner, fused.GradientClipping.NORM, 1.0), params)
+
+
+@pytest.mark.parametrize("library", [fused, torch.optim], ids=lambda library: library.__name__)
+def test_the_factor_is_a_part_of_the_step(library):
+    options = {"fused": True} if library is torch.optim else {}
+    with on_cuda(), patch("keyedopt.fused.folding._is_ordinary", lambda *_: True):  # they are of another type
+        params = parameters(2)
+        inner = wrapped(params, lambda listed: library.Adam(listed, lr=0.1, **options))
+        optimizer = fused.GradientClippingOptimizer(inner, fused.GradientClipping.NORM, 1.0)
+        with patch("keyedopt.fused.clipping.scale_all") as scaled:
+            step(optimizer, params)
+        assert [call.args[0] for call in scaled.call_args_list] == [[], [], []]  # of tables, which are none
+
+
+@pytest.mark.parametrize("kind", ["norm", "value", "none"])
+def test_gradients_of_tables(kind):
+    with on_cuda():
+        clip = BackwardClip(kind, 0.5, measure=True)
+        clip.apply([torch.empty(9, 8, device="cuda"), torch.empty(0, 4, device="cuda")])
+        assert clip.last_norm.device.type == "cuda"
