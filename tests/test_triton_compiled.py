@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ KERNELS = {
     "sum_chunks",
     "join_chunks",
     "update",
+    "count_runs",
     "collect",
 }
 
@@ -69,6 +71,7 @@ def launches(backend: Any) -> Iterator[tuple[str, Any]]:
         yield f"sort-{many}", lambda far=far: backend.prepare(far, lookups_of(far, mean=True))
     yield "offsets", lambda: backend.check_offsets(tables, lookups_of(tables))
     yield "coalesce", lambda: backend.coalesce(tables, weighted)
+    yield "holes", lambda: backend.coalesce_with_holes(tables, [replace(one, holes=True) for one in weighted])
     yield "weighted", lambda: backend.update(tables, weighted, step)
     yield "update_rows", lambda: backend.update_rows(tables, rows, step)
     yield (

@@ -143,6 +143,32 @@ def case_coalesce(backend: Any) -> None:
         assert all(torch.equal(a, b) for a, b in zip(left.states, right.states, strict=True))
 
 
+def case_holes(backend: Any) -> None:
+    """Without waiting for the device there is room for more rows than there are; those are −1, and zero."""
+    options = STEPS["adam"]
+    step = Step(lr=0.1, **options)
+    tables, twins = (tables_of(SIZES, options, torch.float32) for _ in range(2))
+    lookups = some_lookups(tables)
+    exact, roomy = backend.coalesce(tables, lookups), backend.coalesce_with_holes(tables, lookups)
+    again = [Lookup(one.table, one.rows, grad=one.grads, holes=True) for one in (*roomy, *exact)]
+    joined = backend.coalesce_with_holes(tables, again)
+    for one, more, twice in zip(exact, roomy, joined, strict=True):
+        values = sum(len(lookup.values) for lookup in lookups if lookup.table == one.table)
+        assert len(more.rows) == min(values, SIZES[one.table][0])
+        for other, factor in ((more, 1), (twice, 2)):
+            count = len(one.rows)
+            assert torch.equal(other.rows[:count], one.rows)
+            assert torch.equal(other.grads[:count], factor * one.grads)
+            assert (other.rows[count:] == -1).all()
+            assert not other.grads[count:].any()
+    assert len(roomy[0].rows) > len(exact[0].rows)
+    backend.update_rows(tables, exact, step)
+    backend.update_rows(twins, roomy, step)
+    for left, right in zip(tables, twins, strict=True):
+        assert torch.equal(left.weight, right.weight)
+        assert all(torch.equal(a, b) for a, b in zip(left.states, right.states, strict=True))
+
+
 def case_rows(backend: Any) -> None:
     options = STEPS["partial_lamb"]
     tables = tables_of(SIZES, options, torch.float16)
@@ -309,7 +335,15 @@ def cases() -> Iterator[tuple[str, Callable[[Any], None]]]:
         yield f"random-{dtype}", partial(case_random, dtype=dtype)
     for name, case in SORTS.items():
         yield f"sort-{name}", partial(case_sort, **case)
-    others = (case_nothing, case_infinite, case_coalesce, case_rows, case_device_numbers, case_prepared)
+    others = (
+        case_nothing,
+        case_infinite,
+        case_coalesce,
+        case_holes,
+        case_rows,
+        case_device_numbers,
+        case_prepared,
+    )
     for function in (*others, case_views, case_far, case_refusals):
         yield function.__name__.removeprefix("case_"), function
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,7 +19,11 @@ import pytest
 import torch
 from test_triton_interpreter import require_triton
 from torch import optim
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+    _get_current_dispatch_mode,
+)
 
 CPU = torch.device("cpu")
 #: What makes the host wait for a device.
@@ -44,6 +49,21 @@ class NoWaiting(TorchDispatchMode):
             assert all(getattr(one, "dtype", None) is not torch.bool for one in indices), f"{name} by a mask"
         return func(*args, **(kwargs or {}))
 
+    def __enter__(self) -> Any:
+        read = torch.Tensor.tolist
+
+        def listed(tensor: torch.Tensor) -> Any:  # which is no operator on the CPU
+            assert not isinstance(_get_current_dispatch_mode(), NoWaiting), "tolist waits for the device"
+            return read(tensor)
+
+        self._patch = patch.object(torch.Tensor, "tolist", listed)
+        self._patch.start()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._patch.stop()
+        super().__exit__(*error)
+
 
 def modules(pools: bool, algorithm: Any = optim.Adam, **options: Any) -> Any:
     from keyedopt.fused import embedding as fused
@@ -52,7 +72,7 @@ def modules(pools: bool, algorithm: Any = optim.Adam, **options: Any) -> Any:
     tables = [config(10, 4, name="t", feature_names=["f"]), config(20, 8, name="u", feature_names=["g", "h"])]
     torch.manual_seed(0)
     kind = fused.EmbeddingBagCollection if pools else fused.EmbeddingCollection
-    return kind(tables, algorithm, {"lr": 0.1}, backend="triton", **options)
+    return kind(tables, algorithm, {"lr": 0.1}, **{"backend": "triton", **options})
 
 
 def features(**changed: Any) -> dict[str, Any]:
@@ -154,6 +174,82 @@ def case_waiting(algorithm: str) -> None:
     assert seen[0] == seen[1] == seen[2]
 
 
+def case_clipping(joint: bool) -> None:
+    """Clip by a norm of all, and step: from indices to updated tables nothing is known of the device.
+
+    Of the norm, the factor and the dense step `test_fused_waiting` shows the same: on the CPU they look.
+    """
+    from triton.runtime import interpreter
+
+    from keyedopt import fused
+    from keyedopt.fused import backward_clip, clipping, norms, scaling
+
+    def unseen(function: Any) -> Any:
+        def call(*args: Any, **named: Any) -> Any:
+            with _disable_current_modes():
+                return function(*args, **named)
+
+        return call
+
+    results = []
+    for quiet in (True, False):
+        module = modules(True, fused.Adam)
+        dense = torch.nn.Parameter(torch.ones(3, 4))
+        optimizer: Any = module.fused_optimizer
+        if joint:
+            inner = fused.KeyedOptimizerWrapper({"w": dense}, lambda listed: fused.Adam(listed, lr=0.1))
+            optimizer = fused.CombinedOptimizer([optimizer, inner])
+        stages = [fused.WarmupStage(fused.WarmupPolicy.LINEAR, 4, value=0.1)]
+        clipped = fused.GradientClippingOptimizer(optimizer, fused.GradientClipping.NORM, 0.5)
+        scheduled = fused.WarmupOptimizer(clipped, stages, lr=0.1)
+        patches = [
+            patch.object(
+                interpreter.GridExecutor, "__call__", unseen_call(interpreter.GridExecutor.__call__)
+            ),
+            *(patch.object(where, "p_norm", unseen(norms.p_norm)) for where in (clipping, backward_clip)),
+            *(
+                patch.object(where, "scale_all", unseen(scaling.scale_all))
+                for where in (clipping, backward_clip)
+            ),
+            patch.object(clipping, "fold", unseen(clipping.fold)),
+            patch.object(fused.Adam, "step", unseen(fused.Adam.step)),
+            patch.object(fused.WarmupOptimizer, "_move_to", unseen(fused.WarmupOptimizer._move_to)),
+            patch.object(fused.WarmupOptimizer, "_iteration", unseen(fused.WarmupOptimizer._iteration)),
+        ]
+        with ExitStack() as stack:
+            for one in (asks_later(), counts_on_device(), *patches) if quiet else ():
+                stack.enter_context(one)
+            for _ in range(2):
+                given = features()
+                dense.grad = torch.ones(3, 4)
+                with NoWaiting() if quiet else nullcontext():
+                    for _ in range(2 if joint else 1):  # gradients that wait add up
+                        train(module, given)
+                    scheduled.step()
+        results.append([*copies(module).values(), dense.detach(), clipped.last_total_grad_norm])
+        assert float(clipped.last_total_grad_norm) > 0.5
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+    reference = modules(True, fused.Adam, backend="torch")
+    other = fused.GradientClippingOptimizer(reference.fused_optimizer, fused.GradientClipping.NORM, 0.5)
+    if not joint:
+        other = fused.WarmupOptimizer(other, stages, lr=0.1)
+        for _ in range(2):
+            train(reference, features())
+            other.step()
+        for one, right in zip(results[0], copies(reference).values(), strict=False):
+            torch.testing.assert_close(one, right, rtol=1e-6, atol=1e-6)
+
+
+def unseen_call(call: Any) -> Any:
+    """Let the interpreter do as it likes."""
+
+    def quiet(this: Any, *args: Any, **named: Any) -> Any:
+        with _disable_current_modes():
+            return call(this, *args, **named)
+
+    return quiet
+
+
 def case_saved() -> None:
     """An update is written in place: autograd must not go on with other numbers than it has saved."""
     module = modules(True)
@@ -214,6 +310,8 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
         yield f"strict-{pools}", lambda pools=pools: case_strict(pools)
     for algorithm in ("SGD", "RowWiseAdagrad", "Adam"):
         yield f"waiting-{algorithm}", lambda algorithm=algorithm: case_waiting(algorithm)
+    for joint in (False, True):
+        yield f"clipping-{joint}", lambda joint=joint: case_clipping(joint)
     yield "rate_on_device", case_rate_on_device
     yield "saved", case_saved
 
