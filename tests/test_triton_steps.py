@@ -211,7 +211,10 @@ def case_clipping(joint: bool) -> None:
                 patch.object(where, "scale_all", unseen(scaling.scale_all))
                 for where in (clipping, backward_clip)
             ),
-            patch.object(clipping, "fold", unseen(clipping.fold)),
+            *(
+                patch.object(clipping, fold, unseen(getattr(clipping, fold)))
+                for fold in ("fold_norm", "fold_value")
+            ),
             patch.object(fused.Adam, "step", unseen(fused.Adam.step)),
             patch.object(fused.WarmupOptimizer, "_move_to", unseen(fused.WarmupOptimizer._move_to)),
             patch.object(fused.WarmupOptimizer, "_iteration", unseen(fused.WarmupOptimizer._iteration)),
