@@ -1,8 +1,7 @@
-"""A baseline: the slowdowns of some rounds, and of what machine and work they are."""
+"""A baseline: how rounds compared when it was written, and of what machine, work and build they are."""
 
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
@@ -11,14 +10,14 @@ from typing import Any
 
 import numpy as np
 
+from keyedopt.benchmarks import builds
 from keyedopt.benchmarks.environment import environment
+from keyedopt.benchmarks.rounds import Key
 from keyedopt.benchmarks.workloads import WORKLOADS
 
 #: The version of the format of a baseline.
-SCHEMA = 1
+SCHEMA = 2
 KIND = "keyedopt-baseline"
-#: A workload, a task, a peer.
-Key = tuple[str, str, str]
 #: What of the environment has to be the same.
 SAME = ("cpu", "cores", "capability", "device", "system", "huge_pages")
 #: Versions that have to be the same: those of what is compared with.
@@ -31,34 +30,46 @@ class BaselineError(Exception):
 
 @dataclass(frozen=True)
 class Baseline:
-    """Slowdowns of rounds, by workload, task and peer, and what they may be compared with.
+    """What rounds gave, by workload, task and peer, and what they may be compared with.
 
     Args:
+        implementation: the target that it is of.
         machine: what has to be the same: processor, cores, threads, device, versions of peers and torch.
         work: a fingerprint of each workload that was measured, by its name.
-        rows: for each comparison ``workload``, ``task``, ``peer``, the ``slowdowns`` of each round, and
-            ``noise``: the spread that they would have if all of it came from within the rounds.
+        rows: for each comparison ``workload``, ``task``, ``peer`` (empty if none does the task); ``slowdowns``,
+            the logarithms that the rounds gave: with a build, of the implementation against itself, else
+            against the peer; and ``ratios``: how many times as long the peer took, by round.
+        build: name and SHA-256 of the archive with the build, which lies beside it; None if there is none.
         about: commit, load and when, which may differ.
     """
 
+    implementation: str
     machine: dict[str, Any]
     work: dict[str, str]
     rows: list[dict[str, Any]]
+    build: dict[str, str] | None = None
     about: dict[str, Any] = field(default_factory=dict)
     schema: int = SCHEMA
     kind: str = KIND
 
     def slowdowns(self) -> dict[Key, list[float]]:
         """Return the slowdowns of the rounds of each comparison."""
-        return {(row["workload"], row["task"], row["peer"]): row["slowdowns"] for row in self.rows}
+        return {key_of(row): row["slowdowns"] for row in self.rows}
 
-    def noise(self) -> dict[Key, float]:
-        """Return the noise floor of each comparison."""
-        return {(row["workload"], row["task"], row["peer"]): float(row["noise"]) for row in self.rows}
+    def ratios(self) -> dict[Key, float]:
+        """Return the ratio of each comparison that has one: the geometric mean of those of the rounds."""
+        return {
+            key_of(row): float(np.exp(np.mean(np.log(row["ratios"])))) for row in self.rows if row["ratios"]
+        }
 
     def to_text(self) -> str:
         """Return it as JSON."""
         return json.dumps(asdict(self), indent=1) + "\n"
+
+
+def key_of(row: Mapping[str, Any]) -> Key:
+    """Return what a row is about."""
+    return row["workload"], row["task"], row["peer"]
 
 
 def read(path: Path) -> Baseline:
@@ -80,15 +91,34 @@ def read(path: Path) -> Baseline:
         raise BaselineError(f"{path} has format version {plain.get('schema')}, not {SCHEMA}: {again}")
     try:
         made = Baseline(**plain)
-        rounds = [list(map(float, values)) for values in made.slowdowns().values()]
-        rounds += [[noise, noise] for noise in made.noise().values()]
+        _refuse_strange(made)
+        rounds = [np.asarray(values, dtype=np.float64) for values in made.slowdowns().values()]
         sound = all(len(values) >= 2 and np.isfinite(values).all() for values in rounds) and bool(rounds)
-        sound = sound and isinstance(made.machine, dict) and isinstance(made.work, dict)
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise BaselineError(f"{path} is not a baseline ({error!r}): {again}") from error
     if not sound:
         raise BaselineError(f"{path} has comparisons of fewer than two rounds: {again}")
     return made
+
+
+def _refuse_strange(made: Baseline) -> None:
+    """Refuse values of other kinds than those that are written.
+
+    Raises:
+        TypeError, ValueError: names the first.
+    """
+    kinds = {"implementation": str, "machine": dict, "work": dict, "rows": list, "about": dict}
+    for name, kind in kinds.items():
+        if not isinstance(getattr(made, name), kind):
+            raise TypeError(name)
+    if any(not isinstance(part, str) for key in made.slowdowns() for part in key):
+        raise TypeError("rows")
+    if any(value <= 0 for row in made.rows for value in map(float, row["ratios"])):
+        raise ValueError("ratios")
+    if made.build is not None:
+        file, digest = made.build["file"], made.build["sha256"]
+        if not (isinstance(digest, str) and Path(file).name == file):
+            raise ValueError("build")
 
 
 def refuse_other(baseline: Baseline, machine: Mapping[str, Any], work: Mapping[str, str]) -> None:
@@ -111,11 +141,12 @@ def refuse_other(baseline: Baseline, machine: Mapping[str, Any], work: Mapping[s
 
 
 def machine(device: str, threads: int) -> dict[str, Any]:
-    """Return what has to be the same where ratios are compared."""
+    """Return what has to be the same where rounds are compared."""
     now = environment(device)
     versions = {name: version for name, version in now["versions"].items() if name in PEERS}
     gpu = now["gpu"]["name"] if now["gpu"] else None
-    return {**{name: now[name] for name in SAME}, "gpu": gpu, "threads": threads, "versions": versions}
+    same = {name: now[name] for name in SAME}
+    return {**same, "abi": builds.abi(), "gpu": gpu, "threads": threads, "versions": versions}
 
 
 def fingerprints(names: Iterable[str]) -> dict[str, str]:
@@ -125,24 +156,24 @@ def fingerprints(names: Iterable[str]) -> dict[str, str]:
 
 
 def made_of(
-    rounds: Sequence[Mapping[Key, tuple[float, float]]], device: str, threads: int, implementation: str
+    slowdowns: Mapping[Key, Sequence[float]],
+    ratios: Mapping[Key, Sequence[float]],
+    implementation: str,
+    device: str,
+    threads: int,
+    build: dict[str, str] | None = None,
 ) -> Baseline:
-    """Return the baseline of some rounds: of each comparison, slowdown and ours against itself.
-
-    What is missing in a round is left out of all. Halves have half of the runs, and their ratio twice the
-    variance of a ratio of wholes: hence the factor of the noise.
-    """
-    keys = [key for key in rounds[0] if all(key in one for one in rounds)]
+    """Return the baseline of some rounds, of which each comparison has as many slowdowns."""
     rows = [
         {
             **dict(zip(("workload", "task", "peer"), key, strict=True)),
-            "slowdowns": [one[key][0] for one in rounds],
-            "noise": math.sqrt(float(np.mean([one[key][1] ** 2 for one in rounds])) / 2),
+            "slowdowns": [round(value, 6) for value in values],
+            "ratios": [round(value, 6) for value in ratios.get(key, ())],
         }
-        for key in keys
+        for key, values in slowdowns.items()
     ]
     now = environment(device)
     about = {name: now[name] for name in ("commit", "load", "versions")}
-    about |= {"implementation": implementation, "written": datetime.now(UTC).isoformat(timespec="seconds")}
-    work = fingerprints(dict.fromkeys(key[0] for key in keys))
-    return Baseline(machine(device, threads), work, rows, about)
+    about |= {"written": datetime.now(UTC).isoformat(timespec="seconds")}
+    work = fingerprints(dict.fromkeys(key[0] for key in slowdowns))
+    return Baseline(implementation, machine(device, threads), work, rows, build, about)

@@ -1,16 +1,14 @@
 """Two commits side by side: each is built in a worktree; both are measured in turn, by today's benchmarks.
 
 What is built of a commit is `keyedopt.fused` and `keyedopt.reference`, native kernels included; torch and
-the peers are those of the present environment. Each side is a process of its own; a run of one follows a
-run of the other. Since a process keeps its placement in memory, there are several rounds of fresh
+the peers are those of the present environment. Each side is a process of its own, and they run in turn (see
+`keyedopt.benchmarks.sides`). Since a process keeps its placement in memory, there are several rounds of fresh
 processes, and the interval of a ratio is that of the means of the rounds (Student's t).
 """
 
 import contextlib
 import importlib.metadata
-import json
 import math
-import os
 import shutil
 import subprocess
 import sys
@@ -18,20 +16,14 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from keyedopt.benchmarks import rounds
+from keyedopt.benchmarks import sides
 from keyedopt.benchmarks.gate import student
+from keyedopt.benchmarks.sides import Side
 from keyedopt.benchmarks.timing import relative_error
-
-#: What is a commit's; the rest is of today.
-MEASURED = ("fused", "reference")
-OF_TODAY = ("benchmarks", "conformance", "cli")
-#: Runs of each side in a round, at least and at most, and seconds of the clock that they take.
-LEAST, MOST, SECONDS = 9, 300, 0.8
 
 
 class CommitError(Exception):
@@ -123,7 +115,7 @@ def built(root: Path, commit: str) -> Iterator[Path]:
 
 
 def _install(source: Path, scratch: Path) -> Path:
-    installed, tree = scratch / "installed", scratch / "tree"
+    installed = scratch / "installed"
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(installed)]
     if _major("setuptools") >= 77:  # what is there will do, and needs no network
         command.append("--no-build-isolation")
@@ -131,14 +123,8 @@ def _install(source: Path, scratch: Path) -> Path:
     if done.returncode or not (installed / "keyedopt").is_dir():
         said = [line for line in done.stderr.splitlines() if "error" in line.lower()] or ["no keyedopt in it"]
         raise CommitError(f"commit {source} cannot be built: {said[-1].strip()}")
-    (tree / "keyedopt").mkdir(parents=True)
-    today = Path(__file__).resolve().parents[1]
-    for part in MEASURED:
-        if (installed / "keyedopt" / part).is_dir():
-            (tree / "keyedopt" / part).symlink_to(installed / "keyedopt" / part)
-    for part in OF_TODAY:
-        (tree / "keyedopt" / part).symlink_to(today / part)
-    return tree
+    parts = {part: installed / "keyedopt" / part for part in sides.MEASURED}
+    return sides.tree(scratch, {part: folder for part, folder in parts.items() if folder.is_dir()})
 
 
 def _major(distribution: str) -> int:
@@ -146,50 +132,6 @@ def _major(distribution: str) -> int:
         return int(importlib.metadata.version(distribution).partition(".")[0])
     except (importlib.metadata.PackageNotFoundError, ValueError):
         return 0
-
-
-class Side:
-    """The process of one commit."""
-
-    def __init__(self, tree: Path, threads: int) -> None:
-        environment = {**os.environ, **rounds.HUGE_PAGES, "PYTHONPATH": str(tree)}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "keyedopt.benchmarks.worker", str(threads), str(tree.parent)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=environment,
-            cwd=tree,
-        )
-
-    def ask(self, *command: Any) -> Any:
-        """Give a command and return the answer.
-
-        Raises:
-            CommitError: the process ended.
-        """
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin
-        assert stdout
-        try:
-            stdin.write(json.dumps(command) + "\n")
-            stdin.flush()
-            answer = stdout.readline()
-        except BrokenPipeError:
-            answer = ""
-        if not answer:
-            raise CommitError(f"a process that measures ended with {self._process.wait()} at {command[:4]}")
-        return json.loads(answer)
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.kill()
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream:
-                with contextlib.suppress(OSError):
-                    stream.close()
 
 
 def measure(
@@ -209,8 +151,8 @@ def measure(
         files = [str(Path(folder) / f"{side}.pt") for side in (0, 1)]
         for turn in range(number):
             with contextlib.ExitStack() as stack:
-                sides = [Side(tree, threads) for tree in trees]
-                for side in sides:
+                both = [Side(tree, threads) for tree in trees]
+                for side in both:
                     stack.callback(side.close)
                 for count, (work, task) in enumerate(pairs):
                     progress(
@@ -218,29 +160,14 @@ def measure(
                     )
                     if (work, task) in why:
                         continue
-                    said = [
-                        side.ask("start", target, work, task, device, file)
-                        for side, file in zip(sides, files, strict=True)
-                    ]
+                    said = sides.start(both, [(target, work, task, device, file) for file in files])
                     if any(said):
                         why[work, task] = next(filter(None, said))
                         continue
                     errors[work, task] = _apart(files)
-                    logs[work, task].append(_in_turn(sides))
+                    first, second = map(sides.kept, sides.in_turn(both))
+                    logs[work, task].append((first, second))
     return [_ratio(pair, logs[pair], errors.get(pair), why.get(pair, "")) for pair in pairs]
-
-
-def _in_turn(sides: Sequence[Side]) -> tuple[float, float]:
-    """Return the lower quartile of the seconds of each side."""
-    times: tuple[list[float], list[float]] = ([], [])
-    while len(times[0]) < LEAST or (len(times[0]) < MOST and sum(map(sum, times)) < SECONDS):
-        for index in (0, 1) if len(times[0]) % 2 == 0 else (1, 0):
-            answer = sides[index].ask("time")
-            if isinstance(answer, str):
-                raise CommitError(answer)
-            times[index].append(answer)
-    first, second = (float(np.quantile(each, rounds.QUARTILE)) for each in times)
-    return first, second
 
 
 def _apart(files: Sequence[str]) -> float:

@@ -1,19 +1,24 @@
-"""The gate: ratios of one run against a stored baseline of ratios; what got worse, by how much, how surely.
+"""The gate: today's implementation against the one that a baseline is of; what got worse, by how much, how surely.
 
-A time says nothing on another day, so what is compared is the slowdown y = log(ours / peer) of each round, a
-round being a process of its own in which ours and the peer run in turn: times of one process share its
-placement in memory and the state of the machine, so that the spread within it says too little. The baseline
-keeps the slowdowns of its rounds. With n of them, m new ones, their means and the spread s of both together,
+A time says nothing on another day, and a ratio to another library shifts with the load of the machine, by some
+percent. So what is compared is the slowdown of each round, y = log(today / then), of two fresh processes that
+run in turn, one with today's build, one with that of the baseline. Times of one process share its placement in
+memory, so that the spread within a round says too little: what counts is the spread of rounds. The baseline
+keeps n rounds z of its build against itself: the noise floor. Their mean is 0 for certain. With m new rounds
 
-    d = mean(new) - mean(baseline),     se = s · √(1/n + 1/m),
+    d = mean(y),     s² = (Σ z² + Σ (y - d)²) / (n + m - 1),     se = s / √m,
 
-and exp(d) - 1 is how much worse it got; t-quantiles with n + m - 2 degrees of freedom give the bounds.
+and exp(d) - 1 is how much worse it got; t-quantiles with n + m - 1 degrees of freedom give the bounds. Where
+there is no build, because the implementation is not ours, y and z are log(ours / peer), the mean of z is a guess
+as well, and
+
+    d = mean(y) - mean(z),   s² = (Σ (z - mean(z))² + Σ (y - mean(y))²) / (n + m - 2),   se = s · √(1/n + 1/m).
 
 - *worse*: the lower bound of d is above 0, at a level that is divided by the number of all comparisons and
   for repeated looks, so that a run without a change raises an alarm anywhere in at most 1 of 20, if its
   rounds vary as those of the baseline do; and d itself is above the tolerance; and both still hold once it
   was measured again (`Limits.confirm` rounds).
-- *fine*: the upper bound of d, at a level of its own, is below what has to be found.
+- *fine*: the upper bound of d, at a level of its own, is below what has to be found, and it is not worse.
 - otherwise there are more rounds, up to `Limits.most`; what is undecided then is said to be *unclear*.
 """
 
@@ -23,7 +28,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from keyedopt.benchmarks.baseline import Baseline, Key
+from keyedopt.benchmarks.baseline import Baseline
+from keyedopt.benchmarks.rounds import Key, Measured
 
 #: Looks at data that grow are far from independent: all of them together count as this many.
 LOOKS = 3
@@ -48,11 +54,11 @@ class Limits:
     find: float = 0.10
     tolerance: float = 0.04
     risk: float = 0.05
-    first: int = 2
-    confirm: int = 6
-    most: int = 16
+    first: int = 1
+    confirm: int = 3
+    most: int = 12
     miss: float = 0.003
-    floor: float = 0.005
+    floor: float = 0.01
     comparisons: int | None = None
 
 
@@ -69,6 +75,7 @@ class Change:
         chance: of seeing as much or more where nothing has changed.
         verdict: ``worse``, ``fine``, ``unclear``, ``again`` where more rounds are needed.
         rounds: how many there were.
+        why: why it could not be measured.
     """
 
     value: float
@@ -77,6 +84,7 @@ class Change:
     chance: float
     verdict: str
     rounds: int
+    why: str = ""
 
 
 def student(quantile: float, freedom: int) -> float:
@@ -111,14 +119,15 @@ def tail(t: float, freedom: int) -> float:
 
 
 def change(
-    before: Sequence[float], now: Sequence[float], limits: Limits, comparisons: int, noise: float = 0.0
+    before: Sequence[float], now: Sequence[float], limits: Limits, comparisons: int, itself: bool
 ) -> Change:
-    """Judge the slowdowns of the rounds so far; the noise floor is the least spread that they can have."""
+    """Judge the slowdowns of the rounds so far; `itself` says that those before are of a build against itself."""
     n, m = len(before), len(now)
-    freedom = n + m - 2
-    mean = float(np.mean(now) - np.mean(before))
-    squares = float(np.var(before) * n + np.var(now) * m)
-    error = max(math.sqrt(squares / freedom), noise, limits.floor) * math.sqrt(1 / n + 1 / m)
+    centre = 0.0 if itself else float(np.mean(before))
+    mean = float(np.mean(now)) - centre
+    squares = float(np.sum(np.square(np.subtract(before, centre))) + np.var(now) * m)
+    freedom = n + m - (1 if itself else 2)
+    error = max(math.sqrt(squares / freedom), limits.floor) * math.sqrt(1 / m + (0 if itself else 1 / n))
     level = limits.risk / (comparisons * LOOKS)
     low = mean - student(1 - level, freedom) * error
     high = mean + student(1 - level, freedom) * error
@@ -136,7 +145,7 @@ def change(
 
 def judge(
     baseline: Baseline,
-    measure: Callable[[Sequence[Key]], Mapping[Key, float]],
+    measure: Callable[[Sequence[Key]], Sequence[Measured]],
     limits: Limits = LIMITS,
     progress: Callable[[int, int], object] = lambda done, total: None,
 ) -> dict[Key, Change]:
@@ -144,30 +153,27 @@ def judge(
 
     Args:
         baseline: what is compared with.
-        measure: makes a round of the comparisons it is given, and returns their slowdowns; one that is
-            missing could not be measured.
+        measure: makes a round of the comparisons it is given.
         limits: what is looked for.
         progress: called after each round with how many there were and how many comparisons are open.
     """
-    before, noise = baseline.slowdowns(), baseline.noise()
+    before, itself = baseline.slowdowns(), baseline.build is not None
     now: dict[Key, list[float]] = {key: [] for key in before}
     found: dict[Key, Change] = {}
     open_ones = list(before)
     rounds = 0
     while open_ones:
-        values = measure(open_ones)
+        measured = {one.key: one for one in measure(open_ones)}
         rounds += 1
         for key in open_ones:
-            if key in values:
-                now[key].append(values[key])
+            slowdown, why = (measured[key].slowdown, measured[key].why) if key in measured else (None, "")
+            if slowdown is None:
+                found[key] = Change(math.nan, math.nan, math.nan, math.nan, "missing", len(now[key]), why)
+            else:
+                now[key].append(slowdown)
+                count = limits.comparisons or len(before)
+                found[key] = change(before[key], now[key], limits, count, itself)
         if rounds >= limits.first:
-            for key in list(open_ones):
-                if not now[key]:
-                    found[key] = Change(math.nan, math.nan, math.nan, math.nan, "missing", 0)
-                else:
-                    found[key] = change(
-                        before[key], now[key], limits, limits.comparisons or len(before), noise[key]
-                    )
-            open_ones = [key for key in open_ones if found[key].verdict == "again" and rounds < limits.most]
+            open_ones = [key for key in open_ones if found[key].verdict == "again"]
         progress(rounds, len(open_ones))
     return {key: found[key] for key in before}

@@ -1,70 +1,41 @@
-"""A round: comparisons measured in a process of its own, on one thread, by processor time.
+"""A round: comparisons measured by two fresh processes in turn, today's implementation and another one.
 
-On a CPU the machine's other work is kept out as far as it can be: threads that wait for each other make wall
-times meaningless where there are more of them than processors, so a round takes one thread and counts the
-processor time of the process. What only waits is not seen by it; `keyedopt bench` sees that. On a GPU, events
-are the clock. Of each job the lower quartile is kept: interruptions make times longer, never shorter.
-
-Rounds ask for huge pages (glibc's malloc does so if told to). With small ones, where the pages of a table
-happen to lie makes ratios of random accesses differ by a tenth from process to process.
+The other one is what the implementation was when a baseline was written, of the build kept beside it, or a
+peer. How two implementations of the same profile compare is a matter of their code; how different ones do is
+one of the machine's load too: what others do takes more of the memory's time than of the processor's, or the
+other way round, and ratios to a peer shift by some percent. So what is judged is the former.
 """
 
-import gc
-import json
-import os
-import subprocess
-import sys
-import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+import contextlib
+import math
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-import numpy as np
-import torch
+from keyedopt.benchmarks import builds, sides
+from keyedopt.benchmarks.sides import Side
 
-from keyedopt.benchmarks import tasks, timing
-from keyedopt.benchmarks.baseline import Key
-from keyedopt.benchmarks.compare import start
-from keyedopt.benchmarks.peers import OWN_WAY
-from keyedopt.benchmarks.tasks import TASKS, NotOffered
-from keyedopt.benchmarks.timing import Budget, Clock, CudaClock, Job, ProcessorClock
-from keyedopt.benchmarks.workloads import WORKLOADS
-from keyedopt.conformance.implementation import Implementation, Surface, TargetError, find
-
+#: A workload, a task, a peer.
+Key = tuple[str, str, str]
 #: What ours is compared with: the first of these that is installed and does the task.
 PEERS = ("fbgemm", "torch", "torchrec", "reference")
-#: Seconds of the clock for each comparison.
-BUDGET = Budget(seconds=0.4, warmup=0.1, least=9, most=300)
-#: Seconds after which a round has hung.
-PATIENCE = 1800.0
-#: What is put into the environment of a round.
-HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
-#: The part of the runs that were faster than what is kept of them.
-QUARTILE = 0.25
-
-
-class RoundError(Exception):
-    """A round that broke down; the message says how."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What a round measures.
+    """What rounds measure.
 
     Args:
         implementation: the target that is measured.
-        wanted: workload, task and peer of each comparison; without a peer, the first of `peers` that has it.
         device, threads: where, and on how many threads.
-        peers: targets that ours may be compared with.
-        seconds: of the clock for each comparison.
+        peers: targets that it may be compared with.
     """
 
     implementation: str
-    wanted: tuple[tuple[str, str, str], ...]
     device: str = "cpu"
     threads: int = 1
     peers: tuple[str, ...] = PEERS
-    seconds: float = BUDGET.seconds
 
 
 @dataclass(frozen=True)
@@ -72,120 +43,77 @@ class Measured:
     """What a round says of one comparison.
 
     Args:
-        workload, task, peer: what was compared.
-        slowdown: log(ours / peer).
-        noise: log of ours against itself, half of the runs against the others.
-        seconds, peer_seconds: lower quartiles.
-        pairs: how many.
+        key: what was compared.
+        other: the target that the second process measured.
+        slowdown: log(ours / the other's), of lower quartiles; None where a side could not do it.
+        why: why there is none.
     """
 
-    workload: str
-    task: str
-    peer: str
-    slowdown: float
-    noise: float
-    seconds: float
-    peer_seconds: float
-    pairs: int
-
-    @property
-    def key(self) -> Key:
-        """What was compared."""
-        return self.workload, self.task, self.peer
+    key: Key
+    other: str
+    slowdown: float | None
+    why: str = ""
 
 
-def clock_of(device: str) -> Clock:
-    """Return the clock of rounds on a device."""
-    return CudaClock() if torch.device(device).type == "cuda" else ProcessorClock()
+@dataclass(frozen=True)
+class Trees:
+    """Where today's package can be imported from, and where the one that a baseline is of."""
+
+    today: Path
+    then: Path | None = None
 
 
-def measured(key: Key, ours: Sequence[float], theirs: Sequence[float]) -> Measured:
-    """Return what the times of a round say.
-
-    >>> round(measured(("w", "t", "p"), [2.0] * 4, [1.0] * 4).slowdown, 3)
-    0.693
-    """
-    kept, other = (float(np.quantile(times, QUARTILE)) for times in (ours, theirs))
-    # Who comes first alternates, so that both halves have as many runs after the peer's as before them.
-    parts = [[time for index, time in enumerate(ours) if index // 2 % 2 == part] for part in (0, 1)]
-    halves = [float(np.quantile(part or ours, QUARTILE)) for part in parts]
-    noise = float(np.log(halves[0] / halves[1]))
-    return Measured(*key, float(np.log(kept / other)), noise, kept, other, len(ours))
-
-
-def measure(request: Request, clock: Clock) -> Iterator[Measured]:
-    """Measure in this process; what an implementation does not offer is left out."""
-    found: dict[str, tuple[Implementation, Surface]] = {}
-
-    def had(name: str) -> tuple[Implementation, Surface]:
-        if name not in found:
-            about = find(name)
-            found[name] = about, about.surface()
-        return found[name]
-
-    def job_of(target: str, work_name: str, task_name: str) -> Job:
-        about, surface = had(target)
-        maker = OWN_WAY.get(about.name, tasks.make)
-        work, task = WORKLOADS[work_name], TASKS[task_name]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of libraries, about themselves
-            return start(lambda: maker(surface, task, work, request.device), clock, BUDGET.warmup).job
-
-    budget = replace(BUDGET, seconds=request.seconds)
-    for work_name, task_name, peer in request.wanted:
-        ours = theirs = None
-        try:
-            ours = job_of(request.implementation, work_name, task_name)
-            for name in (peer,) if peer else request.peers:
-                try:
-                    theirs = job_of(name, work_name, task_name)
-                except (NotOffered, TargetError):
-                    if peer:
-                        raise
-                    continue
-                times = timing.measure(clock, ours, theirs, budget)
-                yield measured((work_name, task_name, name), *times)
-                break
-        except NotOffered:
-            pass
-        del ours, theirs
-        gc.collect()
-
-
-def in_a_process(request: Request) -> list[Measured]:
-    """Measure in a fresh process.
+@contextlib.contextmanager
+def trees(archive: bytes | None = None) -> Iterator[Trees]:
+    """Give trees of today and of an archive, in folders that are alike; they go at the end.
 
     Raises:
-        RoundError: it broke down.
+        BuildError: the archive cannot be unpacked.
     """
-    try:
-        done = subprocess.run(
-            [sys.executable, "-m", "keyedopt.benchmarks.rounds", json.dumps(asdict(request))],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=PATIENCE,
-            env={**os.environ, **HUGE_PAGES},
-        )
-    except subprocess.TimeoutExpired as error:
-        raise RoundError(f"a round was not over after {PATIENCE:g} s") from error
-    lines = done.stderr.strip().splitlines()
-    if done.returncode:
-        raise RoundError(f"a round broke down: {lines[-1] if lines else f'exit code {done.returncode}'}")
+    with tempfile.TemporaryDirectory(prefix="keyedopt-sides-") as folder:
+        for name in ("0", "1"):
+            (Path(folder) / name).mkdir()
+        today = sides.tree(Path(folder) / "0", builds.of_today())
+        then = None
+        if archive is not None:
+            parts = builds.unpack(archive, Path(folder) / "1" / "build")
+            then = sides.tree(Path(folder) / "1", parts)
+        yield Trees(today, then)
+
+
+def against_build(request: Request, wanted: Sequence[Key], at: Trees, implementation: str) -> list[Measured]:
+    """Measure against what an implementation was in the build of a baseline."""
+    assert at.then
+    return list(_round(request, (at.today, at.then), {key: (implementation,) for key in wanted}))
+
+
+def against_peers(request: Request, wanted: Sequence[Key], at: Trees) -> list[Measured]:
+    """Measure against peers; where the key names none, against the first of the request's that has the task."""
     return [
-        Measured(**json.loads(line)) for line in done.stdout.splitlines() if line.startswith('{"workload"')
+        replace(one, key=(*one.key[:2], one.other))
+        for one in _round(
+            request, (at.today, at.today), {key: (key[2],) if key[2] else request.peers for key in wanted}
+        )
     ]
 
 
-def main() -> None:
-    """Measure what the argument requests, and print each comparison as a line of JSON."""
-    plain: dict[str, Any] = json.loads(sys.argv[1])
-    plain["wanted"] = tuple(map(tuple, plain["wanted"]))
-    request = Request(**{**plain, "peers": tuple(plain["peers"])})
-    torch.set_num_threads(request.threads)
-    for item in measure(request, clock_of(request.device)):
-        print(json.dumps(asdict(item)), flush=True)
-
-
-if __name__ == "__main__":
-    main()
+def _round(
+    request: Request, folders: tuple[Path, Path], wanted: Mapping[Key, Sequence[str]]
+) -> Iterator[Measured]:
+    """Measure by two fresh processes; the second one measures the first of some targets that has the task."""
+    with contextlib.ExitStack() as stack:
+        both = [Side(folder, request.threads) for folder in folders]
+        for side in both:
+            stack.callback(side.close)
+        for key, others in wanted.items():
+            what = (*key[:2], request.device, "")
+            said = sides.start(both, [(request.implementation, *what), (others[0], *what)])
+            tried = 1
+            while said[1] and tried < len(others):
+                said[1:] = sides.start(both[1:], [(others[tried], *what)])
+                tried += 1
+            if any(said):
+                yield Measured(key, others[tried - 1], None, next(filter(None, said)))
+            else:
+                ours, theirs = map(sides.kept, sides.in_turn(both))
+                yield Measured(key, others[tried - 1], math.log(ours / theirs))

@@ -2,10 +2,11 @@
 
 ``python -m keyedopt.benchmarks.trials FOLDER --trials 20`` writes a baseline, then runs the gate on the
 default set as often as asked for, without any change, and as often with one optimizer that takes a tenth
-longer, each optimizer of the set in turn. Every round is a process of its own. FOLDER keeps
-``baseline.json``, a line for each trial in ``trials.jsonl``, and the figures in ``figures.md``; started
-again, it goes on where it stopped. In a trial with a plant only the comparisons of that optimizer are
-measured, at the levels of the whole set.
+longer, each optimizer of the set in turn. Every round is of processes of its own. FOLDER keeps
+``baseline.json`` with the build beside it, a line for each trial in ``trials.jsonl``, and the figures in
+``figures.md``; started again, it goes on where it stopped. In a trial with a plant only the comparisons of
+that optimizer are measured, at the levels of the whole set; ratios to peers, which decide nothing, are left
+out of all trials.
 """
 
 import argparse
@@ -18,10 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from keyedopt.benchmarks import baseline as baselines
-from keyedopt.benchmarks.baseline import Baseline, Key
+from keyedopt.benchmarks import guard
+from keyedopt.benchmarks.baseline import Baseline
 from keyedopt.benchmarks.compare import DEFAULT
-from keyedopt.benchmarks.gate import LIMITS, Change, Limits, judge
-from keyedopt.benchmarks.rounds import Measured, Request, in_a_process
+from keyedopt.benchmarks.gate import Change, Limits
+from keyedopt.benchmarks.rounds import Key, Request
 
 #: The plant of each task of the default set.
 PLANTS = {
@@ -32,21 +34,12 @@ PLANTS = {
     "sparse-adam": "sparse_adam",
     "clip-adam": "clipping",
 }
-WANTED = tuple((work, task, "") for work, tasks in DEFAULT for task in tasks)
+WANTED = tuple((work, task) for work, tasks in DEFAULT for task in tasks)
 
 
-def measured(target: str, wanted: Sequence[Key]) -> list[Measured]:
-    """Make a round."""
-    return in_a_process(Request(implementation=target, wanted=tuple(wanted)))
-
-
-def trial(target: str, baseline: Baseline, limits: Limits = LIMITS) -> dict[Key, Change]:
+def trial(target: str, baseline: Baseline, folder: Path, limits: Limits) -> dict[Key, Change]:
     """Run the gate."""
-
-    def measure(wanted: Sequence[Key]) -> Mapping[Key, float]:
-        return {item.key: item.slowdown for item in measured(target, wanted)}
-
-    return judge(baseline, measure, limits)
+    return guard.hold(baseline, folder, Request(target), limits, ratios=False)[0]
 
 
 def part(baseline: Baseline, task: str) -> Baseline:
@@ -59,20 +52,13 @@ def run(folder: Path, trials: int, rounds: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "baseline.json"
     if not path.exists():
-        kept = folder / "baseline.jsonl"
-        lines = kept.read_text().splitlines() if kept.exists() else []
-        for number in range(len(lines), rounds):
-            items = [[item.key, item.slowdown, item.noise] for item in measured("fused", WANTED)]
-            lines.append(json.dumps(items))
-            with kept.open("a", encoding="utf-8") as file:
-                file.write(lines[-1] + "\n")
-            print(f"baseline: round {number + 1} of {rounds}", flush=True)
-        made = [{tuple(key): (value, noise) for key, value, noise in json.loads(line)} for line in lines]
-        path.write_text(baselines.made_of(made, "cpu", 1, "fused").to_text(), encoding="utf-8")
+        guard.write(
+            path, Request("fused"), WANTED, rounds, lambda *what: print("baseline:", *what, flush=True)
+        )
     baseline = baselines.read(path)
     log = folder / "trials.jsonl"
     done = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-    comparisons = len(baseline.rows)
+    limits = Limits(comparisons=len(baseline.rows))
     tasks = [task for task in PLANTS if any(row["task"] == task for row in baseline.rows)]
     for number in range(trials):
         for kind in ("nothing", tasks[number % len(tasks)]):
@@ -83,10 +69,10 @@ def run(folder: Path, trials: int, rounds: int) -> None:
                 continue
             began = time.monotonic()
             if kind == "nothing":
-                found = trial("fused", baseline)
+                found = trial("fused", baseline, folder, limits)
             else:
                 target = f"keyedopt.benchmarks.plant:{PLANTS[kind]}"
-                found = trial(target, part(baseline, kind), Limits(comparisons=comparisons))
+                found = trial(target, part(baseline, kind), folder, limits)
             item: dict[str, Any] = {
                 "number": number,
                 "planted": kind,
@@ -136,7 +122,7 @@ def main() -> None:
     )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--trials", type=int, default=20)
-    parser.add_argument("--rounds", type=int, default=16, help="of the baseline")
+    parser.add_argument("--rounds", type=int, default=guard.ROUNDS, help="of the baseline")
     given = parser.parse_args()
     run(given.folder, given.trials, given.rounds)
 

@@ -14,9 +14,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from keyedopt.benchmarks import traces
 from keyedopt.benchmarks.baseline import BaselineError
+from keyedopt.benchmarks.builds import BuildError
 from keyedopt.benchmarks.commits import CommitError
 from keyedopt.benchmarks.compare import RequestError, chosen, compare, implementations
-from keyedopt.benchmarks.rounds import RoundError
+from keyedopt.benchmarks.sides import SideError
 from keyedopt.benchmarks.tasks import Task
 from keyedopt.benchmarks.timing import Budget, clock_of
 from keyedopt.benchmarks.traces import TraceError
@@ -29,7 +30,7 @@ from keyedopt.conformance.text import error_text, one_line
 
 #: What is not a measurement: exit code 2, and one line that says what to do.
 PROBLEMS = (
-    *(RequestError, TargetError, TraceError, BaselineError, CommitError, RoundError),
+    *(RequestError, TargetError, TraceError, BaselineError, BuildError, CommitError, SideError),
     *(results.ResultError, OSError),
 )
 

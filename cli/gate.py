@@ -1,14 +1,16 @@
-"""``keyedopt bench --gate`` and ``--write-baseline``: ratios of today against stored ones."""
+"""``keyedopt bench --gate`` and ``--write-baseline``: today's implementation against the one of a baseline."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from rich.table import Table
 
 from keyedopt.benchmarks import baseline as baselines
-from keyedopt.benchmarks.baseline import Baseline, BaselineError, Key
+from keyedopt.benchmarks import builds, guard
+from keyedopt.benchmarks.baseline import Baseline, BaselineError
 from keyedopt.benchmarks.compare import RequestError
-from keyedopt.benchmarks.gate import LIMITS, Change, Limits, judge
-from keyedopt.benchmarks.rounds import Request, in_a_process
+from keyedopt.benchmarks.gate import LIMITS, Change, Limits
+from keyedopt.benchmarks.rounds import Key, Request
 from keyedopt.benchmarks.tasks import TASKS, Task
 from keyedopt.benchmarks.workloads import Workload
 from keyedopt.cli.bench import Asked, progress_bar
@@ -16,39 +18,40 @@ from keyedopt.cli.bench_table import console
 from keyedopt.conformance import result as results
 from keyedopt.conformance.implementation import find
 
-#: Threads of a round where nothing else is asked for: see `keyedopt.benchmarks.rounds`.
+#: Threads of a round where nothing else is asked for: see `keyedopt.benchmarks.sides`.
 THREADS = 1
-#: Rounds of a baseline where nothing else is asked for.
-ROUNDS = 16
 
 
-def _request(asked: Asked, wanted: Sequence[Key]) -> Request:
-    find(asked.implementation)  # which says on one line what is wrong with it, before processes are started
-    made = Request(asked.implementation, tuple(wanted), asked.device, asked.threads or THREADS)
-    return made if asked.against is None else Request(**{**vars(made), "peers": asked.against})
+def _request(asked: Asked) -> Request:
+    for name in (asked.implementation, *(asked.against or ())):
+        find(name)  # which says on one line what is wrong with it, before processes are started
+    made = Request(asked.implementation, asked.device, asked.threads or THREADS)
+    return made if asked.against is None else replace(made, peers=asked.against)
 
 
 def write_baseline(asked: Asked, pairs: Sequence[tuple[Workload, Task]]) -> int:
-    """Measure some rounds, and keep their slowdowns; return 0."""
-    assert asked.write_baseline is not None
-    for name in asked.against or ():
-        find(name)
-    wanted = [(work.name, task.name, "") for work, task in pairs]
-    request = _request(asked, wanted)
-    rounds: list[dict[Key, tuple[float, float]]] = []
-    count = ROUNDS if asked.rounds is None else asked.rounds
+    """Measure some rounds, and keep what they gave, with the build if it is ours; return 0."""
+    path, count = asked.write_baseline, guard.ROUNDS if asked.rounds is None else asked.rounds
+    assert path is not None
     if count < 2:
         raise RequestError("a baseline takes at least two --rounds")
+    request = _request(asked)
+    results.refuse_unwritable(builds.beside(path))
     with progress_bar() as step:
-        for number in range(count):
-            step("rounds", number, count)
-            rounds.append({item.key: (item.slowdown, item.noise) for item in in_a_process(request)})
-    made = baselines.made_of(rounds, asked.device, request.threads, asked.implementation)
-    if not made.rows:
-        raise RequestError("nothing was compared: no peer does these tasks")
-    results.write_atomically(asked.write_baseline, made.to_text())
-    console().print(f"{len(made.rows)} comparisons of {count} rounds in {asked.write_baseline}")
+        names = [(work.name, task.name) for work, task in pairs]
+        made, left_out = guard.write(path, request, names, count, step)
+    out = console()
+    for (work, task, _), why in left_out.items():
+        out.print(f"left out: {work} {task}: {why}", markup=False)
+    kept = f"its build is in {builds.beside(path)}: keep both" if made.build else NO_BUILD
+    out.print(f"{len(made.rows)} comparisons of {count} rounds in {path}; {kept}", markup=False)
     return 0
+
+
+#: What is said where ratios to a peer decide.
+NO_BUILD = (
+    "the implementation is not ours, so ratios to peers decide, which shift with the load of the machine"
+)
 
 
 def run_gate(asked: Asked, pairs: Sequence[tuple[Workload, Task]]) -> int:
@@ -57,29 +60,18 @@ def run_gate(asked: Asked, pairs: Sequence[tuple[Workload, Task]]) -> int:
     baseline = baselines.read(asked.gate)
     if asked.workloads or asked.tasks:
         baseline = _part(baseline, pairs)
-    threads = asked.threads or THREADS
+    request = _request(asked)
     baselines.refuse_other(
-        baseline, baselines.machine(asked.device, threads), baselines.fingerprints(baseline.work)
+        baseline,
+        baselines.machine(asked.device, request.threads),
+        baselines.fingerprints(baseline.work),
     )
     unknown = [row["task"] for row in baseline.rows if row["task"] not in TASKS]
     if unknown:
         raise BaselineError(f"the baseline has a task that there is none of here: {unknown[0]!r}")
-    _request(asked, ())
-
     with progress_bar() as step:
-
-        def measure(wanted: Sequence[Key]) -> Mapping[Key, float]:
-            return {item.key: item.slowdown for item in in_a_process(_request(asked, wanted))}
-
-        step("first round", 0, len(baseline.rows))
-        found = judge(
-            baseline,
-            measure,
-            progress=lambda rounds, left: step(
-                f"rounds: {rounds}, undecided: {left}", len(baseline.rows) - left, len(baseline.rows)
-            ),
-        )
-    show(found)
+        found, ratios = guard.hold(baseline, asked.gate.parent, request, progress=step)
+    show(baseline, found, ratios, asked.implementation)
     return int(any(change.verdict in ("worse", "missing") for change in found.values()))
 
 
@@ -88,35 +80,67 @@ def _part(baseline: Baseline, pairs: Sequence[tuple[Workload, Task]]) -> Baselin
     rows = [row for row in baseline.rows if (row["workload"], row["task"]) in names]
     if not rows:
         raise BaselineError("the baseline has none of the workloads and tasks that are asked for")
-    return Baseline(**{**vars(baseline), "rows": rows})
+    return replace(baseline, rows=rows)
 
 
-def show(found: Mapping[Key, Change], limits: Limits = LIMITS) -> None:
+def show(
+    baseline: Baseline,
+    found: Mapping[Key, Change],
+    ratios: Mapping[Key, float],
+    implementation: str,
+    limits: Limits = LIMITS,
+) -> None:
     """Print what became of each comparison, and what got worse."""
     out = console()
+    about = (
+        f"{baseline.implementation} of {baseline.about.get('written')}, commit {baseline.about.get('commit')}"
+    )
+    out.print(f"{implementation} against {about}" + ("" if baseline.build else f"; {NO_BUILD}"), markup=False)
     table = Table(box=None, pad_edge=False)
-    for column in ("workload", "task", "against"):
+    for column in ("workload", "task"):
         table.add_column(column)
     for column in ("change", "holds at", "chance", "rounds"):
         table.add_column(column, justify="right")
-    table.add_column("verdict")
+    for column in ("verdict", "peer"):
+        table.add_column(column)
+    for column in ("ratio then", "now"):
+        table.add_column(column, justify="right")
+    before = baseline.ratios()
     for key, change in found.items():
         cells = (f"{change.value:+.1%}", f"{change.low:+.1%} to {change.high:+.1%}", f"{change.chance:.1g}")
-        table.add_row(*key, *(cells if change.rounds else "---"), str(change.rounds), change.verdict)
+        shown = (f"{each[key]:.2f}" if key in each else "-" for each in (before, ratios))
+        table.add_row(
+            *key[:2],
+            *(cells if change.rounds else "---"),
+            str(change.rounds),
+            change.verdict,
+            key[2] or "-",
+            *shown,
+        )
     out.print(table)
-    for (work, task, peer), change in found.items():
+    for key, change in found.items():
+        name = " ".join(key[:2])
         if change.verdict == "worse":
             out.print(
-                f"worse: {work} {task} takes {change.value:.0%} longer than in the baseline, against {peer}; "
-                f"by chance alone in {change.chance:.2g} of runs"
+                f"worse: {name} takes {change.value:.0%} longer than in the baseline, by chance alone in "
+                f"{change.chance:.2g} of runs{_beside(key, before, ratios)}",
+                markup=False,
             )
         elif change.verdict == "missing":
             out.print(
-                f"missing: {work} {task} against {peer} is in the baseline and cannot be measured any more"
+                f"missing: {name} is in the baseline and cannot be measured any more: {change.why}",
+                markup=False,
             )
     alarms = sum(change.verdict in ("worse", "missing") for change in found.values())
     unclear = sum(change.verdict == "unclear" for change in found.values())
     out.print(
         f"{len(found)} comparisons, {alarms} worse or missing, {unclear} unclear; changes below "
-        f"{limits.tolerance:.0%} are no alarm; the level is {limits.risk:.0%} for all, at the baseline's load"
+        f"{limits.tolerance:.0%} are no alarm; the level is {limits.risk:.0%} for all"
     )
+
+
+def _beside(key: Key, before: Mapping[Key, float], now: Mapping[Key, float]) -> str:
+    """Return a sentence on the ratio to the peer."""
+    if key not in before or key not in now:
+        return ""
+    return f"; {key[2]} took {before[key]:.2f} times as long then, {now[key]:.2f} now"

@@ -96,13 +96,13 @@ def schema() -> dict[str, Any]:
     return loaded
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write a file whole or not at all, texts as UTF-8."""
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with scratch.open("w", encoding="utf-8") as file:
-            file.write(text)
+        with scratch.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         scratch.replace(path)
