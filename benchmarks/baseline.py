@@ -36,9 +36,9 @@ class Baseline:
         implementation: the target that it is of.
         machine: what has to be the same: processor, cores, threads, device, versions of peers and torch.
         work: a fingerprint of each workload that was measured, by its name.
-        rows: for each comparison ``workload``, ``task``, ``peer`` (empty if none does the task); ``slowdowns``,
-            the logarithms that the rounds gave: with a build, of the implementation against itself, else
-            against the peer; and ``ratios``: how many times as long the peer took, by round.
+        rows: for each comparison ``workload``, ``task``, ``peer`` (empty if none does the task);
+            ``slowdowns``, the logarithms that the rounds gave: with a build, of the implementation against
+            itself, else against the peer; and ``ratios``: how many times as long the peer took, by round.
         build: name and SHA-256 of the archive with the build, which lies beside it; None if there is none.
         about: commit, load and when, which may differ.
     """
@@ -58,9 +58,8 @@ class Baseline:
 
     def ratios(self) -> dict[Key, float]:
         """Return the ratio of each comparison that has one: the geometric mean of those of the rounds."""
-        return {
-            key_of(row): float(np.exp(np.mean(np.log(row["ratios"])))) for row in self.rows if row["ratios"]
-        }
+        found = {key_of(row): row["ratios"] for row in self.rows if row["ratios"]}
+        return {key: float(np.exp(np.mean(np.log(values)))) for key, values in found.items()}
 
     def to_text(self) -> str:
         """Return it as JSON."""

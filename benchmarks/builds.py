@@ -131,13 +131,10 @@ def _checked(entry: zipfile.ZipInfo) -> str:
     Raises:
         BuildError: it is not.
     """
-    path = PurePosixPath(entry.filename)
-    kind = entry.external_attr >> 28  # of Unix: 0xA is a link, 4 a folder
-    plain = (
-        path.parts[:1] and path.parts[0] in MEASURED and len(path.parts) > 1 and str(path) == entry.filename
-    )
-    if not plain or ".." in path.parts or "\\" in entry.filename or entry.is_dir() or kind not in (0, 8):
-        raise BuildError(
-            f"the build of the baseline has {entry.filename!r} in it, which is no file of a build"
-        )
-    return entry.filename
+    name = entry.filename
+    path = PurePosixPath(name)
+    kind = entry.external_attr >> 28  # of Unix: 8 is a file, 0 says nothing, 0xA is a link
+    inside = len(path.parts) > 1 and path.parts[0] in MEASURED and ".." not in path.parts
+    if not inside or str(path) != name or "\\" in name or kind not in (0, 8):
+        raise BuildError(f"the build of the baseline has {name!r} in it, which is no file of a build")
+    return name

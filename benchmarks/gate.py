@@ -1,18 +1,20 @@
-"""The gate: today's implementation against the one that a baseline is of; what got worse, by how much, how surely.
+"""The gate: today's implementation against that of a baseline; what got worse, how much, how surely.
 
-A time says nothing on another day, and a ratio to another library shifts with the load of the machine, by some
-percent. So what is compared is the slowdown of each round, y = log(today / then), of two fresh processes that
-run in turn, one with today's build, one with that of the baseline. Times of one process share its placement in
-memory, so that the spread within a round says too little: what counts is the spread of rounds. The baseline
-keeps n rounds z of its build against itself: the noise floor. Their mean is 0 for certain. With m new rounds
+A time says nothing on another day, and a ratio to another library shifts with the load of the machine, by
+some percent. So what is compared is the slowdown of each round, y = log(today / then), of two fresh processes
+that run in turn, one with today's build, one with that of the baseline. Times of one process share its
+placement in memory, so that the spread within a round says too little: what counts is the spread of rounds.
+The baseline keeps n rounds z of its build against itself: the noise floor. They are 0 in the mean, for
+certain. With m new rounds
 
     d = mean(y),     s² = (Σ z² + Σ (y - d)²) / (n + m - 1),     se = s / √m,
 
 and exp(d) - 1 is how much worse it got; t-quantiles with n + m - 1 degrees of freedom give the bounds. Where
-there is no build, because the implementation is not ours, y and z are log(ours / peer), the mean of z is a guess
-as well, and
+there is no build, because the implementation is not ours, y and z are log(ours / peer), and the mean of z is
+a guess as well:
 
-    d = mean(y) - mean(z),   s² = (Σ (z - mean(z))² + Σ (y - mean(y))²) / (n + m - 2),   se = s · √(1/n + 1/m).
+    d = mean(y) - mean(z),     s² = (Σ (z - mean(z))² + Σ (y - mean(y))²) / (n + m - 2),
+    se = s · √(1/n + 1/m).
 
 - *worse*: the lower bound of d is above 0, at a level that is divided by the number of all comparisons and
   for repeated looks, so that a run without a change raises an alarm anywhere in at most 1 of 20, if its
@@ -23,7 +25,7 @@ as well, and
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -121,7 +123,7 @@ def tail(t: float, freedom: int) -> float:
 def change(
     before: Sequence[float], now: Sequence[float], limits: Limits, comparisons: int, itself: bool
 ) -> Change:
-    """Judge the slowdowns of the rounds so far; `itself` says that those before are of a build against itself."""
+    """Judge the slowdowns of the rounds so far; `itself`: those before are of a build against itself."""
     n, m = len(before), len(now)
     centre = 0.0 if itself else float(np.mean(before))
     mean = float(np.mean(now)) - centre

@@ -99,7 +99,7 @@ def hold(
     progress: Progress = nobody,
     ratios: bool = True,
 ) -> tuple[dict[Key, Change], dict[Key, float]]:
-    """Compare today's implementation with a baseline; return what became of it, and the ratios to peers today.
+    """Compare today's implementation with a baseline; return what became of it, and ratios to peers today.
 
     Args:
         baseline: what is compared with.

@@ -84,11 +84,11 @@ def trees(archive: bytes | None = None) -> Iterator[Trees]:
 def against_build(request: Request, wanted: Sequence[Key], at: Trees, implementation: str) -> list[Measured]:
     """Measure against what an implementation was in the build of a baseline."""
     assert at.then
-    return list(_round(request, (at.today, at.then), {key: (implementation,) for key in wanted}))
+    return list(_round(request, (at.today, at.then), dict.fromkeys(wanted, (implementation,))))
 
 
 def against_peers(request: Request, wanted: Sequence[Key], at: Trees) -> list[Measured]:
-    """Measure against peers; where the key names none, against the first of the request's that has the task."""
+    """Measure against peers; where a key names none, against the first of the request's that has the task."""
     return [
         replace(one, key=(*one.key[:2], one.other))
         for one in _round(

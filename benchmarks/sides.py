@@ -29,7 +29,7 @@ TODAY = Path(__file__).resolve().parents[1]
 MALLOC = {
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1:glibc.malloc.mmap_max=0:glibc.malloc.trim_threshold=17179869184"
 }
-#: Turns at least and at most, seconds of the clock that the first two sides take, and that one takes in a turn.
+#: Turns at least and at most; seconds of the clock of two sides together, and of one of them in a turn.
 LEAST, MOST, SECONDS, TURN = 9, 100, 1.0, 0.006
 #: Seconds after which a side has hung.
 PATIENCE = 600.0

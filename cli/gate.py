@@ -1,4 +1,4 @@
-"""``keyedopt bench --gate`` and ``--write-baseline``: today's implementation against the one of a baseline."""
+"""``keyedopt bench --gate`` and ``--write-baseline``: today's implementation against that of a baseline."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
