@@ -4,23 +4,28 @@ A time says nothing on another day, and a ratio to another library shifts with t
 some percent. So what is compared is the slowdown of each round, y = log(today / then), of two fresh processes
 that run in turn, one with today's build, one with that of the baseline. Times of one process share its
 placement in memory, so that the spread within a round says too little: what counts is the spread of rounds.
-The baseline keeps n rounds z of its build against itself: the noise floor. They are 0 in the mean, for
-certain. With m new rounds
+The baseline keeps n rounds z of its build against itself: the noise floor. They are 0 in the middle, for
+certain. About one round in fifty is off by a tenth to a third, up or down, so medians are taken, and residuals
+are cut off: with m new rounds and the residuals r, which are all z and all y - d,
 
-    d = mean(y),     s² = (Σ z² + Σ (y - d)²) / (n + m - 1),     se = s / √m,
+    d = median(y),     c = 3 · max(1.4826 · median(|r|), floor),
+    s² = Σ min(r², c²) / (n + m - 1),     se = s · √(π / 2m),
 
-and exp(d) - 1 is how much worse it got; t-quantiles with n + m - 1 degrees of freedom give the bounds. Where
-there is no build, because the implementation is not ours, y and z are log(ours / peer), and the mean of z is
-a guess as well:
+and exp(d) - 1 is how much worse it got. 1.4826 · median(|r|) is the standard deviation of normal residuals, and
+√(π / 2) is how much wider medians of many of them spread than means do. s is never taken for smaller than
+`Limits.floor`. Of two rounds nobody can say which one is off: with m < 3 nothing is cut off. t-quantiles with
+n + m - 1 degrees of freedom give the bounds. Where there is no build, because the implementation is not ours,
+y and z are log(ours / peer), and the middle of z is a guess as well: with the residuals z - median(z) and
+y - median(y),
 
-    d = mean(y) - mean(z),     s² = (Σ (z - mean(z))² + Σ (y - mean(y))²) / (n + m - 2),
-    se = s · √(1/n + 1/m).
+    d = median(y) - median(z),     s² = Σ min(r², c²) / (n + m - 2),     se = s · √(π/2 · (1/n + 1/m)).
 
 - *worse*: the lower bound of d is above 0, at a level that is divided by the number of all comparisons and
   for repeated looks, so that a run without a change raises an alarm anywhere in at most 1 of 20, if its
   rounds vary as those of the baseline do; and d itself is above the tolerance; and both still hold once it
-  was measured again (`Limits.confirm` rounds).
-- *fine*: the upper bound of d, at a level of its own, is below what has to be found, and it is not worse.
+  was measured again (`Limits.confirm` rounds, of which two may be off).
+- *fine*: the upper bound of d, at a level of its own, is below what has to be found, and it is not worse;
+  after `Limits.first` rounds at the earliest.
 - otherwise there are more rounds, up to `Limits.most`; what is undecided then is said to be *unclear*.
 """
 
@@ -29,12 +34,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from keyedopt.benchmarks.baseline import Baseline
 from keyedopt.benchmarks.rounds import Key, Measured
 
 #: Looks at data that grow are far from independent: all of them together count as this many.
 LOOKS = 3
+#: The standard deviation of normal values over the median of their sizes.
+NORMAL = 1.4826
 
 
 @dataclass(frozen=True)
@@ -56,8 +64,8 @@ class Limits:
     find: float = 0.10
     tolerance: float = 0.04
     risk: float = 0.05
-    first: int = 1
-    confirm: int = 3
+    first: int = 2
+    confirm: int = 5
     most: int = 12
     miss: float = 0.003
     floor: float = 0.01
@@ -78,6 +86,7 @@ class Change:
         verdict: ``worse``, ``fine``, ``unclear``, ``again`` where more rounds are needed.
         rounds: how many there were.
         why: why it could not be measured.
+        slowdowns: what each round gave.
     """
 
     value: float
@@ -87,6 +96,7 @@ class Change:
     verdict: str
     rounds: int
     why: str = ""
+    slowdowns: tuple[float, ...] = ()
 
 
 def student(quantile: float, freedom: int) -> float:
@@ -125,24 +135,32 @@ def change(
 ) -> Change:
     """Judge the slowdowns of the rounds so far; `itself`: those before are of a build against itself."""
     n, m = len(before), len(now)
-    centre = 0.0 if itself else float(np.mean(before))
-    mean = float(np.mean(now)) - centre
-    squares = float(np.sum(np.square(np.subtract(before, centre))) + np.var(now) * m)
+    centre = 0.0 if itself else float(np.median(before))
+    middle = float(np.median(now))
     freedom = n + m - (1 if itself else 2)
-    error = max(math.sqrt(squares / freedom), limits.floor) * math.sqrt(1 / m + (0 if itself else 1 / n))
+    spread = _spread(np.append(np.subtract(before, centre), np.subtract(now, middle)), freedom, m, limits)
+    error = spread * math.sqrt(math.pi / 2 * (1 / m + (0 if itself else 1 / n)))
+    middle -= centre
     level = limits.risk / (comparisons * LOOKS)
-    low = mean - student(1 - level, freedom) * error
-    high = mean + student(1 - level, freedom) * error
-    surely_less = mean + student(1 - limits.miss, freedom) * error < math.log1p(limits.find)
-    alarming = low > 0 and mean > math.log1p(limits.tolerance)
+    low = middle - student(1 - level, freedom) * error
+    high = middle + student(1 - level, freedom) * error
+    surely_less = middle + student(1 - limits.miss, freedom) * error < math.log1p(limits.find)
+    alarming = low > 0 and middle > math.log1p(limits.tolerance)
     if alarming and m >= min(limits.confirm, limits.most):
         verdict = "worse"
     elif not alarming and surely_less:
         verdict = "fine"
     else:
         verdict = "again" if m < limits.most else "unclear"
-    value, below, above = (math.expm1(part) for part in (mean, low, high))
-    return Change(value, below, above, tail(mean / error, freedom), verdict, m)
+    value, below, above = (math.expm1(part) for part in (middle, low, high))
+    return Change(value, below, above, tail(middle / error, freedom), verdict, m, slowdowns=tuple(now))
+
+
+def _spread(residuals: NDArray[np.float64], freedom: int, rounds: int, limits: Limits) -> float:
+    """Return the standard deviation of rounds, of which some are off."""
+    sizes = np.abs(residuals)
+    most = 3 * max(NORMAL * float(np.median(sizes)), limits.floor) if rounds >= 3 else math.inf
+    return max(math.sqrt(float(np.sum(np.minimum(sizes, most) ** 2)) / freedom), limits.floor)
 
 
 def judge(

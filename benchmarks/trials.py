@@ -3,8 +3,8 @@
 ``python -m keyedopt.benchmarks.trials FOLDER --trials 20`` writes a baseline, then runs the gate on the
 default set as often as asked for, without any change, and as often with one optimizer that takes a tenth
 longer, each optimizer of the set in turn. Every round is of processes of its own. FOLDER keeps
-``baseline.json`` with the build beside it, a line for each trial in ``trials.jsonl``, and the figures in
-``figures.md``; started again, it goes on where it stopped. In a trial with a plant only the comparisons of
+``baseline.json`` with the build beside it, a line for each trial in ``trials.jsonl`` with what every round
+gave, and the figures in ``figures.md``; started again, it goes on where it stopped. In a trial with a plant only the comparisons of
 that optimizer are measured, at the levels of the whole set; ratios to peers, which decide nothing, are left
 out of all trials.
 """
