@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from making import refused, valid
 
-from keyedopt.benchmarks import commits
-from keyedopt.benchmarks.commits import CommitError
+from keyedopt.benchmarks import commits, sides
 
 PROJECT = """
 [build-system]
@@ -63,8 +62,8 @@ def repository(tmp_path_factory):
     ("names", "same"), [(("HEAD~2", "HEAD~1"), True), (("HEAD~1", "HEAD"), False)], ids=["same", "other"]
 )
 def test_two_commits_are_built_and_measured(run_line, repository, monkeypatch, tmp_path, names, same):
-    monkeypatch.setattr(commits, "SECONDS", 0.0)
-    monkeypatch.setattr(commits, "LEAST", 2)
+    for name, value in {"SECONDS": 0.0, "LEAST": 2, "TURN": 0.0}.items():
+        monkeypatch.setattr(sides, name, value)
     monkeypatch.chdir(repository)
     line = ("--implementation", "reference", "--rounds", "2", "--output", tmp_path / "x.json")
     work = ("--workload", "sparse-zipf", "--task", "sparse-adam")
@@ -119,15 +118,6 @@ def test_without_git_nothing_is_compared(run_line, repository, monkeypatch, tmp_
     monkeypatch.chdir(repository)
     monkeypatch.setenv("PATH", str(tmp_path))
     assert "git is needed" in refused(run_line("bench", "--compare-commits", "HEAD", "HEAD"))
-
-
-def test_a_process_that_ends_is_named(tmp_path):
-    side = commits.Side(tmp_path, 1)  # no keyedopt.benchmarks.worker of the tree's own
-    try:
-        with pytest.raises(CommitError, match="ended with"):
-            side.ask("time")
-    finally:
-        side.close()
 
 
 def test_the_interval_is_that_of_the_rounds():
