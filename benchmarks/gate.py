@@ -5,18 +5,18 @@ some percent. So what is compared is the slowdown of each round, y = log(today /
 that run in turn, one with today's build, one with that of the baseline. Times of one process share its
 placement in memory, so that the spread within a round says too little: what counts is the spread of rounds.
 The baseline keeps n rounds z of its build against itself: the noise floor. They are 0 in the middle, for
-certain. About one round in fifty is off by a tenth to a third, up or down, so medians are taken, and residuals
-are cut off: with m new rounds and the residuals r, which are all z and all y - d,
+certain. Now and then a round is off by a tenth or more, up or down, so medians are taken, and residuals are
+cut off: with m new rounds and the residuals r, which are all z and all y - d,
 
     d = median(y),     c = 3 · max(1.4826 · median(|r|), floor),
     s² = Σ min(r², c²) / (n + m - 1),     se = s · √(π / 2m),
 
-and exp(d) - 1 is how much worse it got. 1.4826 · median(|r|) is the standard deviation of normal residuals, and
-√(π / 2) is how much wider medians of many of them spread than means do. s is never taken for smaller than
+and exp(d) - 1 is how much worse it got. 1.4826 · median(|r|) is the standard deviation of normal residuals,
+and √(π / 2) is how much wider medians of many of them spread than means do. s is never taken for smaller than
 `Limits.floor`. Of two rounds nobody can say which one is off: with m < 3 nothing is cut off. t-quantiles with
 n + m - 1 degrees of freedom give the bounds. Where there is no build, because the implementation is not ours,
 y and z are log(ours / peer), and the middle of z is a guess as well: with the residuals z - median(z) and
-y - median(y),
+y - median(y), and n + m - 2 degrees of freedom,
 
     d = median(y) - median(z),     s² = Σ min(r², c²) / (n + m - 2),     se = s · √(π/2 · (1/n + 1/m)).
 

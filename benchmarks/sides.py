@@ -9,6 +9,7 @@ Sides ask for huge pages (glibc's malloc does so if told to). With small ones, w
 happen to lie makes times of random accesses differ by a tenth from process to process.
 """
 
+import contextlib
 import json
 import os
 import select
@@ -99,7 +100,8 @@ class Side:
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
             if stream:
-                stream.close()
+                with contextlib.suppress(BrokenPipeError):  # of a command that it did not live to read
+                    stream.close()
 
 
 def start(sides: Sequence[Side], commands: Sequence[Sequence[Any]]) -> list[str]:

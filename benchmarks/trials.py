@@ -4,9 +4,9 @@
 default set as often as asked for, without any change, and as often with one optimizer that takes a tenth
 longer, each optimizer of the set in turn. Every round is of processes of its own. FOLDER keeps
 ``baseline.json`` with the build beside it, a line for each trial in ``trials.jsonl`` with what every round
-gave, and the figures in ``figures.md``; started again, it goes on where it stopped. In a trial with a plant only the comparisons of
-that optimizer are measured, at the levels of the whole set; ratios to peers, which decide nothing, are left
-out of all trials.
+gave, and the figures in ``figures.md``; started again, it goes on where it stopped. In a trial with a plant
+only the comparisons of that optimizer are measured, at the levels of the whole set; ratios to peers, which
+decide nothing, are left out of all trials.
 """
 
 import argparse

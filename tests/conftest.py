@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from making import case_with, drawn_case, functions, observing_case, valid
 
+from keyedopt.benchmarks import builds
 from keyedopt.cli import main as cli
 from keyedopt.conformance import result as results
 from keyedopt.conformance import runner
@@ -31,6 +32,17 @@ def torchrec():
             raise
         pytest.skip("torchrec is not installed: see the README, section torchrec")
     return torchrec
+
+
+@pytest.fixture
+def small_build(tmp_path_factory, monkeypatch):
+    """Let the running package be a small one, so that baselines keep little; return its file of code."""
+    folder = tmp_path_factory.mktemp("build")
+    for part in ("fused", "reference"):
+        (folder / part).mkdir()
+        (folder / part / "code.py").write_text("then")
+    monkeypatch.setattr(builds, "of_today", lambda: {name: folder / name for name in ("fused", "reference")})
+    return folder / "fused" / "code.py"
 
 
 FAULTS = """

@@ -10,7 +10,7 @@ import torch
 
 from keyedopt.benchmarks import baseline as baselines
 from keyedopt.benchmarks import compare, guard, plant, rounds, trials
-from keyedopt.benchmarks.gate import LIMITS, judge
+from keyedopt.benchmarks.gate import LIMITS, Change, judge
 from keyedopt.benchmarks.rounds import Measured
 from keyedopt.benchmarks.tasks import TASKS, make
 from keyedopt.benchmarks.timing import CpuClock
@@ -133,7 +133,10 @@ def test_trials_keep_what_each_round_gave(tmp_path, made_up):
 
 
 def test_trials_of_a_gate_that_sees_nothing_say_so(tmp_path, made_up, monkeypatch):
-    monkeypatch.setattr(guard, "hold", lambda *given, **named: ({}, {}))
+    fine = Change(0.0, 0.0, 0.0, 0.5, "fine", 2)
+    monkeypatch.setattr(
+        guard, "hold", lambda baseline, *given, **named: (dict.fromkeys(baseline.slowdowns(), fine), {})
+    )
     trials.run(tmp_path, trials=1, rounds=2)
     assert "found in 0 of 1 trials" in (tmp_path / "figures.md").read_text()
 
