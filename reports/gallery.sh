@@ -31,9 +31,25 @@ for name in reference fused torch fbgemm torchft torchrec; do
     check "results/$name.json" "$python" -m keyedopt.cli.main check "$name" "${known[@]}"
 done
 
+# Says whether one of some files is a result of torchrec; what is no result at all is named by the report.
+has_torchrec() {
+    "$python" - "$@" << 'END'
+import json, sys
+
+def name(path):
+    try:
+        with open(path, encoding="utf-8") as file:
+            return json.load(file)["implementation"]["name"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+
+sys.exit("torchrec" not in map(name, sys.argv[1:]))
+END
+}
+
 # An older torchrec, in an environment of its own.
-if printf '%s\n' "${given[@]}" | grep -q torchrec; then
-    echo "torchrec $older is not installed: a result of a torchrec is given"
+if has_torchrec "${given[@]}"; then
+    echo "torchrec $older is not installed: a result of torchrec is given"
 elif [ ! -e "results/torchrec-$older.json" ]; then
     if "$python" -m venv env && env/bin/pip install --quiet "$root" torch==2.11.0 fbgemm-gpu-cpu==1.6.0 &&
         env/bin/pip install --quiet --no-deps "torchrec==$older" &&
