@@ -187,7 +187,8 @@ def run_collect(
     assert runs.counts is not None
     shape, device = group.shape, group.device
     packed = pack_grads(grads, group)
-    bases, firsts = group.bases, torch.empty(group.columns + 1, dtype=torch.int64, device=device)
+    # Zero, as the sizes below come from it even where kernels are compiled and not run.
+    bases, firsts = group.bases, torch.zeros(group.columns + 1, dtype=torch.int64, device=device)
     before = torch.zeros(len(runs.counts) + 1, dtype=torch.int64, device=device)
     torch.cumsum(runs.counts, 0, dtype=torch.int64, out=before[1:])
     begins = on_device(table([bases[:-1]]), device)
