@@ -4,19 +4,14 @@ This needs triton without its interpreter, which another test in the same proces
 compiled in a process of its own, which this file is the script of.
 """
 
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from test_triton_interpreter import require_triton
 from triton_oracle import DTYPES, STATES, STEPS, lookup_of, tables_of
+from triton_process import hand_over, run_alone
 
 from keyedopt.fused.backends.interface import Lookup, RowGradients, Step, Table
 
@@ -108,15 +103,8 @@ def compile_all() -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    require_triton()
-    folder = tmp_path_factory.mktemp("triton")
-    output = folder / "compiled.json"
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment |= {"OMP_NUM_THREADS": "1", "TRITON_CACHE_DIR": str(folder / "cache")}
-    subprocess.run([sys.executable, __file__, str(output)], check=True, env=environment, timeout=900)
-    results: list[dict[str, Any]] = json.loads(output.read_text())
-    return results
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return run_alone(tmp_path_factory, __file__, interpret=False)
 
 
 def test_every_kernel_is_compiled_for_both_architectures(found: list[dict[str, Any]]) -> None:
@@ -167,4 +155,4 @@ def test_every_algorithm_is_among_them(found: list[dict[str, Any]]) -> None:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(json.dumps(compile_all()))
+    hand_over(compile_all())

@@ -4,21 +4,15 @@ The interpreter has to be chosen before triton is imported, so all cases run in 
 which this file is the script; each test looks up what became of its case.
 """
 
-import importlib.util
-import json
-import os
-import subprocess
-import sys
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from triton_oracle import DTYPES, STEPS, check_update, lookup_of, spread, tables_of
+from triton_process import hand_over, outcomes, run_alone
 
 from keyedopt.fused.backends.interface import Lookup, RowGradients, Step, Table
 from keyedopt.reference import rules
@@ -385,32 +379,18 @@ def run_cases() -> dict[str, str]:
 
     torch.set_num_threads(1)
     small = TritonBackend(Tuning(block=16, chunk=16, values=16, probes=4, tile=128))
-    found = {}
-    for name, case in cases():
-        try:
-            case(TritonBackend() if name.startswith("random") else small)
-            found[name] = ""
-        except Exception:
-            found[name] = traceback.format_exc()
-    return found
+    return outcomes(
+        (name, partial(case, TritonBackend() if name.startswith("random") else small))
+        for name, case in cases()
+    )
 
 
 # --- in the process of pytest ---------------------------------------------------------------------
 
 
-def require_triton() -> None:
-    if importlib.util.find_spec("triton") is None and not os.environ.get("KEYEDOPT_REQUIRE_TRITON"):
-        pytest.skip("triton is not installed (KEYEDOPT_REQUIRE_TRITON=1 makes this a failure)")
-
-
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    require_triton()
-    output = tmp_path_factory.mktemp("triton") / "found.json"
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, __file__, str(output)], check=True, env=environment, timeout=600)
-    results: dict[str, str] = json.loads(output.read_text())
-    return results
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return run_alone(tmp_path_factory, __file__)
 
 
 @pytest.mark.parametrize("name", names())
@@ -419,4 +399,4 @@ def test_interpreted(found: dict[str, str], name: str) -> None:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(json.dumps(run_cases()))
+    hand_over(run_cases())

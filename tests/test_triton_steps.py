@@ -4,26 +4,20 @@ They run in Triton's interpreter, in a process of its own, of which this file is
 are as on CUDA, where bad lookups raise an alarm on the device; that the host asks for it at once is left out.
 """
 
-import json
-import os
-import subprocess
-import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
-from test_triton_interpreter import require_triton
 from torch import optim
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
     _disable_current_modes,
     _get_current_dispatch_mode,
 )
+from triton_process import hand_over, outcomes, run_alone
 
 CPU = torch.device("cpu")
 #: What makes the host wait for a device.
@@ -319,26 +313,9 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "saved", case_saved
 
 
-def run_cases() -> dict[str, str]:
-    torch.set_num_threads(1)
-    found = {}
-    for name, case in cases():
-        try:
-            case()
-            found[name] = ""
-        except Exception:
-            found[name] = traceback.format_exc()
-    return found
-
-
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    require_triton()
-    output = tmp_path_factory.mktemp("triton") / "found.json"
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, __file__, str(output)], check=True, env=environment, timeout=600)
-    results: dict[str, str] = json.loads(output.read_text())
-    return results
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return run_alone(tmp_path_factory, __file__)
 
 
 @pytest.mark.parametrize("name", [name for name, _ in cases()])
@@ -347,4 +324,5 @@ def test_steps(found: dict[str, str], name: str) -> None:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(json.dumps(run_cases()))
+    torch.set_num_threads(1)
+    hand_over(outcomes(cases()))

@@ -4,20 +4,16 @@ A byte counts once for each kernel that reads it and once for each that writes i
 comes from a cache. This file is the script of the process that counts.
 """
 
-import json
-import os
-import subprocess
 import sys
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
-from test_triton_interpreter import require_triton
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from triton_oracle import STATES, STEPS, lookup_of
+from triton_process import hand_over, run_alone
 
 from keyedopt.fused.backends.interface import Step, Table
 
@@ -178,12 +174,7 @@ def count(name: str) -> dict[str, Any]:
 
 @pytest.fixture(scope="module", params=["rowwise", "adam"])
 def counted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    require_triton()
-    output = tmp_path_factory.mktemp("triton") / "counted.json"
-    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__, request.param, str(output)]
-    subprocess.run(command, check=True, env=environment, timeout=600)
-    return {"name": request.param, **json.loads(output.read_text())}
+    return {"name": request.param, **run_alone(tmp_path_factory, __file__, request.param)}
 
 
 def test_launches(counted: dict[str, Any]) -> None:
@@ -220,4 +211,4 @@ def test_index_traffic_is_at_most_three_fifths_of_fbgemms(counted: dict[str, Any
 
 
 if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(json.dumps(count(sys.argv[1])))
+    hand_over(count(sys.argv[1]))
