@@ -110,11 +110,11 @@ struct Scratch {
   float* sum = nullptr;   // a row: the gradient
   float* work = nullptr;  // a row: what a rule needs
   float* leaf = nullptr;  // a row: a block of a long run
-  float* tree = nullptr;  // `kLevels` rows: sums of 2^level blocks
+  double* blocks = nullptr;  // a row: the sum of blocks
+  double* chunks = nullptr;  // a row: the sum of chunks
 };
-constexpr int kLevels = 48;
-constexpr int64_t kBlock = 64;    // rows that are summed one after the other
-constexpr int64_t kChunk = 4096;  // rows of a long run that one thread sums: a multiple of kBlock
+constexpr int64_t kBlock = 64;    // rows that are summed in registers
+constexpr int64_t kChunk = 4096;  // rows of a long run that one thread sums
 constexpr int64_t kHot = 16384;   // a run longer than this is shared by threads
 
 using Update = void (*)(const Rule&, const Table&, int64_t row, const float* grad, float* work);
@@ -150,7 +150,7 @@ struct Kernels {
   void (*chunk32)(const Job&, const Entry<uint32_t>*, int64_t count, Scratch&, float* out);
   void (*chunk64)(const Job&, const Entry<uint64_t>*, int64_t count, Scratch&, float* out);
   // Sum `count` chunk sums, one after the other in memory, into `out`.
-  void (*combine)(float* sums, int64_t count, bool last_is_full, int64_t dim, Scratch&, float* out);
+  void (*combine)(const float* sums, int64_t count, int64_t dim, Scratch&, float* out);
   // Pool bags [begin, end), or copy rows [begin, end) without offsets.
   void (*look_up)(const Table&, const Lookup&, int64_t begin, int64_t end, Scratch&);
   // Update rows[begin..end) by gradients that are summed already.

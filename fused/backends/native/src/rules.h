@@ -154,8 +154,7 @@ void adam(const Rule& rule, const Table& table, int64_t row, const float* grad, 
       squares = fma(g, g, squares);
     }
     const float mean_square = total(squares) / static_cast<float>(dim);
-    const float lower = rule.low2 * *square + rule.rest_low2 * mean_square;
-    const float v = rule.beta2 * *square + (rule.rest2 * mean_square + lower);
+    const float v = static_cast<float>(rule.exact_beta2 * *square + (1.0 - rule.exact_beta2) * mean_square);
     *square = v;
     denominator = spread * std::sqrt(v) + rule.eps;
   }

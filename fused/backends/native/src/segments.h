@@ -44,7 +44,7 @@ struct Gradients {
 template <class K, bool kSimple>
 void chunk_of(const Job& job, const Entry<K>* entries, int64_t count, Scratch& scratch, float* out) {
   sum_of<float>(Gradients<K, kSimple>{job, entries}, count, job.table->dim, !kSimple && job.scaled, scratch,
-                scratch.tree, out);
+                out);
 }
 
 inline bool simple(const Job& job) { return !job.scaled && job.shift >= 64; }
@@ -66,15 +66,12 @@ void long_run(const Job& job, const Entry<K>* entries, int64_t count, Scratch& s
     chunk(job, entries, count, scratch, out);
     return;
   }
-  constexpr int kInner = 8;  // levels of a chunk: kChunk / kBlock = 2^6
-  Tree tree{scratch.tree + kInner * dim, dim, 0};
-  int64_t i = 0;
-  for (; i + kChunk <= count; i += kChunk) {
-    chunk(job, entries + i, kChunk, scratch, out);
-    tree.push(out);
+  const Total total(scratch.chunks, dim);
+  for (int64_t i = 0; i < count; i += kChunk) {
+    chunk(job, entries + i, count - i < kChunk ? count - i : kChunk, scratch, out);
+    total.add(out);
   }
-  if (i < count) chunk(job, entries + i, count - i, scratch, out);
-  tree.fold(i < count ? out : nullptr, out);
+  total.round(out);
 }
 
 // The end of the run that contains entry i.
@@ -130,7 +127,7 @@ int64_t segment_of(const Job& job, const Entry<K>* entries, int64_t begin, int64
       grad = gradients.row(i, nullptr);
     } else if (j - i <= kBlock) {
       sum_of<float>(Gradients<K, kSimple>{job, entries + i}, j - i, table.dim, !kSimple && job.scaled,
-                    scratch, nullptr, sum);
+                    scratch, sum);
     } else {
       long_run(job, entries + i, j - i, scratch, sum);
     }
@@ -185,7 +182,7 @@ void look_up_as(const Table& table, const Lookup& lookup, int64_t begin, int64_t
       continue;
     }
     const Bag<W> bag{weight, dim, lookup.values + i, lookup.weights ? lookup.weights + i : nullptr};
-    sum_of<W>(bag, j - i, dim, lookup.weights != nullptr, scratch, scratch.tree, out);
+    sum_of<W>(bag, j - i, dim, lookup.weights != nullptr, scratch, out);
     if (!lookup.mean || j - i == 1) continue;
     constexpr bool kWhole = false;
     const vf length = set1(static_cast<float>(j - i));

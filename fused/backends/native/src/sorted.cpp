@@ -4,7 +4,7 @@ namespace keyedopt {
 namespace {
 
 struct ThreadMemory {
-  Buffer rows, tree;
+  Buffer rows, sums;
   Scratch scratch;
 };
 
@@ -20,7 +20,8 @@ Scratch& scratch_for(int64_t dim) {
   memory.scratch.sum = rows;
   memory.scratch.work = rows + padded;
   memory.scratch.leaf = rows + 2 * padded;
-  memory.scratch.tree = memory.tree.array<float>(kLevels * dim);
+  memory.scratch.blocks = memory.sums.array<double>(2 * padded);
+  memory.scratch.chunks = memory.scratch.blocks + padded;
   return memory.scratch;
 }
 
@@ -220,8 +221,7 @@ bool Sorted::finish(const Kernels& kernels, Job job, int threads) {
            const size_t r = static_cast<size_t>(i);
            Scratch& scratch = scratch_for(dim);
            float* out = job.rule ? scratch.sum : job.grads + runs[r].out * dim;
-           const bool full = (runs[r].end - runs[r].begin) % kChunk == 0;
-           kernels.combine(sums + begins[r] * dim, begins[r + 1] - begins[r], full, dim, scratch, out);
+           kernels.combine(sums + begins[r] * dim, begins[r + 1] - begins[r], dim, scratch, out);
            const void* at = entry(runs[r].begin);
            const int64_t row = wide_ ? static_cast<int64_t>(static_cast<const Entry<uint64_t>*>(at)->key)
                                      : static_cast<int64_t>(static_cast<const Entry<uint32_t>*>(at)->key);
