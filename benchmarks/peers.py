@@ -4,13 +4,13 @@ Nothing that can be done beforehand is left to the timed part: TBE gets its indi
 the form it takes.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from keyedopt.benchmarks.tasks import NotOffered, Task, dense, make
+from keyedopt.benchmarks.tasks import NotOffered, Task, dense, make, tables
 from keyedopt.benchmarks.tasks.base import BOUND, CLASSES, EPS, RATE, Rows, fill, flat, need, options_of
 from keyedopt.benchmarks.tasks.tables import training_job
 from keyedopt.benchmarks.timing import Job
@@ -132,5 +132,82 @@ def with_fbgemm(surface: Any, task: Task, work: Workload, device: str) -> Job:
     return training_job(task, forward, backward, Rows(work, weights, device))
 
 
+class TorchrecTables:
+    """Tables of torchrec with FBGEMM inside, ``FusedEmbeddingBagCollection``: what `tables.Tables` is.
+
+    Lookups are a ``KeyedJaggedTensor``, the form it takes, made beforehand.
+
+    Raises:
+        NotOffered: it has no such optimizer on the device, or pools always.
+    """
+
+    def __init__(
+        self,
+        surface: Any,
+        work: Lookups,
+        device: str,
+        optimizer: str,
+        options: Mapping[str, Any],
+        pooled: bool = True,
+    ) -> None:
+        try:
+            from torchrec.modules.embedding_configs import EmbeddingBagConfig
+            from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
+            from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+        except ImportError as error:
+            raise NotOffered(f"no torchrec: {error}") from error
+        known = {name: getattr(torch.optim, name) for name in ("SGD", "Adagrad", "Adam")}
+        known["RowWiseAdagrad"] = getattr(surface, "RowWiseAdagrad", None)
+        kind = torch.device(device).type
+        if known.get(optimizer) is None or (optimizer == "Adam" and kind == "cpu"):
+            raise NotOffered(f"no {optimizer} on {kind}")
+        if not pooled:
+            raise NotOffered("no FusedEmbeddingBagCollection without pooling")
+        lookups = list(tables.lookups_of(work, device))
+        names = [f"f{number}" for number in range(len(lookups))]
+        configs = [
+            EmbeddingBagConfig(
+                num_embeddings=rows, embedding_dim=work.dim, name=f"t{number}", feature_names=[names[number]]
+            )
+            for number, (rows, _, _) in enumerate(lookups)
+        ]
+        self.module = FusedEmbeddingBagCollection(
+            configs, known[optimizer], dict(options), device=torch.device(device)
+        )
+        kept = self.module.state_dict()
+        weights = [kept[f"embedding_bags.t{number}.weight"] for number in range(len(lookups))]
+        for weight in weights:
+            fill(weight)
+        self.rows = Rows(work, weights, device)
+        self.optimizer = self.module.fused_optimizer()
+        self._features = KeyedJaggedTensor(
+            keys=names,
+            values=torch.cat([values for _, values, _ in lookups]),
+            offsets=joined([offsets for _, _, offsets in lookups]),
+        )
+        self._gradient = torch.cat(work.gradients(), 1).to(device)
+
+    def forward(self) -> Any:
+        """Look up."""
+        return self.module(self._features).values()
+
+    def backward(self, pooled: Any) -> None:
+        """Update the tables."""
+        pooled.backward(self._gradient)
+
+    def train(self) -> None:
+        """Do both."""
+        self.backward(self.forward())
+
+
+def with_torchrec(surface: Any, task: Task, work: Workload, device: str) -> Job:
+    """Make a job of torchrec: its tables with FBGEMM inside, and everything else by the names of the surface."""
+    return make(tables.OwnTables(surface, TorchrecTables), task, work, device)
+
+
 #: Peers that have their own way; all others are asked by the names of the surface.
-OWN_WAY: dict[str, Callable[[Any, Task, Workload, str], Job]] = {"torch": with_torch, "fbgemm": with_fbgemm}
+OWN_WAY: dict[str, Callable[[Any, Task, Workload, str], Job]] = {
+    "torch": with_torch,
+    "fbgemm": with_fbgemm,
+    "torchrec": with_torchrec,
+}

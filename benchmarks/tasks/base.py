@@ -22,6 +22,9 @@ CLASSES = {
     "partial_rowwise_lamb": "PartialRowWiseLAMB",
     "lars_sgd": "LarsSGD",
 }
+#: What accumulates gradients, and of which optimizer it is; batches or steps in a window.
+ACCUMULATING = {"sgd": "AccumulateSGD", "adagrad": "AccumulateAdagrad", "adam": "AccumulateAdam"}
+WINDOW = 4
 RATE, EPS, BOUND = 1e-2, 1e-8, 1.0
 #: So small that it does not matter on which side of Adam's bias correction it stands: SparseAdam differs.
 ADAM_EPS = 1e-12
@@ -137,9 +140,21 @@ def numbers_of(state: Mapping[Any, Any], name: str = "") -> dict[str, Tensor]:
     return {key: flat(tensors) for key, tensors in found.items()}
 
 
+def is_window(state: Any) -> bool:
+    """Whether a mapping is what waits in a window: row numbers, which may repeat, and their gradients."""
+    return isinstance(state, Mapping) and state.keys() >= {"rows", "gradients"}
+
+
 def _collect(state: Any, name: str, found: dict[str, list[Tensor]]) -> None:
+    if is_window(state):  # summed by row: implementations do that sooner or later
+        rows, places = torch.unique(state["rows"], return_inverse=True)
+        gradients = state["gradients"].double()
+        sums = gradients.new_zeros(len(rows), *gradients.shape[1:]).index_add_(0, places, gradients)
+        state = {**state, "rows": rows, "gradients": sums}
     if isinstance(state, Mapping):
         for key in sorted(state, key=str):
-            _collect(state[key], str(key).rpartition(".")[2], found)
+            entry = str(key).rpartition(".")[2]
+            # torchrec has two ways to name the same, by the module that holds the table
+            _collect(state[key], entry.replace("momentum_", "momentum"), found)
     elif isinstance(state, Tensor | int | float):
         found.setdefault(name, []).append(torch.as_tensor(state))

@@ -1,16 +1,19 @@
 """Tasks of dense parameters: the step of each optimizer, and of each wrapper around Adam."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from keyedopt.benchmarks.tasks.base import (
+    ACCUMULATING,
     BOUND,
     CLASSES,
     EPS,
     RATE,
+    WINDOW,
     Task,
     dense_step_bytes,
     flat,
@@ -19,7 +22,7 @@ from keyedopt.benchmarks.tasks.base import (
     options_of,
 )
 from keyedopt.benchmarks.timing import Job
-from keyedopt.benchmarks.workloads import STATE, Dense
+from keyedopt.benchmarks.workloads import FLOAT, STATE, Dense
 
 #: Local steps to a global one, of semi-synchronous training.
 LOCAL_STEPS = 4
@@ -177,6 +180,37 @@ def wrapper_step(wrapper: str, surface: Any, work: Dense, device: str) -> Job:
     return Job(run=job, results=lambda: {"weights": flat(params)}, prepare=restore)
 
 
+def around_own(wrapper: str, surface: Any, task: Task, work: Dense, device: str) -> Job:
+    """Make a job of the step of an implementation's own optimizer behind a wrapper."""
+    optimizer_class, wrap = need(surface, CLASSES[task.optimizer], "KeyedOptimizerWrapper")
+    params, restore = parameters_of(work, device)
+    inner = wrap(named(params), lambda given: optimizer_class(given, **options_of(task.optimizer)))
+    if wrapper == "warmup":
+        warmer, stage, policy = need(surface, "WarmupOptimizer", "WarmupStage", "WarmupPolicy")
+        optimizer = warmer(inner, [stage(policy.LINEAR, max_iters=10**6, value=0.5)], lr=RATE)
+    else:
+        clipper, modes = need(surface, "GradientClippingOptimizer", "GradientClipping")
+        optimizer = clipper(inner, getattr(modes, wrapper.upper()), BOUND)
+    return Job(run=optimizer.step, results=lambda: {"weights": flat(params)}, prepare=restore)
+
+
+def accumulate(surface: Any, task: Task, work: Dense, device: str) -> Job:
+    """Make a job of a window of steps, of which the last one updates."""
+    (optimizer_class,) = need(surface, ACCUMULATING[task.optimizer])
+    params, restore = parameters_of(work, device)
+    options = {**options_of(task.optimizer), "use_accumulate": True, "accumulate_step": WINDOW}
+    optimizer = optimizer_class(params, **options)
+    grads = [param.grad for param in params]
+
+    def run() -> None:
+        for _ in range(WINDOW):
+            for param, grad in zip(params, grads, strict=True):
+                param.grad = grad
+            optimizer.step()
+
+    return Job(run=run, results=lambda: {"weights": flat(params)}, prepare=restore)
+
+
 def in_backward(surface: Any, task: Task, work: Dense, device: str) -> Job:
     """Make a job of a backward pass in which each parameter is stepped as soon as its gradient is there."""
     apply, optimizer = need(surface, "apply_optimizer_in_backward", CLASSES[task.optimizer])
@@ -214,21 +248,33 @@ def init_state(surface: Any, task: Task, work: Dense, device: str) -> Job:
 
 
 def _optimizer_tasks(optimizer: str) -> tuple[Task, ...]:
+    name = CLASSES[optimizer]
+
     def moved(work: Any) -> int:
         return dense_step_bytes(optimizer, work)
 
-    name = CLASSES[optimizer]
-    return (
-        Task(f"step-{optimizer}", f"{name}.step", "dense", moved, step, optimizer),
-        Task(
-            f"in_backward-{optimizer}",
-            f"a backward in which {name} updates each parameter",
-            "dense",
-            moved,
-            in_backward,
-            optimizer,
+    def with_norm(work: Any) -> int:  # a gradient is read for the norm, too
+        return moved(work) + FLOAT * int(work.numbers())
+
+    def window(work: Any) -> int:  # each sum of gradients but the last is read and written
+        return moved(work) + (WINDOW - 1) * 3 * FLOAT * int(work.numbers())
+
+    def task(kind: str, about: str, maker: Any, moved: Callable[[Any], int] = moved) -> Task:
+        return Task(f"{kind}-{optimizer}", about, "dense", moved, maker, optimizer)
+
+    made = [
+        task("step", f"{name}.step", step),
+        task("in_backward", f"a backward in which {name} updates each parameter", in_backward),
+        *(
+            task(f"step_clipped-{mode}", f"clip by {mode}, then {name}.step", partial(around_own, mode), bytes_)
+            for mode, bytes_ in (("norm", with_norm), ("value", moved))
         ),
-    )
+        task("step_warmed_up", f"{name}.step with a schedule of rates", partial(around_own, "warmup")),
+    ]
+    if optimizer in ACCUMULATING:
+        about = f"{WINDOW} steps, one update, {ACCUMULATING[optimizer]}"
+        made.append(task("step_accumulate", about, accumulate, window))
+    return tuple(made)
 
 
 def _wrapper_task(name: str) -> Task:

@@ -1,5 +1,6 @@
 """Tasks of sparse gradients, which list a row for each lookup."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,14 +11,16 @@ from keyedopt.benchmarks.timing import Job
 from keyedopt.benchmarks.workloads import STATE, SparseGradients
 
 
-def step(surface: Any, task: Task, work: SparseGradients, device: str) -> Job:
-    """Make a job of an optimizer's step."""
-    adam = task.optimizer == "adam"  # of sparse gradients it is a class of its own
-    (optimizer_class,) = need(surface, "SparseAdam" if adam else CLASSES[task.optimizer])
+def optimizer_of(
+    surface: Any, name: str, work: SparseGradients, device: str
+) -> tuple[Any, Callable[[], None], list[nn.Parameter]]:
+    """Return an optimizer of tables, what gives these their gradients anew, and the tables."""
+    adam = name == "adam"  # of sparse gradients it is a class of its own
+    (optimizer_class,) = need(surface, "SparseAdam" if adam else CLASSES[name])
     weights = [nn.Parameter(torch.empty(work.rows, work.dim, device=device)) for _ in range(work.tables)]
     for weight in weights:
         fill(weight)
-    optimizer = optimizer_class(weights, **({"lr": RATE, "eps": EPS} if adam else options_of(task.optimizer)))
+    optimizer = optimizer_class(weights, **({"lr": RATE, "eps": EPS} if adam else options_of(name)))
     parts = [
         (values[None].to(device), gradient.to(device))
         for values, gradient in zip(work.values(), work.gradients(), strict=True)
@@ -27,6 +30,12 @@ def step(surface: Any, task: Task, work: SparseGradients, device: str) -> Job:
         for weight, (values, gradient) in zip(weights, parts, strict=True):
             weight.grad = torch.sparse_coo_tensor(values, gradient, weight.shape, check_invariants=False)
 
+    return optimizer, prepare, weights
+
+
+def step(surface: Any, task: Task, work: SparseGradients, device: str) -> Job:
+    """Make a job of an optimizer's step."""
+    optimizer, prepare, weights = optimizer_of(surface, task.optimizer, work, device)
     return Job(run=optimizer.step, results=Rows(work, weights, device), prepare=prepare)
 
 

@@ -1,10 +1,11 @@
 """Tasks of state: read out, put in, and moved to and from a disk."""
 
+import copy
 import shutil
 import tempfile
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,19 @@ import torch
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
-from keyedopt.benchmarks.tasks import dense, tables
-from keyedopt.benchmarks.tasks.base import RATE, Task, need, numbers_of
+from keyedopt.benchmarks.tasks import dense, sparse, tables
+from keyedopt.benchmarks.tasks.base import (
+    ACCUMULATING,
+    CLASSES,
+    RATE,
+    WINDOW,
+    Task,
+    need,
+    numbers_of,
+    options_of,
+)
 from keyedopt.benchmarks.timing import Job
-from keyedopt.benchmarks.workloads import Dense
+from keyedopt.benchmarks.workloads import FLOAT, STATE, Dense, SparseGradients
 
 #: Makes an optimizer with state: of a surface and a workload, on a device, after some steps.
 Stepped = Callable[[Any, Any, str, int], Any]
@@ -35,6 +45,28 @@ def around_adam(wrapper: str, surface: Any, work: Dense, device: str, steps: int
     return _stepped(partial(dense.WRAPPERS[wrapper], surface), work, device, steps)
 
 
+def own(optimizer: str, surface: Any, work: Dense, device: str, steps: int) -> Any:
+    """Return an optimizer of the implementation itself."""
+    (kind,) = need(surface, CLASSES[optimizer])
+    return _stepped(lambda params: kind(params.values(), **options_of(optimizer)), work, device, steps)
+
+
+def dense_window(optimizer: str, surface: Any, work: Dense, device: str, steps: int) -> Any:
+    """Return an optimizer that accumulates, within a window."""
+    (kind,) = need(surface, ACCUMULATING[optimizer])
+    options = {**options_of(optimizer), "use_accumulate": True, "accumulate_step": WINDOW}
+    return _stepped(lambda params: kind(params.values(), **options), work, device, steps)
+
+
+def sparse_adam(surface: Any, work: SparseGradients, device: str, steps: int) -> Any:
+    """Return SparseAdam after steps on sparse gradients."""
+    optimizer, prepare, _ = sparse.optimizer_of(surface, "adam", work, device)
+    for _ in range(steps):
+        prepare()
+        optimizer.step()
+    return optimizer
+
+
 def _stepped(make: Callable[[Any], Any], work: Dense, device: str, steps: int) -> Any:
     params, restore = dense.parameters_of(work, device)
     optimizer = make(dense.named(params))
@@ -42,6 +74,22 @@ def _stepped(make: Callable[[Any], Any], work: Dense, device: str, steps: int) -
         restore()
         optimizer.step()
     return optimizer
+
+
+def emptied(optimizer: Any) -> Any:
+    """Return an optimizer whose state is zero, so that it is the same in every implementation, to the bit."""
+    zeros = copy.deepcopy(optimizer.state_dict())
+    _zero(zeros["state"])
+    optimizer.load_state_dict(zeros)
+    return optimizer
+
+
+def _zero(state: Any) -> None:
+    if isinstance(state, Mapping):
+        for value in state.values():
+            _zero(value)
+    elif isinstance(state, Tensor) and state.is_floating_point():  # counts and row numbers are the same anyway
+        state.zero_()
 
 
 class Folder:
@@ -68,14 +116,14 @@ def read_out(make: Stepped, surface: Any, work: Any, device: str) -> Job:
 
 def put_in(make: Stepped, surface: Any, work: Any, device: str) -> Job:
     """Make a job of ``load_state_dict``."""
-    source, target = make(surface, work, device, 2), make(surface, work, device, 1)
+    source, target = make(surface, work, device, 2), emptied(make(surface, work, device, 1))
     saved = source.state_dict()
     return Job(run=lambda: target.load_state_dict(saved), results=lambda: numbers_of(_entries(target)))
 
 
 def move(make: Stepped, surface: Any, work: Any, device: str) -> Job:
     """Make a job of both, from one optimizer to another."""
-    source, target = make(surface, work, device, 2), make(surface, work, device, 1)
+    source, target = make(surface, work, device, 2), emptied(make(surface, work, device, 1))
     return Job(
         run=lambda: target.load_state_dict(source.state_dict()), results=lambda: numbers_of(_entries(target))
     )
@@ -97,7 +145,7 @@ def save(make: Stepped, surface: Any, work: Any, device: str) -> Job:
 
 def restore(make: Stepped, surface: Any, work: Any, device: str) -> Job:
     """Make a job of ``torch.load``."""
-    folder, target = Folder(), make(surface, work, device, 1)
+    folder, target = Folder(), emptied(make(surface, work, device, 1))
     file = folder.path / "state.pt"
     torch.save(make(surface, work, device, 2).state_dict(), file)
 
@@ -123,7 +171,7 @@ def save_distributed(make: Stepped, surface: Any, work: Any, device: str) -> Job
 
 def restore_distributed(make: Stepped, surface: Any, work: Any, device: str) -> Job:
     """Make a job of ``torch.distributed.checkpoint.load``, by a single process."""
-    folder, target = Folder(), make(surface, work, device, 1)
+    folder, target = Folder(), emptied(make(surface, work, device, 1))
     _save(make(surface, work, device, 2).state_dict(), folder)
 
     def run() -> None:
@@ -181,10 +229,48 @@ def _task(way: str, what: str, kind: str, make: Stepped, moved: Callable[[Any], 
     )
 
 
-def adam_bytes(work: Dense) -> int:
-    """Two moments of each number, and a step of each tensor, read once and written once."""
-    return 2 * 4 * (2 * work.numbers() + work.repeat * len(work.shapes))
+def dense_bytes(optimizer: str, work: Dense) -> int:
+    """The state of each number, and a step of each tensor, read once and written once."""
+    factor, constant = STATE[optimizer]
+    rows = work.repeat * sum(torch.Size(shape).numel() // shape[-1] for shape in work.shapes)
+    numbers = factor * work.numbers() + constant * rows + work.repeat * len(work.shapes)
+    return 2 * FLOAT * numbers
 
+
+def dense_window_bytes(optimizer: str, work: Dense) -> int:
+    """The same, and the sum of the gradients of a window."""
+    return dense_bytes(optimizer, work) + 2 * FLOAT * work.numbers()
+
+
+def sparse_bytes(work: SparseGradients) -> int:
+    """Two moments of each number of the tables."""
+    return 2 * FLOAT * 2 * work.tables * work.rows * work.dim
+
+
+#: Optimizers that keep something of a parameter.
+WITH_STATE = tuple(optimizer for optimizer, kept in STATE.items() if kept != (0, 0))
+#: Wrappers whose state is one of its own; of the modes of clipping one, for none keeps anything.
+KEEPING = ("keyed", "combined", "wrapper", "clip_value", "warmup", "fault_tolerant", "semi_sync")
+#: What has state, by name: the kind of work, what makes it, and the bytes of its state, moved once.
+KEPT: dict[str, tuple[str, Stepped, Callable[[Any], int]]] = {
+    **{name: ("dense", partial(around_adam, name), partial(dense_bytes, "adam")) for name in KEEPING},
+    **{name: ("dense", partial(own, name), partial(dense_bytes, name)) for name in WITH_STATE},
+    **{
+        f"accumulate_{name}": ("dense", partial(dense_window, name), partial(dense_window_bytes, name))
+        for name in ACCUMULATING
+    },
+    "sparse_adam": ("sparse", sparse_adam, sparse_bytes),
+    **{
+        f"tables_{name}": ("lookups", partial(tables.trained, name), partial(tables.state_bytes, name))
+        for name in WITH_STATE
+    },
+    **{
+        f"window_{name}": ("lookups", partial(tables.in_a_window, name), partial(tables.window_bytes, name))
+        for name in ACCUMULATING
+    },
+}
+#: Whose state goes to a folder of torch.distributed.checkpoint, too.
+DISTRIBUTED = ("keyed", "tables_rowwise_adagrad")
 
 TASKS = (
     Task(
@@ -195,10 +281,9 @@ TASKS = (
         maker=lambda surface, task, work, device: move(adagrad, surface, work, device),
     ),
     *(
-        _task(way, wrapper, "dense", partial(around_adam, wrapper), adam_bytes)
-        for wrapper in dense.WRAPPERS
+        _task(way, name, *kept)
+        for name, kept in KEPT.items()
         for way in WAYS
-        if wrapper == "keyed" or (way.endswith("state_dict") and not wrapper.startswith("clip_n"))
+        if name in DISTRIBUTED or not way.endswith("distributed")
     ),
-    *(_task(way, "tables", "lookups", tables.trained, tables.state_bytes) for way in WAYS),
 )

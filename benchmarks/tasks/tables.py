@@ -1,20 +1,30 @@
 """Tasks of embedding tables: looked up, and updated in the backward pass."""
 
+import functools
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from keyedopt.benchmarks.tasks.base import BOUND, CLASSES, RATE, Rows, Task, fill, need, options_of
+from keyedopt.benchmarks.tasks.base import (
+    ACCUMULATING,
+    BOUND,
+    CLASSES,
+    RATE,
+    WINDOW,
+    Rows,
+    Task,
+    fill,
+    need,
+    options_of,
+)
 from keyedopt.benchmarks.timing import Job
 from keyedopt.benchmarks.workloads import FLOAT, INDEX, STATE, Lookups
 
-#: What accumulates gradients, and of which optimizer it is; batches in a window.
-ACCUMULATING = {"sgd": "AccumulateSGD", "adagrad": "AccumulateAdagrad", "adam": "AccumulateAdam"}
-WINDOW = 4
-#: The optimizer of the tasks that are about something else.
-ROWWISE = "rowwise_adagrad"
+#: How gradients are clipped in the backward, by the names of `GradientClipping` in small letters.
+MODES = ("norm", "value", "none")
 
 
 class Tables:
@@ -55,7 +65,7 @@ class Tables:
         self.optimizer = self.module.fused_optimizer
         self.rows = Rows(work, list(self.optimizer.params.values()), device)
         self._features = {f"f{n}": found[1:] for n, found in enumerate(lookups_of(work, device))}
-        gradients = work.gradients() if pooled else _of_each_value(work)
+        gradients = work.gradients() if pooled else of_each_value(work)
         self._gradients = [gradient.to(device) for gradient in gradients]
 
     def forward(self) -> list[Tensor]:
@@ -72,6 +82,42 @@ class Tables:
         self.backward(self.forward())
 
 
+class OwnTables:
+    """The names of an implementation whose tables are made in a way of their own.
+
+    Args:
+        surface: the names.
+        maker: makes what `Tables` is, of the same arguments.
+    """
+
+    def __init__(self, surface: Any, maker: Callable[..., Any]) -> None:
+        self._surface, self.maker = surface, maker
+
+    def has(self, name: str) -> bool:
+        """Whether there is a name."""
+        return bool(self._surface.has(name))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._surface, name)
+
+
+def tables_of(
+    surface: Any,
+    work: Lookups,
+    device: str,
+    optimizer: str,
+    options: Mapping[str, Any],
+    pooled: bool = True,
+) -> Any:
+    """Return the tables of an implementation: `Tables`, or what it has in their stead.
+
+    Raises:
+        NotOffered: it lacks a name.
+    """
+    maker = surface.maker if isinstance(surface, OwnTables) else Tables
+    return maker(surface, work, device, optimizer, options, pooled)
+
+
 def lookups_of(work: Lookups, device: str) -> list[tuple[int, Tensor, Tensor]]:
     """Return of each table how many rows it has, and the values and offsets that are looked up."""
     return [
@@ -80,7 +126,7 @@ def lookups_of(work: Lookups, device: str) -> list[tuple[int, Tensor, Tensor]]:
     ]
 
 
-def _of_each_value(work: Lookups) -> list[Tensor]:
+def of_each_value(work: Lookups) -> list[Tensor]:
     """Return gradients of outputs without pooling: each value has that of its bag."""
     pairs = zip(work.gradients(), lookups_of(work, "cpu"), strict=True)
     return [gradient.repeat_interleave(offsets.diff(), 0) for gradient, (_, _, offsets) in pairs]
@@ -107,21 +153,21 @@ def training_job(task: Task, forward: Callable[[], Any], backward: Callable[[Any
 
 def train(surface: Any, task: Task, work: Lookups, device: str) -> Job:
     """Make a job of pooled tables that are updated in their backward pass."""
-    tables = Tables(surface, work, device, CLASSES[task.optimizer], options_of(task.optimizer))
+    tables = tables_of(surface, work, device, CLASSES[task.optimizer], options_of(task.optimizer))
     return training_job(task, tables.forward, tables.backward, tables.rows)
 
 
 def train_unpooled(surface: Any, task: Task, work: Lookups, device: str) -> Job:
     """Make a job of tables without pooling."""
     options = options_of(task.optimizer)
-    tables = Tables(surface, work, device, CLASSES[task.optimizer], options, pooled=False)
+    tables = tables_of(surface, work, device, CLASSES[task.optimizer], options, pooled=False)
     return Job(run=tables.train, results=tables.rows)
 
 
 def accumulate(surface: Any, task: Task, work: Lookups, device: str) -> Job:
     """Make a job of a window of batches, whose gradients become one update."""
     options = {**options_of(task.optimizer), "use_accumulate": True, "accumulate_step": WINDOW}
-    tables = Tables(surface, work, device, ACCUMULATING[task.optimizer], options)
+    tables = tables_of(surface, work, device, ACCUMULATING[task.optimizer], options)
 
     def run() -> None:
         for _ in range(WINDOW):
@@ -133,8 +179,8 @@ def accumulate(surface: Any, task: Task, work: Lookups, device: str) -> Job:
 def clipped(surface: Any, task: Task, work: Lookups, device: str) -> Job:
     """Make a job of tables around whose optimizer another one clips: by norm or by value, in the backward."""
     clipper, modes = need(surface, "GradientClippingOptimizer", "GradientClipping")
-    tables = Tables(surface, work, device, CLASSES[task.optimizer], options_of(task.optimizer))
-    mode = task.name.rpartition("-")[2].upper()
+    tables = tables_of(surface, work, device, CLASSES[task.optimizer], options_of(task.optimizer))
+    mode = task.name.split("-")[1].upper()
     optimizer = clipper(tables.optimizer, getattr(modes, mode), BOUND if mode == "NORM" else BOUND / 10)
 
     def run() -> None:
@@ -147,10 +193,11 @@ def clipped(surface: Any, task: Task, work: Lookups, device: str) -> Job:
 def warmed_up(surface: Any, task: Task, work: Lookups, device: str) -> Job:
     """Make a job of tables whose rate a schedule sets for each iteration."""
     warmer, stage, policy = need(surface, "WarmupOptimizer", "WarmupStage", "WarmupPolicy")
-    tables = Tables(surface, work, device, CLASSES[task.optimizer], options_of(task.optimizer))
+    tables = tables_of(surface, work, device, CLASSES[task.optimizer], options_of(task.optimizer))
     optimizer = warmer(tables.optimizer, [stage(policy.LINEAR, max_iters=10**6, value=0.5)], lr=RATE)
 
     def run() -> None:
+        optimizer.zero_grad()  # as in every loop; torchrec's tables learn their rate by it
         tables.train()
         optimizer.step()
 
@@ -175,17 +222,33 @@ def in_backward(surface: Any, task: Task, work: Lookups, device: str) -> Job:
     return Job(run=run, results=Rows(work, weights, device))
 
 
-def trained(surface: Any, work: Lookups, device: str, steps: int) -> Any:
-    """Return the optimizer of tables, row-wise Adagrad, after a step less: it has state from the start."""
-    tables = Tables(surface, work, device, CLASSES[ROWWISE], options_of(ROWWISE))
+def trained(optimizer: str, surface: Any, work: Lookups, device: str, steps: int) -> Any:
+    """Return the optimizer of tables after a step less: it has state from the start."""
+    tables = tables_of(surface, work, device, CLASSES[optimizer], options_of(optimizer))
     for _ in range(steps - 1):
         tables.train()
     return tables.optimizer
 
 
-def state_bytes(work: Lookups) -> int:
-    """A number for each row of row-wise Adagrad, read once and written once."""
-    return 2 * FLOAT * sum(work.heights)
+def in_a_window(optimizer: str, surface: Any, work: Lookups, device: str, steps: int) -> Any:
+    """Return the optimizer of tables that accumulate, after some batches of a window."""
+    options = {**options_of(optimizer), "use_accumulate": True, "accumulate_step": WINDOW}
+    tables = tables_of(surface, work, device, ACCUMULATING[optimizer], options)
+    for _ in range(steps):
+        tables.train()
+    return tables.optimizer
+
+
+def state_bytes(optimizer: str, work: Lookups) -> int:
+    """The state of each row, read once and written once."""
+    factor, constant = STATE[optimizer]
+    return 2 * FLOAT * (factor * work.dim + constant) * sum(work.heights)
+
+
+def window_bytes(optimizer: str, work: Lookups) -> int:
+    """The same, and the sum of gradients of each row that the window has seen, with its number."""
+    rows = sum(len(values) for values in work.unique())
+    return state_bytes(optimizer, work) + 2 * rows * (FLOAT * work.dim + INDEX)
 
 
 def unpooled_bytes(optimizer: str, work: Lookups) -> int:
@@ -206,39 +269,37 @@ def _training(optimizer: str) -> tuple[Task, ...]:
     def both(work: Any) -> int:
         return int(work.forward_bytes()) + backward(work)
 
-    about = f"backward and update of pooled tables, {name}"
+    def window(work: Any) -> int:
+        return WINDOW * int(work.forward_bytes()) + backward(work)
+
+    def task(kind: str, about: str, moved: Callable[[Any], int], maker: Any, part: str = "") -> Task:
+        return Task(f"{kind}-{optimizer}", about, "lookups", moved, maker, optimizer, part)
+
+    update = f"backward and update of pooled tables, {name}"
     made = [
-        Task(f"train-{optimizer}", f"forward, {about}", "lookups", both, train, optimizer, "train"),
-        Task(f"backward-{optimizer}", about, "lookups", backward, train, optimizer, "backward"),
-        Task(
-            f"bag_in_backward-{optimizer}",
+        task("train", f"forward, {update}", both, train, "train"),
+        task("backward", update, backward, train, "backward"),
+        task("train_unpooled", f"forward, backward and update without pooling, {name}", both, train_unpooled),
+        *(
+            task(f"train_clipped-{mode}", f"forward, {update}, clipped by {mode}", both, clipped)
+            for mode in MODES
+        ),
+        task("train_warmup", f"forward, {update}, with a schedule of rates", both, warmed_up),
+        task(
+            "bag_in_backward",
             f"EmbeddingBag(sparse=True) whose weight {name} updates in the backward",
-            "lookups",
             both,
             in_backward,
-            optimizer,
         ),
     ]
     if optimizer in ACCUMULATING:
         about = f"{WINDOW} batches, one update, {ACCUMULATING[optimizer]}"
-        moved = lambda work: WINDOW * work.forward_bytes() + work.backward_bytes(optimizer)  # noqa: E731
-        made.append(Task(f"accumulate-{optimizer}", about, "lookups", moved, accumulate, optimizer))
-    return tuple(made)
-
-
-def _around(name: str, about: str, maker: Any, moved: Callable[[Any], int]) -> Task:
-    return Task(name, f"forward, backward and update of tables, {about}", "lookups", moved, maker, ROWWISE)
-
-
-def _train_bytes(work: Any) -> int:
-    return int(work.forward_bytes() + work.backward_bytes(ROWWISE))
+        made.append(task("accumulate", about, window, accumulate))
+    unpooled = functools.partial(unpooled_bytes, optimizer)
+    return tuple(replace(one, moved=unpooled) if one.maker is train_unpooled else one for one in made)
 
 
 TASKS = (
     *(task for optimizer in STATE for task in _training(optimizer)),
     Task("forward", "forward of pooled tables", "lookups", Lookups.forward_bytes, train, "sgd", "forward"),
-    _around("train_unpooled", "without pooling", train_unpooled, lambda work: unpooled_bytes(ROWWISE, work)),
-    _around("train_clipped-norm", "clipped by norm in the backward", clipped, _train_bytes),
-    _around("train_clipped-value", "clipped by value in the backward", clipped, _train_bytes),
-    _around("train_warmup", "with a schedule of rates", warmed_up, _train_bytes),
 )
