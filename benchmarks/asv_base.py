@@ -55,10 +55,28 @@ class Suite:
         """Return the bytes that must move over the median time, in GB/s: to look at, never for a gate."""
         return self.moved / quantiles(samples(self.job, self.device, BUDGET))["median"] / 1e9
 
-    def _device_memory(self) -> int:
-        """Return the bytes that a run takes on the device beside what is there already, at its peak."""
+
+class OnHost(Suite):
+    """A suite that asv measures the host's memory of."""
+
+    device: ClassVar[str] = "cpu"
+
+
+class OnDevice(Suite):
+    """A suite that there is on a GPU alone."""
+
+    def setup(self, task: str, workload: str, implementation: str) -> None:
+        """Make the job.
+
+        Raises:
+            NotImplementedError: there is no GPU, or what `Suite` leaves out.
+        """
         if self.device == "cpu":
             raise NotImplementedError("of the host, asv measures the peak itself")
+        super().setup(task, workload, implementation)
+
+    def _device_memory(self) -> int:
+        """Return the bytes that a run takes on the device beside what is there already, at its peak."""
         self.job.prepare()
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
@@ -66,9 +84,3 @@ class Suite:
         self.job.run()
         torch.cuda.synchronize()
         return int(torch.cuda.max_memory_allocated() - before)
-
-
-class OnHost(Suite):
-    """A suite that asv measures the host's memory of."""
-
-    device: ClassVar[str] = "cpu"

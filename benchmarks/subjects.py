@@ -6,7 +6,8 @@ name                what it is
 `fused`             `keyedopt.fused`, as it chooses by itself
 `fused:BACKEND`     the same with one of its backends
 `reference`         `keyedopt.reference`
-`torch`, `fbgemm`   peers in their own way, see `keyedopt.benchmarks.peers`
+`torch`, `fbgemm`,  peers in their own way, see `keyedopt.benchmarks.peers`; torchrec's tables have
+`torchrec`          FBGEMM inside
 ==================  ====================================================================================
 """
 
@@ -26,38 +27,54 @@ from keyedopt.benchmarks.timing import Budget, Job
 from keyedopt.benchmarks.workloads import Workload
 
 #: Where the public names of an implementation are.
-MODULES = {
-    "fused": "keyedopt.fused",
-    "reference": "keyedopt.reference",
-    "torch": "torch.optim",
-    "fbgemm": "keyedopt.conformance.adapters.fbgemm",
+MODULES: dict[str, tuple[str, ...]] = {
+    "fused": ("keyedopt.fused",),
+    "reference": ("keyedopt.reference",),
+    "torch": ("torch.optim",),
+    "fbgemm": ("keyedopt.conformance.adapters.fbgemm",),
+    # without torchrec.optim.optimizers, where names stand for algorithms that do not run
+    "torchrec": tuple(
+        f"torchrec.optim.{part}"
+        for part in (
+            *("keyed", "clipping", "warmup", "semi_sync", "rowwise_adagrad"),
+            "apply_optimizer_in_backward",
+        )
+    ),
 }
 BACKENDS = ("native", "triton", "fbgemm", "torch")
 #: All of them.
-SUBJECTS = ("fused", *(f"fused:{backend}" for backend in BACKENDS), "reference", "torch", "fbgemm")
+SUBJECTS = ("fused", *(f"fused:{backend}" for backend in BACKENDS), "reference", "torch", "fbgemm", "torchrec")
 #: In the environment, the backend that fused tries first.
 PREFERRED = "KEYEDOPT_BACKEND"
 
 
 class Names:
-    """The public names of a module.
+    """The public names of some modules.
 
     >>> Names("torch.optim").has("Adam"), Names("torch.optim").has("LAMB")
     (True, False)
+
+    Raises:
+        NotOffered: one of them is not there.
     """
 
-    def __init__(self, module: str) -> None:
-        try:
-            self._module = importlib.import_module(module)
-        except ImportError as error:
-            raise NotOffered(f"no {module}: {error}") from error
+    def __init__(self, *modules: str) -> None:
+        self._modules = []
+        for module in modules:
+            try:
+                self._modules.append(importlib.import_module(module))
+            except ImportError as error:
+                raise NotOffered(f"no {module}: {error}") from error
 
     def has(self, name: str) -> bool:
         """Whether there is a name."""
-        return hasattr(self._module, name)
+        return any(hasattr(module, name) for module in self._modules)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._module, name)
+        for module in self._modules:
+            if hasattr(module, name):
+                return getattr(module, name)
+        raise AttributeError(f"no {name}")
 
 
 def job_of(subject: str, task: str, work: Workload, device: str) -> Job:
@@ -71,7 +88,7 @@ def job_of(subject: str, task: str, work: Workload, device: str) -> Job:
     if torch.device(device).type == "cuda" and not torch.cuda.is_available():
         raise NotOffered("no CUDA here")
     name, _, backend = subject.partition(":")
-    surface = Names(MODULES[name])
+    surface = Names(*MODULES[name])
     maker = OWN_WAY.get(name, make)
     if not backend:
         return maker(surface, TASKS[task], work, device)

@@ -47,7 +47,7 @@ class Asked:
     output: Path | None = None
     conformance: Path | None = None
     check: bool = False
-    seconds: float = 1.5
+    seconds: float = 1.0
     threads: int | None = None
     cold: bool = False
     trace: Path | None = None
@@ -56,6 +56,7 @@ class Asked:
     write_baseline: Path | None = None
     rounds: int | None = None
     commits: tuple[str, str] | None = None
+    harness: bool = False
 
 
 def bench(asked: Asked) -> int:
@@ -67,6 +68,10 @@ def bench(asked: Asked) -> int:
         for path in (asked.output, asked.write_baseline):
             if path is not None:
                 results.refuse_unwritable(path)
+        if asked.harness:
+            from keyedopt.cli.harness import time_harness
+
+            return time_harness(asked)
         if asked.commits is not None:
             from keyedopt.cli.commits import compare_commits
 
@@ -101,6 +106,7 @@ def _refuse_together(asked: Asked) -> None:
         "--gate": asked.gate is not None,
         "--write-baseline": asked.write_baseline is not None,
         "--compare-commits": asked.commits is not None,
+        "--harness": asked.harness,
     }
     alone = {
         "--conformance": asked.conformance is not None,
@@ -108,6 +114,9 @@ def _refuse_together(asked: Asked) -> None:
         "--cold": asked.cold,
         "--trace": asked.trace is not None,
     }
+    if asked.harness:
+        alone |= {"--workload": bool(asked.workloads), "--task": bool(asked.tasks)}
+        alone |= {"--against": asked.against is not None, "--device": asked.device != "cpu"}
     given = [name for name, there in modes.items() if there]
     if given:
         given += [name for name, there in alone.items() if there]

@@ -289,7 +289,7 @@ def bench(
     check: Annotated[
         bool, typer.Option("--check", help="Run the whole suite on what is measured first, in place of FILE.")
     ] = False,
-    seconds: Annotated[float, typer.Option(help="For each comparison.", min=0.01)] = 1.5,
+    seconds: Annotated[float, typer.Option(help="For each comparison.", min=0.01)] = 1.0,
     threads: Annotated[
         int | None, typer.Option(help="Threads of torch; the gate and commits take one by default.", min=1)
     ] = None,
@@ -319,6 +319,10 @@ def bench(
         tuple[str, str] | None,
         typer.Option(metavar="A B", help="Build two commits and measure them in turn.", show_default=False),
     ] = None,
+    harness: Annotated[
+        bool,
+        typer.Option("--harness", help="Measure keyedopt itself: imports and commands beside `import torch`."),
+    ] = False,
     list_all: Annotated[bool, typer.Option("--list", help="List the workloads and tasks.")] = False,
 ) -> None:
     """Measure an implementation beside its peers, in one run, as ratios.
@@ -351,6 +355,7 @@ def bench(
         write_baseline=write_baseline,
         rounds=rounds,
         commits=compare_commits,
+        harness=harness,
     )
     raise typer.Exit(measure(asked))
 

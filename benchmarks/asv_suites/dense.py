@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from keyedopt.benchmarks.asv_base import OnHost, Suite
 from keyedopt.benchmarks.tasks import TASKS
 
-BY = ("fused", "reference", "torch")
+BY = ("fused", "reference", "torch", "torchrec")
 DENSE = tuple(name for name, task in TASKS.items() if task.kind == "dense")
 #: Steps move every number; what is done to state costs by the parameter.
 STEPS = tuple(name for name in DENSE if name.startswith(("step", "clip", "in_backward")))
@@ -26,7 +26,7 @@ class Step(Suite):
 class State(Suite):
     """State dicts, checkpoints."""
 
-    params: ClassVar[Any] = (STATES, ("10k-parameters",), BY[:2])
+    params: ClassVar[Any] = (STATES, ("10k-parameters",), BY)
     unit: ClassVar[str] = "seconds"
 
     def track_seconds(self, *_: str) -> Any:
