@@ -18,7 +18,7 @@ from keyedopt.benchmarks.workloads import WORKLOADS
 #: Where everything runs: the machine's name tells which it was; CUDA_VISIBLE_DEVICES= asks for the CPU.
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 #: How long one benchmark measures.
-BUDGET = Budget(seconds=0.4, warmup=0.2, least=4, most=100)
+BUDGET = Budget(seconds=0.2, warmup=0.1, least=4, most=100)
 
 
 class Suite:

@@ -261,6 +261,7 @@ _LISTED: tuple[Workload, ...] = (
     Dense("dlrm-tower", "the dense part of MLPerf DLRM-DCNv2", DLRM_TOWER),
     Dense("tower-24m", "a cross and deep network of 24 M parameters", ((1024, 1024), (1024,)), 23),
     Dense("10k-parameters", "10,000 small parameters", ((8,),), 10_000),
+    Dense("1k-parameters", "1,000 small parameters", ((8,),), 1000),
     SparseGradients("sparse-zipf", "uncoalesced gradients, skewed", 4, 200_000, 64, 40_960),
     SparseGradients("sparse-uniform", "uncoalesced gradients, even", 4, 200_000, 64, 40_960, "uniform"),
 )

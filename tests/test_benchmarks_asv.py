@@ -1,5 +1,6 @@
 """asv: its check, a run of the commit that is there, the page in a browser, the machine."""
 
+import importlib.util
 import json
 import os
 import re
@@ -226,6 +227,17 @@ def test_a_job_that_changes_nothing_is_a_fault_and_not_a_measurement(monkeypatch
         Suite().setup("train-sgd", "tiny", "reference")
 
 
+def test_the_suites_cover_every_task():
+    from keyedopt.benchmarks.asv_suites import dense, sparse, tables
+
+    seen = set()
+    for part in (dense, sparse, tables):
+        for suite in (value for value in vars(part).values() if isinstance(value, type)):
+            if issubclass(suite, Suite) and suite.__module__ == part.__name__:
+                seen |= {suite.prefix + name for name in suite.params[0]}
+    assert seen == set(TASKS)
+
+
 def test_a_suite_measures_seconds_and_throughput(monkeypatch):
     monkeypatch.setitem(WORKLOADS, "tiny", TINY)
     suite = Suite()
@@ -239,6 +251,10 @@ def why_not(subject):
     """Return why a backend or a peer is not there, or nothing."""
     from keyedopt.fused.backends import available
 
+    if subject == "torchrec":
+        missing = importlib.util.find_spec("torchrec") is None
+        assert not (missing and os.environ.get("KEYEDOPT_REQUIRE_TORCHREC") == "1")
+        return "torchrec" if missing else ""
     return available()["fbgemm" if subject == "fbgemm" else subject.removeprefix("fused:")]
 
 

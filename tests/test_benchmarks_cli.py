@@ -13,7 +13,7 @@ import pytest
 import torch
 from making import refused, result, valid
 
-from keyedopt.benchmarks import baseline, compare
+from keyedopt.benchmarks import baseline, compare, harness
 from keyedopt.benchmarks.workloads import WORKLOADS, Lookups, SparseGradients
 from keyedopt.cli import bench, bench_table, proof
 from keyedopt.conformance import result as results
@@ -135,6 +135,9 @@ def test_a_result_of_something_else_is_refused(tmp_path, changes, said):
         ("--gate nowhere.json", "nowhere.json cannot be read"),
         ("--gate x --write-baseline y", "--gate and --write-baseline do not go together"),
         ("--gate x --cold", "--gate and --cold do not go together"),
+        ("--harness --gate x", "--gate and --harness do not go together"),
+        ("--harness --task train-sgd", "--harness and --task do not go together"),
+        ("--harness --device cuda", "--harness and --device do not go together"),
         ("--conformance x.json --check", "--conformance and --check do not go together"),
         ("--write-baseline y --rounds 1", "at least two --rounds"),
         ("--write-baseline y --against nope", "'nope'"),
@@ -248,6 +251,30 @@ def test_an_interrupted_run_writes_nothing(run_line, small, monkeypatch, tmp_pat
     monkeypatch.setattr(bench, "compare", interrupt)
     done = run_line(*LINE, "--workload", "tiny", "--output", tmp_path / "x.json")
     assert "interrupted" in refused(done)
+    assert not (tmp_path / "x.json").exists()
+
+
+def test_the_harness_itself_is_measured(run_line, tmp_path, monkeypatch):
+    """Imports and commands run as they are, once each, but for the suite."""
+    monkeypatch.setattr(harness, "MODULES", ("keyedopt.cli.main",))
+    monkeypatch.setattr(harness, "COMMANDS", {"help": ("--help",)})
+    monkeypatch.setattr(harness, "BASE", (sys.executable, "-c", "pass"))
+    monkeypatch.setattr("keyedopt.cli.harness.PAIRS", 1)
+    done = run_line("bench", "--harness", "--seconds", "0.01", "--output", tmp_path / "x.json")
+    assert (done.returncode, done.stderr) == (0, "")
+    written = valid(tmp_path / "x.json")
+    assert (written["kind"], written["schema"]) == ("keyedopt-harness", 1)
+    assert [row["name"] for row in written["rows"]] == ["import keyedopt.cli.main", "keyedopt --help"]
+    for row in written["rows"]:
+        assert row["low"] <= row["ratio"] <= row["high"]
+        assert len(row["samples"]) == len(row["base_samples"]) >= 1
+        assert row["name"] in done.stdout
+
+
+def test_a_harness_that_breaks_is_one_line(run_line, tmp_path, monkeypatch):
+    monkeypatch.setattr(harness, "MODULES", ("keyedopt.nope",))
+    done = run_line("bench", "--harness", "--output", tmp_path / "x.json")
+    assert "import keyedopt.nope ended with 1" in refused(done)
     assert not (tmp_path / "x.json").exists()
 
 

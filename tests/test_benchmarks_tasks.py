@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from keyedopt.benchmarks import compare
-from keyedopt.benchmarks.tasks import TASKS, NotOffered, dense, make
-from keyedopt.benchmarks.workloads import Dense, Lookups, SparseGradients
+from keyedopt.benchmarks.tasks import TASKS, NotOffered, dense, make, tables
+from keyedopt.benchmarks.tasks.base import ACCUMULATING, CLASSES
+from keyedopt.benchmarks.workloads import STATE, Dense, Lookups, SparseGradients
 from keyedopt.conformance import spec
 from keyedopt.conformance.implementation import find
 
@@ -88,9 +89,45 @@ def test_the_tasks_cover_the_surface():
     assert surface - asked.names == NOT_TIMED
 
 
+#: What is timed of every optimizer, and of every wrapper.
+OF_OPTIMIZERS = {
+    *("train", "backward", "train_unpooled", "train_warmup", "train_clipped-norm", "train_clipped-value"),
+    *("train_clipped-none", "bag_in_backward", "sparse"),
+    *("step", "step_clipped-norm", "step_clipped-value", "step_warmed_up", "in_backward"),
+}
+OF_STATE = {"state_dict", "load_state_dict", "save", "load"}
+
+
+@pytest.mark.parametrize("optimizer", STATE)
+def test_of_every_optimizer_everything_is_timed(optimizer):
+    wanted = {f"{kind}-{optimizer}" for kind in OF_OPTIMIZERS}
+    if optimizer != "sgd":  # which keeps nothing
+        wanted |= {f"{way}-{what}{optimizer}" for way in OF_STATE for what in ("", "tables_")}
+    if optimizer in ACCUMULATING:
+        wanted |= {f"accumulate-{optimizer}", f"step_accumulate-{optimizer}"}
+        wanted |= {f"{way}-{what}_{optimizer}" for way in OF_STATE for what in ("window", "accumulate")}
+    if optimizer == "adam":
+        wanted |= {f"{way}-sparse_adam" for way in OF_STATE}
+    assert wanted <= set(TASKS)
+
+
+def test_every_optimizer_of_the_surface_is_one_of_them():
+    algorithms = {name for area in ("algorithms", "accumulate") for name in spec.areas()[area].names}
+    assert algorithms == {*CLASSES.values(), *ACCUMULATING.values()}
+    assert set(CLASSES) == set(STATE)
+
+
+def test_of_every_wrapper_step_and_state_are_timed():
+    """Modes of clipping have steps alone: what a clipper keeps is that of the optimizer inside."""
+    steps = {"clip-adam" if name == "clip_norm" else f"step_{name}" for name in dense.WRAPPERS}
+    keeping = {name for name in dense.WRAPPERS if not name.startswith("clip_")} | {"clip_value"}
+    assert steps | {f"{way}-{name}" for way in OF_STATE for name in keeping} <= set(TASKS)
+
+
 def test_every_mode_of_clipping_is_a_wrapper():
     from keyedopt.fused import GradientClipping
 
+    assert {mode.name.lower() for mode in GradientClipping} == set(tables.MODES)
     for mode in GradientClipping:
         assert any(name.startswith(f"clip_{mode.name.lower()}") for name in dense.WRAPPERS), mode
 

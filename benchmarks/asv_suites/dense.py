@@ -10,6 +10,7 @@ DENSE = tuple(name for name, task in TASKS.items() if task.kind == "dense")
 #: Steps move every number; what is done to state costs by the parameter.
 STEPS = tuple(name for name in DENSE if name.startswith(("step", "clip", "in_backward")))
 STATES = tuple(name for name in DENSE if name not in STEPS)
+MANY = ("state", "init_state", "state_dict-keyed", "load_state_dict-keyed", "save-keyed", "load-keyed")
 
 
 class Step(Suite):
@@ -26,12 +27,18 @@ class Step(Suite):
 class State(Suite):
     """State dicts, checkpoints."""
 
-    params: ClassVar[Any] = (STATES, ("10k-parameters",), BY)
+    params: ClassVar[Any] = (STATES, ("1k-parameters",), BY)
     unit: ClassVar[str] = "seconds"
 
     def track_seconds(self, *_: str) -> Any:
         """Return the seconds of each run."""
         return self._samples()
+
+
+class Many(State):
+    """The same of ten times as many parameters, with one optimizer."""
+
+    params: ClassVar[Any] = (MANY, ("10k-parameters",), BY)
 
 
 class Memory(OnHost):

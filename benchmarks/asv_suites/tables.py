@@ -6,7 +6,7 @@ from keyedopt.benchmarks.asv_base import OnDevice, OnHost, Suite
 from keyedopt.benchmarks.tasks import TASKS
 from keyedopt.benchmarks.workloads import STATE
 
-SHAPES = ("8x200k-zipf", "8x200k-uniform", "small-step")
+SHAPES = ("8x200k-zipf", "500-tiny-tables", "small-step")
 OURS = ("fused:native", "fused:triton", "fused:fbgemm", "fused:torch", "reference")
 BY = (*OURS, "torch", "fbgemm", "torchrec")
 #: Tasks of tables that are not a forward, a backward and an update by one of the optimizers.

@@ -1,0 +1,125 @@
+"""What `gpu.sh` found, as one JSON and a short table: ``python -m keyedopt.benchmarks.gpu_summary FOLDER [MISSING...]``.
+
+Reads the files that its parts have written, those that there are, and writes ``summary.json`` beside them.
+With ``--asv CONFIG`` it writes ``asv.conf.json`` instead: that configuration, with results in the folder.
+"""
+
+import argparse
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from keyedopt.benchmarks import history
+from keyedopt.conformance.result import write_atomically
+
+SUMMARY, CONFIG = "summary.json", "asv.conf.json"
+
+
+def read(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """Return the files of a folder by name, and the names of those that cannot be read."""
+    found, broken = {}, []
+    for path in sorted(folder.glob("*.json")):
+        if path.name in (SUMMARY, CONFIG):
+            continue
+        try:
+            plain = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            plain = None
+        if isinstance(plain, dict):
+            found[path.stem] = plain
+        else:
+            broken.append(path.name)
+    return found, broken
+
+
+def summary(folder: Path, missing: Sequence[str]) -> dict[str, Any]:
+    """Return what the files of a folder say: verdicts, checks, means of ratios, and what asv measured."""
+    found, broken = read(folder)
+    ratios: dict[tuple[str, str], list[float]] = {}
+    checks: list[dict[str, str]] = []
+    verdicts = {}
+    for name, report in found.items():
+        checks += report.get("checks", [])
+        if name.startswith("conformance"):
+            outcomes = [case["outcome"] for case in report["cases"]]
+            verdicts[name] = {one: outcomes.count(one) for one in sorted(set(outcomes))}
+        for row in report.get("rows", []):
+            if row["matches"]:
+                ratios.setdefault((row["task"], row["peer"]), []).append(row["ratio"])
+    means = [
+        {"task": task, "peer": peer, "ratio": math.exp(sum(map(math.log, each)) / len(each)), "workloads": len(each)}
+        for (task, peer), each in sorted(ratios.items())
+    ]
+    return {
+        "kind": "keyedopt-gpu",
+        "missing": list(missing),
+        "broken": broken,
+        "conformance": verdicts,
+        "checks": checks,
+        "ratios": means,
+        "asv": _of_asv(folder / "asv"),
+    }
+
+
+def _of_asv(folder: Path) -> list[dict[str, Any]]:
+    if not (folder / "benchmarks.json").exists():
+        return []
+    return [
+        {"benchmark": item.benchmark, **dict(item.params), "value": item.value, "unit": item.unit}
+        for item in history.read(folder)
+    ]
+
+
+def lines(found: Mapping[str, Any]) -> list[str]:
+    """Return the short table."""
+    said = [f"missing: {name}" for name in found["missing"]]
+    said += [f"cannot be read: {name}" for name in found["broken"]]
+    for name, counts in found["conformance"].items():
+        said.append(f"{name:28} " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
+    for row in found["checks"]:
+        if row["outcome"] != "held":
+            said.append(f"{row['check']:28} {row['algorithm']:20} {row['outcome']}: {row['message']}")
+    for row in found["ratios"]:
+        said.append(
+            f"{row['task']:28} {row['peer']:10} {row['ratio']:7.2f} x over {row['workloads']} workloads"
+        )
+    for row in found["asv"]:
+        what = row["benchmark"].rpartition(".")[2]
+        said.append(f"asv {what:24} {row['implementation']:14} {row['value']:.3g} {row['unit']}")
+    return said
+
+
+def asv_config(source: Path, folder: Path) -> None:
+    """Write asv's configuration to a folder, with whole paths, so that results go there too."""
+    text = re.sub(r"^\s*//.*$", "", source.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    config = json.loads(text)
+    config |= {"repo": str(source.parent), "benchmark_dir": str(source.parent / config["benchmark_dir"])}
+    config |= {f"{name}_dir": str(folder / place) for name, place in PLACES.items()}
+    write_atomically(folder / CONFIG, json.dumps(config, indent=1) + "\n")
+
+
+#: Where asv keeps what it writes.
+PLACES = {"results": "asv", "env": ".asv-env", "html": "asv-html"}
+
+
+def main() -> int:
+    """Write the summary and print it; return 0."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("missing", nargs="*", help="what the machine lacks")
+    parser.add_argument("--asv", type=Path, metavar="CONFIG", help="write a configuration of asv instead")
+    given = parser.parse_args()
+    if given.asv:
+        asv_config(given.asv, given.folder)
+        return 0
+    found = summary(given.folder, given.missing)
+    write_atomically(given.folder / SUMMARY, json.dumps(found, indent=1) + "\n")
+    print("\n".join(lines(found)))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
