@@ -120,7 +120,7 @@ history() {
     (
         cd "$root" || exit 1
         "$python" -m keyedopt.benchmarks.gpu_summary --asv "$root/asv.conf.json" "$folder" || exit 1
-        timeout -k 5 110 "$python" -m asv run --config "$config" --machine "$("$python" -m keyedopt.benchmarks.machine)" \
+        timeout -k 5 90 "$python" -m asv run --config "$config" --machine "$("$python" -m keyedopt.benchmarks.machine)" \
             --environment "existing:$("$python" -c 'import sys; print(sys.executable)')" --set-commit-hash "$commit" \
             --launch-method spawn --record-samples --bench "$chosen"
     ) 2>&1 | tee "$folder/asv.txt"

@@ -1,7 +1,8 @@
-"""What `gpu.sh` found, as one JSON and a short table: ``python -m keyedopt.benchmarks.gpu_summary FOLDER [MISSING...]``.
+"""What `gpu.sh` found, as one JSON and a short table: ``python -m keyedopt.benchmarks.gpu_summary FOLDER``.
 
-Reads the files that its parts have written, those that there are, and writes ``summary.json`` beside them.
-With ``--asv CONFIG`` it writes ``asv.conf.json`` instead: that configuration, with results in the folder.
+What the machine lacks may follow. Reads the files that parts have written, those that there are, and writes
+``summary.json`` beside them. With ``--asv CONFIG`` it writes ``asv.conf.json`` instead: that configuration,
+with results in the folder.
 """
 
 import argparse
@@ -50,7 +51,12 @@ def summary(folder: Path, missing: Sequence[str]) -> dict[str, Any]:
             if row["matches"]:
                 ratios.setdefault((row["task"], row["peer"]), []).append(row["ratio"])
     means = [
-        {"task": task, "peer": peer, "ratio": math.exp(sum(map(math.log, each)) / len(each)), "workloads": len(each)}
+        {
+            "task": task,
+            "peer": peer,
+            "ratio": math.exp(sum(map(math.log, each)) / len(each)),
+            "workloads": len(each),
+        }
         for (task, peer), each in sorted(ratios.items())
     ]
     return {

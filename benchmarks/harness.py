@@ -28,7 +28,7 @@ def run(name: str) -> str:
     """Run a command of `COMMANDS`, and return what it printed.
 
     Raises:
-        RuntimeError: it failed; the message has what it printed on stderr.
+        RuntimeError: it failed; the message has the last line of what it printed on stderr.
     """
     return _run([sys.executable, "-m", "keyedopt.cli.main", *COMMANDS[name]], f"keyedopt {name}")
 
@@ -45,7 +45,8 @@ def import_of(module: str) -> str:
 def _run(command: list[str], what: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        raise RuntimeError(f"{what} ended with {done.returncode}: {done.stderr}")
+        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise RuntimeError(f"{what} ended with {done.returncode}: {said}")
     return done.stdout
 
 

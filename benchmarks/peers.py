@@ -201,7 +201,7 @@ class TorchrecTables:
 
 
 def with_torchrec(surface: Any, task: Task, work: Workload, device: str) -> Job:
-    """Make a job of torchrec: its tables with FBGEMM inside, and everything else by the names of the surface."""
+    """Make a job of torchrec: tables with FBGEMM inside; all else by the names of the surface."""
     return make(tables.OwnTables(surface, TorchrecTables), task, work, device)
 
 

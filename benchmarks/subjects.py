@@ -43,7 +43,14 @@ MODULES: dict[str, tuple[str, ...]] = {
 }
 BACKENDS = ("native", "triton", "fbgemm", "torch")
 #: All of them.
-SUBJECTS = ("fused", *(f"fused:{backend}" for backend in BACKENDS), "reference", "torch", "fbgemm", "torchrec")
+SUBJECTS = (
+    "fused",
+    *(f"fused:{backend}" for backend in BACKENDS),
+    "reference",
+    "torch",
+    "fbgemm",
+    "torchrec",
+)
 #: In the environment, the backend that fused tries first.
 PREFERRED = "KEYEDOPT_BACKEND"
 

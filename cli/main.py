@@ -321,7 +321,9 @@ def bench(
     ] = None,
     harness: Annotated[
         bool,
-        typer.Option("--harness", help="Measure keyedopt itself: imports and commands beside `import torch`."),
+        typer.Option(
+            "--harness", help="Measure keyedopt itself: imports and commands beside `import torch`."
+        ),
     ] = False,
     list_all: Annotated[bool, typer.Option("--list", help="List the workloads and tasks.")] = False,
 ) -> None:

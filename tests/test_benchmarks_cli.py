@@ -3,9 +3,7 @@
 import dataclasses
 import itertools
 import json
-import os
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
@@ -294,7 +292,7 @@ def test_reports_that_are_kept_can_be_read():
 def test_the_script_for_a_gpu_host_asks_for_what_there_is():
     """It cannot run here; what it asks of the command line can be read."""
     text = Path(compare.__file__).with_name("gpu.sh").read_text().replace("\\\n", " ")
-    parts = [shlex.split(line)[2:] for line in text.splitlines() if line.startswith("part ")]
+    parts = [shlex.split(line)[2:] for line in text.splitlines() if line.startswith("    part ")]
     assert len(parts) >= 4
     for words in parts:
         given = [
@@ -303,18 +301,3 @@ def test_the_script_for_a_gpu_host_asks_for_what_there_is():
         ]
         assert compare.chosen(*given)
         assert {word for word in words if word.startswith("--")} <= {"--workload", "--task", "--seconds"}
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="here it would measure")
-def test_the_script_for_a_gpu_host_says_what_is_missing(tmp_path):
-    script = Path(compare.__file__).with_name("gpu.sh")
-    done = subprocess.run(
-        ["bash", str(script), str(tmp_path / "out")],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-        env={**os.environ, "PYTHON": sys.executable},
-    )
-    assert done.returncode == 2
-    assert "CUDA: torch cannot use it here" in done.stdout

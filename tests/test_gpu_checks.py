@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from keyedopt import fused, reference
-from keyedopt.benchmarks import gpu_checks
+from keyedopt.benchmarks import gpu_checks, gpu_summary
 
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="here it would measure")
 
@@ -80,35 +80,116 @@ def test_without_a_gpu_it_says_so(capsys, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@NO_GPU
-def test_the_script_writes_a_summary_of_nothing(tmp_path):
-    script = Path(gpu_checks.__file__).with_name("gpu.sh")
-    done = subprocess.run(
-        ["bash", str(script), str(tmp_path)],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "PYTHON": sys.executable},
+#: Stands for Python in the script: notes what is asked for, and writes what the parts of the script read.
+RECORDER = """#!{python}
+import json, os, pathlib, sys
+
+words, log = sys.argv[1:], pathlib.Path({log!r})
+what = " ".join(words)
+if words[0] == "-c" and "device='cuda'" in what:
+    sys.exit({no_cuda})
+if words[0] == "-c" and words[1].startswith("import") and "sys" not in words[1]:
+    sys.exit(words[1] in {missing})
+if words[:2] == ["-m", "keyedopt.benchmarks.machine"]:
+    sys.exit(print("box"))
+if words[:2] in (["-m", "keyedopt.cli.main"], ["-m", "keyedopt.benchmarks.gpu_checks"], ["-m", "asv"]):
+    with log.open("a") as file:
+        file.write(os.environ.get("KEYEDOPT_BACKEND", "-") + " " + what + chr(10))
+    if "--output" in words:
+        name = pathlib.Path(words[words.index("--output") + 1])
+        row = dict(task="train-sgd", peer="torch", ratio=4.0, matches=True)
+        check = dict(check="graph", algorithm="SGD", outcome="failed", message="other bits")
+        holds = dict(cases=[dict(outcome="pass")]) if "conformance" in name.stem else dict(rows=[row])
+        name.write_text(json.dumps(dict(checks=[check]) if name.stem == "checks" else holds))
+    sys.exit(1 if {broken!r} in what else 0)
+os.execv({python!r}, [{python!r}, *words])
+"""
+
+
+def scripted(folder, no_cuda=0, missing=(), broken="nothing that is asked for"):
+    """Run the script with the recorder; return what it did, what it asked for, and its summary."""
+    log, python = folder / "log", folder / "python"
+    python.write_text(
+        RECORDER.format(
+            python=sys.executable, log=str(log), no_cuda=no_cuda, missing=list(missing), broken=broken
+        )
     )
-    assert done.returncode == 2, done.stderr
+    python.chmod(0o755)
+    script = Path(gpu_checks.__file__).with_name("gpu.sh")
+    env = {**os.environ, "PYTHON": str(python), "HOME": str(folder)}
+    done = subprocess.run(
+        ["bash", str(script), str(folder / "out")], capture_output=True, text=True, check=False, env=env
+    )
     assert not done.stderr
-    assert json.loads((tmp_path / "summary.json").read_text()) == {
-        "kind": "keyedopt-gpu",
-        "why": "torch cannot use CUDA here",
-        "missing": ["cuda"],
-        "conformance": {},
-        "checks": [],
-        "ratios": [],
-    }
+    return done, log.read_text().splitlines(), json.loads((folder / "out" / "summary.json").read_text())
+
+
+def test_the_script_does_everything_and_sums_it_up(tmp_path):
+    done, asked, summary = scripted(tmp_path)
+    assert done.returncode == 0, done.stdout
+    parts = [line.split("/out/")[1].split(".json")[0] for line in asked if "--output" in line]
+    backends = [line.split()[0] for line in asked[:3]]
+    assert backends == ["triton", "torch", "fbgemm"]
+    assert parts == [
+        *(f"conformance-{name}" for name in backends),
+        *("checks", "tables", "backward", "dense", "sparse"),
+    ]
+    assert all("--device cuda" in line for line in asked if "keyedopt.cli.main" in line)
+    assert "-m asv run" in asked[-1]
+    assert summary["missing"] == []
+    assert summary["conformance"] == {f"conformance-{name}": {"pass": 1} for name in sorted(backends)}
+    (ratio,) = summary["ratios"]
+    assert (ratio["ratio"], ratio["workloads"]) == (pytest.approx(4.0), 4)
+    assert "train-sgd                    torch         4.00 x over 4 workloads" in done.stdout
+    assert "graph                        SGD                  failed: other bits" in done.stdout
+
+
+def test_without_cuda_the_script_goes_on_with_the_cpu(tmp_path):
+    done, asked, summary = scripted(tmp_path, no_cuda=1)
+    assert done.returncode == 2
+    assert "cuda: torch cannot use it here; going on with the CPU" in done.stdout
+    assert [line.split()[0] for line in asked] == ["native", "torch", "fbgemm", "-", "-"]
+    assert all("--device cpu" in line for line in asked if "keyedopt.cli.main" in line)
+    assert "bench" in asked[3]
+    assert "-m asv run" in asked[4]
+    assert summary["missing"] == ["cuda"]
+
+
+def test_what_is_missing_costs_itself_alone(tmp_path):
+    missing = ("import triton", "import fbgemm_gpu", "import torchrec", "import asv")
+    done, asked, summary = scripted(tmp_path, missing=missing)
+    assert done.returncode == 0
+    assert summary["missing"] == ["triton", "fbgemm", "torchrec", "asv"]
+    for name in summary["missing"]:
+        assert f"{name}: missing; going on without" in done.stdout
+    assert [line.split()[0] for line in asked] == ["torch", *"-----"]
+    assert all("--against torch " in line for line in asked if " bench " in line)
+
+
+def test_a_part_that_breaks_is_named_and_the_rest_goes_on(tmp_path):
+    done, asked, _ = scripted(tmp_path, broken="/out/backward.json")
+    assert done.returncode == 1
+    assert "backward: not measured" in done.stdout
+    assert "dense.json" in asked[-3]
+
+
+def test_a_summary_of_nothing_and_of_broken_files(tmp_path):
+    (tmp_path / "cut.json").write_text('{"rows": [')
+    found = gpu_summary.summary(tmp_path, ["cuda"])
+    assert found["broken"] == ["cut.json"]
+    assert (found["ratios"], found["checks"], found["asv"]) == ([], [], [])
+    assert gpu_summary.lines(found) == ["missing: cuda", "cannot be read: cut.json"]
 
 
 def test_the_limits_of_the_script_are_within_ten_minutes():
     text = Path(gpu_checks.__file__).with_name("gpu.sh").read_text()
-    runs = [int(limit) for limit in re.findall(r"conformance (?:triton|torch|fbgemm) (\d+)", text)]
-    checks = [int(limit) for limit in re.findall(r"timeout -k 5 (\d+)", text)]
-    usual, longer = (int(limit) for limit in re.findall(r"limit=(\d+)", text))
+    runs = [int(limit) for limit in re.findall(r"^conformance (?:\$first|torch|fbgemm) (\d+)", text, re.M)]
+    others = [int(limit) for limit in re.findall(r"timeout -k 5 (\d+)", text)]  # checks, asv
+    usual, longer, all_of_them = (int(limit) for limit in re.findall(r"limit=(\d+)", text))
     parts = [
-        longer if name in ("tables", "backward") else usual for name in re.findall(r"^part (\w+)", text, re.M)
+        longer if name in ("tables", "backward") else usual
+        for name in re.findall(r"^    part (\w+) --", text, re.M)
     ]
-    assert (len(runs), len(checks), len(parts)) == (3, 1, 4)
-    assert sum(runs + checks + parts) <= 600
+    assert (len(runs), len(others), len(parts)) == (3, 2, 4)
+    assert sum(runs + others + parts) <= 600
+    assert sum(runs) + max(others) + all_of_them <= 600

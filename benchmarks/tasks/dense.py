@@ -266,7 +266,9 @@ def _optimizer_tasks(optimizer: str) -> tuple[Task, ...]:
         task("step", f"{name}.step", step),
         task("in_backward", f"a backward in which {name} updates each parameter", in_backward),
         *(
-            task(f"step_clipped-{mode}", f"clip by {mode}, then {name}.step", partial(around_own, mode), bytes_)
+            task(
+                f"step_clipped-{mode}", f"clip by {mode}, then {name}.step", partial(around_own, mode), bytes_
+            )
             for mode, bytes_ in (("norm", with_norm), ("value", moved))
         ),
         task("step_warmed_up", f"{name}.step with a schedule of rates", partial(around_own, "warmup")),

@@ -88,7 +88,9 @@ def _zero(state: Any) -> None:
     if isinstance(state, Mapping):
         for value in state.values():
             _zero(value)
-    elif isinstance(state, Tensor) and state.is_floating_point():  # counts and row numbers are the same anyway
+    elif (
+        isinstance(state, Tensor) and state.is_floating_point()
+    ):  # counts and row numbers are the same anyway
         state.zero_()
 
 
