@@ -88,13 +88,20 @@ def ulp_error(seen: torch.Tensor, exact: torch.Tensor, before: torch.Tensor | fl
     The unit is taken at the larger of the exact values before and after, element by element; the error
     of what is not finite and should be, or the other way round, is infinite.
     """
+    errors = ulp_errors(seen, exact, before)
+    return float(errors.max()) if errors.numel() else 0.0
+
+
+def ulp_errors(
+    seen: torch.Tensor, exact: torch.Tensor, before: torch.Tensor | float = 0.0
+) -> torch.Tensor:
+    """Return the error of each element, as `ulp_error` takes them."""
     info = torch.finfo(seen.dtype)
     have = seen.detach().cpu().double()
     larger = torch.maximum(exact.abs(), torch.as_tensor(before, dtype=torch.float64).abs())
     unit = torch.exp2(torch.floor(torch.log2(larger.clamp(min=info.smallest_normal)))) * info.eps
     agree = (have == exact) | (have.isnan() & exact.isnan())
-    errors = torch.where(agree, 0.0, ((have - exact).abs() / unit).nan_to_num(nan=math.inf))
-    return float(errors.max()) if errors.numel() else 0.0
+    return torch.where(agree, 0.0, ((have - exact).abs() / unit).nan_to_num(nan=math.inf))
 
 
 def error_budget(worst: float) -> float:

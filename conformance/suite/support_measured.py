@@ -2,13 +2,13 @@
 
 The record of a case that measures errors is ``{"errors": [entry, …]}``; an entry has ``quantity``, ``dtype``,
 ``error`` (None where it is not finite), ``budget``, ``unit`` and, where they apply, the ``steps`` taken and
-the gradients (``rows``) that were aggregated. That of a case that follows a schedule is
+the gradients (``rows``) that were aggregated; a median has no budget, and the ``draws`` it is of. That of a case that follows a schedule is
 ``{"rates": [[iteration, rate], …]}``.
 """
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -70,6 +70,12 @@ def note_error(
     measuring.record["errors"].append(entry | numbers)
 
 
+def note_median(measuring: Measuring, errors: torch.Tensor, quantity: str, **entry: Any) -> None:
+    """Note the median over draws of their worst errors, in units in the last place."""
+    numbers = {"error": _finite(round(float(errors.median()), 3)), "unit": "ULP", "draws": errors.numel()}
+    measuring.record["errors"].append({"quantity": f"{quantity}, median"} | entry | numbers)
+
+
 def measure_error(
     measuring: Measuring,
     seen: torch.Tensor,
@@ -100,7 +106,7 @@ def measure_relative(
 
 
 def measure_golden(
-    measuring: Measuring, made: Any, step: int, dtype: str, tensors: Callable[[], Mapping[str, torch.Tensor]]
+    measuring: Measuring, made: Any, step: int, dtype: str, tensors: Mapping[str, torch.Tensor]
 ) -> None:
     """Measure tensors by name after a step of a golden trajectory, where it says what they are then.
 
@@ -108,7 +114,7 @@ def measure_golden(
     wider dtype is first rounded to this one.
     """
     for name, exact in made["after"].get(str(step), {}).items():
-        seen = tensors()[name].reshape(-1)
+        seen = tensors[name].detach().reshape(-1)
         powers = made["exponent"][str(step)][name]
         size = torch.tensor([0.0 if x is None else 2.0**x for x in powers], dtype=torch.float64)
         oracle = torch.tensor(exact, dtype=torch.float64)

@@ -1,6 +1,7 @@
 """Embedding modules: what an update is: which rows, with which gradient, by which formula."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -8,13 +9,13 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support import (
-    error_budget,
     expect,
     expect_bits,
     expect_close,
     expect_unchanged,
     snapshot,
 )
+from keyedopt.conformance.suite.support_draws import Steps, measure_draws
 from keyedopt.conformance.suite.support_embedding import (
     BAGS,
     FUSED_OPTIMIZERS,
@@ -27,7 +28,7 @@ from keyedopt.conformance.suite.support_embedding import (
     tables_of,
     train_rows,
 )
-from keyedopt.conformance.suite.support_measured import Measuring, measure_error, measure_relative
+from keyedopt.conformance.suite.support_measured import Measuring, measure_golden
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "trajectories.json").read_text("utf-8"))[
     "trajectories"
@@ -46,33 +47,29 @@ def trajectories(*kinds: str) -> dict[str, Any]:
 
 def follow(impl: Any, optimizer: str, made: Any, dtype: str, steps: int) -> dict[str, Any]:
     """Train along a golden trajectory; expect the table within its budget, and return the errors."""
-    weight = (torch.tensor(made["weight"]) / 64).to(getattr(torch, dtype))
-    config = impl.EmbeddingBagConfig(
-        num_embeddings=len(weight),
-        embedding_dim=weight.shape[1],
-        name="t",
-        feature_names=["f"],
-        data_type=weight.dtype,
-        init_fn=lambda table: table.detach().copy_(weight),
-    )
-    module = impl.EmbeddingBagCollection([config], getattr(impl, optimizer), made["options"])
-    table = tables_of(module)["t"]
+    start = torch.tensor(made["weight"]) / 64
+    given = [(x["rows"], torch.tensor(x["grads"], dtype=torch.float64) * made["unit"]) for x in made["steps"]]
+    # The state of a table is in its own dtype; how it is named is tested elsewhere.
+    after = {t: {"weight": exact["weight"]} for t, exact in made["after"].items()}
+
+    def train(start: Any, steps: Steps, kind: torch.dtype) -> Iterator[dict[str, torch.Tensor]]:
+        config = impl.EmbeddingBagConfig(
+            num_embeddings=len(start),
+            embedding_dim=start.shape[1],
+            name="t",
+            feature_names=["f"],
+            data_type=kind,
+            init_fn=lambda table: table.detach().copy_(start),
+        )
+        module = impl.EmbeddingBagCollection([config], getattr(impl, optimizer), made["options"])
+        for rows, grads in steps:
+            train_rows(module, rows or list(range(len(start))), grads)
+            yield {"weight": tables_of(module)["t"]}
+
     with Measuring({"errors": []}) as measuring:
-        for t, step in enumerate(made["steps"][:steps], 1):
-            rows = step["rows"] or list(range(len(weight)))
-            train_rows(module, rows, torch.tensor(step["grads"], dtype=torch.float64) * made["unit"])
-            if str(t) not in made["after"]:
-                continue
-            seen, what = table.detach().reshape(-1), f"weight after step {t}"
-            exact = torch.tensor(made["after"][str(t)]["weight"], dtype=torch.float64)
-            powers = made["exponent"][str(t)]["weight"]
-            sizes = torch.tensor([0.0 if x is None else 2.0**x for x in powers], dtype=torch.float64)
-            entry = {"quantity": "weight", "dtype": dtype, "steps": t}
-            if dtype == "float64":
-                measure_relative(measuring, seen, exact, sizes, what, **entry)
-            else:
-                budget = error_budget(made["worst"][dtype][str(t)]["weight"])
-                measure_error(measuring, seen, exact, budget, what, before=sizes, **entry)
+        for t, seen in enumerate(train(start, given[:steps], getattr(torch, dtype)), 1):
+            measure_golden(measuring, made | {"after": after}, t, dtype, seen)
+        measure_draws(measuring, made | {"after": after}, dtype, train)
     return measuring.record
 
 

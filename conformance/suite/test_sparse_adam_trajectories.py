@@ -1,12 +1,14 @@
 """SparseAdam against its golden trajectories: in float64 to 1e-12, otherwise within a budget."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from keyedopt.conformance.suite.support_draws import Steps, measure_draws
 from keyedopt.conformance.suite.support_measured import Measuring, measure_golden
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "sparse_adam.json").read_text("utf-8"))[
@@ -27,16 +29,22 @@ def tensors(optimizer: Any, weight: Any) -> dict[str, torch.Tensor]:
 
 def follow(impl: Any, made: Any, dtype: str) -> dict[str, Any]:
     """Train along a trajectory; expect every tensor within its budget, and return the errors."""
-    kind = getattr(torch, dtype)
-    weight = torch.nn.Parameter((torch.tensor(made["weight"]) / 64).to(kind))
-    optimizer = impl.SparseAdam([weight], **made["options"])
-    with Measuring({"errors": []}) as measuring:
-        for t, step in enumerate(made["steps"], 1):
-            grads = (torch.tensor(step["grads"], dtype=torch.float64) * made["unit"]).to(kind)
-            rows = torch.tensor([step["rows"]])
-            weight.grad = torch.sparse_coo_tensor(rows, grads, tuple(weight.shape), check_invariants=True)
+    start = torch.tensor(made["weight"]) / 64
+    steps = [(x["rows"], torch.tensor(x["grads"], dtype=torch.float64) * made["unit"]) for x in made["steps"]]
+
+    def train(start: Any, steps: Steps, kind: torch.dtype) -> Iterator[dict[str, torch.Tensor]]:
+        weight = torch.nn.Parameter(start.to(kind))
+        optimizer = impl.SparseAdam([weight], **made["options"])
+        for rows, grads in steps:
+            listed = torch.tensor([rows], dtype=torch.int64)
+            weight.grad = torch.sparse_coo_tensor(listed, grads.to(kind), weight.shape, check_invariants=True)
             optimizer.step()
-            measure_golden(measuring, made, t, dtype, lambda: tensors(optimizer, weight))
+            yield tensors(optimizer, weight)
+
+    with Measuring({"errors": []}) as measuring:
+        for t, seen in enumerate(train(start, steps, getattr(torch, dtype)), 1):
+            measure_golden(measuring, made, t, dtype, seen)
+        measure_draws(measuring, made, dtype, train)
     return measuring.record
 
 
