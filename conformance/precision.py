@@ -1,9 +1,9 @@
 """Is one implementation as precise as another? ``python -m keyedopt.conformance.precision REFERENCE OTHER``.
 
 Both are results that ``keyedopt check --output`` wrote. A case that measures errors records them in units in
-the last place of the dtype, quantity by quantity, and besides those of one golden trajectory the median of the
-worst errors of many draws. That median is compared: it may be at most twice that of the reference, or one ULP
-if that is larger. The worst error of one draw, a matter of luck, is held to its budget by the case.
+the last place of the dtype, quantity by quantity, and besides those of one golden trajectory the median of
+the worst errors of many draws. That median is compared: it may be at most twice that of the reference, or one
+ULP if that is larger. The worst error of one draw, a matter of luck, is held to its budget by the case.
 
 Below one ULP the result is one of the two numbers of the dtype between which the right one is, and no
 arithmetic that rounds more than once can say which: where the reference happens to be a tenth of an ULP off,

@@ -10,19 +10,20 @@ from keyedopt.conformance import result as results
 from keyedopt.conformance.result import Case
 
 
-def measured(path, *errors):
-    """Write a result with these errors, (quantity, ULP) each, in one case."""
+def measured(path, *errors, single=1.0):
+    """Write a result with these medians, (quantity, ULP) each, and the error of one draw, in one case."""
     records = [
         {
             "quantity": quantity,
             "dtype": "float32",
-            "steps": steps,
             "error": error,
-            "budget": 9.0,
             "unit": "ULP",
+            "draws": 33,
         }
-        for steps, (quantity, error) in enumerate(errors)
+        for quantity, error in errors
     ]
+    single = {"quantity": "weight", "dtype": "float32", "error": single, "budget": 9.0, "unit": "ULP"}
+    records.append(single)
     case = Case(case="test_it::test", clauses=(CLAUSE,), outcome="pass", observed={"errors": records})
     results.write(dataclasses.replace(result(), cases=[case]), path)
     return str(path)
@@ -38,11 +39,12 @@ def measured(path, *errors):
         (0.0, 0.5, 0),
         (3.0, 6.0, 0),
         (3.0, 6.1, 1),
+        (3.0, None, 1),
     ],
 )
 def test_twice_the_error_or_one_unit_is_as_precise(tmp_path, capsys, reference, other, code):
-    one = measured(tmp_path / "one.json", ("weight", reference), ("weight", 0.0))
-    two = measured(tmp_path / "two.json", ("weight", 0.0), ("weight", other), ("sum", 50.0))
+    one = measured(tmp_path / "one.json", ("weight", reference))
+    two = measured(tmp_path / "two.json", ("weight", other), ("sum", 50.0), single=8.0)
     assert precision.main([one, two]) == code
     out = capsys.readouterr().out.splitlines()
     assert out[-1].startswith(f"1 compared, {code} beyond")

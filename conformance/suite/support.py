@@ -92,9 +92,7 @@ def ulp_error(seen: torch.Tensor, exact: torch.Tensor, before: torch.Tensor | fl
     return float(errors.max()) if errors.numel() else 0.0
 
 
-def ulp_errors(
-    seen: torch.Tensor, exact: torch.Tensor, before: torch.Tensor | float = 0.0
-) -> torch.Tensor:
+def ulp_errors(seen: torch.Tensor, exact: torch.Tensor, before: torch.Tensor | float = 0.0) -> torch.Tensor:
     """Return the error of each element, as `ulp_error` takes them."""
     info = torch.finfo(seen.dtype)
     have = seen.detach().cpu().double()

@@ -2,8 +2,8 @@
 
 The record of a case that measures errors is ``{"errors": [entry, …]}``; an entry has ``quantity``, ``dtype``,
 ``error`` (None where it is not finite), ``budget``, ``unit`` and, where they apply, the ``steps`` taken and
-the gradients (``rows``) that were aggregated; a median has no budget, and the ``draws`` it is of. That of a case that follows a schedule is
-``{"rates": [[iteration, rate], …]}``.
+the gradients (``rows``) that were aggregated. A median has no budget, and the ``draws`` it is of. The
+record of a case that follows a schedule is ``{"rates": [[iteration, rate], …]}``.
 """
 
 import contextlib

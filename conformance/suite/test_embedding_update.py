@@ -15,7 +15,7 @@ from keyedopt.conformance.suite.support import (
     expect_unchanged,
     snapshot,
 )
-from keyedopt.conformance.suite.support_draws import Steps, measure_draws
+from keyedopt.conformance.suite.support_draws import Steps, measure_trajectory
 from keyedopt.conformance.suite.support_embedding import (
     BAGS,
     FUSED_OPTIMIZERS,
@@ -28,7 +28,7 @@ from keyedopt.conformance.suite.support_embedding import (
     tables_of,
     train_rows,
 )
-from keyedopt.conformance.suite.support_measured import Measuring, measure_golden
+from keyedopt.conformance.suite.support_measured import Measuring
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "trajectories.json").read_text("utf-8"))[
     "trajectories"
@@ -47,10 +47,9 @@ def trajectories(*kinds: str) -> dict[str, Any]:
 
 def follow(impl: Any, optimizer: str, made: Any, dtype: str, steps: int) -> dict[str, Any]:
     """Train along a golden trajectory; expect the table within its budget, and return the errors."""
-    start = torch.tensor(made["weight"]) / 64
-    given = [(x["rows"], torch.tensor(x["grads"], dtype=torch.float64) * made["unit"]) for x in made["steps"]]
-    # The state of a table is in its own dtype; how it is named is tested elsewhere.
+    # The state of a table is in a dtype of its own; how it is named is tested elsewhere.
     after = {t: {"weight": exact["weight"]} for t, exact in made["after"].items()}
+    made = {**made, "after": after, "steps": made["steps"][:steps]}
 
     def train(start: Any, steps: Steps, kind: torch.dtype) -> Iterator[dict[str, torch.Tensor]]:
         config = impl.EmbeddingBagConfig(
@@ -67,9 +66,7 @@ def follow(impl: Any, optimizer: str, made: Any, dtype: str, steps: int) -> dict
             yield {"weight": tables_of(module)["t"]}
 
     with Measuring({"errors": []}) as measuring:
-        for t, seen in enumerate(train(start, given[:steps], getattr(torch, dtype)), 1):
-            measure_golden(measuring, made | {"after": after}, t, dtype, seen)
-        measure_draws(measuring, made | {"after": after}, dtype, train)
+        measure_trajectory(measuring, made, dtype, train)
     return measuring.record
 
 

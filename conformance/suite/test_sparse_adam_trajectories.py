@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from keyedopt.conformance.suite.support_draws import Steps, measure_draws
-from keyedopt.conformance.suite.support_measured import Measuring, measure_golden
+from keyedopt.conformance.suite.support_draws import Steps, measure_trajectory
+from keyedopt.conformance.suite.support_measured import Measuring
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "sparse_adam.json").read_text("utf-8"))[
     "trajectories"
@@ -29,8 +29,6 @@ def tensors(optimizer: Any, weight: Any) -> dict[str, torch.Tensor]:
 
 def follow(impl: Any, made: Any, dtype: str) -> dict[str, Any]:
     """Train along a trajectory; expect every tensor within its budget, and return the errors."""
-    start = torch.tensor(made["weight"]) / 64
-    steps = [(x["rows"], torch.tensor(x["grads"], dtype=torch.float64) * made["unit"]) for x in made["steps"]]
 
     def train(start: Any, steps: Steps, kind: torch.dtype) -> Iterator[dict[str, torch.Tensor]]:
         weight = torch.nn.Parameter(start.to(kind))
@@ -42,9 +40,7 @@ def follow(impl: Any, made: Any, dtype: str) -> dict[str, Any]:
             yield tensors(optimizer, weight)
 
     with Measuring({"errors": []}) as measuring:
-        for t, seen in enumerate(train(start, steps, getattr(torch, dtype)), 1):
-            measure_golden(measuring, made, t, dtype, seen)
-        measure_draws(measuring, made, dtype, train)
+        measure_trajectory(measuring, made, dtype, train)
     return measuring.record
 
 

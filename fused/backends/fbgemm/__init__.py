@@ -59,11 +59,24 @@ class FbgemmBackend:
             if len(lookup.values):
                 by_table.setdefault(lookup.table, []).append(lookup)
         for table, listed in by_table.items():
+            if tables[table].weight.is_cpu and _repeats(listed):
+                listed = _each_row_once(listed)
             _update(tables[table], listed, step)
 
     def update_rows(self, tables: Sequence[Table], gradients: Sequence[RowGradients], step: Step) -> None:
         """Update rows by gradients that are summed already: each is a bag of its own."""
         self.update(tables, [Lookup(one.table, one.rows, grad=one.grads) for one in gradients], step)
+
+
+def _repeats(lookups: Sequence[Lookup]) -> bool:
+    """Whether a row is looked up more than once."""
+    values = torch.cat([lookup.values for lookup in lookups])
+    return len(torch.unique(values)) < len(values)
+
+
+def _each_row_once(lookups: Sequence[Lookup]) -> list[Lookup]:
+    """Return lookups of the sums of each row: those of FBGEMM on the CPU are less precise."""
+    return [Lookup(one.table, one.rows, grad=one.grads) for one in coalesce_lookups(lookups)]
 
 
 def _refused(table: Table, step: Step) -> str:

@@ -5,6 +5,8 @@ FBGEMM 1.8's formulas are those of the specification but for what is refused or 
 - it captures rates in forwards, and counts forwards: here rate and count are arguments of each update;
 - it has no ``lr_decay``: the rate that is handed over has fallen already;
 - it has no ``maximize``: gradients are negated;
+- on the CPU it adds up the gradients of a row one by one in float32, so that some hundred are ten ULP
+  off: it gets their sums;
 - it adds ε after bias correction only. With ε before it, as in SparseAdam,
   ``√c₂/c₁ · m / (√v + ε) = m̂ / (√v̂ + ε/√c₂)``, where ``c₂ = 1 − β₂ᵗ``: it gets ``ε/√c₂``.
 """
