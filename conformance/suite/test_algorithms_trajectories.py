@@ -43,7 +43,8 @@ def follow(impl: Any, algorithm: str, made: Any, dtype: str) -> dict[str, Any]:
         for rows, given in steps:
             grads = given.to(kind)
             if rows:
-                grads = torch.sparse_coo_tensor([rows], grads, weight.shape, check_invariants=True)
+                listed = torch.tensor([rows])
+                grads = torch.sparse_coo_tensor(listed, grads, weight.shape, check_invariants=True)
             weight.grad = grads
             optimizer.step()
             yield tensors(optimizer, weight, made["after"]["1"])
