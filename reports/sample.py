@@ -1,19 +1,35 @@
 """Made-up results of any size, to see how a report of many behaves.
 
 ``python -m keyedopt.reports.sample FOLDER`` writes ten implementations with 500 clauses and 100,000
-measurements in all: cases, recorded behaviour, measured errors, rates and speeds.
+measurements in all: cases, recorded behaviour, measured errors and speeds. With ``--site SITE`` it makes the
+page of them too, in a process of its own, and prints how long that took and how much memory.
 """
 
 import argparse
 import itertools
 import json
+import resource
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 #: Outcomes, the usual one most often.
 OUTCOMES = (*["pass"] * 17, "fail", "known", "unsupported")
-AREAS = ("keyed", "combined", "clipping", "warmup", "algorithms")
+#: Areas, each with how its clauses are called and how many of them a sample has: those of the suite, so that
+#: the page has their texts.
+AREAS = {
+    "keyed": ("KEYED", 100),
+    "clipping": ("CLIP", 75),
+    "warmup": ("WARM", 70),
+    "fused": ("FUSED", 75),
+    "algorithms": ("ALGO", 85),
+    "sparse": ("SPARSE", 70),
+    "in_backward": ("INBW", 25),
+}
+NAMES = [f"{prefix}-{number:03}" for prefix, count in AREAS.values() for number in range(1, count + 1)]
 ALGORITHMS = ("SGD", "Adagrad", "RowWiseAdagrad", "Adam", "LAMB", "LarsSGD")
 DTYPES, VARIANTS = ("float32", "bfloat16", "float16"), ("plain", "sparse", "betas")
 QUANTITIES, STEPS = ("weight", "exp_avg", "exp_avg_sq"), 24
@@ -51,11 +67,16 @@ def check(number: int, clauses: int, measurements: int) -> dict[str, Any]:
     }
 
 
+def name(clause: int) -> str:
+    """Return the id of a clause by its place; one beyond those of the suite has no text."""
+    return NAMES[clause] if clause < len(NAMES) else f"SAMPLE-{clause:03}"
+
+
 def cases(number: int, clauses: int, measurements: int) -> Iterator[dict[str, Any]]:
     """Yield the cases: a record of each clause, errors along trajectories, and plain cases."""
     for clause in range(clauses):
         record = {
-            "clauses": [f"SAMPLE-{clause:03}"],
+            "clauses": [name(clause)],
             "outcome": "observed",
             "observed": {"order": number % 3},
         }
@@ -85,7 +106,7 @@ def _case(index: int, number: int, clauses: int) -> dict[str, Any]:
     outcome = OUTCOMES[(7 * clause + number * (index % 5)) % len(OUTCOMES)]
     return {
         "case": f"test_sample::test_{clause}[{index // clauses}]",
-        "clauses": [f"SAMPLE-{clause:03}"],
+        "clauses": [name(clause)],
         "outcome": outcome,
         "inputs": {"rows": [index % 7, 3, 1], "rate": 0.1},
         "expected": "the weight within its budget" if outcome == "fail" else "",
@@ -135,12 +156,29 @@ def bench(number: int) -> dict[str, Any]:
     }
 
 
+def report(folder: Path, site: Path) -> tuple[float, float]:
+    """Make the page of a folder of results; return the seconds and the MiB of memory that it took.
+
+    Raises:
+        subprocess.CalledProcessError: the report could not be made.
+    """
+    began = time.perf_counter()
+    command = [sys.executable, "-m", "keyedopt.cli.main", "report", str(folder), "--output", str(site)]
+    subprocess.run(command, check=True)
+    return time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--implementations", type=int, default=10)
     parser.add_argument("--clauses", type=int, default=500)
     parser.add_argument("--measurements", type=int, default=100_000)
+    parser.add_argument("--site", type=Path)
     asked = parser.parse_args()
     count = write(asked.folder, asked.implementations, asked.clauses, asked.measurements)
     print(f"written: {count} files in {asked.folder}")
+    if asked.site:
+        seconds, memory = report(asked.folder, asked.site)
+        size = (asked.site / "index.html").stat().st_size / 1e6
+        print(f"page: {seconds:.1f} s, {memory:.0f} MiB of memory at the peak, a file of {size:.2f} MB")

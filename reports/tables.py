@@ -163,7 +163,9 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
         "machine": Column(TEXT, "name of the machine"),
         "commit": Column(TEXT, "commit that was measured"),
         "date": Column(TIME, "date of the commit, or of the measurement"),
-        "value": Column(NUMBER, "the measurement; lower is better", "column unit"),
+        "value": Column(
+            NUMBER, "the measurement; lower is better, except of a unit that ends with /s", "column unit"
+        ),
         "unit": Column(TEXT, "unit of the three numbers"),
         "low": Column(NUMBER, "lower end of its interval, where there is one", "column unit"),
         "high": Column(NUMBER, "upper end of its interval, where there is one", "column unit"),

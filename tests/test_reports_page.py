@@ -1,25 +1,27 @@
 """The page in a browser: views, filters, links; strangers' text is text; nothing is asked of a network."""
 
+import dataclasses
 import os
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
+import pandas as pd
 import pytest
 from reports_data import HOSTILE, clauses, results
 
 from keyedopt.reports import page
+from keyedopt.reports.diff import WORSE
 from keyedopt.reports.page.embedded import as_json
 from keyedopt.reports.page.history import detect
+from keyedopt.reports.reaction import FLAGS, KEYS
 from keyedopt.reports.tables import tables_of
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
-FLAGS = (
-    *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-)
 VIEWS = [view.lower() for view in page.VIEWS]
 
 
@@ -97,6 +99,21 @@ def watched(browser, sites):
         one.context.close()
 
 
+@pytest.fixture
+def written(browser, tmp_path):
+    """Write a page of tables and open it, and hold in the end that it was quiet."""
+    opened = []
+
+    def call(tables, known, where):
+        opened.append(Watched(browser, page.write(tables, known, tmp_path)))
+        return opened[-1].go(where)
+
+    yield call
+    for one in opened:
+        one.quiet()
+        one.context.close()
+
+
 def shown(tab, wanted=None):
     """Return the clauses that the matrix shows, as soon as they are as many as it says, or those wanted."""
     ids = """() => [document.getElementById("count").textContent, Array.from(document.querySelectorAll(
@@ -141,7 +158,9 @@ def test_the_overview_counts_what_the_tables_count(watched, sites):
     asked = first[first["outcome"] != "unsupported"]
     held = int((asked["outcome"] == "pass").sum())
     assert f"{held} of {len(asked)}" in cards.nth(0).inner_text()
-    assert "1 entries" in cards.nth(1).inner_text()  # the one that has expired
+    texts = [" ".join(text.split()) for text in cards.all_inner_texts()]
+    assert "1 entry of the list of known failures is not true any more" in texts[1]
+    assert ["1 expired" in text for text in texts] == [False, True, False, False]
     assert "it is truncated" in tab.locator(".note").first.inner_text()
 
 
@@ -230,13 +249,72 @@ def test_differences_compare_a_chosen_pair(watched):
     tab = watched().go("differences")
     assert tab.locator("#from").locator("option:checked").inner_text() == "library0 1.0"
     assert tab.locator("#to").locator("option:checked").inner_text() == "library0 1.1"
-    rows = tables.clauses.pivot(index="clause", columns="run", values="outcome")
-    changed = rows["library0 1.0"] != rows["library1 1.3"]
     tab.locator("#to").select_option("library1 1.3")
-    links = tab.locator("#changes .verdicts tbody th a").all_text_contents()
-    assert sorted(links) == sorted(rows.index[changed])
+    rows = tables.clauses.assign(bad=tables.clauses["failed"] + tables.clauses["known"])
+    one, other = (
+        rows[rows["run"] == run].set_index("clause")[["outcome", "bad"]].itertuples(name=None)
+        for run in ("library0 1.0", "library1 1.3")
+    )
+    wanted = {
+        clause: change
+        for (clause, *before), (_, *after) in zip(one, other, strict=True)
+        if (change := _change(before, after))
+    }
+    lines = tab.locator("#changes .verdicts:visible tbody tr").all()
+    assert {
+        line.locator("th").inner_text(): line.locator("td").nth(2).inner_text() for line in lines
+    } == wanted
+    assert set(wanted.values()) == {"worse", "better"}
     tab.get_by_role("button", name="Swap").click()
     assert tab.locator("#changes .lead").inner_text().startswith("From library1 1.3 to library0 1.0")
+
+
+def _change(before, after):
+    """Say what `keyedopt diff` would of two outcomes of a clause that both have, with their bad cases."""
+    outcomes, counts = zip(before, after, strict=True)
+    ranks = [WORSE[outcome] for outcome in outcomes]
+    if "known" in outcomes and set(outcomes) <= {"known", "fail", "error"}:
+        ranks = [0, 0]
+    if ranks[0] != ranks[1] and "unsupported" in outcomes:
+        return None  # folded away: another library claims other things
+    one, other = ranks if ranks[0] != ranks[1] else counts
+    return "worse" if other > one else "better" if other < one else None
+
+
+def test_a_list_of_known_failures_makes_no_difference(written):
+    tables, known = results(2, 40, 2, 60, 6)
+    mine = tables.clauses[tables.clauses["run"] == "library0 1.0"]
+    failed = mine["outcome"].isin(["fail", "error"])
+    listed = mine.assign(
+        run="library0 1.1",
+        outcome=mine["outcome"].mask(failed, "known"),
+        known=mine["known"] + mine["failed"].where(failed, 0),
+        failed=mine["failed"].mask(failed, 0),
+    )
+    tab = written(dataclasses.replace(tables, clauses=pd.concat([mine, listed])), known, "differences")
+    assert failed.any()
+    assert "0 verdicts are worse, 0 better, 0 otherwise" in tab.locator("#changes .lead").inner_text()
+
+
+def test_records_that_differ_only_far_behind_still_differ(written):
+    tables, known = results(2, 40, 1, 60, 6)
+    first, second = tables.runs["run"].iloc[:2]
+    mine = tables.records[tables.records["run"] == first].assign(text="x" * 900)
+    theirs = mine.assign(run=second, text="x" * 899 + "y")
+    tab = written(
+        dataclasses.replace(tables, records=pd.concat([mine, theirs])), known, "matrix&level=observe"
+    )
+    assert {"A", "B"} <= set(tab.locator("#clauses td.o span").all_inner_texts())
+
+
+def test_areas_are_those_of_the_clauses_in_whatever_order(written):
+    tables, known = results(2, 40, 2, 60, 6)
+    some = tables.clauses[tables.clauses["area"] != "clipping"]
+    about = dict(reversed(known.items()))
+    tab = written(dataclasses.replace(tables, clauses=some), about, "matrix&area=warmup")
+    assert sorted(shown(tab)) == sorted(name for name in known if known[name].area == "warmup")
+    tab.get_by_role("button", name="Reset").click()
+    assert set(shown(tab)) == set(some["clause"])  # a clause that nobody was asked is not listed
 
 
 def test_a_step_in_history_links_to_its_commit(watched):
@@ -245,6 +323,14 @@ def test_a_step_in_history_links_to_its_commit(watched):
     assert "rows=3" in first.inner_text()
     link = first.get_by_role("link")
     assert link.get_attribute("href") == f"https://example.org/commit/{20:040x}"
+
+
+def test_a_step_down_is_worse_where_higher_is_better(written):
+    tables, known = results(2, 40, 2, 60, 40)
+    drop = tables.history[tables.history["parameters"] == "rows=3"]
+    drop = drop.assign(value=1 / drop["value"], unit="GB/s", low=np.nan, high=np.nan)
+    tab = written(dataclasses.replace(tables, history=drop), known, "history")
+    assert re.search(r"-3\d\.\d%, worse at ", tab.locator("figure:visible .notes").inner_text())
 
 
 # --- strangers' text --------------------------------------------------------------------------------
@@ -312,6 +398,41 @@ def test_print_shows_every_view(watched):
     tab.emulate_media(media="print")
     assert tab.locator("main > section:visible").count() == len(VIEWS)
     assert not tab.get_by_role("navigation").is_visible()
+
+
+# --- how fast a filter is ---------------------------------------------------------------------------
+
+
+def measure(path, **environment):
+    command = [sys.executable, "-m", "keyedopt.reports.reaction", str(path), "--rounds", "1"]
+    return subprocess.run(
+        command, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+
+
+def test_the_reaction_to_every_filter_is_measured(browser, sites):
+    done = measure(sites["plain"])
+    assert (done.returncode, done.stderr) == (0, "")
+    said = [line.partition(":")[0] for line in done.stdout.splitlines()]
+    assert said == [*KEYS, "all"]
+    assert all(
+        re.search(r": median \d+ ms, worst \d+ ms, of \d+ keys$", line) for line in done.stdout.splitlines()
+    )
+
+
+def test_what_cannot_be_measured_is_said_in_one_line(browser, sites, tmp_path):
+    (tmp_path / "playwright.py").write_text("raise ImportError", encoding="utf-8")
+    here = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
+    for done, said in (
+        (measure(sites["plain"], PYTHONPATH=here), "pip install 'keyedopt[browser]'"),
+        (measure(sites["plain"], CHROMIUM="/nowhere"), "playwright install chromium"),
+        (measure(sites["empty"]), "no page of `keyedopt report` with clauses in it"),
+        (measure(tmp_path / "none.html"), "no page of `keyedopt report` with clauses in it"),
+    ):
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("keyedopt: ")
+        assert done.stderr.count("\n") == 1
+        assert said in done.stderr
 
 
 # --- plots ------------------------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def render(
         data=Markup(data),
         runs=list(looked),
         key=dict(legend(list(looked), looked)),
-        about=_about(tables, checked, clauses),
+        about=_about(tables, checked),
         overview=overview.view(tables, clauses, looked),
         schedules=schedules.view(tables, looked, plots),
         precision=precision.view(tables, looked, plots),
@@ -109,15 +109,16 @@ def _template() -> Any:
     )
     made.filters |= {"finite": lambda value: not _missing(value) and math.isfinite(value)}
     made.filters |= {"time": _time, "size": _size, "digits": _digits, "link": _link, "share": _share}
+    made.filters |= {"measured": _measured}
     made.tests["missing"] = _missing
     return made.get_template("page.html")
 
 
-def _about(tables: Tables, checked: Frame, clauses: Mapping[str, Clause]) -> dict[str, Any]:
+def _about(tables: Tables, checked: Frame) -> dict[str, Any]:
     started: Frame = tables.runs["started"].dropna()
     return {
         "runs": len(checked),
-        "clauses": len(clauses) or tables.clauses["clause"].nunique(),
+        "clauses": tables.clauses["clause"].nunique(),
         "suites": sorted(set(checked["suite_version"].dropna())),
         "hashes": sorted(set(checked["suite_hash"].dropna())),
         "last": started.max().strftime("%d %B %Y, %H:%M UTC") if len(started) else "",
@@ -156,6 +157,13 @@ def _size(count: Any) -> str:
         if abs(count) >= factor:
             return f"{_digits(count / factor)} {unit}"
     return f"{count:.0f} B"
+
+
+def _measured(value: Any, unit: Any) -> str:
+    """Write a measurement in its unit; times and sizes in the one that suits them."""
+    if unit in ("s", "B"):
+        return _time(value) if unit == "s" else _size(value)
+    return f"{_digits(value)} {'' if _missing(unit) else unit}".strip()
 
 
 def _share(value: Any) -> str:

@@ -4,12 +4,14 @@ It is JSON in a script element of a type that is not run. Every ``<`` is written
 is not ASCII too, so that no text can end the element.
 """
 
+import hashlib
 import json
 from collections.abc import Mapping
 from typing import Any
 
 import pandas as pd
 
+from keyedopt.reports.diff import WORSE
 from keyedopt.reports.page.figures import Look
 from keyedopt.reports.page.frames import Frame
 from keyedopt.reports.page.precision import subjects
@@ -18,6 +20,8 @@ from keyedopt.reports.tables import FAILED, SEVERITY, Clause, Tables
 
 #: How much of the failing cases is shown, from generous to scarce: cases of a clause, characters of a text.
 DETAIL = ((6, 600), (4, 300), (2, 200), (1, 160), (1, 60))
+#: Characters of what a run recorded for a clause.
+RECORD = 700
 #: Characters of JSON that the failing cases may take.
 ROOM = 1_300_000
 #: Failing cases are shown, and those that passed though they were expected to fail.
@@ -27,7 +31,8 @@ SHOWN = (*FAILED, "unexpected-pass", "known")
 def embedded(tables: Tables, clauses: Mapping[str, Clause], looks: Mapping[str, Look]) -> dict[str, Any]:
     """Return what the script needs."""
     runs = list(looks)
-    ids = list(clauses) + [one for one in tables.clauses["clause"].unique() if one not in clauses]
+    asked = dict.fromkeys(tables.clauses["clause"])
+    ids = [one for one in clauses if one in asked] + [one for one in asked if one not in clauses]
     places = {clause: place for place, clause in enumerate(ids)}
     about = [_clause(one, clauses.get(one)) for one in ids]
     areas = list(dict.fromkeys(one["area"] for one in about))
@@ -44,6 +49,7 @@ def embedded(tables: Tables, clauses: Mapping[str, Clause], looks: Mapping[str, 
             for run in runs
         ],
         "outcomes": SEVERITY,
+        "worse": WORSE,
         "areas": areas,
         "clauses": [
             [one["id"], areas.index(one["area"]), *(one[key] for key in ("level", "statement"))]
@@ -103,8 +109,16 @@ def _records(tables: Tables, numbers: Mapping[str, int], places: Mapping[str, in
                 f"{row.case.partition('::')[2] or row.case}{' ' + row.name if row.name else ''}: {row.text}"
                 for row in rows.itertuples()
             ]
-            found[numbers[run]][str(places[clause])] = clean("\n".join(sorted(lines)), 700)
+            found[numbers[run]][str(places[clause])] = _record("\n".join(sorted(lines)))
     return found
+
+
+def _record(text: str) -> str:
+    """Shorten what was recorded; what differs beyond the end still differs."""
+    if len(text) <= RECORD:
+        return clean(text, RECORD)
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{clean(text, RECORD)}\n({len(text):,} characters, digest {digest})"
 
 
 def _failures(tables: Tables, numbers: Mapping[str, int], places: Mapping[str, int]) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
@@ -61,8 +62,11 @@ def view(tables: Tables, commit_url: str, folder: Path | None) -> dict[str, Any]
         cuts = detect(values)
         edges = [0, *cuts, len(values)]
         levels = [float(np.median(values[a:b])) for a, b in itertools.pairwise(edges)]
+        unit = rows["unit"].iloc[-1]
+        unit = "" if pd.isna(unit) else str(unit)
+        higher = unit.endswith("/s")
         steps = [
-            _step(rows.iloc[cut], levels[index], levels[index + 1], commit_url)
+            _step(rows.iloc[cut], levels[index], levels[index + 1], higher, commit_url)
             for index, cut in enumerate(cuts)
             if abs(levels[index + 1] / levels[index] - 1) >= LEAST
         ]
@@ -75,7 +79,8 @@ def view(tables: Tables, commit_url: str, folder: Path | None) -> dict[str, Any]
                 "edges": edges,
                 "levels": levels,
                 "steps": steps,
-                "unit": rows["unit"].iloc[-1],
+                "unit": unit,
+                "higher": higher,
                 "points": len(rows),
                 "last": values[-1],
                 "picture": None,
@@ -88,7 +93,7 @@ def view(tables: Tables, commit_url: str, folder: Path | None) -> dict[str, Any]
     return {"series": series, "drawn": min(DRAWN, len(series))}
 
 
-def _step(row: Frame, before: float, after: float, commit_url: str) -> dict[str, Any]:
+def _step(row: Frame, before: float, after: float, higher: bool, commit_url: str) -> dict[str, Any]:
     commit = str(row["commit"])
     return {
         "commit": commit,
@@ -97,33 +102,48 @@ def _step(row: Frame, before: float, after: float, commit_url: str) -> dict[str,
         "before": before,
         "after": after,
         "change": after / before - 1,
+        "worse": (after > before) != higher,
     }
 
 
 def _draw(name: str, one: dict[str, Any], folder: Path | None) -> Any:
     rows = one["rows"]
     x = np.arange(len(rows))
+    unit, scale = _unit(one["unit"], float(rows["value"].abs().max()))
 
     def draw(axes: Axes) -> None:
-        low, high = (rows[end].to_numpy(float) for end in ("low", "high"))
+        low, high = (rows[end].to_numpy(float) / scale for end in ("low", "high"))
         known = np.isfinite(low) & np.isfinite(high)
         if known.any():
             axes.fill_between(
                 x, np.where(known, low, np.nan), np.where(known, high, np.nan), color=BAND, lw=0
             )
-        axes.plot(x, rows["value"], color=SERIES[0], marker="o" if len(x) < 40 else "", ms=2.5, lw=0.8)
+        axes.plot(
+            x, rows["value"] / scale, color=SERIES[0], marker="o" if len(x) < 40 else "", ms=2.5, lw=0.8
+        )
         for a, b, level in zip(one["edges"][:-1], one["edges"][1:], one["levels"], strict=True):
-            axes.plot([a, b - 1], [level, level], color=INK, lw=1.6)
+            axes.plot([a, b - 1], [level / scale] * 2, color=INK, lw=1.6)
         for cut in one["edges"][1:-1]:
             axes.axvline(cut - 0.5, color=MUTED, lw=1, ls=(0, (2, 2)))
         marks = sorted({0, len(rows) - 1, *one["edges"][1:-1]})
         marks = [m for i, m in enumerate(marks) if i == 0 or m - marks[i - 1] > len(rows) / 6]
         axes.set_xticks(marks, [str(rows["commit"].iloc[m])[:7] for m in marks])
         axes.set_xlabel("commit")
-        above(axes, one["unit"] or "value")
+        above(axes, unit or "value")
         axes.set_ylim(bottom=0)
 
     said = "; ".join(f"{step['change']:+.1%} at {step['commit'][:10]}" for step in one["steps"])
     about = f"{len(rows)} commits on {one['machine']}. " + (f"Steps: {said}." if said else "No step.")
     title = " ".join(part for part in (one["benchmark"], one["parameters"]) if part)
-    return picture(name, title, about, draw, (3.6, 2.1), folder=folder)
+    return picture(name, title, about, draw, (3.6, 2.1), (0.5, 0.42, 0.28, 0.24), folder=folder)
+
+
+def _unit(unit: str, largest: float) -> tuple[str, float]:
+    """Return the unit in which a series is drawn, and how many of its own that is.
+
+    >>> _unit("s", 0.02)
+    ('ms', 0.001)
+    """
+    scales = {"s": (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)),
+              "B": (("GB", 1e9), ("MB", 1e6), ("kB", 1e3), ("B", 1.0))}.get(unit, ((unit, 1.0),))  # fmt: skip
+    return next((scale for scale in scales if largest >= scale[1]), scales[-1])

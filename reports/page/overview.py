@@ -43,6 +43,7 @@ def _card(run: dict[str, Any], tables: Tables, look: Look, precision: Mapping[st
         "unsupported": int((mine["outcome"] == "unsupported").sum()),
         "musts": len(musts),
         "expectations": expected,
+        "expired": sum(line.startswith("expired") for line in expected),
         "precision": precision.get(run["run"]),
         "speed": _speed(tables.speeds, str(run["implementation"])),
     }

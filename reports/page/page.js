@@ -24,7 +24,6 @@
     "unexpected-pass": "passes, though listed as a known failure", "observed": "recorded",
     "unsupported": "not claimed", "none": "not run",
   };
-  // Most cells are one sign: thousands of them have to be laid out in no time.
   const SIGNS = { "pass": "✓", "unsupported": "–", "none": "·" };
   const BAD = ["fail", "error", "known", "unexpected-pass"];
 
@@ -47,7 +46,7 @@
     const cell = data.cells[run][clause];
     const bad = BAD.includes(what) && cell[2] < cell[1] ? ` ${cell[2]}/${cell[1]}` : "";
     const text = what === "observed" && letter ? `${letter}` : WORDS[what] + bad;
-    const made = el("td", { class: `o ${what}` }, SIGNS[what] || el("span", {}, text));
+    const made = el("td", { role: "cell", class: `o ${what}` }, SIGNS[what] || el("span", {}, text));
     made.title = `${data.runs[run].name}: ${SAID[what]}${bad ? `, ${cell[2]} of ${cell[1]} cases` : ""}`;
     return made;
   };
@@ -56,8 +55,8 @@
     const all = document.createDocumentFragment();
     data.clauses.forEach((clause, index) => {
       const button = el("button", { type: "button", "aria-expanded": "false", "data-clause": index }, clause[ID]);
-      const head = el("th", { scope: "row" }, button, el("small", { class: `level ${clause[LEVEL]}` }, clause[LEVEL]));
-      const row = el("tr", {}, head, el("td", { class: "statement" }, el("span", {}, clause[STATEMENT])));
+      const head = el("th", { role: "rowheader" }, button, el("small", { class: `level ${clause[LEVEL]}` }, clause[LEVEL]));
+      const row = el("tr", { role: "row" }, head, el("td", { role: "cell", class: "statement" }, el("span", {}, clause[STATEMENT])));
       const letter = clause[LEVEL] === "observe" ? letters(index) : [];
       data.runs.forEach((_, run) => row.append(cellOf(run, index, letter[run])));
       const found = data.runs.map((_, run) => outcome(run, index));
@@ -74,34 +73,23 @@
     body.parentElement.style.setProperty("--columns", data.runs.length);
   };
   const controls = ["area", "level", "outcome", "run", "text"].map((name) => $(`filter-${name}`));
-  // What does not fit on a screen is shown in the frames that follow, so that a filter answers at once.
-  const AT_ONCE = 60;
-  let following = 0;
-  const filter = (all = false) => {
+  const filter = () => {
     build();
     const [area, level, wanted, run, text] = controls.map((control) => control.value);
     const words = text.toLowerCase().split(/\s+/).filter(Boolean);
     const among = run === "" ? data.runs.map((_, index) => index) : [Number(run)];
-    const late = [];
     let count = 0;
     rows.forEach((one, index) => {
       const clause = data.clauses[index];
-      const fits = (area === "" || clause[AREA] === Number(area)) && (level === "" || clause[LEVEL] === level)
+      const fits = (area === "" || data.areas[clause[AREA]] === area) && (level === "" || clause[LEVEL] === level)
         && (wanted === "" || (wanted === "differs" ? one.differs
           : wanted === "bad" ? among.some((each) => BAD.includes(one.found[each]))
             : among.some((each) => one.found[each] === wanted)))
         && words.every((word) => one.text.includes(word));
-      if (fits && one.row.hidden && count >= AT_ONCE) late.push(one);
-      else if (one.row.hidden === fits) one.row.hidden = !fits;
+      if (one.row.hidden === fits) one.row.hidden = !fits;
       if (one.detail) one.detail.hidden = !fits;
       count += fits;
     });
-    cancelAnimationFrame(following);
-    const follow = (many) => {
-      for (const one of late.splice(0, many)) one.row.hidden = false;
-      if (late.length) following = requestAnimationFrame(() => follow(AT_ONCE));
-    };
-    follow(all ? late.length : 0);
     $("count").textContent = `${count} of ${rows.length} clauses`;
     $("nothing").hidden = count > 0;
   };
@@ -115,12 +103,13 @@
     ? el("a", { href: text, rel: "noreferrer noopener" }, text) : text;
   const command = (run, name) => `keyedopt replay ${quoted(data.runs[run].file)} ${quoted(name)} --run`;
   const quoted = (text) => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\"'\"'")}'`;
+  const counted = (cases) => `${cases} case${cases === 1 ? "" : "s"}`;
   const failing = (run, clause) => {
     const cases = data.failures[run][clause] || [];
     const cell = data.cells[run][clause];
     const made = el("details", cases.length && cell[2] ? { open: "" } : {}, el("summary", {},
       el("span", { class: `chip ${outcome(run, clause)}` }, WORDS[outcome(run, clause)]),
-      ` ${data.runs[run].name}`, el("small", {}, ` ${cell[2]} of ${cell[1]} cases`)));
+      ` ${data.runs[run].name}`, el("small", {}, ` ${cell[2]} of ${counted(cell[1])}`)));
     for (const [name, which, expected, seen, reason, link] of cases) {
       made.append(el("div", { class: "case" }, el("h4", {}, name), list([
         ["expected", data.outcomes[which] === "unexpected-pass" ? "a failure, as the list of known ones says" : expected, "pre"],
@@ -148,13 +137,13 @@
         box.append(part(`${one}: ${who}`, el("pre", { tabindex: "0" }, data.records[letter.indexOf(one)][index])));
       }
     } else if (rest.length) {
-      box.append(part("The others", el("ul", { class: "others" }, ...rest.map((run) => el("li", {},
+      box.append(part(bad.length ? "The others" : "Outcomes", el("ul", { class: "others" }, ...rest.map((run) => el("li", {},
         `${data.runs[run].name}: ${SAID[outcome(run, index)]}`,
-        data.cells[run][index] ? ` (${data.cells[run][index][1]} cases)` : "")))));
+        data.cells[run][index] ? ` (${counted(data.cells[run][index][1])})` : "")))));
     }
     const link = el("a", { href: `#clause=${clause[ID]}` }, "Link to this clause");
     box.append(el("p", { class: "muted" }, link));
-    return el("tr", { class: "detail" }, el("td", { colspan: data.runs.length + 2 }, box));
+    return el("tr", { role: "row", class: "detail" }, el("td", { role: "cell", "aria-colspan": data.runs.length + 2 }, box));
   };
   const open = (index, wanted) => {
     const one = rows[index];
@@ -181,15 +170,14 @@
     const parts = set.map((control) => `${control.id.slice(7)}=${encodeURIComponent(named(control))}`);
     history.replaceState(null, "", `#${["matrix", ...parts].join("&")}`);
   };
-  const named = (control) => control.tagName === "SELECT" && control.id !== "filter-level" && control.id !== "filter-outcome"
-    ? control.selectedOptions[0].textContent : control.value;
-  const choose = (wanted, all = false) => {
+  const named = (control) => control.id === "filter-run" ? control.selectedOptions[0].textContent : control.value;
+  const choose = (wanted) => {
     for (const control of controls) {
       const text = wanted.get(control.id.slice(7)) || "";
       const option = [...(control.options || [])].find((one) => one.textContent === text || one.value === text);
       control.value = control.options ? (option ? option.value : "") : text;
     }
-    filter(all);
+    filter();
   };
   $("reset").addEventListener("click", () => { choose(new Map()); remember(); $("filter-text").focus(); });
 
@@ -205,8 +193,25 @@
     made.append(inside);
     return el("div", { class: `scroll ${worse || ""}`, tabindex: "0", role: "region", "aria-label": caption }, made);
   };
-  const RANK = ["pass", "observed", "none", "unsupported", "known", "unexpected-pass", "fail", "error"];
-  const chip = (what) => el("span", { class: `chip ${what}` }, WORDS[what]);
+  // As `keyedopt diff` has it: a known failure is a failure, so that a list of them changes nothing.
+  const rank = (what) => data.worse[what === "none" ? "not run" : what];
+  const alike = (before, after) => rank(before) === rank(after)
+    || (before === "known" || after === "known") && [before, after].every((what) => ["fail", "error", "known"].includes(what));
+  const changed = (a, b, index) => {
+    const [before, after] = [outcome(a, index), outcome(b, index)];
+    if (!alike(before, after)) {
+      const asked = data.runs[a].implementation === data.runs[b].implementation ? ["none"] : ["none", "unsupported"];
+      if (asked.includes(before) || asked.includes(after)) return "other";
+      return rank(after) > rank(before) ? "worse" : "better";
+    }
+    const [old, now] = [data.cells[a][index], data.cells[b][index]];
+    if (!old || !now || old[1] !== now[1] || old[2] === now[2]) return "";
+    return now[2] > old[2] ? "worse" : "better";
+  };
+  const chip = (run, index) => {
+    const [what, cell] = [outcome(run, index), data.cells[run][index]];
+    return el("span", { class: `chip ${what}` }, WORDS[what] + (BAD.includes(what) && cell[2] < cell[1] ? ` ${cell[2]}/${cell[1]}` : ""));
+  };
   const clauseLink = (index) => el("a", { href: `#clause=${data.clauses[index][ID]}` }, data.clauses[index][ID]);
   const number = (value) => value === null ? "not finite" : value === undefined ? "–" : String(Number(value.toPrecision(3)));
   const compare = () => {
@@ -215,17 +220,14 @@
     const [a, b] = [Number(from.value), Number(to.value)];
     const verdicts = [], behaviour = [], errors = [], speeds = [];
     data.clauses.forEach((clause, index) => {
-      const [before, after] = [outcome(a, index), outcome(b, index)];
-      if (before !== after) {
-        const worse = RANK.indexOf(after) - RANK.indexOf(before);
-        verdicts.push([worse, clauseLink(index), chip(before), chip(after), worse > 0 && BAD.includes(after) ? "worse" : worse < 0 && BAD.includes(before) ? "better" : "other", clause[STATEMENT]]);
-      }
+      const change = changed(a, b, index);
+      if (change) verdicts.push([clauseLink(index), chip(a, index), chip(b, index), change, clause[STATEMENT]]);
       const [old, now] = [data.records[a][index], data.records[b][index]];
       if (clause[LEVEL] === "observe" && old !== undefined && now !== undefined && old !== now) {
         behaviour.push([clauseLink(index), el("pre", {}, old), el("pre", {}, now), clause[STATEMENT]]);
       }
     });
-    verdicts.sort((one, other) => other[0] - one[0]);
+    verdicts.sort((one, other) => (other[3] === "worse") - (one[3] === "worse"));
     for (const key of Object.keys(data.errors[a])) {
       const [old, now] = [data.errors[a][key], data.errors[b][key]];
       if (now !== undefined && old !== now) errors.push([key, number(old), number(now), (now === null ? Infinity : now) > (old === null ? Infinity : old) ? "grew" : "fell"]);
@@ -239,14 +241,13 @@
     const [first, second] = [data.runs[a].name, data.runs[b].name];
     const section = (title, empty, made) => el("section", {}, el("h3", {}, title), made || el("p", { class: "muted" }, empty));
     const heads = ["clause", first, second, "change", "statement"];
-    const judged = verdicts.filter((line) => line[4] !== "other"), other = verdicts.filter((line) => line[4] === "other");
-    const worse = verdicts.filter((line) => line[4] === "worse").length;
-    const better = verdicts.filter((line) => line[4] === "better").length;
+    const of = (...kinds) => verdicts.filter((line) => kinds.includes(line[3]));
+    const [judged, other] = [of("worse", "better"), of("other")];
     box.replaceChildren(
-      el("p", { class: "lead" }, `From ${first} to ${second}: ${worse} verdicts are worse, ${better} better, ${verdicts.length - worse - better} otherwise different; ${behaviour.length} behaviours changed; ${errors.length} errors changed; ${speeds.length} speeds moved.`),
-      section("Verdicts", "No verdict is worse or better.", judged.length && table("Verdicts that are worse or better", heads, judged.map((line) => line.slice(1)), "verdicts")),
+      el("p", { class: "lead" }, `From ${first} to ${second}: ${of("worse").length} verdicts are worse, ${of("better").length} better, ${other.length} otherwise different; ${behaviour.length} behaviours changed; ${errors.length} errors changed; ${speeds.length} speeds moved.`),
+      section("Verdicts", "No verdict is worse or better.", judged.length && table("Verdicts that are worse or better", heads, judged, "verdicts")),
       other.length ? el("details", {}, el("summary", {}, `${other.length} verdicts are otherwise different: not claimed, or not run, in one of them`),
-        table("Verdicts that are otherwise different", heads, other.map((line) => line.slice(1)), "verdicts")) : "",
+        table("Verdicts that are otherwise different", heads, other, "verdicts")) : "",
       section("Behaviour", "No record of behaviour changed.", behaviour.length && table("Records of behaviour that changed", ["clause", first, second, "statement"], behaviour, "behaviour")),
       section("Errors", "No measured error changed.", errors.length && table("Worst errors that changed", ["what", first, second, "change"], errors)),
       section("Speed", "No ratio moved beyond its interval, or none was measured for both.", speeds.length && table("Ratios that moved beyond their intervals", ["what", first, second, "change"], speeds)));
@@ -278,8 +279,8 @@
     if (name === "differences") compare();
     if (name !== "matrix") { scrollTo(0, 0); return; }
     if (clause === undefined) { choose(wanted); return; }
-    filter(true);
-    if (rows[clause].row.hidden) choose(new Map(), true);
+    filter();
+    if (rows[clause].row.hidden) choose(new Map());
     open(clause, true);
     rows[clause].button.focus({ preventScroll: true });
     rows[clause].row.scrollIntoView({ block: "start" });
@@ -287,7 +288,7 @@
   addEventListener("hashchange", go);
   let closed = [];
   addEventListener("beforeprint", () => {
-    filter(true);
+    filter();
     compare();
     closed = [...document.querySelectorAll("main details:not([open])")];
     for (const one of closed) one.open = true;

@@ -94,9 +94,12 @@ def _against(
         axes.set_yscale("log")
         if axis == "rows":
             axes.set_xscale("log")
-            axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}")
+            axes.xaxis.set_major_formatter(lambda value, _: _count(value))
         if len(budget):
-            axes.plot(budget.index, budget, color=MUTED, lw=2.2, ls=(0, (1, 1)), zorder=1)
+            alone = "_" if len(budget) == 1 else ""
+            axes.plot(
+                budget.index, budget, color=MUTED, lw=2.2, ls=(0, (1, 1)), marker=alone, ms=12, zorder=1
+            )
             axes.annotate("budget", (budget.index[-1], budget.iloc[-1]), (0, 3), textcoords="offset points",
                           ha="right", va="bottom", fontsize=8, color=MUTED)  # fmt: skip
         for run, some in series.items():
@@ -113,6 +116,18 @@ def _against(
     about = f"Error in {unit} against the number of {what}, {dtype}. {said}"
     key = [(run, looks[run]) for run in runs]
     return picture(name, f"{subject}, {dtype}", about, draw, folder=folder, key=key)
+
+
+def _count(value: float) -> str:
+    """Write a power of ten as short as an axis needs.
+
+    >>> _count(100_000)
+    '100 k'
+    """
+    for factor, letter in ((1e6, "M"), (1e3, "k")):
+        if value >= factor:
+            return f"{value / factor:g} {letter}"
+    return f"{value:g}"
 
 
 def _worst(frame: Frame, runs: list[str]) -> list[dict[str, Any]]:

@@ -123,7 +123,8 @@ def _roofline(name: str, where: str, rows: Frame, folder: Path | None) -> Pictur
         for (task, workload, who), speed in best.items():
             place = names.index(who)
             colour, marker = SERIES[place % len(SERIES)], MARKERS[place % len(MARKERS)]
-            axes.plot(speed, places[task, workload], color=colour, marker=marker, ms=5.5, ls="")
+            y = places[task, workload] - 0.14 * (place - (len(names) - 1) / 2)
+            axes.plot(speed, y, color=colour, marker=marker, ms=5.5, ls="")
         for place, who in enumerate(names):
             colour, marker = SERIES[place % len(SERIES)], MARKERS[place % len(MARKERS)]
             axes.plot([], [], color=colour, marker=marker, ls="", label=f" {who}")
