@@ -22,7 +22,7 @@ CLAUSE = "KEYED-001"
 NASTY = [
     "\x00\x1b[31m\x07\x0b\r red \x9b",
     "\ud800 \udfff",
-    "\ufffe \uffff \u2028 \u2029 \x85",
+    "\ufffe \uffff \u2028 \u2029 \x85 \u202egnp.exe \u2066<b>\u2069 \u200b",
     "]]> <b>&amp;</b> <!-- --> &#0; &",
     "[bold red]x[/] [link=https://example.com]y[/link] :smile:",
     "| a | `b` ![i](https://example.com/i.png) <img src=x> @someone #1 \\| \\",

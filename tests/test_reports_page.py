@@ -48,7 +48,7 @@ def sites(tmp_path_factory):
     """Write pages: of ordinary results, of hostile ones, of none."""
     made = {
         "plain": results(4, 80, 3, 2000, 40),
-        "hostile": results(6, 40, 2, 600, 12, text=HOSTILE),
+        "hostile": results(len(HOSTILE), 40, 2, 600, 12, text=HOSTILE),
         "empty": (tables_of({}), {}),
     }
     folders = {name: tmp_path_factory.mktemp(name) for name in made}
@@ -346,6 +346,10 @@ def test_hostile_text_is_shown_and_does_not_run(watched):
     assert tab.locator("a[href^='javascript']").count() == 0
     for text in ("</script><script>window.hacked = 1</script>", "{{ 7 * 7 }}", "日本語 עברית", "\\u2028"):
         assert text in everything
+    for text in ("\\u202egnp.exe", "\\u2066<b>\\u2069", "\\u200b", "\\x1b[31m"):
+        assert text in everything  # what turns text around, or hides in it, is an escape
+    assert not re.search("[\u202e\u2066\u2069\u200b\ufeff\x1b\x07]", everything)
+    assert "x" * 5000 not in everything
 
 
 def test_data_in_the_page_cannot_end_its_element():
@@ -446,6 +450,33 @@ def test_plots_are_written_as_png_and_svg(tmp_path):
     assert {"schedule-1", "precision-1", "speed-1", "history-1"} <= svgs
     for name in svgs:
         ElementTree.parse(tmp_path / "plots" / f"{name}.svg")
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), 0.0])
+def test_odd_numbers_are_drawn_and_nothing_is_warned_of(tmp_path, odd):
+    tables, known = results(2, 40, 2, 60, 6)
+    columns = {
+        "errors": ["error", "budget"],
+        "schedules": ["specified", "measured"],
+        "speeds": ["ratio", "low", "high", "noise", "bandwidth", "seconds_median"],
+        "history": ["value", "low", "high"],
+    }
+    made = {name: getattr(tables, name).assign(**dict.fromkeys(some, odd)) for name, some in columns.items()}
+    made["errors"] = made["errors"].assign(rows=0)
+    made["schedules"] = made["schedules"].query("iteration > 2")
+    page.write(dataclasses.replace(tables, **made), known, tmp_path)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_name_that_the_font_of_plots_lacks_is_shown_as_escapes(tmp_path):
+    name = next(text for text in HOSTILE if "日本語" in text)
+    tables, known = results(1, 40, 2, 60, 6, text=[name])
+    page.write(tables, known, tmp_path, plots=True)
+    assert name[:3] in (tmp_path / "index.html").read_text(encoding="utf-8")
+    text = (tmp_path / "plots" / "speed-1.svg").read_text(encoding="utf-8")
+    assert "日" not in text
+    assert r"\u65e5" in text
 
 
 def test_a_plot_says_in_words_what_it_shows(sites):

@@ -6,6 +6,7 @@ is not ASCII too, so that no text can end the element.
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -167,6 +168,10 @@ def _errors(tables: Tables, numbers: Mapping[str, int]) -> list[dict[str, float 
     return found
 
 
+def _finite(value: Any) -> float | None:
+    return float(f"{value:.4g}") if not pd.isna(value) and math.isfinite(value) else None
+
+
 def _speeds(tables: Tables) -> list[list[Any]]:
     """Return the ratios with the implementation and the version that they are of."""
     about: Frame = tables.runs.set_index("run")[["implementation", "version"]]
@@ -175,7 +180,7 @@ def _speeds(tables: Tables) -> list[list[Any]]:
         [
             *(_text(value) for value in about.loc[row.run]),
             one_line(f"{row.task}, {row.workload}, against {row.peer}, {row.machine} ({row.device})", 200),
-            *(None if pd.isna(value) else float(f"{value:.4g}") for value in (row.ratio, row.low, row.high)),
+            *(_finite(value) for value in (row.ratio, row.low, row.high)),
         ]
         for row in frame.itertuples()
         if row.run in about.index

@@ -9,6 +9,7 @@ import functools
 import io
 import itertools
 import re
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +22,14 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
+from matplotlib.font_manager import findfont, get_font
 from matplotlib.lines import Line2D
 from matplotlib.markers import MarkerStyle
 from matplotlib.path import Path as Path2D
+from matplotlib.text import Text
+from matplotlib.ticker import FixedFormatter
+
+from keyedopt.reports.plain import clean
 
 #: Colours of runs; a run beyond them has the same colours with other markers and line styles.
 SERIES = ("#0063a6", "#b8480a", "#00745a", "#9a3d74", "#8a6a00", "#2a7fb8", "#5b4bb0", "#4d5661")
@@ -163,7 +169,9 @@ def picture(
         figure.patch.set_visible(False)
         axes.patch.set_visible(False)
         text = io.StringIO()
-        figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", r"Glyph \d+ ")  # a browser takes another font
+            figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
         if folder is not None:
             _save(figure, folder / name, title, key)
     return Picture(name, title, about, _for_page(text.getvalue(), name, title, about))
@@ -181,6 +189,7 @@ def _save(figure: Figure, path: Path, title: str, key: Sequence[tuple[str, Look]
         figure.legend(
             handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0), ncols=2, frameon=False, fontsize=7
         )
+    _drawable(figure)
     figure.patch.set(visible=True, facecolor="white")
     figure.savefig(path.with_suffix(".svg"), metadata={"Date": None}, bbox_inches="tight")
     FigureCanvasAgg(figure)
@@ -190,6 +199,21 @@ def _save(figure: Figure, path: Path, title: str, key: Sequence[tuple[str, Look]
 def _plain(text: str) -> str:
     """Return a label that matplotlib shows: a leading underscore would hide it."""
     return f" {text}" if text.startswith("_") else text
+
+
+def _drawable(figure: Figure) -> None:
+    """Show what the font of plots has no sign for as an escape; a browser takes another font instead."""
+    known = get_font(findfont("DejaVu Sans")).get_charmap()
+
+    def escaped(text: str) -> str:
+        return "".join(one if ord(one) in known or one == "\n" else ascii(one)[1:-1] for one in text)
+
+    for text in figure.findobj(Text):
+        text.set_text(escaped(text.get_text()))
+    for axes in figure.axes:
+        labels = axes.yaxis.get_major_formatter()
+        if isinstance(labels, FixedFormatter):
+            labels.seq = [escaped(label) for label in labels.seq]
 
 
 def _for_page(text: str, name: str, title: str, about: str) -> Markup:
@@ -205,7 +229,7 @@ def _for_page(text: str, name: str, title: str, about: str) -> Markup:
     body = "".join(_text(child) for child in root)
     size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
     names = f"{name}-title", f"{name}-about"
-    described = f'<title id="{names[0]}">{escape(title)}</title><desc id="{names[1]}">{escape(about)}</desc>'
+    described = f'<title id="{names[0]}">{escape(clean(title))}</title><desc id="{names[1]}">{escape(clean(about))}</desc>'
     label = f'role="img" aria-labelledby="{" ".join(names)}"'
     return Markup(f'<svg class="plot" {size} {label}>{described}{body}</svg>')
 
@@ -246,7 +270,7 @@ def _text(element: ElementTree.Element) -> str:
     """Write an element without namespaces and without empty groups."""
     tag = element.tag.removeprefix(_SVG)
     inner = "".join(_text(child) for child in element)
-    text = escape((element.text or "").strip()) if tag == "text" or tag == "tspan" else ""
+    text = escape(clean((element.text or "").strip())) if tag == "text" or tag == "tspan" else ""
     if tag in ("g", "defs") and not inner:
         return ""
     if tag == "g" and not element.attrib:

@@ -56,7 +56,8 @@ def view(tables: Tables, commit_url: str, folder: Path | None) -> dict[str, Any]
     """Return every series of measurements with its steps; the most moving ones with a plot."""
     keys = ["benchmark", "parameters", "machine"]
     series = []
-    for (benchmark, parameters, machine), rows in tables.history.groupby(keys, sort=True, dropna=False):
+    measured = tables.history[np.isfinite(tables.history["value"])]
+    for (benchmark, parameters, machine), rows in measured.groupby(keys, sort=True, dropna=False):
         rows = rows.sort_values("date", kind="stable").tail(300)
         values = rows["value"].to_numpy(float)
         cuts = detect(values)

@@ -236,7 +236,7 @@
     const [slow, fast] = [mine(a), mine(b)];
     if (data.runs[a].version !== data.runs[b].version) for (const [key, old] of slow) {
       const now = fast.get(key);
-      if (now && (now[2] < old[1] || now[1] > old[2])) speeds.push([key, `${number(old[0])}×`, `${number(now[0])}×`, now[0] < old[0] ? "slower" : "faster"]);
+      if (now && ![...old, ...now].includes(null) && (now[2] < old[1] || now[1] > old[2])) speeds.push([key, `${number(old[0])}×`, `${number(now[0])}×`, now[0] < old[0] ? "slower" : "faster"]);
     }
     const [first, second] = [data.runs[a].name, data.runs[b].name];
     const section = (title, empty, made) => el("section", {}, el("h3", {}, title), made || el("p", { class: "muted" }, empty));

@@ -34,7 +34,7 @@ def view(tables: Tables, looks: Mapping[str, Look], folder: Path | None) -> dict
         else:
             left_out[dtype] = left_out.get(dtype, 0) + 1
     order = [*(d for d in DTYPES if d in by_dtype), *sorted(set(by_dtype) - set(DTYPES))]
-    many = frame[frame["rows"].notna()]
+    many = frame[frame["rows"] > 0]
     groups = list(many.groupby(["unit", "subject", "dtype"], sort=False))
     rows_plots = [
         _against(name(), "rows", subject, dtype, rows, looks, folder)
@@ -84,7 +84,8 @@ def _against(
     """Draw the error of each run at each number of steps or rows, and its budget."""
     unit = str(rows["unit"].iloc[0])
     floor = FLOOR.get(unit, 1e-12)
-    budget = rows.groupby(axis)["budget"].min().dropna()
+    budget = rows.groupby(axis)["budget"].min()
+    budget = budget[np.isfinite(budget)]
     runs = [run for run in looks if run in set(rows["run"])]
     series = {run: rows[rows["run"] == run].groupby(axis)["error"].max() for run in runs}
     largest = max((some[np.isfinite(some)].max() for some in series.values()), default=1.0)

@@ -77,7 +77,7 @@ def _curve(
             line(axes, at, finite, looks[run])
         axes.set_xlabel("iteration")
         above(axes, "learning rate")
-        if np.nanmin(wanted) >= 0 and not depart:
+        if np.fmin.reduce(wanted) >= 0 and not depart:
             axes.set_ylim(bottom=0)
 
     said = "; ".join(f"{run} {note}" for run, note in notes)
@@ -95,17 +95,19 @@ def _curve(
 
 
 def _consecutive(rows: Frame) -> Frame:
-    """Keep iterations 0, 1, 2, … of one run, once; samples far away are not drawn."""
+    """Keep iterations 0, 1, 2, … of one run, once; samples far away are not drawn, unless there are no others."""
     rows = rows.drop_duplicates("iteration").sort_values("iteration")
     at = rows["iteration"].to_numpy(int)
-    return rows[at == np.arange(len(at))]
+    first = at == np.arange(len(at))
+    return rows[first] if first.any() else rows
 
 
 def _departs(rows: Frame) -> int | None:
     """Return the first iteration at which a run does not have the specified rate."""
     wanted, seen = rows["specified"].to_numpy(float), rows["measured"].to_numpy(float)
     room = CLOSE * max(float(np.abs(wanted).max(initial=0.0)), 1e-300)
-    wrong = ~(np.abs(seen - wanted) <= room)
+    with np.errstate(invalid="ignore"):
+        wrong = ~((np.abs(seen - wanted) <= room) | (seen == wanted))
     return int(rows["iteration"].iloc[int(np.argmax(wrong))]) if wrong.any() else None
 
 

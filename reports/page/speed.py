@@ -24,8 +24,6 @@ from keyedopt.reports.tables import Tables
 
 #: A plot has at most so many rows; the table has all.
 ROWS = 40
-#: Inches around a plot: the names of tasks at the left, the legend above.
-MARGINS = (1.45, 0.45, 0.15, 0.5)
 
 
 def view(tables: Tables, folder: Path | None) -> dict[str, Any]:
@@ -34,11 +32,12 @@ def view(tables: Tables, folder: Path | None) -> dict[str, Any]:
     devices = []
     for (machine, device), rows in tables.speeds.groupby(["machine", "device"], sort=False, dropna=False):
         where = f"{machine} ({device})"
+        drawn = rows.replace([np.inf, -np.inf], np.nan)
         devices.append(
             {
                 "where": where,
-                "ratios": _ratios(name(), where, rows, folder),
-                "roofline": _roofline(name(), where, rows, folder),
+                "ratios": _ratios(name(), where, drawn, folder),
+                "roofline": _roofline(name(), where, drawn, folder),
                 "bandwidth": rows["bandwidth"].max(),
                 "rows": rows.to_dict("records"),
             }
@@ -60,6 +59,12 @@ def _places(rows: Frame) -> dict[tuple[str, str], int]:
     """Return where each task on a workload is, from the top."""
     keys = list(dict.fromkeys(zip(rows["task"], rows["workload"], strict=True)))
     return {key: -place for place, key in enumerate(thin(keys, ROWS))}
+
+
+def _room(places: Mapping[tuple[str, str], int], entries: int, columns: int) -> tuple[Any, Any]:
+    """Return the size of a plot, and what is around it: names of tasks at the left, the legend above."""
+    above = 0.2 + 0.16 * -(-entries // columns)
+    return (6.3, 0.7 + above + 0.42 * len(places)), (1.45, 0.45, 0.15, above)
 
 
 def _axis(axes: Axes, places: Mapping[tuple[str, str], int]) -> None:
@@ -91,8 +96,8 @@ def _ratios(name: str, where: str, rows: Frame, folder: Path | None) -> Picture:
             axes.plot([], [], color=colour, marker=marker, label=_label(pair))
         _axis(axes, places)
         axes.set_xlabel("time of the peer over time of the implementation (right of 1: faster)")
-        ends = rows[["low", "high"]].replace([np.inf, -np.inf], np.nan).dropna()
-        left, right = min(0.8, ends["low"].min() * 0.9), max(1.25, ends["high"].max() * 1.1)
+        ends = rows[["low", "high"]].replace(0.0, np.nan)
+        left, right = np.fmin(0.8, ends["low"].min() * 0.9), np.fmax(1.25, ends["high"].max() * 1.1)
         axes.set_xlim(left, right)
         ticks = [t for t in (0.1, 0.2, 0.5, 1, 2, 3, 5, 10, 20, 50, 100) if left <= t <= right]
         axes.set_xticks(ticks, [f"{tick:g}×" for tick in ticks])
@@ -100,8 +105,9 @@ def _ratios(name: str, where: str, rows: Frame, folder: Path | None) -> Picture:
 
     best, least = rows["ratio"].max(), rows["ratio"].min()
     about = f"Ratios of {least:.2f} to {best:.2f}, with 95 % intervals; the band is the noise of the run."
-    size = (6.3, 1.2 + 0.42 * len(places))
-    return picture(name, f"Speed against peers on {where}", about, draw, size, MARGINS, folder)
+    return picture(
+        name, f"Speed against peers on {where}", about, draw, *_room(places, len(pairs), 2), folder
+    )
 
 
 def _roofline(name: str, where: str, rows: Frame, folder: Path | None) -> Picture:
@@ -135,5 +141,5 @@ def _roofline(name: str, where: str, rows: Frame, folder: Path | None) -> Pictur
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False, fontsize=8, ncols=3)
 
     about = f"Throughput of each task against a measured copy bandwidth of {limit:.3g} GB/s."
-    size = (6.3, 1.2 + 0.42 * len(places))
-    return picture(name, f"Throughput against the roofline on {where}", about, draw, size, MARGINS, folder)
+    title = f"Throughput against the roofline on {where}"
+    return picture(name, title, about, draw, *_room(places, len(names) + 1, 3), folder)
