@@ -229,7 +229,8 @@ def _for_page(text: str, name: str, title: str, about: str) -> Markup:
     body = "".join(_text(child) for child in root)
     size = f'viewBox="0 0 {width} {height}" width="{width}" height="{height}"'
     names = f"{name}-title", f"{name}-about"
-    described = f'<title id="{names[0]}">{escape(clean(title))}</title><desc id="{names[1]}">{escape(clean(about))}</desc>'
+    said = escape(clean(title)), escape(clean(about))
+    described = f'<title id="{names[0]}">{said[0]}</title><desc id="{names[1]}">{said[1]}</desc>'
     label = f'role="img" aria-labelledby="{" ".join(names)}"'
     return Markup(f'<svg class="plot" {size} {label}>{described}{body}</svg>')
 

@@ -95,7 +95,7 @@ def _curve(
 
 
 def _consecutive(rows: Frame) -> Frame:
-    """Keep iterations 0, 1, 2, … of one run, once; samples far away are not drawn, unless there are no others."""
+    """Keep iterations 0, 1, 2, … of one run, once; samples far away only where there are no others."""
     rows = rows.drop_duplicates("iteration").sort_values("iteration")
     at = rows["iteration"].to_numpy(int)
     first = at == np.arange(len(at))
