@@ -3,9 +3,10 @@
 #
 #   reports/gallery.sh [--output FOLDER] [RESULT.json ...]
 #
-# Writes FOLDER/results, FOLDER/site/index.html and, where Chromium is installed, FOLDER/overview.png and
-# FOLDER/matrix.png. A result given as an argument is shown too; one of an older torchrec stands in for the
-# environment that is made otherwise. Results that are in FOLDER already are not made again.
+# Writes FOLDER/results, FOLDER/site/index.html, FOLDER/upgrade.md (what changed from the older torchrec) and, where
+# Chromium is installed, FOLDER/overview.png and FOLDER/matrix.png. A result given as an argument is shown too;
+# one of an older torchrec stands in for the environment that is made otherwise. Results that are in FOLDER
+# already are not made again. COMMIT_URL, with {commit} in it, links the steps of the history to their commits.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 out=gallery
@@ -63,7 +64,12 @@ fi
 # What lies beside the results of benchmarks (stored ratios of the gate, trials of it) is no result.
 mapfile -t speeds < <(find "$root/benchmarks/results" -name '*.json' -not -path '*/trials/*')
 "$python" -m keyedopt.cli.main report results "${given[@]}" "${speeds[@]}" --output site \
-    --format html --format markdown --format badge --format csv --plots
+    --format html --format markdown --format badge --format csv --plots ${COMMIT_URL:+--commit-url "$COMMIT_URL"}
+
+if [ -e results/torchrec.json ] && [ -e "results/torchrec-$older.json" ]; then
+    "$python" -m keyedopt.cli.main diff "results/torchrec-$older.json" results/torchrec.json --format markdown \
+        > upgrade.md || [ $? -eq 1 ]
+fi
 
 browser=${CHROMIUM:-$(command -v chromium || command -v google-chrome || true)}
 if [ -z "$browser" ]; then

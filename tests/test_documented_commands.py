@@ -98,6 +98,20 @@ def test_the_documents_show_every_verb():
     assert shown | {"list"} == set(get_command(app).commands)
 
 
+def test_results_that_the_readme_compares_are_made_there_before():
+    section = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## Report and compare\n")[2]
+    made, read = set(), set()
+    for verb, *rest in commands(re.search(r"^```bash\n(.*?)^```$", section, re.M | re.S)[1]):
+        if verb == "check" and "--output" in rest:
+            made.add(rest[rest.index("--output") + 1])
+        elif verb == "diff":
+            assert set(rest) <= made
+            read |= set(rest)
+        elif verb == "report":
+            assert rest[0] in {str(Path(path).parent) for path in made}
+    assert len(read) == 2
+
+
 def test_what_is_wrong_in_a_document_would_be_found():
     with pytest.raises(AssertionError):
         parse(["chek", "torchrec"])
