@@ -52,7 +52,8 @@ END
 if has_torchrec "${given[@]}"; then
     echo "torchrec $older is not installed: a result of torchrec is given"
 elif [ ! -e "results/torchrec-$older.json" ]; then
-    if { [ -x env/bin/pip ] || "$python" -m venv env; } && env/bin/pip install --quiet "$root" torch==2.11.0 fbgemm-gpu-cpu==1.6.0 &&
+    if { [ -x env/bin/pip ] || "$python" -m venv env; } &&
+        env/bin/pip install --quiet "$root" torch==2.11.0 fbgemm-gpu-cpu==1.6.0 &&
         env/bin/pip install --quiet --no-deps "torchrec==$older" &&
         env/bin/pip install --quiet tensordict torchmetrics==1.0.3 pyre-extensions tqdm; then
         check "results/torchrec-$older.json" env -u PYTHONPATH env/bin/keyedopt check torchrec
