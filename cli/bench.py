@@ -16,7 +16,7 @@ from keyedopt.benchmarks import traces
 from keyedopt.benchmarks.baseline import BaselineError
 from keyedopt.benchmarks.builds import BuildError
 from keyedopt.benchmarks.commits import CommitError
-from keyedopt.benchmarks.compare import RequestError, chosen, compare, implementations
+from keyedopt.benchmarks.compare import Report, RequestError, chosen, compare, implementations
 from keyedopt.benchmarks.sides import SideError
 from keyedopt.benchmarks.tasks import Task
 from keyedopt.benchmarks.timing import Budget, clock_of
@@ -159,10 +159,21 @@ def _measure(asked: Asked, pairs: list[tuple[Workload, Task]]) -> int:
         budget = Budget(seconds=asked.seconds, warmup=min(0.3, asked.seconds))
         report = compare(found, pairs, asked.device, budget, clock_of(asked.device), step, asked.cold)
     report = replace(report, conformance=proven)
+    if not report.rows:
+        raise RequestError(f"nothing was compared: {_why_nothing(report)}")
     if asked.output is not None:
         results.write_atomically(asked.output, json.dumps(report.to_dict(), indent=1) + "\n")
     show(report)
     return 0
+
+
+def _why_nothing(report: Report) -> str:
+    """Return why a run has no comparison: first what the implementation itself lacks."""
+    reasons = sorted(report.skipped, key=lambda item: item["who"] != report.implementation)
+    if not reasons:
+        return "there is no peer; name one with --against"
+    first = reasons[0]
+    return f"{first['workload']} {first['task']} by {first['who']}: {first['why']}"
 
 
 @contextmanager

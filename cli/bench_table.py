@@ -100,6 +100,4 @@ def show(report: Report) -> None:
     broken = [item for item in report.skipped if not item["why"].startswith(("no ", "tables only"))]
     for item in broken:
         out.print(one_line(f"not measured: {item['workload']} {item['task']} {item['who']}: {item['why']}"))
-    if not report.rows:
-        out.print("nothing was compared: no peer does these tasks (the JSON says why)")
     out.print(f"{len(report.rows)} comparisons in {report.seconds:.0f} s")

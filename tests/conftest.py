@@ -16,10 +16,21 @@ from keyedopt.cli import main as cli
 from keyedopt.conformance import result as results
 from keyedopt.conformance import runner
 
+#: Files that take longest, the longest first: processes share a run by files, and one that begins a long file
+#: last keeps all others waiting.
+LONG = (
+    *("test_mutants", "test_triton_compiled", "test_native_sanitized", "test_suite_verdicts"),
+    *("test_fused_verdict", "test_fused_checkpoints", "test_tutorial", "test_triton_interpreter"),
+    *("test_triton_traffic", "test_triton_steps", "test_benchmarks_asv", "test_reports_like"),
+)
+
 
 def pytest_collection_modifyitems(items):
-    """Slow tests, those that run the whole suite, come last."""
-    items.sort(key=lambda item: "test_suite_verdicts" in item.nodeid or "test_mutants" in item.nodeid)
+    """Long files come first where processes share the run; in one process they come last."""
+    places = {name: place for place, name in enumerate(LONG)}
+    shared = "PYTEST_XDIST_WORKER" in os.environ
+    rest = len(LONG) if shared else -1
+    items.sort(key=lambda item: places.get(item.path.stem, rest))
 
 
 @pytest.fixture(scope="session")

@@ -150,6 +150,21 @@ def test_bad_input_is_one_line(run_line, options, said):
     assert said in refused(run_line("bench", *options.split()))
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ("--implementation os --against torch", "nothing was compared: tiny train-sgd by os: no "),
+        ("--implementation reference --against torchft", "nothing was compared: tiny train-sgd by torchft: "),
+    ],
+)
+def test_a_run_that_compares_nothing_is_one_line(run_line, small, tmp_path, options, said):
+    if "torchft" in options:
+        pytest.importorskip("torchft")
+    line = ("--workload", "tiny", "--task", "train-sgd", "--output", tmp_path / "x.json")
+    assert said in refused(run_line("bench", *options.split(), *line))
+    assert not (tmp_path / "x.json").exists()
+
+
 def test_a_peer_that_is_not_installed_says_how_to_get_it(run_line, monkeypatch):
     def missing(self):
         raise TargetError("'torchrec' needs 'tensordict', which is not installed in this environment")

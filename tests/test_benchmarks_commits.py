@@ -58,10 +58,31 @@ def repository(tmp_path_factory):
     return folder
 
 
+@pytest.fixture
+def built_once(monkeypatch, tmp_path_factory):
+    """Build what was built before no second time: a commit has one tree, whose name is its content's."""
+    real = commits._install
+
+    def install(source, scratch):
+        tree = git(source, "rev-parse", "HEAD^{tree}")
+        if tree not in BUILT:
+            kept = tmp_path_factory.mktemp("built")
+            BUILT[tree] = real(source, kept)
+        return BUILT[tree]
+
+    monkeypatch.setattr(commits, "_install", install)
+
+
+#: Trees that were built, by the hash of their content.
+BUILT = {}
+
+
 @pytest.mark.parametrize(
     ("names", "same"), [(("HEAD~2", "HEAD~1"), True), (("HEAD~1", "HEAD"), False)], ids=["same", "other"]
 )
-def test_two_commits_are_built_and_measured(run_line, repository, monkeypatch, tmp_path, names, same):
+def test_two_commits_are_built_and_measured(
+    run_line, repository, built_once, monkeypatch, tmp_path, names, same
+):
     for name, value in {"SECONDS": 0.0, "LEAST": 2, "TURN": 0.0}.items():
         monkeypatch.setattr(sides, name, value)
     monkeypatch.chdir(repository)
@@ -79,7 +100,7 @@ def test_two_commits_are_built_and_measured(run_line, repository, monkeypatch, t
     assert git(repository, "status", "--porcelain") == ""
 
 
-def test_what_a_commit_cannot_do_is_said(run_line, repository, monkeypatch):
+def test_what_a_commit_cannot_do_is_said(run_line, repository, built_once, monkeypatch):
     """This repository has no fused, and the one that is installed must not be measured in its stead."""
     monkeypatch.chdir(repository)
     done = run_line(

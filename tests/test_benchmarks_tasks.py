@@ -67,6 +67,18 @@ def test_a_task_does_the_same_in_both_implementations(name):
     assert task.moved(WORKS[task.kind]) > 0
 
 
+@pytest.mark.parametrize("name", TASKS)
+def test_a_task_says_what_it_lacks_before_anything_is_timed(name):
+    """An implementation of nothing offers nothing, and that is found out where the job is made."""
+
+    class Nothing:
+        def has(self, name):
+            return False
+
+    with pytest.raises(NotOffered, match=r"^no "):
+        make(Nothing(), TASKS[name], WORKS[TASKS[name].kind], "cpu")
+
+
 @pytest.mark.parametrize("backend", ["native", "torch", "fbgemm"])
 @pytest.mark.parametrize("name", [name for name in TASKS if name.startswith(("train", "sparse", "forward"))])
 def test_a_task_does_the_same_with_each_backend(name, backend, monkeypatch):

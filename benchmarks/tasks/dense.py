@@ -232,6 +232,7 @@ def in_backward(surface: Any, task: Task, work: Dense, device: str) -> Job:
 
 def init_state(surface: Any, task: Task, work: Dense, device: str) -> Job:
     """Make a job of creating the state of a fresh keyed optimizer."""
+    need(surface, "KeyedOptimizerWrapper")
     fresh: list[Any] = []
 
     def prepare() -> None:
