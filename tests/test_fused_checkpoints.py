@@ -38,7 +38,7 @@ def place(backend):
     return DEVICE if backend == "triton" else "cpu"
 
 
-def make(backend, name, dtype=torch.float32):
+def make(backend, name, dtype=torch.float32, **more):
     """Make a module with two tables, of the reference or of a backend."""
     library = reference if backend == "reference" else fused
     numbers = torch.Generator().manual_seed(3)
@@ -62,7 +62,8 @@ def make(backend, name, dtype=torch.float32):
     options = {"lr": 0.1, **OPTIONS[name]}
     if backend == "reference":
         return library.EmbeddingBagCollection(configs, kind, options)
-    return library.EmbeddingBagCollection(configs, kind, options, device=place(backend), backend=backend)
+    more |= {"device": place(backend), "backend": backend}
+    return library.EmbeddingBagCollection(configs, kind, options, **more)
 
 
 def train(module, seeds):
@@ -154,6 +155,44 @@ def test_in_other_dtypes(name, dtype):
     goes_on(name, "reference", "torch" if dtype is torch.float64 else "native", dtype)
 
 
+COUNTED = ("Adagrad-decay", "Adam", "SparseAdam", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB")
+
+
+@pytest.mark.parametrize("name", ["SGD", "LarsSGD", "Adagrad", "RowWiseAdagrad", "Adam-per-row", *COUNTED])
+@pytest.mark.parametrize("backend", ["native", "torch", "triton"])
+def test_a_run_that_is_resumed_rounds_as_one_that_is_not(name, backend):
+    elsewhere(backend)
+    needs(backend)
+    whole, half, other = (make(backend, name, torch.bfloat16, rounding_seed=3) for _ in range(3))
+    train(whole, range(5))
+    train(half, range(3))
+    move(half, other)
+    if name not in COUNTED:
+        assert half.fused_optimizer.rounding_steps == 3
+        other.fused_optimizer.rounding_steps = 3
+    train(other, range(3, 5))
+    pairs = zip(whole.parameters(), other.parameters(), strict=True)
+    assert all(torch.equal(one.view(torch.int16), two.view(torch.int16)) for one, two in pairs)
+    other.fused_optimizer.rounding_steps = 90  # matters where steps are not counted
+    train(whole, [5])
+    train(other, [5])
+    pairs = zip(whole.parameters(), other.parameters(), strict=True)
+    assert all(torch.equal(one, two) for one, two in pairs) is (name in COUNTED)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_rounding_that_would_be_alike_in_every_replay_of_a_graph_is_refused(name, monkeypatch):
+    module = make("torch", name, torch.bfloat16, rounding_seed=3)
+    before = [weight.detach().clone() for weight in module.parameters()]
+    monkeypatch.setattr("keyedopt.fused.embedding.update.captured", lambda device: True)
+    if name == "Adam":
+        train(module, [0])
+    else:
+        with pytest.raises(RuntimeError, match="cannot be captured"):
+            train(module, [0])
+    assert all(map(torch.equal, module.parameters(), before)) is (name == "SGD")
+
+
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="is that already")
 def test_in_the_interpreter():
     pytest.importorskip("triton", reason="triton is in the extra `cuda`")
@@ -162,7 +201,7 @@ def test_in_the_interpreter():
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     with_fbgemm = 0 if backends.available()["fbgemm"] else 2 * 3
-    assert f"{4 * len(OPTIONS) + with_fbgemm} passed" in done.stdout
+    assert f"{4 * len(OPTIONS) + with_fbgemm + 5 + len(COUNTED)} passed" in done.stdout
 
 
 def unfused_gradient(seed):

@@ -42,7 +42,9 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
         device: of the tables.
         backend: what does the work, see `keyedopt.fused.backends`; ``"auto"`` chooses by device, dtype and
             algorithm.
-        rounding_seed: of stochastic rounding of tables in float16 and bfloat16; None rounds to nearest.
+        rounding_seed: of stochastic rounding of tables in float16 and bfloat16; None rounds to nearest. To
+            resume SGD, Adagrad, row-wise Adagrad or LARS bit for bit, keep ``fused_optimizer.rounding_steps``
+            beside the checkpoint, and set it.
         strict: whether bad row numbers and offsets are errors at once on every device. On CUDA that waits for
             the device in each forward; without it nothing is read or written by them, every update after them
             is left out, and `check` raises the error.

@@ -29,14 +29,18 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         backend: the name of a backend, or ``"auto"``.
         rounding_seed: of stochastic rounding of tables in half precision; None rounds to nearest. What is
             drawn depends on it and on the steps of a table, ``<table>.iter``, so that a run that is resumed
-            goes on alike; where an algorithm does not count its steps, on those of this object.
+            goes on bit for bit; where an algorithm does not count its steps, on `rounding_steps`.
     """
 
     def __init__(self, backend: str = "auto", rounding_seed: int | None = None) -> None:
         super().__init__({}, {}, [])
         self.backend = backend
         self._rounding_seed = rounding_seed
-        self._updates = 0
+        #: How many updates this object has done. Tables without ``<table>.iter`` are rounded by it: those of
+        #: SGD, LARS and Adagrads without `lr_decay`, and those that count steps by row. Like the state of
+        #: torch's generators it is no part of a checkpoint, whose keys are torchrec's: keep it beside one, and
+        #: set it, to go on bit for bit; from zero on, the draws are those of the first steps again.
+        self.rounding_steps = 0
         self._plans: dict[str, RowOptimizer] = {}
         self._weights: dict[str, Tensor] = {}
         self._clips: list[Any] = []
@@ -120,7 +124,7 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         stays = all(cluster.stays() for cluster, _ in given)
         plan = update.resume(self._current(given) if stays else self._anew(given), self._seed())
         self._held.drop()
-        self._updates += 1
+        self.rounding_steps += 1
         plan.carry_out()
 
     def use(
@@ -204,11 +208,11 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
             return
         self.release()  # who had it held is gone
         plan = update.make_plan(self._current(given), self._clips, self._seed())
-        self._updates += 1
+        self.rounding_steps += 1
         plan.carry_out()
 
     def _seed(self) -> tuple[int, int] | None:
-        return None if self._rounding_seed is None else (self._rounding_seed, self._updates)
+        return None if self._rounding_seed is None else (self._rounding_seed, self.rounding_steps)
 
     def post_load_state_dict(self) -> None:
         """Read the counts of steps that were loaded, for a step must not wait for a device."""

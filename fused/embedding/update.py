@@ -133,6 +133,11 @@ def _by_cluster(given: Iterable[Given]) -> list[Given]:
     return list(found.values())
 
 
+def captured(device: torch.device) -> bool:
+    """Whether what is done on a device now is put into a CUDA graph."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 def _tables_of(lookups: Sequence[Lookup]) -> set[int]:
     return set(lookups.tables) if type(lookups) is Columns else {one.table for one in lookups}
 
@@ -162,6 +167,11 @@ def _works(cluster: Cluster, lookups: Sequence[Lookup], seed: tuple[int, int] | 
         if step.momentum and not cluster.tables[0].states:  # no buffer was made
             step = replace(step, momentum=0.0, nesterov=False)
         if seed is not None:
+            if counter is None and captured(cluster.device):
+                raise RuntimeError(
+                    "stochastic rounding cannot be captured in a CUDA graph where steps are not counted: every "
+                    "replay would draw the same"
+                )
             step = replace(step, seed=seed[0] + (seed[1] if counter is None else count))
         backend = cluster.backend_for(step)
         works.append(Work(cluster, step, backend, listed))
