@@ -244,6 +244,28 @@ def test_stochastic_rounding(dtype):
         assert abs(seen.mean() - exact) <= 4 * gap / 2 / 20_000**0.5 or value > info.max * 0.999
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("decay", ["none", "l2", "decoupled"])
+def test_without_eps_what_is_lost_of_squares_shows_in_the_same_places(dtype, sparse, decay):
+    small = 2e-3 if dtype is torch.float16 else 1e-22
+    trained = []
+    for library in (reference, fused):
+        weight = torch.nn.Parameter(torch.tensor([[0.5, -0.5, 0.5, 0.3]], dtype=dtype))
+        optimizer = library.Adam([weight], lr=0.1, eps=0.0, weight_decay=0.1, decay=decay)
+        for numbers in ([small, -small, 1, 0], [0] * 4, [small, small, 1, 0]):
+            grad = torch.tensor([numbers], dtype=dtype)
+            if sparse:
+                grad = torch.sparse_coo_tensor([[0]], grad, weight.shape, check_invariants=True)
+            weight.grad = grad
+            optimizer.step()
+        trained.append(weight.detach())
+    kept = torch.tensor([[decay == "l2", decay == "l2", True, True]])  # L2 decay makes gradients large
+    for weight in trained:
+        assert torch.equal(weight.isfinite(), kept)
+    torch.testing.assert_close(trained[1][kept], trained[0][kept], rtol=1e-3, atol=1e-3)
+
+
 def test_rounding_of_what_is_not_finite():
     values = torch.tensor([float("inf"), -float("inf"), float("nan"), 1e30])
     seen = torch.empty(4, dtype=torch.float16)
