@@ -78,7 +78,7 @@ def same(one: Sequence[Tensor], other: Sequence[Tensor]) -> bool:
     """Whether tensors have the same bits."""
     pairs = list(zip(one, other, strict=True))
     return all(
-        torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8)) for a, b in pairs
+        torch.equal(a.reshape(-1).view(torch.uint8), b.reshape(-1).view(torch.uint8)) for a, b in pairs
     )
 
 
@@ -123,27 +123,93 @@ def no_synchronization_of_dense(surface: Any, algorithm: str, device: str) -> st
     return ""
 
 
+class Whole:
+    """A model of tables and a dense layer, all of whose gradients are clipped by one norm, and its step.
+
+    Args:
+        surface, algorithm, device: as for `tables`; the dense layer has the same algorithm.
+    """
+
+    def __init__(self, surface: Any, algorithm: str, device: str) -> None:
+        self.module = tables(surface, algorithm, device)
+        numbers = torch.Generator().manual_seed(0)
+        self.layer = nn.Parameter(torch.randn(3 * WIDTH, 8, generator=numbers).to(device))
+        dense = surface.KeyedOptimizerWrapper(
+            {"layer": self.layer}, lambda listed: getattr(surface, algorithm)(listed, lr=0.01)
+        )
+        both = surface.CombinedOptimizer([("tables", self.module.fused_optimizer), ("dense", dense)])
+        self.optimizer = surface.GradientClippingOptimizer(both, surface.GradientClipping.NORM, 1.0)
+
+    def step(self, given: dict[str, tuple[Tensor, Tensor]]) -> None:
+        """Look up, go backward, clip, and step."""
+        outputs = self.module(given)
+        torch.autograd.backward((torch.cat(list(outputs.values()), dim=1) @ self.layer).square().sum())
+        self.optimizer.step()
+        self.layer.grad = None
+
+    def contents(self) -> list[Tensor]:
+        """Return copies of all that is trained, and its state."""
+        state = self.optimizer.state_dict()["state"].get("dense.layer", {})
+        kept = [self.layer, *(state[name] for name in sorted(state) if isinstance(state[name], Tensor))]
+        return contents(self.module) + [tensor.detach().clone() for tensor in kept]
+
+
+def first_whole_step_equals_a_warm_one(surface: Any, algorithm: str, device: str) -> str:
+    """Return what is wrong: two models are stepped alike, the second when all has been compiled."""
+    models = [Whole(surface, algorithm, device) for _ in range(2)]
+    for model in models:
+        model.step(features(device))
+    pair = [model.contents() for model in models]
+    return "" if same(*pair) else "the first step gave other bits than the same step later"
+
+
+def no_synchronization_of_a_whole_step(surface: Any, algorithm: str, device: str) -> str:
+    """Return what is wrong with a step of tables and a dense layer under one norm."""
+    model, given = Whole(surface, algorithm, device), features(device)
+    for _ in range(3):
+        model.step(given)
+    torch.cuda.synchronize()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        model.step(given)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    return ""
+
+
 def graph_replays_to_the_same_bits(surface: Any, algorithm: str, device: str) -> str:
     """Return what is wrong: steps replayed from a graph, and the same steps of a twin without one."""
     module, twin = tables(surface, algorithm, device), tables(surface, algorithm, device)
+    _replay(lambda given: step(module, given), lambda given: step(twin, given), device)
+    return "" if same(contents(module), contents(twin)) else "replayed steps gave other bits than plain ones"
+
+
+def graph_of_a_whole_step(surface: Any, algorithm: str, device: str) -> str:
+    """Return what is wrong: as `graph_replays_to_the_same_bits`, with a dense layer under one norm."""
+    model, twin = (Whole(surface, algorithm, device) for _ in range(2))
+    _replay(model.step, twin.step, device)
+    return "" if same(model.contents(), twin.contents()) else "replayed steps gave other bits than plain ones"
+
+
+def _replay(one: Callable[[Any], None], twin: Callable[[Any], None], device: str) -> None:
+    """Take the same steps with both, the last ones with the first from a graph."""
     given = features(device)
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         for _ in range(3):
-            step(module, given)
+            one(given)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):  # a capture runs nothing
-        step(module, given)
+        one(given)
     for seed in (1, 2):
         for name, (values, _) in features(device, seed).items():
             given[name][0].copy_(values)
         graph.replay()
     for seed in (0, 0, 0, 1, 2):
-        step(twin, features(device, seed))
+        twin(features(device, seed))
     torch.cuda.synchronize()
-    return "" if same(contents(module), contents(twin)) else "replayed steps gave other bits than plain ones"
 
 
 def fbgemm_follows_the_reference(surface: Any, algorithm: str, device: str) -> str:
@@ -181,6 +247,12 @@ CHECKS: dict[str, tuple[Check, Sequence[str]]] = {
     "no synchronization": (no_synchronization, ALGORITHMS),
     "no synchronization, clip and step": (no_synchronization_of_dense, ("SGD", "Adagrad", "Adam")),
     "graph": (graph_replays_to_the_same_bits, ALGORITHMS),
+    "first step, tables and dense": (first_whole_step_equals_a_warm_one, ("SGD", "Adagrad", "Adam")),
+    "no synchronization, tables and dense": (
+        no_synchronization_of_a_whole_step,
+        ("SGD", "Adagrad", "Adam"),
+    ),
+    "graph, tables and dense": (graph_of_a_whole_step, ("SGD", "Adagrad", "Adam")),
     "FBGEMM's operators": (fbgemm_follows_the_reference, tuple(FBGEMM)),
 }
 
@@ -227,7 +299,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     rows = run(surface, "cuda")
     for row in rows:
-        print(f"{row['outcome']:8} {row['check']:34} {row['algorithm']:20} {row['message']}".rstrip())
+        print(f"{row['outcome']:8} {row['check']:38} {row['algorithm']:20} {row['message']}".rstrip())
     if given.output:
         report = {"kind": "keyedopt-gpu-checks", "device": torch.cuda.get_device_name(), "checks": rows}
         given.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

@@ -13,8 +13,9 @@ import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.utils._python_dispatch import _disable_current_modes
 
-from keyedopt import fused
+from keyedopt import fused, reference
 from keyedopt.fused.backward_clip import BackwardClip
+from keyedopt.fused.scaling import scale_all
 
 ALGORITHMS = ("SGD", "Adagrad", "RowWiseAdagrad", "Adam", "PartialRowWiseAdam", "LAMB", "LarsSGD")
 
@@ -103,6 +104,40 @@ def test_the_factor_is_a_part_of_the_step(library):
         with patch("keyedopt.fused.clipping.scale_all") as scaled:
             step(optimizer, params)
         assert [call.args[0] for call in scaled.call_args_list] == [[], [], []]  # of tables, which are none
+
+
+@pytest.mark.parametrize("algorithm", ["SGD", "Adagrad", "Adam"])
+def test_the_factor_of_a_mixed_tree_is_a_part_of_the_dense_step(algorithm):
+    """Gradients of tables are scaled where they wait; those of dense parameters as the step reads them."""
+    trained = []
+    for library in (fused, reference):
+        bags = library.EmbeddingBagConfig(
+            6, 4, "t", torch.float32, ["f"], init_fn=lambda weight: weight.detach().fill_(0.5)
+        )
+        module = library.EmbeddingBagCollection([bags], getattr(library, algorithm), {"lr": 0.1})
+        layer = torch.nn.Parameter(torch.full((4, 3), 2.0))
+        dense = library.KeyedOptimizerWrapper(
+            {"layer": layer}, lambda listed, made=library: getattr(made, algorithm)(listed, lr=0.1)
+        )
+        both = library.CombinedOptimizer([("tables", module.fused_optimizer), ("dense", dense)])
+        optimizer = library.GradientClippingOptimizer(both, library.GradientClipping.NORM, 1.0)
+        for _ in range(3):
+            output = module({"f": (torch.tensor([1, 1, 3]), torch.tensor([0, 2, 3]))})["f"]
+            layer.grad = None
+            (output @ layer).square().sum().backward()
+            given = layer.grad.clone()
+            if library is reference:
+                optimizer.step()
+                continue
+            with patch("keyedopt.fused.clipping.scale_all", side_effect=scale_all) as scaled:
+                optimizer.step()
+            ((table,),) = [call.args[0] for call in scaled.call_args_list]
+            assert table.shape == (2, 4)  # the rows that were looked up
+            assert torch.equal(layer.grad, given)
+        trained.append([layer.detach(), *(one.detach() for one in module.parameters())])
+    for one, other in zip(*trained, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-6)
+    assert (trained[0][0] < 2).all()
 
 
 @pytest.mark.parametrize("kind", ["norm", "value", "none"])

@@ -23,6 +23,21 @@ def test_a_first_step_equals_a_warm_one(library):
     assert {row["outcome"] for row in rows} == {"held"}
 
 
+@pytest.mark.parametrize("library", [fused, reference], ids=lambda library: library.__name__)
+def test_a_first_whole_step_equals_a_warm_one(library):
+    rows = gpu_checks.run(library, "cpu", ["first step, tables and dense"])
+    assert [(row["algorithm"], row["outcome"], row["message"]) for row in rows] == [
+        (name, "held", "") for name in ("SGD", "Adagrad", "Adam")
+    ]
+    model = gpu_checks.Whole(library, "Adam", "cpu")
+    before = model.contents()
+    for _ in range(2):
+        model.step(gpu_checks.features("cpu"))
+    moved = [not torch.equal(one, other) for one, other in zip(before, model.contents(), strict=False)]
+    assert all(moved)
+    assert float(model.optimizer.last_total_grad_norm) > 1.0, "the clip does something"
+
+
 def test_a_first_step_that_differs_is_noticed():
     class Drifting:
         """Tables whose rates grow from module to module."""

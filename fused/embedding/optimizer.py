@@ -38,8 +38,8 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         self._rounding_seed = rounding_seed
         #: How many updates this object has done. Tables without ``<table>.iter`` are rounded by it: those of
         #: SGD, LARS and Adagrads without `lr_decay`, and those that count steps by row. Like the state of
-        #: torch's generators it is no part of a checkpoint, whose keys are torchrec's: keep it beside one, and
-        #: set it, to go on bit for bit; from zero on, the draws are those of the first steps again.
+        #: torch's generators it is no part of a checkpoint, whose keys are torchrec's: keep it beside one,
+        #: and set it, to go on bit for bit; from zero on, the draws are those of the first steps again.
         self.rounding_steps = 0
         self._plans: dict[str, RowOptimizer] = {}
         self._weights: dict[str, Tensor] = {}

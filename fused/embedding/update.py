@@ -169,8 +169,8 @@ def _works(cluster: Cluster, lookups: Sequence[Lookup], seed: tuple[int, int] | 
         if seed is not None:
             if counter is None and captured(cluster.device):
                 raise RuntimeError(
-                    "stochastic rounding cannot be captured in a CUDA graph where steps are not counted: every "
-                    "replay would draw the same"
+                    "stochastic rounding cannot be captured in a CUDA graph where steps are not counted: "
+                    "every replay would draw the same"
                 )
             step = replace(step, seed=seed[0] + (seed[1] if counter is None else count))
         backend = cluster.backend_for(step)

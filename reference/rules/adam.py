@@ -48,8 +48,8 @@ def adam(
     Returns:
         weight, exp_avg, exp_avg_sq, in their own dtypes, computed in float32 at least.
 
-    With ε = 0 the square of a small gradient may be lost in the dtype of v (in float16, below some 5e-3): then
-    m over zero makes the weight infinite at the next step, and decay may make that NaN. It does not come back.
+    With ε = 0 the square of a small gradient may be lost in the dtype of v (in float16, below some 5e-3):
+    then m over zero makes the weight infinite at the next step, and decay may make that NaN, for good.
 
     Source: Kingma and Ba 2015; Loshchilov and Hutter 2019 (AdamW); torch.optim.Adam.
 
