@@ -2,11 +2,14 @@
 
 import copy
 import pickle
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from keyedopt import fused, reference
+from keyedopt.fused.backends.interface import RowGradients, Table
+from keyedopt.fused.embedding import update
 
 BAGS = {"f": (torch.tensor([0, 1, 1, 3]), torch.tensor([0, 2, 4]))}
 
@@ -126,3 +129,12 @@ def test_bounds_inside_and_around_a_joint_norm(library, inner):
     around.step()
     assert torch.allclose(table(module), twin, atol=1e-6)
     assert float(joint.last_total_grad_norm) == pytest.approx((8 * (2 * 1.0 + 1.5**2)) ** 0.5)
+
+
+def test_every_row_gets_its_gradient_where_there_is_room_for_more():
+    """A device is not asked how many rows there are: what is left over is -1, and of no row."""
+    given = RowGradients(0, torch.tensor([0, 2, -1, -1]), torch.tensor([[1.0], [2.0], [0.0], [0.0]]))
+    cluster = SimpleNamespace(group={"rows": "all"}, tables=[Table(torch.ones(4, 1))])
+    (found,) = update._chosen(SimpleNamespace(cluster=cluster), [given])
+    assert found.rows.tolist() == [0, 1, 2, 3]
+    assert found.grads.tolist() == [[1.0], [0.0], [2.0], [0.0]]

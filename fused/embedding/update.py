@@ -215,7 +215,9 @@ def _wait(work: Work, plan: Plan, joining: Collection[str] = ()) -> None:
 
 def _waits(work: Work) -> bool:
     """Whether it has to be known how many rows there are, so that a device is waited for."""
-    return _needs_sums(work.cluster.group) or not hasattr(work.backend, "coalesce_with_holes")
+    group = work.cluster.group
+    counted = group["error_if_nonfinite"] or Rows(group.get("rows", Rows.GIVEN)) is Rows.NONZERO
+    return counted or not hasattr(work.backend, "coalesce_with_holes")
 
 
 def without_holes(given: RowGradients) -> RowGradients:
@@ -270,7 +272,9 @@ def _chosen(work: Work, sums: list[RowGradients]) -> list[RowGradients]:
     for one in sums:
         if which is Rows.ALL:
             weight = work.cluster.tables[one.table].weight
-            every = one.grads.new_zeros(weight.shape).index_copy_(0, one.rows, one.grads)
+            rows = torch.where(one.rows < 0, len(weight), one.rows)  # holes get a row of their own
+            spread = one.grads.new_zeros(len(weight) + 1, weight.shape[1]).index_copy_(0, rows, one.grads)
+            every = spread[:-1]
             chosen.append(RowGradients(one.table, torch.arange(len(weight), device=one.rows.device), every))
         else:
             kept = one.grads.any(dim=1)
