@@ -107,17 +107,40 @@ struct Source {
 
 // Memory of a thread, kept from call to call.
 struct Scratch {
-  float* sum = nullptr;   // a row: the gradient
+  float* sums = nullptr;  // `together` rows: gradients
+  float* sum = nullptr;   // a row: the gradient of a long run
   float* work = nullptr;  // a row: what a rule needs
   float* leaf = nullptr;  // a row: a block of a long run
   double* blocks = nullptr;  // a row: the sum of blocks
   double* chunks = nullptr;  // a row: the sum of chunks
 };
+constexpr int64_t kShort = 8;     // rows that are summed one after the other
 constexpr int64_t kBlock = 64;    // rows that are summed in registers
 constexpr int64_t kChunk = 4096;  // rows of a long run that one thread sums
 constexpr int64_t kHot = 16384;   // a run longer than this is shared by threads
+constexpr int64_t kTogether = 16;  // rows that are updated in one call: as many as a vector has numbers
 
-using Update = void (*)(const Rule&, const Table&, int64_t row, const float* grad, float* work);
+// How many rows of this width wait to be updated together: what they touch should stay in the nearest cache.
+inline int64_t together(int64_t dim) {
+  const int64_t fit = 2048 / dim;
+  return fit < 1 ? 1 : fit < kTogether ? fit : kTogether;
+}
+
+// How far apart rows of whole vectors are.
+inline int64_t padded(int64_t dim) { return (dim + 15) / 16 * 16; }
+
+// Distinct rows, kTogether at most, with their gradients, and those that come next.
+struct Rows {
+  const int64_t* rows;
+  const float* grads;  // that of row r begins at grads + r * stride
+  int64_t stride;
+  int64_t count;
+  const int64_t* next;
+  int64_t coming;
+};
+
+// Update rows by their gradients.
+using Update = void (*)(const Rule&, const Table&, const Rows&, float* work);
 
 // A sorted table: what its kernels need to know.
 struct Job {
@@ -139,13 +162,13 @@ struct Hot {
 
 // Kernels of one instruction set.
 struct Kernels {
-  Update update[kAlgorithms][3][2];  // by algorithm, dtype, and whether rows are whole vectors of sixteen
-  // Sum and update the runs that begin in [begin, end) of `total` sorted entries, into row `first` and on of
-  // the output where sums are written; runs above kHot are put into `hot` (room for all) when it is not null.
-  int64_t (*segment32)(const Job&, const Entry<uint32_t>*, int64_t begin, int64_t end, int64_t total,
-                       int64_t first, Scratch&, Hot* hot);
-  int64_t (*segment64)(const Job&, const Entry<uint64_t>*, int64_t begin, int64_t end, int64_t total,
-                       int64_t first, Scratch&, Hot* hot);
+  Update update[kAlgorithms][3][4];  // by algorithm, dtype and width: any, whole vectors, 64, 128
+  // Sum and update the runs of sorted entries [begin, end), into row `first` and on of the output where sums
+  // are written; runs above kHot are put into `hot` (room for all) when it is not null.
+  void (*segment32)(const Job&, const Entry<uint32_t>*, int64_t begin, int64_t end, int64_t first, Scratch&,
+                    Hot* hot);
+  void (*segment64)(const Job&, const Entry<uint64_t>*, int64_t begin, int64_t end, int64_t first, Scratch&,
+                    Hot* hot);
   // Sum one chunk of a long run into `out`.
   void (*chunk32)(const Job&, const Entry<uint32_t>*, int64_t count, Scratch&, float* out);
   void (*chunk64)(const Job&, const Entry<uint64_t>*, int64_t count, Scratch&, float* out);
@@ -161,7 +184,8 @@ struct Kernels {
 };
 
 inline Update update_of(const Kernels& kernels, const Rule& rule, const Table& table) {
-  return kernels.update[rule.algorithm][table.dtype][table.dim % 16 == 0];
+  const int width = table.dim == 64 ? 2 : table.dim == 128 ? 3 : table.dim % 16 == 0 ? 1 : 0;
+  return kernels.update[rule.algorithm][table.dtype][width];
 }
 
 const Kernels* kernels_plain();

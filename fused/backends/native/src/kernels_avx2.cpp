@@ -18,6 +18,7 @@ namespace {
 #include "vec_avx2.h"
 #include "rules.h"
 #include "sums.h"
+#include "batches.h"
 #include "segments.h"
 }  // namespace
 }  // namespace keyedopt

@@ -19,6 +19,7 @@ namespace {
 #include "vec_avx512.h"
 #include "rules.h"
 #include "sums.h"
+#include "batches.h"
 #include "segments.h"
 }  // namespace
 }  // namespace keyedopt

@@ -7,6 +7,7 @@ namespace {
 #include "vec_plain.h"
 #include "rules.h"
 #include "sums.h"
+#include "batches.h"
 #include "segments.h"
 }  // namespace
 

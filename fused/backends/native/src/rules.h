@@ -66,6 +66,36 @@ inline vf descend(const Rule& rule, vf w, vf direction) {
   return fnma(set1(rule.lr), direction, w);
 }
 
+constexpr int64_t kAheadBytes = 1024;  // of a row that are prefetched; the hardware follows from there
+
+// Ask for bytes [begin, end) of what is at p. Inlined always: a call that only prefetches has no effect that GCC
+// knows, so it would leave it out.
+__attribute__((always_inline)) inline void prefetch(const void* p, int64_t begin, int64_t end) {
+  const char* at = static_cast<const char*>(p);
+  end = end < kAheadBytes ? end : kAheadBytes;
+  for (int64_t i = begin; i < end; i += 64) __builtin_prefetch(at + i);
+}
+
+__attribute__((always_inline)) inline void prefetch_states(const Table& table, int64_t row) {
+  for (int i = 0; i < 2; ++i)
+    if (table.width[i]) prefetch(table.state[i] + row * table.width[i], 0, table.width[i] * 4);
+  if (table.counter) __builtin_prefetch(table.counter + row);
+}
+
+// A rule for one row as one for some, with the memory of the next ones asked for on the way.
+template <class W, void (*kRule)(const Rule&, const Table&, int64_t row, const float* grad, float* work)>
+void each(const Rule& rule, const Table& table, const Rows& rows, float* work) {
+  const int64_t last = rows.count > rows.coming ? rows.count : rows.coming;
+  for (int64_t r = 0; r < last; ++r) {
+    if (r < rows.coming) {
+      const W* weight = static_cast<const W*>(table.weight) + rows.next[r] * table.dim;
+      prefetch(weight, 0, table.dim * static_cast<int64_t>(sizeof(W)));
+      prefetch_states(table, rows.next[r]);
+    }
+    if (r < rows.count) kRule(rule, table, rows.rows[r], rows.grads + r * rows.stride, work);
+  }
+}
+
 template <class W, bool kWhole>
 void sgd(const Rule& rule, const Table& table, int64_t row, const float* grad, float*) {
   const Weights<W> weights(rule, table, row);
@@ -102,19 +132,13 @@ inline float trust(float numerator, float denominator) {
   return numerator == 0.0f || denominator == 0.0f ? 1.0f : numerator / denominator;
 }
 
+// The row by a factor of its gradient, or by quotients where the factor may overflow and they do not.
 template <class W, bool kWhole>
-void rowwise_adagrad(const Rule& rule, const Table& table, int64_t row, const float* grad, float* work) {
+inline void rowwise_step(const Rule& rule, const Table& table, int64_t row, const float* grad, float denominator,
+                         float factor, float* work) {
   const Weights<W> weights(rule, table, row);
   const int64_t dim = table.dim;
-  vf squares = set1(0.0f);
-  KEYEDOPT_COLUMNS(dim) {
-    const vf g = rule.decay == kL2 ? gradient(rule, weights.read(c, n), grad, c, n) : get(grad + c, n);
-    squares = fma(g, g, squares);
-  }
-  const float s = table.state[0][row] + total(squares) / static_cast<float>(dim);
-  table.state[0][row] = s;
-  const float denominator = std::sqrt(s) + rule.eps, factor = rule.rate / denominator;
-  const bool small = denominator < 1e-30f;  // the factor may overflow where the quotients do not
+  const bool small = denominator < 1e-30f;
   vd moved_squares = zero_d();
   KEYEDOPT_COLUMNS(dim) {
     const vf w = weights.read(c, n), g = gradient(rule, w, grad, c, n);
@@ -133,6 +157,63 @@ void rowwise_adagrad(const Rule& rule, const Table& table, int64_t row, const fl
   KEYEDOPT_COLUMNS(dim) {
     const vf moved = get(work + c, n);
     weights.write(c, longer ? moved * set1(rule.max_norm / length) : moved, n);
+  }
+}
+
+// In three passes, so that the roots and divisions of all rows are those of one vector. What comes next is asked for
+// in two of them, as only so much can be on its way at a time. Simple: without decay and limit.
+template <class W, int kDim, bool kSimple>
+inline void rowwise_adagrad_of(const Rule& rule, const Table& table, const Rows& rows, float* work) {
+  constexpr bool kWhole = kDim > 0;
+  const int64_t dim = kDim > 16 ? kDim : table.dim;
+  const int64_t size = dim * static_cast<int64_t>(sizeof(W)), middle = size / 128 * 64;
+  const W* const weight = static_cast<const W*>(table.weight);
+  float* const state = table.state[0];
+  float states[kTogether] = {}, sums[kTogether] = {}, factors[kTogether];
+  for (int64_t r = 0; r < rows.count; ++r) {
+    const Weights<W> weights(rule, table, rows.rows[r]);
+    const float* grad = rows.grads + r * rows.stride;
+    if (r < rows.coming) prefetch(weight + rows.next[r] * dim, 0, middle);
+    vf squares = set1(0.0f);
+    KEYEDOPT_COLUMNS(dim) {
+      const bool decays = !kSimple && rule.decay == kL2;
+      const vf g = decays ? gradient(rule, weights.read(c, n), grad, c, n) : get(grad + c, n);
+      squares = fma(g, g, squares);
+    }
+    sums[r] = total(squares);
+    states[r] = state[rows.rows[r]];
+  }
+  const vf s = load(states) + load(sums) / set1(static_cast<float>(dim)), denominator = root(s) + set1(rule.eps);
+  store(states, s);
+  store(sums, denominator);
+  store(factors, set1(rule.rate) / denominator);
+  for (int64_t r = 0; r < rows.count; ++r) {
+    if (r < rows.coming) {
+      prefetch(weight + rows.next[r] * dim, middle, size);
+      __builtin_prefetch(state + rows.next[r]);
+    }
+    state[rows.rows[r]] = states[r];
+    const float* grad = rows.grads + r * rows.stride;
+    if (!kSimple || sums[r] < 1e-30f) {
+      rowwise_step<W, kWhole>(rule, table, rows.rows[r], grad, sums[r], factors[r], work);
+      continue;
+    }
+    const Weights<W> weights(rule, table, rows.rows[r]);
+    const vf factor = set1(factors[r] * rule.sign);
+    KEYEDOPT_COLUMNS(dim) weights.write(c, fnma(factor, get(grad + c, n), weights.read(c, n)), n);
+  }
+  for (int64_t r = rows.count; r < rows.coming; ++r) {
+    prefetch(weight + rows.next[r] * dim, 0, size);
+    __builtin_prefetch(state + rows.next[r]);
+  }
+}
+
+template <class W, int kDim>
+void rowwise_adagrad(const Rule& rule, const Table& table, const Rows& rows, float* work) {
+  if (rule.decay == kNoDecay && rule.max_norm < 0.0f) {
+    rowwise_adagrad_of<W, kDim, true>(rule, table, rows, work);
+  } else {
+    rowwise_adagrad_of<W, (kDim > 0 ? 16 : 0), false>(rule, table, rows, work);
   }
 }
 

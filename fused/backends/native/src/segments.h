@@ -1,25 +1,7 @@
 // From sorted lookups to updated rows, and pooling. Included inside the namespace of an instruction set,
 // after rules.h and sums.h.
 
-constexpr int64_t kAhead = 24;         // lookups between a prefetch and its use
-constexpr int64_t kAheadBytes = 1024;  // of a row that are prefetched; the hardware follows from there
-
-// Inlined always: a call that only prefetches has no effect that GCC knows, so it would leave it out.
-__attribute__((always_inline)) inline void prefetch(const void* p, int64_t bytes) {
-  const char* at = static_cast<const char*>(p);
-  bytes = bytes < kAheadBytes ? bytes : kAheadBytes;
-  for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + i);
-}
-
-inline int64_t size_of(int dtype) { return dtype == kFloat ? 4 : 2; }
-
-__attribute__((always_inline)) inline void prefetch_row(const Table& table, int64_t row) {
-  const int64_t size = table.dim * size_of(table.dtype);
-  prefetch(static_cast<const char*>(table.weight) + row * size, size);
-  for (int i = 0; i < 2; ++i)
-    if (table.width[i]) prefetch(table.state[i] + row * table.width[i], table.width[i] * 4);
-  if (table.counter) __builtin_prefetch(table.counter + row);
-}
+constexpr int64_t kAhead = 24;  // lookups of a forward between a prefetch and its use
 
 // Where the gradients of sorted lookups are. Simple: there is one source, and what is in it comes as it is.
 template <class K, bool kSimple>
@@ -74,79 +56,57 @@ void long_run(const Job& job, const Entry<K>* entries, int64_t count, Scratch& s
   total.round(out);
 }
 
-// The end of the run that contains entry i.
+// A run that is summed by itself, as entry i begins it; return its end.
 template <class K>
-int64_t run_end(const Entry<K>* entries, int64_t i, int64_t total) {
-  const K key = entries[i].key;
-  int64_t j = i + 1;
-  const int64_t near = total - i > 32 ? i + 32 : total;
-  while (j < near && entries[j].key == key) ++j;
-  if (j < near || j == total) return j;
-  int64_t step = 32;
-  while (j + step < total && entries[j + step].key == key) {
-    j += step;
-    step *= 2;
+int64_t alone(const Job& job, const Entry<K>* entries, int64_t i, int64_t end, int64_t place, Scratch& scratch,
+              Hot** hot) {
+  const int64_t j = run_end(entries, i, end), row = static_cast<int64_t>(entries[i].key);
+  if (*hot && j - i > kHot) {
+    *(*hot)++ = {i, j, place};
+    return j;
   }
-  int64_t high = j + step < total ? j + step : total;  // entries[j - 1] is of the run, entries[high] is not
-  while (j < high) {
-    const int64_t middle = j + (high - j) / 2;
-    if (entries[middle].key == key) {
-      j = middle + 1;
-    } else {
-      high = middle;
-    }
+  float* sum = job.rule ? scratch.sum : job.grads + place * job.table->dim;
+  long_run(job, entries + i, j - i, scratch, sum);
+  if (job.rule) {
+    job.update(*job.rule, *job.table, {&row, sum, 0, 1, nullptr, 0}, scratch.work);
+  } else {
+    job.rows[place] = row;
   }
   return j;
 }
 
 template <class K, bool kSimple>
-int64_t segment_of(const Job& job, const Entry<K>* entries, int64_t begin, int64_t end, int64_t total,
-                   int64_t first_row, Scratch& scratch, Hot* hot) {
-  const Table& table = *job.table;
+void segment_of(const Job& job, const Entry<K>* entries, int64_t begin, int64_t end, int64_t place,
+                Scratch& scratch, Hot* hot) {
   const Gradients<K, kSimple> gradients{job, entries};
-  int64_t ahead = begin, distinct = 0;
-  for (int64_t i = begin; i < end;) {
-    const int64_t j = run_end(entries, i, total);
-    if (ahead < i) ahead = i;
-    const int64_t until = i + kAhead < total ? i + kAhead : total;
-    for (; ahead < until; ++ahead) {
-      prefetch(gradients.row(ahead, nullptr), table.dim * 4);
-      if (job.rule && (ahead == begin || entries[ahead].key != entries[ahead - 1].key))
-        prefetch_row(table, static_cast<int64_t>(entries[ahead].key));
+  const int64_t most = together(job.table->dim);
+  Batch batches[kStages];
+  uint32_t listed = 0, finished = 0;
+  for (int64_t i = begin; i < end || finished < listed;) {
+    while (i < end && listed - finished < kStages) {
+      if (is_longer(entries, i, end, kBlock)) {
+        i = alone(job, entries, i, end, place++, scratch, &hot);
+        continue;
+      }
+      Batch& batch = batches[listed++ % kStages];
+      i = list_runs(gradients, entries, i, end, most, !kSimple && job.scaled, batch);
+      batch.first = place;
+      place += batch.count;
     }
-    const int64_t row = static_cast<int64_t>(entries[i].key);
-    if (hot && j - i > kHot) {
-      *hot++ = {i, j, first_row + distinct};
-      ++distinct;
-      i = j;
-      continue;
-    }
-    float* sum = job.rule ? scratch.sum : job.grads + (first_row + distinct) * table.dim;
-    const float* grad = sum;
-    if (j - i == 1 && job.rule && (kSimple || !job.scaled)) {
-      grad = gradients.row(i, nullptr);
-    } else if (j - i <= kBlock) {
-      sum_of<float>(Gradients<K, kSimple>{job, entries + i}, j - i, table.dim, !kSimple && job.scaled,
-                    scratch, sum);
-    } else {
-      long_run(job, entries + i, j - i, scratch, sum);
-    }
-    if (job.rule) {
-      job.update(*job.rule, table, row, grad, scratch.work);
-    } else {
-      job.rows[first_row + distinct] = row;
-    }
-    ++distinct;
-    i = j;
+    if (finished == listed) continue;
+    const Batch& batch = batches[finished++ % kStages];
+    finish(job, batch, finished < listed ? &batches[finished % kStages] : nullptr, scratch);
   }
-  return distinct;
 }
 
 template <class K>
-int64_t segment(const Job& job, const Entry<K>* entries, int64_t begin, int64_t end, int64_t total,
-                int64_t first_row, Scratch& scratch, Hot* hot) {
-  return simple(job) ? segment_of<K, true>(job, entries, begin, end, total, first_row, scratch, hot)
-                     : segment_of<K, false>(job, entries, begin, end, total, first_row, scratch, hot);
+void segment(const Job& job, const Entry<K>* entries, int64_t begin, int64_t end, int64_t first,
+             Scratch& scratch, Hot* hot) {
+  if (simple(job)) {
+    segment_of<K, true>(job, entries, begin, end, first, scratch, hot);
+  } else {
+    segment_of<K, false>(job, entries, begin, end, first, scratch, hot);
+  }
 }
 
 // The rows of a bag.
@@ -175,7 +135,7 @@ void look_up_as(const Table& table, const Lookup& lookup, int64_t begin, int64_t
     const int64_t i = lookup.offsets ? lookup.offsets[b] : b;
     const int64_t j = lookup.offsets ? lookup.offsets[b + 1] : b + 1;
     for (const int64_t until = j + kAhead < last ? j + kAhead : last; ahead < until; ++ahead)
-      prefetch(weight + lookup.values[ahead] * dim, dim * static_cast<int64_t>(sizeof(W)));
+      prefetch(weight + lookup.values[ahead] * dim, 0, dim * static_cast<int64_t>(sizeof(W)));
     float* out = lookup.out + b * dim;
     if (i == j) {
       std::memset(out, 0, static_cast<size_t>(dim) * sizeof(float));
@@ -198,9 +158,10 @@ void look_up(const Table& table, const Lookup& lookup, int64_t begin, int64_t en
 
 void update_rows(const Rule& rule, const Table& table, Update update, const int64_t* rows, const float* grads,
                  int64_t stride, int64_t begin, int64_t end, Scratch& scratch) {
-  for (int64_t i = begin; i < end; ++i) {
-    if (i + 16 < end) prefetch_row(table, rows[i + 16]);
-    update(rule, table, rows[i], grads + i * stride, scratch.work);
+  for (int64_t i = begin; i < end; i += kTogether) {
+    const int64_t count = end - i < kTogether ? end - i : kTogether, left = end - i - count;
+    const int64_t coming = left < kTogether ? left : kTogether;
+    update(rule, table, {rows + i, grads + i * stride, stride, count, rows + i + count, coming}, scratch.work);
   }
 }
 
@@ -217,20 +178,33 @@ int64_t outside(const int64_t* values, int64_t begin, int64_t end, int64_t rows)
   return end;
 }
 
-// A rule for every dtype and width.
-#define KEYEDOPT_RULE(rule, ...)                                         \
-  {                                                                      \
-    {rule<float, false __VA_ARGS__>, rule<float, true __VA_ARGS__>},     \
-        {rule<half, false __VA_ARGS__>, rule<half, true __VA_ARGS__>}, { \
-      rule<bfloat, false __VA_ARGS__>, rule<bfloat, true __VA_ARGS__>    \
-    }                                                                    \
-  }
-#define KEYEDOPT_COMMA ,
-#define KEYEDOPT_ADAM(partial, layered) KEYEDOPT_RULE(adam, KEYEDOPT_COMMA partial KEYEDOPT_COMMA layered)
+// Rules by width: any (0), whole vectors (16), 64 and 128.
+template <class W, int kDim>
+constexpr Update kSgdRule = each<W, sgd<W, (kDim > 0)>>;
+template <class W, int kDim>
+constexpr Update kAdagradRule = each<W, adagrad<W, (kDim > 0)>>;
+template <class W, int kDim>
+constexpr Update kRowwiseAdagradRule = rowwise_adagrad<W, kDim>;
+template <class W, int kDim>
+constexpr Update kAdamRule = each<W, adam<W, (kDim > 0), false, false>>;
+template <class W, int kDim>
+constexpr Update kPartialAdamRule = each<W, adam<W, (kDim > 0), true, false>>;
+template <class W, int kDim>
+constexpr Update kLambRule = each<W, adam<W, (kDim > 0), false, true>>;
+template <class W, int kDim>
+constexpr Update kPartialLambRule = each<W, adam<W, (kDim > 0), true, true>>;
+template <class W, int kDim>
+constexpr Update kLarsRule = each<W, lars<W, (kDim > 0)>>;
 
-const Kernels kernels = {{KEYEDOPT_RULE(sgd, ), KEYEDOPT_RULE(adagrad, ), KEYEDOPT_RULE(rowwise_adagrad, ),
-                          KEYEDOPT_ADAM(false, false), KEYEDOPT_ADAM(true, false), KEYEDOPT_ADAM(false, true),
-                          KEYEDOPT_ADAM(true, true), KEYEDOPT_RULE(lars, )},
+// A rule for every dtype and width.
+#define KEYEDOPT_WIDTHS(rule, W) {rule<W, 0>, rule<W, 16>, rule<W, 64>, rule<W, 128>}
+#define KEYEDOPT_RULE(rule) \
+  { KEYEDOPT_WIDTHS(rule, float), KEYEDOPT_WIDTHS(rule, half), KEYEDOPT_WIDTHS(rule, bfloat) }
+
+const Kernels kernels = {{KEYEDOPT_RULE(kSgdRule), KEYEDOPT_RULE(kAdagradRule),
+                          KEYEDOPT_RULE(kRowwiseAdagradRule), KEYEDOPT_RULE(kAdamRule),
+                          KEYEDOPT_RULE(kPartialAdamRule), KEYEDOPT_RULE(kLambRule),
+                          KEYEDOPT_RULE(kPartialLambRule), KEYEDOPT_RULE(kLarsRule)},
                          segment<uint32_t>,
                          segment<uint64_t>,
                          chunk<uint32_t>,

@@ -15,13 +15,16 @@ bool by_value(const Lookup& lookup) { return lookup.weights && lookup.offsets; }
 
 Scratch& scratch_for(int64_t dim) {
   thread_local ThreadMemory memory;
-  const int64_t padded = (dim + 15) / 16 * 16;
-  float* rows = memory.rows.array<float>(3 * padded);
-  memory.scratch.sum = rows;
-  memory.scratch.work = rows + padded;
-  memory.scratch.leaf = rows + 2 * padded;
-  memory.scratch.blocks = memory.sums.array<double>(2 * padded);
-  memory.scratch.chunks = memory.scratch.blocks + padded;
+  const int64_t row = padded(dim);
+  const int64_t some = together(dim) * row;
+  float* rows = memory.rows.array<float>(some + 3 * row + 16);
+  rows += (64 - reinterpret_cast<uintptr_t>(rows) % 64) % 64 / sizeof(float);  // a vector is in one line
+  memory.scratch.sums = rows;
+  memory.scratch.sum = rows + some;
+  memory.scratch.work = memory.scratch.sum + row;
+  memory.scratch.leaf = memory.scratch.work + row;
+  memory.scratch.blocks = memory.sums.array<double>(2 * row);
+  memory.scratch.chunks = memory.scratch.blocks + row;
   return memory.scratch;
 }
 
@@ -180,11 +183,11 @@ void Sorted::run(const Kernels& kernels, Job job, int64_t part, bool share) {
   Scratch& scratch = scratch_for(table_->dim);
   Hot* leave = share ? hot.data() : nullptr;
   if (wide_) {
-    kernels.segment64(job, static_cast<const Entry<uint64_t>*>(entries_), begin, end, end, begins_[p],
-                      scratch, leave);
+    kernels.segment64(job, static_cast<const Entry<uint64_t>*>(entries_), begin, end, begins_[p], scratch,
+                      leave);
   } else {
-    kernels.segment32(job, static_cast<const Entry<uint32_t>*>(entries_), begin, end, end, begins_[p],
-                      scratch, leave);
+    kernels.segment32(job, static_cast<const Entry<uint32_t>*>(entries_), begin, end, begins_[p], scratch,
+                      leave);
   }
 }
 
@@ -226,7 +229,7 @@ bool Sorted::finish(const Kernels& kernels, Job job, int threads) {
            const int64_t row = wide_ ? static_cast<int64_t>(static_cast<const Entry<uint64_t>*>(at)->key)
                                      : static_cast<int64_t>(static_cast<const Entry<uint32_t>*>(at)->key);
            if (job.rule) {
-             job.update(*job.rule, *table_, row, out, scratch.work);
+             job.update(*job.rule, *table_, {&row, out, 0, 1, nullptr, 0}, scratch.work);
            } else {
              job.rows[runs[r].out] = row;
            }

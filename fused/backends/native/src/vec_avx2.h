@@ -70,6 +70,12 @@ inline vf fnma(vf x, vf y, vf z) {  // z - x y
 }
 inline vf root(vf x) { return {_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)}; }
 
+// x if `keep` is all ones; if it is 0, numbers that can be added to without a trace
+inline vf keep_if(uint32_t keep, vf x) {
+  const __m256 all = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(keep))), none = _mm256_set1_ps(-0.0f);
+  return {_mm256_blendv_ps(none, x.a, all), _mm256_blendv_ps(none, x.b, all)};
+}
+
 // x / y, with 0 / 0 = 0
 inline __m256 quotient(__m256 x, __m256 y) {
   const __m256 zero = _mm256_setzero_ps();

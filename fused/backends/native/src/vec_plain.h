@@ -53,6 +53,8 @@ inline vf root(const vf& a) { KEYEDOPT_EACH(std::sqrt(a.x[i])); }
 inline vf quotient(const vf& a, const vf& b) {
   KEYEDOPT_EACH(a.x[i] == 0.0f && b.x[i] == 0.0f ? 0.0f : a.x[i] / b.x[i]);
 }
+// a if `keep` is all ones; if it is 0, numbers that can be added to without a trace
+inline vf keep_if(uint32_t keep, const vf& a) { KEYEDOPT_EACH(keep ? a.x[i] : -0.0f); }
 #undef KEYEDOPT_EACH
 
 inline float total(const vf& a) {

@@ -1,0 +1,171 @@
+// Runs of sorted lookups, some at a time: what one row waits for, another can do meanwhile. Included inside the
+// namespace of an instruction set, after sums.h.
+
+constexpr int64_t kListed = 512;  // lookups of a batch
+constexpr uint32_t kStages = 2;   // batches that are known at a time: the memory of the last is on its way
+
+// Runs of at most kBlock lookups. Each is summed in its slot.
+struct Batch {
+  // A run of more than kShort lookups, of which the first is `grads[at]`.
+  struct Block {
+    uint32_t slot, at, count;
+  };
+  int64_t first;   // its first row of the output, where sums are written
+  int64_t count;   // rows
+  int64_t length;  // lookups of short runs, from the beginning of `grads`
+  int64_t rows[kTogether];
+  const float* grads[kListed];
+  float scales[kListed];
+  uint32_t slots[kListed];
+  Block blocks[kTogether];
+  int64_t number;  // of blocks; their lookups are at the end of `grads`
+};
+
+// Whether the run that begins at entry i has more than `count` lookups.
+template <class K>
+inline bool is_longer(const Entry<K>* entries, int64_t i, int64_t end, int64_t count) {
+  return i + count < end && entries[i + count].key == entries[i].key;
+}
+
+// The end of the run that contains entry i.
+template <class K>
+int64_t run_end(const Entry<K>* entries, int64_t i, int64_t total) {
+  const K key = entries[i].key;
+  int64_t j = i + 1;
+  const int64_t near = total - i > 32 ? i + 32 : total;
+  while (j < near && entries[j].key == key) ++j;
+  if (j < near || j == total) return j;
+  int64_t step = 32;
+  while (j + step < total && entries[j + step].key == key) {
+    j += step;
+    step *= 2;
+  }
+  int64_t high = j + step < total ? j + step : total;  // entries[j - 1] is of the run, entries[high] is not
+  while (j < high) {
+    const int64_t middle = j + (high - j) / 2;
+    if (entries[middle].key == key) {
+      j = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return j;
+}
+
+// List whole runs from entry i on, which begins one of at most kBlock: up to `most` rows, to a longer run, or to
+// the end. Return where they end. No branch depends on where one short run goes over into the next: no processor
+// could guess it.
+template <class Gradients, class K>
+int64_t list_runs(const Gradients& gradients, const Entry<K>* entries, int64_t i, int64_t end, int64_t most,
+                  bool scaled, Batch& batch) {
+  int64_t n = 0, slot = -1, last = kListed;
+  K before = static_cast<K>(~entries[i].key);
+  batch.number = 0;
+  while (i < end) {
+    const K key = entries[i].key;
+    const bool fresh = key != before;
+    if ((slot + fresh == most) | (fresh & (last - n < kBlock + kShort))) break;
+    slot += fresh;
+    before = key;
+    batch.rows[slot] = static_cast<int64_t>(key);
+    // Within a short run this is not so, or it would have been where the run begins.
+    if (is_longer(entries, i, end, kShort)) {
+      if (is_longer(entries, i, end, kBlock)) {
+        --slot;
+        break;
+      }
+      const int64_t count = run_end(entries, i, end) - i;
+      last -= count;
+      gradients.fill(i, count, batch.grads + last, scaled ? batch.scales + last : nullptr);
+      batch.blocks[batch.number++] = {static_cast<uint32_t>(slot), static_cast<uint32_t>(last),
+                                      static_cast<uint32_t>(count)};
+      i += count;
+      continue;
+    }
+    batch.slots[n] = static_cast<uint32_t>(slot);
+    batch.grads[n] = gradients.row(i, scaled ? batch.scales + n : nullptr);
+    ++n;
+    ++i;
+  }
+  batch.count = slot + 1;
+  batch.length = n;
+  return i;
+}
+
+// Columns [c, c + 16 kVectors) of the sums, slot by slot at `sums`: each lookup writes what its run has come to,
+// and the last one of a run stays. What the next batch reads is asked for on the way.
+template <int kVectors, bool kScaled>
+inline void stream(const Batch& batch, const Batch* next, int64_t c, float* sums, int64_t stride) {
+  const int64_t coming = next ? next->length : 0;
+  vf sum[kVectors];
+#pragma GCC unroll 8
+  for (int k = 0; k < kVectors; ++k) sum[k] = set1(0.0f);
+  uint32_t before = 0;
+  for (int64_t n = 0; n < batch.length; ++n) {
+    const uint32_t slot = batch.slots[n], keep = slot == before ? ~0u : 0u;
+    const float* grad = batch.grads[n] + c;
+    float* to = sums + slot * stride + c;
+    if (n < coming)
+      for (int k = 0; k < kVectors; ++k) __builtin_prefetch(next->grads[n] + c + 16 * k);
+#pragma GCC unroll 8
+    for (int k = 0; k < kVectors; ++k) {
+      const vf x = load(grad + 16 * k), kept = keep_if(keep, sum[k]);
+      sum[k] = kScaled ? fma(x, set1(batch.scales[n]), kept) : kept + x;
+      store(to + 16 * k, sum[k]);
+    }
+    before = slot;
+  }
+  for (int64_t n = batch.length; n < coming; ++n)
+    for (int k = 0; k < kVectors; ++k) __builtin_prefetch(next->grads[n] + c + 16 * k);
+}
+
+template <bool kScaled>
+inline void stream_rest(const Batch& batch, int64_t c, int64_t columns, float* sums, int64_t stride) {
+  vf sum = set1(0.0f);
+  uint32_t before = 0;
+  for (int64_t n = 0; n < batch.length; ++n) {
+    const uint32_t slot = batch.slots[n];
+    const vf x = load(batch.grads[n] + c, columns), kept = keep_if(slot == before ? ~0u : 0u, sum);
+    sum = kScaled ? fma(x, set1(batch.scales[n]), kept) : kept + x;
+    store(sums + slot * stride + c, sum, columns);
+    before = slot;
+  }
+}
+
+// Sum the gradients of each run into its slot: (count, dim) at `sums`.
+template <bool kScaled>
+void sum_batch_of(const Batch& batch, const Batch* next, int64_t dim, float* sums, int64_t stride) {
+  int64_t c = 0;
+  for (; c + 64 <= dim; c += 64) stream<4, kScaled>(batch, next, c, sums, stride);
+  if (c + 32 <= dim) {
+    stream<2, kScaled>(batch, next, c, sums, stride);
+    c += 32;
+  }
+  if (c + 16 <= dim) {
+    stream<1, kScaled>(batch, next, c, sums, stride);
+    c += 16;
+  }
+  if (c < dim) stream_rest<kScaled>(batch, c, dim - c, sums, stride);
+  for (int64_t b = 0; b < batch.number; ++b) {
+    const Batch::Block& one = batch.blocks[b];
+    float* sum = sums + one.slot * stride;
+    block_of<float, kScaled>(batch.grads + one.at, batch.scales + one.at, one.count, dim, sum);
+  }
+}
+
+// Sum a batch, and update its rows or write them down, while what the next one will touch is on its way.
+inline void finish(const Job& job, const Batch& batch, const Batch* next, Scratch& scratch) {
+  const int64_t dim = job.table->dim, stride = job.rule ? padded(dim) : dim;
+  float* sums = job.rule ? scratch.sums : job.grads + batch.first * dim;
+  if (job.scaled) {
+    sum_batch_of<true>(batch, next, dim, sums, stride);
+  } else {
+    sum_batch_of<false>(batch, next, dim, sums, stride);
+  }
+  if (job.rule) {
+    const Rows rows{batch.rows, sums, stride, batch.count, next ? next->rows : nullptr, next ? next->count : 0};
+    job.update(*job.rule, *job.table, rows, scratch.work);
+  } else {
+    std::memcpy(job.rows + batch.first, batch.rows, static_cast<size_t>(batch.count) * sizeof(int64_t));
+  }
+}
