@@ -121,13 +121,13 @@ def with_fbgemm(surface: Any, task: Task, work: Workload, device: str) -> Job:
         fill(weight)
     values = torch.cat(work.values()).to(device)
     offsets = joined([work.offsets(number) for number in range(work.tables)]).to(device)
-    gradient = torch.cat(work.gradients(), 1).to(device)
+    gradients = [part.to(device) for part in work.gradients()]
 
-    def forward() -> Any:
-        return tbe(values, offsets)
+    def forward() -> list[Tensor]:
+        return list(torch.split(tbe(values, offsets), work.dim, 1))
 
-    def backward(pooled: Any) -> None:
-        pooled.backward(gradient)
+    def backward(pooled: list[Tensor]) -> None:
+        torch.autograd.backward(pooled, gradients)
 
     return training_job(task, forward, backward, Rows(work, weights, device))
 
