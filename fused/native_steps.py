@@ -46,7 +46,7 @@ def update(groups: Sequence[Group], clip: Clip) -> bool:
 
     Usual is float32 on the CPU, contiguous, and in memory of its own. Gradients are left as they are.
     """
-    if native is None or not hasattr(native, "step"):  # not built, or older than these sources
+    if native is None:
         return False
     described = [_describe(group, clip) for group in groups]
     if not native.step(described, torch.get_num_threads(), os.environ.get(INSTRUCTION_SET, "")):

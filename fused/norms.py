@@ -7,6 +7,7 @@ short list of results is put together in float64.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 
+from keyedopt.fused.backends.native import INSTRUCTION_SET
 from keyedopt.fused.bulk import native
 
 Groups = tuple[Any, ...]  # process groups, whose type has several names
@@ -68,10 +70,18 @@ def plain_norm(params: Sequence[Tensor]) -> tuple[float, list[Tensor]] | None:
     if native is None or not {type(param) for param in params} <= _PLAIN:
         return None
     grads = [param.grad for param in params if param.grad is not None]
-    total = native.square_sum(grads, torch.get_num_threads())
+    total = _square_sum(grads)
     if total is None or not 1e-24 < total < math.inf or len(set(map(id, grads))) != len(grads):
         return None
     return math.sqrt(total), grads
+
+
+def _square_sum(tensors: list[Tensor]) -> float | None:
+    """Return the sum of all squares by our own kernel, None if a tensor is unusual for it."""
+    found: float | None = native.square_sum(
+        tensors, torch.get_num_threads(), os.environ.get(INSTRUCTION_SET, "")
+    )
+    return found
 
 
 def p_norm(tensors: Iterable[Tensor], p: float, device: torch.device, groups: Sequence[Any] = ()) -> Tensor:
@@ -132,7 +142,7 @@ def _norms(tensors: list[Tensor], p: float) -> list[Tensor]:
 def _quick(tensors: list[Tensor], p: float) -> Tensor:
     """Return norms of tensors of the CPU, summed in float32 for so long only that it does not show."""
     if native is not None and p == 2.0:
-        total = native.square_sum(tensors, torch.get_num_threads())
+        total = _square_sum(tensors)
         if total is not None:
             return torch.tensor([math.sqrt(total)], dtype=torch.float64)
     rows, rest = [], []

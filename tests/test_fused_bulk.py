@@ -19,6 +19,7 @@ if os.environ.get("KEYEDOPT_REQUIRE_NATIVE") == "1":
     assert native is not None, "fused/bulk has not been built"
 built = pytest.mark.skipif(native is None, reason="fused/bulk has not been built")
 
+SETS = ("", "plain", "avx2", "avx512")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.bool, torch.complex64]
 
 
@@ -72,13 +73,21 @@ def test_a_number_that_is_stored_with_the_opposite_sign_is_not_copied():
 
 
 @built
-def test_the_sum_of_squares_does_not_depend_on_threads():
+def test_the_sum_of_squares_does_not_depend_on_threads_or_instruction_sets():
     tensors = [torch.randn(size) for size in (0, 1, 63, 1025, 1 << 21)]
     exact = sum(float(one.double().square().sum()) for one in tensors)
-    sums = {native.square_sum(tensors, threads) for threads in (1, 2, 5)}
-    assert len(sums) == 1
-    assert sums.pop() == pytest.approx(exact, rel=1e-8)
-    assert native.square_sum([torch.ones(2, 2).t(), torch.ones(3).double()], 1) is None
+    sums = [native.square_sum(tensors, threads, name) for threads in (1, 2, 5) for name in SETS]
+    found = set(sums) - {None}  # which a machine says that does not have an instruction set
+    assert len(found) == 1
+    assert sums[0] in found
+    assert found.pop() == pytest.approx(exact, rel=1e-8)
+    assert native.square_sum([torch.ones(2, 2).t(), torch.ones(3).double()], 1, "") is None
+    assert native.square_sum(tensors, 1, "abacus") is None
+    for wrong in ((), (tensors, 1), (tuple(tensors), 1, ""), (tensors, 1.0, ""), (tensors, 1, 2)):
+        with pytest.raises(TypeError):
+            native.square_sum(*wrong)
+    with pytest.raises(OverflowError):
+        native.square_sum(tensors, 2**70, "")
 
 
 @built

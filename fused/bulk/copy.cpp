@@ -2,10 +2,9 @@
 //
 // A load of ten thousand state tensors spends its time on Python attributes and on the dispatch of each copy.
 // Whatever is unusual is answered by False or None, and the caller takes its general way.
-#include <cstring>
-#include <vector>
+#include <new>
 
-#include "spans.h"
+#include "copies.h"
 #include "tensors.h"
 
 namespace keyedopt {
@@ -24,22 +23,7 @@ PyObject* value_of(PyObject* dict, PyObject* key) {
     return PyUnicode_CheckExact(key) ? PyDict_GetItemWithError(dict, key) : nullptr;
 }
 
-constexpr size_t kAhead = 16;
 constexpr Py_ssize_t kSome = 512;  // tensors, which a core's cache holds
-
-struct Copy { char* to; const char* from; int64_t bytes; };
-
-// Whether memory that is written to is also written or read for another tensor.
-bool overlap(const std::vector<Copy>& copies) {
-    std::vector<Span> spans;
-    spans.reserve(2 * copies.size());
-    for (const Copy& copy : copies) {
-        const auto to = reinterpret_cast<uintptr_t>(copy.to), from = reinterpret_cast<uintptr_t>(copy.from);
-        spans.push_back({to, to + copy.bytes});
-        spans.push_back({from, from + copy.bytes});
-    }
-    return any_overlap(spans);
-}
 
 }  // namespace
 
@@ -115,7 +99,7 @@ PyObject* copies(PyObject*, PyObject* const* args, Py_ssize_t count) {
 // copy(live, new, written): fill tensors of the CPU, call `written` with all of them, some at a time, and
 // return True; or write nothing and return False where one is
 // not contiguous, not on the CPU, not alike, or shares memory with another.
-PyObject* copy(PyObject*, PyObject* const* args, Py_ssize_t count) {
+PyObject* copy(PyObject*, PyObject* const* args, Py_ssize_t count) try {
     if (!two_lists(args, count, 3)) return nullptr;
     const Py_ssize_t size = PyList_GET_SIZE(args[0]);
     std::vector<Copy> copies;
@@ -137,13 +121,7 @@ PyObject* copy(PyObject*, PyObject* const* args, Py_ssize_t count) {
                               static_cast<const char*>(came.data) + came.byte_offset, bytes});
     }
     if (overlap(copies)) Py_RETURN_FALSE;
-    for (size_t i = 0; i < copies.size(); ++i) {
-        if (i + kAhead < copies.size()) {
-            __builtin_prefetch(copies[i + kAhead].from);
-            __builtin_prefetch(copies[i + kAhead].to, 1);
-        }
-        std::memcpy(copies[i].to, copies[i].from, static_cast<size_t>(copies[i].bytes));
-    }
+    make(copies);
     for (Py_ssize_t i = 0; i < size; i += kSome) {
         PyObject* some = PyList_GetSlice(args[0], i, i + kSome);
         for (Py_ssize_t k = 0; some && k < PyList_GET_SIZE(some); ++k) fetch_soon(some, k);
@@ -153,6 +131,8 @@ PyObject* copy(PyObject*, PyObject* const* args, Py_ssize_t count) {
         Py_DECREF(done);
     }
     Py_RETURN_TRUE;
+} catch (const std::bad_alloc&) {
+    return PyErr_NoMemory();
 }
 
 }  // namespace keyedopt

@@ -10,6 +10,8 @@ PyObject* is_neg = nullptr;
 
 namespace {
 
+constexpr long kRevision = 2;  // as in __init__.py
+
 template <PyObject* (*function)(PyObject*, PyObject* const*, Py_ssize_t)>
 constexpr PyMethodDef method(const char* name, const char* text) {
     return {name, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(function)), METH_FASTCALL, text};
@@ -20,7 +22,7 @@ PyMethodDef functions[] = {
     method<pairs>("pairs", "pairs(live, new): the values of two dicts of dicts, as lists, or None if their keys differ"),
     method<copies>("copies", "copies(entries, types): a copy of each dict; None unless all values are of these types"),
     method<copy>("copy", "copy(live, new, written): fill tensors of the CPU; False, and nothing written, if one is odd"),
-    method<square_sum>("square_sum", "square_sum(tensors, threads): of all elements; None if a tensor is unusual"),
+    method<square_sum>("square_sum", "square_sum(tensors, threads, instruction_set): of all elements; None if a tensor is odd"),
     method<outside>("outside", "outside(indices, sizes): (size, number) of a number that is none of its dimension"),
     method<listed>("listed", "listed(params, states, indices, values): as the native backend takes them, or None"),
     method<large_pages>("large_pages", "large_pages(tensor): ask the system for them in the memory of a new tensor"),
@@ -55,5 +57,7 @@ PyMODINIT_FUNC PyInit__bulk() {
         PyErr_SetString(PyExc_ImportError, "another major version of DLPack's exchange interface");
         return nullptr;
     }
-    return PyModule_Create(&module);
+    PyObject* made = PyModule_Create(&module);
+    if (made && PyModule_AddIntConstant(made, "revision", kRevision) < 0) Py_CLEAR(made);
+    return made;
 }

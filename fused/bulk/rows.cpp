@@ -1,32 +1,11 @@
 // The row numbers of a sparse gradient: whether all are in its parameter, read once and on this thread.
 //
 // torch's own minimum and maximum start its threads, which then spin beside those of the update that follows.
+#include "rows.h"
+
 #include "tensors.h"
 
 namespace keyedopt {
-namespace {
-
-constexpr int64_t kStretch = 1024;
-
-// Whether any of some numbers is not in [0, size): then it is negative, or size - 1 minus it is.
-bool any_outside(const int64_t* numbers, int64_t count, uint64_t last) {
-    uint64_t signs = 0;
-    for (int64_t i = 0; i < count; ++i) signs |= static_cast<uint64_t>(numbers[i]) | (last - static_cast<uint64_t>(numbers[i]));
-    return signs >> 63;
-}
-
-// The first number that is not in [0, size), or null.
-const int64_t* first_outside(const int64_t* numbers, int64_t count, int64_t size) {
-    const int64_t* const end = numbers + count;
-    for (; numbers < end; numbers += kStretch) {
-        const int64_t stretch = std::min<int64_t>(kStretch, end - numbers);
-        if (!any_outside(numbers, stretch, static_cast<uint64_t>(size) - 1)) continue;
-        return std::find_if(numbers, end, [&](int64_t number) { return number < 0 || number >= size; });
-    }
-    return nullptr;
-}
-
-}  // namespace
 
 // outside(indices, sizes): None if the numbers of each row of indices (dimensions, N) are in [0, size), else
 // (size, number) of one that is not; False if the tensor is unusual.

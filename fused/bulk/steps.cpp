@@ -111,9 +111,9 @@ PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count) {
         PyErr_SetString(PyExc_TypeError, "a list of groups, a number of threads and a name are needed");
         return nullptr;
     }
-    const int threads = static_cast<int>(std::clamp(PyLong_AsLong(args[1]), 1L, 1024L));
+    const int threads = threads_of(args[1]);
     const char* const name = PyUnicode_AsUTF8(args[2]);
-    if (!name) return nullptr;
+    if (!threads || !name) return nullptr;
     const Machine machine = machine_of(name);
     if (machine == Machine::unknown) Py_RETURN_FALSE;
     try {

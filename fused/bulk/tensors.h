@@ -93,6 +93,12 @@ inline bool stored_as_is(PyObject* tensor, const View& view, int64_t bytes) {
     return plain;
 }
 
+// How many threads a Python integer asks for, from 1 to 1024; 0, with a Python error, if that is none.
+inline int threads_of(PyObject* number) {
+    const long threads = PyLong_AsLong(number);
+    return threads == -1 && PyErr_Occurred() ? 0 : static_cast<int>(std::clamp(threads, 1L, 1024L));
+}
+
 // Functions of the module; args are as METH_FASTCALL has them.
 PyObject* alike(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* pairs(PyObject*, PyObject* const* args, Py_ssize_t count);

@@ -1,9 +1,8 @@
-// Feeds the engine random calls, good and bad ones, for a number of seconds: to be built with sanitizers, see
-// run.sh. What it checks itself: bad calls are refused and write nothing, good ones do not depend on threads.
+// Feeds the engine, and by fuzz_bulk.cpp what fused/bulk does to memory, random calls, good and bad ones, for a
+// number of seconds: to be built with sanitizers, see run.sh. What it checks itself: bad calls are refused and write nothing, good ones do not depend on threads.
+#include "fuzz.h"
+
 #include <chrono>
-#include <cstdio>
-#include <cstdlib>
-#include <random>
 #include <thread>
 
 #include "../src/engine.h"
@@ -141,12 +140,6 @@ class Fuzz {
   std::mt19937_64 random_;
 };
 
-void expect(bool good, const char* what, uint64_t seed) {
-  if (good) return;
-  std::fprintf(stderr, "seed %llu: %s\n", static_cast<unsigned long long>(seed), what);
-  std::exit(1);
-}
-
 bool same(const Memory& a, const Memory& b) {
   return a.weights == b.weights && a.counters == b.counters && [&] {
     for (size_t i = 0; i < a.states.size(); ++i)
@@ -209,11 +202,15 @@ int main(int count, char** arguments) {
   uint64_t done = 0;
   while (std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() < seconds) {
     const Kernels* kernels = kernels_named(count > 3 ? arguments[3] : names[seed % 3]);
-    if (kernels && seed % 5) {
-      once(seed, kernels);
-    } else if (kernels) {  // two calls at the same time
-      std::thread other([&] { once(seed + 1000000, kernels); });
-      once(seed, kernels);
+    const auto call = [&](uint64_t of) {
+      if (of % 6 == 0) bulk_once(of);
+      if (of % 6 && kernels) once(of, kernels);
+    };
+    if (seed % 5) {
+      call(seed);
+    } else {  // two calls at the same time
+      std::thread other([&] { call(seed + 1000000); });
+      call(seed);
       other.join();
     }
     ++seed;

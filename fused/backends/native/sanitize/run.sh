@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The native kernels under sanitizers, fed by fuzz.cpp: run.sh [SECONDS] [address|thread ...]; 20 s each by default.
+# The native kernels and fused/bulk under sanitizers, fed by fuzz.cpp: run.sh [SECONDS] [address|thread ...]; 20 s each by default.
 set -euo pipefail
 cd "$(dirname "$0")"
 seconds=${1:-20}
@@ -8,7 +8,7 @@ kinds=("$@")
 [ ${#kinds[@]} -gt 0 ] || kinds=(address thread)
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-sources=(fuzz.cpp)
+sources=(fuzz.cpp fuzz_bulk.cpp ../../../bulk/dense.cpp ../../../bulk/squares.cpp)
 for source in ../src/*.cpp; do
     grep -q '"parse.h"' "$source" || sources+=("$source") # the module needs Python; the engine does not
 done

@@ -1,0 +1,65 @@
+#include "squares.h"
+
+#include <algorithm>
+#include <new>
+
+#include "../backends/native/src/pool.h"
+
+namespace keyedopt {
+namespace {
+
+constexpr int kLanes = 64;
+constexpr int64_t kBlock = 1024;     // so many squares are summed in float, in 64 sums, before they go to double
+constexpr int64_t kAhead = 2048;     // what is fetched meanwhile: a processor stops at the end of a page by itself
+constexpr int64_t kChunk = 1 << 17;  // what a thread takes at a time
+
+INLINE double sum_chunk(const float* x, int64_t count) {
+    double total = 0.0;
+    for (; count >= kBlock; count -= kBlock, x += kBlock) {
+        float sums[kLanes] = {0};
+        for (int64_t i = 0; i < kBlock; i += kLanes) {
+            for (int line = 0; line < kLanes; line += 16) __builtin_prefetch(x + i + kAhead + line);
+            for (int lane = 0; lane < kLanes; ++lane) sums[lane] += x[i + lane] * x[i + lane];
+        }
+        for (int lane = 0; lane < kLanes; ++lane) total += double(sums[lane]);
+    }
+    for (int64_t i = 0; i < count; ++i) total += double(x[i]) * double(x[i]);
+    return total;
+}
+
+double sum_plain(const Stretch& chunk) { return sum_chunk(chunk.begin, chunk.count); }
+
+#ifdef FOR_EACH_MACHINE
+FOR_AVX2 double sum_avx2(const Stretch& chunk) { return sum_chunk(chunk.begin, chunk.count); }
+FOR_AVX512 double sum_avx512(const Stretch& chunk) { return sum_chunk(chunk.begin, chunk.count); }
+#endif
+
+double (*sum_for(Machine machine))(const Stretch&) {
+#ifdef FOR_EACH_MACHINE
+    if (machine == Machine::avx512) return sum_avx512;
+    if (machine == Machine::avx2) return sum_avx2;
+#endif
+    (void)machine;
+    return sum_plain;
+}
+
+}  // namespace
+
+// Each chunk has a sum of its own, so the result does not depend on who adds it up.
+bool sum_squares(const std::vector<Stretch>& stretches, int threads, Machine machine, double* total) try {
+    std::vector<Stretch> chunks;
+    for (const Stretch& one : stretches)
+        for (int64_t at = 0; at < one.count; at += kChunk)
+            chunks.push_back({one.begin + at, std::min(kChunk, one.count - at)});
+    std::vector<double> sums(chunks.size());
+    auto* const sum = sum_for(machine);
+    const auto body = [&](int64_t i) { sums[static_cast<size_t>(i)] = sum(chunks[static_cast<size_t>(i)]); };
+    if (!parallel(threads, static_cast<int64_t>(chunks.size()), body)) return false;
+    *total = 0.0;
+    for (const double one : sums) *total += one;
+    return true;
+} catch (const std::bad_alloc&) {
+    return false;
+}
+
+}  // namespace keyedopt
