@@ -2,11 +2,13 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <cstdlib>
 #include <mutex>
 #include <new>
 #include <thread>
 
 #if defined(__unix__) || defined(__APPLE__)
+#include <dlfcn.h>
 #include <pthread.h>
 #endif
 
@@ -137,18 +139,63 @@ std::atomic<Pool*> the_pool{nullptr};
 
 // A child process has none of the threads, and may have a lock that nobody will open.
 void begin_anew() { the_pool.store(new Pool, std::memory_order_release); }
+std::atomic<bool> forked{false};
+void in_child() {
+  forked.store(true, std::memory_order_relaxed);
+  begin_anew();
+}
 
 Pool& pool() {
   static const bool once = [] {
     begin_anew();
 #if defined(__unix__) || defined(__APPLE__)
-    pthread_atfork(nullptr, nullptr, begin_anew);
+    pthread_atfork(nullptr, nullptr, in_child);
 #endif
     return true;
   }();
   (void)once;
   return *the_pool.load(std::memory_order_acquire);
 }
+
+// --- the threads that torch has ---------------------------------------------------------------------------
+
+// Where torch computes by GNU's OpenMP, its threads spin for milliseconds after they have worked, and ours would
+// share the processors with them. So they do our work, too: GOMP_parallel(function, data, threads, flags).
+using Team = void (*)(void (*)(void*), void*, unsigned, unsigned);
+
+Team find_team() {
+#if defined(__linux__)
+  const char* const policy = std::getenv("OMP_WAIT_POLICY");
+  if (policy && (*policy == 'p' || *policy == 'P')) return nullptr;  // they sleep, and ours wake sooner
+  return reinterpret_cast<Team>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
+#else
+  return nullptr;
+#endif
+}
+
+// The tasks of a call, for whoever takes part in it.
+struct Shared {
+  void (*body)(void*, int64_t);
+  void* context;
+  int64_t tasks;
+  unsigned mode;
+  std::atomic<int64_t> next{0};
+  std::atomic<bool> failed{false};
+
+  static void work(void* of) {
+    Shared& shared = *static_cast<Shared*>(of);
+    const unsigned before = float_mode();
+    set_float_mode(shared.mode);
+    for (int64_t i; (i = shared.next.fetch_add(1, std::memory_order_relaxed)) < shared.tasks;) {
+      try {
+        shared.body(shared.context, i);
+      } catch (...) {
+        shared.failed.store(true, std::memory_order_relaxed);
+      }
+    }
+    set_float_mode(before);
+  }
+};
 
 }  // namespace
 
@@ -158,7 +205,14 @@ bool run_tasks(int threads, int64_t tasks, void (*body)(void*, int64_t), void* c
       for (int64_t i = 0; i < tasks; ++i) body(context, i);
       return true;
     }
-    return pool().run(threads, tasks, body, context);
+    Pool& own = pool();
+    static const Team team = find_team();
+    if (team && !forked.load(std::memory_order_relaxed)) {
+      Shared shared{body, context, tasks, float_mode()};
+      team(Shared::work, &shared, static_cast<unsigned>(threads < tasks ? threads : tasks), 0);
+      return !shared.failed.load();
+    }
+    return own.run(threads, tasks, body, context);
   } catch (const std::bad_alloc&) {
     return false;
   }
