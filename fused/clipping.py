@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from keyedopt.fused.backward_clip import BackwardClip, Reach, clip_in_backward
-from keyedopt.fused.folding import Folding, fold_norm, fold_value
+from keyedopt.fused.folding import Folding, fold_norm, fold_plain_norm, fold_value
 from keyedopt.fused.fused import fused_parameters
 from keyedopt.fused.keyed import KeyedOptimizer, OptimizerWrapper
 from keyedopt.fused.norms import Groups, mesh_groups, p_norm, parts_of, plain_norm
@@ -156,7 +156,13 @@ class GradientClippingOptimizer(OptimizerWrapper):
                 return nothing
         by_norm = self._clipping is GradientClipping.NORM
         if by_norm or self._track_grad_norm:
-            norm, parts, held = self._measure(real)
+            plain = self._plain_norm(real)
+            if plain is not None and by_norm and in_step:
+                self._last_total_grad_norm = torch.tensor(plain[0], dtype=torch.float32)
+                folding = fold_plain_norm(self._optimizer, real, plain[0], self._max_gradient)
+                if folding is not None:
+                    return folding
+            norm, parts, held = self._measure(real, plain)
             self._last_total_grad_norm = _rounded(norm, parts + held)
             if by_norm:
                 self._scale_held(held, norm)
@@ -171,13 +177,21 @@ class GradientClippingOptimizer(OptimizerWrapper):
             clamp_all(_distinct(real), self._max_gradient)
         return nothing
 
+    def _plain_norm(self, real: list[Tensor]) -> tuple[float, list[Tensor]] | None:
+        """Return the norm of all gradients, and these, if they are as they mostly are on the CPU."""
+        if self._norm_type != 2.0 or self._pgs or self._reach.joint:
+            return None
+        return plain_norm(real)
+
     @torch.no_grad()
-    def _measure(self, real: list[Tensor]) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    def _measure(
+        self, real: list[Tensor], plain: tuple[float, list[Tensor]] | None = None
+    ) -> tuple[Tensor, list[Tensor], list[Tensor]]:
         """Return the norm in full precision, and each part of a gradient once: dense ones, and held ones."""
-        held = self._reach.held()
-        plain = plain_norm(real) if self._norm_type == 2.0 and not self._pgs and not held else None
+        plain = plain or self._plain_norm(real)
         if plain is not None:
             return torch.tensor(plain[0], dtype=torch.float64), plain[1], []
+        held = self._reach.held()
         device = next((each.device for each in (*real, *(grad for _, grad in held))), torch.device("cpu"))
         # A rank that holds no shard of a parameter still takes part in its reductions.
         spread: dict[Groups, list[Tensor]] = {groups: [] for groups in self._pgs.values()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -54,20 +55,37 @@ def fold_norm(optimizer: Any, params: Sequence[Tensor], norm: Tensor, bound: flo
     inside = _inside(optimizer, params)
     if not inside:
         return None
+    if norm.device.type == "cpu":
+        return _fold_factor(inside, float(norm), bound)
     scale = ((norm + 1e-6) / bound if bound else norm * torch.inf).clamp(min=1.0).to(torch.float32)
-    if scale.device.type != "cpu":
-        return Folding([(one, {"grad_scale": scale}) for one in inside])
-    if not scale < 1e30:  # too large for the dtype of the kernel, or NaN
+    return Folding([(one, {"grad_scale": scale}) for one in inside])
+
+
+def fold_plain_norm(optimizer: Any, params: Sequence[Tensor], norm: float, bound: float) -> Folding | None:
+    """`fold_norm` for gradients that `plain_norm` has seen: nobody needs to look at each of them again."""
+    inside = _inside(optimizer, params, plain=True)
+    return _fold_factor(inside, norm, bound) if inside else None
+
+
+def _fold_factor(inside: Sequence[Any], norm: float, bound: float) -> Folding | None:
+    scale = max(1.0, (norm + 1e-6) / bound) if bound else math.inf
+    if not scale < 1e30 or norm != norm:  # too large for the dtype of the kernel, or NaN
         return None
-    clips = bool(scale != 1.0)
-    clip = Clip(factor=bound / (float(norm) + 1e-6)) if clips else Clip()
-    given = []
+    clip = Clip(factor=bound / (norm + 1e-6)) if scale > 1.0 else Clip()
+    given: list[tuple[Any, dict[str, Any]]] = []
     for one in inside:
-        values: dict[str, Any] = {"grad_scale": scale} if clips else {}
         if type(one) in KINDS:
-            values["step"] = taken(one, clip, partial(type(one).step, one))
-        given.append((one, values))
+            given.append((one, {"step": taken(one, clip, partial(_scaled_step, one, scale))}))
+        elif scale > 1.0:
+            given.append((one, {"grad_scale": torch.tensor(scale, dtype=torch.float32)}))
     return Folding(given)
+
+
+def _scaled_step(optimizer: Any, scale: float) -> Any:
+    """Have torch's kernel divide by a scale."""
+    values = {"grad_scale": torch.tensor(scale, dtype=torch.float32)} if scale > 1.0 else {}
+    with Folding([(optimizer, values)]):
+        return type(optimizer).step(optimizer)
 
 
 def fold_value(optimizer: Any, params: Sequence[Tensor], bound: float) -> Folding | None:
@@ -89,8 +107,8 @@ def _clamp(optimizer: Any, bound: float) -> Any:
     return type(optimizer).step(optimizer)
 
 
-def _inside(optimizer: Any, params: Sequence[Tensor]) -> list[Any]:
-    """Return the optimizers inside, or none if the step of one cannot clip."""
+def _inside(optimizer: Any, params: Sequence[Tensor], plain: bool = False) -> list[Any]:
+    """Return the optimizers inside, or none if the step of one cannot clip; `plain`: gradients are no obstacle."""
     inside = _kernels(optimizer)
     if not inside or _global_optimizer_pre_hooks:
         return []
@@ -99,6 +117,8 @@ def _inside(optimizer: Any, params: Sequence[Tensor]) -> list[Any]:
         return []
     if sum(len(group["params"]) for group in groups) != len(params):
         return []  # a parameter in two groups, or on the meta device
+    if plain:
+        return inside
     grads = [param.grad for param in params if param.grad is not None]
     if len(set(map(id, grads))) != len(grads):
         return []

@@ -20,7 +20,6 @@ from keyedopt.fused.backends.native import INSTRUCTION_SET
 from keyedopt.fused.bulk import native
 
 Groups = tuple[Any, ...]  # process groups, whose type has several names
-_PLAIN = {Tensor, torch.nn.Parameter}
 _ROW = 1024  # so many float32 are summed before the sums go on in float64
 
 
@@ -62,16 +61,14 @@ def parts_of(param: Tensor) -> list[Tensor]:
     return [grad._values()]
 
 
-def plain_norm(params: Sequence[Tensor]) -> tuple[float, list[Tensor]] | None:
+def plain_norm(params: list[Tensor]) -> tuple[float, list[Tensor]] | None:
     """Return ‖x‖₂ of the gradients of parameters, and these; None unless all is as it mostly is on the CPU.
 
     That is dense float32, contiguous, each gradient of one parameter, and squares that float32 can hold.
     """
-    if native is None or not {type(param) for param in params} <= _PLAIN:
-        return None
-    grads = [param.grad for param in params if param.grad is not None]
-    total = _square_sum(grads)
-    if total is None or not 1e-24 < total < math.inf or len(set(map(id, grads))) != len(grads):
+    grads = None if native is None else native.gradients(params)
+    total = None if grads is None else _square_sum(grads)
+    if total is None or not 1e-24 < total < math.inf:
         return None
     return math.sqrt(total), grads
 

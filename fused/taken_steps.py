@@ -1,6 +1,7 @@
 """Steps of torch's fused optimizers by our own kernels, in which clipping is a part of the step; CPU only."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -8,6 +9,7 @@ from torch import Tensor, optim
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from keyedopt.fused.backends.interface import Step
+from keyedopt.fused.bulk import native
 from keyedopt.fused.initial import full_state
 from keyedopt.fused.native_steps import Clip, Group, update
 
@@ -39,7 +41,6 @@ def taken(optimizer: Any, clip: Clip, otherwise: Callable[[], Any]) -> Callable[
     return step
 
 
-@torch.no_grad()
 def _step(optimizer: Any, clip: Clip) -> bool:
     if optimizer._optimizer_step_post_hooks or _global_optimizer_post_hooks:
         return False
@@ -48,12 +49,18 @@ def _step(optimizer: Any, clip: Clip) -> bool:
     known = [group for group in groups if group is not None]
     if len(known) < len(groups):
         return False
-    with torch.profiler.record_function(f"Optimizer.step#{type(optimizer).__name__}.step"):
+    with _recorded(f"Optimizer.step#{type(optimizer).__name__}.step"):
         done = update(known, clip)
     if done:
         for param, entry in fresh.items():
             optimizer.state[param].update(entry)
     return done
+
+
+def _recorded(name: str) -> AbstractContextManager[Any]:
+    """Return a context in which a profiler sees torch's name of the step; without one it costs nothing."""
+    profiled = torch.autograd._profiler_enabled()  # type: ignore[no-untyped-call]
+    return torch.profiler.record_function(name) if profiled else nullcontext()
 
 
 def _group(kind: type, options: dict[str, Any], state: Any, fresh: dict[Any, Any]) -> Group | None:
@@ -63,6 +70,15 @@ def _group(kind: type, options: dict[str, Any], state: Any, fresh: dict[Any, Any
         return None
     if algorithm == "sgd" and not options["momentum"]:
         names = ()
+    counted = names if algorithm == "sgd" else (*names, "step")
+    found = None if native is None else native.gathered(options["params"], state, counted)
+    if found is not None:
+        try:
+            step = _step_of(kind, algorithm, options, first=False)
+        except (TypeError, ValueError):
+            return None
+        params, grads, states = found
+        return Group(step, params, grads, states[: len(names)], states[-1] if algorithm != "sgd" else None)
     params = [param for param in options["params"] if param.grad is not None]
     entries = [state.get(param) or {} for param in params]
     new = [param for param, entry in zip(params, entries, strict=True) if _lacks(entry, names)]
@@ -77,7 +93,7 @@ def _group(kind: type, options: dict[str, Any], state: Any, fresh: dict[Any, Any
         counts = None if algorithm == "sgd" else [entry["step"] for entry in entries]
     except (KeyError, TypeError, ValueError):
         return None
-    grads: list[Any] = [param.grad for param in params]
+    grads = [param.grad for param in params]
     return Group(step, params, grads, states, counts)
 
 
@@ -86,6 +102,7 @@ def _lacks(entry: dict[str, Any], names: Sequence[str]) -> bool:
     return bool(names) and (not entry or entry.get(names[0]) is None)
 
 
+@torch.no_grad()
 def _initial(param: Tensor, algorithm: str, names: Sequence[str]) -> dict[str, Tensor]:
     """Return state as torch's fused optimizers make it; a first momentum is overwritten."""
     entry = {name: full_state(param) for name in names}

@@ -23,6 +23,8 @@ PyMethodDef functions[] = {
     method<copies>("copies", "copies(entries, types): a copy of each dict; None unless all values are of these types"),
     method<copy>("copy", "copy(live, new, written): fill tensors of the CPU; False, and nothing written, if one is odd"),
     method<square_sum>("square_sum", "square_sum(tensors, threads, instruction_set): of all elements; None if a tensor is odd"),
+    method<gradients>("gradients", "gradients(params): those that there are; None if one is odd or two are the same"),
+    method<gathered>("gathered", "gathered(params, state, names): with gradients and state; None if one is odd"),
     method<outside>("outside", "outside(indices, sizes): (size, number) of a number that is none of its dimension"),
     method<listed>("listed", "listed(params, states, indices, values): as the native backend takes them, or None"),
     method<large_pages>("large_pages", "large_pages(tensor): ask the system for them in the memory of a new tensor"),

@@ -22,6 +22,7 @@ PyObject* square_sum(PyObject*, PyObject* const* args, Py_ssize_t count) {
     try {
         std::vector<Stretch> stretches;
         for (Py_ssize_t i = 0; i < PyList_GET_SIZE(args[0]); ++i) {
+            fetch_soon(args[0], i);
             View view;
             const bool plain = look(PyList_GET_ITEM(args[0], i), &view);
             if (!plain || view.device.type != kCpu || view.dtype.code != kFloat || view.dtype.bits != 32) Py_RETURN_NONE;

@@ -11,7 +11,9 @@ namespace {
 constexpr int kLanes = 64;
 constexpr int64_t kBlock = 1024;     // so many squares are summed in float, in 64 sums, before they go to double
 constexpr int64_t kAhead = 2048;     // what is fetched meanwhile: a processor stops at the end of a page by itself
-constexpr int64_t kChunk = 1 << 17;  // what a thread takes at a time
+constexpr int64_t kChunk = 1 << 17;  // what has a sum of its own
+constexpr int64_t kLeast = 1 << 14;  // what is worth another thread
+constexpr int64_t kTensor = 1 << 6;  // a tensor takes as long as so many numbers, besides its own
 
 INLINE double sum_chunk(const float* x, int64_t count) {
     double total = 0.0;
@@ -48,13 +50,24 @@ double (*sum_for(Machine machine))(const Stretch&) {
 // Each chunk has a sum of its own, so the result does not depend on who adds it up.
 bool sum_squares(const std::vector<Stretch>& stretches, int threads, Machine machine, double* total) try {
     std::vector<Stretch> chunks;
+    std::vector<size_t> tasks{0};  // where each begins in chunks
+    int64_t taken = 0;
     for (const Stretch& one : stretches)
-        for (int64_t at = 0; at < one.count; at += kChunk)
+        for (int64_t at = 0; at < one.count; at += kChunk) {
             chunks.push_back({one.begin + at, std::min(kChunk, one.count - at)});
+            taken += chunks.back().count + kTensor;
+            if (taken < kLeast) continue;
+            tasks.push_back(chunks.size());
+            taken = 0;
+        }
+    if (tasks.back() < chunks.size()) tasks.push_back(chunks.size());
     std::vector<double> sums(chunks.size());
     auto* const sum = sum_for(machine);
-    const auto body = [&](int64_t i) { sums[static_cast<size_t>(i)] = sum(chunks[static_cast<size_t>(i)]); };
-    if (!parallel(threads, static_cast<int64_t>(chunks.size()), body)) return false;
+    const auto body = [&](int64_t task) {
+        const size_t t = static_cast<size_t>(task);
+        for (size_t i = tasks[t]; i < tasks[t + 1]; ++i) sums[i] = sum(chunks[i]);
+    };
+    if (!parallel(threads, static_cast<int64_t>(tasks.size()) - 1, body)) return false;
     *total = 0.0;
     for (const double one : sums) *total += one;
     return true;

@@ -72,6 +72,10 @@ bool add_group(PyObject* group, Plan* plan) {
     if (PyFloat_CheckExact(counts)) rule = rule_of(o, PyFloat_AS_DOUBLE(counts));
     float before = -1.0f;  // no count
     for (Py_ssize_t i = 0; i < size; ++i) {
+        fetch_soon(params, i);
+        fetch_soon(grads, i);
+        for (int s = 0; s < wanted; ++s) fetch_soon(PyList_GET_ITEM(states, s), i);
+        if (!PyFloat_CheckExact(counts)) fetch_soon(counts, i);
         View weight, other;
         Param param{};
         if (!is_float(PyList_GET_ITEM(params, i), &weight, true)) return false;

@@ -57,7 +57,8 @@ inline void fetch_soon(PyObject* list, Py_ssize_t at) {
     if (at + kObject < size) __builtin_prefetch(PyList_GET_ITEM(list, at + kObject));
     if (at + kTensor >= size) return;
     PyObject* const item = PyList_GET_ITEM(list, at + kTensor);
-    if (reinterpret_cast<PyObject*>(Py_TYPE(item)) != tensor_type) return;
+    PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(item));
+    if (type != tensor_type && type != parameter_type) return;
     const uintptr_t tensor = *reinterpret_cast<const uintptr_t*>(item + 1);
     for (uintptr_t line = 0; line < 512; line += 64) __builtin_prefetch(reinterpret_cast<const void*>(tensor - 256 + line));
 }
@@ -105,6 +106,8 @@ PyObject* pairs(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* copies(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* copy(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* square_sum(PyObject*, PyObject* const* args, Py_ssize_t count);
+PyObject* gradients(PyObject*, PyObject* const* args, Py_ssize_t count);
+PyObject* gathered(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* outside(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* listed(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* large_pages(PyObject*, PyObject* const* args, Py_ssize_t count);
