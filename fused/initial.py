@@ -18,9 +18,13 @@ def count_device(param: Tensor) -> torch.device:
 
 
 def full_state(param: Tensor, start: float = 0.0) -> Tensor:
-    """Return a state of one number for each of the parameter's, where it pays on large pages of memory."""
+    """Return a state of one number for each of the parameter's, where it pays on large pages of memory.
+
+    A step goes through both, so the parameter's own memory is put together into large pages, too.
+    """
     if native is None or param.device.type != "cpu" or isinstance(param, DTensor):
         return torch.full_like(param, start, requires_grad=False)
+    native.gather_pages(param)
     made = torch.empty_like(param, requires_grad=False)
     native.large_pages(made)  # before it is written to: the system gives a page its size then
     return made.fill_(start)

@@ -66,9 +66,9 @@ def plain_norm(params: list[Tensor]) -> tuple[float, list[Tensor]] | None:
 
     That is dense float32, contiguous, each gradient of one parameter, and squares that float32 can hold.
     """
-    grads = None if native is None else native.gradients(params)
+    grads: list[Tensor] | None = None if native is None else native.gradients(params)
     total = None if grads is None else _square_sum(grads)
-    if total is None or not 1e-24 < total < math.inf:
+    if grads is None or total is None or not 1e-24 < total < math.inf:
         return None
     return math.sqrt(total), grads
 

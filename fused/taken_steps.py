@@ -59,7 +59,7 @@ def _step(optimizer: Any, clip: Clip) -> bool:
 
 def _recorded(name: str) -> AbstractContextManager[Any]:
     """Return a context in which a profiler sees torch's name of the step; without one it costs nothing."""
-    profiled = torch.autograd._profiler_enabled()  # type: ignore[no-untyped-call]
+    profiled = torch._C._autograd._profiler_enabled()
     return torch.profiler.record_function(name) if profiled else nullcontext()
 
 

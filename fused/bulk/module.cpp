@@ -28,6 +28,7 @@ PyMethodDef functions[] = {
     method<outside>("outside", "outside(indices, sizes): (size, number) of a number that is none of its dimension"),
     method<listed>("listed", "listed(params, states, indices, values): as the native backend takes them, or None"),
     method<large_pages>("large_pages", "large_pages(tensor): ask the system for them in the memory of a new tensor"),
+    method<gather_pages>("gather_pages", "gather_pages(tensor): have the system put its small pages into large ones"),
     method<step>("step", "step(groups, threads, instruction_set): of dense gradients; False if a tensor is unusual"),
     {nullptr, nullptr, 0, nullptr},
 };

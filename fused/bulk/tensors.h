@@ -111,6 +111,7 @@ PyObject* gathered(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* outside(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* listed(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* large_pages(PyObject*, PyObject* const* args, Py_ssize_t count);
+PyObject* gather_pages(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count);
 
 }  // namespace keyedopt
