@@ -29,6 +29,7 @@ class SGD(RowOptimizer):
     """
 
     algorithm = "sgd"
+    quick = True
 
     def __init__(
         self,
@@ -84,6 +85,7 @@ class Adam(AdamLike):
     """
 
     algorithm = "adam"
+    quick = True
 
     def __init__(
         self,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from keyedopt.fused import dense, sparse_rows
+from keyedopt.fused import dense, quick_steps, sparse_rows
 from keyedopt.fused.backends.interface import ALGORITHMS, Step
 from keyedopt.fused.initial import count_device
 from keyedopt.fused.option_checks import check_flags, check_range, check_rate, plain
@@ -34,6 +34,8 @@ class RowOptimizer(Optimizer):
     algorithm: ClassVar[str]
     #: Whether the algorithm needs rows, so that parameters must be tables (R, D).
     tables_only: ClassVar[bool] = False
+    #: Set by a class itself, and not by the one that it extends, whose steps `quick_steps` may do.
+    quick: ClassVar[bool]
     #: What every gradient is divided by as long as it is set, a tensor of one number on the device: so that
     #: clipping needs no pass over memory of its own. Some kernels overwrite dense ones by the quotient.
     grad_scale: Tensor
@@ -94,9 +96,15 @@ class RowOptimizer(Optimizer):
 
     # --- the step -------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient; return what the closure does."""
+        if closure is None and quick_steps.step(self):
+            return None
+        return self._step(closure)
+
+    @torch.no_grad()
+    def _step(self, closure: Callable[[], Any] | None) -> Any:
+        """Do a step whatever is asked for."""
         loss = None
         if closure is not None:
             with torch.enable_grad():

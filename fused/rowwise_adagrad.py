@@ -23,6 +23,7 @@ class Adagrad(RowOptimizer):
     """
 
     algorithm = "adagrad"
+    quick = True
 
     def __init__(
         self,

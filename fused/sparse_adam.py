@@ -43,6 +43,7 @@ class SparseAdam(RowOptimizer):
     """
 
     algorithm = "sparse_adam"
+    quick = True
 
     def __init__(
         self,

@@ -229,7 +229,7 @@ UNUSUAL = {
     "a tensor of another type": {"grads": torch.nn.Parameter(torch.ones(5))},
     "no tensor": {"exp_avg": None},
     "memory in common": {"exp_avg": SHARED[:5], "exp_avg_sq": SHARED[4:]},
-    "a count of another dtype": {"counts": torch.zeros((), dtype=torch.float64)},
+    "a count of another dtype": {"counts": torch.zeros((), dtype=torch.int64)},
     "a count with a dimension": {"counts": torch.zeros(1)},
     "a count below 0": {"counts": torch.tensor(-1.0)},
     "a count that is none": {"counts": torch.tensor(float("nan"))},

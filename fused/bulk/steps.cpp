@@ -10,9 +10,9 @@ namespace {
 
 constexpr int kStates[] = {1, 1, 2};  // of each algorithm, the momentum of SGD among them
 
-bool is_float(PyObject* tensor, View* view, bool parameter = false) {
+bool is_float(PyObject* tensor, View* view, bool parameter = false, int bits = 32) {
     if (!look(tensor, view, parameter) || view->device.type != kCpu) return false;
-    if (view->dtype.code != kFloat || view->dtype.bits != 32 || view->dtype.lanes != 1) return false;
+    if (view->dtype.code != kFloat || view->dtype.bits != bits || view->dtype.lanes != 1) return false;
     const int64_t bytes = dense_bytes(*view);
     return bytes >= 0 && stored_as_is(tensor, *view, bytes);
 }
@@ -21,16 +21,32 @@ float* numbers(const View& view) {
     return reinterpret_cast<float*>(static_cast<char*>(view.data) + view.byte_offset);
 }
 
-void add_span(std::vector<Span>* spans, const float* begin, int64_t count) {
+void add_span(std::vector<Span>* spans, const void* begin, int64_t bytes) {
     const auto at = reinterpret_cast<uintptr_t>(begin);
-    if (count > 0) spans->push_back({at, at + static_cast<uintptr_t>(count) * sizeof(float)});
+    if (bytes > 0) spans->push_back({at, at + static_cast<uintptr_t>(bytes)});
 }
 
 struct Plan {
     std::vector<Param> params;
-    std::vector<float*> counts;  // to be one higher
+    std::vector<float*> counts;  // to be one higher, these and those of our own optimizers
+    std::vector<double*> wide_counts;
     std::vector<Span> spans;
 };
+
+// The count of a parameter, which is to be one higher; negative if it is none.
+double take_count(PyObject* tensor, Plan* plan) {
+    View view;
+    const bool narrow = is_float(tensor, &view);
+    if ((!narrow && !is_float(tensor, &view, false, 64)) || view.ndim != 0) return -1.0;
+    char* const at = static_cast<char*>(view.data) + view.byte_offset;
+    add_span(&plan->spans, at, narrow ? sizeof(float) : sizeof(double));
+    if (narrow) {
+        plan->counts.push_back(reinterpret_cast<float*>(at));
+        return static_cast<double>(*plan->counts.back());
+    }
+    plan->wide_counts.push_back(reinterpret_cast<double*>(at));
+    return *plan->wide_counts.back();
+}
 
 bool is_list(PyObject* list, Py_ssize_t size) { return PyList_CheckExact(list) && PyList_GET_SIZE(list) == size; }
 
@@ -70,7 +86,7 @@ bool add_group(PyObject* group, Plan* plan) {
     }
     Rule rule{};
     if (PyFloat_CheckExact(counts)) rule = rule_of(o, PyFloat_AS_DOUBLE(counts));
-    float before = -1.0f;  // no count
+    double before = -1.0;  // no count
     for (Py_ssize_t i = 0; i < size; ++i) {
         fetch_soon(params, i);
         fetch_soon(grads, i);
@@ -82,23 +98,21 @@ bool add_group(PyObject* group, Plan* plan) {
         if (!is_float(PyList_GET_ITEM(grads, i), &other) || !same_form(weight, other)) return false;
         param.weight = numbers(weight);
         param.grad = numbers(other);
-        param.count = dense_bytes(weight) / static_cast<int64_t>(sizeof(float));
+        const int64_t bytes = dense_bytes(weight);
+        param.count = bytes / static_cast<int64_t>(sizeof(float));
         for (int s = 0; s < wanted; ++s) {
             if (!is_float(PyList_GET_ITEM(PyList_GET_ITEM(states, s), i), &other)) return false;
             if (!same_form(weight, other)) return false;
             param.states[s] = numbers(other);
-            add_span(&plan->spans, param.states[s], param.count);
+            add_span(&plan->spans, param.states[s], bytes);
         }
-        add_span(&plan->spans, param.weight, param.count);
-        add_span(&plan->spans, param.grad, param.count);
+        add_span(&plan->spans, param.weight, bytes);
+        add_span(&plan->spans, param.grad, bytes);
         if (!PyFloat_CheckExact(counts)) {
-            if (!is_float(PyList_GET_ITEM(counts, i), &other) || other.ndim != 0) return false;
-            float* const count = numbers(other);
-            if (!(*count >= 0.0f)) return false;
-            if (*count != before) rule = rule_of(o, static_cast<double>(*count) + 1.0);
-            before = *count;
-            plan->counts.push_back(count);
-            add_span(&plan->spans, count, 1);
+            const double count = take_count(PyList_GET_ITEM(counts, i), plan);
+            if (!(count >= 0.0)) return false;
+            if (count != before) rule = rule_of(o, count + 1.0);
+            before = count;
         }
         param.rule = rule;
         plan->params.push_back(param);
@@ -134,6 +148,7 @@ PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count) {
         Py_END_ALLOW_THREADS;
         if (!done) return PyErr_NoMemory();
         for (float* const one : plan.counts) *one += 1.0f;
+        for (double* const one : plan.wide_counts) *one += 1.0;
     } catch (const std::bad_alloc&) {
         return PyErr_NoMemory();
     }

@@ -176,10 +176,17 @@ class NativeBackend:
         described = bulk.listed(params, states, indices, values)
         if described is None:
             return False
-        tables, lookups = described
-        _kernels.update(tables, lookups, describe_rule(step), self._count(), self._set)
+        self.update_described(*described, describe_rule(step))
         torch.autograd.graph.increment_version([*params, *chain.from_iterable(states)])
         return True
+
+    def update_described(self, tables: Any, lookups: Any, rule: tuple[Any, ...]) -> None:
+        """Do what `update` does for what is described already; who calls keeps the tensors.
+
+        Raises:
+            ValueError: as `update`.
+        """
+        _kernels.update(tables, lookups, rule, self._count(), self._set)
 
     def update_rows(self, tables: Sequence[Table], gradients: Sequence[RowGradients], step: Step) -> None:
         """Update rows by gradients that are summed already.

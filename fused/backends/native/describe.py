@@ -1,5 +1,6 @@
 """Tables and steps as the numbers and addresses that the kernels take."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -136,27 +137,35 @@ def state_widths(algorithm: str, dim: int, given: int) -> tuple[int, ...]:
 
 def describe_rule(step: Step) -> tuple[Any, ...]:
     """Return the numbers of a step, as the kernels' `Rule` has them."""
-    sparse_adam = step.algorithm == "sparse_adam"
-    lr, count = float(step.lr), int(step.count)
-    decay = 0 if sparse_adam or not step.weight_decay else DECAY_NUMBERS[step.decay]
-    before = sparse_adam or step.eps_placement == "before_bias_correction"
+    options = vars(step)
+    return describe_options(step.algorithm, options, float(step.lr), int(step.count), step.first, step.seed)
+
+
+def describe_options(
+    algorithm: str, options: Mapping[str, Any], lr: float, count: int, first: bool = False, seed: int | None = None
+) -> tuple[Any, ...]:
+    """Do so for the options of a `Step`, of which those may be missing that are as they are there by default."""
+    get, sparse_adam = options.get, algorithm == "sparse_adam"
+    weight_decay, max_norm = get("weight_decay", 0.0), get("max_norm")
+    decay = 0 if sparse_adam or not weight_decay else DECAY_NUMBERS[get("decay", "none")]
+    before = sparse_adam or get("eps_placement") == "before_bias_correction"
     return (
-        ALGORITHM_NUMBERS[step.algorithm],
+        ALGORITHM_NUMBERS[algorithm],
         decay,
-        step.nesterov,
-        step.first,
+        get("nesterov", False),
+        first,
         before,
-        step.seed is not None,
+        seed is not None,
         lr,
-        lr / (1 + (count - 1) * step.lr_decay),
-        step.eps,
-        -1.0 if step.maximize else 1.0,
-        step.weight_decay,
-        step.momentum,
-        step.dampening,
-        step.eta,
-        *step.betas,
-        -1.0 if step.max_norm is None else step.max_norm,
+        lr / (1 + (count - 1) * get("lr_decay", 0.0)),
+        get("eps", 0.0),
+        -1.0 if get("maximize") else 1.0,
+        weight_decay,
+        get("momentum", 0.0),
+        get("dampening", 0.0),
+        get("eta", 0.0),
+        *get("betas", (0.9, 0.999)),
+        -1.0 if max_norm is None else max_norm,
         count,
-        (step.seed or 0) & 0xFFFFFFFFFFFFFFFF,
+        (seed or 0) & 0xFFFFFFFFFFFFFFFF,
     )
