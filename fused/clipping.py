@@ -78,7 +78,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
         spread = (param_to_pgs or {}) if enable_global_grad_clip else {}
         self._pgs = {param: _Shared(groups) for param, groups in spread.items() if groups}
         self._track_grad_norm = track_grad_norm
-        self._last_total_grad_norm: Tensor | None = None
+        self._last_total_grad_norm: Tensor | float | None = None
         self._reach = self._look_for_fused()
 
     def _look_for_fused(self) -> Reach:
@@ -125,6 +125,8 @@ class GradientClippingOptimizer(OptimizerWrapper):
     @property
     def last_total_grad_norm(self) -> Tensor | None:
         """The norm of all gradients before they were clipped in the last step; None if not measured."""
+        if isinstance(self._last_total_grad_norm, float):  # a tensor of it only for who asks
+            self._last_total_grad_norm = torch.tensor(self._last_total_grad_norm, dtype=torch.float32)
         return self._last_total_grad_norm
 
     def compute_total_grad_norm(self) -> tuple[Tensor, list[Tensor]]:
@@ -147,7 +149,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
         """Clip and measure; what is returned has to be around the step, if there is one."""
         self._last_total_grad_norm = None
         self._reach.clip_held()
-        real, nothing = self._real_parameters(), Folding()
+        real, nothing = self._listed_parameters(), Folding()
         if not real and not self._reach.joint:
             if self._reach.taken:
                 self._last_total_grad_norm = self._reach.taken[0][1].last_norm
@@ -158,10 +160,11 @@ class GradientClippingOptimizer(OptimizerWrapper):
         if by_norm or self._track_grad_norm:
             plain = self._plain_norm(real)
             if plain is not None and by_norm and in_step:
-                self._last_total_grad_norm = torch.tensor(plain[0], dtype=torch.float32)
+                self._last_total_grad_norm = plain[0]
                 folding = fold_plain_norm(self._optimizer, real, plain[0], self._max_gradient)
                 if folding is not None:
                     return folding
+            real = _material(real)
             norm, parts, held = self._measure(real, plain)
             self._last_total_grad_norm = _rounded(norm, parts + held)
             if by_norm:
@@ -171,6 +174,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
                     return folding
                 scale_all(parts, factor_of(norm, self._max_gradient))
         if self._clipping is GradientClipping.VALUE:
+            real = _material(real)
             folding = fold_value(self._optimizer, real, self._max_gradient) if in_step else None
             if folding is not None:
                 return folding
@@ -206,9 +210,14 @@ class GradientClippingOptimizer(OptimizerWrapper):
 
     def _real_parameters(self) -> list[Tensor]:
         """Return each parameter that can be clipped once, from the groups as they are now."""
+        return _material(self._listed_parameters())
+
+    def _listed_parameters(self) -> list[Tensor]:
         fused = fused_parameters(self._optimizer)
         distinct = {id(param): param for group in self.param_groups for param in group["params"]}
-        return [p for key, p in distinct.items() if key not in fused and not p.is_meta]
+        for key in fused:
+            distinct.pop(key, None)
+        return list(distinct.values())
 
 
 class _Shared(tuple[Any, ...]):
@@ -216,6 +225,10 @@ class _Shared(tuple[Any, ...]):
 
     def __deepcopy__(self, memo: Any) -> _Shared:
         return self
+
+
+def _material(params: list[Tensor]) -> list[Tensor]:
+    return [param for param in params if not param.is_meta]
 
 
 def _distinct(params: list[Tensor]) -> list[Tensor]:

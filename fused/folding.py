@@ -108,7 +108,7 @@ def _clamp(optimizer: Any, bound: float) -> Any:
 
 
 def _inside(optimizer: Any, params: Sequence[Tensor], plain: bool = False) -> list[Any]:
-    """Return the optimizers inside, or none if the step of one cannot clip; plain gradients are no obstacle."""
+    """Return the optimizers inside, or none if the step of one cannot clip; plain gradients may always."""
     inside = _kernels(optimizer)
     if not inside or _global_optimizer_pre_hooks:
         return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -62,7 +63,12 @@ class EmptyFusedOptimizer(FusedOptimizer):
 
 def is_fused(optimizer: Any) -> bool:
     """Whether an optimizer, also one of another library, has the base of fused ones, by its name."""
-    return any(base.__name__ == FusedOptimizer.__name__ for base in type(optimizer).__mro__)
+    return _is_fused(type(optimizer))
+
+
+@functools.cache
+def _is_fused(kind: type) -> bool:
+    return any(base.__name__ == FusedOptimizer.__name__ for base in kind.__mro__)
 
 
 def leaves(optimizer: Any) -> Iterator[Any]:

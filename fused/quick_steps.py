@@ -40,6 +40,8 @@ def step(optimizer: Any) -> bool:
     for group in optimizer.param_groups:
         if group["rows"] != "given" or group["error_if_nonfinite"]:
             return False
+        if any(type(group.get(name, "")) is not str for name in ("decay", "eps_placement")):
+            return False  # an enumeration's member
         if algorithm != "sgd":
             names = (*ALGORITHMS[algorithm], "step")
         else:

@@ -10,6 +10,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 
 from keyedopt.fused import dense, quick_steps, sparse_rows
 from keyedopt.fused.backends.interface import ALGORITHMS, Step
+from keyedopt.fused.hooks import surround
 from keyedopt.fused.initial import count_device
 from keyedopt.fused.option_checks import check_flags, check_range, check_rate, plain
 from keyedopt.reference.rules.options import Rows
@@ -95,6 +96,8 @@ class RowOptimizer(Optimizer):
                 )
 
     # --- the step -------------------------------------------------------------------------------
+
+    profile_hook_step = staticmethod(surround)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient; return what the closure does."""

@@ -9,6 +9,8 @@ from typing import Any, Self
 
 from torch import optim
 
+from keyedopt.fused.hooks import surround
+
 _EVENTS = ("step", "state_dict", "load_state_dict")
 
 
@@ -29,7 +31,7 @@ class Hooked(optim.Optimizer):
     @staticmethod
     def profile_hook_step(func: Callable[..., Any]) -> Callable[..., Any]:
         """Surround a `step` by the hooks, but not one that another `step` calls."""
-        with_hooks = optim.Optimizer.profile_hook_step(func)
+        with_hooks = surround(func)
 
         @functools.wraps(func)
         def step(self: Hooked, *args: Any, **kwargs: Any) -> Any:

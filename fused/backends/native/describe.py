@@ -142,9 +142,14 @@ def describe_rule(step: Step) -> tuple[Any, ...]:
 
 
 def describe_options(
-    algorithm: str, options: Mapping[str, Any], lr: float, count: int, first: bool = False, seed: int | None = None
+    algorithm: str,
+    options: Mapping[str, Any],
+    lr: float,
+    count: int,
+    first: bool = False,
+    seed: int | None = None,
 ) -> tuple[Any, ...]:
-    """Do so for the options of a `Step`, of which those may be missing that are as they are there by default."""
+    """Do so for options of a `Step`, of which those may be missing that are as they are there by default."""
     get, sparse_adam = options.get, algorithm == "sparse_adam"
     weight_decay, max_norm = get("weight_decay", 0.0), get("max_norm")
     decay = 0 if sparse_adam or not weight_decay else DECAY_NUMBERS[get("decay", "none")]

@@ -1,7 +1,7 @@
 """Feeds the functions of `keyedopt.fused.bulk` random tensors, good and bad ones, for a number of seconds.
 
-To be run with an extension that is built with sanitizers, see run.sh. What it checks itself: a call with a bad
-tensor is refused and writes nothing, a good one is done, and what it says is what torch says.
+To be run with an extension that is built with sanitizers, see run.sh. What it checks itself: a call with a
+bad tensor is refused and writes nothing, a good one is done, and what it says is what torch says.
 
 ``python fuzz_bulk.py EXTENSION SECONDS [SEED]``
 """
