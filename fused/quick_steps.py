@@ -79,6 +79,8 @@ def _options(algorithm: str, group: dict[str, Any]) -> tuple[Any, ...] | None:
     if algorithm != "sgd" and group["eps"] <= _TINY:  # 0 / 0 is NaN there
         return None
     decay = group["decay"]
+    if algorithm != "adam" and decay == "decoupled" and group["weight_decay"]:
+        return None  # rounded otherwise
     return (
         *(number, group["maximize"], decay == "decoupled", get("nesterov", False), False),
         *(1.0, math.inf, lr, *get("betas", (0.9, 0.999)), get("eps", 0.0)),

@@ -215,6 +215,69 @@ def test_large_pages_are_asked_for_and_change_nothing():
     assert " hg" in flags
 
 
+@built
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="only Linux shows what memory is like")
+def test_small_pages_are_put_together_only_where_all_are_there():
+    full, sparse = torch.arange(float(1 << 23)), torch.empty(1 << 23)
+    sparse[:: 1 << 18] = 1.0  # a page of 4 KiB in each MiB
+    before = resident(sparse)
+    for one in (full, sparse, torch.ones(1000), torch.ones(1 << 22, 2).t(), torch.ones(4, device="meta")):
+        native.gather_pages(one)
+    assert torch.equal(full, torch.arange(float(1 << 23)))
+    assert resident(sparse) == before < sparse.nbytes // 1024 // 8
+    with pytest.raises(TypeError, match="a tensor"):
+        native.gather_pages()
+
+
+def resident(tensor):
+    """Return how many KiB of the mapping that has the middle of a tensor are in memory."""
+    middle, inside = tensor.data_ptr() + tensor.nbytes // 2, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        bounds = re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line)
+        if bounds:
+            inside = int(bounds[1], 16) <= middle < int(bounds[2], 16)
+        elif inside and line.startswith("Rss:"):
+            return int(line.split()[1])
+    raise AssertionError("no such memory")
+
+
+@built
+def test_gradients_are_gathered_if_all_are_plain():
+    params = [torch.nn.Parameter(torch.zeros(size)) for size in (2, 3, 4)]
+    params[0].grad, params[2].grad = torch.ones(2), torch.ones(4)
+    assert list(map(id, native.gradients(params))) == [id(params[0].grad), id(params[2].grad)]
+    assert native.gradients([]) == []
+    assert native.gradients([params[0], params[0]]) is None
+    assert native.gradients([*params, None]) is None
+    assert native.gradients([*params, torch.nn.Buffer(torch.ones(1))]) is not None
+    with pytest.raises(TypeError, match="a list"):
+        native.gradients(tuple(params))
+
+
+@built
+def test_state_is_gathered_if_all_of_it_is_there():
+    params = [torch.nn.Parameter(torch.zeros(size)) for size in (2, 3, 4)]
+    for param in params:
+        param.grad = torch.ones_like(param)
+    entries = [{"x": torch.ones(1), "y": number} for number in range(3)]
+    for order in ((0, 1, 2), (2, 0, 1)):  # a state may be in another order than the parameters
+        state = {params[at]: entries[at] for at in order}
+        found, grads, (second, first) = native.gathered(params, state, ("y", "x"))
+        assert list(map(id, found)) == list(map(id, params))
+        assert list(map(id, grads)) == [id(param.grad) for param in params]
+        assert second == [0, 1, 2]
+        assert list(map(id, first)) == [id(entry["x"]) for entry in entries]
+    assert native.gathered(params, {}, ())[0] == params
+    params[1].grad = None
+    assert native.gathered(params, state, ("y",))[2] == [[0, 2]]
+    for changed in ({}, {"x": None, "y": 0}, None, [1]):
+        assert native.gathered(params, {**state, params[2]: changed}, ("x", "y")) is None
+    assert native.gathered([*params, 3], state, ("x",)) is None
+    assert native.gathered(params, state, (3,)) is None
+    with pytest.raises(TypeError, match="a list, a dict"):
+        native.gathered(params, [], ("x",))
+
+
 @pytest.mark.parametrize("extension", [native, None])
 def test_loads_with_and_without_the_extension(monkeypatch, extension):
     monkeypatch.setattr(filling, "native", extension)

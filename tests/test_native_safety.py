@@ -3,6 +3,8 @@
 import mmap
 import multiprocessing
 import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -238,6 +240,35 @@ def test_a_forked_process_has_threads_of_its_own():
     child.kill()
     assert not alive
     assert child.exitcode == 7
+
+
+SAME = """
+import torch
+from keyedopt.fused import Adam, SparseAdam
+torch.set_num_threads(3)
+torch.manual_seed(0)
+a, b = (torch.nn.Parameter(torch.randn(9000, 64)) for _ in range(2))
+rows = torch.randint(9000, (1, 50_000))
+a.grad = torch.sparse_coo_tensor(rows, torch.randn(50_000, 64), a.shape, check_invariants=False)
+b.grad = torch.randn(b.shape)
+optimizers = SparseAdam([a]), Adam([b])
+for _ in range(3):
+    for optimizer in optimizers:
+        optimizer.step()
+print(hash((a.detach().numpy().tobytes(), b.detach().numpy().tobytes())))
+"""
+
+
+def test_it_does_not_matter_whose_threads_work():
+    """Those of torch's OpenMP spin after their work, unless they are told to wait; then there are our own."""
+    said = set()
+    for policy in ("active", "passive"):
+        environment = {**os.environ, "OMP_WAIT_POLICY": policy, "PYTHONHASHSEED": "0"}
+        command = [sys.executable, "-c", SAME]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+        said.add(done.stdout)
+    assert len(said) == 1
+    assert said != {""}
 
 
 def test_calls_at_the_same_time():

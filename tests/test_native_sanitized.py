@@ -1,4 +1,4 @@
-"""The native kernels under sanitizers, fed by a fuzzer for some seconds; a long run is one command.
+"""The native kernels and fused/bulk under sanitizers, fed by fuzzers; a long run is one command.
 
 ``fused/backends/native/sanitize/run.sh 600`` does the same for ten minutes with each sanitizer.
 """
@@ -6,6 +6,7 @@
 import os
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,11 @@ import pytest
 import keyedopt.fused.backends.native
 
 RUN = Path(keyedopt.fused.backends.native.__file__).parent / "sanitize" / "run.sh"
-FLAGS = {"address": "-fsanitize=address,undefined", "thread": "-fsanitize=thread"}
+FLAGS = {
+    "address": "-fsanitize=address,undefined",
+    "thread": "-fsanitize=thread",
+    "module": "-fsanitize=address,undefined",
+}
 REQUIRED = os.environ.get("KEYEDOPT_REQUIRE_NATIVE") == "1"
 SECONDS = 5
 
@@ -37,7 +42,8 @@ def test_a_fuzzer_finds_nothing(kind, tmp_path):
         pytest.skip(why)
     assert not why
     command = ["bash", str(RUN), str(SECONDS), kind]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900)
+    environment = {**os.environ, "PYTHON": sys.executable}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=900, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "calls, all good" in done.stdout
     assert not done.stdout.split("\n")[1].startswith("0 calls")
