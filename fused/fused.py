@@ -63,7 +63,8 @@ class EmptyFusedOptimizer(FusedOptimizer):
 
 def is_fused(optimizer: Any) -> bool:
     """Whether an optimizer, also one of another library, has the base of fused ones, by its name."""
-    return _is_fused(type(optimizer))
+    kind: Any = type(optimizer)
+    return _is_fused(kind)
 
 
 @functools.cache

@@ -41,6 +41,11 @@ class Group:
     counts: list[Tensor] | None = None
 
 
+def extension() -> Any:
+    """Return the functions of `fused.bulk`, or None where it is not built."""
+    return native
+
+
 def update(groups: Sequence[Group], clip: Clip) -> bool:
     """Do a step, of all groups or, where one tensor is unusual, of none; return whether it is done.
 

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keyedopt.fused import native_steps
 from keyedopt.fused.backends import first
 from keyedopt.fused.backends.interface import ALGORITHMS
 from keyedopt.fused.backends.native import INSTRUCTION_SET
 from keyedopt.fused.backends.native.describe import describe_options
 from keyedopt.fused.native_steps import ALGORITHMS as NUMBERS
+from keyedopt.fused.native_steps import extension
 
 _CPU = torch.device("cpu")
 _TINY = torch.finfo(torch.float32).tiny
@@ -34,7 +34,7 @@ def step(optimizer: Any) -> bool:
     Returns:
         Whether it is done. If not, because something is unusual or wrong, nothing is written.
     """
-    native = native_steps.native
+    native = extension()
     if native is None or "quick" not in vars(type(optimizer)) or hasattr(optimizer, "grad_scale"):
         return False
     algorithm, state, parts = optimizer.algorithm, optimizer.state, []
@@ -66,7 +66,7 @@ def _dense(algorithm: str, parts: list[Part]) -> bool:
         counts: Any = 1.0 if algorithm == "sgd" else states[-1]
         described.append((options, params, grads, states if algorithm == "sgd" else states[:-1], counts))
         written += [params, *states]
-    if not native_steps.native.step(described, torch.get_num_threads(), os.environ.get(INSTRUCTION_SET, "")):
+    if not extension().step(described, torch.get_num_threads(), os.environ.get(INSTRUCTION_SET, "")):
         return False
     torch.autograd.graph.increment_version(chain.from_iterable(written))
     return True
@@ -97,7 +97,7 @@ def _rate(group: dict[str, Any]) -> float | None:
 
 
 def _sparse(optimizer: Any, parts: list[Part]) -> bool:
-    native, backend = native_steps.native, first(_CPU)
+    native, backend = extension(), first(_CPU)
     update = getattr(backend, "update_described", None)
     listed = [param for _, params, _, _ in parts for param in params]
     if update is None or len(set(map(id, listed))) != len(listed):

@@ -218,7 +218,7 @@ def test_large_pages_are_asked_for_and_change_nothing():
 @built
 @pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="only Linux shows what memory is like")
 def test_small_pages_are_put_together_only_where_all_are_there():
-    full, sparse = torch.arange(float(1 << 23)), torch.empty(1 << 23)
+    full, sparse = torch.arange(float(1 << 23)), torch.empty(1 << 24)  # so large that its memory is new
     sparse[:: 1 << 18] = 1.0  # a page of 4 KiB in each MiB
     before = resident(sparse)
     for one in (full, sparse, torch.ones(1000), torch.ones(1 << 22, 2).t(), torch.ones(4, device="meta")):

@@ -242,6 +242,26 @@ def test_a_forked_process_has_threads_of_its_own():
     assert child.exitcode == 7
 
 
+FIRST = """
+import os, torch
+from keyedopt.fused import SGD
+torch.set_num_threads(2)
+param = torch.nn.Parameter(torch.zeros(500, 1000))
+param.grad = torch.zeros(500, 1000)  # by threads that a child does not have
+optimizer = SGD([param], lr=1.0)
+child = os.fork()
+torch.set_num_threads(2)
+optimizer.step()
+os._exit(7) if child == 0 else os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes do not fork here")
+def test_the_first_step_of_all_may_be_in_a_forked_process():
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", FIRST], timeout=120, check=False)
+    assert done.returncode == 7
+
+
 SAME = """
 import torch
 from keyedopt.fused import Adam, SparseAdam

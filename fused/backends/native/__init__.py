@@ -176,7 +176,8 @@ class NativeBackend:
         described = bulk.listed(params, states, indices, values)
         if described is None:
             return False
-        self.update_described(*described, describe_rule(step))
+        described_tables, lookups = described
+        self.update_described(described_tables, lookups, describe_rule(step))
         torch.autograd.graph.increment_version([*params, *chain.from_iterable(states)])
         return True
 

@@ -136,26 +136,22 @@ class Pool {
 
 // Never destroyed: threads wait in it when the process ends.
 std::atomic<Pool*> the_pool{nullptr};
+std::atomic<bool> forked{false};
 
 // A child process has none of the threads, and may have a lock that nobody will open.
-void begin_anew() { the_pool.store(new Pool, std::memory_order_release); }
-std::atomic<bool> forked{false};
 void in_child() {
   forked.store(true, std::memory_order_relaxed);
-  begin_anew();
+  the_pool.store(new Pool, std::memory_order_release);
 }
 
-Pool& pool() {
-  static const bool once = [] {
-    begin_anew();
+// From when this is loaded, for a process may fork before it has used a thread of ours.
+[[maybe_unused]] const bool told_of_forks = [] {
+  the_pool.store(new Pool, std::memory_order_release);
 #if defined(__unix__) || defined(__APPLE__)
-    pthread_atfork(nullptr, nullptr, in_child);
+  pthread_atfork(nullptr, nullptr, in_child);
 #endif
-    return true;
-  }();
-  (void)once;
-  return *the_pool.load(std::memory_order_acquire);
-}
+  return true;
+}();
 
 // --- the threads that torch has ---------------------------------------------------------------------------
 
@@ -205,14 +201,13 @@ bool run_tasks(int threads, int64_t tasks, void (*body)(void*, int64_t), void* c
       for (int64_t i = 0; i < tasks; ++i) body(context, i);
       return true;
     }
-    Pool& own = pool();
     static const Team team = find_team();
     if (team && !forked.load(std::memory_order_relaxed)) {
       Shared shared{body, context, tasks, float_mode()};
       team(Shared::work, &shared, static_cast<unsigned>(threads < tasks ? threads : tasks), 0);
       return !shared.failed.load();
     }
-    return own.run(threads, tasks, body, context);
+    return the_pool.load(std::memory_order_acquire)->run(threads, tasks, body, context);
   } catch (const std::bad_alloc&) {
     return false;
   }
