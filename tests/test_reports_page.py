@@ -325,6 +325,17 @@ def test_a_step_in_history_links_to_its_commit(watched):
     assert link.get_attribute("href") == f"https://example.org/commit/{20:040x}"
 
 
+def test_speeds_are_shown_by_device_with_memory_and_the_first_step(watched):
+    tab = watched().go("speed")
+    assert tab.locator("h3:visible").all_inner_texts() == ["8 cores (cpu)", "NVIDIA H200 (cuda)"]
+    assert tab.locator("figure:visible").count() == 4
+    first = tab.locator("table:visible").nth(1).locator("tbody tr").first
+    heads = tab.locator("table:visible").nth(1).locator("thead th").all_inner_texts()
+    cells = dict(zip(heads[1:], first.locator("td").all_inner_texts(), strict=True))
+    assert (cells["extra memory"], cells["first step"]) == ("1 MB", "20 ms")
+    assert (cells["throughput"], cells["times the bound"], cells["noise"]) == ("10 GB/s", "4×", "±4 %")
+
+
 def test_a_step_down_is_worse_where_higher_is_better(written):
     tables, known = results(2, 40, 2, 60, 40)
     drop = tables.history[tables.history["parameters"] == "rows=3"]
