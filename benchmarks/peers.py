@@ -185,15 +185,15 @@ class TorchrecTables:
             values=torch.cat([values for _, values, _ in lookups]),
             offsets=joined([offsets for _, _, offsets in lookups]),
         )
-        self._gradient = torch.cat(work.gradients(), 1).to(device)
+        self._gradients = [part.to(device) for part in work.gradients()]
 
-    def forward(self) -> Any:
-        """Look up."""
-        return self.module(self._features).values()
+    def forward(self) -> list[Tensor]:
+        """Look up; an output for each feature."""
+        return list(self.module(self._features).to_dict().values())
 
-    def backward(self, pooled: Any) -> None:
+    def backward(self, pooled: list[Tensor]) -> None:
         """Update the tables."""
-        pooled.backward(self._gradient)
+        torch.autograd.backward(pooled, self._gradients)
 
     def train(self) -> None:
         """Do both."""
