@@ -248,7 +248,7 @@ def test_many_duplicates(impl, algorithm):
     with Measuring({"errors": []}) as measuring:
         for count in (10, 100, 1000, 10_000):
             _sum_duplicates(impl, algorithm, count, measuring)
-        errors = torch.stack([_errors_of_draws(impl, algorithm, count) for count in (3, 10, 100, 300)])
+        errors = torch.stack([_errors_of_draws(impl, algorithm, count) for count in (3, 10, 100)])
         note_median(measuring, errors.amax(dim=0), quantity="sum", dtype="float32")
     return measuring.record
 
