@@ -80,4 +80,4 @@ def test_the_kernels_for_cuda_pass_in_the_interpreter(monkeypatch, reference):
     clauses = tuple(clause.id for area in areas for clause in area.clauses if clause.id != "FUSED-080")
     result = runner.run("fused", runner.Options(clauses=clauses, limit=120.0))
     assert judge(result).reasons == ()
-    check_precision(reference, result, least=18)
+    check_precision(reference, result, least=16)  # two trajectories of eight algorithms

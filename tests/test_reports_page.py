@@ -25,7 +25,7 @@ CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or "/usr/bin/c
 VIEWS = [view.lower() for view in page.VIEWS]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # of a process, only one may run at a time
 def browser():
     """Start Chromium; skip where it is missing, unless it has to be there (CI)."""
     required = os.environ.get("KEYEDOPT_REQUIRE_CHROMIUM") == "1"
