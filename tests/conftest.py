@@ -26,7 +26,7 @@ LONG = (
 
 
 def pytest_collection_modifyitems(items):
-    """Long files come first where processes share the run by `--no-loadscope-reorder`; in one they come last."""
+    """Long files come first in processes that share a run by --no-loadscope-reorder, last in one alone."""
     places = {name: place for place, name in enumerate(LONG)}
     shared = "PYTEST_XDIST_WORKER" in os.environ
     rest = len(LONG) if shared else -1
