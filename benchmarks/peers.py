@@ -132,8 +132,8 @@ def with_fbgemm(surface: Any, task: Task, work: Workload, device: str) -> Job:
     return training_job(task, forward, backward, Rows(work, weights, device))
 
 
-class TorchrecTables:
-    """Tables of torchrec with FBGEMM inside, ``FusedEmbeddingBagCollection``: what `tables.Tables` is.
+class TorchrecTables(tables.Tables):
+    """Tables of torchrec with FBGEMM inside, ``FusedEmbeddingBagCollection``.
 
     Lookups are a ``KeyedJaggedTensor``, the form it takes, made beforehand.
 
@@ -190,14 +190,6 @@ class TorchrecTables:
     def forward(self) -> list[Tensor]:
         """Look up; an output for each feature."""
         return list(self.module(self._features).to_dict().values())
-
-    def backward(self, pooled: list[Tensor]) -> None:
-        """Update the tables."""
-        torch.autograd.backward(pooled, self._gradients)
-
-    def train(self) -> None:
-        """Do both."""
-        self.backward(self.forward())
 
 
 def with_torchrec(surface: Any, task: Task, work: Workload, device: str) -> Job:

@@ -16,22 +16,6 @@ from keyedopt.cli import main as cli
 from keyedopt.conformance import result as results
 from keyedopt.conformance import runner
 
-#: Files that take longest, the longest first: processes share a run by files, and one that begins a long file
-#: last keeps all others waiting.
-LONG = (
-    *("test_mutants", "test_triton_compiled", "test_native_sanitized", "test_suite_verdicts"),
-    *("test_fused_verdict", "test_fused_checkpoints", "test_tutorial", "test_triton_interpreter"),
-    *("test_triton_traffic", "test_triton_steps", "test_benchmarks_asv", "test_reports_like"),
-)
-
-
-def pytest_collection_modifyitems(items):
-    """Long files come first in processes that share a run by --no-loadscope-reorder, last in one alone."""
-    places = {name: place for place, name in enumerate(LONG)}
-    shared = "PYTEST_XDIST_WORKER" in os.environ
-    rest = len(LONG) if shared else -1
-    items.sort(key=lambda item: places.get(item.path.stem, rest))
-
 
 @pytest.fixture(scope="session")
 def torchrec():

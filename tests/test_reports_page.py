@@ -3,127 +3,23 @@
 import dataclasses
 import os
 import re
-import shutil
 import subprocess
 import sys
-from pathlib import Path
-from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
 import pytest
-from reports_data import HOSTILE, clauses, results
+from reports_data import clauses, results
+from watching import shown
 
 from keyedopt.reports import page
 from keyedopt.reports.diff import WORSE
 from keyedopt.reports.page.embedded import as_json
-from keyedopt.reports.page.history import detect
-from keyedopt.reports.reaction import FLAGS, KEYS
+from keyedopt.reports.reaction import KEYS
 from keyedopt.reports.tables import tables_of
 
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
+pytest_plugins = "watching"  # its fixtures
 VIEWS = [view.lower() for view in page.VIEWS]
-
-
-@pytest.fixture(scope="module")  # of a process, only one may run at a time
-def browser():
-    """Start Chromium; skip where it is missing, unless it has to be there (CI)."""
-    required = os.environ.get("KEYEDOPT_REQUIRE_CHROMIUM") == "1"
-    if not Path(CHROMIUM).exists() and not required:
-        pytest.skip("Chromium is not installed")
-    try:
-        from playwright.sync_api import sync_playwright
-    except ImportError:
-        if required:
-            raise
-        pytest.skip("playwright is not installed")
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
-        yield started
-        started.close()
-
-
-@pytest.fixture(scope="session")
-def sites(tmp_path_factory):
-    """Write pages: of ordinary results, of hostile ones, of none."""
-    made = {
-        "plain": results(4, 80, 3, 2000, 40),
-        "hostile": results(len(HOSTILE), 40, 2, 600, 12, text=HOSTILE),
-        "empty": (tables_of({}), {}),
-    }
-    folders = {name: tmp_path_factory.mktemp(name) for name in made}
-    url = "https://example.org/commit/{commit}"
-    return {name: page.write(*made[name], folders[name], commit_url=url) for name in made}
-
-
-class Watched:
-    """A page, and all that it says, throws or asks of the network."""
-
-    def __init__(self, browser, path, **options):
-        self.context = browser.new_context(**options)
-        self.tab = self.context.new_page()
-        self.said, self.asked = [], []
-        self.path = path
-        self.tab.on("console", lambda message: self.said.append(message.text))
-        self.tab.on("pageerror", lambda error: self.said.append(str(error)))
-        self.tab.on("dialog", lambda dialog: (self.said.append("a dialog"), dialog.dismiss()))
-        self.context.route(re.compile(r"^(?!file:)"), self._refuse)
-        self.tab.on("request", lambda request: self.asked.append(request.url))
-
-    def _refuse(self, route):
-        self.asked.append(route.request.url)
-        route.abort()
-
-    def go(self, where):
-        self.tab.goto(f"{self.path.as_uri()}#{where}")
-        return self.tab
-
-    def quiet(self):
-        """Hold that nothing was said and that nothing but the file was asked for."""
-        assert self.said == []
-        assert {url.partition("#")[0] for url in self.asked} == {self.path.as_uri()}
-
-
-@pytest.fixture
-def watched(browser, sites):
-    """Open pages, and hold in the end that they were quiet."""
-    opened = []
-
-    def call(site="plain", **options):
-        opened.append(Watched(browser, sites[site], **options))
-        return opened[-1]
-
-    yield call
-    for one in opened:
-        one.quiet()
-        one.context.close()
-
-
-@pytest.fixture
-def written(browser, tmp_path):
-    """Write a page of tables and open it, and hold in the end that it was quiet."""
-    opened = []
-
-    def call(tables, known, where):
-        opened.append(Watched(browser, page.write(tables, known, tmp_path)))
-        return opened[-1].go(where)
-
-    yield call
-    for one in opened:
-        one.quiet()
-        one.context.close()
-
-
-def shown(tab, wanted=None):
-    """Return the clauses that the matrix shows, as soon as they are as many as it says, or those wanted."""
-    ids = """() => [document.getElementById("count").textContent, Array.from(document.querySelectorAll(
-        "#clauses tr:not(.detail):not([hidden]) button"), button => button.textContent)]"""
-    for _ in range(200):
-        said, found = tab.evaluate(ids)  # a string as a function would be refused by the policy of the page
-        if said.startswith(f"{len(found)} ") and wanted in (None, found):
-            return found
-        tab.wait_for_timeout(25)
-    raise AssertionError(f"the matrix says {said}, and shows {len(found)} clauses")
 
 
 # --- the views --------------------------------------------------------------------------------------
@@ -448,84 +344,3 @@ def test_what_cannot_be_measured_is_said_in_one_line(browser, sites, tmp_path):
         assert done.stderr.startswith("keyedopt: ")
         assert done.stderr.count("\n") == 1
         assert said in done.stderr
-
-
-# --- plots ------------------------------------------------------------------------------------------
-
-
-def test_plots_are_written_as_png_and_svg(tmp_path):
-    tables, known = results(3, 40, 2, 60, 6)
-    page.write(tables, known, tmp_path, plots=True)
-    svgs, pngs = ({path.stem for path in (tmp_path / "plots").glob(f"*.{kind}")} for kind in ("svg", "png"))
-    assert svgs == pngs
-    assert {"schedule-1", "precision-1", "speed-1", "history-1"} <= svgs
-    for name in svgs:
-        ElementTree.parse(tmp_path / "plots" / f"{name}.svg")
-
-
-@pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("odd", [float("nan"), float("inf"), 0.0])
-def test_odd_numbers_are_drawn_and_nothing_is_warned_of(tmp_path, odd):
-    tables, known = results(2, 40, 2, 60, 6)
-    columns = {
-        "errors": ["error", "budget"],
-        "schedules": ["specified", "measured"],
-        "speeds": ["ratio", "low", "high", "noise", "bandwidth", "seconds_median"],
-        "history": ["value", "low", "high"],
-    }
-    made = {name: getattr(tables, name).assign(**dict.fromkeys(some, odd)) for name, some in columns.items()}
-    made["errors"] = made["errors"].assign(rows=0)
-    made["schedules"] = made["schedules"].query("iteration > 2")
-    page.write(dataclasses.replace(tables, **made), known, tmp_path)
-
-
-@pytest.mark.filterwarnings("error")
-def test_a_name_that_the_font_of_plots_lacks_is_shown_as_escapes(tmp_path):
-    name = next(text for text in HOSTILE if "日本語" in text)
-    tables, known = results(1, 40, 2, 60, 6, text=[name])
-    page.write(tables, known, tmp_path, plots=True)
-    assert name[:3] in (tmp_path / "index.html").read_text(encoding="utf-8")
-    text = (tmp_path / "plots" / "speed-1.svg").read_text(encoding="utf-8")
-    assert "日" not in text
-    assert r"\u65e5" in text
-
-
-def test_a_plot_says_in_words_what_it_shows(sites):
-    text = sites["plain"].read_text(encoding="utf-8")
-    plots = re.findall(r'<svg class="plot".*?</svg>', text, flags=re.S)
-    assert len(plots) > 20
-    for plot in plots:
-        names = re.search(r'aria-labelledby="(\S+) (\S+)"', plot)
-        assert f'<title id="{names[1]}">' in plot
-        assert len(re.search(f'<desc id="{names[2]}">(.*?)</desc>', plot)[1]) > 10
-    ids = re.findall(r'\bid="([^"]+)"', text)
-    assert len(ids) == len(set(ids))
-
-
-def test_the_page_is_small(tmp_path):
-    """Ten implementations of 500 clauses: the failing cases are shortened until it fits."""
-    tables, known = results(10, 500, 4, 20_000, 60)
-    assert page.write(tables, known, tmp_path).stat().st_size < 3_000_000
-
-
-@pytest.mark.parametrize(
-    ("values", "steps"),
-    [
-        ([1.0] * 30, []),
-        ([1.0] * 15 + [1.3] * 15, [15]),
-        ([1.0] * 10 + [2.0] * 10 + [1.0] * 10, [10, 20]),
-        ([1.0] * 10 + [9.0] + [1.0] * 10, []),
-        ([1.0, 2.0], []),
-    ],
-)
-def test_steps_are_where_the_level_changes(values, steps):
-    noise = 0.004 * np.sin(np.arange(len(values)) * 7.3)
-    assert detect(np.array(values) + noise) == steps
-
-
-def test_more_pictures_than_the_page_has_room_for_are_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr("keyedopt.reports.page.precision.PICTURES", 1)
-    text = page.write(*results(2, 80, 3, 2000, 40), tmp_path).read_text(encoding="utf-8")
-    groups = text.count("Against steps, ") + text.count("Against the gradients of one row")
-    assert len(re.findall(r'id="precision-\d+-title"', text)) == groups
-    assert "more are not drawn, to keep the page small" in text

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from triton_oracle import DTYPES, STEPS, check_update, lookup_of, spread, tables_of
+from triton_oracle import DTYPES, STEPS, check_output, check_update, lookup_of, spread, tables_of
 from triton_process import hand_over, outcomes, run_alone
 
 from keyedopt.fused.backends.interface import Lookup, RowGradients, Step, Table
@@ -49,21 +49,6 @@ def case_width(backend: Any, width: int, dtype: str) -> None:
     lookups = [lookup_of(0, tables[0].weight, [3, 0, 20, 4], 1, hot=18)]
     check_output(backend, tables, lookups)
     check_update(backend, tables, lookups, Step(lr=0.1, **options), options)
-
-
-def check_output(backend: Any, tables: list[Table], lookups: list[Lookup]) -> None:
-    for lookup, seen in zip(lookups, backend.look_up(tables, lookups), strict=True):
-        rows = tables[lookup.table].weight.double()[lookup.values]
-        if lookup.weights is not None:
-            rows = rows * lookup.weights.double()[:, None]
-        if lookup.offsets is not None:
-            lengths = lookup.offsets.diff()
-            bags = torch.arange(len(lengths)).repeat_interleave(lengths)
-            rows = torch.zeros(len(lengths), rows.shape[1], dtype=torch.float64).index_add_(0, bags, rows)
-            if lookup.mean:
-                rows /= lengths.clamp(min=1)[:, None]
-        torch.testing.assert_close(seen.double(), rows, rtol=1e-6, atol=1e-6)
-        assert seen.shape == rows.shape
 
 
 def case_pooling(backend: Any, kind: str) -> None:

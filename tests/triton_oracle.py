@@ -211,3 +211,19 @@ def check_update(
         counter = counters[number]
         if table.row_counter is not None and counter is not None:
             assert torch.equal(table.row_counter - counter, (~rest).long())
+
+
+def check_output(backend: Any, tables: list[Table], lookups: list[Lookup]) -> None:
+    """Expect what is looked up, pooled or not, in float64."""
+    for lookup, seen in zip(lookups, backend.look_up(tables, lookups), strict=True):
+        rows = tables[lookup.table].weight.double()[lookup.values]
+        if lookup.weights is not None:
+            rows = rows * lookup.weights.double()[:, None]
+        if lookup.offsets is not None:
+            lengths = lookup.offsets.diff()
+            bags = torch.arange(len(lengths)).repeat_interleave(lengths)
+            rows = torch.zeros(len(lengths), rows.shape[1], dtype=torch.float64).index_add_(0, bags, rows)
+            if lookup.mean:
+                rows /= lengths.clamp(min=1)[:, None]
+        torch.testing.assert_close(seen.double(), rows, rtol=1e-6, atol=1e-6)
+        assert seen.shape == rows.shape

@@ -90,7 +90,7 @@ def _zero(state: Any) -> None:
             _zero(value)
     elif (
         isinstance(state, Tensor) and state.is_floating_point()
-    ):  # counts and row numbers are the same anyway
+    ):  # counts are the same anyway, and row numbers
         state.zero_()
 
 

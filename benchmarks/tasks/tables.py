@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -101,21 +100,14 @@ class OwnTables:
         return getattr(self._surface, name)
 
 
-def tables_of(
-    surface: Any,
-    work: Lookups,
-    device: str,
-    optimizer: str,
-    options: Mapping[str, Any],
-    pooled: bool = True,
-) -> Any:
-    """Return the tables of an implementation: `Tables`, or what it has in their stead.
+def tables_of(surface: Any, *given: Any, **more: Any) -> Any:
+    """Return the tables of an implementation: `Tables`, or what it has in their stead; see there.
 
     Raises:
         NotOffered: it lacks a name.
     """
     maker = surface.maker if isinstance(surface, OwnTables) else Tables
-    return maker(surface, work, device, optimizer, options, pooled)
+    return maker(surface, *given, **more)
 
 
 def lookups_of(work: Lookups, device: str) -> list[tuple[int, Tensor, Tensor]]:
@@ -279,7 +271,12 @@ def _training(optimizer: str) -> tuple[Task, ...]:
     made = [
         task("train", f"forward, {update}", both, train, "train"),
         task("backward", update, backward, train, "backward"),
-        task("train_unpooled", f"forward, backward and update without pooling, {name}", both, train_unpooled),
+        task(
+            "train_unpooled",
+            f"forward, backward and update without pooling, {name}",
+            functools.partial(unpooled_bytes, optimizer),
+            train_unpooled,
+        ),
         *(
             task(f"train_clipped-{mode}", f"forward, {update}, clipped by {mode}", both, clipped)
             for mode in MODES
@@ -295,8 +292,7 @@ def _training(optimizer: str) -> tuple[Task, ...]:
     if optimizer in ACCUMULATING:
         about = f"{WINDOW} batches, one update, {ACCUMULATING[optimizer]}"
         made.append(task("accumulate", about, window, accumulate))
-    unpooled = functools.partial(unpooled_bytes, optimizer)
-    return tuple(replace(one, moved=unpooled) if one.maker is train_unpooled else one for one in made)
+    return tuple(made)
 
 
 TASKS = (
