@@ -1,7 +1,11 @@
 // From sorted lookups to updated rows, and pooling. Included inside the namespace of an instruction set,
 // after rules.h and sums.h.
 
-constexpr int64_t kAhead = 24;  // lookups of a forward between a prefetch and its use
+// Lookups of a forward between a prefetch and its use: what they touch should stay in the nearest cache.
+inline int64_t ahead_of(int64_t bytes) {
+  const int64_t fit = 16384 / bytes;
+  return fit < 16 ? 16 : fit < 64 ? fit : 64;
+}
 
 // Where the gradients of sorted lookups are. Simple: there is one source, and what is in it comes as it is.
 template <class K, bool kSimple>
@@ -129,13 +133,14 @@ template <class W>
 void look_up_as(const Table& table, const Lookup& lookup, int64_t begin, int64_t end, Scratch& scratch) {
   const W* weight = static_cast<const W*>(table.weight);
   const int64_t dim = table.dim;
+  const int64_t size = dim * static_cast<int64_t>(sizeof(W)), distance = ahead_of(size);
   int64_t ahead = lookup.offsets ? lookup.offsets[begin] : begin;
   const int64_t last = lookup.offsets ? lookup.offsets[end] : end;
   for (int64_t b = begin; b < end; ++b) {
     const int64_t i = lookup.offsets ? lookup.offsets[b] : b;
     const int64_t j = lookup.offsets ? lookup.offsets[b + 1] : b + 1;
-    for (const int64_t until = j + kAhead < last ? j + kAhead : last; ahead < until; ++ahead)
-      prefetch(weight + lookup.values[ahead] * dim, 0, dim * static_cast<int64_t>(sizeof(W)));
+    for (const int64_t until = j + distance < last ? j + distance : last; ahead < until; ++ahead)
+      prefetch(weight + lookup.values[ahead] * dim, 0, size);
     float* out = lookup.out + b * dim;
     if (i == j) {
       std::memset(out, 0, static_cast<size_t>(dim) * sizeof(float));
