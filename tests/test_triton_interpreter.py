@@ -334,6 +334,7 @@ SORTS = {
     "small_digits": {"count": 300, "rows": 600, "least": 0, "tile": 128, "digit": 3},
     "two_digits": {"count": 500, "rows": 60000, "least": 59000, "tile": 256, "digit": 8},
     "three_digits": {"count": 505, "rows": 2**23, "least": 0, "tile": 512, "digit": 8},
+    "packed": {"count": 300, "rows": 2**25 - 6, "least": 2**24, "tile": 128, "digit": 8},
     "wide_digits": {"count": 257, "rows": 2**29, "least": 2**28, "tile": 128, "digit": 8},
     "all_the_same": {"count": 400, "rows": 70000, "least": 69999, "tile": 128, "digit": 8},
     "by_torch": {"count": 100, "rows": 2**31, "least": 2**30, "tile": 64, "digit": 8},

@@ -17,9 +17,10 @@ from triton_process import hand_over, run_alone
 
 from keyedopt.fused.backends.interface import Step, Table
 
-#: Keys have 21 bits, as those of 8 tables of 200,000 rows, and are sorted in three passes, the
-#: most there are. Only the first few rows are looked up.
-ROWS, WIDTH, BAGS, POOLING = 2**20, 16, 256, 32
+#: Rows of each of two tables, by algorithm, of which only the first few are looked up. Their keys have 24 and
+#: 25 bits, and are sorted in three passes, the most there are: of 8 bits, and of 9.
+ROWS = {"rowwise": 2**23, "adam": 2**24}
+WIDTH, BAGS, POOLING = 16, 256, 32
 USED = 6000
 LOOKUPS = 2 * BAGS * POOLING
 #: Bytes a lookup that FBGEMM moves from indices to sorted runs, at the least.
@@ -127,10 +128,10 @@ class Operators(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def far_table(options: Any) -> Any:
+def far_table(rows: int, options: Any) -> Any:
     """Make a table of which only the rows that are used have memory."""
-    shapes = [(ROWS, WIDTH) if kind == "full" else (ROWS,) for kind in STATES[options["algorithm"]]]
-    tensors = [torch.empty(shape) for shape in ((ROWS, WIDTH), *shapes)]
+    shapes = [(rows, WIDTH) if kind == "full" else (rows,) for kind in STATES[options["algorithm"]]]
+    tensors = [torch.empty(shape) for shape in ((rows, WIDTH), *shapes)]
     for tensor in tensors:
         tensor[:USED] = 1.0
     return Table(tensors[0], tuple(tensors[1:]))
@@ -143,7 +144,7 @@ def count(name: str) -> dict[str, Any]:
     counter = Counter()
     counter.install()
     options = STEPS[name]
-    tables = [far_table(options) for _ in range(2)]
+    tables = [far_table(ROWS[name], options) for _ in range(2)]
     near = torch.empty(USED, WIDTH)
     lookups = [lookup_of(k, near, [POOLING] * BAGS, k, hot=600 * k) for k in (0, 1)]
     backend, step = TritonBackend(), Step(lr=0.1, **options)
@@ -172,7 +173,7 @@ def count(name: str) -> dict[str, Any]:
 # --- in the process of pytest ---------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module", params=["rowwise", "adam"])
+@pytest.fixture(scope="module", params=ROWS)
 def counted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return {"name": request.param, **run_alone(tmp_path_factory, __file__, request.param)}
 

@@ -41,6 +41,7 @@ KERNELS: tuple[tuple[ModuleType, str], ...] = (
 )
 POINTERS = {
     torch.uint8: "*u8",
+    torch.uint16: "*u16",
     torch.int32: "*i32",
     torch.int64: "*i64",
     torch.float16: "*fp16",

@@ -133,14 +133,18 @@ def radix_pass(
     SCALED: tl.constexpr,
     LOOKUPS: tl.constexpr,
     BITS: tl.constexpr,
+    LOW: tl.constexpr,
     TILE: tl.constexpr,
 ):
     """Sort by one digit.
 
+    Between two passes a key is without its LOW lowest bits, which then are the highest of its word of the
+    order: so keys of 16 + LOW bits take 16, and less has to be written and read again.
+
     Args:
-        keys: (n,) int32, sorted by all lower digits.
-        order: (n,) which value each is; not read if FIRST, for then they are 0, 1, ….
-        sorted_keys: (n,) out.
+        keys: (n,) sorted by all lower digits; int32 if FIRST.
+        order: (n,) int32, which value each is, below 2 ** (32 - LOW); not read if FIRST: they are 0, 1, ….
+        sorted_keys: (n,) out; int32 if LAST.
         sorted_order: (n,) out; if LAST the places of the values, see `sort.place_of`.
         scales: (n,) out, if LAST and SCALED.
         lookups, shift, steps: see `sort.place_of`.
@@ -149,7 +153,7 @@ def radix_pass(
         status: (tiles, 2 ** BITS) int32, zero at the start.
         scratch: (programs, TILE + 2 ** BITS) int32.
         n: number of keys, below 2²⁹.
-        low: the lowest bit of the digit.
+        low: the lowest bit of the digit in what there is of the keys.
     """
     bins_: tl.constexpr = 2**BITS
     bins = tl.arange(0, bins_)
@@ -161,8 +165,9 @@ def radix_pass(
     while tile < tiles:
         begin = tile.to(tl.int64) * TILE
         count = tl.minimum(n - begin, TILE).to(tl.int32)
-        key = tl.load(keys + begin + element, mask=element < count, other=-1)
-        digit = (key >> low) & (bins_ - 1)  # of those beyond the end the highest, so they stay at the end
+        key = tl.load(keys + begin + element, mask=element < count, other=0).to(tl.int32)
+        digit = (key >> low) & (bins_ - 1)
+        digit = tl.where(element < count, digit, bins_ - 1)  # those beyond the end stay there
         counts = tl.histogram(tl.reshape(digit, (TILE,), can_reorder=True), bins_)
         counts = tl.where(bins == bins_ - 1, counts - (TILE - count), counts)
         mine = status + tile.to(tl.int64) * bins_ + bins
@@ -177,10 +182,18 @@ def radix_pass(
         to = tl.load(scratch + TILE + (packed >> 16)) + element
         live = element < count
         source = begin + (packed & 0xFFFF)
-        tl.store(sorted_keys + to, tl.load(keys + source, mask=live, other=0), mask=live)
+        key = tl.load(keys + source, mask=live, other=0).to(tl.int32)
         which = source.to(tl.int32)
         if not FIRST:
             which = tl.load(order + source, mask=live, other=0)
+        if LOW > 0:
+            if FIRST:
+                which |= (key & (2**LOW - 1)) << (32 - LOW)
+                key = key >> LOW
+            if LAST:
+                key = (key << LOW) | ((which >> (32 - LOW)) & (2**LOW - 1))
+                which = which & (2 ** (32 - LOW) - 1)
+        tl.store(sorted_keys + to, key.to(sorted_keys.dtype.element_ty), mask=live)
         if LAST:
             place, scale = place_of(which, live, lookups, shift, steps, LOOKUPS, SCALED)
             tl.store(sorted_order + to, place.to(sorted_order.dtype.element_ty), mask=live)

@@ -47,6 +47,22 @@ def digits(bits: int, most: int = 8) -> tuple[int, int]:
     return passes, -(-bits // passes)
 
 
+def packing(bits: int, digit: int, count: int) -> tuple[torch.dtype, int]:
+    """Return in what keys are kept between passes, and how many of their bits the order keeps, see `radix`.
+
+    Args:
+        bits: of a key.
+        digit: bits that a pass sorts by: what the order keeps must be behind it after the first.
+        count: of keys, by which it is known how many bits of a word of the order are free.
+
+    >>> packing(15, 8, 2**28), packing(24, 8, 2**24), packing(24, 8, 2**24 + 1)
+    ((torch.uint16, 0), (torch.uint16, 8), (torch.int32, 0))
+    """
+    low = max(0, bits - 16)
+    fits = low <= digit and (count - 1).bit_length() <= 32 - low
+    return (torch.uint16, low) if fits else (torch.int32, 0)
+
+
 def sort_by_torch(call: Call) -> Sorted:
     """Sort keys of 64 bits, or very many."""
     keys, places, scales = call.new(call.key_dtype), call.new(call.place_dtype), call.new_scales()
@@ -77,17 +93,19 @@ def sort_in_passes(call: Call) -> Iterator[Sorted]:
     totals, tickets = work[: passes * bins].view(passes, bins), work[passes * bins :]
     status = call.new(torch.int32, passes, tiles, bins)
     scratch = call.new(torch.int32, programs, tile + bins)
-    keys = [call.new(torch.int32) for _ in range(min(passes, 2) + 1)]
-    orders = [call.new(torch.int32) for _ in range(min(passes - 1, 2))]
+    dtype, kept = packing(call.bits, bits, call.count) if passes > 1 else (torch.int32, 0)
+    given, between = call.new(torch.int32), [call.new(dtype) for _ in range(passes - 1)]
+    keys = [given, *between, given if between else call.new(torch.int32)]
+    orders = [given, *(call.new(torch.int32) for _ in between)]
     places, scales = call.new(call.place_dtype), call.new_scales()
     call.write_keys(keys[0], totals=totals, status=status)
     for one in range(passes):
         first, last = one == 0, one == passes - 1
         radix.radix_pass[(programs,)](
-            keys[one % len(keys)],
-            keys[0] if first else orders[(one - 1) % len(orders)],
-            keys[(one + 1) % len(keys)],
-            places if last else orders[one % len(orders)],
+            keys[one],
+            orders[one],
+            keys[one + 1],
+            places if last else orders[one + 1],
             keys[0] if scales is None else scales,
             call.words,
             totals[one],
@@ -96,7 +114,7 @@ def sort_in_passes(call: Call) -> Iterator[Sorted]:
             scratch,
             call.count,
             tiles,
-            one * bits,
+            0 if first else one * bits - kept,
             call.shift,
             call.steps,
             FIRST=first,
@@ -104,11 +122,12 @@ def sort_in_passes(call: Call) -> Iterator[Sorted]:
             SCALED=scales is not None,
             LOOKUPS=call.columns,
             BITS=bits,
+            LOW=kept,
             TILE=tile,
             num_warps=max(1, min(16, tile // 64)),
             maxnreg=radix.REGISTERS,
         )
-    yield Sorted(keys[passes % len(keys)], places, scales, work=work)
+    yield Sorted(keys[-1], places, scales, work=work)
     if not capturing:
         _WORK[(device, stream)] = known
 
