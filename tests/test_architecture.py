@@ -4,6 +4,7 @@ import ast
 import doctest
 import importlib
 import pkgutil
+import re
 import subprocess
 import sys
 import tomllib
@@ -82,6 +83,12 @@ def test_the_reference_needs_torch_alone():
     for path in sources(FOLDERS["reference"]):
         for module in imported(path):
             assert module.partition(".")[0] in REFERENCE_NEEDS | {"keyedopt"}, f"{path} imports {module}"
+
+
+def test_no_kernel_is_tuned_by_replaying_an_update():
+    """What is tried to be timed is done, and an update that is done again is another one."""
+    for path in sources(FOLDERS["fused"]):
+        assert not re.search("autotune|do_bench", path.read_text(encoding="utf-8"), re.I), path
 
 
 def test_cases_use_torch_alone():

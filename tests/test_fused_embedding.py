@@ -321,6 +321,31 @@ def test_features_on_another_device_are_refused():
         module({"f": (BAGS["f"][0], offsets)})
 
 
+@pytest.mark.parametrize("backend", ["native", "torch", "fbgemm"])
+@pytest.mark.parametrize("stepped", [False, True])
+@pytest.mark.parametrize(
+    "memory",
+    [torch.ones(5, 8), torch.ones(9, 4), torch.ones(4, 5).t(), torch.ones(1, 4).expand(5, 4)],
+    ids=["wide", "high", "turned", "one row"],
+)
+def test_memory_that_state_does_not_go_with_is_not_written(backend, stepped, memory):
+    if backends.available()[backend]:
+        pytest.skip(f"{backend}: {backends.available()[backend]}")
+    module = make(fused.Adagrad, backend=backend, eps=1e-8)
+    if stepped:
+        module(BAGS)["f"].sum().backward()
+    (state,) = (entry["t.momentum1"] for entry in module.fused_optimizer.state.values())
+    before = state.clone(), memory.clone()
+    table(module).data = memory
+    if backend == "torch" and memory.shape == (5, 4) and memory.stride(0):
+        module(BAGS)["f"].sum().backward()  # it takes every layout
+        return
+    with pytest.raises((ValueError, RuntimeError), match=r"contiguous|not go with|a row|tensor"):
+        module(BAGS)["f"].sum().backward()
+    assert torch.equal(state, before[0])
+    assert torch.equal(memory, before[1])
+
+
 def test_views_with_gaps_are_looked_up_as_what_they_are():
     module, other = make(), make()
     values, offsets = BAGS["f"]

@@ -5,19 +5,22 @@ where the host would wait. `test_triton_steps` does the same for tables, with ke
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from unittest.mock import patch
 
 import pytest
 import torch
-from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from torch.utils._python_dispatch import _disable_current_modes
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._pytree import tree_leaves
 
 from keyedopt import fused, reference
 from keyedopt.fused.backward_clip import BackwardClip
 from keyedopt.fused.scaling import scale_all
+from keyedopt.fused.torch_kernels import PLAIN
 
 ALGORITHMS = ("SGD", "Adagrad", "RowWiseAdagrad", "Adam", "PartialRowWiseAdam", "LAMB", "LarsSGD")
+SHAPE = (40, 8)
 
 
 @contextmanager
@@ -44,7 +47,7 @@ def on_cuda() -> Iterator[None]:
 
 
 def parameters(count):
-    return {str(number): torch.nn.Parameter(torch.empty(40, 8, device="cuda")) for number in range(count)}
+    return {str(number): torch.nn.Parameter(torch.empty(SHAPE, device="cuda")) for number in range(count)}
 
 
 def wrapped(params, factory):
@@ -59,6 +62,21 @@ def step(optimizer, params):
         for param in params.values():
             param.grad = torch.empty_like(param)
         optimizer.step()
+
+
+class Passes(TorchDispatchMode):
+    """Notes which operators are given whole parameters, or gradients, or states."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        name = func.overloadpacket.__name__
+        if any(one.shape == SHAPE for one in tensors) and name not in ("device", "detach"):
+            self.names.append(name)
+        return func(*args, **(kwargs or {}))
 
 
 def test_asking_for_a_number_is_noticed():
@@ -97,13 +115,19 @@ def test_a_rate_on_the_device():
 @pytest.mark.parametrize("library", [fused, torch.optim], ids=lambda library: library.__name__)
 def test_the_factor_is_a_part_of_the_step(library):
     options = {"fused": True} if library is torch.optim else {}
-    with on_cuda(), patch("keyedopt.fused.folding._is_ordinary", lambda *_: True):  # they are of another type
+    with ExitStack() as stack:
+        stack.enter_context(on_cuda())  # where all are of another type
+        stack.enter_context(patch("keyedopt.fused.folding._is_ordinary", lambda *_: True))
+        stack.enter_context(patch("keyedopt.fused.torch_kernels.PLAIN", (*PLAIN, FakeTensor)))
         params = parameters(2)
         inner = wrapped(params, lambda listed: library.Adam(listed, lr=0.1, **options))
         optimizer = fused.GradientClippingOptimizer(inner, fused.GradientClipping.NORM, 1.0)
         with patch("keyedopt.fused.clipping.scale_all") as scaled:
             step(optimizer, params)
-        assert [call.args[0] for call in scaled.call_args_list] == [[], [], []]  # of tables, which are none
+            with Passes() as passes:
+                optimizer.step()
+        assert passes.names == ["_foreach_norm", "_fused_adam_"]  # of memory, whatever is clipped
+        assert [call.args[0] for call in scaled.call_args_list] == [[]] * 4  # of tables, which are none
 
 
 @pytest.mark.parametrize("algorithm", ["SGD", "Adagrad", "Adam"])

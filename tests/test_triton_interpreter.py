@@ -293,6 +293,18 @@ def case_refusals(backend: Any) -> None:
     assert "float64" in backend.refuses([replace(table, states=(table.states[0].double(),))], step)
     assert "contiguous" in backend.refuses([replace(table, weight=table.weight.t())], step)
     assert "4096" in backend.refuses([Table(torch.zeros(1, 4097))], step)
+    wide, turned = replace(table, weight=torch.ones(3, 4)), replace(table, weight=torch.ones(4, 4).t())
+    counted = replace(table, row_counter=torch.zeros(4, dtype=torch.int32))
+    for other, why in ((wide, "does not go with"), (turned, "contiguous"), (counted, "row counter")):
+        assert why in backend.refuses([other], step)
+        kept, message = [other.weight.clone(), other.states[0].clone()], ""
+        try:  # put there when the backend had been chosen
+            backend.update([other], [lookup_of(0, other.weight, [2], 1)], step)
+        except ValueError as error:
+            message = str(error)
+        assert why in message
+        assert torch.equal(other.weight, kept[0])
+        assert torch.equal(other.states[0], kept[1])
 
 
 def cases() -> Iterator[tuple[str, Callable[[Any], None]]]:

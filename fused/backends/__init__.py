@@ -20,11 +20,11 @@ from torch import Tensor
 
 from keyedopt.fused.backends.interface import Backend, Step, Table
 
-#: Where each backend is, and the extra of keyedopt that has what it needs.
+#: Where each backend is, and the extra of keyedopt that has what it needs; of FBGEMM that of torch's build.
 BACKENDS = {
     "native": ("keyedopt.fused.backends.native", "NativeBackend", ""),
     "triton": ("keyedopt.fused.backends.triton", "TritonBackend", "cuda"),
-    "fbgemm": ("keyedopt.fused.backends.fbgemm", "FbgemmBackend", "cpu"),
+    "fbgemm": ("keyedopt.fused.backends.fbgemm", "FbgemmBackend", "cuda" if torch.version.cuda else "cpu"),
     "torch": ("keyedopt.fused.backends.torch", "TorchBackend", ""),
 }
 #: Which are tried for a device, one after the other; FBGEMM never by itself, for it is slower on each.

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, overload
 
+import torch
 from torch import Tensor
 
 #: What `Step.algorithm` can be, with the state tensors of each, in the order of `Table.states`.
@@ -38,6 +39,27 @@ class Table:
     weight: Tensor
     states: tuple[Tensor, ...] = ()
     row_counter: Tensor | None = None
+
+
+def misfit(table: Table) -> str:
+    """Return what of a table does not go with its weight, by shape, device or dtype; empty where all does."""
+    weight, counter = table.weight, table.row_counter
+    shape, device = weight.shape, weight.device
+    if len(shape) != 2:
+        return f"weights must be a matrix, not {tuple(shape)}"
+    for state in table.states:
+        if state.device != device or (state.shape != shape and state.shape != shape[:1]):
+            return (
+                f"a state of {tuple(state.shape)} on {state.device} does not go with weights of "
+                f"{tuple(shape)} on {device}"
+            )
+    if counter is not None and (counter.dtype, counter.device, counter.shape) != (
+        torch.int64,
+        device,
+        shape[:1],
+    ):
+        return f"a row counter is int64, one a row, not {counter.dtype} of {tuple(counter.shape)}"
+    return ""
 
 
 @dataclass(frozen=True)

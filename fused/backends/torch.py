@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from keyedopt.fused.backends import torch_rules
-from keyedopt.fused.backends.interface import Lookup, RowGradients, Step, Table
+from keyedopt.fused.backends.interface import Lookup, RowGradients, Step, Table, misfit
 from keyedopt.fused.backends.sums import coalesce_lookups
 
 WIDE = (torch.float32, torch.float64)
@@ -24,8 +24,8 @@ class TorchBackend:
         return ""
 
     def refuses(self, tables: Sequence[Table], step: Step) -> str:
-        """Return nothing: it can do all that the interface can ask."""
-        return ""
+        """Return what is no table; it can do all else that the interface can ask."""
+        return next((why for table in tables if (why := misfit(table))), "")
 
     @torch.no_grad()
     def look_up(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[Tensor]:
@@ -72,6 +72,9 @@ def _looked_up(weight: Tensor, lookup: Lookup) -> Tensor:
 
 
 def _update(table: Table, rows: Tensor, grads: Tensor, step: Step) -> None:
+    why = misfit(table)
+    if why:  # it has been put elsewhere since it was chosen for
+        raise ValueError(why)
     tensors = [table.weight, *table.states, *([] if table.row_counter is None else [table.row_counter])]
     weight, *states = (tensor[rows] for tensor in tensors)
     counts = None if table.row_counter is None else states.pop()

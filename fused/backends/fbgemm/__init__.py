@@ -13,8 +13,10 @@ from torch import Tensor
 
 from keyedopt.fused.backends.fbgemm import tbe
 from keyedopt.fused.backends.fbgemm.arguments import arguments, refusal
-from keyedopt.fused.backends.interface import Lookup, RowGradients, Step, Table
+from keyedopt.fused.backends.interface import Lookup, RowGradients, Step, Table, misfit
 from keyedopt.fused.backends.sums import coalesce_lookups
+
+CONTIGUOUS = "FBGEMM needs contiguous tables and states"
 
 
 class FbgemmBackend:
@@ -35,6 +37,8 @@ class FbgemmBackend:
         outputs = []
         for lookup in lookups:
             weight = tables[lookup.table].weight
+            if not weight.is_contiguous():
+                raise ValueError(CONTIGUOUS)
             offsets, factors = _bags(lookup)
             if len(lookup.values):
                 outputs.append(tbe.look_up(weight, lookup.values, offsets, factors))
@@ -58,6 +62,10 @@ class FbgemmBackend:
         for lookup in lookups:
             if len(lookup.values):
                 by_table.setdefault(lookup.table, []).append(lookup)
+        for table in by_table:  # it may have been put elsewhere since it was chosen for
+            why = _refused(tables[table], step)
+            if why:
+                raise ValueError(why)
         for table, listed in by_table.items():
             if tables[table].weight.is_cpu and _repeats(listed):
                 listed = _each_row_once(listed)
@@ -81,7 +89,7 @@ def _each_row_once(lookups: Sequence[Lookup]) -> list[Lookup]:
 
 def _refused(table: Table, step: Step) -> str:
     weight, states = table.weight, table.states
-    why = refusal(step, weight.dtype, weight.device.type, weight.shape[1])
+    why = misfit(table) or refusal(step, weight.dtype, weight.device.type, weight.shape[1])
     if why:
         return why
     if any(tensor.dtype is not torch.float32 for tensor in states):
@@ -91,7 +99,7 @@ def _refused(table: Table, step: Step) -> str:
     if table.row_counter is not None:
         return "FBGEMM counts the steps of a row in float32, which stands still at 2²⁴"
     if any(not tensor.is_contiguous() for tensor in (weight, *states)):
-        return "FBGEMM needs contiguous tables and states"
+        return CONTIGUOUS
     if weight.device.type == "cuda" and any(tensor.data_ptr() % 16 for tensor in (weight, *states)):
         return "on CUDA FBGEMM needs tables and states that begin at a multiple of 16 bytes"
     return ""

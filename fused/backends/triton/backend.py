@@ -10,7 +10,7 @@ from torch import Tensor
 
 from keyedopt.fused.backends.interface import ALGORITHMS, Lookup, RowGradients, Step, Table
 from keyedopt.fused.backends.triton import alarms, launch
-from keyedopt.fused.backends.triton.groups import DTYPES, Group, bags_of, group_tables
+from keyedopt.fused.backends.triton.groups import DTYPES, Group, bags_of, group_tables, unfit
 from keyedopt.fused.backends.triton.prepare import Prepared, Runs, make_keys, make_runs
 from keyedopt.fused.backends.triton.shapes import WIDEST, Tuning
 
@@ -202,12 +202,12 @@ def _refused(table: Table) -> str:
         return f"tables must be on CUDA, not on {device}"
     if dtype not in DTYPES:
         return f"weights must be in {', '.join(str(one) for one in DTYPES)}, not in {dtype}"
+    why = unfit(table)
+    if why:
+        return why
     if not 0 < table.weight.shape[1] <= WIDEST:
         return f"rows must have 1 to {WIDEST} elements, not {table.weight.shape[1]}"
     for tensor in table.states:
         if tensor.dtype is not torch.float32:
             return f"states must be in torch.float32, not in {tensor.dtype}"
-    tensors = [table.weight, *table.states, *([] if table.row_counter is None else [table.row_counter])]
-    if any(not tensor.is_contiguous() for tensor in tensors):
-        return "tables and states must be contiguous"
     return ""

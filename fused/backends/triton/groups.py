@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 import triton.language as tl
 
-from keyedopt.fused.backends.interface import Lookup, Table
+from keyedopt.fused.backends.interface import Lookup, Table, misfit
 from keyedopt.fused.backends.triton.shapes import Shape, shape_for
 from keyedopt.fused.backends.triton.words import alignment, columns_for, on_device, table
 
@@ -95,7 +95,27 @@ class Group:
             *states,
             counters,
         ]
-        return on_device(table(rows), self.device), row_align, align
+        return on_device(table(rows), self.device, self.check), row_align, align
+
+    def check(self) -> None:
+        """Refuse tables whose states do not go with them, or that kernels would not read as they are.
+
+        Raises:
+            ValueError: says why.
+        """
+        for one in self.tables:
+            why = unfit(one)
+            if why:
+                raise ValueError(why)
+
+
+def unfit(table: Table) -> str:
+    """Return why a table is not as the kernels take it; empty where it is."""
+    why = misfit(table)
+    counter = () if table.row_counter is None else (table.row_counter,)
+    if not why and any(not one.is_contiguous() for one in (table.weight, *table.states, *counter)):
+        return "tables and states must be contiguous"
+    return why
 
 
 def group_tables(tables: Sequence[Table], used: Sequence[int], gap: int = 0) -> list[Group]:

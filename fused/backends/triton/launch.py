@@ -34,7 +34,7 @@ def look_up(group: Group, lookups: Sequence[Lookup], outputs: Sequence[Tensor]) 
     tables = table([[w.data_ptr() for w in weights], [w.shape[1] // group.unit for w in weights]])
     forward.pool[(begins[-1],)](
         on_device(lookup_words(group, lookups, begins), device),
-        on_device(tables, device),
+        on_device(tables, device, group.check),
         on_device([out.data_ptr() for out in outputs], device),
         alarm_of(device),
         LOOKUPS=columns,

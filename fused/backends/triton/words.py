@@ -3,7 +3,7 @@
 import math
 import struct
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -38,11 +38,16 @@ def table(rows: Sequence[Sequence[int]], begins: Sequence[int] = (0,)) -> list[i
     return words
 
 
-def on_device(words: Sequence[int], device: torch.device) -> Tensor:
+def on_device(words: Sequence[int], device: torch.device, check: Callable[[], None] | None = None) -> Tensor:
     """Return the words as an int64 tensor on the device.
 
     They are copied from pinned memory, which does not wait for the device. What a CUDA graph uses is kept for
     good, for the copy in the graph reads the pinned memory again at every replay.
+
+    Args:
+        words: what is copied, unless it has been of late.
+        device: to which.
+        check: is called before words are used that have not been of late.
 
     Raises:
         RuntimeError: in the capture of a CUDA graph, without a step before it or after very many captures.
@@ -54,6 +59,8 @@ def on_device(words: Sequence[int], device: torch.device) -> Tensor:
         if capturing:
             _CAPTURED.append(_KEPT[key])
         return _KEPT[key][1]
+    if check is not None:
+        check()
     host = torch.tensor(words, dtype=torch.int64)
     if capturing:
         pair = _captured(host, device)
