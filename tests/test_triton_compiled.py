@@ -64,6 +64,7 @@ def launches(backend: Any) -> Iterator[tuple[str, Any]]:
     for many in (2**24, 2**30):  # three passes, of 8 bits and of 10
         far = [Table(torch.empty(many, 1, dtype=torch.float16))]
         yield f"sort-{many}", lambda far=far: backend.prepare(far, lookups_of(far, mean=True))
+    count = torch.tensor([1])
     yield "offsets", lambda: backend.check_offsets(tables, lookups_of(tables))
     yield "coalesce", lambda: backend.coalesce(tables, weighted)
     yield "holes", lambda: backend.coalesce_with_holes(tables, [replace(one, holes=True) for one in weighted])
@@ -72,7 +73,9 @@ def launches(backend: Any) -> Iterator[tuple[str, Any]]:
     yield (
         "numbers_on_device",
         lambda: backend.update(
-            tables, weighted, Step("rowwise_adagrad", lr=torch.tensor(0.1), count=torch.tensor(1))
+            tables,
+            weighted,
+            Step("rowwise_adagrad", torch.tensor(0.1), count, counters=(count, count, count)),
         ),
     )
 

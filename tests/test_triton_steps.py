@@ -17,11 +17,14 @@ from torch.utils._python_dispatch import (
     _disable_current_modes,
     _get_current_dispatch_mode,
 )
+from torch.utils._pytree import tree_leaves
 from triton_process import hand_over, outcomes, run_alone
 
 CPU = torch.device("cpu")
 #: What makes the host wait for a device.
 WAITS = ("_local_scalar_dense", "nonzero", "unique", "masked_select", "equal", "is_nonzero", "item")
+#: What launches nothing: memory, views, and what is put together on the host.
+FREE = ("empty", "detach", "slice", "select", "view", "expand", "lift_fresh")
 BAD = {
     "too_large": ([1, 2, 20], [0, 1, 3]),
     "negative": ([1, -1, 3], [0, 1, 3]),
@@ -92,10 +95,10 @@ def asks_later() -> Any:
 
 
 def counts_on_device() -> Any:
-    """Count steps by the alarm, as on CUDA."""
+    """Have the kernels count steps, as on CUDA."""
     from keyedopt.fused.embedding import clusters
 
-    return patch.object(clusters, "intact", lambda backend, device: backend.intact(device))
+    return patch.object(clusters, "counts_itself", lambda backend, device: backend.name == "triton")
 
 
 def refusal(call: Callable[[], Any]) -> str:
@@ -166,6 +169,53 @@ def case_waiting(algorithm: str) -> None:
             optimizer.step()  # the iteration of a schedule is on the CPU, wherever the tables are
     assert len(seen) == 3
     assert seen[0] == seen[1] == seen[2]
+
+
+class Launches(TorchDispatchMode):
+    """Notes the operators that would launch something on CUDA."""
+
+    def __init__(self, noted: list[str]) -> None:
+        super().__init__()
+        self._noted = noted
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        tensors = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        if name not in FREE and any(one.numel() for one in tensors):
+            self._noted.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+def case_launches(algorithm: str) -> None:
+    """From indices to updated rows and counts of steps, all that is launched, with a long run."""
+    from triton.runtime import interpreter
+
+    from keyedopt import fused
+
+    given = features(g=([1] * 600 + [2, 3], [0, 600, 602]))
+    call, launched, results = interpreter.GridExecutor.__call__, [], []
+
+    def counted(this: Any, *args: Any, **named: Any) -> Any:
+        launched.append(this.fn.__name__)
+        with _disable_current_modes():
+            return call(this, *args, **named)
+
+    for on_cuda in (True, False):
+        module = modules(True, getattr(fused, algorithm))
+        grads = [torch.ones_like(output) for output in module(given).values()]
+        here: tuple[Any, ...] = (asks_later(), counts_on_device()) if on_cuda else ()
+        with ExitStack() as stack:
+            for one in here:
+                stack.enter_context(one)
+            for _ in range(2):
+                launched.clear()
+                watch = (Launches(launched), patch.object(interpreter.GridExecutor, "__call__", counted))
+                with watch[0], watch[1]:
+                    torch.autograd.backward(list(module(given).values()), grads)
+        results.append((launched[:], list(copies(module).values())))
+    kernels = ["write_keys", "radix_pass", "find_runs", "sum_chunks", "join_chunks", "update"]
+    assert results[0][0] == ["pool", *kernels]  # where keys have more digits, two passes more
+    assert all(map(torch.equal, results[0][1], results[1][1]))
 
 
 def case_clipping(joint: bool) -> None:
@@ -309,6 +359,8 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
         yield f"waiting-{algorithm}", lambda algorithm=algorithm: case_waiting(algorithm)
     for joint in (False, True):
         yield f"clipping-{joint}", lambda joint=joint: case_clipping(joint)
+    for algorithm in ("SGD", "Adam"):
+        yield f"launches-{algorithm}", lambda algorithm=algorithm: case_launches(algorithm)
     yield "rate_on_device", case_rate_on_device
     yield "saved", case_saved
 

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from functools import cache
 
 import torch
-from torch import Tensor
 
 from keyedopt.fused.backends.interface import Backend, Step, Table
 
@@ -36,19 +35,22 @@ PREFERRED = "KEYEDOPT_BACKEND"
 CHECKING = ("native", "triton")
 #: Which take the count of steps as a number of the host, wherever the tables are.
 COUNTING_ON_HOST = ("fbgemm",)
+#: Which count steps on CUDA themselves, unless an alarm was raised, see `check`.
+COUNTING_ITSELF = ("triton",)
 
 __all__ = [
     "BACKENDS",
     "CHECKING",
+    "COUNTING_ITSELF",
     "COUNTING_ON_HOST",
     "PREFERRED",
     "available",
     "check",
     "check_name",
     "choose",
+    "counts_itself",
     "first",
     "get",
-    "intact",
 ]
 
 
@@ -137,11 +139,9 @@ def check(backend: Backend, device: torch.device) -> None:
         waits(device)
 
 
-def intact(backend: Backend, device: torch.device) -> Tensor | None:
-    """Return 1, or 0 where something was wrong, on the device; None where this backend raises at once."""
-    asks = getattr(backend, "intact", None)
-    found: Tensor | None = None if asks is None or device.type == "cpu" else asks(device)
-    return found
+def counts_itself(backend: Backend, device: torch.device) -> bool:
+    """Whether an update counts the steps, see `Step.counters`."""
+    return device.type != "cpu" and backend.name in COUNTING_ITSELF
 
 
 def choose(backend: str, tables: Sequence[Table], step: Step) -> Backend:

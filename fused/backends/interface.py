@@ -164,6 +164,8 @@ class Step:
         maximize: ascend.
         first: whether the state is at its start (momentum then begins with the gradient undamped).
         seed: of stochastic rounding of float16 and bfloat16 weights; None rounds to nearest.
+        counters: counts of steps on the device, (1,) int64 each, which the update counts up before it reads
+            `count`; only a backend of `COUNTING_ITSELF` is given any.
     """
 
     algorithm: str
@@ -183,6 +185,7 @@ class Step:
     eps_placement: str = "inside_denominator"
     maximize: bool = False
     seed: int | None = None
+    counters: tuple[Tensor, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from keyedopt.fused.backends import choose, intact
+from keyedopt.fused.backends import choose, counts_itself
 from keyedopt.fused.backends.interface import Backend, Step, Table, Tables
 from keyedopt.fused.embedding.plans import as_table
 from keyedopt.fused.row_optimizer import RowOptimizer
@@ -138,20 +138,23 @@ class Cluster:
             if counter is not None:
                 _KNOWN.pop(counter, None)
 
-    def count_up(self, indices: Sequence[int]) -> None:
-        """Count a step of these tables."""
+    def count_up(self, indices: Sequence[int], backend: Backend) -> tuple[Tensor, ...]:
+        """Count a step of these tables; return the counts that the update by this backend is to count up."""
         if not self.counted:
-            return
+            return ()
         counted = [(index, self.count(index), self.counter(index)) for index in indices]
         counters = [counter for _, _, counter in counted if counter is not None]
-        if counters:
-            one = intact(self.backend, self.device)  # 0 where an alarm was raised
-            torch._foreach_add_(counters, 1 if one is None else [one] * len(counters))
+        left = counters if counts_itself(backend, self.device) else []
+        if left:
+            torch.autograd.graph.increment_version(left)
+        elif counters:
+            torch._foreach_add_(counters, 1)
         for index, before, counter in counted:
             if counter is not None and counter.is_cpu:
                 self._read[index] = (counter._version, before + 1)
             elif counter is not None:  # what is put together anew must not read it either
                 self._read[index] = note_count(counter, before + 1)
+        return tuple(left)
 
     def written(self, indices: Sequence[int]) -> list[Tensor]:
         """Return all that an update of these tables writes, but for counts of steps."""

@@ -294,13 +294,15 @@ def _write(work: Work) -> None:
     tables = sorted(_tables_of(work.lookups) if work.sums is None else {one.table for one in work.sums})
     if not tables:
         return
-    cluster.count_up(tables)
+    step, counters = work.step, cluster.count_up(tables, work.backend)
+    if counters:
+        step = replace(step, counters=counters)
     if work.sums is None:
         lookups = work.lookups
         if cluster.backend is not work.backend:
             lookups = [replace(one, prepared=None) for one in lookups]
-        work.backend.update(cluster.tables, lookups, work.step)
+        work.backend.update(cluster.tables, lookups, step)
     else:
-        work.backend.update_rows(cluster.tables, work.sums, work.step)
+        work.backend.update_rows(cluster.tables, work.sums, step)
     # Kernels write behind autograd's back: who has saved a table must not go backward by what it holds now.
     torch.autograd.graph.increment_version(cluster.written(tables))

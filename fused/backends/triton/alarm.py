@@ -17,6 +17,7 @@ BAD_OFFSETS = tl.constexpr(2)
 
 @triton.jit
 def raise_alarm(alarm, wrong, BIT: tl.constexpr):
-    """Set a bit if anything is wrong."""
+    """Set a bit if anything is wrong, and the number behind the alarm to 0, see `alarms.sound_of`."""
     if tl.max(wrong.to(tl.int32), 0) != 0:
         tl.atomic_or(alarm, BIT, sem="relaxed")
+        tl.store(alarm + 2, 0)

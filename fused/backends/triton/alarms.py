@@ -10,9 +10,20 @@ WRONG = {1: "values must be row numbers of their table", 2: "offsets must go fro
 
 
 @cache
+def _memory(device: torch.device) -> tuple[Tensor, Tensor]:
+    memory = torch.zeros(2, dtype=torch.int64, device=device)
+    memory[1:] = 1  # filled, for a list would be copied, and waited for
+    return memory.view(torch.int32)[:1], memory[1:]
+
+
 def alarm_of(device: torch.device) -> Tensor:
     """Return the word of a device, (1,) int32; 0 as long as nothing was wrong."""
-    return torch.zeros(1, dtype=torch.int32, device=device)
+    return _memory(device)[0]
+
+
+def sound_of(device: torch.device) -> Tensor:
+    """Return a number on the device, (1,) int64: 1 as long as nothing was wrong, then 0."""
+    return _memory(device)[1]
 
 
 def check(device: torch.device) -> None:
@@ -25,6 +36,7 @@ def check(device: torch.device) -> None:
     bits = int(alarm)
     if bits:
         alarm.zero_()
+        sound_of(device).fill_(1)
         wrong = [what for bit, what in WRONG.items() if bits & bit]
         raise ValueError(
             f"what was looked up on {device} was wrong: {'; '.join(wrong)}; no table was updated since"

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -79,10 +80,6 @@ class TritonBackend:
         """
         alarms.check(device)
 
-    def intact(self, device: torch.device) -> Tensor:
-        """Return (1,) int64 on the device: 1, or 0 where the alarm was raised; it is not waited for."""
-        return (alarms.alarm_of(device) == 0).long()
-
     @torch.no_grad()
     def prepare(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[Any]:
         """Sort the lookups by row; return of each to which runs it belongs, and as which of their lookups."""
@@ -131,6 +128,8 @@ class TritonBackend:
             if runs is not None:
                 with _current(group.device):
                     launch.run_update(group, runs, grads, step)
+                step = replace(step, counters=())
+        launch.count_up(step.counters)  # where nothing was looked up
         self._check_soon(tables)
 
     @torch.no_grad()
@@ -142,6 +141,8 @@ class TritonBackend:
             with _current(group.device):
                 keys = make_keys(group, [lookups[index] for index in chosen], self._tuning)
                 launch.run_update(group, keys, grads, step)
+            step = replace(step, counters=())
+        launch.count_up(step.counters)
         self._check_soon(tables)
 
     def _check_soon(self, tables: Sequence[Table]) -> None:

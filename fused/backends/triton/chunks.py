@@ -137,6 +137,7 @@ def join_chunks(
     partials,
     totals,
     n,
+    counters,
     shift,
     chunk,
     TABLES: tl.constexpr,
@@ -146,14 +147,23 @@ def join_chunks(
     GRAD_UNIT: tl.constexpr,
     UNIT: tl.constexpr,
     SCALED: tl.constexpr,
+    COUNTERS: tl.constexpr,
     PROBES: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """Sum the long runs: a program for each multiple of `chunk`, of which the first in a run does it."""
+    """Sum the long runs: a program for each multiple of `chunk`, of which the first in a run does it.
+
+    The first of all also adds 1 to the counts of steps, whose addresses are in the words `counters`: the
+    update, which comes next, reads them.
+    """
     if tl.load(alarm) != 0:
         return
+    if COUNTERS > 0 and tl.program_id(0) == 0:
+        address = tl.load(counters + tl.arange(0, COUNTERS))
+        counter = address.to(tl.pointer_type(tl.int64))
+        tl.store(counter, tl.load(counter, mask=address != 0, other=0) + 1, mask=address != 0)
     index = tl.program_id(0).to(tl.int64) + 1
     middle = index * chunk
     key = tl.load(keys + middle)

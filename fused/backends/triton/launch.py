@@ -9,7 +9,7 @@ from torch import Tensor
 
 from keyedopt.fused.backends.interface import Lookup, RowGradients, Step
 from keyedopt.fused.backends.triton import chunks, forward
-from keyedopt.fused.backends.triton.alarms import alarm_of
+from keyedopt.fused.backends.triton.alarms import alarm_of, sound_of
 from keyedopt.fused.backends.triton.calls import is_scaled, lookup_words, plain
 from keyedopt.fused.backends.triton.collect import collect, count_runs
 from keyedopt.fused.backends.triton.grads import Grads, pack_grads
@@ -62,8 +62,16 @@ def check_offsets(group: Group, lookups: Sequence[Lookup]) -> None:
     )
 
 
-def run_chunks(group: Group, runs: Runs, grads: Grads, words: Tensor) -> tuple[Tensor, int]:
-    """Sum the long runs; return the sums, and what is long."""
+def count_up(counters: Sequence[Tensor]) -> None:
+    """Add 1 to counts of steps, each (1,) int64, unless an alarm was raised."""
+    if counters:
+        torch._foreach_add_(list(counters), [sound_of(counters[0].device)] * len(counters))
+
+
+def run_chunks(
+    group: Group, runs: Runs, grads: Grads, words: Tensor, counters: Sequence[Tensor] = ()
+) -> tuple[Tensor, int]:
+    """Sum the long runs, and count up the counts of steps; return the sums, and what is long."""
     chunk, shape = runs.tuning.chunk_for(runs.count), group.shape
     whole = runs.count // chunk
     size = max(whole, 1) + 1, shape.width
@@ -93,11 +101,15 @@ def run_chunks(group: Group, runs: Runs, grads: Grads, words: Tensor) -> tuple[T
             partials,
             totals,
             runs.count,
+            on_device(table([[one.data_ptr() for one in counters]], begins=()), group.device),
             runs.shift,
             chunk,
+            COUNTERS=columns_for(len(counters)) if counters else 0,
             PROBES=probes,
             **constants,
         )
+    else:
+        count_up(counters)
     return totals, chunk
 
 
@@ -132,8 +144,10 @@ def run_update(group: Group, runs: Runs, grads: Sequence[Tensor], step: Step) ->
     packed = pack_grads(grads, group)
     tables, row_align, align = group.words()
     totals, chunk = packed.tensors[0], 1
-    if not summed:
-        totals, chunk = run_chunks(group, runs, packed, tables)
+    if summed:
+        count_up(step.counters)
+    else:
+        totals, chunk = run_chunks(group, runs, packed, tables, step.counters)
     words = on_device(step_words(step, group.device), group.device)
     none = runs.keys
     update[(-(-runs.count // runs.tuning.block),)](
