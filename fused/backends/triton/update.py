@@ -157,6 +157,7 @@ def update(
         if COUNTED:
             counter = pointer(words + COUNTER_AT * TABLES, live, tl.int64, 8) + row
             counted = tl.load(counter, mask=live, other=0) + 1
+            tl.debug_barrier()  # each warp reads for itself: none may see what another has written already
             tl.store(counter, counted, mask=live)
             t = counted.to(tl.float64)[:, None]
         if SUMMED:
