@@ -161,8 +161,12 @@ def _check(target: str, request: Request) -> int:
         path = expectations.find(request.expectations, new=request.update)
         if request.update:
             count = expectations.update(path, found)
-            _say(f"rewrote {path}; entries to be explained: {count}")
-        found = expectations.apply(found, expectations.read(path), path)
+            _say(f"rewrote {path}; new entries: {count}")
+        known = expectations.read(path)
+        unexplained = sum(entry.reason.startswith(expectations.UNEXPLAINED) for entry in known)
+        if unexplained:
+            _say(f"{path}: entries to be explained: {unexplained}")
+        found = expectations.apply(found, known, path)
     verdict = judge(found)
     show(found, verdict)
     _write(found, outputs)

@@ -35,6 +35,10 @@ from keyedopt.conformance.text import one_line
 from keyedopt.conformance.verdict import FAILING, GREEN
 
 
+#: How the reason of an entry begins that nobody has given yet.
+UNEXPLAINED = "to be explained: "
+
+
 class ExpectationsError(Exception):
     """An expectations file that cannot be used; the message says why."""
 
@@ -238,7 +242,7 @@ def update(path: Path, result: Result) -> int:
         elif kept[index] != old[index].cases:
             tables[index]["cases"] = _array(kept[index])
     for clause, names in sorted(fresh.items()):
-        reason = f"to be explained: {one_line(failing[clause, names[0]].seen, 300)}"
+        reason = f"{UNEXPLAINED}{one_line(failing[clause, names[0]].seen, 300)}"
         tables.append(_table(Known(clause, tuple(names), reason, "to be given: a reproducer")))
     write_atomically(path, tomlkit.dumps(document))
     return len(fresh)
