@@ -71,7 +71,11 @@ def take(word, going, open_, total, moved):
 
 @triton.jit
 def look_back(status, tile, BINS: tl.constexpr):
-    """Return how many of each digit are in the tiles before this one; up to four are read at a time."""
+    """Return how many of each digit are in the tiles before this one; up to four are read at a time.
+
+    With fewer bins than threads several threads read a word, and not all of them the same: reductions and
+    stores ask one of them alone, always the same one.
+    """
     bins = tl.arange(0, BINS)
     total = tl.zeros((BINS,), tl.int32)
     at = total + (tile - 1)
