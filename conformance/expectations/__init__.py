@@ -34,7 +34,6 @@ from keyedopt.conformance.result import Case, Result, write_atomically
 from keyedopt.conformance.text import one_line
 from keyedopt.conformance.verdict import FAILING, GREEN
 
-
 #: How the reason of an entry begins that nobody has given yet.
 UNEXPLAINED = "to be explained: "
 
