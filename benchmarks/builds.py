@@ -45,13 +45,13 @@ def abi() -> str:
     return str(sysconfig.get_config_var("SOABI") or sys.implementation.cache_tag)
 
 
-def beside(baseline: Path) -> Path:
-    """Return where the build of a baseline is kept.
+def beside(baseline: Path, digest: str) -> Path:
+    """Return where a build is kept beside a baseline: each has a name of its own, so none replaces another.
 
-    >>> beside(Path("a/base.json")).as_posix()
-    'a/base.build.zip'
+    >>> beside(Path("a/base.json"), "0123456789abcdef").as_posix()
+    'a/base.0123456789ab.build.zip'
     """
-    return baseline.with_name(baseline.name.removesuffix(".json") + SUFFIX)
+    return baseline.with_name(f"{baseline.name.removesuffix('.json')}.{digest[:12]}{SUFFIX}")
 
 
 def of_today() -> dict[str, Path]:

@@ -7,13 +7,16 @@ processes, and the interval of a ratio is that of the means of the rounds (Stude
 """
 
 import contextlib
+import fcntl
 import importlib.metadata
 import math
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +27,9 @@ from keyedopt.benchmarks import sides
 from keyedopt.benchmarks.gate import student
 from keyedopt.benchmarks.sides import Side
 from keyedopt.benchmarks.timing import relative_error
+
+#: How the folders of builds begin; where in them the worktree is, and what their process holds.
+PREFIX, SOURCE, LOCK = "keyedopt-commit-", "source", "lock"
 
 
 class CommitError(Exception):
@@ -98,33 +104,74 @@ def resolved(names: Sequence[str], at: Path) -> tuple[Path, list[str]]:
 def built(root: Path, commit: str) -> Iterator[Path]:
     """Build a commit, and give the folder from which its `keyedopt` can be imported; it goes at the end.
 
+    What runs that were killed left behind in this repository goes first.
+
     Raises:
         CommitError: it cannot be built.
     """
-    scratch = Path(tempfile.mkdtemp(prefix="keyedopt-commit-"))
-    source = scratch / "source"
+    _sweep(root)
+    scratch = Path(tempfile.mkdtemp(prefix=PREFIX))
     try:
-        git("worktree", "add", "--detach", str(source), commit, at=root)
-        yield _install(source, scratch)
+        with (scratch / LOCK).open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # until this process ends, however it ends
+            git("worktree", "add", "--detach", str(scratch / SOURCE), commit, at=root)
+            yield _install(scratch / SOURCE, scratch)
     finally:
-        with contextlib.suppress(CommitError):
-            git("worktree", "remove", "--force", str(source), at=root)
-        shutil.rmtree(scratch, ignore_errors=True)
-        with contextlib.suppress(CommitError):
-            git("worktree", "prune", at=root)
+        _remove(scratch, root)
+
+
+def _remove(scratch: Path, root: Path) -> None:
+    """Remove a worktree, what was built of it, and what git knows of it, though it had only begun with it."""
+    shutil.rmtree(scratch, ignore_errors=True)
+    with contextlib.suppress(CommitError):
+        git("worktree", "remove", "--force", "--force", str(scratch / SOURCE), at=root)
+
+
+def _sweep(root: Path) -> None:
+    """Remove the worktrees of processes that were killed: those whose lock nobody holds."""
+    for line in git("worktree", "list", "--porcelain", at=root).splitlines():
+        source = Path(line.removeprefix("worktree "))
+        if source.name != SOURCE or not source.parent.name.startswith(PREFIX):
+            continue
+        try:
+            with (source.parent / LOCK).open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(source.parent, root)
+        except OSError:
+            continue  # somebody works there, or it is not on this machine
 
 
 def _install(source: Path, scratch: Path) -> Path:
-    installed = scratch / "installed"
+    installed, passing = scratch / "installed", scratch / "tmp"
+    passing.mkdir()
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(installed)]
     if _major("setuptools") >= 77:  # what is there will do, and needs no network
         command.append("--no-build-isolation")
-    done = subprocess.run([*command, str(source)], capture_output=True, text=True, check=False)
-    if done.returncode or not (installed / "keyedopt").is_dir():
-        said = [line for line in done.stderr.splitlines() if "error" in line.lower()] or ["no keyedopt in it"]
+    code, stderr = _whole([*command, str(source)], {**os.environ, "TMPDIR": str(passing)})
+    if code or not (installed / "keyedopt").is_dir():
+        said = [line for line in stderr.splitlines() if "error" in line.lower()] or ["no keyedopt in it"]
         raise CommitError(f"commit {source} cannot be built: {said[-1].strip()}")
     parts = {part: installed / "keyedopt" / part for part in sides.MEASURED}
     return sides.tree(scratch, {part: folder for part, folder in parts.items() if folder.is_dir()})
+
+
+def _whole(command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
+    """Run a command, with all processes that it starts ended if this one is interrupted."""
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,
+    ) as process:
+        try:
+            _, stderr = process.communicate()
+        except BaseException:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+    return process.returncode, stderr
 
 
 def _major(distribution: str) -> int:

@@ -89,7 +89,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Report:
-    """What a run of the benchmarks found; `to_dict` is what is written as JSON."""
+    """What a run of the benchmarks found, or had so far; `to_dict` is what is written as JSON."""
 
     implementation: str
     environment: dict[str, Any]
@@ -101,6 +101,7 @@ class Report:
     skipped: list[dict[str, str]] = field(default_factory=list)
     schema: int = SCHEMA
     kind: str = "keyedopt-bench"
+    complete: bool = True
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data."""
@@ -205,6 +206,7 @@ def compare(
     clock: Clock,
     progress: Callable[[str, int, int], object] = lambda text, done, total: None,
     cold: bool = False,
+    keep: Callable[[Report], object] = lambda report: None,
 ) -> Report:
     """Measure an implementation, the first one, against its peers.
 
@@ -216,6 +218,7 @@ def compare(
         clock: by which times are taken.
         progress: called with what comes next, how many comparisons were tried, and how many there are.
         cold: whether caches are emptied before each run.
+        keep: called after each comparison with what there is so far, which is not complete.
     """
     (ours, surface), *peers = found
     report = Report(
@@ -249,6 +252,7 @@ def compare(
             head = (work.name, task.name, ours.name, peer.name)
             times = timing.measure(clock, mine.job, theirs.job, budget)
             report.rows.append(_row(head, mine, theirs, times, noise, task.moved(work), bound))
+            keep(replace(report, seconds=clock.now() - begin, complete=False))
             del theirs
             gc.collect()
         del mine

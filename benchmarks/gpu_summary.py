@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from keyedopt.benchmarks import history
-from keyedopt.conformance.result import write_atomically
+from keyedopt.conformance import result as results
 
 SUMMARY, CONFIG = "summary.json", "asv.conf.json"
 
@@ -33,10 +33,17 @@ def read(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
             found[path.stem] = plain
         else:
             broken.append(path.name)
+    for path in sorted(folder.glob("*.json.journal")):  # of a run that was killed
+        try:
+            plain = results.read(path, partial=True).to_dict()
+        except results.ResultError:
+            broken.append(path.name)
+        else:
+            found[f"{path.name.removesuffix('.json.journal')}.partial"] = plain
     return found, broken
 
 
-def summary(folder: Path, missing: Sequence[str]) -> dict[str, Any]:
+def summary(folder: Path, missing: Sequence[str], interrupted: bool = False) -> dict[str, Any]:
     """Return what the files of a folder say: verdicts, checks, means of ratios, and what asv measured."""
     found, broken = read(folder)
     ratios: dict[tuple[str, str], list[float]] = {}
@@ -61,8 +68,11 @@ def summary(folder: Path, missing: Sequence[str]) -> dict[str, Any]:
     ]
     return {
         "kind": "keyedopt-gpu",
+        "interrupted": interrupted,
         "missing": list(missing),
         "broken": broken,
+        "cut_short": [name for name, report in found.items() if not report.get("complete", True)],
+        "environment": next((one.get("environment") for one in found.values() if "rows" in one), None),
         "conformance": verdicts,
         "checks": checks,
         "ratios": means,
@@ -81,7 +91,9 @@ def _of_asv(folder: Path) -> list[dict[str, Any]]:
 
 def lines(found: Mapping[str, Any]) -> list[str]:
     """Return the short table."""
-    said = [f"missing: {name}" for name in found["missing"]]
+    said = ["interrupted: this is what there was till then"] if found["interrupted"] else []
+    said += [f"missing: {name}" for name in found["missing"]]
+    said += [f"cut short: {name.removesuffix('.partial')}" for name in found["cut_short"]]
     said += [f"cannot be read: {name}" for name in found["broken"]]
     for name, counts in found["conformance"].items():
         said.append(f"{name:28} " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
@@ -104,7 +116,7 @@ def asv_config(source: Path, folder: Path) -> None:
     config = json.loads(text)
     config |= {"repo": str(source.parent), "benchmark_dir": str(source.parent / config["benchmark_dir"])}
     config |= {f"{name}_dir": str(folder / place) for name, place in PLACES.items()}
-    write_atomically(folder / CONFIG, json.dumps(config, indent=1) + "\n")
+    results.write_atomically(folder / CONFIG, json.dumps(config, indent=1) + "\n")
 
 
 #: Where asv keeps what it writes.
@@ -116,13 +128,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("missing", nargs="*", help="what the machine lacks")
+    parser.add_argument("--interrupted", action="store_true", help="say that not all of it was done")
     parser.add_argument("--asv", type=Path, metavar="CONFIG", help="write a configuration of asv instead")
     given = parser.parse_args()
     if given.asv:
         asv_config(given.asv, given.folder)
         return 0
-    found = summary(given.folder, given.missing)
-    write_atomically(given.folder / SUMMARY, json.dumps(found, indent=1) + "\n")
+    found = summary(given.folder, given.missing, given.interrupted)
+    results.write_atomically(given.folder / SUMMARY, json.dumps(found, indent=1) + "\n")
     print("\n".join(lines(found)))
     return 0
 

@@ -72,14 +72,28 @@ def write(
         raise BaselineError(
             f"nothing could be measured: {next(iter(left_out.values()), 'nothing was asked for')}"
         )
-    build = None
+    build, beside = None, None
     if archive is not None:
-        beside = builds.beside(path)
-        build = {"file": beside.name, "sha256": builds.digest(archive)}
-        results.write_atomically(beside, archive)
+        digest = builds.digest(archive)
+        beside = builds.beside(path, digest)
+        build = {"file": beside.name, "sha256": digest}
     made = baselines.made_of(whole, ratios, request.implementation, request.device, request.threads, build)
+    before = _build_of(path)
+    if archive is not None and beside is not None:
+        results.write_atomically(beside, archive)
     results.write_atomically(path, made.to_text())
+    if before is not None and before != beside:  # nothing names it any more
+        before.unlink(missing_ok=True)
     return made, left_out
+
+
+def _build_of(path: Path) -> Path | None:
+    """Return where the build of a baseline lies that is to be replaced, if there is one."""
+    try:
+        build = baselines.read(path).build
+    except BaselineError:
+        return None
+    return path.parent / build["file"] if build else None
 
 
 def _logs(found: Sequence[Measured]) -> dict[Key, list[float]]:

@@ -1,8 +1,11 @@
-"""Name this machine for asv: ``python -m keyedopt.benchmarks.machine [NAME]``.
+"""Name this machine for asv: ``python -m keyedopt.benchmarks.machine [--beside] [NAME]``.
 
 asv keeps results by machine, and takes the host's name where nothing else is given. Here a machine is called
 by what matters to speed (``2-core-avx512-epyc``, ``16-core-avx2-xeon-h200``), so that results of hosts alike
 lie together and no host's name is published. `gpu` and `cuda` are dimensions of asv's page, as is the name.
+
+The machine becomes the only one that asv knows, so that it takes it unless told otherwise; with ``--beside``
+those that it knows already stay, and asv is told by ``--machine``.
 """
 
 import json
@@ -11,6 +14,7 @@ import platform
 import re
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -56,14 +60,20 @@ def describe(name: str = "") -> dict[str, str]:
     }
 
 
-def remember(about: dict[str, str], file: Path) -> None:
+def remember(about: dict[str, str], file: Path, beside: bool = False) -> None:
     """Make a machine the one that asv takes: the only one in its file.
 
     The only one in its file is what asv takes if ``--machine`` does not say which.
 
+    Args:
+        about: see `describe`.
+        file: asv's file.
+        beside: whether other machines in it stay.
+
     Raises:
         ValueError: the file is none of asv's; it is left as it is.
     """
+    known: dict[str, Any] = {}
     if file.exists():
         try:
             known = json.loads(file.read_text(encoding="utf-8"))
@@ -72,18 +82,22 @@ def remember(about: dict[str, str], file: Path) -> None:
             raise ValueError(f"{file} is no list of asv's machines: remove it") from error
         if version != VERSION:
             raise ValueError(f"{file} has version {version!r} of asv's format, not {VERSION}")
-    write_atomically(file, json.dumps({about["machine"]: about, "version": VERSION}, indent=4) + "\n")
+    listed = {**(known if beside else {}), about["machine"]: about, "version": VERSION}
+    write_atomically(file, json.dumps(listed, indent=4) + "\n")
 
 
 def main() -> int:
     """Name the machine; return 0, or 2 where that cannot be."""
-    name = sys.argv[1] if len(sys.argv) > 1 else ""
-    if len(sys.argv) > 2 or (name and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name)):
+    words = sys.argv[1:]
+    beside = words[:1] == ["--beside"]
+    names = words[beside:]
+    name = names[0] if names else ""
+    if len(names) > 1 or (name and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name)):
         sys.stderr.write("keyedopt: give one name, of letters, digits, '.', '_' and '-'\n")
         return 2
     about = describe(name)
     try:
-        remember(about, Path.home() / FILE)
+        remember(about, Path.home() / FILE, beside)
     except (ValueError, OSError) as error:
         sys.stderr.write(f"keyedopt: {error}\n")
         return 2

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,46 +23,34 @@ from keyedopt.benchmarks.timing import Budget, clock_of
 from keyedopt.benchmarks.traces import TraceError
 from keyedopt.benchmarks.workloads import WORKLOADS, Workload
 from keyedopt.cli import proof
+from keyedopt.cli.bench_options import DIM, SECONDS, Asked, check_device, refuse_together
 from keyedopt.cli.bench_table import show
+from keyedopt.cli.interrupts import interruptible
 from keyedopt.conformance import result as results
 from keyedopt.conformance.implementation import TargetError
-from keyedopt.conformance.text import error_text, one_line
+from keyedopt.conformance.text import one_line
+
+
+class CutShortError(Exception):
+    """A run was cut short; the message says what there is of it."""
+
 
 #: What is not a measurement: exit code 2, and one line that says what to do.
 PROBLEMS = (
     *(RequestError, TargetError, TraceError, BaselineError, BuildError, CommitError, SideError),
-    *(results.ResultError, OSError),
+    *(results.ResultError, CutShortError, OSError),
 )
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What the command line asks for; see the help of the options."""
-
-    workloads: tuple[str, ...] = ()
-    tasks: tuple[str, ...] = ()
-    implementation: str = "fused"
-    against: tuple[str, ...] | None = None
-    device: str = "cpu"
-    output: Path | None = None
-    conformance: Path | None = None
-    check: bool = False
-    seconds: float = 1.0
-    threads: int | None = None
-    cold: bool = False
-    trace: Path | None = None
-    dim: int = 64
-    gate: Path | None = None
-    write_baseline: Path | None = None
-    rounds: int | None = None
-    commits: tuple[str, str] | None = None
-    harness: bool = False
 
 
 def bench(asked: Asked) -> int:
     """Measure; return 0, or 1 if the gate found something worse, or 2 on bad input."""
+    with interruptible():
+        return _bench(asked)
+
+
+def _bench(asked: Asked) -> int:
     try:
-        _refuse_together(asked)
+        refuse_together(asked)
         pairs = _pairs(asked)
         check_device(asked.device)
         for path in (asked.output, asked.write_baseline):
@@ -92,57 +80,8 @@ def bench(asked: Asked) -> int:
 def _pairs(asked: Asked) -> list[tuple[Workload, Task]]:
     if asked.trace is None:
         return chosen(asked.workloads, asked.tasks)
-    trace = traces.read(asked.trace, asked.dim)
+    trace = traces.read(asked.trace, asked.dim or DIM)
     return chosen((trace.name, *asked.workloads), asked.tasks, {**WORKLOADS, trace.name: trace})
-
-
-def _refuse_together(asked: Asked) -> None:
-    """Refuse options of which one would be ignored.
-
-    Raises:
-        RequestError: names them.
-    """
-    modes = {
-        "--gate": asked.gate is not None,
-        "--write-baseline": asked.write_baseline is not None,
-        "--compare-commits": asked.commits is not None,
-        "--harness": asked.harness,
-    }
-    alone = {
-        "--conformance": asked.conformance is not None,
-        "--check": asked.check,
-        "--cold": asked.cold,
-        "--trace": asked.trace is not None,
-    }
-    if asked.harness:
-        alone |= {"--workload": bool(asked.workloads), "--task": bool(asked.tasks)}
-        alone |= {"--against": asked.against is not None, "--device": asked.device != "cpu"}
-    given = [name for name, there in modes.items() if there]
-    if given:
-        given += [name for name, there in alone.items() if there]
-    elif asked.conformance is not None and asked.check:
-        given = ["--conformance", "--check"]
-    if len(given) > 1:
-        raise RequestError(f"{given[0]} and {given[1]} do not go together")
-
-
-def check_device(device: str) -> None:
-    """Refuse a device that cannot be measured on.
-
-    Raises:
-        RequestError: says why.
-    """
-    try:
-        kind = torch.device(device).type
-    except RuntimeError as error:
-        raise RequestError(f"{device!r} is not a device: give cpu or cuda") from error
-    if kind not in ("cpu", "cuda"):
-        raise RequestError(f"there is no clock for {kind!r}: give cpu or cuda")
-    if kind == "cuda":
-        try:
-            torch.empty(1, device=device)
-        except (RuntimeError, AssertionError) as error:
-            raise RequestError(f"{device!r} cannot be used: {error_text(error)}") from error
 
 
 def _measure(asked: Asked, pairs: list[tuple[Workload, Task]]) -> int:
@@ -156,15 +95,54 @@ def _measure(asked: Asked, pairs: list[tuple[Workload, Task]]) -> int:
         if asked.check:
             step("conformance", 0, 1)
             proven = proof.on_the_spot(asked.implementation, asked.device)
-        budget = Budget(seconds=asked.seconds, warmup=min(0.3, asked.seconds))
-        report = compare(found, pairs, asked.device, budget, clock_of(asked.device), step, asked.cold)
-    report = replace(report, conformance=proven)
-    if not report.rows:
-        raise RequestError(f"nothing was compared: {_why_nothing(report)}")
-    if asked.output is not None:
-        results.write_atomically(asked.output, json.dumps(report.to_dict(), indent=1) + "\n")
+        budget = Budget(seconds=asked.seconds or SECONDS, warmup=min(0.3, asked.seconds or SECONDS))
+        kept = _Kept(asked.output, proven)
+        try:
+            report = compare(
+                found, pairs, asked.device, budget, clock_of(asked.device), step, asked.cold, kept.add
+            )
+            report = replace(report, conformance=proven)
+            if not report.rows:
+                raise RequestError(f"nothing was compared: {_why_nothing(report)}")
+            kept.finish(report)
+        except KeyboardInterrupt as error:
+            raise CutShortError(f"interrupted; {kept.said()}") from error
     show(report)
     return 0
+
+
+class _Kept:
+    """What a run has so far, beside its output (``x.partial.json``) until that is written.
+
+    Args:
+        output: where the report is to go; None if it is not written.
+        proven: what is known of conformance.
+    """
+
+    def __init__(self, output: Path | None, proven: dict[str, Any] | None) -> None:
+        self._output, self._proven = output, proven
+        self._partial = output and output.with_name(f"{output.stem}.partial{output.suffix}")
+        self._there = "nothing was written"
+
+    def add(self, report: Report) -> None:
+        """Write what there is; a process that is killed leaves it."""
+        if self._partial is not None:
+            self._write(self._partial, replace(report, conformance=self._proven))
+            self._there = f"{len(report.rows)} comparisons are in {self._partial}"
+
+    def finish(self, report: Report) -> None:
+        """Write the report in the place of it."""
+        if self._output is not None and self._partial is not None:
+            self._write(self._output, report)
+            self._there = f"the report is in {self._output}"
+            self._partial.unlink(missing_ok=True)
+
+    def said(self) -> str:
+        """Return what is where."""
+        return self._there
+
+    def _write(self, path: Path, report: Report) -> None:
+        results.write_atomically(path, json.dumps(report.to_dict(), indent=1) + "\n")
 
 
 def _why_nothing(report: Report) -> str:

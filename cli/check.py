@@ -1,17 +1,16 @@
 """``keyedopt check``: run, apply expectations, show, write, and choose the exit code."""
 
-import contextlib
 import math
-import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from keyedopt.cli.interrupts import interruptible
 from keyedopt.cli.summary import next_steps, show
 from keyedopt.conformance import expectations, formats, result, runner, spec
 from keyedopt.conformance.implementation import DTYPES
@@ -63,7 +62,7 @@ def check_targets(
         _say(str(error))
         return 2
     worst = 0
-    with _interruptible():
+    with interruptible():
         for target in request.targets:
             try:
                 worst = max(worst, _check(target, request))
@@ -78,27 +77,6 @@ def check_targets(
 
 def _say(message: str) -> None:
     sys.stderr.write(f"keyedopt: {one_line(message)}\n")
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let the first signal to end interrupt the run, and none disturb the writing of what it has."""
-    signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
-    before = {number: signal.getsignal(number) for number in signals}
-    heeded = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
-
-    def interrupt(*_: object) -> NoReturn:
-        for number in heeded:
-            signal.signal(number, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    for number in heeded:
-        signal.signal(number, interrupt)
-    try:
-        yield
-    finally:
-        for number in heeded:
-            signal.signal(number, before[number])
 
 
 def _validate(request: Request) -> None:

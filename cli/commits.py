@@ -13,7 +13,8 @@ from keyedopt.benchmarks.commits import Ratio
 from keyedopt.benchmarks.compare import TOLERANCE
 from keyedopt.benchmarks.tasks import Task
 from keyedopt.benchmarks.workloads import Workload
-from keyedopt.cli.bench import Asked, progress_bar
+from keyedopt.cli.bench import progress_bar
+from keyedopt.cli.bench_options import Asked
 from keyedopt.cli.bench_table import console
 from keyedopt.conformance import result as results
 

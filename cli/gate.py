@@ -1,7 +1,10 @@
 """``keyedopt bench --gate`` and ``--write-baseline``: today's implementation against that of a baseline."""
 
+import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
+from typing import Any
 
 from rich.table import Table
 
@@ -9,11 +12,13 @@ from keyedopt.benchmarks import baseline as baselines
 from keyedopt.benchmarks import builds, guard
 from keyedopt.benchmarks.baseline import Baseline, BaselineError
 from keyedopt.benchmarks.compare import RequestError
+from keyedopt.benchmarks.environment import environment
 from keyedopt.benchmarks.gate import LIMITS, Change, Limits
 from keyedopt.benchmarks.rounds import Key, Request
 from keyedopt.benchmarks.tasks import TASKS, Task
 from keyedopt.benchmarks.workloads import Workload
-from keyedopt.cli.bench import Asked, progress_bar
+from keyedopt.cli.bench import progress_bar
+from keyedopt.cli.bench_options import Asked
 from keyedopt.cli.bench_table import console
 from keyedopt.conformance import result as results
 from keyedopt.conformance.implementation import find
@@ -36,14 +41,14 @@ def write_baseline(asked: Asked, pairs: Sequence[tuple[Workload, Task]]) -> int:
     if count < 2:
         raise RequestError("a baseline takes at least two --rounds")
     request = _request(asked)
-    results.refuse_unwritable(builds.beside(path))
+    results.refuse_unwritable(builds.beside(path, "0" * 64))
     with progress_bar() as step:
         names = [(work.name, task.name) for work, task in pairs]
         made, left_out = guard.write(path, request, names, count, step)
     out = console()
     for (work, task, _), why in left_out.items():
         out.print(f"left out: {work} {task}: {why}", markup=False)
-    kept = f"its build is in {builds.beside(path)}: keep both" if made.build else NO_BUILD
+    kept = f"its build is in {path.parent / made.build['file']}: keep both" if made.build else NO_BUILD
     out.print(f"{len(made.rows)} comparisons of {count} rounds in {path}; {kept}", markup=False)
     return 0
 
@@ -71,6 +76,9 @@ def run_gate(asked: Asked, pairs: Sequence[tuple[Workload, Task]]) -> int:
         raise BaselineError(f"the baseline has a task that there is none of here: {unknown[0]!r}")
     with progress_bar() as step:
         found, ratios = guard.hold(baseline, asked.gate.parent, request, progress=step)
+    if asked.output is not None:
+        report = _report(baseline, found, ratios, asked)
+        results.write_atomically(asked.output, json.dumps(report, indent=1) + "\n")
     show(baseline, found, ratios, asked.implementation)
     return int(any(change.verdict in ("worse", "missing") for change in found.values()))
 
@@ -81,6 +89,30 @@ def _part(baseline: Baseline, pairs: Sequence[tuple[Workload, Task]]) -> Baselin
     if not rows:
         raise BaselineError("the baseline has none of the workloads and tasks that are asked for")
     return replace(baseline, rows=rows)
+
+
+def _report(
+    baseline: Baseline, found: Mapping[Key, Change], ratios: Mapping[Key, float], asked: Asked
+) -> dict[str, Any]:
+    """Return what became of each comparison as plain data; what was not measured is null."""
+    before = baseline.ratios()
+    rows = []
+    for key, change in found.items():
+        plain = {
+            name: None if isinstance(value, float) and math.isnan(value) else value
+            for name, value in asdict(change).items()
+        }
+        names = dict(zip(("workload", "task", "peer"), key, strict=True))
+        rows.append({**names, **plain, "ratio_then": before.get(key), "ratio_now": ratios.get(key)})
+    return {
+        "kind": "keyedopt-gate",
+        "schema": 1,
+        "implementation": asked.implementation,
+        "environment": environment(asked.device),
+        "baseline": {"file": str(asked.gate), "implementation": baseline.implementation, **baseline.about},
+        "limits": asdict(LIMITS),
+        "rows": rows,
+    }
 
 
 def show(

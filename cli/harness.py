@@ -11,7 +11,8 @@ from keyedopt.benchmarks.compare import RequestError
 from keyedopt.benchmarks.environment import environment
 from keyedopt.benchmarks.harness import Took
 from keyedopt.benchmarks.timing import Budget, CpuClock
-from keyedopt.cli.bench import Asked, progress_bar
+from keyedopt.cli.bench import progress_bar
+from keyedopt.cli.bench_options import SECONDS, Asked
 from keyedopt.cli.bench_table import console
 from keyedopt.conformance import result as results
 from keyedopt.conformance.text import one_line
@@ -25,7 +26,7 @@ def time_harness(asked: Asked) -> int:
     where = environment("cpu")
     try:
         with progress_bar() as step:
-            found = harness.measure(CpuClock(), Budget(seconds=asked.seconds, least=PAIRS), step)
+            found = harness.measure(CpuClock(), Budget(seconds=asked.seconds or SECONDS, least=PAIRS), step)
     except RuntimeError as error:
         raise RequestError(one_line(str(error), 300)) from error
     if asked.output is not None:

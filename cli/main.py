@@ -289,7 +289,10 @@ def bench(
     check: Annotated[
         bool, typer.Option("--check", help="Run the whole suite on what is measured first, in place of FILE.")
     ] = False,
-    seconds: Annotated[float, typer.Option(help="For each comparison.", min=0.01)] = 1.0,
+    seconds: Annotated[
+        float | None,
+        typer.Option(help="For each comparison. Default: 1.", min=0.01, max=3600, show_default=False),
+    ] = None,
     threads: Annotated[
         int | None, typer.Option(help="Threads of torch; the gate and commits take one by default.", min=1)
     ] = None,
@@ -301,7 +304,12 @@ def bench(
             help="Replay lookups from a .parquet or .pt file with indices, and offsets or lengths.",
         ),
     ] = None,
-    dim: Annotated[int, typer.Option(help="Numbers in a row of the tables of --trace.", min=1)] = 64,
+    dim: Annotated[
+        int | None,
+        typer.Option(
+            help="Numbers in a row of the tables of --trace. Default: 64.", min=1, show_default=False
+        ),
+    ] = None,
     gate: Annotated[
         Path | None,
         typer.Option(metavar="BASELINE", help="Compare with stored ratios; exit 1 if something is worse."),
@@ -312,7 +320,9 @@ def bench(
     rounds: Annotated[
         int | None,
         typer.Option(
-            help="Fresh processes for a baseline (16) or for commits (4).", min=1, show_default=False
+            help="Rounds of two fresh processes: for a baseline (8) or for commits (4).",
+            min=1,
+            show_default=False,
         ),
     ] = None,
     compare_commits: Annotated[
@@ -372,6 +382,8 @@ def main() -> None:
     except OSError as error:
         code = say(str(error))
     except Exception as error:
+        if type(error).__name__ == "Abort":  # what typer makes of an interrupt
+            sys.exit(say("interrupted; nothing was written"))
         if not hasattr(error, "format_message"):
             raise
         if type(error).__name__ == "NoArgsIsHelpError":

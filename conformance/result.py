@@ -111,16 +111,22 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Find out early that a file cannot be written; makes its folder.
+    """Find out early that a file cannot be written; leaves nothing behind.
 
     Raises:
         ResultError: it cannot.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
+        if path.exists() and not path.is_file():  # a file that takes the place of a device would be its end
+            raise FileExistsError(errno.EEXIST, "it is no plain file")
+        folder = path.parent  # or else, of the folders above it, the first that there is
+        while not os.path.lexists(folder):
+            folder = folder.parent
+        if not folder.is_dir():
+            raise FileExistsError(errno.EEXIST, "File exists")
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{path.name}."):
             pass
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)

@@ -26,6 +26,8 @@ def rows(file: str, plain: Mapping[str, Any]) -> Found:
     if plain.get("schema") != SCHEMA:
         version = one_line(repr(plain.get("schema")), 40)
         raise Refused(f"it has format version {version}; this keyedopt reads version {SCHEMA}")
+    if not get(plain, "complete", bool, True):
+        raise Refused("it is of an interrupted run; run `keyedopt bench … --output` again")
     where = get(plain, "environment", dict)
     versions = get(where, "versions", dict)
     name = text(plain, "implementation")

@@ -17,10 +17,10 @@ from keyedopt.reports.tables import COLUMNS, Clause, Tables, tables_of
 
 #: What tells apart runs of the same implementation and version, in this order.
 QUALIFIERS = ("torch", "device", "gpu", "machine", "processor", "suite_version", "commit", "started", "file")
-#: Files of ours that may lie among results and have no place in these tables: what a gate compares with,
-#: differences, builds of two commits, what the harness itself takes, what is checked on a GPU alone.
+#: Files of ours that may lie among results and have no place in these tables: what a gate compares with and
+#: found, differences, builds of two commits, what the harness itself takes, what is checked on a GPU alone.
 OURS = (
-    *("keyedopt-baseline", "keyedopt-diff", "keyedopt-commits"),
+    *("keyedopt-baseline", "keyedopt-gate", "keyedopt-diff", "keyedopt-commits"),
     *("keyedopt-harness", "keyedopt-gpu", "keyedopt-gpu-checks"),
 )
 #: What a run is called after its name and version, where it is no verdict.

@@ -1,18 +1,23 @@
 """The checks for a GPU host, as far as they can be tested without one."""
 
+import dataclasses
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
+from making import left_behind, mark, result
 
 from keyedopt import fused, reference
 from keyedopt.benchmarks import gpu_checks, gpu_summary
 
+SCRIPT = Path(gpu_checks.__file__).with_name("gpu.sh")
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="here it would measure")
 
 
@@ -116,27 +121,50 @@ if words[:2] in (["-m", "keyedopt.cli.main"], ["-m", "keyedopt.benchmarks.gpu_ch
         check = dict(check="graph", algorithm="SGD", outcome="failed", message="other bits")
         holds = dict(cases=[dict(outcome="pass")]) if "conformance" in name.stem else dict(rows=[row])
         name.write_text(json.dumps(dict(checks=[check]) if name.stem == "checks" else holds))
+    if {hangs!r} in what:
+        import subprocess, time
+        subprocess.Popen(["sleep", "1000"], process_group=0)
+        with log.open("a") as file:
+            file.write("hangs" + chr(10))
+        time.sleep(1000)
     sys.exit(1 if {broken!r} in what else 0)
 os.execv({python!r}, [{python!r}, *words])
 """
 
 
-def scripted(folder, no_cuda=0, missing=(), broken="nothing that is asked for"):
-    """Run the script with the recorder; return what it did, what it asked for, and its summary."""
+def started(folder, no_cuda=0, missing=(), broken="nothing that is asked for", hangs="no part", **more):
+    """Start the script with the recorder."""
     log, python = folder / "log", folder / "python"
+    log.touch()
     python.write_text(
         RECORDER.format(
-            python=sys.executable, log=str(log), no_cuda=no_cuda, missing=list(missing), broken=broken
+            python=sys.executable,
+            log=str(log),
+            no_cuda=no_cuda,
+            missing=list(missing),
+            broken=broken,
+            hangs=hangs,
         )
     )
     python.chmod(0o755)
-    script = Path(gpu_checks.__file__).with_name("gpu.sh")
-    env = {**os.environ, "PYTHON": str(python), "HOME": str(folder)}
-    done = subprocess.run(
-        ["bash", str(script), str(folder / "out")], capture_output=True, text=True, check=False, env=env
+    env = {**os.environ, "PYTHON": str(python), "HOME": str(folder), **more}
+    return subprocess.Popen(
+        ["bash", str(SCRIPT), str(folder / "out")],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=env,
     )
-    assert not done.stderr
-    return done, log.read_text().splitlines(), json.loads((folder / "out" / "summary.json").read_text())
+
+
+def scripted(folder, **options):
+    """Run the script with the recorder; return what it did, what it asked for, and its summary."""
+    with started(folder, **options) as process:
+        stdout, stderr = process.communicate()
+    assert not stderr
+    done = subprocess.CompletedProcess(process.args, process.returncode, stdout, stderr)
+    asked = (folder / "log").read_text().splitlines()
+    return done, asked, json.loads((folder / "out" / "summary.json").read_text())
 
 
 def test_the_script_does_everything_and_sums_it_up(tmp_path):
@@ -150,8 +178,10 @@ def test_the_script_does_everything_and_sums_it_up(tmp_path):
         *("checks", "tables", "backward", "dense", "sparse"),
     ]
     assert all("--device cuda" in line for line in asked if "keyedopt.cli.main" in line)
-    assert "-m asv run" in asked[-1]
+    measured = [re.search(r", \.([a-z:]+)\.\\\)", line)[1] for line in asked if "-m asv run" in line]
+    assert measured == ["fused:triton", "torch", "fbgemm", "torchrec"]
     assert summary["missing"] == []
+    assert (summary["cut_short"], summary["interrupted"]) == ([], False)
     assert summary["conformance"] == {f"conformance-{name}": {"pass": 1} for name in sorted(backends)}
     (ratio,) = summary["ratios"]
     assert (ratio["ratio"], ratio["workloads"]) == (pytest.approx(4.0), 4)
@@ -163,10 +193,11 @@ def test_without_cuda_the_script_goes_on_with_the_cpu(tmp_path):
     done, asked, summary = scripted(tmp_path, no_cuda=1)
     assert done.returncode == 2
     assert "cuda: torch cannot use it here; going on with the CPU" in done.stdout
-    assert [line.split()[0] for line in asked] == ["native", "torch", "fbgemm", "-", "-"]
+    assert [line.split()[0] for line in asked] == ["native", "torch", "fbgemm", *"-----"]
     assert all("--device cpu" in line for line in asked if "keyedopt.cli.main" in line)
     assert "bench" in asked[3]
-    assert "-m asv run" in asked[4]
+    assert all("-m asv run" in line for line in asked[4:])
+    assert "fused:native" in asked[4]
     assert summary["missing"] == ["cuda"]
 
 
@@ -184,8 +215,8 @@ def test_what_is_missing_costs_itself_alone(tmp_path):
 def test_a_part_that_breaks_is_named_and_the_rest_goes_on(tmp_path):
     done, asked, _ = scripted(tmp_path, broken="/out/backward.json")
     assert done.returncode == 1
-    assert "backward: not measured" in done.stdout
-    assert "dense.json" in asked[-3]
+    assert f"backward: exit code 1; {tmp_path}/out/backward.txt has what it said" in done.stdout
+    assert any("dense.json" in line for line in asked)
 
 
 def test_a_summary_of_nothing_and_of_broken_files(tmp_path):
@@ -197,14 +228,69 @@ def test_a_summary_of_nothing_and_of_broken_files(tmp_path):
 
 
 def test_the_limits_of_the_script_are_within_ten_minutes():
-    text = Path(gpu_checks.__file__).with_name("gpu.sh").read_text()
-    runs = [int(limit) for limit in re.findall(r"^conformance (?:\$first|torch|fbgemm) (\d+)", text, re.M)]
-    others = [int(limit) for limit in re.findall(r"timeout -k 5 (\d+)", text)]  # checks, asv
-    usual, longer, all_of_them = (int(limit) for limit in re.findall(r"limit=(\d+)", text))
-    parts = [
-        longer if name in ("tables", "backward") else usual
-        for name in re.findall(r"^    part (\w+) --", text, re.M)
-    ]
-    assert (len(runs), len(others), len(parts)) == (3, 2, 4)
-    assert sum(runs + others + parts) <= 600
-    assert sum(runs) + max(others) + all_of_them <= 600
+    text = SCRIPT.read_text()
+    assert int(re.search(r"BUDGET:-(\d+)", text)[1]) <= 600
+    parts = [int(limit) for limit in re.findall(r"^(?:conformance|speeds) \S+ (\d+)", text, re.M)]
+    assert len(parts) == 3
+    parts += [int(limit) for limit in re.findall(r"^    speeds (?!usual)\w+ (\d+)", text, re.M)]
+    parts += [int(limit) for limit in re.findall(r"part checks (\d+)", text)]
+    assert len(parts) == 8
+    assert sum(parts) <= 570, "what comes after them has time, too"
+
+
+def test_what_there_is_no_time_for_is_said(tmp_path):
+    done, asked, summary = scripted(tmp_path, BUDGET="0")
+    assert (done.returncode, asked) == (1, [])
+    for part in ("conformance-triton", "checks", "tables", "sparse", "asv-torch"):
+        assert f"{part}: no time is left" in done.stdout
+    assert (summary["ratios"], summary["conformance"]) == ([], {})
+
+
+def test_a_script_that_is_killed_keeps_what_it_has_and_leaves_nothing_running(tmp_path):
+    with started(tmp_path, hangs="/out/backward.json", **mark("gpu")) as process:
+        while "hangs" not in (tmp_path / "log").read_text().splitlines():
+            assert process.poll() is None
+            time.sleep(0.05)
+        assert json.loads((tmp_path / "out" / "summary.json").read_text())["ratios"], "at any time"
+        process.send_signal(signal.SIGTERM)
+        stdout, stderr = process.communicate()
+    assert (process.returncode, stderr) == (2, "")
+    assert not left_behind("gpu")
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["interrupted"]
+    assert [(row["task"], row["workloads"]) for row in summary["ratios"]] == [("train-sgd", 2)]
+    assert "interrupted: this is what there was till then" in stdout
+    assert "dense.json" not in (tmp_path / "log").read_text(), "nothing more is begun"
+
+
+def test_a_part_that_is_cut_short_is_counted_and_named(tmp_path):
+    row = {"task": "train-sgd", "peer": "torch", "ratio": 2.0, "matches": True}
+    partial = {"complete": False, "environment": {"device": "cpu"}, "rows": [row]}
+    (tmp_path / "usual.partial.json").write_text(json.dumps(partial))
+    head = result(complete=False).to_dict() | {"cases": []}
+    case = dataclasses.asdict(result({}).cases[0])
+    (tmp_path / "conformance-torch.json.journal").write_text(f"{json.dumps(head)}\n{json.dumps(case)}\n")
+    found = gpu_summary.summary(tmp_path, [])
+    assert found["cut_short"] == ["usual.partial", "conformance-torch.partial"]
+    assert found["environment"] == {"device": "cpu"}
+    assert found["conformance"] == {"conformance-torch.partial": {"pass": 1}}
+    assert gpu_summary.lines(found)[:2] == ["cut short: usual", "cut short: conformance-torch"]
+
+
+def test_results_of_an_earlier_run_are_not_mixed_in(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "usual.json").write_text("{}")
+    with started(tmp_path) as process:
+        stdout, stderr = process.communicate()
+    assert (process.returncode, stdout) == (2, "")
+    assert stderr == f"{tmp_path}/out holds results of an earlier run: name another folder\n"
+    assert (tmp_path / "log").read_text() == ""
+
+
+def test_fbgemm_without_cuda_kernels_is_said_on_a_gpu_host(tmp_path):
+    pytest.importorskip("fbgemm_gpu", reason="FBGEMM is in the extra `cpu`")
+    missing = re.search(r'has "(import fbgemm_gpu; .*?)"', SCRIPT.read_text(), re.S)[1]
+    done, asked, summary = scripted(tmp_path, missing=[missing])
+    assert summary["missing"] == ["fbgemm"]
+    assert "fbgemm: there, but for the CPU alone; going on without" in done.stdout
+    assert all("--against torch,torchrec " in line for line in asked if " bench " in line)
