@@ -302,6 +302,10 @@ def test_naming_the_machine_makes_it_the_only_one(tmp_path, monkeypatch, capsys)
         assert capsys.readouterr().out.strip() == name
     known = json.loads((tmp_path / machine.FILE).read_text())
     assert set(known) == {"second", "version"}
+    monkeypatch.setattr(sys, "argv", ["machine", "--beside", "third"])
+    assert machine.main() == 0
+    assert capsys.readouterr().out.strip() == "third"
+    assert set(json.loads((tmp_path / machine.FILE).read_text())) == {"second", "third", "version"}
 
 
 @pytest.mark.parametrize(
@@ -309,6 +313,8 @@ def test_naming_the_machine_makes_it_the_only_one(tmp_path, monkeypatch, capsys)
     [
         (["a/b"], None, "give one name"),
         (["a", "b"], None, "give one name"),
+        (["--beside", "a", "b"], None, "give one name"),
+        (["--besides"], None, "give one name"),
         (["a"], "{", "no list of asv's machines"),
         (["a"], '{"version": 7}', "version 7"),
     ],

@@ -128,6 +128,16 @@ def test_a_result_of_something_else_is_refused(tmp_path, changes, said):
         ("--device xla", "give cpu or cuda"),
         ("--device nope", "give cpu or cuda"),
         ("--seconds 0", "--seconds"),
+        ("--seconds nan", "--seconds"),
+        ("--seconds 1e9", "--seconds"),
+        ("--rounds 3", "--rounds goes with --write-baseline or --compare-commits"),
+        ("--dim 8", "--dim goes with --trace"),
+        ("--gate x --rounds 3", "--gate and --rounds do not go together"),
+        ("--gate x --seconds 3", "--gate and --seconds do not go together"),
+        ("--write-baseline x --output y", "--write-baseline and --output do not go together"),
+        ("--compare-commits A B --against torch", "--compare-commits and --against do not go together"),
+        ("--harness --implementation torch", "--harness and --implementation do not go together"),
+        ("--harness --threads 2", "--harness and --threads do not go together"),
         ("--threads 0", "--threads"),
         ("--output .", "cannot be written"),
         ("--gate nowhere.json", "nowhere.json cannot be read"),
@@ -307,8 +317,8 @@ def test_reports_that_are_kept_can_be_read():
 def test_the_script_for_a_gpu_host_asks_for_what_there_is():
     """It cannot run here; what it asks of the command line can be read."""
     text = Path(compare.__file__).with_name("gpu.sh").read_text().replace("\\\n", " ")
-    parts = [shlex.split(line)[2:] for line in text.splitlines() if line.startswith("    part ")]
-    assert len(parts) >= 4
+    parts = [shlex.split(line)[3:] for line in text.splitlines() if line.startswith("    speeds ")]
+    assert len(parts) == 5
     for words in parts:
         given = [
             [value for name, value in itertools.pairwise(words) if name == option]

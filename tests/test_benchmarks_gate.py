@@ -284,7 +284,7 @@ def test_a_baseline_is_written_with_its_build_and_then_held(run_line, tmp_path, 
     assert (done.returncode, done.stderr) == (0, "")
     assert made_up.against == [("fused", "peers")] * 2 + [("fused", "then", "fused", "then", 1)] * 5
     assert "2 comparisons of 5 rounds" in done.stdout
-    assert "b.build.zip" in done.stdout
+    assert baselines.read(path).build["file"] in done.stdout
     made_up.against.clear()
     small_build.write_text("now")
     done = run_line("bench", "--gate", path)
@@ -326,8 +326,8 @@ def test_what_cannot_be_measured_is_left_out_of_a_baseline(run_line, tmp_path, m
     assert done.returncode == 0
     assert "left out: 8x200k-zipf train-adam: it is gone" in done.stdout
     assert [row["task"] for row in json.loads(path.read_text())["rows"]] == ["train-sgd"]
-    path.unlink()
-    builds.beside(path).unlink()
+    for file in tmp_path.iterdir():
+        file.unlink()
     said = refused(run_line(*LINE[:3], *LINE[5:], "--write-baseline", path, "--rounds", "2"))
     assert "nothing could be measured: it is gone" in said
     assert not list(tmp_path.iterdir())
@@ -364,9 +364,10 @@ def test_a_build_that_was_exchanged_is_not_run(run_line, tmp_path, made_up, smal
     path = tmp_path / "b.json"
     run_line(*LINE, "--write-baseline", path, "--rounds", "2")
     made_up.against.clear()
-    builds.beside(path).write_bytes(builds.packed({"fused": small_build.parent}))
+    archive = path.parent / baselines.read(path).build["file"]
+    archive.write_bytes(builds.packed({"fused": small_build.parent}))
     assert "its SHA-256 is another one" in refused(run_line("bench", "--gate", path))
-    builds.beside(path).unlink()
+    archive.unlink()
     assert "cannot be read" in refused(run_line("bench", "--gate", path))
     assert made_up.against == []
 
@@ -384,7 +385,7 @@ def test_a_process_that_breaks_down_is_one_line(run_line, tmp_path, monkeypatch,
 def test_too_few_rounds_and_places_that_cannot_be_written_are_refused(run_line, tmp_path, no_processes):
     path = tmp_path / "b.json"
     assert "at least two --rounds" in refused(run_line(*LINE, "--write-baseline", path, "--rounds", "1"))
-    builds.beside(path).mkdir()
+    path.mkdir()
     assert "cannot be written" in refused(run_line(*LINE, "--write-baseline", path))
 
 

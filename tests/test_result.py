@@ -121,8 +121,14 @@ def test_what_cannot_be_written_is_found_out_early(tmp_path):
     for path in (tmp_path / "file" / "x.json", tmp_path / "folder"):
         with pytest.raises(ResultError, match=r"cannot be written .*: name another file"):
             results.refuse_unwritable(path)
-    results.refuse_unwritable(tmp_path / "new" / "x.json")
-    assert list((tmp_path / "new").iterdir()) == []
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ResultError, match=r"cannot be written .*: name another file"):
+        results.refuse_unwritable(tmp_path / "link" / "x.json")
+    with pytest.raises(ResultError, match="(?i)name too long"):
+        results.refuse_unwritable(tmp_path / "new" / ("x" * 300))
+    before = sorted(tmp_path.iterdir())
+    results.refuse_unwritable(tmp_path / "new" / "deep" / "x.json")
+    assert sorted(tmp_path.iterdir()) == before, "nothing is left behind"
 
 
 # --- the journal ----------------------------------------------------------------------------------
