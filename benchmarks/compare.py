@@ -25,6 +25,8 @@ SCHEMA = 1
 TOLERANCE = 1e-3
 #: Runs of each job before its results are compared; the first one makes state.
 RUNS = 2
+#: The status of a ratio that may be published; any other one says why not.
+PUBLISHABLE = "publishable"
 #: Peers that are shown where they are installed.
 PEERS = ("torch", "fbgemm", "torchrec", "reference")
 #: What is measured if nothing is asked for: what fits into two minutes on two cores.
@@ -103,9 +105,20 @@ class Report:
     kind: str = "keyedopt-bench"
     complete: bool = True
 
+    def status(self, row: Comparison) -> str:
+        """Say whether a ratio may be published, and if not, why."""
+        if not row.matches:
+            return f"unverified: {row.peer}'s results differ"
+        if self.environment["load"][0] > self.environment["cores"]:
+            return "unverified: busy machine"
+        if self.conformance is None:
+            return "unverified: no --conformance"
+        return PUBLISHABLE if self.conformance["conformant"] else "unverified: not conformant"
+
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data."""
-        return asdict(self)
+        """Return plain data, with the status of each row."""
+        rows = [{**asdict(row), "status": self.status(row)} for row in self.rows]
+        return {**asdict(self), "rows": rows}
 
 
 def chosen(

@@ -46,7 +46,7 @@ def read(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
 def summary(folder: Path, missing: Sequence[str], interrupted: bool = False) -> dict[str, Any]:
     """Return what the files of a folder say: verdicts, checks, means of ratios, and what asv measured."""
     found, broken = read(folder)
-    ratios: dict[tuple[str, str], list[float]] = {}
+    ratios: dict[tuple[str, str], list[tuple[float, str]]] = {}
     checks: list[dict[str, str]] = []
     verdicts = {}
     for name, report in found.items():
@@ -56,13 +56,14 @@ def summary(folder: Path, missing: Sequence[str], interrupted: bool = False) -> 
             verdicts[name] = {one: outcomes.count(one) for one in sorted(set(outcomes))}
         for row in report.get("rows", []):
             if row["matches"]:
-                ratios.setdefault((row["task"], row["peer"]), []).append(row["ratio"])
+                ratios.setdefault((row["task"], row["peer"]), []).append((row["ratio"], row["status"]))
     means = [
         {
             "task": task,
             "peer": peer,
-            "ratio": math.exp(sum(map(math.log, each)) / len(each)),
+            "ratio": math.exp(sum(math.log(ratio) for ratio, _ in each) / len(each)),
             "workloads": len(each),
+            "status": next((why for _, why in each if why != "publishable"), "publishable"),
         }
         for (task, peer), each in sorted(ratios.items())
     ]
@@ -102,11 +103,12 @@ def lines(found: Mapping[str, Any]) -> list[str]:
             said.append(f"{row['check']:28} {row['algorithm']:20} {row['outcome']}: {row['message']}")
     for row in found["ratios"]:
         said.append(
-            f"{row['task']:28} {row['peer']:10} {row['ratio']:7.2f} x over {row['workloads']} workloads"
+            f"{row['task']:28} {row['peer']:10} {row['ratio']:7.2f} x over {row['workloads']} workloads, "
+            f"{row['status']}"
         )
     for row in found["asv"]:
         what = row["benchmark"].rpartition(".")[2]
-        said.append(f"asv {what:24} {row['implementation']:14} {row['value']:.3g} {row['unit']}")
+        said.append(f"asv {what:24} {row['implementation']:14} {row['value']:.3g} {row['unit']}, unverified")
     return said
 
 

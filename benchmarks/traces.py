@@ -16,6 +16,7 @@ Every feature has a table of its own, and all have the same number of bags: the 
 
 import hashlib
 import pickle
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,6 +106,10 @@ def _features(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         raise TraceError(f"{path} must be a .parquet or a .pt file")
     if not found:
         raise TraceError(f"{path} is empty: it has no feature")
+    names = Counter(name for name, _ in found)
+    twice = next((name for name, count in names.items() if count > 1), None)
+    if twice is not None:
+        raise TraceError(f"{path}: feature {twice!r} comes twice: a row has all lookups of a feature")
     yield from found
 
 
@@ -154,6 +159,10 @@ def _checked(where: str, columns: Mapping[str, Any]) -> tuple[Tensor, Tensor, in
         lengths = _integers(where, "lengths", columns["lengths"])
         if len(lengths) and int(lengths.min()) < 0:
             raise TraceError(f"{where} has negative lengths: {int(lengths.min())}")
+        if len(lengths) and int(lengths.max()) > len(indices):  # before a sum of them can overflow
+            raise TraceError(
+                f"{where}: a bag has {int(lengths.max())} indices, but there are {len(indices)} in all"
+            )
         found.append(torch.cat([lengths.new_zeros(1), lengths.cumsum(0)]))
     if "offsets" in columns:
         found.insert(0, _with_end(where, _integers(where, "offsets", columns["offsets"]), len(indices)))
@@ -165,7 +174,7 @@ def _checked(where: str, columns: Mapping[str, Any]) -> tuple[Tensor, Tensor, in
     if len(offsets) < 2 or not all(torch.equal(offsets, other) for other in found[1:]):
         raise TraceError(f"{where}: offsets and lengths must say the same, of at least one bag")
     rows = columns.get("rows", int(indices.max()) + 1)
-    if isinstance(rows, Tensor):
+    if isinstance(rows, Tensor) and not rows.is_meta:
         rows = rows.tolist()
     if isinstance(rows, bool) or not isinstance(rows, int) or rows <= int(indices.max()):
         raise TraceError(f"{where}: rows must be a number above the largest index, {int(indices.max())}")
@@ -188,6 +197,7 @@ def _integers(where: str, name: str, values: Any) -> Tensor:
     except (TypeError, ValueError, RuntimeError) as error:
         raise TraceError(f"{where}: {name} must be integers") from error
     whole = not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype != torch.bool
+    whole &= not tensor.is_quantized and not tensor.is_meta
     if tensor.dim() != 1 or tensor.layout != torch.strided or not (whole or not tensor.numel()):
         raise TraceError(f"{where}: {name} must be a list of integers")
     return tensor.to(torch.int64)

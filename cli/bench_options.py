@@ -1,6 +1,7 @@
 """What the command line asks of ``keyedopt bench``, and what of it does not go together."""
 
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from keyedopt.conformance.text import error_text
 
 #: Numbers in a row of the tables of a trace, and seconds for a comparison, where nothing else is asked for.
 DIM, SECONDS = 64, 1.0
+#: More threads than this for each core measure nothing; so many that they cannot be had end the process.
+THREADS_A_CORE = 8
 #: Options of a run that compares with peers.
 ALONE = ("--conformance", "--check", "--cold", "--trace", "--dim", "--seconds")
 #: Options that a mode has no use for; the first one is that of no mode.
@@ -94,6 +97,9 @@ def refuse_together(asked: Asked) -> None:
     for name, path in read.items():
         if path is not None and asked.output is not None and path.resolve() == asked.output.resolve():
             raise RequestError(f"--output would replace what {name} reads: name another file")
+    most = THREADS_A_CORE * (os.cpu_count() or 1)
+    if asked.threads is not None and asked.threads > most:
+        raise RequestError(f"--threads {asked.threads} is too many: {most} at most on this machine")
     if asked.seconds is not None and math.isnan(asked.seconds):
         raise RequestError("--seconds is a number of seconds")
     if asked.conformance is not None and asked.check:

@@ -3,7 +3,7 @@
 from rich.console import Console
 from rich.table import Table
 
-from keyedopt.benchmarks.compare import Comparison, Report
+from keyedopt.benchmarks.compare import Report
 from keyedopt.benchmarks.tasks import TASKS
 from keyedopt.benchmarks.workloads import WORKLOADS, Dense, Lookups
 from keyedopt.conformance.text import one_line
@@ -40,17 +40,6 @@ def show_list() -> None:
     for task in TASKS.values():
         table.add_row(task.name, task.kind, "", task.about)
     out.print(table)
-
-
-def status(report: Report, row: Comparison) -> str:
-    """Say whether a ratio may be published, and if not, why."""
-    if not row.matches:
-        return f"unverified: {row.peer}'s results differ"
-    if report.environment["load"][0] > report.environment["cores"]:
-        return "unverified: busy machine"
-    if report.conformance is None:
-        return "unverified: no --conformance"
-    return "publishable" if report.conformance["conformant"] else "unverified: not conformant"
 
 
 def _megabytes(count: int | None) -> str:
@@ -90,7 +79,7 @@ def show(report: Report) -> None:
             _megabytes(row.memory),
             _megabytes(row.peer_memory),
             *([f"{row.launches} / {row.peer_launches}"] if counted else []),
-            status(report, row),
+            report.status(row),
         )
     out.print(table)
     out.print(

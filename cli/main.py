@@ -345,8 +345,8 @@ def bench(
         from keyedopt.cli.bench_table import show_list
 
         return show_list()
-    from keyedopt.cli.bench import Asked
     from keyedopt.cli.bench import bench as measure
+    from keyedopt.cli.bench_options import Asked
 
     peers = None if against is None else [name.strip() for name in against.split(",") if name.strip()]
     asked = Asked(

@@ -1,6 +1,7 @@
 """``keyedopt bench``: the table, the JSON, what may be published, and bad input."""
 
 import dataclasses
+import io
 import itertools
 import json
 import shlex
@@ -10,10 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 from making import refused, result, valid
+from rich.console import Console
 
 from keyedopt.benchmarks import baseline, compare, harness
 from keyedopt.benchmarks.workloads import WORKLOADS, Lookups, SparseGradients
-from keyedopt.cli import bench, bench_table, proof
+from keyedopt.cli import bench, proof
 from keyedopt.conformance import result as results
 from keyedopt.conformance import spec
 from keyedopt.conformance.build import digest
@@ -88,7 +90,8 @@ def test_only_what_is_proven_is_publishable(conformant, matches, load, said):
         *("w", "t", "fused", "acme", times, times, 1.0, 1.0, 1.0, 0.0, 3, 1.0, 1.0, 8, 1.0),
         *(0.0, matches, [1.0], [1.0]),
     )
-    assert bench_table.status(report, row) == said
+    assert report.status(row) == said
+    assert report.to_dict()["rows"] == [{**dataclasses.asdict(row), "status": said}]
 
 
 def test_a_complete_result_without_a_failing_must_proves(tmp_path):
@@ -139,6 +142,7 @@ def test_a_result_of_something_else_is_refused(tmp_path, changes, said):
         ("--harness --implementation torch", "--harness and --implementation do not go together"),
         ("--harness --threads 2", "--harness and --threads do not go together"),
         ("--threads 0", "--threads"),
+        ("--threads 100000", "--threads 100000 is too many: "),
         ("--output .", "cannot be written"),
         ("--gate nowhere.json", "nowhere.json cannot be read"),
         ("--gate x --write-baseline y", "--gate and --write-baseline do not go together"),
@@ -265,6 +269,17 @@ def test_a_build_is_known_by_its_files(tmp_path, monkeypatch):
     assert digest(about) not in (first, second)
     assert digest(compare.Implementation(name="acme", root=object())) == ""
     assert digest(compare.find("fused")) != digest(compare.find("reference")) != ""
+
+
+def test_a_bar_shows_what_comes_next_on_a_terminal_alone(monkeypatch):
+    for terminal in (True, False):
+        shown = io.StringIO()
+        console = Console(file=shown, force_terminal=terminal, width=100)
+        monkeypatch.setattr(bench, "Console", lambda console=console, **_: console)
+        with bench.progress_bar() as step:
+            step("tiny train-sgd: torch", 3, 7)
+        assert ("tiny train-sgd: torch" in shown.getvalue()) == terminal
+        assert ("3/7" in shown.getvalue()) == terminal
 
 
 def test_an_interrupted_run_writes_nothing(run_line, small, monkeypatch, tmp_path):

@@ -130,6 +130,10 @@ WRONG = [
     ({"a": {"indices": [1.5], "lengths": [1]}}, "list of integers"),
     ({"a": {"indices": [1], "lengths": [-1]}}, "negative lengths"),
     ({"a": {"indices": [1, 2], "lengths": [1]}}, "1 indices in all, but there are 2"),
+    (
+        {"a": {"indices": [1, 2, 3], "lengths": [2**62] * 4 + [3]}},
+        "4611686018427387904 indices, but there are 3",
+    ),
     ({"a": {"indices": [1, 2, 3], "offsets": [0, 2, 1]}}, "must not decrease"),
     ({"a": {"indices": [1, 2], "offsets": [1, 2]}}, "must begin with 0"),
     ({"a": {"indices": [1, 2], "offsets": [0, 5]}}, "go to 5"),
@@ -156,6 +160,28 @@ def test_a_file_that_is_no_trace_is_refused(run_line, tmp_path):
     assert "nowhere.pt" in refused(run_line("bench", "--trace", "nowhere.pt"))
     torch.save([1], tmp_path / "list.pt")
     assert "must hold a dictionary" in refused(run_line("bench", "--trace", "list.pt"))
+
+
+def test_what_only_a_file_of_torch_can_hold_is_refused(run_line, tmp_path):
+    lengths, plain = torch.tensor([1, 2]), torch.tensor([1, 2, 3])
+    for columns, said in (
+        ({"indices": plain.to("meta"), "lengths": lengths}, "indices must be a list of integers"),
+        ({"indices": plain.to_sparse(), "lengths": lengths}, "indices must be a list of integers"),
+        ({"indices": plain, "lengths": lengths, "rows": torch.empty((), device="meta")}, "rows must be"),
+        ({"indices": plain, "lengths": lengths, "rows": 2**70}, "too large"),
+        ({"indices": torch.tensor([1, 2**63 - 1]), "lengths": torch.ones(2, dtype=torch.int64)}, "too large"),
+    ):
+        torch.save(columns, tmp_path / "x.pt")
+        assert said in refused(run_line("bench", "--trace", "x.pt", "--against", "torch"))
+
+
+def test_a_row_for_each_bag_is_not_taken_for_one_of_each_feature(run_line, tmp_path):
+    parquet = pytest.importorskip("pyarrow.parquet", reason="pyarrow is in the extra `reports`")
+    import pyarrow
+
+    rows = {"feature": ["a", "a"], "indices": [[1, 2], [3]], "lengths": [[2], [1]]}
+    parquet.write_table(pyarrow.table(rows), tmp_path / "x.parquet")
+    assert "feature 'a' comes twice" in refused(run_line("bench", "--trace", "x.parquet"))
 
 
 class Harmful:

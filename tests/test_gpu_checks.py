@@ -117,7 +117,7 @@ if words[:2] in (["-m", "keyedopt.cli.main"], ["-m", "keyedopt.benchmarks.gpu_ch
         file.write(os.environ.get("KEYEDOPT_BACKEND", "-") + " " + what + chr(10))
     if "--output" in words:
         name = pathlib.Path(words[words.index("--output") + 1])
-        row = dict(task="train-sgd", peer="torch", ratio=4.0, matches=True)
+        row = dict(task="train-sgd", peer="torch", ratio=4.0, matches=True, status="publishable")
         check = dict(check="graph", algorithm="SGD", outcome="failed", message="other bits")
         holds = dict(cases=[dict(outcome="pass")]) if "conformance" in name.stem else dict(rows=[row])
         name.write_text(json.dumps(dict(checks=[check]) if name.stem == "checks" else holds))
@@ -185,7 +185,7 @@ def test_the_script_does_everything_and_sums_it_up(tmp_path):
     assert summary["conformance"] == {f"conformance-{name}": {"pass": 1} for name in sorted(backends)}
     (ratio,) = summary["ratios"]
     assert (ratio["ratio"], ratio["workloads"]) == (pytest.approx(4.0), 4)
-    assert "train-sgd                    torch         4.00 x over 4 workloads" in done.stdout
+    assert "train-sgd                    torch         4.00 x over 4 workloads, publishable\n" in done.stdout
     assert "graph                        SGD                  failed: other bits" in done.stdout
 
 
@@ -264,7 +264,13 @@ def test_a_script_that_is_killed_keeps_what_it_has_and_leaves_nothing_running(tm
 
 
 def test_a_part_that_is_cut_short_is_counted_and_named(tmp_path):
-    row = {"task": "train-sgd", "peer": "torch", "ratio": 2.0, "matches": True}
+    row = {
+        "task": "train-sgd",
+        "peer": "torch",
+        "ratio": 2.0,
+        "matches": True,
+        "status": "unverified: busy machine",
+    }
     partial = {"complete": False, "environment": {"device": "cpu"}, "rows": [row]}
     (tmp_path / "usual.partial.json").write_text(json.dumps(partial))
     head = result(complete=False).to_dict() | {"cases": []}
@@ -274,6 +280,7 @@ def test_a_part_that_is_cut_short_is_counted_and_named(tmp_path):
     assert found["cut_short"] == ["usual.partial", "conformance-torch.partial"]
     assert found["environment"] == {"device": "cpu"}
     assert found["conformance"] == {"conformance-torch.partial": {"pass": 1}}
+    assert gpu_summary.lines(found)[-1].endswith("2.00 x over 1 workloads, unverified: busy machine")
     assert gpu_summary.lines(found)[:2] == ["cut short: usual", "cut short: conformance-torch"]
 
 
