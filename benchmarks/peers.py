@@ -4,6 +4,7 @@ Nothing that can be done beforehand is left to the timed part: TBE gets its indi
 the form it takes.
 """
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -156,6 +157,8 @@ class TorchrecTables(tables.Tables):
             from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
         except ImportError as error:
             raise NotOffered(f"no torchrec: {error}") from error
+        # The first lookup makes torch say what torchrec should have called; nobody here can help it.
+        logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
         known = {name: getattr(torch.optim, name) for name in ("SGD", "Adagrad", "Adam")}
         known["RowWiseAdagrad"] = getattr(surface, "RowWiseAdagrad", None)
         kind = torch.device(device).type

@@ -96,6 +96,10 @@ def test_the_history_that_is_kept_can_be_read():
     found = history.read(ROOT / "benchmarks" / "results" / "asv")
     assert len({item.commit for item in found}) >= 3
     assert {item.unit for item in found} >= {"seconds", "GB/s"}
+    newest = max(item.date for item in found)
+    shown = [dict(item.params) for item in found if item.date == newest]
+    assert {params["implementation"] for params in shown} >= {"fused:native", "fbgemm", "torchrec"}
+    assert len({(params["optimizer"], params["workload"]) for params in shown}) >= 3
     assert history.steps(found) is not None
 
 
