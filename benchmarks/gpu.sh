@@ -15,6 +15,7 @@ python=${PYTHON:-python}
 target=${IMPLEMENTATION:-fused}
 budget=${BUDGET:-590} reserve=20 # for the end: what a part takes to stop, and the summary
 failed=0 missing=() running=
+exec 3>&1
 
 if [ $# -gt 0 ]; then folder=$1; else
     folder=gpu-results number=1
@@ -53,7 +54,7 @@ sweep() {
 within() {
     local limit=$1 file=$2 code
     shift 2
-    setsid timeout -k 5 "$limit" "$@" >"$file" 2>&1 </dev/null &
+    setsid timeout -k 5 "$limit" "$@" >"$file" 2>&1 </dev/null 3>&- &
     running=$!
     wait "$running"
     code=$?
@@ -95,6 +96,7 @@ finish() {
 }
 interrupted() {
     trap '' TERM INT HUP
+    exec >&3 # it may come where what is said goes elsewhere
     say "interrupted"
     failed=2
     if [ -n "$running" ]; then
