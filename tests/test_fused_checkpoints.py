@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+import quick_interpreter  # noqa: F401 - which makes it so
 import torch
 
 from keyedopt import fused, reference
@@ -196,8 +197,9 @@ def test_rounding_that_would_be_alike_in_every_replay_of_a_graph_is_refused(name
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="is that already")
 def test_in_the_interpreter():
     pytest.importorskip("triton", reason="triton is in the extra `cuda`")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", __file__, "-k", "triton"]
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    options = ["-q", "-x", "-n", "0", "-p", "no:cacheprovider", "-k", "triton"]
+    command = [sys.executable, "-m", "pytest", *options, __file__]
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     with_fbgemm = 0 if backends.available()["fbgemm"] else 2 * 3

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import quick_interpreter  # noqa: F401 - which makes it so
 
 
 def run_alone(factory: pytest.TempPathFactory, script: str, *given: str, interpret: bool = True) -> Any:
