@@ -8,7 +8,7 @@ import random
 import sys
 import traceback
 import unittest
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,27 @@ class Engine:
         self.claimed = set(self.surface.claimed())
         folder = option("--keyedopt-records")
         self.writer = Writer(Path(folder), option("--keyedopt-limit")) if folder else None
+
+    def turn_to(
+        self,
+        implementation: Implementation,
+        writer: Writer,
+        session: pytest.Session,
+        clauses: Collection[str],
+        dtypes: Collection[str],
+    ) -> None:
+        """Take another implementation, and of the cases that were collected those of clauses and dtypes.
+
+        No clauses are all.
+        """
+        self.implementation, self.surface, self.writer = implementation, implementation.surface(), writer
+        self.claimed = set(self.surface.claimed())
+        heads = [(item, item.stash[_HEAD]) for item in session.items]
+        session.items[:] = [
+            item
+            for item, head in heads
+            if head["dtype"] in (None, *dtypes) and (not clauses or set(clauses) & set(head["clauses"]))
+        ]
 
     # --- fixtures -----------------------------------------------------------------------------------
 
