@@ -10,7 +10,7 @@ kinds=("$@")
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 python=${PYTHON:-python3}
-flags=(-std=c++17 -O1 -g -ffp-contract=off -fno-math-errno -fno-omit-frame-pointer -pthread)
+flags=(-std=c++17 -O1 -g1 -ffp-contract=off -fno-math-errno -fno-omit-frame-pointer -pthread)
 
 # Compiles sources to $scratch/KIND-*.o, two at a time.
 compile() {
