@@ -5,25 +5,27 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from keyedopt.fused.backends.triton.streams import Filled
+
 #: What the bits of the word mean.
 WRONG = {1: "values must be row numbers of their table", 2: "offsets must go from 0 to the number of values"}
 
 
 @cache
-def _memory(device: torch.device) -> tuple[Tensor, Tensor]:
+def _memory(device: torch.device) -> Filled:
     memory = torch.zeros(2, dtype=torch.int64, device=device)
     memory[1:] = 1  # filled, for a list would be copied, and waited for
-    return memory.view(torch.int32)[:1], memory[1:]
+    return Filled.by_now(memory)
 
 
 def alarm_of(device: torch.device) -> Tensor:
     """Return the word of a device, (1,) int32; 0 as long as nothing was wrong."""
-    return _memory(device)[0]
+    return _memory(device).here().view(torch.int32)[:1]
 
 
 def sound_of(device: torch.device) -> Tensor:
     """Return a number on the device, (1,) int64: 1 as long as nothing was wrong, then 0."""
-    return _memory(device)[1]
+    return _memory(device).here()[1:]
 
 
 def check(device: torch.device) -> None:

@@ -10,12 +10,13 @@ from torch import Tensor
 
 from keyedopt.fused.backends.interface import Step
 from keyedopt.fused.backends.triton.layout import NEVER, STEP_WORDS
+from keyedopt.fused.backends.triton.streams import Filled
 
 #: Words that are the same step after step stay on the device.
-_KEPT: OrderedDict[tuple[torch.device, tuple[int, ...]], tuple[Tensor, Tensor]] = OrderedDict()
+_KEPT: OrderedDict[tuple[torch.device, tuple[int, ...]], tuple[Tensor, Filled]] = OrderedDict()
 KEEP = 512
 #: What CUDA graphs read, at every replay; and pinned memory for it, since none is to be had in a capture.
-_CAPTURED: list[tuple[Tensor, Tensor]] = []
+_CAPTURED: list[tuple[Tensor, Filled]] = []
 _ARENA: list[Tensor] = []
 ARENA_WORDS = 1 << 18
 
@@ -58,26 +59,28 @@ def on_device(words: Sequence[int], device: torch.device, check: Callable[[], No
         _KEPT.move_to_end(key)
         if capturing:
             _CAPTURED.append(_KEPT[key])
-        return _KEPT[key][1]
+        return _KEPT[key][1].here()
     if check is not None:
         check()
     host = torch.tensor(words, dtype=torch.int64)
     if capturing:
-        pair = _captured(host, device)
-        _CAPTURED.append(pair)
-        return pair[1]
+        part = _part_of_arena(host)
+        copied = part.to(device, non_blocking=True)
+        _CAPTURED.append((part, Filled(copied)))
+        return copied
     if device.type == "cuda":
         host = host.pin_memory()
         if not _ARENA:
             _ARENA.append(torch.empty(ARENA_WORDS, dtype=torch.int64, pin_memory=True))
-    _KEPT[key] = (host, host.to(device, non_blocking=True))
+    copy = Filled.by_now(host.to(device, non_blocking=True))
+    _KEPT[key] = host, copy
     while len(_KEPT) > KEEP:
         _KEPT.popitem(last=False)
-    return _KEPT[key][1]
+    return copy.tensor
 
 
-def _captured(host: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Copy words in a graph, from the part of the arena that is still free."""
+def _part_of_arena(host: Tensor) -> Tensor:
+    """Put words into the part of the arena that is still free, for a graph to copy."""
     if not _ARENA:
         raise RuntimeError("take a step of the same kind before you capture one in a CUDA graph")
     free = _ARENA[0]
@@ -86,7 +89,7 @@ def _captured(host: Tensor, device: torch.device) -> tuple[Tensor, Tensor]:
     part = free[: len(host)]
     _ARENA[0] = free[len(host) :]
     part.copy_(host)
-    return part, part.to(device, non_blocking=True)
+    return part
 
 
 def bits(number: float) -> int:
