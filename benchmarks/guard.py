@@ -93,7 +93,7 @@ def _build_of(path: Path) -> Path | None:
         build = baselines.read(path).build
     except BaselineError:
         return None
-    return path.parent / build["file"] if build else None
+    return path.parent / build["file"] if build and build["file"].endswith(builds.SUFFIX) else None
 
 
 def _logs(found: Sequence[Measured]) -> dict[Key, list[float]]:
