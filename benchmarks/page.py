@@ -54,7 +54,17 @@ def fetch(packages: set[str], folder: Path) -> None:
                 reason = (done.stderr.strip().splitlines() or ["no reason was given"])[-1]
                 raise PageError(f"npm cannot bring {package}: {reason}")
             with tarfile.open(fileobj=io.BytesIO(files[0].read_bytes())) as archive:
-                archive.extractall(folder / package, filter="data")
+                _unpack(archive, (folder / package).resolve())
+
+
+def _unpack(archive: tarfile.TarFile, folder: Path) -> None:
+    """Write the files of an archive that lie in the folder; early Pythons 3.11 have no filter that does."""
+    for member in archive:
+        path = (folder / member.name).resolve()
+        file = archive.extractfile(member) if member.isfile() else None
+        if file is not None and path.is_relative_to(folder):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(file.read())
 
 
 def complete(page: str, folder: Path, packages: Path) -> str:

@@ -1,12 +1,14 @@
 """asv: its check, a run of the commit that is there, the page in a browser, the machine."""
 
 import importlib.util
+import io
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 from urllib.parse import unquote
 
@@ -344,3 +346,15 @@ def test_a_page_that_is_not_there_or_not_known_is_one_line(tmp_path, monkeypatch
     monkeypatch.setattr(page.shutil, "which", lambda name: None)
     assert page.main() == 2
     assert "npm" in capsys.readouterr().err
+
+
+def test_scripts_are_unpacked_where_they_belong_alone(tmp_path):
+    with tarfile.open(tmp_path / "made.tar", "w") as archive:
+        for name in ("package/dist/a.js", "../outside.js"):
+            entry = tarfile.TarInfo(name)
+            entry.size = 2
+            archive.addfile(entry, io.BytesIO(b"ok"))
+    with tarfile.open(tmp_path / "made.tar") as archive:
+        page._unpack(archive, tmp_path / "into")
+    found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.js"))
+    assert found == ["into/package/dist/a.js"]
