@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from keyedopt.conformance import cases, spec
-from keyedopt.conformance.process import Process
+from keyedopt.conformance.process import ProcessError, Processes
 from keyedopt.conformance.result import Case, Journal, Result, case_from
 from keyedopt.conformance.workers import Workers, WorkersError
 
@@ -66,27 +66,34 @@ def smoke(
     Raises:
         RunError: it cannot be found, imported or built; the message is one line.
     """
-    with _scratch() as name:
-        folder = Path(name)
-        request = {
-            "target": target,
-            "device": options.device,
-            "dtypes": options.dtypes,
-            "seconds": seconds + 5,
-            "report": str(folder / "report.json"),
-        }
-        process = Process("keyedopt.conformance.smoke", [json.dumps(request)], folder, path)
+    with _scratch() as name, Processes(Path(name), path) as processes:
+        return _examine(target, options, seconds, processes)
+
+
+def _examine(target: str, options: Options, seconds: float, processes: Processes) -> dict[str, Any]:
+    report = processes.folder / "report.json"
+    request = {
+        "target": target,
+        "device": options.device,
+        "dtypes": options.dtypes,
+        "seconds": seconds + 5,
+        "report": str(report),
+    }
+    try:
+        process = processes.start("keyedopt.conformance.smoke", [json.dumps(request)])
         try:
             if not process.wait(seconds):
                 raise RunError(f"{target} was not imported and built within {seconds:g} s")
-            if not (folder / "report.json").exists():
+            if not report.exists():
                 raise RunError(
                     f"{target} ended the interpreter when it was imported or built "
                     f"({process.ending()}): {process.last_words()}"
                 )
-            examined: dict[str, Any] = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+            examined: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
         finally:
             process.stop()
+    except ProcessError as error:
+        raise RunError(f"{target} could not be imported and built: {error}") from error
     if examined["problem"]:
         raise RunError(examined["problem"])
     return examined
@@ -119,27 +126,27 @@ def run(
     began = time.monotonic()
     if not cases.modules(options.areas, options.clauses):
         raise RunError("no case of the suite is selected by these options")
-    examined = smoke(target, options, path=path)
-    head = Result(
-        implementation=examined["implementation"],
-        environment=examined["environment"],
-        suite={"version": spec.SUITE_VERSION, "hash": spec.suite_hash()},
-        options={**json.loads(json.dumps(dataclasses.asdict(options))), "seed": 0},
-        started=datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="seconds"),
-        seconds=0.0,
-        complete=False,
-        cases=(),
-    )
     version = spec.version_key(options.suite or spec.SUITE_VERSION)
     kept = {clause.id for clause in spec.clauses().values() if spec.version_key(clause.since) <= version}
     ended: dict[str, Case] = {}
     complete = False
     with contextlib.ExitStack() as stack:
+        processes = stack.enter_context(Processes(Path(stack.enter_context(_scratch())), path))
+        examined = _examine(target, options, SMOKE_LIMIT, processes)
+        head = Result(
+            implementation=examined["implementation"],
+            environment=examined["environment"],
+            suite={"version": spec.SUITE_VERSION, "hash": spec.suite_hash()},
+            options={**json.loads(json.dumps(dataclasses.asdict(options))), "seed": 0},
+            started=datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="seconds"),
+            seconds=0.0,
+            complete=False,
+            cases=(),
+        )
         journal = stack.enter_context(Journal(output, head)) if output else None
         try:
-            folder = Path(stack.enter_context(_scratch()))
-            arguments = pytest_arguments(target, options, folder)
-            workers = Workers(arguments, folder, options.limit, PATIENCE, path)
+            arguments = pytest_arguments(target, options, processes.folder)
+            workers = Workers(arguments, options.limit, PATIENCE, processes)
             number = options.workers or min(len(os.sched_getaffinity(0)), 8)
             for record in stack.enter_context(contextlib.closing(_every_case(workers, number))):
                 case = case_from(record)
@@ -152,7 +159,7 @@ def run(
             complete = True
         except KeyboardInterrupt:
             pass
-        except WorkersError as error:
+        except (WorkersError, ProcessError) as error:
             raise RunError(f"the suite could not be run on {target}: {error}") from error
     return dataclasses.replace(
         head,

@@ -6,11 +6,10 @@ another worker goes on with the rest.
 
 import time
 from collections.abc import Generator, Sequence
-from pathlib import Path
 from typing import Any
 
 from keyedopt.conformance import records
-from keyedopt.conformance.process import Process
+from keyedopt.conformance.process import Processes
 
 #: Seconds between looks at the workers.
 TICK = 0.03
@@ -23,9 +22,9 @@ class WorkersError(Exception):
 class _Worker:
     """A process that runs cases, and for how long it has run the present one."""
 
-    def __init__(self, arguments: Sequence[str], folder: Path, path: Sequence[str]) -> None:
-        self.process = Process("pytest", arguments, folder, path)
-        self.reader = records.Reader(folder, self.process.pid)
+    def __init__(self, arguments: Sequence[str], processes: Processes) -> None:
+        self.process = processes.start("pytest", arguments)
+        self.reader = records.Reader(processes.folder, self.process.pid)
         self.late = ""  # why it was killed
         self._case: bytes | None = None
         self._since = time.monotonic()
@@ -43,22 +42,15 @@ class Workers:
 
     Args:
         arguments: pytest's command line.
-        folder: a scratch folder for records.
         limit: seconds that a case may take. A worker ends itself then; one that cannot is killed.
         patience: seconds that a worker may take to begin.
-        path: folders from which modules can be imported, besides the usual ones.
+        processes: what starts them; records are written to its folder.
     """
 
-    def __init__(
-        self,
-        arguments: Sequence[str],
-        folder: Path,
-        limit: float,
-        patience: float,
-        path: Sequence[str] = (),
-    ) -> None:
-        self._arguments = [*arguments, "--keyedopt-records", str(folder), "--keyedopt-limit", str(limit)]
-        self._folder, self._path = folder, path
+    def __init__(self, arguments: Sequence[str], limit: float, patience: float, processes: Processes) -> None:
+        self._processes, self._folder = processes, processes.folder
+        records_to = ["--keyedopt-records", str(self._folder), "--keyedopt-limit", str(limit)]
+        self._arguments = [*arguments, *records_to]
         self._limit, self._patience = limit, patience
         self.collected: dict[str, records.Head] = {}  # what there is to run, once that is known
 
@@ -67,6 +59,7 @@ class Workers:
 
         Raises:
             WorkersError: a worker ended, or hangs, without running a case.
+            ProcessError: workers cannot be started, or it is not known how one ended.
         """
         workers: list[_Worker] = []
         done: set[str] = set()
@@ -95,7 +88,7 @@ class Workers:
                 worker.process.stop()
 
     def _start(self) -> _Worker:
-        return _Worker(self._arguments, self._folder, self._path)
+        return _Worker(self._arguments, self._processes)
 
     def _all_claimed(self) -> bool:
         """Whether there is nothing left for a worker to begin."""

@@ -8,6 +8,7 @@ import pytest
 from making import CLAUSE, TARGETS, case_with, left_behind, mark, module, plain_cases
 
 from keyedopt.conformance import runner, spec
+from keyedopt.conformance.process import Processes
 from keyedopt.conformance.runner import Options, RunError
 from keyedopt.conformance.verdict import judge
 from keyedopt.conformance.workers import Workers, WorkersError
@@ -36,7 +37,7 @@ BUILD = "class KeyedOptimizerWrapper:\n def __init__(self, params, factory): {}\
         ("import ctypes; ctypes.string_at(0)", "(killed by SIGSEGV)"),
         ("import os\nprint('a\\n\\x1b[31mlast', flush=True); os._exit(1)", "(exit status 1): \\x1b[31mlast"),
         ("import sys; sys.exit(0)", "cannot be imported: SystemExit: 0"),
-        ("raise KeyboardInterrupt", "(killed by SIGINT)"),
+        ("raise KeyboardInterrupt", "built (exit status 1): KeyboardInterrupt"),
         ("x = 1", "broken has none of the public names (KeyedOptimizer, KeyedOptimizerWrapper, …)"),
         (BUILD.format("1/0", "pass"), "broken cannot be built: KeyedOptimizerWrapper around torch.optim.SGD"),
         (BUILD.format("pass", "raise E('a\\nb')\nclass E(Exception): pass"), "and one step give E: a b"),
@@ -114,7 +115,8 @@ def flaky(tmp_path):
     def run(source, patience=60.0):
         module(tmp_path, "flaky", FLAKY.format(source))
         arguments = runner.pytest_arguments("flaky", Options(clauses=(CLAUSE,)), tmp_path)
-        return list(Workers(arguments, tmp_path, 10.0, patience, [str(tmp_path)]).run(1))
+        with Processes(tmp_path, [str(tmp_path)]) as processes:
+            return list(Workers(arguments, 10.0, patience, processes).run(1))
 
     return run
 
