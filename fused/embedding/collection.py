@@ -176,6 +176,8 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
         try:
             if checks and not self.pools:
                 self._check_offsets(checked)
+            if any_trained:  # before the lookups, which would fill a device
+                call.prepare()
             call.run()
             if self._strict:
                 self.check()
@@ -183,8 +185,6 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
             check_bags(checked, self._sizes)
             raise
         found: Sequence[Tensor] = call.outputs
-        if any_trained:
-            call.prepare()
         if any_trained or any_weights:
             leaf = self._backward.leaf(found[0].device) if any_trained else None
             factors_of = [one.weights for _, one, _ in call.lookups()] if self._is_weighted else []

@@ -12,7 +12,7 @@ from torch import Tensor
 from keyedopt.fused.backends.interface import ALGORITHMS, Lookup, RowGradients, Step, Table
 from keyedopt.fused.backends.triton import alarms, launch
 from keyedopt.fused.backends.triton.groups import DTYPES, Group, bags_of, group_tables, unfit
-from keyedopt.fused.backends.triton.prepare import Prepared, Runs, make_keys, make_runs
+from keyedopt.fused.backends.triton.prepare import Prepared, Runs, make_keys, make_runs, prepare
 from keyedopt.fused.backends.triton.shapes import WIDEST, Tuning
 
 
@@ -82,15 +82,18 @@ class TritonBackend:
 
     @torch.no_grad()
     def prepare(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[Any]:
-        """Sort the lookups by row; return of each to which runs it belongs, and as which of their lookups."""
+        """Sort the lookups by row; return of each to which runs it belongs, and as which of their lookups.
+
+        It raises no alarm: that is left to `look_up`, and so is to be called for them too. On CUDA nothing
+        waits for the sort but the update, see `streams.beside`; so it is best called before.
+        """
         prepared: list[Any] = [None] * len(lookups)
         for group, chosen in _split(tables, lookups):
             if any(len(lookups[index].values) for index in chosen):
                 with _current(group.device):
-                    runs = make_runs(group, [lookups[index] for index in chosen], self._tuning)
-                for place, index in enumerate(chosen):
-                    prepared[index] = Prepared(runs, place)
-        self._check_soon(tables)
+                    made = prepare(group, [lookups[index] for index in chosen], self._tuning)
+                for index, one in zip(chosen, made, strict=True):
+                    prepared[index] = one
         return prepared
 
     @torch.no_grad()
@@ -158,11 +161,12 @@ class TritonBackend:
         """
         lookups = [lookup for lookup in lookups if lookup.grad is not None]
         given = [one.prepared for one in lookups if isinstance(one.prepared, Prepared)]
-        if given and len(given) == len(lookups) == given[0].runs.lookups:
-            runs = given[0].runs
-            if all(one.runs is runs for one in given) and len({one.index for one in given}) == len(given):
+        if given and len(given) == len(lookups) == given[0].found.lookups:
+            first = given[0]
+            same = all(one.found is first.found for one in given)
+            if same and len({one.index for one in given}) == len(given):
                 lookups = sorted(lookups, key=lambda one: one.prepared.index)
-                return runs, [lookup.grad for lookup in lookups if lookup.grad is not None]
+                return first.runs(), [lookup.grad for lookup in lookups if lookup.grad is not None]
         lookups = [lookup for lookup in lookups if len(lookup.values)]
         if not lookups:
             return None, []

@@ -57,14 +57,22 @@ class Call:
 
     Attributes:
         holes: what the key of −1 is, see `sort.write_keys`.
+        heard: whether an alarm that is raised is heard, see `alarms.alarm_of`.
         words: on the device, see `LOOKUP_WORDS`.
         count: number of values.
         shift, steps: see `sort.place_of`.
         programs: of `sort.write_keys`.
     """
 
-    def __init__(self, group: Group, lookups: Sequence[Lookup], tuning: Tuning, holes: str = "none") -> None:
-        self.group, self.tuning, self.holes = group, tuning, holes
+    def __init__(
+        self,
+        group: Group,
+        lookups: Sequence[Lookup],
+        tuning: Tuning,
+        holes: str = "none",
+        heard: bool = True,
+    ) -> None:
+        self.group, self.tuning, self.holes, self.heard = group, tuning, holes, heard
         self.lookups = [plain(lookup) for lookup in lookups]
         pooled = [len(one.offsets) for one in self.lookups if one.offsets is not None]
         begins = blocks([len(lookup.values) for lookup in self.lookups], tuning.values)
@@ -116,7 +124,7 @@ class Call:
         passes, bins = (0, 1) if totals is None else totals.shape
         sort.write_keys[(self.programs,)](
             self.words,
-            alarm_of(self.group.device),
+            alarm_of(self.group.device, self.heard),
             keys,
             keys if places is None else places,
             keys if scales is None else scales,

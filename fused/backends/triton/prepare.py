@@ -12,6 +12,7 @@ from keyedopt.fused.backends.triton.calls import Call
 from keyedopt.fused.backends.triton.groups import Group
 from keyedopt.fused.backends.triton.shapes import Tuning
 from keyedopt.fused.backends.triton.sorting import Sorted, sort_by_torch, sort_in_passes
+from keyedopt.fused.backends.triton.streams import Filled, beside
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,10 +42,32 @@ class Runs:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the forward keeps for one lookup: the runs of its group, and which of their lookups it is."""
+    """What the forward keeps for one lookup.
 
-    runs: Runs
+    Args:
+        found: the runs of its group.
+        filled: their memory.
+        index: which of their lookups it is.
+    """
+
+    found: Runs
+    filled: Filled
     index: int
+
+    def runs(self) -> Runs:
+        """Return the runs for use in the current stream."""
+        self.filled.here()
+        return self.found
+
+
+def prepare(group: Group, lookups: Sequence[Lookup], tuning: Tuning) -> list[Prepared]:
+    """Find the runs of what is about to be looked up, beside that: it raises the alarm for both."""
+    parts = [part for one in lookups for part in (one.values, one.offsets, one.weights) if part is not None]
+    with beside(group.device, sum(len(one.values) for one in lookups), parts):
+        runs = make_runs(group, lookups, tuning, heard=False)
+        made = (runs.keys, runs.places, runs.scales, runs.starts, runs.counts, runs.ends)
+        filled = Filled.by_now(*(one for one in made if one is not None))
+    return [Prepared(runs, filled, index) for index in range(len(lookups))]
 
 
 def make_keys(group: Group, lookups: Sequence[Lookup], tuning: Tuning) -> Runs:
@@ -57,9 +80,9 @@ def make_keys(group: Group, lookups: Sequence[Lookup], tuning: Tuning) -> Runs:
     )
 
 
-def make_runs(group: Group, lookups: Sequence[Lookup], tuning: Tuning) -> Runs:
+def make_runs(group: Group, lookups: Sequence[Lookup], tuning: Tuning, heard: bool = True) -> Runs:
     """Sort the values of the lookups by row, and find where the rows begin; nothing waits for the device."""
-    call = Call(group, lookups, tuning, holes="last" if group.gap else "none")
+    call = Call(group, lookups, tuning, "last" if group.gap else "none", heard)
     if call.narrow:
         with sort_in_passes(call) as done:
             return _find_runs(call, done)

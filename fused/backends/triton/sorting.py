@@ -4,17 +4,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from keyedopt.fused.backends.triton import radix
 from keyedopt.fused.backends.triton.calls import Call
+from keyedopt.fused.backends.triton.streams import capturing, current
 
 #: Programs of a pass on each multiprocessor: they take tiles as long as there are any.
 PROGRAMS = 2
 #: Words that are 0 between two sorts, by device and stream.
-_WORK: dict[tuple[torch.device, int], Tensor] = {}
+_WORK: dict[tuple[torch.device, Any], Tensor] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,10 +84,9 @@ def sort_in_passes(call: Call) -> Iterator[Sorted]:
     tiles = -(-call.count // tile)
     device = call.group.device
     programs = min(tiles, PROGRAMS * _multiprocessors(device))
-    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-    stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+    captured, stream = capturing(device), current(device)
     # A graph may be replayed beside anything else, so it gets its own.
-    known = None if capturing else _WORK.pop((device, stream), None)
+    known = None if captured else _WORK.pop((device, stream), None)
     used = passes * (bins + 1)
     if known is None or len(known) < used:
         known = torch.zeros(max(used, 3 * (2**8 + 1)), dtype=torch.int32, device=device)
@@ -128,7 +129,7 @@ def sort_in_passes(call: Call) -> Iterator[Sorted]:
             maxnreg=radix.REGISTERS,
         )
     yield Sorted(keys[-1], places, scales, work=work)
-    if not capturing:
+    if not captured:
         _WORK[(device, stream)] = known
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from keyedopt.fused.backends.interface import Step
 from keyedopt.fused.backends.triton.layout import NEVER, STEP_WORDS
-from keyedopt.fused.backends.triton.streams import Filled
+from keyedopt.fused.backends.triton.streams import Filled, capturing
 
 #: Words that are the same step after step stay on the device.
 _KEPT: OrderedDict[tuple[torch.device, tuple[int, ...]], tuple[Tensor, Filled]] = OrderedDict()
@@ -54,29 +54,30 @@ def on_device(words: Sequence[int], device: torch.device, check: Callable[[], No
         RuntimeError: in the capture of a CUDA graph, without a step before it or after very many captures.
     """
     key = (device, tuple(words))
-    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    captured = capturing(device)
     if key in _KEPT:
         _KEPT.move_to_end(key)
-        if capturing:
+        if captured:
             _CAPTURED.append(_KEPT[key])
-        return _KEPT[key][1].here()
+        (kept,) = _KEPT[key][1].here()
+        return kept
     if check is not None:
         check()
     host = torch.tensor(words, dtype=torch.int64)
-    if capturing:
+    if captured:
         part = _part_of_arena(host)
         copied = part.to(device, non_blocking=True)
-        _CAPTURED.append((part, Filled(copied)))
+        _CAPTURED.append((part, Filled((copied,))))
         return copied
     if device.type == "cuda":
         host = host.pin_memory()
         if not _ARENA:
             _ARENA.append(torch.empty(ARENA_WORDS, dtype=torch.int64, pin_memory=True))
-    copy = Filled.by_now(host.to(device, non_blocking=True))
-    _KEPT[key] = host, copy
+    copied = host.to(device, non_blocking=True)
+    _KEPT[key] = host, Filled.by_now(copied)
     while len(_KEPT) > KEEP:
         _KEPT.popitem(last=False)
-    return copy.tensor
+    return copied
 
 
 def _part_of_arena(host: Tensor) -> Tensor:

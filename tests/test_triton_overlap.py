@@ -1,0 +1,278 @@
+"""The sort beside the forward: in a stream of its own, in order with all that uses the same memory.
+
+The kernels run in Triton's interpreter, in a process of its own, of which this file is the script, on a model
+of streams (`triton_model`).
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from triton_process import hand_over, outcomes, run_alone
+
+CPU = torch.device("cpu")
+SORT = ("write_keys", "radix_pass", "find_runs")
+SIDE, MAIN, OTHER = "side", "main", "other"
+
+
+def overlap(asked: str) -> Any:
+    """Ask for the sort beside the forward ("1"), or in its stream ("0")."""
+    return patch.dict(os.environ, {"KEYEDOPT_OVERLAP": asked})
+
+
+def made(algorithm: Any = None, weighted: bool = False, dtype: Any = torch.float32, pools: bool = True) -> Any:
+    """Make a module of two tables, and what is looked up in three features."""
+    from keyedopt import fused
+
+    config: Any = fused.EmbeddingBagConfig if pools else fused.EmbeddingConfig
+    tables = [
+        config(10, 4, name="t", feature_names=["f"], data_type=dtype),
+        config(300, 8, name="u", feature_names=["g", "h"], data_type=dtype),
+    ]
+    torch.manual_seed(0)
+    kind = fused.EmbeddingBagCollection if pools else fused.EmbeddingCollection
+    more = {"is_weighted": True} if weighted else {}
+    module = kind(tables, algorithm or fused.Adam, {"lr": 0.1}, backend="triton", **more)
+    return module, features(weighted)
+
+
+def features(weighted: bool = False, **changed: Any) -> dict[str, Any]:
+    given = {}
+    for name in ("f", "g", "h"):
+        values, offsets = changed.get(name, ([1, 2, 3, 1] * 3, [0, 5, 5, 12]))
+        parts = [torch.tensor(values), torch.tensor(offsets)]
+        given[name] = (*parts, torch.rand(len(values)).half()) if weighted else tuple(parts)
+    return given
+
+
+def contents(module: Any) -> list[torch.Tensor]:
+    state = module.fused_optimizer.state_dict()["state"]
+    found = [*module.parameters(), *(value for entry in state.values() for value in entry.values())]
+    return [tensor.detach() for tensor in found]
+
+
+def model_for(module: Any, *given: Any) -> Any:
+    from triton_model import Device
+
+    return Device(contents(module), [tensor for one in given for parts in one.values() for tensor in parts])
+
+
+def backward(outputs: dict[str, torch.Tensor]) -> None:
+    torch.autograd.backward(list(outputs.values()), [torch.ones_like(one) for one in outputs.values()])
+
+
+def sound(device: Any) -> None:
+    assert not device.wrong, device.wrong
+    assert not device.unsaid(), device.unsaid()
+
+
+def case_order(asked: str, **kinds: Any) -> None:
+    """Two steps, after a first one whose results are dropped: the sort where it belongs, and the same bits."""
+    results = []
+    for chosen in (asked, "0"):
+        module, given = made(**kinds)
+        with overlap(chosen), model_for(module, given) as device:
+            module(given)
+            for _ in range(2):
+                backward(module(given))
+        sound(device)
+        names = [name for name, _ in device.launches]
+        for kernel in SORT:
+            assert set(device.of(kernel)) == {SIDE if chosen == "1" else MAIN}, device.launches
+        assert set(device.of("pool") + device.of("update")) == {MAIN}
+        assert names.index("find_runs") < names.index("pool"), "the sort is launched first"
+        results.append([tensor.clone() for tensor in contents(module)])
+    assert all(map(torch.equal, *results))
+    assert names.count("update") == 2
+    assert names.count("find_runs") == 3
+
+
+def case_other_stream(held: bool) -> None:
+    """The backward runs in another stream than the forward, and the next forward in a third one."""
+    from triton_model import Stream
+
+    from keyedopt import fused
+
+    module, given = made()
+    clipped = fused.GradientClippingOptimizer(module.fused_optimizer, fused.GradientClipping.NORM, 0.5)
+    if not held:
+        del clipped
+    with overlap("1"), model_for(module, given) as device:
+        first = device.now
+        for name in (OTHER, "third"):
+            outputs = module(given)
+            stream = Stream(name)
+            stream.wait_stream(device.now)  # as autograd sees to for what it is given
+            for one in outputs.values():
+                one.record_stream(stream)
+            with device.within(stream):
+                backward(outputs)
+                if held:
+                    clipped.step()
+            first.wait_stream(stream)
+    assert not device.wrong, device.wrong
+    sorts = [one for one in device.unsaid() if " in side, " in one]
+    assert not sorts, sorts
+    used = device.of("collect" if held else "update")
+    assert used == [OTHER, "third"]
+    assert set(device.of("find_runs")) == {SIDE}
+
+
+def case_let_go() -> None:
+    """What is looked up is written anew while a sort that nobody has waited for may still read it.
+
+    This alone is not in order: who does it does not go backward. It does no harm, see `streams.beside`.
+    """
+    module, given = made()
+    with overlap("1"), model_for(module, given) as device:
+        module(given)
+        for values, _ in given.values():
+            values.add_(1).remainder_(4)
+        backward(module(given))
+    assert device.wrong == ["the write of add_ in main does not wait for the read of write_keys in side"]
+    assert not device.unsaid()
+
+
+def case_captured() -> None:
+    """In a graph all is in the stream that is captured: also of a forward that is captured alone."""
+    module, given = made()
+    with overlap("1"), model_for(module, given) as device:
+        backward(module(given))
+        device.launches.clear()
+        device.captured = True
+        from keyedopt.fused.backends.triton import words
+
+        arena = patch.object(words, "_ARENA", [torch.empty(1 << 12, dtype=torch.int64)])
+        with arena:
+            outputs = module(given)
+            assert {stream for _, stream in device.launches} == {MAIN}
+            assert set(SORT) < {name for name, _ in device.launches}
+            backward(outputs)
+        assert {stream for _, stream in device.launches} == {MAIN}
+        sound(device)
+
+
+def case_nothing_trained(how: str) -> None:
+    """Where no update can follow nothing is sorted."""
+    module, given = made()
+    module.train(how != "eval")
+    for weight in module.parameters():
+        weight.requires_grad_(how != "frozen")
+    with overlap("1"), model_for(module, given) as device:
+        with torch.no_grad() if how == "no_grad" else nullcontext():
+            module(given)
+        assert [name for name, _ in device.launches] == ["pool"]
+        sound(device)
+
+
+def case_by_count() -> None:
+    """Unless it is asked for, a sort of little is not worth a stream."""
+    from keyedopt.fused.backends.triton import streams
+
+    module, given = made()
+    with overlap(""), model_for(module, given) as device:
+        backward(module(given))
+        assert set(device.of("find_runs")) == {MAIN}
+        with patch.object(streams, "FEWEST", 36):
+            backward(module(given))
+        assert device.of("find_runs") == [MAIN, SIDE]
+        with patch.object(streams, "FEWEST", 37):
+            backward(module(given))
+        assert device.of("find_runs") == [MAIN, SIDE, MAIN]
+        sound(device)
+
+
+def case_misspelt() -> None:
+    module, given = made()
+    with overlap("yes"), model_for(module, given):
+        try:
+            module(given)
+        except ValueError as error:
+            assert str(error) == "KEYEDOPT_OVERLAP must be 0 or 1, not 'yes'"
+        else:
+            raise AssertionError("it was taken")
+
+
+def case_alarm(asked: str) -> None:
+    """A bad lookup is heard once, from the forward; a sort that comes later must not be heard again."""
+    from keyedopt.fused.backends.interface import Lookup, Table
+    from keyedopt.fused.backends.triton import TritonBackend
+    from keyedopt.fused.backends.triton.alarms import alarm_of
+
+    module, _ = made()
+    bad = features(g=([1, 2, 300], [0, 1, 3]))
+    with overlap(asked), model_for(module, bad) as device:
+        before = [tensor.clone() for tensor in contents(module)]
+        outputs = module(bad)
+        assert int(alarm_of(CPU)) == 1
+        backward(outputs)
+        assert all(map(torch.equal, before, contents(module)))
+        try:
+            module.check()
+        except ValueError as error:
+            assert "row numbers" in str(error)
+        else:
+            raise AssertionError("nothing was heard")
+        table = Table(torch.ones(4, 4))
+        TritonBackend().prepare([table], [Lookup(0, torch.tensor([7, -1]))])
+        assert int(alarm_of(CPU)) == 0
+        TritonBackend().look_up([table], [Lookup(0, torch.tensor([7, -1]))])
+        assert int(alarm_of(CPU)) == 1
+        sound(device)
+
+
+def case_wide_keys() -> None:
+    """Keys that torch sorts."""
+    from keyedopt.fused.backends.triton import calls
+
+    with patch.object(calls, "MOST_KEYS", 2):
+        case_wide_order()
+
+
+def case_wide_order() -> None:
+    module, given = made()
+    with overlap("1"), model_for(module, given) as device:
+        module(given)
+        backward(module(given))
+    sound(device)
+    assert set(device.of("write_keys") + device.of("find_runs")) == {SIDE}
+    assert not device.of("radix_pass")
+
+
+def cases() -> Iterator[tuple[str, Callable[[], None]]]:
+    for asked in ("0", "1"):
+        yield f"order-{asked}", lambda asked=asked: case_order(asked)
+        yield f"alarm-{asked}", lambda asked=asked: case_alarm(asked)
+    for name, kinds in (
+        ("weighted", {"weighted": True}),
+        ("unpooled", {"pools": False}),
+    ):
+        yield f"order-{name}", lambda kinds=kinds: case_order("1", **kinds)
+    for held in (False, True):
+        yield f"other_stream-{held}", lambda held=held: case_other_stream(held)
+    for how in ("eval", "no_grad", "frozen"):
+        yield f"nothing_trained-{how}", lambda how=how: case_nothing_trained(how)
+    yield "let_go", case_let_go
+    yield "captured", case_captured
+    yield "by_count", case_by_count
+    yield "misspelt", case_misspelt
+    yield "wide_keys", case_wide_keys
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return run_alone(tmp_path_factory, __file__)
+
+
+@pytest.mark.parametrize("name", [name for name, _ in cases()])
+def test_streams(found: dict[str, str], name: str) -> None:
+    assert not found[name], found[name]
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    hand_over(outcomes(cases()))
