@@ -1,4 +1,4 @@
-"""What can be checked on a GPU alone: steps that do not wait, CUDA graphs, first steps like warm ones.
+"""What can be checked on a GPU alone: steps that do not wait, graphs, streams, first steps like warm ones.
 
 ``python -m keyedopt.benchmarks.gpu_checks [--implementation TARGET] [--output FILE]`` prints a line a check.
 It exits with 0 if all held, 1 if one did not, 2 if there is no GPU or no such implementation. Of an
@@ -7,8 +7,10 @@ implementation only the public names are used.
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from torch import Tensor, nn
 from keyedopt.conformance.implementation import TargetError, find
 
 ROWS, WIDTH, BAGS, LENGTH = 5000, 64, 512, 8
+#: In the environment, whether ours sort beside the forward; others do not look there.
+OVERLAP = "KEYEDOPT_OVERLAP"
 ALGORITHMS = ("SGD", "Adagrad", "RowWiseAdagrad", "Adam", "PartialRowWiseAdam", "LAMB", "LarsSGD")
 
 
@@ -49,13 +53,13 @@ def tables(
     return surface.EmbeddingBagCollection(configs, kind, given, device=torch.device(device), **more)
 
 
-def features(device: str, seed: int = 0) -> dict[str, tuple[Tensor, Tensor]]:
+def features(device: str, seed: int = 0, bags: int = BAGS) -> dict[str, tuple[Tensor, Tensor]]:
     """Make bags for both tables, with many duplicates in the first rows."""
     numbers = torch.Generator().manual_seed(seed)
-    offsets = torch.arange(0, BAGS * LENGTH + 1, LENGTH)
+    offsets = torch.arange(0, bags * LENGTH + 1, LENGTH)
     made = {}
     for name in ("narrow", "wide"):
-        spread = torch.rand(BAGS * LENGTH, generator=numbers) ** 4 * ROWS
+        spread = torch.rand(bags * LENGTH, generator=numbers) ** 4 * ROWS
         made[name] = (spread.long().clamp(max=ROWS - 1).to(device), offsets.to(device))
     return made
 
@@ -212,6 +216,64 @@ def _replay(one: Callable[[Any], None], twin: Callable[[Any], None], device: str
     torch.cuda.synchronize()
 
 
+@contextmanager
+def elsewhere(device: str) -> Iterator[None]:
+    """Do what is inside in another stream, in its place between what is before and after it."""
+    if device == "cpu":
+        yield
+        return
+    other, here = torch.cuda.Stream(), torch.cuda.current_stream()  # type: ignore[no-untyped-call]
+    other.wait_stream(here)
+    with torch.cuda.stream(other):
+        yield
+    here.wait_stream(other)
+
+
+@contextmanager
+def short_of_memory(device: str) -> Iterator[None]:
+    """Leave so little that what is let go has to be used again soon."""
+    if device == "cpu":
+        yield
+        return
+    torch.cuda.empty_cache()
+    least = torch.cuda.memory_reserved() + (1 << 28)
+    torch.cuda.set_per_process_memory_fraction(least / torch.cuda.mem_get_info()[1])
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+def overlapped_sort_gives_the_same_bits(surface: Any, algorithm: str, device: str) -> str:
+    """Return what is wrong: steps whose sort is beside the forward, and the same steps of a twin without.
+
+    Forward or backward of some are in a stream of their own, and between them are forwards of which nothing
+    is used. What was looked up is let go at once, and its memory used again for what are no row numbers.
+    """
+    modules = [tables(surface, algorithm, device) for _ in range(2)]
+    bags = BAGS if device == "cpu" else 64 * BAGS
+    before = os.environ.get(OVERLAP)
+    try:
+        for module, asked in zip(modules, "10", strict=True):
+            os.environ[OVERLAP] = asked
+            with short_of_memory(device):
+                for seed in range(9):
+                    for dropped in (True, True, False) if asked == "1" else (False,):
+                        with elsewhere(device) if seed % 3 == 1 else nullcontext():
+                            outputs = module(features(device, seed + 100 * dropped, bags))
+                        for _ in range(4):
+                            torch.full((bags * LENGTH,), -1, device=device)
+                    losses = [output.square().sum() for output in outputs.values()]
+                    with elsewhere(device) if seed % 3 == 2 else nullcontext():
+                        torch.autograd.backward(losses)
+            getattr(module, "check", lambda: None)()
+    finally:
+        os.environ.pop(OVERLAP)
+        os.environ |= {} if before is None else {OVERLAP: before}
+    found = [contents(module) for module in modules]
+    return "" if same(*found) else "with the sort beside the forward there are other bits than without"
+
+
 def fbgemm_follows_the_reference(surface: Any, algorithm: str, device: str) -> str:
     """Return what is wrong: the backend of FBGEMM's operators takes steps, and so does the reference."""
     other = tables(find("reference").surface(), algorithm, "cpu", options=FBGEMM[algorithm])
@@ -247,6 +309,7 @@ CHECKS: dict[str, tuple[Check, Sequence[str]]] = {
     "no synchronization": (no_synchronization, ALGORITHMS),
     "no synchronization, clip and step": (no_synchronization_of_dense, ("SGD", "Adagrad", "Adam")),
     "graph": (graph_replays_to_the_same_bits, ALGORITHMS),
+    "sort beside the forward": (overlapped_sort_gives_the_same_bits, ("SGD", "RowWiseAdagrad", "Adam")),
     "first step, tables and dense": (first_whole_step_equals_a_warm_one, ("SGD", "Adagrad", "Adam")),
     "no synchronization, tables and dense": (
         no_synchronization_of_a_whole_step,

@@ -8,7 +8,9 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -41,6 +43,60 @@ def test_a_first_whole_step_equals_a_warm_one(library):
     moved = [not torch.equal(one, other) for one, other in zip(before, model.contents(), strict=False)]
     assert all(moved)
     assert float(model.optimizer.last_total_grad_norm) > 1.0, "the clip does something"
+
+
+def test_the_sort_beside_the_forward_is_compared_with_a_sort_in_it(monkeypatch):
+    monkeypatch.setenv(gpu_checks.OVERLAP, "0")
+    rows = gpu_checks.run(fused, "cpu", ["sort beside the forward"])
+    assert [(row["algorithm"], row["outcome"], row["message"]) for row in rows] == [
+        (name, "held", "") for name in ("SGD", "RowWiseAdagrad", "Adam")
+    ]
+    assert os.environ[gpu_checks.OVERLAP] == "0"
+    monkeypatch.delenv(gpu_checks.OVERLAP)
+    gpu_checks.run(fused, "cpu", ["sort beside the forward"])
+    assert gpu_checks.OVERLAP not in os.environ
+
+
+@pytest.mark.parametrize("fault", ["other numbers", "forwards count", "alarm"])
+def test_a_sort_beside_the_forward_that_goes_wrong_is_noticed(fault):
+    class Wrong(fused.EmbeddingBagCollection):
+        """Tables that go wrong with what is let go, with what is not used, or where the sort is beside."""
+
+        def forward(self, given):
+            if fault == "forwards count":
+                self.fused_optimizer.param_groups[0]["lr"] *= 0.9
+            if fault == "other numbers" and os.environ[gpu_checks.OVERLAP] == "1":
+                given = {name: (values.flip(0), offsets) for name, (values, offsets) in given.items()}
+            return super().forward(given)
+
+        def check(self):
+            if fault == "alarm":
+                raise ValueError("values must be row numbers")
+
+    class Surface:
+        EmbeddingBagConfig, SGD, EmbeddingBagCollection = fused.EmbeddingBagConfig, fused.SGD, Wrong
+
+    row, *others = gpu_checks.run(Surface(), "cpu", ["sort beside the forward"])
+    assert row["outcome"] == "failed"
+    assert ("row numbers" if fault == "alarm" else "other bits") in row["message"]
+    assert {other["outcome"] for other in others} == {"missing"}
+
+
+def test_streams_and_memory_of_the_checks(monkeypatch):
+    """What these do on CUDA, by what they ask of torch."""
+    asked = Mock()
+    asked.memory_reserved.return_value, asked.mem_get_info.return_value = 1 << 28, (0, 1 << 30)
+    asked.stream.return_value = nullcontext()
+    monkeypatch.setattr(gpu_checks.torch, "cuda", asked)
+    other, here = asked.Stream.return_value, asked.current_stream.return_value
+    with gpu_checks.elsewhere("cuda"):
+        other.wait_stream.assert_called_once_with(here)
+        asked.stream.assert_called_once_with(other)
+        here.wait_stream.assert_not_called()
+    here.wait_stream.assert_called_once_with(other)
+    with gpu_checks.short_of_memory("cuda"):
+        asked.set_per_process_memory_fraction.assert_called_once_with(0.5)
+    asked.set_per_process_memory_fraction.assert_called_with(1.0)
 
 
 def test_a_first_step_that_differs_is_noticed():

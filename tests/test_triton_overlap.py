@@ -24,19 +24,19 @@ def overlap(asked: str) -> Any:
     return patch.dict(os.environ, {"KEYEDOPT_OVERLAP": asked})
 
 
-def made(algorithm: Any = None, weighted: bool = False, dtype: Any = torch.float32, pools: bool = True) -> Any:
+def made(weighted: bool = False, pools: bool = True) -> Any:
     """Make a module of two tables, and what is looked up in three features."""
     from keyedopt import fused
 
     config: Any = fused.EmbeddingBagConfig if pools else fused.EmbeddingConfig
     tables = [
-        config(10, 4, name="t", feature_names=["f"], data_type=dtype),
-        config(300, 8, name="u", feature_names=["g", "h"], data_type=dtype),
+        config(10, 4, name="t", feature_names=["f"]),
+        config(300, 8, name="u", feature_names=["g", "h"]),
     ]
     torch.manual_seed(0)
     kind = fused.EmbeddingBagCollection if pools else fused.EmbeddingCollection
     more = {"is_weighted": True} if weighted else {}
-    module = kind(tables, algorithm or fused.Adam, {"lr": 0.1}, backend="triton", **more)
+    module = kind(tables, fused.Adam, {"lr": 0.1}, backend="triton", **more)
     return module, features(weighted)
 
 
@@ -65,20 +65,29 @@ def backward(outputs: dict[str, torch.Tensor]) -> None:
     torch.autograd.backward(list(outputs.values()), [torch.ones_like(one) for one in outputs.values()])
 
 
+def refill(given: dict[str, Any]) -> None:
+    """Write what is looked up next into the same memory."""
+    for parts in given.values():
+        for part in parts:
+            part.mul_(1)
+
+
 def sound(device: Any) -> None:
     assert not device.wrong, device.wrong
     assert not device.unsaid(), device.unsaid()
 
 
 def case_order(asked: str, **kinds: Any) -> None:
-    """Two steps, after a first one whose results are dropped: the sort where it belongs, and the same bits."""
+    """Two steps, after a forward of which nothing is used: the sort where it belongs, and the same bits."""
     results = []
     for chosen in (asked, "0"):
         module, given = made(**kinds)
         with overlap(chosen), model_for(module, given) as device:
+            refill(given)
             module(given)
             for _ in range(2):
                 backward(module(given))
+                refill(given)
         sound(device)
         names = [name for name, _ in device.launches]
         for kernel in SORT:
@@ -139,20 +148,25 @@ def case_let_go() -> None:
 
 def case_captured() -> None:
     """In a graph all is in the stream that is captured: also of a forward that is captured alone."""
+    from keyedopt.fused.backends.triton import sorting, words
+
     module, given = made()
     with overlap("1"), model_for(module, given) as device:
-        backward(module(given))
+        for asked in ("1", "0"):
+            with overlap(asked):
+                backward(module(given))
+        for _, stream in sorting._WORK:  # as torch does before
+            device.now.wait_stream(stream)
+        work, arena = dict(sorting._WORK), [torch.empty(1 << 12, dtype=torch.int64)]
         device.launches.clear()
         device.captured = True
-        from keyedopt.fused.backends.triton import words
-
-        arena = patch.object(words, "_ARENA", [torch.empty(1 << 12, dtype=torch.int64)])
-        with arena:
+        with patch.object(words, "_ARENA", arena):
             outputs = module(given)
             assert {stream for _, stream in device.launches} == {MAIN}
             assert set(SORT) < {name for name, _ in device.launches}
             backward(outputs)
         assert {stream for _, stream in device.launches} == {MAIN}
+        assert sorting._WORK == work, "a graph has work memory of its own"
         sound(device)
 
 
@@ -229,13 +243,8 @@ def case_wide_keys() -> None:
     """Keys that torch sorts."""
     from keyedopt.fused.backends.triton import calls
 
-    with patch.object(calls, "MOST_KEYS", 2):
-        case_wide_order()
-
-
-def case_wide_order() -> None:
     module, given = made()
-    with overlap("1"), model_for(module, given) as device:
+    with overlap("1"), patch.object(calls, "MOST_KEYS", 2), model_for(module, given) as device:
         module(given)
         backward(module(given))
     sound(device)

@@ -1,11 +1,12 @@
-"""What is put on a device once and used in several streams: whoever comes from another one waits for it."""
+"""What is filled in one stream and used in several: whoever comes from another one waits for it."""
 
+from contextlib import nullcontext
 from unittest.mock import Mock
 
 import pytest
 import torch
 
-from keyedopt.fused.backends.triton import alarms, words
+from keyedopt.fused.backends.triton import alarms, streams, words
 from keyedopt.fused.backends.triton.streams import Filled
 
 CPU = torch.device("cpu")
@@ -17,34 +18,81 @@ def cuda(monkeypatch):
     now = Mock(stream=Mock(), captured=False)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: now.stream)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now.captured)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
     return now
 
 
 def test_another_stream_waits_for_what_one_fills(cuda):
     mine, other, captured = cuda.stream, Mock(), Mock()
-    tensor = Mock(device=torch.device("cuda"))
-    filled = Filled.by_now(tensor)
-    assert filled.here() is tensor
+    tensors = tuple(Mock(device=torch.device("cuda")) for _ in range(2))
+    filled = Filled.by_now(*tensors)
+    assert filled.here() == tensors
     mine.wait_event.assert_not_called()
     cuda.stream = other
-    assert filled.here() is tensor
+    assert filled.here() == tensors
     other.wait_event.assert_called_once_with(mine.record_event.return_value)
-    tensor.record_stream.assert_called_once_with(other)
+    for tensor in tensors:
+        tensor.record_stream.assert_called_once_with(other)
     cuda.stream, cuda.captured = captured, True
-    assert filled.here() is tensor
+    assert filled.here() == tensors
     captured.wait_event.assert_not_called()
+
+
+def test_what_a_graph_fills_is_waited_for_by_nobody(cuda):
+    cuda.captured = True
+    filled = Filled.by_now(Mock(device=torch.device("cuda")))
+    cuda.stream.record_event.assert_not_called()
+    cuda.stream, cuda.captured = Mock(), False
+    filled.here()
+    cuda.stream.wait_event.assert_not_called()
+
+
+def test_a_capture_is_looked_for_on_the_device_in_question(monkeypatch):
+    """Of two devices, the one that is not current is captured."""
+    now = Mock(device=0)
+
+    class Guard:
+        def __init__(self, device):
+            self.device = device.index
+
+        def __enter__(self):
+            now.device = self.device
+
+        def __exit__(self, *error):
+            now.device = 0
+
+    monkeypatch.setattr(torch.cuda, "device", Guard)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now.device == 1)
+    assert streams.capturing(torch.device("cuda", 1))
+    assert not streams.capturing(torch.device("cuda", 0))
+    assert not streams.capturing(CPU)
 
 
 def test_a_processor_has_no_streams():
     tensor = torch.zeros(1)
-    assert Filled.by_now(tensor) == Filled(tensor)
-    assert Filled(tensor).here() is tensor
+    assert Filled.by_now(tensor) == Filled((tensor,))
+    assert Filled((tensor,)).here() == (tensor,)
+
+
+def test_the_stream_beside_is_one_and_goes_first(cuda, monkeypatch):
+    """What is not in the model of `test_triton_overlap`: how torch is asked for it."""
+    made = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda *args, **named: made.append((args, named)) or Mock())
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+    monkeypatch.setenv(streams.OVERLAP, "1")
+    streams._side.cache_clear()
+    device = torch.device("cuda", 0)
+    for _ in range(2):
+        with streams.beside(device, 1, []):
+            pass
+    streams._side.cache_clear()
+    assert made == [((device,), {"priority": -1})]
 
 
 def test_words_and_the_alarm_are_asked_for_where_they_are_used(monkeypatch):
     used = []
     here = Filled.here
-    monkeypatch.setattr(Filled, "here", lambda filled: used.append(filled.tensor) or here(filled))
+    monkeypatch.setattr(Filled, "here", lambda filled: used.extend(filled.tensors) or here(filled))
     given = [7, 11, 13]
     first = words.on_device(given, CPU)
     assert words.on_device(given, CPU) is first

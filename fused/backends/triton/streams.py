@@ -1,4 +1,4 @@
-"""Streams of CUDA: memory that is filled in one and used in others, and one for what may run beside the rest."""
+"""Streams of CUDA: memory that is filled in one and used in others, and one for what runs beside the rest."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -31,7 +31,7 @@ def capturing(device: torch.device) -> bool:
 
 @dataclass(frozen=True)
 class Filled:
-    """Tensors of a device; of CUDA, also the stream in which they are filled, and the event of when they are."""
+    """Tensors of a device; of CUDA, also the stream in which they are filled, and the event of when."""
 
     tensors: tuple[Tensor, ...]
     stream: Any = None
@@ -93,7 +93,7 @@ def beside(device: torch.device, count: int, given: Iterable[Tensor]) -> Iterato
 
 @cache
 def _side(device: torch.device) -> Any:
-    """Return the stream of its own, of high priority: else a forward that fills the device would come first."""
+    """Return the stream of its own, of high priority: a forward that fills the device would come first."""
     return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
 
