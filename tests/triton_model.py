@@ -1,4 +1,4 @@
-"""A model of CUDA's streams for Triton's interpreter: what two of them do to memory is found to be in order, or not.
+"""A model of CUDA's streams for Triton's interpreter: is what two of them do to the same memory in order?
 
 Kernels and operators run at once, one after the other, so results are right whatever the streams; but every
 access of memory is noted with the stream of its launch. Streams have vector clocks, which events carry from
