@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import urllib.request
 from pathlib import Path
 from queue import Empty, Queue
 
@@ -39,7 +40,7 @@ class Replica:
     """A replica in a process of its own, and what it says."""
 
     def __init__(self, lighthouse, name, deadline):
-        self.deadline = deadline
+        self.lighthouse, self.name, self.deadline = lighthouse, name, deadline
         self.said = []
         self._lines = Queue()
         self.process = subprocess.Popen(
@@ -73,6 +74,16 @@ class Replica:
             if word in said:
                 return said
 
+    def appear(self):
+        """Wait until it is ready, and the lighthouse has heard of it: before, others would do without it."""
+        self.hear("ready")
+        while True:
+            with urllib.request.urlopen(f"{self.lighthouse}/status", timeout=10) as status:
+                if f"{self.name}:" in status.read().decode():
+                    return
+            assert time.monotonic() < self.deadline, f"the lighthouse does not hear of {self.name}"
+            time.sleep(0.05)
+
     @property
     def attempts(self):
         return [said for said in self.said if "committed" in said]
@@ -87,7 +98,7 @@ def story(lighthouse):
         replicas = {name: Replica(lighthouse, name, deadline) for name in ("replica_0", "replica_1")}
         one, other = replicas.values()
         for replica in (one, other):
-            replica.hear("ready")
+            replica.appear()
         for replica in (one, other):
             replica.tell("run 3")
         for replica in (one, other):
@@ -97,7 +108,7 @@ def story(lighthouse):
         one.hear("ran")
         assert other.process.wait(timeout=10) < 0, "it was killed"
         replicas["joined"] = late = Replica(lighthouse, "replica_2", deadline)
-        late.hear("ready")
+        late.appear()
         for replica in (late, one):
             replica.tell("run 10")
         for replica in (late, one):
