@@ -20,9 +20,29 @@ Given = tuple[Cluster, Sequence[Lookup]]
 
 
 class Share(list[Given]):
-    """What one forward gives to a backward pass; it is held by the graph of that forward alone."""
+    """What one forward gives to a backward pass; it is held by the graph of that forward alone.
 
-    __slots__ = ("__weakref__",)
+    Args:
+        device: of the gradients, which are there for the stream that is current on it now.
+    """
+
+    __slots__ = ("__weakref__", "device", "stream")
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self.device, self.stream = device, _current(device)
+
+    def here(self) -> None:
+        """Let the current stream use the gradients, too; autograd has it wait for them.
+
+        Or, as soon as autograd lets them go, their memory could be given away in their own stream.
+        """
+        now = _current(self.device)
+        if now != self.stream:
+            for _, lookups in self:
+                for one in lookups:
+                    if one.grad is not None and one.grad.device == self.device:
+                        one.grad.record_stream(now)
 
 
 class Backward:
@@ -72,6 +92,7 @@ class Backward:
         given = [each for share in shares if share is not None for each in share]
         for share in shares:
             if share is not None:
+                share.here()
                 share.clear()
         self._update(given)
 
@@ -125,6 +146,10 @@ class Call:
                 yield cluster, lookup, one
 
 
+def _current(device: torch.device) -> Any:
+    return torch.cuda.current_stream(device) if device.type == "cuda" else None
+
+
 def with_gradient(lookup: Lookup, grad: Tensor) -> Lookup:
     """Return the lookup with the gradient of its output."""
     made = Lookup.__new__(Lookup)
@@ -163,7 +188,7 @@ class LookedUp(torch.autograd.Function):
         some, *rows = ctx.saved_tensors
         if ctx.versions != _versions(call):
             raise RuntimeError("what was looked up has been modified by an inplace operation since")
-        share = Share()
+        share = Share(some.device)
         found: list[Tensor | None] = []
         place = 0
         for cluster, lookups, trained in call.parts:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keyedopt.fused.backends import COUNTING_ON_HOST
+from keyedopt.fused.backends import COUNTING_ON_HOST, counts_itself
 from keyedopt.fused.backends.interface import Backend, Columns, Lookup, RowGradients, Step, Table
 from keyedopt.fused.embedding.backward import Given
 from keyedopt.fused.embedding.clusters import Cluster
@@ -135,7 +135,10 @@ def _by_cluster(given: Iterable[Given]) -> list[Given]:
 
 def captured(device: torch.device) -> bool:
     """Whether what is done on a device now is put into a CUDA graph."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if device.type != "cuda":
+        return False
+    with torch.cuda.device(device):
+        return torch.cuda.is_current_stream_capturing()
 
 
 def _tables_of(lookups: Sequence[Lookup]) -> set[int]:
@@ -172,8 +175,11 @@ def _works(cluster: Cluster, lookups: Sequence[Lookup], seed: tuple[int, int] | 
                     "stochastic rounding cannot be captured in a CUDA graph where steps are not counted: "
                     "every replay would draw the same"
                 )
-            step = replace(step, seed=seed[0] + (seed[1] if counter is None else count))
+            step = replace(step, seed=seed[0])
         backend = cluster.backend_for(step)
+        # Who counts on the device draws by that count: the seed is the same at every replay of a graph.
+        if seed is not None and (counter is None or not counts_itself(backend, cluster.device)):
+            step = replace(step, seed=seed[0] + (seed[1] if counter is None else count))
         works.append(Work(cluster, step, backend, listed))
         if not cluster.counted and seed is None:
             cluster.last = step, backend

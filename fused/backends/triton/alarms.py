@@ -5,7 +5,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from keyedopt.fused.backends.triton.streams import Filled
+from keyedopt.fused.backends.triton.streams import TOO_SOON, Filled, capturing
 
 #: What the bits of the word mean.
 WRONG = {1: "values must be row numbers of their table", 2: "offsets must go from 0 to the number of values"}
@@ -13,6 +13,8 @@ WRONG = {1: "values must be row numbers of their table", 2: "offsets must go fro
 
 @cache
 def _memory(device: torch.device) -> Filled:
+    if capturing(device):  # it would be the graph's, and every replay would call off the alarm
+        raise RuntimeError(TOO_SOON)
     memory = torch.zeros(4, dtype=torch.int64, device=device)
     memory[1:2] = 1  # filled, for a list would be copied, and waited for
     return Filled.by_now(memory)

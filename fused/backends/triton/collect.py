@@ -64,7 +64,7 @@ def count_runs(
         less = tl.load(starts + block * BLOCK + middle, mask=searched, other=0).to(tl.int32) < within
         first = tl.where(searched & less, middle + 1, first)
         last = tl.where(searched & (less == 0), middle, last)
-    total = tl.load(before + (n + BLOCK - 1) // BLOCK)
+    total = tl.load(before + tl.cdiv(n.to(tl.int64), BLOCK))
     tl.store(firsts + table, tl.where(low < n, tl.load(before + block) + first, total))
     tl.store(firsts + TABLES, total)
 

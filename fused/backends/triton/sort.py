@@ -235,6 +235,6 @@ def find_runs(
     after = tl.minimum(begin + BLOCK, n)
     end = end_of_run(keys, tl.load(keys + after - 1), after, n, PROBES)
     tl.store(ends + program, end.to(ends.dtype.element_ty))
-    for done in range(program * BLOCK, used, BLOCK * tl.num_programs(0)):
+    for done in range(begin, used, tl.num_programs(0).to(tl.int64) * BLOCK):
         word = done + tl.arange(0, BLOCK)
         tl.store(work + word, tl.zeros((BLOCK,), tl.int32), mask=word < used)

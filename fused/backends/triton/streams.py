@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+#: What is said of a capture for which there is not everything yet that a graph cannot make.
+TOO_SOON = "take a step of the same kind before you capture one in a CUDA graph"
 #: In the environment: "0" sorts in the stream of the forward, "1" beside it, however little there is to sort.
 OVERLAP = "KEYEDOPT_OVERLAP"
 #: So many values at least are sorted beside the forward: less is launched no faster than it is sorted.

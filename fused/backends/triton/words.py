@@ -10,7 +10,7 @@ from torch import Tensor
 
 from keyedopt.fused.backends.interface import Step
 from keyedopt.fused.backends.triton.layout import NEVER, STEP_WORDS
-from keyedopt.fused.backends.triton.streams import Filled, capturing
+from keyedopt.fused.backends.triton.streams import TOO_SOON, Filled, capturing
 
 #: Words that are the same step after step stay on the device.
 _KEPT: OrderedDict[tuple[torch.device, tuple[int, ...]], tuple[Tensor, Filled]] = OrderedDict()
@@ -55,11 +55,12 @@ def on_device(words: Sequence[int], device: torch.device, check: Callable[[], No
     """
     key = (device, tuple(words))
     captured = capturing(device)
-    if key in _KEPT:
-        _KEPT.move_to_end(key)
+    known = _KEPT.pop(key, None)  # at once, for another thread may be about to drop it
+    if known is not None:
+        _KEPT[key] = known  # as the latest
         if captured:
-            _CAPTURED.append(_KEPT[key])
-        (kept,) = _KEPT[key][1].here()
+            _CAPTURED.append(known)
+        (kept,) = known[1].here()
         return kept
     if check is not None:
         check()
@@ -83,7 +84,7 @@ def on_device(words: Sequence[int], device: torch.device, check: Callable[[], No
 def _part_of_arena(host: Tensor) -> Tensor:
     """Put words into the part of the arena that is still free, for a graph to copy."""
     if not _ARENA:
-        raise RuntimeError("take a step of the same kind before you capture one in a CUDA graph")
+        raise RuntimeError(TOO_SOON)
     free = _ARENA[0]
     if len(host) > len(free):
         raise RuntimeError(f"too many steps were captured in CUDA graphs: {ARENA_WORDS} words are used up")

@@ -1,0 +1,156 @@
+"""What a CUDA graph would freeze, and what two threads or streams would spoil: without a GPU, by its parts."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import pytest
+import torch
+from triton_process import hand_over, outcomes, run_alone
+
+from keyedopt import fused
+from keyedopt.fused.backends.interface import Lookup, Step, Table
+from keyedopt.fused.embedding import update
+
+CPU = torch.device("cpu")
+
+
+def made(algorithm: Any = fused.Adam, **more: Any) -> Any:
+    config = fused.EmbeddingBagConfig(10, 8, "t", torch.bfloat16, ["f"])
+    return fused.EmbeddingBagCollection([config], algorithm, {"lr": 0.1}, backend="torch", **more)
+
+
+def step(module: Any) -> None:
+    values, offsets = torch.tensor([1, 2, 1]), torch.tensor([0, 2, 3])
+    (out,) = module({"f": (values, offsets)}).values()
+    out.sum().backward()
+
+
+@pytest.mark.parametrize("captured", [False, True])
+def test_an_alarm_is_not_made_in_a_capture(monkeypatch, captured):
+    from keyedopt.fused.backends.triton import alarms
+
+    monkeypatch.setattr(alarms, "capturing", lambda device: captured)
+    alarms._memory.cache_clear()
+    why = pytest.raises(RuntimeError, match="take a step of the same kind before")
+    with why if captured else nullcontext():
+        alarms.alarm_of(CPU)
+    alarms._memory.cache_clear()
+
+
+def test_words_that_another_thread_drops_are_put_there_again(monkeypatch):
+    from keyedopt.fused.backends.triton import words
+
+    class Shared(OrderedDict[Any, Any]):
+        """After each look at it another thread has dropped everything."""
+
+        def __contains__(self, key: object) -> bool:
+            found = super().__contains__(key)
+            self.clear()
+            return found
+
+    monkeypatch.setattr(words, "_KEPT", Shared())
+    first = words.on_device([3, 4], CPU)
+    second = words.on_device([3, 4], CPU)
+    assert first.tolist() == second.tolist() == [3, 4]
+
+
+def test_words_that_were_used_of_late_stay(monkeypatch):
+    from keyedopt.fused.backends.triton import words
+
+    monkeypatch.setattr(words, "_KEPT", OrderedDict())
+    monkeypatch.setattr(words, "KEEP", 2)
+    first = words.on_device([1], CPU)
+    words.on_device([2], CPU)
+    assert words.on_device([1], CPU) is first
+    words.on_device([3], CPU)
+    assert words.on_device([1], CPU) is first
+    assert [key[1] for key in words._KEPT] == [(3,), (1,)]
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_gradients_are_kept_for_the_stream_that_updates(monkeypatch, moved):
+    """The leaf belongs to the stream of the first forward, for as long as any graph is there."""
+    from keyedopt.fused.embedding import backward
+
+    streams, said = iter(["first", "other" if moved else "first"]), []
+    monkeypatch.setattr(backward, "_current", lambda device: next(streams))
+    monkeypatch.setattr(
+        torch.Tensor, "record_stream", lambda tensor, stream: said.append((tuple(tensor.shape), stream))
+    )
+    step(made())
+    assert said == ([((2, 8), "other")] if moved else [])
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "on_device", "seeds"),
+    [
+        (fused.Adam, False, [7, 8, 9]),
+        (fused.Adam, True, [7, 7, 7]),
+        (fused.SGD, True, [7, 8, 9]),
+    ],
+)
+def test_what_a_graph_replays_draws_like_the_steps_that_it_replaces(monkeypatch, algorithm, on_device, seeds):
+    """A seed is a word of the host, which is frozen; the count of steps, on the device, is not."""
+    from keyedopt.fused.backends.torch import TorchBackend
+
+    given = []
+    monkeypatch.setattr(update, "counts_itself", lambda backend, device: on_device)
+    monkeypatch.setattr(TorchBackend, "update", lambda this, tables, lookups, step: given.append(step.seed))
+    module = made(algorithm, rounding_seed=7)
+    for _ in range(3):
+        step(module)
+    assert given == seeds
+
+
+def test_a_capture_of_the_tables_device_counts(monkeypatch):
+    now = []
+
+    class Guard:
+        def __init__(self, device: torch.device) -> None:
+            self.device = device
+
+        def __enter__(self) -> None:
+            now.append(self.device.index)
+
+        def __exit__(self, *error: object) -> None:
+            now.pop()
+
+    monkeypatch.setattr(torch.cuda, "device", Guard)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now == [1])
+    assert update.captured(torch.device("cuda", 1))
+    assert not update.captured(torch.device("cuda", 0))
+    assert not update.captured(CPU)
+
+
+# --- in Triton's interpreter ----------------------------------------------------------------------
+
+
+def case_draws() -> None:
+    """With one seed, the draws are those of the count that the kernel reads."""
+    from keyedopt.fused.backends.triton import TritonBackend
+
+    found = []
+    for count in (1, 2, 2):
+        weight = torch.ones(4, 64, dtype=torch.bfloat16)
+        lookup = Lookup(0, torch.arange(4), grad=torch.full((4, 64), 0.001))
+        given = Step("sgd", lr=1.0, count=torch.tensor(count), seed=7)
+        TritonBackend().update([Table(weight)], [lookup], given)
+        found.append(weight)
+    assert not torch.equal(found[0], found[1])
+    assert torch.equal(found[1], found[2])
+
+
+def cases() -> Iterator[tuple[str, Callable[[], None]]]:
+    yield "draws", case_draws
+
+
+def test_draws(tmp_path_factory: pytest.TempPathFactory) -> None:
+    found = run_alone(tmp_path_factory, __file__)
+    assert found == {name: "" for name, _ in cases()}
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    hand_over(outcomes(cases()))
