@@ -1,4 +1,4 @@
-"""What a CUDA graph would freeze, and what two threads or streams would spoil: without a GPU, by its parts."""
+"""What a CUDA graph would freeze, and what threads or streams would spoil: without a GPU, by its parts."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -37,6 +37,22 @@ def test_an_alarm_is_not_made_in_a_capture(monkeypatch, captured):
     with why if captured else nullcontext():
         alarms.alarm_of(CPU)
     alarms._memory.cache_clear()
+
+
+def test_an_alarm_of_any_stream_is_heard_before_it_is_called_off(monkeypatch):
+    from keyedopt.fused.backends.triton import alarms
+
+    memory = torch.tensor([0, 1])
+    monkeypatch.setattr(alarms, "alarm_of", lambda device: memory.view(torch.int32)[:1])
+    monkeypatch.setattr(alarms, "sound_of", lambda device: memory[1:])
+    another = [(1, 0), (0, 1)]  # what kernels in another stream still do, and then nothing
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: memory.copy_(torch.tensor(another.pop(0))))
+    device = torch.device("cuda", 1)
+    with pytest.raises(ValueError, match="row numbers"):
+        alarms.check(device)
+    assert memory.tolist() == [0, 1]
+    alarms.check(device)
+    assert not another
 
 
 def test_words_that_another_thread_drops_are_put_there_again(monkeypatch):

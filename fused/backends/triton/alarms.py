@@ -43,6 +43,8 @@ def check(device: torch.device) -> None:
     Raises:
         ValueError: says what; nothing was written since.
     """
+    if device.type == "cuda":  # all its streams: an alarm of another one could be called off unheard
+        torch.cuda.synchronize(device)
     alarm = alarm_of(device)
     bits = int(alarm)
     if bits:
