@@ -49,8 +49,10 @@ def findings() -> tuple[Finding, ...]:
 def run(chosen: Sequence[Finding]) -> Iterator[tuple[Finding, int, str]]:
     """Run reproducers, each in a forked process, and yield its exit status and what it printed.
 
-    The libraries are imported once, before the forks: that takes longer than a reproducer.
+    The libraries, and what a step of torch's optimizers imports, are imported once, before the forks: that
+    takes longer than a reproducer.
     """
+    importlib.import_module("torch._dynamo")
     for library in dict.fromkeys(finding.library for finding in chosen):
         for module in {"torchrec": ["torchrec.optim"], "fbgemm": ["fbgemm_gpu"]}.get(library, [library]):
             importlib.import_module(module)

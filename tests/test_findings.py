@@ -1,0 +1,80 @@
+"""The defects found in published libraries: each is still there, and is what a known failure links to."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from keyedopt.conformance import expectations
+from keyedopt.conformance.findings import findings
+
+FINDINGS = {finding.path.stem: finding for finding in findings()}
+LIBRARIES = tuple(dict.fromkeys(finding.library for finding in FINDINGS.values()))
+#: What need not be installed, but where it has to be (CI).
+OPTIONAL = ("torchrec", "torchft")
+
+
+def need(library):
+    missing = library in OPTIONAL and importlib.util.find_spec(library) is None
+    if missing and os.environ.get(f"KEYEDOPT_REQUIRE_{library.upper()}") != "1":
+        pytest.skip(f"{library} is not installed: see the README")
+
+
+@pytest.fixture(scope="module")
+def reproduced():
+    """Run every reproducer of a library, once: exit status and output by name."""
+    done = {}
+
+    def of(library):
+        need(library)
+        if library not in done:
+            code = (
+                "import json\n"
+                "from keyedopt.conformance.findings import findings, run\n"
+                f"chosen = [finding for finding in findings() if finding.library == {library!r}]\n"
+                "print(json.dumps({f.path.stem: [code, text] for f, code, text in run(chosen)}))\n"
+            )
+            command = [sys.executable, "-c", code]
+            said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600).stdout
+            done[library] = json.loads(said.splitlines()[-1])
+        return done[library]
+
+    return of
+
+
+@pytest.mark.parametrize("name", FINDINGS)
+def test_a_finding_is_still_there(name, reproduced):
+    """A reproducer exits with 1 as long as the defect is there; 0 means: fixed, take it off the list."""
+    code, output = reproduced(FINDINGS[name].library)[name]
+    assert code == 1, output
+    assert any(line.startswith("defect: expected ") for line in output.splitlines()), output
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("name", FINDINGS)
+def test_a_finding_is_a_script_of_torch_and_the_library_alone(name):
+    text = FINDINGS[name].path.read_text(encoding="utf-8")
+    assert "keyedopt" not in text
+    assert len(text.splitlines()) <= 80
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_a_finding_runs_as_a_script(library):
+    need(library)
+    finding = next(finding for finding in FINDINGS.values() if finding.library == library)
+    done = subprocess.run([sys.executable, finding.path], capture_output=True, text=True, check=False)
+    assert done.returncode == 1, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_every_known_failure_links_to_a_reproducer_that_names_its_clause(library):
+    entries = expectations.read(expectations.find(library))
+    by_link = {f"conformance/findings/{finding.path.name}": finding for finding in FINDINGS.values()}
+    own = {link for link, finding in by_link.items() if finding.library == library}
+    if library != "fbgemm":  # for some of its defects our target makes up
+        assert {entry.link for entry in entries} >= own
+    for entry in entries:
+        assert entry.clause in by_link[entry.link].clauses, entry
