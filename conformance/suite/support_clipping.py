@@ -12,3 +12,24 @@ def zeros_with_grads(*grads: list[float]) -> dict[str, Any]:
         params[f"p{index}"] = torch.nn.Parameter(torch.zeros(len(grad)))
         params[f"p{index}"].grad = torch.tensor(grad)
     return params
+
+
+def spread(tensor: torch.Tensor, placement: str, ranks: int = 1) -> Any:
+    """Make a DTensor whose part on this rank is the tensor, on a mesh of some ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    placements = {"shard": Shard(0), "replicate": Replicate()}
+    mesh = init_device_mesh("cpu", (ranks,))
+    return DTensor.from_local(tensor, mesh, [placements[placement]], run_check=False)
+
+
+def world() -> Any:
+    """Return the process group of all ranks."""
+    return torch.distributed.group.WORLD
+
+
+def local(tensor: Any) -> torch.Tensor:
+    """Return the local part of a DTensor, or the tensor itself."""
+    found: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return found.detach()

@@ -104,6 +104,38 @@ def test_one_update_a_window(impl, kind, layout):
         expect_near(mine, other, f"the parameter after window {window}")
 
 
+@pytest.mark.clause("ACC-003")
+@pytest.mark.parametrize("kind", ACCUMULATING)
+def test_decay_once_a_window(impl, kind):
+    """Weight decay, too, is applied once a window, in its update."""
+    mine, other = fixed_table(), fixed_table()
+    optimizer = make_accumulating(impl, kind, [mine], weight_decay=0.25)
+    once = getattr(impl, kind)([other], lr=0.125, weight_decay=0.25)
+    for window in range(2):
+        before = mine.detach().clone()
+        train_window(optimizer, mine, [3 * window, 3 * window + 1])
+        expect_bits(mine.detach(), before, "the parameter within a window")
+        train_window(optimizer, mine, [3 * window + 2])
+        other.grad = sum(gradient_of_step(3 * window + step) for step in range(3))
+        once.step()
+        expect_near(mine, other, f"the parameter after window {window}")
+
+
+@pytest.mark.clause("ACC-003")
+@pytest.mark.parametrize("kind", ACCUMULATING)
+@pytest.mark.parametrize("at", [0, 1, 2])
+def test_nan_is_not_lost(impl, kind, at):
+    """A gradient that is NaN in any step of a window shows in its update."""
+    mine = fixed_table()
+    optimizer = make_accumulating(impl, kind, [mine])
+    for step in range(3):
+        mine.grad = gradient_of_step(step)
+        if step == at:
+            mine.grad[2] = float("nan")
+        optimizer.step()
+    expect(not mine.detach()[2].isfinite().any(), "the row with NaN in its gradient not finite", mine[2])
+
+
 @pytest.mark.clause("ACC-004")
 @pytest.mark.parametrize("window", [1, 2, 5])
 def test_sum_not_mean(impl, window):
@@ -148,6 +180,71 @@ def test_windows_of_their_own(impl, kind):
             optimizer.step()
     expect_near(one, alone, "one parameter")
     expect_near(two, alone, "the other parameter")
+
+
+@pytest.mark.clause("ACC-006")
+@pytest.mark.parametrize("kind", ACCUMULATING)
+def test_gradients_now_and_then(impl, kind):
+    """A parameter with a gradient in every other step takes twice as long for a window."""
+    often, rarely, alone = fixed_table(), fixed_table(), fixed_table()
+    optimizer, single = make_accumulating(impl, kind, [often, rarely]), make_accumulating(impl, kind, [alone])
+    for step in range(12):
+        often.grad = gradient_of_step(step)
+        rarely.grad = gradient_of_step(step) if step % 2 else None
+        optimizer.step()
+    train_window(single, alone, range(1, 12, 2))
+    expect_near(rarely, alone, "the parameter with few gradients")
+
+
+@pytest.mark.clause("ACC-003")
+@pytest.mark.parametrize("kind", ACCUMULATING)
+def test_options_of_a_group(impl, kind):
+    """Whether and how long gradients are accumulated is said by the group."""
+    tables, others = [fixed_table() for _ in range(3)], [fixed_table() for _ in range(3)]
+    options = [
+        {"use_accumulate": True, "accumulate_step": 2},
+        {"use_accumulate": True, "accumulate_step": 3},
+        {"use_accumulate": False, "accumulate_step": 3},
+    ]
+    groups = [{"params": [table], **more} for table, more in zip(tables, options, strict=True)]
+    optimizer = getattr(impl, kind)(groups, lr=0.125)
+    for step in range(6):
+        for table in tables:
+            table.grad = gradient_of_step(step)
+        optimizer.step()
+    for index, more in enumerate(options):
+        train_window(getattr(impl, kind)([others[index]], lr=0.125, **more), others[index], range(6))
+        expect_near(tables[index], others[index], f"the parameter of the group with {more}")
+
+
+@pytest.mark.clause("ACC-003")
+@pytest.mark.parametrize("kind", ACCUMULATING)
+@pytest.mark.parametrize("to_none", [True, False])
+def test_zero_grad_between_steps(impl, kind, to_none):
+    """zero_grad, which every loop calls between steps, leaves the window as it is."""
+    mine, other = fixed_table(), fixed_table()
+    optimizer, plainly = make_accumulating(impl, kind, [mine]), make_accumulating(impl, kind, [other])
+    for step in range(6):
+        mine.grad = gradient_of_step(step)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=to_none)
+    train_window(plainly, other, range(6))
+    expect_near(mine, other, "the parameter")
+
+
+@pytest.mark.clause("ACC-003")
+@pytest.mark.parametrize("kind", ["AccumulateAdagrad", "AccumulateAdam"])
+def test_rows_of_other_windows(impl, kind):
+    """A window of sparse gradients moves the rows that it lists alone, whatever came in earlier ones."""
+    mine = fixed_table()
+    optimizer = make_accumulating(impl, kind, [mine], 2)
+    for rows in ([0, 1], [1, 2], [3, 4], [4, 3]):
+        before = mine.detach().clone()
+        mine.grad = torch.sparse_coo_tensor([rows], gradient_of_step(1)[:2], (6, 4), check_invariants=True)
+        optimizer.step()
+    expect_bits(mine.detach()[[0, 1, 2, 5]], before[[0, 1, 2, 5]], "rows that are not in the last window")
+    moved = [not torch.equal(mine.detach()[row], before[row]) for row in (3, 4)]
+    expect(all(moved), "the rows of the last window moved", moved)
 
 
 @pytest.mark.clause("ACC-011")

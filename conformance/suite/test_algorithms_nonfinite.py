@@ -92,6 +92,25 @@ def test_error_if_nonfinite(impl, algorithm, bad, layout):
     expect_unchanged(before, [values(weights), optimizer.state_dict()], "weights and state")
 
 
+@pytest.mark.clause("ALGO-046")
+@pytest.mark.needs("{algorithm}.error_if_nonfinite")
+@every
+@pytest.mark.parametrize("strict", [0, 1])
+def test_error_if_nonfinite_of_a_group(impl, algorithm, strict):
+    """It is the group that says whether its gradients have to be finite."""
+    weights = [parameter(4, 3, seed=index) for index in range(2)]
+    groups = [
+        {"params": [weight], "error_if_nonfinite": index == strict} for index, weight in enumerate(weights)
+    ]
+    optimizer = make_algorithm(impl, algorithm, groups)
+    for index in (1 - strict, strict):
+        set_grads(weights)
+        weights[index].grad[1, 1] = float("nan")
+        seen = outcome(lambda: optimizer.step() and None)
+        wanted = "raises RuntimeError" if index == strict else "returns None"
+        expect(seen == wanted, f"{wanted} for NaN in group {index}", seen)
+
+
 @pytest.mark.clause("ALGO-047")
 @pytest.mark.needs("{algorithm}.error_if_nonfinite")
 @every

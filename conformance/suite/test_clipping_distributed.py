@@ -1,6 +1,7 @@
 """Clipping of DTensor and ShardedTensor, and over process groups, on one rank.
 
-On one rank every promise has a simple form: what is spread over one rank is all there.
+On one rank every promise has a simple form: what is spread over one rank is all there. For more than one see
+`test_clipping_ranks`.
 """
 
 import copy
@@ -20,26 +21,7 @@ from keyedopt.conformance.suite.support import (
     p_norm,
     single_rank,
 )
-
-
-def spread(tensor: torch.Tensor, placement: str) -> Any:
-    """Make a DTensor on a mesh of one rank."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
-
-    placements = {"shard": Shard(0), "replicate": Replicate()}
-    return distribute_tensor(tensor, init_device_mesh("cpu", (1,)), [placements[placement]])
-
-
-def world() -> Any:
-    """Return the process group of all ranks."""
-    return torch.distributed.group.WORLD
-
-
-def local(tensor: Any) -> torch.Tensor:
-    """Return the local part of a DTensor, or the tensor itself."""
-    found: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
-    return found.detach()
+from keyedopt.conformance.suite.support_clipping import local, spread, world
 
 
 def given_grads(**grads: list[float] | None) -> dict[str, Any]:

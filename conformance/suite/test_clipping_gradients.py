@@ -15,6 +15,7 @@ from keyedopt.conformance.suite.support import (
     p_norm,
     sgd,
 )
+from keyedopt.conformance.suite.support_clipping import zeros_with_grads
 
 
 def zeros(*shapes: Any) -> dict[str, Any]:
@@ -276,3 +277,34 @@ def test_step_leaves_parameters_and_state_to_the_wrapped_optimizer(impl: Any) ->
     optimizer.step()
     expect_bits(params["p0"].detach(), before, "parameter")
     expect_equal(len(optimizer.state), 0, "entries of state")
+
+
+@pytest.mark.clause("CLIP-005", "CLIP-006")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE"])
+@pytest.mark.parametrize("at", ["first", "last"])
+def test_a_single_number(impl: Any, kind: str, at: str) -> None:
+    """A parameter without dimensions, a temperature say, counts and is clipped like any other."""
+    scalar: Any = torch.nn.Parameter(torch.tensor(0.0))
+    scalar.grad = torch.tensor(-30.0)
+    others = zeros_with_grads([40.0, 0.0])
+    params = {"t": scalar, **others} if at == "first" else {**others, "t": scalar}
+    optimizer, recorder = clipping(impl, params, kind, 1.0)
+    optimizer.step()
+    seen = dict(zip(params, recorder.received[0], strict=True))
+    factor = 1.0 / (50.0 + 1e-6)
+    wanted = [-30.0 * factor, 40.0 * factor] if kind == "NORM" else [-1.0, 1.0]
+    expect_close(
+        torch.stack([seen["t"], seen["p0"][0]]), torch.tensor(wanted), "gradients that arrive", ulps=8
+    )
+
+
+@pytest.mark.clause("CLIP-005", "CLIP-006")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE"])
+def test_many_parameters(impl: Any, kind: str) -> None:
+    """However many parameters there are, each counts and is clipped."""
+    params = zeros_with_grads(*([3.0] for _ in range(1600)))
+    optimizer, recorder = clipping(impl, params, kind, 1.0)
+    optimizer.step()
+    seen = torch.cat(recorder.received[0])
+    wanted = torch.full((1600,), 3.0 / (120.0 + 1e-6) if kind == "NORM" else 1.0)
+    expect_close(seen, wanted, "gradients that arrive", ulps=8)

@@ -11,6 +11,7 @@ from keyedopt.conformance.suite.support import (
     expect,
     expect_bits,
     expect_equal,
+    expect_raises,
     expect_unchanged,
     outcome,
     parameters,
@@ -253,3 +254,33 @@ def test_what_step_returns(impl):
     )
     set_grads(params)
     return [outcome(optimizer.step), outcome(optimizer.step)]
+
+
+class Failing(torch.optim.SGD):
+    """An optimizer that fails once."""
+
+    fail = True
+
+    def step(self, closure: Any = None) -> Any:
+        """Fail before anything has changed, or step."""
+        if self.fail:
+            raise RuntimeError("out of memory")
+        return super().step(closure)
+
+
+@pytest.mark.clause("FT-006")
+def test_an_error_of_the_wrapped_step_comes_out(impl):
+    """A committed step that fails raises its error, and the next one is a step."""
+    params, others = parameters(), parameters()
+    inner = Failing([*params.values()], lr=0.1)
+    optimizer = impl.FaultTolerantOptimizer(ScriptedManager(), inner)
+    bare = torch.optim.SGD([*others.values()], lr=0.1)
+    for given in (params, others):
+        set_grads(given)
+    expect_raises(
+        optimizer.step, RuntimeError, mentions=("out of memory",), expected="the error of the wrapped step"
+    )
+    inner.fail = False
+    optimizer.step()
+    bare.step()
+    expect_unchanged(values(others), values(params), "parameters after the next step")

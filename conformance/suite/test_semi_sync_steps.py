@@ -22,7 +22,7 @@ from keyedopt.conformance.suite.support import (
     train,
     values,
 )
-from keyedopt.conformance.suite.support_replicas import GLOBAL_COUNTER, Outer, semisync
+from keyedopt.conformance.suite.support_replicas import GLOBAL_COUNTER, LOCAL_COUNTER, Outer, semisync
 
 
 class Failing(torch.optim.SGD):
@@ -224,3 +224,24 @@ def test_gradients_reach_the_local_optimizer_as_they_are(impl, value):
     before = [None if param.grad is None else param.grad.clone() for param in params.values()]
     optimizer.step()
     expect_unchanged(before, recorder[0].received[0], "gradients that were received")
+
+
+@pytest.mark.clause("SEMI-006", "SEMI-012")
+@pytest.mark.parametrize("every", [1, 3, 4])
+def test_counters(impl, every):
+    """The counters are those of the local and of the global steps, whatever lies between."""
+    params = parameters()
+    optimizer, _, _ = semisync(impl, params, every=every)
+    train(optimizer, params, 9)
+    entry = optimizer.state_dict()["state"]["p0"]
+    seen = [int(entry[LOCAL_COUNTER]), int(entry[GLOBAL_COUNTER])]
+    expect_equal(seen, [9, 9 // every], "local and global steps")
+
+
+@pytest.mark.clause("SEMI-006")
+def test_gradients_are_released_for_a_global_step(impl):
+    """A global step finds none of the gradients that the local steps have used."""
+    params = parameters()
+    optimizer, _, outer = semisync(impl, params, every=2)
+    train(optimizer, params, 4)
+    expect_equal(outer.gradients, [None] * 4, "gradients at the global steps")

@@ -252,3 +252,23 @@ def test_torch_optimizer_that_loads_by_itself(impl):
     plain.load_state_dict(saved)
     train(optimizer, params, 2)
     expect_close(plain.param_groups[0]["lr"], LINEAR_RATES[3], "rate of the torch optimizer", ulps=8)
+
+
+@pytest.mark.clause("WARM-053")
+def test_the_outer_schedule_has_the_last_word(impl):
+    """Where two schedules set one option, the outer one's rate is used, after a load too."""
+
+    def make(params: Any) -> Any:
+        inner = linear_ramp(impl, sgd(impl, dict(params)), param_name="__inner")
+        stages = warmup_stages(impl, [{"policy": "CONSTANT", "max_iters": 20, "value": 0.5}])
+        return impl.WarmupOptimizer(inner, stages, lr=0.5)
+
+    params, others = parameters(), parameters()
+    optimizer, resumed = make(params), make(others)
+    for _ in range(3):
+        expect_equal(optimizer.param_groups[0]["lr"], 0.25, "rate")
+        train(optimizer, params, 1)
+    resumed.load_state_dict(snapshot(optimizer.state_dict()))
+    expect_equal(resumed.param_groups[0]["lr"], 0.25, "rate after a load")
+    train(resumed, others, 1)
+    expect_equal(resumed.param_groups[0]["lr"], 0.25, "rate after a step")

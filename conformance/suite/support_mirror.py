@@ -1,0 +1,135 @@
+"""Several ranks in one process: a process group whose other ranks hold what this one holds.
+
+So every collective has a result that is known: a sum over n ranks is n times what is here, a maximum is what
+is here, and a gathering is n copies of it.
+"""
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import distributed
+
+NAME = "mirror"
+
+
+class _Done(distributed._Work):  # type: ignore[misc]  # private, but what a group has to return
+    """Work that was done at once."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self._result = result
+        self._future: Any = torch.futures.Future()
+        self._future.set_result(result)
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Return at once."""
+        return True
+
+    def is_completed(self) -> bool:
+        """Return True."""
+        return True
+
+    def is_success(self) -> bool:
+        """Return True."""
+        return True
+
+    def result(self) -> Any:
+        """Return what was given."""
+        return self._result
+
+    def get_future(self) -> Any:
+        """Return a future that has come."""
+        return self._future
+
+
+class Mirror(distributed.ProcessGroup):  # type: ignore[misc]
+    """Rank 0 of ``size`` ranks that all hold the same."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        super().__init__(rank, size)
+        self._count = size
+        self._called = NAME
+
+    def setGroupName(self, name: str) -> None:  # noqa: N802 - torch's names
+        """Take a name."""
+        self._called = name
+
+    def getGroupName(self) -> str:  # noqa: N802
+        """Return the name."""
+        return self._called
+
+    def getBackendName(self) -> str:  # noqa: N802
+        """Return the name of the backend."""
+        return NAME
+
+    def name(self) -> str:
+        """Return the name of the backend."""
+        return NAME
+
+    def size(self) -> int:
+        """Return the number of ranks."""
+        return self._count
+
+    def rank(self) -> int:
+        """Return 0."""
+        return 0
+
+    def allreduce(self, tensors: Any, options: Any) -> _Done:
+        """Reduce over ranks that hold the same."""
+        for tensor in tensors:
+            if options.reduceOp == distributed.ReduceOp.SUM:
+                tensor.mul_(self._count)
+            elif options.reduceOp == distributed.ReduceOp.PRODUCT:
+                tensor.pow_(self._count)
+        return _Done(tensors)
+
+    def allreduce_coalesced(self, tensors: Any, options: Any) -> _Done:
+        """Reduce over ranks that hold the same."""
+        return self.allreduce(tensors, options)
+
+    def allgather(self, outputs: Any, tensors: Any, options: Any = None) -> _Done:
+        """Give a copy for each rank."""
+        for copies, tensor in zip(outputs, tensors, strict=True):
+            for copy in copies:
+                copy.copy_(tensor)
+        return _Done(outputs)
+
+    def _allgather_base(self, output: Any, tensor: Any, options: Any = None) -> _Done:
+        output.copy_(torch.cat([tensor.reshape(-1)] * self._count).reshape(output.shape))
+        return _Done([output])
+
+    def allgather_into_tensor_coalesced(self, outputs: Any, tensors: Any, options: Any = None) -> _Done:
+        """Give a copy for each rank."""
+        for output, tensor in zip(outputs, tensors, strict=True):
+            self._allgather_base(output, tensor)
+        return _Done(outputs)
+
+    def broadcast(self, tensors: Any, options: Any = None) -> _Done:
+        """Leave all as it is."""
+        return _Done(tensors)
+
+    def barrier(self, options: Any = None) -> _Done:
+        """Wait for nobody."""
+        return _Done([])
+
+
+def _make(store: Any, rank: int, size: int, timeout: Any) -> Mirror:
+    return Mirror(rank, size)
+
+
+@contextlib.contextmanager
+def mirrored_ranks(size: int = 2) -> Iterator[None]:
+    """Set up torch.distributed with ranks that all hold what this one, rank 0, holds."""
+    if not hasattr(distributed.Backend, NAME.upper()):
+        distributed.Backend.register_backend(NAME, _make, devices=["cpu"])
+    store = distributed.HashStore()  # type: ignore[attr-defined]  # public, but not in __all__
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        distributed.init_process_group(NAME, store=store, rank=0, world_size=size)
+        try:
+            yield
+        finally:
+            distributed.destroy_process_group()
