@@ -13,9 +13,12 @@ import torch
 from torch import distributed
 
 NAME = "mirror"
+# What a group has to be, and to return; their types differ from build to build.
+_Work: Any = distributed._Work  # type: ignore[attr-defined]
+_ProcessGroup: Any = distributed.ProcessGroup
 
 
-class _Done(distributed._Work):  # type: ignore[misc]  # private, but what a group has to return
+class _Done(_Work):  # type: ignore[misc]
     """Work that was done at once."""
 
     def __init__(self, result: Any) -> None:
@@ -45,7 +48,7 @@ class _Done(distributed._Work):  # type: ignore[misc]  # private, but what a gro
         return self._future
 
 
-class Mirror(distributed.ProcessGroup):  # type: ignore[misc]
+class Mirror(_ProcessGroup):  # type: ignore[misc]
     """Rank 0 of ``size`` ranks that all hold the same."""
 
     def __init__(self, rank: int, size: int) -> None:

@@ -69,12 +69,12 @@ def test_local_norm_among_ranks(impl: Any, given: str) -> None:
     """Without the flag, or without groups, the norm is that of this rank."""
     with mirrored_ranks(2):
         params = zeros_with_grads(HERE, THERE)
-        options: dict[str, Any] = {
+        choices: dict[str, dict[str, Any]] = {
             "nothing": {},
             "flag": {"enable_global_grad_clip": True},
             "groups": {"param_to_pgs": {params["p0"]: [world()]}},
-        }[given]
-        optimizer, recorder = clipping(impl, params, "NORM", 1.0, **options)
+        }
+        optimizer, recorder = clipping(impl, params, "NORM", 1.0, **choices[given])
         optimizer.step()
         expect_close(recorder.received[0][0], torch.tensor(HERE) / 13.0, "gradient that arrives", ulps=8)
 

@@ -268,6 +268,7 @@ def test_the_outer_schedule_has_the_last_word(impl):
     for _ in range(3):
         expect_equal(optimizer.param_groups[0]["lr"], 0.25, "rate")
         train(optimizer, params, 1)
+    resumed.init_state()
     resumed.load_state_dict(snapshot(optimizer.state_dict()))
     expect_equal(resumed.param_groups[0]["lr"], 0.25, "rate after a load")
     train(resumed, others, 1)
