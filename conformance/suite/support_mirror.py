@@ -10,15 +10,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch import distributed
 
-NAME = "mirror"
+MIRROR = "mirror"
 # What a group has to be, and to return; their types differ from build to build.
-_Work: Any = distributed._Work  # type: ignore[attr-defined]
-_ProcessGroup: Any = distributed.ProcessGroup
+_AnyWork: Any = torch.distributed._Work  # type: ignore[attr-defined]
+_ProcessGroup: Any = torch.distributed.ProcessGroup
 
 
-class _Done(_Work):  # type: ignore[misc]
+class _MirrorWork(_AnyWork):  # type: ignore[misc]
     """Work that was done at once."""
 
     def __init__(self, result: Any) -> None:
@@ -54,7 +53,7 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)
         self._count = size
-        self._called = NAME
+        self._called = MIRROR
 
     def setGroupName(self, name: str) -> None:  # noqa: N802 - torch's names
         """Take a name."""
@@ -66,11 +65,11 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
 
     def getBackendName(self) -> str:  # noqa: N802
         """Return the name of the backend."""
-        return NAME
+        return MIRROR
 
     def name(self) -> str:
         """Return the name of the backend."""
-        return NAME
+        return MIRROR
 
     def size(self) -> int:
         """Return the number of ranks."""
@@ -80,59 +79,59 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
         """Return 0."""
         return 0
 
-    def allreduce(self, tensors: Any, options: Any) -> _Done:
+    def allreduce(self, tensors: Any, options: Any) -> _MirrorWork:
         """Reduce over ranks that hold the same."""
         for tensor in tensors:
-            if options.reduceOp == distributed.ReduceOp.SUM:
+            if options.reduceOp == torch.distributed.ReduceOp.SUM:
                 tensor.mul_(self._count)
-            elif options.reduceOp == distributed.ReduceOp.PRODUCT:
+            elif options.reduceOp == torch.distributed.ReduceOp.PRODUCT:
                 tensor.pow_(self._count)
-        return _Done(tensors)
+        return _MirrorWork(tensors)
 
-    def allreduce_coalesced(self, tensors: Any, options: Any) -> _Done:
+    def allreduce_coalesced(self, tensors: Any, options: Any) -> _MirrorWork:
         """Reduce over ranks that hold the same."""
         return self.allreduce(tensors, options)
 
-    def allgather(self, outputs: Any, tensors: Any, options: Any = None) -> _Done:
+    def allgather(self, outputs: Any, tensors: Any, options: Any = None) -> _MirrorWork:
         """Give a copy for each rank."""
         for copies, tensor in zip(outputs, tensors, strict=True):
             for copy in copies:
                 copy.copy_(tensor)
-        return _Done(outputs)
+        return _MirrorWork(outputs)
 
-    def _allgather_base(self, output: Any, tensor: Any, options: Any = None) -> _Done:
+    def _allgather_base(self, output: Any, tensor: Any, options: Any = None) -> _MirrorWork:
         output.copy_(torch.cat([tensor.reshape(-1)] * self._count).reshape(output.shape))
-        return _Done([output])
+        return _MirrorWork([output])
 
-    def allgather_into_tensor_coalesced(self, outputs: Any, tensors: Any, options: Any = None) -> _Done:
+    def allgather_into_tensor_coalesced(self, outputs: Any, tensors: Any, options: Any = None) -> _MirrorWork:
         """Give a copy for each rank."""
         for output, tensor in zip(outputs, tensors, strict=True):
             self._allgather_base(output, tensor)
-        return _Done(outputs)
+        return _MirrorWork(outputs)
 
-    def broadcast(self, tensors: Any, options: Any = None) -> _Done:
+    def broadcast(self, tensors: Any, options: Any = None) -> _MirrorWork:
         """Leave all as it is."""
-        return _Done(tensors)
+        return _MirrorWork(tensors)
 
-    def barrier(self, options: Any = None) -> _Done:
+    def barrier(self, options: Any = None) -> _MirrorWork:
         """Wait for nobody."""
-        return _Done([])
+        return _MirrorWork([])
 
 
-def _make(store: Any, rank: int, size: int, timeout: Any) -> Mirror:
+def _make_mirror(store: Any, rank: int, size: int, timeout: Any) -> Mirror:
     return Mirror(rank, size)
 
 
 @contextlib.contextmanager
 def mirrored_ranks(size: int = 2) -> Iterator[None]:
     """Set up torch.distributed with ranks that all hold what this one, rank 0, holds."""
-    if not hasattr(distributed.Backend, NAME.upper()):
-        distributed.Backend.register_backend(NAME, _make, devices=["cpu"])
-    store = distributed.HashStore()  # type: ignore[attr-defined]  # public, but not in __all__
+    if not hasattr(torch.distributed.Backend, MIRROR.upper()):
+        torch.distributed.Backend.register_backend(MIRROR, _make_mirror, devices=["cpu"])
+    store = torch.distributed.HashStore()  # type: ignore[attr-defined]  # public, but not in __all__
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        distributed.init_process_group(NAME, store=store, rank=0, world_size=size)
+        torch.distributed.init_process_group(MIRROR, store=store, rank=0, world_size=size)
         try:
             yield
         finally:
-            distributed.destroy_process_group()
+            torch.distributed.destroy_process_group()
