@@ -11,12 +11,14 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from keyedopt.benchmarks.timing import Budget, Job, clock_of, measure, ratio
 from keyedopt.conformance.implementation import TargetError, find
 
 ROWS, WIDTH, BAGS, LENGTH = 5000, 64, 512, 8
@@ -230,6 +232,18 @@ def elsewhere(device: str) -> Iterator[None]:
 
 
 @contextmanager
+def overlapping(asked: str) -> Iterator[None]:
+    """Ask for the sort beside the forward, "1", or for one in it, "0"."""
+    before = os.environ.get(OVERLAP)
+    os.environ[OVERLAP] = asked
+    try:
+        yield
+    finally:
+        os.environ.pop(OVERLAP)
+        os.environ |= {} if before is None else {OVERLAP: before}
+
+
+@contextmanager
 def short_of_memory(device: str) -> Iterator[None]:
     """Leave so little that what is let go has to be used again soon."""
     if device == "cpu":
@@ -252,26 +266,37 @@ def overlapped_sort_gives_the_same_bits(surface: Any, algorithm: str, device: st
     """
     modules = [tables(surface, algorithm, device) for _ in range(2)]
     bags = BAGS if device == "cpu" else 64 * BAGS
-    before = os.environ.get(OVERLAP)
-    try:
-        for module, asked in zip(modules, "10", strict=True):
-            os.environ[OVERLAP] = asked
-            with short_of_memory(device):
-                for seed in range(9):
-                    for dropped in (True, True, False) if asked == "1" else (False,):
-                        with elsewhere(device) if seed % 3 == 1 else nullcontext():
-                            outputs = module(features(device, seed + 100 * dropped, bags))
-                        for _ in range(4):
-                            torch.full((bags * LENGTH,), -1, device=device)
-                    losses = [output.square().sum() for output in outputs.values()]
-                    with elsewhere(device) if seed % 3 == 2 else nullcontext():
-                        torch.autograd.backward(losses)
-            getattr(module, "check", lambda: None)()
-    finally:
-        os.environ.pop(OVERLAP)
-        os.environ |= {} if before is None else {OVERLAP: before}
+    for module, asked in zip(modules, "10", strict=True):
+        with overlapping(asked), short_of_memory(device):
+            for seed in range(9):
+                for dropped in (True, True, False) if asked == "1" else (False,):
+                    with elsewhere(device) if seed % 3 == 1 else nullcontext():
+                        outputs = module(features(device, seed + 100 * dropped, bags))
+                    for _ in range(4):
+                        torch.full((bags * LENGTH,), -1, device=device)
+                losses = [output.square().sum() for output in outputs.values()]
+                with elsewhere(device) if seed % 3 == 2 else nullcontext():
+                    torch.autograd.backward(losses)
+        getattr(module, "check", lambda: None)()
     found = [contents(module) for module in modules]
     return "" if same(*found) else "with the sort beside the forward there are other bits than without"
+
+
+def time_without_overlap(surface: Any, device: str, bags: int, budget: Budget = Budget()) -> str:  # noqa: B008 - frozen
+    """Return how many times as long a step with dense layers takes where the sort is in the forward."""
+    module, given = tables(surface, "RowWiseAdagrad", device), features(device, 0, bags)
+    layers = [torch.ones(width, 1024, device=device) for width in (3 * WIDTH, 1024, 1024)]
+
+    def run(asked: str) -> None:
+        with overlapping(asked):
+            found = torch.cat(list(module(given).values()), dim=1)
+            for layer in layers:
+                found = found @ layer
+            torch.autograd.backward(found.mean())
+
+    beside, within = (Job(partial(run, asked), dict) for asked in "10")
+    found = ratio(*measure(clock_of(device), beside, within, budget))
+    return f"{bags} bags: {found.value:.2f} times as long without ({found.low:.2f} to {found.high:.2f})"
 
 
 def fbgemm_follows_the_reference(surface: Any, algorithm: str, device: str) -> str:
@@ -366,6 +391,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.output:
         report = {"kind": "keyedopt-gpu-checks", "device": torch.cuda.get_device_name(), "checks": rows}
         given.output.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    for bags in (BAGS, 64 * BAGS, 256 * BAGS) if hasattr(surface, "RowWiseAdagrad") else ():
+        print(f"time of a step and the sort beside it, {time_without_overlap(surface, 'cuda', bags)}")
     return 1 if any(row["outcome"] == "failed" for row in rows) else 0
 
 

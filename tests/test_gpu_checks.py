@@ -82,6 +82,30 @@ def test_a_sort_beside_the_forward_that_goes_wrong_is_noticed(fault):
     assert {other["outcome"] for other in others} == {"missing"}
 
 
+def test_the_time_without_overlap_is_taken_in_turn(monkeypatch):
+    """On a clock that sees how the sort is asked for."""
+    asked = []
+
+    class Clock(gpu_checks.clock_of("cpu").__class__):
+        def time(self, run):
+            run()
+            return 2.0 if asked[-1] == "0" else 1.0
+
+    class Noting(fused.EmbeddingBagCollection):
+        def forward(self, given):
+            asked.append(os.environ[gpu_checks.OVERLAP])
+            return super().forward(given)
+
+    class Surface:
+        EmbeddingBagConfig, RowWiseAdagrad = fused.EmbeddingBagConfig, fused.RowWiseAdagrad
+        EmbeddingBagCollection = Noting
+
+    monkeypatch.setattr(gpu_checks, "clock_of", lambda device: Clock())
+    found = gpu_checks.time_without_overlap(Surface(), "cpu", 8, gpu_checks.Budget(seconds=0.0))
+    assert found == "8 bags: 2.00 times as long without (2.00 to 2.00)"
+    assert asked == [*"10", *"01", *"10"]
+
+
 def test_streams_and_memory_of_the_checks(monkeypatch):
     """What these do on CUDA, by what they ask of torch."""
     asked = Mock()
