@@ -11,7 +11,7 @@ from triton_process import hand_over, outcomes, run_alone
 
 from keyedopt import fused
 from keyedopt.fused.backends.interface import Lookup, Step, Table
-from keyedopt.fused.embedding import update
+from keyedopt.fused.embedding import backward, update
 
 CPU = torch.device("cpu")
 
@@ -88,8 +88,6 @@ def test_words_that_were_used_of_late_stay(monkeypatch):
 @pytest.mark.parametrize("moved", [False, True])
 def test_gradients_are_kept_for_the_stream_that_updates(monkeypatch, moved):
     """The leaf belongs to the stream of the first forward, for as long as any graph is there."""
-    from keyedopt.fused.embedding import backward
-
     streams, said = iter(["first", "other" if moved else "first"]), []
     monkeypatch.setattr(backward, "_current", lambda device: next(streams))
     monkeypatch.setattr(
@@ -138,6 +136,64 @@ def test_a_capture_of_the_tables_device_counts(monkeypatch):
     assert update.captured(torch.device("cuda", 1))
     assert not update.captured(torch.device("cuda", 0))
     assert not update.captured(CPU)
+
+
+BAD = {
+    "falling": [0, 3, 1, 3],
+    "late": [1, 2, 3],
+    "short": [0, 1, 2],
+    "long": [0, 1, 9],
+    "far": [0, 2**40, 3],
+    "negative": [0, -(2**40), 3],
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_the_bags_of_wrong_offsets_are_some_of_them(name):
+    """What torch does for right ones writes wherever these say."""
+    offsets = torch.tensor(BAD[name])
+    found = backward._bags(offsets, 3, checked=False)
+    assert found.shape == (3,)
+    assert 0 <= int(found.min()) <= int(found.max()) <= len(offsets) - 2
+
+
+def test_the_bags_of_right_offsets():
+    for offsets in ([0, 2, 2, 5, 5], [0, 0, 5], [0, 5]):
+        given = torch.tensor(offsets)
+        right = torch.repeat_interleave(given.diff(), output_size=5)
+        for checked in (True, False):
+            assert torch.equal(backward._bags(given, 5, checked), right)
+    assert backward._bags(torch.tensor([0, 0]), 0, checked=False).shape == (0,)
+
+
+def test_the_gradient_of_weights_checks_where_nobody_has(monkeypatch):
+    asked = []
+    known = backward._bags
+    monkeypatch.setattr(
+        backward, "_bags", lambda *given, checked: asked.append(checked) or known(*given, True)
+    )
+    offsets = torch.tensor([0, 2, 3])
+    lookup = Lookup(0, torch.tensor([1, 2, 1]), offsets, torch.ones(3))
+    found = []
+    for checked in (True, False):
+        monkeypatch.setattr(type(offsets), "is_cpu", checked, raising=False)
+        found.append(backward._of_weights(lookup, torch.ones(3, 4), torch.tensor([[1.0] * 4, [2.0] * 4])))
+    assert asked == [True, False]
+    assert torch.equal(*found)
+    assert found[0].tolist() == [4.0, 4.0, 8.0]
+
+
+@pytest.mark.parametrize("pools", [True, False])
+@pytest.mark.parametrize("name", [*BAD, "large", "below"])
+def test_bad_lookups_of_plain_tables_are_refused_by_name(name, pools):
+    """Torch looks these up, and does not say what was wrong; on CUDA it stops the whole process."""
+    kind = fused.EmbeddingBagConfig if pools else fused.EmbeddingConfig
+    make = fused.EmbeddingBagCollection if pools else fused.EmbeddingCollection
+    module = make([kind(10, 4, name="t", feature_names=["f"])])
+    values = {"large": [1, 2, 10], "below": [1, -1, 3]}.get(name, [1, 2, 3])
+    given = {"f": (torch.tensor(values), torch.tensor(BAD.get(name, [0, 1, 3])))}
+    with pytest.raises(ValueError, match="feature 'f'"):
+        module(given)
 
 
 # --- in Triton's interpreter ----------------------------------------------------------------------

@@ -239,5 +239,16 @@ def _of_weights(lookup: Lookup, rows: Tensor, grad: Tensor) -> Tensor:
         lengths = lookup.offsets.diff()
         if lookup.mean:
             grad = grad / lengths.clamp(min=1)[:, None]
-        grad = grad[torch.repeat_interleave(lengths, output_size=len(rows))]
+        grad = grad[_bags(lookup.offsets, len(rows), checked=lookup.offsets.is_cpu)]
     return (rows * grad).sum(dim=1).to(lookup.weights.dtype)
+
+
+def _bags(offsets: Tensor, count: int, checked: bool) -> Tensor:
+    """Return the bag of each of so many values; whatever the offsets are, one that there is.
+
+    On CUDA an alarm may have been raised, and nobody has asked: a bisection reads and writes what there is.
+    """
+    if checked:  # which is faster
+        return torch.repeat_interleave(offsets.diff(), output_size=count)
+    places = torch.arange(count, device=offsets.device)
+    return torch.bucketize(places, offsets[1:], right=True).clamp(max=len(offsets) - 2)

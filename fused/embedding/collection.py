@@ -147,11 +147,16 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
         checks = all(cluster.backend.name in CHECKING for cluster in clusters)
         if checks and not self.pools:  # then a backend sees no offsets, unless it is told to look at them
             checks = all(hasattr(cluster.backend, "check_offsets") for cluster in clusters)
-        if not checks or any(offsets.numel() < 2 for _, offsets, _ in checked.values()):  # no bags at all
-            check_bags(checked, self._sizes)
-        call, names = Call(self._backward, []), []
         gradients = torch.is_grad_enabled()
         trains = self.training and gradients
+        plainly = trains and any(
+            places.cluster.plan is None and any(weight.requires_grad for weight in places.weights)
+            for places in self._layout
+        )  # by torch, which does not check
+        no_bags = any(offsets.numel() < 2 for _, offsets, _ in checked.values())
+        if not checks or plainly or no_bags:
+            check_bags(checked, self._sizes)
+        call, names = Call(self._backward, []), []
         outputs: dict[str, Any] = dict.fromkeys(self._outputs)
         any_trained = False
         for places in self._layout:
