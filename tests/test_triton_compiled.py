@@ -98,7 +98,7 @@ def compile_all() -> list[dict[str, Any]]:
             constants = {key: value for key, value in one.constants.items() if isinstance(value, (int, str))}
             what = {"case": name, "kernel": one.kernel, "architecture": one.architecture, "warps": one.warps}
             used = {"limit": one.limit, "registers": one.registers, "stack": one.stack}
-            found.append({**what, **used, "wide": wide, "constants": constants})
+            found.append({**what, **used, "wide": wide, "constants": constants, "together": one.together})
     return found
 
 
@@ -150,6 +150,13 @@ def test_row_data_moves_16_bytes_at_a_time(found: list[dict[str, Any]]) -> None:
         assert one["wide"]["st"] >= stores, one
         checked.add(one["kernel"])
     assert checked == {"pool", "update", "collect"}
+
+
+def test_all_warps_of_a_program_heed_an_alarm_or_none(found: list[dict[str, Any]]) -> None:
+    """They ask for it first of all; before any may leave, all have met."""
+    asking = ("update", "collect", "sum_chunks", "join_chunks")
+    assert {one["kernel"] for one in found} >= set(asking)
+    assert not [one for one in found if one["kernel"] in asking and not one["together"]]
 
 
 def test_every_algorithm_is_among_them(found: list[dict[str, Any]]) -> None:

@@ -21,3 +21,13 @@ def raise_alarm(alarm, wrong, BIT: tl.constexpr):
     if tl.max(wrong.to(tl.int32), 0) != 0:
         tl.atomic_or(alarm, BIT, sem="relaxed")
         tl.store(alarm + 2, 0)
+
+
+@triton.jit
+def silent(alarm, SIZE: tl.constexpr):
+    """Return whether there is no alarm, the same in all warps of a program, which have SIZE elements.
+
+    One that another stream raises just then could else send some warps away, and the others on with what
+    these have not written: rows would be updated with numbers that mean nothing.
+    """
+    return tl.max(tl.load(alarm + tl.zeros((SIZE,), tl.int32)), 0) == 0

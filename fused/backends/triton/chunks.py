@@ -13,6 +13,7 @@ multiple is in one run, so there is room for all, and nothing depends on the ord
 import triton
 import triton.language as tl
 
+from keyedopt.fused.backends.triton.alarm import silent
 from keyedopt.fused.backends.triton.arithmetic import column_of, in_float64
 from keyedopt.fused.backends.triton.reduce import sum_positions
 from keyedopt.fused.backends.triton.sort import begin_of_run, end_of_run
@@ -95,7 +96,7 @@ def sum_chunks(
     UNROLL: tl.constexpr,
 ):
     """Sum each chunk that is of one row; a program a chunk."""
-    if tl.load(alarm) != 0:
+    if not silent(alarm, ROWS * WIDTH):
         return
     index = tl.program_id(0)
     begin = index.to(tl.int64) * chunk
@@ -158,7 +159,7 @@ def join_chunks(
     The first of all also adds 1 to the counts of steps, whose addresses are in the words `counters`: the
     update, which comes next, reads them.
     """
-    if tl.load(alarm) != 0:
+    if not silent(alarm, ROWS * WIDTH):
         return
     if COUNTERS > 0 and tl.program_id(0) == 0:
         address = tl.load(counters + tl.arange(0, COUNTERS))

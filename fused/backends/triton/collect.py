@@ -10,6 +10,7 @@ How many they are is known on the device alone, which need not be waited for.
 import triton
 import triton.language as tl
 
+from keyedopt.fused.backends.triton.alarm import silent
 from keyedopt.fused.backends.triton.arithmetic import column_of, pointer
 from keyedopt.fused.backends.triton.layout import TABLE_WORDS
 from keyedopt.fused.backends.triton.reduce import sum_runs
@@ -106,7 +107,7 @@ def collect(
             their row numbers, and `second` how many rows the table has: what is behind these is no row.
         before, firsts: see `count_runs`.
     """
-    if tl.load(alarm) != 0:
+    if not silent(alarm, ROWS * WIDTH):
         return
     program = tl.program_id(0)
     begin = program.to(tl.int64) * BLOCK

@@ -64,6 +64,7 @@ class Compiled:
         registers: that it has.
         stack: bytes of local memory a thread, which is where spilled registers are.
         accesses: how often each form of load and store of global memory is in it.
+        together: whether all warps have met before the first branch, and so all take the same.
     """
 
     kernel: str
@@ -74,6 +75,7 @@ class Compiled:
     registers: int
     stack: int
     accesses: Counter[str]
+    together: bool = False
 
     def wide(self, kind: str) -> int:
         """Return how many accesses of a kind, "ld" or "st", move 16 bytes a thread.
@@ -109,7 +111,9 @@ def compile_for(kernel: Any, arguments: dict[str, Any], architecture: int) -> Co
     named = {name: arguments[name] for name, kind in signature.items() if kind == "constexpr"}
     limit = options.get("maxnreg")
     warps = options.get("num_warps", 4)
-    return Compiled(kernel.__name__, architecture, named, warps, limit, used["REG"], used["STACK"], accesses)
+    together = warps == 1 or "bar.sync" in re.split(r"\bbra\b", made.asm["ptx"])[0]
+    resources = used["REG"], used["STACK"]
+    return Compiled(kernel.__name__, architecture, named, warps, limit, *resources, accesses, together)
 
 
 def _resources(cubin: bytes) -> dict[str, int]:

@@ -7,6 +7,7 @@
 import triton
 import triton.language as tl
 
+from keyedopt.fused.backends.triton.alarm import silent
 from keyedopt.fused.backends.triton.arithmetic import (
     column_of,
     pointer,
@@ -118,7 +119,7 @@ def update(
         n: number of positions.
         shift, chunk: see `reduce`.
     """
-    if tl.load(alarm) != 0:
+    if not silent(alarm, ROWS * WIDTH):
         return
     program = tl.program_id(0)
     begin = program.to(tl.int64) * BLOCK
