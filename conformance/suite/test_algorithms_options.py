@@ -105,8 +105,10 @@ def expect_same_state(seen: Any, wanted: Any) -> None:
     """Expect the tensors of two states to be alike."""
     expect_equal(sorted(seen), sorted(wanted), "names in the state")
     for name, value in wanted.items():
-        exact = torch.as_tensor(value).double()
-        expect_close(torch.as_tensor(seen[name]), exact, f"{name} of the state", ulps=16)
+        tensor, exact = torch.as_tensor(seen[name]), torch.as_tensor(value).double()
+        if not tensor.is_floating_point():
+            tensor = tensor.double()  # a count
+        expect_close(tensor, exact, f"{name} of the state", ulps=16)
 
 
 # --- by group -------------------------------------------------------------------------------------

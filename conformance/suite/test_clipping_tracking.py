@@ -247,5 +247,5 @@ def test_norms_that_are_kept(impl: Any, kind: str) -> None:
         params["p0"].grad = torch.tensor([3.0 * scale, 4.0 * scale])
         optimizer.step()
         kept.append(optimizer.last_total_grad_norm)
-    seen = torch.stack([torch.as_tensor(norm) for norm in kept])
+    seen = torch.stack([torch.as_tensor(norm).float() for norm in kept])
     expect_close(seen, torch.tensor([5.0, 50.0, 500.0]), "norms of three steps")

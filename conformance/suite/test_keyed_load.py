@@ -114,8 +114,8 @@ def test_state_that_was_filled_in_place_can_be_loaded(impl):
     optimizer = adam(impl, params)
     train(optimizer, params, 1)
     saved = optimizer.state_dict()
-    for number, entry in enumerate(saved["state"].values()):
-        entry["exp_avg"].fill_(number + 2.0)
+    for number, key in enumerate(params):
+        saved["state"][key]["exp_avg"].fill_(number + 2.0)
     optimizer.load_state_dict(saved)
     for number, param in enumerate(params.values()):
         live = optimizer.state[param]["exp_avg"]
