@@ -196,8 +196,7 @@ def start(make: Callable[[], Job], clock: Clock, warmup: float) -> Contestant:
     before = job.results()
     times = []
     for _ in range(RUNS):
-        job.prepare()
-        times.append(clock.time(job.run))
+        times.append(timing.once(clock, job))
     made = Contestant(job, before, job.results(), times[0])
     timing.warm_up(clock, job, warmup - sum(times))
     return made

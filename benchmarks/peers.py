@@ -65,7 +65,7 @@ def with_torch(surface: Any, task: Task, work: Workload, device: str) -> Job:
         optimizer.step()
         optimizer.zero_grad()
 
-    return training_job(task, forward, backward, Rows(work, weights, device))
+    return training_job(task, forward, backward, Rows(work, weights, device), device)
 
 
 def _clip_adam(work: Dense, device: str) -> Job:
@@ -130,7 +130,7 @@ def with_fbgemm(surface: Any, task: Task, work: Workload, device: str) -> Job:
     def backward(pooled: list[Tensor]) -> None:
         torch.autograd.backward(pooled, gradients)
 
-    return training_job(task, forward, backward, Rows(work, weights, device))
+    return training_job(task, forward, backward, Rows(work, weights, device), device)
 
 
 class TorchrecTables(tables.Tables):

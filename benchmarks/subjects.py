@@ -102,7 +102,8 @@ def job_of(subject: str, task: str, work: Workload, device: str) -> Job:
     _check(backend)
     with _preferring(backend):
         made = maker(surface, TASKS[task], work, device)
-    return Job(*(_with(backend, part) for part in (made.run, made.results, made.prepare)))
+    less = made.less and _with(backend, made.less)
+    return Job(*(_with(backend, part) for part in (made.run, made.results, made.prepare)), less)
 
 
 def _check(backend: str) -> None:

@@ -7,7 +7,7 @@ there is nothing to find: the noise floor.
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -19,6 +19,10 @@ def nothing() -> None:
     """Do nothing: what a job prepares where there is nothing to prepare."""
 
 
+#: The seconds of a run, at least: a ratio can be formed even if what is taken off happened to take longer.
+RESOLUTION = 1e-9
+
+
 @dataclass(frozen=True)
 class Job:
     """Something that is timed.
@@ -27,11 +31,13 @@ class Job:
         run: what is timed.
         results: what it has changed, as copies by name, to be compared with those of other jobs.
         prepare: what has to be done before each run and is not timed, such as restoring what a run uses up.
+        less: what is timed before each run, and taken off its time.
     """
 
     run: Callable[[], object]
     results: Callable[[], dict[str, Tensor]]
     prepare: Callable[[], object] = nothing
+    less: Callable[[], object] | None = None
 
 
 class Clock(Protocol):
@@ -73,17 +79,19 @@ class ProcessorClock:
 
 
 class CudaClock(CpuClock):
-    """Events on the current stream: what the device takes, from when it is idle until it is done."""
+    """Events on the current stream: what the device takes, from when it is idle until all of it is done."""
 
     def time(self, run: Callable[[], object]) -> float:
-        """Return the seconds between an event before the call and one after it."""
+        """Return the seconds from an event before the call to one after it, and on until all is done."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
         start.record()
         run()
         end.record()
+        end.synchronize()
+        then = time.perf_counter()
         torch.cuda.synchronize()
-        return float(start.elapsed_time(end)) / 1e3
+        return float(start.elapsed_time(end)) / 1e3 + time.perf_counter() - then
 
 
 def clock_of(device: str) -> Clock:
@@ -123,14 +131,14 @@ def after(prepared: Callable[[], object], job: Job) -> Job:
         job.prepare()
         prepared()
 
-    return Job(run=job.run, results=job.results, prepare=prepare)
+    return replace(job, prepare=prepare)
 
 
 def warm_up(clock: Clock, job: Job, seconds: float) -> None:
     """Run a job for some time, without keeping the times."""
     end = clock.now() + seconds
     while clock.now() < end:
-        _once(clock, job)
+        once(clock, job)
 
 
 def measure(clock: Clock, a: Job, b: Job, budget: Budget) -> tuple[list[float], list[float]]:
@@ -140,13 +148,15 @@ def measure(clock: Clock, a: Job, b: Job, budget: Budget) -> tuple[list[float], 
     while not budget.enough(len(times[0]), clock.now() - begin):
         order = (0, 1) if len(times[0]) % 2 == 0 else (1, 0)
         for index in order:
-            times[index].append(_once(clock, (a, b)[index]))
+            times[index].append(once(clock, (a, b)[index]))
     return times
 
 
-def _once(clock: Clock, job: Job) -> float:
+def once(clock: Clock, job: Job) -> float:
+    """Prepare a job and run it, once; return the seconds that count."""
     job.prepare()
-    return clock.time(job.run)
+    less = clock.time(job.less) if job.less else 0.0
+    return max(clock.time(job.run) - less, RESOLUTION)
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from keyedopt.benchmarks.compare import start
 from keyedopt.benchmarks.peers import OWN_WAY
 from keyedopt.benchmarks.sides import MEASURED
 from keyedopt.benchmarks.tasks import TASKS
-from keyedopt.benchmarks.timing import Clock, CudaClock, Job, ProcessorClock
+from keyedopt.benchmarks.timing import Clock, CudaClock, Job, ProcessorClock, once
 from keyedopt.benchmarks.workloads import WORKLOADS
 from keyedopt.conformance.implementation import find
 from keyedopt.conformance.text import error_text, one_line
@@ -70,8 +70,7 @@ class Worker:
         assert self.clock
         times: list[float] = []
         while not times or sum(times) < seconds:
-            self.job.prepare()
-            times.append(self.clock.time(self.job.run))
+            times.append(once(self.clock, self.job))
         return times
 
 

@@ -10,6 +10,7 @@ from torch import nn
 from keyedopt.benchmarks import compare, timing
 from keyedopt.benchmarks.peers import OWN_WAY
 from keyedopt.benchmarks.tasks import TASKS, NotOffered, make
+from keyedopt.benchmarks.tasks.tables import training_job
 from keyedopt.benchmarks.timing import Budget, Job, Ratio
 from keyedopt.benchmarks.workloads import STATE, WORKLOADS, Dense, Lookups, SparseGradients, _unique, _values
 from keyedopt.conformance.implementation import TargetError, find
@@ -103,6 +104,68 @@ def test_bytes_follow_from_the_work():
     assert FEW.state_bytes() == 2 * 4 * (30 + 4)
     even = dataclasses.replace(SPARSE, rows=40, indices="distinct")
     assert even.sparse_adam_bytes() == 80 * 8 + 80 * 16 + 80 * 16 * 6
+
+
+# --- what is timed -------------------------------------------------------------------------------
+
+
+def test_what_is_taken_off_is_timed_before_each_run_and_leaves_a_time():
+    clock, said = FakeClock(), []
+    work = Job(lambda: said.append("run") or 3.0, dict, lambda: said.append("prepare"), lambda: 1.0)
+    assert timing.measure(clock, work, job(4.0), BRIEF) == ([2.0] * 3, [4.0] * 3)
+    assert said == ["prepare", "run"] * 3
+    assert timing.once(clock, Job(lambda: 1.0, dict, less=lambda: 5.0)) == timing.RESOLUTION
+    assert timing.after(timing.nothing, work).less is work.less
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_on_a_gpu_a_backward_is_both_passes_without_a_forward_that_none_follows(device):
+    said = []
+
+    def forward():
+        said.append(("forward", torch.is_grad_enabled()))
+        return "outputs"
+
+    made = training_job(TASKS["backward-sgd"], forward, lambda given: said.append(given), dict, device)
+    clock = UnitClock()
+    timing.once(clock, made)
+    if device == "cpu":
+        assert said == [("forward", True), "outputs"]
+        assert clock.at == 1.0, "the forward is prepared"
+    else:
+        assert said == [("forward", False), ("forward", True), "outputs"]
+        assert clock.at == 2.0
+
+
+def test_a_time_on_a_gpu_ends_when_all_streams_are_done(monkeypatch):
+    now, left = [0.0], []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            self.at = now[0]
+
+        def synchronize(self):
+            pass
+
+        def elapsed_time(self, end):
+            return 1e3 * (end.at - self.at)
+
+    def synchronize():
+        now[0] += sum(left)
+        left.clear()
+
+    def run():
+        now[0] += 2.0
+        left.append(5.0)  # in a stream of its own
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", synchronize)
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    left.append(100.0)  # of before
+    assert timing.CudaClock().time(run) == 7.0
 
 
 # --- the timing core ------------------------------------------------------------------------------

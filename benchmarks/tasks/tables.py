@@ -124,11 +124,19 @@ def of_each_value(work: Lookups) -> list[Tensor]:
     return [gradient.repeat_interleave(offsets.diff(), 0) for gradient, (_, _, offsets) in pairs]
 
 
-def training_job(task: Task, forward: Callable[[], Any], backward: Callable[[Any], Any], rows: Rows) -> Job:
-    """Make a job of a forward and a backward pass, of which the task's part is timed."""
+def training_job(
+    task: Task, forward: Callable[[], Any], backward: Callable[[Any], Any], rows: Rows, device: str
+) -> Job:
+    """Make a job of a forward and a backward pass, of which the task's part is timed.
+
+    On a GPU the forward may sort what it looks up for the backward, and so does ours. What counts for the
+    backward there is both passes without what a forward takes that no backward follows.
+    """
     if task.part == "train":
         return Job(run=lambda: backward(forward()), results=rows)
     ready: list[Any] = []
+    if task.part == "backward" and torch.device(device).type == "cuda":
+        return Job(run=lambda: backward(forward()), results=rows, less=torch.no_grad()(forward))
     if task.part == "backward":
         return Job(run=lambda: backward(ready.pop()), results=rows, prepare=lambda: ready.append(forward()))
 
@@ -146,7 +154,7 @@ def training_job(task: Task, forward: Callable[[], Any], backward: Callable[[Any
 def train(surface: Any, task: Task, work: Lookups, device: str) -> Job:
     """Make a job of pooled tables that are updated in their backward pass."""
     tables = tables_of(surface, work, device, CLASSES[task.optimizer], options_of(task.optimizer))
-    return training_job(task, tables.forward, tables.backward, tables.rows)
+    return training_job(task, tables.forward, tables.backward, tables.rows, device)
 
 
 def train_unpooled(surface: Any, task: Task, work: Lookups, device: str) -> Job:
