@@ -102,8 +102,8 @@ def job_of(subject: str, task: str, work: Workload, device: str) -> Job:
     _check(backend)
     with _preferring(backend):
         made = maker(surface, TASKS[task], work, device)
-    less = made.less and _with(backend, made.less)
-    return Job(*(_with(backend, part) for part in (made.run, made.results, made.prepare)), less)
+    run, results, prepare = (_with(backend, part) for part in (made.run, made.results, made.prepare))
+    return Job(run, results, prepare, made.less and _with(backend, made.less))
 
 
 def _check(backend: str) -> None:
