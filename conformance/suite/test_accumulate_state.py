@@ -19,6 +19,7 @@ from keyedopt.conformance.suite.support_accumulate import (
     ACCUMULATING,
     expect_near,
     fixed_table,
+    gradient_of_step,
     make_accumulating,
     train_window,
 )
@@ -209,3 +210,24 @@ def test_in_backward(impl, kind):
         explicit.step()
         other.grad = None
     expect_near(table, other, "the table")
+
+
+@pytest.mark.clause("ACC-007")
+@pytest.mark.parametrize("kind", ACCUMULATING)
+def test_windows_of_all_parameters_are_resumed(impl, kind):
+    """A checkpoint in the middle of the windows of several parameters loses none of them."""
+    tables, others = [fixed_table() for _ in range(3)], [fixed_table() for _ in range(3)]
+    optimizer, resumed = make_accumulating(impl, kind, tables), make_accumulating(impl, kind, others)
+    for step in range(5):
+        for index, table in enumerate(tables):
+            table.grad = gradient_of_step(step + index)
+        optimizer.step()
+    resumed.load_state_dict(snapshot(optimizer.state_dict()))
+    for index, (table, other) in enumerate(zip(tables, others, strict=True)):
+        with torch.no_grad():
+            other.copy_(table)
+        table.grad, other.grad = (gradient_of_step(9 + index) for _ in range(2))
+    optimizer.step()
+    resumed.step()
+    for index, (table, other) in enumerate(zip(tables, others, strict=True)):
+        expect_near(other, table, f"parameter {index}")
