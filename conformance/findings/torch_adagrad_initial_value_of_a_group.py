@@ -4,7 +4,7 @@ The sums of all groups begin at the value given to the constructor; a group that
 param_groups, and it does nothing. torch's documentation on per-parameter options says that options of a
 group replace those of the constructor. It is the same in torchrec's RowWiseAdagrad.
 
-Clauses: ALGO-082, ALGO-083.
+Clauses: ALGO-096.
 """
 
 import sys

@@ -3,7 +3,7 @@
 The sums of all groups begin at the value given to the constructor; a group that says another one has it in
 param_groups, and it does nothing. It is the same in torch's Adagrad.
 
-Clauses: ALGO-083.
+Clauses: ALGO-096.
 """
 
 import sys
