@@ -1,7 +1,6 @@
 """Embedding modules: what else may happen to a backward pass."""
 
 import copy
-import os
 import pickle
 from typing import Any
 
@@ -21,6 +20,7 @@ from keyedopt.conformance.suite.support import (
 from keyedopt.conformance.suite.support_embedding import (
     BAGS,
     FUSED_OPTIMIZERS,
+    INTERPRETED,
     ONE_TABLE,
     collection,
     fit,
@@ -29,9 +29,6 @@ from keyedopt.conformance.suite.support_embedding import (
     tables_of,
     train_rows,
 )
-
-#: Triton's interpreter takes minutes for a million sums.
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 @pytest.mark.clause("FUSED-043")
