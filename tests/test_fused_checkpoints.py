@@ -185,7 +185,7 @@ def test_a_run_that_is_resumed_rounds_as_one_that_is_not(name, backend):
 def test_rounding_that_would_be_alike_in_every_replay_of_a_graph_is_refused(name, monkeypatch):
     module = make("torch", name, torch.bfloat16, rounding_seed=3)
     before = [weight.detach().clone() for weight in module.parameters()]
-    monkeypatch.setattr("keyedopt.fused.embedding.update.captured", lambda device: True)
+    monkeypatch.setattr("keyedopt.fused.embedding.update.capturing", lambda device: True)
     if name == "Adam":
         train(module, [0])
     else:

@@ -89,7 +89,7 @@ def test_words_that_were_used_of_late_stay(monkeypatch):
 def test_gradients_are_kept_for_the_stream_that_updates(monkeypatch, moved):
     """The leaf belongs to the stream of the first forward, for as long as any graph is there."""
     streams, said = iter(["first", "other" if moved else "first"]), []
-    monkeypatch.setattr(backward, "_current", lambda device: next(streams))
+    monkeypatch.setattr(backward, "current", lambda device: next(streams))
     monkeypatch.setattr(
         torch.Tensor, "record_stream", lambda tensor, stream: said.append((tuple(tensor.shape), stream))
     )
@@ -133,9 +133,9 @@ def test_a_capture_of_the_tables_device_counts(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "device", Guard)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now == [1])
-    assert update.captured(torch.device("cuda", 1))
-    assert not update.captured(torch.device("cuda", 0))
-    assert not update.captured(CPU)
+    assert update.capturing(torch.device("cuda", 1))
+    assert not update.capturing(torch.device("cuda", 0))
+    assert not update.capturing(CPU)
 
 
 BAD = {

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from keyedopt.fused.backends.interface import Columns, Lookup
 from keyedopt.fused.backends.native import versions
+from keyedopt.fused.backends.streams import current
 from keyedopt.fused.embedding.clusters import Cluster
 
 #: Backends whose `prepare` does nothing.
@@ -30,14 +31,14 @@ class Share(list[Given]):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__()
-        self.device, self.stream = device, _current(device)
+        self.device, self.stream = device, current(device)
 
     def here(self) -> None:
         """Let the current stream use the gradients, too; autograd has it wait for them.
 
         Or, as soon as autograd lets them go, their memory could be given away in their own stream.
         """
-        now = _current(self.device)
+        now = current(self.device)
         if now != self.stream:
             for _, lookups in self:
                 for one in lookups:
@@ -144,10 +145,6 @@ class Call:
         for cluster, lookups, trained in self.parts:
             for lookup, one in zip(lookups, trained, strict=True):
                 yield cluster, lookup, one
-
-
-def _current(device: torch.device) -> Any:
-    return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
 
 def with_gradient(lookup: Lookup, grad: Tensor) -> Lookup:

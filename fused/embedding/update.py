@@ -10,6 +10,7 @@ from torch import Tensor
 
 from keyedopt.fused.backends import COUNTING_ON_HOST, counts_itself
 from keyedopt.fused.backends.interface import Backend, Columns, Lookup, RowGradients, Step, Table
+from keyedopt.fused.backends.streams import capturing
 from keyedopt.fused.embedding.backward import Given
 from keyedopt.fused.embedding.clusters import Cluster
 from keyedopt.fused.window import Parts, Window
@@ -133,14 +134,6 @@ def _by_cluster(given: Iterable[Given]) -> list[Given]:
     return list(found.values())
 
 
-def captured(device: torch.device) -> bool:
-    """Whether what is done on a device now is put into a CUDA graph."""
-    if device.type != "cuda":
-        return False
-    with torch.cuda.device(device):
-        return torch.cuda.is_current_stream_capturing()
-
-
 def _tables_of(lookups: Sequence[Lookup]) -> set[int]:
     return set(lookups.tables) if type(lookups) is Columns else {one.table for one in lookups}
 
@@ -170,7 +163,7 @@ def _works(cluster: Cluster, lookups: Sequence[Lookup], seed: tuple[int, int] | 
         if step.momentum and not cluster.tables[0].states:  # no buffer was made
             step = replace(step, momentum=0.0, nesterov=False)
         if seed is not None:
-            if counter is None and captured(cluster.device):
+            if counter is None and capturing(cluster.device):
                 raise RuntimeError(
                     "stochastic rounding cannot be captured in a CUDA graph where steps are not counted: "
                     "every replay would draw the same"

@@ -5,7 +5,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from keyedopt.fused.backends.triton.streams import TOO_SOON, Filled, capturing
+from keyedopt.fused.backends.streams import capturing
+from keyedopt.fused.backends.triton.streams import TOO_SOON, Filled
 
 #: What the bits of the word mean.
 WRONG = {1: "values must be row numbers of their table", 2: "offsets must go from 0 to the number of values"}

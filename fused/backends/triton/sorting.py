@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from keyedopt.fused.backends.streams import capturing, current
 from keyedopt.fused.backends.triton import radix
 from keyedopt.fused.backends.triton.calls import Call
-from keyedopt.fused.backends.triton.streams import capturing, current
 
 #: Programs of a pass on each multiprocessor: they take tiles as long as there are any.
 PROGRAMS = 2

@@ -10,25 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from keyedopt.fused.backends.streams import capturing, current
+
 #: What is said of a capture for which there is not everything yet that a graph cannot make.
 TOO_SOON = "take a step of the same kind before you capture one in a CUDA graph"
 #: In the environment: "0" sorts in the stream of the forward, "1" beside it, however little there is to sort.
 OVERLAP = "KEYEDOPT_OVERLAP"
 #: So many values at least are sorted beside the forward: less is launched no faster than it is sorted.
 FEWEST = 1 << 16
-
-
-def current(device: torch.device) -> Any:
-    """Return the current stream of a device; None where there are no streams."""
-    return torch.cuda.current_stream(device) if device.type == "cuda" else None
-
-
-def capturing(device: torch.device) -> bool:
-    """Whether what the current stream of a device is told to do is put into a CUDA graph."""
-    if device.type != "cuda":
-        return False
-    with torch.cuda.device(device):
-        return torch.cuda.is_current_stream_capturing()
 
 
 @dataclass(frozen=True)

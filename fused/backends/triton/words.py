@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from keyedopt.fused.backends.interface import Step
+from keyedopt.fused.backends.streams import capturing
 from keyedopt.fused.backends.triton.layout import NEVER, STEP_WORDS
-from keyedopt.fused.backends.triton.streams import TOO_SOON, Filled, capturing
+from keyedopt.fused.backends.triton.streams import TOO_SOON, Filled
 
 #: Words that are the same step after step stay on the device.
 _KEPT: OrderedDict[tuple[torch.device, tuple[int, ...]], tuple[Tensor, Filled]] = OrderedDict()
