@@ -86,9 +86,28 @@ def case_counted() -> None:
     assert firsts.tolist() == [0, 5]
 
 
+def case_columns() -> None:
+    """More columns than 16 bits count, of which the last that begins in time is found."""
+    from triton_columns import columns_of
+
+    from keyedopt.fused.backends.triton.words import MOST, columns_for
+
+    size = columns_for(70_000)
+    words = torch.full((size,), torch.iinfo(torch.int64).max)
+    words[:70_000] = 3 * torch.arange(70_000)
+    asked = torch.tensor([0, 2, 3, 3 * 65_536, 3 * 69_999, 10**9, 5, 6])
+    found = torch.empty(8, dtype=torch.int32)
+    columns_of[(1,)](asked, words, found, SIZE=8, COLUMNS=size)
+    assert found.tolist() == [0, 0, 1, 65_536, 69_999, 69_999, 1, 2]
+    assert columns_for(MOST) == MOST
+    with pytest.raises(ValueError, match="at most 1048576 tables or lookups, not 1048577"):
+        columns_for(MOST + 1)
+
+
 def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "runs", case_runs
     yield "counted", case_counted
+    yield "columns", case_columns
 
 
 @pytest.fixture(scope="module")

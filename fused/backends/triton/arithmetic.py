@@ -32,7 +32,7 @@ def column_of(position, words, COLUMNS: tl.constexpr):
     A comparison with all columns at once would be a matrix, whose layout is not that of the rows.
     """
     column = tl.zeros_like(position).to(tl.int32)
-    for bit in tl.static_range(15, -1, -1):
+    for bit in tl.static_range(19, -1, -1):  # as many columns as a block may have: `words.MOST`
         if COLUMNS > 2**bit:
             begins = tl.load(words + column + 2**bit)
             column = tl.where(position >= begins, column + 2**bit, column)

@@ -20,10 +20,18 @@ KEEP = 512
 _CAPTURED: list[tuple[Tensor, Filled]] = []
 _ARENA: list[Tensor] = []
 ARENA_WORDS = 1 << 18
+#: Columns that kernels look through; no block of Triton's has more numbers.
+MOST = 1 << 20
 
 
 def columns_for(count: int) -> int:
-    """Return how many columns words have for so many tables or lookups: a power of two."""
+    """Return how many columns words have for so many tables or lookups: a power of two.
+
+    Raises:
+        ValueError: they are more than `MOST`.
+    """
+    if count > MOST:
+        raise ValueError(f"one call takes at most {MOST} tables or lookups, not {count}")
     return 1 << max(count - 1, 0).bit_length()
 
 
