@@ -52,7 +52,7 @@ def show(report: Report) -> None:
     where = report.environment
     out.print(
         f"{report.implementation} on {where['device']} ({where['cpu']}, {where['threads']} threads, "
-        f"load {where['load'][0]:.1f}); copy bandwidth {report.bandwidth / 1e9:.1f} GB/s"
+        f"load {where['load'][0]:.1f}); memory bandwidth {report.bandwidth / 1e9:.1f} GB/s"
     )
     table = Table(box=None, pad_edge=False)
     for column in ("workload", "task", "against"):
@@ -84,7 +84,8 @@ def show(report: Report) -> None:
     out.print(table)
     out.print(
         "ratio: how many times as long the other takes; noise: the same code against itself; "
-        "of bound: times the bytes that must move at copy bandwidth; extra MB: memory at the peak of a run"
+        "of bound: times as long as the bytes that must move, at memory bandwidth; "
+        "extra MB: memory at the peak of a run"
     )
     broken = [item for item in report.skipped if not item["why"].startswith(("no ", "tables only"))]
     for item in broken:

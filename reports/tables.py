@@ -148,10 +148,12 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
         "matches": Column(FLAG, "both computed the same"),
         "seconds_median": Column(NUMBER, "median time of the implementation", "s"),
         "peer_seconds_median": Column(NUMBER, "median time of the peer", "s"),
-        "bound_seconds": Column(NUMBER, "the bytes that must move over the bandwidth measured", "s"),
+        "bound_seconds": Column(
+            NUMBER, "the bytes that must move over the memory bandwidth measured beside", "s"
+        ),
         "of_bound": Column(NUMBER, "median time over that bound: 1 is as fast as the memory"),
         "bytes": Column(WHOLE, "bytes that must move", "B"),
-        "bandwidth": Column(NUMBER, "copy bandwidth, measured in the same run", "B/s"),
+        "bandwidth": Column(NUMBER, "the highest memory bandwidth measured in the same run", "B/s"),
         "extra_memory": Column(
             NUMBER, "memory that a run needs at its peak besides what was there before, where measured", "B"
         ),

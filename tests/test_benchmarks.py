@@ -195,6 +195,16 @@ def test_a_run_compares_results_and_times():
     assert report.to_dict()["schema"] == compare.SCHEMA
 
 
+def test_the_bandwidth_is_measured_beside_each_task_and_the_highest_is_kept(monkeypatch):
+    measured = iter([2e9, 4e9])  # at the beginning, and beside the task
+    monkeypatch.setattr(compare.timing, "memory_bandwidth", lambda clock, device: next(measured))
+    report = compared("torch")
+    assert (report.rows[0].bound, report.bandwidth) == (report.rows[0].bytes / 4e9, 4e9)
+    measured = iter([4e9, 2e9])
+    report = compared("torch")
+    assert (report.rows[0].bound, report.bandwidth) == (report.rows[0].bytes / 2e9, 4e9)
+
+
 def _has(module):
     try:
         __import__(module)

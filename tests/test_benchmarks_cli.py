@@ -31,7 +31,7 @@ def small(monkeypatch):
     """Have small workloads, no load on the machine, and no second of copying."""
     for work in (TINY, SPARSE):
         monkeypatch.setitem(WORKLOADS, work.name, work)
-    monkeypatch.setattr(compare.timing, "copy_bandwidth", lambda clock, device: 1e9)
+    monkeypatch.setattr(compare.timing, "memory_bandwidth", lambda clock, device: 1e9)
     made = compare.environment
     monkeypatch.setattr(compare, "environment", lambda device: {**made(device), "load": [0.0, 0.0, 0.0]})
 

@@ -28,7 +28,7 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     monkeypatch.setitem(WORKLOADS, TINY.name, TINY)
-    monkeypatch.setattr(compare.timing, "copy_bandwidth", lambda clock, device: 1e9)
+    monkeypatch.setattr(compare.timing, "memory_bandwidth", lambda clock, device: 1e9)
     yield tmp_path
     assert list((tmp_path / "temporary").glob("keyedopt-*")) == []
 

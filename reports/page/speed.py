@@ -140,6 +140,6 @@ def _roofline(name: str, where: str, rows: Frame, folder: Path | None) -> Pictur
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.legend(loc="lower center", bbox_to_anchor=(0.5, 1.0), frameon=False, fontsize=8, ncols=3)
 
-    about = f"Throughput of each task against a measured copy bandwidth of {limit:.3g} GB/s."
+    about = f"Throughput of each task against a measured memory bandwidth of {limit:.3g} GB/s."
     title = f"Throughput against the roofline on {where}"
     return picture(name, title, about, draw, *_room(places, len(names) + 1, 3), folder)
