@@ -15,11 +15,13 @@ from keyedopt.conformance.suite.support import (
     parameters,
     snapshot,
 )
+from keyedopt.conformance.suite.support_accumulate import expect_near
 from keyedopt.conformance.suite.support_embedding import (
     ONE_TABLE,
     collection,
     jagged,
     tables_of,
+    train_rows,
 )
 
 
@@ -79,6 +81,25 @@ def test_clipping_by_norm(impl, norm_type):
         expect_close(before[name] - table.detach(), wanted, f"what was subtracted from {name}", ulps=2**22)
     if hasattr(wrapper, "last_total_grad_norm"):
         expect_close(float(wrapper.last_total_grad_norm), float(norm), "last_total_grad_norm", ulps=2**32)
+
+
+@pytest.mark.clause("FUSED-072")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ["Adagrad", "RowWiseAdagrad", "Adam", "LarsSGD"])
+@pytest.mark.parametrize("kind", ["VALUE", "NORM"])
+def test_clipped_gradients_make_the_state(impl, optimizer, kind):
+    """All of a step, its state included, is made of the clipped gradient; or clipping is refused."""
+    module, other = (collection(impl, optimizer, tables=ONE_TABLE) for _ in range(2))
+    wrapper = clipped(impl, module.fused_optimizer, kind, 0.5)
+    if wrapper is None:
+        return
+    for sizes in ([0.25, -8.0, 0.125, 2.0], [0.125, 0.25, -0.125, 0.25]):
+        grads = torch.tensor([sizes, sizes[::-1]])
+        factor = min(1.0, 0.5 / (float(grads.double().norm()) + 1e-6))
+        train_rows(module, [0, 3], grads)
+        wrapper.step()
+        train_rows(other, [0, 3], grads.clamp(-0.5, 0.5) if kind == "VALUE" else grads * factor)
+    expect_near(tables_of(module)["t"], tables_of(other)["t"], "the table")
 
 
 @pytest.mark.clause("FUSED-072")

@@ -91,7 +91,8 @@ SPOILED = [
 def test_pooling(impl, pooling, weighted):
     """A bag gives the sum of its rows, each times its weight, divided by their number for MEAN."""
     module = collection(impl, pooling=pooling, weighted=weighted)
-    outputs = module(jagged(BAGS, WEIGHTS if weighted else None))
+    features = jagged(BAGS, WEIGHTS if weighted else None)
+    outputs = module(dict(reversed(features.items())))  # they go by name, not by order
     tables = tables_of(module)
     for feature, table in (("f", "t"), ("g", "t"), ("h", "u")):
         factors = WEIGHTS[feature] if weighted else None
@@ -109,6 +110,28 @@ def test_without_pooling(impl):
     expect_bits(outputs["f"].detach(), tables["t"].detach()[[0, 1, 1, 2]], "rows of f")
     expect_bits(outputs["g"].detach(), tables["t"].detach()[[1, 5]], "rows of g")
     expect_bits(outputs["h"].detach(), tables["u"].detach()[[3, 3, 0]], "rows of h")
+
+
+@pytest.mark.clause("FUSED-089")
+@pytest.mark.needs("{kind}", "EmbeddingBagCollection.shared_features")
+@pytest.mark.parametrize("kind", ["EmbeddingBagCollection", "EmbeddingCollection"])
+def test_a_feature_of_several_tables(impl, kind):
+    """Each table that looks a feature up has an output, feature@table, and is trained by it alone."""
+    tables = (("t", 6, 4, ("f", "g")), ("u", 5, 8, ("f",)))
+    module, other = collection(impl, kind=kind, tables=tables), collection(impl, kind=kind)
+    with torch.no_grad():
+        tables_of(other)["u"].copy_(tables_of(module)["u"])
+    bags = {"f": BAGS["f"], "g": BAGS["g"], "h": BAGS["f"]}
+    outputs, wanted = module(jagged(bags)), other(jagged(bags))
+    expect_equal(set(outputs), {"f@t", "g", "f@u"}, "names of the outputs")
+    pairs = (("f@t", "f"), ("g", "g"), ("f@u", "h"))
+    for name, feature in pairs:
+        expect_bits(outputs[name].detach(), wanted[feature].detach(), f"output {name}")
+    for found, names in ((outputs, [name for name, _ in pairs]), (wanted, [name for _, name in pairs])):
+        sum((index + 1.0) * found[name].sum() for index, name in enumerate(names)).backward()
+    expect_unchanged(snapshot(tables_of(other)), tables_of(module), "the tables")
+    too_large = jagged({"f": [[5]], "g": [[0]]})  # a row of one table, and past the end of the other
+    expect_raises(lambda: module(too_large), *REFUSALS, expected="an error for row 5 of 5")
 
 
 @pytest.mark.clause("FUSED-024")

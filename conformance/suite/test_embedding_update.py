@@ -141,8 +141,35 @@ def test_golden_precision(impl, optimizer, made):
 @pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
 def test_other_rows(impl, optimizer):
     """Rows that are not looked up, and their state, keep every bit."""
-    module = collection(impl, optimizer)
+    keeps_other_rows(collection(impl, optimizer))
+
+
+@pytest.mark.clause("FUSED-038")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}", "{optimizer}.{option}")
+@pytest.mark.parametrize(
+    ("optimizer", "option", "options"),
+    [
+        ("SGD", "momentum", {"momentum": 0.5}),
+        ("LarsSGD", "momentum", {"momentum": 0.5}),
+        ("RowWiseAdagrad", "decay", {"weight_decay": 0.25, "decay": "decoupled"}),
+        ("RowWiseAdagrad", "decay", {"weight_decay": 0.25, "decay": "l2"}),
+        ("RowWiseAdagrad", "max_norm", {"max_norm": 0.5}),
+        ("Adam", "decay", {"weight_decay": 0.25, "decay": "decoupled"}),
+        ("LAMB", "decay", {"weight_decay": 0.25, "decay": "decoupled"}),
+        ("PartialRowWiseAdam", "bias_correction", {"bias_correction": "per_row"}),
+    ],
+)
+def test_other_rows_with_options(impl, optimizer, option, options):
+    """Rows that are not looked up are not decayed, limited or moved on, and nor is their state."""
+    keeps_other_rows(collection(impl, optimizer, options))
+
+
+def keeps_other_rows(module: Any) -> None:
+    """Train, and expect the rows that are not looked up to be what they were."""
     fit(module, jagged(BAGS), steps=2)
+    with torch.no_grad():
+        for table in tables_of(module).values():
+            table.mul_(4)  # so that there is something to limit
     before = snapshot(tables_and_state(module))
     one = {"f": [[0, 1, 1], []], "g": [[], [1]], "h": [[3], []]}
     fit(module, jagged(one), steps=3)
@@ -278,7 +305,7 @@ def test_weight_decay(impl, decay):
     module = collection(impl, "RowWiseAdagrad", options, ONE_TABLE)
     table = tables_of(module)["t"]
     before = table.detach().double()[1].tolist()
-    train_rows(module, [1], [grad])
+    train_rows(module, [1, 1], [[0.5 * a for a in grad]] * 2)  # decay is of a row, not of a lookup
     g = [a + strength * w for a, w in zip(grad, before, strict=True)] if decay == "l2" else grad
     root = (sum(a * a for a in g) / 4) ** 0.5 + 1e-8
     beside = lr * strength if decay == "decoupled" else 0.0
@@ -292,7 +319,7 @@ def test_weight_decay(impl, decay):
 @pytest.mark.needs("EmbeddingBagCollection", "RowWiseAdagrad", "RowWiseAdagrad.max_norm")
 def test_max_norm(impl):
     """With max_norm no row that is updated is longer than that after the step."""
-    module = collection(impl, "RowWiseAdagrad", {"max_norm": 0.5}, ONE_TABLE)
-    train_rows(module, [0, 1, 2], [[1.0, -2.0, 0.5, 3.0]] * 3)
+    module = collection(impl, "RowWiseAdagrad", {"max_norm": 0.5}, tables=(("t", 6, 36, ("f",)),))
+    train_rows(module, [0, 1, 2], [[1.0, -2.0, 0.5, 3.0] * 9] * 3)
     norms = tables_of(module)["t"].detach().norm(dim=1)
     expect((norms[:3] <= 0.5 + 1e-6).all(), "updated rows of norm at most 0.5", norms)

@@ -40,3 +40,18 @@ def test_embedding_module(impl):
     expect_equal(len(expected), 2, "the tables")
     for name, table in module.named_parameters():
         expect_bits(table.detach(), expected[name].detach(), f"table {name}")
+
+
+@pytest.mark.clause("INBW-033")
+@pytest.mark.needs("EmbeddingBagCollection")
+def test_tables_with_rates_of_their_own(impl):
+    """Each table is trained with the rate that it was given."""
+    module, rates = collection(impl, None), {"t": (6, 0.5), "u": (5, 0.0625)}
+    for rows, rate in rates.values():
+        chosen = [table for table in module.parameters() if len(table) == rows]
+        apply_in_backward(impl, torch.optim.SGD, chosen, {"lr": rate})
+    fit(module, jagged(BAGS), steps=2)
+    for name, (_, rate) in rates.items():
+        other = collection(impl, "SGD", {"lr": rate})
+        fit(other, jagged(BAGS), steps=2)
+        expect_bits(tables_of(module)[name].detach(), tables_of(other)[name].detach(), f"table {name}")
