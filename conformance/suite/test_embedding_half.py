@@ -14,13 +14,13 @@ from keyedopt.conformance.suite.support_embedding import (
     train_rows,
 )
 
-#: More than 8 and 11 bits, the precision of bfloat16 and float16, can count.
-MANY = 4096
+#: More than the 11 bits of float16 can count; in Triton's interpreter, than the 8 of bfloat16.
+MANY = 300 if INTERPRETED else 4096
 
 
 @pytest.mark.clause("FUSED-022")
 @pytest.mark.needs("EmbeddingBagCollection")
-@pytest.mark.parametrize("pooling", ["SUM", "MEAN"])
+@pytest.mark.parametrize("pooling", ["MEAN"] if INTERPRETED else ["SUM", "MEAN"])
 def test_long_bags(impl, dtype, pooling):
     """A bag of many rows is added up in float32 at least, whatever the dtype of the table."""
     module = collection(impl, tables=ONE_TABLE, dtype=dtype, pooling=pooling)
@@ -37,8 +37,9 @@ def test_sums(impl, dtype):
     module = collection(impl, tables=ONE_TABLE, dtype=dtype, options={"lr": 0.25})
     with torch.no_grad():
         tables_of(module)["t"].fill_(1.0)
-    train_rows(module, [2] * (MANY + 1), torch.tensor([1.0] + [1 / MANY] * MANY)[:, None].expand(-1, 4))
-    expect_equal(tables_of(module)["t"].detach()[2].tolist(), [0.5] * 4, "1 - (1 + 4096 / 4096) / 4")
+    train_rows(module, [2] * (MANY + 1), torch.tensor([1.0] + [2.0**-12] * MANY)[:, None].expand(-1, 4))
+    wanted = torch.tensor([0.75 - MANY * 2.0**-14] * 4, dtype=torch.float64)
+    expect_close(tables_of(module)["t"].detach()[2], wanted, "the row", ulps=1)
 
 
 @pytest.mark.clause("FUSED-086")
