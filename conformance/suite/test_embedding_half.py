@@ -3,9 +3,10 @@
 import pytest
 import torch
 
-from keyedopt.conformance.suite.support import _numbers, expect, expect_close, expect_equal
+from keyedopt.conformance.suite.support import _numbers, expect, expect_bits, expect_close, expect_equal
 from keyedopt.conformance.suite.support_accumulate import expect_near
 from keyedopt.conformance.suite.support_embedding import (
+    BAGS,
     INTERPRETED,
     ONE_TABLE,
     collection,
@@ -28,6 +29,20 @@ def test_long_bags(impl, dtype, pooling):
         tables_of(module)["t"].fill_(1.0)
         seen = module(jagged({"f": [[2] * MANY]}))["f"]
     expect_equal(seen.tolist(), [[1.0 if pooling == "MEAN" else MANY] * 4], f"{MANY} rows of ones, pooled")
+
+
+@pytest.mark.clause("FUSED-027")
+@pytest.mark.needs("EmbeddingBagCollection")
+def test_reading(impl, dtype):
+    """What is looked up without grad mode, and in eval mode, has bits and dtype of a training step."""
+    module = collection(impl, dtype=dtype)
+    trained = module(jagged(BAGS))
+    with torch.no_grad():
+        read = module(jagged(BAGS))
+    evaluated = module.eval()(jagged(BAGS))
+    for name, output in trained.items():
+        expect_bits(read[name], output.detach(), f"{name} without grad mode")
+        expect_bits(evaluated[name].detach(), output.detach(), f"{name} in eval mode")
 
 
 @pytest.mark.clause("FUSED-049")
