@@ -4,7 +4,7 @@ The wrapper remembers the mapping of state and the list of groups of the moment 
 torch's optimizers replace both when they load. Whoever migrates from plain torch checkpoints
 saves the old state from then on, and loads into tensors that nobody uses.
 
-Clauses: KEYED-109, WARM-074.
+Clauses: KEYED-109, WRAP-003, WARM-074.
 """
 
 import sys

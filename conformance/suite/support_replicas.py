@@ -56,8 +56,11 @@ class Outer(torch.optim.Optimizer):
 
     ``counts`` notes the number of local steps at each global step. State is made at once if ``eager``,
     else by the first global step, or by `step`, which does nothing more; ``numbers`` keeps its step
-    count as a Python number; ``stateless`` only shrinks the parameters and keeps nothing.
+    count as a Python number; ``stateless`` only shrinks the parameters and keeps nothing. A global step
+    evaluates its closure if ``evaluates`` is set.
     """
+
+    evaluates = False
 
     def __init__(
         self,
@@ -96,6 +99,9 @@ class Outer(torch.optim.Optimizer):
         """Move the parameters from where they were at the last global step."""
         if self.fail:
             raise RuntimeError("the regions cannot be reached")
+        if self.evaluates:
+            with torch.enable_grad():
+                closure()
         self.counts.append(int(count))
         self.step()
         for group in self.param_groups:

@@ -38,6 +38,17 @@ def test_a_step_is_a_step_of_each(impl, dtype):
         expect_unchanged(snapshot(wanted.state[other]), seen.state[one], "its state")
 
 
+@pytest.mark.clause("COMB-023")
+def test_an_optimizer_without_gradients_steps_too(impl):
+    """An optimizer none of whose parameters has a gradient takes its step: a schedule in it goes on."""
+    made = [recording(impl, {"p": parameter(2)}) for _ in range(2)]
+    combined = impl.CombinedOptimizer([(str(number), keyed) for number, (keyed, _) in enumerate(made)])
+    combined.step()
+    set_grads(made[1][0].params)
+    combined.step()
+    expect_equal([len(recorder.received) for _, recorder in made], [2, 2], "steps of each optimizer")
+
+
 @pytest.mark.clause("COMB-024")
 def test_a_closure_is_evaluated_once(impl):
     """A step evaluates the closure once, and every optimizer steps on those gradients."""

@@ -109,12 +109,13 @@ def test_a_rate_written_into_a_group_is_used(impl):
         [["a", "p"], ["a", "p"]],
         [["a", "b.p"], ["a.b", "p"]],
         [["", "a.p"], ["a", "p"]],
+        [["a", "q", "p"], ["a", "r", "p"]],
     ],
 )
 def test_two_parameters_never_share_a_key(impl, layout):
-    """Optimizers whose parameters would get the same key are refused."""
-    inner = [(prefix, sgd(impl, {name: parameter(2)})) for prefix, name in layout]
-    joined = impl.CombinedOptimizer.prepend_opt_key(layout[0][1], layout[0][0])
+    """Optimizers whose parameters would get the same key, be it the first or not, are refused."""
+    inner = [(prefix, sgd(impl, {name: parameter(2) for name in names})) for prefix, *names in layout]
+    joined = impl.CombinedOptimizer.prepend_opt_key(layout[0][-1], layout[0][0])
     expect_raises(
         lambda: impl.CombinedOptimizer(inner),
         Exception,

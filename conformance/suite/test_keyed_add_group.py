@@ -24,13 +24,16 @@ from keyedopt.conformance.suite.support import (
 @pytest.mark.clause("KEYED-085")
 @pytest.mark.parametrize("form", ["mapping", "pairs"])
 def test_an_added_group_trains_saves_and_loads(impl, form, dtype):
-    """A group given by key joins in with its own options: it trains, is saved, and is loaded."""
+    """A group given by key joins in with its own options: it trains, is saved, is loaded, and stays mine."""
     params = parameters(1, dtype=dtype)
     optimizer = adam(impl, params)
     train(optimizer, params, 1)
     added = {"late": parameter(2, dtype=dtype, seed=7)}
     given = dict(added) if form == "mapping" else list(added.items())
-    optimizer.add_param_group({"params": given, "lr": 0.01})
+    mine = {"params": given, "lr": 0.01}
+    optimizer.add_param_group(mine)
+    expect(set(mine) == {"params", "lr"} and mine["params"] is given, "the caller's group unchanged", mine)
+    mine["lr"] = 5.0
     expect_equal(sorted(optimizer.params), ["late", "p0"], "keys of the parameters")
     expect_equal([group["lr"] for group in optimizer.param_groups], [0.1, 0.01], "rates")
     everything = {**params, **added}

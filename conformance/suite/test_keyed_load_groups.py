@@ -136,6 +136,19 @@ def test_groups_with_the_same_parameters_are_all_restored(impl, names):
     expect_equal(rates(optimizer), [0.1, 0.2, 0.3], "rates")
 
 
+@pytest.mark.clause("KEYED-046")
+@pytest.mark.needs("CombinedOptimizer")
+def test_groups_with_the_same_parameters_in_a_combination(impl):
+    """They get their options where the optimizer is one of several, too."""
+    groups = [(["p0"], {"lr": 0.1}), (["p0"], {"lr": 0.2}), ([], {"lr": 0.3}), ([], {"lr": 0.4})]
+    combined = impl.CombinedOptimizer([("a", grouped(impl, groups)), ("b", grouped(impl, groups[1:]))])
+    saved, before = snapshot(combined.state_dict()), rates(combined)
+    for group in combined.param_groups:
+        group["lr"] = 0.0
+    combined.load_state_dict(saved)
+    expect_equal(rates(combined), before, "rates")
+
+
 @pytest.mark.clause("KEYED-047")
 def test_slashes_in_keys_do_not_mix_groups_up(impl):
     """The group of one parameter called a/b is another than the group of a and b."""

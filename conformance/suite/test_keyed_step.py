@@ -132,20 +132,24 @@ def test_what_step_returns(impl):
 @pytest.mark.clause("KEYED-091")
 @pytest.mark.parametrize("kind", ["dense", "sparse", "nan"])
 def test_zero_grad_sets_gradients_to_zero(impl, kind, dtype):
-    """zero_grad() and zero_grad(set_to_none=False) leave gradients of zeros, in place."""
-    params = {"p0": parameter(4, 2, dtype=dtype)}
-    optimizer = sgd(impl, params)
+    """zero_grad() and zero_grad(set_to_none=False) leave gradients of zeros, in place, in every group."""
+    params = {"p0": parameter(4, 2, dtype=dtype), "p1": parameter(4, 2, dtype=dtype)}
+    optimizer = impl.KeyedOptimizerWrapper(
+        params, lambda listed: torch.optim.SGD([{"params": [param]} for param in listed], lr=0.1)
+    )
     number = getattr(torch, dtype)
     for arguments in ({}, {"set_to_none": False}):
         if kind != "sparse":
             set_grads(params, scale=float("nan") if kind == "nan" else 1.0)
         else:
             rows = torch.tensor([[0, 2]])
-            params["p0"].grad = torch.sparse_coo_tensor(rows, torch.ones(2, 2, dtype=number), (4, 2))
-        gradient = params["p0"].grad
+            for param in params.values():
+                param.grad = torch.sparse_coo_tensor(rows, torch.ones(2, 2, dtype=number), (4, 2))
+        gradients = {key: param.grad for key, param in params.items()}
         optimizer.zero_grad(**arguments)
-        expect(params["p0"].grad is gradient, f"the gradient itself after zero_grad({arguments})", "None")
-        expect_bits(gradient.to_dense(), torch.zeros(4, 2, dtype=number), "the gradient")
+        for key, gradient in gradients.items():
+            expect(params[key].grad is gradient, f"the gradient of {key} after zero_grad({arguments})", "None")
+            expect_bits(gradient.to_dense(), torch.zeros(4, 2, dtype=number), f"the gradient of {key}")
 
 
 @pytest.mark.clause("KEYED-092")

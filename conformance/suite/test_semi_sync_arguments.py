@@ -40,14 +40,15 @@ class Told(torch.optim.SGD):
 
 
 @pytest.mark.clause("SEMI-001")
-@pytest.mark.parametrize("how", ["list", "generator", "groups"])
+@pytest.mark.parametrize("how", ["list", "generator", "groups", "groups of one"])
 def test_it_is_a_keyed_optimizer(impl, how):
     """It is made of parameters or groups and two keyed optimizers, and has 16 local steps to a global one."""
     params = parameters()
     given: Any = {
         "list": [*params.values()],
         "generator": (param for param in params.values()),
-        "groups": [{"params": [param]} for param in params.values()],
+        "groups": [{"params": [*params.values()][:1]}, {"params": [*params.values()][1:]}],
+        "groups of one": [{"params": param} for param in params.values()],
     }[how]
     made: list[Outer] = []
 
@@ -114,19 +115,20 @@ def test_global_optimizer_without_global_step(impl):
 
 
 @pytest.mark.clause("SEMI-004")
-@pytest.mark.parametrize("wrong", [None, [], ["p0", "p1"], 3])
+@pytest.mark.parametrize("wrong", [None, [], ["p0", "p1"], 3, [{"lr": 0.5}], [{"params": ["p0", "p1"]}]])
 def test_wrong_global_params(impl, wrong):
     """No global parameters, or what is none, is refused with an error."""
     params = parameters()
     local, outer = adam(impl, params), impl.KeyedOptimizerWrapper(params, Outer)
-    kinds = (ValueError, TypeError, IndexError, AssertionError)
+    kinds = (ValueError, TypeError, IndexError, KeyError, AssertionError)
     expect_raises(lambda: impl.SemisyncOptimizer(wrong, local, outer), *kinds, expected="an error")
 
 
 @pytest.mark.clause("SEMI-007")
 def test_one_key_for_two_tensors(impl):
     """One key for two tensors is an error, at the latest when the parameters are looked at."""
-    params, others = parameters(1), parameters(1)
+    params = parameters(2)
+    others = {"p0": params["p0"], "p1": parameter(3)}
     kinds = (ValueError, AssertionError)
     expect_raises(lambda: semisync(impl, params, outer_params=others)[0].params, *kinds, expected="an error")
 
@@ -135,8 +137,9 @@ def test_one_key_for_two_tensors(impl):
 @pytest.mark.parametrize("wrong", ["one key for two tensors", "two keys for one tensor"])
 def test_contradicting_keys(impl, wrong):
     """Keys and tensors that contradict each other are refused before a step is taken."""
-    params = parameters(1)
-    others = parameters(1) if wrong == "one key for two tensors" else {"other": params["p0"]}
+    params = parameters(2)
+    second = {"p1": parameter(3)} if wrong == "one key for two tensors" else {"other": params["p1"]}
+    others = {"p0": params["p0"], **second}
 
     def use() -> None:
         optimizer = semisync(impl, params, outer_params=others)[0]

@@ -50,10 +50,13 @@ def test_lr_scheduler(impl):
 @pytest.mark.parametrize("unscale", [False, True])
 def test_grad_scaler(impl, unscale):
     """A GradScaler unscales gradients once, also of parameters that both have, or it is refused."""
-    params, others = parameters(), parameters()
-    optimizer = semisync(impl, params, local=sgd(impl, params))[0]
+    params, others = parameters(3), parameters(3)
+    local = impl.KeyedOptimizerWrapper(
+        params, lambda listed: torch.optim.SGD([{"params": [param]} for param in listed], lr=0.1)
+    )
+    optimizer = semisync(impl, params, local=local)[0]
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    loss = sum((param * torch.arange(3.0)).sum() for param in params.values())
+    loss = sum((params[key] * torch.arange(3.0)).sum() for key in ("p0", "p1"))
     scaler.scale(loss).backward()
     before = values(params)
     try:
@@ -63,8 +66,8 @@ def test_grad_scaler(impl, unscale):
     except Exception:
         expect_unchanged(before, values(params), "parameters after a refusal")
         return
-    for param in others.values():
-        param.grad = torch.arange(3.0)
+    for key in ("p0", "p1"):  # the last one has no gradient
+        others[key].grad = torch.arange(3.0)
     sgd(impl, others).step()
     expect_unchanged(values(others), values(params), "parameters")
 

@@ -156,14 +156,15 @@ def test_init_state_is_no_step(impl, every):
 @pytest.mark.clause("SEMI-015")
 @pytest.mark.parametrize("sparse", [False, True])
 def test_init_state_leaves_zero_gradients(impl, sparse):
-    """init_state leaves zero gradients, sparse where named."""
-    params = parameters(2, (3, 2))
+    """init_state leaves zero gradients, sparse where named, be a parameter of both optimizers or of one."""
+    params = parameters(3, (3, 2))
     local = sgd(impl, params, momentum=0.9)
-    optimizer = semisync(impl, params, every=2, local=local, eager=False)[0]
-    optimizer.init_state({"p1"} if sparse else None)
+    both = {key: params[key] for key in ("p0", "p1")}
+    optimizer = semisync(impl, params, every=2, local=local, outer_params=both, eager=False)[0]
+    optimizer.init_state({"p1", "p2"} if sparse else None)
     for key, param in params.items():
         expect(param.grad is not None, f"a gradient of {key}", None)
-        expect_equal(param.grad.is_sparse, sparse and key == "p1", f"sparse gradient of {key}")
+        expect_equal(param.grad.is_sparse, sparse and key != "p0", f"sparse gradient of {key}")
         expect_bits(param.grad.to_dense(), torch.zeros(3, 2), f"gradient of {key}")
 
 

@@ -137,6 +137,21 @@ def test_hooks_of_the_wrapped_optimizer_run(impl, kind):
     expect_equal(loads, ["load", "loaded"], "load_state_dict hooks that ran")
 
 
+@pytest.mark.clause("WRAP-027")
+def test_hooks_of_every_layer_run(impl):
+    """Wrappers of one class around one another run the step hooks of each, once, from outside in."""
+    calls: list[str] = []
+    param = parameter(3)
+    layers = [adam(impl, {"p": param})]
+    for _ in range(2):
+        layers.append(impl.OptimizerWrapper(layers[-1]))
+    for number, one in enumerate(layers):
+        one.register_step_pre_hook(lambda *_, number=number: calls.append(f"pre {number}"))
+        one.register_step_post_hook(lambda *_, number=number: calls.append(f"post {number}"))
+    train(layers[-1], [param], 1)
+    expect_equal(calls, ["pre 2", "pre 1", "pre 0", "post 0", "post 1", "post 2"], "step hooks that ran")
+
+
 @pytest.mark.clause("WRAP-028")
 def test_a_step_that_calls_the_base_is_one_event(impl):
     """Hooks of a subclass whose step calls super().step() run once a step."""

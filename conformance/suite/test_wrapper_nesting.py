@@ -185,6 +185,27 @@ def test_every_layer_shows_the_live_groups_and_state(impl, inner, outer):
     expect_equal(len(nested.state), len(nested.state_dict()["state"]), "entries shown, and saved")
 
 
+@pytest.mark.clause("WRAP-003")
+@pytest.mark.parametrize("kind", KINDS)
+def test_groups_that_are_replaced_inside_are_shown(impl, kind):
+    """After the torch optimizer inside loads a checkpoint of its own, its new groups and state are shown."""
+    made: list[torch.optim.Optimizer] = []
+
+    def factory(listed: Any) -> torch.optim.Optimizer:
+        made.append(torch.optim.Adam(listed, lr=0.5))
+        return made[0]
+
+    param = parameter(2)
+    nested = layer(impl, kind, impl.OptimizerWrapper(impl.KeyedOptimizerWrapper({"p": param}, factory)), 0)
+    train(nested, [param], 1)
+    expect(nested.param_groups[0] is made[0].param_groups[0], "the group of before", nested.param_groups)
+    made[0].load_state_dict(copy.deepcopy(made[0].state_dict()))
+    expect_equal(len(nested.param_groups), 1, "groups that are shown")
+    expect(nested.param_groups[0] is made[0].param_groups[0], "the very group", nested.param_groups)
+    shown, live = nested.state[param], made[0].state[param]
+    expect(all(shown[name] is live[name] for name in live), "the live entry", shown)
+
+
 @pytest.mark.clause("WRAP-008")
 @pytest.mark.parametrize("outer", ["plain", "clip", "warmup"])
 @pytest.mark.parametrize("inner", ["plain", "clip", "warmup"])
