@@ -15,13 +15,17 @@ def zeros_with_grads(*grads: list[float]) -> dict[str, Any]:
 
 
 def spread(tensor: torch.Tensor, placement: str, ranks: int = 1) -> Any:
-    """Make a DTensor whose part on this rank is the tensor, on a mesh of some ranks."""
+    """Make a DTensor whose part on this rank is the tensor, on a mesh of some ranks in each dimension.
+
+    There is a dimension for each word of the placement: ``"replicate shard"`` is sharding in groups.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     placements = {"shard": Shard(0), "replicate": Replicate()}
-    mesh = init_device_mesh("cpu", (ranks,))
-    return DTensor.from_local(tensor, mesh, [placements[placement]], run_check=False)
+    words = placement.split()
+    mesh = init_device_mesh("cpu", (ranks,) * len(words))
+    return DTensor.from_local(tensor, mesh, [placements[word] for word in words], run_check=False)
 
 
 def world() -> Any:

@@ -126,13 +126,18 @@ def test_no_gradient_at_all(impl: Any, kind: str, norm_type: float, track: bool)
 @pytest.mark.clause("CLIP-032")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_frozen_parameters(impl: Any, kind: str) -> None:
-    """A parameter that needs no gradient, and has none, changes nothing for the others."""
-    params = zeros(2, 2)
+    """A parameter that needs no gradient changes nothing for the others; one that it still has is clipped."""
+    params = zeros(2, 2, 2)
     params["p0"].requires_grad_(False)
     params["p1"].grad = torch.tensor([0.0, 40.0])
     optimizer, recorder = clipping(impl, params, kind, 1.0)
     optimizer.step()
     expect_close(recorder.received[0][1], torch.tensor([0.0, 1.0]), "gradient that arrives")
+    params["p1"].grad, params["p2"].grad = torch.tensor([0.0, 4.0]), torch.tensor([3.0, 0.0])
+    params["p2"].requires_grad_(False)
+    optimizer.step()
+    wanted = torch.tensor([0.0, 0.8, 0.6, 0.0] if kind == "NORM" else [0.0, 1.0, 1.0, 0.0])
+    expect_close(torch.cat(recorder.received[1][1:]), wanted, "gradients that arrive later", ulps=16)
 
 
 @pytest.mark.clause("CLIP-033")

@@ -98,10 +98,10 @@ def test_norm_of_other_kinds_over_ranks(impl: Any, kind: str) -> None:
 
 @pytest.mark.clause("CLIP-055", "CLIP-056")
 @pytest.mark.parametrize("norm_type", [2.0, math.inf], ids=["2", "inf"])
-@pytest.mark.parametrize("placement", ["shard", "replicate"])
+@pytest.mark.parametrize("placement", ["shard", "replicate", "replicate shard", "shard shard"])
 def test_dtensor_over_ranks(impl: Any, norm_type: float, placement: str) -> None:
     """A sharded DTensor counts with the shards of all ranks, a replicated one once; or it is refused."""
-    with mirrored_ranks(2):
+    with mirrored_ranks(2 ** len(placement.split())):
         params: dict[str, Any] = {
             "d": torch.nn.Parameter(spread(torch.zeros(2), placement, 2)),
             **zeros_with_grads(THERE),
@@ -113,7 +113,7 @@ def test_dtensor_over_ranks(impl: Any, norm_type: float, placement: str) -> None
         except (ValueError, TypeError, RuntimeError):
             expect_equal(recorder.received, [], "gradients handed on by a refused step")
             return
-        norm = p_norm([*HERE * (2 if placement == "shard" else 1), *THERE], norm_type)
+        norm = p_norm([*HERE * 2 ** placement.split().count("shard"), *THERE], norm_type)
         expect(optimizer.last_total_grad_norm is not None, "a norm", None)
         expect_close(local(optimizer.last_total_grad_norm).float(), norm, "norm", ulps=8)
         for seen, grad in zip(recorder.received[0], (HERE, THERE), strict=True):
