@@ -228,6 +228,18 @@ def test_no_table(impl, algorithm, shape):
     expect_bits(weight.detach(), before, "the weight")
 
 
+@pytest.mark.clause("ALGO-061")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize("algorithm", ROW_WISE)
+def test_a_group_with_no_table_is_not_added(impl, algorithm):
+    """A group that is refused because of a parameter is not added."""
+    optimizer = getattr(impl, algorithm)([parameter(4, 3)], lr=0.1)
+    try:
+        optimizer.add_param_group({"params": [parameter(4, 3), parameter(4)]})
+    except Exception:
+        expect_equal(len(optimizer.param_groups), 1, "groups after a refusal")
+
+
 @pytest.mark.clause("ALGO-065")
 @pytest.mark.needs("{algorithm}")
 @every

@@ -195,24 +195,28 @@ def test_other_groups_are_refused(impl, algorithm, groups):
 @every
 @pytest.mark.parametrize("shape", [(4, 3), (4, 1), (4,), (1, 3), (5, 3), (1,)])
 def test_other_shapes_are_refused(impl, algorithm, shape):
-    """State of another shape is refused, before a weight or a state changes."""
+    """State of another shape, here of the last group, is refused before that weight or a state changes."""
     for name, right in SHAPES[algorithm].items():
         if list(shape) == right:
             continue
-        weights = tables(1)
-        optimizer = make_algorithm(impl, algorithm, weights)
+        weights = tables(2)
+        optimizer = make_algorithm(impl, algorithm, [{"params": [weight]} for weight in weights])
         train(optimizer, weights, 1)
         saved = snapshot(optimizer.state_dict())
-        saved["state"][0][name] = torch.ones(tuple(shape))
-        start = values(weights)
+        saved["state"][1][name] = torch.ones(tuple(shape))
+        saved["param_groups"][0]["lr"] = 0.75
+        start, before = values(weights), None
+        rate = optimizer.param_groups[0]["lr"]
         try:
             optimizer.load_state_dict(saved)
             before = snapshot(optimizer.state_dict()["state"])
             train(optimizer, weights, 1)
         except Exception:
-            expect_bits(weights[0].detach(), start[0], "the weight after the error")
+            expect_bits(weights[1].detach(), start[1], "the weight after the error")
+            if before is None:
+                expect_equal(optimizer.param_groups[0]["lr"], rate, "the rate after a load that was refused")
             continue
-        moved = "same" if same_bits(before[0][name], optimizer.state_dict()["state"][0][name]) else "updated"
+        moved = "same" if same_bits(before[1][name], optimizer.state_dict()["state"][1][name]) else "updated"
         raise Mismatch(f"{name} of shape {tuple(shape)} refused", f"loaded and {moved} in the next step")
 
 

@@ -239,13 +239,15 @@ def test_methods_on_special_gradients(impl: Any, method: str, case: str) -> None
 @pytest.mark.clause("CLIP-047")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE", "NONE"])
 def test_norms_that_are_kept(impl: Any, kind: str) -> None:
-    """A norm that was read stays what it was in the steps that follow."""
+    """A norm that was read stays what it was in the steps that follow, and those of other optimizers."""
     params = zeros_with_grads([3.0, 4.0])
     optimizer, _ = clipping(impl, params, kind, 1.0, track_grad_norm=True)
+    other, _ = clipping(impl, zeros_with_grads([1.0, 0.0]), kind, 1.0, track_grad_norm=True)
     kept = []
     for scale in (1.0, 10.0, 100.0):
         params["p0"].grad = torch.tensor([3.0 * scale, 4.0 * scale])
         optimizer.step()
+        other.step()
         kept.append(optimizer.last_total_grad_norm)
     seen = torch.stack([torch.as_tensor(norm).float() for norm in kept])
     expect_close(seen, torch.tensor([5.0, 50.0, 500.0]), "norms of three steps")

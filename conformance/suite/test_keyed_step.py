@@ -148,7 +148,7 @@ def test_zero_grad_sets_gradients_to_zero(impl, kind, dtype):
         gradients = {key: param.grad for key, param in params.items()}
         optimizer.zero_grad(**arguments)
         for key, gradient in gradients.items():
-            expect(params[key].grad is gradient, f"the gradient of {key} after zero_grad({arguments})", "None")
+            expect(params[key].grad is gradient, f"{key}'s own gradient after zero_grad({arguments})", "None")
             expect_bits(gradient.to_dense(), torch.zeros(4, 2, dtype=number), f"the gradient of {key}")
 
 

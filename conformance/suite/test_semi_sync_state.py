@@ -99,7 +99,9 @@ def test_resume(impl, steps, before):
     train(optimizer, params, steps)
     train(resumed, others, before, seed=30)
     held = [*local.state[others["p0"]].values(), *its_outer.state[others["p0"]].values()]
-    resumed.load_state_dict(snapshot(optimizer.state_dict()))
+    given = snapshot(optimizer.state_dict())
+    kept = snapshot(given)
+    resumed.load_state_dict(given)
     copy_weights(params, others)
     now = [*local.state[others["p0"]].values(), *its_outer.state[others["p0"]].values()]
     expect(all(one is other for one, other in zip(held, now, strict=True)), "the same tensors", now)
@@ -107,6 +109,7 @@ def test_resume(impl, steps, before):
     outer.counts.clear()
     its_outer.counts.clear()
     expect_alike(optimizer, params, resumed, others, 7)
+    expect_unchanged(kept, given, "what was loaded, 7 steps later")
     expect_equal(its_outer.counts, outer.counts, "local steps at each global step")
 
 
