@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from keyedopt.conformance.suite.support import parameter
+from keyedopt.conformance.suite.support import parameter, snapshot
 
 ROW_WISE = ("RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD")
 ALGORITHMS = ("SGD", "Adagrad", "Adam", *ROW_WISE)
@@ -15,6 +15,18 @@ MOMENTUM = {"SGD": {"momentum": 0.9}}
 def make_algorithm(impl: Any, algorithm: str, weights: Any, lr: float = 0.1, **options: Any) -> Any:
     """Make an optimizer of an algorithm that has state."""
     return getattr(impl, algorithm)(weights, lr=lr, **{**MOMENTUM.get(algorithm, {}), **options})
+
+
+def resumed_with(kind: Any, old: Any, weight: Any, **options: Any) -> Any:
+    """Make an optimizer with other options that goes on from the state of an old one.
+
+    It is what an option that is set between two steps is compared with: two optimizers in which it is set
+    would agree if neither looked.
+    """
+    fresh = kind([weight], **options)
+    state = snapshot(old.state_dict()["state"])
+    fresh.load_state_dict({"state": state, "param_groups": fresh.state_dict()["param_groups"]})
+    return fresh
 
 
 def fixed_grads(steps: int, rows: int = 4, dtype: str = "float32", seed: int = 1) -> list[torch.Tensor]:

@@ -19,7 +19,7 @@ from keyedopt.conformance.suite.support import (
     snapshot,
     values,
 )
-from keyedopt.conformance.suite.support_algorithms import ALGORITHMS, ROW_WISE
+from keyedopt.conformance.suite.support_algorithms import ALGORITHMS, ROW_WISE, resumed_with
 
 every = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
@@ -275,7 +275,7 @@ def test_tensor_lr(impl, algorithm):
     other = getattr(impl, algorithm)([weights[1]], lr=0.25)
     for lr in (0.25, 0.5):
         rate.fill_(lr)
-        other.param_groups[0]["lr"] = lr
+        other = resumed_with(getattr(impl, algorithm), other, weights[1], lr=lr)
         for weight in weights:
             set_grads([weight])
         one.step()

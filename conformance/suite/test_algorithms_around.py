@@ -21,7 +21,12 @@ from keyedopt.conformance.suite.support import (
     values,
     warmup_stages,
 )
-from keyedopt.conformance.suite.support_algorithms import ALGORITHMS, MOMENTUM, make_algorithm
+from keyedopt.conformance.suite.support_algorithms import (
+    ALGORITHMS,
+    MOMENTUM,
+    make_algorithm,
+    resumed_with,
+)
 
 every = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
@@ -191,13 +196,12 @@ def test_warmed_up(impl, algorithm):
 def test_lr_scheduler(impl, algorithm):
     """A scheduler's rates are those of the steps."""
     params, plain = tables(1), tables(1)
-    one, other = (
-        make_algorithm(impl, algorithm, [params["t0"]]),
-        make_algorithm(impl, algorithm, [plain["t0"]], lr=9.0),
-    )
+    one, other = (make_algorithm(impl, algorithm, [weights["t0"]]) for weights in (params, plain))
+    options = MOMENTUM.get(algorithm, {})
     scheduler = torch.optim.lr_scheduler.StepLR(one, step_size=1, gamma=0.5)
     for seed in range(4):
-        other.param_groups[0]["lr"] = 0.1 * 0.5**seed
+        rate = 0.1 * 0.5**seed
+        other = resumed_with(getattr(impl, algorithm), other, plain["t0"], lr=rate, **options)
         train(one, params, 1, seed=seed)
         scheduler.step()
         train(other, plain, 1, seed=seed)

@@ -219,6 +219,8 @@ def test_nonzero_rows(impl, algorithm):
     start, grads = parameter(4, 3), fixed_grads(3)
     for grad in grads:
         grad[[0, 2]] = 0
+        grad[1, :2] = 0  # which leaves one element
+        grad[3] = torch.stack([grad[3, 0], -grad[3, 0], grad[0, 0]])  # elements that add up to 0
     nonzero, _ = trained_copy(impl, algorithm, start, grads, rows="nonzero", weight_decay=0.1)
     listed = [sparse_rows([1, 3], grad[[1, 3]], start) for grad in grads]
     touched, _ = trained_copy(impl, algorithm, start, listed, weight_decay=0.1)

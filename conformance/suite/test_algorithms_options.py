@@ -20,6 +20,7 @@ from keyedopt.conformance.suite.support_algorithms import (
     ROW_WISE,
     fixed_grads,
     make_algorithm,
+    resumed_with,
     sparse_rows,
     trained_copy,
 )
@@ -30,6 +31,7 @@ ADAMS = ("Adam", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB")
 ADAGRADS = ("Adagrad", "RowWiseAdagrad")
 #: Two values of an option that lead to different weights.
 TWO: dict[str, tuple[Any, Any]] = {
+    "lr": (0.1, 0.25),
     "betas": ((0.9, 0.999), (0.5, 0.75)),
     "eps": (1e-8, 0.125),
     "momentum": (0.5, 0.75),
@@ -61,12 +63,14 @@ EACH = [(algorithm, option) for algorithm, options in OPTIONS.items() for option
 START = "initial_accumulator_value"
 #: What shapes the state when it is made.
 AT_FIRST = ("initial_accumulator_value", "bias_correction")
+#: What can be set between two steps.
+SET = [(algorithm, "lr") for algorithm in OPTIONS] + [pair for pair in EACH if pair[1] not in AT_FIRST]
 
 
 def chosen(option: str, value: Any) -> dict[str, Any]:
     """Return an option with what it needs beside it to make a difference."""
     more: dict[str, Any] = {"momentum": 0.5} if option in ("dampening", "nesterov") else {}
-    return {"weight_decay": 0.125, **more, option: value}
+    return {"lr": 0.1, "weight_decay": 0.125, **more, option: value}
 
 
 def with_zeros(weights: Any, seed: int) -> None:
@@ -84,15 +88,18 @@ def expect_separate(impl: Any, algorithm: str, option: str, way: str) -> None:
         apart = [parameter(4, 3, seed=index) for index in range(2)]
         first, second = (chosen(option, value) for value in pair)
         if way == "constructor":
-            one = kind([{"params": [together[0]], **first}, {"params": [together[1]], **second}], lr=0.1)
+            one = kind([{"params": [together[0]], **first}, {"params": [together[1]], **second}])
         elif way == "added":
-            one = kind([together[0]], lr=0.1, **first)
+            one = kind([together[0]], **first)
             one.add_param_group({"params": [together[1]], **second})
         else:
-            one = kind([{"params": [weight]} for weight in together], lr=0.1, **first)
-            one.param_groups[1].update(second)
-        others = [kind([weight], lr=0.1, **more) for weight, more in zip(apart, (first, second), strict=True)]
+            one = kind([{"params": [weight]} for weight in together], **first)
+        at_first = (first, first if way == "set" else second)
+        others = [kind([weight], **more) for weight, more in zip(apart, at_first, strict=True)]
         for seed in range(3):
+            if way == "set" and seed:
+                one.param_groups[1].update(second)
+                others[1] = resumed_with(kind, others[1], apart[1], **second)
             with_zeros(together, seed)
             with_zeros(apart, seed)
             one.step()
@@ -143,9 +150,9 @@ def test_each_option_of_an_added_group(impl, algorithm, option):
 
 @pytest.mark.clause("ALGO-092")
 @pytest.mark.needs("{algorithm}", "{algorithm}.{option}")
-@pytest.mark.parametrize(("algorithm", "option"), [pair for pair in EACH if pair[1] not in AT_FIRST])
+@pytest.mark.parametrize(("algorithm", "option"), SET)
 def test_options_set_in_a_group(impl, algorithm, option):
-    """An option that is set in a group counts in the steps that follow."""
+    """An option that is set in a group between two steps counts in those that follow."""
     expect_separate(impl, algorithm, option, "set")
 
 

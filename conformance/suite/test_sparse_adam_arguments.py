@@ -68,6 +68,28 @@ def test_params(impl, form):
         expect_close(weight.detach()[1], old[1].double() - rate, "the row after a first step", ulps=64)
 
 
+@pytest.mark.clause("SPARSE-002")
+@pytest.mark.parametrize("option", [{"lr": 0.5}, {"betas": (0.5, 0.75)}, {"eps": 0.25}, {"maximize": True}])
+def test_options_set_between_steps(impl, option):
+    """An option that is set in a group counts from the next step on, as for one that resumes with it."""
+    weights, others = tables(2), tables(2)
+    optimizer = impl.SparseAdam([{"params": [weight]} for weight in weights], lr=0.25)
+    first, second = (impl.SparseAdam([weight], lr=0.25) for weight in others)
+    train_sparse(optimizer, weights, 1)
+    for weight, other, one in zip(weights, others, (first, second), strict=True):
+        other.grad = weight.grad.clone()
+        one.step()
+    resumed = impl.SparseAdam([others[1]], **{"lr": 0.25, **option})
+    groups = resumed.state_dict()["param_groups"]
+    resumed.load_state_dict({"state": snapshot(second.state_dict()["state"]), "param_groups": groups})
+    optimizer.param_groups[1].update(option)
+    train_sparse(optimizer, weights, 1, seed=7)
+    for weight, other, one in zip(weights, others, (first, resumed), strict=True):
+        other.grad = weight.grad.clone()
+        one.step()
+        expect_close(weight.detach(), other.detach().double(), "the weight of each group", ulps=4)
+
+
 @pytest.mark.clause("SPARSE-017")
 @pytest.mark.parametrize("shape", [[], [1]])
 def test_rate_tensor(impl, shape):
