@@ -203,3 +203,18 @@ def test_hooks_during_init_state(impl):
     optimizer.register_step_post_hook(lambda *given: seen.append("after"))
     optimizer.init_state()
     return seen
+
+
+@pytest.mark.clause("KEYED-065")
+def test_hooks_of_the_inner_optimizer_after_init_state(impl):
+    """Step hooks of the torch optimizer inside are there after init_state as before it."""
+    calls: list[str] = []
+    params = parameters(1)
+    inner = torch.optim.Adam(list(params.values()))
+    inner.register_step_pre_hook(lambda *_: calls.append("pre"))
+    inner.register_step_post_hook(lambda *_: calls.append("post"))
+    optimizer = impl.KeyedOptimizerWrapper(params, lambda listed: inner)
+    optimizer.init_state()
+    calls.clear()
+    train(optimizer, params, 1)
+    expect_equal(calls, ["pre", "post"], "step hooks that ran in a step")

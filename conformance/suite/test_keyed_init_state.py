@@ -161,20 +161,29 @@ def test_the_rest_is_made_beside_state_that_is_there(impl):
 
 @pytest.mark.clause("KEYED-078")
 def test_new_moments_are_zero(impl):
-    """Weight decay leaves no trace in moments that init_state makes."""
+    """Weight decay leaves no trace in moments that init_state makes, in any group."""
     params = parameters(1)
     for name, key in (("adam", "exp_avg"), ("adam", "exp_avg_sq"), ("sgd", "momentum_buffer")):
         optimizer = algorithm(impl, name, params, weight_decay=0.5)
         optimizer.init_state()
         moment = optimizer.state[params["p0"]][key]
         expect(not moment.any(), f"{key} of {name} all zero", moment)
+    several = parameters(2)
+    optimizer = impl.KeyedOptimizerWrapper(
+        several,
+        lambda listed: torch.optim.Adam([{"params": [param]} for param in listed], weight_decay=0.5),
+    )
+    optimizer.init_state()
+    for key, param in several.items():
+        moment = optimizer.state[param]["exp_avg"]
+        expect(not moment.any(), f"exp_avg of {key} all zero", moment)
 
 
 @pytest.mark.clause("KEYED-079")
 def test_gradients_are_zero_and_sparse_where_named(impl, dtype):
-    """Each parameter has a zero gradient afterwards, sparse for the names that were given."""
+    """Each parameter has a zero gradient of its own afterwards, sparse for the names that were given."""
     number = getattr(torch, dtype)
-    params = {"dense": parameter(4, 2, dtype=dtype), "sparse": parameter(4, 2, dtype=dtype)}
+    params = {name: parameter(4, 2, dtype=dtype) for name in ("dense", "sparse", "other")}
     optimizer = sgd(impl, params)
     optimizer.init_state({"sparse"})
     dense, sparse = params["dense"].grad, params["sparse"].grad
@@ -182,6 +191,8 @@ def test_gradients_are_zero_and_sparse_where_named(impl, dtype):
     expect_bits(dense, torch.zeros(4, 2, dtype=number), "the dense gradient")
     expect(sparse.is_sparse, "a sparse gradient", sparse.layout)
     expect_bits(sparse.to_dense(), torch.zeros(4, 2, dtype=number), "the sparse gradient")
+    dense.add_(1)
+    expect_bits(params["other"].grad, torch.zeros(4, 2, dtype=number), "the gradient of another parameter")
 
 
 @pytest.mark.clause("KEYED-079")
