@@ -50,7 +50,7 @@ def test_an_added_group_trains_saves_and_loads(impl, form, dtype):
 
 @pytest.mark.clause("KEYED-085")
 def test_an_added_group_equals_one_from_the_start(impl):
-    """A group that is added before training trains like one from construction on, also one of equal values."""
+    """A group that is added before training trains like one from construction on, also with equal values."""
     params, others = ({key: parameter(3) for key in ("p0", "p1")} for _ in range(2))
     grown = sgd(impl, {"p0": params["p0"]}, momentum=0.9)
     grown.add_param_group({"params": {"p1": params["p1"]}, "lr": 0.5})

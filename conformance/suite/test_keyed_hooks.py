@@ -10,6 +10,7 @@ from keyedopt.conformance.suite.support import (
     outcome,
     parameters,
     set_grads,
+    train,
 )
 
 
