@@ -67,6 +67,8 @@ def some(seed: int) -> list[Any]:
     for step in range(seed, seed + 3):
         rows = [(step * (i + 1)) % 5 for i in range(4)]
         grads = [[((3 * step + 5 * i + 7 * d) % 13 - 6) / 4 for d in range(4)] for i in range(4)]
+        if step % 5:  # a row without a gradient, which has had one from step 5 on
+            rows, grads = [*rows, 0], [*grads, [0.0] * 4]
         steps.append((rows, grads))
     return steps
 
@@ -148,6 +150,8 @@ def test_bad_checkpoint(impl, optimizer, wrong):
         ("RowWiseAdagrad", "plain", {"eps": 1e-8}),
         ("Adam", "plain", {}),
         ("Adam", "bias_correction", {"bias_correction": "per_row"}),
+        ("Adam", "rows", {"rows": "all"}),
+        ("Adam", "rows", {"rows": "nonzero"}),
         ("SparseAdam", "plain", {}),
         ("PartialRowWiseAdam", "plain", {}),
         ("LAMB", "plain", {"weight_decay": 0.01}),

@@ -18,6 +18,7 @@ from keyedopt.conformance.suite.support_embedding import (
     train_rows,
 )
 
+KINDS = [("EmbeddingBagCollection", name) for name in FUSED_OPTIMIZERS] + [("EmbeddingCollection", "Adagrad")]
 WEIGHTS = {"f": [[0.5, 2.0, -1.0], [3.0]], "g": [[], [0.25, 1.5]], "h": [[1.0, -2.0], [0.5]]}
 
 
@@ -90,14 +91,14 @@ def test_gradient_of_unpooled_weights(impl):
 
 
 @pytest.mark.clause("FUSED-036")
-@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
-@pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
+@pytest.mark.needs("{kind}", "{optimizer}")
+@pytest.mark.parametrize(("kind", "optimizer"), KINDS)
 @pytest.mark.parametrize("times", [6] if INTERPRETED else [3, 1500])
-def test_a_row_of_many(impl, optimizer, times):
+def test_a_row_of_many(impl, kind, optimizer, times):
     """A row that is looked up however often is updated once, as if once with the sum."""
     tables = (("t", 300, 4, ("f",)),)
     options = {} if optimizer in ("SGD", "Adagrad", "SparseAdam") else {"weight_decay": 0.25}
-    module, other = (collection(impl, optimizer, options, tables) for _ in range(2))
+    module, other = (collection(impl, optimizer, options, tables, kind) for _ in range(2))
     often = [7 if i % 3 else (i * 31) % 300 for i in range(3 * times // 2)] + [7, 299]
     for step in range(2):
         grads = (_numbers((len(often), 4), step) * 64).round() / 64  # sums of these are exact in float32
@@ -109,13 +110,13 @@ def test_a_row_of_many(impl, optimizer, times):
 
 
 @pytest.mark.clause("FUSED-084")
-@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.any_width", "{optimizer}")
-@pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
+@pytest.mark.needs("{kind}", "EmbeddingBagCollection.any_width", "{optimizer}")
+@pytest.mark.parametrize(("kind", "optimizer"), KINDS)
 @pytest.mark.parametrize("copies", [11] if INTERPRETED else [11, 171])
-def test_rows_of_copies(impl, optimizer, copies):
+def test_rows_of_copies(impl, kind, optimizer, copies):
     """A row of so many copies of three numbers, with a gradient of copies, is updated to copies."""
     narrow, wide = (
-        collection(impl, optimizer, tables=[("t", 4, width, ("f",))]) for width in (3, 3 * copies)
+        collection(impl, optimizer, None, [("t", 4, width, ("f",))], kind) for width in (3, 3 * copies)
     )
     with torch.no_grad():
         tables_of(wide)["t"].copy_(tables_of(narrow)["t"].repeat(1, copies))
@@ -143,8 +144,8 @@ def test_tables_of_one_module(impl, optimizer):
         {**BAGS, "k": [[4], [2, 2]]},
         {"f": [[5], []], "g": [[1], [0]], "h": [[], [2]], "k": [[0], []]},
     ):
-        for module in (whole, *parts):
-            outputs = module(jagged(bags))
+        for modules in ([whole], parts):  # the parts in one backward pass, too
+            outputs = {name: output for each in modules for name, output in each(jagged(bags)).items()}
             sum(
                 (outputs[one] * _numbers(outputs[one].shape, ord(one)).to(outputs[one].dtype)).sum()
                 for one in outputs

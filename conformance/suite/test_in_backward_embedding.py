@@ -10,12 +10,12 @@ from keyedopt.conformance.suite.support_in_backward import apply_in_backward
 
 @pytest.mark.clause("INBW-032")
 @pytest.mark.needs("EmbeddingBagCollection")
-@pytest.mark.parametrize("created", ["SGD", "Adagrad"])
+@pytest.mark.parametrize("created", ["SGD", "Adagrad", "Adam"])
 def test_optimizer_of_another_type(impl, created):
-    """For a table that was created with an optimizer, another type is refused, and nothing is changed."""
-    module = collection(impl, created)
+    """For a table that was created with an optimizer, another type is refused, and the same one used."""
+    module, explicit = collection(impl, created), collection(impl, created, {"lr": 0.5})
     before = values(tables_of(module))
-    other = {"SGD": "Adagrad", "Adagrad": "SGD"}[created]
+    other = {"SGD": "Adagrad", "Adagrad": "SGD", "Adam": "SparseAdam"}[created]
     expect_raises(
         lambda: apply_in_backward(impl, getattr(torch.optim, other), module.parameters()),
         ValueError,
@@ -25,6 +25,10 @@ def test_optimizer_of_another_type(impl, created):
     for old, new in zip(before, tables_of(module).values(), strict=True):
         expect_bits(new.detach(), old, "a table")
     apply_in_backward(impl, getattr(torch.optim, created), module.parameters(), {"lr": 0.5})
+    for one in (module, explicit):
+        fit(one, jagged(BAGS))
+    for name, table in tables_of(module).items():
+        expect_bits(table.detach(), tables_of(explicit)[name].detach(), f"table {name}")
 
 
 @pytest.mark.clause("INBW-033")
