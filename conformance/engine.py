@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import sys
@@ -270,13 +271,30 @@ def _no_streams() -> Iterator[None]:
                 os.close(stream)
 
 
+def _seed() -> None:
+    """Seed torch on the CPU, and on accelerators where there are any.
+
+    Where there are none, `torch.manual_seed` would note for each kind of them, with its stack, what to do if one
+    came: milliseconds, before every case.
+    """
+    if _has_accelerators():
+        torch.manual_seed(0)
+    else:
+        torch.default_generator.manual_seed(0)
+
+
+@functools.cache
+def _has_accelerators() -> bool:
+    return torch.accelerator.is_available()
+
+
 @contextlib.contextmanager
 def _fresh(surface: Surface) -> Iterator[None]:
     """Let a case begin like any other, and undo what it does to torch and to the classes.
 
     torch patches `step` of a class, for good, when its base is initialized or a copy unpickled.
     """
-    torch.manual_seed(0)
+    _seed()
     random.seed(0)
     names = [name for area in spec.areas().values() for name in area.names if surface.has(name)]
     bases = {base for name in names for base in getattr(getattr(surface, name), "__mro__", ())}

@@ -16,6 +16,7 @@ import signal
 import socket
 import sys
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 #: What is imported beforehand: what a step of one of torch's optimizers imports.
@@ -28,10 +29,7 @@ def main() -> None:
     """Serve the process that started this one; in a copy, run the module that it asked for."""
     settings = json.loads(sys.argv[1])
     if "request" not in settings:
-        for name in IMPORTED:
-            with contextlib.suppress(Exception):  # what needs it says so
-                importlib.import_module(name)
-        gc.freeze()  # or the garbage collection of each copy would copy the memory that they share
+        _import(IMPORTED)
         served = _serve(socket.socket(fileno=settings["requests"]))
         if served is None:
             return
@@ -43,6 +41,13 @@ def main() -> None:
     sys.path += settings["path"]
     sys.argv = [request["module"], *request["arguments"]]
     runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+
+
+def _import(names: Iterable[str]) -> None:
+    for name in names:
+        with contextlib.suppress(Exception):  # what needs it says so
+            importlib.import_module(name)
+    gc.freeze()  # or the garbage collection of each copy would copy the memory that they share
 
 
 def _end_with(lifeline: int) -> None:
@@ -74,6 +79,7 @@ def _serve(requests: socket.socket) -> tuple[dict[str, Any], bool] | None:
             *lines, received = (received + data).split(b"\n")
             for line in lines:
                 request = json.loads(line)
+                _import(request["imports"])
                 alone = len(os.listdir("/proc/self/task")) == 1
                 pid = os.fork()
                 if not pid:

@@ -13,10 +13,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Any, Self
 
 from keyedopt.conformance.text import one_line
 
@@ -35,6 +35,28 @@ def _environment(folder: Path) -> dict[str, str]:
     environment["HYPOTHESIS_STORAGE_DIRECTORY"] = str(folder / "hypothesis")
     environment.setdefault("OMP_NUM_THREADS", "1")  # a worker a processor; more threads only wait
     return environment
+
+
+def start_server(
+    settings: Mapping[str, Any], environment: Mapping[str, str], log: IO[bytes], kept: tuple[int, ...]
+) -> "subprocess.Popen[bytes]":
+    """Start the process that starts the others; see `keyedopt.conformance.fork_server`.
+
+    Args:
+        settings: what it is told.
+        environment: its environment, and theirs.
+        log: what it prints goes there.
+        kept: the file descriptors that it takes over.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", "keyedopt.conformance.fork_server", json.dumps(settings)],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        pass_fds=kept,
+        start_new_session=True,  # Ctrl-C reaches this process alone, which stops the others
+    )
 
 
 class Processes:
@@ -56,15 +78,7 @@ class Processes:
         settings = {"requests": requests.fileno(), "lifeline": read, "path": [*path, os.getcwd()]}
         try:
             with (folder / "server.log").open("ab") as log:
-                self._server = subprocess.Popen(
-                    [sys.executable, "-m", "keyedopt.conformance.fork_server", json.dumps(settings)],
-                    env=_environment(folder),
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=log,
-                    pass_fds=(requests.fileno(), read),
-                    start_new_session=True,  # Ctrl-C reaches this process alone, which stops the others
-                )
+                self._server = start_server(settings, _environment(folder), log, (requests.fileno(), read))
         except BaseException:
             os.close(self._lifeline)
             self._requests.close()
@@ -85,8 +99,13 @@ class Processes:
             os.killpg(self._server.pid, signal.SIGKILL)
         self._server.wait()
 
-    def start(self, module: str, arguments: Sequence[str]) -> "Process":
+    def start(self, module: str, arguments: Sequence[str], imports: Sequence[str] = ()) -> "Process":
         """Run a module, as in ``python -m``, with a command line; what it prints goes to a log.
+
+        Args:
+            module: its name.
+            arguments: the command line.
+            imports: modules of ours that are imported before the copy is made, if they have not been.
 
         Raises:
             ProcessError: no process can be started.
@@ -94,7 +113,7 @@ class Processes:
         log = self.folder / f"{module.rpartition('.')[2]}.log"
         log.touch()
         begins = log.stat().st_size
-        request = {"module": module, "arguments": list(arguments), "log": str(log)}
+        request = {"module": module, "arguments": list(arguments), "imports": [*imports], "log": str(log)}
         try:
             self._requests.sendall(json.dumps(request).encode() + b"\n")
         except OSError:

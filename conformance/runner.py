@@ -146,7 +146,9 @@ def run(
         journal = stack.enter_context(Journal(output, head)) if output else None
         try:
             arguments = pytest_arguments(target, options, processes.folder)
-            workers = Workers(arguments, options.limit, PATIENCE, processes)
+            suite = cases.modules(options.areas, options.clauses)
+            imports = ("keyedopt.conformance.engine", *suite)
+            workers = Workers(arguments, imports, options.limit, PATIENCE, processes)
             number = options.workers or min(len(os.sched_getaffinity(0)), 8)
             for record in stack.enter_context(contextlib.closing(_every_case(workers, number))):
                 case = case_from(record)
@@ -190,7 +192,9 @@ def pytest_arguments(target: str, options: Options, folder: Path) -> list[str]:
     arguments = ["-c", str(folder / "pytest.ini"), "--rootdir", str(folder), "--noconftest"]
     arguments += ["-q", "-s", "--tb=native", "--no-summary", "-W", "ignore"]
     arguments += ["-p", "keyedopt.conformance.plugin"]
-    for builtin in ("faulthandler", "cacheprovider", "unraisableexception", "threadexception"):
+    # what a case does not need; `logging` looks at every logger of torch six times a case
+    unused = ("faulthandler", "cacheprovider", "logging", "unraisableexception", "threadexception")
+    for builtin in unused:
         arguments += ["-p", f"no:{builtin}"]
     modules = cases.modules(options.areas, options.clauses)
     arguments += ["--implementation", target, "--pyargs", *modules]

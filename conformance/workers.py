@@ -22,8 +22,8 @@ class WorkersError(Exception):
 class _Worker:
     """A process that runs cases, and for how long it has run the present one."""
 
-    def __init__(self, arguments: Sequence[str], processes: Processes) -> None:
-        self.process = processes.start("pytest", arguments)
+    def __init__(self, arguments: Sequence[str], imports: Sequence[str], processes: Processes) -> None:
+        self.process = processes.start("pytest", arguments, imports)
         self.reader = records.Reader(processes.folder, self.process.pid)
         self.late = ""  # why it was killed
         self._case: bytes | None = None
@@ -42,13 +42,22 @@ class Workers:
 
     Args:
         arguments: pytest's command line.
+        imports: modules of ours that each worker needs, and that are imported once for all.
         limit: seconds that a case may take. A worker ends itself then; one that cannot is killed.
         patience: seconds that a worker may take to begin.
         processes: what starts them; records are written to its folder.
     """
 
-    def __init__(self, arguments: Sequence[str], limit: float, patience: float, processes: Processes) -> None:
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        imports: Sequence[str],
+        limit: float,
+        patience: float,
+        processes: Processes,
+    ) -> None:
         self._processes, self._folder = processes, processes.folder
+        self._imports = imports
         records_to = ["--keyedopt-records", str(self._folder), "--keyedopt-limit", str(limit)]
         self._arguments = [*arguments, *records_to]
         self._limit, self._patience = limit, patience
@@ -88,7 +97,7 @@ class Workers:
                 worker.process.stop()
 
     def _start(self) -> _Worker:
-        return _Worker(self._arguments, self._processes)
+        return _Worker(self._arguments, self._imports, self._processes)
 
     def _all_claimed(self) -> bool:
         """Whether there is nothing left for a worker to begin."""

@@ -10,11 +10,26 @@ from pathlib import Path
 
 import pytest
 from making import case_with, drawn_case, functions, observing_case, valid
+from warm_server import Warm
 
 from keyedopt.benchmarks import builds
 from keyedopt.cli import main as cli
+from keyedopt.conformance import process, runner
 from keyedopt.conformance import result as results
-from keyedopt.conformance import runner
+
+
+#: The files that take longest, begun first: at the end one of them would keep one process busy, and no other.
+LONGEST = (
+    *("test_mutants", "test_fused_verdict", "test_fused_checkpoints", "test_suite_verdicts"),
+    *("test_native_sanitized", "test_triton_compiled", "test_runner", "test_findings", "test_triton_traffic"),
+    *("test_triton_interpreter", "test_reports_page", "test_cli", "test_gpu_checks", "test_architecture"),
+)
+
+
+def pytest_collection_modifyitems(items):
+    """Put the tests of the longest files first."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +42,22 @@ def torchrec():
             raise
         pytest.skip("torchrec is not installed: see the README, section torchrec")
     return torchrec
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm():
+    """Let the runs of this process begin with a copy of one process that has imported torch."""
+    patch, started = pytest.MonkeyPatch(), Warm()
+    patch.setattr(process, "start_server", started.start)
+    yield started
+    patch.undo()
+    started.end()
+
+
+@pytest.fixture
+def cold(warm, monkeypatch):
+    """Let the runs of a test begin with a new process."""
+    monkeypatch.setattr(process, "start_server", warm.start_new)
 
 
 @pytest.fixture

@@ -12,6 +12,9 @@ from keyedopt.conformance import runner
 from keyedopt.conformance.process import ProcessError, Processes
 from keyedopt.conformance.runner import Options, RunError
 
+#: Each run of these tests begins with a new process.
+pytestmark = pytest.mark.usefixtures("cold")
+
 SEEN = """
 import os, sys
 print("torch._dynamo" in sys.modules, sys.argv[1:], os.getpgid(0) == os.getpid())

@@ -116,7 +116,7 @@ def flaky(tmp_path):
         module(tmp_path, "flaky", FLAKY.format(source))
         arguments = runner.pytest_arguments("flaky", Options(clauses=(CLAUSE,)), tmp_path)
         with Processes(tmp_path, [str(tmp_path)]) as processes:
-            return list(Workers(arguments, 10.0, patience, processes).run(1))
+            return list(Workers(arguments, (), 10.0, patience, processes).run(1))
 
     return run
 
