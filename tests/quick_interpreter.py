@@ -40,5 +40,46 @@ def quicken() -> None:
     gc.freeze()
 
 
+def remember() -> None:
+    """Let the interpreter make each type of a block once, and find out once what follows from a type.
+
+    It does so for each operation: thousands of times in a launch, for a few types that nothing changes.
+    """
+    from triton.language import core
+    from triton.runtime import interpreter
+
+    made: dict[Any, Any] = {}
+    new, make, make_tensor = core.block_type.__new__, core.block_type.__init__, core.tensor.__init__
+    kind_of = interpreter._get_np_dtype
+
+    def new_type(cls: Any, element_ty: Any, shape: Any) -> Any:
+        sizes = tuple(getattr(size, "value", size) for size in shape)
+        key = element_ty.name, getattr(element_ty, "address_space", None), sizes
+        if key not in made:
+            one = new(cls)
+            make(one, element_ty, shape)
+            made[key] = one
+        return made[key]
+
+    def make_known_tensor(this: Any, handle: Any, type: Any) -> None:
+        known = vars(type).get("_of_tensors")
+        if known is None:
+            make_tensor(this, handle, type)
+            type._of_tensors = this.shape, this.numel, this.dtype
+        else:
+            this.handle, this.type = handle, type
+            this.shape, this.numel, this.dtype = known
+
+    def known_kind_of(type: Any) -> Any:
+        known = vars(type).get("_in_numpy")
+        if known is None:
+            known = type._in_numpy = kind_of(type)
+        return known
+
+    core.block_type.__new__, core.block_type.__init__ = new_type, lambda this, element_ty, shape: None
+    core.tensor.__init__, interpreter._get_np_dtype = make_known_tensor, known_kind_of
+
+
 if os.environ.get("TRITON_INTERPRET") == "1":
     quicken()
+    remember()

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import IO, Any
 
 from keyedopt.conformance import fork_server, process
@@ -42,23 +43,28 @@ class Warm:
 
     def __init__(self) -> None:
         self.start_new = process.start_server
-        self._environment: dict[str, str] = {}
+        self._environment = _shared(process._environment(Path()))
         self._original: subprocess.Popen[bytes] | None = None
         self._asked, self._asks = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
     def start(
-        self, settings: Mapping[str, Any], environment: Mapping[str, str], log: IO[bytes], kept: tuple[int, int]
+        self,
+        settings: Mapping[str, Any],
+        environment: Mapping[str, str],
+        log: IO[bytes],
+        kept: tuple[int, int],
     ) -> "Server | subprocess.Popen[bytes]":
-        shared = {name: value for name, value in environment.items() if name != OWN}
+        if _shared(environment) != self._environment:
+            return self.start_new(settings, environment, log, kept)
         if self._original is None:
-            self._environment = shared
-            command = [sys.executable, __file__, str(self._asked.fileno())]
+            number = self._asked.fileno()
             self._original = subprocess.Popen(
-                command, env=shared, pass_fds=[self._asked.fileno()], start_new_session=True
+                [sys.executable, __file__, str(number)],
+                env=self._environment,
+                pass_fds=[number],
+                start_new_session=True,
             )
             self._asked.close()
-        if shared != self._environment:
-            return self.start_new(settings, environment, log, kept)
         told, tell = os.pipe()
         message = {"settings": settings, "folder": os.getcwd(), OWN: environment[OWN]}
         socket.send_fds(self._asks, [json.dumps(message).encode()], [*kept, log.fileno(), tell])
@@ -69,6 +75,10 @@ class Warm:
         self._asks.close()
         if self._original is not None:
             self._original.wait()
+
+
+def _shared(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name != OWN}
 
 
 def _go_on(message: dict[str, Any], numbers: list[int]) -> None:
