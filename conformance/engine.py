@@ -70,6 +70,7 @@ class Engine:
         self.claimed = set(self.surface.claimed())
         folder = option("--keyedopt-records")
         self.writer = Writer(Path(folder), option("--keyedopt-limit")) if folder else None
+        self._sought: set[str] | None = None  # the clauses that are run until a case of theirs fails
 
     def turn_to(
         self,
@@ -81,10 +82,11 @@ class Engine:
     ) -> None:
         """Take another implementation, and of the cases that were collected those of clauses and dtypes.
 
-        No clauses are all.
+        A clause that a case has rejected needs no other case. No clauses are all, with all their cases.
         """
         self.implementation, self.surface, self.writer = implementation, implementation.surface(), writer
         self.claimed = set(self.surface.claimed())
+        self._sought = set(clauses) or None
         heads = [(item, item.stash[_HEAD]) for item in session.items]
         session.items[:] = [
             item
@@ -144,6 +146,8 @@ class Engine:
             return None
         for item in session.items:
             head = item.stash[_HEAD]
+            if self._sought is not None and self._sought.isdisjoint(head["clauses"]):
+                continue
             if self.writer.claim(head["case"]):
                 with self.writer.running(head):
                     item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
@@ -222,6 +226,8 @@ class Engine:
             record.update(outcome="unsupported", seen=clean(str(call.excinfo.value)))
         else:
             record.update(_failure(item, call.excinfo.value))
+            if self._sought is not None:
+                self._sought -= set(record["clauses"])
         if self.writer:
             self.writer.add(record)
         return report
