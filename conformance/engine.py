@@ -280,8 +280,8 @@ def _no_streams() -> Iterator[None]:
 def _seed() -> None:
     """Seed torch on the CPU, and on accelerators where there are any.
 
-    Where there are none, `torch.manual_seed` would note for each kind of them, with its stack, what to do if one
-    came: milliseconds, before every case.
+    Where there are none, `torch.manual_seed` would note for each kind of them, with its stack, what to do if
+    one came: milliseconds, before every case.
     """
     if _has_accelerators():
         torch.manual_seed(0)

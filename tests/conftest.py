@@ -17,7 +17,6 @@ from keyedopt.cli import main as cli
 from keyedopt.conformance import process, runner
 from keyedopt.conformance import result as results
 
-
 #: The files that take longest, begun first: at the end one of them would keep one process busy, and no other.
 LONGEST = (
     *("test_mutants", "test_fused_verdict", "test_fused_checkpoints", "test_suite_verdicts"),

@@ -52,6 +52,14 @@ def test_a_process_is_a_copy_of_one_that_has_torch_in_a_group_of_its_own(words):
     assert words(SEEN, "a", "b c") == ("True ['a', 'b c'] True", "exit status 0")
 
 
+def test_what_all_need_is_imported_once_before_the_copies_are_made(tmp_path):
+    name = "keyedopt.conformance.engine"
+    module(tmp_path, "one", f"import sys; sys.exit({name!r} in sys.modules)")
+    with Processes(tmp_path, [str(tmp_path)]) as processes:
+        started = [processes.start("one", [], imports) for imports in ((), (name, "not_there"), ())]
+        assert [one.code for one in started] == [0, 1, 1]
+
+
 @pytest.mark.parametrize(
     "source",
     [
