@@ -1,9 +1,9 @@
 """The processes that run the code of an implementation, forked from one that has imported torch.
 
 To import torch takes seconds, and every process needs it: so one imports it, before any code of the
-implementation, and each of the others is a copy of that one as it then was. So it is with the suite, once
-there are to be workers. Where a copy would not be as good as a new process, because threads run or a device
-is in use, it becomes a new one.
+implementation, and each of the others is a copy of that one as it then was. So it is with pytest and
+Hypothesis, once there are to be workers. Where a copy would not be as good as a new process, because threads
+run or a device is in use, it becomes a new one.
 """
 
 import contextlib

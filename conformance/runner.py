@@ -146,8 +146,8 @@ def run(
         journal = stack.enter_context(Journal(output, head)) if output else None
         try:
             arguments = pytest_arguments(target, options, processes.folder)
-            suite = cases.modules(options.areas, options.clauses)
-            imports = ("keyedopt.conformance.engine", *suite)
+            # not the suite: its draws take the settings that the engine has chosen when it is imported
+            imports = ("keyedopt.conformance.engine",)
             workers = Workers(arguments, imports, options.limit, PATIENCE, processes)
             number = options.workers or min(len(os.sched_getaffinity(0)), 8)
             for record in stack.enter_context(contextlib.closing(_every_case(workers, number))):
