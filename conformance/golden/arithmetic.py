@@ -49,8 +49,8 @@ class Exact:
             result /= value
         return result
 
-    def either(self) -> bool:
-        """Choose between two forms."""
+    def either(self, place: str) -> bool:
+        """Choose between two forms, at a place of a formula."""
         return True
 
 
@@ -64,6 +64,8 @@ class Rounded(Exact):
     def __init__(self, dtype: str, seed: int) -> None:
         self.kind = kind(dtype)
         self.random = random.Random(seed)
+        self.habits: dict[str, float] = {}
+        self.least = math.ldexp(1.0, FORMATS[dtype][1])
 
     def number(self, value: float) -> Any:
         """Return a number of the dtype."""
@@ -86,7 +88,7 @@ class Rounded(Exact):
         return result
 
     def product(self, over: Sequence[Any], under: Sequence[Any] = ()) -> Any:
-        """Multiply and divide in random order."""
+        """Multiply and divide in random order; to divide is to multiply by the rounded reciprocal, or not."""
         if any(value == 0 for value in over):
             return self.kind(0.0)
         operations = [(value, False) for value in over] + [(value, True) for value in under]
@@ -96,13 +98,19 @@ class Rounded(Exact):
                 result = result * value
             elif value == 0:
                 result = result * math.inf
+            elif self.either("quotient") and self.least <= abs(float(value)) <= 1 / self.least:
+                result = result * (1.0 / value)  # as a processor does to whom division is dear
             else:
                 result = result / value
         return result
 
-    def either(self) -> bool:
-        """Toss a coin."""
-        return self.random.random() < 0.5
+    def either(self, place: str) -> bool:
+        """Choose the first form at a place always, never, or each time by a coin; which, says a die.
+
+        Code evaluates the same form all the time, so that its roundings may all go the same way.
+        """
+        habit = self.habits.setdefault(place, self.random.choice((0.0, 0.5, 1.0)))
+        return self.random.random() < habit
 
 
 def kind(dtype: str) -> type[float]:

@@ -32,7 +32,7 @@ def norm(a: Any, row: Row) -> Any:
 
 def mean_square(a: Any, row: Row) -> Any:
     """Return mean(x²), divided first or last."""
-    if a.either():
+    if a.either("mean square"):
         return a.total([x * x for x in row]) / a.scalar(len(row))
     return a.total([x * x / a.scalar(len(row)) for x in row])
 
@@ -40,7 +40,7 @@ def mean_square(a: Any, row: Row) -> Any:
 def average(a: Any, beta: float, mean: Any, value: Any) -> Any:
     """Return βm + (1 − β)x, in either form."""
     beta, rest = a.scalar(beta), 1 - a.scalar(beta)
-    return beta * mean + rest * value if a.either() else mean + rest * (value - mean)
+    return beta * mean + rest * value if a.either("average") else mean + rest * (value - mean)
 
 
 def sgd(a: Any, w: Row, g: Row, s: State, t: int, o: Options) -> Row:
@@ -109,7 +109,7 @@ def root(a: Any, v: Any, correction: Any, o: Options) -> tuple[Row, Any]:
     eps = a.scalar(o["eps"])
     if o.get("eps_placement") == "before_bias_correction":
         return [a.sqrt(correction)], a.sqrt(v) + eps
-    if a.either():
+    if a.either("root"):
         return [], a.sqrt(v / correction) + eps
     return [], a.sqrt(v) / a.sqrt(correction) + eps
 

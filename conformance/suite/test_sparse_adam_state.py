@@ -131,6 +131,20 @@ def test_resume(impl, stored):
         expect_bits(twin.detach(), weight.detach(), "a resumed parameter")
 
 
+def error_of_correction(count: Any, step: int) -> float:
+    """Return how far torch's rate of a step may be off, relatively, since its count is a tensor.
+
+    torch evaluates βᵗ in the dtype that the count has, or float32 where it is an integer: β is rounded, t
+    times in the product, the power by one unit in the last place, and the difference 1 − βᵗ once. A count
+    in less than float32, which could not count on, is given no more.
+    """
+    if not isinstance(count, torch.Tensor):
+        return 0.0
+    half = min(torch.finfo(torch.result_type(count, 0.9)).eps, torch.finfo(torch.float32).eps) / 2
+    first, second = (half * ((step + 2) * beta**step / (1 - beta**step) + 1) for beta in (0.9, 0.999))
+    return 1.01 * (first + second / 2)  # of a quotient and a root; what is of second order is less
+
+
 @pytest.mark.clause("SPARSE-048")
 @pytest.mark.parametrize("into", ["torch", "implementation"])
 def test_interchange_with_torch(impl, into):
@@ -143,11 +157,19 @@ def test_interchange_with_torch(impl, into):
     train_sparse(optimizer, [weight], 3)
     twin = weight.detach().clone().requires_grad_()
     resumed = kinds[1]([twin])
-    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
-    train_sparse(optimizer, [weight], 3, seed=9)
-    train_sparse(resumed, [twin], 3, seed=9)
-    off = (twin - weight).detach().abs().max()
-    expect(off < 1e-12, "the same parameters to 1e-12", off)
+    saved = copy.deepcopy(optimizer.state_dict())
+    (entry,) = saved["state"].values()
+    resumed.load_state_dict(saved)
+    allowed = 1e-12
+    for step in (4, 5, 6):
+        before = weight.detach().clone()
+        for one, table in ((optimizer, weight), (resumed, twin)):
+            train_sparse(one, [table], 1, seed=9 + step)
+        if into == "torch":
+            moved = float((weight.detach() - before).abs().max())
+            allowed += moved * error_of_correction(entry["step"], step)
+    off = float((twin - weight).detach().abs().max())
+    expect(off <= allowed, f"the same parameters to {allowed:.2g}", off)
 
 
 @pytest.mark.clause("SPARSE-049")
@@ -207,7 +229,8 @@ def test_load_of_a_fresh_state(impl):
     optimizer, weights = trained(impl)
     fresh = impl.SparseAdam([weight.detach().clone().requires_grad_() for weight in weights], lr=0.5)
     optimizer.load_state_dict(copy.deepcopy(fresh.state_dict()))
-    expect_equal([dict(optimizer.state.get(weight, {})) for weight in weights], [{}, {}], "the state")
+    counts = [float(optimizer.state.get(weight, {}).get("step", 0)) for weight in weights]
+    expect_equal(counts, [0.0, 0.0], "the counts of steps")
     twins = [weight.detach().clone().requires_grad_() for weight in weights]
     train_sparse(optimizer, weights, 2)
     train_sparse(impl.SparseAdam(twins, lr=0.5), twins, 2)
