@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from keyedopt.conformance.suite.support import parameter, snapshot
+from keyedopt.conformance.suite.support import expect_within, parameter, snapshot
 
 ROW_WISE = ("RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD")
 ALGORITHMS = ("SGD", "Adagrad", "Adam", *ROW_WISE)
@@ -27,6 +27,17 @@ def resumed_with(kind: Any, old: Any, weight: Any, **options: Any) -> Any:
     state = snapshot(old.state_dict()["state"])
     fresh.load_state_dict({"state": state, "param_groups": fresh.state_dict()["param_groups"]})
     return fresh
+
+
+def expect_same_way(seen: Any, wanted: Any, start: Any, what: str, steps: int = 3) -> None:
+    """Expect two trainings from the same start to end alike, each with an error of up to 2 ULP a step.
+
+    Neither need be rounded as the other is: what lies in a vector of a processor and what is left over, a row
+    alone and among others, may be evaluated in different orders. The unit is that of the larger of the
+    weights before and after.
+    """
+    exact = wanted.detach().double()
+    expect_within(seen.detach(), exact, 4.0 * steps, what, before=start.detach().double())
 
 
 def fixed_grads(steps: int, rows: int = 4, dtype: str = "float32", seed: int = 1) -> list[torch.Tensor]:

@@ -105,8 +105,8 @@ class Flat(torch.optim.Optimizer):
                     if self.tables and param.ndim != 2:
                         raise Refused("a table has rows and columns")
                     self.check_grad(param)
+        place = 0
         for group in self.param_groups:
-            place = 0
             for param in group["params"]:
                 if param.grad is not None:
                     self.update(group, param, param.grad, place)

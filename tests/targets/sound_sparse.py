@@ -40,7 +40,8 @@ class SparseAdam(torch.optim.Optimizer):
             self.begin(param)
 
     def begin(self, param: Any) -> None:
-        zeros = torch.zeros_like(param.detach())
+        wide = torch.promote_types(param.dtype, torch.float32)
+        zeros = torch.zeros_like(param.detach(), dtype=wide)
         self.state[param] = OrderedDict(
             exp_avg_sq=zeros, step=torch.zeros((), dtype=torch.float32), exp_avg=zeros.clone()
         )

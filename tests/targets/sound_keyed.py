@@ -1,0 +1,136 @@
+"""Sound keyed optimizers that are unlike the reference in all that documents leave free.
+
+Views are read-only and made anew at each look; groups of wrappers are a collection that has no places; a state
+dict is ordered, backwards, and its groups are tuples; zero gradients are new tensors; steps return nothing;
+errors are of kinds of their own.
+"""
+
+from collections import OrderedDict
+from collections.abc import Collection
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from keyedopt import reference
+from keyedopt.conformance.implementation import Implementation
+
+GradientClipping, WarmupPolicy, WarmupStage = (
+    reference.GradientClipping, reference.WarmupPolicy, reference.WarmupStage
+)  # fmt: skip
+
+
+class Refused(ValueError):
+    """What cannot be."""
+
+
+class Groups(Collection):
+    """Groups that can be gone through and counted, and no more: what the documents promise."""
+
+    def __init__(self, groups: Any) -> None:
+        self._groups = tuple(groups)
+
+    def __iter__(self) -> Any:
+        return iter(self._groups)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def __contains__(self, group: Any) -> bool:
+        return any(one is group for one in self._groups)
+
+
+def backwards(tree: Any) -> Any:
+    """Order a mapping the other way round, at all depths."""
+    if not isinstance(tree, dict):
+        return tree
+    return OrderedDict((name, backwards(value)) for name, value in reversed(list(tree.items())))
+
+
+class Free:
+    """What the kinds of keyed optimizers share."""
+
+    __slots__ = ()
+
+    def _save(self) -> Any:
+        saved = backwards(super()._save())  # type: ignore[misc]
+        if "param_groups" in saved:
+            groups = [{**group, "params": tuple(group["params"])} for group in reversed(saved["param_groups"])]
+            saved["param_groups"] = tuple(groups)
+        return saved
+
+    def _prepare_load(self, state_dict: Any) -> Any:
+        try:
+            return super()._prepare_load(state_dict)  # type: ignore[misc]
+        except ValueError as error:
+            raise Refused(f"This does not fit. {error}") from None
+
+    def _check_load(self, state_dict: Any) -> Any:
+        groups = state_dict.get("param_groups") if isinstance(state_dict, dict) else None
+        if isinstance(groups, tuple) and all(isinstance(group, dict) for group in groups):
+            listed = [
+                {**group, "params": list(group["params"])} if isinstance(group.get("params"), tuple) else group
+                for group in groups
+            ]
+            state_dict = {**state_dict, "param_groups": listed}
+        return super()._check_load(state_dict)  # type: ignore[misc]
+
+    def step(self, closure: Any = None) -> Any:
+        super().step(closure)  # type: ignore[misc]
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        params = [param for group in self.param_groups for param in group["params"]]  # type: ignore[attr-defined]
+        for param in params:
+            if param.grad is not None:
+                param.grad = None if set_to_none else torch.zeros_like(param.grad)
+
+    def __repr__(self) -> str:
+        return "keyed"
+
+
+class KeyedOptimizer(Free, reference.KeyedOptimizer):
+    def step(self, closure: Any = None) -> Any:
+        return reference.KeyedOptimizer.step(self, closure)
+
+
+class KeyedOptimizerWrapper(Free, reference.KeyedOptimizerWrapper, KeyedOptimizer):
+    @property
+    def state(self) -> Any:
+        return MappingProxyType(self._optimizer.state)
+
+
+class Views(Free):
+    @property
+    def param_groups(self) -> Any:
+        return Groups(super().param_groups)  # type: ignore[misc]
+
+    @property
+    def state(self) -> Any:
+        return MappingProxyType(dict(super().state))  # type: ignore[misc]
+
+    @property
+    def params(self) -> Any:
+        return MappingProxyType(dict(super().params))  # type: ignore[misc]
+
+
+class CombinedOptimizer(Views, reference.CombinedOptimizer, KeyedOptimizer):
+    @property
+    def optimizers(self) -> Any:
+        return list(self._optims)
+
+
+class OptimizerWrapper(Views, reference.OptimizerWrapper, KeyedOptimizer):
+    pass
+
+
+class GradientClippingOptimizer(reference.GradientClippingOptimizer, OptimizerWrapper):
+    pass
+
+
+class WarmupOptimizer(reference.WarmupOptimizer, OptimizerWrapper):
+    pass
+
+
+IMPLEMENTATION = Implementation(
+    name="sound-keyed", root="sound_keyed", areas=("keyed", "combined", "wrapper", "clipping", "warmup")
+)
