@@ -161,7 +161,7 @@ class Surface:
             except MissingName as error:
                 self._missing[name] = str(error)
         if name in self._missing:
-            raise MissingName(self._missing[name])
+            raise MissingName(self._missing[name], name=name)
         return self._found[name]
 
     def _look_up(self, name: str) -> tuple[Any, str]:
@@ -217,6 +217,11 @@ class Surface:
         about, owner = self._implementation, name.partition(".")[0]
         stated = any(owner in spec.areas()[area].names for area in about.areas or ())
         return about.lacks(name) or (not stated and not self.has(owner))
+
+    def claims(self, name: str) -> bool:
+        """Whether one of the claimed areas has a public name, and it is not left out on purpose."""
+        areas = spec.areas()
+        return not self._implementation.lacks(name) and any(name in areas[a].names for a in self.claimed())
 
     def claimed(self) -> tuple[str, ...]:
         """Return the areas that the implementation claims."""

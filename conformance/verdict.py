@@ -32,10 +32,11 @@ class Verdict:
         counts: passed over total, by area and level.
         unsupported: areas that the implementation does not claim.
         unchecked: clauses of claimed areas whose cases all need an area, or a name, that is not claimed.
-        conformant: no ``must`` clause failed, known failures included, and every claimed ``must``
-            was looked at.
+        conformant: no ``must`` clause failed, known failures included, and in every claimed area
+            some were looked at.
         green: the gate: nothing but known failures failed at its level, the list of known failures
-            is true, and every required area is there with all of its musts.
+            is true, every claimed area has musts that were looked at, and every required area is there
+            with all of its musts.
         reasons: why it is not green, one line each.
     """
 
@@ -100,9 +101,16 @@ def judge(result: Result) -> Verdict:
             reasons.append(f"{clause.id}: {outcome}")
     if not counts:
         reasons.append("no clause was looked at")
+    lost = [clause for clause in unchecked if level_of(clause) == "must"]
+    blank = {spec.clauses()[clause].area for clause in lost}
+    blank = {area for area in blank if "must" not in counts.get(area, ())}
+    reasons += [
+        f"{area}: none of its musts could be checked, as their cases need what is not claimed"
+        for area in spec.areas()
+        if area in blank
+    ]
     missing = [area for area in options.get("require_areas") or () if area not in claimed]
     reasons += [f"the area {area} is required, and not claimed" for area in missing]
-    lost = [clause for clause in unchecked if level_of(clause) == "must"]
     reasons += [
         f"{clause}: its area is required, and it needs what is not claimed"
         for clause in lost
@@ -114,7 +122,7 @@ def judge(result: Result) -> Verdict:
         counts=counts,
         unsupported=tuple(area for area in options.get("areas") or spec.areas() if area not in claimed),
         unchecked=tuple(unchecked),
-        conformant=bad_musts == 0 and result.complete and bool(counts),
+        conformant=bad_musts == 0 and result.complete and bool(counts) and not blank,
         green=not reasons,
         reasons=tuple(reasons),
     )

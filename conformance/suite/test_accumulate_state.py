@@ -77,8 +77,9 @@ def test_keyed_checkpoint_in_a_window(impl, kind):
 
 
 def leaves_of_window(impl: Any, entry: Any) -> list[tuple[Any, str]]:
-    """Find what a saved window consists of, whatever it is called: the state of one that does not accumulate
-    lacks it. Returns mappings, and the keys in them.
+    """Find what a saved window consists of, whatever it is called, as mappings and the keys in them.
+
+    It is what the state of an optimizer that does not accumulate does not have.
     """
     table = fixed_table()
     plain = impl.AccumulateAdam([table], lr=0.125)

@@ -374,4 +374,6 @@ def test_groups_are_separate(impl, algorithm):
         for other in others:
             other.step()
     for index in range(2):
-        expect_same_way(together[index], apart[index], parameter(4, 3, seed=index), f"weight of group {index}")
+        expect_same_way(
+            together[index], apart[index], parameter(4, 3, seed=index), f"weight of group {index}"
+        )

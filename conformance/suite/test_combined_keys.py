@@ -46,7 +46,7 @@ def test_keys_that_begin_alike(impl: Any, layout: list[list[str]]) -> None:
 
     combined, params = make()
     other, others = make()
-    combined.param_groups[0]["lr"] = 0.25
+    next(iter(combined.param_groups))["lr"] = 0.25
     train(combined, params, 2)
     train(other, others, 1, seed=5)
     saved = combined.state_dict()

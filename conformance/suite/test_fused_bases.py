@@ -89,7 +89,6 @@ def test_state_of_a_stranger(impl: Any) -> None:
     expect_raises(
         lambda: fused_class(impl)({"w": weight}, {stranger: {}}, [{"params": [weight]}]),
         ValueError,
-        mentions=["All state keys must be params"],
         expected="ValueError for state without a parameter",
     )
 
@@ -262,7 +261,6 @@ def test_empty_loads(impl: Any) -> None:
     expect_raises(
         lambda: optimizer.load_state_dict({"state": {"w": {"sum": torch.zeros(1)}}}),
         ValueError,
-        mentions=["Different parameter count: 0 vs 1"],
         expected="ValueError for state that has no place",
     )
     optimizer.save_param_groups(True)

@@ -29,13 +29,11 @@ def test_state_of_what_is_no_parameter_is_refused(impl):
     expect_raises(
         lambda: impl.KeyedOptimizer({"p0": params["p0"]}, momentum_like(params), []),
         ValueError,
-        mentions=["All state keys must be params"],
         expected="a ValueError for state without a parameter",
     )
     expect_raises(
         lambda: impl.KeyedOptimizer(params, {"p0": {}}, []),
         ValueError,
-        mentions=["All state keys must be params"],
         expected="a ValueError for state under a name in place of a parameter",
     )
 

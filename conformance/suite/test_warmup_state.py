@@ -125,7 +125,7 @@ def test_names_do_not_clash(impl, kind):
         name = "a.p1"
         inner = impl.CombinedOptimizer([("a", inner)])
     before = list(inner.params)
-    rate = inner.param_groups[0]["lr"]
+    rates = [group["lr"] for group in inner.param_groups]
     expect_raises(
         lambda: linear_ramp(impl, inner, param_name=name, lr=0.5),
         ValueError,
@@ -133,7 +133,7 @@ def test_names_do_not_clash(impl, kind):
         expected=f"ValueError that names {name!r}",
     )
     expect_equal(list(inner.params), before, "keys of the wrapped optimizer")
-    expect_equal(inner.param_groups[0]["lr"], rate, "lr")
+    expect_equal([group["lr"] for group in inner.param_groups], rates, "lr")
 
 
 @pytest.mark.clause("WARM-046")

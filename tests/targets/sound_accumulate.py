@@ -1,15 +1,13 @@
 """Sound accumulating optimizers that are unlike the reference: a window is three tensors like the table.
 
-The gradients of a window are added up in float64, in a tensor of the size of the table, beside a mark for each row
-that had one and a count of steps; all of that is state under names of its own.
+The gradients of a window are added up in float64, in a tensor of the size of the table, beside a mark for
+each row that had one and a count of steps; all of that is state under names of its own.
 """
 
 from typing import Any
 
 import sound_algorithms
 import torch
-
-from keyedopt.conformance.implementation import Implementation
 
 
 class Window:
@@ -19,7 +17,9 @@ class Window:
     state: Any
     param_groups: Any
 
-    def __init__(self, params: Any, *given: Any, use_accumulate: Any = False, accumulate_step: Any = 1, **options: Any) -> None:
+    def __init__(
+        self, params: Any, *given: Any, use_accumulate: Any = False, accumulate_step: Any = 1, **options: Any
+    ) -> None:
         self._window = {"use_accumulate": use_accumulate, "accumulate_step": accumulate_step}
         super().__init__(params, *given, **options)
 
@@ -102,9 +102,3 @@ class AccumulateAdagrad(Window, sound_algorithms.Adagrad):
 
 class AccumulateAdam(Window, sound_algorithms.Adam):
     pass
-
-
-IMPLEMENTATION = Implementation(
-    name="sound-accumulate", root="sound_accumulate", areas=("accumulate",),
-    absent=("KeyedOptimizerWrapper", "EmbeddingBagCollection", "apply_optimizer_in_backward", "*.error_if_nonfinite"),
-)  # fmt: skip

@@ -1,10 +1,10 @@
 """Sound algorithms that are unlike the reference in all that documents leave free.
 
-State of every parameter of a group lies in one flat buffer, made at once and whole, whose views are the state;
-a count is a tensor of one element, in float64. What is computed for an element depends, as with vectors of a
-processor, on where it lies: the body is computed in float64 and rounded once, every fifth in the
-dtype itself, in another order. Duplicates of a sparse gradient are found by hashing, last first. Messages, the
-order of names, and further keys of groups are its own.
+State of every parameter of a group lies in one flat buffer, made at once, whose views are the state; a count
+is a tensor of one element, in float64. How an element is computed depends on where it lies, as with vectors of a
+processor: most in float64, rounded once, every fifth in the dtype itself and in another order. Duplicates of
+a sparse gradient are found by hashing, last first. Messages, the order of names, and further keys of groups are
+its own.
 """
 
 import math
@@ -12,12 +12,10 @@ from typing import Any
 
 import torch
 
-from keyedopt.conformance.implementation import Implementation
-
 VECTOR = 5
 
 
-class Refused(ValueError):
+class RefusedError(ValueError):
     """What cannot be."""
 
 
@@ -38,7 +36,7 @@ class Flat(torch.optim.Optimizer):
         given = {**self.defaults, **param_group}
         unknown = set(given) - set(self.defaults) - {"params", "param_names"}
         if unknown:
-            raise Refused(f"unknown options {unknown}")
+            raise RefusedError(f"unknown options {unknown}")
         self.check(given)
         super().add_param_group(dict(param_group))
         group = self.param_groups[-1]
@@ -50,15 +48,15 @@ class Flat(torch.optim.Optimizer):
             if name in group:
                 value = group[name]
                 if isinstance(value, torch.Tensor) and value.numel() != 1:
-                    raise Refused(f"{name}: one number, please")
+                    raise RefusedError(f"{name}: one number, please")
                 if not float(value) >= 0.0:
-                    raise Refused(f"{name} cannot be {value}")
+                    raise RefusedError(f"{name} cannot be {value}")
         if "betas" in group:
             first, second = group["betas"]
             if not (0 <= first < 1 and 0 <= second < 1):
-                raise Refused("betas lie between 0 and 1")
+                raise RefusedError("betas lie between 0 and 1")
         if group.get("nesterov") and (not group["momentum"] or group["dampening"]):
-            raise Refused("nesterov wants momentum, undamped")
+            raise RefusedError("nesterov wants momentum, undamped")
 
     def shape(self, param: torch.Tensor, name: str) -> tuple[int, ...]:
         if name in self.rows_alone:
@@ -103,7 +101,7 @@ class Flat(torch.optim.Optimizer):
             for param in group["params"]:
                 if param.grad is not None:
                     if self.tables and param.ndim != 2:
-                        raise Refused("a table has rows and columns")
+                        raise RefusedError("a table has rows and columns")
                     self.check_grad(param)
         place = 0
         for group in self.param_groups:
@@ -120,9 +118,9 @@ class Flat(torch.optim.Optimizer):
         state = self.state[param]
         for name in self.wanted(group):
             if name in state and state[name].numel() != math.prod(self.shape(param, name)):
-                raise Refused(f"{name} has no room")
+                raise RefusedError(f"{name} has no room")
             if name in state and tuple(state[name].shape) != self.shape(param, name):
-                raise Refused(f"{name} has another shape")
+                raise RefusedError(f"{name} has another shape")
         if self.counted:
             state["step"] += 1
         if grad.is_sparse:
@@ -295,9 +293,16 @@ class Adam(Flat):
         if self.rows_alone:
             square = (total(square, reverse) / max(g.shape[1], 1)).reshape(old["exp_avg_sq"].shape)
         m = torch.lerp(old["exp_avg"], g, 1 - one) if reverse else one * old["exp_avg"] + (1 - one) * g
-        v = torch.lerp(old["exp_avg_sq"], square, 1 - two) if reverse else two * old["exp_avg_sq"] + (1 - two) * square
+        v = (
+            torch.lerp(old["exp_avg_sq"], square, 1 - two)
+            if reverse
+            else two * old["exp_avg_sq"] + (1 - two) * square
+        )
         t = float(state["step"])
-        c1, c2 = -math.expm1(t * math.log(one)) if one else 1.0, -math.expm1(t * math.log(two)) if two else 1.0
+        c1, c2 = (
+            -math.expm1(t * math.log(one)) if one else 1.0,
+            -math.expm1(t * math.log(two)) if two else 1.0,
+        )
         column = v.reshape(-1, 1) if self.rows_alone else v
         if self.before:
             d = ratio(m, column.sqrt() + group["eps"], reverse) * (math.sqrt(c2) / c1)
@@ -319,7 +324,11 @@ class Decoupled(Adam):
     def rule(self, group: Any, state: Any, w: Any, g: Any, old: Any, reverse: bool) -> dict[str, Any]:
         m, v, d = self.direction(group, state, signed(g, group), old, reverse)
         d = d + group["weight_decay"] * w
-        return {"weight": w - float(group["lr"]) * self.trust(w, d, reverse) * d, "exp_avg": m, "exp_avg_sq": v}
+        return {
+            "weight": w - float(group["lr"]) * self.trust(w, d, reverse) * d,
+            "exp_avg": m,
+            "exp_avg_sq": v,
+        }
 
     def trust(self, w: Any, d: Any, reverse: bool) -> Any:
         return 1.0
@@ -345,10 +354,12 @@ class LarsSGD(Flat):
     tables = True
 
     def __init__(
-        self, params: Any, lr: Any = 1e-2, momentum: float = 0.9, weight_decay: float = 0, eta: float = 1e-3, *,
-        maximize: bool = False,
+        self, params: Any, lr: Any = 1e-2, momentum: float = 0.9, weight_decay: float = 0,
+        eta: float = 1e-3, *, maximize: bool = False,
     ) -> None:  # fmt: skip
-        super().__init__(params, lr=lr, momentum=momentum, weight_decay=weight_decay, eta=eta, maximize=maximize)
+        super().__init__(
+            params, lr=lr, momentum=momentum, weight_decay=weight_decay, eta=eta, maximize=maximize
+        )
 
     def rule(self, group: Any, state: Any, w: Any, g: Any, old: Any, reverse: bool) -> dict[str, Any]:
         g, decay = signed(g, group), group["weight_decay"]
@@ -357,12 +368,3 @@ class LarsSGD(Flat):
         share = torch.where((top == 0) | (bottom == 0), torch.ones_like(top), top / bottom)
         b = group["momentum"] * old["momentum_buffer"] + float(group["lr"]) * share * (g + decay * w)
         return {"weight": w - b, "momentum_buffer": b}
-
-
-IMPLEMENTATION = Implementation(
-    name="sound-algorithms",
-    root="sound_algorithms",
-    areas=("algorithms",),
-    absent=("KeyedOptimizerWrapper", "*.decay", "*.rows", "*.bias_correction", "*.eps_placement",
-            "*.error_if_nonfinite", "*.max_norm"),
-)

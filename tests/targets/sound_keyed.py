@@ -1,8 +1,8 @@
 """Sound keyed optimizers that are unlike the reference in all that documents leave free.
 
-Views are read-only and made anew at each look; groups of wrappers are a collection that has no places; a state
-dict is ordered, backwards, and its groups are tuples; zero gradients are new tensors; steps return nothing;
-errors are of kinds of their own.
+Views are read-only and made anew at each look; groups of a combination are a collection that has no places;
+a state dict is ordered, backwards; zero gradients are new tensors; steps return nothing; errors are of kinds
+of their own.
 """
 
 from collections import OrderedDict
@@ -13,14 +13,13 @@ from typing import Any
 import torch
 
 from keyedopt import reference
-from keyedopt.conformance.implementation import Implementation
 
 GradientClipping, WarmupPolicy, WarmupStage = (
     reference.GradientClipping, reference.WarmupPolicy, reference.WarmupStage
 )  # fmt: skip
 
 
-class Refused(ValueError):
+class RefusedError(ValueError):
     """What cannot be."""
 
 
@@ -55,34 +54,17 @@ class Free:
     def _save(self) -> Any:
         saved = backwards(super()._save())  # type: ignore[misc]
         if "param_groups" in saved:
-            groups = [{**group, "params": tuple(group["params"])} for group in reversed(saved["param_groups"])]
-            saved["param_groups"] = tuple(groups)
+            saved["param_groups"].sort(key=lambda group: sorted(group["params"]), reverse=True)
         return saved
 
     def _prepare_load(self, state_dict: Any) -> Any:
         try:
             return super()._prepare_load(state_dict)  # type: ignore[misc]
         except ValueError as error:
-            raise Refused(f"This does not fit. {error}") from None
-
-    def _check_load(self, state_dict: Any) -> Any:
-        groups = state_dict.get("param_groups") if isinstance(state_dict, dict) else None
-        if isinstance(groups, tuple) and all(isinstance(group, dict) for group in groups):
-            listed = [
-                {**group, "params": list(group["params"])} if isinstance(group.get("params"), tuple) else group
-                for group in groups
-            ]
-            state_dict = {**state_dict, "param_groups": listed}
-        return super()._check_load(state_dict)  # type: ignore[misc]
+            raise RefusedError(f"This does not fit. {error}") from None
 
     def step(self, closure: Any = None) -> Any:
         super().step(closure)  # type: ignore[misc]
-
-    def zero_grad(self, set_to_none: bool = False) -> None:
-        params = [param for group in self.param_groups for param in group["params"]]  # type: ignore[attr-defined]
-        for param in params:
-            if param.grad is not None:
-                param.grad = None if set_to_none else torch.zeros_like(param.grad)
 
     def __repr__(self) -> str:
         return "keyed"
@@ -93,16 +75,22 @@ class KeyedOptimizer(Free, reference.KeyedOptimizer):
         return reference.KeyedOptimizer.step(self, closure)
 
 
-class KeyedOptimizerWrapper(Free, reference.KeyedOptimizerWrapper, KeyedOptimizer):
+class KeyedOptimizerWrapper(Free, reference.KeyedOptimizerWrapper):
     @property
     def state(self) -> Any:
         return MappingProxyType(self._optimizer.state)
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        params = [param for group in self.param_groups for param in group["params"]]
+        for param in params:
+            if param.grad is not None:
+                param.grad = None if set_to_none else torch.zeros_like(param.grad)
 
 
 class Views(Free):
     @property
     def param_groups(self) -> Any:
-        return Groups(super().param_groups)  # type: ignore[misc]
+        return list(super().param_groups)  # type: ignore[misc]
 
     @property
     def state(self) -> Any:
@@ -113,24 +101,23 @@ class Views(Free):
         return MappingProxyType(dict(super().params))  # type: ignore[misc]
 
 
-class CombinedOptimizer(Views, reference.CombinedOptimizer, KeyedOptimizer):
+class CombinedOptimizer(Views, reference.CombinedOptimizer):
+    @property
+    def param_groups(self) -> Any:
+        return Groups(super().param_groups)
+
     @property
     def optimizers(self) -> Any:
         return list(self._optims)
 
 
-class OptimizerWrapper(Views, reference.OptimizerWrapper, KeyedOptimizer):
+class OptimizerWrapper(Views, reference.OptimizerWrapper):
     pass
 
 
-class GradientClippingOptimizer(reference.GradientClippingOptimizer, OptimizerWrapper):
+class GradientClippingOptimizer(Views, reference.GradientClippingOptimizer):
     pass
 
 
-class WarmupOptimizer(reference.WarmupOptimizer, OptimizerWrapper):
+class WarmupOptimizer(Views, reference.WarmupOptimizer):
     pass
-
-
-IMPLEMENTATION = Implementation(
-    name="sound-keyed", root="sound_keyed", areas=("keyed", "combined", "wrapper", "clipping", "warmup")
-)

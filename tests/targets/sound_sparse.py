@@ -1,8 +1,9 @@
 """A sound SparseAdam that is unlike the reference, and torch's, in all that documents leave free.
 
-State is there from the start; a count is a tensor, float32, of no dimension, as those of torch's other optimizers
-are; moments are replaced at each step; elements are found by hashing, and where they lie says in which form the
-same formula is evaluated. What it refuses it refuses with errors and messages of its own.
+State is there from the start; a count is a tensor, float32, of no dimension, as those of torch's other
+optimizers are; moments are in float32 at least, and replaced at each step; elements are found by hashing, and
+where they lie says in which form the same formula is evaluated. What it refuses it refuses with errors and
+messages of its own.
 """
 
 import math
@@ -11,28 +12,33 @@ from typing import Any
 
 import torch
 
-from keyedopt.conformance.implementation import Implementation
 
-
-class Refused(ValueError):
+class RefusedError(ValueError):
     """What cannot be."""
 
 
 class SparseAdam(torch.optim.Optimizer):
     def __init__(
-        self, params: Any, lr: Any = 0.001, betas: Any = (0.9, 0.999), eps: float = 1e-08, maximize: bool = False
+        self,
+        params: Any,
+        lr: Any = 0.001,
+        betas: Any = (0.9, 0.999),
+        eps: float = 1e-08,
+        maximize: bool = False,
     ) -> None:
-        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "maximize": maximize, "engine": "hash"})
+        super().__init__(
+            params, {"lr": lr, "betas": betas, "eps": eps, "maximize": maximize, "engine": "hash"}
+        )
 
     def add_param_group(self, param_group: Any) -> None:
         if not isinstance(param_group, dict) or "params" not in param_group:
-            raise Refused("a group has params")
+            raise RefusedError("a group has params")
         params = param_group["params"]
         params = [params] if isinstance(params, torch.Tensor) else tuple(params)
         if any(p.is_sparse or p.is_complex() for p in params if isinstance(p, torch.Tensor)):
-            raise Refused("dense real parameters alone")
+            raise RefusedError("dense real parameters alone")
         if len({id(param) for param in params}) < len(params):
-            raise Refused("twice")
+            raise RefusedError("twice")
         group = {**self.defaults, **param_group, "params": list(params)}
         self.check(group)
         super().add_param_group(group)
@@ -50,13 +56,13 @@ class SparseAdam(torch.optim.Optimizer):
     def check(group: Any) -> None:
         lr = group["lr"]
         if isinstance(lr, torch.Tensor) and lr.numel() != 1:
-            raise Refused("one rate")
+            raise RefusedError("one rate")
         for name in ("lr", "eps"):
             if not 0 <= float(group[name]) < math.inf:
-                raise Refused(f"{name}?")
+                raise RefusedError(f"{name}?")
         first, second = group["betas"]
         if not (0 <= first < 1 and 0 <= second < 1):
-            raise Refused("betas?")
+            raise RefusedError("betas?")
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -87,7 +93,9 @@ class SparseAdam(torch.optim.Optimizer):
         keys = [tuple(key) for key in grad._indices().flip(1).t().tolist()]
         slots = torch.tensor([places.setdefault(key, len(places)) for key in keys])
         values = grad._values().flip(0)
-        g = torch.zeros(len(places), *values.shape[1:], dtype=torch.float64).index_add_(0, slots, values.double())
+        g = torch.zeros(len(places), *values.shape[1:], dtype=torch.float64).index_add_(
+            0, slots, values.double()
+        )
         where = tuple(torch.tensor(list(places)).t())
         if param.dtype.itemsize < 8:
             g = g.float()
@@ -111,28 +119,32 @@ class SparseAdam(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: Any) -> None:
         if "state" not in state_dict or "param_groups" not in state_dict:
-            raise Refused("no checkpoint")
+            raise RefusedError("no checkpoint")
         super().load_state_dict(state_dict)
 
     def __setstate__(self, new: Any) -> None:
-        groups = [{**self.defaults, **group} for group in new["param_groups"]] if hasattr(self, "defaults") else new["param_groups"]
+        groups = (
+            [{**self.defaults, **group} for group in new["param_groups"]]
+            if hasattr(self, "defaults")
+            else new["param_groups"]
+        )
         state = {}
         params = [param for group in groups for param in group["params"]]
         for group in groups:
             self.check(group)
         for param, entry in new["state"].items():
             if not isinstance(param, torch.Tensor):
-                raise Refused("whose state is that?")
+                raise RefusedError("whose state is that?")
             if not entry:
                 continue
             if set(entry) != {"step", "exp_avg", "exp_avg_sq"}:
-                raise Refused("not the state of SparseAdam")
+                raise RefusedError("not the state of SparseAdam")
             count = float(entry["step"])
             if not (count >= 0 and count == int(count)):
-                raise Refused("no count")
+                raise RefusedError("no count")
             for name in ("exp_avg", "exp_avg_sq"):
                 if not isinstance(entry[name], torch.Tensor) or entry[name].shape != param.shape:
-                    raise Refused(name)
+                    raise RefusedError(name)
             state[param] = OrderedDict(
                 exp_avg_sq=entry["exp_avg_sq"].clone(),
                 step=torch.tensor(count, dtype=torch.float32),
@@ -143,8 +155,3 @@ class SparseAdam(torch.optim.Optimizer):
         for param in params:
             if not self.state.get(param):
                 self.begin(param)
-
-
-IMPLEMENTATION = Implementation(
-    name="sound-sparse", root="sound_sparse", areas=("sparse",), absent=("KeyedOptimizerWrapper", "*.error_if_nonfinite")
-)

@@ -13,6 +13,7 @@ MODULE = reference
 KEYED_ALONE = SimpleNamespace(
     KeyedOptimizer=reference.KeyedOptimizer, KeyedOptimizerWrapper=reference.KeyedOptimizerWrapper
 )
+COMBINED_ALONE = SimpleNamespace(CombinedOptimizer=reference.CombinedOptimizer)
 
 IMPLEMENTATION = Implementation(
     name="acme",

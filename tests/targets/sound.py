@@ -1,0 +1,45 @@
+"""Sound optimizers that differ from the reference in what documents leave free, as one implementation."""
+
+from sound_accumulate import AccumulateAdagrad, AccumulateAdam, AccumulateSGD
+from sound_algorithms import (
+    LAMB,
+    SGD,
+    Adagrad,
+    Adam,
+    LarsSGD,
+    PartialRowWiseAdam,
+    PartialRowWiseLAMB,
+    RowWiseAdagrad,
+)
+from sound_keyed import (
+    CombinedOptimizer,
+    GradientClipping,
+    GradientClippingOptimizer,
+    KeyedOptimizer,
+    KeyedOptimizerWrapper,
+    OptimizerWrapper,
+    WarmupOptimizer,
+    WarmupPolicy,
+    WarmupStage,
+)
+from sound_sparse import SparseAdam
+
+from keyedopt.conformance.implementation import Implementation
+
+__all__ = [
+    "LAMB", "SGD", "AccumulateAdagrad", "AccumulateAdam", "AccumulateSGD", "Adagrad", "Adam",
+    "CombinedOptimizer", "GradientClipping", "GradientClippingOptimizer", "KeyedOptimizer",
+    "KeyedOptimizerWrapper", "LarsSGD",
+    "OptimizerWrapper", "PartialRowWiseAdam", "PartialRowWiseLAMB", "RowWiseAdagrad", "SparseAdam",
+    "WarmupOptimizer", "WarmupPolicy", "WarmupStage",
+]  # fmt: skip
+
+IMPLEMENTATION = Implementation(
+    name="sound",
+    root="sound",
+    areas=("keyed", "combined", "wrapper", "clipping", "warmup", "algorithms", "accumulate", "sparse"),
+    absent=(
+        *("*.decay", "*.rows", "*.bias_correction", "*.eps_placement", "*.error_if_nonfinite", "*.max_norm"),
+        *("FusedOptimizer", "EmbeddingBagCollection", "apply_optimizer_in_backward"),
+    ),
+)

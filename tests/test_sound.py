@@ -1,0 +1,43 @@
+"""The suite accepts implementations that are sound, and differ from the reference where documents leave room.
+
+What they do is in ``targets/sound*.py``. The clauses are those whose cases asked for more than documents do,
+and failed them; ``keyedopt check sound:IMPLEMENTATION`` with that folder on the path runs all others.
+"""
+
+from pathlib import Path
+
+from keyedopt.conformance import runner
+from keyedopt.conformance.verdict import judge
+
+TARGETS = [str(Path(__file__).parent / "targets")]
+CLAUSES = (
+    *("KEYED-001", "KEYED-013", "KEYED-044", "KEYED-091", "COMB-011", "COMB-016", "COMB-018", "COMB-019"),
+    *("WARM-045", "WARM-053"),
+    *("ALGO-028", "ALGO-070", "ALGO-071", "ALGO-080", "ALGO-082", "ALGO-083"),
+    *("ACC-002", "ACC-009", "ACC-010"),
+    *("SPARSE-008", "SPARSE-014", "SPARSE-046", "SPARSE-048", "SPARSE-055", "SPARSE-074"),
+)
+
+
+def test_sound_implementations_are_accepted():
+    result = runner.run("sound:IMPLEMENTATION", runner.Options(clauses=CLAUSES), path=TARGETS)
+    failed = {case.case: (case.expected, case.seen) for case in result.cases if case.outcome != "pass"}
+    unclaimed = [case for case, (_, seen) in failed.items() if "not claimed" in str(seen)]
+    assert {case: said for case, said in failed.items() if case not in unclaimed} == {}
+    assert judge(result).reasons == ()
+    assert {clause for case in result.cases if case.outcome == "pass" for clause in case.clauses} >= {
+        *CLAUSES
+    }
+
+
+def test_a_case_that_needs_a_name_of_an_area_that_is_not_claimed_is_unsupported():
+    options = runner.Options(clauses=("COMB-023",))
+    result = runner.run("vendor:COMBINED_ALONE", options, path=TARGETS)
+    said = {(case.outcome, case.seen) for case in result.cases if "COMB-023" in case.clauses}
+    assert said == {("unsupported", "not claimed: KeyedOptimizerWrapper")}
+    verdict = judge(result)
+    assert not verdict.conformant, "none of its musts was looked at"
+    assert (
+        "combined: none of its musts could be checked, as their cases need what is not claimed"
+        in verdict.reasons
+    )
