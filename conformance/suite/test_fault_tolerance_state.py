@@ -359,11 +359,12 @@ def test_distributed_checkpoint_of_a_fresh_optimizer(impl):
 def test_copies(impl, how, steps):
     """A copy holds the same state, shares nothing, and trains on alike; the original works as before."""
     params = parameters()
-    optimizer, _ = wrap(impl, params)
+    manager = ScriptedManager(())
+    optimizer = impl.FaultTolerantOptimizer(manager, torch_optimizer("Adam", params))
     train(optimizer, params, steps)
-    whole = (params, optimizer)
+    whole = (params, optimizer, manager)
     copied = copy.deepcopy(whole) if how == "deepcopy" else pickle.loads(pickle.dumps(whole))
-    others, twin = copied
+    others, twin, its_manager = copied
     expect_unchanged(snapshot(optimizer.state_dict()), twin.state_dict(), "state of the copy")
     before = values(params)
     train(twin, others, 2, seed=5)
@@ -371,7 +372,7 @@ def test_copies(impl, how, steps):
     train(optimizer, params, 2, seed=5)
     expect_unchanged(values(params), values(others), "parameters")
     expect_unchanged(snapshot(optimizer.state_dict()), twin.state_dict(), "state")
-    twin.manager.commits = [False]
+    its_manager.commits = [False]
     before = values(others)
     train(twin, others, 1, seed=8)
     expect_unchanged(before, values(others), "parameters of the copy after a step that was not committed")

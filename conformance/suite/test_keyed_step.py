@@ -147,7 +147,9 @@ def test_zero_grad_sets_gradients_to_zero(impl, kind, dtype):
                 param.grad = torch.sparse_coo_tensor(rows, torch.ones(2, 2, dtype=number), (4, 2))
         optimizer.zero_grad(**arguments)
         for key, param in params.items():
-            expect(param.grad is not None, f"a gradient of zeros for {key} after zero_grad({arguments})", "None")
+            expect(
+                param.grad is not None, f"a gradient of zeros for {key} after zero_grad({arguments})", "None"
+            )
             expect_bits(param.grad.to_dense(), torch.zeros(4, 2, dtype=number), f"the gradient of {key}")
 
 

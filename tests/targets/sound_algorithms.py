@@ -1,10 +1,10 @@
 """Sound algorithms that are unlike the reference in all that documents leave free.
 
-State of every parameter of a group lies in one flat buffer, made at once, whose views are the state; a count
-is a tensor of one element, in float64. How an element is computed depends on where it lies, as with vectors of a
-processor: most in float64, rounded once, every fifth in the dtype itself and in another order. Duplicates of
-a sparse gradient are found by hashing, last first. Messages, the order of names, and further keys of groups are
-its own.
+State of every parameter of a group lies in one flat buffer, made at once, whose views are the state; a
+count is a tensor of one element, in float64. How an element is computed depends on where it lies, as in
+vectors of a processor: most in float64, rounded once, every fifth in the dtype itself and in another
+order. Duplicates of a sparse gradient are found by hashing, last first. Messages, the order of names, and
+further keys of groups are its own.
 """
 
 import math
