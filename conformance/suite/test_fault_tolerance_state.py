@@ -223,10 +223,12 @@ def test_load_state_dict_hooks(impl):
     saved, seen = snapshot(optimizer.state_dict()), []
     changed = copy.deepcopy(saved)
     changed["param_groups"][0]["lr"] = 0.7
+    optimizer.register_load_state_dict_pre_hook(lambda one, given: given.update(mine="alone"))
     optimizer.register_load_state_dict_pre_hook(lambda one, given: changed)
     optimizer.register_load_state_dict_post_hook(lambda one: seen.append(one.param_groups[0]["lr"]))
     optimizer.load_state_dict(saved)
     expect_equal(seen, [0.7], "rate that the post-hook sees")
+    expect_equal(set(saved), {"state", "param_groups"}, "the caller's dict, of which hooks change a copy")
 
 
 @pytest.mark.clause("FT-028")
