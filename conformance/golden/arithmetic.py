@@ -64,7 +64,7 @@ class Rounded(Exact):
     def __init__(self, dtype: str, seed: int) -> None:
         self.kind = kind(dtype)
         self.random = random.Random(seed)
-        self.habits: dict[str, float] = {}
+        self.habits: dict[str, float] | None = {} if seed % 2 else None
         self.least = math.ldexp(1.0, FORMATS[dtype][1])
 
     def number(self, value: float) -> Any:
@@ -88,7 +88,10 @@ class Rounded(Exact):
         return result
 
     def product(self, over: Sequence[Any], under: Sequence[Any] = ()) -> Any:
-        """Multiply and divide in random order; to divide is to multiply by the rounded reciprocal, or not."""
+        """Multiply and divide in random order.
+
+        Who has habits may have that to multiply by the rounded reciprocal, where division is dear.
+        """
         if any(value == 0 for value in over):
             return self.kind(0.0)
         operations = [(value, False) for value in over] + [(value, True) for value in under]
@@ -98,19 +101,23 @@ class Rounded(Exact):
                 result = result * value
             elif value == 0:
                 result = result * math.inf
-            elif self.either("quotient") and self.least <= abs(float(value)) <= 1 / self.least:
-                result = result * (1.0 / value)  # as a processor does to whom division is dear
+            elif self._reciprocal() and self.least <= abs(float(value)) <= 1 / self.least:
+                result = result * (1.0 / value)
             else:
                 result = result / value
         return result
 
     def either(self, place: str) -> bool:
-        """Choose the first form at a place always, never, or each time by a coin; which, says a die.
+        """Choose by a coin or, out of habit, at a place always or never the first form.
 
         Code evaluates the same form all the time, so that its roundings may all go the same way.
         """
-        habit = self.habits.setdefault(place, self.random.choice((0.0, 0.5, 1.0)))
-        return self.random.random() < habit
+        habits = (0.5,) if self.habits is None else (0.0, 0.5, 1.0)
+        known = {} if self.habits is None else self.habits
+        return self.random.random() < known.setdefault(place, self.random.choice(habits))
+
+    def _reciprocal(self) -> bool:
+        return self.habits is not None and self.either("quotient")
 
 
 def kind(dtype: str) -> type[float]:

@@ -1,7 +1,7 @@
 """Make ``trajectories.json``: where the algorithms must go, and how far rounding may take them.
 
 The oracle runs the published formulas (`formulas`) with mpmath at 60 digits; independent of torch and of
-any implementation. The budgets are those of the same formulas in a dtype, in 32 random orders. Run it to
+any implementation. The budgets are those of the same formulas in a dtype, in 64 random orders. Run it to
 remake the file, which is only ever changed that way::
 
     python -m keyedopt.conformance.golden.make_trajectories
@@ -19,7 +19,7 @@ from keyedopt.conformance.golden.formulas import DEFAULTS, FORMULAS
 
 DATA = Path(__file__).parent / "trajectories.json"
 Trajectory = dict[str, Any]
-ROWS, STEPS, ORDERS = 4, 24, 32
+ROWS, STEPS, ORDERS = 4, 24, 64
 RECORDED = (1, 2, 3, 8, 16, 24)
 
 ABOUT = [
@@ -28,7 +28,7 @@ ABOUT = [
     "gradient (one row of grads a row of the weight) or those of a sparse one, duplicates included.",
     "after: by step, then by name of the tensor, the exact values in row order. exponent: floor(log2) of",
     "the larger of the values before and after the step, at which a unit in the last place is taken; null",
-    "for zero. worst: by dtype, step and tensor, the largest error in such units of 32 random orders of",
+    "for zero. worst: by dtype, step and tensor, the largest error in such units of 64 random orders of",
     "the same formula in that dtype.",
 ]
 

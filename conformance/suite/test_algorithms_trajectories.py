@@ -291,7 +291,7 @@ def test_extreme_magnitudes(impl, algorithm, made, precision):
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize(**golden(*special("plain")))
 def test_precision(impl, algorithm, made, dtype):
-    """The error is at most twice the worst of 32 orders of the formula in the same dtype, or 2 ULP."""
+    """The error is at most twice the worst of 64 orders of the formula in the same dtype, or 2 ULP."""
     return follow(impl, algorithm, made, dtype)
 
 

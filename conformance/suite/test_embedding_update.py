@@ -133,7 +133,7 @@ def test_golden(impl, optimizer, made):
 @pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.any_width", "{optimizer}")
 @pytest.mark.parametrize(**trajectories("plain", "sparse"))
 def test_golden_precision(impl, optimizer, made):
-    """In float32 the error is at most twice the worst of 32 orders of the formula, or 2 ULP."""
+    """In float32 the error is at most twice the worst of 64 orders of the formula, or 2 ULP."""
     return follow(impl, optimizer, made, "float32", steps=24)
 
 

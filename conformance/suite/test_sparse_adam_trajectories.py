@@ -75,7 +75,7 @@ def test_eps(impl, made):
 @pytest.mark.clause("SPARSE-008")
 @pytest.mark.parametrize(**golden("plain", "betas", "maximize", "eps"))
 def test_precision(impl, made, dtype):
-    """The error is at most twice the worst of 32 orders of the formula in the same dtype, or 2 ULP."""
+    """The error is at most twice the worst of 64 orders of the formula in the same dtype, or 2 ULP."""
     return follow(impl, made, dtype)
 
 
