@@ -118,7 +118,9 @@ def test_bad_window(impl, wrong):
     train_window(optimizer, mine, range(4), "sparse")
     before = snapshot(optimizer.state_dict()["state"])
     (entry,) = before.values()
-    for number in range(len(leaves_of_window(impl, entry))):
+    leaves = leaves_of_window(impl, entry)
+    expect(bool(leaves), "a window in the checkpoint", list(entry))
+    for number in range(len(leaves)):
         saved = snapshot(optimizer.state_dict())
         (entry,) = saved["state"].values()
         holder, name = leaves_of_window(impl, entry)[number]
