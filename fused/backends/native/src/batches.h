@@ -106,7 +106,7 @@ inline void stream(const Batch& batch, const Batch* next, int64_t c, float* sums
     const float* grad = batch.grads[n] + c;
     float* to = sums + slot * stride + c;
     if (n < coming)
-      for (int k = 0; k < kVectors; ++k) __builtin_prefetch(next->grads[n] + c + 16 * k);
+      for (int k = 0; k < kVectors; ++k) __builtin_prefetch(next->grads[n] + c + 16 * k, 0, kFar);
 #pragma GCC unroll 8
     for (int k = 0; k < kVectors; ++k) {
       const vf x = load(grad + 16 * k), kept = keep_if(keep, sum[k]);
@@ -116,7 +116,7 @@ inline void stream(const Batch& batch, const Batch* next, int64_t c, float* sums
     before = slot;
   }
   for (int64_t n = batch.length; n < coming; ++n)
-    for (int k = 0; k < kVectors; ++k) __builtin_prefetch(next->grads[n] + c + 16 * k);
+    for (int k = 0; k < kVectors; ++k) __builtin_prefetch(next->grads[n] + c + 16 * k, 0, kFar);
 }
 
 template <bool kScaled>

@@ -66,20 +66,35 @@ inline vf descend(const Rule& rule, vf w, vf direction) {
   return fnma(set1(rule.lr), direction, w);
 }
 
-constexpr int64_t kAheadBytes = 1024;  // of a row that are prefetched; the hardware follows from there
+constexpr int64_t kAheadBytes = 2048;  // of a row that are prefetched; the hardware follows from there
+
+// Where to: into the first cache, or only into the second. The first takes few requests at a time, and whoever asks
+// for more waits; the second takes twice as many.
+constexpr int kNear = 3, kFar = 2;
 
 // Ask for bytes [begin, end) of what is at p. Inlined always: a call that only prefetches has no effect that GCC
 // knows, so it would leave it out.
+template <int kWhere = kNear>
 __attribute__((always_inline)) inline void prefetch(const void* p, int64_t begin, int64_t end) {
   const char* at = static_cast<const char*>(p);
   end = end < kAheadBytes ? end : kAheadBytes;
-  for (int64_t i = begin; i < end; i += 64) __builtin_prefetch(at + i);
+  for (int64_t i = begin; i < end; i += 64) __builtin_prefetch(at + i, 0, kWhere);
 }
 
+template <int kWhere = kNear>
 __attribute__((always_inline)) inline void prefetch_states(const Table& table, int64_t row) {
   for (int i = 0; i < 2; ++i)
-    if (table.width[i]) prefetch(table.state[i] + row * table.width[i], 0, table.width[i] * 4);
-  if (table.counter) __builtin_prefetch(table.counter + row);
+    if (table.width[i]) prefetch<kWhere>(table.state[i] + row * table.width[i], 0, table.width[i] * 4);
+  if (table.counter) __builtin_prefetch(table.counter + row, 0, kWhere);
+}
+
+// Ask early for what rows will touch; a rule asks for the same into the first cache when it is near.
+__attribute__((always_inline)) inline void prefetch_rows(const Table& table, const int64_t* rows, int64_t count) {
+  const int64_t size = table.dim * (table.dtype == kFloat ? 4 : 2);
+  for (int64_t r = 0; r < count; ++r) {
+    prefetch<kFar>(static_cast<const char*>(table.weight) + rows[r] * size, 0, size);
+    prefetch_states<kFar>(table, rows[r]);
+  }
 }
 
 // A rule for one row as one for some, with the memory of the next ones asked for on the way.

@@ -1,7 +1,7 @@
 // From sorted lookups to updated rows, and pooling. Included inside the namespace of an instruction set,
 // after rules.h and sums.h.
 
-// Lookups of a forward between a prefetch and its use: what they touch should stay in the nearest cache.
+// Lookups of a forward between a prefetch and its use: what they touch should take little of the second cache.
 inline int64_t ahead_of(int64_t bytes) {
   const int64_t fit = 16384 / bytes;
   return fit < 16 ? 16 : fit < 64 ? fit : 64;
@@ -96,6 +96,7 @@ void segment_of(const Job& job, const Entry<K>* entries, int64_t begin, int64_t 
       i = list_runs(gradients, entries, i, end, most, !kSimple && job.scaled, batch);
       batch.first = place;
       place += batch.count;
+      if (job.rule) prefetch_rows(*job.table, batch.rows, batch.count);
     }
     if (finished == listed) continue;
     const Batch& batch = batches[finished++ % kStages];
@@ -140,7 +141,7 @@ void look_up_as(const Table& table, const Lookup& lookup, int64_t begin, int64_t
     const int64_t i = lookup.offsets ? lookup.offsets[b] : b;
     const int64_t j = lookup.offsets ? lookup.offsets[b + 1] : b + 1;
     for (const int64_t until = j + distance < last ? j + distance : last; ahead < until; ++ahead)
-      prefetch(weight + lookup.values[ahead] * dim, 0, size);
+      prefetch<kFar>(weight + lookup.values[ahead] * dim, 0, size);
     float* out = lookup.out + b * dim;
     if (i == j) {
       std::memset(out, 0, static_cast<size_t>(dim) * sizeof(float));
@@ -165,7 +166,8 @@ void update_rows(const Rule& rule, const Table& table, Update update, const int6
                  int64_t stride, int64_t begin, int64_t end, Scratch& scratch) {
   for (int64_t i = begin; i < end; i += kTogether) {
     const int64_t count = end - i < kTogether ? end - i : kTogether, left = end - i - count;
-    const int64_t coming = left < kTogether ? left : kTogether;
+    const int64_t coming = left < kTogether ? left : kTogether, far = left - coming;
+    prefetch_rows(table, rows + i + count + coming, far < kTogether ? far : kTogether);
     update(rule, table, {rows + i, grads + i * stride, stride, count, rows + i + count, coming}, scratch.work);
   }
 }
