@@ -77,6 +77,7 @@ int64_t list_runs(const Gradients& gradients, const Entry<K>* entries, int64_t i
       const int64_t count = run_end(entries, i, end) - i;
       last -= count;
       gradients.fill(i, count, batch.grads + last, scaled ? batch.scales + last : nullptr);
+      if (gradients.far()) prefetch_each(batch.grads + last, count, gradients.job.table->dim);
       batch.blocks[batch.number++] = {static_cast<uint32_t>(slot), static_cast<uint32_t>(last),
                                       static_cast<uint32_t>(count)};
       i += count;

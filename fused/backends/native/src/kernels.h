@@ -118,6 +118,7 @@ constexpr int64_t kShort = 8;     // rows that are summed one after the other
 constexpr int64_t kBlock = 64;    // rows that are summed in registers
 constexpr int64_t kChunk = 4096;  // rows of a long run that one thread sums
 constexpr int64_t kHot = 16384;   // a run longer than this is shared by threads
+constexpr int64_t kCached = 1 << 20;  // bytes that a second cache holds
 constexpr int64_t kTogether = 16;  // rows that are updated in one call: as many as a vector has numbers
 
 // How many rows of this width wait to be updated together: what they touch should stay in the nearest cache.
@@ -153,6 +154,7 @@ struct Job {
   bool scaled;    // whether any source has `row` or `scale`
   int64_t* rows;  // (U,)
   float* grads;   // (U, dim)
+  bool far = false;  // whether the gradients are more than a second cache holds
 };
 
 // A run that waits for several threads: entries [begin, end), and its row of the output.

@@ -22,6 +22,7 @@ struct Gradients {
     if (source.row) number = source.row[number];
     return source.base + static_cast<int64_t>(number) * source.stride;
   }
+  bool far() const { return job.far; }
   void fill(int64_t from, int64_t count, const float** rows, float* scale) const {
     for (int64_t i = 0; i < count; ++i) rows[i] = row(from + i, scale ? scale + i : nullptr);
   }
@@ -122,6 +123,7 @@ struct Bag {
   const int64_t* values;
   const float* weights;
 
+  bool far() const { return false; }  // they were asked for, bags ahead
   void fill(int64_t from, int64_t count, const W** rows, float* scale) const {
     for (int64_t i = 0; i < count; ++i) {
       rows[i] = weight + values[from + i] * dim;

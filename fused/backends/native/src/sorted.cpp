@@ -34,6 +34,7 @@ std::vector<Group> group_by_table(const std::vector<Table>& tables, const std::v
     Group& group = by_table[static_cast<size_t>(lookup.table)];
     group.lookups.push_back(&lookup);
     group.count += lookup.count;
+    group.bags += lookup.bags;
     group.scaled |= lookup.weights != nullptr || (lookup.mean && lookup.offsets);
   }
   std::vector<Group> groups;
@@ -132,6 +133,7 @@ void Sorted::sort(const Group& group, int threads) {
   scaled_ = group.scaled;
   shift_ = group.shift;
   count_ = group.count;
+  bags_ = group.bags;
   if (wide_) {
     sort_as<uint64_t>(group, threads);
   } else {
@@ -171,6 +173,7 @@ Job Sorted::complete(Job job) const {
   job.shift = shift_;
   job.mask = shift_ < 64 ? (uint64_t{1} << shift_) - 1 : ~uint64_t{0};
   job.scaled = scaled_;
+  job.far = bags_ * table_->dim * 4 > kCached;
   return job;
 }
 

@@ -53,6 +53,7 @@ struct Group {
   int shift = 64;     // where the number of the lookup begins in a place; 64: there is one lookup
   bool wide = false;  // 64-bit numbers
   bool scaled = false;
+  int64_t bags = 0;  // rows of gradients
 };
 
 std::vector<Group> group_by_table(const std::vector<Table>& tables, const std::vector<Lookup>& lookups);
@@ -95,7 +96,7 @@ class Sorted {
   const Table* table_ = nullptr;
   bool wide_ = false, scaled_ = false;
   int shift_ = 64;
-  int64_t count_ = 0;
+  int64_t count_ = 0, bags_ = 0;
   void* entries_ = nullptr;
   Buffer first_, second_, extra_;
   std::vector<Source> sources_;

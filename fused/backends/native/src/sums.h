@@ -76,6 +76,12 @@ inline void block(const T* const* rows, const float* scale, int64_t count, int64
   }
 }
 
+// Ask for rows that lie anywhere.
+template <class T>
+__attribute__((always_inline)) inline void prefetch_each(const T* const* rows, int64_t count, int64_t dim) {
+  for (int64_t i = 0; i < count; ++i) prefetch<kFar>(rows[i], 0, dim * static_cast<int64_t>(sizeof(T)));
+}
+
 // Long sums are taken in double precision: it costs little, for what is added are sums of blocks.
 struct Total {
   double* sum;
@@ -92,24 +98,28 @@ struct Total {
   }
 };
 
-// Sum what `blocks` gives, block by block: blocks(i, n, rows, scale) fills in n rows from row i on.
+// Sum what `blocks` gives, block by block: fill(i, n, rows, scale) writes down n rows from row i on, far() says
+// whether it is worth while to ask for them before.
 template <class T, class Blocks>
 inline void sum_of(const Blocks& blocks, int64_t count, int64_t dim, bool scaled, Scratch& scratch,
                    float* out) {
-  const T* rows[kBlock];
-  float scales[kBlock];
-  float* scale = scaled ? scales : nullptr;
-  if (count <= kBlock) {
-    blocks.fill(0, count, rows, scale);
-    block<T>(rows, scale, count, dim, out);
+  const T* rows[2][kBlock];
+  float scales[2][kBlock];
+  const auto scale = [&](int of) { return scaled ? scales[of] : nullptr; };
+  int64_t some = count < kBlock ? count : kBlock;
+  blocks.fill(0, some, rows[0], scale(0));
+  if (count == some) {
+    block<T>(rows[0], scale(0), count, dim, out);
     return;
   }
   const Total total(scratch.blocks, dim);
-  for (int64_t i = 0; i < count; i += kBlock) {
-    const int64_t some = count - i < kBlock ? count - i : kBlock;
-    blocks.fill(i, some, rows, scale);
-    block<T>(rows, scale, some, dim, scratch.leaf);
+  for (int64_t i = 0, of = 0; i < count; i += kBlock, of = 1 - of) {
+    const int64_t left = count - i - some, next = left < kBlock ? left : kBlock;
+    blocks.fill(i + some, next, rows[1 - of], scale(1 - of));
+    if (blocks.far()) prefetch_each(rows[1 - of], next, dim);
+    block<T>(rows[of], scale(of), some, dim, scratch.leaf);
     total.add(scratch.leaf);
+    some = next;
   }
   total.round(out);
 }
