@@ -69,7 +69,7 @@ class Engine:
         self.surface = implementation.surface()
         self.claimed = set(self.surface.claimed())
         folder = option("--keyedopt-records")
-        self.writer = Writer(Path(folder), option("--keyedopt-limit")) if folder else None
+        self.writer = Writer(Path(folder)) if folder else None
         self._sought: set[str] | None = None  # the clauses that are run until a case of theirs fails
 
     def turn_to(

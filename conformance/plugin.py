@@ -26,7 +26,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--keyedopt-area", action="append", help="only cases with a clause of these areas")
     group.addoption("--keyedopt-clause", action="append", help="only cases of these clauses")
     group.addoption("--keyedopt-records", metavar="DIR", help="where the records go (for the runner)")
-    group.addoption("--keyedopt-limit", type=float, default=0, help="seconds a case may take (with records)")
 
 
 def pytest_configure(config: pytest.Config) -> None:

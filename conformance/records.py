@@ -28,10 +28,10 @@ class Writer:
 
     Args:
         folder: where the files are.
-        limit: seconds that a case may take before the worker ends itself; 0 is no limit.
+        limit: seconds that a case may take before the process ends itself, where no runner watches it.
     """
 
-    def __init__(self, folder: Path, limit: float) -> None:
+    def __init__(self, folder: Path, limit: float = 0.0) -> None:
         self.folder = folder
         self._limit = limit
         self._pid = os.getpid()

@@ -4,6 +4,9 @@ A case that ends its worker costs that case alone: it gets a record that says ho
 another worker goes on with the rest.
 """
 
+import contextlib
+import os
+import signal
 import time
 from collections.abc import Generator, Sequence
 from typing import Any
@@ -13,6 +16,9 @@ from keyedopt.conformance.process import Processes
 
 #: Seconds between looks at the workers.
 TICK = 0.03
+#: What the time between two looks counts for at most: in a longer one this process was not let run, and a
+#: worker may not have been either, as when a virtual machine stands still.
+STEP = 10 * TICK
 
 
 class WorkersError(Exception):
@@ -27,14 +33,20 @@ class _Worker:
         self.reader = records.Reader(processes.folder, self.process.pid)
         self.late = ""  # why it was killed
         self._case: bytes | None = None
-        self._since = time.monotonic()
+        self._seconds, self._looked = 0.0, time.monotonic()
 
-    def seconds(self) -> tuple[bool, float]:
-        """Return whether it is busy with a case, and for how long it has been so."""
-        case = self.reader.running()
-        if case != self._case:
-            self._case, self._since = case, time.monotonic()
-        return case is not None, time.monotonic() - self._since
+    def look(self) -> tuple[bool, float]:
+        """Return whether it is busy with a case, and for how long it has been seen to be so."""
+        case, now = self.reader.running(), time.monotonic()
+        self._seconds = self._seconds + min(now - self._looked, STEP) if case == self._case else 0.0
+        self._case, self._looked = case, now
+        return case is not None, self._seconds
+
+    def abort(self, why: str) -> None:
+        """Let it write down where it is, and end."""
+        self.late = why
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, signal.SIGABRT)
 
 
 class Workers:
@@ -43,7 +55,7 @@ class Workers:
     Args:
         arguments: pytest's command line.
         imports: modules of ours that each worker needs, and that are imported once for all.
-        limit: seconds that a case may take. A worker ends itself then; one that cannot is killed.
+        limit: seconds that a case may take. A worker is aborted then; one that goes on is killed.
         patience: seconds that a worker may take to begin.
         processes: what starts them; records are written to its folder.
     """
@@ -58,8 +70,7 @@ class Workers:
     ) -> None:
         self._processes, self._folder = processes, processes.folder
         self._imports = imports
-        records_to = ["--keyedopt-records", str(self._folder), "--keyedopt-limit", str(limit)]
-        self._arguments = [*arguments, *records_to]
+        self._arguments = [*arguments, "--keyedopt-records", str(self._folder)]
         self._limit, self._patience = limit, patience
         self.collected: dict[str, records.Head] = {}  # what there is to run, once that is known
 
@@ -104,10 +115,12 @@ class Workers:
         return bool(self.collected) and records.claimed(self._folder) >= len(self.collected)
 
     def _kill_if_late(self, worker: _Worker) -> None:
-        busy, seconds = worker.seconds()
+        busy, seconds = worker.look()
         if busy and seconds > self._limit * 1.5 + 5:
             worker.late = "timeout: it did not end within the time limit, nor let itself be ended"
             worker.process.stop()
+        elif busy and seconds > self._limit and not worker.late:
+            worker.abort("timeout: it did not end within the time limit")
         elif not busy and seconds > self._patience and not self._all_claimed():
             raise WorkersError(f"a worker ran no case within {self._patience:g} s")
 

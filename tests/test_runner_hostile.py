@@ -1,14 +1,17 @@
 """The runner against implementations that crash, hang, leave, lie and shout: each costs one case alone."""
 
 import ast
+import itertools
 import json
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from xml.etree import ElementTree
 
 import pytest
 from making import TARGETS, left_behind, mark, plain_cases, valid
 
-from keyedopt.conformance import formats, runner
+from keyedopt.conformance import formats, runner, workers
 from keyedopt.conformance.runner import Options
 from keyedopt.conformance.verdict import judge
 
@@ -39,6 +42,7 @@ HOSTILE = {
     "close_streams": ("pass", ""),
     "noise": ("pass", ""),
     "threads": ("pass", ""),
+    "linger": ("pass", ""),
     "fork": ("pass", ""),
     "settings": ("fail", "RuntimeError: left a mess"),
     "look_around": ("pass", ""),
@@ -139,3 +143,12 @@ def test_hostile_actions_are_all_tried():
 def test_time_limits_are_kept(hostile):
     """Four hang for 2 s to 10 s; with the imports of a dozen new workers this is far below a minute."""
     assert hostile[0].seconds < 120
+
+
+def test_a_machine_that_stood_still_costs_no_case(monkeypatch):
+    """A thousand seconds between two looks are none that the case was let run."""
+    case, clock = plain_cases()[0], itertools.count(step=1000)
+    monkeypatch.setenv("HOSTILE", json.dumps({case.name: "linger"}))
+    monkeypatch.setattr(workers, "time", SimpleNamespace(monotonic=clock.__next__, sleep=time.sleep))
+    result = runner.run("hostile", Options(clauses=case.clauses[:1], workers=1), path=[TARGETS])
+    assert {case.outcome for case in result.cases} == {"pass"}

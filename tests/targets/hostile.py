@@ -75,8 +75,13 @@ def hold_the_interpreter():
 
 
 def sleep_unwatched():
-    faulthandler.cancel_dump_traceback_later()
+    faulthandler.disable()
+    signal.signal(signal.SIGABRT, signal.SIG_IGN)
     time.sleep(1000)
+
+
+def linger():
+    time.sleep(0.5)
 
 
 def sys_exit():
