@@ -100,7 +100,8 @@ fbgemm = Implementation(
         # its documents do not promise them
         *("SGD.momentum", "Adagrad.lr_decay", "RowWiseAdagrad.step", "*.error_if_nonfinite"),
         *("*.checks_options", "*.checks_rates", "*.errors_name_arguments", "*.tensor_rate"),
-        *("*.any_width", "*.frozen_tables", "*.shared_features", "EmbeddingBagCollection.state_dict"),
+        *("*.any_width", "*.frozen_tables", "*.shared_features"),
+        *("EmbeddingBagCollection.state_dict", "EmbeddingBagCollection.initial_values"),
     ),
     devices=ON,
     dtypes=("float32", "float16"),

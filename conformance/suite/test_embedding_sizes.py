@@ -200,3 +200,26 @@ def test_two_backward_passes_through_one_forward(impl):
         wanted[1] -= count * 0.25
         wanted[4] -= count * 0.125
         expect_close(tables_of(module)["t"].detach(), wanted, f"the table after {count} passes", ulps=8)
+
+
+@pytest.mark.clause("FUSED-090")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.initial_values", "SGD")
+@pytest.mark.parametrize("bounds", [{}, {"weight_init_min": -3.0, "weight_init_max": -2.0}])
+def test_initial_values(impl, bounds):
+    """Without init_fn the values of a table are spread evenly between their bounds, by default ±√(1/rows)."""
+    configs = [
+        impl.EmbeddingBagConfig(
+            num_embeddings=64, embedding_dim=16, name=name, feature_names=[name], **bounds
+        )
+        for name in ("t", "u")
+    ]
+    tables = tables_of(impl.EmbeddingBagCollection(configs, impl.SGD, {"lr": 0.125}))
+    low, high = tuple(bounds.values()) or (-0.125, 0.125)
+    for name, table in tables.items():
+        places = (table.detach() - low) / (high - low)
+        counts = places.flatten().histc(4, 0.0, 1.0)  # what is outside is in none
+        even = float(counts.sum()) == 1024 and bool((counts > 128).all())
+        expect(
+            even, f"1024 values of {name} from {low} to {high}, a quarter in each quarter", counts.tolist()
+        )
+    expect(not same_bits(tables["t"], tables["u"]), "other values in each table", "the same ones")
