@@ -286,7 +286,7 @@ def test_joint_clipping_that_is_gone(impl):
     alone = copy.deepcopy(module)
     del whole
     gc.collect()
-    for each in (module, alone):
+    for each in (module, alone, copy.deepcopy(module)):
         before = tables_of(each)["t"].detach().clone()
         each(jagged({"f": [[1]]}))["f"].sum().backward()
         expect_equal(torch.equal(tables_of(each)["t"].detach(), before), False, "a table as it was")
@@ -327,3 +327,42 @@ def test_nested_clipping(impl):
     expect_equal(taken(), 0.25, "step bounded by both")
     clipped(impl, module.fused_optimizer, "VALUE", 2.0)
     expect_equal(taken(), 2.0, "step bounded by the new one alone")
+
+
+@pytest.mark.clause("FUSED-075")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
+def test_joint_clipping_around_clipping(impl):
+    """Clipping by one norm with a dense parameter, around clipping of a table, applies both in each step."""
+    module = collection(impl, "SGD", {"lr": 1.0}, tables=ONE_TABLE)
+    inner = clipped(impl, module.fused_optimizer, "VALUE", 0.25)
+    if inner is None:
+        return
+    params = parameters(1)
+    dense = impl.KeyedOptimizerWrapper(params, lambda listed: torch.optim.SGD(listed, lr=1.0))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        whole = clipped(impl, impl.CombinedOptimizer([inner, dense]), "NORM", 0.5)
+    if whole is None or caught:
+        return
+    table, weight = tables_of(module)["t"], params["p0"]
+    for _ in range(2):
+        before, old = table.detach().clone(), weight.detach().clone()
+        weight.grad = None
+        give(module, weight, [0], [[8.0, 0.0, 0.0, 0.0]], [1.0, 0.0, 0.0])
+        whole.step()
+        taken, step = float((before - table.detach())[0, 0]), float((old - weight.detach())[0])
+        within = 0.1 < taken <= 0.2501 and (taken**2 + step**2) ** 0.5 <= 0.5001
+        expect(within, "a step of the table of at most 0.25, both steps of at most 0.5", (taken, step))
+
+
+@pytest.mark.clause("FUSED-075")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
+def test_clipping_in_place_of_joint_clipping(impl):
+    """Clipping of a table alone that takes the place of clipping with others bounds in the backward pass."""
+    module, _, whole, warned = mixed_tree(impl)
+    if whole is None or warned or clipped(impl, module.fused_optimizer, "VALUE", 2.0) is None:
+        return
+    before = tables_of(module)["t"].detach().clone()
+    (module(jagged({"f": [[0]]}))["f"] * 8.0).sum().backward()
+    taken = (before - tables_of(module)["t"].detach())[0]
+    expect_close(taken.double(), torch.full((4,), 2.0).double(), "the step of the table", ulps=2**32)
