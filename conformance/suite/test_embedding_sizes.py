@@ -22,6 +22,7 @@ from keyedopt.conformance.suite.support_embedding import (
     collection,
     fit,
     jagged,
+    lookups,
     tables_and_state,
     tables_of,
     train_rows,
@@ -223,3 +224,24 @@ def test_initial_values(impl, bounds):
             even, f"1024 values of {name} from {low} to {high}, a quarter in each quarter", counts.tolist()
         )
     expect(not same_bits(tables["t"], tables["u"]), "other values in each table", "the same ones")
+
+
+@pytest.mark.clause("FUSED-091")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.converted_tables", "SGD")
+def test_converted_module(impl, dtype):
+    """A module that was looked up and then converted goes on as one that was converted at once."""
+    modules = [collection(impl) for _ in range(2)]
+    lookups(modules[0], jagged(BAGS))
+    looked_up, fresh = (module.to(getattr(torch, dtype)) for module in modules)
+    before = snapshot(tables_of(fresh))
+    for seed in (1, 2):
+        outputs, others = looked_up(jagged(BAGS)), fresh(jagged(BAGS))
+        for name, output in outputs.items():
+            expect_equal(output.dtype, others[name].dtype, f"dtype of {name}")
+            expect_bits(output.detach(), others[name].detach(), f"output {name}")
+        fit(looked_up, jagged(BAGS), seed=seed)
+        fit(fresh, jagged(BAGS), seed=seed)
+    for name, table in tables_of(looked_up).items():
+        expect_equal(table.dtype, getattr(torch, dtype), f"dtype of {name}")
+        expect_bits(table.detach(), tables_of(fresh)[name].detach(), f"table {name}")
+        expect(not same_bits(table.detach(), before[name]), f"{name} trained", "a table as it was")
