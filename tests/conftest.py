@@ -21,7 +21,8 @@ from keyedopt.conformance import result as results
 LONGEST = (
     *("test_mutants", "test_fused_verdict", "test_fused_checkpoints", "test_suite_verdicts"),
     *("test_native_sanitized", "test_triton_compiled", "test_runner", "test_findings", "test_triton_traffic"),
-    *("test_triton_interpreter", "test_reports_page", "test_cli", "test_gpu_checks", "test_architecture"),
+    *("test_benchmarks_pytest", "test_triton_interpreter", "test_reports_page", "test_cli"),
+    *("test_gpu_checks", "test_architecture"),
 )
 
 

@@ -11,6 +11,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from conftest import LONGEST
 
 from keyedopt.conformance import replay
 
@@ -140,6 +141,11 @@ def test_no_module_is_loaded_under_a_bare_name():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
     assert not set(FOLDERS) & set(sys.modules)
+
+
+def test_the_files_that_are_begun_first_are_there():
+    assert [name for name in LONGEST if not (ROOT / "tests" / f"{name}.py").exists()] == []
+    assert len(set(LONGEST)) == len(LONGEST)
 
 
 @pytest.mark.parametrize("part", FOLDERS)
