@@ -52,6 +52,20 @@ def test_error_if_nonfinite(impl, optimizer, bad):
     expect(not torch.equal(tables_of(module)["t"].detach(), before["tables"]["t"]), "it goes on", "no update")
 
 
+@pytest.mark.clause("FUSED-043")
+@pytest.mark.needs("EmbeddingBagCollection", "SGD", "SGD.error_if_nonfinite")
+def test_error_if_a_sum_overflows(impl):
+    """A row of finite gradients whose sum is not finite in float32 is refused, or gets finite weights."""
+    module = collection(impl, options={"lr": 2.0**-10, "error_if_nonfinite": True}, tables=ONE_TABLE)
+    before = snapshot(tables_and_state(module))
+    try:
+        train_rows(module, [1, 0, 1], [[3e38] * 4, [1.0] * 4, [3e38] * 4])
+    except (RuntimeError, ValueError):
+        expect_unchanged(before, tables_and_state(module), "the module")
+    table = tables_of(module)["t"].detach()
+    expect(bool(table.isfinite().all()), "an error, or finite weights", table)
+
+
 @pytest.mark.clause("FUSED-044")
 @pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
 @pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)

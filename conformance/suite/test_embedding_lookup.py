@@ -148,6 +148,19 @@ def test_bad_features(impl, which):
     fit(module, jagged({"f": BAGS["f"]}))  # and it goes on working
 
 
+@pytest.mark.clause("FUSED-024", "FUSED-025")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.errors_name_arguments")
+@pytest.mark.parametrize("which", ["negative", "too large", "falling offsets"])
+@pytest.mark.parametrize("feature", ["g", "h"])
+def test_bad_features_among_others(impl, feature, which):
+    """A feature that cannot be is refused whichever it is, also after others that are sound."""
+    module = collection(impl, "Adagrad")
+    before = snapshot(tables_and_state(module))
+    features = {**jagged(BAGS), feature: spoiled(which)["f"]}
+    expect_raises(lambda: module(features), ValueError, mentions=[f"'{feature}'"], expected="ValueError")
+    expect_unchanged(before, tables_and_state(module), "the module")
+
+
 @pytest.mark.clause("FUSED-025")
 @pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.errors_name_arguments")
 @pytest.mark.parametrize("which", SPOILED)

@@ -137,6 +137,8 @@ def test_a_table_that_was_frozen_trains_again(impl):
         ("RowWiseAdagrad", "eps", 0.125),
         ("RowWiseAdagrad", "weight_decay", 0.25),
         ("Adagrad", "eps", 0.125),
+        ("Adagrad", "lr_decay", 0.5),
+        ("SGD", "momentum", 0.5),
         ("LarsSGD", "momentum", 0.5),
     ],
 )

@@ -84,6 +84,8 @@ class Cluster:
         self.plan.check_options({**self.group, "lr": 0.0} if remote else self.group)
         if self.group.get("lr_decay") and not self.counted:
             raise ValueError("lr_decay was 0 when the state was made, so there is no count to decay by")
+        if self.group.get("momentum") and not self._state:
+            raise ValueError("momentum was 0 when the state was made, so there is no sum for it")
         fixed = all(key == "params" or isinstance(one, FIXED) for key, one in self.group.items())
         self._options = options if fixed else []
         return False

@@ -177,8 +177,9 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         name = self._names[weight]
         group = self._group(weight)
         self._plans[weight].check_options(group)
-        if group.get("lr_decay") and f"{name}.iter" not in self.state[weight]:
-            raise ValueError("lr_decay was 0 when the state was made, so there is no count to decay by")
+        for option, key in (("lr_decay", "iter"), ("momentum", "momentum1")):
+            if group.get(option) and f"{name}.{key}" not in self.state[weight]:
+                raise ValueError(f"{option} was 0 when the state was made, so there is no {key} for it")
         self._check_finite(weight, grads)
         return group
 
