@@ -124,12 +124,17 @@ def mixed_tree(impl: Any, kind: str = "NORM", **options: Any) -> Any:
     more = {name: value for name, value in options.items() if name not in accumulating}
     chosen = "AccumulateSGD" if accumulating else "SGD"
     module = collection(impl, chosen, {"lr": 1.0, **accumulating}, tables=ONE_TABLE)
+    return module, *joined(impl, module.fused_optimizer, kind, **more)
+
+
+def joined(impl: Any, member: Any, kind: str = "NORM", **options: Any) -> Any:
+    """Make a dense parameter, and clipping around it and another member; and whether it warned."""
     params = parameters(1)
     dense = impl.KeyedOptimizerWrapper(params, lambda listed: torch.optim.SGD(listed, lr=1.0))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        whole = clipped(impl, impl.CombinedOptimizer([module.fused_optimizer, dense]), kind, 0.5, **more)
-    return module, params["p0"], whole, bool(caught)
+        whole = clipped(impl, impl.CombinedOptimizer([member, dense]), kind, 0.5, **options)
+    return params["p0"], whole, bool(caught)
 
 
 def give(module: Any, weight: torch.Tensor, rows: Any, grads: Any, dense: Any) -> None:
@@ -337,14 +342,10 @@ def test_joint_clipping_around_clipping(impl):
     inner = clipped(impl, module.fused_optimizer, "VALUE", 0.25)
     if inner is None:
         return
-    params = parameters(1)
-    dense = impl.KeyedOptimizerWrapper(params, lambda listed: torch.optim.SGD(listed, lr=1.0))
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        whole = clipped(impl, impl.CombinedOptimizer([inner, dense]), "NORM", 0.5)
-    if whole is None or caught:
+    weight, whole, warned = joined(impl, inner)
+    if whole is None or warned:
         return
-    table, weight = tables_of(module)["t"], params["p0"]
+    table = tables_of(module)["t"]
     for _ in range(2):
         before, old = table.detach().clone(), weight.detach().clone()
         weight.grad = None

@@ -11,7 +11,6 @@ namespace {
 
 constexpr int kLanes = 64;
 constexpr int64_t kAhead = 256;       // what is fetched meanwhile: a processor stops at the end of a page by itself
-constexpr int kWhere = 2;             // into the second cache, which takes more requests at a time than the first
 constexpr int64_t kMost = 1 << 17;    // what a thread takes at a time: a stream needs some pages to get going
 constexpr int64_t kLeast = 1 << 13;   // what is worth another thread
 constexpr int64_t kTensor = 1 << 6;   // a tensor takes as long as so many numbers, besides its own
@@ -71,10 +70,10 @@ struct Sweep {
         int64_t i = 0;
         for (; i + kLanes <= count; i += kLanes) {
             for (int64_t line = i + kAhead; line < i + kAhead + kLanes; line += 16) {
-                __builtin_prefetch(w + line, 0, kWhere);
-                __builtin_prefetch(g + line, 0, kWhere);
-                if (Formula::kStates > 0) __builtin_prefetch(a + line, 0, kWhere);
-                if (Formula::kStates > 1) __builtin_prefetch(b + line, 0, kWhere);
+                __builtin_prefetch(w + line, 0, kFar);
+                __builtin_prefetch(g + line, 0, kFar);
+                if (Formula::kStates > 0) __builtin_prefetch(a + line, 0, kFar);
+                if (Formula::kStates > 1) __builtin_prefetch(b + line, 0, kFar);
             }
 #pragma GCC ivdep
             for (int64_t lane = i; lane < i + kLanes; ++lane) one(lane);

@@ -12,6 +12,9 @@
 
 namespace keyedopt {
 
+// Where to ask for memory: into the second cache, which takes more requests at a time than the first.
+constexpr int kFar = 2;
+
 enum class Machine { plain, avx2, avx512, unknown };
 
 inline bool runs(Machine machine) {

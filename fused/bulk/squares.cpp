@@ -11,7 +11,6 @@ namespace {
 constexpr int kLanes = 64;
 constexpr int64_t kBlock = 1024;     // so many squares are summed in float, in 64 sums, before they go to double
 constexpr int64_t kAhead = 512;      // what is fetched meanwhile: a processor stops at the end of a page by itself
-constexpr int kWhere = 2;            // into the second cache, which takes more requests at a time than the first
 constexpr int64_t kChunk = 1 << 17;  // what has a sum of its own
 constexpr int64_t kLeast = 1 << 14;  // what is worth another thread
 constexpr int64_t kTensor = 1 << 6;  // a tensor takes as long as so many numbers, besides its own
@@ -21,7 +20,7 @@ INLINE double sum_chunk(const float* x, int64_t count) {
     for (; count >= kBlock; count -= kBlock, x += kBlock) {
         float sums[kLanes] = {0};
         for (int64_t i = 0; i < kBlock; i += kLanes) {
-            for (int line = 0; line < kLanes; line += 16) __builtin_prefetch(x + i + kAhead + line, 0, kWhere);
+            for (int line = 0; line < kLanes; line += 16) __builtin_prefetch(x + i + kAhead + line, 0, kFar);
             for (int lane = 0; lane < kLanes; ++lane) sums[lane] += x[i + lane] * x[i + lane];
         }
         for (int lane = 0; lane < kLanes; ++lane) total += double(sums[lane]);

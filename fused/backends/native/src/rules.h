@@ -69,7 +69,7 @@ inline vf descend(const Rule& rule, vf w, vf direction) {
 constexpr int64_t kAheadBytes = 2048;  // of a row that are prefetched; the hardware follows from there
 
 // Where to: into the first cache, or only into the second. The first takes few requests at a time, and whoever asks
-// for more waits; the second takes twice as many.
+// for more waits; the second takes more.
 constexpr int kNear = 3, kFar = 2;
 
 // Ask for bytes [begin, end) of what is at p. Inlined always: a call that only prefetches has no effect that GCC
