@@ -17,7 +17,7 @@ _EVENTS = ("step", "state_dict", "load_state_dict")
 class Hooked(optim.Optimizer):
     """Base of the keyed optimizers: hooks of three events, each called once an event; copies keep them."""
 
-    _stepping = False
+    _stepping: list[None]  # not empty during a step; no flag, for Dynamo of torch 2.11 sets no attribute here
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Make an instance that is ready for hooks: a subclass may leave torch's constructor out."""
@@ -25,6 +25,7 @@ class Hooked(optim.Optimizer):
         for event in _EVENTS:
             for when in ("pre", "post"):
                 setattr(made, f"_optimizer_{event}_{when}_hooks", OrderedDict())
+        made._stepping = []
         made._patch_step_function()
         return made
 
@@ -37,11 +38,11 @@ class Hooked(optim.Optimizer):
         def step(self: Hooked, *args: Any, **kwargs: Any) -> Any:
             if self._stepping:
                 return func(self, *args, **kwargs)
-            self._stepping = True
+            self._stepping.append(None)
             try:
                 result = with_hooks(self, *args, **kwargs)
             finally:
-                self._stepping = False
+                self._stepping.clear()
             self._after_step()
             return result
 
@@ -52,11 +53,11 @@ class Hooked(optim.Optimizer):
 
     def _bare_step(self) -> None:
         """Step without hooks and without what follows a step."""
-        self._stepping = True
+        self._stepping.append(None)
         try:
             type(self).step(self, closure=None)
         finally:
-            self._stepping = False
+            self._stepping.clear()
 
     def _save_with_hooks(self, save: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         for hook in tuple(self._optimizer_state_dict_pre_hooks.values()):
@@ -83,4 +84,4 @@ class Hooked(optim.Optimizer):
         # A scheduler binds a `step` to this very instance: with it, a copy would step the original.
         kept = dict(self.__dict__)
         kept.pop("step", None)
-        return kept
+        return {**kept, "_stepping": []}

@@ -24,7 +24,7 @@ class Hooked(optim.Optimizer):
     """Base of the keyed optimizer: its hooks, each of which fires once an event, and its copies."""
 
     _layouts: dict[str, frozenset[Any]]  # of each parameter's state, after its first step
-    _in_step = False
+    _in_step: list[None]  # not empty during a step; no flag, for Dynamo of torch 2.11 sets no attribute here
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Make an instance on which every hook works, whatever its class's constructor does."""
@@ -32,6 +32,7 @@ class Hooked(optim.Optimizer):
         for name in HOOKS:
             setattr(self, f"_optimizer_{name}_hooks", OrderedDict())
         self._layouts = {}
+        self._in_step = []
         self._patch_step_function()
         return self
 
@@ -44,22 +45,22 @@ class Hooked(optim.Optimizer):
         def step(self: Hooked, *args: Any, **kwargs: Any) -> R:
             if self._in_step:  # the step of a subclass, calling that of its base
                 return func(self, *args, **kwargs)
-            self._in_step = True
+            self._in_step.append(None)
             try:
                 result = hooked(self, *args, **kwargs)
             finally:
-                self._in_step = False
+                self._in_step.clear()
             self._check_complete()
             return result
 
         return step
 
     def _dummy_step(self) -> None:
-        self._in_step = True
+        self._in_step.append(None)
         try:
             type(self).step(self, closure=None)
         finally:
-            self._in_step = False
+            self._in_step.clear()
 
     def _check_complete(self) -> None:
         """See, after a step, that the state is what it has to be."""
@@ -67,4 +68,5 @@ class Hooked(optim.Optimizer):
     def __getstate__(self) -> dict[str, Any]:
         # A scheduler puts a `step` on the instance that is bound to this very optimizer: a copy
         # that kept it would step the original.
-        return {key: value for key, value in self.__dict__.items() if key != "step"}
+        kept = {key: value for key, value in self.__dict__.items() if key != "step"}
+        return {**kept, "_in_step": []}
