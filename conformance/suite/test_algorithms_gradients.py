@@ -79,8 +79,9 @@ def test_zero(impl, algorithm, dtype):
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name not in ("SGD", "LarsSGD")])
 def test_zero_without_eps(impl, algorithm):
-    """With eps = 0 a row of zero gradients stays finite, or eps = 0 is refused."""
+    """With eps = 0 a row of zero gradients keeps its bits, or eps = 0 is refused."""
     weight = parameter(3, 4)
+    before = values([weight])[0]
     try:
         optimizer = getattr(impl, algorithm)([weight], lr=0.1, eps=0.0)
     except ValueError:
@@ -89,6 +90,7 @@ def test_zero_without_eps(impl, algorithm):
     weight.grad[1] = 0
     optimizer.step()
     expect(weight.detach().isfinite().all(), "finite weights, or a ValueError for eps=0", weight)
+    expect_bits(weight.detach()[1], before[1], "the row without gradient")
 
 
 # --- laws -----------------------------------------------------------------------------------------
@@ -146,6 +148,21 @@ def test_scaled_gradients(impl, algorithm, power):
     plain, _ = trained_copy(impl, algorithm, start, grads, **options)
     scaled, _ = trained_copy(impl, algorithm, start, [grad * 2.0**power for grad in grads], **options)
     expect_close(scaled.detach(), plain.detach(), f"weights of gradients times 2^{power}", ulps=64)
+
+
+@pytest.mark.clause("ALGO-027")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize("algorithm", ["LAMB", "PartialRowWiseLAMB", "LarsSGD"])
+def test_extreme_rows(impl, algorithm):
+    """A row whose squares vanish or overflow in float32 goes the way of one of another scale."""
+    scale = torch.tensor([[1.0], [2.0**-80], [2.0**80], [1.0]])
+    start, grads = parameter(4, 3), fixed_grads(3)
+    plain, _ = trained_copy(impl, algorithm, start, grads)
+    scaled, _ = trained_copy(impl, algorithm, start * scale, grads)
+    expect_same_way(scaled / scale, plain, start, "the weight, by its scale,")
+    if algorithm == "LarsSGD":  # the others have Adam's squares in their state
+        same, _ = trained_copy(impl, algorithm, start, [grad * scale for grad in grads])
+        expect_same_way(same, plain, start, "the weight for gradients of another scale")
 
 
 # --- sparse gradients -----------------------------------------------------------------------------

@@ -137,6 +137,24 @@ def test_golden_precision(impl, optimizer, made):
     return follow(impl, optimizer, made, "float32", steps=24)
 
 
+@pytest.mark.clause("FUSED-037")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ["LAMB", "PartialRowWiseLAMB", "LarsSGD"])
+def test_extreme_rows(impl, optimizer):
+    """A row whose squares vanish or overflow in float32 goes the way of one of another scale."""
+    module, other = (collection(impl, optimizer, tables=ONE_TABLE) for _ in range(2))
+    table, plain = tables_of(module)["t"], tables_of(other)["t"]
+    start = snapshot(plain)
+    scale = torch.tensor([[1.0], [2.0**-80], [2.0**80], [2.0**-80], [2.0**80], [1.0]])
+    with torch.no_grad():
+        table.mul_(scale)
+    for step in range(3):
+        grads = torch.arange(24.0).reshape(6, 4) / 8 - 1 + step
+        for each in (module, other):
+            train_rows(each, range(6), grads)
+    expect_same_way(table.detach() / scale, plain, start, "the table, by its scale,")
+
+
 @pytest.mark.clause("FUSED-038")
 @pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
 @pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
