@@ -150,13 +150,24 @@ def test_scaled_gradients(impl, algorithm, power):
     expect_close(scaled.detach(), plain.detach(), f"weights of gradients times 2^{power}", ulps=64)
 
 
+@pytest.mark.clause("ALGO-042")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize("algorithm", ["Adam", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB"])
+def test_scaled_gradients_in_half(impl, algorithm, dtype):
+    """Gradients of which float16 has no squares, but running means of these, lead to the same weights."""
+    start, grads = parameter(4, 3, dtype=dtype), fixed_grads(3, dtype=dtype)
+    plain, _ = trained_copy(impl, algorithm, start, [grad * 2.0**3 for grad in grads], eps=1e-200)
+    scaled, _ = trained_copy(impl, algorithm, start, [grad * 2.0**9 for grad in grads], eps=1e-200)
+    expect_same_way(scaled, plain, start, "the weight")
+
+
 @pytest.mark.clause("ALGO-027")
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize("algorithm", ["LAMB", "PartialRowWiseLAMB", "LarsSGD"])
 def test_extreme_rows(impl, algorithm):
     """A row whose squares vanish or overflow in float32 goes the way of one of another scale."""
     scale = torch.tensor([[1.0], [2.0**-80], [2.0**80], [1.0]])
-    start, grads = parameter(4, 3), fixed_grads(3)
+    start, grads = -parameter(4, 3).detach().abs(), fixed_grads(3)
     plain, _ = trained_copy(impl, algorithm, start, grads)
     scaled, _ = trained_copy(impl, algorithm, start * scale, grads)
     expect_same_way(scaled / scale, plain, start, "the weight, by its scale,")
@@ -230,9 +241,9 @@ def test_no_row_listed(impl, algorithm):
 @pytest.mark.clause("ALGO-040")
 @pytest.mark.needs("{algorithm}.rows")
 @every
-def test_nonzero_rows(impl, algorithm):
+def test_nonzero_rows(impl, algorithm, dtype):
     """With rows='nonzero' a dense gradient does what the sparse one of its rows that are not zero does."""
-    start, grads = parameter(4, 3), fixed_grads(3)
+    start, grads = parameter(4, 3, dtype=dtype), fixed_grads(3, dtype=dtype)
     for grad in grads:
         grad[[0, 2]] = 0
         grad[1, :2] = 0  # which leaves one element
