@@ -221,6 +221,21 @@ def test_decoupled_decay_leaves_the_state_alone(impl, algorithm, more):
     expect_close(other.detach(), wanted, "the weight after one step", ulps=8)
 
 
+@pytest.mark.clause("ALGO-024")
+@pytest.mark.needs("Adam.bias_correction", "Adam.rows")
+@pytest.mark.parametrize("shape", [(4,), (4, 4, 2)])
+def test_counts_of_rows_of_any_shape(impl, shape):
+    """With bias_correction='per_row' what is no matrix is corrected row by row, as a matrix is."""
+    start, grads = parameter(*shape), [parameter(*shape, seed=seed).detach() for seed in (1, 2, 3)]
+    for row, grad in enumerate(grads):
+        grad[row] = 0
+    options = {"rows": "nonzero", "bias_correction": "per_row"}
+    matrix, rows = start.reshape(4, -1), [grad.reshape(4, -1) for grad in grads]
+    wanted, _ = trained_copy(impl, "Adam", matrix, rows, **options)
+    seen, _ = trained_copy(impl, "Adam", start, grads, **options)
+    expect_same_way(seen.reshape(4, -1), wanted, matrix, "the weight, by rows,")
+
+
 # --- in the long run ------------------------------------------------------------------------------
 
 
