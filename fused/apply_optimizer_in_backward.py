@@ -4,7 +4,9 @@ import copy
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.optim.optimizer import Optimizer
 
 from keyedopt.fused.embedding.owners import Owner, owner_of
@@ -128,7 +130,13 @@ def _attach(param: nn.Parameter, optimizer: Optimizer, kwargs: dict[str, Any]) -
 
 def _step(param: Tensor) -> None:
     """Step with every optimizer of a parameter; the gradient is used up."""
+    if torch.compiler.is_compiling():  # a step that has the backward pass in it; not worth a graph
+        _step_uncompiled(param)
+        return
     noted: Any = param
     for optimizer in noted._in_backward_optimizers:
         optimizer.step()
     param.grad = None
+
+
+_step_uncompiled = _disable_dynamo(_step)

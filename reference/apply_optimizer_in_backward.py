@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.optim.optimizer import Optimizer
 
 from keyedopt.reference.fused import Owner, owner_of
@@ -129,6 +130,7 @@ def _attach(param: torch.nn.Parameter, optimizer: Optimizer, kwargs: dict[str, A
     noted._optimizer_kwargs.append(kwargs)
 
 
+@_disable_dynamo  # a compiled step that has the backward pass in it leaves this as it is
 def _step(param: Tensor) -> None:
     """Step with every optimizer of a parameter; the gradient is used up."""
     noted: Any = param

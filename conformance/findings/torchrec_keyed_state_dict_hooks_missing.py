@@ -3,7 +3,8 @@
 The four registries are never made, so registering raises an AttributeError, and both methods
 ignore them. Renaming keys on load, the documented use, has to be done by hand.
 
-Clauses: KEYED-067, KEYED-068, KEYED-069, KEYED-070, FUSED-018, COMB-037.
+Clauses: KEYED-067, KEYED-068, KEYED-069, KEYED-070, FUSED-018, COMB-037, COMB-044,
+WRAP-027, SEMI-040.
 """
 
 import sys

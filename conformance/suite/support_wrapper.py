@@ -1,4 +1,4 @@
-"""What the cases of wrappers share, and those of combinations: plain wrappers, copies, a hook that counts."""
+"""What the cases of wrappers share, and those of combinations: plain wrappers, copies, hooks that note."""
 
 import copy
 import io
@@ -40,3 +40,19 @@ def recast(optimizer: Any, how: str) -> Any:
 def count_call(optimizer: Any, *_: Any) -> None:
     """Count, as a hook, on the optimizer that calls it."""
     optimizer.counted = getattr(optimizer, "counted", 0) + 1
+
+
+def note_load(optimizer: Any, key: str, name: str, calls: list[Any]) -> None:
+    """Load nines as one tensor of the state, by a pre-hook; note the entry "note" it gets, and the nines."""
+
+    def before(own: Any, given: Any) -> Any:
+        calls.append(given.get("note"))
+        nines = torch.full_like(given["state"][key][name], 9.0)
+        entry = {**given["state"][key], name: nines}
+        return {**given, "state": {**given["state"], key: entry}}
+
+    def after(own: Any) -> None:
+        calls.append(f"loaded {float(own.state[own.params[key]][name].reshape(-1)[0])}")
+
+    optimizer.register_load_state_dict_pre_hook(before)
+    optimizer.register_load_state_dict_post_hook(after)

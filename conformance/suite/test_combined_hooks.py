@@ -18,7 +18,7 @@ from keyedopt.conformance.suite.support import (
     train,
 )
 from keyedopt.conformance.suite.support_combined import combined_pair
-from keyedopt.conformance.suite.support_wrapper import count_call, recast
+from keyedopt.conformance.suite.support_wrapper import count_call, note_load, recast
 
 
 @pytest.mark.clause("COMB-035")
@@ -117,6 +117,23 @@ def test_hooks_of_loading(impl):
     combined.load_state_dict(given)
     expect_bits(inner[0].state[params[0]]["exp_avg"], torch.full((3,), 9.0), "exp_avg from the pre-hook")
     expect_equal(calls, [True], "calls of the post-hook")
+
+
+@pytest.mark.clause("COMB-044")
+def test_hooks_of_saving_and_loading_on_one_of_them(impl):
+    """Of one of the optimizers they run once a save or load; what they return is used, and comes back."""
+    combined, inner, params = combined_pair(impl, steps=1)
+    calls: list[object] = []
+    inner[0].register_state_dict_pre_hook(lambda own: calls.append("save"))
+    inner[0].register_state_dict_post_hook(lambda own, saved: {**saved, "note": 7})
+    given = copy.deepcopy(combined.state_dict())
+    expect_equal(calls, ["save"], "calls of the state_dict pre-hook")
+    calls.clear()
+    note_load(inner[0], "p", "exp_avg", calls)
+    combined.load_state_dict(given)
+    loads = [call for call in calls if call != "save"]  # a load may look at what is there
+    expect_equal(loads, [7, "loaded 9.0"], "what the load pre-hook got, and what the post-hook found")
+    expect_bits(inner[0].state[params[0]]["exp_avg"], torch.full((3,), 9.0), "what the pre-hook returned")
 
 
 @pytest.mark.clause("COMB-038")

@@ -169,3 +169,28 @@ def test_autocast(impl, dtype_of_autocast):
     expect_unchanged(
         snapshot(dict(twin.named_parameters())), dict(layer.named_parameters()), "the parameters"
     )
+
+
+@pytest.mark.clause("INBW-051")
+@pytest.mark.parametrize("what", ["model", "step"])
+def test_compiled(impl, what):
+    """A compiled model, and a compiled step with its backward pass, update parameters as without."""
+    param = parameter(4, 3)
+    (twin,) = leaf_copies(param)
+    for one in (param, twin):
+        apply_in_backward(impl, torch.optim.SGD, [one], {"lr": 0.25, "momentum": 0.5})
+
+    def loss(weight):
+        return (weight * weight).sum()
+
+    def step(weight):
+        loss(weight).backward()
+
+    compiled = torch.compile(loss if what == "model" else step, backend="eager")
+    for _ in range(2):
+        value = compiled(param)
+        if what == "model":
+            value.backward()
+        step(twin)
+    expect_bits(param.detach(), twin.detach(), "the parameter")
+    expect_equal(param.grad, None, "its gradient")

@@ -19,7 +19,7 @@ from keyedopt.conformance.suite.support import (
     train,
     values,
 )
-from keyedopt.conformance.suite.support_replicas import Outer, semisync
+from keyedopt.conformance.suite.support_replicas import GLOBAL_COUNTER, LOCAL_COUNTER, Outer, semisync
 
 
 class Told(torch.optim.SGD):
@@ -144,6 +144,19 @@ def test_contradicting_keys(impl, wrong):
     def use() -> None:
         optimizer = semisync(impl, params, outer_params=others)[0]
         train(optimizer, params, 1)
+
+    expect_raises(use, ValueError, AssertionError, expected="an error")
+
+
+@pytest.mark.clause("SEMI-008")
+@pytest.mark.parametrize("name", [LOCAL_COUNTER, GLOBAL_COUNTER])
+def test_the_key_of_a_counter(impl, name):
+    """A parameter with the key of a step counter is refused before a step is taken."""
+    params = {name: parameter(3)}
+    optimizers = adam(impl, params), impl.KeyedOptimizerWrapper(params, Outer)
+
+    def use() -> None:
+        train(impl.SemisyncOptimizer([*params.values()], *optimizers), params, 1)
 
     expect_raises(use, ValueError, AssertionError, expected="an error")
 

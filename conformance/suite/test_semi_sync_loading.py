@@ -1,5 +1,6 @@
 """Loading the state of two optimizers as one: what is refused, groups, hooks, compositions."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from keyedopt.conformance.suite.support_replicas import (
     expect_alike,
     semisync,
 )
+from keyedopt.conformance.suite.support_wrapper import note_load
 
 
 def snapshot_groups(saved: Any) -> Any:
@@ -272,6 +274,28 @@ def test_load_state_dict_hooks(impl):
     optimizer.load_state_dict(second)
     expect_equal(seen, ["post"], "post-hooks")
     expect_unchanged(first, optimizer.state_dict(), "state, which the pre-hook chose")
+
+
+@pytest.mark.clause("SEMI-040")
+@pytest.mark.parametrize("which", ["local", "global"])
+def test_hooks_of_its_optimizers(impl, which):
+    """Save and load hooks of either optimizer run once; what they return is used, and comes back."""
+    params = parameters()
+    local = adam(impl, params)
+    outer = impl.KeyedOptimizerWrapper(params, Outer)
+    optimizer = impl.SemisyncOptimizer([*params.values()], local, outer, num_local_steps=1)
+    train(optimizer, params, 2)
+    inside, name = (local, "exp_avg") if which == "local" else (outer, "momentum")
+    calls: list[object] = []
+    inside.register_state_dict_pre_hook(lambda own: calls.append("save"))
+    inside.register_state_dict_post_hook(lambda own, saved: {**saved, "note": 7})
+    given = copy.deepcopy(optimizer.state_dict())
+    expect_equal(calls, ["save"], "calls of the state_dict pre-hook")
+    calls.clear()
+    note_load(inside, "p0", name, calls)
+    optimizer.load_state_dict(given)
+    loads = [call for call in calls if call != "save"]  # a load may look at what is there
+    expect_equal(loads, [7, "loaded 9.0"], "what the load pre-hook got, and what the post-hook found")
 
 
 @pytest.mark.clause("SEMI-038")

@@ -145,6 +145,25 @@ def error_of_correction(count: Any, step: int) -> float:
     return 1.01 * (first + second / 2)  # of a quotient and a root; what is of second order is less
 
 
+@pytest.mark.clause("SPARSE-047")
+def test_resume_with_groups(impl):
+    """Each group gets back its own options, and all go on along their trajectories."""
+
+    def made(tables: list[Any], more: dict[str, Any]) -> Any:
+        return impl.SparseAdam([{"params": tables[:1]}, {"params": tables[1:], **more}], lr=0.25)
+
+    weights = [parameter(5, 2, seed=seed) for seed in range(2)]
+    optimizer = made(weights, {"lr": 0.5, "betas": (0.5, 0.75), "eps": 0.125, "maximize": True})
+    train_sparse(optimizer, weights, 2)
+    twins = [weight.detach().clone().requires_grad_() for weight in weights]
+    resumed = made(twins, {"lr": 0.75})
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for one, listed in ((optimizer, weights), (resumed, twins)):
+        train_sparse(one, listed, 3, seed=9)
+    for number, (twin, weight) in enumerate(zip(twins, weights, strict=True)):
+        expect_bits(twin.detach(), weight.detach(), f"the resumed parameter of group {number}")
+
+
 @pytest.mark.clause("SPARSE-048")
 @pytest.mark.parametrize("into", ["torch", "implementation"])
 def test_interchange_with_torch(impl, into):
@@ -207,6 +226,21 @@ def test_load_of_other_state(impl, how):
 def test_load_of_options_out_of_range(impl, how):
     """Options that the constructor refuses are refused with a ValueError, and nothing is changed."""
     expect_refused(impl, how, ValueError)
+
+
+@pytest.mark.clause("SPARSE-052")
+@pytest.mark.parametrize("how", [{"lr": -5.0}, {"eps": -1.0}, {"betas": [2.0, 0.5]}])
+def test_load_of_options_out_of_range_in_a_second_group(impl, how):
+    """Of every group they are refused, not of the first alone; no parameter, state or option is changed."""
+    weights = [parameter(5, 2, seed=seed) for seed in range(2)]
+    optimizer = impl.SparseAdam([{"params": [weight]} for weight in weights], lr=0.25)
+    train_sparse(optimizer, weights, 2)
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["param_groups"][0]["lr"] = 0.5
+    saved["param_groups"][1].update(how)
+    before = snapshot(everything(optimizer, weights))
+    expect_raises(lambda: optimizer.load_state_dict(saved), ValueError, expected=f"ValueError for {how}")
+    expect_unchanged(before, everything(optimizer, weights), "the optimizer after a refused load")
 
 
 @pytest.mark.clause("SPARSE-053")

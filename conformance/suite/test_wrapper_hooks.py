@@ -19,7 +19,7 @@ from keyedopt.conformance.suite.support import (
     snapshot,
     train,
 )
-from keyedopt.conformance.suite.support_wrapper import count_call, recast
+from keyedopt.conformance.suite.support_wrapper import count_call, note_load, recast
 
 KINDS = ["plain", "clip", "warmup", "nested"]
 
@@ -135,6 +135,20 @@ def test_hooks_of_the_wrapped_optimizer_run(impl, kind):
     wrapper.load_state_dict(given)
     loads = [call for call in calls[4:] if call.startswith("load")]
     expect_equal(loads, ["load", "loaded"], "load_state_dict hooks that ran")
+
+
+@pytest.mark.clause("WRAP-027")
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_hooks_of_the_wrapped_optimizer_return(impl, kind):
+    """What save and load hooks of the wrapped optimizer return is used, and what they save comes back."""
+    wrapper, inner, param = build(impl, kind, steps=1)
+    inner.register_state_dict_post_hook(lambda own, saved: {**saved, "note": 7})
+    given = copy.deepcopy(wrapper.state_dict())
+    calls: list[object] = []
+    note_load(inner, "p", "exp_avg", calls)
+    wrapper.load_state_dict(given)
+    expect_equal(calls, [7, "loaded 9.0"], "what the load pre-hook got, and what the post-hook found")
+    expect_bits(inner.state[param]["exp_avg"], torch.full((3,), 9.0), "what the pre-hook returned")
 
 
 @pytest.mark.clause("WRAP-027")

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
 from keyedopt.fused.backends.interface import Columns, Lookup
 from keyedopt.fused.backends.native import versions
@@ -74,7 +75,9 @@ class Backward:
                 if grad is not None and grad.requires_grad:
                     leaf.grad = None  # or it would hold a graph
                 backward = myself()
-                if backward is not None:
+                if backward is not None and torch.compiler.is_compiling():
+                    _run(backward)
+                elif backward is not None:
                     backward._run()
 
             self._leaf.register_post_accumulate_grad_hook(reached)  # type: ignore[no-untyped-call]
@@ -181,6 +184,13 @@ class LookedUp(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         """Give the gradients to the module; what the leaf gets only says so."""
+        if torch.compiler.is_compiling():
+            return _hand_over(ctx, *grads)
+        return LookedUp.hand_over(ctx, *grads)
+
+    @staticmethod
+    def hand_over(ctx: Any, *grads: Tensor | None) -> Any:
+        """Do what `backward` does."""
         call: Call = ctx.call
         some, *rows = ctx.saved_tensors
         if ctx.versions != _versions(call):
@@ -212,6 +222,10 @@ class LookedUp(torch.autograd.Function):
         call.shares[torch._C._current_graph_task_id()] = share
         call.backward.give(share)
         return torch.empty(0, device=some.device), None, *found
+
+
+#: A compiled step that has the backward pass in it calls these as they are; see `module.py`.
+_run, _hand_over = _disable_dynamo(Backward._run), _disable_dynamo(LookedUp.hand_over)
 
 
 def _versions(call: Call) -> int:

@@ -1,9 +1,15 @@
 """The two collections of embedding tables: with pooling, and without."""
 
+import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 
 from keyedopt.fused.embedding.collection import FusedCollection
 from keyedopt.reference.embedding.inputs import Features
+
+#: What a compiled model calls as it is, between two of its graphs: kernels do the work, and to trace their
+#: launches takes seconds. (The public ``torch.compiler.disable`` imports the compiler at once.)
+_look_up = _disable_dynamo(FusedCollection.look_up)
 
 
 class EmbeddingBagCollection(FusedCollection):
@@ -43,6 +49,8 @@ class EmbeddingBagCollection(FusedCollection):
         Raises:
             ValueError: names the feature and what is wrong with it; nothing has been looked up.
         """
+        if torch.compiler.is_compiling():
+            return _look_up(self, features)
         return self.look_up(features)
 
 
@@ -57,4 +65,6 @@ class EmbeddingCollection(FusedCollection):
 
     def forward(self, features: Features) -> dict[str, Tensor]:
         """Look up, as `EmbeddingBagCollection` does; the offsets of the input are those of the output."""
+        if torch.compiler.is_compiling():
+            return _look_up(self, features)
         return self.look_up(features)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import register_multi_grad_hook
 
-from keyedopt.reference.embedding.lookup import gradient_dtype, stand_in
+from keyedopt.reference.embedding.lookup import gradient_dtype, stand_in, uncompiled
 
 #: Tables, each once, with the gradient of each: row numbers (N,), with repetitions, and values (N, D).
 Gradients = Sequence[tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]]
@@ -41,6 +41,7 @@ class Backward:
             leaf.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]
         tables = list(weights.values())
 
+        @uncompiled
         def complete(grads: Sequence[torch.Tensor | None]) -> None:
             pairs = zip(tables, grads, strict=True)
             self._update([(table, _listed(grad)) for table, grad in pairs if grad is not None])

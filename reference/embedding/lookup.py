@@ -9,9 +9,14 @@ graph, autograd puts these rows one after the other. So they arrive together, on
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
 from torch.autograd.function import FunctionCtx
 
 from keyedopt.reference.embedding.config import PoolingType
+
+#: What torch.compile calls as it is: lookups and updates write where autograd and a compiler do not look.
+#: (The public ``torch.compiler.disable`` does the same, and imports the compiler at once.)
+uncompiled = _disable_dynamo
 
 
 def gradient_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -35,6 +40,7 @@ class _Gather(torch.autograd.Function):
         return weight.detach()[rows].to(leaf.dtype)
 
     @staticmethod
+    @uncompiled
     def backward(ctx: FunctionCtx, *grads: Any) -> Any:
         (rows,) = ctx.saved_tensors  # type: ignore[attr-defined]
         shape: torch.Size = ctx.shape  # type: ignore[attr-defined]

@@ -5,7 +5,7 @@ import torch
 from keyedopt.reference.embedding.collection import FusedCollection
 from keyedopt.reference.embedding.config import PoolingType
 from keyedopt.reference.embedding.inputs import Features
-from keyedopt.reference.embedding.lookup import pool
+from keyedopt.reference.embedding.lookup import pool, uncompiled
 
 
 class EmbeddingBagCollection(FusedCollection):
@@ -30,6 +30,7 @@ class EmbeddingBagCollection(FusedCollection):
 
     children_name = "embedding_bags"
 
+    @uncompiled
     def forward(self, features: Features) -> dict[str, torch.Tensor]:
         """Look up and pool.
 
@@ -62,6 +63,7 @@ class EmbeddingCollection(FusedCollection):
 
     children_name = "embeddings"
 
+    @uncompiled
     def forward(self, features: Features) -> dict[str, torch.Tensor]:
         """Look up, as `EmbeddingBagCollection` does; the offsets of the input are those of the output."""
         outputs = {}
