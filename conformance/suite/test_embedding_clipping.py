@@ -299,6 +299,29 @@ def test_joint_clipping_that_is_gone(impl):
 
 @pytest.mark.clause("FUSED-082")
 @pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
+def test_joint_clipping_that_is_gone_before_its_step(impl):
+    """What waited for a joint step is taken once or dropped, and within the bounds that are left."""
+    module = collection(impl, "SGD", {"lr": 1.0}, tables=ONE_TABLE)
+    inner = clipped(impl, module.fused_optimizer, "VALUE", 0.25)
+    if inner is None:
+        return
+    weight, whole, warned = joined(impl, inner)
+    if whole is None or warned:
+        return
+    give(module, weight, [0], [[8.0, 0.0, 0.0, 0.0]], [0.0, 0.0, 0.0])
+    del whole
+    gc.collect()
+    table = tables_of(module)["t"]
+    before, after = table.detach().clone(), []
+    for row in (1, 2):
+        give(module, weight, [row], [[0.0, 1.0, 0.0, 0.0]], [0.0, 0.0, 0.0])
+        after.append(table.detach().clone())
+    expect(abs(float((before - after[0])[0, 0])) <= 0.2501, "a step of at most 0.25", before - after[0])
+    expect_equal(torch.equal(after[0][:2], after[1][:2]), True, "rows of steps that are done as they were")
+
+
+@pytest.mark.clause("FUSED-082")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
 def test_joint_clipping_that_is_copied(impl):
     """A copy of module, dense parameter and clipping clips jointly, too, and leaves the original alone."""
     module, dense, whole, warned = mixed_tree(impl)
@@ -359,7 +382,7 @@ def test_joint_clipping_around_clipping(impl):
 @pytest.mark.clause("FUSED-075")
 @pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
 def test_clipping_in_place_of_joint_clipping(impl):
-    """Clipping of a table alone that takes the place of clipping with others bounds in the backward pass."""
+    """Clipping of a table alone in place of clipping with others bounds in the backward pass, alone."""
     module, _, whole, warned = mixed_tree(impl)
     if whole is None or warned or clipped(impl, module.fused_optimizer, "VALUE", 2.0) is None:
         return
@@ -367,3 +390,10 @@ def test_clipping_in_place_of_joint_clipping(impl):
     (module(jagged({"f": [[0]]}))["f"] * 8.0).sum().backward()
     taken = (before - tables_of(module)["t"].detach())[0]
     expect_close(taken.double(), torch.full((4,), 2.0).double(), "the step of the table", ulps=2**32)
+    clipped(impl, module.fused_optimizer, "VALUE", 0.125)  # and the other way round
+    weight, whole, _ = joined(impl, module.fused_optimizer)
+    before = tables_of(module)["t"].detach().clone()
+    give(module, weight, [0], [[3.0, 0.0, 0.0, 0.0]], [4.0, 0.0, 0.0])
+    whole.step()
+    step = float((before - tables_of(module)["t"].detach())[0, 0])
+    expect_close(step, 3.0 * 0.5 / (5.0 + 1e-6), "the step of both", ulps=2**34)

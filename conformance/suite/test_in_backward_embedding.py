@@ -1,9 +1,11 @@
 """Optimizers in the backward pass, applied to the tables of embedding modules."""
 
+import copy
+
 import pytest
 import torch
 
-from keyedopt.conformance.suite.support import expect_bits, expect_equal, expect_raises, values
+from keyedopt.conformance.suite.support import expect_bits, expect_close, expect_equal, expect_raises, values
 from keyedopt.conformance.suite.support_embedding import BAGS, collection, fit, jagged, tables_of
 from keyedopt.conformance.suite.support_in_backward import apply_in_backward
 
@@ -33,15 +35,18 @@ def test_optimizer_of_another_type(impl, created):
 
 @pytest.mark.clause("INBW-033")
 @pytest.mark.needs("EmbeddingBagCollection")
-def test_embedding_module(impl):
-    """The tables of an embedding module are trained in its own backward pass with the optimizer applied."""
+@pytest.mark.parametrize("copied", [False, True])
+def test_embedding_module(impl, copied):
+    """The tables of an embedding module, or a copy, are trained in its own backward pass."""
     bags = jagged(BAGS)
     module, other = collection(impl, None), collection(impl, "SGD", {"lr": 0.25})
+    module = copy.deepcopy(module) if copied else module
     apply_in_backward(impl, torch.optim.SGD, module.parameters())
     for one in (module, other):
         fit(one, bags, steps=2)
     expected = dict(other.named_parameters())
     expect_equal(len(expected), 2, "the tables")
+    expect_equal(set(tables_of(module)), {"t", "u"}, "the tables of the fused optimizer")
     for name, table in module.named_parameters():
         expect_bits(table.detach(), expected[name].detach(), f"table {name}")
 
@@ -59,3 +64,20 @@ def test_tables_with_rates_of_their_own(impl):
         other = collection(impl, "SGD", {"lr": rate})
         fit(other, jagged(BAGS), steps=2)
         expect_bits(tables_of(module)[name].detach(), tables_of(other)[name].detach(), f"table {name}")
+
+
+@pytest.mark.clause("INBW-033")
+@pytest.mark.needs("EmbeddingBagCollection")
+def test_some_tables(impl):
+    """A table that got no optimizer keeps its gradient, beside one that is trained."""
+    module, other = collection(impl, None), collection(impl, "SGD", {"lr": 0.25})
+    table, left = sorted(module.parameters(), key=len, reverse=True)
+    before = left.detach().clone()
+    apply_in_backward(impl, torch.optim.SGD, [table])
+    fit(module, jagged(BAGS))
+    fit(other, jagged(BAGS))
+    expect_bits(table.detach(), tables_of(other)["t"].detach(), "the trained table")
+    expect_bits(left.detach(), before, "the other table")
+    grad = torch.zeros_like(left) if left.grad is None else left.grad.to_dense()
+    moved = (before - tables_of(other)["u"].detach()).double()
+    expect_close(grad * 0.25, moved, "its gradient, times the rate,", ulps=2**10)
