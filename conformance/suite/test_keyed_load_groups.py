@@ -76,6 +76,17 @@ def test_groups_are_known_by_their_parameters_not_their_position(impl):
     expect_equal(rates(optimizer), [1.0, 2.0], "rates")
 
 
+@pytest.mark.clause("KEYED-043")
+@pytest.mark.needs("CombinedOptimizer")
+def test_groups_of_a_combination_are_known_by_their_parameters(impl):
+    """They do so where the optimizer is one of several, too."""
+    inner = grouped(impl, [(["p0", "p1"], {"lr": 0.5}), (["p2"], {"lr": 0.6})])
+    combined = impl.CombinedOptimizer([("a", inner)])
+    listed = [{"params": ["a.p2"], "lr": 2.0}, {"params": ["a.p1", "a.p0"], "lr": 1.0}]
+    combined.load_state_dict({"state": {}, "param_groups": listed})
+    expect_equal(rates(combined), [1.0, 2.0], "rates")
+
+
 #: Groups that do not fit those of p0, and of p1 and p2, with the text of the published library.
 MISFITS = [
     ([{"params": ["p0"], "lr": 1.0}], "Different param_groups count: 2 vs 1"),
