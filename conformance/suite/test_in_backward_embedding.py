@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support import expect_bits, expect_close, expect_equal, expect_raises, values
-from keyedopt.conformance.suite.support_embedding import BAGS, collection, fit, jagged, tables_of
+from keyedopt.conformance.suite.support_embedding import (
+    BAGS,
+    INTERPRETED,
+    collection,
+    fit,
+    jagged,
+    tables_of,
+)
 from keyedopt.conformance.suite.support_in_backward import apply_in_backward
 
 
@@ -81,3 +88,24 @@ def test_some_tables(impl):
     grad = torch.zeros_like(left) if left.grad is None else left.grad.to_dense()
     moved = (before - tables_of(other)["u"].detach()).double()
     expect_close(grad * 0.25, moved, "its gradient, times the rate,", ulps=2**10)
+
+
+#: Options beside the rate, of each optimizer.
+OPTIONS = {
+    "SGD": {"lr": 0.25, "momentum": 0.5},
+    "Adagrad": {"lr": 0.25, "eps": 0.5, "initial_accumulator_value": 0.25},
+    "Adam": {"lr": 0.25, "betas": (0.5, 0.75), "eps": 0.125},
+}
+
+
+@pytest.mark.clause("INBW-033")
+@pytest.mark.needs("EmbeddingBagCollection", "{name}")
+@pytest.mark.parametrize("name", ["Adam"] if INTERPRETED else list(OPTIONS))
+def test_all_options(impl, name):
+    """Tables are trained with every option that is given, not with the rate alone."""
+    module, other = collection(impl, None), collection(impl, name, OPTIONS[name])
+    apply_in_backward(impl, getattr(impl, name), module.parameters(), OPTIONS[name])
+    for one in (module, other):
+        fit(one, jagged(BAGS), steps=2)
+    for table, weight in tables_of(module).items():
+        expect_bits(weight.detach(), tables_of(other)[table].detach(), f"table {table}")

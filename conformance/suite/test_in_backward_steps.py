@@ -88,6 +88,25 @@ def test_several_optimizers(impl):
     expect_bits(param.detach(), twin.detach(), "the parameter after two backward passes")
 
 
+@pytest.mark.clause("INBW-008")
+@pytest.mark.parametrize("kinds", [["SGD", "Adam"], ["Adagrad", "Adagrad"], ["Adam", "AdamW"]])
+def test_several_optimizers_with_state(impl, kinds):
+    """Several optimizers of one parameter have a state each, also those of one class."""
+    param = parameter(4, 3)
+    (twin,) = leaf_copies(param)
+    given = [(getattr(torch.optim, kind), options_of(kind)) for kind in kinds]
+    for kind, options in given:
+        apply_in_backward(impl, kind, [param], options)
+    both = [kind([twin], **options) for kind, options in given]
+    for step in range(3):
+        quadratic_loss(param, seed=step).backward()
+        quadratic_loss(twin, seed=step).backward()
+        for optimizer in both:
+            optimizer.step()
+        twin.grad = None
+    expect_bits(param.detach(), twin.detach(), "the parameter after three backward passes")
+
+
 @pytest.mark.clause("INBW-009")
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_one_step_each(impl, count):
