@@ -109,6 +109,29 @@ def test_sharded_tensors_that_do_not_fit_are_refused(impl, given):
             expect_bits(shard.tensor, torch.ones(3, 2), "a local shard after a refused load")
 
 
+@pytest.mark.clause("KEYED-111")
+@pytest.mark.parametrize("cut", ["columns", "rows"])
+def test_shards_in_another_order(impl, cut):
+    """Local shards that come in another order are refused, or loaded so that each is where it says."""
+
+    def pieces(numbers, more=0.0):
+        offsets = [[0, 2 * number] if cut == "columns" else [3 * number, 0] for number in numbers]
+        size = (3, 4) if cut == "columns" else (6, 2)
+        return sharded([torch.full((3, 2), number + more) for number in numbers], offsets, size)
+
+    with warnings.catch_warnings(), single_rank():
+        warnings.simplefilter("ignore")
+        live, more = pieces([0, 1]), 5.0
+        optimizer = keyed(impl, {"m": live})
+        try:
+            optimizer.load_state_dict({"state": {"p0": {"m": pieces([1, 0], more)}}})
+        except Exception:
+            more = 0.0
+        for shard in live.local_shards():
+            place = sum(shard.metadata.shard_offsets) // (2 if cut == "columns" else 3)
+            expect_bits(shard.tensor, torch.full((3, 2), place + more), f"the shard at {place}")
+
+
 @pytest.mark.clause("KEYED-059")
 def test_a_wrong_number_of_shards_is_named(impl):
     """The error for another number of shards has the published text and names the place."""

@@ -148,6 +148,11 @@ def _check_shards(live: ShardedTensor, new: ShardedTensor, path: Path, load: Loa
             raise refusal("Different shape of a shard", path, tuple(have), tuple(got))
     if wider:
         load.reshapes.append(lambda: _resize(live, new))
+        return
+    places = [list(shard.metadata.shard_offsets) for shard in shards]
+    others = [list(shard.metadata.shard_offsets) for shard in new_shards]
+    if places != others:  # rows or columns would change places
+        raise refusal("Different places of shards", path, places, others)
 
 
 def _check_number(live: list[Any], new: list[Any], path: Path) -> None:

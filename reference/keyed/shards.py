@@ -49,6 +49,12 @@ def check_sharded_tensor(
             raise refusal("Different shape of a shard", path, tuple(have), tuple(got))
     if resized:
         pending.reshapes.append(lambda: _resize(live, new))
+        return
+    places, came = (
+        [list(shard.metadata.shard_offsets) for shard in each.local_shards()] for each in (live, new)
+    )
+    if places != came:  # shard by shard, columns would change places
+        raise refusal("Different places of shards", path, places, came)
 
 
 def _resize(live: ShardedTensor, new: ShardedTensor) -> None:
