@@ -130,6 +130,16 @@ def test_golden(impl, optimizer, made):
 
 
 @pytest.mark.clause("FUSED-037")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.any_width", "SGD.momentum")
+def test_dampening(impl):
+    """Dampening, from the second step on, is that of the golden trajectory, or it is refused."""
+    try:
+        follow(impl, "SGD", GOLDEN["SGD-dampening"], "float64", steps=6)
+    except ValueError as error:
+        expect("dampening" in str(error), "an error that names dampening", str(error))
+
+
+@pytest.mark.clause("FUSED-037")
 @pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.any_width", "{optimizer}")
 @pytest.mark.parametrize(**trajectories("plain", "sparse"))
 def test_golden_precision(impl, optimizer, made):
