@@ -3,7 +3,7 @@
 eps is added to a float16 root, where 1e-8 and 1e-10 round to zero; an element whose gradients were all
 zero is divided 0 by 0. With eps=0, which the constructors accept, it is the same in every dtype.
 
-Clauses: ALGO-028, ALGO-032, ALGO-033.
+Clauses: ALGO-028, ALGO-032, ALGO-033, ALGO-097.
 """
 
 import sys

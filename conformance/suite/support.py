@@ -8,11 +8,15 @@ import contextlib
 import copy
 import functools
 import math
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+
+#: Whether kernels run in Triton's interpreter, which takes minutes for a million sums.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 class Mismatch(AssertionError):  # noqa: N818 - it is what a case reports, not an error of ours
@@ -202,6 +206,8 @@ def _text(value: object) -> str:
         if value.device.type == "meta":
             return f"meta tensor {tuple(value.shape)}"
         flat = value.detach().to_dense() if value.layout != torch.strided else value.detach()
+        if flat.numel() > 300:  # what is cut off below need not be written
+            flat = flat.reshape(-1)[:300]
         value = f"{flat.tolist()} ({str(flat.dtype).removeprefix('torch.')})"
     text = " ".join((value if isinstance(value, str) else repr(value)).split())
     return text if len(text) <= 300 else f"{text[:297]}..."

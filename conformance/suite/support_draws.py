@@ -5,17 +5,16 @@ between a half and one and a half. All draws are rows of one table, so they take
 the others is the same implementation in float64, which other cases hold to the golden one within 1e-12.
 """
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from keyedopt.conformance.suite.support import _numbers, ulp_errors
+from keyedopt.conformance.suite.support import INTERPRETED, _numbers, ulp_errors
 from keyedopt.conformance.suite.support_measured import Measuring, measure_golden, note_median
 
 #: How many; an odd number, so that the median is one of them. Triton's interpreter has time for fewer.
-DRAWS = 9 if os.environ.get("TRITON_INTERPRET") == "1" else 33
+DRAWS = 9 if INTERPRETED else 33
 
 #: The rows that a gradient lists, or an empty list for all, and the gradient.
 Steps = Sequence[tuple[list[int], torch.Tensor]]

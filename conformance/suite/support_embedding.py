@@ -1,6 +1,5 @@
 """What the cases of embedding modules share: tables, features, lookups."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -8,8 +7,6 @@ import torch
 
 from keyedopt.conformance.suite.support import _numbers
 
-#: Whether kernels run in Triton's interpreter, which takes minutes for a million sums.
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 #: Two tables: name, rows, width, features.
 TABLES = (("t", 6, 4, ("f", "g")), ("u", 5, 8, ("h",)))
 #: Two bags for each of their features: duplicates within a bag, between bags and features, an empty bag.

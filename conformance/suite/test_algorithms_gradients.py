@@ -370,17 +370,3 @@ def test_not_contiguous(impl, algorithm):
         optimizer.step()
     expect_same_way(view, plain, start, "the weight")
     expect(not buffer[:, 1::2].any(), "what lies between the elements unchanged", buffer)
-
-
-@pytest.mark.clause("ALGO-049")
-@pytest.mark.needs("{algorithm}")
-@every
-def test_no_rows(impl, algorithm):
-    """A table without rows steps, beside one with rows."""
-    weights = [parameter(0, 3), parameter(2, 3)]
-    before = values(weights)[1]
-    optimizer = getattr(impl, algorithm)(weights, lr=0.1)
-    for seed in range(2):
-        set_grads(weights, seed=seed)
-        optimizer.step()
-    expect(not same_bits(weights[1].detach(), before), "the other table stepped", "it is the same")

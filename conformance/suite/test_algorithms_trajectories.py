@@ -1,5 +1,6 @@
 """The algorithms against their golden trajectories: in float64 to 1e-12, otherwise within a budget."""
 
+import inspect
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,12 +9,16 @@ from typing import Any
 import pytest
 import torch
 
+from keyedopt.conformance.suite.support import expect, parameter
+from keyedopt.conformance.suite.support_algorithms import expect_same_way, make_algorithm, trained_copy
 from keyedopt.conformance.suite.support_draws import Steps, measure_trajectory
 from keyedopt.conformance.suite.support_measured import Measuring
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "trajectories.json").read_text("utf-8"))[
     "trajectories"
 ]
+#: Switches that choose how fast a step is.
+KERNELS = ("fused", "foreach")
 KIN = ("PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD")
 
 
@@ -309,3 +314,35 @@ def test_precision_of_sparse(impl, algorithm, made, dtype):
 def test_precision_of_options(impl, algorithm, made, dtype):
     """Other betas, momentum and lr_decay cost no more precision than the formula in the same dtype does."""
     return follow(impl, algorithm, made, dtype)
+
+
+@pytest.mark.clause("ALGO-097")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize(**golden("SGD-momentum", "Adagrad-plain", "Adam-plain"))
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_kernels(impl, algorithm, made, kernels, dtype):
+    """A step by other kernels, where there is a switch for them, is within the budget of the formula."""
+    if kernels in inspect.signature(getattr(impl, algorithm)).parameters:
+        follow(impl, algorithm, {**made, "options": {**made["options"], kernels: True}}, dtype)
+
+
+@pytest.mark.clause("ALGO-097")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize("algorithm", ["SGD", "Adagrad", "Adam"])
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("which", ["weight", "gradient"])
+def test_kernels_and_layouts(impl, algorithm, kernels, which):
+    """They heed the layouts of weight and gradient, and write to nothing between the elements."""
+    if kernels not in inspect.signature(getattr(impl, algorithm)).parameters:
+        return
+    start, grads = parameter(8, 4), [parameter(8, 4, seed=step).detach() for step in (1, 2)]
+    plain, _ = trained_copy(impl, algorithm, start, grads)
+    buffer = torch.zeros(8, 8)
+    weight = torch.nn.Parameter(buffer[:, ::2] if which == "weight" else start.detach().clone())
+    weight.data.copy_(start)
+    optimizer = make_algorithm(impl, algorithm, [weight], **{kernels: True})
+    for grad in grads:
+        weight.grad = grad.clone() if which == "weight" else grad.t().contiguous().t()
+        optimizer.step()
+    expect_same_way(weight, plain, start, "the weight")
+    expect(not buffer[:, 1::2].any(), "what lies between the elements unchanged", buffer)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support import (
+    INTERPRETED,
     expect,
     expect_bits,
     expect_close,
@@ -20,7 +21,6 @@ from keyedopt.conformance.suite.support import (
 from keyedopt.conformance.suite.support_embedding import (
     BAGS,
     FUSED_OPTIMIZERS,
-    INTERPRETED,
     ONE_TABLE,
     collection,
     fit,

@@ -5,12 +5,11 @@ from typing import Any
 import pytest
 import torch
 
-from keyedopt.conformance.suite.support import _numbers, expect_bits, expect_close, snapshot
+from keyedopt.conformance.suite.support import INTERPRETED, _numbers, expect_bits, expect_close, snapshot
 from keyedopt.conformance.suite.support_accumulate import expect_near
 from keyedopt.conformance.suite.support_embedding import (
     BAGS,
     FUSED_OPTIMIZERS,
-    INTERPRETED,
     ONE_TABLE,
     collection,
     jagged,

@@ -3,11 +3,17 @@
 import pytest
 import torch
 
-from keyedopt.conformance.suite.support import _numbers, expect, expect_bits, expect_close, expect_equal
+from keyedopt.conformance.suite.support import (
+    INTERPRETED,
+    _numbers,
+    expect,
+    expect_bits,
+    expect_close,
+    expect_equal,
+)
 from keyedopt.conformance.suite.support_accumulate import expect_near
 from keyedopt.conformance.suite.support_embedding import (
     BAGS,
-    INTERPRETED,
     ONE_TABLE,
     collection,
     jagged,

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support import (
+    INTERPRETED,
     expect,
     expect_bits,
     expect_close,
@@ -17,7 +18,6 @@ from keyedopt.conformance.suite.support import (
 )
 from keyedopt.conformance.suite.support_embedding import (
     BAGS,
-    INTERPRETED,
     ONE_TABLE,
     collection,
     fit,

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from keyedopt.conformance.suite.support import expect_bits, expect_unchanged, snapshot
+from keyedopt.conformance.suite.support import INTERPRETED, expect_bits, expect_unchanged, snapshot
 from keyedopt.conformance.suite.support_embedding import (
-    INTERPRETED,
     ONE_TABLE,
     collection,
     fit,

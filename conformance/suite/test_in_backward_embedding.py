@@ -5,10 +5,16 @@ import copy
 import pytest
 import torch
 
-from keyedopt.conformance.suite.support import expect_bits, expect_close, expect_equal, expect_raises, values
+from keyedopt.conformance.suite.support import (
+    INTERPRETED,
+    expect_bits,
+    expect_close,
+    expect_equal,
+    expect_raises,
+    values,
+)
 from keyedopt.conformance.suite.support_embedding import (
     BAGS,
-    INTERPRETED,
     collection,
     fit,
     jagged,
