@@ -7,6 +7,9 @@ import torch
 
 from keyedopt.conformance.suite.support import parameter
 
+#: What is compiled. With a backward pass in a step, later compilations of torch 2.11 crash at times.
+COMPILED = ["model"] if torch.__version__ < "2.12" else ["model", "step"]
+
 
 def apply_in_backward(impl: Any, kind: Any, params: Any, options: Any = None) -> Any:
     """Apply an optimizer in the backward pass; that the function is deprecated somewhere is no matter."""

@@ -12,6 +12,7 @@ from keyedopt.conformance.suite.support_embedding import (
     lookups,
     tables_and_state,
 )
+from keyedopt.conformance.suite.support_in_backward import COMPILED
 
 #: One feature of two bags, with a duplicate.
 BAG = {"f": [[0, 3, 3], [5]]}
@@ -46,7 +47,7 @@ def test_reading_in_between(impl, kind, way):
 
 @pytest.mark.clause("FUSED-092")
 @pytest.mark.needs("EmbeddingBagCollection", "Adagrad")
-@pytest.mark.parametrize("what", ["model", "step"])
+@pytest.mark.parametrize("what", COMPILED)
 def test_compiled(impl, what):
     """A compiled model, and a compiled step with its backward pass, look up and train as without."""
     module, other = (collection(impl, "Adagrad", tables=ONE_TABLE) for _ in range(2))

@@ -17,6 +17,7 @@ from keyedopt.conformance.suite.support import (
     snapshot,
 )
 from keyedopt.conformance.suite.support_in_backward import (
+    COMPILED,
     apply_in_backward,
     leaf_copies,
     optimizers_of,
@@ -172,7 +173,7 @@ def test_autocast(impl, dtype_of_autocast):
 
 
 @pytest.mark.clause("INBW-051")
-@pytest.mark.parametrize("what", ["model", "step"])
+@pytest.mark.parametrize("what", COMPILED)
 def test_compiled(impl, what):
     """A compiled model, and a compiled step with its backward pass, update parameters as without."""
     param = parameter(4, 3)
