@@ -186,6 +186,27 @@ def test_dtensors_are_loaded_in_place(impl, placement):
 
 
 @pytest.mark.clause("KEYED-061")
+def test_dtensors_that_are_placed_otherwise(impl):
+    """A DTensor is filled by one that is placed otherwise, in place; or that is refused."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    with single_rank():
+        mesh = init_device_mesh("cpu", (1,))
+        live = distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)])
+        optimizer = keyed(impl, {"m": live})
+        value = 5.0
+        try:
+            given = distribute_tensor(torch.full((4, 2), value), mesh, [Replicate()])
+            optimizer.load_state_dict({"state": {"p0": {"m": given}}})
+        except Exception:
+            value = 1.0
+        expect(next(iter(optimizer.state.values()))["m"] is live, "the same DTensor", "another")
+        expect_bits(live.to_local(), torch.full((4, 2), value), "the local part")
+        expect_equal(live.placements, (Shard(0),), "its placements")
+
+
+@pytest.mark.clause("KEYED-061")
 @pytest.mark.parametrize("placement", ["shard", "replicate"])
 def test_dtensors_of_several_local_shards(impl, placement):
     """Of a DTensor whose local part is several shards, each is filled; or the load is refused as a whole."""
