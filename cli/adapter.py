@@ -98,6 +98,7 @@ IMPLEMENTATION = Implementation(
         *("Adagrad", "RowWiseAdagrad", "Adam", "PartialRowWiseAdam"),
         *("LAMB", "PartialRowWiseLAMB", "LarsSGD"),
         *("*.decay", "*.rows", "*.eps_placement", "*.bias_correction", "*.error_if_nonfinite"),
+        *("*.fused", "*.foreach"),  # kernels that are torch's own
     ),
     devices=("cpu", "cuda"),
     dtypes=("float32", "float64"),

@@ -317,7 +317,7 @@ def test_precision_of_options(impl, algorithm, made, dtype):
 
 
 @pytest.mark.clause("ALGO-097")
-@pytest.mark.needs("{algorithm}")
+@pytest.mark.needs("{algorithm}", "{algorithm}.{kernels}")
 @pytest.mark.parametrize(**golden("SGD-momentum", "Adagrad-plain", "Adam-plain"))
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_kernels(impl, algorithm, made, kernels, dtype):
@@ -327,7 +327,7 @@ def test_kernels(impl, algorithm, made, kernels, dtype):
 
 
 @pytest.mark.clause("ALGO-097")
-@pytest.mark.needs("{algorithm}")
+@pytest.mark.needs("{algorithm}", "{algorithm}.{kernels}")
 @pytest.mark.parametrize("algorithm", ["SGD", "Adagrad", "Adam"])
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("which", ["weight", "gradient"])

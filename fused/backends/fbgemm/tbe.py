@@ -50,7 +50,7 @@ def look_up(weight: Tensor, values: Tensor, offsets: Tensor, factors: Tensor | N
         offsets: (B + 1,) int64.
         factors: (N,) float32, or None for 1.
     """
-    with torch.no_grad():
+    with torch.inference_mode(False), torch.no_grad():  # FBGEMM's operators have no inference mode on the CPU
         return _looked_up(weight, values, offsets, factors, Arguments("sgd", 0.0, 0, negate=False), ())
 
 
