@@ -1,7 +1,8 @@
 """Defects found in published libraries: one script a root cause, of torch and that library alone.
 
 Each prints ``defect: expected …, seen …`` and exits with 1 as long as the defect is there; it prints
-``fixed`` and exits with 0 once it is gone. ``python -m keyedopt.conformance.findings`` runs all of them.
+``fixed`` and exits with 0 where it is not: its docstring says so where not every version has it.
+``python -m keyedopt.conformance.findings`` runs all of them.
 """
 
 import ast
@@ -16,17 +17,28 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from packaging.specifiers import SpecifierSet
+
 FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
 class Finding:
-    """A defect of a library: its reproducer, what is wrong in a line, and the clauses that tell."""
+    """A defect of a library.
+
+    Args:
+        path: of its reproducer.
+        library: that has it.
+        summary: what is wrong, in a line.
+        clauses: those that tell.
+        versions: of the library that have it.
+    """
 
     path: Path
     library: str
     summary: str
     clauses: tuple[str, ...]
+    versions: SpecifierSet
 
     @property
     def installed(self) -> bool:
@@ -42,7 +54,8 @@ def findings() -> tuple[Finding, ...]:
         text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         summary = " ".join(text.split("\n\n")[0].split())
         clauses = tuple(re.findall(r"\b[A-Z]+-\d{3}\b", text))
-        found.append(Finding(path, path.stem.partition("_")[0], summary, clauses))
+        versions = SpecifierSet("".join(re.findall(r"Seen in: ([<>=,\d.]+\d)", text)))
+        found.append(Finding(path, path.stem.partition("_")[0], summary, clauses, versions))
     return tuple(found)
 
 

@@ -3,7 +3,7 @@
 Of a parameter in bfloat16 or float16 it steps the last few elements, which do not fill a vector of the
 processor; all others keep their bits, without an error or a warning.
 
-Clauses: ALGO-097. Reported as pytorch#191763.
+Clauses: ALGO-097. Seen in: <2.14. Reported as pytorch#191763.
 """
 
 import sys

@@ -3,7 +3,7 @@
 A norm is never negative. In a log or a monitor minus infinity breaks averages, plots and alarms
 of every rank it is combined with.
 
-Clauses: CLIP-046.
+Clauses: CLIP-046. Seen in: <1.9.
 """
 
 import functools

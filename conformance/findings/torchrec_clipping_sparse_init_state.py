@@ -3,7 +3,8 @@
 `init_state({names})` prepares the state of parameters with sparse gradients, so that a
 checkpoint can be loaded in place. It works on the wrapped optimizer, but not through
 GradientClippingOptimizer, which tries to clip the sparse zeros and raises NotImplementedError;
-so a model with sparse embeddings cannot resume.
+so a model with sparse embeddings cannot resume. With torch 2.14 NORM passes, as torch clips sparse
+gradients by then, and VALUE fails.
 
 Clauses: CLIP-075.
 """
@@ -21,7 +22,7 @@ params = {"table": torch.nn.Parameter(torch.zeros(3, 2))}
 keyed = KeyedOptimizerWrapper(params, functools.partial(torch.optim.Adagrad, lr=1.0))
 keyed.init_state({"table"})  # works
 try:
-    GradientClippingOptimizer(keyed, GradientClipping.NORM).init_state({"table"})
+    GradientClippingOptimizer(keyed, GradientClipping.VALUE).init_state({"table"})
     seen = "initialized state"
 except NotImplementedError as error:
     seen = f"NotImplementedError: {str(error)[:60]}"

@@ -93,21 +93,22 @@ def readme_page() -> str:
     kept = README.read_text(encoding="utf-8").partition(HEADING)[0]
     lines = [HEADING, "", NOTE.replace("the TOML files beside it", "the docstrings in `findings/`"), ""]
     lines += [
-        "Defects of published libraries. Each script needs torch and the library alone, and exits with 1 as",
-        "long as the defect is there; `python -m keyedopt.conformance.findings` runs all of them.",
+        "Defects of published libraries, with the last version that has them, or with those that do where",
+        "others do not. Each script needs torch and the library alone, and exits with 1 where the defect is",
+        "there; `python -m keyedopt.conformance.findings` runs all of them.",
         "",
         "| clauses | library | what happens | reproducer |",
         "|---|---|---|---|",
     ]
     for finding in findings():
-        about = f"{finding.library} {CHECKED[finding.library]}"
+        about = f"{finding.library} {finding.versions or CHECKED[finding.library]}"
         link = f"[{finding.path.stem.removeprefix(f'{finding.library}_')}](findings/{finding.path.name})"
         lines.append(f"| {' '.join(finding.clauses)} | {about} | {_escaped(finding.summary)} | {link} |")
     return kept + "\n".join(lines) + "\n"
 
 
-#: The versions in which the defects were found.
-CHECKED = {"fbgemm": "1.8.0", "torch": "2.13.0", "torchft": "0.2.0", "torchrec": "1.8.0"}
+#: The last versions on which they were run.
+CHECKED = {"fbgemm": "1.9.0", "torch": "2.15.0", "torchft": "0.2.0", "torchrec": "1.9.2"}
 
 PAGES = {
     FOLDER / "spec" / "CLAUSES.md": clauses_page,

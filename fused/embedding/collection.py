@@ -193,7 +193,7 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
         if any_trained or any_weights:
             leaf = self._backward.leaf(found[0].device) if any_trained else None
             factors_of = [one.weights for _, one, _ in call.lookups()] if self._is_weighted else []
-            found = LookedUp.apply(leaf, call, *factors_of)  # type: ignore[no-untyped-call]
+            found = LookedUp.apply(leaf, call, *factors_of)  # type: ignore[no-untyped-call, unused-ignore]
         outputs.update(zip(names, found, strict=True))
         return outputs
 

@@ -58,7 +58,7 @@ def gather(weight: torch.Tensor, leaf: torch.Tensor | None, rows: torch.Tensor) 
     """
     if leaf is None:
         return weight.detach()[rows].to(gradient_dtype(weight.dtype))
-    gathered: torch.Tensor = _Gather.apply(leaf, weight, rows)  # type: ignore[no-untyped-call]
+    gathered: torch.Tensor = _Gather.apply(leaf, weight, rows)  # type: ignore[no-untyped-call, unused-ignore]
     return gathered
 
 
