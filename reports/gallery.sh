@@ -3,16 +3,17 @@
 #
 #   reports/gallery.sh [--output FOLDER] [RESULT.json ...]
 #
-# Writes FOLDER/results, FOLDER/site/index.html, FOLDER/upgrade.md (what changed from the older torchrec) and, where
-# Chromium is installed, FOLDER/overview.png and FOLDER/matrix.png. A result given as an argument is shown too;
-# one of an older torchrec stands in for the environment that is made otherwise. Results that are in FOLDER
+# Writes FOLDER/results, FOLDER/site/index.html, FOLDER/torchrec-A-to-B.md (what changed from one torchrec to the next)
+# and, where Chromium is installed, FOLDER/overview.png and FOLDER/matrix.png. A result given as an argument is shown
+# too; one of another torchrec stands in for the environments that are made otherwise. Results that are in FOLDER
 # already are not made again. COMMIT_URL, with {commit} in it, links the steps of the history to their commits.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
 out=gallery
 if [ "${1:-}" = --output ]; then out=${2:?--output asks for a folder}; shift 2; fi
 python=${PYTHON:-python3}
-older=1.6.1
+# Other versions of torchrec than the one that is installed, with their torch and FBGEMM.
+others=("1.6.1 2.11.0 1.6.0" "1.9.2 2.14.1 1.9.0")
 mkdir -p "$out/results"
 given=()
 for file in "$@"; do given+=("$(realpath -- "$file")"); done
@@ -48,29 +49,40 @@ sys.exit("torchrec" not in map(name, sys.argv[1:]))
 END
 }
 
-# An older torchrec, in an environment of its own.
+# Other versions, each in an environment of its own.
 if has_torchrec "${given[@]}"; then
-    echo "torchrec $older is not installed: a result of torchrec is given"
-elif [ ! -e "results/torchrec-$older.json" ]; then
-    if { [ -x env/bin/pip ] || "$python" -m venv env; } &&
-        env/bin/pip install --quiet "$root" torch==2.11.0 fbgemm-gpu-cpu==1.6.0 &&
-        env/bin/pip install --quiet --no-deps "torchrec==$older" &&
-        env/bin/pip install --quiet tensordict torchmetrics==1.0.3 pyre-extensions tqdm; then
-        check "results/torchrec-$older.json" env -u PYTHONPATH env/bin/keyedopt check torchrec
-    else
-        echo "left out: torchrec $older, as it cannot be installed here; give a result of it as an argument"
-    fi
+    echo "no other torchrec is installed: a result of torchrec is given"
+    others=()
 fi
+for each in "${others[@]}"; do
+    read -r version torch fbgemm <<< "$each"
+    file=results/torchrec-$version.json env=env-$version
+    if [ -e "$file" ]; then echo "there already: $file"; continue; fi
+    if { [ -x "$env/bin/pip" ] || "$python" -m venv "$env"; } &&
+        "$env/bin/pip" install --quiet "$root" "torch==$torch" "fbgemm-gpu-cpu==$fbgemm" &&
+        "$env/bin/pip" install --quiet --no-deps "torchrec==$version" &&
+        "$env/bin/pip" install --quiet tensordict torchmetrics==1.0.3 pyre-extensions tqdm; then
+        check "$file" env -u PYTHONPATH "$env/bin/keyedopt" check torchrec --expectations torchrec
+    else
+        echo "left out: torchrec $version, as it cannot be installed here; give a result of it as an argument"
+    fi
+done
 
 # What lies beside the results of benchmarks (stored ratios of the gate, trials of it) is no result.
 mapfile -t speeds < <(find "$root/benchmarks/results" -name '*.json' -not -path '*/trials/*')
 "$python" -m keyedopt.cli.main report results "${given[@]}" "${speeds[@]}" --output site \
     --format html --format markdown --format badge --format csv --plots ${COMMIT_URL:+--commit-url "$COMMIT_URL"}
 
-if [ -e results/torchrec.json ] && [ -e "results/torchrec-$older.json" ]; then
-    "$python" -m keyedopt.cli.main diff "results/torchrec-$older.json" results/torchrec.json --format markdown \
-        > upgrade.md || [ $? -eq 1 ]
-fi
+# From each torchrec to the next.
+for file in results/torchrec*.json; do
+    echo "$("$python" -c 'import json, sys; print(json.load(open(sys.argv[1]))["implementation"]["version"])' "$file") $file"
+done | sort -V | while read -r version file; do
+    if [ -n "${before:-}" ]; then
+        "$python" -m keyedopt.cli.main diff "$before" "$file" --format markdown > "torchrec-$from-to-$version.md" ||
+            [ $? -eq 1 ]
+    fi
+    before=$file from=$version
+done
 
 browser=${CHROMIUM:-$(command -v chromium || command -v google-chrome || true)}
 if [ -z "$browser" ]; then

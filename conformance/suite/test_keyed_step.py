@@ -24,27 +24,6 @@ from keyedopt.conformance.suite.support import (
 )
 
 
-class Spare(torch.optim.SGD):
-    """An optimizer with the further methods that some fused optimizers have."""
-
-    def __init__(self, listed):
-        super().__init__(listed, lr=0.1)
-        self.told = []
-        self.buffer = torch.ones(2)
-
-    def set_optimizer_step(self, step):
-        """Note a step count."""
-        self.told.append(step)
-
-    def update_hyper_parameters(self, params_dict):
-        """Note hyper-parameters."""
-        self.told.append(params_dict)
-
-    def scratch_buffers(self):
-        """Return working memory."""
-        return (self.buffer,)
-
-
 class Growing(torch.optim.Optimizer):
     """An optimizer that makes a part of its state only in its second step."""
 
@@ -241,40 +220,6 @@ def test_state_that_comes_after_the_first_step_is_an_error(impl, nested):
         mentions=["p0"],
         expected="an error in the step that adds state: what was saved before it will not load",
     )
-
-
-@pytest.mark.clause("KEYED-097")
-def test_further_methods_reach_the_inner_optimizer(impl):
-    """set_optimizer_step and update_hyper_parameters reach an inner optimizer that has them."""
-    made = []
-
-    def factory(listed):
-        made.append(Spare(listed))
-        return made[0]
-
-    optimizer = impl.KeyedOptimizerWrapper(parameters(1), factory)
-    optimizer.set_optimizer_step(7)
-    optimizer.update_hyper_parameters({"lr": 0.5})
-    expect_equal(made[0].told, [7, {"lr": 0.5}], "what the inner optimizer was told")
-
-
-@pytest.mark.clause("KEYED-097")
-def test_further_methods_are_no_error_where_there_are_none(impl):
-    """set_optimizer_step and update_hyper_parameters do nothing around an optimizer without them."""
-    params = parameters(1)
-    optimizer = sgd(impl, params)
-    optimizer.set_optimizer_step(7)
-    optimizer.update_hyper_parameters({"lr": 0.5})
-    expect_equal(optimizer.param_groups[0]["lr"], 0.1, "the rate")
-
-
-@pytest.mark.clause("KEYED-098")
-@pytest.mark.parametrize("inner", ["with", "without"])
-def test_scratch_buffers(impl, inner):
-    """Records what scratch_buffers gives around an optimizer with and without working memory."""
-    factory = Spare if inner == "with" else functools.partial(torch.optim.SGD, lr=0.1)
-    optimizer = impl.KeyedOptimizerWrapper(parameters(1), factory)
-    return outcome(lambda: len(optimizer.scratch_buffers()))
 
 
 @pytest.mark.clause("KEYED-099")
