@@ -229,8 +229,8 @@ def _verdicts(
         detail = f"{', '.join(said)} of {len(outcomes[clause])}; "
         sides = ("like", "target") if strict else ("before", "after")
         detail += f"{sides[bool(bad)]}: {shown['outcome']} {shown['case']}"
-        if shown["expected"] or shown["seen"]:
-            detail += f": expected {_short(shown['expected'])}; seen {_short(shown['seen'])}"
+        told = [f"{what} {_short(shown[what])}" for what in ("expected", "seen") if shown[what]]
+        detail += f": {'; '.join(told)}" if told else ""
         yield Change("verdict", clause, levels.get(clause, ""), was, now, strict or bool(bad), detail)
 
 

@@ -27,10 +27,12 @@ check() {
     "$@" --output "$file" || if [ $? -ne 1 ]; then echo "left out: no result of $*"; rm -f "$file"; fi
 }
 
+version=$("$python" -c 'from importlib.metadata import version; print(version("torchrec"))' 2> /dev/null || echo none)
 for name in reference fused torch fbgemm torchft torchrec; do
-    known=()
+    known=() file=results/$name.json
     if [ -e "$root/conformance/expectations/$name.toml" ]; then known=(--expectations "$name"); fi
-    check "results/$name.json" "$python" -m keyedopt.cli.main check "$name" "${known[@]}"
+    if [ "$name" = torchrec ]; then file=results/torchrec-$version.json; fi
+    check "$file" "$python" -m keyedopt.cli.main check "$name" "${known[@]}"
 done
 
 # Says whether one of some files is a result of torchrec; what is no result at all is named by the report.
@@ -74,14 +76,13 @@ mapfile -t speeds < <(find "$root/benchmarks/results" -name '*.json' -not -path 
     --format html --format markdown --format badge --format csv --plots ${COMMIT_URL:+--commit-url "$COMMIT_URL"}
 
 # From each torchrec to the next.
-for file in results/torchrec*.json; do
-    echo "$("$python" -c 'import json, sys; print(json.load(open(sys.argv[1]))["implementation"]["version"])' "$file") $file"
-done | sort -V | while read -r version file; do
-    if [ -n "${before:-}" ]; then
-        "$python" -m keyedopt.cli.main diff "$before" "$file" --format markdown > "torchrec-$from-to-$version.md" ||
-            [ $? -eq 1 ]
+before=
+for version in $(find results -name 'torchrec-*.json' | sed 's|.*/torchrec-||; s|\.json$||' | sort -V); do
+    if [ -n "$before" ]; then
+        "$python" -m keyedopt.cli.main diff "results/torchrec-$before.json" "results/torchrec-$version.json" \
+            --format markdown > "torchrec-$before-to-$version.md" || [ $? -eq 1 ]
     fi
-    before=$file from=$version
+    before=$version
 done
 
 browser=${CHROMIUM:-$(command -v chromium || command -v google-chrome || true)}
