@@ -71,6 +71,7 @@ def pool(
         raise_alarm(alarm, live & (sound == 0), BAD_OFFSETS)
         length = tl.where(live & sound, end - first, 0)
     factors = tl.load(words + WEIGHTS * LOOKUPS)
+    weighted = (factors + tl.zeros_like(length)) != 0  # by bag: the interpreter of 3.9 takes no scalar mask
     high = tl.zeros((ROWS, WIDTH), tl.float32)
     low = tl.zeros((ROWS, WIDTH), tl.float32)
     longest = tl.max(length, 0)
@@ -86,7 +87,7 @@ def pool(
             place = (row * width)[:, None] + columns[None, :]
             x = tl.load(weight + place, mask=more[:, None] & inside, other=0.0).to(tl.float32)
             if SCALED:
-                there = more & (factors != 0)
+                there = more & weighted
                 x = x * tl.load(factors.to(tl.pointer_type(tl.float32)) + at, mask=there, other=1.0)[:, None]
             batch += x
         high, low = add_exactly(high, low, batch)
