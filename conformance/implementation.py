@@ -166,6 +166,8 @@ class Surface:
 
     def _look_up(self, name: str) -> tuple[Any, str]:
         about = self._implementation
+        if "." in name:  # how a case says that a class lacks what it is about: it is unsupported
+            raise MissingName(f"{about.name} has no {name}")
         if name in about.placeholders:
             raise MissingName(f"{about.name} has {name} only as a placeholder")
         if about.lacks(name):

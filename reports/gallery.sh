@@ -77,7 +77,7 @@ mapfile -t speeds < <(find "$root/benchmarks/results" -name '*.json' -not -path 
 
 # From each torchrec to the next.
 before=
-for version in $(find results -name 'torchrec-*.json' | sed 's|.*/torchrec-||; s|\.json$||' | sort -V); do
+for version in $(find results -name 'torchrec-*[0-9].json' | sed 's|.*/torchrec-||; s|\.json$||' | sort -V); do
     if [ -n "$before" ]; then
         "$python" -m keyedopt.cli.main diff "results/torchrec-$before.json" "results/torchrec-$version.json" \
             --format markdown > "torchrec-$before-to-$version.md" || [ $? -eq 1 ]

@@ -75,7 +75,7 @@ def test_every_backend_passes(backend, reference, request):
     else:
         result = runner.run("fused", runner.Options(areas=BACKED))
     assert judge(result).reasons == ()
-    assert left_out(result) <= NOT_OURS
+    assert left_out(result) == NOT_OURS
     check_precision(reference, result, least=250)
 
 

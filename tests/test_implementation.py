@@ -170,6 +170,14 @@ def test_a_claimed_name_that_is_missing_is_missing():
             surface.GradientClippingOptimizer  # noqa: B018
 
 
+def test_what_a_class_lacks_is_looked_for_nowhere():
+    """A case says by it that it is unsupported, so no namespace that has anything may answer."""
+    surface = Implementation("acme", types.SimpleNamespace(**{"SGD.fused": object()})).surface()
+    assert not surface.claims("SGD.fused")
+    with pytest.raises(MissingName, match=r"acme has no SGD\.fused"):
+        getattr(surface, "SGD.fused")
+
+
 def test_a_placeholder_is_no_name():
     surface = find("vendor:OBJECT").surface()
     assert not surface.has("CombinedOptimizer")

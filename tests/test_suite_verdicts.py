@@ -40,6 +40,8 @@ def test_torchrec_fails_only_what_is_explained(on_torchrec):
 def test_the_clauses_that_a_finding_names_are_those_that_torchrec_fails(on_torchrec):
     outcomes = clause_outcomes(on_torchrec)
     for finding in FINDINGS.values():
+        if not finding.there:
+            continue
         assert finding.clauses, finding.path
         held = [clause for clause in finding.clauses if outcomes[clause] in ("pass", "observed")]
         assert held == [], finding.path

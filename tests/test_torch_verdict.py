@@ -6,7 +6,7 @@ from keyedopt.conformance import expectations, runner
 from keyedopt.conformance.findings import findings
 from keyedopt.conformance.verdict import clause_outcomes, judge
 
-FINDINGS = {one.path.stem: one for one in findings() if one.library == "torch" and not one.versions}
+FINDINGS = {one.path.stem: one for one in findings() if one.library == "torch" and one.there}
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ Each prints ``defect: expected …, seen …`` and exits with 1 as long as the d
 """
 
 import ast
+import importlib.metadata
 import importlib.util
 import os
 import re
@@ -45,6 +46,13 @@ class Finding:
         """Whether the library is there to run the reproducer on."""
         module = {"fbgemm": "fbgemm_gpu"}.get(self.library, self.library)
         return importlib.util.find_spec(module) is not None
+
+    @property
+    def there(self) -> bool:
+        """Whether the version that is installed is one of those that have it."""
+        if not self.versions:
+            return True
+        return self.versions.contains(importlib.metadata.version(self.library), prereleases=True)
 
 
 def findings() -> tuple[Finding, ...]:

@@ -85,7 +85,7 @@ def test_scratch_buffers(impl, inner):
 def test_buffers_are_listed(impl, owner):
     """The buffers of all optimizers inside that have some are listed, in order; without any there is none."""
     if not hasattr(getattr(impl, owner), "scratch_buffers"):
-        getattr(impl, f"{owner}.scratch_buffers")  # a name that is missing, and that no area has
+        getattr(impl, f"{owner}.scratch_buffers")  # is missing, so the case is unsupported
     buffers = []
 
     def spare(listed):

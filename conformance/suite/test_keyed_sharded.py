@@ -196,8 +196,8 @@ def test_dtensors_that_are_placed_otherwise(impl):
         live = distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)])
         optimizer = keyed(impl, {"m": live})
         value = 5.0
+        given = distribute_tensor(torch.full((4, 2), value), mesh, [Replicate()])
         try:
-            given = distribute_tensor(torch.full((4, 2), value), mesh, [Replicate()])
             optimizer.load_state_dict({"state": {"p0": {"m": given}}})
         except Exception:
             value = 1.0
