@@ -57,6 +57,7 @@ class Comparison:
         first, peer_first: seconds of the very first run.
         bytes: what must move.
         bound: seconds that this takes at the memory bandwidth that was measured beside it.
+        copy_bound: and at that of a copy, see `timing.memory_bandwidth`.
         error: how far the results are apart, see `timing.relative_error`.
         matches: whether that is within the tolerance.
         samples, peer_samples: the seconds of each run.
@@ -79,6 +80,7 @@ class Comparison:
     peer_first: float
     bytes: int
     bound: float
+    copy_bound: float
     error: float | None
     matches: bool
     samples: list[float]
@@ -239,7 +241,7 @@ def compare(
     report = Report(
         implementation=ours.name,
         environment=environment(device),
-        bandwidth=timing.memory_bandwidth(clock, device),
+        bandwidth=timing.memory_bandwidth(clock, device).best,
         started=datetime.now(UTC).isoformat(timespec="seconds"),
     )
     begin = clock.now()
@@ -251,7 +253,7 @@ def compare(
 
         progress(f"{work.name} {task.name}", done, total)
         mine = _attempt(ours, surface, task, work, device, clock, budget, skip, cold)
-        noise, here = None, 0.0
+        noise, here = None, timing.Bandwidth(0.0, 0.0)
         for peer, names in peers:
             progress(f"{work.name} {task.name}: {peer.name}", done, total)
             done += 1
@@ -264,11 +266,10 @@ def compare(
                 half = replace(budget, seconds=budget.seconds / 2)
                 noise = timing.ratio(*timing.measure(clock, mine.job, mine.job, half)).uncertainty
                 here = timing.memory_bandwidth(clock, device)  # on a shared machine it changes by the second
-                highest = max(highest, here)
-            bound = task.moved(work) / here
+                highest = max(highest, here.best)
             head = (work.name, task.name, ours.name, peer.name)
             times = timing.measure(clock, mine.job, theirs.job, budget)
-            report.rows.append(_row(head, mine, theirs, times, noise, task.moved(work), bound))
+            report.rows.append(_row(head, mine, theirs, times, noise, task.moved(work), here))
             keep(replace(report, seconds=clock.now() - begin, bandwidth=highest, complete=False))
             del theirs
             gc.collect()
@@ -331,7 +332,7 @@ def _row(
     times: tuple[list[float], list[float]],
     noise: float,
     moved: int,
-    bound: float,
+    bandwidth: timing.Bandwidth,
 ) -> Comparison:
     error = error_between(mine, theirs)
     ratio = timing.ratio(*times)
@@ -347,7 +348,8 @@ def _row(
         first=mine.first,
         peer_first=theirs.first,
         bytes=moved,
-        bound=bound,
+        bound=moved / bandwidth.best,
+        copy_bound=moved / bandwidth.copy,
         error=error if error < float("inf") else None,
         matches=error <= TOLERANCE,
         samples=[round(value, 7) for value in times[0]],

@@ -8,7 +8,7 @@ there is nothing to find: the noise floor.
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -214,8 +214,15 @@ def relative_error(before: dict[str, Tensor], ours: dict[str, Tensor], theirs: d
     return worst
 
 
-def memory_bandwidth(clock: Clock, device: str, size: int = 1 << 28, seconds: float = 0.2) -> float:
-    """Return the bytes a second that are read and written at the median, by the faster of two ways.
+class Bandwidth(NamedTuple):
+    """Bytes of memory that are read and written a second: by a copy, and by what is fastest."""
+
+    copy: float
+    best: float
+
+
+def memory_bandwidth(clock: Clock, device: str, size: int = 1 << 28, seconds: float = 0.2) -> Bandwidth:
+    """Return the bytes a second that are read and written at the median, in two ways.
 
     A copy of `size` bytes, before which most processors read what they are about to write, uncounted; and a
     change of as many in place.
@@ -229,4 +236,5 @@ def memory_bandwidth(clock: Clock, device: str, size: int = 1 << 28, seconds: fl
     for way in ways:
         warm_up(clock, way, seconds / 4)
     both = measure(clock, *ways, Budget(seconds=seconds, least=5))
-    return 2 * size / min(quantiles(times)["median"] for times in both)
+    copied, changed = (2 * size / quantiles(times)["median"] for times in both)
+    return Bandwidth(copied, max(copied, changed))

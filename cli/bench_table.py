@@ -58,7 +58,8 @@ def show(report: Report) -> None:
     for column in ("workload", "task", "against"):
         table.add_column(column)
     counted = any(row.launches is not None for row in report.rows)
-    for column in ("ms", "theirs", "ratio", "95 %", "noise", "MB", "of bound", "extra MB", "theirs"):
+    numbers = ("ms", "theirs", "ratio", "95 %", "noise", "MB", "of bound", "of copy", "extra MB", "theirs")
+    for column in numbers:
         table.add_column(column, justify="right")
     if counted:
         table.add_column("launches", justify="right")
@@ -76,6 +77,7 @@ def show(report: Report) -> None:
             f"{row.noise:.1%}",
             f"{row.bytes / 1e6:.1f}",
             f"{mine / row.bound:.1f} x",
+            f"{mine / row.copy_bound:.1f} x",
             _megabytes(row.memory),
             _megabytes(row.peer_memory),
             *([f"{row.launches} / {row.peer_launches}"] if counted else []),
@@ -85,7 +87,7 @@ def show(report: Report) -> None:
     out.print(
         "ratio: how many times as long the other takes; noise: the same code against itself; "
         "of bound: times as long as the bytes that must move, at memory bandwidth; "
-        "extra MB: memory at the peak of a run"
+        "of copy: at that of a copy; extra MB: memory at the peak of a run"
     )
     broken = [item for item in report.skipped if not item["why"].startswith(("no ", "tables only"))]
     for item in broken:

@@ -10,6 +10,7 @@ from torch import nn
 from keyedopt.benchmarks import compare
 from keyedopt.benchmarks.peers import OWN_WAY
 from keyedopt.benchmarks.tasks import TASKS, NotOffered, make
+from keyedopt.benchmarks.timing import Bandwidth
 from keyedopt.benchmarks.workloads import STATE, WORKLOADS, Dense, Lookups, SparseGradients, _unique, _values
 from keyedopt.conformance.implementation import TargetError, find
 
@@ -196,11 +197,12 @@ def test_a_run_compares_results_and_times():
 
 
 def test_the_bandwidth_is_measured_beside_each_task_and_the_highest_is_kept(monkeypatch):
-    measured = iter([2e9, 4e9])  # at the beginning, and beside the task
+    measured = iter([Bandwidth(1e9, 2e9), Bandwidth(1e9, 4e9)])  # at the beginning, and beside the task
     monkeypatch.setattr(compare.timing, "memory_bandwidth", lambda clock, device: next(measured))
     report = compared("torch")
-    assert (report.rows[0].bound, report.bandwidth) == (report.rows[0].bytes / 4e9, 4e9)
-    measured = iter([4e9, 2e9])
+    (row,) = report.rows
+    assert (row.bound, row.copy_bound, report.bandwidth) == (row.bytes / 4e9, row.bytes / 1e9, 4e9)
+    measured = iter([Bandwidth(4e9, 4e9), Bandwidth(2e9, 2e9)])
     report = compared("torch")
     assert (report.rows[0].bound, report.bandwidth) == (report.rows[0].bytes / 2e9, 4e9)
 

@@ -14,6 +14,7 @@ from making import refused, result, valid
 from rich.console import Console
 
 from keyedopt.benchmarks import baseline, compare, harness
+from keyedopt.benchmarks.timing import Bandwidth
 from keyedopt.benchmarks.workloads import WORKLOADS, Lookups, SparseGradients
 from keyedopt.cli import bench, proof
 from keyedopt.conformance import result as results
@@ -31,7 +32,7 @@ def small(monkeypatch):
     """Have small workloads, no load on the machine, and no second of copying."""
     for work in (TINY, SPARSE):
         monkeypatch.setitem(WORKLOADS, work.name, work)
-    monkeypatch.setattr(compare.timing, "memory_bandwidth", lambda clock, device: 1e9)
+    monkeypatch.setattr(compare.timing, "memory_bandwidth", lambda clock, device: Bandwidth(1e9, 1e9))
     made = compare.environment
     monkeypatch.setattr(compare, "environment", lambda device: {**made(device), "load": [0.0, 0.0, 0.0]})
 
@@ -87,7 +88,7 @@ def test_only_what_is_proven_is_publishable(conformant, matches, load, said):
     report = compare.Report("fused", where, 1e9, "2026-01-01T00:00:00+00:00", conformance=proof)
     times = {"p10": 1.0, "median": 1.0, "p90": 1.0}
     row = compare.Comparison(
-        *("w", "t", "fused", "acme", times, times, 1.0, 1.0, 1.0, 0.0, 3, 1.0, 1.0, 8, 1.0),
+        *("w", "t", "fused", "acme", times, times, 1.0, 1.0, 1.0, 0.0, 3, 1.0, 1.0, 8, 1.0, 1.0),
         *(0.0, matches, [1.0], [1.0]),
     )
     assert report.status(row) == said

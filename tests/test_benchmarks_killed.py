@@ -15,6 +15,7 @@ from making import alive, command, left_behind, mark, refused, valid
 from keyedopt.benchmarks import baseline as baselines
 from keyedopt.benchmarks import builds, commits, compare, guard
 from keyedopt.benchmarks.rounds import Measured
+from keyedopt.benchmarks.timing import Bandwidth
 from keyedopt.benchmarks.workloads import WORKLOADS, Lookups
 from keyedopt.conformance import result as results
 
@@ -28,7 +29,7 @@ def place(tmp_path, monkeypatch):
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     monkeypatch.setitem(WORKLOADS, TINY.name, TINY)
-    monkeypatch.setattr(compare.timing, "memory_bandwidth", lambda clock, device: 1e9)
+    monkeypatch.setattr(compare.timing, "memory_bandwidth", lambda clock, device: Bandwidth(1e9, 1e9))
     yield tmp_path
     assert list((tmp_path / "temporary").glob("keyedopt-*")) == []
 

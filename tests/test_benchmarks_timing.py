@@ -136,7 +136,7 @@ def test_the_interval_holds_the_true_ratio():
 
 
 def test_bandwidth_counts_what_is_read_and_what_is_written():
-    assert timing.memory_bandwidth(UnitClock(), "cpu", size=1000) == 2000
+    assert timing.memory_bandwidth(UnitClock(), "cpu", size=1000) == (2000, 2000)
 
 
 @pytest.mark.parametrize(
