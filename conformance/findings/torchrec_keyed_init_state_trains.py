@@ -6,7 +6,7 @@ is NaN. The step is counted, so that Adam's bias correction and Adagrad's decay 
 on, and state that is there already is damped. A job that calls it, as it must before loading a
 checkpoint in place, trains differently from one that does not.
 
-Clauses: KEYED-074, KEYED-075, KEYED-076, KEYED-077, KEYED-078, COMB-031, WRAP-020.
+Clauses: KEYED-074, KEYED-075, KEYED-076, KEYED-077, KEYED-078, KEYED-082, COMB-031, WRAP-020.
 """
 
 import sys

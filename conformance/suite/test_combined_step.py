@@ -214,6 +214,26 @@ def test_an_added_group_is_trained_or_refused(impl, key):
 
 
 @pytest.mark.clause("COMB-032")
+@pytest.mark.parametrize("keys", [("a.q", "b.r"), ("a.q", "r"), ("a.q", "a.r")], ids=" ".join)
+def test_an_added_group_of_several(impl, keys):
+    """Of a group of several parameters all are stepped and saved from then on, or it is refused whole."""
+    combined, _, params = combined_pair(impl, steps=1)
+    before = len(list(combined.param_groups)), set(combined.params)
+    late = {key: parameter(2, seed=7 + number) for number, key in enumerate(keys)}
+    values = [param.detach().clone() for param in late.values()]
+    try:
+        combined.add_param_group({"params": late, "lr": 0.5})
+    except Exception:
+        expect_equal((len(list(combined.param_groups)), set(combined.params)), before, "groups and keys")
+        return
+    expect_equal(set(combined.params), before[1] | set(keys), "keys of params")
+    train(combined, [*params, *late.values()], 1)
+    for (key, param), value in zip(late.items(), values, strict=True):
+        expect(not torch.equal(param, value), f"{key} trained", param.tolist())
+    expect_equal(set(combined.state_dict()["state"]), before[1] | set(keys), "keys of the checkpoint")
+
+
+@pytest.mark.clause("COMB-032")
 @pytest.mark.parametrize("how", ["no key", "known key", "known parameter", "no params", "no mapping"])
 def test_a_group_that_does_not_fit_is_refused(impl, how):
     """A group without keys, or with a known key or parameter, is refused; nothing has changed."""

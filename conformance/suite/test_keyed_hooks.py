@@ -182,7 +182,9 @@ def test_no_post_hook_after_a_refused_load(impl):
 
 
 @pytest.mark.clause("KEYED-070")
-@pytest.mark.parametrize("event", ["state_dict_post", "load_state_dict_pre", "load_state_dict_post"])
+@pytest.mark.parametrize(
+    "event", ["state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post"]
+)
 def test_hooks_run_in_order_and_may_be_put_first(impl, event):
     """Hooks run in the order of registration; one registered with prepend runs before them."""
     optimizer, _ = stepping(impl)
@@ -191,7 +193,9 @@ def test_hooks_run_in_order_and_may_be_put_first(impl, event):
     register(noting_load(seen, "one"))
     register(noting_load(seen, "two"))
     register(noting_load(seen, "first"), prepend=True)
-    optimizer.load_state_dict(optimizer.state_dict())
+    saved = optimizer.state_dict()
+    if event != "state_dict_pre":  # a load may save what is there
+        optimizer.load_state_dict(saved)
     expect_equal(seen, ["first", "one", "two"], "order of the hooks")
 
 

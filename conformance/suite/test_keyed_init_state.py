@@ -243,6 +243,24 @@ def test_options_of_groups_stay(impl):
     expect(optimizer.param_groups[0]["lr"] is rate, "the same tensor for the rate", "another")
 
 
+@pytest.mark.clause("KEYED-082")
+def test_an_option_that_a_step_changes(impl):
+    """A rate in a tensor that each step makes smaller is as before, and the same tensor."""
+
+    class Decaying(torch.optim.SGD):
+        def step(self, closure=None):
+            super().step(closure)
+            for group in self.param_groups:
+                group["lr"].mul_(0.5)
+
+    params = parameters(1)
+    rate = torch.tensor(0.25)
+    optimizer = impl.KeyedOptimizerWrapper(params, lambda listed: Decaying(listed, lr=rate, momentum=0.9))
+    optimizer.init_state()
+    expect(optimizer.param_groups[0]["lr"] is rate, "the same tensor for the rate", "another")
+    expect_equal(float(rate), 0.25, "rate after init_state")
+
+
 @pytest.mark.clause("KEYED-083")
 def test_a_step_that_requires_its_argument(impl):
     """init_state works with an optimizer whose step has no default for its closure."""

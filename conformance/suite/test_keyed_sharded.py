@@ -85,7 +85,7 @@ def test_every_local_shard_is_filled_by_its_own(impl, cut):
 
 
 @pytest.mark.clause("KEYED-058")
-@pytest.mark.parametrize("given", ["more shards", "other whole", "other rows", "plain"])
+@pytest.mark.parametrize("given", ["more shards", "other whole", "other rows", "cut by rows", "plain"])
 def test_sharded_tensors_that_do_not_fit_are_refused(impl, given):
     """Another number of shards, another size, or a plain tensor is refused; nothing changes."""
     with warnings.catch_warnings(), single_rank():
@@ -97,6 +97,9 @@ def test_sharded_tensors_that_do_not_fit_are_refused(impl, given):
             "other whole": lambda: columns(5.0, 3, 3),
             "other rows": lambda: sharded(
                 [torch.full((2, 2), 5.0), torch.full((2, 2), 5.0)], [[0, 0], [0, 2]], (2, 4)
+            ),
+            "cut by rows": lambda: sharded(
+                [torch.full((1, 4), 5.0), torch.full((2, 4), 5.0)], [[0, 0], [1, 0]], (3, 4)
             ),
             "plain": lambda: torch.full((3, 4), 5.0),
         }[given]()
@@ -151,9 +154,12 @@ def test_column_wise_shards_may_take_another_width(impl):
     """Column-wise shards of other widths are taken; the metadata then says what is there."""
     with warnings.catch_warnings(), single_rank():
         warnings.simplefilter("ignore")
-        live = columns(1.0, 2, 2)
-        optimizer = keyed(impl, {"m": live})
-        optimizer.load_state_dict({"state": {"p0": {"m": columns(5.0, 1, 3)}}})
+        first, live = columns(1.0, 2, 2), columns(1.0, 2, 2)
+        optimizer = keyed(impl, {"first": first, "m": live})
+        given = {"first": columns(7.0, 3, 1), "m": columns(5.0, 1, 3)}
+        optimizer.load_state_dict({"state": {"p0": given}})
+        for number, width in enumerate((3, 1)):
+            expect_bits(first.local_shards()[number].tensor, torch.full((3, width), 7.0), f"shard {number}")
         described = live.metadata().shards_metadata
         for number, width in enumerate((1, 3)):
             shard = live.local_shards()[number]
@@ -237,19 +243,20 @@ def test_dtensors_of_several_local_shards(impl, placement):
 
 
 @pytest.mark.clause("KEYED-062")
-@pytest.mark.parametrize("given", ["shape", "plain", "broadcast"])
+@pytest.mark.parametrize("given", ["shape", "plain", "broadcast", "shape, split", "broadcast, split"])
 def test_dtensors_that_do_not_fit_are_refused(impl, given):
-    """A DTensor of another shape, or a plain tensor, is refused over a DTensor."""
+    """A DTensor of another shape, placed alike or not, or a plain tensor, is refused over a DTensor."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import Replicate, distribute_tensor
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     with single_rank():
         mesh = init_device_mesh("cpu", (1,))
         live = distribute_tensor(torch.ones(4, 2), mesh, [Replicate()])
         optimizer = keyed(impl, {"m": live})
-        wrong = torch.full({"shape": (3, 2), "plain": (4, 2), "broadcast": (1, 2)}[given], 5.0)
+        what, _, split = given.partition(", ")
+        wrong = torch.full({"shape": (3, 2), "plain": (4, 2), "broadcast": (1, 2)}[what], 5.0)
         if given != "plain":
-            wrong = distribute_tensor(wrong, mesh, [Replicate()])
+            wrong = distribute_tensor(wrong, mesh, [Shard(0) if split else Replicate()])
         expect_raises(
             lambda: optimizer.load_state_dict({"state": {"p0": {"m": wrong}}}),
             Exception,

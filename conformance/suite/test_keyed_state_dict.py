@@ -135,13 +135,16 @@ def test_the_shape_of_the_live_state_is_not_the_callers_to_change(impl):
 
 
 @pytest.mark.clause("KEYED-018")
-@pytest.mark.parametrize("where", ["group", "state"])
+@pytest.mark.parametrize("where", ["group", "second group", "state"])
 def test_what_is_optimized_without_a_key_is_not_left_out(impl, where):
     """Saving fails when the optimizer changes a parameter without a key: it would be lost."""
     params = parameters(2)
     keyed = {"p0": params["p0"]}
     if where == "group":
         optimizer = impl.KeyedOptimizer(keyed, {}, [{"params": list(params.values()), "lr": 0.1}])
+    elif where == "second group":
+        groups = [{"params": [param], "lr": 0.1} for param in params.values()]
+        optimizer = impl.KeyedOptimizer(keyed, {}, groups)
     else:
         state = {}
         optimizer = impl.KeyedOptimizer(keyed, state, [])

@@ -131,7 +131,7 @@ def test_an_object_does_not_get_what_is_no_state(impl, given):
         Exception,
         expected=f"a refusal of a {given} in the place of an object's state",
     )
-    expect_equal(target.number, 1, "state of the object")
+    expect_equal((target.number, target.loads), (1, 0), "state of the object, and how often it was loaded")
 
 
 @pytest.mark.clause("KEYED-056")

@@ -80,6 +80,8 @@ def compose(impl: Any, kind: str, params: Any) -> Any:
         "shape",
         "global shape",
         "empty",
+        "empty entry too many",
+        "entry is no mapping",
         "no state",
         "no mapping",
     ],
@@ -126,6 +128,10 @@ def test_malformed_state(impl, wrong):
         entry["semi_sync_global_momentum"] = torch.zeros(1)
     elif wrong == "empty":
         given["state"] = {}
+    elif wrong == "empty entry too many":
+        state["p2"] = {}
+    elif wrong == "entry is no mapping":
+        state["p1"] = 3
     elif wrong == "no state":
         del given["state"]
     else:
@@ -163,6 +169,33 @@ def test_groups(impl, kind):
     resumed.load_state_dict(saved)
     rates = [next(iter(one.param_groups))["lr"] for one in (local, outer)]
     expect_equal(rates, [0.3, 0.6], "rates of the local and the global optimizer")
+
+
+@pytest.mark.clause("SEMI-019")
+def test_groups_are_found_by_their_keys(impl):
+    """Keys of a group in another order are the same group, and what is loaded stays as it is."""
+    params = parameters()
+    optimizer, *members = semisync(impl, params, every=1, local=sgd(impl, params))
+    optimizer.save_param_groups(True)
+    train(optimizer, params, 2)
+
+    def set_rates(*given: float) -> None:
+        for one, rate in zip(members, given, strict=True):
+            next(iter(one.param_groups))["lr"] = rate
+
+    set_rates(0.3, 0.6)
+    saved = snapshot_groups(optimizer.state_dict())
+    for group in saved["param_groups"]:
+        group["params"] = ["p1", "p0"]
+    groups = list(saved["param_groups"])
+    set_rates(0.9, 0.9)
+    optimizer.load_state_dict(saved)
+    rates = [next(iter(one.param_groups))["lr"] for one in members]
+    expect_equal(rates, [0.3, 0.6], "rates of the local and the global optimizer")
+    expect_equal(len(saved["param_groups"]), 2, "groups of what was loaded")
+    for group, before in zip(saved["param_groups"], groups, strict=True):
+        expect(group is before, "the very groups of what was loaded", group)
+        expect_equal(group["params"], ["p1", "p0"], "keys of a group that was loaded")
 
 
 @pytest.mark.clause("SEMI-019")

@@ -188,6 +188,29 @@ def test_resume_before_the_first_global_step(impl, steps):
 
 
 @pytest.mark.clause("SEMI-016")
+@pytest.mark.parametrize("steps", [1, 4])
+def test_resume_where_all_state_is_there(impl, steps):
+    """A checkpoint from before the first global step fits where the state of both was initialized, too."""
+    params, others = parameters(), parameters()
+    optimizer = semisync(impl, params, every=5, eager=False)[0]
+    resumed, _, outer = semisync(impl, others, every=5, eager=False)
+    train(optimizer, params, steps)
+    saved = snapshot(optimizer.state_dict())
+    resumed.init_state()
+    resumed.load_state_dict(saved)
+    local = [f"semi_sync_local_{name}" for name in ("exp_avg", "exp_avg_sq", "step")]
+    for key, entry in snapshot(resumed.state_dict()["state"]).items():
+        if key in others:
+            for name in local:
+                expect_bits(entry[name], saved["state"][key][name], f"{name} of {key}")
+    outer.counts.clear()
+    train(resumed, others, 4 - steps)
+    expect_equal(outer.counts, [], "global steps after four local ones")
+    train(resumed, others, 1)
+    expect_equal(outer.counts, [5], "local steps at the global step")
+
+
+@pytest.mark.clause("SEMI-016")
 @pytest.mark.parametrize("steps", [2, 7])
 def test_resume_without_global_state(impl, steps):
     """A global optimizer that keeps no state resumes at the same distance from its next step, too."""
