@@ -101,7 +101,7 @@ def spoilt(value: Any, wrong: str) -> Any:
     tensor = torch.as_tensor(value)
     whole = tensor.dtype in (torch.int32, torch.int64)
     if wrong == "rows" and whole and tensor.ndim == 1 and len(tensor) > 1:
-        return value + 100
+        return value - value.max() + 6  # one row past the end
     if wrong == "gradients" and tensor.ndim == 2:
         return value[:, :2]
     if wrong == "count" and tensor.numel() == 1 and tensor.dtype is not torch.bool:

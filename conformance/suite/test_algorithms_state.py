@@ -63,14 +63,14 @@ def test_names_and_shapes(impl, algorithm, shapes):
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize("algorithm", ["Adagrad", "RowWiseAdagrad"])
 def test_state_from_construction(impl, algorithm):
-    """The sum is there before the first step, at its initial value."""
-    weights = tables(1)
+    """The sum of each parameter is there before the first step, at its initial value."""
+    weights = tables()
     optimizer = make_algorithm(impl, algorithm, weights, initial_accumulator_value=0.25)
     state = optimizer.state_dict()["state"]
-    expect_equal(len(state), 1, "parameters with state")
-    (entry,) = state.values()
-    expect_equal(float(entry.get("step", 0)), 0.0, "count of steps")
-    expect_bits(entry["sum"], torch.full(tuple(SHAPES[algorithm]["sum"]), 0.25), "sum")
+    expect_equal(len(state), len(weights), "parameters with state")
+    for entry in state.values():
+        expect_equal(float(entry.get("step", 0)), 0.0, "count of steps")
+        expect_bits(entry["sum"], torch.full(tuple(SHAPES[algorithm]["sum"]), 0.25), "sum")
 
 
 @pytest.mark.clause("ALGO-072")

@@ -79,6 +79,24 @@ def test_a_copy_has_the_added_group(impl):
     expect(not torch.equal(other.params["late"], before[1]), "a trained parameter", "no change")
 
 
+@pytest.mark.clause("KEYED-085")
+def test_a_group_added_to_an_optimizer_of_groups(impl):
+    """One that was made of groups takes another into them, or refuses it and has none of it."""
+    params, late = parameters(1), parameter(2, seed=7)
+    optimizer = impl.KeyedOptimizer(params, {}, [{"params": [params["p0"]], "lr": 0.5}])
+    try:
+        optimizer.add_param_group({"params": {"late": late}, "lr": 0.25})
+    except Exception:
+        expect_equal(len(optimizer.param_groups), 1, "number of groups after a refusal")
+        expect_equal(list(optimizer.params), ["p0"], "keys of the parameters after a refusal")
+        return
+    expect_equal([group["lr"] for group in optimizer.param_groups], [0.5, 0.25], "rates")
+    expect(
+        [*optimizer.param_groups][1]["params"][0] is late, "the very parameter in the new group", "another"
+    )
+    expect_equal(list(optimizer.params), ["p0", "late"], "keys of the parameters")
+
+
 @pytest.mark.clause("KEYED-086")
 def test_a_group_without_keys_is_never_swallowed(impl):
     """A group whose parameters have no keys raises an error and is not added."""

@@ -132,6 +132,25 @@ def test_step_counts_start_at_nothing(impl, kind):
     expect_equal(float(count), 0.0, "steps that were counted")
 
 
+@pytest.mark.clause("KEYED-076")
+def test_step_counts_anywhere_start_at_nothing(impl):
+    """No step has been counted wherever the count stands: after other state, and in a mapping."""
+
+    class Counting(torch.optim.Optimizer):
+        def step(self, closure=None):
+            for group in self.param_groups:
+                for param in group["params"]:
+                    moments = {"moment": torch.zeros_like(param), "step": torch.ones(())}
+                    self.state[param].update(**moments, inner=dict(moments))
+
+    params = parameters(2)
+    optimizer = impl.KeyedOptimizerWrapper(params, lambda listed: Counting(listed, {}))
+    optimizer.init_state()
+    for key, entry in optimizer.state_dict()["state"].items():
+        counts = float(entry["step"]), float(entry["inner"]["step"])
+        expect_equal(counts, (0.0, 0.0), f"steps that were counted for {key}")
+
+
 @pytest.mark.clause("KEYED-077")
 def test_state_that_is_there_stays(impl):
     """init_state does not touch the state of an optimizer that has trained already."""

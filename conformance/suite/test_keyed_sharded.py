@@ -171,6 +171,21 @@ def test_column_wise_shards_may_take_another_width(impl):
             )
 
 
+@pytest.mark.clause("KEYED-060")
+@pytest.mark.needs("CombinedOptimizer", "OptimizerWrapper")
+def test_shards_of_another_width_in_a_combination(impl):
+    """Inside other optimizers, too, column-wise shards of other widths are taken with their metadata."""
+    with warnings.catch_warnings(), single_rank():
+        warnings.simplefilter("ignore")
+        live = columns(1.0, 2, 2)
+        optimizer = impl.CombinedOptimizer([("a", impl.OptimizerWrapper(keyed(impl, {"m": live})))])
+        optimizer.load_state_dict({"state": {"a.p0": {"m": columns(5.0, 1, 3)}}})
+        for number, width in enumerate((1, 3)):
+            shard = live.local_shards()[number]
+            expect_bits(shard.tensor, torch.full((3, width), 5.0), f"shard {number}")
+            expect_equal(list(shard.metadata.shard_sizes), [3, width], f"size that shard {number} states")
+
+
 @pytest.mark.clause("KEYED-061")
 @pytest.mark.parametrize("placement", ["shard", "replicate"])
 def test_dtensors_are_loaded_in_place(impl, placement):
