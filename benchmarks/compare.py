@@ -253,7 +253,7 @@ def compare(
 
         progress(f"{work.name} {task.name}", done, total)
         mine = _attempt(ours, surface, task, work, device, clock, budget, skip, cold)
-        noise, here = None, timing.Bandwidth(0.0, 0.0)
+        beside: tuple[float, timing.Bandwidth] | None = None
         for peer, names in peers:
             progress(f"{work.name} {task.name}: {peer.name}", done, total)
             done += 1
@@ -262,11 +262,12 @@ def compare(
             theirs = _attempt(peer, names, task, work, device, clock, budget, skip, cold)
             if theirs is None:
                 continue
-            if noise is None:
+            if beside is None:
                 half = replace(budget, seconds=budget.seconds / 2)
                 noise = timing.ratio(*timing.measure(clock, mine.job, mine.job, half)).uncertainty
-                here = timing.memory_bandwidth(clock, device)  # on a shared machine it changes by the second
-                highest = max(highest, here.best)
+                beside = noise, timing.memory_bandwidth(clock, device)  # which changes where others work, too
+            noise, here = beside
+            highest = max(highest, here.best)
             head = (work.name, task.name, ours.name, peer.name)
             times = timing.measure(clock, mine.job, theirs.job, budget)
             report.rows.append(_row(head, mine, theirs, times, noise, task.moved(work), here))

@@ -139,6 +139,18 @@ def test_bandwidth_counts_what_is_read_and_what_is_written():
     assert timing.memory_bandwidth(UnitClock(), "cpu", size=1000) == (2000, 2000)
 
 
+@pytest.mark.parametrize(("slow", "copy", "best"), [("copy_", 1000, 2000), ("mul_", 2000, 2000)])
+def test_bandwidth_is_that_of_a_copy_and_of_what_is_fastest(slow, copy, best):
+    class Clock(UnitClock):
+        """One to which one way takes twice as long."""
+
+        def time(self, run):
+            once = super().time(run)
+            return 2 * once if slow in run.__code__.co_names else once
+
+    assert timing.memory_bandwidth(Clock(), "cpu", size=1000) == (copy, best)
+
+
 @pytest.mark.parametrize(
     ("theirs", "error"),
     [([1.0, 3.0], 0.0), ([1.0, 3.5], 0.2), ([1.0, float("nan")], float("inf")), ([1.0], float("inf"))],

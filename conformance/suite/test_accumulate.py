@@ -113,7 +113,7 @@ def test_shapes(impl, kind, shape):
         other.grad = start * 0.75 + (window - 1.0)
         once.step()
         expect(mine.shape == shape, f"shape {shape}", tuple(mine.shape))
-        if shape != (0, 4):
+        if mine.numel():
             expect_near(mine, other, f"the parameter after window {window}")
 
 

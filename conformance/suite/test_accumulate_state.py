@@ -101,7 +101,9 @@ def spoilt(value: Any, wrong: str) -> Any:
     tensor = torch.as_tensor(value)
     whole = tensor.dtype in (torch.int32, torch.int64)
     if wrong == "rows" and whole and tensor.ndim == 1 and len(tensor) > 1:
-        return value - value.max() + 6  # one row past the end
+        return value + 100
+    if wrong == "next row" and whole and tensor.ndim == 1 and len(tensor) > 1 and int(tensor.max()) < 6:
+        return value - value.max() + 6  # of a table of six
     if wrong == "gradients" and tensor.ndim == 2:
         return value[:, :2]
     if wrong == "count" and tensor.numel() == 1 and tensor.dtype is not torch.bool:
@@ -110,7 +112,7 @@ def spoilt(value: Any, wrong: str) -> Any:
 
 
 @pytest.mark.clause("ACC-009")
-@pytest.mark.parametrize("wrong", ["rows", "gradients", "count", "missing"])
+@pytest.mark.parametrize("wrong", ["rows", "next row", "gradients", "count", "missing"])
 def test_bad_window(impl, wrong):
     """A window that does not fit its parameter is refused with an error, and nothing is changed."""
     mine = fixed_table()

@@ -140,8 +140,11 @@ def test_step_counts_anywhere_start_at_nothing(impl):
         def step(self, closure=None):
             for group in self.param_groups:
                 for param in group["params"]:
-                    moments = {"moment": torch.zeros_like(param), "step": torch.ones(())}
-                    self.state[param].update(**moments, inner=dict(moments))
+                    self.state[param].update(
+                        moment=torch.zeros_like(param),
+                        step=torch.ones(()),
+                        inner={"moment": torch.zeros_like(param), "step": torch.ones(())},
+                    )
 
     params = parameters(2)
     optimizer = impl.KeyedOptimizerWrapper(params, lambda listed: Counting(listed, {}))

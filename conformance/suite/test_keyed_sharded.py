@@ -41,6 +41,18 @@ def columns(value, *widths):
     return sharded([torch.full((3, width), value) for width in widths], offsets, (3, sum(widths)))
 
 
+def expect_columns(live, value, *widths):
+    """Expect what `columns` makes, and metadata, of the shards and of the whole, that say so."""
+    described = live.metadata().shards_metadata
+    for number, width in enumerate(widths):
+        shard = live.local_shards()[number]
+        expect_bits(shard.tensor, torch.full((3, width), value), f"shard {number}")
+        expect_equal(list(shard.metadata.shard_sizes), [3, width], f"size that shard {number} states")
+        expect_equal(list(described[number].shard_sizes), [3, width], f"size stated for shard {number}")
+        begin = sum(widths[:number])
+        expect_equal(list(described[number].shard_offsets), [0, begin], f"offset stated for shard {number}")
+
+
 def keyed(impl, entry):
     """Make an optimizer of one parameter with the given state."""
     params = parameters(1)
@@ -158,17 +170,8 @@ def test_column_wise_shards_may_take_another_width(impl):
         optimizer = keyed(impl, {"first": first, "m": live})
         given = {"first": columns(7.0, 3, 1), "m": columns(5.0, 1, 3)}
         optimizer.load_state_dict({"state": {"p0": given}})
-        for number, width in enumerate((3, 1)):
-            expect_bits(first.local_shards()[number].tensor, torch.full((3, width), 7.0), f"shard {number}")
-        described = live.metadata().shards_metadata
-        for number, width in enumerate((1, 3)):
-            shard = live.local_shards()[number]
-            expect_bits(shard.tensor, torch.full((3, width), 5.0), f"shard {number}")
-            expect_equal(list(shard.metadata.shard_sizes), [3, width], f"size that shard {number} states")
-            expect_equal(list(described[number].shard_sizes), [3, width], f"size stated for shard {number}")
-            expect_equal(
-                list(described[number].shard_offsets), [0, number], f"offset stated for shard {number}"
-            )
+        expect_columns(first, 7.0, 3, 1)
+        expect_columns(live, 5.0, 1, 3)
 
 
 @pytest.mark.clause("KEYED-060")
@@ -180,10 +183,7 @@ def test_shards_of_another_width_in_a_combination(impl):
         live = columns(1.0, 2, 2)
         optimizer = impl.CombinedOptimizer([("a", impl.OptimizerWrapper(keyed(impl, {"m": live})))])
         optimizer.load_state_dict({"state": {"a.p0": {"m": columns(5.0, 1, 3)}}})
-        for number, width in enumerate((1, 3)):
-            shard = live.local_shards()[number]
-            expect_bits(shard.tensor, torch.full((3, width), 5.0), f"shard {number}")
-            expect_equal(list(shard.metadata.shard_sizes), [3, width], f"size that shard {number} states")
+        expect_columns(live, 5.0, 1, 3)
 
 
 @pytest.mark.clause("KEYED-061")

@@ -120,7 +120,7 @@ def test_global_optimizer_without_global_step(impl):
     [None, [], ["p0", "p1"], 3, [{"lr": 0.5}], [{"params": ["p0", "p1"]}], "one of two"],
 )
 def test_wrong_global_params(impl, wrong):
-    """No global parameters, or what is none, is refused with an error; so is one thing among them."""
+    """No global parameters, or what is none, is refused with an error, also one among others."""
     params = parameters()
     if wrong == "one of two":
         wrong = [params["p0"], "p1"]
