@@ -16,8 +16,8 @@ from keyedopt.benchmarks.peers import OWN_WAY
 from keyedopt.benchmarks.tasks import TASKS, NotOffered, Task
 from keyedopt.benchmarks.timing import Budget, Clock, Job
 from keyedopt.benchmarks.workloads import STATE, WORKLOADS, Lookups, Workload
-from keyedopt.conformance.implementation import Implementation, TargetError, find
-from keyedopt.conformance.text import error_text, one_line
+from keyedopt.conformance.results.untrusted import error_text, one_line
+from keyedopt.conformance.targets.implementation import Implementation, TargetError, find
 
 #: The version of the format of a report.
 SCHEMA = 1

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from keyedopt.benchmarks.timing import Budget, Job, clock_of, measure, ratio
-from keyedopt.conformance.implementation import TargetError, find
+from keyedopt.conformance.targets.implementation import TargetError, find
 
 ROWS, WIDTH, BAGS, LENGTH = 5000, 64, 512, 8
 #: In the environment, whether ours sort beside the forward; others do not look there.

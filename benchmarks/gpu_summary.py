@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from keyedopt.benchmarks import history
-from keyedopt.conformance import result as results
+from keyedopt.conformance.results import model as results
 
 SUMMARY, CONFIG = "summary.json", "asv.conf.json"
 

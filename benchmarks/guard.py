@@ -9,7 +9,7 @@ from keyedopt.benchmarks import builds, gate, rounds
 from keyedopt.benchmarks.baseline import Baseline, BaselineError
 from keyedopt.benchmarks.gate import LIMITS, Change, Limits
 from keyedopt.benchmarks.rounds import Key, Measured, Request
-from keyedopt.conformance import result as results
+from keyedopt.conformance.results import model as results
 
 #: Rounds of a baseline, and how many rounds measure ratios to peers where those are only shown.
 ROUNDS, PEER_ROUNDS = 8, 2

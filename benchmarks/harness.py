@@ -12,7 +12,7 @@ from keyedopt.benchmarks import timing
 from keyedopt.benchmarks.timing import Budget, Clock, Job
 
 #: Modules whose import is timed.
-MODULES = ("keyedopt.cli.main", "keyedopt.fused", "keyedopt.reference", "keyedopt.conformance.runner")
+MODULES = ("keyedopt.cli.main", "keyedopt.fused", "keyedopt.reference", "keyedopt.conformance.run.runner")
 #: Commands by name; a small area says what a verdict costs beside its cases.
 COMMANDS = {
     "help": ("--help",),

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from keyedopt.benchmarks.environment import environment
-from keyedopt.conformance.result import write_atomically
+from keyedopt.conformance.results.model import write_atomically
 
 #: Where asv looks, and the version of the format.
 FILE, VERSION = ".asv-machine.json", 1

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from keyedopt.benchmarks.tasks.base import CLASSES
-from keyedopt.conformance.implementation import Implementation, Surface, TargetError, find
+from keyedopt.conformance.targets.implementation import Implementation, Surface, TargetError, find
 
 #: How much longer a planted step takes.
 EXTRA = 0.10

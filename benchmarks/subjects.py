@@ -31,7 +31,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "fused": ("keyedopt.fused",),
     "reference": ("keyedopt.reference",),
     "torch": ("torch.optim",),
-    "fbgemm": ("keyedopt.conformance.adapters.fbgemm",),
+    "fbgemm": ("keyedopt.conformance.targets.adapters.fbgemm",),
     # without torchrec.optim.optimizers, where names stand for algorithms that do not run
     "torchrec": tuple(
         f"torchrec.optim.{part}"

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from keyedopt.benchmarks.workloads import Lookups
-from keyedopt.conformance.text import error_text, one_line
+from keyedopt.conformance.results.untrusted import error_text, one_line
 
 #: The names in a file.
 NAMES = ("indices", "offsets", "lengths", "rows")

@@ -25,8 +25,8 @@ from keyedopt.benchmarks.sides import MEASURED
 from keyedopt.benchmarks.tasks import TASKS
 from keyedopt.benchmarks.timing import Clock, CudaClock, Job, ProcessorClock, once
 from keyedopt.benchmarks.workloads import WORKLOADS
-from keyedopt.conformance.implementation import find
-from keyedopt.conformance.text import error_text, one_line
+from keyedopt.conformance.results.untrusted import error_text, one_line
+from keyedopt.conformance.targets.implementation import find
 
 #: Seconds of the clock after which a job is warm.
 WARM = 0.1

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from keyedopt.conformance.implementation import registered
+from keyedopt.conformance.targets.implementation import registered
 
 #: Names of packages that are taken, whoever has them installed.
 TAKEN = ("keyedopt", "torch", "conformance", "test", "tests")
@@ -85,7 +85,7 @@ packages = ["@PACKAGE@"]
 _IMPLEMENTATION = '''\
 """What @NAME@ says about itself to keyedopt."""
 
-from keyedopt.conformance.implementation import Implementation
+from keyedopt.conformance.targets.implementation import Implementation
 
 IMPLEMENTATION = Implementation(
     name="@NAME@",

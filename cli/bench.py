@@ -26,9 +26,9 @@ from keyedopt.cli import proof
 from keyedopt.cli.bench_options import DIM, SECONDS, Asked, check_device, refuse_together
 from keyedopt.cli.bench_table import show
 from keyedopt.cli.interrupts import interruptible
-from keyedopt.conformance import result as results
-from keyedopt.conformance.implementation import TargetError
-from keyedopt.conformance.text import one_line
+from keyedopt.conformance.results import model as results
+from keyedopt.conformance.results.untrusted import one_line
+from keyedopt.conformance.targets.implementation import TargetError
 
 
 class CutShortError(Exception):

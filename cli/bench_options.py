@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from keyedopt.benchmarks.compare import RequestError
-from keyedopt.conformance.text import error_text
+from keyedopt.conformance.results.untrusted import error_text
 
 #: Numbers in a row of the tables of a trace, and seconds for a comparison, where nothing else is asked for.
 DIM, SECONDS = 64, 1.0

@@ -6,7 +6,7 @@ from rich.table import Table
 from keyedopt.benchmarks.compare import Report
 from keyedopt.benchmarks.tasks import TASKS
 from keyedopt.benchmarks.workloads import WORKLOADS, Dense, Lookups
-from keyedopt.conformance.text import one_line
+from keyedopt.conformance.results.untrusted import one_line
 
 #: Tables are as wide as they have to be; a narrow terminal wraps them.
 WIDTH = 170

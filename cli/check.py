@@ -12,10 +12,12 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from keyedopt.cli.interrupts import interruptible
 from keyedopt.cli.summary import next_steps, show
-from keyedopt.conformance import expectations, formats, result, runner, spec
-from keyedopt.conformance.implementation import DTYPES
-from keyedopt.conformance.text import one_line
-from keyedopt.conformance.verdict import judge
+from keyedopt.conformance import expectations, spec
+from keyedopt.conformance.results import formats, model
+from keyedopt.conformance.results.untrusted import one_line
+from keyedopt.conformance.results.verdict import judge
+from keyedopt.conformance.run import runner
+from keyedopt.conformance.targets.implementation import DTYPES
 
 
 @dataclass(frozen=True)
@@ -41,7 +43,7 @@ class InputError(Exception):
 
 
 #: What is not a verdict: exit code 2, and one line that says what to do.
-PROBLEMS = (InputError, runner.RunError, result.ResultError, expectations.ExpectationsError, OSError)
+PROBLEMS = (InputError, runner.RunError, model.ResultError, expectations.ExpectationsError, OSError)
 
 
 def check_targets(
@@ -94,7 +96,7 @@ def _validate(request: Request) -> None:
         if not several and output.suffix not in formats.FORMATS:
             raise InputError(f"--output {output}: the name has to end in {', '.join(formats.FORMATS)}")
     for path in (path for target in request.targets for path in request.files(target)):
-        result.refuse_unwritable(path)
+        model.refuse_unwritable(path)
     if request.like is not None and (several or request.expectations is not None):
         raise InputError("--like compares one target with another one, and takes no --expectations")
     if request.expectations is None:
@@ -107,10 +109,10 @@ def _validate(request: Request) -> None:
     if path.exists():
         expectations.read(path)
     if request.update:
-        result.refuse_unwritable(path)
+        model.refuse_unwritable(path)
 
 
-def run(target: str, options: runner.Options, outputs: Sequence[Path] = ()) -> result.Result:
+def run(target: str, options: runner.Options, outputs: Sequence[Path] = ()) -> model.Result:
     """Run the suite on a target, with a progress bar where somebody looks."""
     with Progress(
         TextColumn("{task.description}", markup=False),
@@ -153,7 +155,7 @@ def _check(target: str, request: Request) -> int:
     return 0 if verdict.green else 1
 
 
-def _write(found: result.Result, outputs: Sequence[Path]) -> None:
+def _write(found: model.Result, outputs: Sequence[Path]) -> None:
     """Write what was found, also of a run that was interrupted; that ends here."""
     for output in outputs:
         print(f"written: {formats.write(found, output)}")

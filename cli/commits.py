@@ -16,7 +16,7 @@ from keyedopt.benchmarks.workloads import Workload
 from keyedopt.cli.bench import progress_bar
 from keyedopt.cli.bench_options import Asked
 from keyedopt.cli.bench_table import console
-from keyedopt.conformance import result as results
+from keyedopt.conformance.results import model as results
 
 #: Rounds of fresh processes where nothing else is asked for, and threads.
 ROUNDS, THREADS = 4, 1

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from keyedopt.conformance import spec
-from keyedopt.conformance.cases import cases_by_clause
+from keyedopt.conformance.run.case_sources import cases_by_clause
 
 
 def explain_clause(name: str, fail: Callable[[str], NoReturn]) -> None:

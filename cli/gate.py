@@ -20,8 +20,8 @@ from keyedopt.benchmarks.workloads import Workload
 from keyedopt.cli.bench import progress_bar
 from keyedopt.cli.bench_options import Asked
 from keyedopt.cli.bench_table import console
-from keyedopt.conformance import result as results
-from keyedopt.conformance.implementation import find
+from keyedopt.conformance.results import model as results
+from keyedopt.conformance.targets.implementation import find
 
 #: Threads of a round where nothing else is asked for: see `keyedopt.benchmarks.sides`.
 THREADS = 1

@@ -14,8 +14,8 @@ from keyedopt.benchmarks.timing import Budget, CpuClock
 from keyedopt.cli.bench import progress_bar
 from keyedopt.cli.bench_options import SECONDS, Asked
 from keyedopt.cli.bench_table import console
-from keyedopt.conformance import result as results
-from keyedopt.conformance.text import one_line
+from keyedopt.conformance.results import model as results
+from keyedopt.conformance.results.untrusted import one_line
 
 #: Pairs of processes at least; they take seconds each.
 PAIRS = 3

@@ -1,7 +1,7 @@
 """``keyedopt check TARGET --like OTHER``: does it behave like the original?"""
 
 from keyedopt.cli.report import clauses
-from keyedopt.conformance.result import Result, ResultError
+from keyedopt.conformance.results.model import Result, ResultError
 from keyedopt.reports import changes
 from keyedopt.reports.diff import CannotCompare, difference
 from keyedopt.reports.read import from_result

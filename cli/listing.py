@@ -11,7 +11,7 @@ def listing(what: str) -> None:
 def _targets() -> None:
     from importlib import metadata, util
 
-    from keyedopt.conformance.implementation import TargetError, find, registered
+    from keyedopt.conformance.targets.implementation import TargetError, find, registered
 
     for name in sorted(registered()):
         try:

@@ -8,11 +8,11 @@ import torch
 
 from keyedopt.benchmarks.compare import RequestError
 from keyedopt.benchmarks.environment import versions
-from keyedopt.conformance import result as results
-from keyedopt.conformance import runner
-from keyedopt.conformance.build import digest
-from keyedopt.conformance.implementation import find
-from keyedopt.conformance.verdict import judge
+from keyedopt.conformance.results import model as results
+from keyedopt.conformance.results.digest import digest
+from keyedopt.conformance.results.verdict import judge
+from keyedopt.conformance.run import runner
+from keyedopt.conformance.targets.implementation import find
 
 
 def from_file(path: Path, target: str, device: str) -> dict[str, Any]:

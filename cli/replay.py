@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from keyedopt.conformance import replay, result
-from keyedopt.conformance.result import Case, Result
-from keyedopt.conformance.verdict import FAILING, cases_of
+from keyedopt.conformance.results import model
+from keyedopt.conformance.results.model import Case, Result
+from keyedopt.conformance.results.verdict import FAILING, cases_of
+from keyedopt.conformance.run import replay
 
 
 def choose(run: Result, name: str) -> Case | None:
@@ -38,16 +39,16 @@ def replay_case(
     """Write the script of a case to a file, or print it, or run it; return 0, or 1 if it ran and fails."""
     try:
         if output is not None:
-            result.refuse_unwritable(output)
-        found = result.read(path, partial=True)
+            model.refuse_unwritable(output)
+        found = model.read(path, partial=True)
         case = choose(found, name)
         if case is None:
             fail(f"{path} has no case {name!r}; a clause it has is written CLAUSE or CLAUSE[n]")
         text = replay.script(found, case)
-    except (result.ResultError, replay.ReplayError) as error:
+    except (model.ResultError, replay.ReplayError) as error:
         fail(str(error))
     if output is not None:
-        result.write_atomically(output, text)
+        model.write_atomically(output, text)
         print(f"written: {output}" if run else f"written: {output}; run it with python", flush=True)
     elif not run:
         print(text, end="")

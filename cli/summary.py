@@ -7,9 +7,9 @@ from rich.console import Console
 from rich.table import Table
 
 from keyedopt.conformance import spec
-from keyedopt.conformance.result import Result
-from keyedopt.conformance.text import one_line
-from keyedopt.conformance.verdict import (
+from keyedopt.conformance.results.model import Result
+from keyedopt.conformance.results.untrusted import one_line
+from keyedopt.conformance.results.verdict import (
     FAILING,
     GREEN,
     Count,

@@ -19,7 +19,7 @@ from torch.optim.optimizer import ParamsT
 from keyedopt.fused.optimizers import SGD, Adam
 from keyedopt.fused.row_optimizer import RowOptimizer
 from keyedopt.fused.rowwise_adagrad import Adagrad
-from keyedopt.fused.window import Window
+from keyedopt.fused.sparse.window import Window
 
 __all__ = ["AccumulateAdagrad", "AccumulateAdam", "AccumulateSGD"]
 

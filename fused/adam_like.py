@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from keyedopt.fused.initial import counter, full_state, row_state
+from keyedopt.fused.dense.initial_state import counter, full_state, row_state
 from keyedopt.fused.option_checks import check_betas, check_range
 from keyedopt.fused.row_optimizer import RowOptimizer
 from keyedopt.reference.rules.options import BiasCorrection, Decay, Rows

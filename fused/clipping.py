@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keyedopt.fused.backward_clip import BackwardClip, Reach, clip_in_backward
-from keyedopt.fused.folding import Folding, fold_norm, fold_plain_norm, fold_value
+from keyedopt.fused.dense.fused_clipping import Folding, fold_norm, fold_plain_norm, fold_value
+from keyedopt.fused.dense.norms import Groups, mesh_groups, p_norm, parts_of, plain_norm
+from keyedopt.fused.dense.scaling import clamp_all, factor_of, scale_all
+from keyedopt.fused.embedding.backward_clip import BackwardClip, Reach, clip_in_backward
 from keyedopt.fused.fused import fused_parameters
 from keyedopt.fused.keyed import KeyedOptimizer, OptimizerWrapper
-from keyedopt.fused.norms import Groups, mesh_groups, p_norm, parts_of, plain_norm
-from keyedopt.fused.scaling import clamp_all, factor_of, scale_all
 from keyedopt.reference.clipping import GradientClipping
 
 __all__ = ["GradientClipping", "GradientClippingOptimizer"]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from keyedopt.fused.adam_like import AdamLike
-from keyedopt.fused.initial import full_state
+from keyedopt.fused.dense.initial_state import full_state
 from keyedopt.fused.option_checks import check_range
 from keyedopt.fused.row_optimizer import RowOptimizer
 from keyedopt.fused.rowwise_adagrad import Adagrad

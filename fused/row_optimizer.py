@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from keyedopt.fused import dense, quick_steps, sparse_rows
 from keyedopt.fused.backends.interface import ALGORITHMS, Step
-from keyedopt.fused.hooks import surround
-from keyedopt.fused.initial import count_device
+from keyedopt.fused.dense import cpu_fast_path, dense_step
+from keyedopt.fused.dense.initial_state import count_device
+from keyedopt.fused.dense.step_hooks import surround
 from keyedopt.fused.option_checks import check_flags, check_range, check_rate, plain
+from keyedopt.fused.sparse import sparse_step
 from keyedopt.reference.rules.options import Rows
 
 #: The options of a group that are numbers of a `Step` of the same name.
@@ -101,7 +102,7 @@ class RowOptimizer(Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient; return what the closure does."""
-        if closure is None and quick_steps.step(self):
+        if closure is None and cpu_fast_path.step(self):
             return None
         return self._step(closure)
 
@@ -123,7 +124,7 @@ class RowOptimizer(Optimizer):
 
     def check_gradient(self, group: Mapping[str, Any], param: Tensor) -> None:
         """Refuse a gradient that the algorithm cannot take, before any parameter is updated."""
-        sparse_rows.check_gradient(param, group["error_if_nonfinite"])
+        sparse_step.check_gradient(param, group["error_if_nonfinite"])
 
     def gradient(self, group: dict[str, Any], param: Tensor) -> Tensor | None:
         """Return the gradient to step with, None for no step; who accumulates extends it."""
@@ -131,7 +132,7 @@ class RowOptimizer(Optimizer):
 
     def update(self, group: dict[str, Any], given: list[tuple[Tensor, Tensor]]) -> None:
         """Update some parameters of a group by their gradients."""
-        alike: dict[Any, list[dense.Work]] = {}
+        alike: dict[Any, list[dense_step.Work]] = {}
         on_devices: list[Tensor] = []
         listed: dict[Tensor, int] = {}
         for param, grad in given:
@@ -159,20 +160,22 @@ class RowOptimizer(Optimizer):
                 count = work[0][2]["step"]
             self.update_alike(self.make_step(group, count, first), work, names, Rows(group["rows"]))
 
-    def update_alike(self, step: Step, work: list[dense.Work], names: tuple[str, ...], which: Rows) -> None:
+    def update_alike(
+        self, step: Step, work: list[dense_step.Work], names: tuple[str, ...], which: Rows
+    ) -> None:
         """Update parameters by one step, those with a sparse gradient through a backend."""
         scale: Tensor | None = getattr(self, "grad_scale", None)
         whole = [item for item in work if not item[1].is_sparse and which is not Rows.NONZERO]
         listed = [item for item in work if item[1].is_sparse or which is Rows.NONZERO]
         if scale is not None:
-            listed = [(param, sparse_rows.divided(grad, scale), state) for param, grad, state in listed]
+            listed = [(param, sparse_step.divided(grad, scale), state) for param, grad, state in listed]
         if whole:
-            dense.update(step, whole, names, scale)
+            dense_step.update(step, whole, names, scale)
         if isinstance(step.count, Tensor):
             for item in listed:
-                sparse_rows.update(replace(step, count=item[2]["step"]), [item], names, which)
+                sparse_step.update(replace(step, count=item[2]["step"]), [item], names, which)
         elif listed:
-            sparse_rows.update(step, listed, names, which)
+            sparse_step.update(step, listed, names, which)
 
     # --- loading --------------------------------------------------------------------------------
 

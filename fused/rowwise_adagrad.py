@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from keyedopt.fused.initial import counter, full_state, row_state
+from keyedopt.fused.dense.initial_state import counter, full_state, row_state
 from keyedopt.fused.option_checks import check_range
 from keyedopt.fused.row_optimizer import RowOptimizer
 from keyedopt.reference.rules.options import Decay, Rows

@@ -20,9 +20,9 @@ from torch import distributed
 
 from keyedopt.fused.keyed.base import FLAG, KeyedOptimizer
 from keyedopt.fused.keyed.composition import Composition
+from keyedopt.fused.keyed.foreign_members import check_keyed, saves_groups
 from keyedopt.fused.keyed.initialize import initialize, zero_gradients
 from keyedopt.fused.keyed.loading import Load
-from keyedopt.fused.keyed.members import check_keyed, saves_groups
 from keyedopt.fused.semi_sync_state import GLOBAL_COUNTER, LOCAL_COUNTER, Members, unprefixed
 from keyedopt.fused.semi_sync_steps import GlobalStep, find_global_step, listed, unscale
 

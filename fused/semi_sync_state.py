@@ -16,9 +16,9 @@ from torch import Tensor
 
 from keyedopt.fused.keyed.base import keys_by_id
 from keyedopt.fused.keyed.checks import check_tensor
+from keyedopt.fused.keyed.foreign_members import ready_load, saves_groups
 from keyedopt.fused.keyed.groups import by_keys, check_groups, keys_of
 from keyedopt.fused.keyed.loading import Load
-from keyedopt.fused.keyed.members import ready_load, saves_groups
 from keyedopt.fused.keyed.values import kind, refusal, show
 
 LOCAL = "semi_sync_local_"

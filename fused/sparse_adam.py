@@ -8,11 +8,12 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from keyedopt.fused import dense, sparse_rows
 from keyedopt.fused.backends.interface import Step
-from keyedopt.fused.initial import full_state
+from keyedopt.fused.dense import dense_step
+from keyedopt.fused.dense.initial_state import full_state
 from keyedopt.fused.option_checks import check_betas, check_flags, check_range, check_rate
 from keyedopt.fused.row_optimizer import RowOptimizer
+from keyedopt.fused.sparse import sparse_step
 from keyedopt.reference.rules.options import EpsPlacement, Rows
 
 __all__ = ["SparseAdam"]
@@ -108,13 +109,13 @@ class SparseAdam(RowOptimizer):
             raise RuntimeError(
                 f"SparseAdam takes sparse COO gradients, not {grad.layout}; for dense ones use Adam"
             )
-        sparse_rows.check_indices(grad._indices(), param.shape)
+        sparse_step.check_indices(grad._indices(), param.shape)
         if group["error_if_nonfinite"]:
-            sparse_rows.check_finite(grad._values())
+            sparse_step.check_finite(grad._values())
 
     def update(self, group: dict[str, Any], given: list[tuple[Tensor, Tensor]]) -> None:
         """Update some parameters of a group; those with the same count together."""
-        alike: dict[int, list[dense.Work]] = {}
+        alike: dict[int, list[dense_step.Work]] = {}
         for param, grad in given:
             state = self.state[param]
             if not state:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from keyedopt.reference._rule_optimizer import RuleOptimizer
 from keyedopt.reference.optimizers import SGD, Adagrad, Adam
+from keyedopt.reference.rule_optimizer import RuleOptimizer
 from keyedopt.reference.rules import coalesce
 from keyedopt.reference.window import Window
 

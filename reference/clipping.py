@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from keyedopt.reference._backward_clip import BackwardClip, clip_in_backward
-from keyedopt.reference._norm import Groups, distinct_parts, gradient_parts, mesh_groups, p_norm, rounded
-from keyedopt.reference._process_groups import shared_groups
+from keyedopt.reference.backward_clip import BackwardClip, clip_in_backward
 from keyedopt.reference.fused import fused_parameters
 from keyedopt.reference.keyed import KeyedOptimizer, OptimizerWrapper
+from keyedopt.reference.norms import Groups, distinct_parts, gradient_parts, mesh_groups, p_norm, rounded
+from keyedopt.reference.process_groups import shared_groups
 
 
 @enum.unique

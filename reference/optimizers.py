@@ -14,10 +14,10 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from keyedopt.reference import rules
-from keyedopt.reference._adam_like import AdamLike
-from keyedopt.reference._checks import check_range
-from keyedopt.reference._rule_optimizer import Applied, RuleOptimizer
+from keyedopt.reference.adam_like import AdamLike
+from keyedopt.reference.option_checks import check_range
 from keyedopt.reference.rowwise_adagrad import Adagrad
+from keyedopt.reference.rule_optimizer import Applied, RuleOptimizer
 from keyedopt.reference.rules.options import BiasCorrection, Decay, EpsPlacement, Rows
 
 __all__ = ["LAMB", "SGD", "Adagrad", "Adam", "LarsSGD", "PartialRowWiseAdam", "PartialRowWiseLAMB"]

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from keyedopt.reference._checks import check_range
-from keyedopt.reference._rule_optimizer import Applied, RuleOptimizer, counter
+from keyedopt.reference.option_checks import check_range
+from keyedopt.reference.rule_optimizer import Applied, RuleOptimizer, counter
 from keyedopt.reference.rules import adagrad, rowwise_adagrad
 from keyedopt.reference.rules.options import Decay, Rows
 

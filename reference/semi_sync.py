@@ -9,7 +9,7 @@ DiLoCo for example, brings together what they have learned::
         if t mod num_local_steps = 0
             global optimizer: global_step(t)
 
-What is saved has the form that torchrec gives it, see :mod:`keyedopt.reference._semi_sync_state`.
+What is saved has the form that torchrec gives it, see :mod:`keyedopt.reference.semi_sync_state`.
 What differs from torchrec 1.8: the two counters are saved from the start on, so that training resumes
 at the right distance from the next global step; `init_state` makes room for a checkpoint without
 taking a step; loading fills both optimizers, numbers and groups included, or none; counters count steps
@@ -26,25 +26,25 @@ from typing import Any
 import torch
 from torch import distributed
 
-from keyedopt.reference._semi_sync_load import check_load
-from keyedopt.reference._semi_sync_state import (
+from keyedopt.reference.keyed.base import KeyedOptimizer
+from keyedopt.reference.keyed.composition import FLAG, Composition
+from keyedopt.reference.keyed.pending import PendingLoad
+from keyedopt.reference.keyed.wrapper import check_keyed, saves_groups
+from keyedopt.reference.semi_sync_load import check_load
+from keyedopt.reference.semi_sync_state import (
     GLOBAL_COUNTER,
     LOCAL_COUNTER,
     Counters,
     Members,
     extract_prefixed,
 )
-from keyedopt.reference._semi_sync_steps import (
+from keyedopt.reference.semi_sync_steps import (
     GlobalModel,
     dummy_global_step,
     find_global_step,
     listed_parameters,
     unscale_once,
 )
-from keyedopt.reference.keyed.base import KeyedOptimizer
-from keyedopt.reference.keyed.composition import FLAG, Composition
-from keyedopt.reference.keyed.pending import PendingLoad
-from keyedopt.reference.keyed.wrapper import check_keyed, saves_groups
 
 
 class SemisyncOptimizer(Composition):

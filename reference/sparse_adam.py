@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from keyedopt.reference._checks import check_betas, check_range, check_rate
-from keyedopt.reference._rule_optimizer import Applied, RuleOptimizer
-from keyedopt.reference._sparse_adam_inputs import check_parameters, checked, listed
+from keyedopt.reference.option_checks import check_betas, check_range, check_rate
+from keyedopt.reference.rule_optimizer import Applied, RuleOptimizer
 from keyedopt.reference.rules import Rows, check_rows, sparse_adam
+from keyedopt.reference.sparse_adam_inputs import check_parameters, checked, listed
 
 __all__ = ["SparseAdam"]
 

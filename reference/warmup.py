@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
-from keyedopt.reference._stages import validated
 from keyedopt.reference.keyed.base import KeyedOptimizer
 from keyedopt.reference.keyed.pending import PendingLoad
 from keyedopt.reference.keyed.wrapper import OptimizerWrapper
 from keyedopt.reference.schedule import WarmupPolicy, WarmupStage, multiplier, stage_of
+from keyedopt.reference.stages import validated
 
 __all__ = ["WarmupOptimizer", "WarmupPolicy", "WarmupStage"]
 

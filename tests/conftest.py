@@ -14,8 +14,8 @@ from warm_server import Warm
 
 from keyedopt.benchmarks import builds
 from keyedopt.cli import main as cli
-from keyedopt.conformance import process, runner
-from keyedopt.conformance import result as results
+from keyedopt.conformance.results import model as results
+from keyedopt.conformance.run import processes, runner
 
 #: The files that take longest, begun first: at the end one of them would keep one process busy, and no other.
 LONGEST = (
@@ -48,7 +48,7 @@ def torchrec():
 def warm():
     """Let the runs of this process begin with a copy of one process that has imported torch."""
     patch, started = pytest.MonkeyPatch(), Warm()
-    patch.setattr(process, "start_server", started.start)
+    patch.setattr(processes, "start_server", started.start)
     yield started
     patch.undo()
     started.end()
@@ -57,7 +57,7 @@ def warm():
 @pytest.fixture
 def cold(warm, monkeypatch):
     """Let the runs of a test begin with a new process."""
-    monkeypatch.setattr(process, "start_server", warm.start_new)
+    monkeypatch.setattr(processes, "start_server", warm.start_new)
 
 
 @pytest.fixture

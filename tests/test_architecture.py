@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import LONGEST
 
-from keyedopt.conformance import replay
+from keyedopt.conformance.run import replay
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -32,6 +32,7 @@ ALLOWED = {
     "benchmarks": {"benchmarks", "conformance"},
     "reports": {"reports"},  # result files are all it knows
     "cli": {"cli", "conformance", "reference", "fused", "benchmarks", "reports"},
+    "tools": {"tools", "conformance", "reference", "fused", "benchmarks", "reports", "cli"},
 }
 
 #: What the fused implementation shares with the reference: types, no behaviour.
@@ -96,7 +97,7 @@ def test_cases_use_torch_alone():
     allowed = {"torch", "pytest", "hypothesis", *sys.stdlib_module_names}
     for path in sources(SUITE):
         for module in imported(path):
-            ours = module.startswith("keyedopt.conformance.suite.support")
+            ours = module.startswith("keyedopt.conformance.suite.support.")
             assert ours or module.partition(".")[0] in allowed, f"{path} imports {module}"
 
 
@@ -119,7 +120,7 @@ def test_cases_share_their_helpers_and_do_not_copy_them():
 
 def test_a_name_that_cases_share_means_one_thing():
     """A case as a script is its own file and all support files in one namespace."""
-    shared = {name: file for file, name, _ in definitions() if file.startswith("support")}
+    shared = {name: file for file, name, _ in definitions() if (SUITE / "support" / f"{file}.py").exists()}
     for file, name, _ in definitions():
         assert shared.get(name, file) == file, f"{file} defines {name}, which is a name of {shared[name]}"
 
@@ -135,7 +136,7 @@ def test_every_package_is_installed():
 
 def test_no_module_is_loaded_under_a_bare_name():
     code = (
-        "import sys, keyedopt.conformance.runner, keyedopt.cli.main, keyedopt.reference;"
+        "import sys, keyedopt.conformance.run.runner, keyedopt.cli.main, keyedopt.reference;"
         f"print([name for name in {list(FOLDERS)!r} if name in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -144,7 +145,7 @@ def test_no_module_is_loaded_under_a_bare_name():
 
 
 def test_the_files_that_are_begun_first_are_there():
-    assert [name for name in LONGEST if not (ROOT / "tests" / f"{name}.py").exists()] == []
+    assert [name for name in LONGEST if not any((ROOT / "tests").rglob(f"{name}.py"))] == []
     assert len(set(LONGEST)) == len(LONGEST)
 
 

@@ -30,9 +30,9 @@ from packaging.version import InvalidVersion, Version
 from tomlkit.items import AoT, Array, Table
 
 from keyedopt.conformance import spec
-from keyedopt.conformance.result import Case, Result, write_atomically
-from keyedopt.conformance.text import one_line
-from keyedopt.conformance.verdict import FAILING, GREEN
+from keyedopt.conformance.results.model import Case, Result, write_atomically
+from keyedopt.conformance.results.untrusted import one_line
+from keyedopt.conformance.results.verdict import FAILING, GREEN
 
 #: How the reason of an entry begins that nobody has given yet.
 UNEXPLAINED = "to be explained: "

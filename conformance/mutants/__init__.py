@@ -17,7 +17,7 @@ from pathlib import Path
 from py_compile import PycInvalidationMode
 
 from keyedopt.conformance import spec
-from keyedopt.conformance.implementation import find
+from keyedopt.conformance.targets.implementation import find
 
 #: The implementation that faults are planted in.
 SOUND = "reference"

@@ -22,12 +22,13 @@ from typing import Any
 
 import pytest
 
-from keyedopt.conformance import mutants, records, spec
-from keyedopt.conformance.implementation import find
+from keyedopt.conformance import mutants, spec
 from keyedopt.conformance.mutants import Mutant, MutantError
-from keyedopt.conformance.records import Writer
-from keyedopt.conformance.runner import Options, pytest_arguments
-from keyedopt.conformance.verdict import FAILING
+from keyedopt.conformance.results.verdict import FAILING
+from keyedopt.conformance.run import protocol
+from keyedopt.conformance.run.protocol import Writer
+from keyedopt.conformance.run.runner import Options, pytest_arguments
+from keyedopt.conformance.targets.implementation import find
 
 #: Is given a mutant and the clauses that reject it.
 Tell = Callable[[Mutant, set[str]], None]
@@ -51,7 +52,7 @@ def _run_suite(mutant: Mutant, folder: Path, session: pytest.Session, everything
 
 def _rejecting(folder: Path, process: ForkProcess) -> set[str]:
     """Return the clauses that failed in a process that has ended."""
-    reader = records.Reader(folder, process.pid or 0)
+    reader = protocol.Reader(folder, process.pid or 0)
     crash = reader.crash(f"crash: exit status {process.exitcode}")
     found = [*reader.new(), *filter(None, [crash])]
     return {clause for case in found if case["outcome"] in FAILING for clause in case["clauses"]}

@@ -117,6 +117,6 @@ def version_key(version: str) -> tuple[int, ...]:
 def suite_hash() -> str:
     """Return a digest of the clauses and cases, so that two results can be known to be comparable."""
     digest = hashlib.sha256()
-    for path in sorted([*FOLDER.glob("*.toml"), *(FOLDER.parent / "suite").glob("*.py")]):
+    for path in sorted([*FOLDER.glob("*.toml"), *(FOLDER.parent / "suite").rglob("*.py")]):
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]

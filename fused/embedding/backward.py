@@ -12,7 +12,7 @@ from torch._compile import _disable_dynamo
 from keyedopt.fused.backends.interface import Columns, Lookup
 from keyedopt.fused.backends.native import versions
 from keyedopt.fused.backends.streams import current
-from keyedopt.fused.embedding.clusters import Cluster
+from keyedopt.fused.embedding.table_groups import Cluster
 
 #: Backends whose `prepare` does nothing.
 UNPREPARED = ("native",)

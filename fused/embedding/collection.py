@@ -9,12 +9,12 @@ from torch import Tensor, nn, optim
 
 from keyedopt.fused.backends import CHECKING, check, check_name
 from keyedopt.fused.embedding.backward import Backward, Call, LookedUp
-from keyedopt.fused.embedding.clusters import Cluster
+from keyedopt.fused.embedding.feature_layout import Places
 from keyedopt.fused.embedding.inputs import Bags, check_bags, check_features
 from keyedopt.fused.embedding.optimizer import EmbeddingFusedOptimizer
 from keyedopt.fused.embedding.owners import claim
-from keyedopt.fused.embedding.places import Places
-from keyedopt.fused.embedding.plain import look_up_plainly
+from keyedopt.fused.embedding.plain_lookup import look_up_plainly
+from keyedopt.fused.embedding.table_groups import Cluster
 from keyedopt.fused.embedding.tables import EmbeddingTable, check_tables, slots
 from keyedopt.reference.embedding.config import EmbeddingConfig
 from keyedopt.reference.embedding.inputs import Features

@@ -9,12 +9,12 @@ from torch import Tensor, optim
 
 from keyedopt.fused.embedding import update
 from keyedopt.fused.embedding.backward import Given
-from keyedopt.fused.embedding.clusters import Cluster, make_clusters, note_count
-from keyedopt.fused.embedding.held import Held
-from keyedopt.fused.embedding.plans import initial_state, make_plan, optimizer_class
+from keyedopt.fused.embedding.deferred_gradients import Held
+from keyedopt.fused.embedding.table_groups import Cluster, make_clusters, note_count
+from keyedopt.fused.embedding.table_optimizers import initial_state, make_plan, optimizer_class
 from keyedopt.fused.fused import FusedOptimizer
 from keyedopt.fused.row_optimizer import RowOptimizer
-from keyedopt.fused.window import Window
+from keyedopt.fused.sparse.window import Window
 
 
 class EmbeddingFusedOptimizer(FusedOptimizer):

@@ -12,8 +12,8 @@ from keyedopt.fused.backends import COUNTING_ON_HOST, counts_itself
 from keyedopt.fused.backends.interface import Backend, Columns, Lookup, RowGradients, Step, Table
 from keyedopt.fused.backends.streams import capturing
 from keyedopt.fused.embedding.backward import Given
-from keyedopt.fused.embedding.clusters import Cluster
-from keyedopt.fused.window import Parts, Window
+from keyedopt.fused.embedding.table_groups import Cluster
+from keyedopt.fused.sparse.window import Parts, Window
 from keyedopt.reference.rules.options import Rows
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
 
-from keyedopt.fused.keyed.filling import pairs
+from keyedopt.fused.bulk.bulk_fill import pairs
 from keyedopt.fused.keyed.loading import Load, Path, Unchecked
 from keyedopt.fused.keyed.values import is_stateful, kind, refusal
 

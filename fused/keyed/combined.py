@@ -9,9 +9,9 @@ import torch
 
 from keyedopt.fused.keyed.base import FLAG, KeyedOptimizer, keys_by_id
 from keyedopt.fused.keyed.composition import Composition, Portion
+from keyedopt.fused.keyed.foreign_members import check_keyed, saves_groups
 from keyedopt.fused.keyed.groups import by_keys, check_groups, keys_of, take_apart
 from keyedopt.fused.keyed.loading import Load
-from keyedopt.fused.keyed.members import check_keyed, saves_groups
 from keyedopt.fused.keyed.views import prepend, strip
 
 KeyedPair = tuple[str, KeyedOptimizer]

@@ -9,9 +9,9 @@ import torch
 
 from keyedopt.fused.keyed.base import FLAG, KeyedOptimizer
 from keyedopt.fused.keyed.checks import check_entry
+from keyedopt.fused.keyed.foreign_members import check_keyed, ready_load
 from keyedopt.fused.keyed.groups import take_apart
 from keyedopt.fused.keyed.loading import Load
-from keyedopt.fused.keyed.members import check_keyed, ready_load
 from keyedopt.fused.keyed.values import show
 from keyedopt.fused.keyed.views import Joined, prepend, strip
 

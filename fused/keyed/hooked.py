@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from torch import optim
 
-from keyedopt.fused.hooks import surround
+from keyedopt.fused.dense.step_hooks import surround
 
 _EVENTS = ("step", "state_dict", "load_state_dict")
 

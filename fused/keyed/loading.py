@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from keyedopt.fused.keyed.filling import alike, fill, fill_at_once
+from keyedopt.fused.bulk.bulk_fill import alike, fill, fill_at_once
 from keyedopt.fused.keyed.values import clone, refusal
 
 Path = tuple[Any, ...]

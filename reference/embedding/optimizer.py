@@ -6,14 +6,14 @@ from typing import Any
 import torch
 from torch import optim
 
-from keyedopt.reference._backward_clip import BackwardClip
-from keyedopt.reference._rule_optimizer import RuleOptimizer
+from keyedopt.reference.backward_clip import BackwardClip
 from keyedopt.reference.embedding.backward import Gradients
-from keyedopt.reference.embedding.held import Held, Sum
+from keyedopt.reference.embedding.deferred_gradients import Held, Sum
 from keyedopt.reference.embedding.keys import COUNTING, live
-from keyedopt.reference.embedding.plans import algorithm, initial_state, make_plan, rule_class
+from keyedopt.reference.embedding.table_optimizers import algorithm, initial_state, make_plan, rule_class
 from keyedopt.reference.embedding.update import Update, listed
 from keyedopt.reference.fused import FusedOptimizer
+from keyedopt.reference.rule_optimizer import RuleOptimizer
 from keyedopt.reference.rules import Rows, coalesce
 from keyedopt.reference.window import Window
 

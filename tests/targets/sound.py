@@ -26,7 +26,7 @@ from sound_keyed import (
 from sound_replicas import FaultTolerantOptimizer, SemisyncOptimizer
 from sound_sparse import SparseAdam
 
-from keyedopt.conformance.implementation import Implementation
+from keyedopt.conformance.targets.implementation import Implementation
 
 __all__ = [
     "LAMB", "SGD", "AccumulateAdagrad", "AccumulateAdam", "AccumulateSGD", "Adagrad", "Adam",

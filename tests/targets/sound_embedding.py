@@ -12,7 +12,7 @@ import torch
 from keyedopt import reference
 from keyedopt.reference.embedding import EmbeddingFusedOptimizer
 from keyedopt.reference.embedding.keys import COUNTING, live
-from keyedopt.reference.embedding.plans import algorithm
+from keyedopt.reference.embedding.table_optimizers import algorithm
 
 
 class RefusedError(ValueError):

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from torchrec.optim import clipping, fused, keyed, optimizers, rowwise_adagrad, semi_sync, warmup
 
-from keyedopt.conformance.targets import torchrec
+from keyedopt.conformance.targets.builtin import torchrec
 
 #: The same claims; what is no class is torchrec's own.
 IMPLEMENTATION = replace(torchrec, name="subclassed", root="subclassed_torchrec")

@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 from keyedopt import reference
-from keyedopt.conformance.implementation import Implementation
+from keyedopt.conformance.targets.implementation import Implementation
 
 NAMES = {name: getattr(reference, name) for name in reference.__all__}
 

@@ -1,0 +1,1 @@
+"""Running the suite: processes, pytest, and what goes between them."""

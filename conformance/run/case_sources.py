@@ -1,0 +1,67 @@
+"""The cases of the suite as data, read from its source: no case is imported to know of it."""
+
+import ast
+import functools
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from keyedopt.conformance import spec
+
+SUITE = Path(__file__).parents[1] / "suite"
+
+
+@dataclass(frozen=True)
+class CaseSource:
+    """A case as it is written: its folder, file and name, the clauses it tests, and what it expects."""
+
+    area: str
+    file: str
+    name: str
+    clauses: tuple[str, ...]
+    expectation: str
+
+
+def _marked(function: ast.FunctionDef) -> tuple[str, ...]:
+    return tuple(
+        argument.value
+        for decorator in function.decorator_list
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func) == "pytest.mark.clause"
+        for argument in decorator.args
+        if isinstance(argument, ast.Constant) and isinstance(argument.value, str)
+    )
+
+
+@functools.cache
+def cases() -> tuple[CaseSource, ...]:
+    """Return every case of the suite, in the order of its files."""
+    return tuple(
+        CaseSource(
+            area=path.parent.name,
+            file=path.stem,
+            name=node.name,
+            clauses=_marked(node),
+            expectation=" ".join((ast.get_docstring(node) or "").split()),
+        )
+        for path in sorted(SUITE.glob("*/test_*.py"), key=lambda path: path.stem)
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
+    )
+
+
+@functools.cache
+def cases_by_clause() -> Mapping[str, tuple[CaseSource, ...]]:
+    """Return the cases that test each clause."""
+    found: dict[str, tuple[CaseSource, ...]] = {}
+    for case in cases():
+        for clause in case.clauses:
+            found[clause] = (*found.get(clause, ()), case)
+    return found
+
+
+def modules(areas: Collection[str] = (), clauses: Collection[str] = ()) -> list[str]:
+    """Return the modules of the suite that have cases of these clauses or areas; none means all."""
+    known = spec.clauses()
+    ids = {i for i in known if (not clauses or i in clauses) and (not areas or known[i].area in areas)}
+    files = dict.fromkeys(f"{case.area}.{case.file}" for case in cases() if ids & set(case.clauses))
+    return [f"keyedopt.conformance.suite.{file}" for file in files]

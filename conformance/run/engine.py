@@ -1,0 +1,323 @@
+"""Runs the cases of the suite on one implementation inside pytest, and makes a record of each."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import random
+import sys
+import traceback
+import unittest
+from collections.abc import Collection, Generator, Iterator
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+import torch
+
+from keyedopt.conformance import spec
+from keyedopt.conformance.results.untrusted import clean, error_text, plain
+from keyedopt.conformance.results.verdict import level_of
+from keyedopt.conformance.run.protocol import Head, Writer
+from keyedopt.conformance.suite.support.assertions import Mismatch
+from keyedopt.conformance.suite.support.measured import MEASURED
+from keyedopt.conformance.targets.implementation import Implementation, MissingName, Surface
+
+_HEAD = pytest.StashKey[Head]()
+
+hypothesis.settings.register_profile(
+    "keyedopt",
+    derandomize=True,
+    database=None,
+    deadline=None,
+    max_examples=25,
+    report_multiple_bugs=False,
+    suppress_health_check=list(hypothesis.HealthCheck),
+)
+
+
+class Escaped(Exception):  # noqa: N818 - it carries an error, and is none
+    """What a case raised to leave by another way than an error: an exit, a skip, an interrupt."""
+
+    def __init__(self, original: BaseException) -> None:
+        super().__init__(error_text(original))
+        self.original = original
+
+
+def case_name(item: pytest.Item) -> str:
+    """Return the name of a case: ``test_keyed_load::test_shapes[2]``."""
+    return f"{item.path.stem}::{item.nodeid.partition('::')[2]}"
+
+
+class Engine:
+    """The plugin that ``--implementation`` registers.
+
+    Raises:
+        TargetError: the implementation cannot be imported, or does not support what is asked for.
+    """
+
+    def __init__(self, config: pytest.Config, implementation: Implementation) -> None:
+        hypothesis.settings.load_profile("keyedopt")
+        option = config.getoption
+        self.implementation = implementation
+        self.dtypes = option("--keyedopt-dtype") or implementation.dtypes
+        self.device = implementation.supported(option("--keyedopt-device"), self.dtypes)
+        self.areas = set(option("--keyedopt-area") or spec.areas())
+        self.clauses = set(option("--keyedopt-clause") or ())
+        self.surface = implementation.surface()
+        self.claimed = set(self.surface.claimed())
+        folder = option("--keyedopt-records")
+        self.writer = Writer(Path(folder)) if folder else None
+        self._sought: set[str] | None = None  # the clauses that are run until a case of theirs fails
+
+    def turn_to(
+        self,
+        implementation: Implementation,
+        writer: Writer,
+        session: pytest.Session,
+        clauses: Collection[str],
+        dtypes: Collection[str],
+    ) -> None:
+        """Take another implementation, and of the cases that were collected those of clauses and dtypes.
+
+        A clause that a case has rejected needs no other case. No clauses are all, with all their cases.
+        """
+        self.implementation, self.surface, self.writer = implementation, implementation.surface(), writer
+        self.claimed = set(self.surface.claimed())
+        self._sought = set(clauses) or None
+        heads = [(item, item.stash[_HEAD]) for item in session.items]
+        session.items[:] = [
+            item
+            for item, head in heads
+            if head["dtype"] in (None, *dtypes) and (not clauses or set(clauses) & set(head["clauses"]))
+        ]
+
+    # --- fixtures -----------------------------------------------------------------------------------
+
+    @pytest.fixture(name="device")
+    def _device(self) -> str:
+        return self.device
+
+    @pytest.fixture(name="impl")
+    def _impl(self) -> Surface:
+        return self.surface
+
+    # --- collection ---------------------------------------------------------------------------------
+
+    def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
+        """Run a case that takes ``dtype`` once for each dtype of the implementation."""
+        if "dtype" in metafunc.fixturenames and _is_case(metafunc.module):
+            metafunc.parametrize("dtype", self.dtypes)
+
+    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+        """Keep the cases that were asked for."""
+        kept: list[pytest.Item] = []
+        dropped: list[pytest.Item] = []
+        for item in items:
+            if not isinstance(item, pytest.Function) or not _is_case(item.module):
+                kept.append(item)
+                continue
+            ids = [clause for mark in item.iter_markers("clause") for clause in mark.args]
+            parameters = item.callspec.params if hasattr(item, "callspec") else {}
+            item.stash[_HEAD] = {
+                "case": case_name(item),
+                "clauses": ids,
+                "device": self.device,
+                "dtype": parameters.get("dtype"),
+            }
+            wanted = self.areas & _areas(ids) and (not self.clauses or self.clauses & set(ids))
+            (kept if wanted else dropped).append(item)
+        items[:] = kept
+        names = [item.stash[_HEAD]["case"] for item in kept if _HEAD in item.stash]
+        assert len(set(names)) == len(names), "two cases of one name: one would hide the other's outcome"
+        if dropped:
+            config.hook.pytest_deselected(items=dropped)
+        if self.writer:
+            self.writer.collected({item.stash[_HEAD]["case"]: item.stash[_HEAD] for item in kept})
+
+    # --- running a case -----------------------------------------------------------------------------
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+        """As one of several workers: run the cases that no other one has taken."""
+        if self.writer is None or session.testsfailed:
+            return None
+        for item in session.items:
+            head = item.stash[_HEAD]
+            if self._sought is not None and self._sought.isdisjoint(head["clauses"]):
+                continue
+            if self.writer.claim(head["case"]):
+                with self.writer.running(head):
+                    item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+        return True
+
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Leave out the cases of areas, and of names, that the implementation does not claim.
+
+        A name of the mark ``needs`` may speak of the inputs of the case: ``"{algorithm}.decay"``.
+        """
+        if _HEAD in item.stash:
+            missing = sorted(_areas(item.stash[_HEAD]["clauses"]) - self.claimed)
+            inputs = item.callspec.params if hasattr(item, "callspec") else {}
+            needed = [name.format(**inputs) for mark in item.iter_markers("needs") for name in mark.args]
+            missing += [name for name in needed if self.surface.lacks(name)]
+            if missing:
+                pytest.skip(f"not claimed: {', '.join(missing)}")
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
+        """Call a case with fresh seeds, and keep what it returns: the record of an observation."""
+        if _HEAD not in pyfuncitem.stash:
+            return None
+        head = pyfuncitem.stash[_HEAD]
+        function = pyfuncitem.obj
+        arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+        self._note_inputs(head, arguments)
+        if hasattr(function, "hypothesis"):
+            self._note_draws(head, function)
+        try:
+            with _no_streams() if self.writer else contextlib.nullcontext(), _fresh(self.surface):
+                head["observed"] = plain(function(**arguments))
+        except MissingName as error:
+            if not self.surface.claims(str(error.name)):
+                pytest.skip(f"not claimed: {error.name}")
+            raise
+        except (unittest.SkipTest, pytest.exit.Exception) as error:
+            raise Escaped(error) from None
+        except Exception:
+            raise
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt) and self.writer is None:
+                raise  # somebody is at the keyboard
+            raise Escaped(error) from None
+        return True
+
+    def _note_inputs(self, head: Head, arguments: dict[str, Any]) -> None:
+        inputs = {name: value for name, value in arguments.items() if name not in ("impl", "device", "dtype")}
+        head["inputs"] = {name: plain(value) for name, value in inputs.items()}
+        if self.writer:
+            self.writer.inputs(inputs)
+
+    def _note_draws(self, head: Head, function: Any) -> None:
+        """Write each drawn input down before it runs, so that a crash still has one."""
+        handle = function.hypothesis
+        inner = getattr(handle, "keyedopt_inner", handle.inner_test)
+        handle.keyedopt_inner = inner
+
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            self._note_inputs(head, kwargs)
+            return inner(*args, **kwargs)
+
+        handle.inner_test = noted
+
+    # --- the record ---------------------------------------------------------------------------------
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Write the record of a case when it has run, or when its setup did not let it."""
+        report = yield
+        if _HEAD not in item.stash or (call.when != "call" and call.excinfo is None):
+            return report
+        record = item.stash[_HEAD] | {"seconds": round(call.duration, 4)}
+        if call.excinfo is None:
+            levels = {level_of(clause) for clause in record["clauses"]}
+            record["outcome"] = "observed" if levels == {"observe"} else "pass"
+        elif report.outcome == "skipped":
+            record.update(outcome="unsupported", seen=clean(str(call.excinfo.value)))
+        else:
+            record.update(_failure(item, call.excinfo.value))
+            if self._sought is not None:
+                self._sought -= set(record["clauses"])
+        if self.writer:
+            self.writer.add(record)
+        return report
+
+
+def _failure(item: pytest.Item, error: BaseException) -> dict[str, Any]:
+    """Return the part of a record that says what went wrong."""
+    error = error.original if isinstance(error, Escaped) else error
+    if isinstance(error, Mismatch):
+        expected, seen = clean(error.expected), clean(error.seen)
+    else:
+        docstring = getattr(item, "obj", item).__doc__ or "no error"
+        expected, seen = " ".join(docstring.split()), error_text(error)
+    start = error.__traceback__
+    while start is not None and Path(start.tb_frame.f_code.co_filename).parents[1].name != "suite":
+        start = start.tb_next
+    lines = traceback.format_exception(type(error), error, start or error.__traceback__, limit=-30)
+    record = {"outcome": "fail", "expected": expected, "seen": seen, "trace": clean("".join(lines), 8000)}
+    with contextlib.suppress(Exception):  # an error of a stranger, which may not like to be asked
+        record["observed"] = plain(vars(error)[MEASURED])
+    return record
+
+
+def _is_case(module: Any) -> bool:
+    return str(module.__name__).startswith("keyedopt.conformance.suite.")
+
+
+def _areas(clauses: list[str]) -> set[str]:
+    return {spec.clauses()[clause].area for clause in clauses if clause in spec.clauses()}
+
+
+@contextlib.contextmanager
+def _no_streams() -> Iterator[None]:
+    """Give a case streams of its own that lead nowhere: it may print megabytes, or close them."""
+    usual = sys.stdout, sys.stderr
+    saved = os.dup(1), os.dup(2)
+    with open(os.devnull, "w") as out, open(os.devnull, "w") as err:
+        os.dup2(out.fileno(), 1)
+        os.dup2(err.fileno(), 2)
+        sys.stdout, sys.stderr = out, err
+        try:
+            yield
+        finally:
+            sys.stdout, sys.stderr = usual
+            for number, stream in enumerate(saved, 1):
+                os.dup2(stream, number)
+                os.close(stream)
+
+
+def _seed() -> None:
+    """Seed torch on the CPU, and on accelerators where there are any.
+
+    Where there are none, `torch.manual_seed` would note for each kind of them, with its stack, what to do if
+    one came: milliseconds, before every case.
+    """
+    if _has_accelerators():
+        torch.manual_seed(0)
+    else:
+        torch.default_generator.manual_seed(0)
+
+
+@functools.cache
+def _has_accelerators() -> bool:
+    return torch.accelerator.is_available()
+
+
+@contextlib.contextmanager
+def _fresh(surface: Surface) -> Iterator[None]:
+    """Let a case begin like any other, and undo what it does to torch and to the classes.
+
+    torch patches `step` of a class, for good, when its base is initialized or a copy unpickled.
+    """
+    _seed()
+    random.seed(0)
+    names = [name for area in spec.areas().values() for name in area.names if surface.has(name)]
+    bases = {base for name in names for base in getattr(getattr(surface, name), "__mro__", ())}
+    before = {base: base.__dict__.get("step") for base in bases}
+    folder, dtype = os.getcwd(), torch.get_default_dtype()
+    try:
+        yield
+    finally:
+        for base, step in before.items():
+            if step is None and "step" in base.__dict__:
+                del base.step
+            elif base.__dict__.get("step") is not step:
+                base.step = step
+        os.chdir(folder)
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(True)

@@ -1,0 +1,73 @@
+"""The pytest side of the suite. ``keyedopt check`` drives it in worker processes; so can anyone::
+
+    pytest --pyargs keyedopt.conformance.suite --implementation acme.optim
+
+pytest loads this plugin in every environment that has keyedopt, so it does nothing, and imports nothing
+heavy, unless ``--implementation`` is given: then `engine` is registered, which does the work.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SUITE = Path(__file__).parents[1] / "suite"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Declare the options of the suite."""
+    group = parser.getgroup("keyedopt", "conformance of optimizers")
+    group.addoption("--implementation", metavar="TARGET", help="the implementation to check")
+    group.addoption("--keyedopt-device", default=None, help="device of the cases (default: its first)")
+    group.addoption("--keyedopt-dtype", action="append", help="only these dtypes (default: all of its)")
+    group.addoption("--keyedopt-area", action="append", help="only cases with a clause of these areas")
+    group.addoption("--keyedopt-clause", action="append", help="only cases of these clauses")
+    group.addoption("--keyedopt-records", metavar="DIR", help="where the records go (for the runner)")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Find the implementation, once a process."""
+    config.addinivalue_line("markers", "clause(*ids): the clauses of the specification a case tests")
+    config.addinivalue_line("markers", "needs(*names): names without which a case is unsupported")
+    if not config.getoption("--implementation"):
+        return
+    if not hasattr(config, "workerinput") and config.getoption("numprocesses", None):
+        return  # the controller of pytest-xdist runs no case
+    from keyedopt.conformance.targets.implementation import TargetError, find
+
+    try:
+        implementation = find(config.getoption("--implementation"))
+        from keyedopt.conformance.run.engine import Engine
+
+        config.pluginmanager.register(Engine(config, implementation), "keyedopt-engine")
+    except TargetError as error:
+        raise pytest.UsageError(str(error)) from error
+
+
+class _SuiteModule(pytest.Module):
+    """A file of the suite, under its one and only module name."""
+
+    def _getobj(self) -> Any:
+        if not self.config.getoption("--implementation"):
+            raise self.CollectError("say which implementation to check: --implementation TARGET")
+        return importlib.import_module(f"keyedopt.conformance.suite.{self.path.parent.name}.{self.path.stem}")
+
+
+def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    """Collect the suite's folder without importing it, or the one above, under another name."""
+    return (
+        pytest.Dir.from_parent(parent, path=path)
+        if path in (SUITE, SUITE.parent) or path.parent == SUITE
+        else None
+    )
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
+    """Collect a file of the suite by module name."""
+    if module_path.parent.parent == SUITE:
+        module: pytest.Module = _SuiteModule.from_parent(parent, path=module_path)
+        return module
+    return None

@@ -1,0 +1,225 @@
+"""Processes that run modules, and end, with all they started, at the latest with this one.
+
+The code of an implementation runs in such processes alone. They see the folder that keyedopt was started
+from, after everything that is installed, and nothing of the settings that pytest would find there.
+"""
+
+import contextlib
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+from keyedopt.conformance.results.untrusted import one_line
+
+#: Seconds within which processes can be started: torch is imported first.
+PATIENCE = 180.0
+
+
+class ProcessError(Exception):
+    """Processes cannot be started, or it is not known how one ended; the message says why."""
+
+
+def _environment(folder: Path) -> dict[str, str]:
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("PYTEST_")}
+    environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    environment["PYTHONSAFEPATH"] = "1"  # the present folder shadows no module
+    environment["HYPOTHESIS_STORAGE_DIRECTORY"] = str(folder / "hypothesis")
+    environment.setdefault("OMP_NUM_THREADS", "1")  # a worker a processor; more threads only wait
+    return environment
+
+
+def start_server(
+    settings: Mapping[str, Any], environment: Mapping[str, str], log: IO[bytes], kept: tuple[int, ...]
+) -> "subprocess.Popen[bytes]":
+    """Start the process that starts the others; see `keyedopt.conformance.run.fork_server`.
+
+    Args:
+        settings: what it is told.
+        environment: its environment, and theirs.
+        log: what it prints goes there.
+        kept: the file descriptors that it takes over.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", "keyedopt.conformance.run.fork_server", json.dumps(settings)],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        pass_fds=kept,
+        start_new_session=True,  # Ctrl-C reaches this process alone, which stops the others
+    )
+
+
+class Processes:
+    """Starts processes, as copies of one that has imported torch; see `keyedopt.conformance.run.fork_server`.
+
+    Args:
+        folder: a scratch folder, for the logs and what libraries store.
+        path: folders from which modules can be imported, besides the usual ones.
+    """
+
+    def __init__(self, folder: Path, path: Sequence[str] = ()) -> None:
+        self.folder = folder
+        self._codes: dict[int, int] = {}  # how processes ended
+        self._started: list[int] = []  # those that were asked for, and not yet returned
+        self._received = b""
+        self._requests, requests = socket.socketpair()
+        # The processes hold the read end: when this one is gone, however it ended, reading gives an end.
+        read, self._lifeline = os.pipe()
+        settings = {"requests": requests.fileno(), "lifeline": read, "path": [*path, os.getcwd()]}
+        try:
+            with (folder / "server.log").open("ab") as log:
+                self._server = start_server(settings, _environment(folder), log, (requests.fileno(), read))
+        except BaseException:
+            os.close(self._lifeline)
+            self._requests.close()
+            raise
+        finally:
+            os.close(read)
+            requests.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._lifeline)
+        self._requests.close()
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._server.pid, signal.SIGKILL)
+        self._server.wait()
+
+    def start(self, module: str, arguments: Sequence[str], imports: Sequence[str] = ()) -> "Process":
+        """Run a module, as in ``python -m``, with a command line; what it prints goes to a log.
+
+        Args:
+            module: its name.
+            arguments: the command line.
+            imports: modules of ours that are imported before the copy is made, if they have not been.
+
+        Raises:
+            ProcessError: no process can be started.
+        """
+        log = self.folder / f"{module.rpartition('.')[2]}.log"
+        log.touch()
+        begins = log.stat().st_size
+        request = {"module": module, "arguments": list(arguments), "imports": [*imports], "log": str(log)}
+        try:
+            self._requests.sendall(json.dumps(request).encode() + b"\n")
+        except OSError:
+            raise self._gone() from None
+        if not self._receive(lambda: bool(self._started), PATIENCE):
+            raise ProcessError(f"torch was not imported within {PATIENCE:g} s")
+        return Process(self, self._started.pop(), log, begins)
+
+    def code(self, pid: int, seconds: float = 0.0) -> int | None:
+        """Wait until a process has ended; return its exit status, or None where it has not.
+
+        Raises:
+            ProcessError: it cannot be known any more.
+        """
+        self._receive(lambda: pid in self._codes, seconds)
+        return self._codes.get(pid)
+
+    def _receive(self, enough: Callable[[], bool], seconds: float) -> bool:
+        """Take what the server says until there is enough of it, or the time is over; return which."""
+        end = time.monotonic() + seconds
+        while not enough():
+            if not select.select([self._requests], [], [], max(0.0, end - time.monotonic()))[0]:
+                return False
+            data = b""
+            with contextlib.suppress(ConnectionError):
+                data = self._requests.recv(1 << 16)
+            if not data:
+                raise self._gone()
+            *lines, self._received = (self._received + data).split(b"\n")
+            for line in lines:
+                message = json.loads(line)
+                if "started" in message:
+                    self._started.append(message["started"])
+                    self._codes.pop(message["started"], None)  # of one before it, with the same number
+                else:
+                    self._codes[message["ended"]] = message["code"]
+        return True
+
+    def _gone(self) -> ProcessError:
+        """Return what to raise when the one that starts the others has ended."""
+        ending, said = _how_ended(self._server.wait()), _last_words(self.folder / "server.log")
+        return ProcessError(f"the process that imports torch and starts the others ended ({ending}): {said}")
+
+
+class Process:
+    """One of them; `Processes.start` makes it."""
+
+    def __init__(self, processes: Processes, pid: int, log: Path, begins: int) -> None:
+        self.pid = pid
+        self._processes, self._log, self._begins = processes, log, begins
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for the end; return whether it came in time.
+
+        Raises:
+            ProcessError: it cannot be known any more.
+        """
+        return self._processes.code(self.pid, seconds) is not None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process has ended.
+
+        Raises:
+            ProcessError: it cannot be known any more.
+        """
+        return self.wait(0.0)
+
+    @property
+    def code(self) -> int:
+        """The exit status: negative for a signal.
+
+        Raises:
+            ProcessError: it cannot be known.
+        """
+        code = self._processes.code(self.pid, PATIENCE)
+        if code is None:
+            raise ProcessError(f"process {self.pid} does not end")
+        return code
+
+    def ending(self) -> str:
+        """Say how it ended."""
+        return _how_ended(self.code)
+
+    def last_words(self) -> str:
+        """Return the last line that it printed."""
+        return _last_words(self._log, self._begins)
+
+    def stop(self) -> None:
+        """End it, and everything that it started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessError):
+            self.wait(PATIENCE)
+
+
+def _how_ended(code: int) -> str:
+    if code < 0:
+        with contextlib.suppress(ValueError):
+            return f"killed by {signal.Signals(-code).name}"
+    return f"exit status {code}"
+
+
+def _last_words(path: Path, begins: int = 0) -> str:
+    """Return the last line that was printed to a log after its first bytes."""
+    with path.open("rb") as log:
+        log.seek(max(begins, path.stat().st_size - 10_000))
+        lines = log.read().decode(errors="replace").strip().splitlines()
+    return one_line(lines[-1], 300) if lines else "it printed nothing"

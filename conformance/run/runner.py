@@ -1,0 +1,221 @@
+"""Runs the suite on one implementation: smoke stage, worker processes, records, result.
+
+The code of the implementation runs in processes of its own alone: it may crash, hang, or end the
+interpreter. This process only starts them and reads their records, and never imports torch.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from keyedopt.conformance import spec
+from keyedopt.conformance.results.model import Case, Journal, Result, case_from
+from keyedopt.conformance.run import case_sources
+from keyedopt.conformance.run.processes import ProcessError, Processes
+from keyedopt.conformance.run.workers import Workers, WorkersError
+
+#: Seconds within which the smoke stage, an import included, has to end.
+SMOKE_LIMIT = 180.0
+#: Seconds within which a worker has to begin its first case.
+PATIENCE = 180.0
+
+
+class RunError(Exception):
+    """The suite could not be run on a target; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to run, and how it is judged.
+
+    Args:
+        level: the gate covers ``must`` clauses alone, or ``should`` clauses too.
+        suite: gate on the clauses of this version of the suite; None is the present one.
+        areas: only these areas.
+        require_areas: areas that have to be claimed.
+        clauses: only the cases of these clauses.
+        device: None is the first that the implementation supports.
+        dtypes: only these dtypes.
+        limit: seconds that one case may take.
+        workers: processes; None is one a processor, at most 8.
+    """
+
+    level: str = "should"
+    suite: str | None = None
+    areas: tuple[str, ...] = ()
+    require_areas: tuple[str, ...] = ()
+    clauses: tuple[str, ...] = ()
+    device: str | None = None
+    dtypes: tuple[str, ...] = ()
+    limit: float = 30.0
+    workers: int | None = None
+
+
+def smoke(
+    target: str, options: Options = Options(), seconds: float = SMOKE_LIMIT, path: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Find, import and build a target in a process of its own.
+
+    Raises:
+        RunError: it cannot be found, imported or built; the message is one line.
+    """
+    with _scratch() as name, Processes(Path(name), path) as processes:
+        return _examine(target, options, seconds, processes)
+
+
+def _examine(target: str, options: Options, seconds: float, processes: Processes) -> dict[str, Any]:
+    report = processes.folder / "report.json"
+    request = {
+        "target": target,
+        "device": options.device,
+        "dtypes": options.dtypes,
+        "seconds": seconds + 5,
+        "report": str(report),
+    }
+    try:
+        process = processes.start("keyedopt.conformance.targets.smoke", [json.dumps(request)])
+        try:
+            if not process.wait(seconds):
+                raise RunError(f"{target} was not imported and built within {seconds:g} s")
+            if not report.exists():
+                raise RunError(
+                    f"{target} ended the interpreter when it was imported or built "
+                    f"({process.ending()}): {process.last_words()}"
+                )
+            examined: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
+        finally:
+            process.stop()
+    except ProcessError as error:
+        raise RunError(f"{target} could not be imported and built: {error}") from error
+    if examined["problem"]:
+        raise RunError(examined["problem"])
+    return examined
+
+
+def _scratch() -> "tempfile.TemporaryDirectory[str]":
+    return tempfile.TemporaryDirectory(prefix="keyedopt-", ignore_cleanup_errors=True)
+
+
+def run(
+    target: str,
+    options: Options = Options(),
+    *,
+    output: Path | None = None,
+    path: Sequence[str] = (),
+    progress: Callable[[Case, int], None] = lambda case, total: None,
+) -> Result:
+    """Run the suite on a target and return the result, complete or interrupted.
+
+    Args:
+        target: as on the command line.
+        options: what to run.
+        output: the file that the result will be written to; a journal stands beside it meanwhile.
+        path: folders from which modules can be imported, besides the usual ones.
+        progress: called with each case that ended, and how many there are.
+
+    Raises:
+        RunError: the target failed the smoke stage, or the run broke down.
+    """
+    began = time.monotonic()
+    if not case_sources.modules(options.areas, options.clauses):
+        raise RunError("no case of the suite is selected by these options")
+    version = spec.version_key(options.suite or spec.SUITE_VERSION)
+    kept = {clause.id for clause in spec.clauses().values() if spec.version_key(clause.since) <= version}
+    ended: dict[str, Case] = {}
+    complete = False
+    with contextlib.ExitStack() as stack:
+        processes = stack.enter_context(Processes(Path(stack.enter_context(_scratch())), path))
+        examined = _examine(target, options, SMOKE_LIMIT, processes)
+        head = Result(
+            implementation=examined["implementation"],
+            environment=examined["environment"],
+            suite={"version": spec.SUITE_VERSION, "hash": spec.suite_hash()},
+            options={**json.loads(json.dumps(dataclasses.asdict(options))), "seed": 0},
+            started=datetime.datetime.now(tz=datetime.UTC).isoformat(timespec="seconds"),
+            seconds=0.0,
+            complete=False,
+            cases=(),
+        )
+        journal = stack.enter_context(Journal(output, head)) if output else None
+        try:
+            arguments = pytest_arguments(target, options, processes.folder)
+            # not the suite: its draws take the settings that the engine has chosen when it is imported
+            imports = ("keyedopt.conformance.run.engine",)
+            workers = Workers(arguments, imports, options.limit, PATIENCE, processes)
+            number = options.workers or min(len(os.sched_getaffinity(0)), 8)
+            for record in stack.enter_context(contextlib.closing(_every_case(workers, number))):
+                case = case_from(record)
+                case = dataclasses.replace(case, clauses=tuple(i for i in case.clauses if i in kept))
+                if case.clauses:
+                    ended[case.case] = case
+                    if journal:
+                        journal.add(case)
+                    progress(case, len(workers.collected))
+            complete = True
+        except KeyboardInterrupt:
+            pass
+        except (WorkersError, ProcessError) as error:
+            raise RunError(f"the suite could not be run on {target}: {error}") from error
+    return dataclasses.replace(
+        head,
+        seconds=round(time.monotonic() - began, 2),
+        complete=complete,
+        cases=tuple(case for _, case in sorted(ended.items())),
+    )
+
+
+def _every_case(workers: Workers, number: int) -> Generator[dict[str, Any]]:
+    """Yield the record of each case, also of one that was collected and gave none: silence is no pass."""
+    ran = set()
+    with contextlib.closing(workers.run(number)) as found:
+        for record in found:
+            ran.add(record["case"])
+            yield record
+    if not workers.collected:
+        raise WorkersError("no case was collected")
+    for name, head in workers.collected.items():
+        if name not in ran:
+            end = "it was not run to its end"
+            yield {**head, "outcome": "error", "expected": "the case to end", "seen": end}
+
+
+def pytest_arguments(target: str, options: Options, folder: Path) -> list[str]:
+    """Return pytest's command line: our plugin, our settings, and nothing that lies about."""
+    (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+    arguments = ["-c", str(folder / "pytest.ini"), "--rootdir", str(folder), "--noconftest"]
+    arguments += ["-q", "-s", "--tb=native", "--no-summary", "-W", "ignore"]
+    arguments += ["-p", "keyedopt.conformance.run.plugin"]
+    # what a case does not need; `logging` looks at every logger of torch six times a case
+    unused = ("faulthandler", "cacheprovider", "logging", "unraisableexception", "threadexception")
+    for builtin in unused:
+        arguments += ["-p", f"no:{builtin}"]
+    modules = case_sources.modules(options.areas, options.clauses)
+    arguments += ["--implementation", target, "--pyargs", *modules]
+    if options.device:
+        arguments += ["--keyedopt-device", options.device]
+    for name, values in (
+        ("--keyedopt-area", options.areas),
+        ("--keyedopt-clause", options.clauses),
+        ("--keyedopt-dtype", options.dtypes),
+    ):
+        arguments += [part for value in values for part in (name, value)]
+    return arguments
+
+
+def known_names(names: Sequence[str], known: Sequence[str], what: str) -> None:
+    """Refuse a name that does not exist.
+
+    Raises:
+        RunError: names the wrong one, and the right ones.
+    """
+    for name in names:
+        if name not in known:
+            raise RunError(f"there is no {what} {name!r}; there are: {', '.join(known)}")

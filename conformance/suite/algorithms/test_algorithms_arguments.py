@@ -1,0 +1,377 @@
+"""What the constructors and groups take, and refuse."""
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.support.algorithms import (
+    ALGORITHMS,
+    ROW_WISE,
+    expect_same_way,
+    resumed_with,
+)
+from keyedopt.conformance.suite.support.assertions import (
+    expect,
+    expect_bits,
+    expect_equal,
+    expect_raises,
+    expect_unchanged,
+    outcome,
+    snapshot,
+)
+from keyedopt.conformance.suite.support.inputs import parameter, set_grads, values
+
+every = pytest.mark.parametrize("algorithm", ALGORITHMS)
+
+#: What messages call an option beside its own name.
+CALLED = {"lr": ("lr", "learning rate"), "eps": ("eps",), "betas": ("beta",)}
+
+DEFAULTS = {
+    "SGD": {"lr": 1e-3, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": False},
+    "Adagrad": {"lr": 1e-2, "lr_decay": 0, "weight_decay": 0, "initial_accumulator_value": 0, "eps": 1e-10},
+    "RowWiseAdagrad": {
+        "lr": 1e-2, "lr_decay": 0, "weight_decay": 0, "initial_accumulator_value": 0, "eps": 1e-10,
+        "maximize": False,
+    },
+    "Adam": {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0, "maximize": False},
+}  # fmt: skip
+
+
+def expect_refused(impl: Any, algorithm: str, option: str, value: Any) -> None:
+    """Expect a ValueError that names the option."""
+    error = expect_raises(
+        lambda: getattr(impl, algorithm)([parameter(4, 3)], **{option: value}),
+        ValueError,
+        TypeError,
+        expected=f"ValueError for {option}={value!r}",
+    )
+    text = str(error).lower()
+    names = CALLED.get(option, (option,))
+    expect(any(name in text for name in names), f"an error that names {option}", text)
+
+
+# --- options out of range -------------------------------------------------------------------------
+
+
+@pytest.mark.clause("ALGO-053")
+@pytest.mark.needs("{algorithm}")
+@every
+@pytest.mark.parametrize("value", [-0.1, "nan"])
+def test_lr(impl, algorithm, value):
+    """A negative rate, and NaN, are refused."""
+    expect_refused(impl, algorithm, "lr", float(value))
+
+
+@pytest.mark.clause("ALGO-054")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_infinite_lr(impl, algorithm):
+    """Say whether an infinite rate is accepted."""
+    seen = outcome(lambda: getattr(impl, algorithm)([parameter(4, 3)], lr=float("inf")) and None)
+    return "accepted" if seen.startswith("returns") else seen
+
+
+@pytest.mark.clause("ALGO-055")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if not name.endswith("SGD")])
+@pytest.mark.parametrize("value", [-1e-8, "nan"])
+def test_eps(impl, algorithm, value):
+    """A negative eps, and NaN, are refused."""
+    expect_refused(impl, algorithm, "eps", float(value))
+
+
+@pytest.mark.clause("ALGO-056")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize("algorithm", ["Adam", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB"])
+@pytest.mark.parametrize("value", [[-0.1, 0.9], [0.9, 1.0], [1.0, 0.9], [0.9, "nan"]])
+def test_betas(impl, algorithm, value):
+    """A beta outside [0, 1) is refused."""
+    expect_refused(impl, algorithm, "betas", tuple(float(beta) for beta in value))
+
+
+@pytest.mark.clause("ALGO-057")
+@pytest.mark.needs("{algorithm}")
+@every
+@pytest.mark.parametrize("value", [-0.1, "nan"])
+def test_weight_decay(impl, algorithm, value):
+    """A negative weight decay, and NaN, are refused."""
+    expect_refused(impl, algorithm, "weight_decay", float(value))
+
+
+@pytest.mark.clause("ALGO-058")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize("algorithm", ["SGD", "LarsSGD"])
+def test_momentum(impl, algorithm):
+    """A negative momentum is refused."""
+    expect_refused(impl, algorithm, "momentum", -0.1)
+
+
+@pytest.mark.clause("ALGO-058")
+@pytest.mark.needs("SGD")
+@pytest.mark.parametrize("options", [{"momentum": 0.0}, {"momentum": 0.9, "dampening": 0.1}])
+def test_nesterov(impl, options):
+    """Nesterov needs momentum, and no dampening."""
+    expect_raises(
+        lambda: impl.SGD([parameter(4, 3)], lr=0.1, nesterov=True, **options),
+        ValueError,
+        mentions=("momentum",),
+        expected="ValueError that says what nesterov needs",
+    )
+
+
+@pytest.mark.clause("ALGO-059")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize("algorithm", ["Adagrad", "RowWiseAdagrad"])
+@pytest.mark.parametrize("option", ["lr_decay", "initial_accumulator_value"])
+@pytest.mark.parametrize("value", [-0.1, "nan"])
+def test_adagrad_options(impl, algorithm, option, value):
+    """A negative lr_decay or initial_accumulator_value, and NaN, are refused."""
+    expect_refused(impl, algorithm, option, float(value))
+
+
+@pytest.mark.clause("ALGO-060")
+@pytest.mark.needs("{algorithm}.{option}")
+@pytest.mark.parametrize(
+    ("algorithm", "option", "value"),
+    [
+        ("LarsSGD", "eta", -0.1),
+        ("RowWiseAdagrad", "max_norm", -1.0),
+        *((name, "decay", "decouple") for name in ALGORITHMS if name != "LarsSGD"),
+        *((name, "rows", "touched") for name in ALGORITHMS),
+        ("Adam", "bias_correction", "rowwise"),
+        ("Adam", "eps_placement", "outside"),
+    ],
+)
+def test_variants(impl, algorithm, option, value):
+    """What is out of range, or no variant, is refused."""
+    expect_raises(
+        lambda: getattr(impl, algorithm)([parameter(4, 3)], lr=0.1, **{option: value}),
+        ValueError,
+        mentions=(str(value),),
+        expected=f"ValueError for {option}={value!r}",
+    )
+
+
+@pytest.mark.clause("ALGO-061")
+@pytest.mark.needs("{algorithm}")
+@every
+@pytest.mark.parametrize("option", ["lr", "weight_decay"])
+def test_options_of_a_group(impl, algorithm, option):
+    """A group with an option out of range is refused, by the constructor and later, and is not added."""
+    kind = getattr(impl, algorithm)
+    weights = [parameter(4, 3, seed=index) for index in range(2)]
+    bad = {"params": [weights[1]], option: -0.1}
+    optimizer = kind([weights[0]], lr=0.1)
+    before = [len(optimizer.param_groups), len(optimizer.state)]
+    for action in (lambda: optimizer.add_param_group(bad), lambda: kind([dict(bad)], lr=0.1)):
+        expect_raises(action, ValueError, expected=f"ValueError for a group with {option}=-0.1")
+    expect_equal([len(optimizer.param_groups), len(optimizer.state)], before, "number of groups and states")
+
+
+@pytest.mark.clause("ALGO-062")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_unknown_option(impl, algorithm):
+    """A misspelt option is refused."""
+    expect_raises(
+        lambda: getattr(impl, algorithm)([parameter(4, 3)], lr=0.1, wieght_decay=0.1),
+        TypeError,
+        ValueError,
+        expected="an error for the option wieght_decay",
+    )
+
+
+# --- what is accepted -----------------------------------------------------------------------------
+
+
+@pytest.mark.clause("ALGO-063")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize("algorithm", DEFAULTS)
+def test_defaults(impl, algorithm):
+    """The defaults are the documented ones, in the group and in the signature."""
+    optimizer = getattr(impl, algorithm)([parameter(4, 3)])
+    known = inspect.signature(getattr(impl, algorithm)).parameters
+    for name, value in DEFAULTS[algorithm].items():
+        expect_equal(optimizer.param_groups[0][name], value, f"default of {name}")
+        expect(name in known, f"{name} in the signature", list(known))
+
+
+@pytest.mark.clause("ALGO-063")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize("algorithm", DEFAULTS)
+def test_positional_options(impl, algorithm):
+    """The options up to weight_decay can be given by position, in the documented order."""
+    order = {
+        "SGD": ("lr", "momentum", "dampening", "weight_decay"),
+        "Adam": ("lr", "betas", "eps", "weight_decay"),
+    }.get(algorithm, ("lr", "lr_decay", "weight_decay"))
+    given = [(0.5, 0.75) if name == "betas" else 0.25 + index / 8 for index, name in enumerate(order)]
+    optimizer = getattr(impl, algorithm)([parameter(4, 3)], *given)
+    expect_equal([optimizer.param_groups[0][name] for name in order], given, f"options {order}")
+
+
+@pytest.mark.clause("ALGO-064")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize("algorithm", ROW_WISE)
+@pytest.mark.parametrize("shape", [(), (4,), (4, 3, 2), (3, 3, 1)])
+def test_no_table(impl, algorithm, shape):
+    """A parameter that is not a table is refused, in the first step at the latest."""
+    weight = parameter(*shape)
+    before = values([weight])[0]
+
+    def step() -> None:
+        optimizer = getattr(impl, algorithm)([weight], lr=0.1)
+        set_grads([weight])
+        optimizer.step()
+
+    expect_raises(step, Exception, expected=f"an error for a parameter of shape {tuple(shape)}")
+    expect_bits(weight.detach(), before, "the weight")
+
+
+@pytest.mark.clause("ALGO-061")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize("algorithm", ROW_WISE)
+def test_a_group_with_no_table_is_not_added(impl, algorithm):
+    """A group that is refused because of a parameter is not added."""
+    optimizer = getattr(impl, algorithm)([parameter(4, 3)], lr=0.1)
+    try:
+        optimizer.add_param_group({"params": [parameter(4, 3), parameter(4)]})
+    except Exception:
+        expect_equal(len(optimizer.param_groups), 1, "groups after a refusal")
+
+
+@pytest.mark.clause("ALGO-065")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_complex(impl, algorithm):
+    """Say whether complex parameters are refused, or step to finite values."""
+
+    def step() -> str:
+        weight = torch.nn.Parameter(torch.ones(2, 3, dtype=torch.complex64))
+        optimizer = getattr(impl, algorithm)([weight], lr=0.1)
+        weight.grad = torch.full_like(weight, 1 + 2j)
+        optimizer.step()
+        return "finite" if torch.view_as_real(weight.detach()).isfinite().all() else "not finite"
+
+    return outcome(step)
+
+
+@pytest.mark.clause("ALGO-066")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_no_parameters(impl, algorithm):
+    """An empty list of parameters is refused."""
+    expect_raises(lambda: getattr(impl, algorithm)([], lr=0.1), ValueError, expected="ValueError")
+
+
+@pytest.mark.clause("ALGO-067")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_tensor_lr(impl, algorithm):
+    """A tensor as lr steps as the number does, also after it was changed in place."""
+    weights = [parameter(4, 3) for _ in range(2)]
+    rate = torch.tensor(0.25)
+    one = getattr(impl, algorithm)([weights[0]], lr=rate)
+    other = getattr(impl, algorithm)([weights[1]], lr=0.25)
+    for lr in (0.25, 0.5):
+        rate.fill_(lr)
+        other = resumed_with(getattr(impl, algorithm), other, weights[1], lr=lr)
+        for weight in weights:
+            set_grads([weight])
+        one.step()
+        other.step()
+    expect_same_way(weights[0], weights[1], parameter(4, 3), "the weight")
+
+
+# --- groups and parameters ------------------------------------------------------------------------
+
+
+@pytest.mark.clause("ALGO-068")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_listed_twice(impl, algorithm):
+    """Say whether a parameter listed twice in one group is refused."""
+    weight = parameter(4, 3)
+    seen = outcome(lambda: getattr(impl, algorithm)([weight, weight], lr=0.1) and None)
+    return "accepted" if seen.startswith("returns") else seen
+
+
+@pytest.mark.clause("ALGO-069")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_in_two_groups(impl, algorithm):
+    """A parameter of one group is refused in another, and nothing changes."""
+    weights = [parameter(4, 3, seed=index) for index in range(2)]
+    optimizer = getattr(impl, algorithm)(weights, lr=0.1)
+    set_grads(weights)
+    optimizer.step()
+    before = snapshot([values(weights), optimizer.state_dict()])
+    new = parameter(4, 3, seed=2)
+    expect_raises(
+        lambda: optimizer.add_param_group({"params": [new, weights[0]]}), ValueError, expected="ValueError"
+    )
+    expect_unchanged(before, [values(weights), optimizer.state_dict()], "weights and state")
+
+
+@pytest.mark.clause("ALGO-082")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_added_group(impl, algorithm):
+    """A group that is added trains as if it had been there from the start, with its own options."""
+    kind = getattr(impl, algorithm)
+    early = [parameter(4, 3, seed=index) for index in range(2)]
+    late = [parameter(4, 3, seed=index) for index in range(2)]
+    one = kind([{"params": [early[0]]}, {"params": [early[1]], "lr": 0.5}], lr=0.1)
+    other = kind([late[0]], lr=0.1)
+    other.add_param_group({"params": [late[1]], "lr": 0.5})
+    for seed in range(2):
+        for weights, optimizer in ((early, one), (late, other)):
+            set_grads(weights, seed=seed)
+            optimizer.step()
+    for index in range(2):
+        expect_same_way(late[index], early[index], parameter(4, 3, seed=index), f"weight of group {index}")
+
+
+@pytest.mark.clause("ALGO-082")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_added_group_later(impl, algorithm):
+    """A group that is added after steps begins with a state of its own."""
+    weights = [parameter(4, 3, seed=index) for index in range(2)]
+    alone = parameter(4, 3, seed=1)
+    optimizer = getattr(impl, algorithm)([weights[0]], lr=0.1)
+    fresh = getattr(impl, algorithm)([alone], lr=0.1)
+    set_grads([weights[0]])
+    optimizer.step()
+    optimizer.add_param_group({"params": [weights[1]]})
+    weights[0].grad = None
+    for seed in range(2):
+        for weight, one in ((weights[1], optimizer), (alone, fresh)):
+            set_grads([weight], seed=seed)
+            one.step()
+    expect_same_way(weights[1], alone, parameter(4, 3, seed=1), "the added weight")
+
+
+@pytest.mark.clause("ALGO-083")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_groups_are_separate(impl, algorithm):
+    """Two groups train as two optimizers with their options do."""
+    kind = getattr(impl, algorithm)
+    together = [parameter(4, 3, seed=index) for index in range(2)]
+    apart = [parameter(4, 3, seed=index) for index in range(2)]
+    options = [{"lr": 0.1, "weight_decay": 0.1}, {"lr": 0.02, "weight_decay": 0.0}]
+    one = kind([{"params": [weight], **more} for weight, more in zip(together, options, strict=True)])
+    others = [kind([weight], **more) for weight, more in zip(apart, options, strict=True)]
+    for seed in range(3):
+        set_grads(together, seed=seed)
+        set_grads(apart, seed=seed)
+        one.step()
+        for other in others:
+            other.step()
+    for index in range(2):
+        expect_same_way(
+            together[index], apart[index], parameter(4, 3, seed=index), f"weight of group {index}"
+        )

@@ -1,0 +1,284 @@
+"""Closures, hooks, and what people put around the algorithms."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.support.algorithms import (
+    ALGORITHMS,
+    MOMENTUM,
+    expect_same_way,
+    make_algorithm,
+    resumed_with,
+)
+from keyedopt.conformance.suite.support.assertions import (
+    expect,
+    expect_bits,
+    expect_close,
+    expect_equal,
+    expect_unchanged,
+    same_bits,
+    snapshot,
+)
+from keyedopt.conformance.suite.support.doubles import single_rank
+from keyedopt.conformance.suite.support.inputs import parameter, set_grads, train, values, warmup_stages
+
+every = pytest.mark.parametrize("algorithm", ALGORITHMS)
+
+
+def tables(count: int = 2) -> dict[str, torch.nn.Parameter]:
+    """Make fixed tables by key."""
+    return {f"t{index}": parameter(4, 3, seed=index) for index in range(count)}
+
+
+def keyed(impl: Any, algorithm: str, params: Any, lr: float = 0.1) -> Any:
+    """Wrap an optimizer of an algorithm in a KeyedOptimizerWrapper."""
+    options = MOMENTUM.get(algorithm, {})
+    return impl.KeyedOptimizerWrapper(params, functools.partial(getattr(impl, algorithm), lr=lr, **options))
+
+
+# --- closures, hooks, zero_grad -------------------------------------------------------------------
+
+
+@pytest.mark.clause("ALGO-050")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_closure(impl, algorithm):
+    """A closure is evaluated once, with gradients enabled, and its loss returned."""
+    params = tables(1)
+    weight = params["t0"]
+    other = tables(1)
+    optimizer = make_algorithm(impl, algorithm, [weight])
+    plain = make_algorithm(impl, algorithm, [other["t0"]])
+    enabled = []
+
+    def closure() -> torch.Tensor:
+        enabled.append(torch.is_grad_enabled())
+        optimizer.zero_grad()
+        loss = (weight * weight).sum()
+        loss.backward()
+        return loss
+
+    with torch.no_grad():
+        loss = optimizer.step(closure)
+    expect_equal(enabled, [True], "whether gradients were enabled, by evaluation")
+    expect_close(loss.detach(), (other["t0"].detach() ** 2).sum().double(), "the loss")
+    (other["t0"] * other["t0"]).sum().backward()
+    plain.step()
+    expect_bits(weight.detach(), other["t0"].detach(), "the weight")
+
+
+@pytest.mark.clause("ALGO-051")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_hooks(impl, algorithm):
+    """Each kind of hook runs once an event, in order."""
+    params = tables(1)
+    optimizer = make_algorithm(impl, algorithm, list(params.values()))
+    seen: list[str] = []
+    for kind in ("step_pre", "step_post", "state_dict_pre", "state_dict_post"):
+        register = getattr(optimizer, f"register_{kind}_hook")
+        register(lambda *_, kind=kind: seen.append(kind))
+    for kind in ("load_state_dict_pre", "load_state_dict_post"):
+        register = getattr(optimizer, f"register_{kind}_hook")
+        register(lambda *_, kind=kind: seen.append(kind))
+    train(optimizer, params, 1)
+    saved = optimizer.state_dict()
+    optimizer.load_state_dict(saved)
+    events = ("step", "state_dict", "load_state_dict")
+    expect_equal(seen, [f"{event}_{when}" for event in events for when in ("pre", "post")], "hooks that ran")
+
+
+@pytest.mark.clause("ALGO-052")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_zero_grad(impl, algorithm):
+    """zero_grad drops the gradients, or zeroes them."""
+    params = tables(1)
+    optimizer = make_algorithm(impl, algorithm, list(params.values()))
+    set_grads(params)
+    optimizer.zero_grad(set_to_none=False)
+    expect_bits(params["t0"].grad, torch.zeros(4, 3), "the gradient")
+    optimizer.zero_grad()
+    expect(params["t0"].grad is None, "no gradient", params["t0"].grad)
+
+
+# --- the keyed family -----------------------------------------------------------------------------
+
+
+@pytest.mark.clause("ALGO-084")
+@pytest.mark.needs("{algorithm}", "KeyedOptimizerWrapper")
+@every
+def test_keyed(impl, algorithm):
+    """Behind a KeyedOptimizerWrapper the way is the same, and a loaded state goes on along it."""
+    params, plain = tables(), tables()
+    one, other = keyed(impl, algorithm, params), make_algorithm(impl, algorithm, list(plain.values()))
+    train(one, params, 3)
+    train(other, plain, 3)
+    resumed = {key: torch.nn.Parameter(value.detach().clone()) for key, value in params.items()}
+    third = keyed(impl, algorithm, resumed)
+    third.init_state()
+    third.load_state_dict(snapshot(one.state_dict()))
+    third.zero_grad()
+    train(other, plain, 2, seed=7)
+    train(third, resumed, 2, seed=7)
+    for key, value in plain.items():
+        expect_bits(resumed[key].detach(), value.detach(), f"weight {key}")
+
+
+@pytest.mark.clause("ALGO-085")
+@pytest.mark.needs("{algorithm}", "KeyedOptimizerWrapper")
+@pytest.mark.parametrize("algorithm", ["SGD", "Adagrad", "RowWiseAdagrad", "Adam"])
+def test_init_state(impl, algorithm):
+    """init_state changes no parameter, nor the training that follows."""
+    params, plain = tables(), tables()
+    one, other = keyed(impl, algorithm, params), make_algorithm(impl, algorithm, list(plain.values()))
+    before = values(params)
+    one.init_state()
+    expect_unchanged(before, values(params), "the parameters")
+    train(one, params, 3)
+    train(other, plain, 3)
+    for key, value in plain.items():
+        expect_bits(params[key].detach(), value.detach(), f"weight {key}")
+
+
+@pytest.mark.clause("ALGO-086")
+@pytest.mark.needs("{algorithm}", "GradientClippingOptimizer")
+@every
+def test_clipped(impl, algorithm):
+    """Behind clipping the way is that of the clipped gradients."""
+    params, plain = tables(), tables()
+    clipped = impl.GradientClippingOptimizer(
+        keyed(impl, algorithm, params), clipping=impl.GradientClipping.VALUE, max_gradient=0.25
+    )
+    other = make_algorithm(impl, algorithm, list(plain.values()))
+    for seed in range(3):
+        set_grads(params, seed=seed)
+        set_grads(plain, seed=seed)
+        for weight in plain.values():
+            weight.grad.clamp_(-0.25, 0.25)
+        clipped.step()
+        other.step()
+    for key, value in plain.items():
+        expect_bits(params[key].detach(), value.detach(), f"weight {key}")
+
+
+@pytest.mark.clause("ALGO-087")
+@pytest.mark.needs("{algorithm}", "WarmupOptimizer")
+@every
+def test_warmed_up(impl, algorithm):
+    """Behind a schedule the way is that of the scheduled rates."""
+    params, plain = tables(), tables()
+    stages = warmup_stages(impl, [{"policy": "LINEAR", "max_iters": 4, "value": 0.25}])
+    scheduled = impl.WarmupOptimizer(keyed(impl, algorithm, params, lr=9.0), stages, lr=0.1)
+    other = make_algorithm(impl, algorithm, list(plain.values()))
+    for seed in range(6):
+        rate = next(iter(scheduled.param_groups))["lr"]
+        expect(rate <= 0.1 + 1e-12, "a rate of at most 0.1", rate)
+        other.param_groups[0]["lr"] = rate
+        train(scheduled, params, 1, seed=seed)
+        train(other, plain, 1, seed=seed)
+    for key, value in plain.items():
+        expect_bits(params[key].detach(), value.detach(), f"weight {key}")
+
+
+# --- torch's own surroundings ---------------------------------------------------------------------
+
+
+@pytest.mark.clause("ALGO-088")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_lr_scheduler(impl, algorithm):
+    """A scheduler's rates are those of the steps."""
+    params, plain = tables(1), tables(1)
+    one, other = (make_algorithm(impl, algorithm, [weights["t0"]]) for weights in (params, plain))
+    options = MOMENTUM.get(algorithm, {})
+    scheduler = torch.optim.lr_scheduler.StepLR(one, step_size=1, gamma=0.5)
+    for seed in range(4):
+        rate = 0.1 * 0.5**seed
+        other = resumed_with(getattr(impl, algorithm), other, plain["t0"], lr=rate, **options)
+        train(one, params, 1, seed=seed)
+        scheduler.step()
+        train(other, plain, 1, seed=seed)
+    expect_bits(params["t0"].detach(), plain["t0"].detach(), "the weight")
+
+
+@pytest.mark.clause("ALGO-089")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_grad_scaler(impl, algorithm):
+    """A step is skipped on overflow, and is otherwise that of the unscaled gradients."""
+    params, plain = tables(1), tables(1)
+    weight, other = params["t0"], plain["t0"]
+    one, two = make_algorithm(impl, algorithm, [weight]), make_algorithm(impl, algorithm, [other])
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=100)
+    for seed in range(3):
+        set_grads([weight], seed=seed)
+        set_grads([other], seed=seed)
+        scaler.scale(torch.ones(()))  # begins the scale
+        weight.grad.mul_(scaler.get_scale())
+        if seed == 1:
+            weight.grad[0, 0] = float("inf")
+            before = snapshot([values([weight]), one.state_dict()])
+        scaler.step(one)
+        scaler.update()
+        if seed == 1:
+            expect_unchanged(before, [values([weight]), one.state_dict()], "weight and state after overflow")
+        else:
+            two.step()
+    expect_same_way(weight, other, tables(1)["t0"], "the weight")
+
+
+@pytest.mark.clause("ALGO-090")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_autocast(impl, algorithm):
+    """A step is the same under autocast, and with gradients enabled and disabled."""
+    params, plain = tables(1), tables(1)
+    one, other = (
+        make_algorithm(impl, algorithm, [params["t0"]]),
+        make_algorithm(impl, algorithm, [plain["t0"]]),
+    )
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        train(one, params, 2)
+    with torch.no_grad():
+        train(one, params, 1, seed=5)
+    train(other, plain, 2)
+    train(other, plain, 1, seed=5)
+    expect_bits(params["t0"].detach(), plain["t0"].detach(), "the weight")
+    expect(params["t0"].requires_grad and params["t0"].grad_fn is None, "a leaf", params["t0"])
+
+
+@pytest.mark.clause("ALGO-091")
+@pytest.mark.needs("{algorithm}")
+@every
+@pytest.mark.parametrize("sharded", [0, 1, None])
+def test_dtensor(impl, algorithm, sharded):
+    """A DTensor on one rank steps as the plain tensor does, or is refused and left alone."""
+    plain = parameter(4, 3)
+    other = make_algorithm(impl, algorithm, [plain])
+    with single_rank():
+        from torch.distributed import device_mesh, tensor
+
+        mesh = device_mesh.init_device_mesh("cpu", (1,))
+        placements = [tensor.Replicate() if sharded is None else tensor.Shard(sharded)]
+        weight = torch.nn.Parameter(tensor.distribute_tensor(parameter(4, 3).detach(), mesh, placements))
+        before = weight.detach().full_tensor().clone()
+        refused = False
+        try:
+            optimizer = make_algorithm(impl, algorithm, [weight])
+            for seed in range(2):
+                set_grads([plain], seed=seed)
+                weight.grad = tensor.distribute_tensor(plain.grad, mesh, placements)
+                optimizer.step()
+                other.step()
+        except (ValueError, TypeError, RuntimeError, NotImplementedError):
+            refused = True
+        seen = weight.detach().full_tensor()
+    if refused:
+        expect(same_bits(seen, before), "the weight unchanged when refused", seen)
+        return "refused"
+    expect_same_way(seen, plain, parameter(4, 3), "the weight")
+    return "updated"

@@ -1,0 +1,120 @@
+"""Gradients of infinity and NaN."""
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.support.algorithms import (
+    ALGORITHMS,
+    fixed_grads,
+    make_algorithm,
+    sparse_rows,
+    trained_copy,
+)
+from keyedopt.conformance.suite.support.assertions import (
+    expect,
+    expect_bits,
+    expect_unchanged,
+    outcome,
+    snapshot,
+)
+from keyedopt.conformance.suite.support.inputs import parameter, set_grads, values
+
+every = pytest.mark.parametrize("algorithm", ALGORITHMS)
+
+
+@pytest.mark.clause("ALGO-044")
+@pytest.mark.needs("{algorithm}")
+@every
+@pytest.mark.parametrize("bad", ["inf", "-inf", "nan"])
+def test_nonfinite_stays_in_its_row(impl, algorithm, bad):
+    """A gradient that is not finite changes no other row, then or later."""
+    start, grads = parameter(4, 3), fixed_grads(3)
+    plain, _ = trained_copy(impl, algorithm, start, grads)
+    grads[0][1, 2] = float(bad)
+    spoilt, _ = trained_copy(impl, algorithm, start, grads)
+    expect_bits(spoilt.detach()[[0, 2, 3]], plain.detach()[[0, 2, 3]], "the other rows")
+
+
+@pytest.mark.clause("ALGO-044")
+@pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
+@every
+@pytest.mark.parametrize("bad", ["inf", "nan"])
+def test_nonfinite_stays_in_its_sparse_row(impl, algorithm, bad):
+    """A sparse gradient that is not finite changes no other row."""
+    start = parameter(4, 3)
+    grads = fixed_grads(1, 4)[0]
+    plain, _ = trained_copy(impl, algorithm, start, [sparse_rows([3, 1, 3, 0], grads, start)])
+    grads[1, 0] = float(bad)
+    spoilt, _ = trained_copy(impl, algorithm, start, [sparse_rows([3, 1, 3, 0], grads, start)])
+    expect_bits(spoilt.detach()[[0, 2, 3]], plain.detach()[[0, 2, 3]], "the other rows")
+
+
+@pytest.mark.clause("ALGO-045")
+@pytest.mark.needs("{algorithm}")
+@every
+@pytest.mark.parametrize("bad", ["inf", "nan"])
+def test_nonfinite_row(impl, algorithm, bad):
+    """Say what becomes of the row, in that step and after finite ones."""
+    seen = []
+    for steps in (1, 3):
+        grads = fixed_grads(3)
+        grads[0][1, 2] = float(bad)
+        weight, _ = trained_copy(impl, algorithm, torch.ones(4, 3), grads[:steps])
+        row = weight.detach()[1]
+        seen.append("".join("n" if x.isnan() else "i" if x.isinf() else "f" for x in row))
+    return seen
+
+
+@pytest.mark.clause("ALGO-046")
+@pytest.mark.needs("{algorithm}.error_if_nonfinite")
+@every
+@pytest.mark.parametrize("bad", ["inf", "nan"])
+@pytest.mark.parametrize("layout", ["dense", "sparse"])
+def test_error_if_nonfinite(impl, algorithm, bad, layout):
+    """error_if_nonfinite refuses the step, and no parameter, state or count changes."""
+    weights = [parameter(4, 3, seed=index) for index in range(2)]
+    groups = [{"params": [weight]} for weight in weights]
+    optimizer = make_algorithm(impl, algorithm, groups, error_if_nonfinite=True)
+    set_grads(weights)
+    optimizer.step()
+    before = snapshot([values(weights), optimizer.state_dict()])
+    set_grads(weights, seed=2)
+    grads = fixed_grads(1, 2)[0]
+    grads[1, 1] = float(bad)
+    if layout == "sparse":
+        weights[1].grad = sparse_rows([3, 1], grads, weights[1])
+    else:
+        weights[1].grad[:2] = grads
+    seen = outcome(optimizer.step)
+    expect(seen == "raises RuntimeError", "RuntimeError", seen)
+    expect_unchanged(before, [values(weights), optimizer.state_dict()], "weights and state")
+
+
+@pytest.mark.clause("ALGO-046")
+@pytest.mark.needs("{algorithm}.error_if_nonfinite")
+@every
+@pytest.mark.parametrize("strict", [0, 1])
+def test_error_if_nonfinite_of_a_group(impl, algorithm, strict):
+    """It is the group that says whether its gradients have to be finite."""
+    weights = [parameter(4, 3, seed=index) for index in range(2)]
+    groups = [
+        {"params": [weight], "error_if_nonfinite": index == strict} for index, weight in enumerate(weights)
+    ]
+    optimizer = make_algorithm(impl, algorithm, groups)
+    for index in (1 - strict, strict):
+        set_grads(weights)
+        weights[index].grad[1, 1] = float("nan")
+        seen = outcome(lambda: optimizer.step() and None)
+        wanted = "raises RuntimeError" if index == strict else "returns None"
+        expect(seen == wanted, f"{wanted} for NaN in group {index}", seen)
+
+
+@pytest.mark.clause("ALGO-047")
+@pytest.mark.needs("{algorithm}.error_if_nonfinite")
+@every
+def test_error_if_nonfinite_lets_finite_pass(impl, algorithm):
+    """error_if_nonfinite changes nothing for finite gradients."""
+    start, grads = parameter(4, 3), fixed_grads(3)
+    plain, _ = trained_copy(impl, algorithm, start, grads)
+    checked, _ = trained_copy(impl, algorithm, start, grads, error_if_nonfinite=True)
+    expect_bits(checked.detach(), plain.detach(), "the weight")

@@ -1,0 +1,344 @@
+"""Options by group, in combination, and in the long run."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.support.algorithms import (
+    ALGORITHMS,
+    expect_same_way,
+    fixed_grads,
+    make_algorithm,
+    resumed_with,
+    sparse_rows,
+    trained_copy,
+)
+from keyedopt.conformance.suite.support.assertions import (
+    expect,
+    expect_bits,
+    expect_close,
+    expect_equal,
+    snapshot,
+)
+from keyedopt.conformance.suite.support.inputs import parameter, set_grads, train
+
+every = pytest.mark.parametrize("algorithm", ALGORITHMS)
+
+ADAMS = ("Adam", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB")
+ADAGRADS = ("Adagrad", "RowWiseAdagrad")
+#: Two values of an option that lead to different weights.
+TWO: dict[str, tuple[Any, Any]] = {
+    "lr": (0.1, 0.25),
+    "betas": ((0.9, 0.999), (0.5, 0.75)),
+    "eps": (1e-8, 0.125),
+    "momentum": (0.5, 0.75),
+    "dampening": (0.0, 0.25),
+    "nesterov": (False, True),
+    "lr_decay": (0.0, 0.5),
+    "initial_accumulator_value": (0.0, 0.25),
+    "eta": (1e-3, 0.25),
+    "maximize": (False, True),
+    "max_norm": (None, 0.5),
+    "decay": ("l2", "decoupled"),
+    "rows": ("given", "nonzero"),
+    "eps_placement": ("inside_denominator", "before_bias_correction"),
+    "bias_correction": ("global", "per_row"),
+}
+#: The options of each algorithm beside lr and weight_decay.
+OPTIONS = {
+    "SGD": "momentum dampening nesterov maximize decay rows",
+    "Adagrad": "eps lr_decay initial_accumulator_value maximize decay rows",
+    "RowWiseAdagrad": "eps lr_decay initial_accumulator_value maximize max_norm decay rows",
+    "Adam": "betas eps maximize eps_placement bias_correction decay rows",
+    "PartialRowWiseAdam": "betas eps maximize bias_correction decay rows",
+    "LAMB": "betas eps maximize bias_correction decay rows",
+    "PartialRowWiseLAMB": "betas eps maximize bias_correction decay rows",
+    "LarsSGD": "momentum eta maximize rows",
+}
+EACH = [(algorithm, option) for algorithm, options in OPTIONS.items() for option in options.split()]
+#: Where sums start.
+START = "initial_accumulator_value"
+#: What shapes the state when it is made.
+AT_FIRST = ("initial_accumulator_value", "bias_correction")
+#: What can be set between two steps.
+SET = [(algorithm, "lr") for algorithm in OPTIONS] + [pair for pair in EACH if pair[1] not in AT_FIRST]
+
+
+def chosen(option: str, value: Any) -> dict[str, Any]:
+    """Return an option with what it needs beside it to make a difference."""
+    more: dict[str, Any] = {"momentum": 0.5} if option in ("dampening", "nesterov") else {}
+    return {"lr": 0.1, "weight_decay": 0.125, **more, option: value}
+
+
+def with_zeros(weights: Any, seed: int) -> None:
+    """Give each weight a gradient whose third row is zero."""
+    set_grads(weights, seed=seed)
+    for weight in weights:
+        weight.grad[2] = 0
+
+
+def expect_separate(impl: Any, algorithm: str, option: str, way: str) -> None:
+    """Expect groups with two values of an option to go the ways of two optimizers."""
+    kind = getattr(impl, algorithm)
+    for pair in (TWO[option], TWO[option][::-1]):
+        together = [parameter(4, 3, seed=index) for index in range(2)]
+        apart = [parameter(4, 3, seed=index) for index in range(2)]
+        first, second = (chosen(option, value) for value in pair)
+        if way == "constructor":
+            one = kind([{"params": [together[0]], **first}, {"params": [together[1]], **second}])
+        elif way == "added":
+            one = kind([together[0]], **first)
+            one.add_param_group({"params": [together[1]], **second})
+        else:
+            one = kind([{"params": [weight]} for weight in together], **first)
+        at_first = (first, first if way == "set" else second)
+        others = [kind([weight], **more) for weight, more in zip(apart, at_first, strict=True)]
+        for seed in range(3):
+            if way == "set" and seed:
+                one.param_groups[1].update(second)
+                others[1] = resumed_with(kind, others[1], apart[1], **second)
+            with_zeros(together, seed)
+            with_zeros(apart, seed)
+            one.step()
+            for other in others:
+                other.step()
+        for index in range(2):
+            what = f"weight of the group with {option}={pair[index]!r}"
+            expect_same_way(together[index], apart[index], parameter(4, 3, seed=index), what)
+
+
+def expect_same_state(seen: Any, wanted: Any) -> None:
+    """Expect the tensors of two states to be alike."""
+    expect_equal(sorted(seen), sorted(wanted), "names in the state")
+    for name, value in wanted.items():
+        tensor, exact = torch.as_tensor(seen[name]), torch.as_tensor(value).double()
+        if not tensor.is_floating_point():
+            tensor = tensor.double()  # a count
+        expect_close(tensor, exact, f"{name} of the state", ulps=16)
+
+
+# --- by group -------------------------------------------------------------------------------------
+
+
+@pytest.mark.clause("ALGO-083")
+@pytest.mark.needs("{algorithm}", "{algorithm}.{option}")
+@pytest.mark.parametrize(("algorithm", "option"), [pair for pair in EACH if pair[1] != START])
+def test_each_option_of_a_group(impl, algorithm, option):
+    """Each option is that of the group, whatever it is in the others and by default."""
+    expect_separate(impl, algorithm, option, "constructor")
+
+
+@pytest.mark.clause("ALGO-096")
+@pytest.mark.needs("{algorithm}", "{algorithm}.initial_accumulator_value")
+@pytest.mark.parametrize("algorithm", ADAGRADS)
+@pytest.mark.parametrize("way", ["constructor", "added"])
+def test_sums_start_where_the_group_says(impl, algorithm, way):
+    """The initial_accumulator_value is that of the group, whatever it is in the others and by default."""
+    expect_separate(impl, algorithm, START, way)
+
+
+@pytest.mark.clause("ALGO-082")
+@pytest.mark.needs("{algorithm}", "{algorithm}.{option}")
+@pytest.mark.parametrize(("algorithm", "option"), [pair for pair in EACH if pair[1] != START])
+def test_each_option_of_an_added_group(impl, algorithm, option):
+    """Each option is that of the added group, whatever it is in the others and by default."""
+    expect_separate(impl, algorithm, option, "added")
+
+
+@pytest.mark.clause("ALGO-092")
+@pytest.mark.needs("{algorithm}", "{algorithm}.{option}")
+@pytest.mark.parametrize(("algorithm", "option"), SET)
+def test_options_set_in_a_group(impl, algorithm, option):
+    """An option that is set in a group between two steps counts in those that follow."""
+    expect_separate(impl, algorithm, option, "set")
+
+
+# --- in combination -------------------------------------------------------------------------------
+
+
+def expect_ascent(impl: Any, algorithm: str, options: dict[str, Any]) -> None:
+    """Expect maximize to do what the negated gradient does."""
+    start, grads = parameter(4, 3), fixed_grads(3)
+    up, one = trained_copy(impl, algorithm, start, grads, maximize=True, **options)
+    down, other = trained_copy(impl, algorithm, start, [-grad for grad in grads], **options)
+    expect_same_way(up, down, start, f"the weight with maximize and {options}")
+    expect_same_state(one.state[up], other.state[down])
+
+
+@pytest.mark.clause("ALGO-020")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize(
+    ("algorithm", "options"),
+    [
+        ("SGD", {"weight_decay": 0.125}),
+        ("SGD", {"weight_decay": 0.125, "momentum": 0.5, "dampening": 0.25}),
+        ("SGD", {"weight_decay": 0.125, "momentum": 0.5, "nesterov": True}),
+        ("Adagrad", {"weight_decay": 0.125, "lr_decay": 0.5}),
+        ("RowWiseAdagrad", {"weight_decay": 0.125, "lr_decay": 0.5}),
+        ("Adam", {"weight_decay": 0.125}),
+    ],
+)
+def test_maximize_with_other_options(impl, algorithm, options):
+    """With maximize the gradient alone is negated: not weight decay, nor momentum."""
+    expect_ascent(impl, algorithm, options)
+
+
+@pytest.mark.clause("ALGO-021")
+@pytest.mark.needs("{algorithm}.maximize", "{algorithm}.{option}")
+@pytest.mark.parametrize(
+    ("algorithm", "option", "value"),
+    [
+        *((name, "decay", kind) for name in ALGORITHMS if name != "LarsSGD" for kind in ("l2", "decoupled")),
+        ("LarsSGD", "rows", "given"),
+    ],
+)
+def test_maximize_with_each_decay(impl, algorithm, option, value):
+    """With maximize the gradient alone is negated, and decay pulls to zero as before."""
+    expect_ascent(impl, algorithm, {"weight_decay": 0.125, option: value})
+
+
+@pytest.mark.clause("ALGO-022")
+@pytest.mark.needs("{algorithm}.decay")
+@pytest.mark.parametrize(
+    ("algorithm", "more"),
+    [("SGD", {"nesterov": True}), *((name, {}) for name in ALGORITHMS if name != "LarsSGD")],
+)
+def test_decoupled_decay_leaves_the_state_alone(impl, algorithm, more):
+    """Decoupled decay shrinks the weight by lr times weight_decay, and enters no state."""
+    start, grads = parameter(4, 3), fixed_grads(3)
+    plain, one = trained_copy(impl, algorithm, start, grads, **more)
+    other, two = trained_copy(impl, algorithm, start, grads, weight_decay=0.125, decay="decoupled", **more)
+    expect_same_state(two.state[other], one.state[plain])
+    if algorithm.endswith("LAMB"):
+        return
+    plain, _ = trained_copy(impl, algorithm, start, grads[:1], **more)
+    other, _ = trained_copy(impl, algorithm, start, grads[:1], weight_decay=0.125, decay="decoupled", **more)
+    wanted = plain.detach().double() - 0.1 * 0.125 * start.detach().double()
+    expect_close(other.detach(), wanted, "the weight after one step", ulps=8)
+
+
+@pytest.mark.clause("ALGO-024")
+@pytest.mark.needs("Adam.bias_correction", "Adam.rows")
+@pytest.mark.parametrize("shape", [(4,), (4, 4, 2)])
+def test_counts_of_rows_of_any_shape(impl, shape):
+    """With bias_correction='per_row' what is no matrix is corrected row by row, as a matrix is."""
+    start, grads = parameter(*shape), [parameter(*shape, seed=seed).detach() for seed in (1, 2, 3)]
+    for row, grad in enumerate(grads):
+        grad[row] = 0
+    options = {"rows": "nonzero", "bias_correction": "per_row"}
+    matrix, rows = start.reshape(4, -1), [grad.reshape(4, -1) for grad in grads]
+    wanted, _ = trained_copy(impl, "Adam", matrix, rows, **options)
+    seen, _ = trained_copy(impl, "Adam", start, grads, **options)
+    expect_same_way(seen.reshape(4, -1), wanted, matrix, "the weight, by rows,")
+
+
+# --- in the long run ------------------------------------------------------------------------------
+
+
+def expect_state_at_rate_of_zero(impl: Any, algorithm: str, grads: Any, **options: Any) -> None:
+    """Expect a rate of 0 to leave the weights alone, and not the state."""
+    start = parameter(4, 3)
+    rates = {0.0: start, 0.1: None}
+    states = []
+    for lr, wanted in rates.items():
+        weight, optimizer = trained_copy(impl, algorithm, start, grads, lr=lr, **options)
+        states.append(dict(optimizer.state[weight]))
+        if wanted is not None:
+            expect_bits(weight.detach(), wanted.detach(), "the weight")
+    expect_same_state(states[0], states[1])
+
+
+@pytest.mark.clause("ALGO-093")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "LarsSGD"])
+def test_rate_of_zero(impl, algorithm):
+    """With a rate of 0 weights keep their bits, and state moves as with any other rate."""
+    expect_state_at_rate_of_zero(impl, algorithm, fixed_grads(3))
+
+
+@pytest.mark.clause("ALGO-093")
+@pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
+@pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "LarsSGD"])
+def test_rate_of_zero_with_sparse_gradients(impl, algorithm):
+    """So it is with sparse gradients."""
+    plain = {"momentum": 0.0} if algorithm == "SGD" else {}  # torch's momentum moves every row
+    grads = [sparse_rows([3, 1, 3, 0], grad, parameter(4, 3)) for grad in fixed_grads(3)]
+    expect_state_at_rate_of_zero(impl, algorithm, grads, **plain)
+
+
+def set_count(saved: Any, count: int) -> bool:
+    """Set the count of steps in a saved state; tell whether there is one."""
+    (state,) = saved["state"].values()
+    if "step" not in state:
+        return False
+    value = state["step"]
+    state["step"] = torch.full_like(value, count) if isinstance(value, torch.Tensor) else count
+    return True
+
+
+@pytest.mark.clause("ALGO-094")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize("algorithm", [*ADAGRADS, *ADAMS])
+@pytest.mark.parametrize("count", [256, 2048, 70000])
+def test_count_goes_on(impl, algorithm, count, dtype):
+    """A count of steps that is loaded goes on from there, whatever the dtype of the parameter."""
+    weight = parameter(4, 3, dtype=dtype)
+    optimizer = make_algorithm(impl, algorithm, [weight])
+    train(optimizer, [weight], 1)
+    saved = snapshot(optimizer.state_dict())
+    if not set_count(saved, count):
+        return
+    optimizer.load_state_dict(saved)
+    train(optimizer, [weight], 2)
+    (state,) = optimizer.state_dict()["state"].values()
+    seen = float(torch.as_tensor(state["step"]))
+    expect_equal(seen, count + 2.0, "count of steps")
+
+
+@pytest.mark.clause("ALGO-094")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize("algorithm", ["Adagrad", "RowWiseAdagrad", "Adam", "PartialRowWiseAdam"])
+@pytest.mark.parametrize("count", [99, 999, 9999])
+def test_rates_of_late_steps(impl, algorithm, count):
+    """Bias correction and lr_decay follow their formulas at any count."""
+    weight = torch.nn.Parameter(torch.zeros(1, 2))
+    adam = algorithm in ADAMS
+    options = {"betas": (0.75, 0.9999)} if adam else {"lr_decay": 1e-3}
+    optimizer = make_algorithm(impl, algorithm, [weight], **options)
+    weight.grad = torch.zeros(1, 2)
+    optimizer.step()
+    saved = snapshot(optimizer.state_dict())
+    if set_count(saved, count):
+        optimizer.load_state_dict(saved)
+    else:  # it is elsewhere, in the group for one
+        for _ in range(count - 1):
+            optimizer.step()
+    weight.grad = torch.tensor([[2.0, -2.0]])
+    optimizer.step()
+    step = count + 1
+    if adam:
+        m, v = 0.25 * 2.0 / (1 - 0.75**step), 1e-4 * 4.0 / (1 - 0.9999**step)
+        moved = 0.1 * m / (v**0.5 + 1e-8)
+    else:
+        moved = 0.1 / (1 + (step - 1) * 1e-3)
+    wanted = torch.tensor([[-moved, moved]], dtype=torch.float64)
+    off = float(((weight.detach().double() - wanted) / wanted).abs().max())
+    expect(off < 1e-4, f"the weight {wanted.tolist()} to four digits", weight.tolist())
+
+
+@pytest.mark.clause("ALGO-048")
+@pytest.mark.needs("{algorithm}")
+@every
+@pytest.mark.parametrize("which", ["weight", "gradient", "both"])
+def test_transposed(impl, algorithm, which):
+    """A transposed weight takes a contiguous gradient, and a contiguous weight a transposed one."""
+    start, grads = parameter(4, 3), fixed_grads(3)
+    plain, _ = trained_copy(impl, algorithm, start, grads)
+    turned = start.detach().t().contiguous().t() if which != "gradient" else start.detach().clone()
+    weight = torch.nn.Parameter(turned)
+    optimizer = make_algorithm(impl, algorithm, [weight])
+    for grad in grads:
+        weight.grad = grad.clone() if which == "weight" else grad.t().contiguous().t()
+        optimizer.step()
+    expect_same_way(weight, plain, start, "the weight")

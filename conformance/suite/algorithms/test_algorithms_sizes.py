@@ -1,0 +1,111 @@
+"""Sizes: wide rows, long gradients, large and many parameters, and empty ones among others."""
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.support.algorithms import (
+    ALGORITHMS,
+    ROW_WISE,
+    expect_same_way,
+    fixed_grads,
+    make_algorithm,
+    trained_copy,
+)
+from keyedopt.conformance.suite.support.assertions import expect, expect_close
+from keyedopt.conformance.suite.support.inputs import INTERPRETED, parameter
+
+every = pytest.mark.parametrize("algorithm", ALGORITHMS)
+
+#: More than kernels for many tensors take at a time, in elements and in tensors; Triton's interpreter has no
+#: time for so many.
+BLOCKS = (3, 5) if INTERPRETED else (50, 110)
+MANY = 3 if INTERPRETED else 130
+
+
+@pytest.mark.clause("ALGO-095")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize("algorithm", ROW_WISE)
+@pytest.mark.parametrize("width", [1, 3, 257, 2053])
+def test_width(impl, algorithm, width):
+    """What is taken over a row, its mean square or its norms, is taken over all of it."""
+    weight = parameter(2, width, seed=3)
+    before = weight.detach().double()
+    optimizer = make_algorithm(impl, algorithm, [weight])
+    weight.grad = parameter(2, width, seed=4).detach()
+    weight.grad[:, -1] = 8.0
+    square = weight.grad.double().square().mean(dim=1)
+    optimizer.step()
+    state = optimizer.state[weight]
+    if algorithm == "RowWiseAdagrad":
+        expect_close(state["sum"].reshape(-1), square, "sum", ulps=64)
+    elif algorithm.startswith("Partial"):
+        expect_close(state["exp_avg_sq"].reshape(-1), 0.001 * square, "exp_avg_sq", ulps=64)
+    if algorithm in ("LAMB", "PartialRowWiseLAMB", "LarsSGD"):
+        part = 0.1 * (1e-3 if algorithm == "LarsSGD" else 1.0)
+        moved = (weight.detach().double() - before).norm(dim=1) / before.norm(dim=1)
+        off = float((moved / part - 1).abs().max())
+        expect(off < 1e-3, f"rows moved by {part} of their norm", moved.tolist())
+
+
+@pytest.mark.clause("ALGO-095")
+@pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
+@every
+@pytest.mark.parametrize("rows", [3, 5000])
+def test_long_sparse_gradients(impl, algorithm, rows):
+    """A gradient of 70,000 rows, of which many or few are the same, is its coalesced one."""
+    places = torch.arange(70_000) * 7919 % rows
+    listed = parameter(70_000, 1, dtype="float64").detach()
+    total = torch.zeros(rows, 1, dtype=torch.float64).index_add_(0, places, listed)
+    start = parameter(rows, 1, dtype="float64")
+    options = {"momentum": 0.0} if algorithm == "SGD" else {}
+    long = torch.sparse_coo_tensor(places[None], listed, (rows, 1), check_invariants=True)
+    short = torch.sparse_coo_tensor(torch.arange(rows)[None], total, (rows, 1), check_invariants=True)
+    seen, wanted = (trained_copy(impl, algorithm, start, [grad], **options)[0] for grad in (long, short))
+    off = float((seen.detach() - wanted.detach()).abs().max())
+    expect(off < 1e-7, "the weights of the coalesced gradient, to 1e-7", f"an error of {off}")
+
+
+@pytest.mark.clause("ALGO-095")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_large(impl, algorithm, dtype):
+    """Each block of a large parameter goes the way of a parameter that is this block."""
+    start, grads = parameter(4, 3, dtype=dtype), fixed_grads(2, dtype=dtype)
+    small, _ = trained_copy(impl, algorithm, start, grads)
+    whole, wanted, *long = (one.detach().repeat(BLOCKS) for one in (start, small, *grads))
+    large, _ = trained_copy(impl, algorithm, whole, long)
+    expect_same_way(large, wanted, whole, "the weight", steps=2)
+
+
+@pytest.mark.clause("ALGO-095")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_many(impl, algorithm):
+    """Each of many parameters of a group goes the way of one alone."""
+    start, grads = parameter(4, 3), fixed_grads(2)
+    alone, _ = trained_copy(impl, algorithm, start, grads)
+    weights = [torch.nn.Parameter(start.detach().clone()) for _ in range(MANY)]
+    optimizer = make_algorithm(impl, algorithm, weights)
+    for grad in grads:
+        for weight in weights:
+            weight.grad = grad.clone()
+        optimizer.step()
+    seen, wanted = torch.cat(weights), torch.cat([alone] * MANY)
+    expect_same_way(seen, wanted, start.repeat(MANY, 1), "the weights", steps=2)
+
+
+@pytest.mark.clause("ALGO-049")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_no_rows(impl, algorithm):
+    """Tables without rows, before, between and after others, step, and change nothing for these."""
+    start, grads = parameter(4, 3), fixed_grads(2)
+    alone, _ = trained_copy(impl, algorithm, start, grads)
+    weights = [torch.nn.Parameter(start.detach()[:rows].clone()) for rows in (0, 4, 0, 4, 0)]
+    optimizer = make_algorithm(impl, algorithm, weights)
+    for grad in grads:
+        for weight in weights:
+            weight.grad = grad[: len(weight)].clone()
+        optimizer.step()
+    for weight in weights[1::2]:
+        expect_same_way(weight, alone, start, "the weight of a table with rows", steps=2)

@@ -1,0 +1,279 @@
+"""The state of the algorithms: names, shapes, saving, loading, copying."""
+
+import copy
+import io
+import pickle
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.support.algorithms import ALGORITHMS, expect_same_way, make_algorithm
+from keyedopt.conformance.suite.support.assertions import (
+    Mismatch,
+    expect,
+    expect_bits,
+    expect_equal,
+    expect_raises,
+    expect_unchanged,
+    same_bits,
+    snapshot,
+)
+from keyedopt.conformance.suite.support.inputs import parameter, set_grads, train, values
+
+every = pytest.mark.parametrize("algorithm", ALGORITHMS)
+
+#: Shapes of the state of a table (4, 3).
+SHAPES = {
+    "SGD": {"momentum_buffer": [4, 3]},
+    "Adagrad": {"sum": [4, 3]},
+    "RowWiseAdagrad": {"sum": [4, 1]},
+    "Adam": {"exp_avg": [4, 3], "exp_avg_sq": [4, 3]},
+    "PartialRowWiseAdam": {"exp_avg": [4, 3], "exp_avg_sq": [4]},
+    "LAMB": {"exp_avg": [4, 3], "exp_avg_sq": [4, 3]},
+    "PartialRowWiseLAMB": {"exp_avg": [4, 3], "exp_avg_sq": [4]},
+    "LarsSGD": {"momentum_buffer": [4, 3]},
+}
+
+
+def tables(count: int = 2, dtype: str = "float32") -> list[torch.nn.Parameter]:
+    """Make fixed tables."""
+    return [parameter(4, 3, dtype=dtype, seed=index) for index in range(count)]
+
+
+@pytest.mark.clause("ALGO-070")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize(("algorithm", "shapes"), SHAPES.items())
+def test_names_and_shapes(impl, algorithm, shapes):
+    """The state has the documented names and shapes; what there is beside them is not looked at."""
+    weights = tables(1)
+    optimizer = make_algorithm(impl, algorithm, weights)
+    train(optimizer, weights, 2)
+    (state,) = optimizer.state_dict()["state"].values()
+    for name, shape in shapes.items():
+        expect(name in state, f"{name} in the state", sorted(state))
+        expect_equal(list(state[name].shape), shape, f"shape of {name}")
+    if "step" in state:
+        expect_equal(float(torch.as_tensor(state["step"]).max()), 2.0, "count of steps")
+
+
+@pytest.mark.clause("ALGO-071")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize("algorithm", ["Adagrad", "RowWiseAdagrad"])
+def test_state_from_construction(impl, algorithm):
+    """The sum of each parameter is there before the first step, at its initial value."""
+    weights = tables()
+    optimizer = make_algorithm(impl, algorithm, weights, initial_accumulator_value=0.25)
+    state = optimizer.state_dict()["state"]
+    expect_equal(len(state), len(weights), "parameters with state")
+    for entry in state.values():
+        expect_equal(float(entry.get("step", 0)), 0.0, "count of steps")
+        expect_bits(entry["sum"], torch.full(tuple(SHAPES[algorithm]["sum"]), 0.25), "sum")
+
+
+@pytest.mark.clause("ALGO-072")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_resumed(impl, algorithm, dtype):
+    """What has loaded the state of another goes on along the same trajectory."""
+    weights = tables(dtype=dtype)
+    optimizer = make_algorithm(impl, algorithm, weights)
+    train(optimizer, weights, 3)
+    resumed = [torch.nn.Parameter(value) for value in values(weights)]
+    other = make_algorithm(impl, algorithm, resumed)
+    other.load_state_dict(snapshot(optimizer.state_dict()))
+    train(optimizer, weights, 3, seed=7)
+    train(other, resumed, 3, seed=7)
+    for index in range(2):
+        expect_bits(resumed[index].detach(), weights[index].detach(), f"weight {index}")
+
+
+@pytest.mark.clause("ALGO-072")
+@pytest.mark.needs("{algorithm}.bias_correction")
+@pytest.mark.parametrize("algorithm", ["Adam", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB"])
+def test_counts_of_rows_resumed(impl, algorithm):
+    """The counts of rows are saved and loaded exactly, in half precision too."""
+    weights = tables(1, dtype="float16")
+    optimizer = make_algorithm(impl, algorithm, weights, bias_correction="per_row")
+    train(optimizer, weights, 1)
+    saved = snapshot(optimizer.state_dict())
+    counts = [value for value in saved["state"][0].values() if tuple(value.shape) == (4,)]
+    steps = [value for value in counts if bool((value == 1).all()) and value.dtype is not torch.float16]
+    expect(steps, "a count a row in the state, in a dtype that can count", saved["state"][0])
+    for value in steps:
+        value.fill_(4097)
+    optimizer.load_state_dict(saved)
+    train(optimizer, weights, 1)
+    seen = [value for value in optimizer.state_dict()["state"][0].values() if bool((value == 4098).all())]
+    expect(seen, "counts of 4098 after one more step", optimizer.state_dict()["state"][0])
+
+
+@pytest.mark.clause("ALGO-073")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_options_loaded(impl, algorithm):
+    """Loading restores lr and weight_decay of every group."""
+    first, second = tables(), tables()
+    one = make_algorithm(
+        impl, algorithm, [{"params": [first[0]]}, {"params": [first[1]], "lr": 0.3}], weight_decay=0.2
+    )
+    other = make_algorithm(impl, algorithm, [{"params": [weight]} for weight in second], lr=0.7)
+    other.load_state_dict(one.state_dict())
+    seen = [[group["lr"], group["weight_decay"]] for group in other.param_groups]
+    expect_equal(seen, [[0.1, 0.2], [0.3, 0.2]], "lr and weight_decay of the groups")
+
+
+@pytest.mark.clause("ALGO-074")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_saved_to_a_file(impl, algorithm):
+    """A state_dict survives torch.save and torch.load with weights_only."""
+    weights = tables()
+    optimizer = make_algorithm(impl, algorithm, weights)
+    train(optimizer, weights, 2)
+    file = io.BytesIO()
+    torch.save(optimizer.state_dict(), file)
+    file.seek(0)
+    read = torch.load(file, weights_only=True)
+    before = snapshot(optimizer.state_dict())
+    optimizer.load_state_dict(read)
+    seen = optimizer.state_dict()
+    expect_unchanged(before["state"], seen["state"], "the state")
+    for old, new in zip(before["param_groups"], seen["param_groups"], strict=True):
+        expect_unchanged(old, {name: new[name] for name in old if name in new}, "the group")
+
+
+@pytest.mark.clause("ALGO-075")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_loaded_is_not_aliased(impl, algorithm):
+    """Steps after a load do not change what was loaded."""
+    weights = tables()
+    optimizer = make_algorithm(impl, algorithm, weights)
+    train(optimizer, weights, 2)
+    saved = snapshot(optimizer.state_dict())
+    before = snapshot(saved)
+    optimizer.load_state_dict(saved)
+    train(optimizer, weights, 2)
+    expect_unchanged(before, saved, "the loaded dictionary")
+
+
+@pytest.mark.clause("ALGO-076")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_state_dict_is_live(impl, algorithm):
+    """The tensors of a state_dict are those that later steps update."""
+    weights = tables(1)
+    optimizer = make_algorithm(impl, algorithm, weights)
+    train(optimizer, weights, 1)
+    saved = dict(optimizer.state_dict()["state"][0])
+    before = snapshot(saved)
+    train(optimizer, weights, 1, seed=5)
+    for name in SHAPES[algorithm]:
+        expect(not same_bits(saved[name], before[name]), f"{name} updated", saved[name])
+
+
+@pytest.mark.clause("ALGO-077")
+@pytest.mark.needs("{algorithm}")
+@every
+@pytest.mark.parametrize("groups", [[1], [3], [1, 1]])
+def test_other_groups_are_refused(impl, algorithm, groups):
+    """State of other groups is refused, and nothing changes."""
+    weights = tables()
+    optimizer = make_algorithm(impl, algorithm, weights)
+    train(optimizer, weights, 1)
+    theirs = [tables(count) for count in groups]
+    other = make_algorithm(impl, algorithm, [{"params": params} for params in theirs])
+    train(other, [weight for params in theirs for weight in params], 1, seed=9)
+    before = snapshot([values(weights), optimizer.state_dict()])
+    expect_raises(lambda: optimizer.load_state_dict(other.state_dict()), ValueError, expected="ValueError")
+    expect_unchanged(before, [values(weights), optimizer.state_dict()], "weights and state")
+
+
+@pytest.mark.clause("ALGO-078")
+@pytest.mark.needs("{algorithm}")
+@every
+@pytest.mark.parametrize("shape", [(4, 3), (4, 1), (4,), (1, 3), (5, 3), (1,)])
+def test_other_shapes_are_refused(impl, algorithm, shape):
+    """State of another shape, here of the last group, is refused before that weight or a state changes."""
+    for name, right in SHAPES[algorithm].items():
+        if list(shape) == right:
+            continue
+        weights = tables(2)
+        optimizer = make_algorithm(impl, algorithm, [{"params": [weight]} for weight in weights])
+        train(optimizer, weights, 1)
+        saved = snapshot(optimizer.state_dict())
+        saved["state"][1][name] = torch.ones(tuple(shape))
+        saved["param_groups"][0]["lr"] = 0.75
+        start, before = values(weights), None
+        rate = optimizer.param_groups[0]["lr"]
+        try:
+            optimizer.load_state_dict(saved)
+            before = snapshot(optimizer.state_dict()["state"])
+            train(optimizer, weights, 1)
+        except Exception:
+            expect_bits(weights[1].detach(), start[1], "the weight after the error")
+            if before is None:
+                expect_equal(optimizer.param_groups[0]["lr"], rate, "the rate after a load that was refused")
+            continue
+        moved = "same" if same_bits(before[1][name], optimizer.state_dict()["state"][1][name]) else "updated"
+        raise Mismatch(f"{name} of shape {tuple(shape)} refused", f"loaded and {moved} in the next step")
+
+
+@pytest.mark.clause("ALGO-079")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_other_dtypes(impl, algorithm):
+    """Say in which dtype the state is after another one was loaded."""
+    weights = tables(1, dtype="float64")
+    optimizer = make_algorithm(impl, algorithm, weights)
+    train(optimizer, weights, 1)
+    narrow = tables(1)
+    other = make_algorithm(impl, algorithm, narrow)
+    other.load_state_dict(optimizer.state_dict())
+    state = other.state_dict()["state"][0]
+    return {name: str(state[name].dtype).removeprefix("torch.") for name in sorted(SHAPES[algorithm])}
+
+
+@pytest.mark.clause("ALGO-080")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_half_a_state(impl, algorithm):
+    """A parameter without state in what is loaded begins anew, or the load is refused."""
+    weights = tables()
+    optimizer = make_algorithm(impl, algorithm, weights)
+    train(optimizer, weights, 2)
+    saved = snapshot(optimizer.state_dict())
+    del saved["state"][1]
+    fresh = tables()
+    other = make_algorithm(impl, algorithm, fresh)
+    before = snapshot([values(fresh), other.state_dict()])
+    try:
+        other.load_state_dict(saved)
+    except ValueError:
+        expect_unchanged(before, [values(fresh), other.state_dict()], "weights and state")
+        return
+    alone = tables()[1]
+    single = make_algorithm(impl, algorithm, [alone])
+    for weight, one in ((fresh[1], other), (alone, single)):
+        set_grads([weight], seed=4)
+        one.step()
+    expect_same_way(fresh[1], alone, tables()[1], "the weight without state")
+
+
+@pytest.mark.clause("ALGO-081")
+@pytest.mark.needs("{algorithm}")
+@every
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+def test_copies(impl, algorithm, how):
+    """A copy goes on as its original does, and independently."""
+    weights = tables()
+    optimizer = make_algorithm(impl, algorithm, weights)
+    train(optimizer, weights, 2)
+    pair = (weights, optimizer)
+    copied, other = copy.deepcopy(pair) if how == "deepcopy" else pickle.loads(pickle.dumps(pair))
+    train(optimizer, weights, 2, seed=7)
+    middle = values(weights)
+    train(other, copied, 2, seed=7)
+    for index in range(2):
+        expect_bits(weights[index].detach(), middle[index], f"weight {index} of the original")
+        expect_bits(copied[index].detach(), middle[index], f"weight {index} of the copy")

@@ -1,0 +1,356 @@
+"""The algorithms against their golden trajectories: in float64 to 1e-12, otherwise within a budget."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.support.algorithms import expect_same_way, make_algorithm, trained_copy
+from keyedopt.conformance.suite.support.assertions import expect
+from keyedopt.conformance.suite.support.draws import Steps, measure_trajectory
+from keyedopt.conformance.suite.support.inputs import parameter
+from keyedopt.conformance.suite.support.measured import Measuring
+
+GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "trajectories.json").read_text("utf-8"))[
+    "trajectories"
+]
+#: Switches that choose how fast a step is.
+KERNELS = ("fused", "foreach")
+KIN = ("PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD")
+
+
+def golden(*names: str) -> dict[str, Any]:
+    """Choose golden trajectories by name, as arguments of ``parametrize``."""
+    chosen = [(GOLDEN[name]["algorithm"], GOLDEN[name]) for name in names]
+    return {"argnames": "algorithm, made", "argvalues": chosen, "ids": list(names)}
+
+
+def special(which: str) -> list[str]:
+    """Name the trajectories of every algorithm that are special in the same way."""
+    return [name for name in GOLDEN if name.partition("-")[2] == which]
+
+
+def tensors(optimizer: Any, weight: Any, exact: Any) -> dict[str, torch.Tensor]:
+    """Return the weight and the state, in row order."""
+    state = optimizer.state[weight]
+    return {"weight": weight.detach()} | {name: state[name] for name in exact if name != "weight"}
+
+
+def follow(impl: Any, algorithm: str, made: Any, dtype: str) -> dict[str, Any]:
+    """Train along a trajectory; expect every tensor within its budget, and return the errors."""
+
+    def train(start: Any, steps: Steps, kind: torch.dtype) -> Iterator[dict[str, torch.Tensor]]:
+        weight = torch.nn.Parameter(start.to(kind))
+        optimizer = getattr(impl, algorithm)([weight], **made["options"])
+        for rows, given in steps:
+            grads = given.to(kind)
+            if rows:
+                listed = torch.tensor([rows])
+                grads = torch.sparse_coo_tensor(listed, grads, weight.shape, check_invariants=True)
+            weight.grad = grads
+            optimizer.step()
+            yield tensors(optimizer, weight, made["after"]["1"])
+
+    with Measuring({"errors": []}) as measuring:
+        measure_trajectory(measuring, made, dtype, train)
+    return measuring.record
+
+
+# --- the formulas ---------------------------------------------------------------------------------
+
+
+@pytest.mark.clause("ALGO-001")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize(**golden("SGD-plain"))
+def test_sgd(impl, algorithm, made):
+    """SGD subtracts lr times the gradient."""
+    follow(impl, algorithm, made, "float64")
+
+
+@pytest.mark.clause("ALGO-002")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize(**golden("SGD-momentum", "SGD-dampening", "SGD-nesterov"))
+def test_sgd_momentum(impl, algorithm, made):
+    """SGD keeps a momentum buffer, with dampening from the second step on, and looks ahead with nesterov."""
+    follow(impl, algorithm, made, "float64")
+
+
+@pytest.mark.clause("ALGO-003")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize(**golden("SGD-decay"))
+def test_sgd_weight_decay(impl, algorithm, made):
+    """SGD adds weight_decay times the weight to the gradient."""
+    follow(impl, algorithm, made, "float64")
+
+
+@pytest.mark.clause("ALGO-004")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize(**golden("Adagrad-plain"))
+def test_adagrad(impl, algorithm, made):
+    """Adagrad divides by the root of the sum of squares, plus eps."""
+    follow(impl, algorithm, made, "float64")
+
+
+@pytest.mark.clause("ALGO-005")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize(**golden("Adagrad-lr-decay"))
+def test_adagrad_lr_decay(impl, algorithm, made):
+    """Adagrad's rate falls with lr_decay, its sum starts at initial_accumulator_value."""
+    follow(impl, algorithm, made, "float64")
+
+
+@pytest.mark.clause("ALGO-006")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize(**golden("Adagrad-decay"))
+def test_adagrad_weight_decay(impl, algorithm, made):
+    """Adagrad adds weight_decay times the weight to the gradient."""
+    follow(impl, algorithm, made, "float64")
+
+
+@pytest.mark.clause("ALGO-007")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize(**golden("RowWiseAdagrad-plain"))
+def test_rowwise_adagrad(impl, algorithm, made):
+    """Row-wise Adagrad divides by the root of the sum of the row's mean squares, plus eps."""
+    follow(impl, algorithm, made, "float64")
+
+
+@pytest.mark.clause("ALGO-008")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize(**golden("RowWiseAdagrad-lr-decay"))
+def test_rowwise_adagrad_lr_decay(impl, algorithm, made):
+    """Row-wise Adagrad's rate falls with lr_decay, its sum starts at initial_accumulator_value."""
+    follow(impl, algorithm, made, "float64")
+
+
+@pytest.mark.clause("ALGO-009")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize(**golden("RowWiseAdagrad-decay"))
+def test_rowwise_adagrad_weight_decay(impl, algorithm, made):
+    """Row-wise Adagrad adds weight_decay times the weight to the gradient, of every row of a dense one."""
+    follow(impl, algorithm, made, "float64")
+
+
+@pytest.mark.clause("ALGO-010")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize(**golden("Adam-plain", "Adam-betas"))
+def test_adam(impl, algorithm, made):
+    """Adam steps by the corrected mean over the root of the corrected mean square, plus eps."""
+    follow(impl, algorithm, made, "float64")
+
+
+@pytest.mark.clause("ALGO-011")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize(**golden("Adam-decay"))
+def test_adam_weight_decay(impl, algorithm, made):
+    """Adam adds weight_decay times the weight to the gradient."""
+    follow(impl, algorithm, made, "float64")
+
+
+@pytest.mark.clause("ALGO-012")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize(**golden("PartialRowWiseAdam-plain", "PartialRowWiseAdam-betas"))
+def test_partial_rowwise_adam(impl, algorithm, made):
+    """Partial row-wise Adam keeps the mean of the row's mean squares."""
+    follow(impl, algorithm, made, "float64")
+
+
+@pytest.mark.clause("ALGO-013")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize(**golden("PartialRowWiseAdam-decay"))
+def test_partial_rowwise_adam_weight_decay(impl, algorithm, made):
+    """Partial row-wise Adam's decay is decoupled from the moments."""
+    follow(impl, algorithm, made, "float64")
+
+
+@pytest.mark.clause("ALGO-014")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize(**golden("LAMB-plain", "LAMB-betas"))
+def test_lamb(impl, algorithm, made):
+    """LAMB scales Adam's direction by the ratio of the row's norms."""
+    follow(impl, algorithm, made, "float64")
+
+
+@pytest.mark.clause("ALGO-015")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize(**golden("LAMB-decay"))
+def test_lamb_weight_decay(impl, algorithm, made):
+    """LAMB adds decay to the direction before the ratio is taken."""
+    follow(impl, algorithm, made, "float64")
+
+
+@pytest.mark.clause("ALGO-016")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize(**golden("PartialRowWiseLAMB-plain", "PartialRowWiseLAMB-betas"))
+def test_partial_rowwise_lamb(impl, algorithm, made):
+    """Partial row-wise LAMB is LAMB with the mean of the row's mean squares."""
+    follow(impl, algorithm, made, "float64")
+
+
+@pytest.mark.clause("ALGO-017")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize(**golden("PartialRowWiseLAMB-decay"))
+def test_partial_rowwise_lamb_weight_decay(impl, algorithm, made):
+    """Partial row-wise LAMB adds decay to the direction before the ratio is taken."""
+    follow(impl, algorithm, made, "float64")
+
+
+@pytest.mark.clause("ALGO-018")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize(**golden("LarsSGD-plain", "LarsSGD-momentum"))
+def test_lars_sgd(impl, algorithm, made):
+    """LARS gathers the gradient, scaled by eta times the ratio of the row's norms, in a momentum buffer."""
+    follow(impl, algorithm, made, "float64")
+
+
+@pytest.mark.clause("ALGO-019")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize(**golden("LarsSGD-decay"))
+def test_lars_sgd_weight_decay(impl, algorithm, made):
+    """LARS adds weight_decay times the weight to the gradient, and times its norm below the ratio."""
+    follow(impl, algorithm, made, "float64")
+
+
+# --- variants and kinds of gradients --------------------------------------------------------------
+
+
+@pytest.mark.clause("ALGO-020")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize(
+    **golden(*(f"{name}-maximize" for name in ("SGD", "Adagrad", "RowWiseAdagrad", "Adam")))
+)
+def test_maximize(impl, algorithm, made):
+    """With maximize the objective is ascended."""
+    follow(impl, algorithm, made, "float64")
+
+
+@pytest.mark.clause("ALGO-021")
+@pytest.mark.needs("{algorithm}.maximize")
+@pytest.mark.parametrize(**golden(*(f"{name}-maximize" for name in KIN)))
+def test_maximize_rowwise(impl, algorithm, made):
+    """With maximize the objective is ascended."""
+    follow(impl, algorithm, made, "float64")
+
+
+@pytest.mark.clause("ALGO-022")
+@pytest.mark.needs("{algorithm}.decay")
+@pytest.mark.parametrize(**golden(*special("decay-decoupled"), *special("decay-l2")))
+def test_other_decay(impl, algorithm, made):
+    """The argument decay chooses between L2 and decoupled decay."""
+    follow(impl, algorithm, made, "float64")
+
+
+@pytest.mark.clause("ALGO-023")
+@pytest.mark.needs("Adam.eps_placement")
+@pytest.mark.parametrize(**golden("Adam-eps-placement"))
+def test_eps_placement(impl, algorithm, made):
+    """The argument eps_placement puts eps before the bias correction."""
+    follow(impl, algorithm, made, "float64")
+
+
+@pytest.mark.clause("ALGO-024")
+@pytest.mark.needs("{algorithm}.bias_correction")
+@pytest.mark.parametrize(**golden(*special("per-row")))
+def test_bias_correction_per_row(impl, algorithm, made):
+    """The argument bias_correction corrects every row by the number of its own steps."""
+    follow(impl, algorithm, made, "float64")
+
+
+@pytest.mark.clause("ALGO-025")
+@pytest.mark.needs("RowWiseAdagrad.max_norm")
+@pytest.mark.parametrize(**golden("RowWiseAdagrad-max-norm"))
+def test_max_norm(impl, algorithm, made):
+    """The argument max_norm limits the norm of every row after the step."""
+    follow(impl, algorithm, made, "float64")
+
+
+@pytest.mark.clause("ALGO-026")
+@pytest.mark.needs("{algorithm}.sparse")
+@pytest.mark.parametrize(**golden(*special("sparse")))
+def test_sparse(impl, algorithm, made):
+    """A sparse gradient updates the rows it lists, each once, on the sum of its duplicates."""
+    follow(impl, algorithm, made, "float64")
+
+
+@pytest.mark.clause("ALGO-040")
+@pytest.mark.needs("SGD.rows")
+@pytest.mark.parametrize(**golden("SGD-momentum-sparse"))
+def test_sparse_momentum(impl, algorithm, made):
+    """With a sparse gradient the momentum buffer of the rows it lists decays, and only these rows move."""
+    follow(impl, algorithm, made, "float64")
+
+
+@pytest.mark.clause("ALGO-027")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize(**golden(*special("extreme")))
+def test_extreme_magnitudes(impl, algorithm, made, precision):
+    """Gradients of 2^-40 and 2^20 in one row lose no more than rounding does."""
+    return follow(impl, algorithm, made, precision)
+
+
+@pytest.mark.clause("ALGO-028")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize(**golden(*special("plain")))
+def test_precision(impl, algorithm, made, dtype):
+    """The error is at most twice the worst of 64 orders of the formula in the same dtype, or 2 ULP."""
+    return follow(impl, algorithm, made, dtype)
+
+
+@pytest.mark.clause("ALGO-029")
+@pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
+@pytest.mark.parametrize(**golden(*special("sparse")))
+def test_precision_of_sparse(impl, algorithm, made, dtype):
+    """A sparse gradient with duplicates costs no more precision than the formula in the same dtype does."""
+    return follow(impl, algorithm, made, dtype)
+
+
+@pytest.mark.clause("ALGO-030")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize(**golden(*special("betas"), *special("momentum"), *special("lr-decay")))
+def test_precision_of_options(impl, algorithm, made, dtype):
+    """Other betas, momentum and lr_decay cost no more precision than the formula in the same dtype does."""
+    return follow(impl, algorithm, made, dtype)
+
+
+def need_switch(impl: Any, algorithm: str, kernels: str) -> None:
+    """Go on where a class takes a switch, by name or among others; one that refuses it does not claim it."""
+    make_algorithm(impl, algorithm, [parameter(2, 2)])
+    try:
+        make_algorithm(impl, algorithm, [parameter(2, 2)], **{kernels: True})
+    except (TypeError, ValueError):
+        getattr(impl, f"{algorithm}.{kernels}")  # is missing, so the case is unsupported
+
+
+@pytest.mark.clause("ALGO-097")
+@pytest.mark.needs("{algorithm}", "{algorithm}.{kernels}")
+@pytest.mark.parametrize(**golden("SGD-momentum", "Adagrad-plain", "Adam-plain"))
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_kernels(impl, algorithm, made, kernels, dtype):
+    """A step by other kernels, where there is a switch for them, is within the budget of the formula."""
+    need_switch(impl, algorithm, kernels)
+    follow(impl, algorithm, {**made, "options": {**made["options"], kernels: True}}, dtype)
+
+
+@pytest.mark.clause("ALGO-097")
+@pytest.mark.needs("{algorithm}", "{algorithm}.{kernels}")
+@pytest.mark.parametrize("algorithm", ["SGD", "Adagrad", "Adam"])
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("which", ["weight", "gradient"])
+def test_kernels_and_layouts(impl, algorithm, kernels, which):
+    """They heed the layouts of weight and gradient, and write to nothing between the elements."""
+    need_switch(impl, algorithm, kernels)
+    start, grads = parameter(8, 4), [parameter(8, 4, seed=step).detach() for step in (1, 2)]
+    plain, _ = trained_copy(impl, algorithm, start, grads)
+    buffer = torch.zeros(8, 8)
+    weight = torch.nn.Parameter(buffer[:, ::2] if which == "weight" else start.detach().clone())
+    weight.data.copy_(start)
+    optimizer = make_algorithm(impl, algorithm, [weight], **{kernels: True})
+    for grad in grads:
+        weight.grad = grad.clone() if which == "weight" else grad.t().contiguous().t()
+        optimizer.step()
+    expect_same_way(weight, plain, start, "the weight")
+    expect(not buffer[:, 1::2].any(), "what lies between the elements unchanged", buffer)

@@ -1,0 +1,315 @@
+"""Clipping of gradients of every layout, missing and empty ones, and non-finite ones."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.support.assertions import (
+    expect,
+    expect_bits,
+    expect_close,
+    expect_equal,
+    p_norm,
+)
+from keyedopt.conformance.suite.support.clipping import zeros_with_grads
+from keyedopt.conformance.suite.support.doubles import clipping
+from keyedopt.conformance.suite.support.inputs import sgd
+
+
+def zeros(*shapes: Any) -> dict[str, Any]:
+    """Make parameters of these shapes, filled with zeros."""
+    return {f"p{index}": torch.nn.Parameter(torch.zeros(shape)) for index, shape in enumerate(shapes)}
+
+
+def step_or_refuse(optimizer: Any, recorder: Any) -> bool:
+    """Take a step; if it is refused, say so, and expect that nothing was handed on."""
+    try:
+        optimizer.step()
+    except (ValueError, TypeError, RuntimeError):
+        expect_equal(recorder.received, [], "gradients handed on by a refused step")
+        return False
+    return True
+
+
+@pytest.mark.clause("CLIP-027")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE"])
+@pytest.mark.parametrize("coalesced", [True, False])
+def test_sparse_gradients(impl: Any, kind: str, coalesced: bool) -> None:
+    """A sparse gradient is clipped by the sums of its rows, or refused; it never passes unclipped."""
+    params = zeros((4, 2), 2)
+    rows = torch.tensor([[3.0, 0.0], [3.0, 0.0], [0.0, 8.0]])
+    grad = torch.sparse_coo_tensor(torch.tensor([[1, 1, 2]]), rows, (4, 2), check_invariants=False)
+    params["p0"].grad = grad.coalesce() if coalesced else grad
+    params["p1"].grad = torch.tensor([24.0, 0.0])
+    optimizer, recorder = clipping(impl, params, kind, 2.0)
+    if not step_or_refuse(optimizer, recorder):
+        return
+    factor = 2.0 / (26.0 + 1e-6)
+    big, small = (6.0 * factor, 8.0 * factor) if kind == "NORM" else (2.0, 2.0)
+    dense = torch.zeros(4, 2)
+    dense[1, 0], dense[2, 1] = big, small
+    seen, other = recorder.received[0]
+    expect_close(seen.to_dense(), dense, "sparse gradient that arrives")
+    expect_close(other, torch.tensor([24.0 * factor if kind == "NORM" else 2.0, 0.0]), "dense gradient")
+
+
+@pytest.mark.clause("CLIP-028")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE"])
+@pytest.mark.parametrize("layout", ["transposed", "strided", "expanded"])
+def test_strides(impl: Any, kind: str, layout: str) -> None:
+    """A gradient that is not contiguous is clipped like any other, or refused."""
+    grads = {
+        "transposed": torch.tensor([[3.0, 0.0], [4.0, 0.0]]).t(),
+        "strided": torch.tensor([3.0, 99.0, 4.0, 99.0, 0.0, 99.0])[::2],
+        "expanded": torch.tensor([2.5]).expand(4),
+    }
+    grad = grads[layout]
+    params = zeros(grad.shape)
+    params["p0"].grad = grad
+    before = grad.clone()
+    optimizer, recorder = clipping(impl, params, kind, 1.0)
+    if not step_or_refuse(optimizer, recorder):
+        return
+    wanted = before / (5.0 + 1e-6) if kind == "NORM" else before.clamp(-1.0, 1.0)
+    expect_close(recorder.received[0][0], wanted, "gradient that arrives")
+
+
+@pytest.mark.clause("CLIP-029")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE", "NONE"])
+@pytest.mark.parametrize("norm_type", [2.0, math.inf], ids=["2", "inf"])
+@pytest.mark.parametrize("where", ["first", "last"])
+def test_missing_gradients(impl: Any, kind: str, norm_type: float, where: str) -> None:
+    """A parameter without a gradient stays without one, and the others are clipped."""
+    params = zeros(2, 2) if where == "last" else dict(reversed(zeros(2, 2).items()))
+    params["p0"].grad = torch.tensor([30.0, 40.0])
+    optimizer, recorder = clipping(impl, params, kind, 1.0, norm_type=norm_type)
+    optimizer.step()
+    received = dict(zip(params, recorder.received[0], strict=True))
+    expect(received["p1"] is None, "no gradient", received["p1"])
+    wanted = {
+        "NORM": [30.0 / p_norm([30.0, 40.0], norm_type), 40.0 / p_norm([30.0, 40.0], norm_type)],
+        "VALUE": [1.0, 1.0],
+        "NONE": [30.0, 40.0],
+    }[kind]
+    expect_close(received["p0"], torch.tensor(wanted), "gradient that arrives")
+
+
+@pytest.mark.clause("CLIP-030")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE", "NONE"])
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, math.inf], ids=["1", "2", "inf"])
+@pytest.mark.parametrize("track", [False, True])
+def test_empty_gradients(impl: Any, kind: str, norm_type: float, track: bool) -> None:
+    """A gradient without elements is no obstacle, whatever the norm."""
+    params = zeros(0, 2)
+    params["p0"].grad = torch.zeros(0)
+    params["p1"].grad = torch.tensor([0.0, 40.0])
+    optimizer, recorder = clipping(impl, params, kind, 1.0, norm_type=norm_type, track_grad_norm=track)
+    optimizer.step()
+    wanted = torch.tensor([0.0, 40.0 if kind == "NONE" else 1.0])
+    expect_close(recorder.received[0][1], wanted, "gradient that arrives")
+
+
+@pytest.mark.clause("CLIP-031")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE", "NONE"])
+@pytest.mark.parametrize("norm_type", [2.0, math.inf], ids=["2", "inf"])
+@pytest.mark.parametrize("track", [False, True])
+def test_no_gradient_at_all(impl: Any, kind: str, norm_type: float, track: bool) -> None:
+    """A step in which no parameter has a gradient passes, as it does without clipping."""
+    params = zeros(2, 2)
+    optimizer, recorder = clipping(impl, params, kind, 1.0, norm_type=norm_type, track_grad_norm=track)
+    optimizer.step()
+    expect_equal(recorder.received, [[None, None]], "gradients that arrive")
+
+
+@pytest.mark.clause("CLIP-032")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE"])
+def test_frozen_parameters(impl: Any, kind: str) -> None:
+    """A parameter that needs no gradient changes nothing for the others; one that it still has is clipped."""
+    params = zeros(2, 2, 2)
+    params["p0"].requires_grad_(False)
+    params["p1"].grad = torch.tensor([0.0, 40.0])
+    optimizer, recorder = clipping(impl, params, kind, 1.0)
+    optimizer.step()
+    expect_close(recorder.received[0][1], torch.tensor([0.0, 1.0]), "gradient that arrives")
+    params["p1"].grad, params["p2"].grad = torch.tensor([0.0, 4.0]), torch.tensor([3.0, 0.0])
+    params["p2"].requires_grad_(False)
+    optimizer.step()
+    wanted = torch.tensor([0.0, 0.8, 0.6, 0.0] if kind == "NORM" else [0.0, 1.0, 1.0, 0.0])
+    expect_close(torch.cat(recorder.received[1][1:]), wanted, "gradients that arrive later", ulps=16)
+
+
+@pytest.mark.clause("CLIP-033")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE", "NONE"])
+@pytest.mark.parametrize("norm_type", [2.0, math.inf], ids=["2", "inf"])
+def test_nan_is_not_turned_into_a_number(impl: Any, kind: str, norm_type: float) -> None:
+    """A gradient that is NaN arrives as NaN, or the step is refused."""
+    params = zeros(3)
+    params["p0"].grad = torch.tensor([1.0, math.nan, 2.0])
+    optimizer, recorder = clipping(impl, params, kind, 1.0, norm_type=norm_type)
+    if step_or_refuse(optimizer, recorder):
+        seen = recorder.received[0][0]
+        expect(seen[1].isnan(), "NaN where the gradient was NaN", seen.tolist())
+
+
+@pytest.mark.clause("CLIP-034")
+@pytest.mark.parametrize("bad", ["nan", "inf"])
+@pytest.mark.parametrize("kind", ["NORM", "VALUE"])
+def test_what_nonfinite_gradients_become(impl: Any, kind: str, bad: str) -> Any:
+    """Observe what one non-finite element makes of itself, its neighbours and other gradients."""
+    params = zeros(2, 2)
+    params["p0"].grad = torch.tensor([float(bad), 1.0])
+    params["p1"].grad = torch.tensor([3.0, 4.0])
+    optimizer, recorder = clipping(impl, params, kind, 1.0)
+    if not step_or_refuse(optimizer, recorder):
+        return "refused"
+    return [[str(round(element, 4)) for element in seen.tolist()] for seen in recorder.received[0]]
+
+
+@pytest.mark.clause("CLIP-035")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE"])
+def test_in_place(impl: Any, kind: str) -> dict[str, bool]:
+    """Observe whether the clipped gradient is what .grad holds after the step."""
+    params = zeros(2)
+    grad = params["p0"].grad = torch.tensor([30.0, 40.0])
+    clipping(impl, params, kind, 1.0)[0].step()
+    return {
+        "grad is clipped": bool((params["p0"].grad.abs() <= 1).all()),
+        "grad is the same tensor": params["p0"].grad is grad,
+    }
+
+
+@pytest.mark.clause("CLIP-036")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE"])
+def test_meta_parameters_pass(impl: Any, kind: str) -> None:
+    """Parameters on the meta device, as in a dry run of a model, pass through a step."""
+    params = {"p": torch.nn.Parameter(torch.zeros(2, device="meta"))}
+    params["p"].grad = torch.zeros(2, device="meta")
+    clipping(impl, params, kind, 1.0)[0].step()
+    params["p"].grad = None
+    clipping(impl, params, kind, 1.0)[0].step()
+
+
+@pytest.mark.clause("CLIP-037")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE"])
+def test_meta_parameters_do_not_switch_clipping_off(impl: Any, kind: str) -> None:
+    """A parameter on the meta device leaves the gradients of the real ones clipped."""
+    params = {
+        "real": torch.nn.Parameter(torch.zeros(2)),
+        "meta": torch.nn.Parameter(torch.zeros(2, device="meta")),
+    }
+    params["real"].grad = torch.tensor([0.0, 40.0])
+    optimizer, recorder = clipping(impl, params, kind, 1.0)
+    optimizer.step()
+    expect_close(recorder.received[0][0], torch.tensor([0.0, 1.0]), "gradient that arrives")
+
+
+@pytest.mark.clause("CLIP-038")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE"])
+def test_a_parameter_in_two_groups_counts_once(impl: Any, kind: str) -> None:
+    """A parameter that is listed in two groups is counted and scaled once."""
+    (param,) = zeros(2).values()
+    param.grad = torch.tensor([30.0, 40.0])
+    received: list[torch.Tensor] = []
+
+    class Listed(impl.KeyedOptimizer):  # type: ignore[misc]
+        def step(self, closure: Any) -> None:
+            received.append(param.grad.detach().clone())
+
+        def zero_grad(self, set_to_none: bool = False) -> None:
+            param.grad = None
+
+    inner = Listed({"p": param}, {}, [{"params": [param]}, {"params": [param]}])
+    optimizer = impl.GradientClippingOptimizer(
+        inner, getattr(impl.GradientClipping, kind), 1.0, track_grad_norm=True
+    )
+    optimizer.step()
+    wanted = torch.tensor([0.6, 0.8] if kind == "NORM" else [1.0, 1.0])
+    expect_close(received[0], wanted, "gradient that arrives")
+    expect_close(optimizer.last_total_grad_norm, 50.0, "norm")
+
+
+@pytest.mark.clause("CLIP-039")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE"])
+def test_groups_that_come_later_are_clipped(impl: Any, kind: str) -> None:
+    """Parameters that join the wrapped optimizer after it was wrapped are clipped too."""
+    params = zeros(1, 1)
+    raw: list[torch.optim.SGD] = []
+
+    def factory(listed: Any) -> torch.optim.SGD:
+        raw.append(torch.optim.SGD(listed, lr=1.0))
+        return raw[0]
+
+    keyed = impl.KeyedOptimizerWrapper({"p0": params["p0"]}, factory)
+    optimizer = impl.GradientClippingOptimizer(keyed, getattr(impl.GradientClipping, kind), 1.0)
+    params["p0"].grad = torch.tensor([0.0])
+    optimizer.step()
+    raw[0].add_param_group({"params": [params["p1"]]})  # as when a frozen layer is unfrozen
+    params["p0"].grad = torch.tensor([3.0])
+    params["p1"].grad = torch.tensor([4.0])
+    optimizer.step()
+    moved = [-float(param.detach()) for param in params.values()]
+    wanted = [0.6, 0.8] if kind == "NORM" else [1.0, 1.0]
+    expect_close(torch.tensor(moved), torch.tensor(wanted), "moves of the two parameters")
+
+
+@pytest.mark.clause("CLIP-040")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE"])
+def test_add_param_group(impl: Any, kind: str) -> None:
+    """A group that is added to the clipping optimizer is clipped, or refused."""
+    params = zeros(1, 1)
+    optimizer = impl.GradientClippingOptimizer(
+        sgd(impl, {"p0": params["p0"]}, lr=1.0), getattr(impl.GradientClipping, kind), 1.0
+    )
+    try:
+        optimizer.add_param_group({"params": {"p1": params["p1"]}})
+    except (ValueError, TypeError, NotImplementedError):
+        expect_equal(len(optimizer.param_groups), 1, "groups after a refusal")
+        return
+    params["p1"].grad = torch.tensor([4.0])
+    optimizer.step()
+    expect_close(params["p1"].detach(), torch.tensor([-1.0]), "the new parameter after a step")
+
+
+@pytest.mark.clause("CLIP-041")
+def test_step_leaves_parameters_and_state_to_the_wrapped_optimizer(impl: Any) -> None:
+    """Clipping touches gradients only: a wrapped optimizer that does nothing changes nothing."""
+    params = zeros(2)
+    params["p0"].grad = torch.tensor([30.0, 40.0])
+    before = params["p0"].detach().clone()
+    optimizer, _ = clipping(impl, params, "NORM", 1.0)
+    optimizer.step()
+    expect_bits(params["p0"].detach(), before, "parameter")
+    expect_equal(len(optimizer.state), 0, "entries of state")
+
+
+@pytest.mark.clause("CLIP-005", "CLIP-006")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE"])
+@pytest.mark.parametrize("at", ["first", "last"])
+def test_a_single_number(impl: Any, kind: str, at: str) -> None:
+    """A parameter without dimensions, a temperature say, counts and is clipped like any other."""
+    scalar: Any = torch.nn.Parameter(torch.tensor(0.0))
+    scalar.grad = torch.tensor(-30.0)
+    others = zeros_with_grads([40.0, 0.0])
+    params = {"t": scalar, **others} if at == "first" else {**others, "t": scalar}
+    optimizer, recorder = clipping(impl, params, kind, 1.0)
+    optimizer.step()
+    seen = dict(zip(params, recorder.received[0], strict=True))
+    factor = 1.0 / (50.0 + 1e-6)
+    wanted = [-30.0 * factor, 40.0 * factor] if kind == "NORM" else [-1.0, 1.0]
+    expect_close(
+        torch.stack([seen["t"], seen["p0"][0]]), torch.tensor(wanted), "gradients that arrive", ulps=8
+    )
+
+
+@pytest.mark.clause("CLIP-005", "CLIP-006")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE"])
+def test_many_parameters(impl: Any, kind: str) -> None:
+    """However many parameters there are, each counts and is clipped."""
+    params = zeros_with_grads(*([3.0] for _ in range(1600)))
+    optimizer, recorder = clipping(impl, params, kind, 1.0)
+    optimizer.step()
+    seen = torch.cat(recorder.received[0])
+    wanted = torch.full((1600,), 3.0 / (120.0 + 1e-6) if kind == "NORM" else 1.0)
+    expect_close(seen, wanted, "gradients that arrive", ulps=8)

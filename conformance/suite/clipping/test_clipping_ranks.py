@@ -1,0 +1,122 @@
+"""Clipping over process groups of several ranks, which all hold the same gradients.
+
+With n ranks the elements of a sharded gradient are there n times, those of a replicated one once.
+"""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.support.assertions import expect, expect_close, expect_equal, p_norm
+from keyedopt.conformance.suite.support.clipping import local, spread, world, zeros_with_grads
+from keyedopt.conformance.suite.support.doubles import clipping
+from keyedopt.conformance.suite.support.mirror import mirrored_ranks
+
+HERE = [3.0, -4.0]
+THERE = [12.0, 0.0]
+
+
+@pytest.mark.clause("CLIP-058")
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, math.inf], ids=["1", "2", "3", "inf"])
+@pytest.mark.parametrize("sharded", [["p0"], ["p1"], ["p0", "p1"]], ids=["first", "second", "all"])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_global_norm_over_ranks(impl: Any, norm_type: float, sharded: list[str], ranks: int) -> None:
+    """The norm counts the shards of all ranks, and what is replicated once."""
+    with mirrored_ranks(ranks):
+        params = zeros_with_grads(HERE, THERE)
+        optimizer, recorder = clipping(
+            impl,
+            params,
+            "NORM",
+            1.0,
+            norm_type=norm_type,
+            enable_global_grad_clip=True,
+            param_to_pgs={params[key]: [world()] for key in sharded},
+        )
+        optimizer.step()
+        everywhere = [
+            element
+            for key, grad in zip(params, (HERE, THERE), strict=True)
+            for element in grad * (ranks if key in sharded else 1)
+        ]
+        norm = p_norm(everywhere, norm_type)
+        expect_close(optimizer.last_total_grad_norm.float(), norm, "norm", ulps=8)
+        for seen, grad in zip(recorder.received[0], (HERE, THERE), strict=True):
+            expect_close(seen, torch.tensor(grad) / (norm + 1e-6), "gradient that arrives", ulps=8)
+
+
+@pytest.mark.clause("CLIP-058")
+def test_groups_of_other_ranks(impl: Any) -> None:
+    """Each parameter is reduced over its own groups, one after the other, and over no others."""
+    with mirrored_ranks(2):
+        params = zeros_with_grads([1.0], [2.0], [4.0], [8.0])
+        both, alone = torch.distributed.new_group([0, 1]), torch.distributed.new_group([0])
+        groups = {params["p0"]: [world()], params["p1"]: [world(), both], params["p2"]: [alone]}
+        optimizer, recorder = clipping(
+            impl, params, "NORM", 1.0, enable_global_grad_clip=True, param_to_pgs=groups
+        )
+        optimizer.step()
+        norm = math.sqrt(2 * 1.0 + 4 * 4.0 + 16.0 + 64.0)
+        seen = torch.cat(recorder.received[0])
+        wanted = torch.tensor([1.0, 2.0, 4.0, 8.0]) / (norm + 1e-6)
+        expect_close(seen, wanted, "gradients that arrive", ulps=8)
+
+
+@pytest.mark.clause("CLIP-061")
+@pytest.mark.parametrize("given", ["nothing", "flag", "groups"])
+def test_local_norm_among_ranks(impl: Any, given: str) -> None:
+    """Without the flag, or without groups, the norm is that of this rank."""
+    with mirrored_ranks(2):
+        params = zeros_with_grads(HERE, THERE)
+        choices: dict[str, dict[str, Any]] = {
+            "nothing": {},
+            "flag": {"enable_global_grad_clip": True},
+            "groups": {"param_to_pgs": {params["p0"]: [world()]}},
+        }
+        optimizer, recorder = clipping(impl, params, "NORM", 1.0, **choices[given])
+        optimizer.step()
+        expect_close(recorder.received[0][0], torch.tensor(HERE) / 13.0, "gradient that arrives", ulps=8)
+
+
+@pytest.mark.clause("CLIP-060")
+@pytest.mark.parametrize("kind", ["VALUE", "NONE"])
+def test_norm_of_other_kinds_over_ranks(impl: Any, kind: str) -> None:
+    """The tracked norm is that of all ranks for the other kinds too, or they are refused."""
+    with mirrored_ranks(2):
+        params = zeros_with_grads(HERE, THERE)
+        groups = {params["p0"]: [world()]}
+        options = {"enable_global_grad_clip": True, "param_to_pgs": groups, "track_grad_norm": True}
+        try:
+            optimizer, _ = clipping(impl, params, kind, 1.0, **options)
+        except (ValueError, NotImplementedError):
+            expect_equal(kind, "VALUE", "kind that may be refused")
+            return
+        optimizer.step()
+        expect_close(optimizer.last_total_grad_norm.float(), p_norm([*HERE, *HERE, *THERE]), "norm", ulps=8)
+
+
+@pytest.mark.clause("CLIP-055", "CLIP-056")
+@pytest.mark.parametrize("norm_type", [2.0, math.inf], ids=["2", "inf"])
+@pytest.mark.parametrize("placement", ["shard", "replicate", "replicate shard", "shard shard"])
+def test_dtensor_over_ranks(impl: Any, norm_type: float, placement: str) -> None:
+    """A sharded DTensor counts with the shards of all ranks, a replicated one once; or it is refused."""
+    with mirrored_ranks(2 ** len(placement.split())):
+        params: dict[str, Any] = {
+            "d": torch.nn.Parameter(spread(torch.zeros(2), placement, 2)),
+            **zeros_with_grads(THERE),
+        }
+        params["d"].grad = spread(torch.tensor(HERE), placement, 2)
+        optimizer, recorder = clipping(impl, params, "NORM", 1.0, norm_type=norm_type, track_grad_norm=True)
+        try:
+            optimizer.step()
+        except (ValueError, TypeError, RuntimeError):
+            expect_equal(recorder.received, [], "gradients handed on by a refused step")
+            return
+        norm = p_norm([*HERE * 2 ** placement.split().count("shard"), *THERE], norm_type)
+        expect(optimizer.last_total_grad_norm is not None, "a norm", None)
+        expect_close(local(optimizer.last_total_grad_norm).float(), norm, "norm", ulps=8)
+        for seen, grad in zip(recorder.received[0], (HERE, THERE), strict=True):
+            wanted = torch.tensor(grad) / (norm + 1e-6)
+            expect_close(local(seen), wanted, "gradient that arrives", ulps=8)

@@ -1,0 +1,272 @@
+"""What a fault-tolerant optimizer asks its manager, and when; what cannot be held back."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.support.assertions import (
+    expect,
+    expect_equal,
+    expect_raises,
+    expect_unchanged,
+    snapshot,
+)
+from keyedopt.conformance.suite.support.doubles import Recorder
+from keyedopt.conformance.suite.support.inputs import parameter, parameters, set_grads, values
+from keyedopt.conformance.suite.support.replicas import ScriptedManager, saved_contents, torch_optimizer
+
+
+class Both(torch.optim.Optimizer):
+    """Two optimizers as one."""
+
+    def __init__(self, one: torch.optim.Optimizer, other: torch.optim.Optimizer) -> None:
+        self.both = (one, other)
+        super().__init__([group for optimizer in self.both for group in optimizer.param_groups], {})
+
+    def step(self, closure: Any = None) -> Any:
+        """Step both."""
+        for optimizer in self.both:
+            optimizer.step()
+
+
+class Refusing(ScriptedManager):
+    """A manager that has had enough."""
+
+    def start_quorum(self) -> None:
+        """Refuse."""
+        raise RuntimeError("no quorum")
+
+    def should_commit(self) -> bool:
+        """Refuse."""
+        raise RuntimeError("too many failures")
+
+
+class Healing(ScriptedManager):
+    """A manager that finds, when it is asked, that this replica has fallen behind, and repairs it."""
+
+    def __init__(self, heal: Any) -> None:
+        super().__init__()
+        self.heal = heal
+
+    def should_commit(self) -> bool:
+        """Load, and commit."""
+        self.heal()
+        return super().should_commit()
+
+
+@pytest.mark.clause("FT-001")
+def test_it_is_an_optimizer(impl):
+    """It is built from a manager and an optimizer, is a torch optimizer, and asks nothing yet."""
+    params, manager = parameters(), ScriptedManager()
+    optimizer = impl.FaultTolerantOptimizer(manager, torch_optimizer("Adam", [*params.values()]))
+    expect(isinstance(optimizer, torch.optim.Optimizer), "a torch.optim.Optimizer", type(optimizer).__mro__)
+    expect_equal(manager.events, [], "what the manager was asked")
+    by_name = impl.FaultTolerantOptimizer(manager=manager, optim=torch_optimizer("Adam", [*params.values()]))
+    expect_equal(len(by_name.param_groups), 1, "groups")
+
+
+@pytest.mark.clause("FT-002")
+@pytest.mark.parametrize("wrong", ["swapped", "no manager", "no optimizer", "parameters"])
+def test_wrong_arguments(impl, wrong):
+    """An error, at the latest when a step begins, and nothing has changed."""
+    params, manager = parameters(), ScriptedManager()
+    inner = torch_optimizer("SGD", [*params.values()])
+    set_grads(params)
+    before = values(params)
+    arguments: dict[str, Any] = {
+        "swapped": (inner, manager),
+        "no manager": (None, inner),
+        "no optimizer": (manager, None),
+        "parameters": (manager, [*params.values()]),
+    }
+
+    def use() -> None:
+        optimizer = impl.FaultTolerantOptimizer(*arguments[wrong])
+        optimizer.zero_grad()
+
+    expect_raises(use, ValueError, TypeError, AttributeError, AssertionError, expected="an error")
+    expect_unchanged(before, values(params), "parameters")
+
+
+@pytest.mark.clause("FT-003")
+def test_zero_grad_starts_one_quorum(impl):
+    """Each zero_grad starts one quorum, whatever it sets, each step asks once; nothing else is asked."""
+    params, manager = parameters(), ScriptedManager([True, False, True])
+    optimizer = impl.FaultTolerantOptimizer(manager, torch_optimizer("Adam", [*params.values()]))
+    for to_none in (True, False, True):
+        optimizer.zero_grad(set_to_none=to_none)
+        set_grads(params)
+        optimizer.step()
+    optimizer.zero_grad()
+    optimizer.state_dict()
+    expect_equal(manager.events, ["quorum", "commit"] * 3 + ["quorum"], "what the manager was asked")
+
+
+@pytest.mark.clause("FT-005")
+def test_quorum_that_fails(impl):
+    """The error of a quorum comes through, and the gradients are as they were."""
+    params = parameters()
+    optimizer = impl.FaultTolerantOptimizer(Refusing(), torch_optimizer("SGD", [*params.values()]))
+    set_grads(params)
+    before = [param.grad.clone() for param in params.values()]
+    expect_raises(optimizer.zero_grad, RuntimeError, mentions=["no quorum"], expected="the manager's error")
+    expect_unchanged(before, [param.grad for param in params.values()], "gradients")
+
+
+@pytest.mark.clause("FT-011")
+@pytest.mark.parametrize("gradients", ["missing", "empty", "sparse", "dense"])
+def test_asked_once_whatever_the_gradients(impl, gradients):
+    """The manager is asked once a step, also when this rank has no gradient at all."""
+    param = parameter(0 if gradients == "empty" else 3)
+    manager = ScriptedManager()
+    optimizer = impl.FaultTolerantOptimizer(manager, torch.optim.SGD([param], lr=0.1))
+    if gradients != "missing":
+        dense = torch.zeros_like(param)
+        param.grad = dense.to_sparse() if gradients == "sparse" else dense
+    optimizer.step()
+    expect_equal(manager.events, ["commit"], "what the manager was asked")
+
+
+@pytest.mark.clause("FT-012")
+def test_healed_while_it_is_asked(impl):
+    """The step starts from what the manager has loaded when it was asked."""
+    params, others = parameters(), parameters()
+    bare = torch_optimizer("Adam", [*others.values()])
+    set_grads(others)
+    bare.step()
+    checkpoint, weights = saved_contents(bare), values(others)
+
+    def heal() -> None:
+        optimizer.load_state_dict(snapshot_of_checkpoint)
+        for param, value in zip(params.values(), weights, strict=True):
+            param.data.copy_(value)
+
+    snapshot_of_checkpoint = saved_contents(bare)
+    optimizer = impl.FaultTolerantOptimizer(Healing(heal), torch_optimizer("Adam", [*params.values()]))
+    for given in (params, others):
+        set_grads(given, seed=5)
+    optimizer.step()
+    bare.load_state_dict(checkpoint)
+    bare.step()
+    expect_unchanged(values(others), values(params), "parameters")
+    expect_unchanged(saved_contents(bare), saved_contents(optimizer), "state")
+
+
+@pytest.mark.clause("FT-013")
+def test_manager_that_gives_up(impl):
+    """An error of the manager comes through, and nothing has changed."""
+    params = parameters()
+    inner = torch_optimizer("SGD", [*params.values()])
+    optimizer = impl.FaultTolerantOptimizer(Refusing(), inner)
+    set_grads(params)
+    before, state = values(params), saved_contents(inner)
+    expect_raises(
+        optimizer.step, RuntimeError, mentions=["too many failures"], expected="the manager's error"
+    )
+    expect_unchanged(before, values(params), "parameters")
+    expect_unchanged(state, saved_contents(inner), "state")
+
+
+@pytest.mark.clause("FT-014")
+@pytest.mark.parametrize("commits", [[True], [False]])
+def test_closure(impl, commits):
+    """A closure is refused, or evaluated with gradients enabled before the manager is asked."""
+    param = parameter(3)
+    other = parameter(3)
+    manager = ScriptedManager(commits)
+    optimizer = impl.FaultTolerantOptimizer(manager, torch.optim.SGD([param], lr=0.1))
+
+    def closure() -> torch.Tensor:
+        manager.events.append("closure")
+        optimizer.zero_grad()
+        loss = (param * torch.arange(3.0)).sum()
+        loss.backward()
+        return loss
+
+    before = values([param])
+    try:
+        optimizer.step(closure)
+    except Exception:
+        expect_unchanged(before, values([param]), "parameter after a refusal")
+        expect_equal(manager.events, [], "what a refused closure led to")
+        return
+    expect_equal(manager.events, ["closure", "quorum", "commit"], "order of closure, quorum and commit")
+    if commits == [True]:
+        other.grad = torch.arange(3.0)
+        torch.optim.SGD([other], lr=0.1).step()
+    expect_unchanged(values([other]), values([param]), "parameter")
+
+
+@pytest.mark.clause("FT-015")
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_nonfinite_gradients(impl, value):
+    """Non-finite gradients are the manager's affair: they reach the optimizer as they are, or not at all."""
+    params = parameters()
+    recorder = Recorder([*params.values()])
+    optimizer = impl.FaultTolerantOptimizer(ScriptedManager([False, True]), recorder)
+    set_grads(params)
+    params["p0"].grad[1] = float(value)
+    before = snapshot([param.grad for param in params.values()])
+    optimizer.step()
+    expect_equal(len(recorder.received), 0, "steps of the wrapped optimizer")
+    optimizer.step()
+    expect_unchanged(before, recorder.received[0], "gradients that were received")
+
+
+@pytest.mark.clause("FT-016")
+@pytest.mark.parametrize("commits", [[True, False, True]])
+def test_several_optimizers_at_once(impl, commits):
+    """Optimizers combined into one and wrapped once are committed together, with one question a step."""
+    params, others = parameters(), parameters()
+
+    def both(given: Any) -> Both:
+        return Both(torch_optimizer("SGD", [given["p0"]]), torch_optimizer("Adam", [given["p1"]]))
+
+    manager = ScriptedManager(commits)
+    optimizer, bare = impl.FaultTolerantOptimizer(manager, both(params)), both(others)
+    for step, committed in enumerate(commits):
+        optimizer.zero_grad()
+        set_grads(params, seed=step)
+        optimizer.step()
+        if committed:
+            set_grads(others, seed=step)
+            bare.step()
+    expect_equal(manager.events, ["quorum", "commit"] * 3, "what the manager was asked")
+    expect_unchanged(values(others), values(params), "parameters")
+
+
+@pytest.mark.clause("FT-017")
+@pytest.mark.parametrize("how", ["torch", "fused", "combined", "added"])
+def test_updates_in_the_backward(impl, how):
+    """An optimizer whose parameters change in the backward is refused, or its updates are held back."""
+    param, other = parameter(3), parameter(3, seed=1)
+
+    class FusedOptimizer(torch.optim.SGD):
+        """As torchrec's: step is a no-op, the update is done in the backward."""
+
+        def step(self, closure: Any = None) -> Any:
+            """Nothing is left to do."""
+
+    if how in ("torch", "added"):
+        from torch.distributed.optim import _apply_optimizer_in_backward
+
+        _apply_optimizer_in_backward(torch.optim.SGD, [param], {"lr": 0.1})
+        inner: Any = torch.optim.SGD([other if how == "added" else param], lr=0.1)
+    else:
+        inner = FusedOptimizer([param], lr=0.1)
+        param.register_post_accumulate_grad_hook(lambda leaf: [leaf.data.sub_(leaf.grad)][1:] or None)
+    if how == "combined":
+        inner = Both(inner, torch.optim.SGD([other], lr=0.1))
+        inner.optimizers = [("", optimizer) for optimizer in inner.both]
+    before = values([param])
+    try:
+        optimizer = impl.FaultTolerantOptimizer(ScriptedManager([False]), inner)
+        if how == "added":
+            optimizer.add_param_group({"params": [param]})
+    except Exception:
+        return
+    optimizer.zero_grad()
+    param.sum().backward()
+    optimizer.step()
+    expect_unchanged(before, values([param]), "parameter after a step that was not committed")

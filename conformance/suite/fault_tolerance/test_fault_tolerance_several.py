@@ -1,0 +1,42 @@
+"""Fault tolerance: several hooks, and several parameters of which the last is the bad one."""
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.support.assertions import expect_equal, expect_raises, snapshot
+from keyedopt.conformance.suite.support.inputs import parameter, parameters, train
+from keyedopt.conformance.suite.support.replicas import ScriptedManager, torch_optimizer
+
+
+@pytest.mark.clause("FT-027")
+@pytest.mark.parametrize(
+    "event", ["state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post"]
+)
+def test_every_hook_runs(impl, event):
+    """Of several hooks each runs, in order."""
+    params = parameters()
+    optimizer = impl.FaultTolerantOptimizer(ScriptedManager(), torch_optimizer("Adam", params))
+    train(optimizer, params, 1)
+    seen = []
+    for number in range(3):
+        getattr(optimizer, f"register_{event}_hook")(lambda *_, number=number: seen.append(number))
+    optimizer.load_state_dict(snapshot(optimizer.state_dict()))
+    expect_equal(seen, [0, 1, 2], "hooks that ran")
+
+
+@pytest.mark.clause("FT-017")
+@pytest.mark.needs("apply_optimizer_in_backward")
+@pytest.mark.parametrize("groups", [1, 2])
+def test_the_last_parameter_is_updated_in_the_backward(impl, groups):
+    """One parameter that is updated in the backward pass is enough to refuse, also the last of several."""
+    params = [parameter(3, seed=index) for index in range(3)]
+    impl.apply_optimizer_in_backward(torch.optim.SGD, [params[-1]], {"lr": 0.1})
+    listed = [{"params": params[:2]}, {"params": params[2:]}] if groups == 2 else params
+    expect_raises(
+        lambda: impl.FaultTolerantOptimizer(ScriptedManager(), torch.optim.SGD(listed, lr=0.1)),
+        ValueError,
+        TypeError,
+        RuntimeError,
+        NotImplementedError,
+        expected="a refusal",
+    )

@@ -1,0 +1,394 @@
+"""Embedding modules: clipping around their fused optimizer."""
+
+import copy
+import gc
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.support.accumulate import expect_near
+from keyedopt.conformance.suite.support.assertions import expect, expect_close, expect_equal, snapshot
+from keyedopt.conformance.suite.support.embedding import (
+    ONE_TABLE,
+    collection,
+    jagged,
+    tables_of,
+    train_rows,
+)
+from keyedopt.conformance.suite.support.inputs import parameters
+
+
+def clipped(impl: Any, optimizer: Any, kind: str, bound: float, **options: Any) -> Any:
+    """Put clipping around a fused optimizer; None where it is refused, which is as good."""
+    try:
+        return impl.GradientClippingOptimizer(
+            optimizer, getattr(impl.GradientClipping, kind), bound, **options
+        )
+    except ValueError:
+        return None
+
+
+@pytest.mark.clause("FUSED-072")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
+@pytest.mark.parametrize("window", [1, 2])
+def test_clipping_by_value(impl, window):
+    """Clipping by value bounds the summed gradient of each row in the backward pass, or it is refused."""
+    accumulating = {"use_accumulate": True, "accumulate_step": window} if window > 1 else {}
+    chosen = "AccumulateSGD" if accumulating else "SGD"
+    module = collection(impl, chosen, {"lr": 1.0, **accumulating}, tables=ONE_TABLE)
+    if clipped(impl, module.fused_optimizer, "VALUE", 0.5) is None:
+        return
+    before = tables_of(module)["t"].detach().clone()
+    rows = [[0, [0.25, 0.5, -0.5, 0.0]], [0, [0.125, 0.5, -0.5, 0.0]], [1, [0.25, -8.0, 0.0, 0.5]]]
+    for _ in range(window):
+        scale = torch.tensor([grad for _, grad in rows]) / window
+        (module(jagged({"f": [[row] for row, _ in rows]}))["f"] * scale).sum().backward()
+    wanted = torch.zeros(6, 4)
+    wanted[0] = torch.tensor([0.375, 0.5, -0.5, 0.0])
+    wanted[1] = torch.tensor([0.25, -0.5, 0.0, 0.5])
+    expect_close(before - tables_of(module)["t"].detach(), wanted.double(), "what was subtracted", ulps=2**22)
+
+
+@pytest.mark.clause("FUSED-072")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, "inf"])
+def test_clipping_by_norm(impl, norm_type):
+    """Clipping by norm takes that of the summed gradients of all rows of all tables, or it is refused."""
+    tables = (("t", 6, 4, ("f",)), ("u", 5, 4, ("h",)))
+    module = collection(impl, "SGD", {"lr": 1.0}, tables=tables)
+    wrapper = clipped(impl, module.fused_optimizer, "NORM", 1.0, norm_type=norm_type)
+    if wrapper is None:
+        return
+    before = snapshot(tables_of(module))
+    wrapper.zero_grad()
+    outputs = module(jagged({"f": [[0], [0], [1]], "h": [[3], [3], []]}))
+    grads = torch.tensor([[1.0, 2.0, 0.0, 0.0], [2.0, 2.0, 0.0, 0.0], [0.0, 0.0, -4.0, 0.0]])
+    ((outputs["f"] * grads).sum() + outputs["h"][:, :1].sum()).backward()
+    wrapper.step()
+    total = {"t": torch.zeros(6, 4), "u": torch.zeros(5, 4)}
+    total["t"][0], total["t"][1], total["u"][3, 0] = torch.tensor([3.0, 4.0, 0, 0]), grads[2], 2.0
+    flat = torch.cat([each.reshape(-1) for each in total.values()]).double()
+    norm = torch.linalg.vector_norm(flat, float(norm_type))
+    for name, table in tables_of(module).items():
+        wanted = total[name].double() / (norm + 1e-6)
+        expect_close(before[name] - table.detach(), wanted, f"what was subtracted from {name}", ulps=2**22)
+    if hasattr(wrapper, "last_total_grad_norm"):
+        expect_close(float(wrapper.last_total_grad_norm), float(norm), "last_total_grad_norm", ulps=2**32)
+
+
+@pytest.mark.clause("FUSED-072")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ["Adagrad", "RowWiseAdagrad", "Adam", "LarsSGD"])
+@pytest.mark.parametrize("kind", ["VALUE", "NORM"])
+def test_clipped_gradients_make_the_state(impl, optimizer, kind):
+    """All of a step, its state included, is made of the clipped gradient; or clipping is refused."""
+    module, other = (collection(impl, optimizer, tables=ONE_TABLE) for _ in range(2))
+    wrapper = clipped(impl, module.fused_optimizer, kind, 0.5)
+    if wrapper is None:
+        return
+    for sizes in ([0.25, -8.0, 0.125, 2.0], [0.125, 0.25, -0.125, 0.25]):
+        grads = torch.tensor([sizes, sizes[::-1]])
+        factor = min(1.0, 0.5 / (float(grads.double().norm()) + 1e-6))
+        train_rows(module, [0, 3], grads)
+        wrapper.step()
+        train_rows(other, [0, 3], grads.clamp(-0.5, 0.5) if kind == "VALUE" else grads * factor)
+    expect_near(tables_of(module)["t"], tables_of(other)["t"], "the table")
+
+
+@pytest.mark.clause("FUSED-072")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
+def test_clipping_by_norm_nonfinite(impl):
+    """A norm that is not finite spoils no row that is."""
+    module = collection(impl, "SGD", {"lr": 1.0}, tables=ONE_TABLE)
+    if clipped(impl, module.fused_optimizer, "NORM", 1.0) is None:
+        return
+    grads = torch.ones(2, 4)
+    grads[0, 0] = float("nan")
+    (module(jagged({"f": [[0], [1]]}))["f"] * grads).sum().backward()
+    expect(torch.isfinite(tables_of(module)["t"].detach()[1:]).all(), "finite rows", tables_of(module)["t"])
+
+
+def mixed_tree(impl: Any, kind: str = "NORM", **options: Any) -> Any:
+    """Make a module with a table, a dense parameter, and clipping around both; and whether it warned.
+
+    Clipping is None where it is refused.
+    """
+    accumulating = {name: value for name, value in options.items() if "accumulate" in name}
+    more = {name: value for name, value in options.items() if name not in accumulating}
+    chosen = "AccumulateSGD" if accumulating else "SGD"
+    module = collection(impl, chosen, {"lr": 1.0, **accumulating}, tables=ONE_TABLE)
+    return module, *joined(impl, module.fused_optimizer, kind, **more)
+
+
+def joined(impl: Any, member: Any, kind: str = "NORM", **options: Any) -> Any:
+    """Make a dense parameter, and clipping around it and another member; and whether it warned."""
+    params = parameters(1)
+    dense = impl.KeyedOptimizerWrapper(params, lambda listed: torch.optim.SGD(listed, lr=1.0))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        whole = clipped(impl, impl.CombinedOptimizer([member, dense]), kind, 0.5, **options)
+    return params["p0"], whole, bool(caught)
+
+
+def give(module: Any, weight: torch.Tensor, rows: Any, grads: Any, dense: Any) -> None:
+    """Give gradients to rows of the table, in a backward pass, and add one to that of a dense parameter."""
+    (module(jagged({"f": [[row] for row in rows]}))["f"] * torch.tensor(grads)).sum().backward()
+    added = torch.tensor(dense)
+    weight.grad = added if weight.grad is None else weight.grad + added
+
+
+@pytest.mark.clause("FUSED-073")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE"])
+def test_clipping_of_a_mixed_tree(impl, kind):
+    """In a mixed tree the dense part is clipped; a fused part that is not, is warned of."""
+    module, dense, whole, warned = mixed_tree(impl, kind)
+    if whole is None:
+        return
+    table = tables_of(module)["t"]
+    before, weight = table.detach().clone(), dense.detach().clone()
+    give(module, dense, [0], [[8.0, 8.0, 8.0, 8.0]], [8.0, 0.0, 0.0])
+    whole.step()
+    step = (weight - dense.detach()).double()
+    taken = (before - table.detach()).double()[0]
+    if kind == "NORM" and not warned:  # one norm of all, √(5 · 8²)
+        factor = 0.5 / (320**0.5 + 1e-6)
+        expect_close(taken, torch.full((4,), 8 * factor).double(), "the step of the table", ulps=2**34)
+    else:
+        factor = 0.5 / 8
+        expect(taken.max() <= 0.5001 or warned, "a clipped table or a warning", f"{taken} without a warning")
+    expect_close(step, torch.tensor([8 * factor, 0.0, 0.0]).double(), "the dense step", ulps=2**34)
+
+
+@pytest.mark.clause("FUSED-073")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, "inf"])
+@pytest.mark.parametrize("times", [1, 3])
+def test_norm_of_a_mixed_tree(impl, norm_type, times):
+    """The norm of a mixed tree is one of all summed gradients, step for step; below the bound it is left."""
+    module, dense, whole, warned = mixed_tree(impl, norm_type=norm_type, track_grad_norm=True)
+    if whole is None or warned:
+        return
+    table = tables_of(module)["t"]
+    grads = torch.tensor([[1.0, 2.0, 0.0, 0.0], [2.0, 2.0, 0.0, 0.0], [0.0, 0.0, -4.0, 0.0]]) * times
+    for size in (1.0, 2.0**-10, 4.0):
+        whole.zero_grad()
+        before, weight = table.detach().clone(), dense.detach().clone()
+        give(module, dense, [0, 0, 1], (grads * size).tolist(), [0.0, 12.0 * size, 0.0])
+        whole.step()
+        total = torch.zeros(6, 4).double()
+        total[0], total[1] = (grads[0] + grads[1]) * size, grads[2] * size
+        other = torch.tensor([0.0, 12.0 * size, 0.0]).double()
+        norm = torch.linalg.vector_norm(torch.cat([total.reshape(-1), other]), float(norm_type))
+        factor = min(1.0, 0.5 / (float(norm) + 1e-6))
+        expect_close((before - table.detach()).double(), total * factor, "the step of the table", ulps=2**36)
+        expect_close((weight - dense.detach()).double(), other * factor, "the dense step", ulps=2**36)
+        expect_close(float(whole.last_total_grad_norm), float(norm), "last_total_grad_norm", ulps=2**32)
+
+
+@pytest.mark.clause("FUSED-073")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
+def test_nonfinite_norm_of_a_mixed_tree(impl):
+    """A dense gradient that is not finite spoils no row of a table."""
+    module, dense, whole, warned = mixed_tree(impl)
+    if whole is None or warned:
+        return
+    give(module, dense, [0, 1], [[8.0] * 4] * 2, [float("nan"), 0.0, 0.0])
+    whole.step()
+    table = tables_of(module)["t"].detach()
+    expect(torch.isfinite(table).all(), "finite rows", table)
+    expect(not torch.isfinite(whole.last_total_grad_norm), "a norm that tells", whole.last_total_grad_norm)
+
+
+@pytest.mark.clause("FUSED-074")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
+def test_two_modules_by_norm(impl):
+    """Two modules by NORM: bounded by their common norm when the step is taken, or refused or warned of."""
+    modules = [collection(impl, "SGD", {"lr": 1.0}, tables=ONE_TABLE) for _ in range(2)]
+    whole = impl.CombinedOptimizer(
+        [(str(number), each.fused_optimizer) for number, each in enumerate(modules)]
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        wrapper = clipped(impl, whole, "NORM", 0.5)
+    if wrapper is None or caught:
+        return
+    before = [tables_of(module)["t"].detach().clone() for module in modules]
+    for size, module in zip((3.0, 4.0), modules, strict=True):
+        output = module(jagged({"f": [[2]]}))["f"]
+        (output * torch.tensor([[size, 0.0, 0.0, 0.0]])).sum().backward()
+    wrapper.step()
+    for size, module, old in zip((3.0, 4.0), modules, before, strict=True):
+        taken = float((old - tables_of(module)["t"].detach())[2, 0])
+        expect_close(taken, size * 0.5 / (5.0 + 1e-6), "the step of a table", ulps=2**34)
+
+
+@pytest.mark.clause("FUSED-081")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
+def test_backward_passes_before_a_step(impl):
+    """Until a joint step gradients of tables are like dense ones: they add up, or are dropped."""
+    module, dense, whole, warned = mixed_tree(impl)
+    if whole is None or warned:
+        return
+    table = tables_of(module)["t"]
+    before, weight = table.detach().clone(), dense.detach().clone()
+    give(module, dense, [0, 1], [[9.0] * 4] * 2, [9.0, 9.0, 9.0])
+    whole.zero_grad()
+    dense.grad = None
+    give(module, dense, [2], [[1.0, 0.0, 0.0, 0.0]], [2.0, 0.0, 0.0])
+    expect_equal(torch.equal(table.detach(), before), True, "a table before the step as it was")
+    give(module, dense, [2, 3], [[2.0, 0.0, 0.0, 0.0], [0.0, 6.0, 0.0, 0.0]], [0.0, 2.0, 0.0])
+    whole.step()
+    total = torch.zeros(6, 4).double()
+    total[2, 0], total[3, 1] = 3.0, 6.0
+    other = torch.tensor([2.0, 2.0, 0.0]).double()
+    factor = 0.5 / (53**0.5 + 1e-6)
+    expect_close((before - table.detach()).double(), total * factor, "the step of the table", ulps=2**34)
+    expect_close((weight - dense.detach()).double(), other * factor, "the dense step", ulps=2**34)
+    before = table.detach().clone()
+    whole.step()
+    expect_equal(torch.equal(table.detach(), before), True, "a table after a second step as it was")
+
+
+@pytest.mark.clause("FUSED-081")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer", "AccumulateSGD")
+def test_windows_before_a_step(impl):
+    """A window that is full waits for the joint step with the sum of all its micro-batches."""
+    module, dense, whole, warned = mixed_tree(impl, use_accumulate=True, accumulate_step=3)
+    if whole is None or warned:
+        return
+    table = tables_of(module)["t"]
+    for _ in range(2):
+        before, weight = table.detach().clone(), dense.detach().clone()
+        dense.grad = None
+        for size in (1.0, 2.0, 1.0):
+            give(module, dense, [4], [[size, 0.0, 0.0, 0.0]], [0.0, size - 0.25, 0.0])
+            if size == 2.0:  # also a step in which the window waits
+                whole.step()
+                expect_equal(torch.equal(table.detach(), before), True, "a table within a window as it was")
+                dense.grad, weight = None, dense.detach().clone()
+        whole.step()
+        factor = 0.5 / ((4.0**2 + 0.75**2) ** 0.5 + 1e-6)
+        taken = float((before - table.detach())[4, 0])
+        expect_close(taken, 4.0 * factor, "the step of the table", ulps=2**34)
+        expect_close(float((weight - dense.detach())[1]), 0.75 * factor, "the dense step", ulps=2**34)
+
+
+@pytest.mark.clause("FUSED-082")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
+def test_joint_clipping_that_is_gone(impl):
+    """A module trains on when joint clipping around it is gone, and so does a copy of the module alone."""
+    module, _, whole, warned = mixed_tree(impl)
+    if whole is None or warned:
+        return
+    alone = copy.deepcopy(module)
+    del whole
+    gc.collect()
+    for each in (module, alone, copy.deepcopy(module)):
+        before = tables_of(each)["t"].detach().clone()
+        each(jagged({"f": [[1]]}))["f"].sum().backward()
+        expect_equal(torch.equal(tables_of(each)["t"].detach(), before), False, "a table as it was")
+
+
+@pytest.mark.clause("FUSED-082")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
+def test_joint_clipping_that_is_gone_before_its_step(impl):
+    """What waited for a joint step is taken once or dropped, and within the bounds that are left."""
+    module = collection(impl, "SGD", {"lr": 1.0}, tables=ONE_TABLE)
+    inner = clipped(impl, module.fused_optimizer, "VALUE", 0.25)
+    if inner is None:
+        return
+    weight, whole, warned = joined(impl, inner)
+    if whole is None or warned:
+        return
+    give(module, weight, [0], [[8.0, 0.0, 0.0, 0.0]], [0.0, 0.0, 0.0])
+    del whole
+    gc.collect()
+    table = tables_of(module)["t"]
+    before, after = table.detach().clone(), []
+    for row in (1, 2):
+        give(module, weight, [row], [[0.0, 1.0, 0.0, 0.0]], [0.0, 0.0, 0.0])
+        after.append(table.detach().clone())
+    expect(abs(float((before - after[0])[0, 0])) <= 0.2501, "a step of at most 0.25", before - after[0])
+    expect_equal(torch.equal(after[0][:2], after[1][:2]), True, "rows of steps that are done as they were")
+
+
+@pytest.mark.clause("FUSED-082")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
+def test_joint_clipping_that_is_copied(impl):
+    """A copy of module, dense parameter and clipping clips jointly, too, and leaves the original alone."""
+    module, dense, whole, warned = mixed_tree(impl)
+    if whole is None or warned:
+        return
+    other, weight, copied = copy.deepcopy((module, dense, whole))
+    table, untouched = tables_of(other)["t"], tables_of(module)["t"].detach().clone()
+    before = table.detach().clone()
+    give(other, weight, [0], [[3.0, 0.0, 0.0, 0.0]], [0.0, 4.0, 0.0])
+    copied.step()
+    taken = float((before - table.detach())[0, 0])
+    expect_close(taken, 3.0 * 0.5 / (5.0 + 1e-6), "the step of the copied table", ulps=2**34)
+    expect_equal(torch.equal(tables_of(module)["t"].detach(), untouched), True, "the original as it was")
+
+
+@pytest.mark.clause("FUSED-075")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
+def test_nested_clipping(impl):
+    """Clipping around clipping applies both; clipping that takes its place applies alone."""
+    module = collection(impl, "SGD", {"lr": 1.0}, tables=ONE_TABLE)
+    inner = clipped(impl, module.fused_optimizer, "VALUE", 0.25)
+    if inner is None:
+        return
+
+    def taken() -> float:
+        before = float(tables_of(module)["t"].detach()[0, 0])
+        (module(jagged({"f": [[0]]}))["f"] * 8.0).sum().backward()
+        return round(before - float(tables_of(module)["t"].detach()[0, 0]), 4)
+
+    clipped(impl, inner, "VALUE", 0.5)
+    expect_equal(taken(), 0.25, "step bounded by both")
+    clipped(impl, module.fused_optimizer, "VALUE", 2.0)
+    expect_equal(taken(), 2.0, "step bounded by the new one alone")
+
+
+@pytest.mark.clause("FUSED-075")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
+def test_joint_clipping_around_clipping(impl):
+    """Clipping by one norm with a dense parameter, around clipping of a table, applies both in each step."""
+    module = collection(impl, "SGD", {"lr": 1.0}, tables=ONE_TABLE)
+    inner = clipped(impl, module.fused_optimizer, "VALUE", 0.25)
+    if inner is None:
+        return
+    weight, whole, warned = joined(impl, inner)
+    if whole is None or warned:
+        return
+    table = tables_of(module)["t"]
+    for _ in range(2):
+        before, old = table.detach().clone(), weight.detach().clone()
+        weight.grad = None
+        give(module, weight, [0], [[8.0, 0.0, 0.0, 0.0]], [1.0, 0.0, 0.0])
+        whole.step()
+        taken, step = float((before - table.detach())[0, 0]), float((old - weight.detach())[0])
+        within = 0.1 < taken <= 0.2501 and (taken**2 + step**2) ** 0.5 <= 0.5001
+        expect(within, "a step of the table of at most 0.25, both steps of at most 0.5", (taken, step))
+
+
+@pytest.mark.clause("FUSED-075")
+@pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
+def test_clipping_in_place_of_joint_clipping(impl):
+    """Clipping of a table alone in place of clipping with others bounds in the backward pass, alone."""
+    module, _, whole, warned = mixed_tree(impl)
+    if whole is None or warned or clipped(impl, module.fused_optimizer, "VALUE", 2.0) is None:
+        return
+    before = tables_of(module)["t"].detach().clone()
+    (module(jagged({"f": [[0]]}))["f"] * 8.0).sum().backward()
+    taken = (before - tables_of(module)["t"].detach())[0]
+    expect_close(taken.double(), torch.full((4,), 2.0).double(), "the step of the table", ulps=2**32)
+    clipped(impl, module.fused_optimizer, "VALUE", 0.125)  # and the other way round
+    weight, whole, _ = joined(impl, module.fused_optimizer)
+    before = tables_of(module)["t"].detach().clone()
+    give(module, weight, [0], [[3.0, 0.0, 0.0, 0.0]], [4.0, 0.0, 0.0])
+    whole.step()
+    step = float((before - tables_of(module)["t"].detach())[0, 0])
+    expect_close(step, 3.0 * 0.5 / (5.0 + 1e-6), "the step of both", ulps=2**34)

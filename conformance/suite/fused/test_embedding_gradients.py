@@ -1,0 +1,199 @@
+"""Embedding modules: which gradient reaches a row, through weights, means, and tensors of any layout."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.support.accumulate import expect_near
+from keyedopt.conformance.suite.support.assertions import expect_bits, expect_close, snapshot
+from keyedopt.conformance.suite.support.embedding import (
+    BAGS,
+    FUSED_OPTIMIZERS,
+    ONE_TABLE,
+    collection,
+    jagged,
+    tables_of,
+    train_rows,
+)
+from keyedopt.conformance.suite.support.inputs import INTERPRETED, _numbers
+
+KINDS = [("EmbeddingBagCollection", name) for name in FUSED_OPTIMIZERS] + [("EmbeddingCollection", "Adagrad")]
+WEIGHTS = {"f": [[0.5, 2.0, -1.0], [3.0]], "g": [[], [0.25, 1.5]], "h": [[1.0, -2.0], [0.5]]}
+
+
+def given(features: Any, layout: str) -> Any:
+    """Lay the tensors of features out with gaps, at an offset into their memory."""
+    if layout == "dense":
+        return features
+
+    def spread(tensor: torch.Tensor) -> torch.Tensor:
+        held = torch.full((3 * len(tensor) + 1,), 1, dtype=tensor.dtype, device=tensor.device)
+        held[1::3] = tensor
+        return held[1::3]
+
+    return {name: tuple(map(spread, parts)) for name, parts in features.items()}
+
+
+@pytest.mark.clause("FUSED-088")
+@pytest.mark.needs("{kind}")
+@pytest.mark.parametrize(
+    ("kind", "pooling"),
+    [
+        ("EmbeddingBagCollection", "SUM"),
+        ("EmbeddingBagCollection", "MEAN"),
+        ("EmbeddingCollection", None),
+    ],
+    ids=["sum", "mean", "unpooled"],
+)
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("layout", ["dense", "strided"])
+def test_gradient_of_rows(impl, kind, pooling, weighted, layout):
+    """A row gets the gradient of its bag, times its weight, divided by the number of rows for MEAN."""
+    module = collection(impl, options={"lr": 1.0}, kind=kind, pooling=pooling or "SUM", weighted=weighted)
+    tables = tables_of(module)
+    before = {name: table.detach().double() for name, table in tables.items()}
+    wanted = {name: table.clone() for name, table in before.items()}
+    outputs = module(given(jagged(BAGS, WEIGHTS if weighted else None), layout))
+    loss = torch.zeros(())
+    for seed, (feature, name) in enumerate((("f", "t"), ("g", "t"), ("h", "u"))):
+        output = outputs[feature]
+        grads = _numbers(output.shape[::-1], seed).t().to(output.device, output.dtype)
+        if layout == "dense":
+            grads = grads.contiguous()
+        rows = []
+        for bag, listed in enumerate(BAGS[feature]):
+            for place, row in enumerate(listed):
+                factor = WEIGHTS[feature][bag][place] if weighted else 1.0
+                at = len(rows) if pooling is None else bag
+                share = len(listed) if pooling == "MEAN" else 1
+                wanted[name][row] -= factor / share * grads[at].double().cpu()
+                rows.append(factor * before[name][row])
+        if pooling is None:
+            expect_close(output.detach(), torch.stack(rows), f"output of {feature}")
+        loss = loss + (output * grads).sum().cpu()
+    loss.backward()
+    for name, table in tables.items():
+        expect_near(table, wanted[name], f"table {name}")
+
+
+@pytest.mark.clause("FUSED-047")
+@pytest.mark.needs("EmbeddingCollection")
+def test_gradient_of_unpooled_weights(impl):
+    """Without pooling, too, the weights of rows get their gradient."""
+    module = collection(impl, kind="EmbeddingCollection", tables=ONE_TABLE, weighted=True)
+    rows = tables_of(module)["t"].detach().double()[[0, 1, 1]]
+    weights = torch.tensor([0.5, 2.0, -1.0], requires_grad=True)
+    output = module({"f": (torch.tensor([0, 1, 1]), torch.tensor([0, 2, 3]), weights)})["f"]
+    grads = _numbers((3, 4), 5)
+    (output * grads.to(output.dtype)).sum().backward()
+    expect_close(weights.grad, (rows * grads).sum(dim=1), "gradient of the weights", ulps=64)
+
+
+@pytest.mark.clause("FUSED-036")
+@pytest.mark.needs("{kind}", "{optimizer}")
+@pytest.mark.parametrize(("kind", "optimizer"), KINDS)
+@pytest.mark.parametrize("times", [6] if INTERPRETED else [3, 1500])
+def test_a_row_of_many(impl, kind, optimizer, times):
+    """A row that is looked up however often is updated once, as if once with the sum."""
+    tables = (("t", 300, 4, ("f",)),)
+    options = {} if optimizer in ("SGD", "Adagrad", "SparseAdam") else {"weight_decay": 0.25}
+    module, other = (collection(impl, optimizer, options, tables, kind) for _ in range(2))
+    often = [7 if i % 3 else (i * 31) % 300 for i in range(3 * times // 2)] + [7, 299]
+    for step in range(2):
+        grads = (_numbers((len(often), 4), step) * 64).round() / 64  # sums of these are exact in float32
+        rows, places = torch.tensor(often).unique(return_inverse=True)
+        total = torch.zeros(len(rows), 4, dtype=torch.float64).index_add(0, places, grads)
+        train_rows(module, often, grads)
+        train_rows(other, rows.tolist(), total)
+    expect_near(tables_of(module)["t"], tables_of(other)["t"], "the table")
+
+
+@pytest.mark.clause("FUSED-084")
+@pytest.mark.needs("{kind}", "EmbeddingBagCollection.any_width", "{optimizer}")
+@pytest.mark.parametrize(("kind", "optimizer"), KINDS)
+@pytest.mark.parametrize("copies", [11] if INTERPRETED else [11, 171])
+def test_rows_of_copies(impl, kind, optimizer, copies):
+    """A row of so many copies of three numbers, with a gradient of copies, is updated to copies."""
+    narrow, wide = (
+        collection(impl, optimizer, None, [("t", 4, width, ("f",))], kind) for width in (3, 3 * copies)
+    )
+    with torch.no_grad():
+        tables_of(wide)["t"].copy_(tables_of(narrow)["t"].repeat(1, copies))
+    for step, rows in enumerate(([0, 2, 0], [2, 3])):
+        grads = _numbers((len(rows), 3), step)
+        train_rows(narrow, rows, grads)
+        train_rows(wide, rows, grads.repeat(1, copies))
+    wanted = tables_of(narrow)["t"].detach().double().repeat(1, copies)
+    expect_near(tables_of(wide)["t"], wanted, "the wide table")
+
+
+@pytest.mark.clause("FUSED-085")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
+def test_tables_of_one_module(impl, optimizer):
+    """Tables of other rows, widths and features in one module are trained as in modules of their own."""
+    tables = (("t", 6, 4, ("f", "g")), ("u", 4, 12, ("h",)), ("v", 5, 8, ("k",)))
+    whole = collection(impl, optimizer, tables=tables)
+    parts = [collection(impl, optimizer, tables=[table]) for table in tables]
+    start = {name: table.detach().clone() for name, table in tables_of(whole).items()}
+    for part in parts:
+        for name, table in tables_of(part).items():
+            table.detach().copy_(start[name])
+    for bags in (
+        {**BAGS, "k": [[4], [2, 2]]},
+        {"f": [[5], []], "g": [[1], [0]], "h": [[], [2]], "k": [[0], []]},
+    ):
+        for modules in ([whole], parts):  # the parts in one backward pass, too
+            outputs = {name: output for each in modules for name, output in each(jagged(bags)).items()}
+            sum(
+                (outputs[one] * _numbers(outputs[one].shape, ord(one)).to(outputs[one].dtype)).sum()
+                for one in outputs
+            ).backward()
+    for part in parts:
+        for name, table in tables_of(part).items():
+            expect_near(tables_of(whole)[name], table, f"table {name}")
+            state = (each.fused_optimizer.state_dict()["state"][f"{name}.weight"] for each in (whole, part))
+            for (key, value), other in zip(next(state).items(), next(state).values(), strict=True):
+                expect_near(value, other, key)
+
+
+@pytest.mark.clause("FUSED-061")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ["Adagrad", "RowWiseAdagrad", "Adam", "LAMB", "LarsSGD"])
+def test_rate_of_later_steps(impl, optimizer):
+    """A rate that is set after a step is that of the next one, as in a module that begins with it."""
+    module = collection(impl, optimizer, tables=ONE_TABLE)
+    train_rows(module, [0, 3], _numbers((2, 4), 1))
+    module.fused_optimizer.param_groups[0]["lr"] = 0.5
+    other = collection(impl, optimizer, {"lr": 0.5}, tables=ONE_TABLE)
+    tables_of(other)["t"].detach().copy_(tables_of(module)["t"].detach())
+    other.fused_optimizer.load_state_dict({"state": snapshot(module.fused_optimizer.state_dict()["state"])})
+    for one in (module, other):
+        train_rows(one, [0, 3], _numbers((2, 4), 7))
+    expect_near(tables_of(module)["t"], tables_of(other)["t"], "the table after a step at another rate")
+
+
+@pytest.mark.clause("FUSED-087")
+@pytest.mark.needs("EmbeddingBagCollection")
+@pytest.mark.parametrize("part", ["values", "offsets", "weights"])
+@pytest.mark.parametrize("pooling", ["SUM", "MEAN"])
+def test_changed_features(impl, part, pooling):
+    """A part of the features that is changed before the backward pass is refused there, or of no effect."""
+    module, other = (collection(impl, tables=ONE_TABLE, weighted=True, pooling=pooling) for _ in range(2))
+    bags, weights = {"f": [[1, 4], [2]]}, {"f": [[0.5, 2.0], [3.0]]}
+    before = tables_of(module)["t"].detach().clone()
+    features, later = jagged(bags, weights), jagged({"f": [[3], [0, 5]]}, {"f": [[4.0], [8.0, 16.0]]})
+    loss, wanted = (
+        (each(one)["f"] * _numbers((2, 4), 3)).sum()
+        for each, one in ((module, features), (other, jagged(bags, weights)))
+    )
+    number = ("values", "offsets", "weights").index(part)
+    features["f"][number].copy_(later["f"][number])
+    wanted.backward()
+    try:
+        loss.backward()
+    except RuntimeError:
+        expect_bits(tables_of(module)["t"].detach(), before, "the table, when refused")
+        return
+    expect_near(tables_of(module)["t"], tables_of(other)["t"], "the table")

@@ -1,0 +1,97 @@
+"""Embedding modules: tables of every dtype: in which precision their rows are pooled, summed and updated."""
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.support.accumulate import expect_near
+from keyedopt.conformance.suite.support.assertions import expect, expect_bits, expect_close, expect_equal
+from keyedopt.conformance.suite.support.embedding import (
+    BAGS,
+    ONE_TABLE,
+    collection,
+    jagged,
+    tables_of,
+    train_rows,
+)
+from keyedopt.conformance.suite.support.inputs import INTERPRETED, _numbers
+
+#: More than the 11 bits of float16 can count; in Triton's interpreter, than the 8 of bfloat16.
+MANY = 300 if INTERPRETED else 4096
+
+
+@pytest.mark.clause("FUSED-022")
+@pytest.mark.needs("EmbeddingBagCollection")
+@pytest.mark.parametrize("pooling", ["MEAN"] if INTERPRETED else ["SUM", "MEAN"])
+def test_long_bags(impl, dtype, pooling):
+    """A bag of many rows is added up in float32 at least, whatever the dtype of the table."""
+    module = collection(impl, tables=ONE_TABLE, dtype=dtype, pooling=pooling)
+    with torch.no_grad():
+        tables_of(module)["t"].fill_(1.0)
+        seen = module(jagged({"f": [[2] * MANY]}))["f"]
+    expect_equal(seen.tolist(), [[1.0 if pooling == "MEAN" else MANY] * 4], f"{MANY} rows of ones, pooled")
+
+
+@pytest.mark.clause("FUSED-027")
+@pytest.mark.needs("EmbeddingBagCollection")
+def test_reading(impl, dtype):
+    """What is looked up without grad mode, and in eval mode, has bits and dtype of a training step."""
+    module = collection(impl, dtype=dtype)
+    trained = module(jagged(BAGS))
+    with torch.no_grad():
+        read = module(jagged(BAGS))
+    evaluated = module.eval()(jagged(BAGS))
+    for name, output in trained.items():
+        expect_bits(read[name], output.detach(), f"{name} without grad mode")
+        expect_bits(evaluated[name].detach(), output.detach(), f"{name} in eval mode")
+
+
+@pytest.mark.clause("FUSED-049")
+@pytest.mark.needs("EmbeddingBagCollection")
+def test_sums(impl, dtype):
+    """One large and many small gradients of a row are added up in float32 at least."""
+    module = collection(impl, tables=ONE_TABLE, dtype=dtype, options={"lr": 0.25})
+    with torch.no_grad():
+        tables_of(module)["t"].fill_(1.0)
+    train_rows(module, [2] * (MANY + 1), torch.tensor([1.0] + [2.0**-12] * MANY)[:, None].expand(-1, 4))
+    wanted = torch.tensor([0.75 - MANY * 2.0**-14] * 4, dtype=torch.float64)
+    expect_close(tables_of(module)["t"].detach()[2], wanted, "the row", ulps=1)
+
+
+@pytest.mark.clause("FUSED-086")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ["Adagrad", "RowWiseAdagrad", "Adam", "PartialRowWiseAdam"])
+def test_state(impl, optimizer, dtype):
+    """State of half tables neither vanishes nor overflows: steps are as long as the rate makes them."""
+    module = collection(impl, optimizer, {"eps": 1e-10}, tables=ONE_TABLE, dtype=dtype)
+    table = tables_of(module)["t"]
+    with torch.no_grad():
+        table.fill_(1.0)
+    for _ in range(2):
+        train_rows(module, [1, 4], torch.tensor([2.0**-13, -(2.0**10)])[:, None].expand(-1, 4))
+    moved = 0.125 * (1 + 2**-0.5) if "Adagrad" in optimizer else 0.25
+    wanted = torch.ones(6, 4, dtype=torch.float64)
+    wanted[1], wanted[4] = 1 - moved, 1 + moved
+    if table.dtype.itemsize == 2:
+        expect_close(table.detach(), wanted, "the table", ulps=2)
+    else:
+        expect_near(table, wanted, "the table")
+
+
+@pytest.mark.clause("FUSED-086")
+@pytest.mark.needs("EmbeddingBagCollection")
+def test_rounding(impl, dtype):
+    """What is written is the nearest number of the dtype, or one of the two around it by chance."""
+    width = 128 if INTERPRETED else 512
+    module = collection(impl, tables=[("t", 8, width, ("f",))], dtype=dtype)
+    table = tables_of(module)["t"]
+    before = table.detach().cpu().double().clone()
+    grads = (
+        _numbers((8, width), 5) * 128
+    ).round() / 128  # exact in every dtype, and so are an eighth of them
+    train_rows(module, range(8), grads)
+    exact = before - 0.125 * grads
+    unit = torch.finfo(table.dtype).eps * torch.exp2(exact.abs().clamp(min=2.0**-10).log2().floor())
+    errors = (table.detach().cpu().double() - exact) / unit
+    off = float((errors * exact.sign()).mean())  # below 0 where numbers are cut off
+    expect(abs(off) <= 0.1, "a mean error of at most 0.1 ULP", off)
+    expect(float(errors.abs().max()) <= 1.5, "errors of at most 1.5 ULP", float(errors.abs().max()))

@@ -1,0 +1,386 @@
+"""Embedding modules: what is looked up, and what is refused before it is."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.support.assertions import (
+    expect,
+    expect_bits,
+    expect_close,
+    expect_equal,
+    expect_raises,
+    expect_unchanged,
+    outcome,
+    snapshot,
+)
+from keyedopt.conformance.suite.support.embedding import (
+    BAGS,
+    ONE_TABLE,
+    collection,
+    fit,
+    jagged,
+    lookups,
+    tables_and_state,
+    tables_of,
+)
+
+WEIGHTS = {"f": [[0.5, 2.0, -1.0], [3.0]], "g": [[], [0.25, 1.5]], "h": [[1.0, -2.0], [0.5]]}
+REFUSALS = (ValueError, IndexError, RuntimeError)
+
+
+def pooled(table: torch.Tensor, bags: Any, weights: Any = None, mean: bool = False) -> torch.Tensor:
+    """Pool rows bag by bag with Python numbers."""
+    rows = []
+    for number, bag in enumerate(bags):
+        factors = [1.0] * len(bag) if weights is None else weights[number]
+        count = len(bag) if mean and bag else 1
+        columns = range(table.shape[1])
+        rows.append(
+            [
+                sum(c * float(table[row, d]) for c, row in zip(factors, bag, strict=True)) / count
+                for d in columns
+            ]
+        )
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def spoiled(which: str) -> dict[str, Any]:
+    """Make a feature of which one part is not what it has to be."""
+    values, offsets = jagged({"f": BAGS["f"]})["f"]
+    bad = {
+        "negative": lambda: (torch.tensor([0, -1, 1, 2]), offsets),
+        "too large": lambda: (torch.tensor([0, 6, 1, 2]), offsets),
+        "much too large": lambda: (torch.tensor([0, 2**40, 1, 2]), offsets),
+        "float values": lambda: (values.float(), offsets),
+        "bool values": lambda: (values.bool(), offsets),
+        "values in two dimensions": lambda: (values[None], offsets),
+        "float offsets": lambda: (values, offsets.float()),
+        "offsets in two dimensions": lambda: (values, offsets[:, None]),
+        "falling offsets": lambda: (values, torch.tensor([0, 5, 4])),
+        "falling offsets within": lambda: (values, torch.tensor([0, -1, 4])),
+        "offsets past the end": lambda: (values, torch.tensor([0, 3, 9])),
+        "offsets before the end": lambda: (values, torch.tensor([0, 3, 3])),
+        "offsets not from 0": lambda: (values, torch.tensor([1, 3, 4])),
+        "no offsets": lambda: (values, offsets[:0]),
+    }
+    return {"f": bad[which]()}
+
+
+SPOILED = [
+    "negative",
+    "too large",
+    "much too large",
+    "float values",
+    "bool values",
+    "values in two dimensions",
+    "float offsets",
+    "offsets in two dimensions",
+    "falling offsets",
+    "falling offsets within",
+    "offsets past the end",
+    "offsets before the end",
+    "offsets not from 0",
+    "no offsets",
+]
+
+
+@pytest.mark.clause("FUSED-022")
+@pytest.mark.needs("EmbeddingBagCollection")
+@pytest.mark.parametrize("pooling", ["SUM", "MEAN"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_pooling(impl, pooling, weighted):
+    """A bag gives the sum of its rows, each times its weight, divided by their number for MEAN."""
+    module = collection(impl, pooling=pooling, weighted=weighted)
+    features = jagged(BAGS, WEIGHTS if weighted else None)
+    outputs = module(dict(reversed(features.items())))  # they go by name, not by order
+    tables = tables_of(module)
+    for feature, table in (("f", "t"), ("g", "t"), ("h", "u")):
+        factors = WEIGHTS[feature] if weighted else None
+        wanted = pooled(tables[table].detach(), BAGS[feature], factors, mean=pooling == "MEAN")
+        expect_close(outputs[feature], wanted, f"output of {feature}", ulps=16)
+
+
+@pytest.mark.clause("FUSED-023")
+@pytest.mark.needs("EmbeddingCollection")
+def test_without_pooling(impl):
+    """An EmbeddingCollection gives the row of each value, in the order of the values."""
+    module = collection(impl, kind="EmbeddingCollection")
+    outputs = module(jagged(BAGS))
+    tables = tables_of(module)
+    expect_bits(outputs["f"].detach(), tables["t"].detach()[[0, 1, 1, 2]], "rows of f")
+    expect_bits(outputs["g"].detach(), tables["t"].detach()[[1, 5]], "rows of g")
+    expect_bits(outputs["h"].detach(), tables["u"].detach()[[3, 3, 0]], "rows of h")
+
+
+@pytest.mark.clause("FUSED-089")
+@pytest.mark.needs("{kind}", "EmbeddingBagCollection.shared_features")
+@pytest.mark.parametrize("kind", ["EmbeddingBagCollection", "EmbeddingCollection"])
+def test_a_feature_of_several_tables(impl, kind):
+    """Each table that looks a feature up has an output, feature@table, and is trained by it alone."""
+    tables = (("t", 6, 4, ("f", "g")), ("u", 5, 8, ("f",)))
+    module, other = collection(impl, kind=kind, tables=tables), collection(impl, kind=kind)
+    with torch.no_grad():
+        tables_of(other)["u"].copy_(tables_of(module)["u"])
+    bags = {"f": BAGS["f"], "g": BAGS["g"], "h": BAGS["f"]}
+    outputs, wanted = module(jagged(bags)), other(jagged(bags))
+    expect_equal(set(outputs), {"f@t", "g", "f@u"}, "names of the outputs")
+    pairs = (("f@t", "f"), ("g", "g"), ("f@u", "h"))
+    for name, feature in pairs:
+        expect_bits(outputs[name].detach(), wanted[feature].detach(), f"output {name}")
+    for found, names in ((outputs, [name for name, _ in pairs]), (wanted, [name for _, name in pairs])):
+        sum((index + 1.0) * found[name].sum() for index, name in enumerate(names)).backward()
+    expect_unchanged(snapshot(tables_of(other)), tables_of(module), "the tables")
+    too_large = jagged({"f": [[5]], "g": [[0]]})  # a row of one table, and past the end of the other
+    expect_raises(lambda: module(too_large), *REFUSALS, expected="an error for row 5 of 5")
+
+
+@pytest.mark.clause("FUSED-024")
+@pytest.mark.needs("EmbeddingBagCollection")
+@pytest.mark.parametrize("which", SPOILED)
+def test_bad_features(impl, which):
+    """Features that cannot be are refused before anything is looked up or changed."""
+    module = collection(impl, "Adagrad", tables=ONE_TABLE)
+    before = snapshot(tables_and_state(module))
+    features = spoiled(which)
+
+    expect_raises(lambda: module(features), *REFUSALS, expected=f"an error for {which}")
+    expect_unchanged(before, tables_and_state(module), "the module")
+    fit(module, jagged({"f": BAGS["f"]}))  # and it goes on working
+
+
+@pytest.mark.clause("FUSED-024", "FUSED-025")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.errors_name_arguments")
+@pytest.mark.parametrize("which", ["negative", "too large", "falling offsets"])
+@pytest.mark.parametrize("feature", ["g", "h"])
+def test_bad_features_among_others(impl, feature, which):
+    """A feature that cannot be is refused whichever it is, also after others that are sound."""
+    module = collection(impl, "Adagrad")
+    before = snapshot(tables_and_state(module))
+    features = {**jagged(BAGS), feature: spoiled(which)["f"]}
+    expect_raises(lambda: module(features), ValueError, mentions=[f"'{feature}'"], expected="ValueError")
+    expect_unchanged(before, tables_and_state(module), "the module")
+
+
+@pytest.mark.clause("FUSED-025")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.errors_name_arguments")
+@pytest.mark.parametrize("which", SPOILED)
+def test_errors_name_the_feature(impl, which):
+    """The error for bad features is a ValueError that names the feature and the part of it."""
+    module = collection(impl, tables=ONE_TABLE)
+    part = "offsets" if "offsets" in which else "values"
+    expect_raises(
+        lambda: module(spoiled(which)), ValueError, mentions=["'f'", part], expected="ValueError that names f"
+    )
+
+
+@pytest.mark.clause("FUSED-026")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.errors_name_arguments")
+@pytest.mark.parametrize(
+    "which",
+    ["missing", "no mapping", "no tuple", "no tensor", "weights lack", "weights short", "weights int"],
+)
+def test_misused_features(impl, which):
+    """A missing feature, parts that are no tensors, and weights that do not fit are refused by name."""
+    module = collection(impl, weighted=which.startswith("weights"))
+    features = jagged(BAGS, WEIGHTS if which.startswith("weights") else None)
+    values, offsets, *weights = features["f"]
+    if which == "missing":
+        del features["f"]
+    else:
+        features["f"] = {
+            "no mapping": None,
+            "no tuple": values,
+            "no tensor": ([0, 1], offsets),
+            "weights lack": (values, offsets),
+            "weights short": (values, offsets, weights[0][:2] if weights else None),
+            "weights int": (values, offsets, values),
+        }[which]
+    given = list(features.values()) if which == "no mapping" else features
+    mentions = [] if which == "no mapping" else ["'f'"]
+    expect_raises(lambda: module(given), ValueError, mentions=mentions, expected=f"ValueError for {which}")
+
+
+@pytest.mark.clause("FUSED-026")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.errors_name_arguments")
+def test_weights_not_asked_for(impl):
+    """Weights for a module without are refused, not ignored."""
+    module = collection(impl)
+    given = jagged(BAGS, WEIGHTS)
+    expect_raises(lambda: module(given), ValueError, mentions=["weights"], expected="ValueError for weights")
+
+
+@pytest.mark.clause("FUSED-027")
+@pytest.mark.needs("EmbeddingBagCollection")
+@pytest.mark.parametrize("way", ["eval", "no_grad"])
+def test_reading_changes_nothing(impl, way):
+    """In eval mode and without grad mode lookups are the same, and change no table, state or count."""
+    module = collection(impl, "Adagrad")
+    fit(module, jagged(BAGS))
+    before = snapshot(tables_and_state(module))
+    trained = module(jagged(BAGS))["f"].detach()
+    if way == "eval":
+        module.eval()
+    with torch.set_grad_enabled(way == "eval"):
+        expect_bits(module(jagged(BAGS))["f"].detach(), trained, "output")
+    expect_unchanged(before, tables_and_state(module), "the module")
+
+
+@pytest.mark.clause("FUSED-027")
+@pytest.mark.needs("EmbeddingBagCollection", "Adam")
+def test_reading_does_not_count(impl):
+    """Forwards without a backward pass leave Adam's bias correction alone."""
+    module, other = collection(impl, "Adam"), collection(impl, "Adam")
+    with torch.no_grad():
+        for _ in range(3):
+            module(jagged(BAGS))
+    module(jagged(BAGS))
+    for each in (module, other):
+        fit(each, jagged(BAGS), steps=2)
+    expect_unchanged(
+        snapshot(tables_and_state(other)), tables_and_state(module), "the module that was read in between"
+    )
+
+
+@pytest.mark.clause("FUSED-028")
+@pytest.mark.needs("EmbeddingBagCollection")
+def test_backward_through_eval(impl):
+    """What a backward pass through a forward in eval mode does to the tables."""
+    module = collection(impl)
+    before = snapshot(tables_of(module))
+    module.eval()
+
+    def train() -> str:
+        lookups(module, jagged(BAGS)).backward()
+        same = all(torch.equal(before[name], table.detach()) for name, table in tables_of(module).items())
+        return "tables unchanged" if same else "tables updated"
+
+    return outcome(train)
+
+
+@pytest.mark.clause("FUSED-029")
+@pytest.mark.needs("EmbeddingBagCollection")
+@pytest.mark.parametrize("good", [True, False])
+def test_inputs_are_left_alone(impl, good):
+    """The caller's tensors are what they were, also when they are refused or put right."""
+    module = collection(impl, tables=ONE_TABLE)
+    features = jagged({"f": BAGS["f"]}) if good else spoiled("too large")
+    before = snapshot(features)
+    try:
+        lookups(module, features).backward()
+    except REFUSALS:
+        expect(not good, "no error for good features", "an error")
+    expect_unchanged(before, {name: list(parts) for name, parts in features.items()}, "the features")
+
+
+@pytest.mark.clause("FUSED-030")
+@pytest.mark.needs("EmbeddingBagCollection")
+@pytest.mark.parametrize("values", ["int32", "int64"])
+@pytest.mark.parametrize("offsets", ["int32", "int64"])
+def test_integer_dtypes(impl, values, offsets):
+    """Values and offsets of int32 and int64, in any combination, give the same lookups and updates."""
+    module, other = collection(impl), collection(impl)
+    features = jagged(BAGS)
+    given = {
+        name: (parts[0].to(getattr(torch, values)), parts[1].to(getattr(torch, offsets)))
+        for name, parts in features.items()
+    }
+    expect_bits(module(given)["f"].detach(), other(features)["f"].detach(), "output")
+    fit(module, given)
+    fit(other, features)
+    expect_unchanged(snapshot(tables_and_state(other)), tables_and_state(module), "the module")
+
+
+@pytest.mark.clause("FUSED-031")
+@pytest.mark.needs("EmbeddingBagCollection")
+def test_output_dtype(impl, dtype):
+    """Which dtype the output of a table of each dtype has."""
+    return outcome(lambda: str(collection(impl, dtype=dtype)(jagged(BAGS))["f"].dtype))
+
+
+@pytest.mark.clause("FUSED-032")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.empty_batches")
+def test_no_bags(impl):
+    """A batch without bags gives outputs without rows, and its backward pass leaves every row as it is."""
+    module = collection(impl, "Adagrad")
+    before = snapshot(tables_of(module))
+    empty: dict[str, Any] = {name: [] for name in BAGS}
+    outputs = module(jagged(empty))
+    expect_equal(tuple(outputs["f"].shape), (0, 4), "shape of the output")
+    fit(module, jagged(empty))
+    expect_unchanged(before, tables_of(module), "the tables")
+
+
+@pytest.mark.clause("FUSED-033")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.errors_name_arguments")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_embeddings", 0),
+        ("num_embeddings", -1),
+        ("num_embeddings", 2.5),
+        ("embedding_dim", 0),
+        ("embedding_dim", True),
+        ("name", ""),
+        ("name", "a.b"),
+        ("feature_names", []),
+        ("feature_names", ["f", "f"]),
+        ("data_type", "int64"),
+        ("pooling", "SUM"),
+    ],
+)
+def test_bad_tables(impl, name, value):
+    """A table that cannot be is refused with a ValueError that names the field."""
+    fields: dict[str, Any] = {"num_embeddings": 4, "embedding_dim": 4, "name": "t", "feature_names": ["f"]}
+    fields[name] = torch.int64 if value == "int64" else value
+
+    def make() -> None:
+        impl.EmbeddingBagCollection([impl.EmbeddingBagConfig(**fields)], impl.SGD, {"lr": 0.1})
+
+    expect_raises(make, ValueError, mentions=[name], expected=f"ValueError for {name}={value!r}")
+
+
+@pytest.mark.clause("FUSED-033")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.errors_name_arguments")
+@pytest.mark.parametrize("tables", [[], [["t", 4, 4, ["f"]], ["t", 4, 4, ["g"]]]])
+def test_bad_lists_of_tables(impl, tables):
+    """No table at all, and two of one name, are refused."""
+    expect_raises(lambda: collection(impl, tables=tables), ValueError, expected="ValueError")
+
+
+@pytest.mark.clause("FUSED-034")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}", "{optimizer}.checks_options")
+@pytest.mark.parametrize(
+    ("optimizer", "options"),
+    [
+        ("SGD", {"lr": -0.1}),
+        ("SGD", {"lr": float("nan")}),
+        ("Adagrad", {"eps": -1e-8}),
+        ("RowWiseAdagrad", {"weight_decay": -0.1}),
+        ("Adam", {"betas": (0.9, 1.0)}),
+        ("Adam", {"eps": float("inf")}),
+        ("LAMB", {"lr": float("inf")}),
+    ],
+)
+def test_bad_options(impl, optimizer, options):
+    """An option of the optimizer out of its range is refused with a ValueError that names it."""
+    (name,) = options
+    expect_raises(
+        lambda: collection(impl, optimizer, options),
+        ValueError,
+        mentions=[name],
+        expected=f"ValueError for {name}",
+    )
+
+
+@pytest.mark.clause("FUSED-034")
+@pytest.mark.needs("EmbeddingBagCollection", "SGD.checks_options")
+@pytest.mark.parametrize("wrong", ["LBFGS", "unknown option"])
+def test_bad_optimizer(impl, wrong):
+    """A class of optimizers that cannot be fused, and an option that it does not have, are refused."""
+    config = impl.EmbeddingBagConfig(num_embeddings=4, embedding_dim=4, name="t", feature_names=["f"])
+    chosen, options = (torch.optim.LBFGS, {}) if wrong == "LBFGS" else (impl.SGD, {"lr": 0.1, "speed": 3})
+    expect_raises(
+        lambda: impl.EmbeddingBagCollection([config], chosen, options), ValueError, expected="ValueError"
+    )

@@ -1,0 +1,210 @@
+"""Embedding modules: their fused optimizer, its keys, and its rate."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.support.assertions import (
+    expect,
+    expect_close,
+    expect_equal,
+    expect_raises,
+    expect_unchanged,
+    outcome,
+    snapshot,
+)
+from keyedopt.conformance.suite.support.embedding import (
+    BAGS,
+    FUSED_OPTIMIZERS,
+    ONE_TABLE,
+    collection,
+    fit,
+    jagged,
+    lookups,
+    tables_and_state,
+    tables_of,
+)
+from keyedopt.conformance.suite.support.inputs import adam, parameters, warmup_stages
+
+#: State of a table "t" of 6 rows and 4 columns by torchrec's keys.
+KEYS = {
+    "SGD": {},
+    "Adagrad": {"t.momentum1": [6, 4]},
+    "RowWiseAdagrad": {"t.momentum1": [6]},
+    "Adam": {"t.momentum1": [6, 4], "t.exp_avg_sq": [6, 4]},
+    "SparseAdam": {"t.momentum1": [6, 4], "t.exp_avg_sq": [6, 4]},
+    "PartialRowWiseAdam": {"t.momentum1": [6, 4], "t.exp_avg_sq": [6]},
+    "LAMB": {"t.momentum1": [6, 4], "t.exp_avg_sq": [6, 4]},
+    "PartialRowWiseLAMB": {"t.momentum1": [6, 4], "t.exp_avg_sq": [6]},
+    "LarsSGD": {"t.momentum1": [6, 4]},
+}
+
+
+def ones(module: Any, bags: Any = (0, 1)) -> None:
+    """Train the one table with gradients of one for these rows."""
+    module(jagged({"f": [list(bags)]}))["f"].sum().backward()
+
+
+def rate_taken(module: Any, row: int = 0) -> float:
+    """Train row 0 by SGD with a gradient of one, and return by how much it went down."""
+    before = float(tables_of(module)["t"].detach()[row, 0])
+    ones(module, (row,))
+    return before - float(tables_of(module)["t"].detach()[row, 0])
+
+
+@pytest.mark.clause("FUSED-056")
+@pytest.mark.needs("{kind}", "KeyedOptimizer")
+@pytest.mark.parametrize("kind", ["EmbeddingBagCollection", "EmbeddingCollection"])
+def test_is_fused_optimizer_module(impl, kind):
+    """The module is a FusedOptimizerModule, and its fused_optimizer a FusedOptimizer, the same every time."""
+    module = collection(impl, kind=kind)
+    expect(isinstance(module, impl.FusedOptimizerModule), "a FusedOptimizerModule", type(module).__mro__)
+    expect(isinstance(module, torch.nn.Module), "a module of torch", type(module).__mro__)
+    optimizer = module.fused_optimizer
+    expect(isinstance(optimizer, impl.FusedOptimizer), "a FusedOptimizer", type(optimizer).__mro__)
+    expect(module.fused_optimizer is optimizer, "the same optimizer", "another one")
+
+
+@pytest.mark.clause("FUSED-057")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
+def test_keys(impl, optimizer):
+    """Parameters are `<table>.weight`, states `<table>.momentum1` and `<table>.<name>`, from the start."""
+    module = collection(impl, optimizer)
+    state = module.fused_optimizer.state_dict()["state"]
+    expect_equal(set(state), {"t.weight", "u.weight"}, "keys of the parameters")
+    shapes = {key: list(value.shape) for key, value in state["t.weight"].items()}
+    counts = {key: shape for key, shape in shapes.items() if key == "t.iter"}
+    expect_equal(shapes, KEYS[optimizer] | counts, "state of table t")
+    expect(counts.get("t.iter", [1]) == [1], "one count, if there is one", shapes)
+
+
+@pytest.mark.clause("FUSED-058")
+@pytest.mark.needs("{kind}", "EmbeddingBagCollection.state_dict")
+@pytest.mark.parametrize(
+    ("kind", "name"), [("EmbeddingBagCollection", "embedding_bags"), ("EmbeddingCollection", "embeddings")]
+)
+def test_keys_of_the_module(impl, kind, name):
+    """The tables are in the state_dict of the module, as in torchrec's, and nothing else is."""
+    module = collection(impl, "Adam", kind=kind)
+    expect_equal(set(module.state_dict()), {f"{name}.t.weight", f"{name}.u.weight"}, "keys of the module")
+    names = [key for key, _ in module.named_parameters()]
+    expect_equal(set(names), {f"{name}.t.weight", f"{name}.u.weight"}, "names of the parameters")
+
+
+@pytest.mark.clause("FUSED-059")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "Adam"])
+def test_step_and_zero_grad(impl, optimizer):
+    """Step and zero_grad of the fused optimizer change nothing, before, between and after backward passes."""
+    module, other = collection(impl, optimizer), collection(impl, optimizer)
+    for seed in range(3):
+        before = snapshot(tables_and_state(module))
+        module.fused_optimizer.zero_grad()
+        module.fused_optimizer.step()
+        expect_unchanged(before, tables_and_state(module), "the module")
+        fit(module, jagged(BAGS), seed=seed)
+        fit(other, jagged(BAGS), seed=seed)
+        module.fused_optimizer.step()
+    expect_unchanged(snapshot(tables_and_state(other)), tables_and_state(module), "the module")
+
+
+@pytest.mark.clause("FUSED-060")
+@pytest.mark.needs("EmbeddingBagCollection")
+def test_closure(impl):
+    """Whether step of the fused optimizer evaluates a closure, and what it returns."""
+    module = collection(impl)
+    return outcome(lambda: module.fused_optimizer.step(lambda: 1.5))
+
+
+@pytest.mark.clause("FUSED-061")
+@pytest.mark.needs("EmbeddingBagCollection")
+def test_rate(impl):
+    """A rate that is set in the groups is that of the next forward and backward pass."""
+    module = collection(impl, options={"lr": 0.5}, tables=ONE_TABLE)
+    expect_equal(module.fused_optimizer.param_groups[0]["lr"], 0.5, "rate in the group")
+    expect_close(rate_taken(module), 0.5, "first step", ulps=2**30)
+    module.fused_optimizer.param_groups[0]["lr"] = 0.25
+    expect_close(rate_taken(module), 0.25, "second step", ulps=2**30)
+
+
+@pytest.mark.clause("FUSED-062")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "RowWiseAdagrad", "Adam"])
+def test_rate_of_the_backward(impl, optimizer):
+    """The rate that counts is that which is set when the backward pass runs, not that of the forward."""
+    module, other = collection(impl, optimizer, {"lr": 0.5}), collection(impl, optimizer, {"lr": 0.125})
+    loss = lookups(module, jagged(BAGS))
+    module.fused_optimizer.param_groups[0]["lr"] = 0.125
+    loss.backward()
+    fit(other, jagged(BAGS))
+    expect_unchanged(snapshot(tables_of(other)), tables_of(module), "the tables")
+
+
+@pytest.mark.clause("FUSED-063")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.tensor_rate")
+def test_rate_in_a_tensor(impl):
+    """A rate may be a tensor, which is then filled from outside."""
+    rate = torch.tensor(0.5)
+    module = collection(impl, options={"lr": rate}, tables=ONE_TABLE)
+    expect_close(rate_taken(module), 0.5, "first step", ulps=2**30)
+    module.fused_optimizer.param_groups[0]["lr"].fill_(0.25)
+    expect_close(rate_taken(module), 0.25, "second step", ulps=2**30)
+
+
+@pytest.mark.clause("FUSED-064")
+@pytest.mark.needs("EmbeddingBagCollection")
+def test_scheduler(impl):
+    """A scheduler of torch around the fused optimizer sets the rate of the updates."""
+    module = collection(impl, options={"lr": 0.5}, tables=ONE_TABLE)
+    scheduler = torch.optim.lr_scheduler.StepLR(module.fused_optimizer, step_size=1, gamma=0.5)
+    taken = []
+    for _ in range(3):
+        taken.append(round(rate_taken(module), 4))
+        module.fused_optimizer.step()
+        scheduler.step()
+    expect_equal(taken, [0.5, 0.25, 0.125], "rates of three steps")
+
+
+@pytest.mark.clause("FUSED-065")
+@pytest.mark.needs("EmbeddingBagCollection", "WarmupOptimizer")
+@pytest.mark.parametrize("combined", [False, True])
+def test_warmup(impl, combined):
+    """Around a fused optimizer, or a combination with one, a warmup sets the rate of every update."""
+    module = collection(impl, options={"lr": 1.0}, tables=ONE_TABLE)
+    inner = module.fused_optimizer
+    if combined:
+        inner = impl.CombinedOptimizer([("sparse", inner), ("dense", adam(impl, parameters()))])
+    stages = warmup_stages(impl, [{"policy": "LINEAR", "max_iters": 4, "value": 0.25}])
+    warmup = impl.WarmupOptimizer(inner, stages, lr=0.5)
+    taken = []
+    for _ in range(5):
+        warmup.zero_grad()
+        taken.append(round(rate_taken(module), 4))
+        warmup.step()
+    wanted = [0.5 * (0.25 + 0.75 * i / 4) for i in range(5)]
+    expect_equal(taken, [round(rate, 4) for rate in wanted], "rates of five steps")
+
+
+@pytest.mark.clause("FUSED-066")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.checks_rates")
+@pytest.mark.parametrize("rate", [-0.5, float("nan"), "fast"])
+def test_bad_rate(impl, rate):
+    """A rate that is set to what it cannot be is refused by the backward pass, and nothing is changed."""
+    module = collection(impl, "Adam")
+    before = snapshot(tables_and_state(module))
+    module.fused_optimizer.param_groups[0]["lr"] = rate
+    loss = lookups(module, jagged(BAGS))
+    expect_raises(loss.backward, ValueError, mentions=["lr"], expected="ValueError for lr")
+    expect_unchanged(before, tables_and_state(module), "the module")
+
+
+@pytest.mark.clause("FUSED-076")
+@pytest.mark.needs("EmbeddingBagCollection", "KeyedOptimizer")
+def test_no_group_from_outside(impl):
+    """A group of other parameters is refused: no backward pass of the module would train them."""
+    module = collection(impl)
+    group = {"params": {"p": torch.nn.Parameter(torch.ones(2))}}
+    expect_raises(lambda: module.fused_optimizer.add_param_group(group), ValueError, expected="ValueError")
+    expect_equal(len(module.fused_optimizer.param_groups), 1, "number of groups")

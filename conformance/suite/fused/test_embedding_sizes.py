@@ -1,0 +1,248 @@
+"""Embedding modules of other sizes, after many steps, and after what lies between steps."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.support.assertions import (
+    expect,
+    expect_bits,
+    expect_close,
+    expect_equal,
+    expect_unchanged,
+    same_bits,
+    snapshot,
+)
+from keyedopt.conformance.suite.support.embedding import (
+    BAGS,
+    ONE_TABLE,
+    collection,
+    fit,
+    jagged,
+    lookups,
+    tables_and_state,
+    tables_of,
+    train_rows,
+)
+from keyedopt.conformance.suite.support.inputs import INTERPRETED, parameter
+
+#: More than a number of 16 bits counts; Triton's interpreter has time for fewer.
+LOOKUPS = 1_400 if INTERPRETED else 70_000
+
+
+def expect_sums(module: Any, rows: torch.Tensor, grads: torch.Tensor, before: torch.Tensor) -> None:
+    """Expect descent with the summed gradients of each row, to 1e-3 of their sizes, at a rate of 0.125."""
+    zeros = torch.zeros_like(before, dtype=torch.float64)
+    total, sizes = (zeros.index_add(0, rows, each) for each in (grads.double(), grads.double().abs()))
+    moved = before.double() - tables_of(module)["t"].detach().double()
+    off = float(((moved - 0.125 * total).abs() / (0.125 * sizes + 1e-3)).max())
+    expect(off <= 1e-3, "rows moved by their gradients, to 1e-3 of their sizes", f"an error of {off} of them")
+
+
+@pytest.mark.clause("FUSED-036", "FUSED-022")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.any_width", "SGD")
+@pytest.mark.parametrize("width", [1, 3, 64, 513, 1030])
+def test_width(impl, width):
+    """Tables of any width are looked up and updated whole."""
+    module = collection(impl, tables=[("t", 5, width, ("f",))])
+    before = tables_of(module)["t"].detach().clone()
+    features = jagged({"f": [[1, 4, 1], [], [0]]})
+    output = module(features)["f"]
+    wanted = torch.stack([2 * before[1].double() + before[4], torch.zeros(width), before[0].double()])
+    expect_close(output.detach(), wanted, "the output", ulps=8)
+    factor = parameter(3, width, seed=7).detach()
+    (output * factor).sum().backward()
+    rows = torch.tensor([1, 4, 1, 0])
+    expect_sums(module, rows, factor[torch.tensor([0, 0, 0, 2])], before)
+
+
+@pytest.mark.clause("FUSED-036", "FUSED-022")
+@pytest.mark.needs("EmbeddingBagCollection", "SGD")
+@pytest.mark.parametrize("rows", [3, 70_001])
+@pytest.mark.parametrize("bags", [1, 7, LOOKUPS], ids=["one", "seven", "each"])
+def test_many_lookups(impl, rows, bags):
+    """Bags of any length and batches of any size are looked up and updated whole."""
+    module = collection(impl, tables=[("t", rows, 4, ("f",))])
+    before = tables_of(module)["t"].detach().clone()
+    values = torch.arange(LOOKUPS) * 7919 % rows
+    length = LOOKUPS // bags
+    offsets = torch.arange(bags + 1) * length
+    output = module({"f": (values, offsets)})["f"]
+    wanted = before.double()[values].reshape(bags, length, 4).sum(1)
+    off = float((output.detach().double() - wanted).abs().max()) / length
+    expect(off <= 1e-3, "outputs to 1e-3 of the length of a bag", f"an error of {off} of it")
+    factor = parameter(bags, 4, seed=7).detach() / 1024
+    (output * factor).sum().backward()
+    expect_sums(module, values, factor.repeat_interleave(length, 0), before)
+
+
+@pytest.mark.clause("FUSED-035")
+@pytest.mark.needs("EmbeddingBagCollection", "SGD")
+def test_many_tables(impl):
+    """However many tables there are, each is updated."""
+    names = [f"t{index}" for index in range(70)]
+    module = collection(impl, tables=[(name, 3, 4, (f"f{name}",)) for name in names])
+    before = {name: table.detach().clone() for name, table in tables_of(module).items()}
+    outputs = module(jagged({f"f{name}": [[1]] for name in names}))
+    sum(output.sum() for output in outputs.values()).backward()
+    for name, table in tables_of(module).items():
+        wanted = before[name].double()
+        wanted[1] -= 0.125
+        expect_close(table.detach(), wanted, f"table {name}", ulps=8)
+
+
+@pytest.mark.clause("FUSED-027")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "Adam"])
+def test_training_goes_on_after_evaluation(impl, optimizer):
+    """After a look in eval mode, and one without grad mode, training goes on as without them."""
+    module, other = (collection(impl, optimizer) for _ in range(2))
+    features = jagged(BAGS)
+    for one in (module, other):
+        fit(one, features)
+    module.eval()
+    module(features)
+    module.train()
+    with torch.no_grad():
+        module(features)
+    for one in (module, other):
+        fit(one, features, 2, seed=5)
+    expect_unchanged(snapshot(tables_and_state(other)), tables_and_state(module), "tables and state")
+
+
+@pytest.mark.clause("FUSED-042")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.frozen_tables", "SGD")
+def test_a_table_that_was_frozen_trains_again(impl):
+    """A table whose weight requires a gradient again is trained again, as a layer that is unfrozen is."""
+    module = collection(impl)
+    table = tables_of(module)["t"]
+    for frozen in (True, False, True, False):
+        table.requires_grad_(not frozen)
+        before = table.detach().clone()
+        fit(module, jagged(BAGS))
+        expect_equal(same_bits(table.detach(), before), frozen, f"no change of the table, frozen: {frozen}")
+
+
+@pytest.mark.clause("FUSED-083")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}", "{optimizer}.{option}")
+@pytest.mark.parametrize(
+    ("optimizer", "option", "value"),
+    [
+        ("Adam", "betas", (0.5, 0.75)),
+        ("Adam", "eps", 0.125),
+        ("Adam", "weight_decay", 0.25),
+        ("PartialRowWiseAdam", "betas", (0.5, 0.75)),
+        ("RowWiseAdagrad", "eps", 0.125),
+        ("RowWiseAdagrad", "weight_decay", 0.25),
+        ("Adagrad", "eps", 0.125),
+        ("Adagrad", "lr_decay", 0.5),
+        ("SGD", "momentum", 0.5),
+        ("LarsSGD", "momentum", 0.5),
+    ],
+)
+def test_options_set_in_a_group(impl, optimizer, option, value):
+    """An option that the groups show, and that is set there, counts in the next step, or is refused."""
+    value = tuple(value) if option == "betas" else value
+    module = collection(impl, optimizer, tables=ONE_TABLE)
+    other = collection(impl, optimizer, {option: value}, tables=ONE_TABLE)
+    grads = [parameter(3, 4, seed=seed).detach() for seed in (3, 4)]
+    try:
+        for group in module.fused_optimizer.param_groups:
+            if option not in group:
+                return
+            group[option] = value
+        for grad in grads:
+            train_rows(module, [0, 3, 5], grad)
+    except (ValueError, TypeError, RuntimeError, NotImplementedError):
+        expect_bits(
+            tables_of(module)["t"].detach(), collection_start(impl, optimizer), "the table when refused"
+        )
+        return
+    for grad in grads:
+        train_rows(other, [0, 3, 5], grad)
+    expect_close(tables_of(module)["t"].detach(), tables_of(other)["t"].detach().double(), "the table")
+
+
+def collection_start(impl: Any, optimizer: str) -> torch.Tensor:
+    """Return the one table as it begins."""
+    return tables_of(collection(impl, optimizer, tables=ONE_TABLE))["t"].detach()
+
+
+@pytest.mark.clause("FUSED-068")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ["Adam", "PartialRowWiseAdam"])
+@pytest.mark.parametrize("count", [99, 300, 9999])
+def test_late_steps(impl, optimizer, count):
+    """A count that is loaded goes on from there, and the bias correction with it."""
+    module = collection(impl, optimizer, {"betas": (0.75, 0.9999)}, tables=ONE_TABLE)
+    saved = snapshot(module.fused_optimizer.state_dict())
+    saved["state"]["t.weight"]["t.iter"].fill_(count)
+    module.fused_optimizer.load_state_dict(saved)
+    before = tables_of(module)["t"].detach()[2].double().clone()
+    train_rows(module, [2], torch.full((1, 4), 2.0))
+    m, v = 0.25 * 2.0 / (1 - 0.75 ** (count + 1)), 1e-4 * 4.0 / (1 - 0.9999 ** (count + 1))
+    moved = before - tables_of(module)["t"].detach()[2].double()
+    off = float((moved / (0.125 * m / v**0.5) - 1).abs().max())
+    expect(off < 1e-3, f"a step of {0.125 * m / v**0.5} to three digits", moved.tolist())
+    seen = int(module.fused_optimizer.state_dict()["state"]["t.weight"]["t.iter"])
+    expect_equal(seen, count + 1, "count of steps")
+
+
+@pytest.mark.clause("FUSED-035")
+@pytest.mark.needs("EmbeddingBagCollection", "SGD")
+def test_two_backward_passes_through_one_forward(impl):
+    """Each backward pass through a graph that is kept is an update."""
+    module = collection(impl, tables=ONE_TABLE)
+    before = tables_of(module)["t"].detach().double().clone()
+    loss = module(jagged({"f": [[1, 4, 1]]}))["f"].sum()
+    for count in (1, 2):
+        loss.backward(retain_graph=count == 1)
+        wanted = before.clone()
+        wanted[1] -= count * 0.25
+        wanted[4] -= count * 0.125
+        expect_close(tables_of(module)["t"].detach(), wanted, f"the table after {count} passes", ulps=8)
+
+
+@pytest.mark.clause("FUSED-090")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.initial_values", "SGD")
+@pytest.mark.parametrize("bounds", [{}, {"weight_init_min": -3.0, "weight_init_max": -2.0}])
+def test_initial_values(impl, bounds):
+    """Without init_fn the values of a table are spread evenly between their bounds, by default ±√(1/rows)."""
+    configs = [
+        impl.EmbeddingBagConfig(
+            num_embeddings=64, embedding_dim=16, name=name, feature_names=[name], **bounds
+        )
+        for name in ("t", "u")
+    ]
+    tables = tables_of(impl.EmbeddingBagCollection(configs, impl.SGD, {"lr": 0.125}))
+    low, high = tuple(bounds.values()) or (-0.125, 0.125)
+    for name, table in tables.items():
+        places = (table.detach() - low) / (high - low)
+        counts = places.flatten().histc(4, 0.0, 1.0)  # what is outside is in none
+        even = float(counts.sum()) == 1024 and bool((counts > 128).all())
+        expect(
+            even, f"1024 values of {name} from {low} to {high}, a quarter in each quarter", counts.tolist()
+        )
+    expect(not same_bits(tables["t"], tables["u"]), "other values in each table", "the same ones")
+
+
+@pytest.mark.clause("FUSED-091")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.converted_tables", "SGD")
+def test_converted_module(impl, dtype):
+    """A module that was looked up and then converted goes on as one that was converted at once."""
+    modules = [collection(impl) for _ in range(2)]
+    lookups(modules[0], jagged(BAGS))
+    looked_up, fresh = (module.to(getattr(torch, dtype)) for module in modules)
+    before = snapshot(tables_of(fresh))
+    for seed in (1, 2):
+        outputs, others = looked_up(jagged(BAGS)), fresh(jagged(BAGS))
+        for name, output in outputs.items():
+            expect_equal(output.dtype, others[name].dtype, f"dtype of {name}")
+            expect_bits(output.detach(), others[name].detach(), f"output {name}")
+        fit(looked_up, jagged(BAGS), seed=seed)
+        fit(fresh, jagged(BAGS), seed=seed)
+    for name, table in tables_of(looked_up).items():
+        expect_equal(table.dtype, getattr(torch, dtype), f"dtype of {name}")
+        expect_bits(table.detach(), tables_of(fresh)[name].detach(), f"table {name}")
+        expect(not same_bits(table.detach(), before[name]), f"{name} trained", "a table as it was")

@@ -1,0 +1,71 @@
+"""Embedding modules: reading between the steps of training, and compiled models."""
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.support.assertions import expect_bits, expect_unchanged, snapshot
+from keyedopt.conformance.suite.support.embedding import (
+    ONE_TABLE,
+    collection,
+    fit,
+    jagged,
+    lookups,
+    tables_and_state,
+)
+from keyedopt.conformance.suite.support.in_backward import COMPILED
+from keyedopt.conformance.suite.support.inputs import INTERPRETED
+
+#: One feature of two bags, with a duplicate.
+BAG = {"f": [[0, 3, 3], [5]]}
+
+
+@pytest.mark.clause("FUSED-027")
+@pytest.mark.needs("{kind}", "Adagrad")
+@pytest.mark.parametrize("kind", ["EmbeddingBagCollection", "EmbeddingCollection"])
+@pytest.mark.parametrize("way", ["inference_mode"] if INTERPRETED else ["eval", "no_grad", "inference_mode"])
+def test_reading_in_between(impl, kind, way):
+    """Read before training, before a backward pass and after it, a module trains as one that is not."""
+    module, other = (collection(impl, "Adagrad", tables=ONE_TABLE, kind=kind) for _ in range(2))
+    modes = {"eval": torch.enable_grad, "no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
+
+    def read():
+        module.train(way != "eval")
+        with modes[way]():  # what is looked up is made in there, too
+            output = module(jagged(BAG))["f"]
+        expect_bits(output.detach().clone(), other(jagged(BAG))["f"].detach(), "what is read")
+        module.train()
+
+    read()
+    for seed in range(2):
+        loss = lookups(module, jagged(BAG), seed)
+        read()
+        loss.backward()
+        fit(other, jagged(BAG), seed=seed)
+    read()
+    before = snapshot(tables_and_state(other))
+    expect_unchanged(before, tables_and_state(module), "tables and state of the module that was read")
+
+
+@pytest.mark.clause("FUSED-092")
+@pytest.mark.needs("EmbeddingBagCollection", "Adagrad")
+@pytest.mark.parametrize("what", COMPILED)
+def test_compiled(impl, what):
+    """A compiled model, and a compiled step with its backward pass, look up and train as without."""
+    module, other = (collection(impl, "Adagrad", tables=ONE_TABLE) for _ in range(2))
+
+    def loss(model, features, scale):
+        return (model(features)["f"] * scale).sum()
+
+    def step(model, features, scale):
+        value = loss(model, features, scale)
+        value.backward()
+        return value.detach()
+
+    compiled = torch.compile(loss if what == "model" else step, backend="eager")
+    for scale in (torch.tensor(2.0), torch.tensor(-3.0)):
+        seen = compiled(module, jagged(BAG), scale)
+        if what == "model":
+            seen.backward()
+        expect_bits(seen.detach(), step(other, jagged(BAG), scale), "the loss")
+    before = snapshot(tables_and_state(other))
+    expect_unchanged(before, tables_and_state(module), "tables and state of the compiled model")

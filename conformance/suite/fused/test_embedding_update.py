@@ -1,0 +1,356 @@
+"""Embedding modules: what an update is: which rows, with which gradient, by which formula."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.support.algorithms import expect_same_way
+from keyedopt.conformance.suite.support.assertions import (
+    expect,
+    expect_bits,
+    expect_close,
+    expect_unchanged,
+    snapshot,
+)
+from keyedopt.conformance.suite.support.draws import Steps, measure_trajectory
+from keyedopt.conformance.suite.support.embedding import (
+    BAGS,
+    FUSED_OPTIMIZERS,
+    ONE_TABLE,
+    collection,
+    fit,
+    jagged,
+    lookups,
+    tables_and_state,
+    tables_of,
+    train_rows,
+)
+from keyedopt.conformance.suite.support.measured import Measuring
+
+GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "trajectories.json").read_text("utf-8"))[
+    "trajectories"
+]
+
+
+def trajectories(*kinds: str) -> dict[str, Any]:
+    """Choose golden trajectories of these kinds, or all, as arguments of ``parametrize``."""
+    chosen = {
+        name: (made["algorithm"], made)
+        for name, made in GOLDEN.items()
+        if "dampening" not in made["options"] and (not kinds or name.partition("-")[2] in kinds)
+    }
+    return {"argnames": "optimizer, made", "argvalues": list(chosen.values()), "ids": list(chosen)}
+
+
+def follow(impl: Any, optimizer: str, made: Any, dtype: str, steps: int) -> dict[str, Any]:
+    """Train along a golden trajectory; expect the table within its budget, and return the errors."""
+    # The state of a table is in a dtype of its own; how it is named is tested elsewhere.
+    after = {t: {"weight": exact["weight"]} for t, exact in made["after"].items()}
+    made = {**made, "after": after, "steps": made["steps"][:steps]}
+
+    def train(start: Any, steps: Steps, kind: torch.dtype) -> Iterator[dict[str, torch.Tensor]]:
+        config = impl.EmbeddingBagConfig(
+            num_embeddings=len(start),
+            embedding_dim=start.shape[1],
+            name="t",
+            feature_names=["f"],
+            data_type=kind,
+            init_fn=lambda table: table.detach().copy_(start),
+        )
+        module = impl.EmbeddingBagCollection([config], getattr(impl, optimizer), made["options"])
+        for rows, grads in steps:
+            train_rows(module, rows or list(range(len(start))), grads)
+            yield {"weight": tables_of(module)["t"]}
+
+    with Measuring({"errors": []}) as measuring:
+        measure_trajectory(measuring, made, dtype, train)
+    return measuring.record
+
+
+def sums(rows: list[int], grads: list[list[float]]) -> dict[int, list[float]]:
+    """Add up the gradients of each row with Python numbers."""
+    total: dict[int, list[float]] = {}
+    for row, grad in zip(rows, grads, strict=True):
+        total[row] = [a + b for a, b in zip(total.get(row, [0.0] * len(grad)), grad, strict=True)]
+    return total
+
+
+def stepped(optimizer: str, weight: list[float], grad: list[float], lr: float, eps: float) -> list[float]:
+    """Take the first step of a rule for one row with Python numbers."""
+    if optimizer == "SGD":
+        return [w - lr * g for w, g in zip(weight, grad, strict=True)]
+    square = [g * g for g in grad]
+    if optimizer == "RowWiseAdagrad":
+        square = [sum(square) / len(square)] * len(square)
+    return [w - lr * g / (s**0.5 + eps) for w, g, s in zip(weight, grad, square, strict=True)]
+
+
+@pytest.mark.clause("FUSED-035")
+@pytest.mark.needs("EmbeddingBagCollection")
+def test_backward_updates(impl):
+    """The backward pass updates the tables; there is no step to take and no gradient left."""
+    module = collection(impl)
+    before = snapshot(tables_of(module))
+    fit(module, jagged(BAGS))
+    for name, table in tables_of(module).items():
+        expect(not torch.equal(before[name], table.detach()), f"table {name} updated", table)
+        expect(table.grad is None, f"no gradient left on {name}", table.grad)
+    for param in module.parameters():
+        expect(param.grad is None, "no gradient left on the parameters", param.grad)
+
+
+@pytest.mark.clause("FUSED-036")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "RowWiseAdagrad"])
+def test_once_a_row(impl, optimizer):
+    """A row that is looked up several times is updated once, with the sum of its gradients."""
+    module = collection(
+        impl, optimizer, {"lr": 0.25, "eps": 1e-8} if optimizer != "SGD" else {"lr": 0.25}, ONE_TABLE
+    )
+    table = tables_of(module)["t"]
+    before = table.detach().double().tolist()
+    rows = [1, 4, 1, 1]
+    grads = [[1.0, -2.0, 0.5, 3.0], [0.25, 1.0, -1.0, 2.0], [2.0, 1.0, -0.25, 1.0], [-0.5, 4.0, 1.5, -1.0]]
+    train_rows(module, rows, grads)
+    for row, grad in sums(rows, grads).items():
+        wanted = torch.tensor(stepped(optimizer, before[row], grad, 0.25, 1e-8), dtype=torch.float64)
+        expect_close(table.detach()[row], wanted, f"row {row} after one step on the sum", ulps=4)
+
+
+@pytest.mark.clause("FUSED-037")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.any_width", "{optimizer}")
+@pytest.mark.parametrize(**trajectories())
+def test_golden(impl, optimizer, made):
+    """Every algorithm, with every option, follows its golden trajectory in float64 to 1e-12."""
+    follow(impl, optimizer, made, "float64", steps=6)
+
+
+@pytest.mark.clause("FUSED-037")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.any_width", "SGD.momentum")
+def test_dampening(impl):
+    """Dampening, from the second step on, is that of the golden trajectory, or it is refused."""
+    try:
+        follow(impl, "SGD", GOLDEN["SGD-dampening"], "float64", steps=6)
+    except ValueError as error:
+        expect("dampening" in str(error), "an error that names dampening", str(error))
+
+
+@pytest.mark.clause("FUSED-037")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.any_width", "{optimizer}")
+@pytest.mark.parametrize(**trajectories("plain", "sparse"))
+def test_golden_precision(impl, optimizer, made):
+    """In float32 the error is at most twice the worst of 64 orders of the formula, or 2 ULP."""
+    return follow(impl, optimizer, made, "float32", steps=24)
+
+
+@pytest.mark.clause("FUSED-037")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ["LAMB", "PartialRowWiseLAMB", "LarsSGD"])
+def test_extreme_rows(impl, optimizer):
+    """A row whose squares vanish or overflow in float32 goes the way of one of another scale."""
+    module, other = (collection(impl, optimizer, tables=ONE_TABLE) for _ in range(2))
+    table, plain = tables_of(module)["t"], tables_of(other)["t"]
+    start = snapshot(plain)
+    scale = torch.tensor([[1.0], [2.0**-80], [2.0**80], [2.0**-80], [2.0**80], [1.0]])
+    with torch.no_grad():
+        table.mul_(scale)
+    for step in range(3):
+        grads = torch.arange(24.0).reshape(6, 4) / 8 - 1 + step
+        for each in (module, other):
+            train_rows(each, range(6), grads)
+    expect_same_way(table.detach() / scale, plain, start, "the table, by its scale,")
+
+
+@pytest.mark.clause("FUSED-038")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
+def test_other_rows(impl, optimizer):
+    """Rows that are not looked up, and their state, keep every bit."""
+    keeps_other_rows(collection(impl, optimizer))
+
+
+@pytest.mark.clause("FUSED-038")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}", "{optimizer}.{option}")
+@pytest.mark.parametrize(
+    ("optimizer", "option", "options"),
+    [
+        ("SGD", "momentum", {"momentum": 0.5}),
+        ("LarsSGD", "momentum", {"momentum": 0.5}),
+        ("RowWiseAdagrad", "decay", {"weight_decay": 0.25, "decay": "decoupled"}),
+        ("RowWiseAdagrad", "decay", {"weight_decay": 0.25, "decay": "l2"}),
+        ("RowWiseAdagrad", "max_norm", {"max_norm": 0.5}),
+        ("Adam", "decay", {"weight_decay": 0.25, "decay": "decoupled"}),
+        ("LAMB", "decay", {"weight_decay": 0.25, "decay": "decoupled"}),
+        ("PartialRowWiseAdam", "bias_correction", {"bias_correction": "per_row"}),
+    ],
+)
+def test_other_rows_with_options(impl, optimizer, option, options):
+    """Rows that are not looked up are not decayed, limited or moved on, and nor is their state."""
+    keeps_other_rows(collection(impl, optimizer, options))
+
+
+def keeps_other_rows(module: Any) -> None:
+    """Train, and expect the rows that are not looked up to be what they were."""
+    fit(module, jagged(BAGS), steps=2)
+    with torch.no_grad():
+        for table in tables_of(module).values():
+            table.mul_(4)  # so that there is something to limit
+    before = snapshot(tables_and_state(module))
+    one = {"f": [[0, 1, 1], []], "g": [[], [1]], "h": [[3], []]}
+    fit(module, jagged(one), steps=3)
+    for name, rows in (("t", [2, 3, 4, 5]), ("u", [0, 1, 2, 4])):
+        expect_bits(tables_of(module)[name].detach()[rows], before["tables"][name][rows], f"rows of {name}")
+        state = tables_and_state(module)["state"][f"{name}.weight"]
+        for key, value in state.items():
+            if len(value) > 1:
+                expect_bits(value[rows], before["state"][f"{name}.weight"][key][rows], f"rows of {key}")
+
+
+@pytest.mark.clause("FUSED-039")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
+def test_two_forwards_one_backward(impl, optimizer):
+    """One backward pass through two forwards is one step with the sum of their gradients."""
+    module, other = (
+        collection(impl, optimizer, tables=ONE_TABLE),
+        collection(impl, optimizer, tables=ONE_TABLE),
+    )
+    start = snapshot(tables_of(module)["t"])
+    grads = torch.arange(16.0).reshape(4, 4) / 8 - 1
+    for _ in range(2):
+        first = module(jagged({"f": [[0, 1], [1]]}))["f"]
+        second = module(jagged({"f": [[1], [4]]}))["f"]
+        ((first * grads[:2]).sum() + (second * grads[2:]).sum()).backward()
+        (other(jagged({"f": [[0, 1], [1], [1], [4]]}))["f"] * grads).sum().backward()
+    expect_same_way(tables_of(module)["t"], tables_of(other)["t"], start, "the table", steps=2)
+
+
+@pytest.mark.clause("FUSED-040")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
+def test_two_backwards(impl, optimizer):
+    """Two forwards and then two backward passes are two steps, each with its own gradient."""
+    module, other = collection(impl, optimizer), collection(impl, optimizer)
+    losses = [lookups(module, jagged(BAGS), seed) for seed in (1, 2)]
+    for loss in losses:
+        loss.backward()
+    fit(other, jagged(BAGS), steps=2)
+    expect_unchanged(snapshot(tables_and_state(other)), tables_and_state(module), "the module")
+
+
+@pytest.mark.clause("FUSED-041")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "RowWiseAdagrad", "Adam"])
+def test_features_of_a_table(impl, optimizer):
+    """Several features of one table are one update of it, as if they were one feature."""
+    module = collection(impl, optimizer, tables=(("t", 6, 4, ("f", "g")),))
+    other = collection(impl, optimizer, tables=ONE_TABLE)
+    outputs = module(jagged({"f": [[0, 1], [1]], "g": [[1], [4]]}))
+    joined = other(jagged({"f": [[0, 1], [1], [1], [4]]}))["f"]
+    grads = torch.arange(16.0).reshape(4, 4) / 8 - 1
+    ((outputs["f"] * grads[:2]).sum() + (outputs["g"] * grads[2:]).sum()).backward()
+    (joined * grads).sum().backward()
+    expect_close(
+        tables_of(module)["t"].detach(), tables_of(other)["t"].detach().double(), "the table", ulps=4
+    )
+
+
+@pytest.mark.clause("FUSED-042")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
+def test_table_outside_the_loss(impl, optimizer):
+    """A table whose outputs the loss does not use keeps every bit, and so do rows of such an output."""
+    module = collection(impl, optimizer)
+    before = snapshot(tables_of(module))
+    outputs = module(jagged(BAGS))
+    outputs["f"].sum().backward()
+    expect_bits(tables_of(module)["u"].detach(), before["u"], "the table outside the loss")
+    expect_bits(tables_of(module)["t"].detach()[5], before["t"][5], "the row that g alone looks up")
+
+
+@pytest.mark.clause("FUSED-042")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.frozen_tables")
+def test_frozen_table(impl):
+    """A table with requires_grad=False is looked up and never updated; the others are."""
+    module = collection(impl, "Adam")
+    tables_of(module)["t"].requires_grad_(False)
+    before = snapshot(tables_and_state(module))
+    fit(module, jagged(BAGS), steps=2)
+    expect_bits(tables_of(module)["t"].detach(), before["tables"]["t"], "the frozen table")
+    expect_unchanged(before["state"]["t.weight"], tables_and_state(module)["state"]["t.weight"], "its state")
+    expect(
+        not torch.equal(tables_of(module)["u"].detach(), before["tables"]["u"]), "the other updated", "not"
+    )
+
+
+@pytest.mark.clause("FUSED-051")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
+def test_order_of_lookups(impl, optimizer):
+    """The order of bags, with their gradients, makes no difference beyond rounding."""
+    module, other = (
+        collection(impl, optimizer, tables=ONE_TABLE),
+        collection(impl, optimizer, tables=ONE_TABLE),
+    )
+    start = snapshot(tables_of(module)["t"])
+    rows = [0, 3, 3, 1, 3, 0]
+    grads = [[float((7 * i + 3 * d) % 11 - 5) for d in range(4)] for i in range(6)]
+    for _ in range(2):
+        train_rows(module, rows, grads)
+        train_rows(other, rows[::-1], grads[::-1])
+    expect_same_way(tables_of(module)["t"], tables_of(other)["t"], start, "the table", steps=2)
+
+
+@pytest.mark.clause("FUSED-052")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
+def test_split_table(impl, optimizer):
+    """A table and the two tables that it is split into, row by row, are trained alike."""
+    whole = collection(impl, optimizer, tables=ONE_TABLE)
+    halves = collection(impl, optimizer, tables=(("a", 3, 4, ("f",)), ("b", 3, 4, ("g",))))
+    full = tables_of(whole)["t"].detach()
+    start = full.clone()
+    with torch.no_grad():
+        tables_of(halves)["a"].copy_(full[:3])
+        tables_of(halves)["b"].copy_(full[3:])
+    for step in range(3):
+        grads = torch.arange(16.0).reshape(4, 4) / 8 - 1 + step
+        (whole(jagged({"f": [[0], [2], [3], [5]]}))["f"] * grads).sum().backward()
+        outputs = halves(jagged({"f": [[0], [2]], "g": [[0], [2]]}))
+        ((outputs["f"] * grads[:2]).sum() + (outputs["g"] * grads[2:]).sum()).backward()
+    joined = torch.cat([tables_of(halves)[name].detach() for name in ("a", "b")])
+    expect_same_way(joined, full, start, "the halves")
+
+
+@pytest.mark.clause("FUSED-078")
+@pytest.mark.needs("EmbeddingBagCollection", "RowWiseAdagrad", "RowWiseAdagrad.decay")
+@pytest.mark.parametrize("decay", ["l2", "decoupled"])
+def test_weight_decay(impl, decay):
+    """Weight decay of row-wise Adagrad, in the mode that is asked for, takes part in the update."""
+    lr, strength, grad = 0.25, 0.5, [1.0, -2.0, 0.5, 3.0]
+    options = {"lr": lr, "eps": 1e-8, "weight_decay": strength, "decay": decay}
+    module = collection(impl, "RowWiseAdagrad", options, ONE_TABLE)
+    table = tables_of(module)["t"]
+    before = table.detach().double()[1].tolist()
+    train_rows(module, [1, 1], [[0.5 * a for a in grad]] * 2)  # decay is of a row, not of a lookup
+    g = [a + strength * w for a, w in zip(grad, before, strict=True)] if decay == "l2" else grad
+    root = (sum(a * a for a in g) / 4) ** 0.5 + 1e-8
+    beside = lr * strength if decay == "decoupled" else 0.0
+    wanted = [w - lr * a / root - beside * w for w, a in zip(before, g, strict=True)]
+    expect_close(
+        table.detach()[1], torch.tensor(wanted, dtype=torch.float64), "the row after one step", ulps=8
+    )
+
+
+@pytest.mark.clause("FUSED-079")
+@pytest.mark.needs("EmbeddingBagCollection", "RowWiseAdagrad", "RowWiseAdagrad.max_norm")
+def test_max_norm(impl):
+    """With max_norm no row that is updated is longer than that after the step."""
+    module = collection(impl, "RowWiseAdagrad", {"max_norm": 0.5}, tables=(("t", 6, 36, ("f",)),))
+    train_rows(module, [0, 1, 2], [[1.0, -2.0, 0.5, 3.0] * 9] * 3)
+    norms = tables_of(module)["t"].detach().norm(dim=1)
+    expect((norms[:3] <= 0.5 + 1e-6).all(), "updated rows of norm at most 0.5", norms)

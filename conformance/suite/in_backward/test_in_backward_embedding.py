@@ -1,0 +1,116 @@
+"""Optimizers in the backward pass, applied to the tables of embedding modules."""
+
+import copy
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.support.assertions import (
+    expect_bits,
+    expect_close,
+    expect_equal,
+    expect_raises,
+)
+from keyedopt.conformance.suite.support.embedding import (
+    BAGS,
+    collection,
+    fit,
+    jagged,
+    tables_of,
+)
+from keyedopt.conformance.suite.support.in_backward import apply_in_backward
+from keyedopt.conformance.suite.support.inputs import INTERPRETED, values
+
+
+@pytest.mark.clause("INBW-032")
+@pytest.mark.needs("EmbeddingBagCollection")
+@pytest.mark.parametrize("created", ["SGD", "Adagrad", "Adam"])
+def test_optimizer_of_another_type(impl, created):
+    """For a table that was created with an optimizer, another type is refused, and the same one used."""
+    module, explicit = collection(impl, created), collection(impl, created, {"lr": 0.5})
+    before = values(tables_of(module))
+    other = {"SGD": "Adagrad", "Adagrad": "SGD", "Adam": "SparseAdam"}[created]
+    expect_raises(
+        lambda: apply_in_backward(impl, getattr(torch.optim, other), module.parameters()),
+        ValueError,
+        expected=f"{other} refused for tables with {created}",
+    )
+    expect_equal(len(tables_of(module)), 2, "the tables of the optimizer")
+    for old, new in zip(before, tables_of(module).values(), strict=True):
+        expect_bits(new.detach(), old, "a table")
+    apply_in_backward(impl, getattr(torch.optim, created), module.parameters(), {"lr": 0.5})
+    for one in (module, explicit):
+        fit(one, jagged(BAGS))
+    for name, table in tables_of(module).items():
+        expect_bits(table.detach(), tables_of(explicit)[name].detach(), f"table {name}")
+
+
+@pytest.mark.clause("INBW-033")
+@pytest.mark.needs("EmbeddingBagCollection")
+@pytest.mark.parametrize("copied", [False, True])
+def test_embedding_module(impl, copied):
+    """The tables of an embedding module, or a copy, are trained in its own backward pass."""
+    bags = jagged(BAGS)
+    module, other = collection(impl, None), collection(impl, "SGD", {"lr": 0.25})
+    module = copy.deepcopy(module) if copied else module
+    apply_in_backward(impl, torch.optim.SGD, module.parameters())
+    for one in (module, other):
+        fit(one, bags, steps=2)
+    expected = dict(other.named_parameters())
+    expect_equal(len(expected), 2, "the tables")
+    expect_equal(set(tables_of(module)), {"t", "u"}, "the tables of the fused optimizer")
+    for name, table in module.named_parameters():
+        expect_bits(table.detach(), expected[name].detach(), f"table {name}")
+
+
+@pytest.mark.clause("INBW-033")
+@pytest.mark.needs("EmbeddingBagCollection")
+def test_tables_with_rates_of_their_own(impl):
+    """Each table is trained with the rate that it was given."""
+    module, rates = collection(impl, None), {"t": (6, 0.5), "u": (5, 0.0625)}
+    for rows, rate in rates.values():
+        chosen = [table for table in module.parameters() if len(table) == rows]
+        apply_in_backward(impl, torch.optim.SGD, chosen, {"lr": rate})
+    fit(module, jagged(BAGS), steps=2)
+    for name, (_, rate) in rates.items():
+        other = collection(impl, "SGD", {"lr": rate})
+        fit(other, jagged(BAGS), steps=2)
+        expect_bits(tables_of(module)[name].detach(), tables_of(other)[name].detach(), f"table {name}")
+
+
+@pytest.mark.clause("INBW-033")
+@pytest.mark.needs("EmbeddingBagCollection")
+def test_some_tables(impl):
+    """A table that got no optimizer keeps its gradient, beside one that is trained."""
+    module, other = collection(impl, None), collection(impl, "SGD", {"lr": 0.25})
+    table, left = sorted(module.parameters(), key=len, reverse=True)
+    before = left.detach().clone()
+    apply_in_backward(impl, torch.optim.SGD, [table])
+    fit(module, jagged(BAGS))
+    fit(other, jagged(BAGS))
+    expect_bits(table.detach(), tables_of(other)["t"].detach(), "the trained table")
+    expect_bits(left.detach(), before, "the other table")
+    grad = torch.zeros_like(left) if left.grad is None else left.grad.to_dense()
+    moved = (before - tables_of(other)["u"].detach()).double()
+    expect_close(grad * 0.25, moved, "its gradient, times the rate,", ulps=2**10)
+
+
+#: Options beside the rate, of each optimizer.
+OPTIONS = {
+    "SGD": {"lr": 0.25, "momentum": 0.5},
+    "Adagrad": {"lr": 0.25, "eps": 0.5, "initial_accumulator_value": 0.25},
+    "Adam": {"lr": 0.25, "betas": (0.5, 0.75), "eps": 0.125},
+}
+
+
+@pytest.mark.clause("INBW-033")
+@pytest.mark.needs("EmbeddingBagCollection", "{name}")
+@pytest.mark.parametrize("name", ["Adam"] if INTERPRETED else list(OPTIONS))
+def test_all_options(impl, name):
+    """Tables are trained with every option that is given, not with the rate alone."""
+    module, other = collection(impl, None), collection(impl, name, OPTIONS[name])
+    apply_in_backward(impl, getattr(impl, name), module.parameters(), OPTIONS[name])
+    for one in (module, other):
+        fit(one, jagged(BAGS), steps=2)
+    for table, weight in tables_of(module).items():
+        expect_bits(weight.detach(), tables_of(other)[table].detach(), f"table {table}")

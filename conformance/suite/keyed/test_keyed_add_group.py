@@ -1,0 +1,129 @@
+"""Keyed optimizers: adding a parameter group, whose parameters come with their keys."""
+
+import copy
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.support.assertions import (
+    expect,
+    expect_bits,
+    expect_equal,
+    expect_raises,
+    expect_unchanged,
+    snapshot,
+)
+from keyedopt.conformance.suite.support.inputs import adam, parameter, parameters, sgd, train, values
+
+
+@pytest.mark.clause("KEYED-085")
+@pytest.mark.parametrize("form", ["mapping", "pairs"])
+def test_an_added_group_trains_saves_and_loads(impl, form, dtype):
+    """A group given by key joins in with its own options: it trains, is saved, is loaded, and stays mine."""
+    params = parameters(1, dtype=dtype)
+    optimizer = adam(impl, params)
+    train(optimizer, params, 1)
+    added = {"late": parameter(2, dtype=dtype, seed=7)}
+    given = dict(added) if form == "mapping" else list(added.items())
+    mine = {"params": given, "lr": 0.01}
+    optimizer.add_param_group(mine)
+    expect(set(mine) == {"params", "lr"} and mine["params"] is given, "the caller's group unchanged", mine)
+    mine["lr"] = 5.0
+    expect_equal(sorted(optimizer.params), ["late", "p0"], "keys of the parameters")
+    expect_equal([group["lr"] for group in optimizer.param_groups], [0.1, 0.01], "rates")
+    everything = {**params, **added}
+    before = values(added)
+    train(optimizer, everything, 2)
+    expect(not torch.equal(added["late"], before[0]), "a trained parameter", added["late"])
+    optimizer.save_param_groups(True)
+    saved = snapshot(optimizer.state_dict())
+    expect_equal(sorted(saved["state"]), ["late", "p0"], "keys of the saved state")
+    train(optimizer, everything, 1)
+    optimizer.load_state_dict(saved)
+    expect_unchanged(saved, optimizer.state_dict(), "state after loading it again")
+
+
+@pytest.mark.clause("KEYED-085")
+def test_an_added_group_equals_one_from_the_start(impl):
+    """A group that is added before training trains like one from construction on, also with equal values."""
+    params, others = ({key: parameter(3) for key in ("p0", "p1")} for _ in range(2))
+    grown = sgd(impl, {"p0": params["p0"]}, momentum=0.9)
+    grown.add_param_group({"params": {"p1": params["p1"]}, "lr": 0.5})
+    whole = impl.KeyedOptimizerWrapper(
+        others,
+        lambda listed: torch.optim.SGD(
+            [{"params": [listed[0]]}, {"params": [listed[1]], "lr": 0.5}], lr=0.1, momentum=0.9
+        ),
+    )
+    train(grown, params, 3)
+    train(whole, others, 3)
+    for key, param in others.items():
+        expect_bits(params[key], param, f"{key} after three steps")
+
+
+@pytest.mark.clause("KEYED-085")
+def test_a_copy_has_the_added_group(impl):
+    """A deep copy of an optimizer with an added group trains the added parameter of its own."""
+    params = parameters(1)
+    optimizer = sgd(impl, params)
+    optimizer.add_param_group({"params": {"late": parameter(2, seed=7)}, "lr": 0.01})
+    other = copy.deepcopy(optimizer)
+    expect_equal(sorted(other.params), ["late", "p0"], "keys of the copy")
+    before = values(other.params)
+    train(other, other.params, 1)
+    expect(not torch.equal(other.params["late"], before[1]), "a trained parameter", "no change")
+
+
+@pytest.mark.clause("KEYED-085")
+def test_a_group_added_to_an_optimizer_of_groups(impl):
+    """One that was made of groups takes another into them, or refuses it and has none of it."""
+    params, late = parameters(1), parameter(2, seed=7)
+    optimizer = impl.KeyedOptimizer(params, {}, [{"params": [params["p0"]], "lr": 0.5}])
+    try:
+        optimizer.add_param_group({"params": {"late": late}, "lr": 0.25})
+    except Exception:
+        expect_equal(len(optimizer.param_groups), 1, "number of groups after a refusal")
+        expect_equal(list(optimizer.params), ["p0"], "keys of the parameters after a refusal")
+        return
+    expect_equal([group["lr"] for group in optimizer.param_groups], [0.5, 0.25], "rates")
+    expect(
+        [*optimizer.param_groups][1]["params"][0] is late, "the very parameter in the new group", "another"
+    )
+    expect_equal(list(optimizer.params), ["p0", "late"], "keys of the parameters")
+
+
+@pytest.mark.clause("KEYED-086")
+def test_a_group_without_keys_is_never_swallowed(impl):
+    """A group whose parameters have no keys raises an error and is not added."""
+    params = parameters(1)
+    optimizer = sgd(impl, params)
+    for given in ([parameter(2)], parameter(2), None):
+        expect_raises(
+            lambda given=given: optimizer.add_param_group({"params": given, "lr": 0.01}),
+            Exception,
+            expected="an error: parameters without keys could not be saved",
+        )
+    expect_equal(len(optimizer.param_groups), 1, "number of groups")
+    expect_equal(list(optimizer.params), ["p0"], "keys of the parameters")
+
+
+@pytest.mark.clause("KEYED-087")
+@pytest.mark.parametrize("clash", ["key", "parameter", "twice", "no leaf"])
+def test_a_clashing_group_is_refused(impl, clash):
+    """A key or parameter that is already there, or one that cannot be trained, changes nothing."""
+    params = parameters(2)
+    optimizer = sgd(impl, params)
+    fresh = parameter(2)
+    given = {
+        "key": [("late", fresh), ("p1", parameter(2))],
+        "parameter": [("late", fresh), ("again", params["p0"])],
+        "twice": [("late", fresh), ("again", fresh)],
+        "no leaf": [("late", fresh * 2)],
+    }[clash]
+    expect_raises(
+        lambda: optimizer.add_param_group({"params": given, "lr": 0.01}),
+        Exception,
+        expected=f"an error ({clash})",
+    )
+    expect_equal(len(optimizer.param_groups), 1, "number of groups")
+    expect_equal(sorted(optimizer.params), ["p0", "p1"], "keys of the parameters")

@@ -1,0 +1,384 @@
+"""Keyed optimizers: loading state in place, all of it or nothing."""
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.support.assertions import (
+    expect,
+    expect_bits,
+    expect_equal,
+    expect_raises,
+    expect_unchanged,
+    outcome,
+    snapshot,
+)
+from keyedopt.conformance.suite.support.inputs import adam, parameters, train, values
+
+
+def keyed(impl, entries):
+    """Make an optimizer with the given state, one entry a parameter, and no groups."""
+    params = parameters(len(entries))
+    state = dict(zip(params.values(), entries, strict=True))
+    return impl.KeyedOptimizer(params, state, [])
+
+
+def refuses(optimizer, state_dict, *kinds, mentions=(), expected="a refusal"):
+    """Expect a load to raise, and to leave all of the state as it was, bit by bit."""
+    before = snapshot(optimizer.state_dict())
+    expect_raises(lambda: optimizer.load_state_dict(state_dict), *kinds, mentions=mentions, expected=expected)
+    expect_unchanged(before, optimizer.state_dict(), "state after a refused load")
+
+
+@pytest.mark.clause("KEYED-021")
+def test_tensors_are_loaded_in_place(impl, dtype):
+    """Loading fills the live tensors: they keep their identity, dtype and memory."""
+    old_params, params = parameters(2, dtype=dtype), parameters(2, dtype=dtype)
+    old, new = adam(impl, old_params), adam(impl, params)
+    train(old, old_params, 3)
+    train(new, params, 1, seed=7)
+    live = {key: new.state[param]["exp_avg"] for key, param in params.items()}
+    memory = {key: tensor.data_ptr() for key, tensor in live.items()}
+    new.load_state_dict(snapshot(old.state_dict()))
+    for key, tensor in live.items():
+        now = new.state[params[key]]["exp_avg"]
+        expect(now is tensor, f"the same tensor for {key}", "another tensor")
+        expect_equal(now.data_ptr(), memory[key], f"memory of {key}")
+        expect_bits(now, old.state[old_params[key]]["exp_avg"], f"state of {key}")
+
+
+@pytest.mark.clause("KEYED-022")
+@pytest.mark.parametrize("algorithm", ["sgd", "adam", "adagrad", "rmsprop"])
+def test_training_goes_on_from_a_checkpoint(impl, algorithm, dtype):
+    """Five steps, a checkpoint and five more equal ten steps, bit by bit."""
+    make = {
+        "sgd": lambda listed: torch.optim.SGD(listed, lr=0.1, momentum=0.9),
+        "adam": lambda listed: torch.optim.Adam(listed, lr=0.1),
+        "adagrad": lambda listed: torch.optim.Adagrad(listed, lr=0.1),
+        "rmsprop": lambda listed: torch.optim.RMSprop(listed, lr=0.1),
+    }[algorithm]
+    params = parameters(2, dtype=dtype)
+    old = impl.KeyedOptimizerWrapper(params, make)
+    train(old, params, 5)
+    saved = snapshot(old.state_dict())
+    resumed = {key: torch.nn.Parameter(param.detach().clone()) for key, param in params.items()}
+    new = impl.KeyedOptimizerWrapper(resumed, make)
+    at = values(resumed)
+    train(new, resumed, 1)
+    with torch.no_grad():
+        for param, value in zip(resumed.values(), at, strict=True):
+            param.copy_(value)
+    new.load_state_dict(saved)
+    train(old, params, 5, seed=20)
+    train(new, resumed, 5, seed=20)
+    for key, param in params.items():
+        expect_bits(resumed[key], param, f"{key} after ten steps")
+
+
+@pytest.mark.clause("KEYED-023")
+@pytest.mark.parametrize("which", ["all", "one"])
+def test_an_empty_state_is_not_loaded_into_an_initialized_optimizer(impl, which):
+    """Loading empty state into an initialized optimizer raises a ValueError and changes nothing."""
+    optimizer = keyed(impl, [{"moment": torch.ones(3)}, {"moment": torch.ones(3)}])
+    loaded = {} if which == "all" else {"p0": {"moment": torch.zeros(3)}}
+    refuses(optimizer, {"state": loaded}, ValueError, expected="a ValueError for missing state")
+
+
+@pytest.mark.clause("KEYED-023")
+def test_state_is_not_loaded_into_an_optimizer_that_has_none(impl):
+    """Loading state into an optimizer that is not initialized raises a ValueError."""
+    params, others = parameters(2), parameters(2)
+    old, new = adam(impl, params), adam(impl, others)
+    train(old, params, 1)
+    expect_raises(
+        lambda: new.load_state_dict(old.state_dict()),
+        ValueError,
+        expected="a ValueError: there is no state to fill yet",
+    )
+    expect_equal(len(new.state), 0, "entries of state after the refused load")
+
+
+@pytest.mark.clause("KEYED-023")
+def test_the_empty_entry_of_a_parameter_is_refused(impl):
+    """A parameter whose entry is empty in the checkpoint is refused, like missing state."""
+    optimizer = keyed(impl, [{"moment": torch.ones(3)}])
+    refuses(optimizer, {"state": {"p0": {}}}, ValueError, expected="a ValueError for an empty entry")
+
+
+@pytest.mark.clause("KEYED-024")
+def test_state_that_was_filled_in_place_can_be_loaded(impl):
+    """Writing into the tensors of a state dict and loading that very state dict works."""
+    params = parameters(2)
+    optimizer = adam(impl, params)
+    train(optimizer, params, 1)
+    saved = optimizer.state_dict()
+    for number, key in enumerate(params):
+        saved["state"][key]["exp_avg"].fill_(number + 2.0)
+    optimizer.load_state_dict(saved)
+    for number, param in enumerate(params.values()):
+        live = optimizer.state[param]["exp_avg"]
+        expect_bits(live, torch.full((3,), number + 2.0), f"state of p{number}")
+
+
+@pytest.mark.clause("KEYED-025")
+@pytest.mark.parametrize(("live", "given"), [([2, 3], [1]), ([2, 3], [3]), ([2, 3], [1, 3]), ([3], [])])
+def test_loading_never_broadcasts(impl, live, given):
+    """A state tensor of another shape is refused, and nothing is written."""
+    optimizer = keyed(impl, [{"moment": torch.ones(live)}])
+    wrong = {"state": {"p0": {"moment": torch.full(given, 5.0)}}}
+    refuses(
+        optimizer,
+        wrong,
+        ValueError,
+        RuntimeError,
+        expected=f"a refusal of shape {given} over shape {live}",
+    )
+
+
+@pytest.mark.clause("KEYED-025")
+def test_as_many_elements_in_another_shape_are_refused(impl):
+    """A state tensor of another shape is refused even if it has as many elements."""
+    optimizer = keyed(impl, [{"moment": torch.ones(2, 3)}])
+    refuses(
+        optimizer,
+        {"state": {"p0": {"moment": torch.zeros(3, 2)}}},
+        ValueError,
+        RuntimeError,
+        expected="a refusal of shape (3, 2) over shape (2, 3)",
+    )
+
+
+@pytest.mark.clause("KEYED-026")
+@pytest.mark.parametrize("fault", ["shape", "missing key", "size", "kind"])
+def test_a_refused_load_changes_nothing(impl, fault):
+    """When the second parameter does not fit, the first one is not written either."""
+    optimizer = keyed(impl, [{"m": torch.ones(3), "n": 1}, {"m": torch.ones(3), "n": 2}])
+    broken = {
+        "shape": {"m": torch.zeros(4), "n": 8},
+        "missing key": {"m": torch.zeros(3), "other": 8},
+        "size": {"m": torch.zeros(3)},
+        "kind": {"m": "zeros", "n": 8},
+    }[fault]
+    refuses(
+        optimizer,
+        {"state": {"p0": {"m": torch.zeros(3), "n": 9}, "p1": broken}},
+        Exception,
+        expected=f"a refusal ({fault})",
+    )
+
+
+@pytest.mark.clause("KEYED-026")
+def test_an_unknown_parameter_changes_nothing(impl):
+    """A load in which one parameter has another name leaves the other parameters alone."""
+    optimizer = keyed(impl, [{"m": torch.ones(3)}, {"m": torch.ones(3)}])
+    zeros = {"m": torch.zeros(3)}
+    refuses(
+        optimizer,
+        {"state": {"p0": zeros, "other": zeros}},
+        ValueError,
+        mentions=["p1"],
+        expected="a ValueError that names p1",
+    )
+
+
+@pytest.mark.clause("KEYED-027")
+@pytest.mark.parametrize("deep", [False, True])
+def test_keys_that_the_optimizer_does_not_have_are_refused(impl, deep):
+    """A checkpoint with more state than there is is refused, at every level of nesting."""
+    entry = {"deep": {"m": torch.ones(3)}, "n": 1}
+    given = {"deep": {"m": torch.zeros(3)}, "n": 2}
+    (given["deep"] if deep else given)["extra"] = torch.zeros(3)
+    refuses(
+        keyed(impl, [entry]),
+        {"state": {"p0": given}},
+        ValueError,
+        KeyError,
+        expected="a refusal of state that would be dropped",
+    )
+
+
+@pytest.mark.clause("KEYED-028")
+@pytest.mark.parametrize("live", ["tensor", "mapping", "number"])
+@pytest.mark.parametrize("given", ["tensor", "mapping", "number", "text", "none"])
+def test_only_like_is_loaded_over_like(impl, live, given):
+    """A tensor, a mapping and a number take nothing but their like."""
+    if live == given:
+        return
+    made = {
+        "tensor": torch.ones(3),
+        "mapping": {"m": torch.ones(3)},
+        "number": 1.0,
+        "text": "m",
+        "none": None,
+    }
+    optimizer = keyed(impl, [{"value": snapshot(made[live])}])
+    refuses(
+        optimizer,
+        {"state": {"p0": {"value": made[given]}}},
+        Exception,
+        expected=f"a refusal of {given} over {live}",
+    )
+
+
+@pytest.mark.clause("KEYED-029")
+@pytest.mark.parametrize(("live", "given"), [(1.5, 2), (3, 2.0), (0, True), (False, 1), (2.0, 4.0)])
+def test_numbers_interchange(impl, live, given):
+    """An int is loaded over a float, a bool over an int, and so on: the value arrives."""
+    optimizer = keyed(impl, [{"n": live, "deep": {"n": live}}])
+    optimizer.load_state_dict({"state": {"p0": {"n": given, "deep": {"n": given}}}})
+    saved = optimizer.state_dict()["state"]["p0"]
+    expect_equal((saved["n"], saved["deep"]["n"]), (given, given), "the numbers")
+
+
+@pytest.mark.clause("KEYED-030")
+@pytest.mark.parametrize(("live", "given"), [(1.5, 2), (3, 2.0), (0, True)])
+def test_type_of_a_loaded_number(impl, live, given):
+    """Records the type of a number after another type of number was loaded over it."""
+    optimizer = keyed(impl, [{"n": live}])
+    optimizer.load_state_dict({"state": {"p0": {"n": given}}})
+    return type(optimizer.state_dict()["state"]["p0"]["n"]).__name__
+
+
+@pytest.mark.clause("KEYED-031")
+@pytest.mark.parametrize(
+    ("live", "given"),
+    [("float64", "float32"), ("float16", "float32"), ("bfloat16", "float32"), ("float32", "int64")],
+)
+def test_state_of_another_dtype(impl, live, given):
+    """Records what becomes of a checkpoint in another dtype: converted in place, or refused."""
+    optimizer = keyed(impl, [{"m": torch.zeros(2, dtype=getattr(torch, live))}])
+    loaded = torch.tensor([1, 3], dtype=getattr(torch, given))
+
+    def load():
+        optimizer.load_state_dict({"state": {"p0": {"m": loaded}}})
+        return optimizer.state_dict()["state"]["p0"]["m"]
+
+    return outcome(load)
+
+
+@pytest.mark.clause("KEYED-032")
+@pytest.mark.parametrize(
+    ("live", "given", "values_given"),
+    [
+        ("int64", "float32", [0.5, 1.75]),
+        ("int8", "float32", [300.0, 1.0]),
+        ("bool", "float32", [0.25, 2.0]),
+        ("int32", "float64", [float("nan"), 1.0]),
+        ("uint8", "int64", [-1, 1]),
+        ("float16", "float32", [1e6, 1.0]),
+    ],
+)
+def test_values_that_the_live_dtype_cannot_hold_are_refused(impl, live, given, values_given):
+    """Numbers that are out of range, and fractions or NaN for integer state, are refused, not changed."""
+    optimizer = keyed(impl, [{"m": torch.zeros(2, dtype=getattr(torch, live))}])
+    loaded = torch.tensor(values_given, dtype=getattr(torch, given))
+    refuses(
+        optimizer,
+        {"state": {"p0": {"m": loaded}}},
+        Exception,
+        expected=f"a refusal of {values_given} in {live} state",
+    )
+
+
+@pytest.mark.clause("KEYED-032")
+@pytest.mark.filterwarnings("ignore")
+def test_complex_state_is_not_cut_to_its_real_part(impl):
+    """Complex numbers are not loaded over real ones."""
+    optimizer = keyed(impl, [{"m": torch.zeros(2)}])
+    loaded = torch.tensor([1 + 2j, 3 - 1j])
+    refuses(
+        optimizer,
+        {"state": {"p0": {"m": loaded}}},
+        Exception,
+        expected="a refusal of complex values in real state",
+    )
+
+
+@pytest.mark.clause("KEYED-033")
+def test_a_state_dict_with_swapped_keys_loads_what_it_held(impl):
+    """Swapping two entries of a live state dict and loading it swaps the state."""
+    optimizer = keyed(impl, [{"m": torch.full((3,), 1.0)}, {"m": torch.full((3,), 2.0)}])
+    saved = optimizer.state_dict()
+    saved["state"]["p0"], saved["state"]["p1"] = saved["state"]["p1"], saved["state"]["p0"]
+    optimizer.load_state_dict(saved)
+    loaded = optimizer.state_dict()["state"]
+    expect_bits(loaded["p0"]["m"], torch.full((3,), 2.0), "state of p0, which was that of p1")
+    expect_bits(loaded["p1"]["m"], torch.full((3,), 1.0), "state of p1, which was that of p0")
+
+
+@pytest.mark.clause("KEYED-034")
+def test_what_was_loaded_is_not_shared(impl):
+    """Changing a checkpoint after it was loaded does not reach the optimizer, nor the reverse."""
+    optimizer = keyed(impl, [{"m": torch.ones(3), "hist": [1, 2], "n": 1.0}])
+    given = {"m": torch.zeros(3), "hist": [3, 4], "n": 2.0}
+    optimizer.load_state_dict({"state": {"p0": given}})
+    given["m"].fill_(9.0)
+    given["hist"].append(5)
+    loaded = optimizer.state_dict()["state"]["p0"]
+    expect_bits(loaded["m"], torch.zeros(3), "the loaded tensor")
+    expect_equal(loaded["hist"], [3, 4], "the loaded list")
+    loaded["m"].fill_(1.0)
+    expect_bits(given["m"], torch.full((3,), 9.0), "the checkpoint")
+
+
+@pytest.mark.clause("KEYED-035")
+@pytest.mark.parametrize("given", ["none", "list", "no state", "state is a list", "entry is a list"])
+def test_what_is_no_state_dict_is_refused(impl, given):
+    """Something that is no state dict raises an error, and changes nothing."""
+    wrong = {
+        "none": None,
+        "list": [1],
+        "no state": {"param_groups": []},
+        "state is a list": {"state": [1]},
+        "entry is a list": {"state": {"p0": [torch.zeros(3)]}},
+    }[given]
+    optimizer = keyed(impl, [{"m": torch.ones(3)}])
+    refuses(optimizer, wrong, Exception, expected=f"an error ({given})")
+
+
+@pytest.mark.clause("KEYED-036")
+@pytest.mark.parametrize("fault", ["shape", "missing key", "nested key", "kind", "no state"])
+def test_a_refusal_is_a_value_error_that_says_where(impl, fault):
+    """A refused load raises a ValueError that names the parameter and the key."""
+    entry = {"m": torch.ones(3), "deep": {"n": torch.ones(2)}}
+    given = {
+        "shape": {"m": torch.zeros(4), "deep": {"n": torch.zeros(2)}},
+        "missing key": {"other": torch.zeros(3), "deep": {"n": torch.zeros(2)}},
+        "nested key": {"m": torch.zeros(3), "deep": {"other": torch.zeros(2)}},
+        "kind": {"m": 1.0, "deep": {"n": torch.zeros(2)}},
+        "no state": None,
+    }[fault]
+    names = {
+        "shape": ["p0", "m"],
+        "missing key": ["p0", "m"],
+        "nested key": ["p0", "deep", "n"],
+        "kind": ["p0", "m"],
+        "no state": ["state"],
+    }[fault]
+    optimizer = keyed(impl, [entry])
+    expect_raises(
+        lambda: optimizer.load_state_dict({} if given is None else {"state": {"p0": given}}),
+        ValueError,
+        mentions=names,
+        expected=f"a ValueError that names {names}",
+    )
+
+
+@pytest.mark.clause("KEYED-037")
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({}, "Different parameter count: 2 vs 0"),
+        ({"p0": {"a": 0, "b": 0}}, "Different parameter count: 2 vs 1"),
+        ({"p0": {"a": 0, "b": 0}, "x": {"a": 0, "b": 0}}, "Parameter p1 not found"),
+        ({"p0": {"a": 0, "b": 0}, "p1": {"a": 0}}, "Different state size: 2 vs 1"),
+    ],
+)
+def test_texts_of_refusals(impl, given, text):
+    """The texts of the published library are in the errors for a wrong number of entries."""
+    optimizer = keyed(impl, [{"a": 1, "b": 2}, {"a": 1, "b": 2}])
+    expect_raises(
+        lambda: optimizer.load_state_dict({"state": given}),
+        ValueError,
+        mentions=[text],
+        expected=f"a ValueError with {text!r}",
+    )

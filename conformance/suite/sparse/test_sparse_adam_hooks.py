@@ -1,0 +1,352 @@
+"""The six kinds of hooks of SparseAdam, as its document describes them."""
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+
+from keyedopt.conformance.suite.support.assertions import (
+    expect,
+    expect_equal,
+    expect_raises,
+    expect_unchanged,
+    snapshot,
+)
+from keyedopt.conformance.suite.support.inputs import parameter, train_sparse
+
+STATE_KINDS = ("state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post")
+KINDS = ("step_pre", "step_post", *STATE_KINDS)
+
+
+def made(impl: Any, steps: int = 1) -> tuple[Any, Any]:
+    """Make an optimizer of one table that has taken some steps."""
+    weight = parameter(5, 2)
+    optimizer = impl.SparseAdam([weight], lr=0.25)
+    train_sparse(optimizer, [weight], steps)
+    return optimizer, weight
+
+
+def register(optimizer: Any, kind: str, hook: Any, **options: Any) -> Any:
+    """Register a hook, by the kind's name."""
+    return getattr(optimizer, f"register_{kind}_hook")(hook, **options)
+
+
+def use(optimizer: Any, kind: str) -> None:
+    """Do what a kind of hook waits for, once."""
+    if kind.startswith("step"):
+        optimizer.step()
+    elif kind.startswith("state_dict"):
+        optimizer.state_dict()
+    else:
+        # one that was saved without hooks, so that a hook of another kind is not fired
+        optimizer.load_state_dict({"state": {}, "param_groups": [dict(SAVED_GROUP)]})
+
+
+SAVED_GROUP = {"params": [0], "lr": 0.5, "betas": (0.9, 0.999), "eps": 1e-8, "maximize": False}
+
+
+class Noting:
+    """A hook that notes that it was called; a class, so that it can be pickled."""
+
+    def __init__(self, events: list[str], name: str = "hook") -> None:
+        self.events = events
+        self.name = name
+
+    def __call__(self, *arguments: Any) -> None:
+        """Note the call."""
+        self.events.append(self.name)
+
+
+@pytest.mark.clause("SPARSE-062")
+def test_step_pre_hook(impl):
+    """A step pre-hook gets the optimizer and the arguments, once, before anything is changed."""
+    optimizer, weight = made(impl)
+    before = weight.detach().clone()
+    seen: list[Any] = []
+    optimizer.register_step_pre_hook(
+        lambda one, args, kwargs: seen.append((one, dict(kwargs), weight.detach().clone()))
+    )
+    closure = lambda: None  # noqa: E731
+    train_sparse(optimizer, [weight], 0)
+    optimizer.step(closure=closure)
+    expect_equal(len(seen), 1, "calls of the hook")
+    expect(seen[0][0] is optimizer, "the optimizer", type(seen[0][0]))
+    expect_equal(seen[0][1], {"closure": closure}, "the keyword arguments")
+    expect_unchanged([before], [seen[0][2]], "the parameter when the hook is called")
+
+
+@pytest.mark.clause("SPARSE-063")
+@pytest.mark.parametrize("by", ["keyword", "position"])
+def test_step_pre_hook_replaces_arguments(impl, by):
+    """Arguments that a step pre-hook returns take the place of those that were given."""
+    optimizer, _ = made(impl)
+    called: list[str] = []
+
+    def hook(one: Any, args: Any, kwargs: Any) -> Any:
+        if by == "keyword":
+            return args, {**kwargs, "closure": lambda: called.append("new")}
+        return (*args[:-1], lambda: called.append("new")), kwargs
+
+    optimizer.register_step_pre_hook(hook)
+    if by == "keyword":
+        optimizer.step(closure=lambda: called.append("old"))
+    else:
+        optimizer.step(lambda: called.append("old"))
+    expect_equal(called, ["new"], "the closures that were called")
+
+
+@pytest.mark.clause("SPARSE-064")
+def test_step_pre_hooks_in_order(impl):
+    """Step hooks are called in the order of registration, each with the last one's arguments."""
+    optimizer, _ = made(impl)
+    events: list[str] = []
+
+    def first(one: Any, args: Any, kwargs: Any) -> Any:
+        events.append("first")
+        return args, {"closure": lambda: events.append("closure")}
+
+    def second(one: Any, args: Any, kwargs: Any) -> None:
+        events.append(f"second with {sorted(kwargs)}")
+
+    optimizer.register_step_pre_hook(first)
+    optimizer.register_step_pre_hook(second)
+    optimizer.register_step_post_hook(Noting(events, "third"))
+    optimizer.register_step_post_hook(Noting(events, "fourth"))
+    optimizer.step()
+    expect_equal(events, ["first", "second with ['closure']", "closure", "third", "fourth"], "the order")
+
+
+@pytest.mark.clause("SPARSE-065")
+@pytest.mark.parametrize("wrong", [5, [], [1, 2, 3], "text"])
+def test_step_pre_hook_returns_nonsense(impl, wrong):
+    """A step pre-hook that returns neither None nor a pair is an error, and nothing is changed."""
+    optimizer, weight = made(impl)
+    train_sparse(optimizer, [weight], 1)
+    before = snapshot([weight, dict(optimizer.state[weight])])
+    optimizer.register_step_pre_hook(lambda *_: tuple(wrong) if isinstance(wrong, list) else wrong)
+    expect_raises(optimizer.step, Exception, expected=f"{wrong!r} refused")
+    expect_unchanged(before, [weight, dict(optimizer.state[weight])], "parameter and state")
+
+
+@pytest.mark.clause("SPARSE-066")
+def test_step_post_hook(impl):
+    """A step post-hook gets the optimizer and the arguments, once, after the update."""
+    optimizer, weight = made(impl)
+    seen: list[Any] = []
+    optimizer.register_step_post_hook(
+        lambda one, args, kwargs: seen.append((one, dict(kwargs), float(one.state[weight]["step"])))
+    )
+    train_sparse(optimizer, [weight], 1)
+    expect_equal(len(seen), 1, "calls of the hook")
+    expect(seen[0][0] is optimizer, "the optimizer", type(seen[0][0]))
+    expect_equal(seen[0][1:], ({}, 2.0), "the keyword arguments, and the count of steps when it is called")
+
+
+@pytest.mark.clause("SPARSE-067")
+@pytest.mark.parametrize("closure", [True, False])
+def test_step_hook_arguments(impl, closure):
+    """Says how many positional arguments a step hook gets, whether the optimizer is one of them."""
+    optimizer, _ = made(impl)
+    seen: list[str] = []
+    optimizer.register_step_pre_hook(
+        lambda one, args, kwargs: seen.append(f"{len(args)}, optimizer: {any(x is one for x in args)}")
+    )
+    optimizer.step(*([lambda: None] if closure else []))
+    return seen
+
+
+@pytest.mark.clause("SPARSE-068")
+@pytest.mark.parametrize("kind", ["step_pre", "state_dict_pre", "load_state_dict_pre"])
+def test_pre_hook_raises(impl, kind):
+    """The error of a pre-hook reaches the caller, and nothing is changed."""
+    optimizer, weight = made(impl)
+    before = snapshot([weight, dict(optimizer.state[weight]), optimizer.param_groups[0]["lr"]])
+
+    def hook(*_: Any) -> None:
+        raise ZeroDivisionError("from the hook")
+
+    register(optimizer, kind, hook)
+    expect_raises(lambda: use(optimizer, kind), ZeroDivisionError, expected="the hook's error")
+    now = [weight, dict(optimizer.state[weight]), optimizer.param_groups[0]["lr"]]
+    expect_unchanged(before, now, "parameter, state and rate")
+
+
+@pytest.mark.clause("SPARSE-069")
+@pytest.mark.parametrize("kind", KINDS)
+def test_once_an_event(impl, kind):
+    """A hook is called once for each event of its kind, and for no other."""
+    optimizer, _ = made(impl)
+    events: list[str] = []
+    register(optimizer, kind, Noting(events))
+    use(optimizer, kind)
+    expect_equal(len(events), 1, "calls of the hook after one event")
+    for other in KINDS:
+        if other.removesuffix("_pre").removesuffix("_post") != kind.removesuffix("_pre").removesuffix(
+            "_post"
+        ):
+            use(optimizer, other)
+    expect_equal(len(events), 1, "calls of the hook after events of other kinds")
+
+
+@pytest.mark.clause("SPARSE-070")
+@pytest.mark.parametrize("kind", KINDS)
+def test_handles(impl, kind):
+    """The handle of a hook removes it, and it alone."""
+    optimizer, _ = made(impl)
+    events: list[str] = []
+    handle = register(optimizer, kind, Noting(events, "removed"))
+    register(optimizer, kind, Noting(events, "kept"))
+    handle.remove()
+    use(optimizer, kind)
+    expect_equal(events, ["kept"], "the hooks that were called")
+
+
+@pytest.mark.clause("SPARSE-071")
+@pytest.mark.parametrize("kind", STATE_KINDS)
+def test_prepend(impl, kind):
+    """State-dict hooks are called in the order of registration, those registered with prepend first."""
+    optimizer, _ = made(impl)
+    events: list[str] = []
+    register(optimizer, kind, Noting(events, "first"))
+    register(optimizer, kind, Noting(events, "second"))
+    register(optimizer, kind, Noting(events, "prepended"), prepend=True)
+    use(optimizer, kind)
+    expect_equal(events, ["prepended", "first", "second"], "the order")
+
+
+@pytest.mark.clause("SPARSE-072")
+def test_state_dict_pre_hook(impl):
+    """A state_dict pre-hook gets the optimizer before the state is taken, so what it does is in it."""
+    optimizer, _ = made(impl)
+
+    def hook(one: Any) -> None:
+        one.param_groups[0]["lr"] = 0.5
+
+    optimizer.register_state_dict_pre_hook(hook)
+    expect_equal(optimizer.state_dict()["param_groups"][0]["lr"], 0.5, "the rate in the state_dict")
+
+
+@pytest.mark.clause("SPARSE-073")
+@pytest.mark.parametrize("how", ["in place", "returned", "both"])
+def test_state_dict_post_hook(impl, how):
+    """A state_dict post-hook may modify the state_dict or return another, and gets what the last one left."""
+    optimizer, _ = made(impl)
+
+    def modify(one: Any, state_dict: Any) -> None:
+        expect(one is optimizer, "the optimizer", type(one))
+        state_dict["modified"] = 1
+
+    def replace(one: Any, state_dict: Any) -> Any:
+        return {**state_dict, "returned": sorted(state_dict)}
+
+    if how != "returned":
+        optimizer.register_state_dict_post_hook(modify)
+    if how != "in place":
+        optimizer.register_state_dict_post_hook(replace)
+    saved = optimizer.state_dict()
+    keys = {"in place": ["modified"], "returned": ["returned"], "both": ["modified", "returned"]}[how]
+    expect_equal(sorted(saved), sorted([*keys, "param_groups", "state"]), "keys of the state_dict")
+    if how == "both":
+        expect("modified" in saved["returned"], "what the first hook left", saved["returned"])
+
+
+@pytest.mark.clause("SPARSE-074")
+@pytest.mark.parametrize("how", ["in place", "returned"])
+def test_load_state_dict_pre_hook(impl, how):
+    """A load pre-hook may modify the state_dict or return another; that is loaded."""
+    optimizer, weight = made(impl)
+    saved = made(impl, steps=4)[0].state_dict()
+
+    def hook(one: Any, state_dict: Any) -> Any:
+        expect(one is optimizer, "the optimizer", type(one))
+        if how == "returned":
+            return {**state_dict, "state": {}}
+        state_dict["state"] = {}
+        return None
+
+    optimizer.register_load_state_dict_pre_hook(hook)
+    optimizer.load_state_dict(saved)
+    seen = float(optimizer.state.get(weight, {}).get("step", 0))
+    expect_equal(seen, 0.0, "the count of steps after a load of no state")
+
+
+@pytest.mark.clause("SPARSE-075")
+def test_load_state_dict_pre_hook_gets_a_shallow_copy(impl):
+    """A load pre-hook gets a shallow copy: the dictionary given keeps its entries, which are shared."""
+    optimizer, _ = made(impl)
+    saved = copy.deepcopy(made(impl, steps=4)[0].state_dict())
+    seen: list[Any] = []
+
+    def hook(one: Any, state_dict: Any) -> None:
+        seen.append((state_dict is saved, state_dict["state"] is saved["state"]))
+        state_dict["state"] = {}
+        state_dict["more"] = 1
+
+    optimizer.register_load_state_dict_pre_hook(hook)
+    optimizer.load_state_dict(saved)
+    expect_equal(seen, [(False, True)], "whether the hook gets the same dictionary, and the same entries")
+    expect_equal(sorted(saved), ["param_groups", "state"], "keys of the dictionary that was given")
+    expect_equal(len(saved["state"]), 1, "parameters in the dictionary that was given")
+
+
+@pytest.mark.clause("SPARSE-076")
+def test_load_state_dict_post_hook(impl):
+    """A load post-hook gets the optimizer, with the loaded state."""
+    optimizer, weight = made(impl)
+    saved = copy.deepcopy(made(impl, steps=4)[0].state_dict())
+    seen: list[Any] = []
+    optimizer.register_load_state_dict_post_hook(
+        lambda one: seen.append((one is optimizer, float(one.state[weight]["step"])))
+    )
+    optimizer.load_state_dict(saved)
+    expect_equal(seen, [(True, 4.0)], "the optimizer, and its count of steps")
+
+
+@pytest.mark.clause("SPARSE-077")
+def test_load_post_hook_after_a_refused_load(impl):
+    """A load that is refused calls no post-hook."""
+    optimizer, _ = made(impl)
+    events: list[str] = []
+    optimizer.register_load_state_dict_post_hook(Noting(events))
+    saved = copy.deepcopy(optimizer.state_dict())
+    saved["param_groups"].append({**saved["param_groups"][0], "params": []})
+    expect_raises(lambda: optimizer.load_state_dict(saved), ValueError, expected="two groups refused")
+    expect_equal(events, [], "calls of the hook")
+
+
+@pytest.mark.clause("SPARSE-078")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", ["deepcopy", "pickle"])
+def test_hooks_in_a_copy(impl, kind, how):
+    """Says whether a copy of the optimizer has its hooks."""
+    optimizer, _ = made(impl)
+    events: list[str] = []
+    register(optimizer, kind, Noting(events))
+    copied = copy.deepcopy(optimizer) if how == "deepcopy" else pickle.loads(pickle.dumps(optimizer))
+    hooks = getattr(copied, f"_optimizer_{kind}_hooks", {})
+    for hook in hooks.values():
+        hook.events = events
+    use(copied, kind)
+    return len(events)
+
+
+@pytest.mark.clause("SPARSE-079")
+@pytest.mark.parametrize("kind", ["step_post", "state_dict_post", "load_state_dict_post"])
+def test_post_hook_raises(impl, kind):
+    """The error of a post-hook reaches the caller; the step or the load has happened."""
+    optimizer, weight = made(impl)
+
+    def hook(*_: Any) -> None:
+        raise ZeroDivisionError("from the hook")
+
+    register(optimizer, kind, hook)
+    if kind == "step_post":
+        expect_raises(
+            lambda: train_sparse(optimizer, [weight], 1), ZeroDivisionError, expected="the hook's error"
+        )
+        expect_equal(float(optimizer.state[weight]["step"]), 2.0, "the count of steps")
+        return
+    expect_raises(lambda: use(optimizer, kind), ZeroDivisionError, expected="the hook's error")
+    if kind == "load_state_dict_post":
+        expect_equal(optimizer.param_groups[0]["lr"], 0.5, "the loaded rate")

@@ -1,0 +1,87 @@
+"""SparseAdam against its golden trajectories: in float64 to 1e-12, otherwise within a budget."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.support.draws import Steps, measure_trajectory
+from keyedopt.conformance.suite.support.measured import Measuring
+
+GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "sparse_adam.json").read_text("utf-8"))[
+    "trajectories"
+]
+
+
+def golden(*names: str) -> dict[str, Any]:
+    """Choose golden trajectories by name, as arguments of ``parametrize``."""
+    return {"argnames": "made", "argvalues": [GOLDEN[name] for name in names], "ids": list(names)}
+
+
+def tensors(optimizer: Any, weight: Any) -> dict[str, torch.Tensor]:
+    """Return the weight and the moments."""
+    state = optimizer.state[weight]
+    return {"weight": weight.detach(), "exp_avg": state["exp_avg"], "exp_avg_sq": state["exp_avg_sq"]}
+
+
+def follow(impl: Any, made: Any, dtype: str) -> dict[str, Any]:
+    """Train along a trajectory; expect every tensor within its budget, and return the errors."""
+
+    def train(start: Any, steps: Steps, kind: torch.dtype) -> Iterator[dict[str, torch.Tensor]]:
+        weight = torch.nn.Parameter(start.to(kind))
+        optimizer = impl.SparseAdam([weight], **made["options"])
+        for rows, grads in steps:
+            listed = torch.tensor([rows], dtype=torch.int64)
+            weight.grad = torch.sparse_coo_tensor(listed, grads.to(kind), weight.shape, check_invariants=True)
+            optimizer.step()
+            yield tensors(optimizer, weight)
+
+    with Measuring({"errors": []}) as measuring:
+        measure_trajectory(measuring, made, dtype, train)
+    return measuring.record
+
+
+@pytest.mark.clause("SPARSE-003")
+@pytest.mark.parametrize(**golden("plain"))
+def test_formula(impl, made):
+    """The listed elements follow Adam's formula, with the count of all steps, in float64 to 1e-12."""
+    follow(impl, made, "float64")
+
+
+@pytest.mark.clause("SPARSE-005")
+@pytest.mark.parametrize(**golden("betas"))
+def test_betas(impl, made):
+    """The betas are the decay of the two moments."""
+    follow(impl, made, "float64")
+
+
+@pytest.mark.clause("SPARSE-006")
+@pytest.mark.parametrize(**golden("maximize"))
+def test_maximize(impl, made):
+    """With maximize the objective is ascended."""
+    follow(impl, made, "float64")
+
+
+@pytest.mark.clause("SPARSE-007")
+@pytest.mark.parametrize(**golden("eps"))
+def test_eps(impl, made):
+    """The eps is added to the root of the second moment before the bias correction."""
+    follow(impl, made, "float64")
+
+
+@pytest.mark.clause("SPARSE-008")
+@pytest.mark.parametrize(**golden("plain", "betas", "maximize", "eps"))
+def test_precision(impl, made, dtype):
+    """The error is at most twice the worst of 64 orders of the formula in the same dtype, or 2 ULP."""
+    return follow(impl, made, dtype)
+
+
+@pytest.mark.clause("SPARSE-009")
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize(**golden("extreme"))
+def test_extreme_magnitudes(impl, made, precision):
+    """Gradients of 2^-40 and 2^20 in one row lose no more than rounding does."""
+    return follow(impl, made, precision)

@@ -1,0 +1,64 @@
+"""What the cases of the algorithms share: their names, fixed gradients, training."""
+
+from typing import Any
+
+import torch
+
+from keyedopt.conformance.suite.support.assertions import expect_within, snapshot
+from keyedopt.conformance.suite.support.inputs import parameter
+
+ROW_WISE = ("RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD")
+ALGORITHMS = ("SGD", "Adagrad", "Adam", *ROW_WISE)
+#: Options with which an algorithm has state.
+MOMENTUM = {"SGD": {"momentum": 0.9}}
+
+
+def make_algorithm(impl: Any, algorithm: str, weights: Any, lr: float = 0.1, **options: Any) -> Any:
+    """Make an optimizer of an algorithm that has state."""
+    return getattr(impl, algorithm)(weights, lr=lr, **{**MOMENTUM.get(algorithm, {}), **options})
+
+
+def resumed_with(kind: Any, old: Any, weight: Any, **options: Any) -> Any:
+    """Make an optimizer with other options that goes on from the state of an old one.
+
+    It is what an option that is set between two steps is compared with: two optimizers in which it is set
+    would agree if neither looked.
+    """
+    fresh = kind([weight], **options)
+    state = snapshot(old.state_dict()["state"])
+    fresh.load_state_dict({"state": state, "param_groups": fresh.state_dict()["param_groups"]})
+    return fresh
+
+
+def expect_same_way(seen: Any, wanted: Any, start: Any, what: str, steps: int = 3) -> None:
+    """Expect two trainings from the same start to end alike, each with an error of up to 2 ULP a step.
+
+    Neither need be rounded as the other is: what lies in a vector of a processor and what is left over, a row
+    alone and among others, may be evaluated in different orders. The unit is that of the larger of the
+    weights before and after.
+    """
+    exact = wanted.detach().double()
+    expect_within(seen.detach(), exact, 4.0 * steps, what, before=start.detach().double())
+
+
+def fixed_grads(steps: int, rows: int = 4, dtype: str = "float32", seed: int = 1) -> list[torch.Tensor]:
+    """Make fixed gradients of a table of width 3."""
+    return [parameter(rows, 3, dtype=dtype, seed=100 * seed + step).detach() for step in range(steps)]
+
+
+def sparse_rows(rows: Any, grads: Any, like: Any) -> torch.Tensor:
+    """Make an uncoalesced sparse gradient from rows and their gradients."""
+    listed = torch.as_tensor(grads, dtype=like.dtype, device=like.device)
+    return torch.sparse_coo_tensor(
+        torch.tensor([rows], device=like.device), listed, like.shape, check_invariants=True
+    )
+
+
+def trained_copy(impl: Any, algorithm: str, start: Any, grads: Any, **options: Any) -> tuple[Any, Any]:
+    """Train a copy of the weight on some gradients; return the weight and the optimizer."""
+    weight = torch.nn.Parameter(start.detach().clone())
+    optimizer = make_algorithm(impl, algorithm, [weight], **options)
+    for grad in grads:
+        weight.grad = grad.clone()
+        optimizer.step()
+    return weight, optimizer

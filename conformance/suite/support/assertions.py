@@ -1,0 +1,208 @@
+"""Assertions of the cases: expected and seen values, errors in ULPs, raised exceptions."""
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+
+class Mismatch(AssertionError):  # noqa: N818 - it is what a case reports, not an error of ours
+    """What a case raises when an implementation does not do what is expected of it."""
+
+    def __init__(self, expected: str, seen: object) -> None:
+        self.expected = expected
+        self.seen = seen if isinstance(seen, str) else _ordered(seen)
+        super().__init__(f"expected {expected}; seen {self.seen}")
+
+
+def _ordered(value: object) -> str:
+    """Write a value; a set in order, so that two runs say the same."""
+    if isinstance(value, set | frozenset) and value:
+        return "{" + ", ".join(sorted(map(repr, value))) + "}"
+    return repr(value)
+
+
+def expect(ok: object, expected: str, seen: object) -> None:
+    """Raise `Mismatch` unless ``ok``."""
+    if not ok:
+        raise Mismatch(expected, seen)
+
+
+def expect_equal(seen: object, expected: object, what: str) -> None:
+    """Expect plain Python values to be equal."""
+    expect(seen == expected, f"{what} == {_ordered(expected)}", seen)
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have the same dtype, shape and bits (NaN equals the same NaN)."""
+    if one.dtype != other.dtype or one.shape != other.shape or one.layout != other.layout:
+        return False
+    if one.layout != torch.strided:
+        one, other = one.coalesce(), other.coalesce()
+        return same_bits(one.indices(), other.indices()) and same_bits(one.values(), other.values())
+    if one.device.type == "meta":
+        return True
+    raw = (tensor.detach().cpu().contiguous().reshape(-1) for tensor in (one, other))
+    return torch.equal(*(tensor.view(torch.uint8) for tensor in raw))
+
+
+def expect_bits(seen: torch.Tensor, expected: torch.Tensor, what: str) -> None:
+    """Expect two tensors to be bit-identical."""
+    expect(same_bits(seen, expected), f"{what} bit-identical to {_text(expected)}", _text(seen))
+
+
+def expect_close(
+    seen: torch.Tensor | float, expected: torch.Tensor | float, what: str, ulps: float = 4
+) -> None:
+    """Expect values within ``ulps`` units in the last place.
+
+    The unit is that of ``seen``'s dtype (float64 for a Python number) at the larger of the two
+    magnitudes, element by element; equal infinities and two NaNs agree.
+    """
+    have = torch.as_tensor(seen, dtype=None if isinstance(seen, torch.Tensor) else torch.float64)
+    want = torch.as_tensor(expected, dtype=torch.float64)
+    expect(have.shape == want.shape, f"{what} of shape {tuple(want.shape)}", tuple(have.shape))
+    info = torch.finfo(have.dtype)
+    exact = have.detach().cpu().double()
+    larger = torch.maximum(exact.abs(), want.abs())
+    unit = torch.exp2(torch.floor(torch.log2(larger.clamp(min=info.smallest_normal)))) * info.eps
+    agree = (exact == want) | (exact.isnan() & want.isnan()) | ((exact - want).abs() <= ulps * unit)
+    expect(agree.all(), f"{what} within {ulps:g} ULP of {_text(want)}", _text(have))
+
+
+def ulp_error(seen: torch.Tensor, exact: torch.Tensor, before: torch.Tensor | float = 0.0) -> float:
+    """Return the largest error in units in the last place of ``seen``'s dtype.
+
+    The unit is taken at the larger of the exact values before and after, element by element; the error
+    of what is not finite and should be, or the other way round, is infinite.
+    """
+    errors = ulp_errors(seen, exact, before)
+    return float(errors.max()) if errors.numel() else 0.0
+
+
+def ulp_errors(seen: torch.Tensor, exact: torch.Tensor, before: torch.Tensor | float = 0.0) -> torch.Tensor:
+    """Return the error of each element, as `ulp_error` takes them."""
+    info = torch.finfo(seen.dtype)
+    have = seen.detach().cpu().double()
+    larger = torch.maximum(exact.abs(), torch.as_tensor(before, dtype=torch.float64).abs())
+    unit = torch.exp2(torch.floor(torch.log2(larger.clamp(min=info.smallest_normal)))) * info.eps
+    agree = (have == exact) | (have.isnan() & exact.isnan())
+    return torch.where(agree, 0.0, ((have - exact).abs() / unit).nan_to_num(nan=math.inf))
+
+
+def error_budget(worst: float) -> float:
+    """Return what an error may be, given the worst of many orders of the same formula in the same dtype."""
+    return max(2.0, 2.0 * worst)
+
+
+def worst_of_orders(
+    formula: Callable[[torch.Generator], torch.Tensor],
+    exact: torch.Tensor,
+    before: torch.Tensor | float = 0.0,
+    orders: int = 32,
+) -> float:
+    """Return the worst error of a formula that evaluates in a dtype, in an order drawn from a generator."""
+    generators = (torch.Generator().manual_seed(order) for order in range(orders))
+    return max(ulp_error(formula(generator), exact, before) for generator in generators)
+
+
+def expect_within(
+    seen: torch.Tensor, exact: torch.Tensor, budget: float, what: str, before: torch.Tensor | float = 0.0
+) -> float:
+    """Expect an error of at most ``budget`` units in the last place; return it, to be recorded."""
+    expect(seen.shape == exact.shape, f"{what} of shape {tuple(exact.shape)}", tuple(seen.shape))
+    error = ulp_error(seen, exact, before)
+    expect(error <= budget, f"{what} within {budget:g} ULP of {_text(exact)}", f"{error:g} in {_text(seen)}")
+    return error
+
+
+def expect_raises(
+    action: Callable[[], object],
+    *kinds: type[BaseException],
+    mentions: Sequence[str] = (),
+    expected: str,
+) -> BaseException:
+    """Expect ``action`` to raise one of ``kinds`` with every text of ``mentions`` in its message."""
+    try:
+        result = action()
+    except Exception as error:
+        if type(error).__name__ == "MissingName":  # it is the case that asks for what is not there
+            raise
+        text = str(error)
+        seen = f"{type(error).__name__}: {text}"
+        expect(isinstance(error, kinds), expected, seen)
+        missing = [mention for mention in mentions if mention not in text]
+        expect(not missing, f"{expected}, with {missing} in its message", seen)
+        return error
+    raise Mismatch(expected, f"no error, returned {_text(result)}")
+
+
+def expect_derived(cls: type, base: type) -> None:
+    """Expect a class to be derived from ``base``, or from the class of the same name that it extends.
+
+    The latter is how an adapter looks whose classes each subclass one of another library and no more.
+    """
+    same = [each for each in base.__mro__ if each.__name__ == base.__name__]
+    expect(any(issubclass(cls, each) for each in same), f"a subclass of {base.__name__}", cls.__mro__)
+
+
+def outcome(action: Callable[[], object]) -> str:
+    """Say what ``action`` does, for cases that observe: its result or its kind of error."""
+    try:
+        result = action()
+    except Exception as error:
+        return f"raises {type(error).__name__}"
+    return f"returns {_text(result)}"
+
+
+def snapshot(tree: Any) -> Any:
+    """Clone every tensor of a nested structure; other leaves are deep-copied."""
+    if isinstance(tree, torch.Tensor):
+        return tree.detach().clone()
+    if isinstance(tree, Mapping):
+        return {key: snapshot(value) for key, value in tree.items()}
+    if isinstance(tree, list | tuple):
+        return [snapshot(value) for value in tree]
+    return copy.deepcopy(tree)
+
+
+def expect_unchanged(before: Any, tree: Any, what: str) -> None:
+    """Expect ``tree`` to be, bit by bit, what `snapshot` took."""
+    if isinstance(before, torch.Tensor):
+        expect(isinstance(tree, torch.Tensor), f"{what} still a tensor", type(tree).__name__)
+        expect(same_bits(tree, before), f"{what} unchanged, {_text(before)}", _text(tree))
+    elif isinstance(before, dict):
+        expect(isinstance(tree, Mapping), f"{what} still a mapping", type(tree).__name__)
+        expect_equal(set(tree), set(before), f"keys of {what}")
+        for key, value in before.items():
+            expect_unchanged(value, tree[key], f"{what}[{key!r}]")
+    elif isinstance(before, list):
+        expect_equal(len(tree), len(before), f"length of {what}")
+        for index, value in enumerate(before):
+            expect_unchanged(value, tree[index], f"{what}[{index}]")
+    else:
+        expect_equal(tree, before, what)
+
+
+def _text(value: object) -> str:
+    """Write a value on one line, and a long one shortened."""
+    if isinstance(value, torch.Tensor):
+        if value.device.type == "meta":
+            return f"meta tensor {tuple(value.shape)}"
+        flat = value.detach().to_dense() if value.layout != torch.strided else value.detach()
+        if flat.numel() > 300:  # what is cut off below need not be written
+            flat = flat.reshape(-1)[:300]
+        value = f"{flat.tolist()} ({str(flat.dtype).removeprefix('torch.')})"
+    text = " ".join((value if isinstance(value, str) else repr(value)).split())
+    return text if len(text) <= 300 else f"{text[:297]}..."
+
+
+def p_norm(numbers: Sequence[Any], p: float = 2.0) -> float:
+    """Compute a p-norm with Python numbers, exactly summed and without overflow."""
+    sizes = [abs(number) for number in numbers]
+    largest = max(sizes, default=0.0)
+    if math.isinf(p) or largest == 0.0:
+        return float(largest)
+    return float(largest * math.fsum((size / largest) ** p for size in sizes) ** (1 / p))

@@ -1,0 +1,115 @@
+"""What the cases of embedding modules share: tables, features, lookups."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from keyedopt.conformance.suite.support.inputs import _numbers
+
+#: Two tables: name, rows, width, features.
+TABLES = (("t", 6, 4, ("f", "g")), ("u", 5, 8, ("h",)))
+#: Two bags for each of their features: duplicates within a bag, between bags and features, an empty bag.
+BAGS = {"f": [[0, 1, 1], [2]], "g": [[], [1, 5]], "h": [[3, 3], [0]]}
+#: One table with one feature.
+ONE_TABLE = (("t", 6, 4, ("f",)),)
+#: Every optimizer that an embedding module may have.
+FUSED_OPTIMIZERS = (
+    "SGD",
+    "Adagrad",
+    "RowWiseAdagrad",
+    "Adam",
+    "SparseAdam",
+    "PartialRowWiseAdam",
+    "LAMB",
+    "PartialRowWiseLAMB",
+    "LarsSGD",
+)
+
+
+def _filled(seed: int) -> Callable[[torch.Tensor], None]:
+    def fill(weight: torch.Tensor) -> None:
+        with torch.no_grad():
+            weight.copy_(_numbers(weight.shape, seed))
+
+    return fill
+
+
+def collection(
+    impl: Any,
+    optimizer: str | None = "SGD",
+    options: Mapping[str, Any] | None = None,
+    tables: Sequence[Any] = TABLES,
+    kind: str = "EmbeddingBagCollection",
+    pooling: str = "SUM",
+    dtype: str = "float32",
+    weighted: bool = False,
+    device: str = "cpu",
+) -> Any:
+    """Make the implementation's embedding module, with fixed weights; ``lr`` is 0.125 unless given."""
+    bags = kind == "EmbeddingBagCollection"
+    config = impl.EmbeddingBagConfig if bags else impl.EmbeddingConfig
+    more = {"pooling": impl.PoolingType[pooling]} if bags else {}
+    configs = [
+        config(
+            num_embeddings=rows,
+            embedding_dim=width,
+            name=name,
+            feature_names=list(features),
+            data_type=getattr(torch, dtype),
+            init_fn=_filled(seed),
+            **more,
+        )
+        for seed, (name, rows, width, features) in enumerate(tables)
+    ]
+    chosen = None if optimizer is None else getattr(impl, optimizer)
+    kwargs = {"lr": 0.125, **(options or {})} if optimizer else {}
+    return getattr(impl, kind)(configs, chosen, kwargs, is_weighted=weighted, device=device)
+
+
+def jagged(
+    bags: Mapping[str, Any], weights: Mapping[str, Any] | None = None, device: str = "cpu"
+) -> dict[str, Any]:
+    """Make features of bags of row numbers: values, offsets, and weights where they are given."""
+    made: dict[str, Any] = {}
+    for name, listed in bags.items():
+        values = torch.tensor([row for bag in listed for row in bag], dtype=torch.int64, device=device)
+        ends = [sum(map(len, listed[:end])) for end in range(len(listed) + 1)]
+        parts = [values, torch.tensor(ends, dtype=torch.int64, device=device)]
+        if weights is not None:
+            parts.append(torch.tensor([w for bag in weights[name] for w in bag], device=device))
+        made[name] = tuple(parts)
+    return made
+
+
+def tables_of(module: Any) -> dict[str, torch.Tensor]:
+    """Return the tables of an embedding module, live, by name."""
+    return {key.removesuffix(".weight"): weight for key, weight in module.fused_optimizer.params.items()}
+
+
+def tables_and_state(module: Any) -> dict[str, Any]:
+    """Return all that a step may change: tables and state, live."""
+    return {"tables": tables_of(module), "state": module.fused_optimizer.state_dict()["state"]}
+
+
+def lookups(module: Any, features: Any, seed: int = 1) -> torch.Tensor:
+    """Look up, and return a loss whose gradient is another for each output and seed."""
+    outputs = module(features)
+    loss = torch.zeros((), dtype=torch.float64)
+    for index, name in enumerate(sorted(outputs)):
+        output = outputs[name]
+        factor = _numbers(output.shape, 31 * seed + index).to(output.device, output.dtype)
+        loss = loss + (output * factor).sum().double().cpu()
+    return loss
+
+
+def fit(module: Any, features: Any, steps: int = 1, seed: int = 1) -> None:
+    """Train an embedding module: each step another gradient."""
+    for step in range(steps):
+        lookups(module, features, seed + step).backward()
+
+
+def train_rows(module: Any, rows: Sequence[int], grads: Any) -> None:
+    """Train with these gradients of these rows of the one table, one bag a row."""
+    output = module(jagged({"f": [[row] for row in rows]}))["f"]
+    (output * torch.as_tensor(grads).to(output.dtype)).sum().backward()

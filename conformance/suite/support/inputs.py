@@ -1,0 +1,96 @@
+"""Deterministic inputs of the cases: parameters, gradients, and optimizers made of literals."""
+
+import functools
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+#: Whether kernels run in Triton's interpreter, which takes minutes for a million sums.
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def _numbers(shape: Sequence[int], seed: int) -> torch.Tensor:
+    """Make fixed numbers in (-1, 1), no two alike, the same on every machine and version."""
+    count = math.prod(shape)
+    flat = [math.fmod((index + 1) * 0.6180339887 + seed * 0.7548776662, 1.0) for index in range(count)]
+    return (torch.tensor(flat, dtype=torch.float64) * 2 - 1).reshape(tuple(shape))
+
+
+def parameter(*shape: int, dtype: str = "float32", device: str = "cpu", seed: int = 0) -> torch.nn.Parameter:
+    """Make a parameter with fixed values in (-1, 1)."""
+    return torch.nn.Parameter(_numbers(shape, seed).to(device, getattr(torch, dtype)))
+
+
+def parameters(
+    n: int = 2, shape: Sequence[int] = (3,), dtype: str = "float32", device: str = "cpu"
+) -> dict[str, torch.nn.Parameter]:
+    """Make ``n`` parameters with the keys ``p0``, ``p1``, …"""
+    return {f"p{index}": parameter(*shape, dtype=dtype, device=device, seed=index) for index in range(n)}
+
+
+def _listed(params: Any) -> list[torch.Tensor]:
+    return list(params.values()) if isinstance(params, Mapping) else list(params)
+
+
+def set_grads(params: Any, seed: int = 1, scale: float = 1.0) -> None:
+    """Give every parameter (of a mapping or a list) a fixed dense gradient in (-scale, scale)."""
+    for index, param in enumerate(_listed(params)):
+        fixed = _numbers(param.shape, 101 * seed + index) * scale
+        param.grad = fixed.to(param.device, param.dtype)
+
+
+def values(params: Any) -> list[torch.Tensor]:
+    """Clone the values of the parameters of a mapping or a list."""
+    return [param.detach().clone() for param in _listed(params)]
+
+
+def train(optimizer: Any, params: Any, steps: int, seed: int = 1) -> None:
+    """Take ``steps`` steps, each on another fixed gradient."""
+    for step in range(steps):
+        set_grads(params, seed=seed + step)
+        optimizer.step()
+
+
+def set_sparse_grad(param: Any, rows: Sequence[int], seed: int = 1, scale: float = 1.0) -> None:
+    """Give a parameter a fixed sparse gradient: these rows, repeated ones included, uncoalesced."""
+    fixed = _numbers((len(rows), *param.shape[1:]), 101 * seed) * scale
+    indices = torch.tensor([list(rows)], dtype=torch.int64, device=param.device)
+    listed = fixed.to(param.device, param.dtype)
+    param.grad = torch.sparse_coo_tensor(indices, listed, tuple(param.shape), check_invariants=True)
+
+
+def train_sparse(optimizer: Any, params: Any, steps: int, seed: int = 1) -> None:
+    """Take ``steps`` steps, each on another fixed sparse gradient that leaves out some rows, repeats some."""
+    for step in range(steps):
+        for index, param in enumerate(_listed(params)):
+            first = (seed + step + index) % len(param)
+            set_sparse_grad(param, [first, (first + 2) % len(param), first], seed=seed + step + 7 * index)
+        optimizer.step()
+
+
+def sgd(impl: Any, params: Mapping[str, Any], lr: float = 0.1, **options: Any) -> Any:
+    """Wrap ``torch.optim.SGD`` in the implementation's `KeyedOptimizerWrapper`."""
+    return impl.KeyedOptimizerWrapper(params, functools.partial(torch.optim.SGD, lr=lr, **options))
+
+
+def adam(impl: Any, params: Mapping[str, Any], lr: float = 0.1, **options: Any) -> Any:
+    """Wrap ``torch.optim.Adam`` in the implementation's `KeyedOptimizerWrapper`."""
+    return impl.KeyedOptimizerWrapper(params, functools.partial(torch.optim.Adam, lr=lr, **options))
+
+
+def adagrad(impl: Any, params: Mapping[str, Any], lr: float = 0.1, **options: Any) -> Any:
+    """Wrap ``torch.optim.Adagrad`` in the implementation's `KeyedOptimizerWrapper`."""
+    return impl.KeyedOptimizerWrapper(params, functools.partial(torch.optim.Adagrad, lr=lr, **options))
+
+
+def warmup_stages(impl: Any, listed: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Make the implementation's `WarmupStage` objects from literals: policies are given by name."""
+    return [
+        impl.WarmupStage(
+            **{**fields, "policy": impl.WarmupPolicy[fields["policy"]]} if "policy" in fields else fields
+        )
+        for fields in listed
+    ]

@@ -1,0 +1,126 @@
+"""What a case measures: kept to the end of the case, and when it fails.
+
+The record of a case that measures errors is ``{"errors": [entry, …]}``; an entry has ``quantity``, ``dtype``,
+``error`` (None where it is not finite), ``budget``, ``unit`` and, where they apply, the ``steps`` taken and
+the gradients (``rows``) that were aggregated. A median has no budget, and the ``draws`` it is of. The
+record of a case that follows a schedule is ``{"rates": [[iteration, rate], …]}``.
+"""
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+
+from keyedopt.conformance.suite.support.assertions import Mismatch, error_budget, expect_within, ulp_error
+
+#: The attribute of an error that holds what was measured before it.
+MEASURED = "keyedopt_measured"
+
+
+class Measuring:
+    """Goes on after the first mismatch, and raises it at the end; the error carries the record.
+
+    Args:
+        record: what the case is going to return; it is filled on the way.
+    """
+
+    def __init__(self, record: Any) -> None:
+        self.record = record
+        self.first: Mismatch | None = None
+
+    def __enter__(self) -> "Measuring":
+        """Begin."""
+        return self
+
+    @contextlib.contextmanager
+    def expecting(self) -> Iterator[None]:
+        """Put off a mismatch; later ones say no more than the first."""
+        try:
+            yield
+        except Mismatch as error:
+            self.first = self.first or error
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        """Raise the first mismatch, or let another error go on; with the record."""
+        error = self.first or error
+        if isinstance(error, Exception):
+            with contextlib.suppress(Exception):
+                setattr(error, MEASURED, self.record)
+        if self.first is not None:
+            raise self.first
+
+
+def _finite(error: float) -> float | None:
+    return error if math.isfinite(error) else None
+
+
+def note_error(
+    measuring: Measuring,
+    seen: torch.Tensor,
+    exact: torch.Tensor,
+    budget: float,
+    before: torch.Tensor | float = 0.0,
+    **entry: Any,
+) -> None:
+    """Note an error in units in the last place, and what it may be."""
+    error = ulp_error(seen, exact, before) if seen.shape == exact.shape else float("inf")
+    numbers = {"error": _finite(round(error, 3)), "budget": round(budget, 3), "unit": "ULP"}
+    measuring.record["errors"].append(entry | numbers)
+
+
+def note_median(measuring: Measuring, errors: torch.Tensor, quantity: str, **entry: Any) -> None:
+    """Note the median over draws of their worst errors, in units in the last place."""
+    numbers = {"error": _finite(round(float(errors.median()), 3)), "unit": "ULP", "draws": errors.numel()}
+    measuring.record["errors"].append({"quantity": f"{quantity}, median"} | entry | numbers)
+
+
+def measure_error(
+    measuring: Measuring,
+    seen: torch.Tensor,
+    exact: torch.Tensor,
+    budget: float,
+    what: str,
+    before: torch.Tensor | float = 0.0,
+    **entry: Any,
+) -> None:
+    """Note an error in units in the last place, and expect it within its budget."""
+    note_error(measuring, seen, exact, budget, before, **entry)
+    with measuring.expecting():
+        expect_within(seen, exact, budget, what, before=before)
+
+
+def measure_relative(
+    measuring: Measuring, seen: torch.Tensor, exact: torch.Tensor, size: torch.Tensor, what: str, **entry: Any
+) -> None:
+    """Note an error in float64 relative to the size of each value, and expect it within 1e-12."""
+    gap = (seen.double() - exact).abs()
+    relative = torch.where(gap == 0, 0.0, gap / size).nan_to_num(nan=float("inf"))
+    error = float(f"{float(relative.max()):.2g}") if relative.numel() else 0.0
+    numbers = {"error": _finite(error), "budget": 1e-12, "unit": "relative"}
+    measuring.record["errors"].append(entry | numbers)
+    with measuring.expecting():
+        if not bool((relative <= 1e-12).all()):
+            raise Mismatch(f"{what} within 1e-12 of {exact.tolist()}", seen.tolist())
+
+
+def measure_golden(
+    measuring: Measuring, made: Any, step: int, dtype: str, tensors: Mapping[str, torch.Tensor]
+) -> None:
+    """Measure tensors by name after a step of a golden trajectory, where it says what they are then.
+
+    In float64 they are expected within 1e-12, otherwise within the budget of the trajectory; state of a
+    wider dtype is first rounded to this one.
+    """
+    for name, exact in made["after"].get(str(step), {}).items():
+        seen = tensors[name].detach().reshape(-1)
+        powers = made["exponent"][str(step)][name]
+        size = torch.tensor([0.0 if x is None else 2.0**x for x in powers], dtype=torch.float64)
+        oracle = torch.tensor(exact, dtype=torch.float64)
+        what, entry = f"{name} after step {step}", {"quantity": name, "dtype": dtype, "steps": step}
+        if dtype == "float64":
+            measure_relative(measuring, seen, oracle, size, what, **entry)
+            continue
+        budget = error_budget(made["worst"][dtype][str(step)][name])
+        measure_error(measuring, seen.to(getattr(torch, dtype)), oracle, budget, what, before=size, **entry)

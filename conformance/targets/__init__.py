@@ -1,0 +1,1 @@
+"""What can be checked: implementations, those that are built in, and adapters."""

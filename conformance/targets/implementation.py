@@ -1,0 +1,311 @@
+"""What is under test: any object, or package, that has the public names of the surface.
+
+A target is written as a registered name (``torchrec``), a package or module (``acme.optim``), or an
+attribute of one (``acme.compat:OPTIMIZERS``). A vendor who has more to say registers an
+`Implementation` under the entry-point group ``keyedopt.implementations``::
+
+    # acme/conformance.py
+    from keyedopt.conformance.targets.implementation import Implementation
+
+    acme = Implementation(
+        name="acme",
+        root="acme.optim",
+        names={"GradientClippingOptimizer": "acme.norms:ClippedOptimizer"},
+        areas=("keyed", "clipping"),
+        dtypes=("float32", "bfloat16"),
+        distributions=("acme-optim",),
+        install="pip install acme-optim",
+    )
+
+    # pyproject.toml
+    [project.entry-points."keyedopt.implementations"]
+    acme = "acme.conformance:acme"
+
+Then ``keyedopt check acme`` knows it.
+"""
+
+import fnmatch
+import importlib
+import importlib.metadata
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from keyedopt.conformance import spec
+from keyedopt.conformance.results.untrusted import error_text, one_line
+
+#: The dtypes that cases run in.
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+GROUP = "keyedopt.implementations"
+
+
+class TargetError(Exception):
+    """A target that cannot be found, imported or built; the message says what to do."""
+
+
+class NotFoundError(TargetError):
+    """There is no module of that name."""
+
+
+class MissingName(AttributeError):  # noqa: N818 - read as "fails: missing name"
+    """A public name that an implementation does not have."""
+
+
+@dataclass(frozen=True)
+class Implementation:
+    """An implementation of the surface, and what it says about itself.
+
+    Args:
+        name: short name, as ``keyedopt check`` shows it.
+        root: where the public names live: a dotted module or package (its submodules are searched
+            too), ``module:attribute``, or the object itself.
+        names: public name -> ``module:attribute``, for names that live elsewhere, or are called
+            otherwise, or that the target borrows from another library without claiming them.
+        areas: the areas it claims (see ``keyedopt list areas``). A claimed name that is missing
+            fails; an area that is not claimed is reported as unsupported. None claims every area of
+            which at least one name is there. Of the names of other areas that single cases need, those
+            are claimed that are there.
+        placeholders: names that exist but are not meant to run; they count as missing and are not
+            claimed.
+        absent: names, of classes or of what they take (``"LAMB"``, ``"Adam.decay"``, ``"*.rows"``; shell
+            patterns), that it does not claim in an area that it does: the cases that need one are
+            unsupported.
+        devices, dtypes: what it supports; the default of ``--device`` and ``--dtype``.
+        factories: builders of what the surface has no name for (an embedding module, say), by name;
+            each a callable or ``module:attribute``.
+        variants: which variant of a formula it documents, by algorithm, where several are in use.
+        distributions: the installed distributions whose versions identify it; the first one's is
+            the version that is shown.
+        install: how to install it, shown where it is missing.
+    """
+
+    name: str
+    root: Any
+    names: Mapping[str, str] = field(default_factory=dict)
+    areas: tuple[str, ...] | None = None
+    placeholders: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()
+    devices: tuple[str, ...] = ("cpu",)
+    dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16", "float16")
+    factories: Mapping[str, Callable[..., Any] | str] = field(default_factory=dict)
+    variants: Mapping[str, str] = field(default_factory=dict)
+    distributions: tuple[str, ...] = ()
+    install: str = ""
+
+    def __post_init__(self) -> None:
+        """Refuse what would otherwise only show as a wrong verdict, such as a text for a tuple of texts."""
+        for part in ("areas", "placeholders", "absent", "devices", "dtypes", "distributions"):
+            value = getattr(self, part)
+            if part == "areas" and value is None:
+                continue
+            if isinstance(value, str) or not all(isinstance(item, str) for item in value):
+                raise TypeError(f"{part} of an Implementation must be a tuple of texts, not {value!r}")
+            object.__setattr__(self, part, tuple(value))
+        for part, known in (("areas", tuple(spec.areas())), ("dtypes", DTYPES)):
+            unknown = [item for item in getattr(self, part) or () if item not in known]
+            if unknown:
+                raise ValueError(
+                    f"{part} of an Implementation: there is no {unknown[0]!r}; there are {known}"
+                )
+        if not (self.devices and self.dtypes):
+            raise ValueError("an Implementation supports at least one device and one dtype")
+
+    def lacks(self, name: str) -> bool:
+        """Whether the implementation does not claim a name: itself, or the class it belongs to."""
+        owner = name.partition(".")[0]
+        unclaimed = (*self.absent, *self.placeholders)
+        return any(fnmatch.fnmatchcase(part, pattern) for part in (name, owner) for pattern in unclaimed)
+
+    def supported(self, device: str | None, dtypes: Sequence[str] = ()) -> str:
+        """Return the device that is meant: the first, if none is asked for.
+
+        Raises:
+            TargetError: a device or a dtype that is not supported is asked for.
+        """
+        kinds = [known.partition(":")[0] for known in self.devices]
+        if device and device.partition(":")[0] not in kinds:
+            raise TargetError(f"{self.name} supports the devices {', '.join(self.devices)}, not {device!r}")
+        for dtype in dtypes:
+            if dtype not in self.dtypes:
+                raise TargetError(f"{self.name} supports the dtypes {', '.join(self.dtypes)}, not {dtype!r}")
+        return device or self.devices[0]
+
+    def surface(self) -> "Surface":
+        """Import the target and return its public names as attributes of one object."""
+        return Surface(self)
+
+
+class Surface:
+    """The public names of an implementation, found where it keeps them."""
+
+    def __init__(self, implementation: Implementation) -> None:
+        self._implementation = implementation
+        root = implementation.root
+        self._root = load(root) if isinstance(root, str) else root
+        self._found: dict[str, tuple[Any, str]] = {}
+        self._missing: dict[str, str] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return self._find(name)[0]
+
+    def _find(self, name: str) -> tuple[Any, str]:
+        """Return what a name stands for, and where that is, if a place can be written."""
+        if name not in self._found and name not in self._missing:
+            try:
+                self._found[name] = self._look_up(name)
+            except MissingName as error:
+                self._missing[name] = str(error)
+        if name in self._missing:
+            raise MissingName(self._missing[name], name=name)
+        return self._found[name]
+
+    def _look_up(self, name: str) -> tuple[Any, str]:
+        about = self._implementation
+        if "." in name:  # how a case says that a class lacks what it is about: it is unsupported
+            raise MissingName(f"{about.name} has no {name}")
+        if name in about.placeholders:
+            raise MissingName(f"{about.name} has {name} only as a placeholder")
+        if about.lacks(name):
+            raise MissingName(f"{about.name} does not claim {name}")
+        if name in about.names:
+            return load(about.names[name]), about.names[name]
+        for holder, place in self._places(name):
+            try:
+                value = getattr(holder, name)
+            except AttributeError:
+                continue
+            except Exception as error:
+                text = one_line(error_text(error))
+                raise TargetError(f"{about.name} cannot give its {name}: {text}") from error
+            if not isinstance(value, ModuleType):
+                return value, f"{place}{name}" if place else _place_of(value)
+        raise MissingName(f"{about.name} has no {name}")
+
+    def _places(self, name: str) -> Iterator[tuple[Any, str]]:
+        """Where a name may live: on the root, in the usual submodule, in any other submodule."""
+        root = self._implementation.root
+        if isinstance(root, str):
+            yield self._root, f"{root}." if ":" in root else f"{root}:"
+        else:
+            yield self._root, ""
+        if not isinstance(self._root, ModuleType) or not hasattr(self._root, "__path__"):
+            return
+        usual = [module for area in spec.areas().values() if name in area.names for module in area.modules]
+        present = [item.name for item in pkgutil.iter_modules(self._root.__path__)]
+        for module in dict.fromkeys([*usual, *present]):
+            if module in present and not module.startswith(("_", "test")):
+                place = f"{self._root.__name__}.{module}"
+                try:
+                    yield load(place), f"{place}:"
+                except TargetError:
+                    if module in usual:
+                        raise
+
+    def has(self, name: str) -> bool:
+        """Whether the implementation has a public name."""
+        try:
+            self._find(name)
+        except MissingName:
+            return False
+        return True
+
+    def lacks(self, name: str) -> bool:
+        """Whether a name that a case needs is not claimed: no area that is stated has it, nor is it there."""
+        about, owner = self._implementation, name.partition(".")[0]
+        stated = any(owner in spec.areas()[area].names for area in about.areas or ())
+        return about.lacks(name) or (not stated and not self.has(owner))
+
+    def claims(self, name: str) -> bool:
+        """Whether one of the claimed areas has a public name, and it is not left out on purpose."""
+        areas = spec.areas()
+        return not self._implementation.lacks(name) and any(name in areas[a].names for a in self.claimed())
+
+    def claimed(self) -> tuple[str, ...]:
+        """Return the areas that the implementation claims."""
+        stated = self._implementation.areas
+        return tuple(
+            area.name
+            for area in spec.areas().values()
+            if (area.name in stated if stated is not None else any(map(self.has, area.names)))
+        )
+
+    def places(self) -> dict[str, str]:
+        """Return ``module:attribute`` of each public name that can be had by import."""
+        names = dict.fromkeys(name for area in spec.areas().values() for name in area.names)
+        found = {name: self._find(name)[1] for name in names if self.has(name)}
+        return {name: place for name, place in found.items() if place}
+
+
+def _place_of(value: Any) -> str:
+    """Return where an object was defined, if it can be imported from there."""
+    place = f"{getattr(value, '__module__', None)}:{getattr(value, '__qualname__', None)}"
+    try:
+        return place if load(place) is value else ""
+    except TargetError:
+        return ""
+
+
+def load(place: str) -> Any:
+    """Import ``module`` or ``module:attribute``."""
+    module, _, attribute = place.partition(":")
+    try:
+        found: Any = importlib.import_module(module)
+        for part in attribute.split(".") if attribute else ():
+            found = getattr(found, part)
+    except ModuleNotFoundError as error:
+        if error.name and (module == error.name or module.startswith(f"{error.name}.")):
+            raise NotFoundError(f"there is no module {module!r} in this environment") from error
+        raise TargetError(
+            f"{module!r} needs {error.name!r}, which is not installed in this environment"
+        ) from error
+    except AttributeError as error:
+        if module not in sys.modules or not attribute:
+            raise TargetError(f"{module!r} cannot be imported: {one_line(error_text(error))}") from error
+        raise TargetError(f"{module!r} has no attribute {attribute!r}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # modules also raise SystemExit, or pytest's Skipped
+        raise TargetError(f"{module!r} cannot be imported: {one_line(error_text(error))}") from error
+    return found
+
+
+def registered() -> Mapping[str, importlib.metadata.EntryPoint]:
+    """Return the entry points of the implementations that are registered; nobody takes a name of ours."""
+    points = sorted(importlib.metadata.entry_points(group=GROUP), key=_is_ours)
+    return {point.name: point for point in points}
+
+
+def _is_ours(point: importlib.metadata.EntryPoint) -> bool:
+    return point.module.startswith("keyedopt.")
+
+
+def find(target: str) -> Implementation:
+    """Return the implementation that a target names; imports what is needed to know.
+
+    Raises:
+        TargetError: nothing of that name, or it cannot be imported.
+    """
+    known = registered()
+    names = ", ".join(sorted(known))
+    if target in known:
+        found = load(f"{known[target].module}:{known[target].attr}")
+        if not isinstance(found, Implementation):
+            raise TargetError(
+                f"the entry point {target!r} gives a {type(found).__name__}, "
+                "not a keyedopt.conformance.targets.implementation.Implementation"
+            )
+        return found
+    if not all(part.isidentifier() for part in target.replace(":", ".", 1).split(".")):
+        raise TargetError(
+            f"{target!r} is not a target: give one of {names}, a package.module, or package.module:attribute"
+        )
+    try:
+        found = load(target)
+    except NotFoundError as error:
+        raise TargetError(f"{error}; install it, or name one of: {names}") from error
+    return found if isinstance(found, Implementation) else Implementation(name=target, root=target)

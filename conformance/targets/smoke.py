@@ -1,0 +1,142 @@
+"""The smoke stage: can the target be found, imported and built at all?
+
+Run as ``python -m keyedopt.conformance.targets.smoke REQUEST`` in a process of its own, since a target
+may end the interpreter when it is imported. ``REQUEST`` is JSON: target, device, dtypes, seconds, and the
+file for the report: ``problem`` is one line that says what to do, or empty; the rest identifies the
+implementation and its environment.
+"""
+
+import faulthandler
+import functools
+import importlib.metadata
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from keyedopt.conformance.results.digest import digest
+from keyedopt.conformance.results.untrusted import error_text, one_line
+from keyedopt.conformance.targets.implementation import (
+    Implementation,
+    MissingName,
+    Surface,
+    TargetError,
+    find,
+)
+
+
+def versions(implementation: Implementation) -> dict[str, str]:
+    """Return the versions of the distributions that identify the implementation; best first."""
+    names = list(implementation.distributions)
+    if not names and isinstance(implementation.root, str):
+        package = implementation.root.partition(":")[0].partition(".")[0]
+        names = list(importlib.metadata.packages_distributions().get(package, ()))
+    found = {}
+    for name in names:
+        try:
+            found[name] = str(importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def environment(device: str) -> dict[str, Any]:
+    """Describe what the cases run on."""
+    import torch
+
+    described: dict[str, Any] = {
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "machine": platform.machine(),
+        "processors": os.cpu_count(),
+        "torch": torch.__version__,
+        "keyedopt": importlib.metadata.version("keyedopt"),
+        "device": device,
+    }
+    if device.startswith("cuda"):
+        described["gpu"] = torch.cuda.get_device_name(device)
+        described["cuda"] = torch.version.cuda
+    return described
+
+
+def build(surface: Surface, name: str, device: str) -> None:
+    """Build the smallest optimizer and take a step with it.
+
+    Raises:
+        TargetError: it has none of the names of the surface, or cannot be built, or cannot step.
+    """
+    import torch
+
+    from keyedopt.conformance import spec
+
+    if not surface.claimed():
+        names = ", ".join(spec.areas()["keyed"].names)
+        raise TargetError(f"{name} has none of the public names ({names}, …): see `keyedopt list areas`")
+    try:
+        parameter = torch.nn.Parameter(torch.ones(2, device=device))
+    except (RuntimeError, AssertionError) as error:
+        text = one_line(error_text(error), 200)
+        raise TargetError(f"the device {device!r} cannot be used here: {text}") from error
+    if "keyed" not in surface.claimed():
+        return
+    try:
+        factory = functools.partial(torch.optim.SGD, lr=0.1)
+        optimizer = surface.KeyedOptimizerWrapper({"p": parameter}, factory)
+        parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+    except MissingName:
+        return  # the suite reports a claimed name that is missing, clause by clause
+    except Exception as error:
+        raise TargetError(
+            f"{name} cannot be built: KeyedOptimizerWrapper around torch.optim.SGD and one step "
+            f"give {one_line(error_text(error), 500)}"
+        ) from error
+
+
+def examine(target: str, device: str | None, dtypes: Sequence[str]) -> dict[str, Any]:
+    """Find, import and build a target; return the report."""
+    hint = ""
+    try:
+        implementation = find(target)
+        chosen = implementation.supported(device, dtypes)
+        hint = implementation.install and f"; install it with: {implementation.install}"
+        surface = implementation.surface()
+        areas = surface.claimed()
+        hint = ""
+        build(surface, implementation.name, chosen)
+    except TargetError as error:
+        return {"problem": f"{error}{hint}"}
+    found = versions(implementation)
+    return {
+        "problem": "",
+        "implementation": {
+            "name": one_line(implementation.name),
+            "target": target,
+            "version": next(iter(found.values()), "unknown"),
+            "versions": found,
+            "build": digest(implementation),
+            "areas": list(areas),
+            "dtypes": list(implementation.dtypes),
+            "variants": dict(implementation.variants),
+            "places": surface.places(),
+        },
+        "environment": environment(chosen),
+    }
+
+
+def main() -> None:
+    """Examine the target that the request names."""
+    request = json.loads(sys.argv[1])
+    faulthandler.dump_traceback_later(request["seconds"], exit=True)
+    outcome = examine(request["target"], request["device"], request["dtypes"])
+    scratch = Path(f"{request['report']}.new")
+    scratch.write_text(json.dumps(outcome), encoding="utf-8")
+    scratch.replace(request["report"])
+    os._exit(0)  # whatever threads the target has started
+
+
+if __name__ == "__main__":
+    main()

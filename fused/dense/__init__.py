@@ -1,0 +1,1 @@
+"""Steps on dense parameters: norms, clipping and kernels."""

@@ -1,0 +1,108 @@
+"""Dense gradients: the parameters of a group in one of torch's fused kernels, others a piece at a time."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from keyedopt.fused.backends import choose, torch_rules
+from keyedopt.fused.backends.interface import RowGradients, Step
+from keyedopt.fused.backends.table_views import TableViews
+from keyedopt.fused.dense import fused_kernels
+from keyedopt.fused.dense.fused_kernels import Work
+
+__all__ = ["Work", "update"]
+
+#: The algorithms that look at one element at a time, and so do not mind how a parameter is sharded.
+ELEMENTWISE = ("sgd", "adagrad", "adam")
+#: How many elements of a parameter are updated at a time for each thread, so that they stay in its cache.
+PIECE = 1 << 15
+
+
+def update(step: Step, work: Sequence[Work], names: Sequence[str], scale: Tensor | None = None) -> None:
+    """Update parameters by dense gradients, in place.
+
+    Args:
+        step: the formula; its count is that of all of them, unless it is on a device: then each has its own.
+        work: parameters, gradients of the same shape, and states by name.
+        names: the state tensors, as `ALGORITHMS` orders them.
+        scale: what gradients are divided by, a tensor of one number; some kernels overwrite them by the
+            quotient.
+    """
+    together: dict[tuple[torch.device, torch.dtype], list[Work]] = {}
+    for item in work:
+        item = _local(step, item, names)
+        if fused_kernels.fit(step, item, names, scale):
+            together.setdefault((item[0].device, item[0].dtype), []).append(item)
+        elif not _update_as_table(step, item, names, scale):
+            _update_one(step, item, names, scale)
+    for same in together.values():
+        fused_kernels.update(step, same, names, scale)
+
+
+def _local(step: Step, item: Work, names: Sequence[str]) -> Work:
+    """Return the parts of a DTensor that are here, where they can be updated by themselves."""
+    param, grad, state = item
+    if not isinstance(param, DTensor):
+        return item
+    placements, sizes = param.placements, param.device_mesh.shape
+    if isinstance(grad, DTensor) and grad.placements != placements:
+        grad = grad.redistribute(placements=placements)
+    cut = any(kind.is_shard(1) and size > 1 for kind, size in zip(placements, sizes, strict=True))
+    parts = [grad, *(state[name] for name in names)]
+    if "step" in state and state["step"].ndim:
+        parts.append(state["step"])
+    if (cut and step.algorithm not in ELEMENTWISE) or not all(_spread_alike(part, param) for part in parts):
+        return param, grad, state  # torch's operations on DTensors reduce where they must
+    local = {name: value.to_local() if isinstance(value, DTensor) else value for name, value in state.items()}
+    here: Any = grad
+    return param.to_local(), here.to_local(), local
+
+
+def _spread_alike(part: Any, param: DTensor) -> bool:
+    """Whether each rank has of a tensor what it has of the parameter."""
+    if not isinstance(part, DTensor):
+        return False
+    kinds = zip(part.placements, param.placements, param.device_mesh.shape, strict=True)
+    return all(one == other or size == 1 for one, other, size in kinds)
+
+
+def _update_as_table(step: Step, item: Work, names: Sequence[str], scale: Tensor | None) -> bool:
+    """Update a table on the CPU by a kernel for rows, which reads and writes each once; False if none can."""
+    param, grad, state = item
+    if isinstance(param, DTensor) or param.device.type != "cpu" or param.ndim != 2:
+        return False
+    if not param.numel() or not grad.is_contiguous():
+        return False
+    view = TableViews(step.algorithm, param, state, names)
+    backend = choose("auto", [view.table], step)
+    if backend.name == "torch":
+        return False
+    grad = grad if scale is None else grad.div_(scale)
+    backend.update_rows([view.table], [RowGradients(0, torch.arange(len(param)), grad)], step)
+    view.write_back()
+    return True
+
+
+def _update_one(step: Step, item: Work, names: Sequence[str], scale: Tensor | None) -> None:
+    """Update a parameter by the rules in torch, so many rows at a time as a cache holds."""
+    param, grad, state = item
+    if scale is not None:
+        grad = grad / scale if 0 in grad.stride() else grad.div_(scale)
+    counts: Tensor | None = state.get("step")
+    if counts is not None and not counts.ndim:
+        step = replace(step, count=counts) if isinstance(step.count, Tensor) else step
+        counts = None
+    tensors = [param, grad, *(state[name] for name in names), *([] if counts is None else [counts])]
+    rows = len(param) if param.ndim else 1
+    piece = max(1, PIECE * torch.get_num_threads() * rows // max(1, param.numel()))
+    pieces: list[Any] = [tensors]
+    if rows > piece and param.device.type == "cpu" and not isinstance(param, DTensor):
+        pieces = list(zip(*(tensor.split(piece) for tensor in tensors), strict=True))
+    for index, (weight, g, *states) in enumerate(pieces):
+        count = None if counts is None else states.pop()
+        one = step if step.seed is None else replace(step, seed=step.seed + index)
+        torch_rules.update(one, weight, g, states, count)

@@ -1,0 +1,159 @@
+"""Clipping as a part of the step: fused kernels scale or limit gradients as they read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import _global_optimizer_pre_hooks
+
+from keyedopt.fused import optimizers
+from keyedopt.fused.dense.cpu_dense_steps import Clip
+from keyedopt.fused.dense.scaling import clamp_all
+from keyedopt.fused.dense.torch_fused_steps import KINDS, taken
+from keyedopt.fused.fused import FusedOptimizer
+from keyedopt.fused.keyed import CombinedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
+from keyedopt.fused.warmup import WarmupOptimizer
+
+#: Ours, which take a ``grad_scale``, as torch's fused ones do.
+_OURS = (optimizers.Adam, optimizers.SGD, optimizers.Adagrad)
+_DEVICES = ("cpu", "cuda")
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # ours may divide halves in half precision
+
+
+class Folding:
+    """A context in which attributes of optimizers are set; without any it does nothing.
+
+    Args:
+        given: optimizers that do not have these attributes, and their values.
+    """
+
+    def __init__(self, given: Sequence[tuple[Any, dict[str, Any]]] = ()) -> None:
+        self._given = given
+
+    def __enter__(self) -> None:
+        for optimizer, values in self._given:
+            vars(optimizer).update(values)
+
+    def __exit__(self, *error: object) -> None:
+        for optimizer, values in self._given:
+            for name in values:
+                del vars(optimizer)[name]
+
+
+def fold_norm(optimizer: Any, params: Sequence[Tensor], norm: Tensor, bound: float) -> Folding | None:
+    """Return the context that clips by norm in the step of an optimizer, or None where that cannot be.
+
+    The scale is ``max(1, (norm + 1e-6) / bound)``. Everything inside has to be ours or a fused one of torch,
+    nobody may look at the gradients before its kernel does, and the kernel may read each of them only once.
+    What updates in the backward pass has no part in it: its parameters are not among `params`.
+    """
+    inside = _inside(optimizer, params)
+    if not inside:
+        return None
+    if norm.device.type == "cpu":
+        return _fold_factor(inside, float(norm), bound)
+    scale = ((norm + 1e-6) / bound if bound else norm * torch.inf).clamp(min=1.0).to(torch.float32)
+    return Folding([(one, {"grad_scale": scale}) for one in inside])
+
+
+def fold_plain_norm(optimizer: Any, params: Sequence[Tensor], norm: float, bound: float) -> Folding | None:
+    """`fold_norm` for gradients that `plain_norm` has seen: nobody needs to look at each of them again."""
+    inside = _inside(optimizer, params, plain=True)
+    return _fold_factor(inside, norm, bound) if inside else None
+
+
+def _fold_factor(inside: Sequence[Any], norm: float, bound: float) -> Folding | None:
+    scale = max(1.0, (norm + 1e-6) / bound) if bound else math.inf
+    if not scale < 1e30 or norm != norm:  # too large for the dtype of the kernel, or NaN
+        return None
+    clip = Clip(factor=bound / (norm + 1e-6)) if scale > 1.0 else Clip()
+    given: list[tuple[Any, dict[str, Any]]] = []
+    for one in inside:
+        if type(one) in KINDS:
+            given.append((one, {"step": taken(one, clip, partial(_scaled_step, one, scale))}))
+        elif scale > 1.0:
+            given.append((one, {"grad_scale": torch.tensor(scale, dtype=torch.float32)}))
+    return Folding(given)
+
+
+def _scaled_step(optimizer: Any, scale: float) -> Any:
+    """Have torch's kernel divide by a scale."""
+    values = {"grad_scale": torch.tensor(scale, dtype=torch.float32)} if scale > 1.0 else {}
+    with Folding([(optimizer, values)]):
+        return type(optimizer).step(optimizer)
+
+
+def fold_value(optimizer: Any, params: Sequence[Tensor], bound: float) -> Folding | None:
+    """Return the context that limits elements of gradients in the step of optimizers of torch, or None."""
+    inside = _inside(optimizer, params)
+    grads = [param.grad for param in params if param.grad is not None]
+    if not inside or not all(type(one) in KINDS for one in inside):
+        return None
+    if not all(grad.device.type == "cpu" and grad.is_contiguous() for grad in grads):
+        return None
+    return Folding(
+        [(one, {"step": taken(one, Clip(limit=bound), partial(_clamp, one, bound))}) for one in inside]
+    )
+
+
+def _clamp(optimizer: Any, bound: float) -> Any:
+    listed = [param.grad for group in optimizer.param_groups for param in group["params"]]
+    clamp_all([grad for grad in listed if grad is not None], bound)
+    return type(optimizer).step(optimizer)
+
+
+def _inside(optimizer: Any, params: Sequence[Tensor], plain: bool = False) -> list[Any]:
+    """Return the optimizers inside, or none if the step of one cannot clip; plain gradients may always."""
+    inside = _kernels(optimizer)
+    if not inside or _global_optimizer_pre_hooks:
+        return []
+    groups = [group for one in inside for group in one.param_groups]
+    if not all(_reads_once(one, group) for one in inside for group in one.param_groups):
+        return []
+    if sum(len(group["params"]) for group in groups) != len(params):
+        return []  # a parameter in two groups, or on the meta device
+    if plain:
+        return inside
+    grads = [param.grad for param in params if param.grad is not None]
+    if len(set(map(id, grads))) != len(grads):
+        return []
+    dtypes = _DTYPES[:1] if any(type(one) in _OURS for one in inside) else _DTYPES
+    kinds = {(type(grad), grad.layout, grad.dtype, grad.device.type) for grad in grads}
+    return inside if all(_is_ordinary(*kind, dtypes) for kind in kinds) else []
+
+
+def _kernels(optimizer: Any) -> list[Any] | None:
+    """Return the optimizers of torch inside, or None if anything else happens in a step."""
+    if getattr(optimizer, "_optimizer_step_pre_hooks", None) or "step" in vars(optimizer):
+        return None
+    if type(optimizer) in (*KINDS, *_OURS):
+        return None if hasattr(optimizer, "grad_scale") else [optimizer]
+    if isinstance(optimizer, FusedOptimizer):
+        return []
+    if type(optimizer) in (KeyedOptimizerWrapper, OptimizerWrapper, WarmupOptimizer):
+        return _kernels(optimizer._optimizer)
+    if type(optimizer) is not CombinedOptimizer:
+        return None
+    found: list[Any] = []
+    for _, part in optimizer.optimizers:
+        inside = _kernels(part)
+        if inside is None:
+            return None
+        found += inside
+    return found
+
+
+def _reads_once(optimizer: Any, group: dict[str, Any]) -> bool:
+    """Whether the step divides gradients as it reads them."""
+    if type(optimizer) in _OURS:
+        return bool(group["rows"] != "nonzero")
+    return bool(group.get("fused")) and not group.get("differentiable")
+
+
+def _is_ordinary(kind: type, layout: Any, dtype: Any, device: str, dtypes: Sequence[torch.dtype]) -> bool:
+    return kind is Tensor and layout is torch.strided and dtype in dtypes and device in _DEVICES

@@ -1,0 +1,117 @@
+"""Fused kernels for many parameters at once: our own on the CPU, torch's where their formula is ours."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from keyedopt.fused.backends.interface import Step
+from keyedopt.fused.dense import cpu_dense_steps
+from keyedopt.fused.dense.cpu_dense_steps import Clip, Group
+
+PLAIN = (Tensor, torch.nn.Parameter)
+DEVICES = ("cpu", "cuda")
+#: A parameter of a step, its gradient, and its state.
+Work = tuple[Tensor, Tensor, dict[str, Any]]
+
+
+def update(step: Step, work: Sequence[Work], names: Sequence[str], scale: Tensor | None) -> None:
+    """Update parameters that are `fit`, of one device and dtype, as `dense_step.update` does."""
+    params, grads = [param for param, _, _ in work], [grad for _, grad, _ in work]
+    states = [[state[name] for _, _, state in work] for name in names]
+    if params[0].device.type == "cpu" and params[0].dtype is torch.float32:
+        clip = Clip() if scale is None else Clip(factor=1.0 / float(scale))
+        if cpu_dense_steps.update([Group(step, params, grads, states)], clip):
+            return
+    options: dict[str, Any] = {"maximize": step.maximize}
+    options["lr"] = step.lr.float() if isinstance(step.lr, Tensor) else step.lr
+    if scale is not None:
+        options["grad_scale"] = scale.to(params[0].device, torch.float32).reshape(())
+    KERNELS[step.algorithm](step, params, grads, states, _counts(step, work), options)
+
+
+def fit(step: Step, item: Work, names: Sequence[str], scale: Tensor | None) -> bool:
+    """Whether torch's kernel does what is asked: formula, options, dtypes and layouts."""
+    param, grad, state = item
+    if step.algorithm not in KERNELS or not _exact(step, state, names):
+        return False
+    dtype, device = param.dtype, param.device
+    if device.type not in DEVICES:
+        return False
+    if dtype is torch.float64:
+        if scale is not None or isinstance(step.lr, Tensor):  # which they take in float32
+            return False
+    elif dtype is not torch.float32 and step.algorithm != "adam":
+        return False  # of halves SGD leaves most as they are (pytorch#191763), Adagrad rounds in between
+    for tensor in (param, grad, *[state[name] for name in names]):
+        if type(tensor) not in PLAIN or tensor.dtype is not dtype:
+            return False
+        if tensor.device != device or not tensor.is_contiguous():
+            return False
+    return True
+
+
+def _exact(step: Step, state: dict[str, Any], names: Sequence[str]) -> bool:
+    """Whether the formula is the same with these options."""
+    if step.algorithm == "sgd":
+        return not (step.decay == "decoupled" and step.weight_decay) and bool(names) == bool(step.momentum)
+    if step.eps <= torch.finfo(torch.float32).tiny:  # 0 / 0 is NaN there
+        return False
+    if step.algorithm == "adagrad":
+        return not (step.decay == "decoupled" and step.weight_decay)
+    return step.eps_placement == "inside_denominator" and state["step"].ndim == 0
+
+
+def _counts(step: Step, work: Sequence[Work]) -> list[Tensor]:
+    """Return the counts as the kernels take them: float32, on the device of the parameters."""
+    if isinstance(step.count, Tensor):
+        return list(torch.stack([state["step"] for _, _, state in work]).float().unbind())
+    return [torch.full((), float(step.count), device=work[0][0].device)] * len(work)
+
+
+def _sgd(step: Step, params: Any, grads: Any, states: Any, counts: Any, options: dict[str, Any]) -> None:
+    torch._fused_sgd_(
+        params,
+        grads,
+        states[0] if states else [],
+        weight_decay=step.weight_decay if step.decay == "l2" else 0.0,
+        momentum=step.momentum,
+        dampening=step.dampening,
+        nesterov=step.nesterov,
+        is_first_step=step.first,
+        **options,
+    )
+
+
+def _adagrad(step: Step, params: Any, grads: Any, states: Any, counts: Any, options: dict[str, Any]) -> None:
+    torch._fused_adagrad_(
+        params,
+        grads,
+        states[0],
+        counts,
+        lr_decay=step.lr_decay,
+        weight_decay=step.weight_decay if step.decay == "l2" else 0.0,
+        eps=step.eps,
+        **options,
+    )
+
+
+def _adam(step: Step, params: Any, grads: Any, states: Any, counts: Any, options: dict[str, Any]) -> None:
+    kernel: Any = torch._fused_adamw_ if step.decay == "decoupled" else torch._fused_adam_
+    kernel(
+        params,
+        grads,
+        *states,
+        [],
+        counts,
+        beta1=step.betas[0],
+        beta2=step.betas[1],
+        weight_decay=0.0 if step.decay == "none" else step.weight_decay,
+        eps=step.eps,
+        amsgrad=False,
+        **options,
+    )
+
+
+KERNELS: dict[str, Callable[..., None]] = {"sgd": _sgd, "adagrad": _adagrad, "adam": _adam}

@@ -1,0 +1,135 @@
+"""Steps of torch's fused optimizers by our own kernels, in which clipping is a part of the step; CPU only."""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, optim
+from torch.optim.optimizer import _global_optimizer_post_hooks
+
+from keyedopt.fused.backends.interface import Step
+from keyedopt.fused.bulk import native
+from keyedopt.fused.dense.cpu_dense_steps import Clip, Group, update
+from keyedopt.fused.dense.initial_state import full_state
+
+#: Those with a kernel of their own in torch, and their algorithm and state.
+KINDS: dict[type, tuple[str, tuple[str, ...]]] = {
+    optim.Adam: ("adam", ("exp_avg", "exp_avg_sq")),
+    optim.AdamW: ("adam", ("exp_avg", "exp_avg_sq")),
+    optim.SGD: ("sgd", ("momentum_buffer",)),
+    optim.Adagrad: ("adagrad", ("sum",)),
+}
+#: Options that our kernels do not have.
+OTHERS = ("amsgrad", "capturable", "differentiable")
+
+
+def taken(optimizer: Any, clip: Clip, otherwise: Callable[[], Any]) -> Callable[..., Any]:
+    """Return what to call in place of an optimizer's ``step``, once.
+
+    Args:
+        optimizer: of one of `KINDS`.
+        clip: what happens to its gradients.
+        otherwise: called where our kernels do not do it, with nothing written; it steps, and clips, too.
+    """
+
+    def step(closure: Any = None) -> Any:
+        if closure is None and _step(optimizer, clip):
+            return None
+        return otherwise()
+
+    return step
+
+
+def _step(optimizer: Any, clip: Clip) -> bool:
+    if optimizer._optimizer_step_post_hooks or _global_optimizer_post_hooks:
+        return False
+    fresh: dict[Tensor, dict[str, Tensor]] = {}
+    groups = [_group(type(optimizer), options, optimizer.state, fresh) for options in optimizer.param_groups]
+    known = [group for group in groups if group is not None]
+    if len(known) < len(groups):
+        return False
+    with _recorded(f"Optimizer.step#{type(optimizer).__name__}.step"):
+        done = update(known, clip)
+    if done:
+        for param, entry in fresh.items():
+            optimizer.state[param].update(entry)
+    return done
+
+
+def _recorded(name: str) -> AbstractContextManager[Any]:
+    """Return a context in which a profiler sees torch's name of the step; without one it costs nothing."""
+    profiled = torch._C._autograd._profiler_enabled()
+    return torch.profiler.record_function(name) if profiled else nullcontext()
+
+
+def _group(kind: type, options: dict[str, Any], state: Any, fresh: dict[Any, Any]) -> Group | None:
+    """Return a group as our kernels take it, None if they do not; state that it lacks goes to `fresh`."""
+    algorithm, names = KINDS[kind]
+    if not options.get("fused") or any(options.get(name) for name in OTHERS):
+        return None
+    if algorithm == "sgd" and not options["momentum"]:
+        names = ()
+    counted = names if algorithm == "sgd" else (*names, "step")
+    found = None if native is None else native.gathered(options["params"], state, counted)
+    if found is not None:
+        try:
+            step = _step_of(kind, algorithm, options, first=False)
+        except (TypeError, ValueError):
+            return None
+        params, grads, states = found
+        return Group(step, params, grads, states[: len(names)], states[-1] if algorithm != "sgd" else None)
+    params = [param for param in options["params"] if param.grad is not None]
+    entries = [state.get(param) or {} for param in params]
+    new = [param for param, entry in zip(params, entries, strict=True) if _lacks(entry, names)]
+    if new:
+        if len(new) < len(params) and algorithm == "sgd":  # of which some start, and some do not
+            return None
+        fresh |= {param: _initial(param, algorithm, names) for param in new}
+        entries = [fresh.get(param, entry) for param, entry in zip(params, entries, strict=True)]
+    try:
+        step = _step_of(kind, algorithm, options, first=bool(new))
+        states = [[entry[name] for entry in entries] for name in names]
+        counts = None if algorithm == "sgd" else [entry["step"] for entry in entries]
+    except (KeyError, TypeError, ValueError):
+        return None
+    grads = [param.grad for param in params]
+    return Group(step, params, grads, states, counts)
+
+
+def _lacks(entry: dict[str, Any], names: Sequence[str]) -> bool:
+    """Whether a parameter has no state yet, as torch's optimizers see it."""
+    return bool(names) and (not entry or entry.get(names[0]) is None)
+
+
+@torch.no_grad()
+def _initial(param: Tensor, algorithm: str, names: Sequence[str]) -> dict[str, Tensor]:
+    """Return state as torch's fused optimizers make it; a first momentum is overwritten."""
+    entry = {name: full_state(param) for name in names}
+    return entry if algorithm == "sgd" else {"step": torch.zeros((), dtype=torch.float32), **entry}
+
+
+def _step_of(kind: type, algorithm: str, options: dict[str, Any], first: bool) -> Step:
+    decoupled = options.get("decoupled_weight_decay", kind is optim.AdamW)
+    beta1, beta2 = options.get("betas", (0.9, 0.999))
+    return Step(
+        algorithm,
+        lr=_number(options["lr"]),
+        eps=options.get("eps", 0.0),
+        betas=(_number(beta1), _number(beta2)),
+        weight_decay=_number(options["weight_decay"]),
+        decay="decoupled" if decoupled else "l2",
+        momentum=_number(options.get("momentum", 0.0)),
+        dampening=_number(options.get("dampening", 0.0)),
+        nesterov=bool(options.get("nesterov", False)),
+        first=first,
+        lr_decay=_number(options.get("lr_decay", 0.0)),
+        maximize=bool(options["maximize"]),
+    )
+
+
+def _number(value: Any) -> float:
+    """Return a number that may be in a tensor of the CPU; to read one of a device would wait for it."""
+    if isinstance(value, Tensor) and value.device.type != "cpu":
+        raise ValueError("a number on a device")
+    return float(value)

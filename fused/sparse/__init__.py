@@ -1,0 +1,1 @@
+"""Steps on rows: sparse gradients, and windows that accumulate them."""

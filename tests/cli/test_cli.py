@@ -1,0 +1,239 @@
+"""The command line: help, interrupts, and that bad input costs one line and not a traceback."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from making import (
+    TARGETS,
+    alive,
+    command,
+    left_behind,
+    mark,
+    module,
+    plain_cases,
+    refused,
+)
+
+from keyedopt.conformance.results import formats
+from keyedopt.conformance.results import model as results
+from keyedopt.conformance.results.verdict import failing, judge
+from keyedopt.conformance.run import runner
+
+VERBS = ("check", "explain", "list", "replay")
+
+
+# --- help -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [["--help"], *([verb, "--help"] for verb in VERBS)], ids=lambda a: a[0])
+def test_help_says_something_and_imports_nothing_heavy(arguments):
+    code = (
+        "import atexit, sys; from keyedopt.cli.main import main;"
+        "atexit.register(lambda: print({'torch', 'pytest', 'rich', 'hypothesis'} & set(sys.modules)));"
+        f"sys.argv = ['keyedopt', *{arguments!r}]; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("set()\n")
+    assert "Usage: keyedopt" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
+def test_no_arguments_show_the_help(run_line):
+    done = run_line()
+    assert done.returncode == 2
+    assert "Usage: keyedopt" in done.stderr
+
+
+# --- bad input ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("check", "Missing argument"),
+        ("chekc reference", "No such command 'chekc'"),
+        ("check reference --nonsense", "No such option: --nonsense"),
+        ("check reference --level maybe", "is not one of 'must', 'should'"),
+        ("check reference --area keyd", "there is no area 'keyd'; there are: keyed, combined"),
+        ("check reference --require-areas keyed,keyd", "there is no area 'keyd'"),
+        ("check reference --dtype float31", "there is no dtype 'float31'; there are: float64"),
+        ("check reference --suite 99.0", "there is no version of the suite '99.0'; there are: 0.1"),
+        ("check reference --suite x", "there is no version of the suite 'x'"),
+        ("check reference --time-limit inf", "--time-limit is a number of seconds"),
+        ("check reference --time-limit 0", "Invalid value for '--time-limit'"),
+        ("check reference --workers 0", "Invalid value for '--workers'"),
+        ("check reference --output x.txt", "has to end in .json, .xml, .md"),
+        ("check reference --output x", "has to end in .json, .xml, .md"),
+        ("check reference torchrec --output x.json", "is one file for several targets: give a folder"),
+        ("check reference --output file/x.json", "file/x.json cannot be written (File exists)"),
+        ("check reference --output folder.json", "(it is a folder): name another file"),
+        ("check reference torchrec --output file", "file/reference.json cannot be written"),
+        ("check reference --update-expectations", "name it with --expectations FILE"),
+        ("check reference --expectations none.toml", "there is no expectations file 'none.toml'"),
+        ("check reference --expectations bad.toml", "bad.toml, entry 1: 'clause' must be a text"),
+        ("check reference --expectations text.toml", "text.toml cannot be read"),
+        ("check reference --expectations folder", "folder cannot be read"),
+        ("check reference torchrec --expectations good.toml", "check the targets one by one"),
+        ("check reference --expectations file/x.toml --update-expectations", "file/x.toml cannot be written"),
+        ("explain KEYED-9999", "there is no clause 'KEYED-9999'; did you mean KEYED-"),
+        ("explain nothing", "there is no clause 'nothing'; see `keyedopt list clauses`"),
+        ("list everything", "is not one of 'targets', 'clauses', 'areas'"),
+        ("replay none.json KEYED-001", "none.json cannot be read"),
+        ("replay folder KEYED-001", "folder cannot be read"),
+        ("replay cut.json KEYED-001", "cut.json is not a result file, or is truncated"),
+        ("replay later.json KEYED-001", "has format version 2; this keyedopt reads version 1"),
+        ("replay x.json KEYED-9999", "has no case 'KEYED-9999'"),
+        ("replay x.json nonsense", "has no case 'nonsense'"),
+        ("replay x.json @CLAUSE[0]", "has no case"),
+        ("replay x.json @CLAUSE[999]", "has no case"),
+        ("replay x.json @CLAUSE --output file/again.py", "file/again.py cannot be written"),
+        ("replay x.json @CLAUSE --output folder", "(it is a folder): name another file"),
+    ],
+)
+def test_bad_input_is_one_line_that_says_what_to_do(run_line, files, failed, checked, line, said):
+    (files / "folder.json").mkdir()
+    clause = failing(judge(failed))[0]
+    done = run_line(*line.replace("@CLAUSE", clause).split())
+    assert said in refused(done)
+    assert done.stdout == ""
+    assert checked["calls"] == [], "nothing was run"
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("def", "'broken' cannot be imported: SyntaxError"),
+        ("raise ImportError('two\\nlines')", "'broken' cannot be imported: ImportError: two lines"),
+        ("import os; print('words\\n' * 9); os._exit(1)", "ended the interpreter"),
+        ("import not_there", "'broken' needs 'not_there', which is not installed"),
+        ("x = 1", "broken has none of the public names"),
+    ],
+)
+def test_a_target_that_is_broken_is_one_line(run_line, tmp_path, source, said):
+    module(tmp_path, "broken", source)
+    done = run_line("check", "broken", "--output", "x.json")
+    assert said in refused(done)
+    assert not (tmp_path / "x.json").exists()
+
+
+def test_a_target_that_is_not_there_is_one_line(run_line):
+    for target in ("nothing_of_this_name", "no/such", "os:path.nothing", "-", "é!"):
+        assert "keyedopt: " in refused(run_line("check", target))
+
+
+def test_a_run_that_breaks_down_is_one_line(run_line, checked):
+    checked["result"] = runner.RunError("the suite could not be run:\nbecause")
+    assert refused(run_line("check", "acme")) == "keyedopt: the suite could not be run: because\n"
+
+
+def test_an_output_that_becomes_unwritable_is_one_line_and_the_verdict_is_shown(
+    run_line, checked, monkeypatch
+):
+    def full(*_):
+        raise OSError(28, "No space left on device", "x.json")
+
+    monkeypatch.setattr(results, "write_atomically", full)
+    done = run_line("check", "acme", "--output", "x.json")
+    assert "No space left on device" in refused(done)
+    assert "gate: red" in done.stdout
+
+
+# --- interrupts -----------------------------------------------------------------------------------
+
+KILLED = {"SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM, "SIGKILL": signal.SIGKILL}
+
+
+def journaled(folder):
+    path = folder / "x.json.journal"
+    return path.read_text().count("\n") - 1 if path.exists() else 0
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """Interrupt runs of which one case sleeps, each in another way, when those before it are done."""
+    sleeping = [case for case in plain_cases() if case.file.startswith("test_wrapper")][-1]
+    runs = {}
+    for name in KILLED:
+        folder = tmp_path_factory.mktemp(name)
+        (folder / "x.json").write_text("an earlier result")
+        environment = {
+            **os.environ,
+            "PYTHONPATH": TARGETS,
+            "HOSTILE": json.dumps({sleeping.name: "sleep"}),
+            **mark(name),
+        }
+        line = command("check", "hostile", "--area", "wrapper", "--output", "x.json", "--workers", "1")
+        runs[name] = (
+            folder,
+            subprocess.Popen(
+                line, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            ),
+        )
+    done = {}
+    for name, (folder, process) in runs.items():
+        end = time.monotonic() + 60
+        while journaled(folder) < 5 and time.monotonic() < end:
+            time.sleep(0.05)
+        before = len(alive(name))
+        process.send_signal(KILLED[name])
+        if name != "SIGKILL":
+            process.send_signal(KILLED[name])  # twice, as impatient people do
+        out, err = process.communicate(timeout=30)
+        done[name] = folder, subprocess.CompletedProcess(name, process.returncode, out, err), before
+    return done
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_an_interrupted_run_leaves_a_partial_result(interrupted, name):
+    folder, done, _ = interrupted[name]
+    assert "interrupted" in refused(done)
+    assert "PARTIAL: the run was interrupted" in done.stdout
+    assert "written: x.partial.json" in done.stdout
+    partial = results.read(folder / "x.partial.json", partial=True)
+    assert not partial.complete
+    assert len(partial.cases) >= 5
+    assert sorted(path.name for path in folder.iterdir()) == ["x.json", "x.partial.json"]
+
+
+@pytest.mark.parametrize("name", KILLED)
+def test_an_interrupted_run_leaves_the_earlier_result_and_no_process(interrupted, name):
+    folder, _, before = interrupted[name]
+    assert before >= 2, "the command and its worker"
+    assert (folder / "x.json").read_text() == "an earlier result"
+    assert left_behind(name) == []
+
+
+def test_a_killed_run_leaves_a_journal(interrupted):
+    folder, done, _ = interrupted["SIGKILL"]
+    assert done.returncode == -signal.SIGKILL
+    partial = results.read(folder / "x.json.journal", partial=True)
+    assert not partial.complete
+    assert len(partial.cases) >= 5
+    assert formats.markdown(partial)
+
+
+def test_an_interrupt_while_the_target_is_imported_is_one_line(tmp_path):
+    module(tmp_path, "slow", "import time; time.sleep(1000)")
+    process = subprocess.Popen(
+        command("check", "slow", "--output", "x.json"),
+        cwd=tmp_path,
+        env={**os.environ, **mark("importing")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    end = time.monotonic() + 30
+    while len(alive("importing")) < 2 and time.monotonic() < end:
+        time.sleep(0.05)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGHUP)
+    out, err = process.communicate(timeout=30)
+    assert "interrupted" in refused(subprocess.CompletedProcess("", process.returncode, out, err))
+    assert [path.name for path in tmp_path.iterdir()] == ["slow.py"]
+    assert left_behind("importing") == []

@@ -1,0 +1,196 @@
+"""The command line: what it shows and writes, and how it ends."""
+
+import dataclasses
+import os
+import re
+import shlex
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from making import (
+    CLAUSE,
+    TARGETS,
+    keyedopt,
+    module,
+    refused,
+    result,
+)
+
+from keyedopt.conformance import expectations, spec
+from keyedopt.conformance.results import model as results
+from keyedopt.conformance.results.verdict import failing, judge
+from keyedopt.conformance.run import runner
+
+# --- what is shown and written --------------------------------------------------------------------
+
+
+def test_a_check_shows_and_writes_what_it_found(run_line, checked, failed, tmp_path):
+    done = run_line("check", "acme", *(f"--output={name}" for name in ("out/x.json", "x.xml", "x.md")))
+    assert done.returncode == 1
+    assert done.stderr == ""
+    assert "not conformant" in done.stdout
+    assert "gate: red" in done.stdout
+    rows = re.findall(r"^(keyed|clipping|all) +(\d+/\d+)? +(\d+/\d+)? *(\d+/\d+)?$", done.stdout, re.M)
+    assert {row[0] for row in rows} >= {"keyed", "all"}
+    shown = re.findall(r"^(?:fail|error) +([A-Z]+-\d+) \[(\w+)\] expected .*; seen .*$", done.stdout, re.M)
+    assert [clause for clause, _ in shown] == failing(judge(failed))
+    levels = [level for _, level in shown]
+    assert levels == sorted(levels, key=spec.LEVELS.index), "the most serious first"
+    again = f"keyedopt replay out/x.json {shown[0][0]} --run"
+    assert done.stdout.endswith(f"why:   keyedopt explain {shown[0][0]}\nagain: {again}\n")
+    assert results.read(tmp_path / "out" / "x.json").cases == failed.cases
+    assert ElementTree.parse(tmp_path / "x.xml").getroot().tag == "testsuites"
+    assert "not conformant" in (tmp_path / "x.md").read_text(encoding="utf-8")
+
+
+def test_options_reach_the_run(run_line, checked):
+    run_line(
+        *("check", "acme", "--level", "must", "--suite", spec.SUITE_VERSION, "--area", "keyed"),
+        *("--area", "wrapper", "--require-areas", "keyed, fused", "--device", "cpu", "--dtype", "float32"),
+        *("--time-limit", "5", "--workers", "1"),
+    )
+    ((target, options),) = checked["calls"]
+    assert target == "acme"
+    assert options == runner.Options(
+        level="must",
+        suite=spec.SUITE_VERSION,
+        areas=("keyed", "wrapper"),
+        require_areas=("keyed", "fused"),
+        device="cpu",
+        dtypes=("float32",),
+        limit=5.0,
+        workers=1,
+    )
+
+
+def test_several_targets_are_written_to_a_folder_and_the_worst_counts(run_line, checked, tmp_path):
+    assert run_line("check", "acme.a", "acme:b", "--output", "out").returncode == 1
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["acme.a.json", "acme.b.json"]
+    checked["result"] = runner.RunError("no")
+    done = run_line("check", "a", "b")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 2, "each target says what is wrong with it"
+
+
+def test_known_failures_are_written_applied_and_held_to_be_true(run_line, checked, failed, tmp_path):
+    done = run_line("check", "acme", "--expectations", "new/known.toml", "--update-expectations")
+    assert done.returncode == 0
+    assert "rewrote new/known.toml; new entries: " in done.stderr
+    assert "new/known.toml: entries to be explained: " in done.stderr
+    assert "gate: green" in done.stdout
+    assert "not conformant" in done.stdout, "a known failure of a must is still one"
+    done = run_line("check", "acme", "--expectations", "new/known.toml")
+    assert "new/known.toml: entries to be explained: " in done.stderr, "as long as nobody has"
+    text = (tmp_path / "new/known.toml").read_text(encoding="utf-8")
+    (tmp_path / "new/known.toml").write_text(text.replace("to be explained", "explained"), encoding="utf-8")
+    done = run_line("check", "acme", "--expectations", "new/known.toml")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "known: explained: " in done.stdout
+    passing = [dataclasses.replace(case, outcome="pass") for case in failed.cases]
+    checked["result"] = dataclasses.replace(failed, cases=tuple(passing))
+    done = run_line("check", "acme", "--expectations", "new/known.toml")
+    assert done.returncode == 1
+    assert "unexpected pass: " in done.stdout
+    done = run_line("check", "acme", "--expectations", "new/known.toml", "--update-expectations")
+    assert (done.returncode, expectations.read(tmp_path / "new/known.toml")) == (0, ())
+
+
+def test_a_shipped_list_is_known_by_name(run_line, checked):
+    checked["result"] = result({})
+    assert run_line("check", "acme", "--expectations", "torchrec").returncode in (0, 1)
+
+
+def test_a_partial_run_is_shown_as_such_and_leaves_the_list_alone(run_line, checked, failed, tmp_path):
+    (tmp_path / "x.json").write_text("an earlier result")
+    (tmp_path / "known.toml").write_text("")
+    checked["result"] = dataclasses.replace(failed, complete=False)
+    options = ["--output", "x.json", "--expectations", "known.toml", "--update-expectations"]
+    done = run_line("check", "acme", "other", "--area", "keyed")
+    assert len(checked["calls"]) == 1, "other targets are not begun"
+    done = run_line("check", "acme", *options)
+    assert "interrupted" in refused(done)
+    assert "PARTIAL: the run was interrupted, there is no verdict" in done.stdout
+    assert (tmp_path / "x.json").read_text() == "an earlier result"
+    assert (tmp_path / "known.toml").read_text() == ""
+    assert not results.read(tmp_path / "x.partial.json", partial=True).complete
+
+
+def test_a_script_is_written(run_line, files, failed):
+    clause = failing(judge(failed))[0]
+    printed = run_line("replay", "x.json", clause)
+    assert printed.returncode == 0
+    for name in (f"{clause}[1]", clause.lower(), "x.partial.json"):
+        source = "x.partial.json" if name == "x.partial.json" else "x.json"
+        done = run_line("replay", source, clause if source != "x.json" else name, "--output", "again.py")
+        assert done.returncode == 0, done.stderr
+        compile((files / "again.py").read_text(), "again.py", "exec")
+    exact = run_line("replay", "x.json", next(case.case for case in failed.cases if clause in case.clauses))
+    assert exact.returncode == 0
+
+
+@pytest.mark.parametrize(("version", "code"), [("wrong", 1), ("sound", 0)])
+def test_the_command_that_a_check_prints_repeats_the_case(
+    run_line, checked, acme, monkeypatch, version, code
+):
+    first = run_line("check", "acme", "--output", "a b/x.json").stdout.splitlines()[-1]
+    assert first.startswith("again: keyedopt replay 'a b/x.json' ")
+    monkeypatch.setenv("PYTHONPATH", str(acme[version]))
+    done = run_line(*shlex.split(first)[2:], "--output", "again.py")
+    assert done.returncode == code
+    assert Path("again.py").exists()
+    unwritten = run_line("check", "acme").stdout.splitlines()[-1]
+    assert unwritten.startswith("again: give --output FILE.json, then keyedopt replay FILE.json ")
+
+
+def test_a_clause_is_explained(run_line):
+    done = run_line("explain", CLAUSE.lower())
+    clause = spec.clauses()[CLAUSE]
+    assert done.returncode == 0
+    assert clause.level in done.stdout
+    assert spec.sources()[clause.document].title in done.stdout
+    assert " ".join(clause.statement.split()) in " ".join(done.stdout.split())
+    assert "cases:" in done.stdout
+
+
+def test_every_clause_can_be_explained(run_line):
+    for clause in list(spec.clauses())[::25]:
+        assert run_line("explain", clause).returncode == 0
+
+
+def test_lists(run_line, tmp_path, monkeypatch):
+    info = tmp_path / "acme-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(
+        "[keyedopt.implementations]\nacme = vendor:IMPLEMENTATION\nbad = leaves:x\nabsent = vendor:ABSENT\n"
+    )
+    module(tmp_path, "leaves", "import sys; sys.exit('no')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.syspath_prepend(TARGETS)
+    targets = run_line("list").stdout
+    assert re.search(r"^reference +0\.1\.0; areas: keyed", targets, re.M)
+    assert re.search(r"^acme +unknown version; areas: keyed, wrapper, clipping", targets, re.M)
+    assert re.search(r"^bad +broken: 'leaves' cannot be imported: SystemExit: no", targets, re.M)
+    assert re.search(r"^absent +not installed; install it with: pip install not-installed", targets, re.M)
+    assert run_line("list", "clauses").stdout.count("\n") == len(spec.clauses())
+    assert run_line("list", "areas").stdout.count("\n") == len(spec.areas())
+
+
+def test_a_terminal_that_cannot_show_a_character_gets_another():
+    done = keyedopt("list", "clauses", env={**os.environ, "PYTHONIOENCODING": "ascii:strict"})
+    assert done.returncode == 0, done.stderr
+
+
+# --- from end to end ------------------------------------------------------------------------------
+
+
+def test_a_sound_library_from_end_to_end(acme, tmp_path):
+    line = ["check", "acme", "--area", "fused", "--output", "x.json", "--require-areas", "fused"]
+    done = keyedopt(*line, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(acme["sound"])})
+    assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
+    assert done.stdout.isascii()
+    assert "acme unknown (torch " in done.stdout
+    assert "conformant (areas fused only)\ngate: green; " in done.stdout
+    assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
+    assert judge(results.read(tmp_path / "x.json")).conformant

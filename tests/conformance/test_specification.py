@@ -1,0 +1,99 @@
+"""The specification is complete and traceable: every clause, case, cell and source is accounted for."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from keyedopt.conformance import mutants, spec
+from keyedopt.conformance.run import case_sources
+from keyedopt.tools import spec_pages
+
+DOCUMENTS = Path(__file__).parents[3] / "shared" / "spec"
+
+
+@pytest.mark.parametrize("area", spec.areas())
+def test_clause_ids_count_up_from_one_with_the_prefix_of_the_area(area):
+    prefix = spec.areas()[area].prefix
+    ids = [clause.id for clause in spec.areas()[area].clauses]
+    assert ids == [f"{prefix}-{number:03}" for number in range(1, len(ids) + 1)]
+
+
+@pytest.mark.parametrize("clause", spec.clauses().values(), ids=lambda clause: clause.id)
+def test_every_clause_is_well_formed(clause):
+    assert clause.level in spec.LEVELS
+    assert spec.version_key(clause.since) <= spec.version_key(spec.SUITE_VERSION)
+    assert clause.statement.strip().endswith(".")
+    assert clause.document in spec.sources()
+    assert clause.heading.strip()
+    assert clause.covers
+    if clause.document == "design":
+        assert clause.level != "must", "a rule of ours is no document"
+        assert clause.rationale, "a rule of ours needs its reason"
+
+
+@pytest.mark.parametrize("clause", spec.clauses().values(), ids=lambda clause: clause.id)
+def test_a_cited_heading_is_in_the_document(clause):
+    source = spec.sources()[clause.document]
+    if source.file is None:
+        return
+    if not DOCUMENTS.exists() and os.environ.get("KEYEDOPT_REQUIRE_DOCUMENTS") != "1":
+        pytest.skip("the documents are not beside this checkout")
+    text = (DOCUMENTS / source.file).read_text(encoding="utf-8")
+    for name in re.findall(r"[A-Za-z_]\w+", clause.heading):
+        assert name in text, f"{clause.id} cites {clause.heading}, and {name} is not in {source.title}"
+
+
+def test_every_clause_has_a_case():
+    assert set(spec.clauses()) - set(case_sources.cases_by_clause()) == set()
+
+
+def test_every_case_names_clauses_that_exist_and_says_what_it_expects():
+    for case in case_sources.cases():
+        assert case.clauses, f"{case.file}::{case.name} names no clause"
+        assert set(case.clauses) <= set(spec.clauses()), case
+        assert case.expectation, f"{case.file}::{case.name} does not say what it expects"
+
+
+def test_a_case_of_an_observe_clause_tests_nothing_else():
+    for case in case_sources.cases():
+        levels = {spec.clauses()[clause].level for clause in case.clauses}
+        assert levels == {"observe"} or "observe" not in levels, case
+
+
+@pytest.mark.parametrize("area", spec.areas())
+def test_every_cell_of_the_matrix_has_clauses_or_a_reason_and_not_both(area):
+    about = spec.areas()[area]
+    assert about.methods
+    for method in about.methods:
+        for situation in spec.situations():
+            covering, reasons = spec_pages.cell(about, method, situation)
+            assert bool(covering) != bool(reasons), f"{method}/{situation}: {covering} {reasons}"
+
+
+@pytest.mark.parametrize("area", spec.areas())
+def test_the_matrix_speaks_of_its_own_methods_and_situations_only(area):
+    about = spec.areas()[area]
+    for clause in about.clauses:
+        for covered in clause.covers:
+            method, _, situation = covered.rpartition("/")
+            assert method in about.methods, f"{clause.id}: {covered}"
+            assert situation in spec.situations(), f"{clause.id}: {covered}"
+    for entry in about.nothing:
+        assert set(entry.methods) - {"*"} <= set(about.methods), entry
+        assert set(entry.situations) - {"*"} <= set(spec.situations()), entry
+        assert entry.reason.strip()
+
+
+@pytest.mark.parametrize("path", spec_pages.PAGES, ids=lambda path: path.name)
+def test_the_pages_are_those_that_the_data_makes(path):
+    assert path.read_text(encoding="utf-8") == spec_pages.PAGES[path](), (
+        "run `python -m keyedopt.tools.spec_pages`"
+    )
+
+
+def test_every_mutant_names_clauses_that_exist():
+    for mutant in mutants.mutants().values():
+        assert mutant.rejected_by, mutant.name
+        assert set(mutant.rejected_by) <= set(spec.clauses()), mutant.name

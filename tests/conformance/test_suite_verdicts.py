@@ -1,0 +1,55 @@
+"""The suite gives the known verdicts: on the reference, on torchrec, on what merely wraps torchrec."""
+
+from pathlib import Path
+
+import pytest
+from making import NOT_OURS, left_out
+
+from keyedopt.conformance import expectations, spec
+from keyedopt.conformance.findings import findings
+from keyedopt.conformance.results.verdict import clause_outcomes, judge
+from keyedopt.conformance.run import runner
+
+FINDINGS = {finding.path.stem: finding for finding in findings() if finding.library == "torchrec"}
+
+
+@pytest.fixture(scope="module")
+def on_reference():
+    return runner.run("reference")
+
+
+@pytest.fixture(scope="module")
+def on_torchrec(torchrec):
+    return runner.run("torchrec")
+
+
+def test_the_reference_passes_every_clause_of_every_level(on_reference):
+    verdict = judge(on_reference)
+    assert verdict.reasons == ()
+    assert verdict.conformant
+    assert set(verdict.clauses) == set(spec.clauses())
+    assert left_out(on_reference) == NOT_OURS
+
+
+def test_torchrec_fails_only_what_is_explained(on_torchrec):
+    path = expectations.find("torchrec")
+    verdict = judge(expectations.apply(on_torchrec, expectations.read(path), path))
+    assert verdict.reasons == ()
+    assert not verdict.conformant, "known failures of a must are still failures"
+
+
+def test_the_clauses_that_a_finding_names_are_those_that_torchrec_fails(on_torchrec):
+    outcomes = clause_outcomes(on_torchrec)
+    for finding in FINDINGS.values():
+        if not finding.there:
+            continue
+        assert finding.clauses, finding.path
+        held = [clause for clause in finding.clauses if outcomes[clause] in ("pass", "observed")]
+        assert held == [], finding.path
+
+
+def test_what_only_subclasses_torchrec_gets_the_verdicts_of_torchrec(on_torchrec, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "targets"))
+    subclassed = runner.run("subclassed_torchrec:IMPLEMENTATION")
+    seen = {case.case: (case.outcome, case.observed) for case in on_torchrec.cases}
+    assert {case.case: (case.outcome, case.observed) for case in subclassed.cases} == seen

@@ -1,0 +1,28 @@
+"""The suite gives the known verdict on torch's optimizers."""
+
+import pytest
+
+from keyedopt.conformance import expectations
+from keyedopt.conformance.findings import findings
+from keyedopt.conformance.results.verdict import clause_outcomes, judge
+from keyedopt.conformance.run import runner
+
+FINDINGS = {one.path.stem: one for one in findings() if one.library == "torch" and one.there}
+
+
+@pytest.fixture(scope="module")
+def on_torch():
+    return runner.run("torch", runner.Options(areas=("algorithms", "sparse", "in_backward")))
+
+
+def test_torch_fails_only_what_is_explained(on_torch):
+    path = expectations.find("torch")
+    verdict = judge(expectations.apply(on_torch, expectations.read(path), path))
+    assert verdict.reasons == ()
+    assert verdict.conformant, "all that its documents say holds"
+
+
+@pytest.mark.parametrize("name", FINDINGS)
+def test_the_clauses_that_a_finding_names_fail(on_torch, name):
+    outcomes = clause_outcomes(on_torch)
+    assert [clause for clause in FINDINGS[name].clauses if outcomes[clause] in ("pass", "observed")] == []

@@ -1,0 +1,37 @@
+"""The suite gives the known verdict on torchft's wrapper."""
+
+import os
+
+import pytest
+
+from keyedopt.conformance import expectations
+from keyedopt.conformance.findings import findings
+from keyedopt.conformance.results.verdict import clause_outcomes, judge
+from keyedopt.conformance.run import runner
+
+FINDINGS = {finding.path.stem: finding for finding in findings() if finding.library == "torchft"}
+
+
+@pytest.fixture(scope="module")
+def on_torchft():
+    """Skip where torchft is not installed, unless it has to be (CI)."""
+    try:
+        import torchft.optim  # noqa: F401 - to know whether it can be imported
+    except ImportError as error:
+        if os.environ.get("KEYEDOPT_REQUIRE_TORCHFT") == "1":
+            raise
+        pytest.skip(f"torchft cannot be imported ({error}): pip install 'keyedopt[torchft]'")
+    return runner.run("torchft", runner.Options(areas=("fault_tolerance",)))
+
+
+def test_torchft_fails_only_what_is_explained(on_torchft):
+    path = expectations.find("torchft")
+    verdict = judge(expectations.apply(on_torchft, expectations.read(path), path))
+    assert verdict.reasons == ()
+    assert not verdict.conformant, "known failures of a must are still failures"
+
+
+@pytest.mark.parametrize("name", FINDINGS)
+def test_the_clauses_that_a_finding_names_fail(on_torchft, name):
+    outcomes = clause_outcomes(on_torchft)
+    assert [clause for clause in FINDINGS[name].clauses if outcomes[clause] in ("pass", "observed")] == []

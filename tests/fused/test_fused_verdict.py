@@ -1,0 +1,97 @@
+"""The fused implementation passes the suite, on every backend that this machine has.
+
+In the median of many draws its errors are at most twice those of the reference, see `precision`.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+from making import NOT_OURS, left_out
+
+from keyedopt.conformance import spec
+from keyedopt.conformance.results import precision
+from keyedopt.conformance.results.verdict import judge
+from keyedopt.conformance.run import runner
+from keyedopt.fused import backends
+
+#: The areas in which a backend does the work.
+BACKED = ("fused", "algorithms", "accumulate", "sparse", "in_backward")
+
+#: What says that a backend has to be there.
+REQUIRED = {
+    "native": "KEYEDOPT_REQUIRE_NATIVE",
+    "fbgemm": "KEYEDOPT_REQUIRE_TORCHREC",
+    "torch": "KEYEDOPT_REQUIRE_NATIVE",
+}
+#: The clauses whose cases measure errors in many draws.
+MEASURED = (
+    *("ALGO-027", "ALGO-028", "ALGO-029", "ALGO-030", "ALGO-043"),
+    *("SPARSE-008", "SPARSE-009", "FUSED-037"),
+)
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """Return what the reference measures."""
+    return runner.run("reference", runner.Options(clauses=MEASURED))
+
+
+@pytest.fixture(scope="module")
+def on_fused():
+    """Check it as it is: with the backend that this machine's own kernels are."""
+    return runner.run("fused")
+
+
+def check_precision(reference, result, least):
+    """Check that errors are at most twice those of the reference, in so many comparisons or more."""
+    compared = list(precision.compare(reference, result))
+    assert len(compared) >= least
+    assert [str(one) for one in compared if not one.holds()] == []
+
+
+@pytest.fixture
+def backend(request, monkeypatch):
+    """Make `"auto"` try one backend first, in every process of a run."""
+    why = backends.available()[request.param]
+    if why:
+        if os.environ.get(REQUIRED[request.param]) == "1":
+            pytest.fail(f"{request.param} is required, and {why}")
+        pytest.skip(f"{request.param}: {why}")
+    monkeypatch.setenv(backends.PREFERRED, request.param)
+    return request.param
+
+
+def test_it_passes_every_clause_of_every_level(on_fused):
+    verdict = judge(on_fused)
+    assert verdict.reasons == ()
+    assert verdict.conformant
+    assert set(verdict.clauses) == set(spec.clauses())
+    assert left_out(on_fused) == NOT_OURS
+
+
+@pytest.mark.parametrize("backend", ["native", "fbgemm", "torch"], indirect=True)
+def test_every_backend_passes(backend, reference, request):
+    if backend == backends.ORDER["cpu"][0]:  # which is tried first by itself: that run has been
+        result = request.getfixturevalue("on_fused")
+    else:
+        result = runner.run("fused", runner.Options(areas=BACKED))
+    assert judge(result).reasons == ()
+    assert left_out(result) == NOT_OURS
+    check_precision(reference, result, least=250)
+
+
+def test_the_kernels_for_cuda_pass_in_the_interpreter(monkeypatch, reference):
+    if os.environ.get("KEYEDOPT_REQUIRE_TRITON") != "1":
+        pytest.importorskip("triton", reason="triton: pip install 'keyedopt[cuda]'")
+    monkeypatch.setenv("KEYEDOPT_BACKEND", "triton")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    areas = [spec.areas()[name] for name in ("fused", "accumulate")]
+    # FUSED-080 records the error of a million sums, which the interpreter takes minutes for
+    clauses = tuple(clause.id for area in areas for clause in area.clauses if clause.id != "FUSED-080")
+    options = runner.Options(clauses=clauses, limit=120.0)
+    result = runner.run(
+        "quick_interpreter:IMPLEMENTATION", options, path=[str(Path(__file__).parents[1] / "support")]
+    )
+    assert judge(result).reasons == ()
+    check_precision(reference, result, least=16)  # two trajectories of eight algorithms

@@ -1,0 +1,80 @@
+"""`keyedopt init-adapter`: what it writes can be installed and checked as it is."""
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from keyedopt.conformance import expectations
+from keyedopt.conformance.results import model
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_generated_adapter_is_installed_and_gets_a_verdict(run_line, tmp_path):
+    done = run_line("init-adapter", "acme_fast", "--output", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    folder = tmp_path / "acme-fast-keyedopt"
+    assert done.stdout.startswith(f"written: {folder}; next: pip install")
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation"]
+    place = tmp_path / "site"
+    subprocess.run([*pip, "--no-index", "--target", place, folder], check=True)
+    here = os.environ.get("PYTHONPATH", "")
+    output = tmp_path / "x.json"
+    checked = subprocess.run(
+        [sys.executable, "-m", "keyedopt.cli.main", "check", "acme_fast", "--output", output],
+        env={**os.environ, "PYTHONPATH": f"{place}:{here}".rstrip(":")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert checked.returncode in (0, 1), checked.stderr
+    found = model.read(output)
+    assert found.implementation["name"] == "acme_fast"
+    assert found.implementation["version"] == "0.1.0"
+    assert found.implementation["areas"] == ["algorithms"]
+    outcomes = [case.outcome for case in found.cases]
+    assert outcomes.count("pass") > 50
+    assert "error" not in outcomes
+    assert "acme_fast 0.1.0 (torch" in checked.stdout
+
+
+def test_its_files_are_what_they_say(run_line, tmp_path):
+    run_line("init-adapter", "acme", "--output", tmp_path / "new")
+    folder = tmp_path / "new" / "acme-keyedopt"
+    project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+    points = project["project"]["entry-points"]["keyedopt.implementations"]
+    assert points == {"acme": "acme_keyedopt:IMPLEMENTATION"}
+    assert expectations.read(folder / "expectations.toml") == ()
+    workflow = (folder / ".github" / "workflows" / "conformance.yml").read_text(encoding="utf-8")
+    assert "keyedopt check acme --expectations expectations.toml" in workflow
+    for path in folder.rglob("*"):
+        assert path.is_dir() or "@" not in path.read_text(encoding="utf-8").replace("@v", "")
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["acme-keyedopt"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "../x", "a b", "1st", "Acme", "é", "class", "x;rm", "a" * 41, "torchrec", "keyedopt", "json", "x_"],
+)
+def test_a_bad_name_is_refused_and_nothing_is_written(run_line, tmp_path, name):
+    done = run_line("init-adapter", name, "--output", tmp_path / "new")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_that_exists_is_left_alone(run_line, tmp_path):
+    (tmp_path / "acme-keyedopt").mkdir()
+    done = run_line("init-adapter", "acme", "--output", tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == (
+        f"keyedopt: {tmp_path / 'acme-keyedopt'} exists already: choose another name, or another --output\n"
+    )
+    assert list((tmp_path / "acme-keyedopt").iterdir()) == []
+    (tmp_path / "file").touch()
+    assert run_line("init-adapter", "other", "--output", tmp_path / "file").returncode == 2

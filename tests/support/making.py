@@ -1,0 +1,175 @@
+"""Shared by the tests: which cases to run, and results made by hand."""
+
+import contextlib
+import functools
+import importlib
+import inspect
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from keyedopt.conformance import spec
+from keyedopt.conformance.results.model import Case, Result
+from keyedopt.conformance.run import case_sources
+from keyedopt.conformance.run.case_sources import cases_by_clause
+
+TARGETS = str(Path(__file__).parents[1] / "targets")
+#: What neither of our implementations has: a switch between kernels.
+NOT_OURS = {("ALGO-097", "unsupported")}
+
+CLAUSE = "KEYED-001"
+
+#: Whatever an error message of a stranger may hold.
+NASTY = [
+    "\x00\x1b[31m\x07\x0b\r red \x9b",
+    "\ud800 \udfff",
+    "\ufffe \uffff \u2028 \u2029 \x85 \u202egnp.exe \u2066<b>\u2069 \u200b",
+    "]]> <b>&amp;</b> <!-- --> &#0; &",
+    "[bold red]x[/] [link=https://example.com]y[/link] :smile:",
+    "| a | `b` ![i](https://example.com/i.png) <img src=x> @someone #1 \\| \\",
+    "two\nlines\r\nand\ttabs",
+    "x" * 100_000,
+    "",
+]
+
+
+@functools.cache
+def functions():
+    """Return every case with its function."""
+    return {
+        case: getattr(
+            importlib.import_module(f"keyedopt.conformance.suite.{case.area}.{case.file}"), case.name
+        )
+        for case in case_sources.cases()
+    }
+
+
+def takes(case, *parameters):
+    """Whether a case takes just these parameters, besides the implementation, and draws none."""
+    function = functions()[case]
+    return list(inspect.signature(function).parameters) == ["impl", *parameters] and not drawn(case)
+
+
+def drawn(case):
+    return hasattr(functions()[case], "hypothesis")
+
+
+def plain_cases():
+    """Return cases that take nothing, make an optimizer, and are the only ones of their only clause."""
+    makers = ("sgd(", "adam(", "recording(", "KeyedOptimizerWrapper(")
+    return [
+        case
+        for case, function in functions().items()
+        if takes(case)
+        and len(case.clauses) == 1
+        and len(cases_by_clause()[case.clauses[0]]) == 1
+        and any(maker in inspect.getsource(function) for maker in makers)
+        and "compile" not in case.name  # takes seconds
+        and level(case) != "observe"
+    ]
+
+
+def level(case):
+    return spec.clauses()[case.clauses[0]].level
+
+
+def left_out(result):
+    """Return the clauses of cases that have not held, each with what came of it."""
+    bad = [case for case in result.cases if case.outcome not in ("pass", "observed")]
+    return {(clause, case.outcome) for case in bad for clause in case.clauses}
+
+
+def observing_case():
+    return next(case for case in functions() if level(case) == "observe")
+
+
+def case_with(*parameters):
+    """Return a case that takes just these parameters."""
+    return next(case for case in functions() if takes(case, *parameters))
+
+
+def drawn_case():
+    """Return a case whose inputs are drawn."""
+    return next(case for case in functions() if drawn(case))
+
+
+def result(*listed, **changes):
+    """Make a result by hand; a case is given as a dictionary of what is not usual."""
+    usual = {"case": "test_keyed_load::test_a", "clauses": (CLAUSE,), "outcome": "pass", "device": "cpu"}
+    made = Result(
+        implementation={
+            "name": "acme",
+            "target": "acme.optim",
+            "version": "1.2.3",
+            "versions": {"acme-optim": "1.2.3"},
+            "areas": list(spec.areas()),
+            "places": {},
+        },
+        environment={"python": "3.11", "torch": "2.13.0+cpu", "keyedopt": "0.1.0", "device": "cpu"},
+        suite={"version": spec.SUITE_VERSION, "hash": "0"},
+        options={"level": "should", "clauses": [CLAUSE]},
+        started="2026-01-01T00:00:00+00:00",
+        seconds=1.0,
+        complete=True,
+        cases=tuple(Case(**{**usual, **case}) for case in listed),
+    )
+    return Result(**{**{name: getattr(made, name) for name in made.__dataclass_fields__}, **changes})
+
+
+def module(folder, name, source):
+    """Write a module."""
+    path = Path(folder).joinpath(*name.split(".")).with_suffix(".py")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(source, encoding="utf-8")
+    return path
+
+
+def command(*arguments):
+    """Return a command line of keyedopt."""
+    return [sys.executable, "-m", "keyedopt.cli.main", *map(str, arguments)]
+
+
+def keyedopt(*arguments, **options):
+    """Run the command line in a process of its own."""
+    options = {"capture_output": True, "text": True, "check": False, "timeout": 120, **options}
+    return subprocess.run(command(*arguments), **options)
+
+
+def refused(done):
+    """Check that bad input is refused as documented, and return the line that says so."""
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert done.stderr.startswith("keyedopt: ")
+    return done.stderr
+
+
+def valid(path):
+    """Read a JSON file strictly."""
+    return json.loads(Path(path).read_text("utf-8"), parse_constant=lambda name: 1 / 0)
+
+
+def mark(name):
+    """Return what to put into the environment of processes, to know them among those of other runs."""
+    return {"MARKER": f"{name}-{os.getpid()}"}
+
+
+def alive(name):
+    """Return the command lines of the marked processes that live; the dead have no environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if f"MARKER={name}-{os.getpid()}\0".encode() in path.read_bytes():
+                found.append(path.with_name("cmdline").read_text().replace("\0", " ")[:300])
+    return found
+
+
+def left_behind(name):
+    """Return the marked processes that do not end by themselves, though they had time to."""
+    end = time.monotonic() + 5
+    while alive(name) and time.monotonic() < end:
+        time.sleep(0.05)
+    return alive(name)

@@ -1,0 +1,129 @@
+"""A process that has imported torch, and starts the process that starts all others of a run.
+
+A run begins with a process that imports torch (`keyedopt.conformance.run.fork_server`), which takes seconds.
+In the tests one does it for all runs that a worker of pytest starts itself in its own environment: the
+process of each is a copy of it, and goes on as a new one would. What starts new ones is tested by `test_process`, by
+the tests of the command line, and wherever a test changes the environment.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from keyedopt.conformance.run import fork_server, processes
+
+#: What each run has of its own in its environment; it is read after the copy was made.
+OWN = "HYPOTHESIS_STORAGE_DIRECTORY"
+
+
+class Server:
+    """The process of a run; has what `subprocess.Popen` has, as far as that is used."""
+
+    def __init__(self, told: int) -> None:
+        self._told = os.fdopen(told, "r")
+        self.pid = int(self._told.readline())
+
+    def wait(self) -> int:
+        if not self._told.closed:
+            with self._told:
+                self._code = int(self._told.readline())
+        return self._code
+
+
+class Warm:
+    """Starts the process of a run, in place of `keyedopt.conformance.run.processes.start_server`."""
+
+    def __init__(self) -> None:
+        self.start_new = processes.start_server
+        self._environment = _shared(processes._environment(Path()))
+        self._original: subprocess.Popen[bytes] | None = None
+        self._asked, self._asks = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+    def start(
+        self,
+        settings: Mapping[str, Any],
+        environment: Mapping[str, str],
+        log: IO[bytes],
+        kept: tuple[int, int],
+    ) -> "Server | subprocess.Popen[bytes]":
+        if _shared(environment) != self._environment:
+            return self.start_new(settings, environment, log, kept)
+        if self._original is None:
+            number = self._asked.fileno()
+            self._original = subprocess.Popen(
+                [sys.executable, __file__, str(number)],
+                env=self._environment,
+                pass_fds=[number],
+                start_new_session=True,
+            )
+            self._asked.close()
+        told, tell = os.pipe()
+        message = {"settings": settings, "folder": os.getcwd(), OWN: environment[OWN]}
+        socket.send_fds(self._asks, [json.dumps(message).encode()], [*kept, log.fileno(), tell])
+        os.close(tell)
+        return Server(told)
+
+    def end(self) -> None:
+        self._asks.close()
+        if self._original is not None:
+            self._original.wait()
+
+
+def _shared(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in environment.items() if name != OWN}
+
+
+def _go_on(message: dict[str, Any], numbers: list[int]) -> None:
+    """Be, in a copy, what a new process would be."""
+    os.setsid()
+    requests, lifeline, log, tell = numbers
+    os.write(tell, b"%d\n" % os.getpid())
+    os.close(tell)
+    for output in (1, 2):
+        os.dup2(log, output)
+    os.close(log)
+    os.chdir(message["folder"])
+    os.environ[OWN] = message[OWN]
+    sys.argv[1:] = [json.dumps({**message["settings"], "requests": requests, "lifeline": lifeline})]
+    fork_server.main()
+
+
+def main() -> None:
+    """Make copies, until nobody can ask for one any more; say how each ended."""
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for name in fork_server.IMPORTED:
+        importlib.import_module(name)
+    asked = socket.socket(fileno=int(sys.argv[1]))
+    tells: dict[int, int] = {}
+    while True:
+        if select.select([asked], [], [], fork_server.TICK if tells else None)[0]:
+            data, numbers, _, _ = socket.recv_fds(asked, 1 << 20, 4)
+            if not data:
+                return
+            pid = os.fork()
+            if not pid:
+                for number in (asked.detach(), *tells.values()):
+                    os.close(number)
+                _go_on(json.loads(data), numbers)
+                return
+            *others, tells[pid] = numbers
+            for number in others:
+                os.close(number)
+        for pid in list(tells):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                with contextlib.suppress(BrokenPipeError):
+                    os.write(tells[pid], b"%d\n" % os.waitstatus_to_exitcode(status))
+                os.close(tells.pop(pid))
+
+
+if __name__ == "__main__":
+    main()

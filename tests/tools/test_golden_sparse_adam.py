@@ -1,0 +1,7 @@
+"""The golden trajectories of SparseAdam are what their script makes."""
+
+from keyedopt.tools.golden import make_sparse_adam
+
+
+def test_the_stored_trajectories_are_what_the_script_makes():
+    assert make_sparse_adam.DATA.read_text(encoding="utf-8") == make_sparse_adam.text()

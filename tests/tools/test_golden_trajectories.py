@@ -1,0 +1,59 @@
+"""The golden trajectories are what their script makes, and its numbers round as torch's do."""
+
+import json
+import operator
+
+import pytest
+import torch
+
+from keyedopt.tools.golden import arithmetic, make_trajectories
+
+STORED = json.loads(make_trajectories.DATA.read_text(encoding="utf-8"))["trajectories"]
+FRESH = make_trajectories.drawn()
+
+
+def test_every_trajectory_is_stored():
+    assert list(STORED) == list(FRESH)
+
+
+@pytest.mark.parametrize("name", FRESH)
+def test_the_oracle_gives_what_is_stored(name):
+    made = json.loads(json.dumps(make_trajectories.oracle(FRESH[name])))
+    stored = STORED[name]
+    assert {key: made[key] for key in stored if key != "worst"} == {
+        key: value for key, value in stored.items() if key != "worst"
+    }
+
+
+@pytest.mark.parametrize("name", ["SGD-sparse", "RowWiseAdagrad-max-norm"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_budgets_are_those_of_32_orders(name, dtype):
+    made = make_trajectories.oracle(FRESH[name])
+    assert json.loads(json.dumps(make_trajectories.budget(made, dtype))) == STORED[name]["worst"][dtype]
+
+
+@pytest.mark.parametrize("name", FRESH)
+def test_the_formulas_in_double_precision_agree_with_the_exact_ones(name):
+    made = make_trajectories.oracle(FRESH[name])
+    exact, seen = made["after"][24], make_trajectories.run(made, arithmetic.Rounded("float64", 1))[24]
+    for tensor, values in exact.items():
+        for value, other, power in zip(values, seen[tensor], made["exponent"][24][tensor], strict=True):
+            assert abs(value - other) <= 1e-12 * (2.0**power if power is not None else 0.0)
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("operation", [operator.add, operator.sub, operator.mul, operator.truediv])
+def test_numbers_round_as_torch_does(dtype, operation):
+    generator = torch.Generator().manual_seed(0)
+    sizes = torch.tensor([1e-4, 1e-2, 1.0, 300.0])
+    wide = torch.randn(64, generator=generator) * sizes[torch.randint(4, (64,), generator=generator)]
+    one, other = wide.to(getattr(torch, dtype)), wide.flip(0).to(getattr(torch, dtype))
+    kind = arithmetic.kind(dtype)
+    seen = [operation(kind(x), kind(y)) for x, y in zip(one.tolist(), other.tolist(), strict=True)]
+    torch.testing.assert_close(
+        torch.tensor(seen, dtype=torch.float64),
+        operation(one, other).double(),
+        rtol=0,
+        atol=0,
+        equal_nan=True,
+    )

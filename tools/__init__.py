@@ -1,0 +1,1 @@
+"""What only the maintainers of keyedopt run."""

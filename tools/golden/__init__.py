@@ -1,0 +1,1 @@
+"""Makers of the golden data, in mpmath and plain loops."""

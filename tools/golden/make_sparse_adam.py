@@ -1,0 +1,65 @@
+"""Make ``sparse_adam.json``: where SparseAdam must go, and how far rounding may take it.
+
+It is Adam's published formula on the rows that a gradient lists, computed as `make_trajectories` computes
+the other algorithms, and in its format. Where eps stands matters in the trajectory ``eps`` alone: in the
+others it is far below the last place. Run it to remake the file, which is only ever changed that way::
+
+    python -m keyedopt.tools.golden.make_sparse_adam
+"""
+
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+from keyedopt.tools.golden.make_trajectories import Trajectory, budget, oracle, trajectory
+
+DATA = Path(__file__).parents[2] / "conformance" / "golden" / "sparse_adam.json"
+ABOUT = ["SparseAdam, made by make_sparse_adam.py with mpmath; see trajectories.json. Do not edit."]
+TINY = 2.0**-70
+
+
+def drawn() -> dict[str, Trajectory]:
+    """Draw every trajectory, by what is special about it."""
+    rate: dict[str, Any] = {"lr": 0.125, "eps": TINY}
+    made = {
+        "plain": trajectory("Adam", "sparse", seed=0, **rate),
+        "betas": trajectory("Adam", "sparse", seed=1, betas=[0.5, 0.875], **rate),
+        "maximize": trajectory("Adam", "sparse", seed=2, maximize=True, **rate),
+        "eps": trajectory("Adam", "sparse", seed=3, lr=0.125, eps=0.0625),
+        "extreme": trajectory("Adam", "sparse", seed=4, unit=2.0**-40, **rate),
+    }
+    draw = random.Random("extreme")
+    for step in made["extreme"]["steps"]:
+        step["grads"] = [[x * 2 ** draw.choice((0, 10, 40, 60)) for x in row] for row in step["grads"]]
+    made["extreme"]["dtypes"] = ["float32"]
+    for one in made.values():
+        one["options"]["eps_placement"] = "before_bias_correction"
+    return made
+
+
+def make() -> dict[str, Trajectory]:
+    """Compute every trajectory."""
+    return {name: oracle(one) for name, one in drawn().items()}
+
+
+def text() -> str:
+    """Return the file: one trajectory a line."""
+    made = make()
+    for one in made.values():
+        found = {dtype: budget(one, dtype) for dtype in one.pop("dtypes")}
+        one["worst"] = {dtype: worst for dtype, worst in found.items() if worst is not None}
+        one["algorithm"] = "SparseAdam"
+        del one["options"]["eps_placement"]
+    lines = [f'  "{name}": {json.dumps(one, separators=(",", ":"))}' for name, one in made.items()]
+    body = ",\n".join(lines)
+    return f'{{"about": {json.dumps(ABOUT)},\n"trajectories": {{\n{body}\n}}}}\n'
+
+
+def main() -> None:
+    """Write the file."""
+    DATA.write_text(text(), "utf-8")
+
+
+if __name__ == "__main__":
+    main()
