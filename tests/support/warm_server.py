@@ -1,9 +1,9 @@
 """A process that has imported torch, and starts the process that starts all others of a run.
 
-A run begins with a process that imports torch (`keyedopt.conformance.run.fork_server`), which takes seconds.
-In the tests one does it for all runs that a worker of pytest starts itself in its own environment: the
-process of each is a copy of it, and goes on as a new one would. What starts new ones is tested by `test_process`, by
-the tests of the command line, and wherever a test changes the environment.
+A run begins with a process that imports torch (`keyedopt.conformance.run.fork_server`), which takes
+seconds. In the tests one does it for all runs that a worker of pytest starts itself in its own environment:
+the process of each is a copy of it, and goes on as a new one would. What starts new ones is tested by
+`test_process`, by the tests of the command line, and wherever a test changes the environment.
 """
 
 import contextlib
