@@ -1,8 +1,8 @@
-"""Defects found in published libraries: one script a root cause, of torch and that library alone.
+"""Defects found in published libraries: one script per root cause, which needs only torch and that library.
 
-Each prints ``defect: expected …, seen …`` and exits with 1 as long as the defect is there; it prints
-``fixed`` and exits with 0 where it is not: its docstring says so where not every version has it.
-``python -m keyedopt.conformance.findings`` runs all of them.
+Each script prints ``defect: expected …, seen …`` and exits with 1 if the installed version has the defect;
+otherwise it prints ``fixed`` and exits with 0. The docstring of a script names the affected versions if not
+all versions have the defect. ``python -m keyedopt.conformance.findings`` runs all scripts.
 """
 
 import ast
@@ -28,11 +28,11 @@ class Finding:
     """A defect of a library.
 
     Args:
-        path: of its reproducer.
-        library: that has it.
-        summary: what is wrong, in a line.
-        clauses: those that tell.
-        versions: of the library that have it.
+        path: The reproducer, a script.
+        library: The library that has the defect.
+        summary: The defect in one line.
+        clauses: The clauses that the defect violates.
+        versions: The affected versions of the library; empty for all versions.
     """
 
     path: Path
@@ -43,20 +43,20 @@ class Finding:
 
     @property
     def installed(self) -> bool:
-        """Whether the library is there to run the reproducer on."""
+        """Whether the library is installed, so that the reproducer can run."""
         module = {"fbgemm": "fbgemm_gpu"}.get(self.library, self.library)
         return importlib.util.find_spec(module) is not None
 
     @property
     def there(self) -> bool:
-        """Whether the version that is installed is one of those that have it."""
+        """Whether the installed version is one of the affected versions."""
         if not self.versions:
             return True
         return self.versions.contains(importlib.metadata.version(self.library), prereleases=True)
 
 
 def findings() -> tuple[Finding, ...]:
-    """Return every finding, by the name of its file, which begins with that of the library."""
+    """Return every finding, sorted by file name, which begins with the name of the library."""
     found = []
     for path in sorted(FOLDER.glob("[a-z]*_*.py")):
         text = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
@@ -68,10 +68,10 @@ def findings() -> tuple[Finding, ...]:
 
 
 def run(chosen: Sequence[Finding]) -> Iterator[tuple[Finding, int, str]]:
-    """Run reproducers, each in a forked process, and yield its exit status and what it printed.
+    """Run reproducers, each in a forked process, and yield their exit status and output.
 
-    The libraries, and what a step of torch's optimizers imports, are imported once, before the forks: that
-    takes longer than a reproducer.
+    The libraries, and the modules that a step of torch's optimizers imports, are imported once, before the
+    forks, because these imports take longer than a reproducer.
     """
     importlib.import_module("torch._dynamo")
     for library in dict.fromkeys(finding.library for finding in chosen):
@@ -89,7 +89,7 @@ def run(chosen: Sequence[Finding]) -> Iterator[tuple[Finding, int, str]]:
 
 
 def _become(path: Path, output: int) -> None:
-    """Turn this forked process into the reproducer, and end it as the script ends."""
+    """Run the reproducer in this forked process and exit with its exit status."""
     for stream in (1, 2):
         os.dup2(output, stream)
     code = 0

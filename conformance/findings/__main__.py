@@ -1,7 +1,7 @@
-"""``python -m keyedopt.conformance.findings [TEXT]``: which of the defects found are still there?
+"""``python -m keyedopt.conformance.findings [TEXT]``: show which known defects the installed versions have.
 
-Runs the reproducers whose name contains TEXT, or all, and prints a line each. Exits with 1 if a defect
-is still there, with 0 if all that could be run are fixed, with 2 if a reproducer broke down.
+Runs the reproducers whose name contains TEXT, or all, and prints one line for each. Exits with 1 if a defect
+is present, with 0 if every defect that could be checked is fixed, and with 2 if a reproducer crashed.
 """
 
 import sys
@@ -10,7 +10,7 @@ from keyedopt.conformance.findings import findings, run
 
 
 def main() -> int:
-    """Run the reproducers."""
+    """Run the reproducers and return the exit status."""
     text = sys.argv[1] if len(sys.argv) > 1 else ""
     chosen = [finding for finding in findings() if text in finding.path.stem]
     for finding in chosen:

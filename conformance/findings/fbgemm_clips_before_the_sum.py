@@ -1,7 +1,7 @@
-"""gradient_clipping bounds the gradient of each bag, not that of a row.
+"""gradient_clipping clips the gradient of each bag separately, not the summed gradient of a row.
 
-A row that is in many bags gets the sum of as many bounded gradients, so the bound that was set holds for
-rare rows only; a popular one moves by any amount.
+A row that occurs in many bags receives the sum of as many clipped gradients. The bound therefore holds only
+for rare rows; a popular row can move by any amount.
 
 Clauses: FUSED-072.
 """

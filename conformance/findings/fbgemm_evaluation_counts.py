@@ -1,7 +1,7 @@
-"""Forwards count as iterations, in eval mode and without gradients too.
+"""Forward passes count as iterations, also in eval mode and without gradients.
 
-The count is what Adam's and LAMB's bias correction, and decay that begins at an iteration, go by. An
-evaluation between two steps changes the second; a checkpoint then has a count that no training has.
+The bias correction of Adam and LAMB, and weight decay that begins at an iteration, use this count. An
+evaluation between two steps changes the second step, and a checkpoint contains a wrong count.
 
 Clauses: FUSED-027.
 """

@@ -1,7 +1,7 @@
-"""Offsets that are no integers are cut off, also with the strictest check of bounds.
+"""Non-integer offsets are truncated, also with the strictest bounds check.
 
-0.6, 2.6 and 3.6 pass for 0, 2 and 3: offsets that were computed wrongly pool other rows, without a word,
-while indices of such a dtype are refused.
+0.6, 2.6 and 3.6 are used as 0, 2 and 3: incorrectly computed offsets silently pool other rows, although
+indices of such a dtype raise an error.
 
 Clauses: FUSED-024.
 """

@@ -1,7 +1,8 @@
-"""By default indices out of bounds are overwritten with 0 in the caller's tensor, and train row 0.
+"""By default, out-of-bounds indices are overwritten with 0 in the caller's tensor, and train row 0.
 
-The batch that the caller holds is another one afterwards: what is logged, or looked up in a second module,
-is row 0. The documents say that invalid indices are fixed, not where.
+The caller's batch is modified: if it is logged or looked up in a second module, the invalid index appears
+as row 0. The documents say that invalid indices are fixed, but not that this happens in the caller's
+tensor.
 
 Clauses: FUSED-029.
 """

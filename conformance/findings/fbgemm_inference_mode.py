@@ -1,7 +1,6 @@
-"""On the CPU a module cannot be used in torch.inference_mode: its lookup has no kernel there.
+"""On the CPU a module raises NotImplementedError in torch.inference_mode: its lookup has no kernel there.
 
-Evaluation between two epochs, which is what inference mode is for, ends with a NotImplementedError;
-under torch.no_grad it works.
+Evaluation between two epochs, a typical use of inference mode, fails; under torch.no_grad it works.
 
 Clauses: FUSED-027.
 """

@@ -1,7 +1,7 @@
-"""On the CPU max_norm is taken and ignored.
+"""On the CPU max_norm is accepted and ignored.
 
-Rows grow without the bound that was asked for. It is an option of the constructor, and nothing says that
-it has no effect.
+Rows grow beyond the requested bound. max_norm is an option of the constructor, and nothing says that it has
+no effect.
 
 Clauses: FUSED-079.
 """

@@ -1,7 +1,7 @@
-"""With mean pooling the gradient of the weights of rows is not divided by the length of the bag.
+"""With mean pooling, the gradient of the per-sample weights is not divided by the length of the bag.
 
-Learned weights of rows (positions, for example) train too fast by the number of rows of each bag, and so
-by another factor in each bag; the tables' own gradient is divided. On the CPU.
+On the CPU. Learned weights (for positions, for example) train too fast by the number of rows in each bag, a
+factor that differs from bag to bag. The gradient of the tables is divided correctly.
 
 Clauses: FUSED-047.
 """

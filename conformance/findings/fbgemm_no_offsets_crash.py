@@ -1,7 +1,7 @@
-"""Offsets without elements end the process, also with the strictest check of bounds.
+"""An empty offsets tensor crashes the process, also with the strictest bounds check.
 
-A batch that comes without a single offset is a bug of the reader, and costs the whole job: BoundsCheckMode
-FATAL is documented to throw an error for invalid offsets.
+A batch without offsets is a bug in the data reader, but it terminates the whole job: BoundsCheckMode.FATAL
+is documented to throw an error for invalid offsets.
 
 Clauses: FUSED-024.
 """

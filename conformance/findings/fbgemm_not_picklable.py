@@ -1,7 +1,7 @@
 """A module cannot be pickled.
 
-It keeps a function that is local to one of its methods. So torch.save of a model, and sending one to
-another process, fail with it, though a deep copy works.
+The module stores a function that is local to one of its methods. torch.save of a model, and sending a model
+to another process, therefore fail, although a deep copy works.
 
 Clauses: FUSED-048.
 """

@@ -1,7 +1,7 @@
-"""Offsets that do not begin at 0 are accepted, also with the strictest check of bounds.
+"""Offsets that do not begin at 0 are accepted, also with the strictest bounds check.
 
-The rows before the first offset belong to no bag and are left out of the lookup and of the update,
-without a word: features that are joined with a wrong start lose rows.
+Rows before the first offset belong to no bag and are silently excluded from the lookup and from the update:
+features that are concatenated with a wrong start lose rows.
 
 Clauses: FUSED-024.
 """
@@ -32,5 +32,5 @@ try:
 except (ValueError, RuntimeError) as error:
     seen = f"{type(error).__name__}"
 defect = isinstance(seen, list)
-print(f"{'defect' if defect else 'fixed'}: expected an error, for the row at 0 is in no bag; seen {seen}")
+print(f"{'defect' if defect else 'fixed'}: expected an error, because row 0 belongs to no bag; seen {seen}")
 sys.exit(1 if defect else 0)

@@ -1,7 +1,7 @@
-"""Options that cannot be are accepted: decay of an optimizer without, a negative rate, eps of NaN.
+"""Invalid options are accepted: weight decay that is not supported, a negative learning rate, a NaN eps.
 
-Decay is left out without a word, the rate climbs the loss, and the table is NaN after one step. None of it
-is refused at construction.
+The decay is silently ignored, the negative learning rate increases the loss, and the NaN eps makes the
+table NaN after one step. The constructor raises no error.
 
 Clauses: FUSED-034.
 """

@@ -1,7 +1,8 @@
-"""A rate that is set after the forward does not reach that forward's update.
+"""A learning rate that is set after the forward pass does not affect the update of that forward pass.
 
-The forward keeps the rate it finds, and the backward pass uses that one. Who sets the rate between the
-two, or looks the next batch up before the last one's backward pass, trains with the rate of another step.
+The forward pass stores the current learning rate, and the backward pass uses the stored value. A caller
+that sets the learning rate in between, or looks up the next batch before the backward pass of the previous
+one, trains with the learning rate of another step.
 
 Clauses: FUSED-062.
 """
@@ -32,5 +33,5 @@ module.set_learning_rate(0.125)
 output.sum().backward()
 taken = 1.0 - float(module.split_embedding_weights()[0][0, 0])
 defect = taken != 0.125
-print(f"{'defect' if defect else 'fixed'}: expected a step of 0.125, the rate that is set; seen {taken}")
+print(f"{'defect' if defect else 'fixed'}: expected a step of 0.125, the current learning rate; seen {taken}")
 sys.exit(1 if defect else 0)

@@ -1,7 +1,7 @@
-"""For exact SGD get_optimizer_state has no entry for any table.
+"""For exact SGD, get_optimizer_state has no entry for any table.
 
-The list is documented to be as long as there are tables. Who joins it with the tables, as torchrec's fused
-modules do, ends up with an optimizer without parameters, whose rate cannot be set.
+The documentation says that the list has one entry per table. A caller that joins the list with the tables,
+as torchrec's fused modules do, gets an optimizer without parameters whose learning rate cannot be set.
 
 Clauses: FUSED-057.
 """
@@ -30,7 +30,7 @@ module = tbe()
 seen = len(module.get_optimizer_state()), len(module.split_optimizer_states())
 defect = seen != (1, 1)
 print(
-    f"{'defect' if defect else 'fixed'}: expected (1, 1): one entry, if an empty one, for the one table; "
+    f"{'defect' if defect else 'fixed'}: expected (1, 1): one entry, possibly empty, for the table; "
     f"seen {seen}"
 )
 sys.exit(1 if defect else 0)

@@ -1,7 +1,7 @@
-"""set_optimizer_step, and a loaded count, have no effect once there was a forward.
+"""After a forward pass, set_optimizer_step and a loaded step count have no effect.
 
-The updates go by a second counter, which takes over the first while it is 0 and never again. A checkpoint
-that is loaded into a module that has run goes on with the module's own count.
+Updates use a second counter, which copies the first one only while the second is 0. A checkpoint that is
+loaded into a module with earlier forward passes continues with the module's own count.
 
 Clauses: FUSED-068.
 """

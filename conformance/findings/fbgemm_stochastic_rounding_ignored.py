@@ -1,7 +1,7 @@
 """On the CPU stochastic_rounding has no effect on tables in half precision.
 
-Updates of less than half a unit in the last place are lost, all of them, where the option promises that
-they happen in proportion: such rows stop to learn.
+Updates below half a unit in the last place are always lost, although the option promises to apply them with
+proportional probability: such rows stop learning.
 
 Clauses: FUSED-049.
 """

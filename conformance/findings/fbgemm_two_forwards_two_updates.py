@@ -1,8 +1,8 @@
-"""One backward pass through two forwards is two updates, not one with the sum.
+"""One backward pass through two forward passes makes two updates, not one with the summed gradient.
 
-Two towers over the same tables, or two losses, are one step of training. Here each forward updates by
-itself: Adagrad adds the squares of both parts instead of the square of their sum, so the rate is another
-and depends on how a batch happens to be cut.
+Two towers over the same tables, or two losses, are one training step. Here each forward pass leads to its
+own update: Adagrad adds the squares of both parts instead of the square of their sum, so the step size
+depends on how a batch is split.
 
 Clauses: FUSED-039.
 """

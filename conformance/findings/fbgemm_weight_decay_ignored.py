@@ -1,7 +1,7 @@
-"""On the CPU row-wise Adagrad ignores weight decay, L2 and decoupled.
+"""On the CPU row-wise Adagrad ignores weight decay, both L2 and decoupled.
 
-The documents say that EXACT_ROWWISE_ADAGRAD supports both. A model that is regularized on a GPU trains
-without regularization on a CPU, and nothing says so.
+The documents say that EXACT_ROWWISE_ADAGRAD supports both. A model that is regularized on a GPU silently
+trains without regularization on a CPU.
 
 Clauses: FUSED-078.
 """

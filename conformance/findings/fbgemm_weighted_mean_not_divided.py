@@ -1,7 +1,7 @@
-"""With mean pooling and weights of rows, the gradient of a row is not divided by the length of the bag.
+"""With mean pooling and per-sample weights, a row's gradient is not divided by the length of the bag.
 
-The lookup is divided, and without weights the update is, too. So a table with weights learns too fast by the
-number of rows of each bag, and so by another factor in each bag. On the CPU.
+On the CPU. The lookup is divided, and so is the update without weights. A table with per-sample weights
+therefore learns too fast by the number of rows in each bag, a factor that differs from bag to bag.
 
 Clauses: FUSED-088.
 """

@@ -1,7 +1,6 @@
-"""Adagrad cannot step a parameter that came with add_param_group, or that a checkpoint has no state of.
+"""Adagrad cannot step a parameter from add_param_group, or one without state in the loaded checkpoint.
 
-Its sums are made in the constructor and nowhere else, so the step after ends with KeyError: 'sum'. Reported
-as pytorch#53712.
+Only the constructor creates the sums, so the next step raises KeyError: 'sum'. Reported as pytorch#53712.
 
 Clauses: ALGO-080, ALGO-082. Seen in: <2.12.
 """

@@ -1,8 +1,8 @@
 """Adagrad ignores the initial_accumulator_value of a group.
 
-The sums of all groups begin at the value given to the constructor; a group that says another one has it in
-param_groups, and it does nothing. torch's documentation on per-parameter options says that options of a
-group replace those of the constructor. It is the same in torchrec's RowWiseAdagrad.
+The sums of all groups start at the value given to the constructor; the value of a group appears in
+param_groups but has no effect. torch documents that the options of a group override those of the
+constructor. torchrec's RowWiseAdagrad has the same defect.
 
 Clauses: ALGO-096.
 """

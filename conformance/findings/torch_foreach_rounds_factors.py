@@ -1,7 +1,7 @@
-"""With ``foreach=True`` SGD rounds its momentum to the dtype of the parameters: 0.9 is 0.8984 in bfloat16.
+"""With ``foreach=True`` SGD rounds momentum to the parameter dtype: 0.9 becomes 0.8984 in bfloat16.
 
-``torch._foreach_mul_`` rounds a number of Python to the dtype of the tensors before it multiplies, where
-``mul_`` keeps it in float32. The buffer settles at another multiple of a steady gradient.
+``torch._foreach_mul_`` rounds a Python number to the dtype of the tensors before it multiplies; ``mul_``
+keeps the number in float32. With a constant gradient, the buffer converges to a different multiple of it.
 
 Clauses: ALGO-097.
 """

@@ -1,7 +1,7 @@
-"""On the CPU optimizers with ``fused=True`` take the memory of every tensor as contiguous.
+"""On the CPU optimizers with ``fused=True`` treat the memory of every tensor as contiguous.
 
-A parameter that is a view with strides is stepped at wrong places, and what lies between its elements in a
-larger buffer is overwritten. A gradient in another layout than its parameter's is read as it lies in memory.
+For a parameter that is a strided view, wrong elements are updated, and the memory between its elements in
+the larger buffer is overwritten. A gradient with another layout than its parameter is read in memory order.
 
 Clauses: ALGO-097.
 """
@@ -23,5 +23,5 @@ for kind in (torch.optim.SGD, torch.optim.Adagrad, torch.optim.Adam, torch.optim
     kind([weight], lr=0.5, fused=True).step()
     if weight[:, 1:].any():
         seen.append(f"{kind.__name__} takes a transposed gradient as it lies in memory")
-print(f"{'defect' if seen else 'fixed'}: expected steps of the elements alone, seen {seen}")
+print(f"{'defect' if seen else 'fixed'}: expected only the parameter's elements to be updated, seen {seen}")
 sys.exit(1 if seen else 0)

@@ -1,7 +1,7 @@
-"""On the CPU SGD with ``fused=True`` leaves parameters in half precision as they are.
+"""On the CPU SGD with ``fused=True`` does not update parameters in half precision.
 
-Of a parameter in bfloat16 or float16 it steps the last few elements, which do not fill a vector of the
-processor; all others keep their bits, without an error or a warning.
+Of a bfloat16 or float16 parameter only the last few elements, which do not fill a vector register, are
+updated; all others keep their bits, without an error or a warning.
 
 Clauses: ALGO-097. Seen in: <2.14. Reported as pytorch#191763.
 """

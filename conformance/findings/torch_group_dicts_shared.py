@@ -1,7 +1,7 @@
-"""The dict of a group becomes part of the optimizer, so two optimizers made from it share a rate.
+"""The dict of a group becomes part of the optimizer, so two optimizers built from it share a learning rate.
 
-The defaults of the first are written into the caller's dict and so are those of the second, whose own
-arguments are ignored; a schedule of one moves the other.
+The first optimizer writes its defaults into the caller's dict, so the arguments of the second are ignored;
+a schedule of one optimizer changes the learning rate of the other.
 
 Clauses: SPARSE-029.
 """
@@ -15,5 +15,5 @@ first = torch.optim.SparseAdam([group], lr=0.1)
 second = torch.optim.SparseAdam([group], lr=0.5)
 seen = second.param_groups[0]["lr"]
 defect = seen != 0.5
-print(f"{'defect' if defect else 'fixed'}: expected the second optimizer at its rate of 0.5, seen {seen}")
+print(f"{'defect' if defect else 'fixed'}: expected a learning rate of 0.5 in the second optimizer, seen {seen}")
 sys.exit(1 if defect else 0)

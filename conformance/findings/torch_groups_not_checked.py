@@ -1,8 +1,7 @@
-"""Options of a group are not checked: a negative rate or decay given by group trains the wrong way.
+"""Options of a group are not validated: a negative learning rate or decay in a group trains in reverse.
 
-The constructors refuse lr=-0.1 as an argument, and accept {"params": ..., "lr": -0.1}, in the constructor
-and in add_param_group. It is the same in SGD, Adagrad, Adam and SparseAdam,
-and in torchrec's RowWiseAdagrad.
+The constructors reject lr=-0.1 as an argument but accept {"params": ..., "lr": -0.1}, in the constructor
+and in add_param_group. SGD, Adagrad, Adam, SparseAdam and torchrec's RowWiseAdagrad have the same defect.
 
 Clauses: ALGO-061, SPARSE-022.
 """

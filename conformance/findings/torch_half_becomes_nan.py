@@ -1,7 +1,7 @@
-"""In float16 Adam and Adagrad turn elements without a gradient into NaN in the first step.
+"""In float16 Adam and Adagrad turn elements with a zero gradient into NaN in the first step.
 
-eps is added to a float16 root, where 1e-8 and 1e-10 round to zero; an element whose gradients were all
-zero is divided 0 by 0. With eps=0, which the constructors accept, it is the same in every dtype.
+eps is added to a float16 square root, where 1e-8 and 1e-10 round to zero; an element whose gradients were
+all zero is computed as 0/0. With eps=0, which the constructors accept, this happens in every dtype.
 
 Clauses: ALGO-028, ALGO-032, ALGO-033, ALGO-097.
 """

@@ -1,8 +1,8 @@
-"""Wrong arguments fail with errors that name none, or look like something else.
+"""Invalid arguments raise errors that do not name the argument or describe a different problem.
 
-A frozen parameter is "'NoneType' object has no attribute 'next_functions'", names beside parameters are
-"'tuple' object has no attribute 'view_as'", a bare parameter is "can't optimize a non-leaf Tensor". Who
-sees that in a job of a thousand lines does not look at a parameter that somebody froze.
+A frozen parameter raises "'NoneType' object has no attribute 'next_functions'", (name, parameter) pairs
+raise "'tuple' object has no attribute 'view_as'", and a single parameter raises "can't optimize a non-leaf
+Tensor". None of these messages leads to the frozen parameter or the wrong type.
 
 Clauses: INBW-014, INBW-015, INBW-048, INBW-049.
 """

@@ -1,7 +1,7 @@
-"""A call that fails at one parameter has applied the optimizer to those before it.
+"""A call that fails at one parameter has already applied the optimizer to the parameters before it.
 
-Who catches the error, thaws or leaves out the parameter and calls again has two optimizers on all the
-others: their rate is doubled, and nothing says so.
+A caller that catches the error, corrects the list and repeats the call has two optimizers on all other
+parameters: these silently train with twice the learning rate.
 
 Clauses: INBW-016.
 """

@@ -1,7 +1,8 @@
-"""All parameters share the arguments that were given, a rate tensor included.
+"""All parameters share the optimizer arguments, including a learning rate tensor.
 
-The optimizers of two parameters read one rate tensor, so two schedulers, one for each, let the rate fall
-twice as fast; and what is noted at one parameter changes with what is noted at another.
+The optimizers of two parameters read one learning rate tensor, so two schedulers, one for each parameter,
+decrease the learning rate twice as fast. Changing the recorded arguments of one parameter also changes
+those of the other.
 
 Clauses: INBW-020.
 """
@@ -22,6 +23,6 @@ for scheduler in schedulers:
 seen = float(optimizers[0].param_groups[0]["lr"])
 defect = abs(seen - 0.05) > 1e-6
 print(
-    f"{'defect' if defect else 'fixed'}: expected a rate of 0.05 after one step of a scheduler, seen {seen}"
+    f"{'defect' if defect else 'fixed'}: expected a learning rate of 0.05 after one step of a scheduler, seen {seen}"
 )
 sys.exit(1 if defect else 0)

@@ -1,8 +1,8 @@
-"""A module that is converted or moved after the call is not trained any more, without a word.
+"""A module that is converted or moved after the call silently stops training.
 
-module.to(dtype) or module.cuda() replaces the node of the graph that the hook is on. From then on no
-backward pass updates the parameters; gradients pile up in .grad, which nobody zeroes. A run that applies
-the optimizers before it moves the model trains nothing.
+module.to(dtype) or module.cuda() replaces the autograd node that the hook is registered on. From then on no
+backward pass updates the parameters, and gradients accumulate in .grad without being zeroed. A run that
+applies the optimizers before it moves the model trains nothing.
 
 Clauses: INBW-023.
 """

@@ -1,7 +1,7 @@
-"""A parameter listed twice in a group is updated twice a step, with a warning at most.
+"""A parameter that is listed twice in a group is updated twice per step, with a warning at most.
 
-Lists that are put together from modules which share a table hold it twice; its rate is doubled and its
-count of steps, too.
+Lists collected from modules that share a table contain it twice. The learning rate of this table is
+doubled, and so is its step count.
 
 Clauses: SPARSE-025.
 """

@@ -1,7 +1,7 @@
-"""load_state_dict takes whatever it is given: other shapes, no moments, negative counts, rates of -5.
+"""load_state_dict accepts wrong shapes, missing moments, negative step counts and a learning rate of -5.
 
-The state that was there is gone when the next step fails, or worse does not fail: a checkpoint of
-another table, or one that is half written, is noticed too late, a negative rate never.
+The old state is already lost when a later step fails, or no step fails: a checkpoint of another table, or a
+truncated one, is noticed too late, and a negative learning rate never.
 
 Clauses: SPARSE-050, SPARSE-051, SPARSE-052.
 """

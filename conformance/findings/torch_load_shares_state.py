@@ -1,8 +1,8 @@
-"""load_state_dict shares the tensors that it loads with the dictionary, and so with other optimizers.
+"""load_state_dict shares the loaded tensors with the given dictionary, and thereby with other optimizers.
 
-Two optimizers that load the same checkpoint, or one that loads another's state_dict(), have one state
-between them: each step of one moves the moments and counts of the other. Only a change of dtype or device
-on the way makes a copy.
+Two optimizers that load the same checkpoint, or one that loads another's state_dict(), share their state:
+each step of one changes the moments and counts of the other. Only a conversion to another dtype or device
+makes a copy.
 
 Clauses: ALGO-075, SPARSE-049.
 """
@@ -25,5 +25,5 @@ weight.grad = torch.ones(2)
 others[0].step()
 seen = float(others[1].state_dict()["state"][0]["step"])
 defect = seen != 1.0
-print(f"{'defect' if defect else 'fixed'}: expected the optimizer that took no step at 1, seen it at {seen}")
+print(f"{'defect' if defect else 'fixed'}: expected 1 step in the optimizer that did not step again, seen {seen}")
 sys.exit(1 if defect else 0)

@@ -1,7 +1,7 @@
-"""SGD accepts NaN as lr, momentum and weight_decay; Adam and Adagrad refuse it.
+"""SGD accepts NaN as lr, momentum and weight_decay; Adam and Adagrad raise ValueError.
 
-The check is ``lr < 0.0``, which NaN passes, where the others' is ``not 0.0 <= lr``. A rate that a broken
-schedule or configuration made NaN turns every weight to NaN in the first step.
+SGD checks ``lr < 0.0``, which NaN passes; the others check ``not 0.0 <= lr``. A NaN learning rate from a
+broken schedule or configuration makes every weight NaN in the first step.
 
 Clauses: ALGO-053, ALGO-057.
 """

@@ -1,8 +1,8 @@
-"""SGD adds the duplicates of a sparse gradient to the weight one by one, and loses them there.
+"""SGD adds the duplicates of a sparse gradient to the weight one by one and loses small ones to rounding.
 
-Each duplicate is rounded at the magnitude of the weight. A row that a batch looks up often has many small
-gradients; those below half a unit of the weight vanish, whatever their sum is. A dense gradient, or a
-coalesced one, has the sum.
+Each addition is rounded at the magnitude of the weight. A row that a batch looks up often has many small
+gradients; those below half a unit of the weight are lost, whatever their sum is. A dense or coalesced
+gradient contains the sum.
 
 Clauses: ALGO-029.
 """

@@ -1,6 +1,6 @@
-"""add_param_group accepts the sparse and complex parameters that the constructor refuses.
+"""add_param_group accepts the sparse and complex parameters that the constructor rejects.
 
-The check stands behind the constructor's loop over the groups, so layers that are thawed later are not
+Only the constructor's loop over the groups checks the parameters. Layers that are unfrozen later are not
 checked, and the first step fails or computes nonsense.
 
 Clauses: SPARSE-024.

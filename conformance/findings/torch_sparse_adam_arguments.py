@@ -1,7 +1,7 @@
-"""An infinite lr or eps is accepted, and betas of three numbers.
+"""An infinite lr or eps is accepted, and so are three betas.
 
-An infinite lr makes every row it touches infinite, an infinite eps stops training without a word, and
-the third beta is an error of the first step.
+An infinite lr makes every updated row infinite, an infinite eps silently stops training, and the third beta
+raises an error only in the first step.
 
 Clauses: SPARSE-019, SPARSE-020.
 """

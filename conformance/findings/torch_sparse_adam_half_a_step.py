@@ -1,7 +1,7 @@
-"""A step that is refused has counted, and has updated the groups before the gradient it refuses.
+"""A step that raises has already counted, and has updated the groups before the invalid gradient.
 
-The count of every parameter up to the refused one rises without an update of its moments, so bias
-correction is wrong from then on; a loop that catches the error trains half of the model.
+The step count of every parameter up to the invalid gradient increases without an update of its moments, so
+the bias correction is wrong from then on; a loop that catches the error has trained half of the model.
 
 Clauses: SPARSE-032, SPARSE-033.
 """
@@ -26,5 +26,5 @@ with contextlib.suppress(RuntimeError):
     optimizer.step()
 seen = weights[0].detach()[0].tolist()
 defect = seen != [1.0, 1.0]
-print(f"{'defect' if defect else 'fixed'}: expected the parameters as they were, (1, 1), seen {seen}")
+print(f"{'defect' if defect else 'fixed'}: expected unchanged parameters, (1, 1), seen {seen}")
 sys.exit(1 if defect else 0)

@@ -1,7 +1,7 @@
 """In float16 a gradient of 1e-4 makes the weight infinite in the first step.
 
-Its square times 1 - beta2 is zero in float16, and so is eps = 1e-8: the step divides by zero. Rows with
-small gradients are lost one by one.
+The square of the gradient times 1 - beta2 underflows to zero in float16, and so does eps = 1e-8: the step
+divides by zero. Rows with small gradients are lost one by one.
 
 Clauses: SPARSE-036.
 """

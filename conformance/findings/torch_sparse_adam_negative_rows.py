@@ -1,7 +1,8 @@
-"""A gradient of row -1 is written to the memory before the parameter and its moments.
+"""A gradient for row -1 is written to the memory before the parameter and its moments.
 
-Sparse tensors are made without a check by default, so a wrong index from a hash or a subtraction gets
-this far. It corrupts the heap: the process ends later, somewhere else, or computes with damaged numbers.
+torch builds sparse tensors without a check by default, so a wrong index from a hash or a subtraction
+reaches the step. It corrupts the heap: the process crashes later, in other code, or continues with damaged
+numbers.
 
 Clauses: SPARSE-033.
 """

@@ -1,8 +1,8 @@
-"""The wrapper has no defaults, so that it cannot be copied, and OneCycleLR and CyclicLR fail on it.
+"""The wrapper has no defaults, so it cannot be copied, and OneCycleLR and CyclicLR fail on it.
 
-They are part of every torch optimizer, but the constructor does not run that of the base and passes on
-state and groups only. What reads them raises AttributeError: schedulers that cycle the momentum, and
-copy.deepcopy and pickle, which ask for them to know what to keep.
+Every torch optimizer has the attribute defaults, but the constructor does not call that of the base class
+and only passes on state and groups. Code that reads defaults raises AttributeError: schedulers that cycle
+the momentum, copy.deepcopy and pickle.
 
 Clauses: FT-030, FT-033.
 """

@@ -1,8 +1,8 @@
 """No hook can be registered on the wrapper.
 
-It is a torch.optim.Optimizer, but the constructor does not run that of its base, so the dictionaries that
-hooks are kept in do not exist: all six register methods raise AttributeError. Loggers, profilers and
-checkpoint tools that hook into whatever optimizer they are given fail as soon as fault tolerance is on.
+The wrapper is a torch.optim.Optimizer, but its constructor does not call that of the base class, so the
+dictionaries of hooks do not exist: all six register methods raise AttributeError. Loggers, profilers and
+checkpoint tools that register hooks on an optimizer fail as soon as fault tolerance is on.
 
 Clauses: FT-026, FT-027.
 """

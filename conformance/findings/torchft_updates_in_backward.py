@@ -1,9 +1,9 @@
-"""An optimizer that works in the backward pass is accepted, and trains on steps that are not committed.
+"""An optimizer that updates in the backward pass is accepted, and trains in steps that are not committed.
 
-Its update is done before the manager is asked, so nothing can be left out, and the wrapper neither refuses
-it nor says so. With fused embedding tables, whose optimizer is combined with the dense one, or
-with torch's _apply_optimizer_in_backward, a replica that does not commit has other embeddings than the
-rest from then on; only its dense part was protected.
+Its update happens before the manager is called, so it cannot be skipped, and the wrapper neither raises nor
+warns. With fused embedding tables, whose optimizer is combined with the dense one, or with torch's
+_apply_optimizer_in_backward, a replica that does not commit has different embeddings from then on; only its
+dense part was protected.
 
 Clauses: FT-017.
 """

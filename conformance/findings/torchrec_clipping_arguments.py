@@ -1,9 +1,8 @@
-"""A negative or NaN bound and a senseless norm_type are accepted.
+"""A negative or NaN max_gradient and a zero or negative norm_type are accepted.
 
-With max_gradient = -1, a common way to say off, NORM turns every gradient around, so that
-training ascends, and VALUE sets every element to the bound. NaN destroys all parameters in one
-step. An exponent of 0 counts elements, a negative one is dominated by the smallest: neither
-bounds anything.
+With max_gradient = -1, a common way to write "off", NORM reverses every gradient, so that training ascends,
+and VALUE sets every element to the bound. NaN destroys all parameters in one step. An exponent of 0 counts
+elements, and a negative one is dominated by the smallest element: neither bounds anything.
 
 Clauses: CLIP-011, CLIP-013.
 """

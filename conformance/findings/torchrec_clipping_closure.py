@@ -1,9 +1,8 @@
-"""A closure's gradients are not clipped: clipping happens before the closure runs.
+"""The gradients of a closure are not clipped: clipping happens before the closure runs.
 
-Training with `step(closure)`, as LBFGS needs and torch documents for every optimizer, is
-unclipped although clipping is on; whatever was left in .grad from before is clipped instead.
-One bad batch ends the run that clipping was meant to save. The tracked norm is that of the old
-gradients, too.
+Training with `step(closure)`, which LBFGS needs and torch documents for every optimizer, is not clipped
+although clipping is on; instead the old content of .grad is clipped. One bad batch ends the run that
+clipping should have protected. The tracked norm is that of the old gradients, too.
 
 Clauses: CLIP-019, CLIP-020, CLIP-021, CLIP-049, CLIP-064.
 """

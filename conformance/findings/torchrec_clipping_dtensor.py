@@ -1,9 +1,8 @@
-"""Clipping by norm leaves DTensor parameters out, without a word.
+"""Clipping by norm silently skips DTensor parameters.
 
-The norm is taken of the gradients of the parameters' local tensors, which have none: the
-gradient is at the DTensor. Models under FSDP2 or tensor parallelism train unclipped although
-clipping is on. Beside plain parameters only those are clipped, by a norm that leaves the
-DTensor gradients out.
+The norm is computed from the gradients of the parameters' local tensors, which have none: the gradient
+belongs to the DTensor. Models under FSDP2 or tensor parallelism train without clipping although it is on.
+Plain parameters beside them are clipped by a norm that excludes the DTensor gradients.
 
 Clauses: CLIP-055, CLIP-056.
 See also: https://github.com/meta-pytorch/torchrec/pull/2091

@@ -1,8 +1,8 @@
-"""The tracked norm of DTensor parameters is None, clipped by value or not at all.
+"""The tracked norm of DTensor parameters is None, with clipping by value and without clipping.
 
-It is taken of the gradients of the parameters' local tensors, which have none: the gradient is at the
-DTensor. Up to 1.8 their norm was tracked, and compute_total_grad_norm still has it: who logs the norm of a
-model under FSDP2 or tensor parallelism loses it by the upgrade.
+The norm is computed from the gradients of the parameters' local tensors, which have none: the gradient
+belongs to the DTensor. torchrec 1.8 tracked this norm, and compute_total_grad_norm still returns it: users
+who log the norm of a model under FSDP2 or tensor parallelism lose it by the upgrade.
 
 Clauses: CLIP-056. Seen in: >=1.9.
 """

@@ -1,8 +1,8 @@
 """A parameter that is listed in two groups is counted twice and scaled twice.
 
-Keyed optimizers take groups as they are given, and a shared table may be in two of them. Its
-gradient counts twice in the norm, then is multiplied by the factor twice: with a norm of 50 and
-a bound of 1 it arrives with a norm of 0.01, a hundredth of what was asked for.
+Keyed optimizers accept such groups, and a shared table may be in two of them. Its gradient counts twice in
+the norm and is multiplied by the factor twice: with a norm of 50 and a bound of 1, the clipped norm is
+0.01, a hundredth of the expected value.
 
 Clauses: CLIP-038, CLIP-054, SEMI-032.
 """

@@ -1,8 +1,8 @@
 """Clipping around a fused optimizer does nothing, without an error or a warning.
 
-A fused optimizer uses its gradients up in the backward pass, so a wrapper that clips before
-step() never sees them. Who wraps the optimizer of a sharded embedding module believes that its
-tables are clipped; in a combination with dense optimizers, too.
+A fused optimizer consumes its gradients in the backward pass, so a wrapper that clips before step() never
+sees them. Users who wrap the optimizer of a sharded embedding module assume that its tables are clipped.
+The same happens in a combination with dense optimizers.
 
 Clauses: CLIP-068, CLIP-069.
 """

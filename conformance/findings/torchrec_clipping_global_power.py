@@ -1,8 +1,8 @@
-"""Over process groups float16 gradients with a norm above 256 are set to zero.
+"""Over process groups, float16 gradients with a norm above 256 are set to zero.
 
-The p-th power of the norm, which is what is summed over ranks, is formed in the dtype of the
-gradients. In float16 the square of 256 is infinite, so the factor is 0 and no parameter of the
-model moves; the square of 1e-4 is 0, so small gradients pass unclipped whatever the bound is.
+Ranks sum the p-th power of the norm, which is computed in the dtype of the gradients. In float16 the square
+of 256 is infinite, so the factor is 0 and no parameter of the model moves; the square of 1e-4 is 0, so
+small gradients are never clipped.
 
 Clauses: CLIP-062.
 """

@@ -1,8 +1,8 @@
-"""Parameters that join the optimizer after it was wrapped are never clipped.
+"""Parameters that are added to the optimizer after wrapping are never clipped.
 
-The parameters to clip are listed once, in the constructor. A layer that is unfrozen in the
-middle of training and joins the wrapped optimizer is trained, unclipped, although clipping is
-on; it is left out of the norm as well.
+The constructor collects the parameters to clip once. A layer that is unfrozen in the middle of training and
+added to the wrapped optimizer is trained without clipping although clipping is on; its gradient is also
+missing from the norm.
 
 Clauses: CLIP-039.
 """

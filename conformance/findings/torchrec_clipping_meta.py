@@ -1,8 +1,8 @@
-"""One parameter on the meta device switches clipping off for all others.
+"""One parameter on the meta device disables clipping for all others.
 
-A step in which any parameter is on the meta device skips clipping altogether, so a model of
-which a part is not materialized yet, or is kept as a placeholder, trains its real parameters
-unclipped although clipping is on.
+A step in which any parameter is on the meta device skips clipping altogether. A model that is partly not
+materialized, or that keeps a placeholder, trains its real parameters without clipping although clipping is
+on.
 
 Clauses: CLIP-037.
 """

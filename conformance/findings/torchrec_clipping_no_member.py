@@ -1,7 +1,7 @@
-"""A kind of clipping that is no member of GradientClipping means no clipping.
+"""A clipping argument that is not a member of GradientClipping silently disables clipping.
 
-The string "norm", as it comes from a configuration file, or a misspelt kind is accepted, equals
-no member, and the model trains without any clipping. Nothing tells.
+The string "norm", for example from a configuration file, or a misspelt kind is accepted but equals no
+member, and the model trains without clipping.
 
 Clauses: CLIP-012.
 """

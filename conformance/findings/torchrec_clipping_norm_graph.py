@@ -1,9 +1,9 @@
-"""The norm that is computed is part of the autograd graph and keeps it alive.
+"""The computed norm is part of the autograd graph and keeps the graph alive.
 
-Outside the path of torch's own clip_grad_norm_ the norm is computed with gradients recorded.
-After a backward with create_graph=True, as gradient penalties need, it holds the whole graph of
-the step, activations included. Up to 1.8 last_total_grad_norm is that norm: the graph lives until
-the next step, and the optimizer can no longer be deep-copied.
+Except through torch's own clip_grad_norm_, the norm is computed with gradients enabled. After a backward
+pass with create_graph=True, as gradient penalties need, it holds the whole graph of the step, including
+activations. Up to torchrec 1.8, last_total_grad_norm is this norm: the graph lives until the next step, and
+the optimizer can no longer be deep-copied.
 
 Clauses: CLIP-047.
 """

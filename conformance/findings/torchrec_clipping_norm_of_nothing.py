@@ -1,7 +1,7 @@
 """The tracked infinity norm of a step without gradients is minus infinity.
 
-A norm is never negative. In a log or a monitor minus infinity breaks averages, plots and alarms
-of every rank it is combined with.
+A norm is never negative. In a log or a monitor, minus infinity breaks averages, plots and alerts of every
+rank that it is combined with.
 
 Clauses: CLIP-046. Seen in: <1.9.
 """

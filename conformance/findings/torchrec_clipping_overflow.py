@@ -1,8 +1,8 @@
-"""Finite gradients are set to zero when their norm overflows their dtype.
+"""Finite gradients are set to zero if their norm overflows their dtype.
 
-The norm is formed in the dtype of the gradients: above 65504 in float16, or with squares above
-3e38 in float32, it is infinite and the factor 0. The step does nothing, exactly when clipping
-is needed, and the reported norm is infinite though all gradients are finite.
+The norm is computed in the dtype of the gradients: above 65504 in float16, or with squares above 3e38 in
+float32, it is infinite and the factor is 0. The step does nothing exactly when clipping is needed, and the
+reported norm is infinite although all gradients are finite.
 
 Clauses: CLIP-015, CLIP-050, CLIP-054.
 """

@@ -1,9 +1,9 @@
-"""Over process groups a rank without gradients fails, or leaves the reduction.
+"""Over process groups, a rank without gradients fails or skips the reduction.
 
-Where sharded parameters have no gradient on a rank, the norm of an empty list raises a
-RuntimeError; with the infinity norm the rank skips the reduction instead, in which the others
-wait for it. In model parallelism a rank often holds no row that a batch needs, so a whole job
-stops. clip_grad_norm_() fails alike where no parameter has a gradient.
+If the sharded parameters have no gradient on a rank, the norm of an empty list raises RuntimeError; with
+the infinity norm the rank skips the reduction instead, and the other ranks wait for it. With model
+parallelism a rank often holds no row that a batch needs, so the whole job stops. clip_grad_norm_() fails in
+the same way if no parameter has a gradient.
 
 Clauses: CLIP-054, CLIP-059.
 """

@@ -1,8 +1,8 @@
-"""A clipping factor that float16 cannot hold sets good gradients to zero.
+"""A clipping factor that underflows float16 sets valid gradients to zero.
 
-The factor max_gradient / norm is rounded to the dtype of the gradient before it is multiplied.
-In float16 a factor below 6e-8 becomes 0 and one below 6e-5 loses digits, though the clipped
-gradient itself is well within float16. The step does nothing, silently.
+The factor max_gradient / norm is rounded to the dtype of the gradient before the multiplication. In float16
+a factor below 6e-8 becomes 0 and one below 6e-5 loses digits, although float16 can represent the clipped
+gradient. The step silently does nothing.
 
 Clauses: CLIP-016.
 """

@@ -1,10 +1,9 @@
 """init_state with sparse gradients fails through a clipping optimizer.
 
-`init_state({names})` prepares the state of parameters with sparse gradients, so that a
-checkpoint can be loaded in place. It works on the wrapped optimizer, but not through
-GradientClippingOptimizer, which tries to clip the sparse zeros and raises NotImplementedError;
-so a model with sparse embeddings cannot resume. With torch 2.14 NORM passes, as torch clips sparse
-gradients by then, and VALUE fails.
+`init_state({names})` creates the state of parameters with sparse gradients, so that a checkpoint can be
+loaded in place. It works on the wrapped optimizer, but GradientClippingOptimizer tries to clip the sparse
+zeros and raises NotImplementedError, so a model with sparse embeddings cannot resume. With torch 2.14,
+which can clip sparse gradients by norm, NORM works and VALUE still fails.
 
 Clauses: CLIP-075.
 """

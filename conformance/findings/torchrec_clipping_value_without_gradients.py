@@ -1,9 +1,8 @@
-"""VALUE fails in a step in which no parameter has a gradient.
+"""VALUE raises RuntimeError in a step in which no parameter has a gradient.
 
-Without clipping, or with NORM, such a step passes: a rank without a batch, a frozen phase, a
-step right after zero_grad, or an EmptyFusedOptimizer. With VALUE it raises a RuntimeError from
-inside torch about an empty nested list, and ends the run. With a closure, the first step of
-every run is one.
+Without clipping, or with NORM, such a step succeeds: a rank without a batch, a frozen phase, a step right
+after zero_grad, or an EmptyFusedOptimizer. With VALUE, torch raises RuntimeError about an empty nested
+list, which ends the run. With a closure, the first step of every run is such a step.
 
 Clauses: CLIP-020, CLIP-031, CLIP-046, CLIP-070.
 """

@@ -1,9 +1,9 @@
-"""A combination evaluates the closure once for each optimizer instead of once a step.
+"""A combination evaluates the closure once per optimizer instead of once per step.
 
-CombinedOptimizer hands the closure to every optimizer in turn. The second one sees a model whose
-first half has been updated already, a closure that adds to the gradients doubles them, metrics count
-the batch several times, and the step costs one forward and backward for each optimizer. Nor are
-gradients enabled for it, unless each of the optimizers sees to that itself.
+CombinedOptimizer passes the closure to every optimizer in turn. The second one sees a partly updated model,
+a closure that accumulates gradients doubles them, metrics count the batch several times, and the step costs
+one forward and backward pass per optimizer. Gradients are not enabled for the closure either, unless each
+of the optimizers does so itself.
 
 Clauses: COMB-024, COMB-025.
 """

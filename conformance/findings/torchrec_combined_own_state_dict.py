@@ -1,8 +1,8 @@
-"""A combination ignores the state_dict and load_state_dict of the optimizers that it combines.
+"""A combination ignores the state_dict and load_state_dict of the combined optimizers.
 
-CombinedOptimizer reads and writes the state of its optimizers by itself. A subclass that keeps
-something of its own, a step count for one, and saves it in its state_dict as every torch optimizer
-may, does so alone and inside an OptimizerWrapper; combined, it is dropped without a word.
+CombinedOptimizer reads and writes the state of its optimizers directly. A subclass that saves additional
+state, such as a step count, in its own state_dict keeps it when used on its own or inside an
+OptimizerWrapper; in a combination this state is silently lost.
 
 Clauses: COMB-021.
 """

@@ -1,8 +1,8 @@
-"""One parameter in two of the combined optimizers: one of the two states is not saved.
+"""If one parameter is in two of the combined optimizers, one of its two states is not saved.
 
-CombinedOptimizer looks for keys that are there twice, not for parameters. Of two states of one
-parameter its view shows the last; the checkpoint lacks the other, and what is left is filed under a
-key that says nothing of it. One optimizer under two keys is taken, too, and steps twice a step.
+CombinedOptimizer checks for duplicate keys, not for duplicate parameters. If a parameter has two states,
+the combination shows the last one; the checkpoint lacks the other and stores the remaining one under a
+misleading key. One optimizer under two keys is accepted, too, and steps twice per step.
 
 Clauses: COMB-006.
 """

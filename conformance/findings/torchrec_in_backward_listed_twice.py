@@ -1,8 +1,7 @@
-"""A parameter listed twice is updated twice in each backward pass.
+"""A parameter that is listed twice is updated twice in each backward pass.
 
-Lists that are put together from modules which share a table hold it twice. It then gets two optimizers,
-and is trained with twice the rate, without an error or a warning. The function is torch's, under
-torchrec's name.
+Lists collected from modules that share a table contain it twice. The parameter then gets two optimizers and
+trains with twice the learning rate, without an error or a warning. torchrec re-exports torch's function.
 
 Clauses: INBW-018.
 """

@@ -1,8 +1,8 @@
-"""A parameter to which an optimizer was applied is never freed, nor is its optimizer.
+"""A parameter to which an optimizer was applied is never freed, and neither is its optimizer.
 
-A global map holds the node of the graph that accumulates into the parameter, and the node holds the
-parameter. A process that builds models one after the other, as a search or a notebook does, keeps all of
-their tables and optimizer states. The function is torch's, under torchrec's name.
+A global map holds the autograd node that accumulates into the parameter, and the node holds the parameter.
+A process that builds several models in sequence, such as a search or a notebook, keeps all of their tables
+and optimizer states. torchrec re-exports torch's function.
 
 Clauses: INBW-031.
 """
@@ -24,5 +24,5 @@ del parameter
 gc.collect()
 seen = "freed" if weak() is None else "still there"
 defect = seen != "freed"
-print(f"{'defect' if defect else 'fixed'}: expected a parameter that nobody holds to be freed, seen {seen}")
+print(f"{'defect' if defect else 'fixed'}: expected a parameter without references to be freed, seen {seen}")
 sys.exit(1 if defect else 0)

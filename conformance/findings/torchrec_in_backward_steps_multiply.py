@@ -1,8 +1,7 @@
-"""Of n optimizers of a parameter each takes n steps in a backward pass.
+"""If a parameter has n optimizers, each takes n steps in one backward pass.
 
-Each call adds a hook that steps with all optimizers. The later rounds find no gradient, but counts, and
-schedules that are driven by step hooks, run n times too fast. The function is torch's, under torchrec's
-name.
+Each call adds a hook that steps all optimizers of the parameter. Later hooks find no gradient, but step
+counts, and schedules driven by step hooks, advance n times too fast. torchrec re-exports torch's function.
 
 Clauses: INBW-009.
 """

@@ -1,8 +1,7 @@
-"""add_param_group, which the documentation describes, only raises NotImplementedError.
+"""add_param_group is documented but only raises NotImplementedError.
 
-Frozen layers cannot be made trainable during fine-tuning, although the page of the class says
-that this is what the method is for; the optimizer has to be built again and its state lost or
-moved by hand.
+The documentation of the class says that the method serves to make frozen layers trainable during
+fine-tuning. Instead, users have to rebuild the optimizer and lose its state or move it manually.
 
 Clauses: KEYED-085, WRAP-022.
 """

@@ -1,8 +1,8 @@
-"""A deep copy of an optimizer with an LRScheduler trains the original; a pickle fails.
+"""A deep copy of an optimizer with an LRScheduler trains the original; pickling it fails.
 
-The scheduler puts a `step` on the instance that is bound to it. torch leaves that out of copies,
-but here all attributes are copied: the copy's step moves the parameters of the original, and
-pickling raises.
+The scheduler sets a bound `step` method on the instance. torch excludes this attribute from copies, but
+torchrec copies all attributes: the step of the copy moves the parameters of the original, and pickling
+raises.
 
 Clauses: KEYED-108, COMB-040, WRAP-031.
 """

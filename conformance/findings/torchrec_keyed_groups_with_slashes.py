@@ -1,8 +1,8 @@
-"""A slash in a key makes two groups look alike.
+"""A slash in a key makes two different groups count as the same group.
 
-Groups are told apart by the keys of their parameters joined with slashes: the group of the one
-parameter `a/b` is that of `a` and `b`. One of the two keeps stale options, without an error.
-Names of tables are free text.
+Groups are identified by the keys of their parameters joined with slashes: the group of the parameter `a/b`
+has the same name as the group of `a` and `b`. One of the two silently keeps stale options. Table names are
+free text.
 
 Clauses: KEYED-047.
 """

@@ -1,8 +1,8 @@
-"""Of several groups with the same parameters only the last is restored.
+"""If several groups have the same parameters, a load restores only the last one.
 
-Groups are collected in a dictionary under the names of their parameters. Groups that are empty,
-as they are on a rank that holds none of their tables, have the same name and overwrite each
-other: all but the last keep stale learning rates, without an error.
+Groups are collected in a dictionary under the names of their parameters. Empty groups, as on a rank that
+holds none of their tables, have the same name and overwrite each other: all but the last silently keep
+stale learning rates.
 
 Clauses: KEYED-046, SEMI-019.
 """

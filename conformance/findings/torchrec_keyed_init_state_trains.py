@@ -1,10 +1,10 @@
-"""init_state is a real training step: it changes weights, counts, and in float16 makes NaN.
+"""init_state takes a real training step: it changes weights and step counts, and in float16 creates NaN.
 
-The dummy step runs with weight decay on, so every restart decays the weights and puts a trace of
-them into the moments; with float16 parameters Adam and Adagrad divide zero by zero and the model
-is NaN. The step is counted, so that Adam's bias correction and Adagrad's decay are off from then
-on, and state that is there already is damped. A job that calls it, as it must before loading a
-checkpoint in place, trains differently from one that does not.
+The dummy step runs with weight decay enabled, so every restart decays the weights and adds a trace of them
+to the moments; with float16 parameters Adam and Adagrad compute 0/0 and the model becomes NaN. The step is
+counted, so that Adam's bias correction and Adagrad's decay are wrong from then on, and existing moments
+decay. A job that calls init_state, as it must before it loads a checkpoint in place, trains differently
+from one that does not.
 
 Clauses: KEYED-074, KEYED-075, KEYED-076, KEYED-077, KEYED-078, KEYED-082, COMB-031, WRAP-020.
 """

@@ -1,8 +1,8 @@
-"""State that is not complete after the first step is not noticed.
+"""State that is incomplete after the first step is not detected.
 
-The documentation requires optimizers to initialize their state fully in the first step. One that
-does not is accepted: a checkpoint of the first step and one of the second do not fit each other,
-and the error comes at a restart, or not at all where state is nested.
+The documentation requires optimizers to create their complete state in the first step. An optimizer that
+does not is accepted: checkpoints of its first and second step do not fit each other, and the error comes at
+a restart, or, for nested state, never.
 
 Clauses: KEYED-096.
 """

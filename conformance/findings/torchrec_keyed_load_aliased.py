@@ -1,8 +1,8 @@
-"""Renaming keys in a live state dict and loading it mixes states up.
+"""Renaming keys in a live state dict and loading it mixes up states.
 
-state_dict() shows the live tensors, as documented, and load_state_dict() copies them one after
-the other. After a swap of two entries the first copy overwrites the source of the second: both
-parameters end up with the same state, and one state is lost.
+state_dict() returns the live tensors, as documented, and load_state_dict() copies them one after the other.
+After a swap of two entries, the first copy overwrites the source of the second: both parameters end up with
+the same state, and one state is lost.
 
 Clauses: KEYED-033.
 """

@@ -1,8 +1,7 @@
-"""State that the optimizer has no place for is dropped, if it is nested.
+"""A load silently drops nested state that the optimizer does not have.
 
-The number of entries is compared at the top level only. Nested dictionaries, which Shampoo and
-others use, lose what the optimizer does not have: a checkpoint of another configuration seems to
-fit.
+The number of entries is compared at the top level only. In nested dictionaries, which Shampoo and others
+use, entries that the optimizer lacks are dropped: a checkpoint of another configuration appears to fit.
 
 Clauses: KEYED-027.
 """
@@ -15,7 +14,7 @@ from torchrec.optim.keyed import KeyedOptimizer
 param = torch.nn.Parameter(torch.zeros(2))
 optimizer = KeyedOptimizer({"p": param}, {param: {"factors": {"left": torch.zeros(2)}}}, [])
 given = {"factors": {"left": torch.ones(2), "right": torch.ones(2)}}
-expected = "a refusal of the entry 'right'"
+expected = "an error for the entry 'right'"
 try:
     optimizer.load_state_dict({"state": {"p": given}})
     seen, defect = f"no error, and state {optimizer.state_dict()['state']['p']}", True

@@ -1,7 +1,7 @@
-"""What does not fit is refused with an error that does not say where.
+"""The error for state that does not fit does not say where the mismatch is.
 
-A missing entry is a bare `KeyError: 'm'`, a shape is a RuntimeError about "tensor a" and "tensor
-b", a ShardedTensor or DTensor a bare AssertionError, which vanishes under `python -O`. With
+A missing entry raises a bare `KeyError: 'm'`, a wrong shape raises a RuntimeError about "tensor a" and
+"tensor b", and a ShardedTensor or DTensor raises a bare AssertionError, which `python -O` removes. With
 thousands of tables, neither the table nor the entry can be found.
 
 Clauses: KEYED-036, FUSED-008, SEMI-018.

@@ -1,9 +1,9 @@
-"""A load that fails halfway leaves the optimizer half loaded.
+"""A load that fails halfway leaves the optimizer partly loaded.
 
-Checks and writes are mixed: everything before the first fault has been overwritten when the error
-is raised, stateful objects have taken their state, and groups are only looked at when all state
-is written. Whoever catches the error, to start afresh or to fall back to an older checkpoint,
-trains on a mixture.
+Checks and writes are mixed: when the error is raised, everything before the first fault has been
+overwritten, stateful objects have loaded their state, and groups are only checked after all state has been
+written. A caller that catches the error, to start from scratch or from an older checkpoint, trains on a
+mixture.
 
 Clauses: KEYED-026, KEYED-045, KEYED-053, WARM-056, COMB-013, COMB-018, WRAP-016, SEMI-018.
 """
@@ -20,7 +20,7 @@ optimizer = KeyedOptimizer(params, state, [])
 given = {"a": {"moment": torch.ones(2)}, "b": {"moment": torch.ones(5)}}
 with contextlib.suppress(ValueError, RuntimeError):
     optimizer.load_state_dict({"state": given})
-expected = "the state of a unchanged, because b was refused"
+expected = "the state of a unchanged, because loading b raises an error"
 seen = state[params["a"]]["moment"].tolist()
 defect = seen != [0.0, 0.0]
 print(f"{'defect' if defect else 'fixed'}: expected {expected}, seen {seen}")

@@ -1,8 +1,7 @@
-"""State with a sparse layout is not loaded at all, without an error.
+"""State with a sparse layout is silently not loaded.
 
-The copy goes into `tensor.detach()`, which for a sparse tensor shares nothing that could be
-replaced. The momentum that SGD keeps for an embedding with sparse gradients is saved, and then
-silently not restored.
+The load copies into `tensor.detach()`, which for a sparse tensor does not share its storage with the
+original. The momentum that SGD keeps for an embedding with sparse gradients is saved but not restored.
 
 Clauses: KEYED-040.
 """

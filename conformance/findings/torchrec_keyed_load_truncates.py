@@ -1,7 +1,7 @@
-"""State of an integer dtype cuts loaded values off, and real state drops imaginary parts.
+"""Integer state truncates loaded values, and real state drops imaginary parts.
 
-A float checkpoint loaded into quantized moments (int8, say) gives zeros where there were
-fractions, wraps around out of range, and makes numbers of NaN. There is no error.
+A float checkpoint that is loaded into quantized moments (int8, for example) gives zeros for fractions,
+wraps around out of range, and turns NaN into numbers. No error is raised.
 
 Clauses: KEYED-032.
 """
@@ -14,7 +14,7 @@ from torchrec.optim.keyed import KeyedOptimizer
 param = torch.nn.Parameter(torch.zeros(2))
 moment = torch.zeros(2, dtype=torch.int8)
 optimizer = KeyedOptimizer({"p": param}, {param: {"moment": moment}}, [])
-expected = "a refusal of [0.75, 300.0] in int8 state"
+expected = "an error for [0.75, 300.0] in int8 state"
 try:
     optimizer.load_state_dict({"state": {"p": {"moment": torch.tensor([0.75, 300.0])}}})
     seen, defect = f"{moment.tolist()}", True

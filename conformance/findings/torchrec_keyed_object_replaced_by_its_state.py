@@ -1,8 +1,7 @@
 """An object in the state that can save but not load is replaced by its state dict.
 
-Saving asks for `state_dict`, loading for `load_state_dict`. An object with the first alone is
-shown as a dictionary and then overwritten with that dictionary: the optimizer finds a dict where
-it keeps its object.
+Saving looks for `state_dict`, loading for `load_state_dict`. An object that has only the first is shown as
+a dictionary and then overwritten with that dictionary: the optimizer finds a dict in place of its object.
 
 Clauses: KEYED-054.
 """
@@ -24,11 +23,11 @@ class Statistics:
 param = torch.nn.Parameter(torch.zeros(1))
 entry = {"statistics": Statistics()}
 optimizer = KeyedOptimizer({"p": param}, {param: entry}, [])
-expected = "a Statistics object after a load, or a refusal"
+expected = "a Statistics object after a load, or an error"
 try:
     optimizer.load_state_dict(optimizer.state_dict())
 except Exception as error:
-    print(f"refused with {type(error).__name__}")
+    print(f"raised {type(error).__name__}")
 seen = repr(entry["statistics"])
 defect = not isinstance(entry["statistics"], Statistics)
 print(f"{'defect' if defect else 'fixed'}: expected {expected}, seen {seen}")

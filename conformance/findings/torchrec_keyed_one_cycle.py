@@ -1,8 +1,7 @@
-"""OneCycleLR and CyclicLR refuse a keyed optimizer around Adam or SGD with momentum.
+"""OneCycleLR and CyclicLR reject a keyed optimizer around Adam or SGD with momentum.
 
-They look up in the optimizer's defaults whether there is momentum to cycle. The defaults of the
-inner optimizer are not passed on, so both raise a ValueError that claims the optimizer has no
-momentum.
+Both schedulers look in the optimizer's defaults for momentum to cycle. The wrapper does not pass on the
+defaults of the inner optimizer, so both raise a ValueError that claims the optimizer has no momentum.
 
 Clauses: KEYED-110.
 """
@@ -14,7 +13,7 @@ from torchrec.optim.keyed import KeyedOptimizerWrapper
 
 param = torch.nn.Parameter(torch.ones(1))
 optimizer = KeyedOptimizerWrapper({"p": param}, lambda params: torch.optim.Adam(params, lr=0.1))
-expected = "a scheduler, as around Adam itself"
+expected = "a scheduler, as with plain Adam"
 try:
     torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.5, total_steps=10)
     seen, defect = "a scheduler", False

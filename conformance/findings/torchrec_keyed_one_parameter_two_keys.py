@@ -1,8 +1,7 @@
-"""A parameter under two keys is taken, and its own checkpoint cannot be loaded.
+"""A parameter under two keys is accepted, but its own checkpoint cannot be loaded.
 
-Tied weights listed twice are saved under the last of their keys only. The constructor says
-nothing; the error comes at the next restart, when the checkpoint is refused because the first key
-is missing.
+Tied weights that are listed twice are saved only under the last of their keys. The constructor raises no
+error; the next restart fails because the first key is missing.
 
 Clauses: KEYED-002.
 """

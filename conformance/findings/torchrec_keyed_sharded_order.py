@@ -1,7 +1,7 @@
-"""Local shards that come in another order change places: columns of the state are exchanged.
+"""Local shards that are loaded in another order are exchanged, and with them columns of the state.
 
-Shards are filled one after the other, wherever they belong; every shape fits, so there is no error,
-and each shard then holds the state of other columns than its metadata says.
+Shards are filled by position, whatever their offsets; every shape fits, so no error is raised, and each
+shard then contains the state of other columns than its metadata says.
 
 Clauses: KEYED-111.
 """

@@ -1,8 +1,8 @@
-"""A ShardedTensor takes shards of any size and is then not what it says.
+"""A ShardedTensor accepts shards of any size, and then disagrees with its metadata.
 
-Shards are resized to whatever comes, though only column-wise ones may change. State of a table of
-three rows is taken for one of five; the tensor still states five rows, and the next step reads
-and writes out of step with the table.
+Shards are resized to the loaded shape, although only column-wise shards may change. State of a table with
+three rows is accepted for one with five; the tensor still claims five rows, and the next step reads and
+writes the wrong rows.
 
 Clauses: KEYED-058.
 """
@@ -32,7 +32,7 @@ def rows(value: float, *sizes: int) -> ShardedTensor:
 param = torch.nn.Parameter(torch.zeros(5, 2))
 live = rows(0.0, 5)
 optimizer = KeyedOptimizer({"p": param}, {param: {"moment": live}}, [])
-expected = "a refusal of a tensor of 3 rows over one of 5"
+expected = "an error for a tensor of 3 rows over one of 5"
 try:
     optimizer.load_state_dict({"state": {"p": {"moment": rows(1.0, 3)}}})
     held = tuple(live.local_shards()[0].tensor.shape)

@@ -1,8 +1,8 @@
-"""After loading column-wise shards of another width the metadata is stale.
+"""After column-wise shards of another width are loaded, the metadata is stale.
 
-The local tensors are resized, which is documented for resharding, but the metadata of shards and
-tensor stay as they were. Checkpointing and collectives trust the metadata: the next save writes
-the wrong columns or fails.
+The local tensors are resized, as documented for resharding, but the metadata of the shards and of the
+tensor do not change. Checkpointing and collectives trust the metadata: the next save writes the wrong
+columns or fails.
 
 Clauses: KEYED-060.
 """
@@ -35,7 +35,7 @@ optimizer = KeyedOptimizer({"p": param}, {param: {"moment": live}}, [])
 optimizer.load_state_dict({"state": {"p": {"moment": columns(1.0, 1, 3)}}})
 held = [list(shard.tensor.shape) for shard in live.local_shards()]
 seen = [list(shard.metadata.shard_sizes) for shard in live.local_shards()]
-expected = f"metadata {held}, as the tensors are"
+expected = f"metadata {held}, like the tensors"
 defect = seen != held
 distributed.destroy_process_group()
 print(f"{'defect' if defect else 'fixed'}: expected {expected}, seen {seen}")

@@ -1,8 +1,8 @@
-"""After the inner optimizer loads a checkpoint of its own, the wrapper keeps saving dead state.
+"""After the inner optimizer loads a checkpoint itself, the wrapper keeps saving the old state.
 
-The wrapper remembers the mapping of state and the list of groups of the moment it was built;
-torch's optimizers replace both when they load. Whoever migrates from plain torch checkpoints
-saves the old state from then on, and loads into tensors that nobody uses.
+The wrapper stores the state mapping and the list of groups from its construction; torch optimizers replace
+both in load_state_dict. After a migration from plain torch checkpoints, the wrapper saves the old state,
+and loads into tensors that are no longer used.
 
 Clauses: KEYED-109, WRAP-003, WARM-074.
 """

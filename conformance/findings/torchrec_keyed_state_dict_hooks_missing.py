@@ -1,7 +1,7 @@
 """Hooks of state_dict and load_state_dict cannot be registered, and would not be called.
 
-The four registries are never made, so registering raises an AttributeError, and both methods
-ignore them. Renaming keys on load, the documented use, has to be done by hand.
+The four dictionaries of hooks are never created, so registering raises AttributeError, and both methods
+ignore hooks. Renaming keys on load, the documented use, has to be done manually.
 
 Clauses: KEYED-067, KEYED-068, KEYED-069, KEYED-070, FUSED-018, COMB-037, COMB-044,
 WRAP-027, SEMI-040.

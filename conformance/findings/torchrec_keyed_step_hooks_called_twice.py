@@ -1,8 +1,8 @@
-"""Step hooks fire twice when the step of a subclass calls that of its base.
+"""Step hooks run twice if the step of a subclass calls the step of its base class.
 
-Once hooks work at all (see the finding about hooks that are not called), each class in the chain
-whose `step` has been prepared calls them: a hook that counts steps, or steps a scheduler, counts
-double as soon as an instance of the base class has been prepared, too.
+If hooks work at all (see torchrec_keyed_step_hooks_not_called.py), each class in the chain whose `step` is
+patched calls them: a hook that counts steps, or steps a scheduler, counts twice as soon as an instance of
+the base class has been patched, too.
 
 Clauses: KEYED-066, COMB-043.
 """

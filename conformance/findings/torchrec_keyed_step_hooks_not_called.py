@@ -1,9 +1,9 @@
-"""Step hooks are registered, but not called.
+"""Step hooks can be registered but are not called.
 
-The constructor makes the lists of hooks but never prepares `step` for them, as torch's does.
-Hooks begin to work, for all instances of the class at once, when any of them is copied,
-unpickled, or (in subclasses that do not override it) zero_grad is called. Logging, clipping and
-profiling in hooks silently do not happen.
+The constructor creates the lists of hooks but never patches `step` to call them, as torch's constructor
+does. Hooks start to work, for all instances of the class at once, when any instance is copied or unpickled,
+or (in subclasses that do not override it) when zero_grad is called. Until then, logging, clipping and
+profiling hooks are silently skipped.
 
 Clauses: KEYED-065, COMB-036, WRAP-027.
 """

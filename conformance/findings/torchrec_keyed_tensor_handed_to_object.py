@@ -1,7 +1,8 @@
-"""A tensor or a number is handed to an object in its state's place.
+"""A stateful object receives a tensor or a number instead of its state dict.
 
-An object that follows the stateful protocol gets whatever the checkpoint has under its key. One that takes
-anything, as a plain assignment does, then holds a tensor instead of its state, and fails later, elsewhere.
+An object that follows the stateful protocol receives whatever the checkpoint contains under its key. An
+object that does not validate its input then holds a tensor instead of its state, and fails later in other
+code.
 
 Clauses: KEYED-055.
 """

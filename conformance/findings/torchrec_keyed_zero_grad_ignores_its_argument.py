@@ -1,9 +1,9 @@
 """zero_grad of the wrapper ignores set_to_none.
 
-The signature says set_to_none=False and the documentation that gradients are set to zero, but the
-argument is not passed on, and torch's default removes them. Code that accumulates into `.grad`
-after zero_grad() fails on None, optimizers skip parameters instead of applying momentum and
-decay, and memory planned for gradients is freed and allocated again.
+The signature has set_to_none=False and the documentation says that gradients are set to zero, but the
+argument is not passed on, and torch's default removes the gradients. Code that accumulates into `.grad`
+after zero_grad() fails on None, optimizers skip parameters instead of applying momentum and decay, and
+gradient memory is freed and allocated again.
 
 Clauses: KEYED-091, COMB-029, WRAP-012.
 """

@@ -1,8 +1,8 @@
 """In float16 every row without a gradient becomes NaN in the first step.
 
-eps (1e-10) is added to a float16 root, where it rounds to zero; a row whose sum is zero is divided 0 by 0.
-In a table whose batch touches few of its rows, which is every table, all the others are lost at once. A
-float16 table also loses small gradients, whose squares vanish before they are summed.
+eps (1e-10) is added to a float16 square root, where it rounds to zero; a row whose sum is zero is computed
+as 0/0. A batch touches few rows of a table, so all other rows are lost at once. A float16 table also loses
+small gradients, whose squares underflow before they are summed.
 
 Clauses: ALGO-028, ALGO-032.
 """

@@ -1,7 +1,7 @@
 """Row-wise Adagrad ignores the initial_accumulator_value of a group.
 
-The sums of all groups begin at the value given to the constructor; a group that says another one has it in
-param_groups, and it does nothing. It is the same in torch's Adagrad.
+The sums of all groups start at the value given to the constructor; the value of a group appears in
+param_groups but has no effect. torch's Adagrad has the same defect.
 
 Clauses: ALGO-096.
 """

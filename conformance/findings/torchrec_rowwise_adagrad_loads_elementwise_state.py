@@ -1,8 +1,8 @@
-"""Adagrad's state loads into row-wise Adagrad, which then is neither of the two.
+"""Row-wise Adagrad accepts the state of elementwise Adagrad, and then follows neither algorithm.
 
-A sum of shape (rows, width) is accepted in place of (rows, 1). The step adds the mean of a row's squares
-to every element of it and divides element by element: training goes on, silently, along a trajectory that
-no algorithm has, and the memory that the row-wise state saves is spent.
+A sum of shape (rows, width) is accepted in place of (rows, 1). The step adds the mean of a row's squares to
+each element of the sum and divides elementwise: training silently continues on a trajectory that belongs to
+no algorithm, and the memory savings of row-wise state are lost.
 
 Clauses: ALGO-078.
 """
@@ -25,5 +25,5 @@ try:
 except Exception as error:
     seen = f"{type(error).__name__}: {error}"
 defect = seen == "a load and a step"
-print(f"{'defect' if defect else 'fixed'}: expected a state of shape (2, 2) to be refused, seen {seen}")
+print(f"{'defect' if defect else 'fixed'}: expected an error for state of shape (2, 2), seen {seen}")
 sys.exit(1 if defect else 0)

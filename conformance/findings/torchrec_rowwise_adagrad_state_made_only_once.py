@@ -1,9 +1,8 @@
-"""Parameters that are added with add_param_group, or have no state in a checkpoint, cannot be stepped.
+"""Parameters from add_param_group, or without state in a checkpoint, cannot be stepped.
 
-The state is made in the constructor and nowhere else; the first step of a parameter that came later ends
-with KeyError: 'sum', after the parameters before it have been updated. torch's Adagrad makes such state
-in the step. The docstring of Optimizer.add_param_group names the use: layers that are made trainable as
-training goes on.
+Only the constructor creates the state; the first step of a later parameter raises KeyError: 'sum' after it
+has updated the parameters before it. torch's Adagrad creates missing state in the step. The docstring of
+Optimizer.add_param_group names the use: making frozen layers trainable during training.
 
 Clauses: ALGO-080, ALGO-082.
 """

@@ -1,7 +1,7 @@
 """Any misspelt option is accepted and ignored.
 
-The constructor takes ``**unused``, so ``wieght_decay=0.1`` trains without decay, ``epsilon=1e-8`` with
-another eps, and nobody is told.
+The constructor takes ``**unused``, so ``wieght_decay=0.1`` silently trains without decay, and
+``epsilon=1e-8`` with a different eps.
 
 Clauses: ALGO-062.
 """
@@ -17,5 +17,5 @@ try:
 except (TypeError, ValueError) as error:
     seen = type(error).__name__
 defect = seen == "accepted"
-print(f"{'defect' if defect else 'fixed'}: expected an error for wieght_decay=0.1, seen it {seen}")
+print(f"{'defect' if defect else 'fixed'}: expected an error for wieght_decay=0.1, seen: {seen}")
 sys.exit(1 if defect else 0)

@@ -1,7 +1,7 @@
 """With eps=0, which the constructor accepts, every row without a gradient becomes NaN.
 
-The docstring gives eps no lower bound and the constructor's check allows 0; a row whose sum is zero is
-then divided 0 by 0. Either zero is refused, or such a row has to stay where it is.
+The docstring gives eps no lower bound, and the constructor allows 0; a row whose sum is zero is then
+computed as 0/0. Either the constructor must reject 0, or such a row must not change.
 
 Clauses: ALGO-033.
 """
@@ -15,7 +15,7 @@ table = torch.nn.Parameter(torch.ones(3, 2))
 try:
     optimizer = RowWiseAdagrad([table], lr=0.1, eps=0.0)
 except ValueError:
-    print("fixed: eps=0 is refused")
+    print("fixed: eps=0 raises an error")
     sys.exit(0)
 table.grad = torch.zeros_like(table)
 table.grad[0] = 1.0

@@ -1,8 +1,8 @@
-"""A parameter of three dimensions is stepped with the rates of other rows.
+"""A parameter with three dimensions is stepped with the learning rates of other rows.
 
-For a shape like (3, 3, 1), a stack of tables, the state of row i is broadcast along another dimension: an
-element is divided by the root of a sum that it does not belong to. Other shapes end in an error about
-broadcasting; these train.
+For a shape such as (3, 3, 1), a stack of tables, the state of row i is broadcast along another dimension:
+an element is divided by the square root of a sum of other rows. Other shapes raise an error about
+broadcasting; such shapes train.
 
 Clauses: ALGO-064.
 """

@@ -1,8 +1,8 @@
-"""A number of local steps that is none, and global parameters that are none, are accepted.
+"""An invalid num_local_steps and invalid global parameters are accepted.
 
-With NaN, what a failed division in a configuration gives, no global step is ever taken: the regions drift
-apart, and nothing says so. A fraction synchronizes at other steps than meant (2.5: every fifth), and
-a negative number is taken for a positive one. Names in place of parameters are dropped.
+With NaN, the result of a failed division in a configuration, no global step is ever taken: the regions
+silently diverge. A fraction synchronizes at unexpected steps (2.5: every fifth), and a negative number acts
+like a positive one. Names in place of parameters are dropped.
 
 Clauses: SEMI-002, SEMI-004.
 """

@@ -1,8 +1,7 @@
 """A closure is evaluated with gradients disabled.
 
-The whole step runs under no_grad. torch's own optimizers enable gradients around a closure, but an
-optimizer that leaves this to its caller gets one that cannot run its backward
-pass: the loss has no graph.
+The whole step runs under no_grad. torch optimizers enable gradients around a closure, but an optimizer that
+leaves this to its caller receives a closure that cannot run its backward pass: the loss has no graph.
 
 Clauses: SEMI-022.
 """

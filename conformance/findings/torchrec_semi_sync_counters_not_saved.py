@@ -1,9 +1,9 @@
-"""A checkpoint without state of the global optimizer has no step counters, and cannot be loaded.
+"""A checkpoint without global optimizer state lacks the step counters and cannot be loaded.
 
-The counters are saved inside the state of the global optimizer's parameters. Before the first global
-step there is none, and a global optimizer without momentum never has any. state_dict then leaves the
-counters out without a word, and load_state_dict of that very checkpoint raises a RuntimeError, when it
-has written everything else: a job that is preempted early cannot resume.
+The counters are saved inside the state of the global optimizer's parameters. This state does not exist
+before the first global step, and never exists for a global optimizer without momentum. state_dict then
+silently omits the counters, and load_state_dict of the same checkpoint raises RuntimeError after it has
+written everything else: a job that is preempted early cannot resume.
 
 Clauses: SEMI-016.
 """

@@ -1,8 +1,9 @@
-"""A step that fails is counted.
+"""A step that raises is counted.
 
-The counter of local steps is raised before the local step, that of global steps before the global one. A
-trainer that goes on after an out-of-memory error or a refused all-reduce has the wrong distance from the
-next global step, for good: it waits in a collective where the other regions are not, or they for it.
+The counter of local steps increases before the local step, and that of global steps before the global step.
+A trainer that continues after an out-of-memory error or a failed all-reduce permanently has the wrong
+distance to the next global step: it waits in a collective that the other regions do not enter, or they wait
+for it.
 
 Clauses: SEMI-023.
 """

@@ -1,8 +1,8 @@
-"""With a GradScaler nothing is learned: gradients are divided by the scale twice.
+"""With a GradScaler the model does not learn: gradients are divided by the scale twice.
 
-param_groups lists the groups of both optimizers, and a parameter that both have, the usual case, is in
-two of them. GradScaler divides every gradient of every group: those of shared parameters become smaller
-by the scale once more, a factor of 65536 to begin with, without a sign.
+param_groups lists the groups of both optimizers, and a parameter that both have, the usual case, is in two
+groups. GradScaler divides every gradient of every group, so the gradient of a shared parameter is silently
+divided by the scale twice, initially 65536.
 
 Clauses: SEMI-031.
 """

@@ -1,9 +1,9 @@
-"""No hook can be registered, and after one copy no instance of the process can step any more.
+"""No hook can be registered, and after one copy every instance in the process fails to step.
 
-The constructor runs neither that of torch.optim.Optimizer nor that of KeyedOptimizer, so the dictionaries
-that hooks are kept in do not exist: all six register methods raise AttributeError. copy.deepcopy and
-pickle.loads patch the class's step to look into them, and from then on every SemisyncOptimizer.step of
-the process, of instances that existed before too, raises the same AttributeError.
+The constructor calls neither that of torch.optim.Optimizer nor that of KeyedOptimizer, so the dictionaries
+of hooks do not exist: all six register methods raise AttributeError. copy.deepcopy and pickle.loads patch
+the step of the class to read these dictionaries, and from then on every SemisyncOptimizer.step in the
+process, also of existing instances, raises the same AttributeError.
 
 Clauses: SEMI-026, SEMI-027, SEMI-029.
 """

@@ -1,9 +1,9 @@
-"""init_state takes a local step, and does not make room for the global optimizer's state.
+"""init_state takes a local step, and does not create the global optimizer's state.
 
-It is inherited from KeyedOptimizer, whose dummy step is a step here: the counter moves, so this worker
-comes to each global step one step before the others, and with num_local_steps=1 the model is moved.
-The global optimizer's state, which its first global step makes, is still not there: the checkpoint of
-a job that has synchronized cannot be loaded by a fresh one in the documented way.
+The method is inherited from KeyedOptimizer, and its dummy step is a local step here: the counter advances,
+so this worker reaches each global step one step before the others, and with num_local_steps=1 the model
+moves. The global optimizer's state, which the first global step creates, is still missing: a fresh
+optimizer cannot load, in the documented way, the checkpoint of a job that has synchronized.
 
 Clauses: SEMI-014, SEMI-015.
 """

@@ -1,9 +1,9 @@
 """One key for two tensors is accepted until the first checkpoint.
 
-That a key stands for the same tensor in both optimizers is checked by an assertion when the parameters are
-looked at, which no step does: hours later state_dict fails, and what was trained cannot be saved. One
-tensor under two keys passes that check, too, and is saved under one of them; load_state_dict of that
-very checkpoint then misses the other.
+Only an assertion in `params`, which no step reads, checks that a key names the same tensor in both
+optimizers: hours later state_dict fails, and the trained model state cannot be saved. One tensor under two
+keys passes this check and is saved under one of the keys; load_state_dict of the same checkpoint then
+misses the other.
 
 Clauses: SEMI-008.
 """

@@ -1,9 +1,8 @@
-"""Counters that contradict each other or are no counts are loaded.
+"""Counters that contradict each other, or are not counts, are loaded.
 
-Both counters are saved once for each parameter, and all copies are loaded into one tensor: the last one
-wins. A checkpoint put together from two steps, or a negative count, is taken without an error, a missing
-copy with one that comes when the rest is written. Workers that resume so come to their global steps at
-different times.
+Both counters are saved once per parameter, and all copies are loaded into one tensor: the last one wins. A
+checkpoint assembled from two steps, or a negative count, raises no error; a missing copy raises one after
+everything else was written. Workers that resume from it reach their global steps at different times.
 
 Clauses: SEMI-018.
 """

@@ -1,8 +1,8 @@
-"""The groups of optimizers that are told to save them are not saved.
+"""Optimizers that are set to save their groups do not do so inside a SemisyncOptimizer.
 
-Whether groups are saved is a flag of its own that begins as False; those of the two optimizers are not
-looked at, where CombinedOptimizer takes over the common one and refuses two different ones. A job that
-sets the flag where it builds its optimizers has no rates in its checkpoints.
+SemisyncOptimizer has its own flag for saving groups, which starts as False, and ignores those of the two
+optimizers; CombinedOptimizer takes over the common flag and rejects different ones. A job that sets the
+flag where it builds its optimizers has no learning rates in its checkpoints.
 
 Clauses: SEMI-037.
 """

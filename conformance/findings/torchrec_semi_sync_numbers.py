@@ -1,8 +1,8 @@
-"""State that is a number is not loaded: the old one stays, without an error.
+"""State that is a number is silently not loaded: the old value stays.
 
-The joint state is a new dictionary each time it is asked for. A load copies into the tensors in it,
-but a number (the step count of many optimizers) is written into a dictionary that is then thrown away.
-Bias corrections and schedules of the local or the global optimizer go on from the wrong step.
+Each access to the joint state returns a new dictionary. A load copies into the tensors in it, but writes a
+number (the step count of many optimizers) into a dictionary that is then discarded. Bias corrections and
+schedules of the local or the global optimizer continue from the wrong step.
 
 Clauses: SEMI-017.
 """

@@ -1,8 +1,8 @@
-"""A global optimizer that cannot take a global step is found out at the first global step.
+"""A global optimizer that cannot take a global step raises only at the first global step.
 
-Any keyed optimizer is accepted as the global one. That it wraps an optimizer with a method global_step is
-written nowhere, and not looked at before it is called: after num_local_steps local steps the training
-ends with an AttributeError, the parameters moved and both counters advanced.
+Any keyed optimizer is accepted as the global one. It must wrap an optimizer with a method global_step, but
+this is neither documented nor checked before the call: after num_local_steps local steps, training ends
+with an AttributeError, with moved parameters and both counters advanced.
 
 Clauses: SEMI-003.
 """

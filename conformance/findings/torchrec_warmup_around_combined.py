@@ -1,9 +1,9 @@
 """A schedule around a combination is not saved.
 
-CombinedOptimizer computes its state and parameters anew for each reader, and the wrapper keeps the
-copies it got when it was built: what the schedule writes into them, nobody sees. The checkpoint has
-no entry for it, loads without an error, and the run resumes with the warm-up from the start. When
-that schedule is combined again, the moments of the optimizers inside are lost as well.
+CombinedOptimizer returns new copies of its state and parameters on each access, and the wrapper keeps the
+copies from its construction: entries that the schedule writes into them are lost. The checkpoint lacks the
+schedule, loads without an error, and the run resumes with the warm-up from the start. If this schedule is
+combined again, the moments of the optimizers inside are lost as well.
 
 Clauses: WARM-052, SEMI-038.
 """

@@ -1,8 +1,8 @@
-"""Stages are checked with assert, so not at all under python -O.
+"""Stages are validated with assert, and therefore not at all under python -O.
 
-Optimized containers set PYTHONOPTIMIZE. There a stage that ends before it begins is skipped or
-extrapolated, and INTERPOLATE without its end divides by zero in the middle of a run. Without -O,
-callers that expect ValueError for a bad argument, as torch's optimizers raise, miss it.
+Optimized containers set PYTHONOPTIMIZE. There, a stage that ends before it begins is skipped or
+extrapolated, and INTERPOLATE without its end divides by zero in the middle of a run. Without -O, callers
+that expect ValueError for an invalid argument, as torch optimizers raise, do not catch the AssertionError.
 
 Clauses: WARM-060, WARM-062.
 """

@@ -1,7 +1,7 @@
-"""Numbers that cannot be rates are accepted: a NaN or negative lr, NaN or infinity in a stage.
+"""Invalid numbers are accepted: a NaN or negative lr, and NaN or infinity in a stage.
 
-torch's optimizers refuse such a learning rate in their constructors; the schedule overwrites the
-rate behind that check. One step makes every parameter NaN, or the run climbs the loss.
+torch optimizers reject such a learning rate in their constructors; the schedule overwrites the learning
+rate after this check. One step makes every parameter NaN, or training increases the loss.
 
 Clauses: WARM-033, WARM-064.
 """

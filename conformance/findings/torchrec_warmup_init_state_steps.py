@@ -1,8 +1,7 @@
-"""init_state moves the schedule.
+"""init_state advances the schedule.
 
-It is called to make state loadable, also where there is nothing to load. Each call takes a dummy
-step, so the run starts one iteration late and never trains at its first rate; called again, later
-still.
+init_state makes state loadable, and is also called if there is no checkpoint. Each call takes a dummy step,
+so the run starts one iteration late and never uses its first learning rate; further calls delay it further.
 
 Clauses: WARM-048.
 """

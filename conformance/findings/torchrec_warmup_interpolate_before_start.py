@@ -1,8 +1,8 @@
-"""INTERPOLATE extrapolates before start_interpolating_iters, down to negative rates.
+"""INTERPOLATE extrapolates before start_interpolating_iters, down to negative learning rates.
 
-The stage begins where the one before it ends, which may be long before its start. Until then the
-straight line is followed backwards, away from `value`: the first iterations of a warm-up then train
-with a negative rate.
+The stage begins where the previous one ends, which may be long before its start. Until then the line is
+extended backwards, away from `value`: the first iterations of a warm-up can train with a negative learning
+rate.
 
 Clauses: WARM-023.
 """

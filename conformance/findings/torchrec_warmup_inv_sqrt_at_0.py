@@ -1,7 +1,7 @@
 """INVSQRT divides by zero at iteration 0.
 
-A schedule whose first stage is INVSQRT cannot be built: the constructor sets the rate of iteration 0,
-1 / √0. Users put a dummy stage before it, which shifts nothing but has to be known.
+A schedule whose first stage is INVSQRT cannot be built: the constructor sets the learning rate of iteration
+0, 1 / √0. Users have to insert a dummy stage before it.
 
 Clauses: WARM-021.
 """

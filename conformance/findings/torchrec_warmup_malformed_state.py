@@ -1,8 +1,8 @@
-"""The schedule's state is loaded without a look at it.
+"""The state of a schedule is loaded without validation.
 
-A negative iteration, a fraction, NaN, a tensor of one number: all are taken (cut off, broadcast),
-and the rate becomes whatever the formula says, here below 0. A damaged or foreign checkpoint is
-found when the model has diverged.
+A negative iteration, a fraction, NaN and a tensor of one number are all accepted (truncated or broadcast),
+and the learning rate becomes whatever the formula gives, here a negative number. A damaged or foreign
+checkpoint is noticed only after the model has diverged.
 
 Clauses: WARM-055.
 """

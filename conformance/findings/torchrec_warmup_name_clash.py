@@ -1,8 +1,8 @@
-"""A param_name that is a key already takes its place.
+"""A param_name that is already a key replaces the parameter with that key.
 
-A parameter of that name loses its key: its state cannot be saved (KeyError), and so can that of a
-schedule around a schedule, for which the default param_name is enough. The error comes when the
-first checkpoint is written, hours after the mistake.
+A parameter with this name loses its key: its state cannot be saved (KeyError). The same happens to a
+schedule around another schedule if both use the default param_name. The error comes when the first
+checkpoint is written, hours after the mistake.
 
 Clauses: WARM-045.
 """

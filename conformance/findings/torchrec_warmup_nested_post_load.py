@@ -1,8 +1,8 @@
-"""post_load_state_dict of a schedule is not passed on to a schedule inside.
+"""post_load_state_dict of a schedule is not passed on to a schedule inside it.
 
-In a combination that call is all that sets rates after a load. Of two nested schedules, for the
-rate and for the momentum, the inner one keeps the rate of before the load until a step has been
-taken with it; a fused backward uses it, too.
+In a combination, only this call sets the learning rates after a load. Of two nested schedules, for the
+learning rate and for the momentum, the inner one keeps the value from before the load until a step has used
+it; a fused backward pass uses it, too.
 
 Clauses: WARM-053.
 """

@@ -1,7 +1,7 @@
-"""A policy that is no WarmupPolicy means no schedule at all.
+"""A policy that is not a WarmupPolicy silently disables the schedule.
 
-The documentation writes the default as 'linear'; as a string, from a configuration file too, it is
-accepted, equals no policy, and multiplies by 1: the model trains at full rate from the start.
+The documentation writes the default as 'linear'; this string, for example from a configuration file, is
+accepted, equals no policy, and multiplies by 1: the model trains at the full learning rate from the start.
 
 Clauses: WARM-061.
 """

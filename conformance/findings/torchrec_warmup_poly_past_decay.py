@@ -1,8 +1,9 @@
-"""POLY goes on after decay_iters: negative rates, rising ones, or a crash.
+"""POLY continues after decay_iters: with negative or rising learning rates, or an error.
 
-With decay_iters below max_iters the base 1 − i / decay_iters turns negative. An odd power then gives
-negative rates, so training climbs the loss; an even one lets the rate rise again without bound; a
-fraction raises "math domain error" in the middle of a run, after the parameters were updated.
+With decay_iters below max_iters, the base 1 − i / decay_iters becomes negative. An odd power then gives
+negative learning rates, so training increases the loss; an even power lets the learning rate rise without
+bound; a fractional power raises "math domain error" in the middle of a run, after the parameters were
+updated.
 
 Clauses: WARM-022.
 """

@@ -1,8 +1,8 @@
 """A learning rate that is a tensor is replaced by a number.
 
-The tensor is what a capturable, fused or compiled step reads. A captured CUDA graph goes on with the
-rate of the tensor that is now in no group, so the schedule has no effect and nobody is told; a
-compiled step is compiled anew for each number.
+A capturable, fused or compiled step reads the tensor. A captured CUDA graph continues with the old tensor,
+which no group contains any more, so the schedule silently has no effect; a compiled step is recompiled for
+each number.
 
 Clauses: WARM-031.
 """

@@ -1,8 +1,8 @@
-"""A restart period that is not positive is found out when its stage begins.
+"""A restart period that is not positive raises only when its stage begins.
 
-With sgdr_period = 0 in a later stage the schedule is built, trains, and raises ZeroDivisionError in
-the step in which the stage begins, after the parameters were updated. With a negative period the
-cosine is that of other iterations.
+With sgdr_period = 0 in a later stage, the schedule is built, trains, and raises ZeroDivisionError in the
+step in which the stage begins, after the parameters were updated. With a negative period the cosine is
+evaluated at wrong iterations.
 
 Clauses: WARM-063.
 """

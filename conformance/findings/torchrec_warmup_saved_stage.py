@@ -1,8 +1,8 @@
-"""The saved number of the stage is believed, whatever the stages are now.
+"""A load uses the saved stage number, whatever the current stages are.
 
-Schedules are edited between runs, longer or shorter by a stage. A load then takes the rate from the
-wrong stage's formula, LINEAR far beyond 1 for example, or raises IndexError when everything has
-been written. Steps move on by one stage each, so the rate is wrong for long.
+Users edit schedules between runs and add or remove a stage. A load then uses the formula of the wrong
+stage, for example LINEAR far beyond 1, or raises IndexError after everything has been written. Each step
+advances by at most one stage, so the learning rate stays wrong for long.
 
 Clauses: WARM-054.
 """

@@ -1,9 +1,8 @@
-"""The caller's stages are modified, and stay shared.
+"""The caller's stages are modified and remain shared with the schedule.
 
-The constructor writes decay_iters into every stage that leaves it open. Used again with another
-max_iters, for the next model of a sweep, the stage keeps the old length and the rate is wrong, even
-negative. The other way round, a stage that is changed for the next model changes the schedule that
-is running.
+The constructor writes decay_iters into every stage that does not set it. If the stage is reused with
+another max_iters, for the next model of a sweep, it keeps the old length and the learning rate is wrong,
+even negative. In the other direction, changing a stage for the next model changes the running schedule.
 
 Clauses: WARM-065, WARM-066.
 """

@@ -1,9 +1,9 @@
-"""A saved state dict shows the iteration of the step it was taken at for ever.
+"""A saved state dict always shows the iteration of the step at which it was taken.
 
-Each step makes a new state tensor. All other state in a state dict is live, as the documentation
-recommends to use it: take the state dict once, load a checkpoint into its tensors, save it later.
-The schedule's entry in it is dead after one step, so a checkpoint written from it has today's
-moments and an old iteration, and resumes at the wrong rate.
+Each step creates a new state tensor. All other state in a state dict is live, and the documentation
+recommends to use it that way: take the state dict once, load a checkpoint into its tensors, save it later.
+The schedule's entry is stale after one step, so a checkpoint written from it has current moments and an old
+iteration, and resumes at the wrong learning rate.
 
 Clauses: WARM-042.
 """

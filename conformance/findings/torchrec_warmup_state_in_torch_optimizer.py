@@ -1,7 +1,7 @@
-"""The schedule puts its state into the torch optimizer inside.
+"""The schedule puts its state into the inner torch optimizer.
 
-There it belongs to a parameter that is in no group, so torch's own state_dict raises KeyError from
-the first step on, and so does whatever saves, copies or inspects the torch optimizer itself.
+There the state belongs to a parameter that is in no group, so torch's own state_dict raises KeyError from
+the first step on, and so does any code that saves, copies or inspects the torch optimizer.
 
 Clauses: WARM-075.
 """

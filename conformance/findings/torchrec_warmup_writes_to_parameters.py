@@ -1,8 +1,8 @@
-"""The constructor writes a fake parameter into the caller's mapping of parameters.
+"""The constructor adds a fake parameter to the caller's mapping of parameters.
 
-That mapping is usually used again: to clip, to count, to build another optimizer, which then trains
-a parameter that belongs to no model, or finds its key taken. A read-only mapping, which the
-annotation (Mapping) allows, raises TypeError.
+Callers usually reuse this mapping: to clip, to count, or to build another optimizer, which then trains a
+parameter that belongs to no model, or finds its key in use. A read-only mapping, which the annotation
+(Mapping) allows, raises TypeError.
 
 Clauses: WARM-044.
 """

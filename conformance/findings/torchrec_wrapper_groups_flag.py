@@ -1,9 +1,9 @@
-"""A wrapper does not tell that its groups are to be saved, so a combination drops them.
+"""A wrapper does not report that its groups are to be saved, so a combination drops them.
 
-OptimizerWrapper passes save_param_groups on, but its own flag, which CombinedOptimizer reads, stays
-False for ever. A combination of wrappers that save their groups saves none; with one that is not
-wrapped beside them an assertion fails. Rates and options are not in the checkpoint that was asked
-to hold them.
+OptimizerWrapper passes save_param_groups on, but its own flag, which CombinedOptimizer reads, always stays
+False. A combination of wrappers that save their groups saves none; if an unwrapped optimizer that saves its
+groups is beside them, an assertion fails. Learning rates and options are missing from the checkpoint
+although they were requested.
 
 Clauses: WRAP-018.
 """

@@ -1,9 +1,9 @@
-"""Wrappers have no hooks, and a copy of one makes the steps of all others fail.
+"""Wrappers have no hooks, and copying one makes the steps of all others fail.
 
-OptimizerWrapper, and with it clipping and warmup, sets up none of the tables that torch.optim.Optimizer
-keeps hooks in: registering a hook of any kind is an AttributeError. Worse, a deep copy or an
-unpickled wrapper makes torch patch the class so that every step looks for these tables: from then on
-each wrapper of that class in the process that was not itself a copy raises at its next step. An
+OptimizerWrapper, and with it clipping and warmup, creates none of the dictionaries in which
+torch.optim.Optimizer keeps hooks: registering a hook of any kind raises AttributeError. Worse, a deep copy
+or an unpickled wrapper makes torch patch the class so that every step reads these dictionaries: from then
+on each wrapper of that class in the process that is not itself a copy raises in its next step. An
 evaluation that copies its optimizer ends the training.
 
 Clauses: WRAP-025, WRAP-026, WRAP-028, WRAP-029, WRAP-030, WARM-037, WARM-058, WARM-059, CLIP-025,

@@ -1,7 +1,7 @@
-"""A load through wrappers calls post_load_state_dict of the wrapped optimizer again and again.
+"""A load through wrappers calls post_load_state_dict of the wrapped optimizer several times.
 
-The load of the wrapped optimizer calls it, and then each wrapper around passes its own call on: one
-call more with every layer. A subclass whose method is not idempotent, one that converts units or
+The load of the wrapped optimizer calls the method, and then each outer wrapper passes its own call on: one
+additional call per layer. A subclass whose method is not idempotent, for example one that converts units or
 counts restarts, loads a wrong state as soon as it is wrapped.
 
 Clauses: WRAP-009.

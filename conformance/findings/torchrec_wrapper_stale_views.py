@@ -1,10 +1,10 @@
-"""A wrapper around a combination shows the state of the day it was built, and it is saved empty.
+"""A wrapper around a combination shows the state from its construction, and is saved without state.
 
-CombinedOptimizer computes its state, parameters and groups anew for each reader, and the wrapper
-keeps what it got when it was built, usually before the first step. Its state stays empty for ever.
-A combination that has such a wrapper in it, clipping around one half of a model for example, saves
-an empty state, without an error: the moments of all optimizers are gone at the resume.
-The same cause loses the schedule in torchrec_warmup_around_combined.py.
+CombinedOptimizer returns new copies of its state, parameters and groups on each access, and the wrapper
+keeps the copies from its construction, usually before the first step. Its state stays empty. A combination
+that contains such a wrapper, for example clipping around one half of a model, silently saves an empty
+state: the moments of all optimizers are lost at the restart. The same cause loses the schedule in
+torchrec_warmup_around_combined.py.
 
 Clauses: COMB-020, WRAP-003, WRAP-004, WRAP-005, WRAP-033.
 """
