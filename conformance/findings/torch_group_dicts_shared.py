@@ -15,5 +15,7 @@ first = torch.optim.SparseAdam([group], lr=0.1)
 second = torch.optim.SparseAdam([group], lr=0.5)
 seen = second.param_groups[0]["lr"]
 defect = seen != 0.5
-print(f"{'defect' if defect else 'fixed'}: expected a learning rate of 0.5 in the second optimizer, seen {seen}")
+print(
+    f"{'defect' if defect else 'fixed'}: expected a learning rate of 0.5 in the second optimizer, seen {seen}"
+)
 sys.exit(1 if defect else 0)

@@ -23,6 +23,6 @@ for scheduler in schedulers:
 seen = float(optimizers[0].param_groups[0]["lr"])
 defect = abs(seen - 0.05) > 1e-6
 print(
-    f"{'defect' if defect else 'fixed'}: expected a learning rate of 0.05 after one step of a scheduler, seen {seen}"
+    f"{'defect' if defect else 'fixed'}: expected a learning rate of 0.05 after a scheduler step, seen {seen}"
 )
 sys.exit(1 if defect else 0)
