@@ -25,7 +25,5 @@ weight.grad = torch.ones(2)
 others[0].step()
 seen = float(others[1].state_dict()["state"][0]["step"])
 defect = seen != 1.0
-print(
-    f"{'defect' if defect else 'fixed'}: expected 1 step in the optimizer that did not step again, seen {seen}"
-)
+print(f"{'defect' if defect else 'fixed'}: expected 1 step in the optimizer that did not step, seen {seen}")
 sys.exit(1 if defect else 0)
