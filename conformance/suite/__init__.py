@@ -1,1 +1,1 @@
-"""The suite: one file an area and topic; a case is a function of an implementation and literals."""
+"""The suite: one file per area and topic; a case is a function of an implementation and literals."""

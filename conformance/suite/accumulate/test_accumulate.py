@@ -26,7 +26,7 @@ from keyedopt.conformance.suite.support.assertions import (
 
 
 def plain(kind: str) -> Any:
-    """Return torch's optimizer of the same formula."""
+    """Return torch's optimizer with the same formula."""
     return getattr(torch.optim, kind.removeprefix("Accumulate"))
 
 
@@ -34,7 +34,7 @@ def plain(kind: str) -> Any:
 @pytest.mark.parametrize("kind", ACCUMULATING)
 @pytest.mark.parametrize("ignored", [1, 4])
 def test_without_accumulating(impl, kind, ignored):
-    """By default, and with use_accumulate=False whatever accumulate_step is, each step is an update."""
+    """By default, and with use_accumulate=False for any accumulate_step, each step updates the parameters."""
     mine, other = fixed_table(), fixed_table()
     options = {} if ignored == 1 else {"use_accumulate": False, "accumulate_step": ignored}
     optimizer, torchs = getattr(impl, kind)([mine], lr=0.125, **options), plain(kind)([other], lr=0.125)
@@ -60,7 +60,7 @@ def test_without_accumulating(impl, kind, ignored):
     ],
 )
 def test_bad_arguments(impl, kind, name, value):
-    """An argument of another type or out of its range is refused with an error that names it."""
+    """An argument of another type or out of range raises an error that names the argument."""
     options = {"lr": 0.1, "use_accumulate": True, name: value}
     expect_raises(
         lambda: getattr(impl, kind)([fixed_table()], **options),
@@ -75,7 +75,7 @@ def test_bad_arguments(impl, kind, name, value):
 @pytest.mark.parametrize("kind", ACCUMULATING)
 @pytest.mark.parametrize("layout", ["dense", "sparse"])
 def test_one_update_a_window(impl, kind, layout):
-    """Nothing changes before the last step of a window, which is one update with the sum of its gradients."""
+    """Only the last step of a window changes anything: one update with the sum of the gradients."""
     mine, other = fixed_table(), fixed_table()
     optimizer = make_accumulating(impl, kind, [mine])
     once = getattr(impl, kind)([other], lr=0.125)
@@ -94,7 +94,7 @@ def test_one_update_a_window(impl, kind, layout):
 @pytest.mark.parametrize("kind", ACCUMULATING)
 @pytest.mark.parametrize("shape", [(), (5,), (2, 3, 4), (0, 4)], ids=str)
 def test_shapes(impl, kind, shape):
-    """Numbers, vectors, more axes, and no rows have windows; what is no table may be refused instead."""
+    """Numbers, vectors and tensors without rows have windows; other shapes than tables may raise an error."""
     start = torch.arange(float(math.prod(shape))).reshape(shape) - 2.5
     mine, other = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
     try:
@@ -120,7 +120,7 @@ def test_shapes(impl, kind, shape):
 @pytest.mark.clause("ACC-003")
 @pytest.mark.parametrize("kind", ACCUMULATING)
 def test_decay_once_a_window(impl, kind):
-    """Weight decay, too, is applied once a window, in its update."""
+    """Weight decay is applied once per window, in its update."""
     mine, other = fixed_table(), fixed_table()
     optimizer = make_accumulating(impl, kind, [mine], weight_decay=0.25)
     once = getattr(impl, kind)([other], lr=0.125, weight_decay=0.25)
@@ -138,7 +138,7 @@ def test_decay_once_a_window(impl, kind):
 @pytest.mark.parametrize("kind", ACCUMULATING)
 @pytest.mark.parametrize("at", [0, 1, 2])
 def test_nan_is_not_lost(impl, kind, at):
-    """A gradient that is NaN in any step of a window shows in its update."""
+    """A NaN gradient in any step of a window affects its update."""
     mine = fixed_table()
     optimizer = make_accumulating(impl, kind, [mine])
     for step in range(3):
@@ -152,7 +152,7 @@ def test_nan_is_not_lost(impl, kind, at):
 @pytest.mark.clause("ACC-004")
 @pytest.mark.parametrize("window", [1, 2, 5])
 def test_sum_not_mean(impl, window):
-    """The update is with the sum of the window, not with its mean."""
+    """The update uses the sum of the gradients in the window, not their mean."""
     mine = fixed_table()
     before = mine.detach().clone()
     optimizer = make_accumulating(impl, "AccumulateSGD", [mine], window, lr=1.0)
@@ -182,7 +182,7 @@ def test_counts_once(impl):
 @pytest.mark.clause("ACC-006")
 @pytest.mark.parametrize("kind", ACCUMULATING)
 def test_windows_of_their_own(impl, kind):
-    """Each parameter has a window of its own: one without a gradient in a step keeps what it has."""
+    """Each parameter has its own window; a step without its gradient does not change the window."""
     one, two, alone = fixed_table(), fixed_table(), fixed_table()
     optimizer = make_accumulating(impl, kind, [one, two], 2)
     single = make_accumulating(impl, kind, [alone], 2)
@@ -198,7 +198,7 @@ def test_windows_of_their_own(impl, kind):
 @pytest.mark.clause("ACC-006")
 @pytest.mark.parametrize("kind", ACCUMULATING)
 def test_gradients_now_and_then(impl, kind):
-    """A parameter with a gradient in every other step takes twice as long for a window."""
+    """A parameter with a gradient in every second step needs twice as many steps for a window."""
     often, rarely, alone = fixed_table(), fixed_table(), fixed_table()
     optimizer, single = make_accumulating(impl, kind, [often, rarely]), make_accumulating(impl, kind, [alone])
     for step in range(12):
@@ -212,7 +212,7 @@ def test_gradients_now_and_then(impl, kind):
 @pytest.mark.clause("ACC-003")
 @pytest.mark.parametrize("kind", ACCUMULATING)
 def test_options_of_a_group(impl, kind):
-    """Whether and how long gradients are accumulated is said by the group."""
+    """The options of a group select whether and for how many steps gradients are accumulated."""
     tables, others = [fixed_table() for _ in range(3)], [fixed_table() for _ in range(3)]
     options = [
         {"use_accumulate": True, "accumulate_step": 2},
@@ -234,7 +234,7 @@ def test_options_of_a_group(impl, kind):
 @pytest.mark.parametrize("kind", ACCUMULATING)
 @pytest.mark.parametrize("to_none", [True, False])
 def test_zero_grad_between_steps(impl, kind, to_none):
-    """zero_grad, which every loop calls between steps, leaves the window as it is."""
+    """zero_grad, which every training loop calls between steps, does not change the window."""
     mine, other = fixed_table(), fixed_table()
     optimizer, plainly = make_accumulating(impl, kind, [mine]), make_accumulating(impl, kind, [other])
     for step in range(6):
@@ -248,7 +248,7 @@ def test_zero_grad_between_steps(impl, kind, to_none):
 @pytest.mark.clause("ACC-003")
 @pytest.mark.parametrize("kind", ["AccumulateAdagrad", "AccumulateAdam"])
 def test_rows_of_other_windows(impl, kind):
-    """A window of sparse gradients moves the rows that it lists alone, whatever came in earlier ones."""
+    """A window of sparse gradients updates only the rows that it lists, not those of earlier windows."""
     mine = fixed_table()
     optimizer = make_accumulating(impl, kind, [mine], 2)
     for rows in ([0, 1], [1, 2], [3, 4], [4, 3]):
@@ -265,7 +265,7 @@ def test_rows_of_other_windows(impl, kind):
 @pytest.mark.parametrize("kind", ACCUMULATING)
 @pytest.mark.parametrize("at", [1, 2])
 def test_nonfinite(impl, kind, at):
-    """With error_if_nonfinite a gradient that is not finite never enters a window."""
+    """With error_if_nonfinite a non-finite gradient never enters a window."""
     mine, other = fixed_table(), fixed_table()
     optimizer = make_accumulating(impl, kind, [mine], error_if_nonfinite=True)
     sound = make_accumulating(impl, kind, [other])
@@ -281,7 +281,7 @@ def test_nonfinite(impl, kind, at):
 
 @pytest.mark.clause("ACC-013")
 def test_closure(impl):
-    """A closure is evaluated once a step, with gradients enabled, and is one step of the window."""
+    """A closure is evaluated once per step, with gradients enabled, and counts as one step of the window."""
     mine, other = fixed_table(), fixed_table()
     optimizer, without = (make_accumulating(impl, "AccumulateSGD", [param]) for param in (mine, other))
     calls: list[bool] = []
@@ -301,7 +301,7 @@ def test_closure(impl):
 @pytest.mark.clause("ACC-014")
 @pytest.mark.parametrize("kind", ACCUMULATING)
 def test_rate_of_the_update(impl, kind):
-    """The rate of an update is the one at the last step of its window; a scheduler sets it as ever."""
+    """An update uses the learning rate of the window's last step, also with a scheduler."""
     mine, other = fixed_table(), fixed_table()
     optimizer, plainly = (
         make_accumulating(impl, kind, [mine], 2, lr=0.5),
@@ -320,7 +320,7 @@ def test_rate_of_the_update(impl, kind):
 @pytest.mark.clause("ACC-015")
 @pytest.mark.parametrize("half", ["float16", "bfloat16"])
 def test_half(impl, half):
-    """Gradients of parameters in half precision are summed in float32: small ones are not lost."""
+    """Gradients of parameters in half precision are summed in float32: small gradients are not lost."""
     mine = torch.nn.Parameter(torch.ones(2, 4, dtype=getattr(torch, half)))
     optimizer = make_accumulating(impl, "AccumulateSGD", [mine], 4096, lr=1.0)
     for _ in range(4096):
@@ -331,7 +331,7 @@ def test_half(impl, half):
 
 @pytest.mark.clause("ACC-016")
 def test_step_hooks(impl):
-    """Step hooks fire at each step, whether it ends a window or not."""
+    """Step hooks run at each step, whether or not it ends a window."""
     mine, seen = fixed_table(), []
     optimizer = make_accumulating(impl, "AccumulateSGD", [mine])
     optimizer.register_step_pre_hook(lambda *_: seen.append("pre"))
@@ -342,7 +342,7 @@ def test_step_hooks(impl):
 
 @pytest.mark.clause("ACC-017")
 def test_empty_gradients(impl):
-    """A step with a sparse gradient without rows is a step of the window."""
+    """A step with a sparse gradient without rows counts as a step of the window."""
     mine, other = fixed_table(), fixed_table()
     optimizer, full = (make_accumulating(impl, "AccumulateSGD", [param], 2) for param in (mine, other))
     empty = torch.sparse_coo_tensor(torch.zeros(1, 0, dtype=torch.int64), torch.zeros(0, 4), (6, 4))
@@ -359,7 +359,7 @@ def test_empty_gradients(impl):
 
 @pytest.mark.clause("ACC-018")
 def test_changed_window(impl):
-    """What becomes of a window whose accumulate_step is changed below the number of its steps."""
+    """Observe what happens to a window if accumulate_step is set below the number of its steps."""
     mine = fixed_table()
     optimizer = make_accumulating(impl, "AccumulateSGD", [mine], 5)
     train_window(optimizer, mine, range(3))

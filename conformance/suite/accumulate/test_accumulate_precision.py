@@ -1,4 +1,4 @@
-"""Optimizers that accumulate: how precise the sum of a window is."""
+"""Accumulating optimizers: the precision of the sum of a window."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from keyedopt.conformance.suite.support.measured import Measuring
 
 
 def aggregated(impl: Any, kind: str, count: int, window: int) -> float:
-    """Aggregate so many gradients into one row; return the error relative to the sum of their sizes."""
+    """Aggregate `count` gradients into one row; return the error relative to the sum of magnitudes."""
     fractions = torch.arange(1, count + 1, dtype=torch.float64) * 0.6180339887498949 % 1
     grads = fractions.float() if kind == "spread" else torch.full((count,), 0.1)
     mine = torch.nn.Parameter(torch.zeros(2, 1))
@@ -44,7 +44,7 @@ def test_documented_precision(impl, kind, window):
     ],
 )
 def test_precision(impl, kind, count, window, bound):
-    """The error of 10,000 gradients is at most 1e-6 of the sum of their sizes, that of 10 million 1e-5."""
+    """The relative error of 10,000 gradients is at most 1e-6, and that of 10 million at most 1e-5."""
     with Measuring({"errors": []}) as measuring:
         error = aggregated(impl, kind, count, window)
         entry = {"quantity": "sum", "dtype": "float32", "rows": count, "unit": "relative"}

@@ -39,7 +39,7 @@ from keyedopt.conformance.suite.support.embedding import (
 @pytest.mark.parametrize("layout", ["dense", "sparse"])
 @pytest.mark.parametrize("at", [1, 2, 3])
 def test_checkpoint_in_a_window(impl, kind, layout, at):
-    """A checkpoint in the middle of a window loses nothing: what is loaded goes on bit by bit."""
+    """A checkpoint in the middle of a window is complete: training resumes from it bit by bit."""
     mine, other = fixed_table(), fixed_table()
     optimizer, loaded = make_accumulating(impl, kind, [mine]), make_accumulating(impl, kind, [other])
     train_window(optimizer, mine, range(at), layout)
@@ -56,7 +56,7 @@ def test_checkpoint_in_a_window(impl, kind, layout, at):
 @pytest.mark.needs("KeyedOptimizerWrapper")
 @pytest.mark.parametrize("kind", ACCUMULATING)
 def test_keyed_checkpoint_in_a_window(impl, kind):
-    """Under keys, too, a window is saved and loaded with the rest, of whatever length it is there."""
+    """A keyed optimizer saves and loads the window with the rest of the state, whatever its length."""
 
     def make() -> tuple[Any, Any]:
         param = fixed_table()
@@ -77,7 +77,7 @@ def test_keyed_checkpoint_in_a_window(impl, kind):
 
 
 def leaves_of_window(impl: Any, entry: Any) -> list[tuple[Any, str]]:
-    """Find what a saved window consists of, whatever it is called, as mappings and the keys in them.
+    """Return the mappings and keys that a saved window consists of, whatever their names.
 
     It is what the state of an optimizer that does not accumulate does not have.
     """
@@ -97,7 +97,7 @@ def leaves_of_window(impl: Any, entry: Any) -> list[tuple[Any, str]]:
 
 
 def spoilt(value: Any, wrong: str) -> Any:
-    """Return a part of a window that does not fit: rows past the end, narrow gradients, or no count."""
+    """Return an invalid part of a window: rows past the end, narrow gradients, or an invalid count."""
     tensor = torch.as_tensor(value)
     whole = tensor.dtype in (torch.int32, torch.int64)
     if wrong == "rows" and whole and tensor.ndim == 1 and len(tensor) > 1:
@@ -114,7 +114,7 @@ def spoilt(value: Any, wrong: str) -> Any:
 @pytest.mark.clause("ACC-009")
 @pytest.mark.parametrize("wrong", ["rows", "next row", "gradients", "count", "missing"])
 def test_bad_window(impl, wrong):
-    """A window that does not fit its parameter is refused with an error, and nothing is changed."""
+    """Loading a window that does not fit its parameter raises an error and changes nothing."""
     mine = fixed_table()
     optimizer = make_accumulating(impl, "AccumulateAdam", [mine])
     train_window(optimizer, mine, range(4), "sparse")
@@ -141,7 +141,7 @@ def test_bad_window(impl, wrong):
 
 @pytest.mark.clause("ACC-010")
 def test_window_for_one_without(impl):
-    """Gradients in a window are not dropped by an optimizer that does not accumulate: it refuses them."""
+    """An optimizer that does not accumulate raises an error for accumulated gradients in a checkpoint."""
     mine = fixed_table()
     optimizer = make_accumulating(impl, "AccumulateSGD", [mine])
     train_window(optimizer, mine, range(2))
@@ -159,7 +159,7 @@ def test_window_for_one_without(impl):
 @pytest.mark.parametrize("kind", ACCUMULATING)
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_copies(impl, kind, how):
-    """A copy, deep or pickled, made within a window goes on as the original does, by itself."""
+    """A deep or pickled copy that is made within a window continues like the original, independently."""
     mine = fixed_table()
     optimizer = make_accumulating(impl, kind, [mine])
     train_window(optimizer, mine, range(4))
@@ -175,7 +175,7 @@ def test_copies(impl, kind, how):
 @pytest.mark.needs("EmbeddingBagCollection")
 @pytest.mark.parametrize("kind", ACCUMULATING)
 def test_embedding_module(impl, kind):
-    """An embedding module updates once a window, in its last backward pass, with the sum of its gradients."""
+    """An embedding module updates once per window, in the last backward pass, with the sum of gradients."""
     options = {"use_accumulate": True, "accumulate_step": 3}
     module = collection(impl, kind, options)
     other = collection(impl, kind.removeprefix("Accumulate"))
@@ -194,7 +194,7 @@ def test_embedding_module(impl, kind):
 @pytest.mark.needs("EmbeddingBagCollection")
 @pytest.mark.parametrize("kind", ACCUMULATING)
 def test_embedding_checkpoint(impl, kind):
-    """A checkpoint of the module within a window loses nothing; the window is rows, gradients, count."""
+    """A checkpoint of the module within a window is complete: rows, gradients and count."""
     options = {"use_accumulate": True, "accumulate_step": 3}
     module, other = collection(impl, kind, options), collection(impl, kind, options)
     fit(module, jagged(BAGS), steps=4)
@@ -217,7 +217,7 @@ def test_embedding_checkpoint(impl, kind):
 @pytest.mark.needs("EmbeddingBagCollection")
 @pytest.mark.parametrize("kind", ACCUMULATING)
 def test_evaluation_does_not_count(impl, kind):
-    """Forwards in eval mode, and without a backward pass, are no steps of a window."""
+    """Forward passes in eval mode, or without a backward pass, do not count as steps of a window."""
     options = {"use_accumulate": True, "accumulate_step": 2}
     module, other = collection(impl, kind, options), collection(impl, kind, options)
     for step in range(4):
@@ -236,7 +236,7 @@ def test_evaluation_does_not_count(impl, kind):
 @pytest.mark.needs("apply_optimizer_in_backward")
 @pytest.mark.parametrize("kind", ACCUMULATING)
 def test_in_backward(impl, kind):
-    """In the backward pass each backward is a step of the window, and leaves no gradient."""
+    """With apply_optimizer_in_backward each backward pass is a step of the window and leaves no gradient."""
     table, other = fixed_table(), fixed_table()
     options = {"lr": 0.125, "use_accumulate": True, "accumulate_step": 2}
     impl.apply_optimizer_in_backward(getattr(impl, kind), [table], options)
@@ -258,7 +258,7 @@ def test_in_backward(impl, kind):
 @pytest.mark.clause("ACC-007")
 @pytest.mark.parametrize("kind", ACCUMULATING)
 def test_windows_of_all_parameters_are_resumed(impl, kind):
-    """A checkpoint in the middle of the windows of several parameters loses none of them."""
+    """A checkpoint within the windows of several parameters contains all of them."""
     tables, others = [fixed_table() for _ in range(3)], [fixed_table() for _ in range(3)]
     optimizer, resumed = make_accumulating(impl, kind, tables), make_accumulating(impl, kind, others)
     for step in range(5):

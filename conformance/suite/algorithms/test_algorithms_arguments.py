@@ -1,4 +1,4 @@
-"""What the constructors and groups take, and refuse."""
+"""Arguments of constructors and groups: accepted values and errors."""
 
 import inspect
 from typing import Any
@@ -60,7 +60,7 @@ def expect_refused(impl: Any, algorithm: str, option: str, value: Any) -> None:
 @every
 @pytest.mark.parametrize("value", [-0.1, "nan"])
 def test_lr(impl, algorithm, value):
-    """A negative rate, and NaN, are refused."""
+    """A negative or NaN learning rate raises ValueError."""
     expect_refused(impl, algorithm, "lr", float(value))
 
 
@@ -68,7 +68,7 @@ def test_lr(impl, algorithm, value):
 @pytest.mark.needs("{algorithm}")
 @every
 def test_infinite_lr(impl, algorithm):
-    """Say whether an infinite rate is accepted."""
+    """Observe whether an infinite learning rate is accepted."""
     seen = outcome(lambda: getattr(impl, algorithm)([parameter(4, 3)], lr=float("inf")) and None)
     return "accepted" if seen.startswith("returns") else seen
 
@@ -78,7 +78,7 @@ def test_infinite_lr(impl, algorithm):
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if not name.endswith("SGD")])
 @pytest.mark.parametrize("value", [-1e-8, "nan"])
 def test_eps(impl, algorithm, value):
-    """A negative eps, and NaN, are refused."""
+    """A negative or NaN eps raises ValueError."""
     expect_refused(impl, algorithm, "eps", float(value))
 
 
@@ -87,7 +87,7 @@ def test_eps(impl, algorithm, value):
 @pytest.mark.parametrize("algorithm", ["Adam", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB"])
 @pytest.mark.parametrize("value", [[-0.1, 0.9], [0.9, 1.0], [1.0, 0.9], [0.9, "nan"]])
 def test_betas(impl, algorithm, value):
-    """A beta outside [0, 1) is refused."""
+    """A beta outside [0, 1) raises an error."""
     expect_refused(impl, algorithm, "betas", tuple(float(beta) for beta in value))
 
 
@@ -96,7 +96,7 @@ def test_betas(impl, algorithm, value):
 @every
 @pytest.mark.parametrize("value", [-0.1, "nan"])
 def test_weight_decay(impl, algorithm, value):
-    """A negative weight decay, and NaN, are refused."""
+    """A negative or NaN weight decay raises ValueError."""
     expect_refused(impl, algorithm, "weight_decay", float(value))
 
 
@@ -104,7 +104,7 @@ def test_weight_decay(impl, algorithm, value):
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize("algorithm", ["SGD", "LarsSGD"])
 def test_momentum(impl, algorithm):
-    """A negative momentum is refused."""
+    """A negative momentum raises ValueError."""
     expect_refused(impl, algorithm, "momentum", -0.1)
 
 
@@ -112,7 +112,7 @@ def test_momentum(impl, algorithm):
 @pytest.mark.needs("SGD")
 @pytest.mark.parametrize("options", [{"momentum": 0.0}, {"momentum": 0.9, "dampening": 0.1}])
 def test_nesterov(impl, options):
-    """Nesterov needs momentum, and no dampening."""
+    """Nesterov without momentum, or with dampening, raises ValueError."""
     expect_raises(
         lambda: impl.SGD([parameter(4, 3)], lr=0.1, nesterov=True, **options),
         ValueError,
@@ -127,7 +127,7 @@ def test_nesterov(impl, options):
 @pytest.mark.parametrize("option", ["lr_decay", "initial_accumulator_value"])
 @pytest.mark.parametrize("value", [-0.1, "nan"])
 def test_adagrad_options(impl, algorithm, option, value):
-    """A negative lr_decay or initial_accumulator_value, and NaN, are refused."""
+    """A negative or NaN lr_decay or initial_accumulator_value raises ValueError."""
     expect_refused(impl, algorithm, option, float(value))
 
 
@@ -145,7 +145,7 @@ def test_adagrad_options(impl, algorithm, option, value):
     ],
 )
 def test_variants(impl, algorithm, option, value):
-    """What is out of range, or no variant, is refused."""
+    """An out-of-range option or an unknown variant raises ValueError."""
     expect_raises(
         lambda: getattr(impl, algorithm)([parameter(4, 3)], lr=0.1, **{option: value}),
         ValueError,
@@ -159,7 +159,7 @@ def test_variants(impl, algorithm, option, value):
 @every
 @pytest.mark.parametrize("option", ["lr", "weight_decay"])
 def test_options_of_a_group(impl, algorithm, option):
-    """A group with an option out of range is refused, by the constructor and later, and is not added."""
+    """An option out of range in a group raises ValueError, and the group is not added."""
     kind = getattr(impl, algorithm)
     weights = [parameter(4, 3, seed=index) for index in range(2)]
     bad = {"params": [weights[1]], option: -0.1}
@@ -174,7 +174,7 @@ def test_options_of_a_group(impl, algorithm, option):
 @pytest.mark.needs("{algorithm}")
 @every
 def test_unknown_option(impl, algorithm):
-    """A misspelt option is refused."""
+    """A misspelt option raises an error."""
     expect_raises(
         lambda: getattr(impl, algorithm)([parameter(4, 3)], lr=0.1, wieght_decay=0.1),
         TypeError,
@@ -190,7 +190,7 @@ def test_unknown_option(impl, algorithm):
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize("algorithm", DEFAULTS)
 def test_defaults(impl, algorithm):
-    """The defaults are the documented ones, in the group and in the signature."""
+    """The defaults in the group and in the signature are the documented ones."""
     optimizer = getattr(impl, algorithm)([parameter(4, 3)])
     known = inspect.signature(getattr(impl, algorithm)).parameters
     for name, value in DEFAULTS[algorithm].items():
@@ -202,7 +202,7 @@ def test_defaults(impl, algorithm):
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize("algorithm", DEFAULTS)
 def test_positional_options(impl, algorithm):
-    """The options up to weight_decay can be given by position, in the documented order."""
+    """The options up to weight_decay can be passed by position, in the documented order."""
     order = {
         "SGD": ("lr", "momentum", "dampening", "weight_decay"),
         "Adam": ("lr", "betas", "eps", "weight_decay"),
@@ -217,7 +217,7 @@ def test_positional_options(impl, algorithm):
 @pytest.mark.parametrize("algorithm", ROW_WISE)
 @pytest.mark.parametrize("shape", [(), (4,), (4, 3, 2), (3, 3, 1)])
 def test_no_table(impl, algorithm, shape):
-    """A parameter that is not a table is refused, in the first step at the latest."""
+    """A parameter that is not a table raises an error, at the latest in the first step."""
     weight = parameter(*shape)
     before = values([weight])[0]
 
@@ -234,7 +234,7 @@ def test_no_table(impl, algorithm, shape):
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize("algorithm", ROW_WISE)
 def test_a_group_with_no_table_is_not_added(impl, algorithm):
-    """A group that is refused because of a parameter is not added."""
+    """A group with a parameter that is not a table is not added."""
     optimizer = getattr(impl, algorithm)([parameter(4, 3)], lr=0.1)
     try:
         optimizer.add_param_group({"params": [parameter(4, 3), parameter(4)]})
@@ -246,7 +246,7 @@ def test_a_group_with_no_table_is_not_added(impl, algorithm):
 @pytest.mark.needs("{algorithm}")
 @every
 def test_complex(impl, algorithm):
-    """Say whether complex parameters are refused, or step to finite values."""
+    """Observe whether complex parameters raise an error, or step to finite values."""
 
     def step() -> str:
         weight = torch.nn.Parameter(torch.ones(2, 3, dtype=torch.complex64))
@@ -262,7 +262,7 @@ def test_complex(impl, algorithm):
 @pytest.mark.needs("{algorithm}")
 @every
 def test_no_parameters(impl, algorithm):
-    """An empty list of parameters is refused."""
+    """An empty list of parameters raises ValueError."""
     expect_raises(lambda: getattr(impl, algorithm)([], lr=0.1), ValueError, expected="ValueError")
 
 
@@ -270,7 +270,7 @@ def test_no_parameters(impl, algorithm):
 @pytest.mark.needs("{algorithm}")
 @every
 def test_tensor_lr(impl, algorithm):
-    """A tensor as lr steps as the number does, also after it was changed in place."""
+    """A tensor as lr gives the same steps as the number, also after it was changed in place."""
     weights = [parameter(4, 3) for _ in range(2)]
     rate = torch.tensor(0.25)
     one = getattr(impl, algorithm)([weights[0]], lr=rate)
@@ -292,7 +292,7 @@ def test_tensor_lr(impl, algorithm):
 @pytest.mark.needs("{algorithm}")
 @every
 def test_listed_twice(impl, algorithm):
-    """Say whether a parameter listed twice in one group is refused."""
+    """Observe whether a parameter that is listed twice in one group raises an error."""
     weight = parameter(4, 3)
     seen = outcome(lambda: getattr(impl, algorithm)([weight, weight], lr=0.1) and None)
     return "accepted" if seen.startswith("returns") else seen
@@ -302,7 +302,7 @@ def test_listed_twice(impl, algorithm):
 @pytest.mark.needs("{algorithm}")
 @every
 def test_in_two_groups(impl, algorithm):
-    """A parameter of one group is refused in another, and nothing changes."""
+    """Adding a parameter that is already in another group raises ValueError and changes nothing."""
     weights = [parameter(4, 3, seed=index) for index in range(2)]
     optimizer = getattr(impl, algorithm)(weights, lr=0.1)
     set_grads(weights)
@@ -319,7 +319,7 @@ def test_in_two_groups(impl, algorithm):
 @pytest.mark.needs("{algorithm}")
 @every
 def test_added_group(impl, algorithm):
-    """A group that is added trains as if it had been there from the start, with its own options."""
+    """An added group trains with its own options like a group from the constructor."""
     kind = getattr(impl, algorithm)
     early = [parameter(4, 3, seed=index) for index in range(2)]
     late = [parameter(4, 3, seed=index) for index in range(2)]
@@ -338,7 +338,7 @@ def test_added_group(impl, algorithm):
 @pytest.mark.needs("{algorithm}")
 @every
 def test_added_group_later(impl, algorithm):
-    """A group that is added after steps begins with a state of its own."""
+    """A group that is added after some steps starts with fresh state."""
     weights = [parameter(4, 3, seed=index) for index in range(2)]
     alone = parameter(4, 3, seed=1)
     optimizer = getattr(impl, algorithm)([weights[0]], lr=0.1)
@@ -358,7 +358,7 @@ def test_added_group_later(impl, algorithm):
 @pytest.mark.needs("{algorithm}")
 @every
 def test_groups_are_separate(impl, algorithm):
-    """Two groups train as two optimizers with their options do."""
+    """Two groups train like two optimizers with their options."""
     kind = getattr(impl, algorithm)
     together = [parameter(4, 3, seed=index) for index in range(2)]
     apart = [parameter(4, 3, seed=index) for index in range(2)]

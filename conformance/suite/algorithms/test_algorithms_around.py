@@ -1,4 +1,4 @@
-"""Closures, hooks, and what people put around the algorithms."""
+"""Closures, hooks, wrappers, schedulers, scalers and autocast around the algorithms."""
 
 import functools
 from typing import Any
@@ -46,7 +46,7 @@ def keyed(impl: Any, algorithm: str, params: Any, lr: float = 0.1) -> Any:
 @pytest.mark.needs("{algorithm}")
 @every
 def test_closure(impl, algorithm):
-    """A closure is evaluated once, with gradients enabled, and its loss returned."""
+    """A closure is evaluated once, with gradients enabled, and step returns its loss."""
     params = tables(1)
     weight = params["t0"]
     other = tables(1)
@@ -74,7 +74,7 @@ def test_closure(impl, algorithm):
 @pytest.mark.needs("{algorithm}")
 @every
 def test_hooks(impl, algorithm):
-    """Each kind of hook runs once an event, in order."""
+    """Each kind of hook runs once per event, in order."""
     params = tables(1)
     optimizer = make_algorithm(impl, algorithm, list(params.values()))
     seen: list[str] = []
@@ -95,7 +95,7 @@ def test_hooks(impl, algorithm):
 @pytest.mark.needs("{algorithm}")
 @every
 def test_zero_grad(impl, algorithm):
-    """zero_grad drops the gradients, or zeroes them."""
+    """zero_grad removes the gradients, or sets them to zero with set_to_none=False."""
     params = tables(1)
     optimizer = make_algorithm(impl, algorithm, list(params.values()))
     set_grads(params)
@@ -112,7 +112,7 @@ def test_zero_grad(impl, algorithm):
 @pytest.mark.needs("{algorithm}", "KeyedOptimizerWrapper")
 @every
 def test_keyed(impl, algorithm):
-    """Behind a KeyedOptimizerWrapper the way is the same, and a loaded state goes on along it."""
+    """Inside a KeyedOptimizerWrapper training is identical, and loaded state resumes it."""
     params, plain = tables(), tables()
     one, other = keyed(impl, algorithm, params), make_algorithm(impl, algorithm, list(plain.values()))
     train(one, params, 3)
@@ -132,7 +132,7 @@ def test_keyed(impl, algorithm):
 @pytest.mark.needs("{algorithm}", "KeyedOptimizerWrapper")
 @pytest.mark.parametrize("algorithm", ["SGD", "Adagrad", "RowWiseAdagrad", "Adam"])
 def test_init_state(impl, algorithm):
-    """init_state changes no parameter, nor the training that follows."""
+    """init_state changes neither the parameters nor later training."""
     params, plain = tables(), tables()
     one, other = keyed(impl, algorithm, params), make_algorithm(impl, algorithm, list(plain.values()))
     before = values(params)
@@ -148,7 +148,7 @@ def test_init_state(impl, algorithm):
 @pytest.mark.needs("{algorithm}", "GradientClippingOptimizer")
 @every
 def test_clipped(impl, algorithm):
-    """Behind clipping the way is that of the clipped gradients."""
+    """Inside gradient clipping, the result equals that with gradients that were clipped beforehand."""
     params, plain = tables(), tables()
     clipped = impl.GradientClippingOptimizer(
         keyed(impl, algorithm, params), clipping=impl.GradientClipping.VALUE, max_gradient=0.25
@@ -169,7 +169,7 @@ def test_clipped(impl, algorithm):
 @pytest.mark.needs("{algorithm}", "WarmupOptimizer")
 @every
 def test_warmed_up(impl, algorithm):
-    """Behind a schedule the way is that of the scheduled rates."""
+    """Inside a warmup schedule, steps use the scheduled learning rates."""
     params, plain = tables(), tables()
     stages = warmup_stages(impl, [{"policy": "LINEAR", "max_iters": 4, "value": 0.25}])
     scheduled = impl.WarmupOptimizer(keyed(impl, algorithm, params, lr=9.0), stages, lr=0.1)
@@ -191,7 +191,7 @@ def test_warmed_up(impl, algorithm):
 @pytest.mark.needs("{algorithm}")
 @every
 def test_lr_scheduler(impl, algorithm):
-    """A scheduler's rates are those of the steps."""
+    """Steps use the learning rates of a scheduler."""
     params, plain = tables(1), tables(1)
     one, other = (make_algorithm(impl, algorithm, [weights["t0"]]) for weights in (params, plain))
     options = MOMENTUM.get(algorithm, {})
@@ -209,7 +209,7 @@ def test_lr_scheduler(impl, algorithm):
 @pytest.mark.needs("{algorithm}")
 @every
 def test_grad_scaler(impl, algorithm):
-    """A step is skipped on overflow, and is otherwise that of the unscaled gradients."""
+    """A step is skipped on overflow, and otherwise uses the unscaled gradients."""
     params, plain = tables(1), tables(1)
     weight, other = params["t0"], plain["t0"]
     one, two = make_algorithm(impl, algorithm, [weight]), make_algorithm(impl, algorithm, [other])
@@ -235,7 +235,7 @@ def test_grad_scaler(impl, algorithm):
 @pytest.mark.needs("{algorithm}")
 @every
 def test_autocast(impl, algorithm):
-    """A step is the same under autocast, and with gradients enabled and disabled."""
+    """A step gives the same result under autocast, with gradients enabled or disabled."""
     params, plain = tables(1), tables(1)
     one, other = (
         make_algorithm(impl, algorithm, [params["t0"]]),
@@ -256,7 +256,7 @@ def test_autocast(impl, algorithm):
 @every
 @pytest.mark.parametrize("sharded", [0, 1, None])
 def test_dtensor(impl, algorithm, sharded):
-    """A DTensor on one rank steps as the plain tensor does, or is refused and left alone."""
+    """A DTensor on one rank steps like the plain tensor, or raises an error and does not change."""
     plain = parameter(4, 3)
     other = make_algorithm(impl, algorithm, [plain])
     with single_rank():

@@ -1,4 +1,4 @@
-"""Gradients of every kind: missing, zero, sparse, permuted, scaled, in any layout."""
+"""Gradients of every kind: missing, zero, sparse, permuted, scaled, and with any memory layout."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ every = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
 
 def state_of(optimizer: Any, weight: Any) -> dict[str, torch.Tensor]:
-    """Return the state that has one entry a row."""
+    """Return the state that has one entry per row."""
     return {name: value for name, value in optimizer.state[weight].items() if name != "step"}
 
 
@@ -44,7 +44,7 @@ def state_of(optimizer: Any, weight: Any) -> dict[str, torch.Tensor]:
 @pytest.mark.needs("{algorithm}")
 @every
 def test_missing(impl, algorithm):
-    """A parameter without gradient keeps weight and state, and the others are stepped."""
+    """A parameter without a gradient keeps its weight and state, and the others are stepped."""
     weights = [parameter(4, 3, seed=index) for index in range(2)]
     optimizer = make_algorithm(impl, algorithm, weights, weight_decay=0.1)
     set_grads(weights)
@@ -77,7 +77,7 @@ def test_zero(impl, algorithm, dtype):
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name not in ("SGD", "LarsSGD")])
 def test_zero_without_eps(impl, algorithm):
-    """With eps = 0 a row of zero gradients keeps its bits, or eps = 0 is refused."""
+    """With eps = 0 a row with zero gradients keeps its bits, or eps = 0 raises an error."""
     weight = parameter(3, 4)
     before = values([weight])[0]
     try:
@@ -98,7 +98,7 @@ def test_zero_without_eps(impl, algorithm):
 @pytest.mark.needs("{algorithm}")
 @every
 def test_permuted_rows(impl, algorithm):
-    """Permuted rows end as the rows do, permuted."""
+    """Permuting the rows permutes the result."""
     order = torch.tensor([2, 0, 3, 1])
     start, grads = parameter(4, 3), fixed_grads(3)
     plain, _ = trained_copy(impl, algorithm, start, grads, weight_decay=0.01)
@@ -112,7 +112,7 @@ def test_permuted_rows(impl, algorithm):
 @pytest.mark.needs("{algorithm}")
 @every
 def test_split_table(impl, algorithm):
-    """Two halves of a table end where the halves of the whole do."""
+    """The two halves of a table, trained separately, give the same result as the whole table."""
     start, grads = parameter(4, 3), fixed_grads(3)
     whole, _ = trained_copy(impl, algorithm, start, grads, weight_decay=0.01)
     for half in (slice(0, 2), slice(2, 4)):
@@ -126,7 +126,7 @@ def test_split_table(impl, algorithm):
 @pytest.mark.needs("{algorithm}")
 @every
 def test_row_of_its_own(impl, algorithm, dtype):
-    """A row in a table of many ends where it does alone, whatever is computed in blocks."""
+    """A row of a large table gives the same result as a table with only this row."""
     start, grads = parameter(50, 3, dtype=dtype).detach(), fixed_grads(3, 50, dtype)
     whole, _ = trained_copy(impl, algorithm, start, grads)
     for row in (0, 25, 49):
@@ -140,7 +140,7 @@ def test_row_of_its_own(impl, algorithm, dtype):
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "SGD"])
 @pytest.mark.parametrize("power", [-12, 12])
 def test_scaled_gradients(impl, algorithm, power):
-    """Gradients times a power of two lead to the same weights."""
+    """Gradients scaled by a power of two lead to the same weights."""
     start, grads = parameter(4, 3, dtype="float64"), fixed_grads(4, dtype="float64")
     options = {} if algorithm == "LarsSGD" else {"eps": 1e-200}
     plain, _ = trained_copy(impl, algorithm, start, grads, **options)
@@ -152,7 +152,7 @@ def test_scaled_gradients(impl, algorithm, power):
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize("algorithm", ["Adam", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB"])
 def test_scaled_gradients_in_half(impl, algorithm, dtype):
-    """Gradients of which float16 has no squares, but running means of these, lead to the same weights."""
+    """Gradients whose squares underflow float16, but whose running means do not, lead to the same weights."""
     start, grads = parameter(4, 3, dtype=dtype), fixed_grads(3, dtype=dtype)
     plain, _ = trained_copy(impl, algorithm, start, [grad * 2.0**3 for grad in grads], eps=1e-200)
     scaled, _ = trained_copy(impl, algorithm, start, [grad * 2.0**9 for grad in grads], eps=1e-200)
@@ -163,7 +163,7 @@ def test_scaled_gradients_in_half(impl, algorithm, dtype):
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize("algorithm", ["LAMB", "PartialRowWiseLAMB", "LarsSGD"])
 def test_extreme_rows(impl, algorithm):
-    """A row whose squares vanish or overflow in float32 goes the way of one of another scale."""
+    """A row whose squares underflow or overflow float32 gives the same result as one of another scale."""
     scale = torch.tensor([[1.0], [2.0**-80], [2.0**80], [1.0]])
     start, grads = -parameter(4, 3).detach().abs(), fixed_grads(3)
     plain, _ = trained_copy(impl, algorithm, start, grads)
@@ -198,7 +198,7 @@ def test_untouched_rows(impl, algorithm):
 @pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
 @every
 def test_coalesced(impl, algorithm):
-    """Coalescing a sparse gradient before the step changes nothing."""
+    """Coalescing a sparse gradient before the step does not change the result."""
     start = parameter(4, 3)
     grads = [sparse_rows([3, 1, 3, 3], grad, start) for grad in fixed_grads(3)]
     plain, _ = trained_copy(impl, algorithm, start, grads)
@@ -210,7 +210,7 @@ def test_coalesced(impl, algorithm):
 @pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
 @every
 def test_all_rows_listed(impl, algorithm):
-    """A sparse gradient that lists every row does what the dense one does."""
+    """A sparse gradient that lists every row gives the same result as the dense gradient."""
     start, grads = parameter(4, 3), fixed_grads(3)
     dense, _ = trained_copy(impl, algorithm, start, grads)
     order = [2, 0, 3, 1]
@@ -224,7 +224,7 @@ def test_all_rows_listed(impl, algorithm):
 @pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
 @every
 def test_no_row_listed(impl, algorithm):
-    """A sparse gradient that lists no row changes no weight, before and after others."""
+    """A sparse gradient that lists no row changes no weight, before and after other gradients."""
     plain = {"momentum": 0.0} if algorithm == "SGD" else {}
     weight, optimizer = trained_copy(impl, algorithm, parameter(4, 3), [], **plain)
     for _ in range(2):
@@ -240,7 +240,7 @@ def test_no_row_listed(impl, algorithm):
 @pytest.mark.needs("{algorithm}.rows")
 @every
 def test_nonzero_rows(impl, algorithm, dtype):
-    """With rows='nonzero' a dense gradient does what the sparse one of its rows that are not zero does."""
+    """With rows='nonzero' a dense gradient acts like the sparse gradient of its nonzero rows."""
     start, grads = parameter(4, 3, dtype=dtype), fixed_grads(3, dtype=dtype)
     for grad in grads:
         grad[[0, 2]] = 0
@@ -257,7 +257,7 @@ def test_nonzero_rows(impl, algorithm, dtype):
 @pytest.mark.needs("{algorithm}.rows")
 @every
 def test_all_rows(impl, algorithm):
-    """With rows='all' a sparse gradient does what the dense one does, decay and momentum included."""
+    """With rows='all' a sparse gradient acts like the dense one, including decay and momentum."""
     start, grads = parameter(4, 3), fixed_grads(3)
     for grad in grads:
         grad[[0, 2]] = 0
@@ -271,7 +271,7 @@ def test_all_rows(impl, algorithm):
 @pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
 @pytest.mark.parametrize("algorithm", ["SGD", "Adagrad", "RowWiseAdagrad"])
 def test_many_duplicates(impl, algorithm):
-    """Ten thousand gradients of one row are summed as precisely as in any order; fewer are measured."""
+    """The sum of ten thousand gradients of one row is as precise as in any order; others are recorded."""
     with Measuring({"errors": []}) as measuring:
         for count in (10, 100, 1000, 10_000):
             _sum_duplicates(impl, algorithm, count, measuring)
@@ -281,7 +281,7 @@ def test_many_duplicates(impl, algorithm):
 
 
 def _errors_of_draws(impl: Any, algorithm: str, count: int) -> torch.Tensor:
-    """Take one step on so many gradients of each row; return the worst errors of their sums, by row."""
+    """Take one step with `count` gradients for each row; return the largest error of each row's sum."""
     weight = torch.nn.Parameter(torch.zeros(DRAWS, 3))
     grads = parameter(count * DRAWS, 3, seed=count).detach().abs()
     exact = grads.double().reshape(count, DRAWS, 3).sum(dim=0)
@@ -295,7 +295,7 @@ def _errors_of_draws(impl: Any, algorithm: str, count: int) -> torch.Tensor:
 
 
 def _sum_duplicates(impl: Any, algorithm: str, count: int, measuring: Measuring) -> None:
-    """Take one step on so many gradients of one row, and measure the error of their sum."""
+    """Take one step with `count` gradients of one row, and measure the error of their sum."""
     grads = parameter(count, 3, seed=5).detach().abs()
     exact = grads.double().sum(dim=0)
 
@@ -327,7 +327,7 @@ def _sum_duplicates(impl: Any, algorithm: str, count: int, measuring: Measuring)
 @pytest.mark.needs("{algorithm}", "{algorithm}.maximize")
 @every
 def test_dense_gradient_is_left(impl, algorithm):
-    """A step leaves a dense gradient as it is."""
+    """A step does not modify a dense gradient."""
     weight = parameter(4, 3)
     optimizer = make_algorithm(impl, algorithm, [weight], weight_decay=0.1, maximize=True)
     for seed in range(2):
@@ -341,7 +341,7 @@ def test_dense_gradient_is_left(impl, algorithm):
 @pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
 @every
 def test_sparse_gradient_is_left(impl, algorithm):
-    """A step leaves a sparse gradient as it is."""
+    """A step does not modify a sparse gradient."""
     weight = parameter(4, 3)
     optimizer = make_algorithm(impl, algorithm, [weight])
     for step in range(2):
@@ -355,7 +355,7 @@ def test_sparse_gradient_is_left(impl, algorithm):
 @pytest.mark.needs("{algorithm}")
 @every
 def test_not_contiguous(impl, algorithm):
-    """A weight that is a view, and a transposed gradient, step as contiguous ones do."""
+    """A weight that is a view, and a transposed gradient, give the same result as contiguous tensors."""
     start, grads = parameter(4, 3), fixed_grads(3)
     plain, _ = trained_copy(impl, algorithm, start, grads)
     buffer = torch.zeros(3, 8)

@@ -1,4 +1,4 @@
-"""Gradients of infinity and NaN."""
+"""Infinite and NaN gradients."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ every = pytest.mark.parametrize("algorithm", ALGORITHMS)
 @every
 @pytest.mark.parametrize("bad", ["inf", "-inf", "nan"])
 def test_nonfinite_stays_in_its_row(impl, algorithm, bad):
-    """A gradient that is not finite changes no other row, then or later."""
+    """A non-finite gradient changes no other row, in its step or later."""
     start, grads = parameter(4, 3), fixed_grads(3)
     plain, _ = trained_copy(impl, algorithm, start, grads)
     grads[0][1, 2] = float(bad)
@@ -40,7 +40,7 @@ def test_nonfinite_stays_in_its_row(impl, algorithm, bad):
 @every
 @pytest.mark.parametrize("bad", ["inf", "nan"])
 def test_nonfinite_stays_in_its_sparse_row(impl, algorithm, bad):
-    """A sparse gradient that is not finite changes no other row."""
+    """A non-finite sparse gradient changes no other row."""
     start = parameter(4, 3)
     grads = fixed_grads(1, 4)[0]
     plain, _ = trained_copy(impl, algorithm, start, [sparse_rows([3, 1, 3, 0], grads, start)])
@@ -54,7 +54,7 @@ def test_nonfinite_stays_in_its_sparse_row(impl, algorithm, bad):
 @every
 @pytest.mark.parametrize("bad", ["inf", "nan"])
 def test_nonfinite_row(impl, algorithm, bad):
-    """Say what becomes of the row, in that step and after finite ones."""
+    """Observe what happens to the row, in that step and after later finite gradients."""
     seen = []
     for steps in (1, 3):
         grads = fixed_grads(3)
@@ -71,7 +71,7 @@ def test_nonfinite_row(impl, algorithm, bad):
 @pytest.mark.parametrize("bad", ["inf", "nan"])
 @pytest.mark.parametrize("layout", ["dense", "sparse"])
 def test_error_if_nonfinite(impl, algorithm, bad, layout):
-    """error_if_nonfinite refuses the step, and no parameter, state or count changes."""
+    """With error_if_nonfinite the step raises, and no parameter, state or count changes."""
     weights = [parameter(4, 3, seed=index) for index in range(2)]
     groups = [{"params": [weight]} for weight in weights]
     optimizer = make_algorithm(impl, algorithm, groups, error_if_nonfinite=True)
@@ -95,7 +95,7 @@ def test_error_if_nonfinite(impl, algorithm, bad, layout):
 @every
 @pytest.mark.parametrize("strict", [0, 1])
 def test_error_if_nonfinite_of_a_group(impl, algorithm, strict):
-    """It is the group that says whether its gradients have to be finite."""
+    """The error_if_nonfinite of a group applies to the gradients of that group."""
     weights = [parameter(4, 3, seed=index) for index in range(2)]
     groups = [
         {"params": [weight], "error_if_nonfinite": index == strict} for index, weight in enumerate(weights)
@@ -113,7 +113,7 @@ def test_error_if_nonfinite_of_a_group(impl, algorithm, strict):
 @pytest.mark.needs("{algorithm}.error_if_nonfinite")
 @every
 def test_error_if_nonfinite_lets_finite_pass(impl, algorithm):
-    """error_if_nonfinite changes nothing for finite gradients."""
+    """error_if_nonfinite does not change the result for finite gradients."""
     start, grads = parameter(4, 3), fixed_grads(3)
     plain, _ = trained_copy(impl, algorithm, start, grads)
     checked, _ = trained_copy(impl, algorithm, start, grads, error_if_nonfinite=True)

@@ -1,4 +1,4 @@
-"""Options by group, in combination, and in the long run."""
+"""Options per group, in combination, and over many steps."""
 
 from typing import Any
 
@@ -66,7 +66,7 @@ SET = [(algorithm, "lr") for algorithm in OPTIONS] + [pair for pair in EACH if p
 
 
 def chosen(option: str, value: Any) -> dict[str, Any]:
-    """Return an option with what it needs beside it to make a difference."""
+    """Return an option together with the options that it needs to have an effect."""
     more: dict[str, Any] = {"momentum": 0.5} if option in ("dampening", "nesterov") else {}
     return {"lr": 0.1, "weight_decay": 0.125, **more, option: value}
 
@@ -79,7 +79,7 @@ def with_zeros(weights: Any, seed: int) -> None:
 
 
 def expect_separate(impl: Any, algorithm: str, option: str, way: str) -> None:
-    """Expect groups with two values of an option to go the ways of two optimizers."""
+    """Expect groups with two values of an option to train like two optimizers."""
     kind = getattr(impl, algorithm)
     for pair in (TWO[option], TWO[option][::-1]):
         together = [parameter(4, 3, seed=index) for index in range(2)]
@@ -109,7 +109,7 @@ def expect_separate(impl: Any, algorithm: str, option: str, way: str) -> None:
 
 
 def expect_same_state(seen: Any, wanted: Any) -> None:
-    """Expect the tensors of two states to be alike."""
+    """Expect the tensors of two states to be equal."""
     expect_equal(sorted(seen), sorted(wanted), "names in the state")
     for name, value in wanted.items():
         tensor, exact = torch.as_tensor(seen[name]), torch.as_tensor(value).double()
@@ -125,7 +125,7 @@ def expect_same_state(seen: Any, wanted: Any) -> None:
 @pytest.mark.needs("{algorithm}", "{algorithm}.{option}")
 @pytest.mark.parametrize(("algorithm", "option"), [pair for pair in EACH if pair[1] != START])
 def test_each_option_of_a_group(impl, algorithm, option):
-    """Each option is that of the group, whatever it is in the others and by default."""
+    """Each option of a group applies, whatever its value in other groups and by default."""
     expect_separate(impl, algorithm, option, "constructor")
 
 
@@ -134,7 +134,7 @@ def test_each_option_of_a_group(impl, algorithm, option):
 @pytest.mark.parametrize("algorithm", ADAGRADS)
 @pytest.mark.parametrize("way", ["constructor", "added"])
 def test_sums_start_where_the_group_says(impl, algorithm, way):
-    """The initial_accumulator_value is that of the group, whatever it is in the others and by default."""
+    """The sums start at the group's initial_accumulator_value, whatever its value elsewhere."""
     expect_separate(impl, algorithm, START, way)
 
 
@@ -142,7 +142,7 @@ def test_sums_start_where_the_group_says(impl, algorithm, way):
 @pytest.mark.needs("{algorithm}", "{algorithm}.{option}")
 @pytest.mark.parametrize(("algorithm", "option"), [pair for pair in EACH if pair[1] != START])
 def test_each_option_of_an_added_group(impl, algorithm, option):
-    """Each option is that of the added group, whatever it is in the others and by default."""
+    """Each option of an added group applies, whatever its value in other groups and by default."""
     expect_separate(impl, algorithm, option, "added")
 
 
@@ -150,7 +150,7 @@ def test_each_option_of_an_added_group(impl, algorithm, option):
 @pytest.mark.needs("{algorithm}", "{algorithm}.{option}")
 @pytest.mark.parametrize(("algorithm", "option"), SET)
 def test_options_set_in_a_group(impl, algorithm, option):
-    """An option that is set in a group between two steps counts in those that follow."""
+    """An option that is set in a group between two steps applies to the following steps."""
     expect_separate(impl, algorithm, option, "set")
 
 
@@ -158,7 +158,7 @@ def test_options_set_in_a_group(impl, algorithm, option):
 
 
 def expect_ascent(impl: Any, algorithm: str, options: dict[str, Any]) -> None:
-    """Expect maximize to do what the negated gradient does."""
+    """Expect maximize to give the same result as the negated gradient."""
     start, grads = parameter(4, 3), fixed_grads(3)
     up, one = trained_copy(impl, algorithm, start, grads, maximize=True, **options)
     down, other = trained_copy(impl, algorithm, start, [-grad for grad in grads], **options)
@@ -180,7 +180,7 @@ def expect_ascent(impl: Any, algorithm: str, options: dict[str, Any]) -> None:
     ],
 )
 def test_maximize_with_other_options(impl, algorithm, options):
-    """With maximize the gradient alone is negated: not weight decay, nor momentum."""
+    """With maximize only the gradient is negated, not weight decay or momentum."""
     expect_ascent(impl, algorithm, options)
 
 
@@ -194,7 +194,7 @@ def test_maximize_with_other_options(impl, algorithm, options):
     ],
 )
 def test_maximize_with_each_decay(impl, algorithm, option, value):
-    """With maximize the gradient alone is negated, and decay pulls to zero as before."""
+    """With maximize only the gradient is negated; decay still pulls the weights to zero."""
     expect_ascent(impl, algorithm, {"weight_decay": 0.125, option: value})
 
 
@@ -205,7 +205,7 @@ def test_maximize_with_each_decay(impl, algorithm, option, value):
     [("SGD", {"nesterov": True}), *((name, {}) for name in ALGORITHMS if name != "LarsSGD")],
 )
 def test_decoupled_decay_leaves_the_state_alone(impl, algorithm, more):
-    """Decoupled decay shrinks the weight by lr times weight_decay, and enters no state."""
+    """Decoupled decay shrinks the weight by lr times weight_decay and does not affect the state."""
     start, grads = parameter(4, 3), fixed_grads(3)
     plain, one = trained_copy(impl, algorithm, start, grads, **more)
     other, two = trained_copy(impl, algorithm, start, grads, weight_decay=0.125, decay="decoupled", **more)
@@ -222,7 +222,7 @@ def test_decoupled_decay_leaves_the_state_alone(impl, algorithm, more):
 @pytest.mark.needs("Adam.bias_correction", "Adam.rows")
 @pytest.mark.parametrize("shape", [(4,), (4, 4, 2)])
 def test_counts_of_rows_of_any_shape(impl, shape):
-    """With bias_correction='per_row' what is no matrix is corrected row by row, as a matrix is."""
+    """With bias_correction='per_row', parameters of other shapes are corrected row by row like a matrix."""
     start, grads = parameter(*shape), [parameter(*shape, seed=seed).detach() for seed in (1, 2, 3)]
     for row, grad in enumerate(grads):
         grad[row] = 0
@@ -237,7 +237,7 @@ def test_counts_of_rows_of_any_shape(impl, shape):
 
 
 def expect_state_at_rate_of_zero(impl: Any, algorithm: str, grads: Any, **options: Any) -> None:
-    """Expect a rate of 0 to leave the weights alone, and not the state."""
+    """Expect a learning rate of 0 to change the state but not the weights."""
     start = parameter(4, 3)
     rates = {0.0: start, 0.1: None}
     states = []
@@ -253,7 +253,7 @@ def expect_state_at_rate_of_zero(impl: Any, algorithm: str, grads: Any, **option
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "LarsSGD"])
 def test_rate_of_zero(impl, algorithm):
-    """With a rate of 0 weights keep their bits, and state moves as with any other rate."""
+    """With a learning rate of 0, weights keep their bits and the state is updated as usual."""
     expect_state_at_rate_of_zero(impl, algorithm, fixed_grads(3))
 
 
@@ -261,14 +261,14 @@ def test_rate_of_zero(impl, algorithm):
 @pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
 @pytest.mark.parametrize("algorithm", [name for name in ALGORITHMS if name != "LarsSGD"])
 def test_rate_of_zero_with_sparse_gradients(impl, algorithm):
-    """So it is with sparse gradients."""
+    """A learning rate of 0 has the same effect with sparse gradients."""
     plain = {"momentum": 0.0} if algorithm == "SGD" else {}  # torch's momentum moves every row
     grads = [sparse_rows([3, 1, 3, 0], grad, parameter(4, 3)) for grad in fixed_grads(3)]
     expect_state_at_rate_of_zero(impl, algorithm, grads, **plain)
 
 
 def set_count(saved: Any, count: int) -> bool:
-    """Set the count of steps in a saved state; tell whether there is one."""
+    """Set the step count in a saved state; return whether the state has one."""
     (state,) = saved["state"].values()
     if "step" not in state:
         return False
@@ -282,7 +282,7 @@ def set_count(saved: Any, count: int) -> bool:
 @pytest.mark.parametrize("algorithm", [*ADAGRADS, *ADAMS])
 @pytest.mark.parametrize("count", [256, 2048, 70000])
 def test_count_goes_on(impl, algorithm, count, dtype):
-    """A count of steps that is loaded goes on from there, whatever the dtype of the parameter."""
+    """A loaded step count continues from its value, whatever the dtype of the parameter."""
     weight = parameter(4, 3, dtype=dtype)
     optimizer = make_algorithm(impl, algorithm, [weight])
     train(optimizer, [weight], 1)
@@ -332,7 +332,7 @@ def test_rates_of_late_steps(impl, algorithm, count):
 @every
 @pytest.mark.parametrize("which", ["weight", "gradient", "both"])
 def test_transposed(impl, algorithm, which):
-    """A transposed weight takes a contiguous gradient, and a contiguous weight a transposed one."""
+    """A transposed weight accepts a contiguous gradient, and a contiguous weight a transposed one."""
     start, grads = parameter(4, 3), fixed_grads(3)
     plain, _ = trained_copy(impl, algorithm, start, grads)
     turned = start.detach().t().contiguous().t() if which != "gradient" else start.detach().clone()

@@ -1,4 +1,4 @@
-"""Sizes: wide rows, long gradients, large and many parameters, and empty ones among others."""
+"""Sizes: wide rows, long gradients, large parameters, many parameters, and empty ones among others."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ MANY = 3 if INTERPRETED else 130
 @pytest.mark.parametrize("algorithm", ROW_WISE)
 @pytest.mark.parametrize("width", [1, 3, 257, 2053])
 def test_width(impl, algorithm, width):
-    """What is taken over a row, its mean square or its norms, is taken over all of it."""
+    """The mean square and the norms of a row include the whole row."""
     weight = parameter(2, width, seed=3)
     before = weight.detach().double()
     optimizer = make_algorithm(impl, algorithm, [weight])
@@ -52,7 +52,7 @@ def test_width(impl, algorithm, width):
 @every
 @pytest.mark.parametrize("rows", [3, 5000])
 def test_long_sparse_gradients(impl, algorithm, rows):
-    """A gradient of 70,000 rows, of which many or few are the same, is its coalesced one."""
+    """A gradient of 70,000 rows, with many or few duplicates, acts like its coalesced form."""
     places = torch.arange(70_000) * 7919 % rows
     listed = parameter(70_000, 1, dtype="float64").detach()
     total = torch.zeros(rows, 1, dtype=torch.float64).index_add_(0, places, listed)
@@ -69,7 +69,7 @@ def test_long_sparse_gradients(impl, algorithm, rows):
 @pytest.mark.needs("{algorithm}")
 @every
 def test_large(impl, algorithm, dtype):
-    """Each block of a large parameter goes the way of a parameter that is this block."""
+    """Each block of a large parameter gives the same result as a parameter that is only this block."""
     start, grads = parameter(4, 3, dtype=dtype), fixed_grads(2, dtype=dtype)
     small, _ = trained_copy(impl, algorithm, start, grads)
     whole, wanted, *long = (one.detach().repeat(BLOCKS) for one in (start, small, *grads))
@@ -81,7 +81,7 @@ def test_large(impl, algorithm, dtype):
 @pytest.mark.needs("{algorithm}")
 @every
 def test_many(impl, algorithm):
-    """Each of many parameters of a group goes the way of one alone."""
+    """Each of many parameters in a group gives the same result as a single parameter."""
     start, grads = parameter(4, 3), fixed_grads(2)
     alone, _ = trained_copy(impl, algorithm, start, grads)
     weights = [torch.nn.Parameter(start.detach().clone()) for _ in range(MANY)]
@@ -98,7 +98,7 @@ def test_many(impl, algorithm):
 @pytest.mark.needs("{algorithm}")
 @every
 def test_no_rows(impl, algorithm):
-    """Tables without rows, before, between and after others, step, and change nothing for these."""
+    """Tables without rows, at any position, raise no error and do not affect other tables."""
     start, grads = parameter(4, 3), fixed_grads(2)
     alone, _ = trained_copy(impl, algorithm, start, grads)
     weights = [torch.nn.Parameter(start.detach()[:rows].clone()) for rows in (0, 4, 0, 4, 0)]

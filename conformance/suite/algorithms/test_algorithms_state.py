@@ -44,7 +44,7 @@ def tables(count: int = 2, dtype: str = "float32") -> list[torch.nn.Parameter]:
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize(("algorithm", "shapes"), SHAPES.items())
 def test_names_and_shapes(impl, algorithm, shapes):
-    """The state has the documented names and shapes; what there is beside them is not looked at."""
+    """The state has the documented names and shapes; further entries are ignored."""
     weights = tables(1)
     optimizer = make_algorithm(impl, algorithm, weights)
     train(optimizer, weights, 2)
@@ -60,7 +60,7 @@ def test_names_and_shapes(impl, algorithm, shapes):
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize("algorithm", ["Adagrad", "RowWiseAdagrad"])
 def test_state_from_construction(impl, algorithm):
-    """The sum of each parameter is there before the first step, at its initial value."""
+    """The sum of each parameter exists before the first step, at its initial value."""
     weights = tables()
     optimizer = make_algorithm(impl, algorithm, weights, initial_accumulator_value=0.25)
     state = optimizer.state_dict()["state"]
@@ -74,7 +74,7 @@ def test_state_from_construction(impl, algorithm):
 @pytest.mark.needs("{algorithm}")
 @every
 def test_resumed(impl, algorithm, dtype):
-    """What has loaded the state of another goes on along the same trajectory."""
+    """An optimizer that has loaded the state of another continues on the same trajectory."""
     weights = tables(dtype=dtype)
     optimizer = make_algorithm(impl, algorithm, weights)
     train(optimizer, weights, 3)
@@ -91,7 +91,7 @@ def test_resumed(impl, algorithm, dtype):
 @pytest.mark.needs("{algorithm}.bias_correction")
 @pytest.mark.parametrize("algorithm", ["Adam", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB"])
 def test_counts_of_rows_resumed(impl, algorithm):
-    """The counts of rows are saved and loaded exactly, in half precision too."""
+    """The step counts of rows are saved and loaded exactly, in half precision too."""
     weights = tables(1, dtype="float16")
     optimizer = make_algorithm(impl, algorithm, weights, bias_correction="per_row")
     train(optimizer, weights, 1)
@@ -146,7 +146,7 @@ def test_saved_to_a_file(impl, algorithm):
 @pytest.mark.needs("{algorithm}")
 @every
 def test_loaded_is_not_aliased(impl, algorithm):
-    """Steps after a load do not change what was loaded."""
+    """Steps after a load do not modify the loaded state dict."""
     weights = tables()
     optimizer = make_algorithm(impl, algorithm, weights)
     train(optimizer, weights, 2)
@@ -161,7 +161,7 @@ def test_loaded_is_not_aliased(impl, algorithm):
 @pytest.mark.needs("{algorithm}")
 @every
 def test_state_dict_is_live(impl, algorithm):
-    """The tensors of a state_dict are those that later steps update."""
+    """Later steps update the tensors of an earlier state_dict."""
     weights = tables(1)
     optimizer = make_algorithm(impl, algorithm, weights)
     train(optimizer, weights, 1)
@@ -177,7 +177,7 @@ def test_state_dict_is_live(impl, algorithm):
 @every
 @pytest.mark.parametrize("groups", [[1], [3], [1, 1]])
 def test_other_groups_are_refused(impl, algorithm, groups):
-    """State of other groups is refused, and nothing changes."""
+    """Loading the state of other groups raises ValueError and changes nothing."""
     weights = tables()
     optimizer = make_algorithm(impl, algorithm, weights)
     train(optimizer, weights, 1)
@@ -223,7 +223,7 @@ def test_other_shapes_are_refused(impl, algorithm, shape):
 @pytest.mark.needs("{algorithm}")
 @every
 def test_other_dtypes(impl, algorithm):
-    """Say in which dtype the state is after another one was loaded."""
+    """Observe which dtype the state has after state of another dtype was loaded."""
     weights = tables(1, dtype="float64")
     optimizer = make_algorithm(impl, algorithm, weights)
     train(optimizer, weights, 1)
@@ -238,7 +238,7 @@ def test_other_dtypes(impl, algorithm):
 @pytest.mark.needs("{algorithm}")
 @every
 def test_half_a_state(impl, algorithm):
-    """A parameter without state in what is loaded begins anew, or the load is refused."""
+    """A parameter without loaded state starts afresh, or the load raises an error."""
     weights = tables()
     optimizer = make_algorithm(impl, algorithm, weights)
     train(optimizer, weights, 2)
@@ -265,7 +265,7 @@ def test_half_a_state(impl, algorithm):
 @every
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_copies(impl, algorithm, how):
-    """A copy goes on as its original does, and independently."""
+    """A copy continues like its original, independently of it."""
     weights = tables()
     optimizer = make_algorithm(impl, algorithm, weights)
     train(optimizer, weights, 2)

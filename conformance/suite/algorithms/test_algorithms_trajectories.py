@@ -74,7 +74,7 @@ def test_sgd(impl, algorithm, made):
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize(**golden("SGD-momentum", "SGD-dampening", "SGD-nesterov"))
 def test_sgd_momentum(impl, algorithm, made):
-    """SGD keeps a momentum buffer, with dampening from the second step on, and looks ahead with nesterov."""
+    """SGD has a momentum buffer, applies dampening from the second step on, and looks ahead with nesterov."""
     follow(impl, algorithm, made, "float64")
 
 
@@ -90,7 +90,7 @@ def test_sgd_weight_decay(impl, algorithm, made):
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize(**golden("Adagrad-plain"))
 def test_adagrad(impl, algorithm, made):
-    """Adagrad divides by the root of the sum of squares, plus eps."""
+    """Adagrad divides by the square root of the sum of squares plus eps."""
     follow(impl, algorithm, made, "float64")
 
 
@@ -98,7 +98,7 @@ def test_adagrad(impl, algorithm, made):
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize(**golden("Adagrad-lr-decay"))
 def test_adagrad_lr_decay(impl, algorithm, made):
-    """Adagrad's rate falls with lr_decay, its sum starts at initial_accumulator_value."""
+    """Adagrad's learning rate decreases with lr_decay; its sum starts at initial_accumulator_value."""
     follow(impl, algorithm, made, "float64")
 
 
@@ -114,7 +114,7 @@ def test_adagrad_weight_decay(impl, algorithm, made):
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize(**golden("RowWiseAdagrad-plain"))
 def test_rowwise_adagrad(impl, algorithm, made):
-    """Row-wise Adagrad divides by the root of the sum of the row's mean squares, plus eps."""
+    """Row-wise Adagrad divides by the square root of the sum of the row's mean squares, plus eps."""
     follow(impl, algorithm, made, "float64")
 
 
@@ -122,7 +122,7 @@ def test_rowwise_adagrad(impl, algorithm, made):
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize(**golden("RowWiseAdagrad-lr-decay"))
 def test_rowwise_adagrad_lr_decay(impl, algorithm, made):
-    """Row-wise Adagrad's rate falls with lr_decay, its sum starts at initial_accumulator_value."""
+    """Row-wise Adagrad applies lr_decay, and its sum starts at initial_accumulator_value."""
     follow(impl, algorithm, made, "float64")
 
 
@@ -130,7 +130,7 @@ def test_rowwise_adagrad_lr_decay(impl, algorithm, made):
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize(**golden("RowWiseAdagrad-decay"))
 def test_rowwise_adagrad_weight_decay(impl, algorithm, made):
-    """Row-wise Adagrad adds weight_decay times the weight to the gradient, of every row of a dense one."""
+    """Row-wise Adagrad adds weight_decay times the weight to the gradient, in all rows if it is dense."""
     follow(impl, algorithm, made, "float64")
 
 
@@ -138,7 +138,7 @@ def test_rowwise_adagrad_weight_decay(impl, algorithm, made):
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize(**golden("Adam-plain", "Adam-betas"))
 def test_adam(impl, algorithm, made):
-    """Adam steps by the corrected mean over the root of the corrected mean square, plus eps."""
+    """Adam divides the corrected mean by the square root of the corrected mean square plus eps."""
     follow(impl, algorithm, made, "float64")
 
 
@@ -178,7 +178,7 @@ def test_lamb(impl, algorithm, made):
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize(**golden("LAMB-decay"))
 def test_lamb_weight_decay(impl, algorithm, made):
-    """LAMB adds decay to the direction before the ratio is taken."""
+    """LAMB adds the decay to the direction before it computes the ratio."""
     follow(impl, algorithm, made, "float64")
 
 
@@ -194,7 +194,7 @@ def test_partial_rowwise_lamb(impl, algorithm, made):
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize(**golden("PartialRowWiseLAMB-decay"))
 def test_partial_rowwise_lamb_weight_decay(impl, algorithm, made):
-    """Partial row-wise LAMB adds decay to the direction before the ratio is taken."""
+    """Partial row-wise LAMB adds the decay to the direction before it computes the ratio."""
     follow(impl, algorithm, made, "float64")
 
 
@@ -202,7 +202,7 @@ def test_partial_rowwise_lamb_weight_decay(impl, algorithm, made):
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize(**golden("LarsSGD-plain", "LarsSGD-momentum"))
 def test_lars_sgd(impl, algorithm, made):
-    """LARS gathers the gradient, scaled by eta times the ratio of the row's norms, in a momentum buffer."""
+    """LARS scales the gradient by eta times the ratio of the row's norms and adds it to a momentum buffer."""
     follow(impl, algorithm, made, "float64")
 
 
@@ -210,7 +210,7 @@ def test_lars_sgd(impl, algorithm, made):
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize(**golden("LarsSGD-decay"))
 def test_lars_sgd_weight_decay(impl, algorithm, made):
-    """LARS adds weight_decay times the weight to the gradient, and times its norm below the ratio."""
+    """LARS adds weight_decay times the weight to the gradient, and times its norm to the denominator."""
     follow(impl, algorithm, made, "float64")
 
 
@@ -223,7 +223,7 @@ def test_lars_sgd_weight_decay(impl, algorithm, made):
     **golden(*(f"{name}-maximize" for name in ("SGD", "Adagrad", "RowWiseAdagrad", "Adam")))
 )
 def test_maximize(impl, algorithm, made):
-    """With maximize the objective is ascended."""
+    """With maximize the objective increases."""
     follow(impl, algorithm, made, "float64")
 
 
@@ -231,7 +231,7 @@ def test_maximize(impl, algorithm, made):
 @pytest.mark.needs("{algorithm}.maximize")
 @pytest.mark.parametrize(**golden(*(f"{name}-maximize" for name in KIN)))
 def test_maximize_rowwise(impl, algorithm, made):
-    """With maximize the objective is ascended."""
+    """With maximize the objective increases."""
     follow(impl, algorithm, made, "float64")
 
 
@@ -239,7 +239,7 @@ def test_maximize_rowwise(impl, algorithm, made):
 @pytest.mark.needs("{algorithm}.decay")
 @pytest.mark.parametrize(**golden(*special("decay-decoupled"), *special("decay-l2")))
 def test_other_decay(impl, algorithm, made):
-    """The argument decay chooses between L2 and decoupled decay."""
+    """The argument decay selects L2 or decoupled decay."""
     follow(impl, algorithm, made, "float64")
 
 
@@ -247,7 +247,7 @@ def test_other_decay(impl, algorithm, made):
 @pytest.mark.needs("Adam.eps_placement")
 @pytest.mark.parametrize(**golden("Adam-eps-placement"))
 def test_eps_placement(impl, algorithm, made):
-    """The argument eps_placement puts eps before the bias correction."""
+    """The argument eps_placement adds eps before the bias correction."""
     follow(impl, algorithm, made, "float64")
 
 
@@ -271,7 +271,7 @@ def test_max_norm(impl, algorithm, made):
 @pytest.mark.needs("{algorithm}.sparse")
 @pytest.mark.parametrize(**golden(*special("sparse")))
 def test_sparse(impl, algorithm, made):
-    """A sparse gradient updates the rows it lists, each once, on the sum of its duplicates."""
+    """A sparse gradient updates each row that it lists once, with the sum of its duplicates."""
     follow(impl, algorithm, made, "float64")
 
 
@@ -279,7 +279,7 @@ def test_sparse(impl, algorithm, made):
 @pytest.mark.needs("SGD.rows")
 @pytest.mark.parametrize(**golden("SGD-momentum-sparse"))
 def test_sparse_momentum(impl, algorithm, made):
-    """With a sparse gradient the momentum buffer of the rows it lists decays, and only these rows move."""
+    """With a sparse gradient only the listed rows move, and only their momentum decays."""
     follow(impl, algorithm, made, "float64")
 
 
@@ -288,7 +288,7 @@ def test_sparse_momentum(impl, algorithm, made):
 @pytest.mark.parametrize("precision", ["float32", "float64"])
 @pytest.mark.parametrize(**golden(*special("extreme")))
 def test_extreme_magnitudes(impl, algorithm, made, precision):
-    """Gradients of 2^-40 and 2^20 in one row lose no more than rounding does."""
+    """Gradients of 2^-40 and 2^20 in one row lose no more precision than rounding causes."""
     return follow(impl, algorithm, made, precision)
 
 
@@ -304,7 +304,7 @@ def test_precision(impl, algorithm, made, dtype):
 @pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
 @pytest.mark.parametrize(**golden(*special("sparse")))
 def test_precision_of_sparse(impl, algorithm, made, dtype):
-    """A sparse gradient with duplicates costs no more precision than the formula in the same dtype does."""
+    """A sparse gradient with duplicates loses no more precision than the formula in the same dtype."""
     return follow(impl, algorithm, made, dtype)
 
 
@@ -312,12 +312,12 @@ def test_precision_of_sparse(impl, algorithm, made, dtype):
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize(**golden(*special("betas"), *special("momentum"), *special("lr-decay")))
 def test_precision_of_options(impl, algorithm, made, dtype):
-    """Other betas, momentum and lr_decay cost no more precision than the formula in the same dtype does."""
+    """Other betas, momentum and lr_decay lose no more precision than the formula in the same dtype."""
     return follow(impl, algorithm, made, dtype)
 
 
 def need_switch(impl: Any, algorithm: str, kernels: str) -> None:
-    """Go on where a class takes a switch, by name or among others; one that refuses it does not claim it."""
+    """Continue if the class has this kernel switch; otherwise mark the case unsupported."""
     make_algorithm(impl, algorithm, [parameter(2, 2)])
     try:
         make_algorithm(impl, algorithm, [parameter(2, 2)], **{kernels: True})
@@ -330,7 +330,7 @@ def need_switch(impl: Any, algorithm: str, kernels: str) -> None:
 @pytest.mark.parametrize(**golden("SGD-momentum", "Adagrad-plain", "Adam-plain"))
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_kernels(impl, algorithm, made, kernels, dtype):
-    """A step by other kernels, where there is a switch for them, is within the budget of the formula."""
+    """If there is a kernel switch, a step with the other kernel stays within the budget of the formula."""
     need_switch(impl, algorithm, kernels)
     follow(impl, algorithm, {**made, "options": {**made["options"], kernels: True}}, dtype)
 
@@ -341,7 +341,7 @@ def test_kernels(impl, algorithm, made, kernels, dtype):
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("which", ["weight", "gradient"])
 def test_kernels_and_layouts(impl, algorithm, kernels, which):
-    """They heed the layouts of weight and gradient, and write to nothing between the elements."""
+    """Other kernels respect the layouts of weight and gradient, and write only to the elements."""
     need_switch(impl, algorithm, kernels)
     start, grads = parameter(8, 4), [parameter(8, 4, seed=step).detach() for step in (1, 2)]
     plain, _ = trained_copy(impl, algorithm, start, grads)

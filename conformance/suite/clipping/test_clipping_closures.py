@@ -1,4 +1,4 @@
-"""Clipping with closures and hooks: bounded is what the wrapped optimizer gets, whenever it asks."""
+"""Clipping with closures and hooks: the gradients that reach the wrapped optimizer are clipped."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def one(*values: float) -> dict[str, Any]:
     ("kind", "wanted"), [("NORM", [0.6, 0.8]), ("VALUE", [1.0, 1.0]), ("NONE", [30.0, 40.0])]
 )
 def test_gradients_of_a_closure_are_clipped(impl: Any, kind: str, wanted: list[float]) -> None:
-    """The gradients that a closure computes arrive clipped."""
+    """The gradients that a closure computes are clipped."""
     params = one(0.0, 0.0)
     optimizer, recorder = clipping(impl, params, kind, 1.0)
 
@@ -37,7 +37,7 @@ def test_gradients_of_a_closure_are_clipped(impl: Any, kind: str, wanted: list[f
 @pytest.mark.clause("CLIP-020")
 @pytest.mark.parametrize("evaluations", [1, 3])
 def test_every_evaluation_is_clipped(impl: Any, evaluations: int) -> None:
-    """A closure is evaluated as often as the wrapped optimizer asks, and clipped each time."""
+    """The gradients are clipped after every evaluation of the closure by the wrapped optimizer."""
     params = one(0.0, 0.0)
     keyed, recorder = recording(impl, params, evaluations=evaluations)
     optimizer = impl.GradientClippingOptimizer(keyed, impl.GradientClipping.NORM, 1.0)
@@ -58,7 +58,7 @@ def test_every_evaluation_is_clipped(impl: Any, evaluations: int) -> None:
 
 @pytest.mark.clause("CLIP-020")
 def test_lbfgs_sees_clipped_gradients(impl: Any) -> None:
-    """LBFGS, which evaluates its closure several times, moves by what is clipped."""
+    """LBFGS, which evaluates its closure several times, uses clipped gradients."""
     params = one(0.0)
     keyed = impl.KeyedOptimizerWrapper(
         params, lambda listed: torch.optim.LBFGS(listed, lr=1.0, max_iter=3, tolerance_change=0.0)
@@ -81,7 +81,7 @@ def test_lbfgs_sees_clipped_gradients(impl: Any) -> None:
 
 @pytest.mark.clause("CLIP-021")
 def test_closure_that_accumulates(impl: Any) -> None:
-    """A gradient from before the closure is clipped together with what the closure adds to it."""
+    """A gradient from before the closure is clipped once, together with what the closure adds."""
     params = one(0.0, 0.0)
     params["p"].grad = torch.tensor([0.0, 40.0])
     optimizer, recorder = clipping(impl, params, "NORM", 1.0)
@@ -97,7 +97,7 @@ def test_closure_that_accumulates(impl: Any) -> None:
 
 @pytest.mark.clause("CLIP-022")
 def test_closure_under_no_grad(impl: Any) -> None:
-    """A closure can call backward, also where gradients are switched off around the step."""
+    """A closure can call backward, also if gradients are disabled around the step."""
     params = one(0.0, 0.0)
     optimizer = impl.GradientClippingOptimizer(sgd(impl, params, lr=1.0), impl.GradientClipping.NONE, 1.0)
 
@@ -126,7 +126,7 @@ def test_what_step_returns(impl: Any) -> dict[str, str]:
 
 @pytest.mark.clause("CLIP-024")
 def test_failing_closure(impl: Any) -> None:
-    """The error of a closure comes out of step, and nothing is updated."""
+    """step raises an error of its closure, and updates no parameter."""
     params = one(1.0, 2.0)
     params["p"].grad = torch.tensor([3.0, 4.0])
     optimizer = impl.GradientClippingOptimizer(sgd(impl, params, lr=1.0), impl.GradientClipping.NORM, 1.0)
@@ -160,7 +160,7 @@ def test_pre_hook_cannot_pass_the_bound(impl: Any, kind: str) -> None:
 
 @pytest.mark.clause("CLIP-026")
 def test_step_hooks_fire_once(impl: Any) -> None:
-    """Step hooks of the clipping optimizer fire once a step, the post hook after the update."""
+    """Step hooks of the clipping optimizer run once per step, the post-hook after the update."""
     params = one(0.0, 0.0)
     params["p"].grad = torch.tensor([3.0, 4.0])
     optimizer = impl.GradientClippingOptimizer(sgd(impl, params, lr=1.0), impl.GradientClipping.VALUE, 1.0)

@@ -1,4 +1,4 @@
-"""Clipping around, inside and beside other optimizers, copied, loaded, and with what surrounds it."""
+"""Clipping around, inside and beside other optimizers; copies, loads, schedulers, scalers and autocast."""
 
 import copy
 import functools
@@ -25,7 +25,7 @@ from keyedopt.conformance.suite.support.inputs import adagrad, adam, parameter, 
 
 
 def fused(impl: Any, params: dict[str, Any]) -> Any:
-    """Make an optimizer on the implementation's base of fused ones."""
+    """Make an optimizer derived from the implementation's FusedOptimizer."""
 
     class Fused(impl.FusedOptimizer):  # type: ignore[misc]
         def step(self, closure: Any = None) -> None: ...
@@ -36,7 +36,7 @@ def fused(impl: Any, params: dict[str, Any]) -> Any:
 
 
 def clip(impl: Any, optimizer: Any, kind: str = "NORM", bound: float = 1.0, **options: Any) -> Any:
-    """Wrap an optimizer in a clipping one."""
+    """Wrap an optimizer in a clipping optimizer."""
     chosen = getattr(impl.GradientClipping, kind)
     return impl.GradientClippingOptimizer(optimizer, chosen, bound, **options)
 
@@ -44,7 +44,7 @@ def clip(impl: Any, optimizer: Any, kind: str = "NORM", bound: float = 1.0, **op
 @pytest.mark.clause("CLIP-064")
 @pytest.mark.parametrize("keys", [["", ""], ["dense", "over"]], ids=["plain", "keyed"])
 def test_around_a_combination(impl: Any, keys: list[str]) -> None:
-    """Around a CombinedOptimizer the gradients of all its parts have one norm."""
+    """Around a CombinedOptimizer all gradients are clipped by their joint norm."""
     params = zeros_with_grads([3.0, 4.0], [12.0])
     parts = [sgd(impl, {key: param}, lr=1.0) for key, param in params.items()]
     combined = impl.CombinedOptimizer(list(zip(keys, parts, strict=True)))
@@ -58,7 +58,7 @@ def test_around_a_combination(impl: Any, keys: list[str]) -> None:
 
 @pytest.mark.clause("CLIP-064")
 def test_closure_of_a_combination(impl: Any) -> None:
-    """Around a CombinedOptimizer the gradients of a closure are clipped for every part."""
+    """Around a CombinedOptimizer the gradients of a closure are clipped for every optimizer."""
     params = zeros_with_grads([0.0], [0.0])
     parts = [sgd(impl, {key: param}, lr=1.0) for key, param in params.items()]
     optimizer = clip(impl, impl.CombinedOptimizer(parts), "VALUE", 1.0)
@@ -76,7 +76,7 @@ def test_closure_of_a_combination(impl: Any) -> None:
 
 @pytest.mark.clause("CLIP-065")
 def test_inside_a_combination(impl: Any) -> None:
-    """Inside a CombinedOptimizer each clipping optimizer bounds its own parameters alone."""
+    """Inside a CombinedOptimizer each clipping optimizer clips only its own parameters."""
     params = zeros_with_grads([30.0, 40.0], [12.0], [24.0])
     parts = [
         ("norm", clip(impl, sgd(impl, {"p": params["p0"]}, lr=1.0), "NORM", 1.0)),
@@ -91,7 +91,7 @@ def test_inside_a_combination(impl: Any) -> None:
 @pytest.mark.clause("CLIP-066")
 @pytest.mark.parametrize("outer", ["NORM", "VALUE"])
 def test_nested(impl: Any, outer: str) -> None:
-    """Two clipping optimizers around one another both hold their bounds, the outer one first."""
+    """Two nested clipping optimizers each apply their bound, the outer one first."""
     params = zeros_with_grads([30.0, 40.0])
     inner = "VALUE" if outer == "NORM" else "NORM"
     keyed, recorder = recording(impl, params)
@@ -103,7 +103,7 @@ def test_nested(impl: Any, outer: str) -> None:
 @pytest.mark.clause("CLIP-067")
 @pytest.mark.parametrize("order", ["clipping outside", "clipping inside"])
 def test_with_warmup(impl: Any, order: str) -> None:
-    """Clipping and warmup compose in either order: the bound holds and the rate follows."""
+    """Clipping and warmup nest in either order: the bound and the scheduled learning rate both apply."""
     params = zeros_with_grads([30.0, 40.0])
     stages = [impl.WarmupStage(impl.WarmupPolicy.CONSTANT, max_iters=10, value=0.5)]
     keyed, recorder = recording(impl, params, lr=1.0)
@@ -120,7 +120,7 @@ def test_with_warmup(impl: Any, order: str) -> None:
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 @pytest.mark.parametrize("nesting", ["direct", "wrapped", "combined"])
 def test_fused_is_refused(impl: Any, kind: str, nesting: str) -> None:
-    """Around a fused optimizer, whose gradients never reach step, clipping is refused."""
+    """Clipping around a fused optimizer, whose gradients never reach step, raises ValueError."""
 
     def build() -> Any:
         inner = fused(impl, zeros_with_grads([30.0, 40.0]))
@@ -136,7 +136,7 @@ def test_fused_is_refused(impl: Any, kind: str, nesting: str) -> None:
 @pytest.mark.clause("CLIP-069")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_mixed_tree(impl: Any, kind: str) -> None:
-    """Around dense and fused optimizers the dense ones are clipped, and one warning says so."""
+    """Around dense and fused optimizers the dense gradients are clipped, and one warning says so."""
     params = zeros_with_grads([30.0, 40.0])
     table = zeros_with_grads([0.0, 0.0])
     table["p0"].grad = None
@@ -158,7 +158,7 @@ def test_mixed_tree(impl: Any, kind: str) -> None:
 @pytest.mark.parametrize("norm_type", [2.0, float("inf")], ids=["2", "inf"])
 @pytest.mark.parametrize("beside", [False, True], ids=["alone", "beside dense"])
 def test_empty_fused(impl: Any, kind: str, norm_type: float, beside: bool) -> None:
-    """Around an EmptyFusedOptimizer, alone or beside a dense one, there is nothing to refuse."""
+    """Around an EmptyFusedOptimizer, by itself or beside a dense one, clipping raises no error."""
     params = zeros_with_grads([0.0, 40.0])
     parts = [("none", impl.EmptyFusedOptimizer())]
     if beside:
@@ -179,7 +179,7 @@ def test_empty_fused(impl: Any, kind: str, norm_type: float, beside: bool) -> No
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_copies_clip_their_own_gradients(impl: Any, how: str, kind: str) -> None:
-    """A copy clips the gradients of its own parameters, and those of the original stay."""
+    """A copy clips the gradients of its own parameters, not those of the original."""
     params = zeros_with_grads([0.0, 0.0])
     optimizer = clip(impl, sgd(impl, params, lr=1.0), kind)
     other = copy.deepcopy(optimizer) if how == "deepcopy" else pickle.loads(pickle.dumps(optimizer))
@@ -196,7 +196,7 @@ def test_copies_clip_their_own_gradients(impl: Any, how: str, kind: str) -> None
 @pytest.mark.clause("CLIP-072")
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_a_copy_leaves_other_optimizers_working(impl: Any, how: str) -> None:
-    """After a copy was made the original, and any new clipping optimizer, still step."""
+    """After a copy, the original and new clipping optimizers still step."""
     params = zeros_with_grads([30.0, 40.0])
     optimizer = clip(impl, sgd(impl, params, lr=1.0))
     copy.deepcopy(optimizer) if how == "deepcopy" else pickle.loads(pickle.dumps(optimizer))
@@ -210,7 +210,7 @@ def test_a_copy_leaves_other_optimizers_working(impl: Any, how: str) -> None:
 @pytest.mark.clause("CLIP-073")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE", "NONE"])
 def test_adds_nothing_to_the_state(impl: Any, kind: str) -> None:
-    """state_dict is that of the wrapped optimizer, its tensors alias the live state."""
+    """state_dict is that of the wrapped optimizer, with the live state tensors."""
     params: dict[str, Any] = parameters()
     inner = adam(impl, params)
     optimizer = clip(impl, inner, kind, track_grad_norm=True)
@@ -225,7 +225,7 @@ def test_adds_nothing_to_the_state(impl: Any, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 @pytest.mark.parametrize("algorithm", ["adam", "adagrad"])
 def test_resumes_exactly(impl: Any, kind: str, algorithm: str) -> None:
-    """Training that resumes from a state_dict ends bit for bit where uninterrupted training does."""
+    """Training that resumes from a state_dict equals uninterrupted training bit for bit."""
     make = {"adam": adam, "adagrad": adagrad}[algorithm]
     params: dict[str, Any] = parameters()
     optimizer = clip(impl, make(impl, params), kind, 0.25)
@@ -246,7 +246,7 @@ def test_resumes_exactly(impl: Any, kind: str, algorithm: str) -> None:
 @pytest.mark.parametrize("kind", ["NORM", "VALUE", "NONE"])
 @pytest.mark.parametrize("sparse", [None, ["p0"]], ids=["dense", "sparse"])
 def test_init_state_through_clipping(impl: Any, kind: str, sparse: list[str] | None) -> None:
-    """init_state through the clipping optimizer initializes the state; parameters do not move."""
+    """init_state through the clipping optimizer initializes the state and changes no parameter."""
     params: dict[str, Any] = {key: parameter(3, 2, seed=seed) for seed, key in enumerate(("p0", "p1"))}
     before = values(params)
     optimizer = clip(impl, adagrad(impl, params), kind, 0.0)
@@ -260,7 +260,7 @@ def test_init_state_through_clipping(impl: Any, kind: str, sparse: list[str] | N
 @pytest.mark.clause("CLIP-076")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_zero_grad_and_the_next_step(impl: Any, kind: str) -> None:
-    """Each step clips its own gradients: nothing of one step is carried into the next."""
+    """Each step clips its own gradients; no value carries over to the next step."""
     params = zeros_with_grads([30.0, 40.0])
     optimizer, recorder = clipping(impl, params, kind, 1.0)
     for grad in ([30.0, 40.0], [0.3, 0.4], [300.0, 400.0]):
@@ -274,7 +274,7 @@ def test_zero_grad_and_the_next_step(impl: Any, kind: str) -> None:
 
 @pytest.mark.clause("CLIP-077")
 def test_with_a_scheduler(impl: Any) -> None:
-    """A learning-rate scheduler around the clipping optimizer drives the wrapped one."""
+    """A learning-rate scheduler around the clipping optimizer sets the rates of the wrapped one."""
     params = zeros_with_grads([30.0, 40.0])
     keyed, recorder = recording(impl, params, lr=1.0)
     optimizer = clip(impl, keyed)
@@ -308,7 +308,7 @@ def test_with_a_gradient_scaler(impl: Any, bad: bool) -> None:
 @pytest.mark.clause("CLIP-079")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_with_autocast(impl: Any, kind: str) -> None:
-    """Gradients of a model that runs in bfloat16 under autocast are bounded."""
+    """Gradients of a model that runs in bfloat16 under autocast are clipped."""
     params = {"w": torch.nn.Parameter(torch.ones(2, 2))}
     optimizer, recorder = clipping(impl, params, kind, 0.5)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -322,7 +322,7 @@ def test_with_autocast(impl: Any, kind: str) -> None:
 
 @pytest.mark.clause("CLIP-080")
 def test_fused_kernels_of_torch(impl: Any) -> None:
-    """Optimizers of torch with fused or foreach kernels get clipped gradients like any other."""
+    """torch optimizers with fused or foreach kernels receive clipped gradients."""
     moved = []
     for option in ("fused", "foreach"):
         params = zeros_with_grads([30.0, 40.0])

@@ -31,7 +31,7 @@ def given_grads(**grads: list[float] | None) -> dict[str, Any]:
 @pytest.mark.parametrize("placement", ["shard", "replicate"])
 @pytest.mark.parametrize("beside", [False, True])
 def test_dtensor(impl: Any, kind: str, placement: str, beside: bool) -> None:
-    """The gradient of a DTensor parameter is clipped, alone and beside a plain one, or refused."""
+    """The gradient of a DTensor parameter is clipped, also beside a plain one, or the step raises."""
     with single_rank():
         params = {"d": torch.nn.Parameter(spread(torch.zeros(2), placement))}
         params["d"].grad = spread(torch.tensor([30.0, -40.0]), placement)
@@ -57,7 +57,7 @@ def test_dtensor(impl: Any, kind: str, placement: str, beside: bool) -> None:
 @pytest.mark.parametrize("kind", ["NORM", "VALUE", "NONE"])
 @pytest.mark.parametrize("placement", ["shard", "replicate"])
 def test_norm_of_a_dtensor(impl: Any, kind: str, placement: str) -> None:
-    """The tracked norm counts the gradients of DTensor parameters."""
+    """The tracked norm includes the gradients of DTensor parameters."""
     with single_rank():
         params = {"d": torch.nn.Parameter(spread(torch.zeros(2), placement))}
         params["d"].grad = spread(torch.tensor([30.0, 40.0]), placement)
@@ -74,7 +74,7 @@ def test_norm_of_a_dtensor(impl: Any, kind: str, placement: str) -> None:
 @pytest.mark.clause("CLIP-057")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_sharded_tensor_passes(impl: Any, kind: str) -> None:
-    """A ShardedTensor parameter, which has no gradient of its own, leaves the others clipped."""
+    """A ShardedTensor parameter, which has no gradient, does not affect clipping of the others."""
     from torch.distributed._shard.sharded_tensor import init_from_local_shards
     from torch.distributed._shard.sharded_tensor.shard import Shard
 
@@ -102,7 +102,7 @@ def test_sharded_tensor_passes(impl: Any, kind: str) -> None:
 @pytest.mark.parametrize("sharded", [["a"], ["a", "b"]], ids=["some", "all"])
 @pytest.mark.parametrize("way", ["step", "clip_grad_norm_"])
 def test_global_norm(impl: Any, norm_type: float, sharded: list[str], way: str) -> None:
-    """Over process groups one norm is taken of sharded and replicated gradients together."""
+    """Over process groups one norm covers sharded and replicated gradients."""
     with single_rank():
         params = given_grads(a=[3.0, -4.0], b=[12.0, 0.0])
         optimizer, recorder = clipping(
@@ -129,7 +129,7 @@ def test_global_norm(impl: Any, norm_type: float, sharded: list[str], way: str) 
 
 @pytest.mark.clause("CLIP-058")
 def test_several_groups(impl: Any) -> None:
-    """Parameters may be sharded over different groups, and over several."""
+    """Parameters may be sharded over different process groups, and over several."""
     with single_rank():
         params = given_grads(a=[3.0, 0.0], b=[4.0, 0.0], c=[12.0, 0.0])
         other = torch.distributed.new_group([0])
@@ -147,7 +147,7 @@ def test_several_groups(impl: Any) -> None:
 @pytest.mark.parametrize("missing", ["sharded", "replicated", "both"])
 @pytest.mark.parametrize("empty", [False, True], ids=["none", "empty"])
 def test_rank_without_gradients(impl: Any, norm_type: float, missing: str, empty: bool) -> None:
-    """A rank on which sharded or replicated gradients are missing or empty still takes its step."""
+    """A rank whose sharded or replicated gradients are missing or empty completes its step."""
     with single_rank():
         params = given_grads(a=[30.0, 40.0], b=[30.0, 40.0])
         for key, kind in (("a", "sharded"), ("b", "replicated")):
@@ -174,7 +174,7 @@ def test_rank_without_gradients(impl: Any, norm_type: float, missing: str, empty
 @pytest.mark.clause("CLIP-060")
 @pytest.mark.parametrize("kind", ["VALUE", "NONE"])
 def test_value_of_sharded_parameters(impl: Any, kind: str) -> None:
-    """The other kinds work for sharded parameters too, or refuse when they are set up."""
+    """VALUE and NONE also work for sharded parameters, or the constructor raises an error."""
     with single_rank():
         params = given_grads(a=[30.0, -40.0], b=[0.5, 12.0])
         groups = {params["a"]: [world()]}
@@ -194,7 +194,7 @@ def test_value_of_sharded_parameters(impl: Any, kind: str) -> None:
 @pytest.mark.clause("CLIP-061")
 @pytest.mark.parametrize("enabled", [False, True])
 def test_local_without_groups(impl: Any, enabled: bool) -> None:
-    """Without process groups the norm is local, and nothing of torch.distributed is needed."""
+    """Without process groups the norm is local and needs no torch.distributed."""
     params = given_grads(a=[3.0, 4.0], b=[12.0, 0.0])
     optimizer, recorder = clipping(impl, params, "NORM", 1.0, enable_global_grad_clip=enabled)
     optimizer.step()
@@ -207,7 +207,7 @@ def test_local_without_groups(impl: Any, enabled: bool) -> None:
     ("scale", "bound"), [(1.0, 1.0), (100.0, 1.0), (2e-5, 1e-5)], ids=["plain", "large", "small"]
 )
 def test_global_norm_in_half_precision(impl: Any, scale: float, bound: float) -> None:
-    """Over process groups float16 gradients are scaled right, also where squares leave float16."""
+    """Over process groups float16 gradients are scaled correctly, also if squares overflow."""
     with single_rank():
         param = torch.nn.Parameter(torch.zeros(2, dtype=torch.float16))
         param.grad = torch.tensor([3.0 * scale, 4.0 * scale], dtype=torch.float16)

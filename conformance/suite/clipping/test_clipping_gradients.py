@@ -1,4 +1,4 @@
-"""Clipping of gradients of every layout, missing and empty ones, and non-finite ones."""
+"""Clipping gradients of every layout, and missing, empty and non-finite gradients."""
 
 import math
 from typing import Any
@@ -24,7 +24,7 @@ def zeros(*shapes: Any) -> dict[str, Any]:
 
 
 def step_or_refuse(optimizer: Any, recorder: Any) -> bool:
-    """Take a step; if it is refused, say so, and expect that nothing was handed on."""
+    """Take a step and return True; if it raises, expect no call of the wrapped optimizer and return False."""
     try:
         optimizer.step()
     except (ValueError, TypeError, RuntimeError):
@@ -37,7 +37,7 @@ def step_or_refuse(optimizer: Any, recorder: Any) -> bool:
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 @pytest.mark.parametrize("coalesced", [True, False])
 def test_sparse_gradients(impl: Any, kind: str, coalesced: bool) -> None:
-    """A sparse gradient is clipped by the sums of its rows, or refused; it never passes unclipped."""
+    """A sparse gradient is clipped by the sum per row, or the step raises; it is never left unclipped."""
     params = zeros((4, 2), 2)
     rows = torch.tensor([[3.0, 0.0], [3.0, 0.0], [0.0, 8.0]])
     grad = torch.sparse_coo_tensor(torch.tensor([[1, 1, 2]]), rows, (4, 2), check_invariants=False)
@@ -59,7 +59,7 @@ def test_sparse_gradients(impl: Any, kind: str, coalesced: bool) -> None:
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 @pytest.mark.parametrize("layout", ["transposed", "strided", "expanded"])
 def test_strides(impl: Any, kind: str, layout: str) -> None:
-    """A gradient that is not contiguous is clipped like any other, or refused."""
+    """A gradient that is not contiguous is clipped like any other, or the step raises."""
     grads = {
         "transposed": torch.tensor([[3.0, 0.0], [4.0, 0.0]]).t(),
         "strided": torch.tensor([3.0, 99.0, 4.0, 99.0, 0.0, 99.0])[::2],
@@ -81,7 +81,7 @@ def test_strides(impl: Any, kind: str, layout: str) -> None:
 @pytest.mark.parametrize("norm_type", [2.0, math.inf], ids=["2", "inf"])
 @pytest.mark.parametrize("where", ["first", "last"])
 def test_missing_gradients(impl: Any, kind: str, norm_type: float, where: str) -> None:
-    """A parameter without a gradient stays without one, and the others are clipped."""
+    """A parameter without a gradient still has none, and the others are clipped."""
     params = zeros(2, 2) if where == "last" else dict(reversed(zeros(2, 2).items()))
     params["p0"].grad = torch.tensor([30.0, 40.0])
     optimizer, recorder = clipping(impl, params, kind, 1.0, norm_type=norm_type)
@@ -101,7 +101,7 @@ def test_missing_gradients(impl: Any, kind: str, norm_type: float, where: str) -
 @pytest.mark.parametrize("norm_type", [1.0, 2.0, math.inf], ids=["1", "2", "inf"])
 @pytest.mark.parametrize("track", [False, True])
 def test_empty_gradients(impl: Any, kind: str, norm_type: float, track: bool) -> None:
-    """A gradient without elements is no obstacle, whatever the norm."""
+    """A gradient without elements raises no error, for any norm."""
     params = zeros(0, 2)
     params["p0"].grad = torch.zeros(0)
     params["p1"].grad = torch.tensor([0.0, 40.0])
@@ -116,7 +116,7 @@ def test_empty_gradients(impl: Any, kind: str, norm_type: float, track: bool) ->
 @pytest.mark.parametrize("norm_type", [2.0, math.inf], ids=["2", "inf"])
 @pytest.mark.parametrize("track", [False, True])
 def test_no_gradient_at_all(impl: Any, kind: str, norm_type: float, track: bool) -> None:
-    """A step in which no parameter has a gradient passes, as it does without clipping."""
+    """A step without any gradient succeeds, as it does without clipping."""
     params = zeros(2, 2)
     optimizer, recorder = clipping(impl, params, kind, 1.0, norm_type=norm_type, track_grad_norm=track)
     optimizer.step()
@@ -126,7 +126,7 @@ def test_no_gradient_at_all(impl: Any, kind: str, norm_type: float, track: bool)
 @pytest.mark.clause("CLIP-032")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_frozen_parameters(impl: Any, kind: str) -> None:
-    """A parameter that needs no gradient changes nothing for the others; one that it still has is clipped."""
+    """A frozen parameter does not affect the others; a gradient that it still has is clipped."""
     params = zeros(2, 2, 2)
     params["p0"].requires_grad_(False)
     params["p1"].grad = torch.tensor([0.0, 40.0])
@@ -144,7 +144,7 @@ def test_frozen_parameters(impl: Any, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["NORM", "VALUE", "NONE"])
 @pytest.mark.parametrize("norm_type", [2.0, math.inf], ids=["2", "inf"])
 def test_nan_is_not_turned_into_a_number(impl: Any, kind: str, norm_type: float) -> None:
-    """A gradient that is NaN arrives as NaN, or the step is refused."""
+    """A NaN gradient reaches the wrapped optimizer as NaN, or the step raises."""
     params = zeros(3)
     params["p0"].grad = torch.tensor([1.0, math.nan, 2.0])
     optimizer, recorder = clipping(impl, params, kind, 1.0, norm_type=norm_type)
@@ -157,7 +157,7 @@ def test_nan_is_not_turned_into_a_number(impl: Any, kind: str, norm_type: float)
 @pytest.mark.parametrize("bad", ["nan", "inf"])
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_what_nonfinite_gradients_become(impl: Any, kind: str, bad: str) -> Any:
-    """Observe what one non-finite element makes of itself, its neighbours and other gradients."""
+    """Observe how one non-finite element affects itself, its neighbours and other gradients."""
     params = zeros(2, 2)
     params["p0"].grad = torch.tensor([float(bad), 1.0])
     params["p1"].grad = torch.tensor([3.0, 4.0])
@@ -170,7 +170,7 @@ def test_what_nonfinite_gradients_become(impl: Any, kind: str, bad: str) -> Any:
 @pytest.mark.clause("CLIP-035")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_in_place(impl: Any, kind: str) -> dict[str, bool]:
-    """Observe whether the clipped gradient is what .grad holds after the step."""
+    """Observe whether .grad contains the clipped gradient after the step."""
     params = zeros(2)
     grad = params["p0"].grad = torch.tensor([30.0, 40.0])
     clipping(impl, params, kind, 1.0)[0].step()
@@ -183,7 +183,7 @@ def test_in_place(impl: Any, kind: str) -> dict[str, bool]:
 @pytest.mark.clause("CLIP-036")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_meta_parameters_pass(impl: Any, kind: str) -> None:
-    """Parameters on the meta device, as in a dry run of a model, pass through a step."""
+    """A step accepts parameters on the meta device, as in a dry run of a model."""
     params = {"p": torch.nn.Parameter(torch.zeros(2, device="meta"))}
     params["p"].grad = torch.zeros(2, device="meta")
     clipping(impl, params, kind, 1.0)[0].step()
@@ -194,7 +194,7 @@ def test_meta_parameters_pass(impl: Any, kind: str) -> None:
 @pytest.mark.clause("CLIP-037")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_meta_parameters_do_not_switch_clipping_off(impl: Any, kind: str) -> None:
-    """A parameter on the meta device leaves the gradients of the real ones clipped."""
+    """A parameter on the meta device does not disable clipping of the others."""
     params = {
         "real": torch.nn.Parameter(torch.zeros(2)),
         "meta": torch.nn.Parameter(torch.zeros(2, device="meta")),
@@ -233,7 +233,7 @@ def test_a_parameter_in_two_groups_counts_once(impl: Any, kind: str) -> None:
 @pytest.mark.clause("CLIP-039")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_groups_that_come_later_are_clipped(impl: Any, kind: str) -> None:
-    """Parameters that join the wrapped optimizer after it was wrapped are clipped too."""
+    """Parameters that are added to the wrapped optimizer after wrapping are clipped."""
     params = zeros(1, 1)
     raw: list[torch.optim.SGD] = []
 
@@ -257,7 +257,7 @@ def test_groups_that_come_later_are_clipped(impl: Any, kind: str) -> None:
 @pytest.mark.clause("CLIP-040")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_add_param_group(impl: Any, kind: str) -> None:
-    """A group that is added to the clipping optimizer is clipped, or refused."""
+    """A group that is added to the clipping optimizer is clipped, or adding it raises an error."""
     params = zeros(1, 1)
     optimizer = impl.GradientClippingOptimizer(
         sgd(impl, {"p0": params["p0"]}, lr=1.0), getattr(impl.GradientClipping, kind), 1.0
@@ -274,7 +274,7 @@ def test_add_param_group(impl: Any, kind: str) -> None:
 
 @pytest.mark.clause("CLIP-041")
 def test_step_leaves_parameters_and_state_to_the_wrapped_optimizer(impl: Any) -> None:
-    """Clipping touches gradients only: a wrapped optimizer that does nothing changes nothing."""
+    """Clipping modifies only gradients."""
     params = zeros(2)
     params["p0"].grad = torch.tensor([30.0, 40.0])
     before = params["p0"].detach().clone()
@@ -288,7 +288,7 @@ def test_step_leaves_parameters_and_state_to_the_wrapped_optimizer(impl: Any) ->
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 @pytest.mark.parametrize("at", ["first", "last"])
 def test_a_single_number(impl: Any, kind: str, at: str) -> None:
-    """A parameter without dimensions, a temperature say, counts and is clipped like any other."""
+    """A parameter without dimensions, for example a temperature, is clipped like any other."""
     scalar: Any = torch.nn.Parameter(torch.tensor(0.0))
     scalar.grad = torch.tensor(-30.0)
     others = zeros_with_grads([40.0, 0.0])
@@ -306,7 +306,7 @@ def test_a_single_number(impl: Any, kind: str, at: str) -> None:
 @pytest.mark.clause("CLIP-005", "CLIP-006")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_many_parameters(impl: Any, kind: str) -> None:
-    """However many parameters there are, each counts and is clipped."""
+    """Every parameter counts in the norm and is clipped, however many there are."""
     params = zeros_with_grads(*([3.0] for _ in range(1600)))
     optimizer, recorder = clipping(impl, params, kind, 1.0)
     optimizer.step()

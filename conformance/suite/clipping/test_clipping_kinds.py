@@ -1,4 +1,4 @@
-"""Clipping by norm and by value: what reaches the wrapped optimizer, and which arguments are refused."""
+"""Clipping by norm and by value: clipped gradients, and arguments that raise errors."""
 
 import math
 from typing import Any
@@ -56,7 +56,7 @@ def test_is_a_wrapper(impl: Any) -> None:
 @pytest.mark.clause("CLIP-003")
 @pytest.mark.parametrize("explicit", [False, True])
 def test_none_clips_nothing(impl: Any, explicit: bool) -> None:
-    """Without a kind of clipping, which is the default, gradients arrive bit for bit."""
+    """With NONE, which is the default, the wrapped optimizer receives the gradients bit for bit."""
     params: dict[str, Any] = parameters()
     set_grads(params, scale=1e6)
     before = [param.grad.clone() for param in params.values()]
@@ -80,7 +80,7 @@ def test_default_bound(impl: Any) -> None:
 @pytest.mark.clause("CLIP-005")
 @pytest.mark.parametrize("bound", [0.0, 0.25, 1, 2.5, math.inf])
 def test_value_clamps_every_element(impl: Any, bound: float, dtype: str) -> None:
-    """VALUE limits every element to [-max_gradient, max_gradient], and changes no other."""
+    """VALUE clamps every element to [-max_gradient, max_gradient] and changes no other element."""
     grads = [[-3.0, 0.125, 0.0], [1.5, -0.25]]
     optimizer, recorder, _ = make(impl, grads, "VALUE", bound, dtype=getattr(torch, dtype))
     optimizer.step()
@@ -105,7 +105,7 @@ def test_norm_scales_all_gradients_together(impl: Any, bound: float, dtype: str)
 @pytest.mark.clause("CLIP-008")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_gradients_within_the_bound_are_untouched(impl: Any, kind: str, dtype: str) -> None:
-    """Gradients that are within the bound arrive bit for bit."""
+    """Gradients within the bound reach the wrapped optimizer bit for bit."""
     params: dict[str, Any] = parameters(n=3, dtype=dtype)
     set_grads(params)
     before = [param.grad.clone() for param in params.values()]
@@ -118,7 +118,7 @@ def test_gradients_within_the_bound_are_untouched(impl: Any, kind: str, dtype: s
 @pytest.mark.clause("CLIP-009")
 @pytest.mark.parametrize("norm_type", [1, 2, 2.0, 3.0, "inf", math.inf], ids=lambda value: str(value))
 def test_norm_types(impl: Any, norm_type: Any, dtype: str) -> None:
-    """norm_type chooses the p-norm, 'inf' the largest element."""
+    """norm_type selects the p-norm; 'inf' selects the largest magnitude."""
     grads = [[3.0, -4.0, 0.5], [12.0, 0.0]]
     optimizer, recorder, _ = make(impl, grads, "NORM", 2.0, norm_type=norm_type, dtype=getattr(torch, dtype))
     optimizer.step()
@@ -131,7 +131,7 @@ def test_norm_types(impl: Any, norm_type: Any, dtype: str) -> None:
 @pytest.mark.clause("CLIP-010")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_bound_of_zero(impl: Any, kind: str) -> None:
-    """max_gradient = 0 leaves zero gradients."""
+    """max_gradient = 0 sets the gradients to zero."""
     optimizer, recorder, _ = make(impl, [[3.0, -4.0], [1e-20]], kind, 0)
     optimizer.step()
     for seen in recorder.received[0]:
@@ -142,7 +142,7 @@ def test_bound_of_zero(impl: Any, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 @pytest.mark.parametrize("bound", [-1.0, -math.inf, math.nan], ids=["negative", "-inf", "nan"])
 def test_senseless_bounds_are_refused(impl: Any, kind: str, bound: float) -> None:
-    """A negative or NaN max_gradient is refused; it would turn or destroy every gradient."""
+    """A negative or NaN max_gradient raises ValueError."""
 
     def use() -> Any:
         optimizer, recorder, _ = make(impl, [[3.0, -4.0]], kind, bound)
@@ -155,7 +155,7 @@ def test_senseless_bounds_are_refused(impl: Any, kind: str, bound: float) -> Non
 @pytest.mark.clause("CLIP-012")
 @pytest.mark.parametrize("kind", ["norm", "VALUE", "l2", 2], ids=lambda value: str(value))
 def test_clipping_that_is_no_member(impl: Any, kind: Any) -> None:
-    """A kind that is no member of GradientClipping is understood or refused, not ignored."""
+    """An argument that is not a GradientClipping is understood or raises an error."""
     params = {"p": torch.nn.Parameter(torch.zeros(2))}
     params["p"].grad = torch.tensor([30.0, -40.0])
     try:
@@ -171,7 +171,7 @@ def test_clipping_that_is_no_member(impl: Any, kind: Any) -> None:
     "norm_type", [0, -1.0, -math.inf, math.nan, "fro"], ids=["0", "-1", "-inf", "nan", "fro"]
 )
 def test_senseless_norm_types_are_refused(impl: Any, norm_type: Any) -> None:
-    """A norm_type that is not above 0 is refused: it bounds nothing."""
+    """A norm_type that is not positive raises ValueError: it bounds nothing."""
 
     def use() -> Any:
         optimizer, recorder, _ = make(impl, [[3.0, -4.0]], "NORM", 1.0, norm_type=norm_type)
@@ -188,7 +188,7 @@ def test_senseless_norm_types_are_refused(impl: Any, norm_type: Any) -> None:
     p=st.sampled_from([1.0, 2.0, 3.0, math.inf]),
 )
 def test_norm_never_exceeds_the_bound(impl: Any, grads: Any, bound: float, p: float) -> None:
-    """Whatever the gradients, their norm is within the bound afterwards and no sign has changed."""
+    """After clipping the norm is within the bound and no sign has changed, for any gradients."""
     optimizer, recorder, _ = make(impl, grads, "NORM", bound, norm_type=p)
     optimizer.step()
     seen = [element for grad in recorder.received[0] for element in grad.tolist()]
@@ -214,7 +214,7 @@ def test_norm_never_exceeds_the_bound(impl: Any, grads: Any, bound: float, p: fl
 def test_large_finite_gradients_are_scaled_not_lost(
     impl: Any, precision: str, grads: Any, norm_type: float
 ) -> None:
-    """Finite gradients keep their direction, also where their powers or norm leave the dtype."""
+    """Finite gradients are scaled even if their powers or norm overflow."""
     optimizer, recorder, _ = make(
         impl, grads, "NORM", 1.0, norm_type=norm_type, dtype=getattr(torch, precision)
     )
@@ -227,7 +227,7 @@ def test_large_finite_gradients_are_scaled_not_lost(
 
 @pytest.mark.clause("CLIP-016")
 def test_small_factors_do_not_vanish(impl: Any) -> None:
-    """A factor below the smallest number of the gradient's dtype still leaves the right gradient."""
+    """If the factor underflows the gradient's dtype, the scaled gradient is still correct."""
     optimizer, recorder, _ = make(impl, [[3e4, 4e4]], "NORM", 1e-3, dtype=torch.float16)
     optimizer.step()
     wanted = torch.tensor([6e-4, 8e-4], dtype=torch.float64)
@@ -236,7 +236,7 @@ def test_small_factors_do_not_vanish(impl: Any) -> None:
 
 @pytest.mark.clause("CLIP-017")
 def test_dtypes_are_clipped_together(impl: Any) -> None:
-    """Gradients of several dtypes have one norm."""
+    """Gradients of several dtypes have a joint norm."""
     params: dict[str, Any] = {}
     for name in ("float16", "float32", "float64"):
         params[name] = torch.nn.Parameter(torch.zeros(2, dtype=getattr(torch, name)))
@@ -258,7 +258,7 @@ def test_dtypes_are_clipped_together(impl: Any) -> None:
 @pytest.mark.clause("CLIP-018")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_complex_gradients(impl: Any, kind: str) -> None:
-    """Complex gradients are clipped by magnitude, or refused."""
+    """Complex gradients are clipped by magnitude, or the step raises."""
     params = {"p": torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))}
     params["p"].grad = torch.tensor([3 + 4j, 12j])
     optimizer, recorder = clipping(impl, params, kind, 1.0)

@@ -1,4 +1,4 @@
-"""Clipping over process groups of several ranks, which all hold the same gradients.
+"""Clipping over process groups of several ranks that all have the same gradients.
 
 With n ranks the elements of a sharded gradient are there n times, those of a replicated one once.
 """
@@ -23,7 +23,7 @@ THERE = [12.0, 0.0]
 @pytest.mark.parametrize("sharded", [["p0"], ["p1"], ["p0", "p1"]], ids=["first", "second", "all"])
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_global_norm_over_ranks(impl: Any, norm_type: float, sharded: list[str], ranks: int) -> None:
-    """The norm counts the shards of all ranks, and what is replicated once."""
+    """The norm counts the shards of all ranks, and replicated gradients once."""
     with mirrored_ranks(ranks):
         params = zeros_with_grads(HERE, THERE)
         optimizer, recorder = clipping(
@@ -49,7 +49,7 @@ def test_global_norm_over_ranks(impl: Any, norm_type: float, sharded: list[str],
 
 @pytest.mark.clause("CLIP-058")
 def test_groups_of_other_ranks(impl: Any) -> None:
-    """Each parameter is reduced over its own groups, one after the other, and over no others."""
+    """Each parameter is reduced over each of its own process groups and over no others."""
     with mirrored_ranks(2):
         params = zeros_with_grads([1.0], [2.0], [4.0], [8.0])
         both, alone = torch.distributed.new_group([0, 1]), torch.distributed.new_group([0])
@@ -67,7 +67,7 @@ def test_groups_of_other_ranks(impl: Any) -> None:
 @pytest.mark.clause("CLIP-061")
 @pytest.mark.parametrize("given", ["nothing", "flag", "groups"])
 def test_local_norm_among_ranks(impl: Any, given: str) -> None:
-    """Without the flag, or without groups, the norm is that of this rank."""
+    """Without the flag, or without process groups, the norm is local to this rank."""
     with mirrored_ranks(2):
         params = zeros_with_grads(HERE, THERE)
         choices: dict[str, dict[str, Any]] = {
@@ -83,7 +83,7 @@ def test_local_norm_among_ranks(impl: Any, given: str) -> None:
 @pytest.mark.clause("CLIP-060")
 @pytest.mark.parametrize("kind", ["VALUE", "NONE"])
 def test_norm_of_other_kinds_over_ranks(impl: Any, kind: str) -> None:
-    """The tracked norm is that of all ranks for the other kinds too, or they are refused."""
+    """The tracked norm covers all ranks for the other kinds too, or they raise an error."""
     with mirrored_ranks(2):
         params = zeros_with_grads(HERE, THERE)
         groups = {params["p0"]: [world()]}
@@ -101,7 +101,7 @@ def test_norm_of_other_kinds_over_ranks(impl: Any, kind: str) -> None:
 @pytest.mark.parametrize("norm_type", [2.0, math.inf], ids=["2", "inf"])
 @pytest.mark.parametrize("placement", ["shard", "replicate", "replicate shard", "shard shard"])
 def test_dtensor_over_ranks(impl: Any, norm_type: float, placement: str) -> None:
-    """A sharded DTensor counts with the shards of all ranks, a replicated one once; or it is refused."""
+    """A sharded DTensor counts with the shards of all ranks, a replicated one once; or the step raises."""
     with mirrored_ranks(2 ** len(placement.split())):
         params: dict[str, Any] = {
             "d": torch.nn.Parameter(spread(torch.zeros(2), placement, 2)),

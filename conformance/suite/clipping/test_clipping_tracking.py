@@ -31,7 +31,7 @@ def test_no_norm_before_the_first_step(impl: Any, kind: str, track: bool) -> Non
 @pytest.mark.parametrize("kind", ["NORM", "VALUE", "NONE"])
 @pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, math.inf], ids=["1", "2", "3", "inf"])
 def test_norm_of_the_last_step(impl: Any, kind: str, norm_type: float) -> None:
-    """With track_grad_norm every kind keeps the norm of all gradients before clipping."""
+    """With track_grad_norm every kind records the norm of all gradients before clipping."""
     params = zeros_with_grads([3.0, -4.0], [12.0])
     optimizer, _ = clipping(impl, params, kind, 1.0, norm_type=norm_type, track_grad_norm=True)
     optimizer.step()
@@ -47,7 +47,7 @@ def test_norm_of_the_last_step(impl: Any, kind: str, norm_type: float) -> None:
 @pytest.mark.clause("CLIP-045")
 @pytest.mark.parametrize("kind", ["VALUE", "NONE"])
 def test_tracking_changes_nothing(impl: Any, kind: str) -> None:
-    """What arrives is the same with and without tracking, bit for bit."""
+    """The clipped gradients are the same with and without tracking, bit for bit."""
     arrived = []
     for track in (False, True):
         params: dict[str, Any] = parameters()
@@ -64,7 +64,7 @@ def test_tracking_changes_nothing(impl: Any, kind: str) -> None:
 @pytest.mark.parametrize("norm_type", [2.0, math.inf], ids=["2", "inf"])
 @pytest.mark.parametrize("empty", [False, True])
 def test_norm_of_nothing(impl: Any, kind: str, norm_type: float, empty: bool) -> None:
-    """The norm of a step without gradients is 0, or there is none; it is never negative."""
+    """The norm of a step without gradients is 0 or None, and never negative."""
     params = zeros_with_grads([1.0])
     params["p0"].grad = None
     if empty:
@@ -79,7 +79,7 @@ def test_norm_of_nothing(impl: Any, kind: str, norm_type: float, empty: bool) ->
 @pytest.mark.clause("CLIP-047")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE", "NONE"])
 def test_norm_holds_no_graph(impl: Any, kind: str) -> None:
-    """The norm is a plain number: it keeps no autograd graph alive, and no gradient either."""
+    """The norm holds neither an autograd graph nor a gradient."""
     param: Any = torch.nn.Parameter(torch.tensor([3.0]))
     optimizer, _ = clipping(impl, {"p": param}, kind, 1.0, track_grad_norm=True)
     (param**3).sum().backward(create_graph=True)
@@ -100,7 +100,7 @@ def test_norm_holds_no_graph(impl: Any, kind: str) -> None:
 @pytest.mark.parametrize("norm_type", [2.0, math.inf], ids=["2", "inf"])
 @pytest.mark.parametrize("bad", ["nan", "inf"])
 def test_nonfinite_gradients_show(impl: Any, kind: str, norm_type: float, bad: str) -> None:
-    """The norm of a gradient that is not finite is not finite."""
+    """The norm of a non-finite gradient is not finite."""
     params = zeros_with_grads([1.0, float(bad)], [2.0])
     optimizer, _ = clipping(impl, params, kind, 1.0, norm_type=norm_type, track_grad_norm=True)
     optimizer.step()
@@ -129,7 +129,7 @@ def test_norm_of_a_closure(impl: Any, kind: str) -> None:
 @pytest.mark.clause("CLIP-050")
 @pytest.mark.parametrize("scale", [1.0, 1e4])
 def test_norm_in_half_precision(impl: Any, scale: float) -> None:
-    """The norm of float16 gradients is right, also where float16 could not hold it."""
+    """The norm of float16 gradients is correct, also if float16 cannot represent it."""
     param = torch.nn.Parameter(torch.zeros(4, dtype=torch.float16))
     param.grad = torch.tensor([6.0, 6.0, 6.0, 6.0], dtype=torch.float16) * scale
     optimizer, _ = clipping(impl, {"p": param}, "NONE", 1.0, track_grad_norm=True)
@@ -142,7 +142,7 @@ def test_norm_in_half_precision(impl: Any, scale: float) -> None:
 @pytest.mark.parametrize("kind", ["NORM", "VALUE", "NONE"])
 @pytest.mark.parametrize("track", [False, True])
 def test_what_the_norm_is_made_of(impl: Any, kind: str, track: bool) -> dict[str, str]:
-    """Observe which kinds keep a norm without being asked, and its dtype."""
+    """Observe which kinds record a norm without track_grad_norm, and its dtype."""
     seen = {}
     for dtype in (torch.float16, torch.float32, torch.float64):
         param = torch.nn.Parameter(torch.zeros(2, dtype=dtype))
@@ -157,7 +157,7 @@ def test_what_the_norm_is_made_of(impl: Any, kind: str, track: bool) -> dict[str
 @pytest.mark.clause("CLIP-052")
 @pytest.mark.parametrize("norm_type", [1.0, 2.0, math.inf], ids=["1", "2", "inf"])
 def test_compute_total_grad_norm(impl: Any, norm_type: float) -> None:
-    """compute_total_grad_norm returns the norm and the flat list of gradients, and clips nothing."""
+    """compute_total_grad_norm returns the norm and the flat list of gradients, and does not clip."""
     params = zeros_with_grads([3.0, -4.0], [12.0])
     params["p2"] = torch.nn.Parameter(torch.zeros(2))
     before = [params["p0"].grad.clone(), params["p1"].grad.clone()]
@@ -174,7 +174,7 @@ def test_compute_total_grad_norm(impl: Any, norm_type: float) -> None:
 @pytest.mark.parametrize("norm_type", [1.0, 2.0, math.inf], ids=["1", "2", "inf"])
 @pytest.mark.parametrize("kind", ["NORM", "VALUE", "NONE"])
 def test_clip_grad_norm(impl: Any, norm_type: float, kind: str) -> None:
-    """clip_grad_norm_ clips at once, without a step, and returns the norm from before."""
+    """clip_grad_norm_ clips immediately, without a step, and returns the norm before clipping."""
     params = zeros_with_grads([3.0, -4.0], [12.0])
     optimizer, recorder = clipping(impl, params, kind, 1.0, norm_type=norm_type)
     norm = p_norm([3.0, -4.0, 12.0], norm_type)
@@ -189,7 +189,7 @@ def test_clip_grad_norm(impl: Any, norm_type: float, kind: str) -> None:
 @pytest.mark.parametrize("method", ["compute_total_grad_norm", "clip_grad_norm_"])
 @pytest.mark.parametrize("case", ["none", "empty", "shared", "sparse", "float16", "nan", "meta"])
 def test_methods_on_special_gradients(impl: Any, method: str, case: str) -> None:
-    """The two methods measure what a step would, also for special gradients, or refuse."""
+    """The two methods measure what a step would, also for special gradients, or raise."""
     params = zeros_with_grads([30.0, 40.0])
     wanted = 50.0
     groups = 1
@@ -238,7 +238,7 @@ def test_methods_on_special_gradients(impl: Any, method: str, case: str) -> None
 @pytest.mark.clause("CLIP-047")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE", "NONE"])
 def test_norms_that_are_kept(impl: Any, kind: str) -> None:
-    """A norm that was read stays what it was in the steps that follow, and those of other optimizers."""
+    """A norm that was read does not change in later steps of this or other optimizers."""
     params = zeros_with_grads([3.0, 4.0])
     optimizer, _ = clipping(impl, params, kind, 1.0, track_grad_norm=True)
     other, _ = clipping(impl, zeros_with_grads([1.0, 0.0]), kind, 1.0, track_grad_norm=True)

@@ -1,4 +1,4 @@
-"""Combined optimizers: groups on demand, nesting, and room for a checkpoint."""
+"""Combined optimizers: saving groups, nesting, and init_state."""
 
 import copy
 from typing import Any
@@ -20,7 +20,7 @@ from keyedopt.conformance.suite.support.inputs import adagrad, adam, parameter, 
 
 @pytest.mark.clause("COMB-016")
 def test_groups_are_saved_and_loaded_on_demand(impl):
-    """With save_param_groups(True) groups go with their keys into the optimizers they came from."""
+    """With save_param_groups(True) groups are saved and loaded into their optimizers."""
     saved, inner, _ = combined_pair(impl, steps=1)
     expect("param_groups" not in saved.state_dict(), "no groups by default", saved.state_dict().keys())
     saved.save_param_groups(True)
@@ -46,7 +46,7 @@ def test_groups_are_saved_and_loaded_on_demand(impl):
 
 @pytest.mark.clause("COMB-016")
 def test_the_flag_of_the_combined_optimizers_is_taken_over(impl):
-    """Optimizers that all save their groups make a combination that does."""
+    """A combination of optimizers that save their groups saves groups."""
     params = [parameter(2, seed=seed) for seed in range(2)]
     inner = [adam(impl, {"p": param}) for param in params]
     for optimizer in inner:
@@ -60,7 +60,7 @@ def test_the_flag_of_the_combined_optimizers_is_taken_over(impl):
 @pytest.mark.clause("COMB-017")
 @pytest.mark.parametrize("saving", [[0], [1], [0, 2]])
 def test_groups_are_saved_for_all_optimizers_or_none(impl, saving):
-    """Optimizers of which some save groups are refused, or all groups are saved, or none."""
+    """If only some save groups, combining raises, or saves all groups or none."""
     inner = [(f"o{seed}", adam(impl, {"p": parameter(2, seed=seed)})) for seed in range(3)]
     for number in saving:
         inner[number][1].save_param_groups(True)
@@ -78,7 +78,7 @@ def test_groups_are_saved_for_all_optimizers_or_none(impl, saving):
     "how", ["missing", "too many", "keys", "option missing", "option unknown", "no list"]
 )
 def test_groups_that_do_not_fit_are_refused_as_a_whole(impl, how):
-    """A group that does not fit is refused with a ValueError and nothing has changed."""
+    """Loading a group that does not match raises ValueError and changes nothing."""
     combined, inner, params = combined_pair(impl, steps=1)
     combined.save_param_groups(True)
     given = copy.deepcopy(combined.state_dict())
@@ -115,7 +115,7 @@ def nested(impl: Any) -> tuple[Any, list[Any]]:
 
 @pytest.mark.clause("COMB-019")
 def test_combinations_nest(impl):
-    """State and groups of combinations in combinations are saved and loaded under joined keys."""
+    """State and groups of nested combinations are saved and loaded under joined keys."""
     saved, params = nested(impl)
     saved.save_param_groups(True)
     train(saved, params, 2)
@@ -137,7 +137,7 @@ def test_combinations_nest(impl):
 @pytest.mark.clause("COMB-020")
 @pytest.mark.parametrize("stepped", [False, True])
 def test_state_behind_a_wrapper_is_not_lost(impl, stepped):
-    """A combination around a wrapper around a combination saves all state, whenever it was made."""
+    """A combination that contains a wrapped combination saves all state, also later state."""
     params = [parameter(2, seed=seed) for seed in range(2)]
     inner = [adam(impl, {"p": param}) for param in params]
     deep = impl.CombinedOptimizer([("x", inner[0]), ("y", inner[1])])
@@ -166,7 +166,7 @@ def test_init_state_makes_room_for_a_checkpoint(impl):
 
 @pytest.mark.clause("COMB-031")
 def test_init_state_is_otherwise_invisible(impl):
-    """init_state leaves zero gradients, sparse where named, and parameters as they are."""
+    """init_state leaves zero gradients, sparse where named, and changes no parameter."""
     combined, _, params = combined_pair(impl)
     calls: list[int] = []
     combined.register_step_pre_hook(lambda *_: calls.append(1))
@@ -182,7 +182,7 @@ def test_init_state_is_otherwise_invisible(impl):
 @pytest.mark.clause("COMB-031")
 @pytest.mark.parametrize("name", ["Adam", "Adagrad", "SGD"])
 def test_training_after_init_state_equals_training_without(impl, name):
-    """Adam, Adagrad and plain SGD train from init_state as they would without it."""
+    """Adam, Adagrad and plain SGD train equally with and without init_state."""
 
     def build():
         params = [parameter(3, seed=seed) for seed in range(2)]

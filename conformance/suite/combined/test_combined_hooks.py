@@ -1,4 +1,4 @@
-"""Combined optimizers: hooks, copies, surroundings."""
+"""Combined optimizers: hooks, copies, schedulers and scalers."""
 
 import copy
 
@@ -20,7 +20,7 @@ from keyedopt.conformance.suite.support.wrapper import count_call, note_load, re
 
 @pytest.mark.clause("COMB-035")
 def test_step_hooks_run_once_a_step(impl):
-    """Step hooks of a combination run once a step, before and after it, and can be removed."""
+    """Step hooks of a combination run once per step, before and after it, and can be removed."""
     combined, _, params = combined_pair(impl)
     calls: list[tuple[str, bool]] = []
     start = params[0].detach().clone()
@@ -42,7 +42,7 @@ def test_step_hooks_run_once_a_step(impl):
 
 @pytest.mark.clause("COMB-035")
 def test_a_step_hook_replaces_the_closure(impl):
-    """What a step pre-hook returns takes the place of the arguments."""
+    """The arguments that a step pre-hook returns replace the given ones."""
     combined, _, params = combined_pair(impl)
     seen: list[str] = []
 
@@ -61,7 +61,7 @@ def test_a_step_hook_replaces_the_closure(impl):
 
 @pytest.mark.clause("COMB-043")
 def test_a_step_that_calls_the_base_is_one_event(impl):
-    """Hooks of a subclass whose step calls super().step() run once a step."""
+    """Hooks of a subclass whose step calls super().step() run once per step."""
 
     class Logging(impl.CombinedOptimizer):
         def step(self, closure=None):
@@ -79,7 +79,7 @@ def test_a_step_that_calls_the_base_is_one_event(impl):
 
 @pytest.mark.clause("COMB-036")
 def test_step_hooks_of_the_combined_optimizers_run(impl):
-    """A step hook of a combined optimizer runs once a step of the combination."""
+    """A step hook of a combined optimizer runs once per step of the combination."""
     combined, inner, params = combined_pair(impl)
     calls: list[str] = []
     for name, optimizer in zip("ab", inner, strict=True):
@@ -91,7 +91,7 @@ def test_step_hooks_of_the_combined_optimizers_run(impl):
 
 @pytest.mark.clause("COMB-037")
 def test_hooks_of_saving(impl):
-    """state_dict hooks of a combination run once, and what the post-hook returns is used."""
+    """state_dict hooks of a combination run once, and the return value of the post-hook is used."""
     combined, _, _ = combined_pair(impl, steps=1)
     calls: list[bool] = []
     combined.register_state_dict_pre_hook(lambda optimizer: calls.append(optimizer is combined))
@@ -103,7 +103,7 @@ def test_hooks_of_saving(impl):
 
 @pytest.mark.clause("COMB-037")
 def test_hooks_of_loading(impl):
-    """load_state_dict hooks of a combination run once, and what the pre-hook returns is loaded."""
+    """load_state_dict hooks of a combination run once, and the return value of the pre-hook is loaded."""
     combined, inner, params = combined_pair(impl, steps=1)
     given = copy.deepcopy(combined.state_dict())
     other = copy.deepcopy(given)
@@ -118,7 +118,7 @@ def test_hooks_of_loading(impl):
 
 @pytest.mark.clause("COMB-044")
 def test_hooks_of_saving_and_loading_on_one_of_them(impl):
-    """Of one of the optimizers they run once a save or load; what they return is used, and comes back."""
+    """Save and load hooks of one optimizer run once; their results are used and loaded."""
     combined, inner, params = combined_pair(impl, steps=1)
     calls: list[object] = []
     inner[0].register_state_dict_pre_hook(lambda own: calls.append("save"))
@@ -136,7 +136,7 @@ def test_hooks_of_saving_and_loading_on_one_of_them(impl):
 @pytest.mark.clause("COMB-038")
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_hooks_survive_a_copy(impl, how):
-    """A copy has step hooks of its own that run once a step."""
+    """A copy has its own step hooks, which run once per step."""
     combined, _, params = combined_pair(impl, steps=1)
     combined.register_step_post_hook(count_call)
     other = recast(combined, how)
@@ -185,7 +185,7 @@ def test_a_copy_with_a_scheduler_steps_itself(impl):
 
 @pytest.mark.clause("COMB-041")
 def test_a_scheduler_sets_all_rates(impl):
-    """An LRScheduler around a combination sets the rate of every optimizer."""
+    """An LRScheduler around a combination sets the learning rate of every optimizer."""
     params = [parameter(2, seed=seed) for seed in range(2)]
     keyed, recorders = zip(*(recording(impl, {"p": param}, lr=1.0) for param in params), strict=True)
     combined = impl.CombinedOptimizer([("a", keyed[0]), ("b", keyed[1])])

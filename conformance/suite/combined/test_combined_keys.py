@@ -1,4 +1,4 @@
-"""Combined optimizers: keys that begin alike, and errors that come out."""
+"""Combined optimizers: keys with a common prefix, and errors of a step."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ from keyedopt.conformance.suite.support.inputs import (
     ],
 )
 def test_keys_that_begin_alike(impl: Any, layout: list[list[str]]) -> None:
-    """State and groups go to the optimizer they came from, also where one key is the beginning of another."""
+    """State and groups are loaded into their optimizer, also if one key is a prefix of another."""
 
     def make() -> tuple[Any, list[Any]]:
         params = [parameter(3, seed=index) for index in range(2)]
@@ -60,17 +60,17 @@ def test_keys_that_begin_alike(impl: Any, layout: list[list[str]]) -> None:
 
 
 class Failing(torch.optim.SGD):
-    """An optimizer that fails."""
+    """An optimizer whose step raises."""
 
     def step(self, closure: Any = None) -> Any:
-        """Fail."""
+        """Raise an error."""
         raise RuntimeError("out of memory")
 
 
 @pytest.mark.clause("COMB-027")
 @pytest.mark.parametrize("at", [0, 1])
 def test_an_error_of_a_step_comes_out(impl: Any, at: int) -> None:
-    """The error of an optimizer that fails comes out of step."""
+    """step raises the error of an optimizer that fails."""
     params = parameters(2)
     failing = impl.KeyedOptimizerWrapper({"p0": params["p0"]}, lambda listed: Failing(listed, lr=0.1))
     inner = [sgd(impl, {"p1": params["p1"]})]

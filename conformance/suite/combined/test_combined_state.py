@@ -1,4 +1,4 @@
-"""Combined optimizers: saving and loading, flags of groups, nesting."""
+"""Combined optimizers: saving and loading, saving groups, nesting."""
 
 import copy
 from typing import Any
@@ -36,7 +36,7 @@ def test_state_dict_holds_all_live_state(impl):
 
 @pytest.mark.clause("COMB-011")
 def test_a_resumed_combination_trains_on_as_the_saved_one(impl, dtype):
-    """A fresh combination that loads a checkpoint takes the same steps, bit by bit."""
+    """A fresh combination that loads a checkpoint takes the same steps."""
     saved, _, params = combined_pair(impl, dtype, steps=3)
     fresh, inner, fresh_params = combined_pair(impl, dtype)
     fresh.init_state()
@@ -57,7 +57,7 @@ def test_a_resumed_combination_trains_on_as_the_saved_one(impl, dtype):
 @pytest.mark.clause("COMB-012")
 @pytest.mark.parametrize("missing", [["a.p", "b.p"], ["a.p"], ["b.p"]])
 def test_an_empty_state_is_not_loaded_over_an_initialized_one(impl, missing):
-    """A state without what is initialized, in all or one of the optimizers, is refused."""
+    """Loading state without some initialized entries raises an error."""
     combined, inner, params = combined_pair(impl, steps=1)
     given = copy.deepcopy(combined.state_dict())
     for key in missing:
@@ -70,7 +70,7 @@ def test_an_empty_state_is_not_loaded_over_an_initialized_one(impl, missing):
 @pytest.mark.clause("COMB-012")
 @pytest.mark.parametrize("stepped", [[], [0], [1]])
 def test_a_full_state_is_not_loaded_over_an_empty_one(impl, stepped):
-    """A state for optimizers whose state is not there yet, all or one of them, is refused."""
+    """Loading state into uninitialized optimizers, all or one of them, raises."""
     full, _, _ = combined_pair(impl, steps=1)
     combined, inner, params = combined_pair(impl)
     for number in stepped:
@@ -82,7 +82,7 @@ def test_a_full_state_is_not_loaded_over_an_empty_one(impl, stepped):
 
 
 def damage(given: Any, how: str) -> None:
-    """Make a saved state of `pair` malformed, in its last optimizer where there is a choice."""
+    """Make a saved state of `pair` malformed, in its last optimizer where possible."""
     state = given["state"]
     state["a.p"]["exp_avg"].fill_(9.0)  # would be written first, by a load that is not all or nothing
     if how == "no state":
@@ -124,7 +124,7 @@ def damage(given: Any, how: str) -> None:
     ],
 )
 def test_a_malformed_state_is_refused_as_a_whole(impl, how):
-    """What is malformed for the last optimizer is refused with a ValueError, nothing is written."""
+    """State malformed for the last optimizer raises ValueError and changes nothing."""
     combined, inner, params = combined_pair(impl, steps=2)
     given = copy.deepcopy(combined.state_dict())
     damage(given, how)
@@ -139,7 +139,7 @@ def test_a_malformed_state_is_refused_as_a_whole(impl, how):
 
 @pytest.mark.clause("COMB-013")
 def test_an_object_that_refuses_takes_the_other_optimizers_back(impl):
-    """Where a stateful object of the last optimizer refuses, all optimizers are as before."""
+    """If a stateful object raises, all optimizers are restored."""
     params = [parameter(2, seed=1), parameter(2, seed=2)]
     numbers = torch.ones(2)
     inner = [
@@ -158,19 +158,19 @@ def test_an_object_that_refuses_takes_the_other_optimizers_back(impl):
 
 
 class Notified:
-    """Mix-in that notes the state at each post_load_state_dict."""
+    """Mix-in that records the state at each post_load_state_dict."""
 
     state: Any
 
     def post_load_state_dict(self) -> None:
-        """Note the first number of the first tensor of each entry."""
+        """Record the first number of the first tensor of each entry."""
         firsts = [float(tensor.reshape(-1)[0]) for entry in self.state.values() for tensor in entry.values()]
         self.__dict__.setdefault("notes", []).append(firsts)
 
 
 @pytest.mark.clause("COMB-014")
 def test_each_optimizer_is_told_of_a_load_once(impl):
-    """post_load_state_dict of each optimizer runs once a load, when all state is written."""
+    """post_load_state_dict of each optimizer runs once per load, after all writes."""
 
     class Told(Notified, impl.KeyedOptimizer):
         pass
@@ -197,7 +197,7 @@ def test_each_optimizer_is_told_of_a_load_once(impl):
 
 @pytest.mark.clause("COMB-015")
 def test_nobody_is_told_of_a_refused_load(impl):
-    """A refused load runs no post_load_state_dict."""
+    """A load that raises runs no post_load_state_dict."""
 
     class Told(Notified, impl.KeyedOptimizer):
         pass
@@ -214,7 +214,7 @@ def test_nobody_is_told_of_a_refused_load(impl):
 
 @pytest.mark.clause("COMB-021")
 def test_what_an_optimizer_saves_by_its_own_methods_is_kept(impl):
-    """What a combined optimizer adds to its state_dict is in the checkpoint and loaded, or refused."""
+    """A combined optimizer's own state_dict entries are saved, or raise."""
 
     class Counting(impl.KeyedOptimizerWrapper):
         count = 0
@@ -249,7 +249,7 @@ def test_what_an_optimizer_saves_by_its_own_methods_is_kept(impl):
 @pytest.mark.clause("COMB-022")
 @pytest.mark.parametrize("kind", ["DTensor", "ShardedTensor"])
 def test_sharded_state_is_loaded_in_place(impl, kind):
-    """DTensor and ShardedTensor state inside a combination is filled in place, or refused whole."""
+    """DTensor and ShardedTensor state in a combination is loaded in place, or the load raises."""
     from torch.distributed import tensor as dtensor
     from torch.distributed._shard import sharded_tensor, sharding_spec
     from torch.distributed.device_mesh import init_device_mesh
@@ -290,7 +290,7 @@ def test_sharded_state_is_loaded_in_place(impl, kind):
 
 @pytest.mark.clause("COMB-023")
 def test_a_combination_of_one_steps_like_that_one(impl):
-    """A combination of one optimizer steps like that optimizer alone."""
+    """A combination of one optimizer steps like that optimizer on its own."""
     param, other = parameter(3), parameter(3)
     combined = impl.CombinedOptimizer([adam(impl, {"p": param})])
     alone = adam(impl, {"p": other})

@@ -1,4 +1,4 @@
-"""Combined optimizers: steps, closures, gradients, groups, hooks, copies, surroundings."""
+"""Combined optimizers: steps, closures, gradients, added groups."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ from keyedopt.conformance.suite.support.inputs import parameter, set_grads, sgd,
 
 @pytest.mark.clause("COMB-023")
 def test_a_step_is_a_step_of_each(impl, dtype):
-    """Parameters and state after steps of the combination are those of each optimizer alone."""
+    """Steps of the combination give the same parameters and state as separate steps of each optimizer."""
     combined, inner, params = combined_pair(impl, dtype)
     _, alone, others = combined_pair(impl, dtype)
     for seed in range(3):
@@ -37,7 +37,7 @@ def test_a_step_is_a_step_of_each(impl, dtype):
 
 @pytest.mark.clause("COMB-023")
 def test_an_optimizer_without_gradients_steps_too(impl):
-    """An optimizer none of whose parameters has a gradient takes its step: a schedule in it goes on."""
+    """An optimizer without any gradient takes its step, so that its schedule advances."""
     made = [recording(impl, {"p": parameter(2)}) for _ in range(2)]
     combined = impl.CombinedOptimizer([(str(number), keyed) for number, (keyed, _) in enumerate(made)])
     combined.step()
@@ -48,7 +48,7 @@ def test_an_optimizer_without_gradients_steps_too(impl):
 
 @pytest.mark.clause("COMB-024")
 def test_a_closure_is_evaluated_once(impl):
-    """A step evaluates the closure once, and every optimizer steps on those gradients."""
+    """A step evaluates the closure once, and every optimizer steps on these gradients."""
     params = [parameter(3, seed=seed) for seed in range(3)]
     inner = [(f"o{number}", sgd(impl, {"p": param}, lr=0.5)) for number, param in enumerate(params)]
     combined = impl.CombinedOptimizer(inner)
@@ -73,7 +73,7 @@ def test_a_closure_is_evaluated_once(impl):
 
 @pytest.mark.clause("COMB-024")
 def test_gradients_accumulate_once(impl):
-    """A closure that adds to the gradients adds once a step, not once an optimizer."""
+    """A closure that accumulates gradients does so once per step, not once per optimizer."""
     params = [parameter(2, seed=seed) for seed in range(2)]
     keyed, recorders = zip(*(recording(impl, {"p": param}) for param in params), strict=True)
     combined = impl.CombinedOptimizer([("a", keyed[0]), ("b", keyed[1])])
@@ -93,7 +93,7 @@ def test_gradients_accumulate_once(impl):
 @pytest.mark.clause("COMB-025")
 @pytest.mark.parametrize("disabled", [False, True])
 def test_a_closure_runs_with_gradients(impl, disabled):
-    """A closure can call backward, also under no_grad and whatever the optimizers do."""
+    """A closure can call backward, also under no_grad and with any combined optimizers."""
 
     class Eager(torch.optim.SGD):
         def step(self, closure=None):
@@ -120,7 +120,7 @@ def test_a_closure_runs_with_gradients(impl, disabled):
 
 @pytest.mark.clause("COMB-026")
 def test_what_a_step_returns(impl):
-    """What step returns with a closure and without."""
+    """Observe what step returns with a closure and without."""
     combined, _, params = combined_pair(impl)
     set_grads(params)
     return {"with": outcome(lambda: combined.step(lambda: 2.5)), "without": outcome(combined.step)}
@@ -129,7 +129,7 @@ def test_what_a_step_returns(impl):
 @pytest.mark.clause("COMB-027")
 @pytest.mark.parametrize("without", [[0], [1], [0, 1]])
 def test_parameters_without_a_gradient_are_left_alone(impl, without):
-    """Only parameters with a gradient change, whichever optimizer they belong to."""
+    """Only parameters with a gradient change, in every optimizer."""
     combined, _, params = combined_pair(impl, steps=1)
     before = snapshot(params)
     set_grads(params, seed=3)
@@ -143,7 +143,7 @@ def test_parameters_without_a_gradient_are_left_alone(impl, without):
 
 @pytest.mark.clause("COMB-027")
 def test_sparse_and_dense_gradients_go_to_their_optimizers(impl):
-    """An optimizer for sparse gradients and one for dense ones work in one combination."""
+    """Optimizers for sparse and for dense gradients work in one combination."""
     table, dense = parameter(4, 2, seed=1), parameter(3, seed=2)
     sparse = impl.KeyedOptimizerWrapper({"t": table}, lambda listed: torch.optim.SparseAdam(listed, lr=0.1))
     combined = impl.CombinedOptimizer([("s", sparse), ("d", sgd(impl, {"p": dense}, lr=0.5))])
@@ -159,7 +159,7 @@ def test_sparse_and_dense_gradients_go_to_their_optimizers(impl):
 @pytest.mark.clause("COMB-028")
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
 def test_gradients_that_are_not_finite_stay_where_they_are(impl, value):
-    """A gradient that is not finite changes no parameter or state of another optimizer."""
+    """A non-finite gradient changes no parameter or state of another optimizer."""
     combined, inner, params = combined_pair(impl)
     _, alone, others = combined_pair(impl)
     for seed in range(2):
@@ -176,7 +176,7 @@ def test_gradients_that_are_not_finite_stay_where_they_are(impl, value):
 @pytest.mark.clause("COMB-029")
 @pytest.mark.parametrize("to_none", [None, False, True])
 def test_zero_grad_reaches_all_optimizers(impl, dtype, to_none):
-    """zero_grad zeroes all gradients, and drops them with set_to_none=True."""
+    """zero_grad sets all gradients to zero, and removes them with set_to_none=True."""
     combined, _, params = combined_pair(impl, dtype)
     set_grads(params)
     params[0].grad[0] = float("nan")
@@ -198,7 +198,7 @@ def test_zero_grad_reaches_all_optimizers(impl, dtype, to_none):
     ids=" ".join,
 )
 def test_an_added_group_is_trained_or_refused(impl, keys):
-    """All of a group is stepped and saved from then on, or it is refused and nothing has changed."""
+    """An added group is trained and saved completely, or adding it raises and changes nothing."""
     combined, _, params = combined_pair(impl, steps=1)
     before = len(list(combined.param_groups)), set(combined.params)
     late = {key: parameter(2, seed=7 + number) for number, key in enumerate(keys)}
@@ -218,7 +218,7 @@ def test_an_added_group_is_trained_or_refused(impl, keys):
 @pytest.mark.clause("COMB-032")
 @pytest.mark.parametrize("how", ["no key", "known key", "known parameter", "no params", "no mapping"])
 def test_a_group_that_does_not_fit_is_refused(impl, how):
-    """A group without keys, or with a known key or parameter, is refused; nothing has changed."""
+    """A group without keys, or with a known key or parameter, raises and changes nothing."""
     combined, _, params = combined_pair(impl, steps=1)
     before = snapshot(combined.state_dict()["state"])
     late = parameter(2, seed=7)
@@ -237,7 +237,7 @@ def test_a_group_that_does_not_fit_is_refused(impl, how):
 
 @pytest.mark.clause("COMB-033")
 def test_a_group_added_to_one_of_the_optimizers_is_seen(impl):
-    """A group that one of the optimizers gets later is part of the combination at once."""
+    """A group that is added to one of the optimizers appears at once."""
     combined, inner, params = combined_pair(impl, steps=1)
     late = parameter(2, seed=7)
     expect_equal(set(combined.params), {"a.p", "b.p"}, "keys of params before")

@@ -1,4 +1,4 @@
-"""Combined optimizers: what they are made of and what they show."""
+"""Combined optimizers: construction and public attributes."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ from keyedopt.conformance.suite.support.inputs import adam, parameter, parameter
 
 
 def two(impl: Any, keys: tuple[str, str] = ("a", "b")) -> tuple[Any, list[Any], list[Any]]:
-    """Combine Adam and SGD with momentum, each over a parameter ``p`` of its own."""
+    """Combine Adam and SGD with momentum, each with its own parameter ``p``."""
     params = [parameter(3, seed=1), parameter(2, seed=2)]
     inner = [
         adam(impl, {"p": params[0]}),
@@ -53,7 +53,7 @@ def test_keys_are_joined_with_a_dot(impl, name, opt_key, joined):
 
 @pytest.mark.clause("COMB-003")
 def test_optimizers_are_listed_with_their_keys(impl):
-    """Optimizers gives the pairs of key and optimizer, in order, with '' for no key."""
+    """Optimizers returns pairs of key and optimizer, in order, with '' for no key."""
     params = parameters(3)
     inner = [sgd(impl, {key: param}) for key, param in params.items()]
     combined = impl.CombinedOptimizer([inner[0], ("b", inner[1]), ("", inner[2])])
@@ -65,7 +65,7 @@ def test_optimizers_are_listed_with_their_keys(impl):
 
 @pytest.mark.clause("COMB-004")
 def test_views_show_the_live_objects(impl):
-    """Params, state and param_groups show the parameters, entries and groups of each optimizer."""
+    """Params, state and param_groups return the live objects of each optimizer."""
     combined, inner, params = two(impl)
     train(combined, params, 1)
     for key, optimizer, param in zip(("a.p", "b.p"), inner, params, strict=True):
@@ -82,7 +82,7 @@ def test_views_show_the_live_objects(impl):
 
 @pytest.mark.clause("COMB-004")
 def test_a_rate_written_into_a_group_is_used(impl):
-    """A rate that is set in param_groups of the combination is the one of the next step."""
+    """A learning rate that is set in param_groups is used by the next step."""
     params = parameters(2)
     combined = impl.CombinedOptimizer(
         [("a", sgd(impl, {"p": params["p0"]})), ("b", sgd(impl, {"p": params["p1"]}))]
@@ -108,7 +108,7 @@ def test_a_rate_written_into_a_group_is_used(impl):
     ],
 )
 def test_two_parameters_never_share_a_key(impl, layout):
-    """Optimizers whose parameters would get the same key, be it the first or not, are refused."""
+    """Combining optimizers raises an error if any two parameters would get the same key."""
     inner = [(prefix, sgd(impl, {name: parameter(2) for name in names})) for prefix, *names in layout]
     joined = impl.CombinedOptimizer.prepend_opt_key(layout[0][-1], layout[0][0])
     expect_raises(
@@ -121,7 +121,7 @@ def test_two_parameters_never_share_a_key(impl, layout):
 
 @pytest.mark.clause("COMB-006")
 def test_a_parameter_under_two_optimizers_loses_no_state(impl):
-    """A parameter in two optimizers is refused, or the states of both are saved and loaded."""
+    """A parameter in two optimizers raises, or both of its states are saved."""
     param = parameter(3)
     first, second = adam(impl, {"p": param}), sgd(impl, {"p": param}, momentum=0.9)
     try:
@@ -137,7 +137,7 @@ def test_a_parameter_under_two_optimizers_loses_no_state(impl):
 
 @pytest.mark.clause("COMB-006")
 def test_an_optimizer_that_is_listed_twice_steps_once(impl):
-    """The same optimizer under two keys is refused, or makes one step a step."""
+    """The same optimizer under two keys raises an error, or steps once per step."""
     param = parameter(3)
     optimizer = sgd(impl, {"p": param}, lr=0.5)
     try:
@@ -153,7 +153,7 @@ def test_an_optimizer_that_is_listed_twice_steps_once(impl):
 @pytest.mark.clause("COMB-007")
 @pytest.mark.parametrize("what", ["plain torch optimizer", "its pair", "string", "none"])
 def test_only_keyed_optimizers_are_combined(impl, what):
-    """What is no keyed optimizer is refused when it is combined."""
+    """Combining an object that is not a keyed optimizer raises an error."""
     plain = torch.optim.SGD([parameter(2)], lr=0.1)
     given: Any = {
         "plain torch optimizer": plain,
@@ -182,7 +182,7 @@ def test_a_combination_of_nothing_works(impl, groups):
 @pytest.mark.clause("COMB-008")
 @pytest.mark.parametrize("groups", [False, True])
 def test_an_optimizer_without_parameters_is_combined(impl, groups):
-    """An optimizer without parameters does not disturb the others."""
+    """An optimizer without parameters does not affect the others."""
     nothing = impl.KeyedOptimizer({}, {}, [])
     nothing.step = lambda closure=None: None
     param = parameter(3)
@@ -196,7 +196,7 @@ def test_an_optimizer_without_parameters_is_combined(impl, groups):
 
 @pytest.mark.clause("COMB-009")
 def test_state_that_is_created_later_is_seen(impl):
-    """State of the first step is in the views and the checkpoint of a combination made before."""
+    """State of the first step appears in a combination that was built before."""
     combined, _inner, params = two(impl)
     view = combined.state
     expect_equal(len(view), 0, "entries before the first step")
@@ -209,7 +209,7 @@ def test_state_that_is_created_later_is_seen(impl):
 
 @pytest.mark.clause("COMB-034")
 def test_steps_and_hyper_parameters_are_passed_on(impl):
-    """set_optimizer_step and update_hyper_parameters reach the optimizers that have them."""
+    """set_optimizer_step and update_hyper_parameters reach optimizers that have them."""
 
     class Told(impl.KeyedOptimizerWrapper):
         heard: Any = ()
@@ -232,7 +232,7 @@ def test_steps_and_hyper_parameters_are_passed_on(impl):
 
 @pytest.mark.clause("COMB-042")
 def test_the_text_and_the_list_of_a_combination(impl):
-    """Repr, and whether an optimizer appended to optimizers takes part."""
+    """Observe repr, and whether an optimizer appended to optimizers takes part."""
     combined, _, _ = two(impl)
     late = parameter(2)
     told = outcome(lambda: combined.optimizers.append(("late", sgd(impl, {"p": late}))))

@@ -1,4 +1,4 @@
-"""What a fault-tolerant optimizer asks its manager, and when; what cannot be held back."""
+"""Which calls a fault-tolerant optimizer makes to its manager, and when; updates in the backward pass."""
 
 from typing import Any
 
@@ -31,19 +31,19 @@ class Both(torch.optim.Optimizer):
 
 
 class Refusing(ScriptedManager):
-    """A manager that has had enough."""
+    """A manager that raises because too many steps have failed."""
 
     def start_quorum(self) -> None:
-        """Refuse."""
+        """Raise."""
         raise RuntimeError("no quorum")
 
     def should_commit(self) -> bool:
-        """Refuse."""
+        """Raise."""
         raise RuntimeError("too many failures")
 
 
 class Healing(ScriptedManager):
-    """A manager that finds, when it is asked, that this replica has fallen behind, and repairs it."""
+    """A manager that restores this replica, which has fallen behind, when it is asked to commit."""
 
     def __init__(self, heal: Any) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ class Healing(ScriptedManager):
 
 @pytest.mark.clause("FT-001")
 def test_it_is_an_optimizer(impl):
-    """It is built from a manager and an optimizer, is a torch optimizer, and asks nothing yet."""
+    """It takes a manager and an optimizer, is a torch optimizer, and does not call the manager yet."""
     params, manager = parameters(), ScriptedManager()
     optimizer = impl.FaultTolerantOptimizer(manager, torch_optimizer("Adam", [*params.values()]))
     expect(isinstance(optimizer, torch.optim.Optimizer), "a torch.optim.Optimizer", type(optimizer).__mro__)
@@ -69,7 +69,7 @@ def test_it_is_an_optimizer(impl):
 @pytest.mark.clause("FT-002")
 @pytest.mark.parametrize("wrong", ["swapped", "no manager", "no optimizer", "parameters"])
 def test_wrong_arguments(impl, wrong):
-    """An error, at the latest when a step begins, and nothing has changed."""
+    """Invalid arguments raise an error, at the latest when a step begins, and nothing changes."""
     params, manager = parameters(), ScriptedManager()
     inner = torch_optimizer("SGD", [*params.values()])
     set_grads(params)
@@ -91,7 +91,7 @@ def test_wrong_arguments(impl, wrong):
 
 @pytest.mark.clause("FT-003")
 def test_zero_grad_starts_one_quorum(impl):
-    """Each zero_grad starts one quorum, whatever it sets, each step asks once; nothing else is asked."""
+    """Each zero_grad starts one quorum, each step asks once; no other method calls the manager."""
     params, manager = parameters(), ScriptedManager([True, False, True])
     optimizer = impl.FaultTolerantOptimizer(manager, torch_optimizer("Adam", [*params.values()]))
     for to_none in (True, False, True):
@@ -105,7 +105,7 @@ def test_zero_grad_starts_one_quorum(impl):
 
 @pytest.mark.clause("FT-005")
 def test_quorum_that_fails(impl):
-    """The error of a quorum comes through, and the gradients are as they were."""
+    """zero_grad raises the error of a quorum and leaves the gradients unchanged."""
     params = parameters()
     optimizer = impl.FaultTolerantOptimizer(Refusing(), torch_optimizer("SGD", [*params.values()]))
     set_grads(params)
@@ -117,7 +117,7 @@ def test_quorum_that_fails(impl):
 @pytest.mark.clause("FT-011")
 @pytest.mark.parametrize("gradients", ["missing", "empty", "sparse", "dense"])
 def test_asked_once_whatever_the_gradients(impl, gradients):
-    """The manager is asked once a step, also when this rank has no gradient at all."""
+    """The manager is asked once per step, also if this rank has no gradient."""
     param = parameter(0 if gradients == "empty" else 3)
     manager = ScriptedManager()
     optimizer = impl.FaultTolerantOptimizer(manager, torch.optim.SGD([param], lr=0.1))
@@ -130,7 +130,7 @@ def test_asked_once_whatever_the_gradients(impl, gradients):
 
 @pytest.mark.clause("FT-012")
 def test_healed_while_it_is_asked(impl):
-    """The step starts from what the manager has loaded when it was asked."""
+    """The step starts from the state that the manager loaded when it was asked."""
     params, others = parameters(), parameters()
     bare = torch_optimizer("Adam", [*others.values()])
     set_grads(others)
@@ -155,7 +155,7 @@ def test_healed_while_it_is_asked(impl):
 
 @pytest.mark.clause("FT-013")
 def test_manager_that_gives_up(impl):
-    """An error of the manager comes through, and nothing has changed."""
+    """step raises an error of the manager, and nothing changes."""
     params = parameters()
     inner = torch_optimizer("SGD", [*params.values()])
     optimizer = impl.FaultTolerantOptimizer(Refusing(), inner)
@@ -171,7 +171,7 @@ def test_manager_that_gives_up(impl):
 @pytest.mark.clause("FT-014")
 @pytest.mark.parametrize("commits", [[True], [False]])
 def test_closure(impl, commits):
-    """A closure is refused, or evaluated with gradients enabled before the manager is asked."""
+    """A closure raises an error, or is evaluated with gradients enabled before the manager is asked."""
     param = parameter(3)
     other = parameter(3)
     manager = ScriptedManager(commits)
@@ -201,7 +201,7 @@ def test_closure(impl, commits):
 @pytest.mark.clause("FT-015")
 @pytest.mark.parametrize("value", ["nan", "inf"])
 def test_nonfinite_gradients(impl, value):
-    """Non-finite gradients are the manager's affair: they reach the optimizer as they are, or not at all."""
+    """Non-finite gradients reach the optimizer unchanged if the manager commits, and not at all otherwise."""
     params = parameters()
     recorder = Recorder([*params.values()])
     optimizer = impl.FaultTolerantOptimizer(ScriptedManager([False, True]), recorder)
@@ -217,7 +217,7 @@ def test_nonfinite_gradients(impl, value):
 @pytest.mark.clause("FT-016")
 @pytest.mark.parametrize("commits", [[True, False, True]])
 def test_several_optimizers_at_once(impl, commits):
-    """Optimizers combined into one and wrapped once are committed together, with one question a step."""
+    """A combination that is wrapped once is committed with one call to the manager per step."""
     params, others = parameters(), parameters()
 
     def both(given: Any) -> Both:
@@ -239,14 +239,14 @@ def test_several_optimizers_at_once(impl, commits):
 @pytest.mark.clause("FT-017")
 @pytest.mark.parametrize("how", ["torch", "fused", "combined", "added"])
 def test_updates_in_the_backward(impl, how):
-    """An optimizer whose parameters change in the backward is refused, or its updates are held back."""
+    """An optimizer that updates in the backward pass raises an error, or its updates are deferred."""
     param, other = parameter(3), parameter(3, seed=1)
 
     class FusedOptimizer(torch.optim.SGD):
-        """As torchrec's: step is a no-op, the update is done in the backward."""
+        """Like torchrec's: step is a no-op, and the backward pass updates."""
 
         def step(self, closure: Any = None) -> Any:
-            """Nothing is left to do."""
+            """Do nothing."""
 
     if how in ("torch", "added"):
         from torch.distributed.optim import _apply_optimizer_in_backward

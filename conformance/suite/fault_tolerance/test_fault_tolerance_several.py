@@ -1,4 +1,4 @@
-"""Fault tolerance: several hooks, and several parameters of which the last is the bad one."""
+"""Fault tolerance: several hooks, and several parameters of which the last one is invalid."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from keyedopt.conformance.suite.support.replicas import ScriptedManager, torch_o
     "event", ["state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post"]
 )
 def test_every_hook_runs(impl, event):
-    """Of several hooks each runs, in order."""
+    """If there are several hooks, each runs, in order."""
     params = parameters()
     optimizer = impl.FaultTolerantOptimizer(ScriptedManager(), torch_optimizer("Adam", params))
     train(optimizer, params, 1)
@@ -28,7 +28,7 @@ def test_every_hook_runs(impl, event):
 @pytest.mark.needs("apply_optimizer_in_backward")
 @pytest.mark.parametrize("groups", [1, 2])
 def test_the_last_parameter_is_updated_in_the_backward(impl, groups):
-    """One parameter that is updated in the backward pass is enough to refuse, also the last of several."""
+    """One parameter that the backward pass updates is enough for an error."""
     params = [parameter(3, seed=index) for index in range(3)]
     impl.apply_optimizer_in_backward(torch.optim.SGD, [params[-1]], {"lr": 0.1})
     listed = [{"params": params[:2]}, {"params": params[2:]}] if groups == 2 else params

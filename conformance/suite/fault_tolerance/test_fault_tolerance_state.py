@@ -1,4 +1,4 @@
-"""State, groups, hooks and copies of a fault-tolerant optimizer: those of the optimizer inside."""
+"""State, groups, hooks and copies of a fault-tolerant optimizer."""
 
 import copy
 import pickle
@@ -22,7 +22,7 @@ from keyedopt.conformance.suite.support.replicas import ScriptedManager, torch_o
 
 
 def wrap(impl: Any, params: Any, kind: str = "Adam", commits: Any = ()) -> tuple[Any, Any]:
-    """Make an optimizer and a fault-tolerant one around it."""
+    """Make an optimizer and a fault-tolerant optimizer around it."""
     inner = torch_optimizer(kind, params)
     return impl.FaultTolerantOptimizer(ScriptedManager(commits), inner), inner
 
@@ -32,7 +32,7 @@ def wrap(impl: Any, params: Any, kind: str = "Adam", commits: Any = ()) -> tuple
 
 @pytest.mark.clause("FT-019")
 def test_state_dict(impl, dtype):
-    """state_dict returns what the wrapped optimizer's does: its keys, its very tensors."""
+    """state_dict returns the keys and the live tensors of the wrapped optimizer's state_dict."""
     params = parameters(dtype=dtype)
     optimizer, inner = wrap(impl, params)
     train(optimizer, params, 2)
@@ -48,7 +48,7 @@ def test_state_dict(impl, dtype):
 @pytest.mark.clause("FT-020")
 @pytest.mark.parametrize("kind", ["SGD", "Adam", "Adagrad"])
 def test_resume(impl, kind, dtype):
-    """A loaded optimizer shows the loaded state and trains on bit by bit as the saved one."""
+    """A loaded optimizer shows the loaded state and trains like the saved one, bit by bit."""
     params, others = parameters(dtype=dtype), parameters(dtype=dtype)
     optimizer, _ = wrap(impl, params, kind)
     resumed, inner = wrap(impl, others, kind)
@@ -72,7 +72,7 @@ def test_resume(impl, kind, dtype):
 @pytest.mark.clause("FT-021")
 @pytest.mark.parametrize("to", ["wrapped", "bare"])
 def test_checkpoints_know_nothing_of_the_wrapper(impl, to):
-    """A checkpoint goes from a bare optimizer to a wrapped one and the other way round."""
+    """A checkpoint can be moved between unwrapped and wrapped optimizers."""
     params, others = parameters(), parameters()
     wrapped, inner = wrap(impl, params)
     bare = torch_optimizer("Adam", others)
@@ -91,7 +91,7 @@ def test_checkpoints_know_nothing_of_the_wrapper(impl, to):
 @pytest.mark.clause("FT-022")
 @pytest.mark.parametrize("wrong", ["group too many", "parameter too many", "no groups", "no mapping"])
 def test_malformed_state(impl, wrong):
-    """A state that the wrapped optimizer refuses is refused, and nothing has changed."""
+    """Loading state that the wrapped optimizer rejects raises an error and changes nothing."""
     params = parameters()
     optimizer, inner = wrap(impl, params)
     train(optimizer, params, 2)
@@ -115,7 +115,7 @@ def test_malformed_state(impl, wrong):
 
 @pytest.mark.clause("FT-023")
 def test_add_param_group(impl):
-    """A group that is added is the wrapped optimizer's, with its defaults, and is trained and saved."""
+    """An added group gets the wrapped optimizer's defaults, and is trained and saved."""
     params, late = parameters(), parameter(2, seed=5)
     optimizer, inner = wrap(impl, params, commits=[True, False, True])
     train(optimizer, params, 1)
@@ -137,7 +137,7 @@ def test_add_param_group(impl):
 @pytest.mark.clause("FT-024")
 @pytest.mark.parametrize("wrong", ["there already", "twice", "no tensor", "no params", "no mapping"])
 def test_group_that_is_refused(impl, wrong):
-    """A group that the wrapped optimizer refuses is refused with an error, and nothing has changed."""
+    """Adding a group that the wrapped optimizer rejects raises an error and changes nothing."""
     params, late = parameters(), parameter(2, seed=5)
     optimizer, inner = wrap(impl, params)
     train(optimizer, params, 1)
@@ -156,7 +156,7 @@ def test_group_that_is_refused(impl, wrong):
 
 @pytest.mark.clause("FT-025")
 def test_live_views(impl):
-    """State and groups are shown live: what is set through the wrapper is used by the next step."""
+    """State and groups are live: a value that is set through the wrapper is used by the next step."""
     params = parameters()
     optimizer, inner = wrap(impl, params, "SGD")
     set_grads(params)
@@ -174,7 +174,7 @@ def test_live_views(impl):
 
 @pytest.mark.clause("FT-026")
 def test_step_hooks(impl):
-    """Step hooks of the wrapper run once a committed step, before and after it, until they are removed."""
+    """Step hooks of the wrapper run once per committed step, before and after it, until they are removed."""
     params = parameters()
     optimizer, _ = wrap(impl, params)
     seen: list[Any] = []
@@ -201,7 +201,7 @@ def test_step_hooks(impl):
 
 @pytest.mark.clause("FT-027")
 def test_state_dict_hooks(impl):
-    """Hooks of state_dict run once a call, and what a post-hook returns is used."""
+    """Hooks of state_dict run once per call, and the return value of a post-hook is used."""
     optimizer, _ = wrap(impl, parameters())
     seen: list[str] = []
     optimizer.register_state_dict_pre_hook(lambda one: seen.append("pre"))
@@ -212,7 +212,7 @@ def test_state_dict_hooks(impl):
 
 @pytest.mark.clause("FT-027")
 def test_load_state_dict_hooks(impl):
-    """Hooks of load_state_dict run once a call, and what a pre-hook returns is loaded."""
+    """Hooks of load_state_dict run once per call, and the return value of a pre-hook is loaded."""
     params = parameters()
     optimizer, _ = wrap(impl, params)
     train(optimizer, params, 1)
@@ -229,7 +229,7 @@ def test_load_state_dict_hooks(impl):
 
 @pytest.mark.clause("FT-028")
 def test_hooks_of_the_wrapped_optimizer(impl):
-    """The wrapped optimizer's hooks run once for each committed step, each save and each load."""
+    """The wrapped optimizer's hooks run once per committed step, save and load."""
     params = parameters()
     optimizer, inner = wrap(impl, params, commits=[True, False, True])
     seen: list[str] = []
@@ -249,7 +249,7 @@ def test_hooks_of_the_wrapped_optimizer(impl):
 
 @pytest.mark.clause("FT-029")
 def test_hooks_at_an_uncommitted_step(impl):
-    """Recorded: which step hooks of the wrapper run at a step that is not committed."""
+    """Observe which step hooks of the wrapper run in a step that is not committed."""
     params = parameters()
     optimizer, _ = wrap(impl, params, commits=[False])
     seen: list[str] = []
@@ -270,7 +270,7 @@ def test_hooks_at_an_uncommitted_step(impl):
 
 @pytest.mark.clause("FT-030")
 def test_lr_scheduler(impl):
-    """A scheduler around the wrapper sets the rates that the wrapped optimizer uses."""
+    """A scheduler around the wrapper sets the learning rates that the wrapped optimizer uses."""
     params, others = parameters(), parameters()
     optimizer, inner = wrap(impl, params, "SGD")
     bare = torch_optimizer("SGD", others)
@@ -287,7 +287,7 @@ def test_lr_scheduler(impl):
 @pytest.mark.clause("FT-030")
 @pytest.mark.parametrize("scheduler", ["OneCycleLR", "CyclicLR"])
 def test_cyclic_schedulers(impl, scheduler):
-    """A scheduler that also cycles the momentum, as OneCycleLR and CyclicLR do, works around the wrapper."""
+    """Schedulers that also cycle the momentum (OneCycleLR, CyclicLR) work around the wrapper."""
     params, others = parameters(), parameters()
     optimizer, inner = wrap(impl, params, "SGD")
     bare = torch_optimizer("SGD", others)
@@ -306,7 +306,7 @@ def test_cyclic_schedulers(impl, scheduler):
 @pytest.mark.clause("FT-031")
 @pytest.mark.parametrize("commits", [[True], [False]])
 def test_grad_scaler(impl, commits):
-    """A GradScaler unscales each gradient once, and the step is then committed or left out."""
+    """A GradScaler unscales each gradient once before the step is committed or skipped."""
     param, other = parameter(3), parameter(3)
     optimizer = impl.FaultTolerantOptimizer(ScriptedManager(commits), torch.optim.SGD([param], lr=0.1))
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -322,7 +322,7 @@ def test_grad_scaler(impl, commits):
 
 @pytest.mark.clause("FT-031")
 def test_grad_scaler_with_infinite_gradients(impl):
-    """With an infinite gradient a GradScaler leaves the step out, whatever the manager would say."""
+    """With an infinite gradient a GradScaler skips the step, whatever the manager decides."""
     param = parameter(3)
     optimizer = impl.FaultTolerantOptimizer(ScriptedManager(), torch.optim.SGD([param], lr=0.1))
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -336,7 +336,7 @@ def test_grad_scaler_with_infinite_gradients(impl):
 
 @pytest.mark.clause("FT-032")
 def test_distributed_checkpoint_of_a_fresh_optimizer(impl):
-    """Recorded: what the manager is asked when distributed checkpoint makes the first state."""
+    """Observe the manager's calls when distributed checkpoint creates the state."""
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
     model = torch.nn.Linear(2, 1)
@@ -355,7 +355,7 @@ def test_distributed_checkpoint_of_a_fresh_optimizer(impl):
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 @pytest.mark.parametrize("steps", [0, 2])
 def test_copies(impl, how, steps):
-    """A copy holds the same state, shares nothing, and trains on alike; the original works as before."""
+    """A copy has the same state, shares nothing, and trains equally; the original works as before."""
     params = parameters()
     manager = ScriptedManager(())
     optimizer = impl.FaultTolerantOptimizer(manager, torch_optimizer("Adam", params))

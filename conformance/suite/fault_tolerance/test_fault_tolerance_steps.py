@@ -1,4 +1,4 @@
-"""Steps that are committed, and steps that are left out: what a fault-tolerant optimizer does."""
+"""Fault-tolerant optimizers: steps that are committed, and steps that are not."""
 
 import warnings
 from typing import Any
@@ -21,12 +21,12 @@ from keyedopt.conformance.suite.support.replicas import ScriptedManager, saved_c
 
 
 class Scheduled(torch.optim.SGD):
-    """Momentum with a rate that falls with each step, which the optimizer counts itself."""
+    """Momentum with a learning rate that decreases with each step, which the optimizer counts itself."""
 
     iteration = 0
 
     def step(self, closure: Any = None) -> Any:
-        """Set the rate of this iteration, step, count."""
+        """Set the learning rate of this iteration, step, and count."""
         for group in self.param_groups:
             group["lr"] = 0.5 / (1 + self.iteration)
         super().step(closure)
@@ -34,14 +34,14 @@ class Scheduled(torch.optim.SGD):
 
 
 class Windowed(torch.optim.Optimizer):
-    """Sum the gradients of three steps, then apply the sum; the window is state."""
+    """Sum the gradients of three steps, then apply the sum; the window is part of the state."""
 
     def __init__(self, params: Any) -> None:
         super().__init__(params, {"lr": 0.1})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
-        """Add to the window, and apply it when it is full."""
+        """Add to the window, and apply the window when it is full."""
         for group in self.param_groups:
             for param in group["params"]:
                 entry = self.state[param]
@@ -58,7 +58,7 @@ class Windowed(torch.optim.Optimizer):
 @pytest.mark.clause("FT-004")
 @pytest.mark.parametrize("arguments", [[], [True], [False]])
 def test_zero_grad_resets(impl, arguments, dtype):
-    """Gradients are None afterwards, by default too, and zero with set_to_none=False."""
+    """zero_grad sets gradients to None, by default too, and to zero with set_to_none=False."""
     params = parameters(dtype=dtype)
     optimizer = impl.FaultTolerantOptimizer(ScriptedManager(), torch_optimizer("SGD", [*params.values()]))
     set_grads(params)
@@ -74,7 +74,7 @@ def test_zero_grad_resets(impl, arguments, dtype):
 
 @pytest.mark.clause("FT-004")
 def test_zero_grad_by_keyword(impl):
-    """zero_grad(set_to_none=False) zeroes."""
+    """zero_grad(set_to_none=False) sets gradients to zero."""
     params = parameters()
     optimizer = impl.FaultTolerantOptimizer(ScriptedManager(), torch_optimizer("SGD", [*params.values()]))
     set_grads(params)
@@ -87,7 +87,7 @@ def test_zero_grad_by_keyword(impl):
 @pytest.mark.clause("FT-006")
 @pytest.mark.parametrize("kind", ["SGD", "Adam", "Adagrad"])
 def test_committed_steps(impl, kind, dtype):
-    """Committed steps leave parameters and state bit by bit as without the wrapper."""
+    """Committed steps give the same parameters and state as without the wrapper, bit by bit."""
     params, others = parameters(dtype=dtype), parameters(dtype=dtype)
     bare = torch_optimizer(kind, [*others.values()])
     inner = torch_optimizer(kind, [*params.values()])
@@ -103,7 +103,7 @@ def test_committed_steps(impl, kind, dtype):
 
 @pytest.mark.clause("FT-006")
 def test_sparse_and_missing_gradients(impl):
-    """A sparse gradient and a missing one reach the wrapped optimizer as they are."""
+    """Sparse and missing gradients reach the wrapped optimizer unchanged."""
     params = parameters(3, (4, 2))
     recorder = Recorder([*params.values()])
     optimizer = impl.FaultTolerantOptimizer(ScriptedManager(), recorder)
@@ -119,7 +119,7 @@ def test_sparse_and_missing_gradients(impl):
 
 @pytest.mark.clause("FT-006")
 def test_dtensor_parameters(impl):
-    """A step on a DTensor is that of the wrapped optimizer, and an uncommitted one leaves it."""
+    """A committed step on a DTensor equals the wrapped optimizer's; an uncommitted one changes nothing."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import distribute_tensor
 
@@ -160,7 +160,7 @@ def test_uncommitted_step(impl, kind, dtype):
 @pytest.mark.clause("FT-008")
 @pytest.mark.parametrize("commits", [[False], [True]])
 def test_gradients_are_kept(impl, commits):
-    """A step, committed or not, leaves the very gradient tensors in place, unchanged."""
+    """A step, committed or not, keeps the same gradient tensors, unchanged."""
     params = parameters()
     optimizer = impl.FaultTolerantOptimizer(
         ScriptedManager(commits), torch_optimizer("Adam", [*params.values()])
@@ -176,7 +176,7 @@ def test_gradients_are_kept(impl, commits):
 
 @pytest.mark.clause("FT-009")
 def test_uncommitted_first_step(impl):
-    """Nothing is left behind by a first step that is not committed; the next one is the first."""
+    """A first step that is not committed has no effect; the next committed one is the first."""
     params, others = parameters(), parameters()
     optimizer = impl.FaultTolerantOptimizer(
         ScriptedManager([False, True]), torch_optimizer("Adam", [*params.values()])
@@ -197,7 +197,7 @@ def test_uncommitted_first_step(impl):
 @pytest.mark.parametrize("kind", ["schedule", "window"])
 @pytest.mark.parametrize("commits", [[True, False, True, True, False, False, True]])
 def test_schedule_and_window_stand_still(impl, kind, commits):
-    """Training with steps left out is training on the committed gradients alone."""
+    """With uncommitted steps, the result depends only on the committed gradients."""
     params, others = parameters(), parameters()
     build = Scheduled if kind == "schedule" else Windowed
     inner, bare = build([*params.values()]), build([*others.values()])
@@ -217,7 +217,7 @@ def test_schedule_and_window_stand_still(impl, kind, commits):
 @pytest.mark.clause("FT-010", "WARM-050")
 @pytest.mark.parametrize("commits", [[True, False, True, True, False]])
 def test_keyed_tree_inside(impl, commits):
-    """Warmup around clipping around keyed Adam: what is not committed has not happened."""
+    """With warmup around clipping around keyed Adam, uncommitted steps have no effect."""
     params, others = parameters(), parameters()
 
     def tree(given: Any) -> Any:
@@ -244,7 +244,7 @@ def test_keyed_tree_inside(impl, commits):
 
 @pytest.mark.clause("FT-018")
 def test_what_step_returns(impl):
-    """Recorded: what step returns when it is committed, and when it is not."""
+    """Observe what step returns if it is committed, and if it is not."""
     params = parameters()
     optimizer = impl.FaultTolerantOptimizer(
         ScriptedManager([True, False]), torch_optimizer("SGD", [*params.values()])
@@ -254,12 +254,12 @@ def test_what_step_returns(impl):
 
 
 class Failing(torch.optim.SGD):
-    """An optimizer that fails once."""
+    """An optimizer whose first step raises."""
 
     fail = True
 
     def step(self, closure: Any = None) -> Any:
-        """Fail before anything has changed, or step."""
+        """Raise before anything has changed, or step."""
         if self.fail:
             raise RuntimeError("out of memory")
         return super().step(closure)
@@ -267,7 +267,7 @@ class Failing(torch.optim.SGD):
 
 @pytest.mark.clause("FT-006")
 def test_an_error_of_the_wrapped_step_comes_out(impl):
-    """A committed step that fails raises its error, and the next one is a step."""
+    """A committed step that fails raises its error, and the next one succeeds."""
     params, others = parameters(), parameters()
     inner = Failing([*params.values()], lr=0.1)
     optimizer = impl.FaultTolerantOptimizer(ScriptedManager(), inner)

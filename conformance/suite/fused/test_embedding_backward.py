@@ -1,4 +1,4 @@
-"""Embedding modules: what else may happen to a backward pass."""
+"""Embedding modules: non-finite gradients, empty bags, copies, autocast and failures in the backward pass."""
 
 import copy
 import pickle
@@ -36,7 +36,7 @@ from keyedopt.conformance.suite.support.inputs import INTERPRETED
 @pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
 @pytest.mark.parametrize("bad", ["inf", "nan"])
 def test_error_if_nonfinite(impl, optimizer, bad):
-    """With error_if_nonfinite a gradient that is not finite is refused: an error, and no table is changed."""
+    """With error_if_nonfinite a non-finite gradient raises an error, and no table changes."""
     module = collection(impl, optimizer, {"error_if_nonfinite": True})
     fit(module, jagged(BAGS))
     before = snapshot(tables_and_state(module))
@@ -55,7 +55,7 @@ def test_error_if_nonfinite(impl, optimizer, bad):
 @pytest.mark.clause("FUSED-043")
 @pytest.mark.needs("EmbeddingBagCollection", "SGD", "SGD.error_if_nonfinite")
 def test_error_if_a_sum_overflows(impl):
-    """A row of finite gradients whose sum is not finite in float32 is refused, or gets finite weights."""
+    """Finite gradients whose sum overflows float32 raise an error, or give finite weights."""
     module = collection(impl, options={"lr": 2.0**-10, "error_if_nonfinite": True}, tables=ONE_TABLE)
     before = snapshot(tables_and_state(module))
     try:
@@ -71,7 +71,7 @@ def test_error_if_a_sum_overflows(impl):
 @pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
 @pytest.mark.parametrize("bad", ["inf", "nan"])
 def test_nonfinite_does_not_spread(impl, optimizer, bad):
-    """A gradient that is not finite changes no row but its own in another way than it would be without it."""
+    """A non-finite gradient does not change the update of any row but its own."""
     tables = (("t", 6, 4, ("f",)), ("u", 5, 4, ("h",)))
     module, other = collection(impl, optimizer, tables=tables), collection(impl, optimizer, tables=tables)
     bags = {"f": [[0], [1]], "h": [[3], [2]]}
@@ -89,7 +89,7 @@ def test_nonfinite_does_not_spread(impl, optimizer, bad):
 @pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
 @pytest.mark.parametrize("optimizer", ["SGD", "RowWiseAdagrad", "Adam"])
 def test_nonfinite(impl, optimizer):
-    """What an infinite gradient does to its own row."""
+    """Observe what an infinite gradient does to its own row."""
     module = collection(impl, optimizer, tables=ONE_TABLE)
 
     def train() -> str:
@@ -104,7 +104,7 @@ def test_nonfinite(impl, optimizer):
 @pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
 @pytest.mark.parametrize("optimizer", ["Adagrad", "RowWiseAdagrad", "SGD", "Adam"])
 def test_empty_bags(impl, optimizer):
-    """A batch of empty bags leaves every row and its state as they are."""
+    """A batch of empty bags changes no row and no state."""
     module = collection(impl, optimizer)
     fit(module, jagged(BAGS))
     before = snapshot(tables_and_state(module))
@@ -116,7 +116,7 @@ def test_empty_bags(impl, optimizer):
 @pytest.mark.needs("EmbeddingBagCollection")
 @pytest.mark.parametrize("pooling", ["SUM", "MEAN"])
 def test_gradient_of_weights(impl, pooling):
-    """The weights of rows get their gradient, taken at the rows as they were looked up."""
+    """The weights of lookups receive their gradient, computed with the rows as they were looked up."""
     module = collection(impl, tables=ONE_TABLE, weighted=True, pooling=pooling)
     before = tables_of(module)["t"].detach().clone()
     values, offsets = torch.tensor([0, 1, 1]), torch.tensor([0, 2, 3])
@@ -134,7 +134,7 @@ def test_gradient_of_weights(impl, pooling):
 @pytest.mark.parametrize("optimizer", ["Adagrad", "Adam"])
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_copies(impl, optimizer, how):
-    """A copy of a module, deep or pickled, trains as the original would, and both by themselves."""
+    """A deep or pickled copy of a module trains like the original, and the two are independent."""
     module = collection(impl, optimizer)
     fit(module, jagged(BAGS), steps=2)
     other = copy.deepcopy(module) if how == "deepcopy" else pickle.loads(pickle.dumps(module))
@@ -148,7 +148,7 @@ def test_copies(impl, optimizer, how):
 @pytest.mark.clause("FUSED-049")
 @pytest.mark.needs("EmbeddingBagCollection")
 def test_half_tables(impl):
-    """Gradients of tables in half precision are summed in float32: small ones are not lost in the sum."""
+    """Gradients of tables in half precision are summed in float32: small gradients are not lost."""
     module = collection(impl, tables=ONE_TABLE, dtype="float16", options={"lr": 2.0**13})
     with torch.no_grad():
         tables_of(module)["t"].fill_(1.0)
@@ -160,7 +160,7 @@ def test_half_tables(impl):
 @pytest.mark.clause("FUSED-050")
 @pytest.mark.needs("EmbeddingBagCollection")
 def test_autograd_grad(impl):
-    """What torch.autograd.grad of something else through the module does to the tables."""
+    """Observe what torch.autograd.grad for another input does to the tables of a module in the graph."""
     module = collection(impl)
     factor = torch.ones((), requires_grad=True)
     before = snapshot(tables_of(module))
@@ -189,7 +189,7 @@ def test_autocast(impl):
 @pytest.mark.clause("FUSED-054")
 @pytest.mark.needs("EmbeddingBagCollection")
 def test_scaled_loss(impl):
-    """What a scaled loss, as GradScaler makes it, does: whether the update is scaled too."""
+    """Observe whether a loss that GradScaler scales gives a scaled update."""
     module, other = collection(impl, tables=ONE_TABLE), collection(impl, tables=ONE_TABLE)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     train_rows(other, [1], [[1.0] * 4])
@@ -205,7 +205,7 @@ def test_scaled_loss(impl):
 @pytest.mark.clause("FUSED-055")
 @pytest.mark.needs("EmbeddingBagCollection")
 def test_refused_backward(impl):
-    """A backward pass that fails elsewhere, before it reaches the tables, leaves nothing for the next one."""
+    """A backward pass that fails before it reaches the tables leaves no gradient for the next one."""
 
     class Failing(torch.autograd.Function):
         @staticmethod
@@ -235,7 +235,7 @@ def test_refused_backward(impl):
 @pytest.mark.needs("EmbeddingBagCollection")
 @pytest.mark.parametrize("count", [100, 10_000] if INTERPRETED else [100, 10_000, 1_000_000])
 def test_precision_of_sums(impl, count):
-    """The error of the sum of so many gradients of one row, relative to the sum of their sizes."""
+    """Observe the error of the sum of many gradients of one row, relative to their magnitudes."""
     module = collection(impl, options={"lr": 1.0}, tables=(("t", 2, 4, ("f",)),))
     with torch.no_grad():
         tables_of(module)["t"].zero_()

@@ -1,4 +1,4 @@
-"""Embedding modules: state, and checkpoints of it."""
+"""Embedding modules: state and checkpoints."""
 
 from typing import Any
 
@@ -39,13 +39,13 @@ ADAM = {"momentum1": "exp_avg", "exp_avg_sq": "exp_avg_sq", "iter": "step", "row
 
 
 def unfused(impl: Any, optimizer: str, table: torch.Tensor, options: Any) -> tuple[Any, torch.nn.Parameter]:
-    """Make the unfused optimizer of a copy of a table."""
+    """Make the unfused optimizer for a copy of a table."""
     weight = torch.nn.Parameter(table.detach().clone())
     return getattr(impl, optimizer)([weight], **options), weight
 
 
 def train_unfused(chosen: Any, weight: torch.nn.Parameter, steps: list[Any]) -> None:
-    """Train by sparse gradients: rows, with repetitions, and the gradient of each."""
+    """Train with sparse gradients: rows, with repetitions, and the gradient of each."""
     for rows, grads in steps:
         weight.grad = torch.sparse_coo_tensor(
             torch.tensor([rows]), torch.tensor(grads), weight.shape, check_invariants=True
@@ -54,7 +54,7 @@ def train_unfused(chosen: Any, weight: torch.nn.Parameter, steps: list[Any]) -> 
 
 
 def train_fused(module: Any, steps: list[Any]) -> None:
-    """Train by the same gradients."""
+    """Train with the same gradients."""
     for rows, grads in steps:
         train_rows(module, rows, grads)
 
@@ -75,7 +75,7 @@ def some(seed: int) -> list[Any]:
 @pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
 @pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
 def test_state_is_live(impl, optimizer):
-    """What params and state_dict show are the tensors that the backward pass writes."""
+    """The tensors in params and state_dict are those that the backward pass writes."""
     module = collection(impl, optimizer)
     shown = tables_and_state(module)
     before = snapshot(shown)
@@ -92,7 +92,7 @@ def test_state_is_live(impl, optimizer):
 @pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
 @pytest.mark.parametrize("kind", ["EmbeddingBagCollection", "EmbeddingCollection"])
 def test_checkpoint(impl, optimizer, kind):
-    """Loaded into a fresh module, and then into a trained one, they go on along the same trajectory."""
+    """A checkpoint that is loaded into a fresh or trained module continues on the same trajectory."""
     module, other = collection(impl, optimizer, kind=kind), collection(impl, optimizer, kind=kind)
     fit(module, jagged(BAGS), steps=3)
     saved = snapshot(tables_and_state(module))
@@ -113,7 +113,7 @@ def test_checkpoint(impl, optimizer, kind):
 @pytest.mark.parametrize("optimizer", ["Adagrad", "Adam"])
 @pytest.mark.parametrize("wrong", ["shape", "missing", "too many", "kind"])
 def test_bad_checkpoint(impl, optimizer, wrong):
-    """A checkpoint that does not fit is refused with a ValueError, and the module is unchanged."""
+    """Loading a checkpoint that does not fit raises ValueError and leaves the module unchanged."""
     module = collection(impl, optimizer)
     fit(module, jagged(BAGS))
     before = snapshot(tables_and_state(module))
@@ -159,7 +159,7 @@ def test_bad_checkpoint(impl, optimizer, wrong):
 )
 @pytest.mark.parametrize("way", ["to unfused", "to fused"])
 def test_unfused_checkpoint(impl, optimizer, variant, options, way):
-    """A checkpoint of the fused optimizer goes on in the unfused one, and back, along the same trajectory."""
+    """A checkpoint moves between fused and unfused optimizers, and training continues equally."""
     options = {"lr": 0.125, **options}
     module = collection(impl, optimizer, options, tables=ONE_TABLE)
     table = tables_of(module)["t"]
@@ -223,7 +223,7 @@ def test_combined_checkpoint(impl):
 @pytest.mark.clause("FUSED-077")
 @pytest.mark.needs("EmbeddingBagCollection", "KeyedOptimizer")
 def test_init_state(impl):
-    """init_state of the fused optimizer changes neither tables nor state nor counts."""
+    """init_state of the fused optimizer changes no table, no state and no count."""
     module = collection(impl, "Adam")
     fit(module, jagged(BAGS))
     before = snapshot(tables_and_state(module))

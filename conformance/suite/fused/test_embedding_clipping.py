@@ -21,7 +21,7 @@ from keyedopt.conformance.suite.support.inputs import parameters
 
 
 def clipped(impl: Any, optimizer: Any, kind: str, bound: float, **options: Any) -> Any:
-    """Put clipping around a fused optimizer; None where it is refused, which is as good."""
+    """Put clipping around a fused optimizer; return None if that raises ValueError, which is accepted."""
     try:
         return impl.GradientClippingOptimizer(
             optimizer, getattr(impl.GradientClipping, kind), bound, **options
@@ -34,7 +34,7 @@ def clipped(impl: Any, optimizer: Any, kind: str, bound: float, **options: Any) 
 @pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
 @pytest.mark.parametrize("window", [1, 2])
 def test_clipping_by_value(impl, window):
-    """Clipping by value bounds the summed gradient of each row in the backward pass, or it is refused."""
+    """Clipping by value limits each row's summed gradient in the backward pass, or raises."""
     accumulating = {"use_accumulate": True, "accumulate_step": window} if window > 1 else {}
     chosen = "AccumulateSGD" if accumulating else "SGD"
     module = collection(impl, chosen, {"lr": 1.0, **accumulating}, tables=ONE_TABLE)
@@ -55,7 +55,7 @@ def test_clipping_by_value(impl, window):
 @pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
 @pytest.mark.parametrize("norm_type", [1.0, 2.0, "inf"])
 def test_clipping_by_norm(impl, norm_type):
-    """Clipping by norm takes that of the summed gradients of all rows of all tables, or it is refused."""
+    """Clipping by norm uses the norm of the summed gradients of all rows of all tables, or raises."""
     tables = (("t", 6, 4, ("f",)), ("u", 5, 4, ("h",)))
     module = collection(impl, "SGD", {"lr": 1.0}, tables=tables)
     wrapper = clipped(impl, module.fused_optimizer, "NORM", 1.0, norm_type=norm_type)
@@ -83,7 +83,7 @@ def test_clipping_by_norm(impl, norm_type):
 @pytest.mark.parametrize("optimizer", ["Adagrad", "RowWiseAdagrad", "Adam", "LarsSGD"])
 @pytest.mark.parametrize("kind", ["VALUE", "NORM"])
 def test_clipped_gradients_make_the_state(impl, optimizer, kind):
-    """All of a step, its state included, is made of the clipped gradient; or clipping is refused."""
+    """The whole update, including state, uses the clipped gradient; or clipping raises."""
     module, other = (collection(impl, optimizer, tables=ONE_TABLE) for _ in range(2))
     wrapper = clipped(impl, module.fused_optimizer, kind, 0.5)
     if wrapper is None:
@@ -100,7 +100,7 @@ def test_clipped_gradients_make_the_state(impl, optimizer, kind):
 @pytest.mark.clause("FUSED-072")
 @pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
 def test_clipping_by_norm_nonfinite(impl):
-    """A norm that is not finite spoils no row that is."""
+    """A non-finite norm corrupts no row whose gradient is finite."""
     module = collection(impl, "SGD", {"lr": 1.0}, tables=ONE_TABLE)
     if clipped(impl, module.fused_optimizer, "NORM", 1.0) is None:
         return
@@ -111,7 +111,7 @@ def test_clipping_by_norm_nonfinite(impl):
 
 
 def mixed_tree(impl: Any, kind: str = "NORM", **options: Any) -> Any:
-    """Make a module with a table, a dense parameter, and clipping around both; and whether it warned.
+    """Make a module with a table, a dense parameter, and clipping around both; return whether it warned.
 
     Clipping is None where it is refused.
     """
@@ -123,7 +123,7 @@ def mixed_tree(impl: Any, kind: str = "NORM", **options: Any) -> Any:
 
 
 def joined(impl: Any, member: Any, kind: str = "NORM", **options: Any) -> Any:
-    """Make a dense parameter, and clipping around it and another member; and whether it warned."""
+    """Make a dense parameter, and clipping around it and another member; return whether it warned."""
     params = parameters(1)
     dense = impl.KeyedOptimizerWrapper(params, lambda listed: torch.optim.SGD(listed, lr=1.0))
     with warnings.catch_warnings(record=True) as caught:
@@ -133,7 +133,7 @@ def joined(impl: Any, member: Any, kind: str = "NORM", **options: Any) -> Any:
 
 
 def give(module: Any, weight: torch.Tensor, rows: Any, grads: Any, dense: Any) -> None:
-    """Give gradients to rows of the table, in a backward pass, and add one to that of a dense parameter."""
+    """Backpropagate gradients to rows of the table, and add one to the gradient of a dense parameter."""
     (module(jagged({"f": [[row] for row in rows]}))["f"] * torch.tensor(grads)).sum().backward()
     added = torch.tensor(dense)
     weight.grad = added if weight.grad is None else weight.grad + added
@@ -143,7 +143,7 @@ def give(module: Any, weight: torch.Tensor, rows: Any, grads: Any, dense: Any) -
 @pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_clipping_of_a_mixed_tree(impl, kind):
-    """In a mixed tree the dense part is clipped; a fused part that is not, is warned of."""
+    """With dense and fused optimizers, dense gradients are clipped; unclipped fused ones cause a warning."""
     module, dense, whole, warned = mixed_tree(impl, kind)
     if whole is None:
         return
@@ -167,7 +167,7 @@ def test_clipping_of_a_mixed_tree(impl, kind):
 @pytest.mark.parametrize("norm_type", [1.0, 2.0, "inf"])
 @pytest.mark.parametrize("times", [1, 3])
 def test_norm_of_a_mixed_tree(impl, norm_type, times):
-    """The norm of a mixed tree is one of all summed gradients, step for step; below the bound it is left."""
+    """The norm covers all summed gradients in each step; gradients below the bound are unchanged."""
     module, dense, whole, warned = mixed_tree(impl, norm_type=norm_type, track_grad_norm=True)
     if whole is None or warned:
         return
@@ -191,7 +191,7 @@ def test_norm_of_a_mixed_tree(impl, norm_type, times):
 @pytest.mark.clause("FUSED-073")
 @pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
 def test_nonfinite_norm_of_a_mixed_tree(impl):
-    """A dense gradient that is not finite spoils no row of a table."""
+    """A non-finite dense gradient corrupts no row of a table."""
     module, dense, whole, warned = mixed_tree(impl)
     if whole is None or warned:
         return
@@ -205,7 +205,7 @@ def test_nonfinite_norm_of_a_mixed_tree(impl):
 @pytest.mark.clause("FUSED-074")
 @pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
 def test_two_modules_by_norm(impl):
-    """Two modules by NORM: bounded by their common norm when the step is taken, or refused or warned of."""
+    """NORM limits the joint norm of two modules by the time of the step, or raises, or warns."""
     modules = [collection(impl, "SGD", {"lr": 1.0}, tables=ONE_TABLE) for _ in range(2)]
     whole = impl.CombinedOptimizer(
         [(str(number), each.fused_optimizer) for number, each in enumerate(modules)]
@@ -228,7 +228,7 @@ def test_two_modules_by_norm(impl):
 @pytest.mark.clause("FUSED-081")
 @pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
 def test_backward_passes_before_a_step(impl):
-    """Until a joint step gradients of tables are like dense ones: they add up, or are dropped."""
+    """Until a joint step, table gradients accumulate or are dropped like dense gradients."""
     module, dense, whole, warned = mixed_tree(impl)
     if whole is None or warned:
         return
@@ -255,7 +255,7 @@ def test_backward_passes_before_a_step(impl):
 @pytest.mark.clause("FUSED-081")
 @pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer", "AccumulateSGD")
 def test_windows_before_a_step(impl):
-    """A window that is full waits for the joint step with the sum of all its micro-batches."""
+    """A full window defers its update, the sum of all its micro-batches, to the joint step."""
     module, dense, whole, warned = mixed_tree(impl, use_accumulate=True, accumulate_step=3)
     if whole is None or warned:
         return
@@ -279,7 +279,7 @@ def test_windows_before_a_step(impl):
 @pytest.mark.clause("FUSED-082")
 @pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
 def test_joint_clipping_that_is_gone(impl):
-    """A module trains on when joint clipping around it is gone, and so does a copy of the module alone."""
+    """After joint clipping is removed, the module trains on, and so does a copy of the module."""
     module, _, whole, warned = mixed_tree(impl)
     if whole is None or warned:
         return
@@ -295,7 +295,7 @@ def test_joint_clipping_that_is_gone(impl):
 @pytest.mark.clause("FUSED-082")
 @pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
 def test_joint_clipping_that_is_gone_before_its_step(impl):
-    """What waited for a joint step is taken once or dropped, and within the bounds that are left."""
+    """A deferred update is applied once or dropped, within the bounds left."""
     module = collection(impl, "SGD", {"lr": 1.0}, tables=ONE_TABLE)
     inner = clipped(impl, module.fused_optimizer, "VALUE", 0.25)
     if inner is None:
@@ -318,7 +318,7 @@ def test_joint_clipping_that_is_gone_before_its_step(impl):
 @pytest.mark.clause("FUSED-082")
 @pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
 def test_joint_clipping_that_is_copied(impl):
-    """A copy of module, dense parameter and clipping clips jointly, too, and leaves the original alone."""
+    """A copy of module, dense parameter and clipping clips jointly and leaves the original alone."""
     module, dense, whole, warned = mixed_tree(impl)
     if whole is None or warned:
         return
@@ -335,7 +335,7 @@ def test_joint_clipping_that_is_copied(impl):
 @pytest.mark.clause("FUSED-075")
 @pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
 def test_nested_clipping(impl):
-    """Clipping around clipping applies both; clipping that takes its place applies alone."""
+    """Clipping around clipping applies both bounds; a new clipping wrapper replaces the earlier one."""
     module = collection(impl, "SGD", {"lr": 1.0}, tables=ONE_TABLE)
     inner = clipped(impl, module.fused_optimizer, "VALUE", 0.25)
     if inner is None:
@@ -355,7 +355,7 @@ def test_nested_clipping(impl):
 @pytest.mark.clause("FUSED-075")
 @pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
 def test_joint_clipping_around_clipping(impl):
-    """Clipping by one norm with a dense parameter, around clipping of a table, applies both in each step."""
+    """Joint clipping around the clipping of a table applies both bounds in each step."""
     module = collection(impl, "SGD", {"lr": 1.0}, tables=ONE_TABLE)
     inner = clipped(impl, module.fused_optimizer, "VALUE", 0.25)
     if inner is None:
@@ -377,7 +377,7 @@ def test_joint_clipping_around_clipping(impl):
 @pytest.mark.clause("FUSED-075")
 @pytest.mark.needs("EmbeddingBagCollection", "GradientClippingOptimizer")
 def test_clipping_in_place_of_joint_clipping(impl):
-    """Clipping of a table alone in place of clipping with others bounds in the backward pass, alone."""
+    """Clipping of one table that replaces joint clipping acts in the backward pass."""
     module, _, whole, warned = mixed_tree(impl)
     if whole is None or warned or clipped(impl, module.fused_optimizer, "VALUE", 2.0) is None:
         return

@@ -1,4 +1,4 @@
-"""Embedding modules: which gradient reaches a row, through weights, means, and tensors of any layout."""
+"""Embedding modules: the gradient of a row, with weights, means, and tensors of any layout."""
 
 from typing import Any
 
@@ -80,7 +80,7 @@ def test_gradient_of_rows(impl, kind, pooling, weighted, layout):
 @pytest.mark.clause("FUSED-047")
 @pytest.mark.needs("EmbeddingCollection")
 def test_gradient_of_unpooled_weights(impl):
-    """Without pooling, too, the weights of rows get their gradient."""
+    """Without pooling, the weights of lookups also receive their gradient."""
     module = collection(impl, kind="EmbeddingCollection", tables=ONE_TABLE, weighted=True)
     rows = tables_of(module)["t"].detach().double()[[0, 1, 1]]
     weights = torch.tensor([0.5, 2.0, -1.0], requires_grad=True)
@@ -95,7 +95,7 @@ def test_gradient_of_unpooled_weights(impl):
 @pytest.mark.parametrize(("kind", "optimizer"), KINDS)
 @pytest.mark.parametrize("times", [6] if INTERPRETED else [3, 1500])
 def test_a_row_of_many(impl, kind, optimizer, times):
-    """A row that is looked up however often is updated once, as if once with the sum."""
+    """A row that is looked up many times is updated once, as with one lookup and the summed gradient."""
     tables = (("t", 300, 4, ("f",)),)
     options = {} if optimizer in ("SGD", "Adagrad", "SparseAdam") else {"weight_decay": 0.25}
     module, other = (collection(impl, optimizer, options, tables, kind) for _ in range(2))
@@ -114,7 +114,7 @@ def test_a_row_of_many(impl, kind, optimizer, times):
 @pytest.mark.parametrize(("kind", "optimizer"), KINDS)
 @pytest.mark.parametrize("copies", [11] if INTERPRETED else [11, 171])
 def test_rows_of_copies(impl, kind, optimizer, copies):
-    """A row of so many copies of three numbers, with a gradient of copies, is updated to copies."""
+    """A row that repeats three numbers, with a gradient that repeats, is updated to a row that repeats."""
     narrow, wide = (
         collection(impl, optimizer, None, [("t", 4, width, ("f",))], kind) for width in (3, 3 * copies)
     )
@@ -132,7 +132,7 @@ def test_rows_of_copies(impl, kind, optimizer, copies):
 @pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
 @pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
 def test_tables_of_one_module(impl, optimizer):
-    """Tables of other rows, widths and features in one module are trained as in modules of their own."""
+    """Tables of different rows, widths and features in one module train like separate modules."""
     tables = (("t", 6, 4, ("f", "g")), ("u", 4, 12, ("h",)), ("v", 5, 8, ("k",)))
     whole = collection(impl, optimizer, tables=tables)
     parts = [collection(impl, optimizer, tables=[table]) for table in tables]
@@ -162,7 +162,7 @@ def test_tables_of_one_module(impl, optimizer):
 @pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
 @pytest.mark.parametrize("optimizer", ["Adagrad", "RowWiseAdagrad", "Adam", "LAMB", "LarsSGD"])
 def test_rate_of_later_steps(impl, optimizer):
-    """A rate that is set after a step is that of the next one, as in a module that begins with it."""
+    """A learning rate that is set after a step is used by the next, like in a fresh module."""
     module = collection(impl, optimizer, tables=ONE_TABLE)
     train_rows(module, [0, 3], _numbers((2, 4), 1))
     module.fused_optimizer.param_groups[0]["lr"] = 0.5
@@ -179,7 +179,7 @@ def test_rate_of_later_steps(impl, optimizer):
 @pytest.mark.parametrize("part", ["values", "offsets", "weights"])
 @pytest.mark.parametrize("pooling", ["SUM", "MEAN"])
 def test_changed_features(impl, part, pooling):
-    """A part of the features that is changed before the backward pass is refused there, or of no effect."""
+    """Changing the features before the backward pass raises an error there, or has no effect."""
     module, other = (collection(impl, tables=ONE_TABLE, weighted=True, pooling=pooling) for _ in range(2))
     bags, weights = {"f": [[1, 4], [2]]}, {"f": [[0.5, 2.0], [3.0]]}
     before = tables_of(module)["t"].detach().clone()

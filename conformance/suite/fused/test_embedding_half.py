@@ -1,4 +1,4 @@
-"""Embedding modules: tables of every dtype: in which precision their rows are pooled, summed and updated."""
+"""Embedding modules: the precision in which rows of each table dtype are pooled, summed and updated."""
 
 import pytest
 import torch
@@ -23,7 +23,7 @@ MANY = 300 if INTERPRETED else 4096
 @pytest.mark.needs("EmbeddingBagCollection")
 @pytest.mark.parametrize("pooling", ["MEAN"] if INTERPRETED else ["SUM", "MEAN"])
 def test_long_bags(impl, dtype, pooling):
-    """A bag of many rows is added up in float32 at least, whatever the dtype of the table."""
+    """A bag of many rows is summed in float32 or wider, whatever the dtype of the table."""
     module = collection(impl, tables=ONE_TABLE, dtype=dtype, pooling=pooling)
     with torch.no_grad():
         tables_of(module)["t"].fill_(1.0)
@@ -34,7 +34,7 @@ def test_long_bags(impl, dtype, pooling):
 @pytest.mark.clause("FUSED-027")
 @pytest.mark.needs("EmbeddingBagCollection")
 def test_reading(impl, dtype):
-    """What is looked up without grad mode, and in eval mode, has bits and dtype of a training step."""
+    """Outputs without grad mode, and in eval mode, have the bits and the dtype of a training step."""
     module = collection(impl, dtype=dtype)
     trained = module(jagged(BAGS))
     with torch.no_grad():
@@ -48,7 +48,7 @@ def test_reading(impl, dtype):
 @pytest.mark.clause("FUSED-049")
 @pytest.mark.needs("EmbeddingBagCollection")
 def test_sums(impl, dtype):
-    """One large and many small gradients of a row are added up in float32 at least."""
+    """One large and many small gradients of a row are summed in float32 or wider."""
     module = collection(impl, tables=ONE_TABLE, dtype=dtype, options={"lr": 0.25})
     with torch.no_grad():
         tables_of(module)["t"].fill_(1.0)
@@ -61,7 +61,7 @@ def test_sums(impl, dtype):
 @pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
 @pytest.mark.parametrize("optimizer", ["Adagrad", "RowWiseAdagrad", "Adam", "PartialRowWiseAdam"])
 def test_state(impl, optimizer, dtype):
-    """State of half tables neither vanishes nor overflows: steps are as long as the rate makes them."""
+    """State of half-precision tables neither underflows nor overflows: steps have the expected length."""
     module = collection(impl, optimizer, {"eps": 1e-10}, tables=ONE_TABLE, dtype=dtype)
     table = tables_of(module)["t"]
     with torch.no_grad():
@@ -80,7 +80,7 @@ def test_state(impl, optimizer, dtype):
 @pytest.mark.clause("FUSED-086")
 @pytest.mark.needs("EmbeddingBagCollection")
 def test_rounding(impl, dtype):
-    """What is written is the nearest number of the dtype, or one of the two around it by chance."""
+    """A written number is the nearest in the dtype, or one of its two neighbours at random."""
     width = 128 if INTERPRETED else 512
     module = collection(impl, tables=[("t", 8, width, ("f",))], dtype=dtype)
     table = tables_of(module)["t"]

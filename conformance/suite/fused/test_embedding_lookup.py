@@ -1,4 +1,4 @@
-"""Embedding modules: what is looked up, and what is refused before it is."""
+"""Embedding modules: lookups, and invalid features that raise an error before the lookup."""
 
 from typing import Any
 
@@ -47,7 +47,7 @@ def pooled(table: torch.Tensor, bags: Any, weights: Any = None, mean: bool = Fal
 
 
 def spoiled(which: str) -> dict[str, Any]:
-    """Make a feature of which one part is not what it has to be."""
+    """Make a feature with one invalid part."""
     values, offsets = jagged({"f": BAGS["f"]})["f"]
     bad = {
         "negative": lambda: (torch.tensor([0, -1, 1, 2]), offsets),
@@ -91,7 +91,7 @@ SPOILED = [
 @pytest.mark.parametrize("pooling", ["SUM", "MEAN"])
 @pytest.mark.parametrize("weighted", [False, True])
 def test_pooling(impl, pooling, weighted):
-    """A bag gives the sum of its rows, each times its weight, divided by their number for MEAN."""
+    """A bag returns the sum of its rows, each times its weight, divided by their number for MEAN."""
     module = collection(impl, pooling=pooling, weighted=weighted)
     features = jagged(BAGS, WEIGHTS if weighted else None)
     outputs = module(dict(reversed(features.items())))  # they go by name, not by order
@@ -105,7 +105,7 @@ def test_pooling(impl, pooling, weighted):
 @pytest.mark.clause("FUSED-023")
 @pytest.mark.needs("EmbeddingCollection")
 def test_without_pooling(impl):
-    """An EmbeddingCollection gives the row of each value, in the order of the values."""
+    """An EmbeddingCollection returns the row of each value, in the order of the values."""
     module = collection(impl, kind="EmbeddingCollection")
     outputs = module(jagged(BAGS))
     tables = tables_of(module)
@@ -118,7 +118,7 @@ def test_without_pooling(impl):
 @pytest.mark.needs("{kind}", "EmbeddingBagCollection.shared_features")
 @pytest.mark.parametrize("kind", ["EmbeddingBagCollection", "EmbeddingCollection"])
 def test_a_feature_of_several_tables(impl, kind):
-    """Each table that looks a feature up has an output, feature@table, and is trained by it alone."""
+    """A feature of several tables has an output feature@table for each, which trains only it."""
     tables = (("t", 6, 4, ("f", "g")), ("u", 5, 8, ("f",)))
     module, other = collection(impl, kind=kind, tables=tables), collection(impl, kind=kind)
     with torch.no_grad():
@@ -140,7 +140,7 @@ def test_a_feature_of_several_tables(impl, kind):
 @pytest.mark.needs("EmbeddingBagCollection")
 @pytest.mark.parametrize("which", SPOILED)
 def test_bad_features(impl, which):
-    """Features that cannot be are refused before anything is looked up or changed."""
+    """Invalid features raise an error before any table is read or changed."""
     module = collection(impl, "Adagrad", tables=ONE_TABLE)
     before = snapshot(tables_and_state(module))
     features = spoiled(which)
@@ -155,7 +155,7 @@ def test_bad_features(impl, which):
 @pytest.mark.parametrize("which", ["negative", "too large", "falling offsets"])
 @pytest.mark.parametrize("feature", ["g", "h"])
 def test_bad_features_among_others(impl, feature, which):
-    """A feature that cannot be is refused whichever it is, also after others that are sound."""
+    """An invalid feature raises an error at any position, also after valid ones."""
     module = collection(impl, "Adagrad")
     before = snapshot(tables_and_state(module))
     features = {**jagged(BAGS), feature: spoiled(which)["f"]}
@@ -167,7 +167,7 @@ def test_bad_features_among_others(impl, feature, which):
 @pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.errors_name_arguments")
 @pytest.mark.parametrize("which", SPOILED)
 def test_errors_name_the_feature(impl, which):
-    """The error for bad features is a ValueError that names the feature and the part of it."""
+    """The error for invalid features is a ValueError that names the feature and its invalid part."""
     module = collection(impl, tables=ONE_TABLE)
     part = "offsets" if "offsets" in which else "values"
     expect_raises(
@@ -182,7 +182,7 @@ def test_errors_name_the_feature(impl, which):
     ["missing", "no mapping", "no tuple", "no tensor", "weights lack", "weights short", "weights int"],
 )
 def test_misused_features(impl, which):
-    """A missing feature, parts that are no tensors, and weights that do not fit are refused by name."""
+    """A missing feature, parts that are not tensors, and weights of the wrong size raise a ValueError."""
     module = collection(impl, weighted=which.startswith("weights"))
     features = jagged(BAGS, WEIGHTS if which.startswith("weights") else None)
     values, offsets, *weights = features["f"]
@@ -205,7 +205,7 @@ def test_misused_features(impl, which):
 @pytest.mark.clause("FUSED-026")
 @pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.errors_name_arguments")
 def test_weights_not_asked_for(impl):
-    """Weights for a module without are refused, not ignored."""
+    """Weights for an unweighted module raise ValueError."""
     module = collection(impl)
     given = jagged(BAGS, WEIGHTS)
     expect_raises(lambda: module(given), ValueError, mentions=["weights"], expected="ValueError for weights")
@@ -215,7 +215,7 @@ def test_weights_not_asked_for(impl):
 @pytest.mark.needs("EmbeddingBagCollection")
 @pytest.mark.parametrize("way", ["eval", "no_grad"])
 def test_reading_changes_nothing(impl, way):
-    """In eval mode and without grad mode lookups are the same, and change no table, state or count."""
+    """In eval mode and under no_grad, lookups are the same and change no table, state or count."""
     module = collection(impl, "Adagrad")
     fit(module, jagged(BAGS))
     before = snapshot(tables_and_state(module))
@@ -230,7 +230,7 @@ def test_reading_changes_nothing(impl, way):
 @pytest.mark.clause("FUSED-027")
 @pytest.mark.needs("EmbeddingBagCollection", "Adam")
 def test_reading_does_not_count(impl):
-    """Forwards without a backward pass leave Adam's bias correction alone."""
+    """Forward passes without a backward pass do not affect Adam's bias correction."""
     module, other = collection(impl, "Adam"), collection(impl, "Adam")
     with torch.no_grad():
         for _ in range(3):
@@ -246,7 +246,7 @@ def test_reading_does_not_count(impl):
 @pytest.mark.clause("FUSED-028")
 @pytest.mark.needs("EmbeddingBagCollection")
 def test_backward_through_eval(impl):
-    """What a backward pass through a forward in eval mode does to the tables."""
+    """Observe what a backward pass through a forward pass in eval mode does to the tables."""
     module = collection(impl)
     before = snapshot(tables_of(module))
     module.eval()
@@ -263,7 +263,7 @@ def test_backward_through_eval(impl):
 @pytest.mark.needs("EmbeddingBagCollection")
 @pytest.mark.parametrize("good", [True, False])
 def test_inputs_are_left_alone(impl, good):
-    """The caller's tensors are what they were, also when they are refused or put right."""
+    """The caller's tensors are not modified, also if they are invalid."""
     module = collection(impl, tables=ONE_TABLE)
     features = jagged({"f": BAGS["f"]}) if good else spoiled("too large")
     before = snapshot(features)
@@ -295,14 +295,14 @@ def test_integer_dtypes(impl, values, offsets):
 @pytest.mark.clause("FUSED-031")
 @pytest.mark.needs("EmbeddingBagCollection")
 def test_output_dtype(impl, dtype):
-    """Which dtype the output of a table of each dtype has."""
+    """Observe which dtype the output has for each table dtype."""
     return outcome(lambda: str(collection(impl, dtype=dtype)(jagged(BAGS))["f"].dtype))
 
 
 @pytest.mark.clause("FUSED-032")
 @pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.empty_batches")
 def test_no_bags(impl):
-    """A batch without bags gives outputs without rows, and its backward pass leaves every row as it is."""
+    """A batch without bags returns outputs without rows, and its backward pass changes no row."""
     module = collection(impl, "Adagrad")
     before = snapshot(tables_of(module))
     empty: dict[str, Any] = {name: [] for name in BAGS}
@@ -331,7 +331,7 @@ def test_no_bags(impl):
     ],
 )
 def test_bad_tables(impl, name, value):
-    """A table that cannot be is refused with a ValueError that names the field."""
+    """An invalid table raises a ValueError that names the field."""
     fields: dict[str, Any] = {"num_embeddings": 4, "embedding_dim": 4, "name": "t", "feature_names": ["f"]}
     fields[name] = torch.int64 if value == "int64" else value
 
@@ -345,7 +345,7 @@ def test_bad_tables(impl, name, value):
 @pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.errors_name_arguments")
 @pytest.mark.parametrize("tables", [[], [["t", 4, 4, ["f"]], ["t", 4, 4, ["g"]]]])
 def test_bad_lists_of_tables(impl, tables):
-    """No table at all, and two of one name, are refused."""
+    """An empty list of tables, and two tables with one name, raise ValueError."""
     expect_raises(lambda: collection(impl, tables=tables), ValueError, expected="ValueError")
 
 
@@ -378,7 +378,7 @@ def test_bad_options(impl, optimizer, options):
 @pytest.mark.needs("EmbeddingBagCollection", "SGD.checks_options")
 @pytest.mark.parametrize("wrong", ["LBFGS", "unknown option"])
 def test_bad_optimizer(impl, wrong):
-    """A class of optimizers that cannot be fused, and an option that it does not have, are refused."""
+    """An optimizer class that cannot be fused, and an unknown option, raise ValueError."""
     config = impl.EmbeddingBagConfig(num_embeddings=4, embedding_dim=4, name="t", feature_names=["f"])
     chosen, options = (torch.optim.LBFGS, {}) if wrong == "LBFGS" else (impl.SGD, {"lr": 0.1, "speed": 3})
     expect_raises(

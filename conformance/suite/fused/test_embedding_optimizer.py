@@ -1,4 +1,4 @@
-"""Embedding modules: their fused optimizer, its keys, and its rate."""
+"""Embedding modules: the fused optimizer, its keys, and its learning rate."""
 
 from typing import Any
 
@@ -42,12 +42,12 @@ KEYS = {
 
 
 def ones(module: Any, bags: Any = (0, 1)) -> None:
-    """Train the one table with gradients of one for these rows."""
+    """Train the only table with gradients of one for these rows."""
     module(jagged({"f": [list(bags)]}))["f"].sum().backward()
 
 
 def rate_taken(module: Any, row: int = 0) -> float:
-    """Train row 0 by SGD with a gradient of one, and return by how much it went down."""
+    """Train row 0 by SGD with a gradient of one, and return the decrease."""
     before = float(tables_of(module)["t"].detach()[row, 0])
     ones(module, (row,))
     return before - float(tables_of(module)["t"].detach()[row, 0])
@@ -57,7 +57,7 @@ def rate_taken(module: Any, row: int = 0) -> float:
 @pytest.mark.needs("{kind}", "KeyedOptimizer")
 @pytest.mark.parametrize("kind", ["EmbeddingBagCollection", "EmbeddingCollection"])
 def test_is_fused_optimizer_module(impl, kind):
-    """The module is a FusedOptimizerModule, and its fused_optimizer a FusedOptimizer, the same every time."""
+    """The module is a FusedOptimizerModule; fused_optimizer is always one FusedOptimizer."""
     module = collection(impl, kind=kind)
     expect(isinstance(module, impl.FusedOptimizerModule), "a FusedOptimizerModule", type(module).__mro__)
     expect(isinstance(module, torch.nn.Module), "a module of torch", type(module).__mro__)
@@ -70,7 +70,7 @@ def test_is_fused_optimizer_module(impl, kind):
 @pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
 @pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
 def test_keys(impl, optimizer):
-    """Parameters are `<table>.weight`, states `<table>.momentum1` and `<table>.<name>`, from the start."""
+    """Parameters are `<table>.weight`, states `<table>.momentum1` and `<table>.<name>`, from construction on."""
     module = collection(impl, optimizer)
     state = module.fused_optimizer.state_dict()["state"]
     expect_equal(set(state), {"t.weight", "u.weight"}, "keys of the parameters")
@@ -86,7 +86,7 @@ def test_keys(impl, optimizer):
     ("kind", "name"), [("EmbeddingBagCollection", "embedding_bags"), ("EmbeddingCollection", "embeddings")]
 )
 def test_keys_of_the_module(impl, kind, name):
-    """The tables are in the state_dict of the module, as in torchrec's, and nothing else is."""
+    """The state_dict of the module contains only the tables, with torchrec's keys."""
     module = collection(impl, "Adam", kind=kind)
     expect_equal(set(module.state_dict()), {f"{name}.t.weight", f"{name}.u.weight"}, "keys of the module")
     names = [key for key, _ in module.named_parameters()]
@@ -113,7 +113,7 @@ def test_step_and_zero_grad(impl, optimizer):
 @pytest.mark.clause("FUSED-060")
 @pytest.mark.needs("EmbeddingBagCollection")
 def test_closure(impl):
-    """Whether step of the fused optimizer evaluates a closure, and what it returns."""
+    """Observe whether step of the fused optimizer evaluates a closure, and what it returns."""
     module = collection(impl)
     return outcome(lambda: module.fused_optimizer.step(lambda: 1.5))
 
@@ -121,7 +121,7 @@ def test_closure(impl):
 @pytest.mark.clause("FUSED-061")
 @pytest.mark.needs("EmbeddingBagCollection")
 def test_rate(impl):
-    """A rate that is set in the groups is that of the next forward and backward pass."""
+    """A learning rate that is set in the groups is used by the next forward and backward pass."""
     module = collection(impl, options={"lr": 0.5}, tables=ONE_TABLE)
     expect_equal(module.fused_optimizer.param_groups[0]["lr"], 0.5, "rate in the group")
     expect_close(rate_taken(module), 0.5, "first step", ulps=2**30)
@@ -133,7 +133,7 @@ def test_rate(impl):
 @pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
 @pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "RowWiseAdagrad", "Adam"])
 def test_rate_of_the_backward(impl, optimizer):
-    """The rate that counts is that which is set when the backward pass runs, not that of the forward."""
+    """An update uses the learning rate that is set when the backward pass runs."""
     module, other = collection(impl, optimizer, {"lr": 0.5}), collection(impl, optimizer, {"lr": 0.125})
     loss = lookups(module, jagged(BAGS))
     module.fused_optimizer.param_groups[0]["lr"] = 0.125
@@ -145,7 +145,7 @@ def test_rate_of_the_backward(impl, optimizer):
 @pytest.mark.clause("FUSED-063")
 @pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.tensor_rate")
 def test_rate_in_a_tensor(impl):
-    """A rate may be a tensor, which is then filled from outside."""
+    """A learning rate may be a tensor whose value the caller changes."""
     rate = torch.tensor(0.5)
     module = collection(impl, options={"lr": rate}, tables=ONE_TABLE)
     expect_close(rate_taken(module), 0.5, "first step", ulps=2**30)
@@ -156,7 +156,7 @@ def test_rate_in_a_tensor(impl):
 @pytest.mark.clause("FUSED-064")
 @pytest.mark.needs("EmbeddingBagCollection")
 def test_scheduler(impl):
-    """A scheduler of torch around the fused optimizer sets the rate of the updates."""
+    """An LRScheduler around the fused optimizer sets the learning rate of the updates."""
     module = collection(impl, options={"lr": 0.5}, tables=ONE_TABLE)
     scheduler = torch.optim.lr_scheduler.StepLR(module.fused_optimizer, step_size=1, gamma=0.5)
     taken = []
@@ -171,7 +171,7 @@ def test_scheduler(impl):
 @pytest.mark.needs("EmbeddingBagCollection", "WarmupOptimizer")
 @pytest.mark.parametrize("combined", [False, True])
 def test_warmup(impl, combined):
-    """Around a fused optimizer, or a combination with one, a warmup sets the rate of every update."""
+    """A warmup around a fused optimizer, or a combination with one, sets the learning rate of every update."""
     module = collection(impl, options={"lr": 1.0}, tables=ONE_TABLE)
     inner = module.fused_optimizer
     if combined:
@@ -191,7 +191,7 @@ def test_warmup(impl, combined):
 @pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.checks_rates")
 @pytest.mark.parametrize("rate", [-0.5, float("nan"), "fast"])
 def test_bad_rate(impl, rate):
-    """A rate that is set to what it cannot be is refused by the backward pass, and nothing is changed."""
+    """If the learning rate is out of range, the backward pass raises ValueError and changes nothing."""
     module = collection(impl, "Adam")
     before = snapshot(tables_and_state(module))
     module.fused_optimizer.param_groups[0]["lr"] = rate
@@ -203,7 +203,7 @@ def test_bad_rate(impl, rate):
 @pytest.mark.clause("FUSED-076")
 @pytest.mark.needs("EmbeddingBagCollection", "KeyedOptimizer")
 def test_no_group_from_outside(impl):
-    """A group of other parameters is refused: no backward pass of the module would train them."""
+    """Adding a group of other parameters raises an error: the module would never train them."""
     module = collection(impl)
     group = {"params": {"p": torch.nn.Parameter(torch.ones(2))}}
     expect_raises(lambda: module.fused_optimizer.add_param_group(group), ValueError, expected="ValueError")

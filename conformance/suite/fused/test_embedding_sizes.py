@@ -1,4 +1,4 @@
-"""Embedding modules of other sizes, after many steps, and after what lies between steps."""
+"""Embedding modules: other sizes, many steps, and events between steps."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ LOOKUPS = 1_400 if INTERPRETED else 70_000
 
 
 def expect_sums(module: Any, rows: torch.Tensor, grads: torch.Tensor, before: torch.Tensor) -> None:
-    """Expect descent with the summed gradients of each row, to 1e-3 of their sizes, at a rate of 0.125."""
+    """Expect descent with each row's summed gradients, to 1e-3 of their magnitudes, at a rate of 0.125."""
     zeros = torch.zeros_like(before, dtype=torch.float64)
     total, sizes = (zeros.index_add(0, rows, each) for each in (grads.double(), grads.double().abs()))
     moved = before.double() - tables_of(module)["t"].detach().double()
@@ -44,7 +44,7 @@ def expect_sums(module: Any, rows: torch.Tensor, grads: torch.Tensor, before: to
 @pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.any_width", "SGD")
 @pytest.mark.parametrize("width", [1, 3, 64, 513, 1030])
 def test_width(impl, width):
-    """Tables of any width are looked up and updated whole."""
+    """Tables of any width are looked up and updated completely."""
     module = collection(impl, tables=[("t", 5, width, ("f",))])
     before = tables_of(module)["t"].detach().clone()
     features = jagged({"f": [[1, 4, 1], [], [0]]})
@@ -62,7 +62,7 @@ def test_width(impl, width):
 @pytest.mark.parametrize("rows", [3, 70_001])
 @pytest.mark.parametrize("bags", [1, 7, LOOKUPS], ids=["one", "seven", "each"])
 def test_many_lookups(impl, rows, bags):
-    """Bags of any length and batches of any size are looked up and updated whole."""
+    """Bags of any length and batches of any size are looked up and updated completely."""
     module = collection(impl, tables=[("t", rows, 4, ("f",))])
     before = tables_of(module)["t"].detach().clone()
     values = torch.arange(LOOKUPS) * 7919 % rows
@@ -80,7 +80,7 @@ def test_many_lookups(impl, rows, bags):
 @pytest.mark.clause("FUSED-035")
 @pytest.mark.needs("EmbeddingBagCollection", "SGD")
 def test_many_tables(impl):
-    """However many tables there are, each is updated."""
+    """Every table is updated, however many there are."""
     names = [f"t{index}" for index in range(70)]
     module = collection(impl, tables=[(name, 3, 4, (f"f{name}",)) for name in names])
     before = {name: table.detach().clone() for name, table in tables_of(module).items()}
@@ -96,7 +96,7 @@ def test_many_tables(impl):
 @pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
 @pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "Adam"])
 def test_training_goes_on_after_evaluation(impl, optimizer):
-    """After a look in eval mode, and one without grad mode, training goes on as without them."""
+    """Lookups in eval mode and under no_grad do not affect later training."""
     module, other = (collection(impl, optimizer) for _ in range(2))
     features = jagged(BAGS)
     for one in (module, other):
@@ -114,7 +114,7 @@ def test_training_goes_on_after_evaluation(impl, optimizer):
 @pytest.mark.clause("FUSED-042")
 @pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.frozen_tables", "SGD")
 def test_a_table_that_was_frozen_trains_again(impl):
-    """A table whose weight requires a gradient again is trained again, as a layer that is unfrozen is."""
+    """A table whose weight requires a gradient again is trained again."""
     module = collection(impl)
     table = tables_of(module)["t"]
     for frozen in (True, False, True, False):
@@ -142,7 +142,7 @@ def test_a_table_that_was_frozen_trains_again(impl):
     ],
 )
 def test_options_set_in_a_group(impl, optimizer, option, value):
-    """An option that the groups show, and that is set there, counts in the next step, or is refused."""
+    """Changing an option that the groups show affects the next step, or raises an error."""
     value = tuple(value) if option == "betas" else value
     module = collection(impl, optimizer, tables=ONE_TABLE)
     other = collection(impl, optimizer, {option: value}, tables=ONE_TABLE)
@@ -165,7 +165,7 @@ def test_options_set_in_a_group(impl, optimizer, option, value):
 
 
 def collection_start(impl: Any, optimizer: str) -> torch.Tensor:
-    """Return the one table as it begins."""
+    """Return the initial values of the only table."""
     return tables_of(collection(impl, optimizer, tables=ONE_TABLE))["t"].detach()
 
 
@@ -174,7 +174,7 @@ def collection_start(impl: Any, optimizer: str) -> torch.Tensor:
 @pytest.mark.parametrize("optimizer", ["Adam", "PartialRowWiseAdam"])
 @pytest.mark.parametrize("count", [99, 300, 9999])
 def test_late_steps(impl, optimizer, count):
-    """A count that is loaded goes on from there, and the bias correction with it."""
+    """A loaded step count continues from its value, and with it the bias correction."""
     module = collection(impl, optimizer, {"betas": (0.75, 0.9999)}, tables=ONE_TABLE)
     saved = snapshot(module.fused_optimizer.state_dict())
     saved["state"]["t.weight"]["t.iter"].fill_(count)
@@ -192,7 +192,7 @@ def test_late_steps(impl, optimizer, count):
 @pytest.mark.clause("FUSED-035")
 @pytest.mark.needs("EmbeddingBagCollection", "SGD")
 def test_two_backward_passes_through_one_forward(impl):
-    """Each backward pass through a graph that is kept is an update."""
+    """Each backward pass through a retained graph is an update."""
     module = collection(impl, tables=ONE_TABLE)
     before = tables_of(module)["t"].detach().double().clone()
     loss = module(jagged({"f": [[1, 4, 1]]}))["f"].sum()
@@ -208,7 +208,7 @@ def test_two_backward_passes_through_one_forward(impl):
 @pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.initial_values", "SGD")
 @pytest.mark.parametrize("bounds", [{}, {"weight_init_min": -3.0, "weight_init_max": -2.0}])
 def test_initial_values(impl, bounds):
-    """Without init_fn the values of a table are spread evenly between their bounds, by default ±√(1/rows)."""
+    """Without init_fn initial values are uniform between their bounds, by default ±√(1/rows)."""
     configs = [
         impl.EmbeddingBagConfig(
             num_embeddings=64, embedding_dim=16, name=name, feature_names=[name], **bounds
@@ -230,7 +230,7 @@ def test_initial_values(impl, bounds):
 @pytest.mark.clause("FUSED-091")
 @pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.converted_tables", "SGD")
 def test_converted_module(impl, dtype):
-    """A module that was looked up and then converted goes on as one that was converted at once."""
+    """A module that is converted after a lookup continues like one that was converted before it."""
     modules = [collection(impl) for _ in range(2)]
     lookups(modules[0], jagged(BAGS))
     looked_up, fresh = (module.to(getattr(torch, dtype)) for module in modules)

@@ -1,4 +1,4 @@
-"""Embedding modules: reading between the steps of training, and compiled models."""
+"""Embedding modules: evaluation between training steps, and compiled models."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ BAG = {"f": [[0, 3, 3], [5]]}
 @pytest.mark.parametrize("kind", ["EmbeddingBagCollection", "EmbeddingCollection"])
 @pytest.mark.parametrize("way", ["inference_mode"] if INTERPRETED else ["eval", "no_grad", "inference_mode"])
 def test_reading_in_between(impl, kind, way):
-    """Read before training, before a backward pass and after it, a module trains as one that is not."""
+    """Lookups before training, before a backward pass and after it do not affect training."""
     module, other = (collection(impl, "Adagrad", tables=ONE_TABLE, kind=kind) for _ in range(2))
     modes = {"eval": torch.enable_grad, "no_grad": torch.no_grad, "inference_mode": torch.inference_mode}
 
@@ -50,7 +50,7 @@ def test_reading_in_between(impl, kind, way):
 @pytest.mark.needs("EmbeddingBagCollection", "Adagrad")
 @pytest.mark.parametrize("what", COMPILED)
 def test_compiled(impl, what):
-    """A compiled model, and a compiled step with its backward pass, look up and train as without."""
+    """A compiled model, and a compiled step with its backward pass, look up and train as without compiling."""
     module, other = (collection(impl, "Adagrad", tables=ONE_TABLE) for _ in range(2))
 
     def loss(model, features, scale):

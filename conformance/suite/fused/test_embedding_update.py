@@ -1,4 +1,4 @@
-"""Embedding modules: what an update is: which rows, with which gradient, by which formula."""
+"""Embedding modules: which rows an update changes, with which gradient and by which formula."""
 
 import json
 from collections.abc import Iterator
@@ -37,7 +37,7 @@ GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "trajectories.json")
 
 
 def trajectories(*kinds: str) -> dict[str, Any]:
-    """Choose golden trajectories of these kinds, or all, as arguments of ``parametrize``."""
+    """Select golden trajectories of these kinds, or all, as arguments of ``parametrize``."""
     chosen = {
         name: (made["algorithm"], made)
         for name, made in GOLDEN.items()
@@ -92,7 +92,7 @@ def stepped(optimizer: str, weight: list[float], grad: list[float], lr: float, e
 @pytest.mark.clause("FUSED-035")
 @pytest.mark.needs("EmbeddingBagCollection")
 def test_backward_updates(impl):
-    """The backward pass updates the tables; there is no step to take and no gradient left."""
+    """The backward pass updates the tables; it leaves no gradient and needs no step."""
     module = collection(impl)
     before = snapshot(tables_of(module))
     fit(module, jagged(BAGS))
@@ -132,7 +132,7 @@ def test_golden(impl, optimizer, made):
 @pytest.mark.clause("FUSED-037")
 @pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.any_width", "SGD.momentum")
 def test_dampening(impl):
-    """Dampening, from the second step on, is that of the golden trajectory, or it is refused."""
+    """Dampening, from the second step on, follows the golden trajectory, or raises an error."""
     try:
         follow(impl, "SGD", GOLDEN["SGD-dampening"], "float64", steps=6)
     except ValueError as error:
@@ -151,7 +151,7 @@ def test_golden_precision(impl, optimizer, made):
 @pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
 @pytest.mark.parametrize("optimizer", ["LAMB", "PartialRowWiseLAMB", "LarsSGD"])
 def test_extreme_rows(impl, optimizer):
-    """A row whose squares vanish or overflow in float32 goes the way of one of another scale."""
+    """A row whose squares underflow or overflow float32 gives the same result as one of another scale."""
     module, other = (collection(impl, optimizer, tables=ONE_TABLE) for _ in range(2))
     table, plain = tables_of(module)["t"], tables_of(other)["t"]
     start = snapshot(plain)
@@ -169,7 +169,7 @@ def test_extreme_rows(impl, optimizer):
 @pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
 @pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
 def test_other_rows(impl, optimizer):
-    """Rows that are not looked up, and their state, keep every bit."""
+    """Rows that are not looked up, and their state, keep their bits."""
     keeps_other_rows(collection(impl, optimizer))
 
 
@@ -189,12 +189,12 @@ def test_other_rows(impl, optimizer):
     ],
 )
 def test_other_rows_with_options(impl, optimizer, option, options):
-    """Rows that are not looked up are not decayed, limited or moved on, and nor is their state."""
+    """Decay, max_norm and momentum do not change rows that are not looked up, or their state."""
     keeps_other_rows(collection(impl, optimizer, options))
 
 
 def keeps_other_rows(module: Any) -> None:
-    """Train, and expect the rows that are not looked up to be what they were."""
+    """Train, and expect rows that are not looked up to stay unchanged."""
     fit(module, jagged(BAGS), steps=2)
     with torch.no_grad():
         for table in tables_of(module).values():
@@ -214,7 +214,7 @@ def keeps_other_rows(module: Any) -> None:
 @pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
 @pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
 def test_two_forwards_one_backward(impl, optimizer):
-    """One backward pass through two forwards is one step with the sum of their gradients."""
+    """One backward pass through two forward passes is one step with the summed gradient."""
     module, other = (
         collection(impl, optimizer, tables=ONE_TABLE),
         collection(impl, optimizer, tables=ONE_TABLE),
@@ -233,7 +233,7 @@ def test_two_forwards_one_backward(impl, optimizer):
 @pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
 @pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
 def test_two_backwards(impl, optimizer):
-    """Two forwards and then two backward passes are two steps, each with its own gradient."""
+    """Two forward passes and then two backward passes are two steps, each with its own gradient."""
     module, other = collection(impl, optimizer), collection(impl, optimizer)
     losses = [lookups(module, jagged(BAGS), seed) for seed in (1, 2)]
     for loss in losses:
@@ -246,7 +246,7 @@ def test_two_backwards(impl, optimizer):
 @pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
 @pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "RowWiseAdagrad", "Adam"])
 def test_features_of_a_table(impl, optimizer):
-    """Several features of one table are one update of it, as if they were one feature."""
+    """Several features of one table update it once, as if they were one feature."""
     module = collection(impl, optimizer, tables=(("t", 6, 4, ("f", "g")),))
     other = collection(impl, optimizer, tables=ONE_TABLE)
     outputs = module(jagged({"f": [[0, 1], [1]], "g": [[1], [4]]}))
@@ -263,7 +263,7 @@ def test_features_of_a_table(impl, optimizer):
 @pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
 @pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
 def test_table_outside_the_loss(impl, optimizer):
-    """A table whose outputs the loss does not use keeps every bit, and so do rows of such an output."""
+    """A table that the loss does not use keeps its bits, and so do rows of an unused output."""
     module = collection(impl, optimizer)
     before = snapshot(tables_of(module))
     outputs = module(jagged(BAGS))
@@ -275,7 +275,7 @@ def test_table_outside_the_loss(impl, optimizer):
 @pytest.mark.clause("FUSED-042")
 @pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.frozen_tables")
 def test_frozen_table(impl):
-    """A table with requires_grad=False is looked up and never updated; the others are."""
+    """A table with requires_grad=False is looked up but never updated; the others are updated."""
     module = collection(impl, "Adam")
     tables_of(module)["t"].requires_grad_(False)
     before = snapshot(tables_and_state(module))
@@ -291,7 +291,7 @@ def test_frozen_table(impl):
 @pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
 @pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
 def test_order_of_lookups(impl, optimizer):
-    """The order of bags, with their gradients, makes no difference beyond rounding."""
+    """The order of bags, with their gradients, affects the result only by rounding."""
     module, other = (
         collection(impl, optimizer, tables=ONE_TABLE),
         collection(impl, optimizer, tables=ONE_TABLE),
@@ -309,7 +309,7 @@ def test_order_of_lookups(impl, optimizer):
 @pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
 @pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
 def test_split_table(impl, optimizer):
-    """A table and the two tables that it is split into, row by row, are trained alike."""
+    """A table, and the two tables into which it is split by rows, train equally."""
     whole = collection(impl, optimizer, tables=ONE_TABLE)
     halves = collection(impl, optimizer, tables=(("a", 3, 4, ("f",)), ("b", 3, 4, ("g",))))
     full = tables_of(whole)["t"].detach()
@@ -330,7 +330,7 @@ def test_split_table(impl, optimizer):
 @pytest.mark.needs("EmbeddingBagCollection", "RowWiseAdagrad", "RowWiseAdagrad.decay")
 @pytest.mark.parametrize("decay", ["l2", "decoupled"])
 def test_weight_decay(impl, decay):
-    """Weight decay of row-wise Adagrad, in the mode that is asked for, takes part in the update."""
+    """Weight decay of row-wise Adagrad, in the selected mode, is part of the update."""
     lr, strength, grad = 0.25, 0.5, [1.0, -2.0, 0.5, 3.0]
     options = {"lr": lr, "eps": 1e-8, "weight_decay": strength, "decay": decay}
     module = collection(impl, "RowWiseAdagrad", options, ONE_TABLE)
@@ -349,7 +349,7 @@ def test_weight_decay(impl, decay):
 @pytest.mark.clause("FUSED-079")
 @pytest.mark.needs("EmbeddingBagCollection", "RowWiseAdagrad", "RowWiseAdagrad.max_norm")
 def test_max_norm(impl):
-    """With max_norm no row that is updated is longer than that after the step."""
+    """With max_norm, the norm of every updated row is at most max_norm after the step."""
     module = collection(impl, "RowWiseAdagrad", {"max_norm": 0.5}, tables=(("t", 6, 36, ("f",)),))
     train_rows(module, [0, 1, 2], [[1.0, -2.0, 0.5, 3.0] * 9] * 3)
     norms = tables_of(module)["t"].detach().norm(dim=1)

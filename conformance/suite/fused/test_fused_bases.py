@@ -1,4 +1,4 @@
-"""The bases of optimizers that are fused into the backward pass."""
+"""The base classes of optimizers that are fused into the backward pass."""
 
 import abc
 import copy
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.needs("FusedOptimizer")
 
 
 def fused_class(impl: Any) -> Any:
-    """Make the smallest optimizer that can stand on the base."""
+    """Make the smallest possible subclass of FusedOptimizer."""
 
     class Fused(impl.FusedOptimizer):  # type: ignore[misc]
         def step(self, closure: Any = None) -> None: ...
@@ -48,7 +48,7 @@ def table(impl: Any, state: Any = None) -> tuple[Any, Any]:
 @pytest.mark.clause("FUSED-001")
 @pytest.mark.parametrize("missing", ["both", "step", "zero_grad"])
 def test_abstract(impl: Any, missing: str) -> None:
-    """FusedOptimizer is abstract: neither it nor a class without step and zero_grad is built."""
+    """FusedOptimizer, and a subclass without step or zero_grad, cannot be instantiated."""
     body = {
         "step": lambda self, closure=None: None,
         "zero_grad": lambda self, set_to_none=False: None,
@@ -61,7 +61,7 @@ def test_abstract(impl: Any, missing: str) -> None:
 @pytest.mark.clause("FUSED-002")
 @pytest.mark.parametrize("name", ["FusedOptimizer", "EmptyFusedOptimizer"])
 def test_is_keyed(impl: Any, name: str) -> None:
-    """Fused optimizers are keyed optimizers, and so optimizers of torch; the base is an ABC."""
+    """Fused optimizers are keyed optimizers and therefore torch optimizers; the base class is an ABC."""
     cls = getattr(impl, name)
     for base in (impl.KeyedOptimizer, impl.FusedOptimizer, torch.optim.Optimizer, abc.ABC):
         expect_derived(cls, base)
@@ -69,7 +69,7 @@ def test_is_keyed(impl: Any, name: str) -> None:
 
 @pytest.mark.clause("FUSED-003")
 def test_constructor(impl: Any) -> None:
-    """The constructor takes parameters, state and groups and shows all three, by key in state_dict."""
+    """The constructor takes parameters, state and groups and exposes them; state_dict has the keys."""
     optimizer, weight = table(impl)
     expect_equal(list(optimizer.params), ["table.weight"], "keys of params")
     expect(optimizer.params["table.weight"] is weight, "the parameter itself", optimizer.params)
@@ -81,7 +81,7 @@ def test_constructor(impl: Any) -> None:
 
 @pytest.mark.clause("FUSED-004")
 def test_state_of_a_stranger(impl: Any) -> None:
-    """State for something that is no parameter is refused."""
+    """State for a tensor that is not a parameter raises ValueError."""
     weight, stranger = parameter(2), parameter(2, seed=1)
     expect_raises(
         lambda: fused_class(impl)({"w": weight}, {stranger: {}}, [{"params": [weight]}]),
@@ -92,7 +92,7 @@ def test_state_of_a_stranger(impl: Any) -> None:
 
 @pytest.mark.clause("FUSED-005")
 def test_repr(impl: Any) -> None:
-    """A fused optimizer is shown with the name of its class and the options of its groups."""
+    """repr shows the name of the class and the options of the groups."""
     optimizer, _ = table(impl)
     shown = repr(optimizer)
     for part in ("Fused", "lr: 0.1"):
@@ -102,7 +102,7 @@ def test_repr(impl: Any) -> None:
 
 @pytest.mark.clause("FUSED-006")
 def test_rate_is_live(impl: Any) -> None:
-    """A rate that is written into the groups is the one a subclass sees at its next step."""
+    """A subclass sees a learning rate that is written into the groups in its next step."""
     seen: list[float] = []
 
     class Passing(impl.FusedOptimizer):  # type: ignore[misc]
@@ -139,7 +139,7 @@ def test_loads_in_place(impl: Any, wrapping: str) -> None:
 @pytest.mark.clause("FUSED-008")
 @pytest.mark.parametrize("wrong", ["no state", "other key", "other shape", "other state key"])
 def test_wrong_checkpoints_change_nothing(impl: Any, wrong: str) -> None:
-    """A checkpoint that does not fit is refused with a ValueError, and nothing is written."""
+    """Loading a checkpoint that does not fit raises ValueError and writes nothing."""
     optimizer, _ = table(impl)
     before = snapshot(optimizer.state_dict())
     other = torch.full((4,), 5.0)
@@ -159,7 +159,7 @@ def test_wrong_checkpoints_change_nothing(impl: Any, wrong: str) -> None:
 
 @pytest.mark.clause("FUSED-009")
 def test_init_state_changes_nothing(impl: Any) -> None:
-    """init_state leaves the table and the state of a fused optimizer bit for bit as they are."""
+    """init_state leaves the table and the state of a fused optimizer unchanged, bit by bit."""
     optimizer, weight = table(impl)
     before = [weight.detach().clone(), snapshot(optimizer.state_dict())]
     optimizer.init_state()
@@ -203,7 +203,7 @@ def test_kinds_of_state(impl: Any, kind: str) -> None:
 @pytest.mark.clause("FUSED-011")
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_copies(impl: Any, how: str) -> None:
-    """A copy of an EmptyFusedOptimizer is one, and both go on working."""
+    """A copy of an EmptyFusedOptimizer is an EmptyFusedOptimizer, and both continue to work."""
     optimizer = impl.EmptyFusedOptimizer()
     other = copy.deepcopy(optimizer) if how == "deepcopy" else pickle.loads(pickle.dumps(optimizer))
     for each in (other, optimizer, impl.EmptyFusedOptimizer()):
@@ -252,7 +252,7 @@ def test_empty_and_closures(impl: Any) -> dict[str, Any]:
 
 @pytest.mark.clause("FUSED-015")
 def test_empty_loads(impl: Any) -> None:
-    """An EmptyFusedOptimizer loads its own state_dict and refuses state of other optimizers."""
+    """EmptyFusedOptimizer loads its own state_dict and raises ValueError for other state."""
     optimizer = impl.EmptyFusedOptimizer()
     optimizer.load_state_dict(optimizer.state_dict())
     expect_raises(
@@ -267,7 +267,7 @@ def test_empty_loads(impl: Any) -> None:
 
 @pytest.mark.clause("FUSED-016")
 def test_empty_takes_no_group(impl: Any) -> None:
-    """A group with parameters is refused: its step would never train them."""
+    """Adding a group with parameters raises an error: step would never train them."""
     optimizer = impl.EmptyFusedOptimizer()
     expect_raises(
         lambda: optimizer.add_param_group({"params": {"w": parameter(2)}}),
@@ -281,7 +281,7 @@ def test_empty_takes_no_group(impl: Any) -> None:
 
 @pytest.mark.clause("FUSED-017")
 def test_empty_in_compositions(impl: Any) -> None:
-    """In combinations and under wrappers an EmptyFusedOptimizer contributes nothing and hurts nothing."""
+    """An EmptyFusedOptimizer does not affect the combinations and wrappers that contain it."""
     params = parameters(1)
     dense = sgd(impl, params, lr=1.0, momentum=0.9)
     combined = impl.CombinedOptimizer([("dense", dense), ("none", impl.EmptyFusedOptimizer())])
@@ -301,7 +301,7 @@ def test_empty_in_compositions(impl: Any) -> None:
 @pytest.mark.clause("FUSED-018")
 @pytest.mark.parametrize("which", ["empty", "subclass"])
 def test_hooks(impl: Any, which: str) -> None:
-    """Every hook of a torch optimizer can be registered and fires once an event."""
+    """Every hook of a torch optimizer can be registered and runs once per event."""
     optimizer = impl.EmptyFusedOptimizer() if which == "empty" else table(impl)[0]
     events: list[str] = []
     for name in ("step_pre", "step_post", "state_dict_pre", "load_state_dict_post"):
@@ -316,7 +316,7 @@ def test_hooks(impl: Any, which: str) -> None:
 
 @pytest.mark.clause("FUSED-019")
 def test_module_is_abstract(impl: Any) -> None:
-    """FusedOptimizerModule is abstract: a class without fused_optimizer is not built."""
+    """FusedOptimizerModule is abstract: a class without fused_optimizer cannot be instantiated."""
     expect_raises(impl.FusedOptimizerModule, TypeError, expected="TypeError, abstract")
 
     class Half(impl.FusedOptimizerModule):  # type: ignore[misc]
@@ -328,7 +328,7 @@ def test_module_is_abstract(impl: Any) -> None:
 @pytest.mark.clause("FUSED-020")
 @pytest.mark.parametrize("order", ["module first", "mixin first"])
 def test_module_is_a_mixin(impl: Any, order: str) -> None:
-    """A module of torch can be a FusedOptimizerModule, whose property gives a keyed optimizer."""
+    """A torch module can be a FusedOptimizerModule, whose property returns a keyed optimizer."""
     bases = (torch.nn.Module, impl.FusedOptimizerModule)
     bases = bases if order == "module first" else bases[::-1]
     body = {"fused_optimizer": property(lambda self: impl.EmptyFusedOptimizer())}
@@ -341,7 +341,7 @@ def test_module_is_a_mixin(impl: Any, order: str) -> None:
 @pytest.mark.clause("FUSED-021")
 @pytest.mark.parametrize("rate", [0.25])
 def test_warmup_sets_the_rate(impl: Any, rate: float) -> None:
-    """Around a fused optimizer a warmup sets the rate in the groups, and leaves all else alone."""
+    """A warmup around a fused optimizer only sets the learning rate in the groups."""
     optimizer, weight = table(impl)
     before = weight.detach().clone()
     stages = [impl.WarmupStage(impl.WarmupPolicy.CONSTANT, max_iters=10, value=0.5)]

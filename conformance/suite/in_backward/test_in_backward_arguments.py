@@ -1,4 +1,4 @@
-"""What apply_optimizer_in_backward takes and refuses, what it notes, and the filter."""
+"""apply_optimizer_in_backward: accepted arguments, errors, recorded attributes, and the filter."""
 
 import inspect
 import warnings
@@ -28,7 +28,7 @@ def expect_untouched(*params: Any) -> None:
 
 
 def wrong_params(kind: str, param: Any) -> Any:
-    """Make what is no iterable of parameters that can be trained."""
+    """Make a params argument that is not an iterable of trainable parameters."""
     made: dict[str, Any] = {
         "bare parameter": torch.nn.Parameter(torch.ones(())),
         "none": None,
@@ -45,7 +45,7 @@ def wrong_params(kind: str, param: Any) -> Any:
 @pytest.mark.clause("INBW-001")
 @pytest.mark.parametrize("by", ["position", "keyword"])
 def test_call(impl, by):
-    """It takes optimizer_class, params and optimizer_kwargs, and returns None."""
+    """The function takes optimizer_class, params and optimizer_kwargs, and returns None."""
     names = list(inspect.signature(impl.apply_optimizer_in_backward).parameters)[:3]
     expect_equal(names, ["optimizer_class", "params", "optimizer_kwargs"], "the arguments")
     param = parameter(4, 3)
@@ -65,7 +65,7 @@ def test_call(impl, by):
 
 @pytest.mark.clause("INBW-005")
 def test_documented_example(impl):
-    """The first parameter of a generator gets one optimizer, what is left of it another."""
+    """The first parameter of a generator gets one optimizer, the remaining ones another."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
     generator = model.parameters()
     first = next(generator)
@@ -83,7 +83,7 @@ def test_documented_example(impl):
 @pytest.mark.clause("INBW-006")
 @pytest.mark.parametrize("form", ["list", "tuple", "generator", "module"])
 def test_iterables(impl, form):
-    """The params may be any iterable, also one that can be read only once."""
+    """params may be any iterable, also one that can be read only once."""
     layer = torch.nn.Linear(3, 2)
     listed = list(layer.parameters())
     params = {
@@ -101,7 +101,7 @@ def test_iterables(impl, form):
 
 @pytest.mark.clause("INBW-007")
 def test_attributes(impl):
-    """The optimizers, their classes and their arguments are noted at the parameter, in lists."""
+    """Lists on the parameter contain its optimizers, their classes and their arguments."""
     other, param = parameter(4, 3, seed=1), parameter(4, 3)
     apply_in_backward(impl, torch.optim.SGD, [other, param], {"lr": 0.25})
     apply_in_backward(impl, torch.optim.Adagrad, [param], {"lr": 0.5, "eps": 0.125})
@@ -120,7 +120,7 @@ def test_attributes(impl):
 @pytest.mark.clause("INBW-014")
 @pytest.mark.parametrize("kind", ["frozen", "computed"])
 def test_parameters_that_no_backward_steps(impl, kind):
-    """A frozen parameter, or a tensor that was computed, is refused, and the message names params."""
+    """A frozen parameter or a computed tensor raises an error that names params."""
     wrong = parameter(4, 3)
     wrong = wrong.requires_grad_(False) if kind == "frozen" else wrong * 2
     expect_raises(
@@ -147,7 +147,7 @@ def test_parameters_that_no_backward_steps(impl, kind):
     ],
 )
 def test_wrong_params(impl, kind):
-    """What is no iterable of parameters is refused with an error that names params."""
+    """A params argument that is not an iterable of parameters raises an error that names params."""
     wrong = wrong_params(kind, parameter(4, 3))
     expect_raises(
         lambda: apply_in_backward(impl, torch.optim.SGD, wrong),
@@ -161,7 +161,7 @@ def test_wrong_params(impl, kind):
 @pytest.mark.clause("INBW-048")
 @pytest.mark.parametrize("kind", ["none", "module class", "instance", "text", "function"])
 def test_wrong_class(impl, kind):
-    """What is no class of optimizers is refused with an error that names optimizer_class."""
+    """An invalid optimizer_class raises an error that names optimizer_class."""
     made: dict[str, Any] = {
         "none": None,
         "module class": torch.nn.Linear,
@@ -181,7 +181,7 @@ def test_wrong_class(impl, kind):
 @pytest.mark.clause("INBW-049")
 @pytest.mark.parametrize("kwargs", [None, [["lr", 0.1]], "lr", 0.1])
 def test_wrong_kwargs(impl, kwargs):
-    """Arguments that are no mapping are refused with an error that names optimizer_kwargs."""
+    """An optimizer_kwargs that is not a mapping raises an error that names optimizer_kwargs."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         expect_raises(
@@ -198,7 +198,7 @@ def test_wrong_kwargs(impl, kwargs):
     "kwargs", [{"lr": -0.1}, {"momentum": -1.0}, {"rate": 0.1}, {"lr": 0.1, "params": []}]
 )
 def test_kwargs_that_the_optimizer_refuses(impl, kwargs):
-    """Arguments that the optimizer does not take, or out of its range, are an exception."""
+    """Arguments that the optimizer rejects, or out of range, raise an exception."""
     param = parameter(4, 3)
     expect_raises(
         lambda: apply_in_backward(impl, torch.optim.SGD, [param], kwargs),
@@ -211,7 +211,7 @@ def test_kwargs_that_the_optimizer_refuses(impl, kwargs):
 @pytest.mark.clause("INBW-016")
 @pytest.mark.parametrize("last", ["frozen", "none", "name and parameter"])
 def test_all_or_nothing(impl, last):
-    """A call that is refused for one parameter has no effect on the others."""
+    """A call that raises because of one parameter has no effect on the others."""
     first, second = parameter(4, 3), parameter(4, 3, seed=1)
     wrong: Any = {
         "frozen": parameter(4, 3).requires_grad_(False),
@@ -229,7 +229,7 @@ def test_all_or_nothing(impl, last):
 @pytest.mark.clause("INBW-018")
 @pytest.mark.parametrize("form", ["list", "generator"])
 def test_listed_twice(impl, form):
-    """A parameter listed twice in one call is refused, or updated once a backward pass."""
+    """A parameter that is listed twice in one call raises an error, or is updated once per backward pass."""
     param = parameter(4, 3)
     before = param.detach().clone()
     listed = [param, param]
@@ -245,7 +245,7 @@ def test_listed_twice(impl, form):
 @pytest.mark.clause("INBW-019")
 @pytest.mark.parametrize("kind", ["SGD", "Adagrad"])
 def test_applied_twice(impl, kind):
-    """Say what a second call for the same parameter does: how many optimizers it has then."""
+    """Observe how many optimizers a parameter has after a second call."""
     param = parameter(4, 3)
     apply_in_backward(impl, torch.optim.SGD, [param])
     return outcome(
@@ -255,7 +255,7 @@ def test_applied_twice(impl, kind):
 
 @pytest.mark.clause("INBW-020")
 def test_kwargs_are_not_shared(impl):
-    """The arguments that are noted are a parameter's own: no other's, and not those that were given."""
+    """The recorded arguments belong to one parameter and are separate from the given dictionary."""
     first, second = parameter(4, 3), parameter(4, 3, seed=1)
     given = {"lr": 0.25}
     apply_in_backward(impl, torch.optim.SGD, [first, second], given)
@@ -268,7 +268,7 @@ def test_kwargs_are_not_shared(impl):
 
 @pytest.mark.clause("INBW-020")
 def test_rate_tensor_is_not_shared(impl):
-    """Schedulers of two parameters do not both move one rate, though it was given as one tensor."""
+    """Schedulers of two parameters do not share a learning rate that was given as one tensor."""
     params = [parameter(4, 3), parameter(4, 3, seed=1)]
     apply_in_backward(impl, torch.optim.SGD, params, {"lr": torch.tensor(0.25)})
     listed = [optimizers_of(param)[0] for param in params]

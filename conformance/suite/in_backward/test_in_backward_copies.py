@@ -1,4 +1,4 @@
-"""Optimizers in the backward pass: copies, what is freed, the filter, resuming."""
+"""Optimizers in the backward pass: copies, freed memory, the filter, checkpoints."""
 
 import copy
 import gc
@@ -16,7 +16,7 @@ from keyedopt.conformance.suite.support.inputs import parameter, values
 
 @pytest.mark.clause("INBW-028")
 def test_copied_parameter(impl):
-    """Say whether a deep copy of a module trains itself in the backward pass."""
+    """Observe whether a deep copy of a module is trained in its own backward pass."""
     layer = torch.nn.Linear(3, 2)
     apply_in_backward(impl, torch.optim.SGD, layer.parameters())
     twin = copy.deepcopy(layer)
@@ -31,7 +31,7 @@ def test_copied_parameter(impl):
 @pytest.mark.clause("INBW-029")
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_copy_leaves_the_original_alone(impl, how):
-    """Training a copy of a module changes nothing in the original, which goes on training itself."""
+    """Training a copy of a module does not affect the original, which still trains."""
     layer = torch.nn.Linear(3, 2)
     apply_in_backward(impl, torch.optim.SGD, layer.parameters())
     layer(torch.ones(1, 3)).sum().backward()
@@ -46,7 +46,7 @@ def test_copy_leaves_the_original_alone(impl, how):
 @pytest.mark.clause("INBW-030")
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_copy_is_whole(impl, how):
-    """A copy of a module trains itself and says so, or keeps its gradients and has no optimizers."""
+    """A copy of a module trains and has optimizers, or keeps its gradients and has none."""
     layer = torch.nn.Linear(3, 2)
     apply_in_backward(impl, torch.optim.SGD, layer.parameters())
     layer(torch.ones(1, 3)).sum().backward()
@@ -65,7 +65,7 @@ def test_copy_is_whole(impl, how):
 @pytest.mark.clause("INBW-031")
 @pytest.mark.parametrize("used", [False, True])
 def test_freed(impl, used):
-    """A parameter that nobody holds any more is freed, with its optimizer."""
+    """A parameter without remaining references is freed, with its optimizer."""
     param: Any = parameter(4, 3)
     apply_in_backward(impl, torch.optim.Adam, [param])
     if used:
@@ -82,7 +82,7 @@ def test_freed(impl, used):
 @pytest.mark.needs("in_backward_optimizer_filter")
 @pytest.mark.parametrize("include", [True, False, None])
 def test_filter(impl, include):
-    """The filter gives the parameters without an optimizer in the backward pass, or the others."""
+    """The filter returns the parameters without an optimizer in the backward pass, or the others."""
     layer = torch.nn.Linear(3, 2)
     apply_in_backward(impl, torch.optim.SGD, [layer.weight])
     options = {} if include is None else {"include": include}
@@ -94,7 +94,7 @@ def test_filter(impl, include):
 @pytest.mark.clause("INBW-035")
 @pytest.mark.needs("in_backward_optimizer_filter")
 def test_filter_of_an_iterator(impl):
-    """The filter keeps order, reads an iterator once, and gives each parameter to one of the two halves."""
+    """The filter preserves order, reads an iterator once, and partitions the parameters."""
     layers = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(3)))
     apply_in_backward(impl, torch.optim.SGD, [layers[1].weight, layers[2].bias])
     names = [name for name, _ in layers.named_parameters()]
@@ -112,7 +112,7 @@ def test_filter_of_an_iterator(impl):
 @pytest.mark.clause("INBW-050")
 @pytest.mark.needs("in_backward_optimizer_filter")
 def test_filter_after_a_copy(impl):
-    """In a deep copy, the filter leaves out no parameter that the backward pass does not train."""
+    """In a deep copy, the filter returns every parameter that the backward pass does not train."""
     layer = torch.nn.Linear(3, 2)
     apply_in_backward(impl, torch.optim.SGD, [layer.weight])
     twin = copy.deepcopy(layer)
@@ -129,7 +129,7 @@ def test_filter_after_a_copy(impl):
 
 @pytest.mark.clause("INBW-038")
 def test_resume(impl):
-    """The state of the optimizers can be saved and loaded, and training goes on along the same trajectory."""
+    """The state of the optimizers can be saved and loaded, and training continues on the same trajectory."""
     param = parameter(4, 3)
     apply_in_backward(impl, torch.optim.Adam, [param])
     for factor in (1.0, 2.0):
@@ -146,7 +146,7 @@ def test_resume(impl):
 @pytest.mark.clause("INBW-042")
 @pytest.mark.parametrize("form", ["list", "generator"])
 def test_no_parameters(impl, form):
-    """Say what becomes of a call without parameters, or with a generator that was used up."""
+    """Observe what happens in a call without parameters, or with an exhausted generator."""
     empty: Any = [] if form == "list" else (one for one in ())
     return outcome(lambda: apply_in_backward(impl, torch.optim.SGD, empty))
 
@@ -154,5 +154,5 @@ def test_no_parameters(impl, form):
 @pytest.mark.clause("INBW-045")
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
 def test_rates_that_are_not_finite(impl, value):
-    """Say whether a rate that is not finite is refused, which is for the optimizer to do."""
+    """Observe whether a non-finite learning rate raises an error."""
     return outcome(lambda: apply_in_backward(impl, torch.optim.SGD, [parameter(4, 3)], {"lr": float(value)}))

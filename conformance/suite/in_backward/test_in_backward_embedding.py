@@ -26,7 +26,7 @@ from keyedopt.conformance.suite.support.inputs import INTERPRETED, values
 @pytest.mark.needs("EmbeddingBagCollection")
 @pytest.mark.parametrize("created", ["SGD", "Adagrad", "Adam"])
 def test_optimizer_of_another_type(impl, created):
-    """For a table that was created with an optimizer, another type is refused, and the same one used."""
+    """For a table created with an optimizer, another type raises; the same type is used."""
     module, explicit = collection(impl, created), collection(impl, created, {"lr": 0.5})
     before = values(tables_of(module))
     other = {"SGD": "Adagrad", "Adagrad": "SGD", "Adam": "SparseAdam"}[created]
@@ -49,7 +49,7 @@ def test_optimizer_of_another_type(impl, created):
 @pytest.mark.needs("EmbeddingBagCollection")
 @pytest.mark.parametrize("copied", [False, True])
 def test_embedding_module(impl, copied):
-    """The tables of an embedding module, or a copy, are trained in its own backward pass."""
+    """The tables of an embedding module, or of a copy, are trained in its own backward pass."""
     bags = jagged(BAGS)
     module, other = collection(impl, None), collection(impl, "SGD", {"lr": 0.25})
     module = copy.deepcopy(module) if copied else module
@@ -66,7 +66,7 @@ def test_embedding_module(impl, copied):
 @pytest.mark.clause("INBW-033")
 @pytest.mark.needs("EmbeddingBagCollection")
 def test_tables_with_rates_of_their_own(impl):
-    """Each table is trained with the rate that it was given."""
+    """Each table is trained with its own learning rate."""
     module, rates = collection(impl, None), {"t": (6, 0.5), "u": (5, 0.0625)}
     for rows, rate in rates.values():
         chosen = [table for table in module.parameters() if len(table) == rows]
@@ -81,7 +81,7 @@ def test_tables_with_rates_of_their_own(impl):
 @pytest.mark.clause("INBW-033")
 @pytest.mark.needs("EmbeddingBagCollection")
 def test_some_tables(impl):
-    """A table that got no optimizer keeps its gradient, beside one that is trained."""
+    """A table without an optimizer keeps its gradient, beside one that is trained."""
     module, other = collection(impl, None), collection(impl, "SGD", {"lr": 0.25})
     table, left = sorted(module.parameters(), key=len, reverse=True)
     before = left.detach().clone()
@@ -107,7 +107,7 @@ OPTIONS = {
 @pytest.mark.needs("EmbeddingBagCollection", "{name}")
 @pytest.mark.parametrize("name", ["Adam"] if INTERPRETED else list(OPTIONS))
 def test_all_options(impl, name):
-    """Tables are trained with every option that is given, not with the rate alone."""
+    """Tables are trained with every given option, not only the learning rate."""
     module, other = collection(impl, None), collection(impl, name, OPTIONS[name])
     apply_in_backward(impl, getattr(impl, name), module.parameters(), OPTIONS[name])
     for one in (module, other):

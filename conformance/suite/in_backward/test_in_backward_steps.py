@@ -1,4 +1,4 @@
-"""What a backward pass does with the optimizers that were applied to parameters."""
+"""Steps in the backward pass of optimizers that were applied to parameters."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def options_of(name: str) -> dict[str, Any]:
 @pytest.mark.clause("INBW-002")
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_steps(impl, name):
-    """A backward pass updates each parameter as the optimizer's step would, with its options."""
+    """A backward pass updates each parameter like a step of its optimizer with its options."""
     kind, options = getattr(torch.optim, name), options_of(name)
     params = [parameter(4, 3), parameter(5, seed=1)]
     expected = leaf_copies(*params)
@@ -71,7 +71,7 @@ def test_other_parameters(impl):
     "kinds", [["SGD", "Adagrad"], ["SGD", "Adam"], ["Adagrad", "Adagrad"], ["Adam", "AdamW"]]
 )
 def test_several_optimizers(impl, kinds):
-    """Several optimizers of one parameter step one after the other, on one gradient, with a state each."""
+    """Several optimizers of one parameter step in order, on one gradient, each with its own state."""
     param = parameter(4, 3)
     (twin,) = leaf_copies(param)
     given = [(getattr(torch.optim, kind), options_of(kind)) for kind in kinds]
@@ -90,7 +90,7 @@ def test_several_optimizers(impl, kinds):
 @pytest.mark.clause("INBW-009")
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_one_step_each(impl, count):
-    """Each optimizer of a parameter takes one step a backward pass, however many there are."""
+    """Each optimizer of a parameter takes one step per backward pass, however many there are."""
     param = parameter(4, 3)
     for _ in range(count):
         apply_in_backward(impl, torch.optim.SGD, [param], {"lr": 0.25})
@@ -108,7 +108,7 @@ def test_one_step_each(impl, count):
 @pytest.mark.clause("INBW-010")
 @pytest.mark.parametrize("uses", [2, 5])
 def test_used_several_times(impl, uses):
-    """A parameter that is used several times in a graph is updated once, on the sum of its gradients."""
+    """A parameter that a graph uses several times is updated once, with the sum of its gradients."""
     param = parameter(4, 3)
     (twin,) = leaf_copies(param)
     apply_in_backward(impl, torch.optim.Adam, [param], {"lr": 0.25})
@@ -124,7 +124,7 @@ def test_used_several_times(impl, uses):
 
 @pytest.mark.clause("INBW-010")
 def test_shared_by_modules(impl):
-    """A parameter that two modules share is updated once a backward pass."""
+    """A parameter that two modules share is updated once per backward pass."""
     first, second = torch.nn.Linear(3, 3, bias=False), torch.nn.Linear(3, 3, bias=False)
     second.weight = first.weight
     before = first.weight.detach().clone()
@@ -138,7 +138,7 @@ def test_shared_by_modules(impl):
 @pytest.mark.clause("INBW-011")
 @pytest.mark.parametrize("graph", ["another", "retained"])
 def test_each_backward_is_a_step(impl, graph):
-    """Each backward pass is a step: of micro-batches, and of one graph twice."""
+    """Each backward pass is a step, for micro-batches and for a repeated graph."""
     param = parameter(4, 3)
     apply_in_backward(impl, torch.optim.SGD, [param], {"lr": 0.25, "momentum": 0.5})
     before = param.detach().clone()
@@ -158,7 +158,7 @@ def test_each_backward_is_a_step(impl, graph):
 @pytest.mark.clause("INBW-012")
 @pytest.mark.parametrize("how", ["autograd.grad", "backward of other inputs"])
 def test_no_step_without_accumulation(impl, how):
-    """autograd.grad, and a backward pass for other tensors, update nothing, and make no gradient."""
+    """autograd.grad, and backward for other tensors, update nothing and leave no gradient."""
     param, other = parameter(4, 3), parameter(4, 3, seed=1)
     apply_in_backward(impl, torch.optim.SGD, [param], {"lr": 0.25})
     before = param.detach().clone()
@@ -173,7 +173,7 @@ def test_no_step_without_accumulation(impl, how):
 
 @pytest.mark.clause("INBW-013")
 def test_ordinary_optimizer_is_idle(impl):
-    """An ordinary optimizer over the same parameter finds no gradient, and changes nothing."""
+    """An ordinary optimizer over the same parameter finds no gradient and has no effect."""
     param = parameter(4, 3)
     apply_in_backward(impl, torch.optim.SGD, [param], {"lr": 0.25})
     ordinary = torch.optim.Adam([param], lr=0.25, weight_decay=0.5)
@@ -185,7 +185,7 @@ def test_ordinary_optimizer_is_idle(impl):
 
 @pytest.mark.clause("INBW-021")
 def test_rate_when_backward_runs(impl):
-    """The rate that is set when the backward pass runs is used: a scheduler works."""
+    """An update uses the learning rate that is set when the backward pass runs."""
     param = parameter(4, 3)
     apply_in_backward(impl, torch.optim.SGD, [param], {"lr": 0.25})
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizers_of(param)[0], gamma=0.5)
@@ -199,7 +199,7 @@ def test_rate_when_backward_runs(impl):
 
 @pytest.mark.clause("INBW-022")
 def test_grad_scaler(impl):
-    """Say how far a parameter moves, in units of the unscaled step, under a GradScaler of 8."""
+    """Observe how far a parameter moves, in units of the unscaled step, with a GradScaler of 8."""
     param = parameter(4, 3)
     apply_in_backward(impl, torch.optim.SGD, [param], {"lr": 1.0})
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
@@ -210,7 +210,7 @@ def test_grad_scaler(impl):
 
 @pytest.mark.clause("INBW-024")
 def test_dtypes(impl, dtype, device):
-    """A parameter of any dtype is updated as the optimizer's step would."""
+    """A parameter of any dtype is updated like a step of its optimizer."""
     param = parameter(4, 3, dtype=dtype, device=device)
     (twin,) = leaf_copies(param)
     apply_in_backward(impl, torch.optim.Adagrad, [param], {"lr": 0.25})
@@ -226,7 +226,7 @@ def test_dtypes(impl, dtype, device):
 @pytest.mark.clause("INBW-023")
 @pytest.mark.parametrize("to", ["float64", "bfloat16"])
 def test_moved_module(impl, to):
-    """A module that was converted to another dtype after the call goes on training in the backward pass."""
+    """A module that is converted to another dtype after the call continues to train."""
     layer = torch.nn.Linear(3, 2)
     apply_in_backward(impl, torch.optim.SGD, layer.parameters(), {"lr": 0.25})
     layer(torch.ones(1, 3)).sum().backward()
@@ -239,7 +239,7 @@ def test_moved_module(impl, to):
 
 @pytest.mark.clause("INBW-025")
 def test_sparse_gradients(impl):
-    """A sparse gradient reaches the optimizer as it is, uncoalesced or not."""
+    """A sparse gradient, coalesced or not, reaches the optimizer unchanged."""
     table = torch.nn.Embedding(5, 2, sparse=True)
     twin = torch.nn.Embedding(5, 2, sparse=True)
     twin.load_state_dict(table.state_dict())
@@ -255,7 +255,7 @@ def test_sparse_gradients(impl):
 
 @pytest.mark.clause("INBW-026")
 def test_without_gradient(impl):
-    """A parameter that has no part in a backward pass is not updated by it, and gets no state."""
+    """A backward pass that does not involve a parameter neither updates it nor creates its state."""
     param, other = parameter(4, 3), parameter(4, 3, seed=1)
     apply_in_backward(impl, torch.optim.Adam, [param, other], {"lr": 0.25, "weight_decay": 0.5})
     before = other.detach().clone()
@@ -267,7 +267,7 @@ def test_without_gradient(impl):
 @pytest.mark.clause("INBW-027")
 @pytest.mark.parametrize("bad", ["nan", "inf"])
 def test_nonfinite(impl, bad):
-    """A gradient that is not finite spoils no other parameter."""
+    """A non-finite gradient does not affect other parameters."""
     param, other = parameter(4, 3), parameter(4, 3, seed=1)
     apply_in_backward(impl, torch.optim.SGD, [param, other], {"lr": 0.25})
     before = other.detach().clone()

@@ -1,4 +1,4 @@
-"""Optimizers in the backward pass: what is around them."""
+"""Optimizers in the backward pass: create_graph, hooks, errors, DTensor, autocast and compiling."""
 
 import warnings
 
@@ -33,7 +33,7 @@ OWN_OPTIMIZERS = (
 
 @pytest.mark.clause("INBW-036")
 def test_create_graph(impl):
-    """A backward pass that makes a graph of its own updates as any other."""
+    """A backward pass with create_graph updates like any other."""
     param = parameter(4, 3)
     (twin,) = leaf_copies(param)
     apply_in_backward(impl, torch.optim.SGD, [param], {"lr": 0.25})
@@ -47,7 +47,7 @@ def test_create_graph(impl):
 
 @pytest.mark.clause("INBW-037")
 def test_hooks(impl):
-    """Step hooks of the optimizers are called, and gradient hooks of the parameter come before the step."""
+    """Step hooks of the optimizers run, and gradient hooks of the parameter run before the step."""
     param = parameter(4, 3)
     apply_in_backward(impl, torch.optim.SGD, [param], {"lr": 0.25})
     events: list[str] = []
@@ -80,7 +80,7 @@ def test_algorithms(impl, algorithm):
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize("algorithm", ["AccumulateSGD", "AccumulateAdagrad", "AccumulateAdam"])
 def test_accumulating(impl, algorithm):
-    """An accumulating optimizer updates once a window of backward passes, on the sum of their gradients."""
+    """An accumulating optimizer updates once per window of backward passes, with the summed gradient."""
     param = parameter(4, 3)
     plain = getattr(torch.optim, algorithm.removeprefix("Accumulate"))
     (twin,) = leaf_copies(param)
@@ -102,7 +102,7 @@ def test_accumulating(impl, algorithm):
 @pytest.mark.clause("INBW-041")
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_checkpointed_segments(impl, reentrant):
-    """Say how many steps a parameter takes that two checkpointed segments of one graph use."""
+    """Observe how many steps a parameter takes if two checkpointed segments of a graph use it."""
     from torch.utils.checkpoint import checkpoint
 
     param = parameter(3)
@@ -117,7 +117,7 @@ def test_checkpointed_segments(impl, reentrant):
 
 @pytest.mark.clause("INBW-043")
 def test_error_in_a_step(impl):
-    """An error of the optimizer is raised by backward, and what it refused is not lost."""
+    """backward raises an error of the optimizer, and the gradient is not lost."""
     param = parameter(4, 3)
     apply_in_backward(impl, torch.optim.SparseAdam, [param], {"lr": 0.25})  # which refuses dense gradients
     before = param.detach().clone()
@@ -127,7 +127,7 @@ def test_error_in_a_step(impl):
 
 @pytest.mark.clause("INBW-044")
 def test_gradient_from_before(impl):
-    """Say what part of a gradient of 1 that is there before backward joins that of 2 from backward."""
+    """Observe whether a gradient of 1 from before backward is added to the gradient of 2."""
     param = parameter(4, 3)
     apply_in_backward(impl, torch.optim.SGD, [param], {"lr": 1.0})
     before = param.detach().clone()
@@ -138,7 +138,7 @@ def test_gradient_from_before(impl):
 
 @pytest.mark.clause("INBW-046")
 def test_dtensor(impl):
-    """A DTensor is updated as the tensor it stands for."""
+    """A DTensor is updated like the full tensor that it represents."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -156,7 +156,7 @@ def test_dtensor(impl):
 @pytest.mark.clause("INBW-047")
 @pytest.mark.parametrize("dtype_of_autocast", ["bfloat16"])
 def test_autocast(impl, dtype_of_autocast):
-    """Under autocast a parameter is updated as outside the backward pass."""
+    """Under autocast a parameter is updated as without autocast."""
     layer = torch.nn.Linear(3, 2)
     twin = torch.nn.Linear(3, 2)
     twin.load_state_dict(layer.state_dict())
@@ -175,7 +175,7 @@ def test_autocast(impl, dtype_of_autocast):
 @pytest.mark.clause("INBW-051")
 @pytest.mark.parametrize("what", COMPILED)
 def test_compiled(impl, what):
-    """A compiled model, and a compiled step with its backward pass, update parameters as without."""
+    """A compiled model, and a compiled step with its backward pass, update parameters as without compiling."""
     param = parameter(4, 3)
     (twin,) = leaf_copies(param)
     for one in (param, twin):
