@@ -113,7 +113,7 @@ def test_clipping_by_norm_nonfinite(impl):
 def mixed_tree(impl: Any, kind: str = "NORM", **options: Any) -> Any:
     """Make a module with a table, a dense parameter, and clipping around both; return whether it warned.
 
-    Clipping is None where it is refused.
+    Clipping is None if it raises ValueError.
     """
     accumulating = {name: value for name, value in options.items() if "accumulate" in name}
     more = {name: value for name, value in options.items() if name not in accumulating}

@@ -70,7 +70,7 @@ def test_is_fused_optimizer_module(impl, kind):
 @pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
 @pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
 def test_keys(impl, optimizer):
-    """Parameters are `<table>.weight`, states `<table>.momentum1` and `<table>.<name>`, from construction on."""
+    """Parameters are `<table>.weight`, states `<table>.momentum1` and `<table>.<name>`, from the start on."""
     module = collection(impl, optimizer)
     state = module.fused_optimizer.state_dict()["state"]
     expect_equal(set(state), {"t.weight", "u.weight"}, "keys of the parameters")
@@ -171,7 +171,7 @@ def test_scheduler(impl):
 @pytest.mark.needs("EmbeddingBagCollection", "WarmupOptimizer")
 @pytest.mark.parametrize("combined", [False, True])
 def test_warmup(impl, combined):
-    """A warmup around a fused optimizer, or a combination with one, sets the learning rate of every update."""
+    """A warmup around a fused optimizer, or a combination with one, sets the learning rate of updates."""
     module = collection(impl, options={"lr": 1.0}, tables=ONE_TABLE)
     inner = module.fused_optimizer
     if combined:

@@ -50,7 +50,7 @@ def test_reading_in_between(impl, kind, way):
 @pytest.mark.needs("EmbeddingBagCollection", "Adagrad")
 @pytest.mark.parametrize("what", COMPILED)
 def test_compiled(impl, what):
-    """A compiled model, and a compiled step with its backward pass, look up and train as without compiling."""
+    """A compiled model, and a compiled step with its backward pass, train as without compiling."""
     module, other = (collection(impl, "Adagrad", tables=ONE_TABLE) for _ in range(2))
 
     def loss(model, features, scale):

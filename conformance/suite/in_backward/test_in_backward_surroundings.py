@@ -117,7 +117,7 @@ def test_checkpointed_segments(impl, reentrant):
 
 @pytest.mark.clause("INBW-043")
 def test_error_in_a_step(impl):
-    """backward raises an error of the optimizer, and the gradient is not lost."""
+    """backward raises an error of the optimizer, and the parameter does not change."""
     param = parameter(4, 3)
     apply_in_backward(impl, torch.optim.SparseAdam, [param], {"lr": 0.25})  # which refuses dense gradients
     before = param.detach().clone()
@@ -175,7 +175,7 @@ def test_autocast(impl, dtype_of_autocast):
 @pytest.mark.clause("INBW-051")
 @pytest.mark.parametrize("what", COMPILED)
 def test_compiled(impl, what):
-    """A compiled model, and a compiled step with its backward pass, update parameters as without compiling."""
+    """A compiled model, and a compiled step with its backward pass, train as without compiling."""
     param = parameter(4, 3)
     (twin,) = leaf_copies(param)
     for one in (param, twin):

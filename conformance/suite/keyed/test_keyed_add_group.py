@@ -19,7 +19,7 @@ from keyedopt.conformance.suite.support.inputs import adam, parameter, parameter
 @pytest.mark.clause("KEYED-085")
 @pytest.mark.parametrize("form", ["mapping", "pairs"])
 def test_an_added_group_trains_saves_and_loads(impl, form, dtype):
-    """A group given by key joins in with its own options: it trains, is saved, is loaded, and stays mine."""
+    """A group given by key trains with its own options, is saved, and is loaded."""
     params = parameters(1, dtype=dtype)
     optimizer = adam(impl, params)
     train(optimizer, params, 1)
@@ -45,7 +45,7 @@ def test_an_added_group_trains_saves_and_loads(impl, form, dtype):
 
 @pytest.mark.clause("KEYED-085")
 def test_an_added_group_equals_one_from_the_start(impl):
-    """A group that is added before training trains like one from construction on, also with equal values."""
+    """An added group trains like one from construction, also with equal values."""
     params, others = ({key: parameter(3) for key in ("p0", "p1")} for _ in range(2))
     grown = sgd(impl, {"p0": params["p0"]}, momentum=0.9)
     grown.add_param_group({"params": {"p1": params["p1"]}, "lr": 0.5})
@@ -63,7 +63,7 @@ def test_an_added_group_equals_one_from_the_start(impl):
 
 @pytest.mark.clause("KEYED-085")
 def test_a_copy_has_the_added_group(impl):
-    """A deep copy of an optimizer with an added group trains the added parameter of its own."""
+    """A deep copy of an optimizer with an added group trains its own added parameter."""
     params = parameters(1)
     optimizer = sgd(impl, params)
     optimizer.add_param_group({"params": {"late": parameter(2, seed=7)}, "lr": 0.01})
@@ -76,7 +76,7 @@ def test_a_copy_has_the_added_group(impl):
 
 @pytest.mark.clause("KEYED-085")
 def test_a_group_added_to_an_optimizer_of_groups(impl):
-    """One that was made of groups takes another into them, or refuses it and has none of it."""
+    """An optimizer with groups adds another completely, or raises and adds nothing."""
     params, late = parameters(1), parameter(2, seed=7)
     optimizer = impl.KeyedOptimizer(params, {}, [{"params": [params["p0"]], "lr": 0.5}])
     try:
@@ -110,7 +110,7 @@ def test_a_group_without_keys_is_never_swallowed(impl):
 @pytest.mark.clause("KEYED-087")
 @pytest.mark.parametrize("clash", ["key", "parameter", "twice", "no leaf"])
 def test_a_clashing_group_is_refused(impl, clash):
-    """A key or parameter that is already there, or one that cannot be trained, changes nothing."""
+    """A known key or parameter, or one that cannot be trained, raises and changes nothing."""
     params = parameters(2)
     optimizer = sgd(impl, params)
     fresh = parameter(2)

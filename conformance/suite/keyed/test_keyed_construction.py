@@ -1,4 +1,4 @@
-"""Keyed optimizers: what can be built, and what is refused at once."""
+"""Keyed optimizers: accepted constructor arguments, and those that raise an error."""
 
 import functools
 
@@ -16,13 +16,13 @@ from keyedopt.conformance.suite.support.inputs import parameters, set_grads, val
 
 
 def momentum_like(params):
-    """Return state such as an optimizer keeps: a tensor beside each parameter."""
+    """Return state as an optimizer has it: a tensor for each parameter."""
     return {param: {"moment": torch.zeros_like(param)} for param in params.values()}
 
 
 @pytest.mark.clause("KEYED-001")
 def test_state_of_what_is_no_parameter_is_refused(impl):
-    """Building an optimizer whose state has an entry for something else raises a ValueError."""
+    """The constructor raises ValueError for state of a non-parameter."""
     params = parameters(2)
     expect_raises(
         lambda: impl.KeyedOptimizer({"p0": params["p0"]}, momentum_like(params), []),
@@ -38,7 +38,7 @@ def test_state_of_what_is_no_parameter_is_refused(impl):
 
 @pytest.mark.clause("KEYED-002")
 def test_one_parameter_under_two_keys_is_refused(impl):
-    """Building an optimizer in which two keys name one parameter raises a ValueError."""
+    """The constructor raises ValueError if two keys name one parameter."""
     param = parameters(1)["p0"]
     expect_raises(
         lambda: impl.KeyedOptimizer({"a": param, "b": param}, {param: {"moment": param * 0}}, []),
@@ -49,7 +49,7 @@ def test_one_parameter_under_two_keys_is_refused(impl):
 
 @pytest.mark.clause("KEYED-002")
 def test_tied_parameters_are_refused_around_a_torch_optimizer(impl):
-    """Building a wrapper in which two keys name one parameter raises a ValueError."""
+    """A wrapper raises ValueError if two keys name one parameter."""
     param = parameters(1)["p0"]
     factory = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
     expect_raises(
@@ -63,7 +63,7 @@ def test_tied_parameters_are_refused_around_a_torch_optimizer(impl):
 
 @pytest.mark.clause("KEYED-003")
 def test_state_and_groups_are_live(impl):
-    """State and groups that are filled after construction are those of the keyed optimizer."""
+    """State and groups that are filled after construction belong to the keyed optimizer."""
     params = parameters(1)
     state, groups = {}, [{"params": [params["p0"]], "lr": 0.1}]
     optimizer = impl.KeyedOptimizer(params, state, groups)
@@ -78,7 +78,7 @@ def test_state_and_groups_are_live(impl):
 
 @pytest.mark.clause("KEYED-004")
 def test_the_factory_gets_the_parameters_in_order(impl):
-    """The factory is called once, with a list of the parameters in the order of the mapping."""
+    """The factory is called once, with the parameters in mapping order."""
     params, calls = parameters(3), []
 
     def factory(given):
@@ -98,7 +98,7 @@ def test_the_factory_gets_the_parameters_in_order(impl):
 
 @pytest.mark.clause("KEYED-005")
 def test_the_factory_can_have_the_mapping(impl):
-    """With pass_params_dict the factory gets the parameters by key."""
+    """With pass_params_dict the factory receives the parameters by key."""
     params, calls = parameters(2), []
 
     def factory(given):
@@ -117,7 +117,7 @@ def test_the_factory_can_have_the_mapping(impl):
 @pytest.mark.clause("KEYED-006")
 @pytest.mark.parametrize("groups", ["mapping", "outside", "no rate", "twice", "none"])
 def test_unusual_groups_are_taken(impl, groups):
-    """Groups may be empty, miss parameters, have no rate, or share a parameter."""
+    """Groups may be empty, omit parameters, have no learning rate, or share a parameter."""
     params = parameters(2)
     listed = {
         "mapping": {},
@@ -158,7 +158,7 @@ def test_an_optimizer_of_nothing(impl):
 
 @pytest.mark.clause("KEYED-008")
 def test_the_mapping_of_the_caller_is_not_changed(impl):
-    """Nothing is written into the mapping of parameters that the caller gave."""
+    """The caller's mapping of parameters is not modified."""
     params = parameters(2)
     given = dict(params)
     optimizer = impl.KeyedOptimizerWrapper(given, functools.partial(torch.optim.Adam, lr=0.1))
@@ -169,7 +169,7 @@ def test_the_mapping_of_the_caller_is_not_changed(impl):
 
 @pytest.mark.clause("KEYED-009")
 def test_parameters_added_to_the_mapping_later(impl):
-    """Records whether a parameter put into the caller's mapping later gets a key."""
+    """Observe whether a parameter that is added to the mapping later gets a key."""
     params = parameters(2)
     given = {"p0": params["p0"]}
     optimizer = impl.KeyedOptimizer(given, {}, [])
@@ -180,7 +180,7 @@ def test_parameters_added_to_the_mapping_later(impl):
 @pytest.mark.clause("KEYED-010")
 @pytest.mark.parametrize("entry", ["number", "tensor", "list"])
 def test_state_that_is_no_mapping(impl, entry):
-    """Records what becomes of an entry of the state that is no mapping."""
+    """Observe what happens to a state entry that is not a mapping."""
     params = parameters(1)
     value = {"number": 1.0, "tensor": torch.ones(2), "list": [1.0]}[entry]
 

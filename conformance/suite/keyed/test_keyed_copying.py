@@ -50,7 +50,7 @@ def test_a_copy_trains_on_alike(impl, how, dtype):
 @pytest.mark.clause("KEYED-104")
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_a_copy_is_independent(impl, how):
-    """Training, loading or changing a copy does not reach the original."""
+    """Training, loading or changing a copy does not affect the original."""
     params = parameters(2)
     optimizer = sgd(impl, params, momentum=0.9)
     train(optimizer, params, 2)
@@ -66,7 +66,7 @@ def test_a_copy_is_independent(impl, how):
 
 @pytest.mark.clause("KEYED-104")
 def test_the_state_of_a_copy_is_live(impl):
-    """In a copy, too, the state dict shows the tensors that its steps change."""
+    """The state dict of a copy contains the tensors that the copy's steps change."""
     params = parameters(1)
     optimizer = sgd(impl, params, momentum=0.9)
     train(optimizer, params, 1)
@@ -79,7 +79,7 @@ def test_the_state_of_a_copy_is_live(impl):
 @pytest.mark.clause("KEYED-105")
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_a_copy_saves_what_the_original_saves(impl, how):
-    """Whether groups are saved is copied too."""
+    """A copy saves groups if the original does."""
     params = parameters(1)
     optimizer = sgd(impl, params, lr=0.25)
     optimizer.save_param_groups(True)
@@ -92,7 +92,7 @@ def test_a_copy_saves_what_the_original_saves(impl, how):
 @pytest.mark.clause("KEYED-106")
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_an_optimizer_from_a_lambda_can_be_copied(impl, how):
-    """The factory is not needed again: it may be a lambda."""
+    """An optimizer whose factory is a lambda can be copied and pickled."""
     params = parameters(1)
     optimizer = impl.KeyedOptimizerWrapper(params, lambda listed: torch.optim.SGD(listed, lr=0.1))
     other = copied(optimizer, how)
@@ -104,7 +104,7 @@ def test_an_optimizer_from_a_lambda_can_be_copied(impl, how):
 @pytest.mark.clause("KEYED-107")
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_hooks_are_copied(impl, how):
-    """Hooks are called on the copy, once a step, and not on the original for the copy's steps."""
+    """Hooks run on the copy once per step; steps of the copy run no hook of the original."""
     params = parameters(1)
     optimizer = sgd(impl, params)
     optimizer.register_step_pre_hook(note_call)
@@ -118,7 +118,7 @@ def test_hooks_are_copied(impl, how):
 @pytest.mark.clause("KEYED-108")
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_a_copy_of_a_scheduled_optimizer_steps_itself(impl, how):
-    """With a scheduler of torch attached, an optimizer can be copied, and the copy trains itself."""
+    """With an attached LRScheduler, a copy can be made and trains itself."""
     params = parameters(1)
     optimizer = sgd(impl, params)
     torch.optim.lr_scheduler.StepLR(optimizer, step_size=1)

@@ -27,7 +27,7 @@ def stepping(impl):
 
 
 def noting_load(seen, name):
-    """Make a load hook that notes its name."""
+    """Make a load hook that records its name."""
 
     def hook(optimizer, state_dict=None):
         seen.append(name)
@@ -37,7 +37,7 @@ def noting_load(seen, name):
 
 @pytest.mark.clause("KEYED-065")
 def test_step_hooks_are_called_around_a_step(impl):
-    """A pre-hook and a post-hook are each called once a step, in order, with the optimizer."""
+    """A pre-hook and a post-hook each run once per step, in order, with the optimizer."""
     optimizer, params = stepping(impl)
     seen = []
     optimizer.register_step_pre_hook(lambda own, args, kwargs: seen.append(("before", own is optimizer)))
@@ -51,7 +51,7 @@ def test_step_hooks_are_called_around_a_step(impl):
 
 @pytest.mark.clause("KEYED-065")
 def test_a_step_hook_may_replace_the_arguments(impl):
-    """Arguments that a step pre-hook returns are those that the step gets."""
+    """step receives the arguments that a step pre-hook returns."""
     optimizer, params = stepping(impl)
 
     def other():
@@ -64,7 +64,7 @@ def test_a_step_hook_may_replace_the_arguments(impl):
 
 @pytest.mark.clause("KEYED-065")
 def test_a_removed_hook_is_not_called(impl):
-    """A hook that was removed through its handle is not called any more."""
+    """A hook that was removed through its handle no longer runs."""
     optimizer, params = stepping(impl)
     seen = []
     handle = optimizer.register_step_post_hook(lambda *given: seen.append(1))
@@ -77,7 +77,7 @@ def test_a_removed_hook_is_not_called(impl):
 
 @pytest.mark.clause("KEYED-066")
 def test_a_step_that_calls_its_base_fires_hooks_once(impl):
-    """When the step of a subclass calls that of its base, hooks are still called once."""
+    """If a subclass's step calls its base class, hooks still run once."""
     first, _ = stepping(impl)
     first.zero_grad(set_to_none=False)  # torch prepares a class for hooks here at the latest
 
@@ -99,7 +99,7 @@ def test_a_step_that_calls_its_base_fires_hooks_once(impl):
 
 @pytest.mark.clause("KEYED-067")
 def test_state_dict_hooks(impl):
-    """A pre-hook runs before, a post-hook gets the state dict and may replace it; each once."""
+    """A pre-hook runs before, a post-hook receives the state dict and may replace it; each runs once."""
     optimizer, params = stepping(impl)
     seen = []
 
@@ -121,7 +121,7 @@ def test_state_dict_hooks(impl):
 
 @pytest.mark.clause("KEYED-067")
 def test_a_state_dict_hook_may_change_in_place(impl):
-    """A post-hook that returns nothing may change the state dict it gets."""
+    """A post-hook that returns None may modify the state dict that it receives."""
     optimizer, _ = stepping(impl)
     optimizer.register_state_dict_post_hook(lambda own, saved: saved.update(version=4))
     expect_equal(optimizer.state_dict().get("version"), 4, "the entry that the hook added")
@@ -129,7 +129,7 @@ def test_a_state_dict_hook_may_change_in_place(impl):
 
 @pytest.mark.clause("KEYED-068")
 def test_load_hooks(impl):
-    """A load pre-hook may change or replace what is loaded; a post-hook runs after it is."""
+    """A load pre-hook may modify or replace the loaded state; a post-hook runs after the load."""
     optimizer, params = stepping(impl)
     seen = []
 
@@ -151,7 +151,7 @@ def test_load_hooks(impl):
 
 @pytest.mark.clause("KEYED-068")
 def test_a_load_hook_gets_a_shallow_copy(impl):
-    """A load pre-hook that changes the state dict in place does not change the caller's."""
+    """A load pre-hook that modifies the state dict in place does not modify the caller's."""
     optimizer, params = stepping(impl)
 
     def before(own, state_dict):
@@ -166,7 +166,7 @@ def test_a_load_hook_gets_a_shallow_copy(impl):
 
 @pytest.mark.clause("KEYED-069")
 def test_no_post_hook_after_a_refused_load(impl):
-    """A load that is refused does not run the load post-hooks."""
+    """A load that raises does not run the load post-hooks."""
     optimizer, _ = stepping(impl)
     seen = []
     optimizer.register_load_state_dict_post_hook(noting_load(seen, "after"))
@@ -179,7 +179,7 @@ def test_no_post_hook_after_a_refused_load(impl):
     "event", ["state_dict_pre", "state_dict_post", "load_state_dict_pre", "load_state_dict_post"]
 )
 def test_hooks_run_in_order_and_may_be_put_first(impl, event):
-    """Hooks run in the order of registration; one registered with prepend runs before them."""
+    """Hooks run in the order of registration; hooks with prepend run first."""
     optimizer, _ = stepping(impl)
     seen = []
     register = getattr(optimizer, f"register_{event}_hook")
@@ -194,7 +194,7 @@ def test_hooks_run_in_order_and_may_be_put_first(impl, event):
 
 @pytest.mark.clause("KEYED-071")
 def test_hooks_during_init_state(impl):
-    """Records how often step hooks are called by init_state."""
+    """Observe how often init_state calls the step hooks."""
     optimizer, _ = stepping(impl)
     seen = []
     optimizer.register_step_pre_hook(lambda *given: seen.append("before"))
@@ -205,7 +205,7 @@ def test_hooks_during_init_state(impl):
 
 @pytest.mark.clause("KEYED-065")
 def test_hooks_of_the_inner_optimizer_after_init_state(impl):
-    """Step hooks of the torch optimizer inside are there after init_state as before it."""
+    """init_state preserves the step hooks of the inner torch optimizer."""
     calls: list[str] = []
     params = parameters(1)
     inner = torch.optim.Adam(list(params.values()))

@@ -1,4 +1,4 @@
-"""Keyed optimizers: `init_state` makes state, and nothing else happens."""
+"""Keyed optimizers: `init_state` creates state and is otherwise invisible."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def algorithm(impl, name, params, **options):
 @pytest.mark.clause("KEYED-072")
 @pytest.mark.parametrize("name", ["sgd", "adam", "adagrad"])
 def test_state_is_there_and_complete(impl, name, dtype):
-    """After init_state the state has the keys and shapes that it has after a real step."""
+    """After init_state the state has the keys and shapes that a real step gives it."""
     params, others = parameters(2, dtype=dtype), parameters(2, dtype=dtype)
     fresh, trained = algorithm(impl, name, params), algorithm(impl, name, others)
     fresh.init_state()
@@ -50,7 +50,7 @@ def test_state_is_there_and_complete(impl, name, dtype):
 
 @pytest.mark.clause("KEYED-073")
 def test_a_checkpoint_can_be_loaded_after_it(impl):
-    """A fresh optimizer takes a checkpoint in place after init_state."""
+    """A fresh optimizer loads a checkpoint in place after init_state."""
     params, others = parameters(2), parameters(2)
     old, new = adam(impl, params), adam(impl, others)
     train(old, params, 3)
@@ -80,7 +80,7 @@ def test_parameters_do_not_change(impl, name, decay, dtype):
 
 @pytest.mark.clause("KEYED-074")
 def test_decoupled_decay_does_not_change_parameters(impl):
-    """AdamW's decay, which needs no gradient, does not happen in init_state."""
+    """init_state does not apply AdamW's decay, which needs no gradient."""
     params = parameters(1)
     optimizer = impl.KeyedOptimizerWrapper(
         params, lambda listed: torch.optim.AdamW(listed, lr=0.1, weight_decay=0.5)
@@ -93,7 +93,7 @@ def test_decoupled_decay_does_not_change_parameters(impl):
 @pytest.mark.clause("KEYED-074")
 @pytest.mark.parametrize("name", ["Adam", "RMSprop"])
 def test_zero_by_zero_does_not_reach_parameters(impl, name):
-    """With eps = 0 a step with zero gradients divides zero by zero; parameters stay what they are."""
+    """With eps = 0, where a zero gradient gives 0/0, parameters do not change."""
     params = parameters(1)
     optimizer = impl.KeyedOptimizerWrapper(
         params, lambda listed: getattr(torch.optim, name)(listed, lr=0.1, eps=0.0)
@@ -122,7 +122,7 @@ def test_training_is_the_same_with_and_without_it(impl, name, decay):
 @pytest.mark.clause("KEYED-076")
 @pytest.mark.parametrize("kind", ["tensor", "number"])
 def test_step_counts_start_at_nothing(impl, kind):
-    """No step has been counted after init_state."""
+    """init_state leaves the step count at zero."""
     params = {"p0": parameter(4, 2)}
     if kind == "tensor":
         optimizer = adam(impl, params)
@@ -136,7 +136,7 @@ def test_step_counts_start_at_nothing(impl, kind):
 
 @pytest.mark.clause("KEYED-076")
 def test_step_counts_anywhere_start_at_nothing(impl):
-    """No step has been counted wherever the count stands: after other state, and in a mapping."""
+    """The step count is zero wherever it is: after other state, or in a mapping."""
 
     class Counting(torch.optim.Optimizer):
         def step(self, closure=None):
@@ -158,7 +158,7 @@ def test_step_counts_anywhere_start_at_nothing(impl):
 
 @pytest.mark.clause("KEYED-077")
 def test_state_that_is_there_stays(impl):
-    """init_state does not touch the state of an optimizer that has trained already."""
+    """init_state does not change the state of an optimizer that has trained already."""
     params = parameters(2)
     optimizer = adam(impl, params, weight_decay=0.1)
     train(optimizer, params, 3)
@@ -170,7 +170,7 @@ def test_state_that_is_there_stays(impl):
 
 @pytest.mark.clause("KEYED-077")
 def test_the_rest_is_made_beside_state_that_is_there(impl):
-    """When one parameter has trained and another not, only the other gets new state."""
+    """If only some parameters have trained, the others get new state."""
     params = parameters(2)
     optimizer = adam(impl, params)
     set_grads({"p0": params["p0"]})
@@ -185,7 +185,7 @@ def test_the_rest_is_made_beside_state_that_is_there(impl):
 
 @pytest.mark.clause("KEYED-078")
 def test_new_moments_are_zero(impl):
-    """Weight decay leaves no trace in moments that init_state makes, in any group."""
+    """Weight decay does not affect the moments that init_state creates, in any group."""
     params = parameters(1)
     for name, key in (("adam", "exp_avg"), ("adam", "exp_avg_sq"), ("sgd", "momentum_buffer")):
         optimizer = algorithm(impl, name, params, weight_decay=0.5)
@@ -205,7 +205,7 @@ def test_new_moments_are_zero(impl):
 
 @pytest.mark.clause("KEYED-079")
 def test_gradients_are_zero_and_sparse_where_named(impl, dtype):
-    """Each parameter has a zero gradient of its own afterwards, sparse for the names that were given."""
+    """Each parameter gets its own zero gradient, sparse for the given names."""
     number = getattr(torch, dtype)
     params = {name: parameter(4, 2, dtype=dtype) for name in ("dense", "sparse", "other")}
     optimizer = sgd(impl, params)
@@ -221,7 +221,7 @@ def test_gradients_are_zero_and_sparse_where_named(impl, dtype):
 
 @pytest.mark.clause("KEYED-079")
 def test_gradients_from_before_play_no_part(impl):
-    """A gradient that is there already is replaced by zeros, not trained on."""
+    """An existing gradient is replaced by zeros and not trained on."""
     params = parameters(1)
     optimizer = sgd(impl, params, momentum=0.9)
     set_grads(params)
@@ -235,7 +235,7 @@ def test_gradients_from_before_play_no_part(impl):
 
 @pytest.mark.clause("KEYED-080")
 def test_frozen_parameters_get_no_gradient(impl):
-    """A parameter that requires no gradient gets none, and no state."""
+    """A parameter that requires no gradient gets neither gradient nor state."""
     params = parameters(2)
     params["p1"].requires_grad_(False)
     optimizer = adam(impl, params)
@@ -256,7 +256,7 @@ def test_names_that_are_not_here_are_no_error(impl):
 
 @pytest.mark.clause("KEYED-082")
 def test_options_of_groups_stay(impl):
-    """Rates, decay and all else in the groups are as before."""
+    """Learning rates, decay and all other group options do not change."""
     params = parameters(1)
     optimizer = adam(impl, params, weight_decay=0.5, lr=torch.tensor(0.25))
     rate = optimizer.param_groups[0]["lr"]
@@ -269,7 +269,7 @@ def test_options_of_groups_stay(impl):
 
 @pytest.mark.clause("KEYED-082")
 def test_an_option_that_a_step_changes(impl):
-    """A rate in a tensor that each step makes smaller is as before, and the same tensor."""
+    """A learning rate tensor that each step decreases keeps its value and identity."""
 
     class Decaying(torch.optim.SGD):
         def step(self, closure=None):
@@ -287,7 +287,7 @@ def test_an_option_that_a_step_changes(impl):
 
 @pytest.mark.clause("KEYED-083")
 def test_a_step_that_requires_its_argument(impl):
-    """init_state works with an optimizer whose step has no default for its closure."""
+    """init_state works if step has no default for its closure argument."""
 
     class Strict(impl.KeyedOptimizer):
         def step(self, closure):
@@ -304,7 +304,7 @@ def test_a_step_that_requires_its_argument(impl):
 @pytest.mark.clause("KEYED-074")
 @pytest.mark.parametrize("special", ["nan", "inf", "-0.0"])
 def test_non_finite_parameters_do_not_change(impl, special):
-    """NaN, infinities and signed zeros in parameters survive init_state, and stay out of moments."""
+    """init_state keeps NaN, infinities and signed zeros, and out of moments."""
     param = torch.nn.Parameter(torch.tensor([1.0, float(special), -2.0]))
     optimizer = adam(impl, {"p0": param}, weight_decay=0.1)
     before = param.detach().clone()
@@ -316,7 +316,7 @@ def test_non_finite_parameters_do_not_change(impl, special):
 @pytest.mark.clause("KEYED-084")
 @pytest.mark.parametrize("name", ["NAdam", "RMSprop", "Adamax", "ASGD", "Rprop", "damped SGD"])
 def test_other_algorithms(impl, name):
-    """Records for further algorithms whether training is the same with and without init_state."""
+    """Observe for further algorithms whether training is equal with and without init_state."""
 
     def make(listed):
         if name == "damped SGD":

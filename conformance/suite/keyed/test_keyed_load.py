@@ -1,4 +1,4 @@
-"""Keyed optimizers: loading state in place, all of it or nothing."""
+"""Keyed optimizers: loading state in place, completely or not at all."""
 
 import pytest
 import torch
@@ -16,14 +16,14 @@ from keyedopt.conformance.suite.support.inputs import adam, parameters, train, v
 
 
 def keyed(impl, entries):
-    """Make an optimizer with the given state, one entry a parameter, and no groups."""
+    """Make an optimizer with the given state, one entry per parameter, and no groups."""
     params = parameters(len(entries))
     state = dict(zip(params.values(), entries, strict=True))
     return impl.KeyedOptimizer(params, state, [])
 
 
 def refuses(optimizer, state_dict, *kinds, mentions=(), expected="a refusal"):
-    """Expect a load to raise, and to leave all of the state as it was, bit by bit."""
+    """Expect a load to raise and to leave all state unchanged, bit by bit."""
     before = snapshot(optimizer.state_dict())
     expect_raises(lambda: optimizer.load_state_dict(state_dict), *kinds, mentions=mentions, expected=expected)
     expect_unchanged(before, optimizer.state_dict(), "state after a refused load")
@@ -31,7 +31,7 @@ def refuses(optimizer, state_dict, *kinds, mentions=(), expected="a refusal"):
 
 @pytest.mark.clause("KEYED-021")
 def test_tensors_are_loaded_in_place(impl, dtype):
-    """Loading fills the live tensors: they keep their identity, dtype and memory."""
+    """Loading fills the live tensors, which keep their identity, dtype and memory."""
     old_params, params = parameters(2, dtype=dtype), parameters(2, dtype=dtype)
     old, new = adam(impl, old_params), adam(impl, params)
     train(old, old_params, 3)
@@ -77,7 +77,7 @@ def test_training_goes_on_from_a_checkpoint(impl, algorithm, dtype):
 @pytest.mark.clause("KEYED-023")
 @pytest.mark.parametrize("which", ["all", "one"])
 def test_an_empty_state_is_not_loaded_into_an_initialized_optimizer(impl, which):
-    """Loading empty state into an initialized optimizer raises a ValueError and changes nothing."""
+    """Loading empty state into initialized state raises."""
     optimizer = keyed(impl, [{"moment": torch.ones(3)}, {"moment": torch.ones(3)}])
     loaded = {} if which == "all" else {"p0": {"moment": torch.zeros(3)}}
     refuses(optimizer, {"state": loaded}, ValueError, expected="a ValueError for missing state")
@@ -85,7 +85,7 @@ def test_an_empty_state_is_not_loaded_into_an_initialized_optimizer(impl, which)
 
 @pytest.mark.clause("KEYED-023")
 def test_state_is_not_loaded_into_an_optimizer_that_has_none(impl):
-    """Loading state into an optimizer that is not initialized raises a ValueError."""
+    """Loading state into an uninitialized optimizer raises."""
     params, others = parameters(2), parameters(2)
     old, new = adam(impl, params), adam(impl, others)
     train(old, params, 1)
@@ -99,14 +99,14 @@ def test_state_is_not_loaded_into_an_optimizer_that_has_none(impl):
 
 @pytest.mark.clause("KEYED-023")
 def test_the_empty_entry_of_a_parameter_is_refused(impl):
-    """A parameter whose entry is empty in the checkpoint is refused, like missing state."""
+    """Loading an empty entry for a parameter raises, like missing state."""
     optimizer = keyed(impl, [{"moment": torch.ones(3)}])
     refuses(optimizer, {"state": {"p0": {}}}, ValueError, expected="a ValueError for an empty entry")
 
 
 @pytest.mark.clause("KEYED-024")
 def test_state_that_was_filled_in_place_can_be_loaded(impl):
-    """Writing into the tensors of a state dict and loading that very state dict works."""
+    """Writing into a state dict's tensors and loading it works."""
     params = parameters(2)
     optimizer = adam(impl, params)
     train(optimizer, params, 1)
@@ -122,7 +122,7 @@ def test_state_that_was_filled_in_place_can_be_loaded(impl):
 @pytest.mark.clause("KEYED-025")
 @pytest.mark.parametrize(("live", "given"), [([2, 3], [1]), ([2, 3], [3]), ([2, 3], [1, 3]), ([3], [])])
 def test_loading_never_broadcasts(impl, live, given):
-    """A state tensor of another shape is refused, and nothing is written."""
+    """Loading a state tensor of another shape raises an error and writes nothing."""
     optimizer = keyed(impl, [{"moment": torch.ones(live)}])
     wrong = {"state": {"p0": {"moment": torch.full(given, 5.0)}}}
     refuses(
@@ -136,7 +136,7 @@ def test_loading_never_broadcasts(impl, live, given):
 
 @pytest.mark.clause("KEYED-025")
 def test_as_many_elements_in_another_shape_are_refused(impl):
-    """A state tensor of another shape is refused even if it has as many elements."""
+    """A tensor of another shape raises even with as many elements."""
     optimizer = keyed(impl, [{"moment": torch.ones(2, 3)}])
     refuses(
         optimizer,
@@ -150,7 +150,7 @@ def test_as_many_elements_in_another_shape_are_refused(impl):
 @pytest.mark.clause("KEYED-026")
 @pytest.mark.parametrize("fault", ["shape", "missing key", "size", "kind"])
 def test_a_refused_load_changes_nothing(impl, fault):
-    """When the second parameter does not fit, the first one is not written either."""
+    """If the second parameter does not fit, the first one is not written either."""
     optimizer = keyed(impl, [{"m": torch.ones(3), "n": 1}, {"m": torch.ones(3), "n": 2}])
     broken = {
         "shape": {"m": torch.zeros(4), "n": 8},
@@ -168,7 +168,7 @@ def test_a_refused_load_changes_nothing(impl, fault):
 
 @pytest.mark.clause("KEYED-026")
 def test_an_unknown_parameter_changes_nothing(impl):
-    """A load in which one parameter has another name leaves the other parameters alone."""
+    """If one parameter has another name, the other parameters do not change."""
     optimizer = keyed(impl, [{"m": torch.ones(3)}, {"m": torch.ones(3)}])
     zeros = {"m": torch.zeros(3)}
     refuses(
@@ -183,7 +183,7 @@ def test_an_unknown_parameter_changes_nothing(impl):
 @pytest.mark.clause("KEYED-027")
 @pytest.mark.parametrize("deep", [False, True])
 def test_keys_that_the_optimizer_does_not_have_are_refused(impl, deep):
-    """A checkpoint with more state than there is is refused, at every level of nesting."""
+    """Entries that the optimizer lacks raise, at every depth."""
     entry = {"deep": {"m": torch.ones(3)}, "n": 1}
     given = {"deep": {"m": torch.zeros(3)}, "n": 2}
     (given["deep"] if deep else given)["extra"] = torch.zeros(3)
@@ -200,7 +200,7 @@ def test_keys_that_the_optimizer_does_not_have_are_refused(impl, deep):
 @pytest.mark.parametrize("live", ["tensor", "mapping", "number"])
 @pytest.mark.parametrize("given", ["tensor", "mapping", "number", "text", "none"])
 def test_only_like_is_loaded_over_like(impl, live, given):
-    """A tensor, a mapping and a number take nothing but their like."""
+    """A tensor, a mapping and a number are only replaced by the same kind of value."""
     if live == given:
         return
     made = {
@@ -222,7 +222,7 @@ def test_only_like_is_loaded_over_like(impl, live, given):
 @pytest.mark.clause("KEYED-029")
 @pytest.mark.parametrize(("live", "given"), [(1.5, 2), (3, 2.0), (0, True), (False, 1), (2.0, 4.0)])
 def test_numbers_interchange(impl, live, given):
-    """An int is loaded over a float, a bool over an int, and so on: the value arrives."""
+    """Loading accepts an int over a float, a bool over an int, and so on, and takes the value."""
     optimizer = keyed(impl, [{"n": live, "deep": {"n": live}}])
     optimizer.load_state_dict({"state": {"p0": {"n": given, "deep": {"n": given}}}})
     saved = optimizer.state_dict()["state"]["p0"]
@@ -232,7 +232,7 @@ def test_numbers_interchange(impl, live, given):
 @pytest.mark.clause("KEYED-030")
 @pytest.mark.parametrize(("live", "given"), [(1.5, 2), (3, 2.0), (0, True)])
 def test_type_of_a_loaded_number(impl, live, given):
-    """Records the type of a number after another type of number was loaded over it."""
+    """Observe the type of a number after a number of another type was loaded."""
     optimizer = keyed(impl, [{"n": live}])
     optimizer.load_state_dict({"state": {"p0": {"n": given}}})
     return type(optimizer.state_dict()["state"]["p0"]["n"]).__name__
@@ -244,7 +244,7 @@ def test_type_of_a_loaded_number(impl, live, given):
     [("float64", "float32"), ("float16", "float32"), ("bfloat16", "float32"), ("float32", "int64")],
 )
 def test_state_of_another_dtype(impl, live, given):
-    """Records what becomes of a checkpoint in another dtype: converted in place, or refused."""
+    """Observe whether a checkpoint in another dtype is converted in place, or raises an error."""
     optimizer = keyed(impl, [{"m": torch.zeros(2, dtype=getattr(torch, live))}])
     loaded = torch.tensor([1, 3], dtype=getattr(torch, given))
 
@@ -268,7 +268,7 @@ def test_state_of_another_dtype(impl, live, given):
     ],
 )
 def test_values_that_the_live_dtype_cannot_hold_are_refused(impl, live, given, values_given):
-    """Numbers that are out of range, and fractions or NaN for integer state, are refused, not changed."""
+    """Values that the live dtype cannot represent raise an error."""
     optimizer = keyed(impl, [{"m": torch.zeros(2, dtype=getattr(torch, live))}])
     loaded = torch.tensor(values_given, dtype=getattr(torch, given))
     refuses(
@@ -282,7 +282,7 @@ def test_values_that_the_live_dtype_cannot_hold_are_refused(impl, live, given, v
 @pytest.mark.clause("KEYED-032")
 @pytest.mark.filterwarnings("ignore")
 def test_complex_state_is_not_cut_to_its_real_part(impl):
-    """Complex numbers are not loaded over real ones."""
+    """Loading complex numbers over real state raises an error."""
     optimizer = keyed(impl, [{"m": torch.zeros(2)}])
     loaded = torch.tensor([1 + 2j, 3 - 1j])
     refuses(
@@ -295,7 +295,7 @@ def test_complex_state_is_not_cut_to_its_real_part(impl):
 
 @pytest.mark.clause("KEYED-033")
 def test_a_state_dict_with_swapped_keys_loads_what_it_held(impl):
-    """Swapping two entries of a live state dict and loading it swaps the state."""
+    """Loading a live state dict with swapped entries swaps state."""
     optimizer = keyed(impl, [{"m": torch.full((3,), 1.0)}, {"m": torch.full((3,), 2.0)}])
     saved = optimizer.state_dict()
     saved["state"]["p0"], saved["state"]["p1"] = saved["state"]["p1"], saved["state"]["p0"]
@@ -307,7 +307,7 @@ def test_a_state_dict_with_swapped_keys_loads_what_it_held(impl):
 
 @pytest.mark.clause("KEYED-034")
 def test_what_was_loaded_is_not_shared(impl):
-    """Changing a checkpoint after it was loaded does not reach the optimizer, nor the reverse."""
+    """Changing a checkpoint after a load does not affect the optimizer, nor the reverse."""
     optimizer = keyed(impl, [{"m": torch.ones(3), "hist": [1, 2], "n": 1.0}])
     given = {"m": torch.zeros(3), "hist": [3, 4], "n": 2.0}
     optimizer.load_state_dict({"state": {"p0": given}})
@@ -323,7 +323,7 @@ def test_what_was_loaded_is_not_shared(impl):
 @pytest.mark.clause("KEYED-035")
 @pytest.mark.parametrize("given", ["none", "list", "no state", "state is a list", "entry is a list"])
 def test_what_is_no_state_dict_is_refused(impl, given):
-    """Something that is no state dict raises an error, and changes nothing."""
+    """Loading an object that is not a state dict raises and changes nothing."""
     wrong = {
         "none": None,
         "list": [1],
@@ -338,7 +338,7 @@ def test_what_is_no_state_dict_is_refused(impl, given):
 @pytest.mark.clause("KEYED-036")
 @pytest.mark.parametrize("fault", ["shape", "missing key", "nested key", "kind", "no state"])
 def test_a_refusal_is_a_value_error_that_says_where(impl, fault):
-    """A refused load raises a ValueError that names the parameter and the key."""
+    """A rejected load raises a ValueError with the parameter and the key."""
     entry = {"m": torch.ones(3), "deep": {"n": torch.ones(2)}}
     given = {
         "shape": {"m": torch.zeros(4), "deep": {"n": torch.zeros(2)}},
@@ -374,7 +374,7 @@ def test_a_refusal_is_a_value_error_that_says_where(impl, fault):
     ],
 )
 def test_texts_of_refusals(impl, given, text):
-    """The texts of the published library are in the errors for a wrong number of entries."""
+    """Errors for a wrong number of entries contain the texts of the published library."""
     optimizer = keyed(impl, [{"a": 1, "b": 2}, {"a": 1, "b": 2}])
     expect_raises(
         lambda: optimizer.load_state_dict({"state": given}),

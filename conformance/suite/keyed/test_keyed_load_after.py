@@ -1,4 +1,4 @@
-"""Keyed optimizers: what comes after a load, and loads that are not usual."""
+"""Keyed optimizers: events after a load, and unusual loads."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from keyedopt.conformance.suite.support.inputs import parameter, parameters, sgd
 
 @pytest.mark.clause("KEYED-038")
 def test_after_a_load(impl):
-    """post_load_state_dict is called once after each load that is carried out, and sees it."""
+    """post_load_state_dict is called once after each completed load, and sees the loaded state."""
     seen = []
 
     class Noting(impl.KeyedOptimizer):
@@ -26,7 +26,7 @@ def test_after_a_load(impl):
 
 @pytest.mark.clause("KEYED-039")
 def test_a_good_load_after_a_refused_one(impl):
-    """After a refused load the right checkpoint loads, and training goes on from it."""
+    """After a load that raised, the correct checkpoint loads and training continues."""
     params = parameters(2)
     optimizer = sgd(impl, params, momentum=0.9)
     train(optimizer, params, 2)
@@ -62,7 +62,7 @@ def test_sparse_state(impl):
 
 @pytest.mark.clause("KEYED-109")
 def test_state_that_the_inner_optimizer_loaded_itself(impl):
-    """After the inner optimizer loaded a checkpoint of its own, keyed saves and loads see its state."""
+    """After the inner optimizer loads, the wrapper saves and loads its state."""
     params, others = parameters(1), parameters(1)
     inner, old = (
         torch.optim.Adam(list(params.values()), lr=0.1),

@@ -1,4 +1,4 @@
-"""Keyed optimizers: saving and loading parameter groups, which are known by their parameters."""
+"""Keyed optimizers: saving and loading parameter groups, which are identified by their parameters."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from keyedopt.conformance.suite.support.inputs import adam, parameters, train
 
 
 def grouped(impl, groups, keys=3, moments=False):
-    """Make an optimizer with groups given as (keys, options); it saves them."""
+    """Make an optimizer that saves its groups, given as (keys, options)."""
     params = parameters(keys)
     listed = [{"params": [params[key] for key in names], **options} for names, options in groups]
     state = {param: {"m": torch.ones(3)} for param in params.values()} if moments else {}
@@ -25,7 +25,7 @@ def grouped(impl, groups, keys=3, moments=False):
 
 
 def rates(optimizer):
-    """List the rates of the live groups."""
+    """Return the learning rates of the live groups."""
     return [group["lr"] for group in optimizer.param_groups]
 
 
@@ -49,7 +49,7 @@ def test_groups_are_loaded_when_they_are_saved(impl):
 
 @pytest.mark.clause("KEYED-041")
 def test_an_int_is_loaded_over_a_float_in_a_group(impl):
-    """Numbers of another type are taken over in groups, as in state."""
+    """Numbers of another type are loaded in groups, as in state."""
     optimizer = grouped(impl, [(["p0"], {"lr": 0.5})])
     optimizer.load_state_dict({"state": {}, "param_groups": [{"params": ["p0"], "lr": 2}]})
     expect_equal(rates(optimizer), [2], "rates")
@@ -57,7 +57,7 @@ def test_an_int_is_loaded_over_a_float_in_a_group(impl):
 
 @pytest.mark.clause("KEYED-042")
 def test_groups_are_left_alone_unless_asked_for(impl):
-    """Without save_param_groups(True) groups in the checkpoint are ignored, whatever they hold."""
+    """Without save_param_groups(True) groups in the checkpoint are ignored."""
     optimizer = grouped(impl, [(["p0"], {"lr": 0.5})])
     optimizer.save_param_groups(False)
     optimizer.load_state_dict({"state": {}, "param_groups": [{"params": ["nobody"], "lr": 2.0}]})
@@ -67,7 +67,7 @@ def test_groups_are_left_alone_unless_asked_for(impl):
 
 @pytest.mark.clause("KEYED-043")
 def test_groups_are_known_by_their_parameters_not_their_position(impl):
-    """Groups in another order, with parameters in another order, find their own options."""
+    """Reordered groups and parameters find their own options."""
     optimizer = grouped(impl, [(["p0", "p1"], {"lr": 0.5}), (["p2"], {"lr": 0.6})])
     listed = [{"params": ["p2"], "lr": 2.0}, {"params": ["p1", "p0"], "lr": 1.0}]
     optimizer.load_state_dict({"state": {}, "param_groups": listed})
@@ -77,7 +77,7 @@ def test_groups_are_known_by_their_parameters_not_their_position(impl):
 @pytest.mark.clause("KEYED-043")
 @pytest.mark.needs("CombinedOptimizer")
 def test_groups_of_a_combination_are_known_by_their_parameters(impl):
-    """They do so where the optimizer is one of several, too."""
+    """Reordered groups also match inside a combination."""
     inner = grouped(impl, [(["p0", "p1"], {"lr": 0.5}), (["p2"], {"lr": 0.6})])
     combined = impl.CombinedOptimizer([("a", inner)])
     listed = [{"params": ["a.p2"], "lr": 2.0}, {"params": ["a.p1", "a.p0"], "lr": 1.0}]
@@ -98,7 +98,7 @@ MISFITS = [
 
 
 def expect_groups_refused(impl, given, *texts):
-    """Expect groups to be refused with a ValueError that has these texts in its message."""
+    """Expect loading these groups to raise a ValueError that contains these texts."""
     optimizer = grouped(impl, [(["p0"], {"lr": 0.5}), (["p2", "p1"], {"lr": 0.6})])
     expect_raises(
         lambda: optimizer.load_state_dict({"state": {}, "param_groups": given}),
@@ -111,21 +111,21 @@ def expect_groups_refused(impl, given, *texts):
 @pytest.mark.clause("KEYED-044")
 @pytest.mark.parametrize("given", [given for given, _ in MISFITS])
 def test_groups_that_do_not_fit_are_refused(impl, given):
-    """Another number of groups, other members or other options are refused with a ValueError."""
+    """Another number of groups, other members or other options raise ValueError."""
     expect_groups_refused(impl, given)
 
 
 @pytest.mark.clause("KEYED-037")
 @pytest.mark.parametrize(("given", "text"), MISFITS)
 def test_texts_of_refused_groups(impl, given, text):
-    """The texts of the published library are in the errors for groups that do not fit."""
+    """Errors for groups that do not fit contain the texts of the published library."""
     expect_groups_refused(impl, given, text)
 
 
 @pytest.mark.clause("KEYED-045")
 @pytest.mark.parametrize("fault", ["missing", "count", "member", "option"])
 def test_refused_groups_leave_state_and_groups_alone(impl, fault):
-    """When groups do not fit, neither state nor any group has been written."""
+    """If groups do not fit, neither state nor any group is written."""
     optimizer = grouped(impl, [(["p0"], {"lr": 0.5}), (["p1", "p2"], {"lr": 0.6})], moments=True)
     first = {"params": ["p0"], "lr": 9.0}
     given = {
@@ -145,7 +145,7 @@ def test_refused_groups_leave_state_and_groups_alone(impl, fault):
 @pytest.mark.clause("KEYED-046")
 @pytest.mark.parametrize("names", [["p0"], []])
 def test_groups_with_the_same_parameters_are_all_restored(impl, names):
-    """Two groups with the same parameters, or with none on this rank, both get their options."""
+    """Groups with the same parameters, or none, all get their options."""
     groups = [(names, {"lr": 0.1}), (names, {"lr": 0.2}), (["p1"], {"lr": 0.3})]
     optimizer = grouped(impl, groups)
     saved = snapshot(optimizer.state_dict())
@@ -158,7 +158,7 @@ def test_groups_with_the_same_parameters_are_all_restored(impl, names):
 @pytest.mark.clause("KEYED-046")
 @pytest.mark.needs("CombinedOptimizer")
 def test_groups_with_the_same_parameters_in_a_combination(impl):
-    """They get their options where the optimizer is one of several, too."""
+    """The same holds for an optimizer inside a combination."""
     groups = [(["p0"], {"lr": 0.1}), (["p0"], {"lr": 0.2}), ([], {"lr": 0.3}), ([], {"lr": 0.4})]
     combined = impl.CombinedOptimizer([("a", grouped(impl, groups)), ("b", grouped(impl, groups[1:]))])
     saved, before = snapshot(combined.state_dict()), rates(combined)
@@ -170,7 +170,7 @@ def test_groups_with_the_same_parameters_in_a_combination(impl):
 
 @pytest.mark.clause("KEYED-047")
 def test_slashes_in_keys_do_not_mix_groups_up(impl):
-    """The group of one parameter called a/b is another than the group of a and b."""
+    """The group of a parameter a/b differs from the group of a and b."""
     values = parameters(3)
     params = {"a/b": values["p0"], "a": values["p1"], "b": values["p2"]}
     groups = [
@@ -188,7 +188,7 @@ def test_slashes_in_keys_do_not_mix_groups_up(impl):
 
 @pytest.mark.clause("KEYED-048")
 def test_loaded_groups_are_not_shared(impl):
-    """Changing the options of a checkpoint after loading does not reach the live groups."""
+    """Changing the options of a checkpoint after a load does not affect the live groups."""
     optimizer = grouped(impl, [(["p0"], {"lr": 0.5, "betas": [0.9, 0.99]})])
     given = [{"params": ["p0"], "lr": 1.0, "betas": [0.8, 0.88]}]
     optimizer.load_state_dict({"state": {}, "param_groups": given})
@@ -198,7 +198,7 @@ def test_loaded_groups_are_not_shared(impl):
 
 @pytest.mark.clause("KEYED-049")
 def test_a_rate_in_a_tensor(impl):
-    """Records whether a rate that is a tensor is filled in place by a load, or replaced."""
+    """Observe whether a load fills a learning rate tensor in place or replaces it."""
     rate = torch.tensor(0.5)
     optimizer = grouped(impl, [(["p0"], {"lr": rate})])
     given = [{"params": ["p0"], "lr": torch.tensor(2.0)}]
@@ -210,7 +210,7 @@ def test_a_rate_in_a_tensor(impl):
 @pytest.mark.clause("KEYED-050")
 @pytest.mark.parametrize("given", [["p0"], "p0", {"params": ["p0"]}, [{"lr": 0.1}], [1], None])
 def test_malformed_groups_are_refused(impl, given):
-    """Groups that are no list of groups with the keys of their parameters raise an error."""
+    """An object that is not a list of groups with parameter keys raises an error."""
     optimizer = grouped(impl, [(["p0"], {"lr": 0.5})])
     expect_raises(
         lambda: optimizer.load_state_dict({"state": {}, "param_groups": given}),
@@ -223,7 +223,7 @@ def test_malformed_groups_are_refused(impl, given):
 @pytest.mark.clause("KEYED-051")
 @pytest.mark.parametrize("change", ["a list for a tuple", "None to False", "a tensor for a float"])
 def test_options_of_another_type(impl, change):
-    """Records what becomes of an option that comes back as another type."""
+    """Observe what happens to an option that is loaded with another type."""
     live, given = {
         "a list for a tuple": ((0.9, 0.99), [0.8, 0.88]),
         "None to False": (None, False),
