@@ -1,4 +1,4 @@
-"""Keyed optimizers: loading what is easily taken for something else, or for nothing."""
+"""Keyed optimizers: loading values that are easily confused with others or overlooked."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from keyedopt.conformance.suite.support.inputs import parameter, parameters, val
 @pytest.mark.parametrize("names", [["p1", "p10", "p"], ["t.w", "t", "t.w.w"], ["b", "a", "ba"]])
 @pytest.mark.parametrize("turned", [False, True])
 def test_keys_that_begin_alike(impl, names, turned):
-    """Each parameter gets the state of its own key, also where one key is the beginning of another."""
+    """Each parameter gets the state of its own key, also if one key is a prefix of another."""
     params = {name: parameter(2, seed=index) for index, name in enumerate(names)}
     state = {param: {"moment": torch.zeros(2), "count": 0} for param in params.values()}
     optimizer = impl.KeyedOptimizer(params, state, [])
@@ -34,7 +34,7 @@ def test_keys_that_begin_alike(impl, names, turned):
 
 @pytest.mark.clause("KEYED-021")
 def test_state_with_other_strides_is_loaded(impl):
-    """State of a transposed parameter is loaded in place as that of a contiguous one is."""
+    """State of a transposed parameter is loaded in place like contiguous state."""
     param = torch.nn.Parameter(parameter(3, 4).detach().t())
     moment = torch.zeros(3, 4).t()
     optimizer = impl.KeyedOptimizer({"p": param}, {param: {"moment": moment}}, [])
@@ -49,7 +49,7 @@ def test_state_with_other_strides_is_loaded(impl):
     [((1,), ()), ((), (1,)), ((3,), (1, 3)), ((1, 3), (3,)), ((2, 1), (2,)), ((0,), (0, 3))],
 )
 def test_dimensions_of_one_are_dimensions(impl, live, given):
-    """A state tensor with another number of dimensions is refused, whatever is in it."""
+    """Loading a tensor with another number of dimensions raises, whatever its values."""
     param = parameter(3)
     optimizer = impl.KeyedOptimizer({"p": param}, {param: {"moment": torch.ones(tuple(live))}}, [])
     before = snapshot(optimizer.state_dict())
@@ -65,7 +65,7 @@ def test_dimensions_of_one_are_dimensions(impl, live, given):
 @pytest.mark.clause("KEYED-022")
 @pytest.mark.parametrize("given", [0, 0.0, False])
 def test_a_number_of_nothing_is_loaded(impl, given):
-    """A count of 0 is loaded over another one."""
+    """A count of 0 is loaded over a nonzero count."""
     param = parameter(3)
     state = {param: {"count": 7, "moment": torch.ones(3)}}
     optimizer = impl.KeyedOptimizer({"p": param}, state, [])
@@ -97,7 +97,7 @@ def test_options_of_nothing_are_loaded(impl, option, live, given):
 
 @pytest.mark.clause("KEYED-065")
 def test_hooks_run_after_a_step_that_failed(impl):
-    """A step that raises does not silence the hooks of the steps that follow."""
+    """After a step that raises, later steps still run their hooks."""
     param = parameter(3)
     seen = []
 
@@ -119,10 +119,10 @@ def test_hooks_run_after_a_step_that_failed(impl):
 
 
 class Refusing(torch.optim.SGD):
-    """Plain descent that refuses gradients of zero, as one for sparse gradients refuses dense ones."""
+    """Plain descent that raises for gradients of zero, as a sparse optimizer raises for dense ones."""
 
     def step(self, closure=None):
-        """Step, or refuse."""
+        """Step, or raise."""
         if not any(param.grad.any() for group in self.param_groups for param in group["params"]):
             raise RuntimeError("this gradient is refused")
         super().step(closure)
@@ -130,7 +130,7 @@ class Refusing(torch.optim.SGD):
 
 @pytest.mark.clause("KEYED-074")
 def test_init_state_that_fails(impl):
-    """Where the optimizer refuses the gradients of init_state, parameters and options are as they were."""
+    """If the optimizer raises in init_state, parameters and options are restored."""
     params = parameters(2)
     optimizer = impl.KeyedOptimizerWrapper(
         params, lambda listed: Refusing(listed, lr=0.1, momentum=0.5, weight_decay=0.25)

@@ -1,4 +1,4 @@
-"""Keyed optimizers: what else the optimizers inside have, and how wrappers and combinations pass it on."""
+"""Keyed optimizers: further methods of inner optimizers that wrappers and combinations pass on."""
 
 import functools
 
@@ -18,11 +18,11 @@ class Spare(torch.optim.SGD):
         self.buffer = torch.ones(2)
 
     def set_optimizer_step(self, step):
-        """Note a step count."""
+        """Record a step count."""
         self.told.append(step)
 
     def update_hyper_parameters(self, params_dict):
-        """Note hyper-parameters."""
+        """Record hyper-parameters."""
         self.told.append(params_dict)
 
     def scratch_buffers(self):
@@ -30,7 +30,7 @@ class Spare(torch.optim.SGD):
         return (self.buffer,)
 
     def global_step(self, count, closure=None):
-        """Be what a semi-synchronous optimizer takes for a global one."""
+        """Do nothing; a semi-synchronous optimizer requires this method of its global optimizer."""
 
 
 class Plain(torch.optim.SGD):
@@ -57,7 +57,7 @@ def test_further_methods_reach_the_inner_optimizer(impl):
 
 @pytest.mark.clause("KEYED-097")
 def test_further_methods_are_no_error_where_there_are_none(impl):
-    """set_optimizer_step and update_hyper_parameters do nothing around an optimizer without them."""
+    """Both methods do nothing around an optimizer without them."""
     params = parameters(1)
     optimizer = sgd(impl, params)
     optimizer.set_optimizer_step(7)
@@ -68,7 +68,7 @@ def test_further_methods_are_no_error_where_there_are_none(impl):
 @pytest.mark.clause("KEYED-098")
 @pytest.mark.parametrize("inner", ["with", "without"])
 def test_scratch_buffers(impl, inner):
-    """Records what scratch_buffers gives around an optimizer with and without working memory."""
+    """Observe what scratch_buffers returns around an optimizer with and without working memory."""
     factory = Spare if inner == "with" else functools.partial(torch.optim.SGD, lr=0.1)
     optimizer = impl.KeyedOptimizerWrapper(parameters(1), factory)
     return outcome(lambda: len(optimizer.scratch_buffers()))
@@ -84,7 +84,7 @@ def test_scratch_buffers(impl, inner):
     ],
 )
 def test_buffers_are_listed(impl, owner):
-    """The buffers of all optimizers inside that have some are listed, in order; without any there is none."""
+    """The buffers of all inner optimizers are listed in order; the list is empty if there are none."""
     if not hasattr(getattr(impl, owner), "scratch_buffers"):
         getattr(impl, f"{owner}.scratch_buffers")  # is missing, so the case is unsupported
     buffers = []

@@ -1,4 +1,4 @@
-"""Keyed optimizers: state that is sharded, on a single rank."""
+"""Keyed optimizers: sharded state on a single rank."""
 
 import warnings
 
@@ -39,7 +39,7 @@ def columns(value, *widths):
 
 
 def expect_columns(live, value, *widths):
-    """Expect what `columns` makes, and metadata, of the shards and of the whole, that say so."""
+    """Expect the values that `columns` makes, with correct metadata of each shard and of the whole."""
     described = live.metadata().shards_metadata
     for number, width in enumerate(widths):
         shard = live.local_shards()[number]
@@ -75,7 +75,7 @@ def test_sharded_tensors_are_loaded_in_place(impl):
 @pytest.mark.clause("KEYED-057")
 @pytest.mark.parametrize("cut", ["columns", "rows"])
 def test_every_local_shard_is_filled_by_its_own(impl, cut):
-    """Of several local shards, cut by columns or rows, each is filled with what is loaded for it."""
+    """Each of several local shards, by columns or rows, gets its own values."""
 
     def pieces(*numbers):
         offsets = [[0, 2 * i] if cut == "columns" else [3 * i, 0] for i in range(len(numbers))]
@@ -96,7 +96,7 @@ def test_every_local_shard_is_filled_by_its_own(impl, cut):
 @pytest.mark.clause("KEYED-058")
 @pytest.mark.parametrize("given", ["more shards", "other whole", "other rows", "cut by rows", "plain"])
 def test_sharded_tensors_that_do_not_fit_are_refused(impl, given):
-    """Another number of shards, another size, or a plain tensor is refused; nothing changes."""
+    """Another number of shards, another size or a plain tensor raises."""
     with warnings.catch_warnings(), single_rank():
         warnings.simplefilter("ignore")
         live = columns(1.0, 2, 2)
@@ -124,7 +124,7 @@ def test_sharded_tensors_that_do_not_fit_are_refused(impl, given):
 @pytest.mark.clause("KEYED-111")
 @pytest.mark.parametrize("cut", ["columns", "rows"])
 def test_shards_in_another_order(impl, cut):
-    """Local shards that come in another order are refused, or loaded so that each is where it says."""
+    """Local shards in another order raise, or are loaded to the offsets in their metadata."""
 
     def pieces(numbers, more=0.0):
         offsets = [[0, 2 * number] if cut == "columns" else [3 * number, 0] for number in numbers]
@@ -146,7 +146,7 @@ def test_shards_in_another_order(impl, cut):
 
 @pytest.mark.clause("KEYED-059")
 def test_a_wrong_number_of_shards_is_named(impl):
-    """The error for another number of shards has the published text and names the place."""
+    """The error for another number of shards has the published text and the path."""
     with warnings.catch_warnings(), single_rank():
         warnings.simplefilter("ignore")
         optimizer = keyed(impl, {"deep": {"m": columns(1.0, 2, 2)}})
@@ -160,7 +160,7 @@ def test_a_wrong_number_of_shards_is_named(impl):
 
 @pytest.mark.clause("KEYED-060")
 def test_column_wise_shards_may_take_another_width(impl):
-    """Column-wise shards of other widths are taken; the metadata then says what is there."""
+    """Column-wise shards of other widths load, with correct metadata."""
     with warnings.catch_warnings(), single_rank():
         warnings.simplefilter("ignore")
         first, live = columns(1.0, 2, 2), columns(1.0, 2, 2)
@@ -174,7 +174,7 @@ def test_column_wise_shards_may_take_another_width(impl):
 @pytest.mark.clause("KEYED-060")
 @pytest.mark.needs("CombinedOptimizer", "OptimizerWrapper")
 def test_shards_of_another_width_in_a_combination(impl):
-    """Inside other optimizers, too, column-wise shards of other widths are taken with their metadata."""
+    """They also load inside wrappers and combinations, with their metadata."""
     with warnings.catch_warnings(), single_rank():
         warnings.simplefilter("ignore")
         live = columns(1.0, 2, 2)
@@ -205,7 +205,7 @@ def test_dtensors_are_loaded_in_place(impl, placement):
 
 @pytest.mark.clause("KEYED-061")
 def test_dtensors_that_are_placed_otherwise(impl):
-    """A DTensor is filled by one that is placed otherwise, in place; or that is refused."""
+    """A DTensor with another placement is loaded in place, or raises an error."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -227,7 +227,7 @@ def test_dtensors_that_are_placed_otherwise(impl):
 @pytest.mark.clause("KEYED-061")
 @pytest.mark.parametrize("placement", ["shard", "replicate"])
 def test_dtensors_of_several_local_shards(impl, placement):
-    """Of a DTensor whose local part is several shards, each is filled; or the load is refused as a whole."""
+    """If a DTensor has several local shards, each is filled; or the load raises."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard
     from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
@@ -257,7 +257,7 @@ def test_dtensors_of_several_local_shards(impl, placement):
 @pytest.mark.clause("KEYED-062")
 @pytest.mark.parametrize("given", ["shape", "plain", "broadcast", "shape, split", "broadcast, split"])
 def test_dtensors_that_do_not_fit_are_refused(impl, given):
-    """A DTensor of another shape, placed alike or not, or a plain tensor, is refused over a DTensor."""
+    """A DTensor of another shape, or a plain tensor, over a DTensor raises."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
@@ -279,7 +279,7 @@ def test_dtensors_that_do_not_fit_are_refused(impl, given):
 
 @pytest.mark.clause("KEYED-063")
 def test_parameters_may_be_dtensors(impl):
-    """DTensor parameters train, save, load and are initialized like others."""
+    """DTensor parameters are initialized, trained, saved and loaded like others."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -309,7 +309,7 @@ def test_parameters_may_be_dtensors(impl):
 
 @pytest.mark.clause("KEYED-064")
 def test_state_may_be_keyed_by_sharded_parameters(impl):
-    """A ShardedTensor as a parameter has a key, state and a group like any other."""
+    """A ShardedTensor parameter has a key, state and a group like others."""
     with warnings.catch_warnings(), single_rank():
         warnings.simplefilter("ignore")
         param = whole(1.0, 4, 2)

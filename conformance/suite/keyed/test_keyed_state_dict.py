@@ -1,4 +1,4 @@
-"""Keyed optimizers: what `state_dict` shows."""
+"""Keyed optimizers: the contents of `state_dict`."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from keyedopt.conformance.suite.support.inputs import adam, parameters, set_grad
 
 @pytest.mark.clause("KEYED-011")
 def test_state_is_named_by_parameter(impl, dtype):
-    """State appears under the keys of the parameters, with all that the optimizer keeps."""
+    """State appears under the keys of the parameters, with all entries of the optimizer."""
     params = parameters(3, dtype=dtype)
     optimizer = adam(impl, params)
     train(optimizer, params, 2)
@@ -30,7 +30,7 @@ def test_state_is_named_by_parameter(impl, dtype):
 
 @pytest.mark.clause("KEYED-011")
 def test_state_belongs_to_the_parameter_of_its_key(impl):
-    """The state under a key is that of the parameter under that key, in any order of groups."""
+    """The state under a key belongs to that parameter, in any group order."""
     params = parameters(3)
     backwards = [{"params": [params[key]], "lr": 0.1} for key in ("p2", "p0", "p1")]
     state = {params[key]: {"tag": torch.full((2,), number)} for number, key in enumerate(("p1", "p2", "p0"))}
@@ -41,7 +41,7 @@ def test_state_belongs_to_the_parameter_of_its_key(impl):
 
 @pytest.mark.clause("KEYED-012")
 def test_groups_are_left_out_unless_asked_for(impl):
-    """state_dict holds no param_groups by default."""
+    """state_dict contains no param_groups by default."""
     params = parameters(2)
     optimizer = adam(impl, params)
     optimizer.init_state()
@@ -50,7 +50,7 @@ def test_groups_are_left_out_unless_asked_for(impl):
 
 @pytest.mark.clause("KEYED-013")
 def test_groups_are_saved_on_demand(impl):
-    """After save_param_groups(True) groups are there, with keys for parameters; False undoes it."""
+    """save_param_groups(True) adds groups, with keys for parameters; False removes them."""
     params = parameters(3)
     groups = [
         {"params": [params["p2"], params["p0"]], "lr": 0.1, "betas": (0.9, 0.99)},
@@ -69,7 +69,7 @@ def test_groups_are_saved_on_demand(impl):
 
 @pytest.mark.clause("KEYED-014")
 def test_saved_tensors_are_the_live_ones(impl, dtype):
-    """A tensor in the state dict is the optimizer's own, before and after further steps."""
+    """A tensor in the state dict is the live tensor, before and after further steps."""
     params = parameters(2, dtype=dtype)
     optimizer = adam(impl, params)
     train(optimizer, params, 1)
@@ -83,7 +83,7 @@ def test_saved_tensors_are_the_live_ones(impl, dtype):
 
 @pytest.mark.clause("KEYED-015")
 def test_saved_groups_are_copies(impl):
-    """A saved group keeps its values when the live group changes, and the other way round."""
+    """A saved group keeps its values when the live group changes, and the reverse."""
     params = parameters(1)
     groups = [{"params": [params["p0"]], "lr": torch.tensor(0.1), "betas": [0.9, 0.99]}]
     optimizer = impl.KeyedOptimizer(params, {}, groups)
@@ -101,7 +101,7 @@ def test_saved_groups_are_copies(impl):
 
 @pytest.mark.clause("KEYED-016")
 def test_stateful_objects_appear_as_their_state(impl):
-    """An object that follows the stateful protocol is shown as its own state dict, also nested."""
+    """A stateful object appears as its own state dict, also when nested."""
     params = parameters(1)
     state = {
         params["p0"]: {
@@ -117,7 +117,7 @@ def test_stateful_objects_appear_as_their_state(impl):
 
 @pytest.mark.clause("KEYED-017")
 def test_the_shape_of_the_live_state_is_not_the_callers_to_change(impl):
-    """Adding, removing or replacing keys in a state dict does not reach the optimizer."""
+    """Changing keys of a state dict has no effect."""
     params = parameters(1)
     state = {params["p0"]: {"deep": {"moment": torch.ones(3)}, "count": 3}}
     optimizer = impl.KeyedOptimizer(params, state, [])
@@ -133,7 +133,7 @@ def test_the_shape_of_the_live_state_is_not_the_callers_to_change(impl):
 @pytest.mark.clause("KEYED-018")
 @pytest.mark.parametrize("where", ["group", "second group", "state"])
 def test_what_is_optimized_without_a_key_is_not_left_out(impl, where):
-    """Saving fails when the optimizer changes a parameter without a key: it would be lost."""
+    """Saving raises if the optimizer updates a parameter without a key."""
     params = parameters(2)
     keyed = {"p0": params["p0"]}
     if where == "group":
@@ -152,7 +152,7 @@ def test_what_is_optimized_without_a_key_is_not_left_out(impl, where):
 
 @pytest.mark.clause("KEYED-019")
 def test_order_of_keys(impl):
-    """Records the order of parameters in the state dict, when state came in another order."""
+    """Observe the order of parameters in the state dict if state was created in another order."""
     params = parameters(3)
     optimizer = sgd(impl, params, momentum=0.9)
     for key in ("p2", "p0", "p1"):
@@ -165,7 +165,7 @@ def test_order_of_keys(impl):
 @pytest.mark.clause("KEYED-020")
 @pytest.mark.parametrize("special", [[float("nan"), float("inf"), -0.0]])
 def test_non_finite_state_is_saved_and_loaded_bit_by_bit(impl, special):
-    """NaN, infinities and signed zeros in tensors and numbers pass through save and load."""
+    """NaN, infinities and signed zeros survive save and load."""
     params, others = parameters(1), parameters(1)
     tensor = torch.tensor(special)
     old = impl.KeyedOptimizer(params, {params["p0"]: {"m": tensor, "x": float("nan")}}, [])

@@ -1,4 +1,4 @@
-"""Keyed optimizers: state in objects that follow PyTorch's stateful protocol, and nested state."""
+"""Keyed optimizers: stateful objects of PyTorch's stateful protocol, and nested state."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ from keyedopt.conformance.suite.support.inputs import parameters
 
 
 class Saved:
-    """An object that can show its state but cannot load it."""
+    """An object that has state_dict but not load_state_dict."""
 
     def __init__(self):
         self.calls = 0
@@ -28,7 +28,7 @@ class Saved:
 
 
 class Counting:
-    """A stateful object whose state is numbers, and that counts how often it is loaded."""
+    """A stateful object whose state is a number, and that counts its loads."""
 
     def __init__(self, number):
         self.number = number
@@ -39,20 +39,20 @@ class Counting:
         return {"number": self.number}
 
     def load_state_dict(self, state_dict):
-        """Take the number."""
+        """Store the number."""
         self.loads += 1
         self.number = state_dict["number"]
 
 
 def keyed(impl, entries):
-    """Make an optimizer with the given state, one entry a parameter, and no groups."""
+    """Make an optimizer with the given state, one entry per parameter, and no groups."""
     params = parameters(len(entries))
     return impl.KeyedOptimizer(params, dict(zip(params.values(), entries, strict=True)), [])
 
 
 @pytest.mark.clause("KEYED-052")
 def test_stateful_objects_load_their_own_state(impl):
-    """Each stateful object, nested ones too, gets its own part through load_state_dict, once."""
+    """Each stateful object, also nested, receives its own state dict once."""
     one, two = Counting(1), Counting(2)
     optimizer = keyed(impl, [{"object": one, "deep": {"object": two}}])
     saved = snapshot(optimizer.state_dict())
@@ -75,7 +75,7 @@ def test_stateful_tensors_are_filled(impl):
 @pytest.mark.clause("KEYED-053")
 @pytest.mark.parametrize("where", ["first", "last"])
 def test_an_object_that_refuses_undoes_the_load(impl, where):
-    """When a stateful object raises in a load, it and everything else are as before."""
+    """If a stateful object raises in a load, it and all else are restored."""
     refusing = Stateful(torch.tensor([1.0, 2.0]), refuse=True)
     entries = [
         {"m": torch.ones(2), "n": 1, "object": Stateful(torch.tensor([3.0, 4.0]))},
@@ -95,7 +95,7 @@ def test_an_object_that_refuses_undoes_the_load(impl, where):
 
 @pytest.mark.clause("KEYED-053")
 def test_a_later_fault_undoes_what_an_object_took(impl):
-    """When state after a stateful object does not fit, the object has not changed either."""
+    """If state after a stateful object does not fit, the object is restored."""
     entries = [{"object": Stateful(torch.ones(2))}, {"m": torch.ones(3)}]
     optimizer = keyed(impl, entries)
     given = {"p0": {"object": {"tensor": torch.zeros(2)}}, "p1": {"other": torch.zeros(3)}}
@@ -106,7 +106,7 @@ def test_a_later_fault_undoes_what_an_object_took(impl):
 
 @pytest.mark.clause("KEYED-054")
 def test_an_object_is_never_replaced_by_its_state(impl):
-    """An object that shows its state but cannot load it is still there after a load, or it fails."""
+    """An object without load_state_dict is not replaced, or the load raises."""
     entry = {"object": Saved(), "m": torch.ones(2)}
     optimizer = keyed(impl, [entry])
 
@@ -122,7 +122,7 @@ def test_an_object_is_never_replaced_by_its_state(impl):
 @pytest.mark.clause("KEYED-055")
 @pytest.mark.parametrize("given", ["tensor", "number"])
 def test_an_object_does_not_get_what_is_no_state(impl, given):
-    """A tensor or a number in the place of an object's state is refused before it is handed on."""
+    """A tensor or a number in place of an object's state raises an error."""
     target = Counting(1)
     optimizer = keyed(impl, [{"object": target, "m": torch.ones(2)}])
     wrong = torch.zeros(2) if given == "tensor" else 3.0
@@ -150,7 +150,7 @@ def test_nested_state_is_saved_and_loaded_in_place(impl, dtype):
 
 @pytest.mark.clause("KEYED-056")
 def test_keys_that_are_no_text(impl):
-    """Numbers as keys of nested state are as good as texts."""
+    """Nested state may have numbers as keys."""
     optimizer = keyed(impl, [{0: {1: torch.ones(2)}}])
     optimizer.load_state_dict({"state": {"p0": {0: {1: torch.zeros(2)}}}})
     expect_bits(optimizer.state_dict()["state"]["p0"][0][1], torch.zeros(2), "state under 0, 1")

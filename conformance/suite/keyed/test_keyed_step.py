@@ -1,4 +1,4 @@
-"""Keyed optimizers: steps, closures, gradients, and what people put around optimizers."""
+"""Keyed optimizers: steps, closures, gradients, schedulers, scalers, autocast and compiling."""
 
 import functools
 import warnings
@@ -27,13 +27,13 @@ from keyedopt.conformance.suite.support.inputs import (
 
 
 class Growing(torch.optim.Optimizer):
-    """An optimizer that makes a part of its state only in its second step."""
+    """An optimizer that creates a part of its state only in its second step."""
 
     def __init__(self, listed, nested=False):
         super().__init__(listed, {"lr": 0.1, "nested": nested})
 
     def step(self, closure=None):
-        """Count, and add state late."""
+        """Count, and add state in the second step."""
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is None:
@@ -62,7 +62,7 @@ def test_a_wrapped_optimizer_trains_like_itself(impl, name, dtype):
 
 @pytest.mark.clause("KEYED-089")
 def test_a_closure_is_evaluated_with_gradients(impl):
-    """Step evaluates its closure with gradients enabled and trains on what it computes."""
+    """step evaluates its closure with gradients enabled and uses its gradients."""
     params, others = parameters(1), parameters(1)
     optimizer, plain = sgd(impl, params), torch.optim.SGD(list(others.values()), lr=0.1)
     seen = []
@@ -87,7 +87,7 @@ def test_a_closure_is_evaluated_with_gradients(impl):
 @pytest.mark.clause("KEYED-089")
 @pytest.mark.parametrize("evaluations", [1, 3])
 def test_a_closure_is_evaluated_as_often_as_asked(impl, evaluations):
-    """The closure reaches the inner optimizer, which evaluates it as often as it likes."""
+    """The inner optimizer receives the closure and evaluates it repeatedly."""
     params = parameters(1)
     optimizer, recorder = recording(impl, params, evaluations=evaluations)
     calls = []
@@ -104,7 +104,7 @@ def test_a_closure_is_evaluated_as_often_as_asked(impl, evaluations):
 
 @pytest.mark.clause("KEYED-090")
 def test_what_step_returns(impl):
-    """Records what step returns with and without a closure."""
+    """Observe what step returns with and without a closure."""
     params = parameters(1)
     optimizer = sgd(impl, params)
     return [outcome(lambda: optimizer.step(lambda: 2.5)), outcome(optimizer.step)]
@@ -113,7 +113,7 @@ def test_what_step_returns(impl):
 @pytest.mark.clause("KEYED-091")
 @pytest.mark.parametrize("kind", ["dense", "sparse", "nan"])
 def test_zero_grad_sets_gradients_to_zero(impl, kind, dtype):
-    """zero_grad() and zero_grad(set_to_none=False) leave gradients of zeros, in every group."""
+    """zero_grad() and zero_grad(set_to_none=False) zero gradients in every group."""
     params = {"p0": parameter(4, 2, dtype=dtype), "p1": parameter(4, 2, dtype=dtype)}
     optimizer = impl.KeyedOptimizerWrapper(
         params, lambda listed: torch.optim.SGD([{"params": [param]} for param in listed], lr=0.1)
@@ -136,7 +136,7 @@ def test_zero_grad_sets_gradients_to_zero(impl, kind, dtype):
 
 @pytest.mark.clause("KEYED-092")
 def test_zero_grad_drops_gradients_on_demand(impl):
-    """zero_grad(set_to_none=True) leaves no gradients; missing ones are no error."""
+    """zero_grad(set_to_none=True) removes gradients; missing ones are allowed."""
     params = parameters(2)
     optimizer = sgd(impl, params)
     set_grads({"p0": params["p0"]})
@@ -149,7 +149,7 @@ def test_zero_grad_drops_gradients_on_demand(impl):
 
 @pytest.mark.clause("KEYED-092")
 def test_zero_grad_of_a_keyed_optimizer(impl):
-    """zero_grad of a plain keyed optimizer obeys set_to_none and takes parameters of all groups."""
+    """zero_grad of a plain keyed optimizer respects set_to_none, in all groups."""
     params = parameters(2)
     groups = [{"params": [params["p0"]]}, {"params": [params["p1"], params["p0"]]}]
     optimizer = impl.KeyedOptimizer(params, {}, groups)
@@ -163,7 +163,7 @@ def test_zero_grad_of_a_keyed_optimizer(impl):
 
 @pytest.mark.clause("KEYED-093")
 def test_parameters_without_gradient_are_left_alone(impl):
-    """A parameter without gradient does not change and gets state when it has its first one."""
+    """A parameter without a gradient does not change and has no state yet."""
     params = parameters(2)
     optimizer = adam(impl, params)
     before = values(params)
@@ -180,7 +180,7 @@ def test_parameters_without_gradient_are_left_alone(impl):
 
 @pytest.mark.clause("KEYED-094")
 def test_sparse_and_empty_gradients_reach_the_optimizer(impl):
-    """Sparse, uncoalesced and empty gradients train like in the optimizer alone."""
+    """Sparse, uncoalesced and empty gradients train as without keys."""
     params, others = {"p0": parameter(4, 2)}, {"p0": parameter(4, 2)}
     make = functools.partial(torch.optim.SparseAdam, lr=0.1)
     optimizer, plain = impl.KeyedOptimizerWrapper(params, make), make(list(others.values()))
@@ -195,7 +195,7 @@ def test_sparse_and_empty_gradients_reach_the_optimizer(impl):
 @pytest.mark.clause("KEYED-095")
 @pytest.mark.parametrize("special", ["nan", "inf"])
 def test_a_non_finite_gradient_stays_where_it_is(impl, special):
-    """A gradient that is not finite does not reach parameters or state of other keys."""
+    """A non-finite gradient does not affect parameters or state of other keys."""
     params, others = parameters(2), parameters(2)
     optimizer, clean = adam(impl, params), adam(impl, others)
     set_grads(params)
@@ -210,7 +210,7 @@ def test_a_non_finite_gradient_stays_where_it_is(impl, special):
 @pytest.mark.clause("KEYED-096")
 @pytest.mark.parametrize("nested", [False, True])
 def test_state_that_comes_after_the_first_step_is_an_error(impl, nested):
-    """State with new keys after a parameter's first step raises an error that names the parameter."""
+    """New state entries after the first step raise an error."""
     params = parameters(1)
     optimizer = impl.KeyedOptimizerWrapper(params, functools.partial(Growing, nested=nested))
     set_grads(params)
@@ -226,7 +226,7 @@ def test_state_that_comes_after_the_first_step_is_an_error(impl, nested):
 
 @pytest.mark.clause("KEYED-099")
 def test_a_scheduler_of_torch_sets_the_rate(impl):
-    """An LRScheduler changes the rate that the next step uses."""
+    """An LRScheduler changes the learning rate that the next step uses."""
     params, others = parameters(1), parameters(1)
     optimizer, plain = sgd(impl, params), torch.optim.SGD(list(others.values()), lr=0.1)
     one = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
@@ -262,7 +262,7 @@ def test_a_scheduler_that_cycles_momentum(impl, name):
 @pytest.mark.clause("KEYED-100")
 @pytest.mark.parametrize("overflow", [False, True])
 def test_a_grad_scaler_steps_or_skips(impl, overflow):
-    """A GradScaler unscales, steps, and skips the step when a gradient is not finite."""
+    """A GradScaler unscales, steps, and skips the step if a gradient is not finite."""
     params = parameters(1)
     optimizer = adam(impl, params)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
