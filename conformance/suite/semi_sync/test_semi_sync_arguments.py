@@ -1,4 +1,4 @@
-"""Semi-synchronous training: what it is made of, what is refused, what is passed on."""
+"""Semi-synchronous training: constructor arguments, errors, and methods that are passed on."""
 
 import math
 from typing import Any
@@ -18,26 +18,26 @@ from keyedopt.conformance.suite.support.replicas import GLOBAL_COUNTER, LOCAL_CO
 
 
 class Told(torch.optim.SGD):
-    """An optimizer that notes what it is told besides stepping."""
+    """An optimizer that records the calls of its further methods."""
 
     told: Any = None
 
     def set_optimizer_step(self, step: int) -> None:
-        """Note a step count."""
+        """Record a step count."""
         self.told = [*(self.told or []), step]
 
     def update_hyper_parameters(self, params_dict: Any) -> None:
-        """Note hyper-parameters."""
+        """Record hyper-parameters."""
         self.told = [*(self.told or []), params_dict]
 
     def global_step(self, count: Any, closure: Any = None) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 @pytest.mark.clause("SEMI-001")
 @pytest.mark.parametrize("how", ["list", "generator", "groups", "groups of one"])
 def test_it_is_a_keyed_optimizer(impl, how):
-    """It is made of parameters or groups and two keyed optimizers, and has 16 local steps to a global one."""
+    """It takes parameters or groups and two keyed optimizers; 16 local steps per global step."""
     params = parameters()
     given: Any = {
         "list": [*params.values()],
@@ -62,7 +62,7 @@ def test_it_is_a_keyed_optimizer(impl, how):
 @pytest.mark.clause("SEMI-002")
 @pytest.mark.parametrize("every", [0, -2, 2.5, "nan", None, "4"])
 def test_wrong_number_of_local_steps(impl, every):
-    """What is no whole number above 0 is refused with an error, at the latest by the first step."""
+    """A num_local_steps that is not a positive whole number raises an error."""
     params = parameters()
     number = math.nan if every == "nan" else every
 
@@ -75,7 +75,7 @@ def test_wrong_number_of_local_steps(impl, every):
 @pytest.mark.clause("SEMI-003")
 @pytest.mark.parametrize("which", ["local", "global"])
 def test_optimizer_without_keys(impl, which):
-    """A plain torch optimizer in place of a keyed one is refused, at the latest when it is to be saved."""
+    """A plain torch optimizer in place of a keyed one raises an error, at the latest on saving."""
     params = parameters()
     listed = [*params.values()]
     local: Any = adam(impl, params)
@@ -96,7 +96,7 @@ def test_optimizer_without_keys(impl, which):
 
 @pytest.mark.clause("SEMI-003")
 def test_global_optimizer_without_global_step(impl):
-    """A global optimizer that cannot take a global step is refused before a parameter has changed."""
+    """A global optimizer without global_step raises before a parameter changes."""
     params = parameters()
     before = values(params)
 
@@ -115,7 +115,7 @@ def test_global_optimizer_without_global_step(impl):
     [None, [], ["p0", "p1"], 3, [{"lr": 0.5}], [{"params": ["p0", "p1"]}], "one of two"],
 )
 def test_wrong_global_params(impl, wrong):
-    """No global parameters, or what is none, is refused with an error, also one among others."""
+    """Missing or invalid global parameters raise an error, also among valid ones."""
     params = parameters()
     if wrong == "one of two":
         wrong = [params["p0"], "p1"]
@@ -126,7 +126,7 @@ def test_wrong_global_params(impl, wrong):
 
 @pytest.mark.clause("SEMI-007")
 def test_one_key_for_two_tensors(impl):
-    """One key for two tensors is an error, at the latest when the parameters are looked at."""
+    """One key for two tensors raises an error, at the latest when the parameters are read."""
     params = parameters(2)
     others = {"p0": params["p0"], "p1": parameter(3)}
     kinds = (ValueError, AssertionError)
@@ -136,7 +136,7 @@ def test_one_key_for_two_tensors(impl):
 @pytest.mark.clause("SEMI-008")
 @pytest.mark.parametrize("wrong", ["one key for two tensors", "two keys for one tensor"])
 def test_contradicting_keys(impl, wrong):
-    """Keys and tensors that contradict each other are refused before a step is taken."""
+    """Contradicting keys and tensors raise an error before a step is taken."""
     params = parameters(2)
     second = {"p1": parameter(3)} if wrong == "one key for two tensors" else {"other": params["p1"]}
     others = {"p0": params["p0"], **second}
@@ -151,7 +151,7 @@ def test_contradicting_keys(impl, wrong):
 @pytest.mark.clause("SEMI-008")
 @pytest.mark.parametrize("name", [LOCAL_COUNTER, GLOBAL_COUNTER])
 def test_the_key_of_a_counter(impl, name):
-    """A parameter with the key of a step counter is refused before a step is taken."""
+    """A parameter with the key of a step counter raises an error before a step is taken."""
     params = {name: parameter(3)}
     optimizers = adam(impl, params), impl.KeyedOptimizerWrapper(params, Outer)
 
@@ -163,7 +163,7 @@ def test_the_key_of_a_counter(impl, name):
 
 @pytest.mark.clause("SEMI-034")
 def test_what_is_passed_on(impl):
-    """A step count and hyper-parameters reach each optimizer that takes them, and others do not mind."""
+    """A step count and hyper-parameters reach each optimizer that has the methods; others are skipped."""
     params = parameters()
     made: list[Told] = []
 
@@ -184,7 +184,7 @@ def test_what_is_passed_on(impl):
 @pytest.mark.clause("SEMI-036")
 @pytest.mark.parametrize("non_blocking", [False, True])
 def test_offloading(impl, device, non_blocking):
-    """Offloading changes no number, and keeps what only the global optimizer has in the memory of the CPU."""
+    """Offloading changes no number and keeps parameters of only the global optimizer in CPU memory."""
 
     def make(**options: Any) -> Any:
         params = parameters(device=device)
@@ -215,7 +215,7 @@ def test_offloading(impl, device, non_blocking):
 @pytest.mark.clause("SEMI-033")
 @pytest.mark.parametrize("wrong", [3, {"lr": 0.1}])
 def test_malformed_group(impl, wrong):
-    """What is no group is refused with an error."""
+    """Adding an object that is not a group raises an error."""
     optimizer = semisync(impl, parameters())[0]
     kinds = (ValueError, TypeError, KeyError, AttributeError, NotImplementedError)
     expect_raises(lambda: optimizer.add_param_group(wrong), *kinds, expected="an error")
@@ -223,7 +223,7 @@ def test_malformed_group(impl, wrong):
 
 @pytest.mark.clause("SEMI-033")
 def test_new_group(impl):
-    """A new group is trained from then on, or refused with an error; it is never swallowed."""
+    """A new group is trained from then on, or adding it raises; it is never silently dropped."""
     params, late = parameters(), parameter(2, seed=7)
     optimizer, *_ = semisync(impl, params)
     before = values([late])

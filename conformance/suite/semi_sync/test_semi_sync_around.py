@@ -1,4 +1,4 @@
-"""Semi-synchronous training: what people put around it, hooks, copies, distributed parameters."""
+"""Semi-synchronous training: schedulers, scalers, clipping, hooks, copies, distributed parameters."""
 
 import copy
 import math
@@ -23,7 +23,7 @@ from keyedopt.conformance.suite.support.replicas import Outer, semisync
 
 
 def snapshot_of(tree: Any) -> Any:
-    """Clone a nested mapping of tensors, those that are distributed too."""
+    """Clone a nested mapping of tensors, including distributed tensors."""
     if isinstance(tree, dict):
         return {key: snapshot_of(value) for key, value in tree.items()}
     return tree.detach().clone() if isinstance(tree, torch.Tensor) else tree
@@ -31,7 +31,7 @@ def snapshot_of(tree: Any) -> Any:
 
 @pytest.mark.clause("SEMI-030")
 def test_lr_scheduler(impl):
-    """A scheduler sets the rates of both optimizers."""
+    """A scheduler sets the learning rates of both optimizers."""
     params = parameters()
     optimizer, local, outer = semisync(impl, params)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
@@ -44,7 +44,7 @@ def test_lr_scheduler(impl):
 @pytest.mark.clause("SEMI-031")
 @pytest.mark.parametrize("unscale", [False, True])
 def test_grad_scaler(impl, unscale):
-    """A GradScaler unscales gradients once, also of parameters that both have, or it is refused."""
+    """A GradScaler unscales gradients once, also of shared parameters, or raises an error."""
     params, others = parameters(3), parameters(3)
     local = impl.KeyedOptimizerWrapper(
         params, lambda listed: torch.optim.SGD([{"params": [param]} for param in listed], lr=0.1)
@@ -69,7 +69,7 @@ def test_grad_scaler(impl, unscale):
 
 @pytest.mark.clause("SEMI-031")
 def test_grad_scaler_with_infinite_gradients(impl):
-    """With an infinite gradient a GradScaler leaves the step out, and it is not counted."""
+    """With an infinite gradient a GradScaler skips the step, which is not counted."""
     params = parameters()
     optimizer, _, outer = semisync(impl, params, every=2)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -87,7 +87,7 @@ def test_grad_scaler_with_infinite_gradients(impl):
 
 @pytest.mark.clause("SEMI-032")
 def test_clipping_around_it(impl):
-    """Clipping around it bounds each gradient once, also of parameters that both optimizers have."""
+    """Clipping around it clips each gradient once, also of parameters that both optimizers have."""
     params = parameters()
     recorder: list[Recorder] = []
 
@@ -108,7 +108,7 @@ def test_clipping_around_it(impl):
 @pytest.mark.parametrize("steps", [0, 2, 4])
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_copies(impl, steps, how):
-    """A copy holds the same state and counters, shares nothing, and trains on alike with its global steps."""
+    """A copy has the same state and counters, shares nothing, and trains equally, including global steps."""
     params = parameters()
     optimizer, _, outer = semisync(impl, params, every=3)
     train(optimizer, params, steps)
@@ -126,7 +126,7 @@ def test_copies(impl, steps, how):
 
 @pytest.mark.clause("SEMI-029")
 def test_copies_leave_others_alone(impl):
-    """Copying one leaves all others of the process working, those that are made later too."""
+    """Copying one instance does not affect existing and later instances of the process."""
     params = parameters()
     first = semisync(impl, params)[0]
     copy.deepcopy(first)
@@ -137,7 +137,7 @@ def test_copies_leave_others_alone(impl):
 
 @pytest.mark.clause("SEMI-026")
 def test_step_hooks(impl):
-    """Step hooks run once a step, before and after it, at a global step too."""
+    """Step hooks run once per step, before and after it, also at a global step."""
     params = parameters()
     optimizer = semisync(impl, params, every=2)[0]
     seen: list[str] = []
@@ -152,7 +152,7 @@ def test_step_hooks(impl):
 
 @pytest.mark.clause("SEMI-028")
 def test_hooks_of_the_local_optimizer(impl):
-    """Step hooks of the local optimizer and of the torch optimizer inside run once a step."""
+    """Step hooks of the local optimizer and its inner torch optimizer run once per step."""
     params = parameters()
     made: list[torch.optim.Optimizer] = []
 
@@ -170,7 +170,7 @@ def test_hooks_of_the_local_optimizer(impl):
 
 @pytest.mark.clause("SEMI-025")
 def test_hooks_of_the_global_optimizer(impl):
-    """Recorded: which step hooks of the keyed global optimizer and of the one inside run at a global step."""
+    """Observe which step hooks of the global optimizer and its inner one run at a global step."""
     params = parameters()
     made: list[Outer] = []
 
@@ -189,7 +189,7 @@ def test_hooks_of_the_global_optimizer(impl):
 
 @pytest.mark.clause("SEMI-020")
 def test_dtensor_parameters(impl):
-    """With DTensor parameters it steps, saves and loads as each of its optimizers does."""
+    """DTensor parameters are stepped, saved and loaded as by the two optimizers."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import distribute_tensor
 

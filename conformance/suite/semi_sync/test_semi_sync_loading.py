@@ -1,4 +1,4 @@
-"""Loading the state of two optimizers as one: what is refused, groups, hooks, compositions."""
+"""Semi-synchronous training: loading, errors, groups, hooks, compositions."""
 
 import copy
 from typing import Any
@@ -26,7 +26,7 @@ from keyedopt.conformance.suite.support.wrapper import note_load
 
 
 def snapshot_groups(saved: Any) -> Any:
-    """Clone what was saved, groups too."""
+    """Clone a saved state, including groups."""
     return {
         "state": snapshot(saved["state"]),
         "param_groups": [dict(group) for group in saved["param_groups"]],
@@ -82,7 +82,7 @@ def compose(impl: Any, kind: str, params: Any) -> Any:
     ],
 )
 def test_malformed_state(impl, wrong):
-    """A state that does not fit is refused with a ValueError, and neither optimizer has changed."""
+    """Loading state that does not fit raises ValueError and changes neither optimizer."""
     params, others = parameters(), parameters()
     optimizer, saved = semisync(impl, params, every=2)[0], semisync(impl, others, every=2)[0]
     train(optimizer, params, 4)
@@ -139,7 +139,7 @@ def test_malformed_state(impl, wrong):
 @pytest.mark.clause("SEMI-019")
 @pytest.mark.parametrize("kind", ["unlike", "alike"])
 def test_groups(impl, kind):
-    """With save_param_groups the groups of both are saved, and each is loaded into its own optimizer."""
+    """With save_param_groups(True) the groups of both are saved, and each is loaded into its optimizer."""
 
     def make() -> Any:
         params = parameters()
@@ -168,7 +168,7 @@ def test_groups(impl, kind):
 
 @pytest.mark.clause("SEMI-019")
 def test_groups_are_found_by_their_keys(impl):
-    """Keys of a group in another order are the same group, and what is loaded stays as it is."""
+    """Keys of a group may be reordered, and the loaded state dict is not modified."""
     params = parameters()
     optimizer, *members = semisync(impl, params, every=1, local=sgd(impl, params))
     optimizer.save_param_groups(True)
@@ -196,7 +196,7 @@ def test_groups_are_found_by_their_keys(impl):
 @pytest.mark.clause("SEMI-019")
 @pytest.mark.parametrize("wrong", ["none", "one too few", "other parameters"])
 def test_malformed_groups(impl, wrong):
-    """Groups that do not fit are refused with an error, and nothing has changed."""
+    """Loading groups that do not fit raises an error and changes nothing."""
     params = parameters()
     optimizer = semisync(impl, params, every=1, local=sgd(impl, params))[0]
     optimizer.save_param_groups(True)
@@ -221,7 +221,7 @@ def test_malformed_groups(impl, wrong):
 @pytest.mark.clause("SEMI-037")
 @pytest.mark.parametrize("which", ["local", "global", "both"])
 def test_groups_of_members(impl, which):
-    """Optimizers that save their groups already do so inside as well, or are refused if only one does."""
+    """Optimizers that save their groups still do so inside; if only one does, the constructor raises."""
     params = parameters()
     local = sgd(impl, params)
 
@@ -244,15 +244,15 @@ def test_groups_of_members(impl, which):
 
 @pytest.mark.clause("SEMI-039")
 def test_post_load_state_dict(impl):
-    """A load tells each optimizer once, when its state is there."""
+    """A load calls post_load_state_dict of each optimizer once, after its state is written."""
     params, told = parameters(), []
     made: list[Any] = []
 
     class Watched(impl.KeyedOptimizerWrapper):
-        """A keyed optimizer that notes when it is told of a load."""
+        """A keyed optimizer that records calls of post_load_state_dict."""
 
         def post_load_state_dict(self) -> None:
-            """Note which one it is, and a value of its state."""
+            """Record this optimizer and a value of its state."""
             entry = self.state[params["p0"]]
             told.append(sorted((key, float(value.sum())) for key, value in entry.items()))
 
@@ -279,7 +279,7 @@ def test_post_load_state_dict(impl):
 
 @pytest.mark.clause("SEMI-027")
 def test_state_dict_hooks(impl):
-    """Hooks of state_dict run once a call, and what a post-hook returns is used."""
+    """Hooks of state_dict run once per call, and the return value of a post-hook is used."""
     optimizer = semisync(impl, parameters())[0]
     seen: list[str] = []
     optimizer.register_state_dict_pre_hook(lambda one: seen.append("pre"))
@@ -290,7 +290,7 @@ def test_state_dict_hooks(impl):
 
 @pytest.mark.clause("SEMI-027")
 def test_load_state_dict_hooks(impl):
-    """Hooks of load_state_dict run once a call, and what a pre-hook returns is loaded."""
+    """Hooks of load_state_dict run once per call, and the return value of a pre-hook is loaded."""
     params = parameters()
     optimizer = semisync(impl, params, every=1)[0]
     train(optimizer, params, 1)
@@ -307,7 +307,7 @@ def test_load_state_dict_hooks(impl):
 @pytest.mark.clause("SEMI-040")
 @pytest.mark.parametrize("which", ["local", "global"])
 def test_hooks_of_its_optimizers(impl, which):
-    """Save and load hooks of either optimizer run once; what they return is used, and comes back."""
+    """Save and load hooks of either optimizer run once; their results are used and loaded."""
     params = parameters()
     local = adam(impl, params)
     outer = impl.KeyedOptimizerWrapper(params, Outer)
@@ -340,7 +340,7 @@ def test_hooks_of_its_optimizers(impl, which):
 )
 @pytest.mark.parametrize("steps", [4, 6])
 def test_compositions(impl, kind, steps):
-    """Inside and around other optimizers it steps, saves all it has, and resumes alike."""
+    """Inside and around other optimizers it steps, saves its complete state, and resumes."""
     params, others = parameters(), parameters()
     optimizer, resumed = compose(impl, kind, params), compose(impl, kind, others)
     train(optimizer, params, steps)
@@ -352,7 +352,7 @@ def test_compositions(impl, kind, steps):
 
 @pytest.mark.clause("SEMI-018")
 def test_refused_load_in_a_combination(impl):
-    """A load that another optimizer of a combination refuses leaves this one as it was."""
+    """If another optimizer of a combination rejects a load, this one is unchanged."""
     params = parameters()
     whole = semisync(impl, {"p0": params["p0"]}, every=2)[0]
     combined = impl.CombinedOptimizer([("a", whole), ("b", adam(impl, {"p1": params["p1"]}))])

@@ -1,4 +1,4 @@
-"""The state of two optimizers as one: what is shown, saved, and resumed from."""
+"""Semi-synchronous training: parameters, state, saving, and resuming."""
 
 import pytest
 import torch
@@ -22,7 +22,7 @@ from keyedopt.conformance.suite.support.replicas import (
 
 @pytest.mark.clause("SEMI-009")
 def test_params(impl):
-    """The params are the parameters of both optimizers by key, as the very tensors."""
+    """params contains the parameters of both optimizers by key, as the same tensor objects."""
     params = parameters(3)
     local = adam(impl, {"p0": params["p0"], "p1": params["p1"]})
     optimizer = semisync(impl, params, local=local, outer_params={"p1": params["p1"], "p2": params["p2"]})[0]
@@ -32,7 +32,7 @@ def test_params(impl):
 
 @pytest.mark.clause("SEMI-010")
 def test_state(impl):
-    """The state is what each optimizer keeps, live, under its prefix, and the counters."""
+    """state contains each optimizer's live state under its prefix, and the counters."""
     params = parameters(3)
     local = adam(impl, {"p0": params["p0"], "p1": params["p1"]})
     outer_params = {"p1": params["p1"], "p2": params["p2"]}
@@ -54,7 +54,7 @@ def test_state(impl):
 
 @pytest.mark.clause("SEMI-011")
 def test_param_groups(impl):
-    """param_groups shows the very groups of both: a rate that is set there is used."""
+    """param_groups contains the group objects of both: a learning rate that is set there takes effect."""
     params, others = parameters(), parameters()
     optimizer, local, outer = semisync(impl, params, every=1, local=sgd(impl, params))
     groups = list(optimizer.param_groups)
@@ -70,7 +70,7 @@ def test_param_groups(impl):
 
 @pytest.mark.clause("SEMI-012")
 def test_state_dict(impl, dtype):
-    """state_dict holds the state of both by parameter key, as live tensors, and the counters."""
+    """state_dict contains the state of both by parameter key, as live tensors, and the counters."""
     params = parameters(dtype=dtype)
     optimizer, local, outer = semisync(impl, params, every=2)
     train(optimizer, params, 5)
@@ -89,7 +89,7 @@ def test_state_dict(impl, dtype):
 @pytest.mark.parametrize("steps", [3, 4, 5, 9])
 @pytest.mark.parametrize("before", [3, 7])
 def test_resume(impl, steps, before):
-    """A load fills both optimizers in place, and training goes on alike, global steps at the same time."""
+    """A load fills both optimizers in place, and training continues with global steps at the same time."""
     params, others = parameters(), parameters()
     optimizer, _, outer = semisync(impl, params, every=3)
     resumed, local, its_outer = semisync(impl, others, every=3)
@@ -126,7 +126,7 @@ def test_resume_in_each_dtype(impl, dtype):
 @pytest.mark.parametrize("eager", [True, False])
 @pytest.mark.parametrize("steps", [3, 7])
 def test_init_state_makes_room_for_a_checkpoint(impl, eager, steps):
-    """A fresh optimizer takes a checkpoint after init_state, and goes on as where it was saved."""
+    """After init_state a fresh optimizer loads a checkpoint and resumes from it."""
     params, others = parameters(), parameters()
     optimizer, resumed = (semisync(impl, given, every=3, eager=eager)[0] for given in (params, others))
     train(optimizer, params, steps)
@@ -139,7 +139,7 @@ def test_init_state_makes_room_for_a_checkpoint(impl, eager, steps):
 @pytest.mark.clause("SEMI-015")
 @pytest.mark.parametrize("every", [1, 2, 3])
 def test_init_state_is_no_step(impl, every):
-    """init_state takes no step: parameters are as they were, and the next global step comes when it would."""
+    """init_state takes no step: parameters and the distance to the next global step are unchanged."""
     params, others = parameters(), parameters()
     optimizer, _, outer = semisync(impl, params, every=every)
     plain, _, its_outer = semisync(impl, others, every=every)
@@ -156,7 +156,7 @@ def test_init_state_is_no_step(impl, every):
 @pytest.mark.clause("SEMI-015")
 @pytest.mark.parametrize("sparse", [False, True])
 def test_init_state_leaves_zero_gradients(impl, sparse):
-    """init_state leaves zero gradients, sparse where named, be a parameter of both optimizers or of one."""
+    """init_state leaves zero gradients, sparse where named, for all parameters."""
     params = parameters(3, (3, 2))
     local = sgd(impl, params, momentum=0.9)
     both = {key: params[key] for key in ("p0", "p1")}
@@ -186,7 +186,7 @@ def test_resume_before_the_first_global_step(impl, steps):
 @pytest.mark.clause("SEMI-016")
 @pytest.mark.parametrize("steps", [1, 4])
 def test_resume_where_all_state_is_there(impl, steps):
-    """A checkpoint from before the first global step fits where the state of both was initialized, too."""
+    """A checkpoint from before the first global step loads into initialized state, too."""
     params, others = parameters(), parameters()
     optimizer = semisync(impl, params, every=5, eager=False)[0]
     resumed, _, outer = semisync(impl, others, every=5, eager=False)
@@ -209,7 +209,7 @@ def test_resume_where_all_state_is_there(impl, steps):
 @pytest.mark.clause("SEMI-016")
 @pytest.mark.parametrize("steps", [2, 7])
 def test_resume_without_global_state(impl, steps):
-    """A global optimizer that keeps no state resumes at the same distance from its next step, too."""
+    """A global optimizer without state also resumes at the same distance from its next step."""
     params, others = parameters(), parameters()
     optimizer, resumed = (semisync(impl, given, every=5, stateless=True)[0] for given in (params, others))
     train(optimizer, params, steps)
@@ -221,7 +221,7 @@ def test_resume_without_global_state(impl, steps):
 
 @pytest.mark.clause("SEMI-017")
 def test_numbers_are_loaded(impl):
-    """State that is a number, not a tensor, is loaded like the rest."""
+    """State that is a number instead of a tensor is loaded like the rest."""
     params, others = parameters(), parameters()
     optimizer, _, outer = semisync(impl, params, every=2, numbers=True)
     resumed, _, its_outer = semisync(impl, others, every=2, numbers=True)

@@ -1,4 +1,4 @@
-"""Local steps, and a global one every so often: when, on what, and what counts as a step."""
+"""Semi-synchronous training: local and global steps, counters, closures and gradients."""
 
 import math
 from typing import Any
@@ -22,19 +22,19 @@ from keyedopt.conformance.suite.support.replicas import GLOBAL_COUNTER, LOCAL_CO
 
 
 class Failing(torch.optim.SGD):
-    """An optimizer that can be told to fail."""
+    """An optimizer that can be set to fail."""
 
     fail = False
 
     def step(self, closure: Any = None) -> Any:
-        """Step, or fail before anything has changed."""
+        """Step, or raise before anything has changed."""
         if self.fail:
             raise RuntimeError("out of memory")
         return super().step(closure)
 
 
 def alone(impl: Any, params: Any, steps: int, every: int = 3, seed: int = 1, **outer_options: Any) -> None:
-    """Train with the two optimizers by hand, without what is to be tested."""
+    """Train with the two optimizers manually, without the SemisyncOptimizer."""
     local, outer = adam(impl, params), Outer([*params.values()], **outer_options)
     for step in range(steps):
         set_grads(params, seed=seed + step)
@@ -46,7 +46,7 @@ def alone(impl: Any, params: Any, steps: int, every: int = 3, seed: int = 1, **o
 
 @pytest.mark.clause("SEMI-005")
 def test_local_steps(impl, dtype):
-    """Between global steps it is the local optimizer alone, bit by bit."""
+    """Between global steps it equals the local optimizer used on its own, bit by bit."""
     params, others = parameters(dtype=dtype), parameters(dtype=dtype)
     optimizer, local, outer = semisync(impl, params, every=10)
     bare = adam(impl, others)
@@ -60,7 +60,7 @@ def test_local_steps(impl, dtype):
 @pytest.mark.clause("SEMI-006")
 @pytest.mark.parametrize(("every", "steps"), [(1, 3), (2, 5), (3, 9), (4, 4)])
 def test_global_steps(impl, every, steps, dtype):
-    """A global step follows every `num_local_steps`-th local one, and gets the number of local steps."""
+    """A global step follows every `num_local_steps`-th local step and receives the number of local steps."""
     params, others = parameters(dtype=dtype), parameters(dtype=dtype)
     optimizer, _, outer = semisync(impl, params, every=every)
     train(optimizer, params, steps)
@@ -71,7 +71,7 @@ def test_global_steps(impl, every, steps, dtype):
 
 @pytest.mark.clause("SEMI-006")
 def test_parameters_of_one_optimizer_alone(impl):
-    """Each optimizer changes its own parameters, be they shared with the other or not."""
+    """Each optimizer changes its own parameters, shared with the other or not."""
     params = parameters(3)
     both = {"p0": params["p0"], "p1": params["p1"]}
     optimizer, _, outer = semisync(
@@ -89,7 +89,7 @@ def test_parameters_of_one_optimizer_alone(impl):
 
 @pytest.mark.clause("SEMI-023")
 def test_local_step_that_fails(impl):
-    """A local step that fails is not counted: the next global step comes after as many local ones."""
+    """A local step that raises is not counted: the distance to the next global step is unchanged."""
     params = parameters()
     made: list[Failing] = []
 
@@ -111,7 +111,7 @@ def test_local_step_that_fails(impl):
 
 @pytest.mark.clause("SEMI-023")
 def test_global_step_that_fails(impl):
-    """A global step that fails is not counted as one."""
+    """A global step that raises is not counted."""
     params = parameters()
     optimizer, _, outer = semisync(impl, params, every=2)
     outer.fail = True
@@ -126,15 +126,15 @@ def test_global_step_that_fails(impl):
 @pytest.mark.clause("SEMI-022")
 @pytest.mark.parametrize("kind", ["torch", "without enable_grad"])
 def test_closure(impl, kind):
-    """Both steps get the closure; the local one evaluates it with gradients enabled, and uses them."""
+    """Both steps receive the closure; the local step evaluates it with gradients enabled."""
     params, others = parameters(1), parameters(1)
     seen: list[bool] = []
 
     class Plain(torch.optim.Optimizer):
-        """An optimizer that leaves the gradient mode as it is."""
+        """An optimizer that does not change the gradient mode."""
 
         def step(self, closure: Any = None) -> Any:
-            """Evaluate and step."""
+            """Evaluate the closure and step."""
             loss = closure()
             for group in self.param_groups:
                 for param in group["params"]:
@@ -166,7 +166,7 @@ def test_closure(impl, kind):
 
 @pytest.mark.clause("SEMI-024")
 def test_what_step_returns_and_leaves(impl):
-    """Recorded: what step returns for a closure, and which gradients a local and a global step leave."""
+    """Observe what step returns with a closure, and which gradients steps leave."""
     params = parameters(1)
     optimizer, _, outer = semisync(impl, params, every=2)
 
@@ -184,7 +184,7 @@ def test_what_step_returns_and_leaves(impl):
 @pytest.mark.clause("SEMI-021")
 @pytest.mark.parametrize("arguments", [[], [True], [False]])
 def test_zero_grad(impl, arguments):
-    """Gradients of both optimizers' parameters become None, by default too, and zero on request."""
+    """zero_grad sets both optimizers' gradients to None, by default too, and to zero or None with False."""
     params = parameters(3)
     local = adam(impl, {"p0": params["p0"], "p1": params["p1"]})
     optimizer = semisync(impl, params, local=local, outer_params={"p1": params["p1"], "p2": params["p2"]})[0]
@@ -201,7 +201,7 @@ def test_zero_grad(impl, arguments):
 @pytest.mark.clause("SEMI-035")
 @pytest.mark.parametrize("value", ["nan", "inf", "sparse", "missing"])
 def test_gradients_reach_the_local_optimizer_as_they_are(impl, value):
-    """Non-finite, sparse and missing gradients come to the local optimizer as they are."""
+    """Non-finite, sparse and missing gradients arrive unchanged."""
     params = parameters(2, (3, 2))
     recorder: list[Recorder] = []
 
@@ -226,7 +226,7 @@ def test_gradients_reach_the_local_optimizer_as_they_are(impl, value):
 @pytest.mark.clause("SEMI-006", "SEMI-012")
 @pytest.mark.parametrize("every", [1, 3, 4])
 def test_counters(impl, every):
-    """The counters are those of the local and of the global steps, whatever lies between."""
+    """The counters count the local and the global steps, whatever happens in between."""
     params = parameters()
     optimizer, _, _ = semisync(impl, params, every=every)
     train(optimizer, params, 9)
@@ -237,7 +237,7 @@ def test_counters(impl, every):
 
 @pytest.mark.clause("SEMI-006")
 def test_gradients_are_released_for_a_global_step(impl):
-    """A global step finds none of the gradients that the local steps have used."""
+    """At a global step the gradients of the local steps are released."""
     params = parameters()
     optimizer, _, outer = semisync(impl, params, every=2)
     train(optimizer, params, 4)

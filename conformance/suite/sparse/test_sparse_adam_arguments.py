@@ -1,4 +1,4 @@
-"""What SparseAdam takes and what it refuses: arguments, parameters, groups."""
+"""SparseAdam: accepted and rejected arguments, parameters and groups."""
 
 import inspect
 import math
@@ -26,7 +26,7 @@ def tables(count: int = 1, dtype: str = "float32", device: str = "cpu") -> list[
 
 
 def wrong_parameter(kind: str) -> torch.Tensor:
-    """Make a tensor that SparseAdam does not optimize."""
+    """Make a tensor that SparseAdam does not accept as a parameter."""
     if kind == "sparse":
         return torch.eye(3).to_sparse().requires_grad_()
     return torch.ones(3, 2, dtype=torch.complex64).requires_grad_()
@@ -46,7 +46,7 @@ def test_signature(impl):
 @pytest.mark.clause("SPARSE-002")
 @pytest.mark.parametrize("form", ["list", "generator", "groups"])
 def test_params(impl, form):
-    """Parameters come as an iterable, or in groups that may have options of their own."""
+    """params is an iterable of parameters, or of groups that may have their own options."""
     weights = tables(2)
     given = {
         "list": weights,
@@ -68,7 +68,7 @@ def test_params(impl, form):
 @pytest.mark.clause("SPARSE-002")
 @pytest.mark.parametrize("option", [{"lr": 0.5}, {"betas": (0.5, 0.75)}, {"eps": 0.25}, {"maximize": True}])
 def test_options_set_between_steps(impl, option):
-    """An option that is set in a group counts from the next step on, as for one that resumes with it."""
+    """An option that is set in a group applies from the next step on."""
     weights, others = tables(2), tables(2)
     optimizer = impl.SparseAdam([{"params": [weight]} for weight in weights], lr=0.25)
     first, second = (impl.SparseAdam([weight], lr=0.25) for weight in others)
@@ -90,7 +90,7 @@ def test_options_set_between_steps(impl, option):
 @pytest.mark.clause("SPARSE-017")
 @pytest.mark.parametrize("shape", [[], [1]])
 def test_rate_tensor(impl, shape):
-    """A rate given as a tensor is read at each step, so filling it changes the rate."""
+    """Each step reads a learning rate tensor, so filling the tensor changes the learning rate."""
     weight = tables()[0]
     rate = torch.full(shape, 0.25)
     optimizer = impl.SparseAdam([weight], lr=rate)
@@ -119,14 +119,14 @@ def test_rate_tensor(impl, shape):
     ],
 )
 def test_options_out_of_range(impl, options):
-    """A negative lr or eps, and betas outside [0, 1), are refused with a ValueError."""
+    """A negative lr or eps, and betas outside [0, 1), raise ValueError."""
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
     expect_raises(lambda: impl.SparseAdam(tables(), **given), ValueError, expected=f"{options} refused")
 
 
 @pytest.mark.clause("SPARSE-018")
 def test_rate_tensor_of_two(impl):
-    """A rate of two numbers is refused with a ValueError."""
+    """A learning rate tensor of two numbers raises ValueError."""
     expect_raises(
         lambda: impl.SparseAdam(tables(), lr=torch.tensor([0.1, 0.2])),
         ValueError,
@@ -138,7 +138,7 @@ def test_rate_tensor_of_two(impl):
 @pytest.mark.parametrize("name", ["lr", "eps"])
 @pytest.mark.parametrize("value", ["nan", "inf"])
 def test_options_not_finite(impl, name, value):
-    """An lr or eps that is not finite is refused with a ValueError."""
+    """An lr or eps that is not finite raises ValueError."""
     expect_raises(
         lambda: impl.SparseAdam(tables(), **{name: float(value)}),
         ValueError,
@@ -149,7 +149,7 @@ def test_options_not_finite(impl, name, value):
 @pytest.mark.clause("SPARSE-020")
 @pytest.mark.parametrize("betas", [[0.9, 0.99, 0.999], [0.9], 0.9, [0.9, "0.999"], [0.9, None]])
 def test_betas_that_are_no_pair(impl, betas):
-    """Betas that are not two numbers are refused when they are given, not at the first step."""
+    """Betas that are not two numbers raise in the call that sets them, not in the first step."""
     given = tuple(betas) if isinstance(betas, list) else betas
     expect_raises(
         lambda: impl.SparseAdam(tables(), betas=given), Exception, expected=f"betas={betas} refused"
@@ -159,7 +159,7 @@ def test_betas_that_are_no_pair(impl, betas):
 @pytest.mark.clause("SPARSE-021")
 @pytest.mark.parametrize("options", [{"lr": 0.0}, {"eps": 0.0}, {"lr": "0.1"}])
 def test_zero_options(impl, options):
-    """Says what becomes of a rate or eps of 0, and of a text as a rate."""
+    """Observe whether a learning rate or eps of 0, and a string as learning rate, are accepted."""
     return outcome(lambda: impl.SparseAdam(tables(), **options) and "an optimizer")
 
 
@@ -169,7 +169,7 @@ def test_zero_options(impl, options):
 )
 @pytest.mark.parametrize("late", [False, True])
 def test_options_of_a_group(impl, options, late):
-    """The options of a group are refused where arguments would be, at first and when a group is added."""
+    """Options of a group are validated like arguments, in the constructor and in add_param_group."""
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
     first, second = tables(2)
     if not late:
@@ -191,7 +191,7 @@ def test_options_of_a_group(impl, options, late):
 @pytest.mark.clause("SPARSE-023")
 @pytest.mark.parametrize("kind", ["sparse", "complex"])
 def test_parameters_of_another_kind(impl, kind):
-    """A sparse or complex parameter is refused with a ValueError."""
+    """A sparse or complex parameter raises ValueError."""
     expect_raises(
         lambda: impl.SparseAdam([*tables(), wrong_parameter(kind)]),
         ValueError,
@@ -202,7 +202,7 @@ def test_parameters_of_another_kind(impl, kind):
 @pytest.mark.clause("SPARSE-024")
 @pytest.mark.parametrize("kind", ["sparse", "complex"])
 def test_parameters_of_another_kind_added(impl, kind):
-    """A sparse or complex parameter is refused in a group that is added, and the group with it."""
+    """add_param_group raises for a sparse or complex parameter and adds no group."""
     optimizer = impl.SparseAdam(tables())
     expect_raises(
         lambda: optimizer.add_param_group({"params": [*tables(2)[1:], wrong_parameter(kind)]}),
@@ -215,7 +215,7 @@ def test_parameters_of_another_kind_added(impl, kind):
 @pytest.mark.clause("SPARSE-025")
 @pytest.mark.parametrize("late", [False, True])
 def test_parameter_listed_twice(impl, late):
-    """A parameter listed twice in a group is refused, or updated once a step."""
+    """A parameter that is listed twice in a group raises an error, or is updated once per step."""
     weight, other = tables(2)
     alone = weight.detach().clone().requires_grad_()
     set_sparse_grad(alone, [1, 3])
@@ -236,7 +236,7 @@ def test_parameter_listed_twice(impl, late):
 @pytest.mark.clause("SPARSE-026")
 @pytest.mark.parametrize("late", [False, True])
 def test_parameter_in_two_groups(impl, late):
-    """A parameter in two groups is refused with a ValueError."""
+    """A parameter in two groups raises ValueError."""
     weight = tables()[0]
     if not late:
         groups = [{"params": [weight]}, {"params": [weight]}]
@@ -251,7 +251,7 @@ def test_parameter_in_two_groups(impl, late):
 
 @pytest.mark.clause("SPARSE-027")
 def test_add_param_group(impl):
-    """A group that is added has its options or the optimizer's, and is trained from then on."""
+    """An added group has its own options or the defaults, and is trained from then on."""
     first, second = tables(2)
     optimizer = impl.SparseAdam([first], lr=0.25)
     train_sparse(optimizer, [first], 2)
@@ -267,7 +267,7 @@ def test_add_param_group(impl):
 @pytest.mark.clause("SPARSE-028")
 @pytest.mark.parametrize("wrong", ["list", "no params", "text", "empty"])
 def test_no_group(impl, wrong):
-    """What is no group of parameters is refused, and the groups stay as they are."""
+    """Adding an object that is not a group raises an error and leaves the groups unchanged."""
     optimizer = impl.SparseAdam(tables())
     given: Any = {
         "list": tables(2)[1:], "no params": {"lr": 0.1}, "text": {"params": "weights"}, "empty": {},
@@ -279,7 +279,7 @@ def test_no_group(impl, wrong):
 @pytest.mark.clause("SPARSE-029")
 @pytest.mark.parametrize("late", [False, True])
 def test_group_is_not_shared(impl, late):
-    """The dictionary of a group is not changed, and two optimizers made with it have rates of their own."""
+    """The dict of a group is not modified, and two optimizers built from it have separate options."""
     first, other = tables(2)
     given = {"params": [first]}
     made = []
@@ -296,13 +296,13 @@ def test_group_is_not_shared(impl, late):
 
 @pytest.mark.clause("SPARSE-030")
 def test_no_parameters(impl):
-    """An empty list of parameters is refused with a ValueError."""
+    """An empty list of parameters raises ValueError."""
     expect_raises(lambda: impl.SparseAdam([]), ValueError, expected="no parameters refused")
 
 
 @pytest.mark.clause("SPARSE-031")
 def test_several_dtypes(impl):
-    """Parameters of several dtypes and shapes go together, each as it goes alone."""
+    """Parameters of several dtypes and shapes train like each parameter in its own optimizer."""
     made = [
         parameter(5, 2, dtype="float64"),
         parameter(7, dtype="float32", seed=1),
@@ -324,7 +324,7 @@ def test_several_dtypes(impl):
 
 @pytest.mark.clause("SPARSE-060")
 def test_zero_grad(impl):
-    """zero_grad makes every gradient None by default, and zero with set_to_none=False."""
+    """zero_grad sets every gradient to None by default, and to zero with set_to_none=False."""
     weights = tables(2)
     optimizer = impl.SparseAdam([{"params": weights[:1]}, {"params": weights[1:]}])
     for weight in weights:
@@ -341,7 +341,7 @@ def test_zero_grad(impl):
 
 @pytest.mark.clause("SPARSE-061")
 def test_step_after_zero_grad(impl):
-    """After zero_grad() a step leaves everything as it is; after set_to_none=False, every element."""
+    """After zero_grad() a step changes nothing; after set_to_none=False, it changes no element."""
     weight = tables()[0]
     optimizer = impl.SparseAdam([weight], lr=0.25)
     train_sparse(optimizer, [weight], 2)

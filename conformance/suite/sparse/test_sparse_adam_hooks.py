@@ -1,4 +1,4 @@
-"""The six kinds of hooks of SparseAdam, as its document describes them."""
+"""SparseAdam: the six kinds of hooks, as documented."""
 
 import copy
 import pickle
@@ -33,7 +33,7 @@ def register(optimizer: Any, kind: str, hook: Any, **options: Any) -> Any:
 
 
 def use(optimizer: Any, kind: str) -> None:
-    """Do what a kind of hook waits for, once."""
+    """Trigger the event of a kind of hook once."""
     if kind.startswith("step"):
         optimizer.step()
     elif kind.startswith("state_dict"):
@@ -47,20 +47,20 @@ SAVED_GROUP = {"params": [0], "lr": 0.5, "betas": (0.9, 0.999), "eps": 1e-8, "ma
 
 
 class Noting:
-    """A hook that notes that it was called; a class, so that it can be pickled."""
+    """A hook that records its calls; a class, so that it can be pickled."""
 
     def __init__(self, events: list[str], name: str = "hook") -> None:
         self.events = events
         self.name = name
 
     def __call__(self, *arguments: Any) -> None:
-        """Note the call."""
+        """Record the call."""
         self.events.append(self.name)
 
 
 @pytest.mark.clause("SPARSE-062")
 def test_step_pre_hook(impl):
-    """A step pre-hook gets the optimizer and the arguments, once, before anything is changed."""
+    """A step pre-hook receives the optimizer and the arguments, once, before anything changes."""
     optimizer, weight = made(impl)
     before = weight.detach().clone()
     seen: list[Any] = []
@@ -79,7 +79,7 @@ def test_step_pre_hook(impl):
 @pytest.mark.clause("SPARSE-063")
 @pytest.mark.parametrize("by", ["keyword", "position"])
 def test_step_pre_hook_replaces_arguments(impl, by):
-    """Arguments that a step pre-hook returns take the place of those that were given."""
+    """Arguments that a step pre-hook returns replace the given ones."""
     optimizer, _ = made(impl)
     called: list[str] = []
 
@@ -98,7 +98,7 @@ def test_step_pre_hook_replaces_arguments(impl, by):
 
 @pytest.mark.clause("SPARSE-064")
 def test_step_pre_hooks_in_order(impl):
-    """Step hooks are called in the order of registration, each with the last one's arguments."""
+    """Step hooks run in the order of registration, each with the previous one's arguments."""
     optimizer, _ = made(impl)
     events: list[str] = []
 
@@ -120,7 +120,7 @@ def test_step_pre_hooks_in_order(impl):
 @pytest.mark.clause("SPARSE-065")
 @pytest.mark.parametrize("wrong", [5, [], [1, 2, 3], "text"])
 def test_step_pre_hook_returns_nonsense(impl, wrong):
-    """A step pre-hook that returns neither None nor a pair is an error, and nothing is changed."""
+    """A step pre-hook that returns neither None nor a pair raises; nothing changes."""
     optimizer, weight = made(impl)
     train_sparse(optimizer, [weight], 1)
     before = snapshot([weight, dict(optimizer.state[weight])])
@@ -131,7 +131,7 @@ def test_step_pre_hook_returns_nonsense(impl, wrong):
 
 @pytest.mark.clause("SPARSE-066")
 def test_step_post_hook(impl):
-    """A step post-hook gets the optimizer and the arguments, once, after the update."""
+    """A step post-hook receives the optimizer and the arguments, once, after the update."""
     optimizer, weight = made(impl)
     seen: list[Any] = []
     optimizer.register_step_post_hook(
@@ -146,7 +146,7 @@ def test_step_post_hook(impl):
 @pytest.mark.clause("SPARSE-067")
 @pytest.mark.parametrize("closure", [True, False])
 def test_step_hook_arguments(impl, closure):
-    """Says how many positional arguments a step hook gets, whether the optimizer is one of them."""
+    """Observe how many positional arguments a step hook receives, with or without the optimizer."""
     optimizer, _ = made(impl)
     seen: list[str] = []
     optimizer.register_step_pre_hook(
@@ -159,7 +159,7 @@ def test_step_hook_arguments(impl, closure):
 @pytest.mark.clause("SPARSE-068")
 @pytest.mark.parametrize("kind", ["step_pre", "state_dict_pre", "load_state_dict_pre"])
 def test_pre_hook_raises(impl, kind):
-    """The error of a pre-hook reaches the caller, and nothing is changed."""
+    """The caller receives an error of a pre-hook, and nothing changes."""
     optimizer, weight = made(impl)
     before = snapshot([weight, dict(optimizer.state[weight]), optimizer.param_groups[0]["lr"]])
 
@@ -175,7 +175,7 @@ def test_pre_hook_raises(impl, kind):
 @pytest.mark.clause("SPARSE-069")
 @pytest.mark.parametrize("kind", KINDS)
 def test_once_an_event(impl, kind):
-    """A hook is called once for each event of its kind, and for no other."""
+    """A hook runs once for each event of its kind, and for no other event."""
     optimizer, _ = made(impl)
     events: list[str] = []
     register(optimizer, kind, Noting(events))
@@ -192,7 +192,7 @@ def test_once_an_event(impl, kind):
 @pytest.mark.clause("SPARSE-070")
 @pytest.mark.parametrize("kind", KINDS)
 def test_handles(impl, kind):
-    """The handle of a hook removes it, and it alone."""
+    """The handle of a hook removes this hook and no other."""
     optimizer, _ = made(impl)
     events: list[str] = []
     handle = register(optimizer, kind, Noting(events, "removed"))
@@ -205,7 +205,7 @@ def test_handles(impl, kind):
 @pytest.mark.clause("SPARSE-071")
 @pytest.mark.parametrize("kind", STATE_KINDS)
 def test_prepend(impl, kind):
-    """State-dict hooks are called in the order of registration, those registered with prepend first."""
+    """State-dict hooks run in the order of registration, those registered with prepend first."""
     optimizer, _ = made(impl)
     events: list[str] = []
     register(optimizer, kind, Noting(events, "first"))
@@ -217,7 +217,7 @@ def test_prepend(impl, kind):
 
 @pytest.mark.clause("SPARSE-072")
 def test_state_dict_pre_hook(impl):
-    """A state_dict pre-hook gets the optimizer before the state is taken, so what it does is in it."""
+    """A state_dict pre-hook runs before the state is collected, so its changes are included."""
     optimizer, _ = made(impl)
 
     def hook(one: Any) -> None:
@@ -230,7 +230,7 @@ def test_state_dict_pre_hook(impl):
 @pytest.mark.clause("SPARSE-073")
 @pytest.mark.parametrize("how", ["in place", "returned", "both"])
 def test_state_dict_post_hook(impl, how):
-    """A state_dict post-hook may modify the state_dict or return another, and gets what the last one left."""
+    """A state_dict post-hook may modify or replace the previous hook's state_dict."""
     optimizer, _ = made(impl)
 
     def modify(one: Any, state_dict: Any) -> None:
@@ -254,7 +254,7 @@ def test_state_dict_post_hook(impl, how):
 @pytest.mark.clause("SPARSE-074")
 @pytest.mark.parametrize("how", ["in place", "returned"])
 def test_load_state_dict_pre_hook(impl, how):
-    """A load pre-hook may modify the state_dict or return another; that is loaded."""
+    """A load pre-hook may modify the state_dict or return another one, which is loaded."""
     optimizer, weight = made(impl)
     saved = made(impl, steps=4)[0].state_dict()
 
@@ -273,7 +273,7 @@ def test_load_state_dict_pre_hook(impl, how):
 
 @pytest.mark.clause("SPARSE-075")
 def test_load_state_dict_pre_hook_gets_a_shallow_copy(impl):
-    """A load pre-hook gets a shallow copy: the dictionary given keeps its entries, which are shared."""
+    """A load pre-hook receives a shallow copy of the given dict."""
     optimizer, _ = made(impl)
     saved = copy.deepcopy(made(impl, steps=4)[0].state_dict())
     seen: list[Any] = []
@@ -292,7 +292,7 @@ def test_load_state_dict_pre_hook_gets_a_shallow_copy(impl):
 
 @pytest.mark.clause("SPARSE-076")
 def test_load_state_dict_post_hook(impl):
-    """A load post-hook gets the optimizer, with the loaded state."""
+    """A load post-hook receives the optimizer with the loaded state."""
     optimizer, weight = made(impl)
     saved = copy.deepcopy(made(impl, steps=4)[0].state_dict())
     seen: list[Any] = []
@@ -305,7 +305,7 @@ def test_load_state_dict_post_hook(impl):
 
 @pytest.mark.clause("SPARSE-077")
 def test_load_post_hook_after_a_refused_load(impl):
-    """A load that is refused calls no post-hook."""
+    """A load that raises runs no post-hook."""
     optimizer, _ = made(impl)
     events: list[str] = []
     optimizer.register_load_state_dict_post_hook(Noting(events))
@@ -319,7 +319,7 @@ def test_load_post_hook_after_a_refused_load(impl):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_hooks_in_a_copy(impl, kind, how):
-    """Says whether a copy of the optimizer has its hooks."""
+    """Observe whether a copy of the optimizer has its hooks."""
     optimizer, _ = made(impl)
     events: list[str] = []
     register(optimizer, kind, Noting(events))
@@ -334,7 +334,7 @@ def test_hooks_in_a_copy(impl, kind, how):
 @pytest.mark.clause("SPARSE-079")
 @pytest.mark.parametrize("kind", ["step_post", "state_dict_post", "load_state_dict_post"])
 def test_post_hook_raises(impl, kind):
-    """The error of a post-hook reaches the caller; the step or the load has happened."""
+    """The caller receives an error of a post-hook; the step or the load has taken place."""
     optimizer, weight = made(impl)
 
     def hook(*_: Any) -> None:

@@ -26,7 +26,7 @@ TWO: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("option", TWO)
 @pytest.mark.parametrize("way", ["constructor", "added", "set"])
 def test_each_option_of_a_group(impl, option, way):
-    """Each option is that of the group, whatever it is in the others and by default."""
+    """Each option of a group applies, whatever its value in other groups and by default."""
     for pair in (TWO[option], TWO[option][::-1]):
         together = [parameter(5, 2, seed=index) for index in range(2)]
         apart = [parameter(5, 2, seed=index) for index in range(2)]
@@ -58,7 +58,7 @@ def test_each_option_of_a_group(impl, option, way):
 @pytest.mark.clause("SPARSE-003")
 @pytest.mark.parametrize("count", [99, 999, 9999])
 def test_late_steps(impl, count):
-    """Bias correction follows its formula at any count."""
+    """The bias correction follows its formula at any count."""
     weight = torch.nn.Parameter(torch.zeros(3, 2))
     optimizer = impl.SparseAdam([weight], lr=0.1, betas=(0.75, 0.9999))
     set_sparse_grad(weight, [0])
@@ -79,7 +79,7 @@ def test_late_steps(impl, count):
 @pytest.mark.clause("SPARSE-011")
 @pytest.mark.parametrize("rows", [3, 5000])
 def test_long_gradients(impl, rows):
-    """A gradient of 20,000 rows, of which many or few are the same, is its coalesced one."""
+    """A gradient of 20,000 rows, with many or few duplicates, acts like its coalesced form."""
     places = torch.arange(20_000) * 7919 % rows
     listed = parameter(20_000, 1, dtype="float64").detach()
     total = torch.zeros(rows, 1, dtype=torch.float64).index_add_(0, places, listed)
@@ -97,7 +97,7 @@ def test_long_gradients(impl, rows):
 
 @pytest.mark.clause("SPARSE-041")
 def test_rate_of_zero(impl):
-    """With a rate of 0 weights keep their bits, and moments and count move as with any other rate."""
+    """With a learning rate of 0 weights keep their bits, and moments and count are updated as usual."""
     weights = [parameter(5, 2) for _ in range(2)]
     optimizers = [impl.SparseAdam([weight], lr=0.1) for weight in weights]
     optimizers[0].param_groups[0]["lr"] = 0.0

@@ -1,4 +1,4 @@
-"""The state of SparseAdam: what it consists of, saving and loading."""
+"""SparseAdam: the contents of the state, saving and loading."""
 
 import copy
 import io
@@ -28,7 +28,7 @@ def trained(impl: Any, count: int = 2, steps: int = 2, dtype: str = "float32") -
 
 
 def everything(optimizer: Any, weights: Any) -> dict[str, Any]:
-    """Return all that a load may change, live; what is keyed by a parameter is keyed by its place."""
+    """Return all live data that a load may change; state is keyed by the position of its parameter."""
     options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     extra = sum(1 for key in optimizer.state if not isinstance(key, torch.Tensor))
     states = [dict(optimizer.state.get(weight, {})) for weight in weights]
@@ -70,7 +70,7 @@ def spoil(saved: dict[str, Any], how: str) -> dict[str, Any]:
 
 
 def expect_refused(impl: Any, how: str, *kinds: type[BaseException]) -> None:
-    """Expect a load to be refused, and to change nothing."""
+    """Expect a load to raise and to change nothing."""
     optimizer, weights = trained(impl)
     before = snapshot(everything(optimizer, weights))
     saved = spoil(copy.deepcopy(trained(impl, steps=4)[0].state_dict()), how)
@@ -80,7 +80,7 @@ def expect_refused(impl: Any, how: str, *kinds: type[BaseException]) -> None:
 
 @pytest.mark.clause("SPARSE-045")
 def test_state_dict(impl):
-    """state_dict has the state by id, and the groups with their options and the ids of their parameters."""
+    """state_dict contains the state by id, and the groups with their options and parameter ids."""
     first, second = parameter(5, 2), parameter(5, 2, seed=1)
     optimizer = impl.SparseAdam([{"params": [first]}, {"params": [second], "lr": 0.5}], lr=0.25)
     train_sparse(optimizer, [first, second], 1)
@@ -96,7 +96,7 @@ def test_state_dict(impl):
 
 @pytest.mark.clause("SPARSE-046")
 def test_names_and_shapes(impl, dtype):
-    """A parameter's state is step, exp_avg and exp_avg_sq; the moments are like the parameter, or wider."""
+    """The state is step, exp_avg and exp_avg_sq; moments have the parameter's dtype or a wider one."""
     optimizer, (weight,) = trained(impl, count=1, steps=3, dtype=dtype)
     (entry,) = optimizer.state_dict()["state"].values()
     expect_equal(set(entry), {"step", "exp_avg", "exp_avg_sq"}, "the names")
@@ -111,7 +111,7 @@ def test_names_and_shapes(impl, dtype):
 @pytest.mark.clause("SPARSE-047")
 @pytest.mark.parametrize("stored", [False, True])
 def test_resume(impl, stored):
-    """A loaded state goes on along the same trajectory, options included, also from a file."""
+    """A loaded state continues on the same trajectory, including options, also from a file."""
     optimizer, weights = trained(impl)
     optimizer.param_groups[0]["lr"] = 0.125
     saved = copy.deepcopy(optimizer.state_dict())
@@ -131,7 +131,7 @@ def test_resume(impl, stored):
 
 
 def error_of_correction(count: Any, step: int) -> float:
-    """Return how far torch's rate of a step may be off, relatively, since its count is a tensor.
+    """Return the maximal relative error of torch's bias correction, given that its count is a tensor.
 
     torch evaluates βᵗ in the dtype that the count has, or float32 where it is an integer: β is rounded, t
     times in the product, the power by one unit in the last place, and the difference 1 − βᵗ once. A count
@@ -146,7 +146,7 @@ def error_of_correction(count: Any, step: int) -> float:
 
 @pytest.mark.clause("SPARSE-047")
 def test_resume_with_groups(impl):
-    """Each group gets back its own options, and all go on along their trajectories."""
+    """Each group gets its own options back, and all continue on their trajectories."""
 
     def made(tables: list[Any], more: dict[str, Any]) -> Any:
         return impl.SparseAdam([{"params": tables[:1]}, {"params": tables[1:], **more}], lr=0.25)
@@ -166,7 +166,7 @@ def test_resume_with_groups(impl):
 @pytest.mark.clause("SPARSE-048")
 @pytest.mark.parametrize("into", ["torch", "implementation"])
 def test_interchange_with_torch(impl, into):
-    """The state of torch.optim.SparseAdam loads, torch's loads this one's, and both go on alike."""
+    """SparseAdam and torch.optim.SparseAdam load each other's state and continue equally."""
     kinds = [impl.SparseAdam, torch.optim.SparseAdam]
     if into == "implementation":
         kinds.reverse()
@@ -207,7 +207,7 @@ def test_loading_copies(impl):
 @pytest.mark.clause("SPARSE-050")
 @pytest.mark.parametrize("how", ["wider", "fewer rows", "one row", "flat", "second moment", "number"])
 def test_load_of_other_shapes(impl, how):
-    """Moments of another shape than the parameter's are refused with a ValueError, and nothing is changed."""
+    """Loading moments of another shape than the parameter raises ValueError and changes nothing."""
     expect_refused(impl, how, ValueError)
 
 
@@ -216,21 +216,21 @@ def test_load_of_other_shapes(impl, how):
     "how", ["no first moment", "no step", "unknown parameter", "step -1", "step nan", "step half"]
 )
 def test_load_of_other_state(impl, how):
-    """State that is missing, of no parameter, or no count is refused (ValueError); nothing is changed."""
+    """Loading missing state, state of no parameter, or an invalid count raises; nothing changes."""
     expect_refused(impl, how, ValueError)
 
 
 @pytest.mark.clause("SPARSE-052")
 @pytest.mark.parametrize("how", ["lr", "eps", "betas"])
 def test_load_of_options_out_of_range(impl, how):
-    """Options that the constructor refuses are refused with a ValueError, and nothing is changed."""
+    """Loading options that the constructor rejects raises ValueError; nothing changes."""
     expect_refused(impl, how, ValueError)
 
 
 @pytest.mark.clause("SPARSE-052")
 @pytest.mark.parametrize("how", [{"lr": -5.0}, {"eps": -1.0}, {"betas": [2.0, 0.5]}])
 def test_load_of_options_out_of_range_in_a_second_group(impl, how):
-    """Of every group they are refused, not of the first alone; no parameter, state or option is changed."""
+    """Options of every group are checked, not only the first."""
     weights = [parameter(5, 2, seed=seed) for seed in range(2)]
     optimizer = impl.SparseAdam([{"params": [weight]} for weight in weights], lr=0.25)
     train_sparse(optimizer, weights, 2)
@@ -245,20 +245,20 @@ def test_load_of_options_out_of_range_in_a_second_group(impl, how):
 @pytest.mark.clause("SPARSE-053")
 @pytest.mark.parametrize("how", ["more groups", "fewer parameters"])
 def test_load_of_other_groups(impl, how):
-    """Another number of groups, or of parameters in one, is refused with a ValueError; nothing is changed."""
+    """Loading another number of groups or parameters raises ValueError and changes nothing."""
     expect_refused(impl, how, ValueError)
 
 
 @pytest.mark.clause("SPARSE-054")
 @pytest.mark.parametrize("how", ["state", "param_groups"])
 def test_load_of_no_checkpoint(impl, how):
-    """What lacks an entry is refused, and nothing is changed."""
+    """Loading a checkpoint that lacks an entry raises and changes nothing."""
     expect_refused(impl, how, Exception)
 
 
 @pytest.mark.clause("SPARSE-055")
 def test_load_of_a_fresh_state(impl):
-    """A checkpoint from before the first step makes the optimizer fresh again."""
+    """Loading a checkpoint from before the first step resets the optimizer."""
     optimizer, weights = trained(impl)
     fresh = impl.SparseAdam([weight.detach().clone().requires_grad_() for weight in weights], lr=0.5)
     optimizer.load_state_dict(copy.deepcopy(fresh.state_dict()))
@@ -273,7 +273,7 @@ def test_load_of_a_fresh_state(impl):
 
 @pytest.mark.clause("SPARSE-055")
 def test_load_of_a_half_trained_state(impl):
-    """State of some of the parameters loads; the others begin with their first step."""
+    """State of some of the parameters loads; the others start afresh."""
     optimizer, weights = trained(impl)
     saved = copy.deepcopy(optimizer.state_dict())
     del saved["state"][1]
@@ -286,7 +286,7 @@ def test_load_of_a_half_trained_state(impl):
 @pytest.mark.clause("SPARSE-056")
 @pytest.mark.parametrize("missing", ["maximize", "eps", "lr"])
 def test_load_without_an_option(impl, missing):
-    """Says what becomes of an option that a checkpoint does not have."""
+    """Observe what happens to an option that the checkpoint does not contain."""
     optimizer, weights = trained(impl)
     saved = copy.deepcopy(optimizer.state_dict())
     del saved["param_groups"][0][missing]
@@ -302,7 +302,7 @@ def test_load_without_an_option(impl, missing):
 @pytest.mark.clause("SPARSE-057")
 @pytest.mark.parametrize("into", ["bfloat16", "float64"])
 def test_load_of_another_dtype(impl, into):
-    """Says in which dtype the moments are that come from another one."""
+    """Observe the dtype of moments after moments of another dtype were loaded."""
     optimizer, _ = trained(impl, count=1)
     twin = parameter(5, 2, dtype=into)
     resumed = impl.SparseAdam([twin])
@@ -317,7 +317,7 @@ def test_load_of_another_dtype(impl, into):
 
 @pytest.mark.clause("SPARSE-058")
 def test_aliasing(impl):
-    """Says whether what state_dict returned follows the training."""
+    """Observe whether an earlier state_dict changes with training."""
     optimizer, weights = trained(impl)
     saved = optimizer.state_dict()
     before = snapshot(saved["state"][0])
@@ -327,7 +327,7 @@ def test_aliasing(impl):
 
 @pytest.mark.clause("SPARSE-059")
 def test_saved_groups_are_copies(impl):
-    """Changing the rate of a state_dict does not change the optimizer's, nor the other way round."""
+    """Changing the learning rate in a state_dict does not affect the optimizer, nor the reverse."""
     optimizer, _ = trained(impl)
     saved = optimizer.state_dict()
     saved["param_groups"][0]["lr"] = 0.75

@@ -1,4 +1,4 @@
-"""The step of SparseAdam: which elements move, what is refused, what surrounds it."""
+"""SparseAdam: which elements a step changes, gradients that raise errors, closures, schedulers and scalers."""
 
 import copy
 import pickle
@@ -35,14 +35,14 @@ def sparse(
 
 
 def everything(optimizer: Any, weights: Any) -> dict[str, Any]:
-    """Return all that a step may change, live."""
+    """Return all live data that a step may change."""
     states = [dict(optimizer.state.get(weight, {})) for weight in weights]
     return {"weights": [weight.detach() for weight in weights], "states": states}
 
 
 @pytest.mark.clause("SPARSE-004")
 def test_other_rows_keep_their_bits(impl, dtype, device):
-    """Rows that the gradient does not list keep their bits, in the parameter and both moments."""
+    """Rows that the gradient does not list keep their bits, in parameter and moments."""
     weight = table(dtype, device)
     optimizer = impl.SparseAdam([weight], lr=0.25)
     for rows in ([0, 1, 2, 3, 4], [1, 3, 1], [2]):
@@ -60,7 +60,7 @@ def test_other_rows_keep_their_bits(impl, dtype, device):
 
 @pytest.mark.clause("SPARSE-010")
 def test_listed_zero_counts(impl):
-    """An element that is listed with the value 0 is updated: its moments decay and it moves on."""
+    """An element that is listed with value 0 is updated: its moments decay and it moves."""
     weight = table()
     optimizer = impl.SparseAdam([weight], lr=0.25, betas=(0.5, 0.75))
     weight.grad = sparse([1], [[1.0, 1.0]], (5, 2))
@@ -74,7 +74,7 @@ def test_listed_zero_counts(impl):
 
 @pytest.mark.clause("SPARSE-011")
 def test_duplicates_are_summed(impl, dtype):
-    """A row that is listed several times is updated once, on the sum of its gradients."""
+    """A row that is listed several times is updated once, with the sum of its gradients."""
     apart, together = table(dtype), table(dtype)
     kind = getattr(torch, dtype)
     for lr in (0.25, 0.5):
@@ -89,7 +89,7 @@ def test_duplicates_are_summed(impl, dtype):
 @pytest.mark.parametrize("rows", [5, 0])
 @pytest.mark.parametrize("fresh", [True, False])
 def test_empty_gradient(impl, rows, fresh):
-    """A gradient that lists nothing changes no parameter and no moment."""
+    """A gradient that lists no element changes no parameter and no moment."""
     weight = parameter(rows, 2)
     optimizer = impl.SparseAdam([weight], lr=0.25)
     if not fresh and rows:
@@ -109,7 +109,7 @@ def test_empty_gradient(impl, rows, fresh):
 
 @pytest.mark.clause("SPARSE-013")
 def test_empty_gradient_counts(impl):
-    """Says whether a gradient that lists nothing counts as a step."""
+    """Observe whether a gradient that lists no element counts as a step."""
     weight = table()
     optimizer = impl.SparseAdam([weight])
     train_sparse(optimizer, [weight], 2)
@@ -122,7 +122,7 @@ def test_empty_gradient_counts(impl):
 
 @pytest.mark.clause("SPARSE-014")
 def test_without_gradient(impl):
-    """A parameter without a gradient is left alone, and counts no step; its state may be there already."""
+    """A parameter without a gradient does not change and counts no step, with or without state."""
     weight, other = table(), table(seed=1)
     optimizer = impl.SparseAdam([weight, other], lr=0.25)
     before = snapshot([weight, dict(optimizer.state.get(weight, {}))])
@@ -137,7 +137,7 @@ def test_without_gradient(impl):
     "dense", [[0.0, 5.0, 0.0, 0.0, 9.0], [[0.0, 5.0], [0.0, 0.0], [9.0, 0.0]], [[[0.0, 1.0]], [[2.0, 0.0]]]]
 )
 def test_single_elements(impl, dense):
-    """A gradient may be sparse in single elements, in any number of dimensions: the others stay."""
+    """A gradient may be sparse in single elements, in any number of dimensions; the others keep bits."""
     gradient = torch.tensor(dense)
     weight = torch.nn.Parameter(torch.ones_like(gradient))
     weight.grad = gradient.to_sparse()
@@ -147,7 +147,7 @@ def test_single_elements(impl, dense):
 
 @pytest.mark.clause("SPARSE-015")
 def test_strides(impl):
-    """A parameter that is not contiguous is updated where it lies."""
+    """A parameter that is not contiguous is updated in its own memory."""
     storage = torch.ones(2, 5)
     weight = torch.nn.Parameter(storage.t())
     set_sparse_grad(weight, [1, 3], scale=4.0)
@@ -162,7 +162,7 @@ def test_strides(impl):
 @pytest.mark.clause("SPARSE-016")
 @pytest.mark.parametrize("groups", [1, 2])
 def test_dense_gradient(impl, groups):
-    """A dense gradient is refused."""
+    """A dense gradient raises an error."""
     weight, other = table(), table(seed=1)
     listed: Any = [weight, other] if groups == 1 else [{"params": [weight]}, {"params": [other]}]
     optimizer = impl.SparseAdam(listed, lr=0.25)
@@ -175,7 +175,7 @@ def test_dense_gradient(impl, groups):
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("fresh", [True, False])
 def test_refused_step_changes_nothing(impl, groups, fresh):
-    """A step that is refused for one gradient leaves every parameter, moment and count as it was."""
+    """A step that raises for one gradient changes no parameter, moment or count."""
     weight, other = table(), table(seed=1)
     listed: Any = [weight, other] if groups == 1 else [{"params": [weight]}, {"params": [other]}]
     optimizer = impl.SparseAdam(listed, lr=0.25)
@@ -192,7 +192,7 @@ def test_refused_step_changes_nothing(impl, groups, fresh):
 @pytest.mark.parametrize("row", [3, 7])
 @pytest.mark.parametrize("fresh", [True, False])
 def test_rows_past_the_end(impl, row, fresh):
-    """A gradient of a row past the end of the parameter is refused, and nothing is changed."""
+    """A gradient for a row past the end of the parameter raises an error and changes nothing."""
     weight = parameter(3, 2)
     optimizer = impl.SparseAdam([weight], lr=0.25)
     if not fresh:
@@ -205,7 +205,7 @@ def test_rows_past_the_end(impl, row, fresh):
 
 @pytest.mark.clause("SPARSE-033")
 def test_negative_rows(impl):
-    """A gradient of row -1 is refused, and nothing is changed, least of all memory before the parameter."""
+    """A gradient for row -1 raises and changes nothing, in particular no memory before the parameter."""
     store = [torch.ones(5, 2) for _ in range(3)]  # parameter and moments lie inside, so no fault does harm
     weight = torch.nn.Parameter(store[0][1:4])
     optimizer = impl.SparseAdam([weight], lr=0.25)
@@ -227,7 +227,7 @@ def test_negative_rows(impl):
 @pytest.mark.clause("SPARSE-034")
 @pytest.mark.parametrize("bad", ["nan", "inf", "-inf"])
 def test_nonfinite_stays_in_its_row(impl, bad):
-    """A gradient that is not finite spoils no row but its own; the others are updated as without it."""
+    """A non-finite gradient affects only its own row; the others are updated as usual."""
     weight, clean = table(), table()
     optimizers = [impl.SparseAdam([one], lr=0.25) for one in (weight, clean)]
     for gradient in ([float(bad), 1.0], [1.0, 2.0]):
@@ -246,7 +246,7 @@ def test_nonfinite_stays_in_its_row(impl, bad):
 @pytest.mark.needs("SparseAdam.error_if_nonfinite")
 @pytest.mark.parametrize("bad", ["nan", "inf"])
 def test_error_if_nonfinite(impl, bad):
-    """With error_if_nonfinite the step is refused with a RuntimeError, and nothing is changed."""
+    """With error_if_nonfinite the step raises RuntimeError and changes nothing."""
     weight, other = table(), table(seed=1)
     optimizer = impl.SparseAdam([weight, other], lr=0.25, error_if_nonfinite=True)
     train_sparse(optimizer, [weight, other], 2)
@@ -260,7 +260,7 @@ def test_error_if_nonfinite(impl, bad):
 @pytest.mark.clause("SPARSE-036")
 @pytest.mark.parametrize("size", [1e-4, 1e-2, 1.0])
 def test_finite_stays_finite(impl, dtype, size):
-    """A finite gradient makes finite weights, in every dtype."""
+    """Finite gradients give finite weights, in every dtype."""
     weight = table(dtype)
     optimizer = impl.SparseAdam([weight], lr=0.001)
     for _ in range(3):
@@ -295,13 +295,13 @@ def test_closure(impl):
 @pytest.mark.clause("SPARSE-038")
 @pytest.mark.parametrize("closure", [True, False])
 def test_returned(impl, closure):
-    """Says what step returns."""
+    """Observe what step returns."""
     return repr(impl.SparseAdam([table()]).step((lambda: 3.5) if closure else None))
 
 
 @pytest.mark.clause("SPARSE-039")
 def test_closure_raises(impl):
-    """A closure that raises ends the step: its error reaches the caller, and nothing is changed."""
+    """step raises an error of its closure and changes nothing."""
     weight = table()
     optimizer = impl.SparseAdam([weight], lr=0.25)
     train_sparse(optimizer, [weight], 2)
@@ -316,7 +316,7 @@ def test_closure_raises(impl):
 
 @pytest.mark.clause("SPARSE-040")
 def test_embedding(impl):
-    """It trains nn.Embedding(sparse=True): the rows that were looked up, and these alone."""
+    """It trains nn.Embedding(sparse=True): the rows that were looked up, and only these rows."""
     embedding = torch.nn.Embedding(5, 2, sparse=True)
     optimizer = impl.SparseAdam(embedding.parameters(), lr=0.25)
     before = embedding.weight.detach().clone()
@@ -328,7 +328,7 @@ def test_embedding(impl):
 
 @pytest.mark.clause("SPARSE-041")
 def test_scheduler(impl):
-    """A scheduler's rate is the one of the next step, 0 included."""
+    """The next step uses the learning rate of a scheduler, including 0."""
     weight = table()
     optimizer = impl.SparseAdam([weight], lr=0.5)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: [0.5, 0.0, 0.25][step])
@@ -343,7 +343,7 @@ def test_scheduler(impl):
 
 @pytest.mark.clause("SPARSE-042")
 def test_grad_scaler(impl):
-    """Under a GradScaler the update is that of the unscaled gradient, and an overflow changes nothing."""
+    """With a GradScaler the update uses the unscaled gradient, and an overflow changes nothing."""
     weight, alone = table(), table()
     optimizer = impl.SparseAdam([weight], lr=0.25)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
@@ -363,7 +363,7 @@ def test_grad_scaler(impl):
 @pytest.mark.clause("SPARSE-043")
 @pytest.mark.needs("KeyedOptimizerWrapper")
 def test_keyed(impl):
-    """A KeyedOptimizerWrapper around it trains the same way, and has its state by key."""
+    """A KeyedOptimizerWrapper around it trains equally, and has its state by key."""
     weight, alone = table(), table()
     keyed = impl.KeyedOptimizerWrapper({"t": weight}, lambda params: impl.SparseAdam(params, lr=0.25))
     train_sparse(keyed, [weight], 3)
@@ -377,7 +377,7 @@ def test_keyed(impl):
 @pytest.mark.clause("SPARSE-044")
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_copies(impl, how):
-    """A copy goes on along the same trajectory, and neither changes the other."""
+    """A copy continues on the same trajectory, and neither the copy nor the original changes the other."""
     weight = table()
     optimizer = impl.SparseAdam([weight], lr=0.25)
     train_sparse(optimizer, [weight], 2)

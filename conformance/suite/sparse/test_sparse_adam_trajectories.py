@@ -17,7 +17,7 @@ GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "sparse_adam.json").
 
 
 def golden(*names: str) -> dict[str, Any]:
-    """Choose golden trajectories by name, as arguments of ``parametrize``."""
+    """Select golden trajectories by name, as arguments of ``parametrize``."""
     return {"argnames": "made", "argvalues": [GOLDEN[name] for name in names], "ids": list(names)}
 
 
@@ -54,21 +54,21 @@ def test_formula(impl, made):
 @pytest.mark.clause("SPARSE-005")
 @pytest.mark.parametrize(**golden("betas"))
 def test_betas(impl, made):
-    """The betas are the decay of the two moments."""
+    """The betas are the decay rates of the two moments."""
     follow(impl, made, "float64")
 
 
 @pytest.mark.clause("SPARSE-006")
 @pytest.mark.parametrize(**golden("maximize"))
 def test_maximize(impl, made):
-    """With maximize the objective is ascended."""
+    """With maximize the objective increases."""
     follow(impl, made, "float64")
 
 
 @pytest.mark.clause("SPARSE-007")
 @pytest.mark.parametrize(**golden("eps"))
 def test_eps(impl, made):
-    """The eps is added to the root of the second moment before the bias correction."""
+    """eps is added to the square root of the second moment before the bias correction."""
     follow(impl, made, "float64")
 
 
@@ -83,5 +83,5 @@ def test_precision(impl, made, dtype):
 @pytest.mark.parametrize("precision", ["float32", "float64"])
 @pytest.mark.parametrize(**golden("extreme"))
 def test_extreme_magnitudes(impl, made, precision):
-    """Gradients of 2^-40 and 2^20 in one row lose no more than rounding does."""
+    """Gradients of 2^-40 and 2^20 in one row lose no more precision than rounding causes."""
     return follow(impl, made, precision)
