@@ -23,7 +23,7 @@ KIN = ("PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD")
 
 
 def golden(*names: str) -> dict[str, Any]:
-    """Choose golden trajectories by name, as arguments of ``parametrize``."""
+    """Select golden trajectories by name, as arguments of ``parametrize``."""
     chosen = [(GOLDEN[name]["algorithm"], GOLDEN[name]) for name in names]
     return {"argnames": "algorithm, made", "argvalues": chosen, "ids": list(names)}
 

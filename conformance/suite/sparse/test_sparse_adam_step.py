@@ -1,4 +1,4 @@
-"""SparseAdam: which elements a step changes, gradients that raise errors, closures, schedulers and scalers."""
+"""SparseAdam: elements that a step changes, gradients that raise errors, closures, schedulers, scalers."""
 
 import copy
 import pickle

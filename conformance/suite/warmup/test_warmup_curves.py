@@ -15,7 +15,7 @@ GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "schedules.json").re
 
 
 def named(group: str, *starts: str) -> dict[str, Any]:
-    """Choose golden curves by how their names start, as arguments of ``parametrize``."""
+    """Select golden curves by the prefix of their name, as arguments of ``parametrize``."""
     chosen = {name: curve for name, curve in GOLDEN[group].items() if name.startswith(starts)}
     return {"argvalues": list(chosen.values()), "ids": list(chosen)}
 
@@ -28,12 +28,12 @@ def scheduled(impl: Any, curve: Any, params: Any) -> Any:
 
 
 def consecutive(curve: Any) -> list[Any]:
-    """Return the points of a curve before its samples: those at iterations 0, 1, 2, …"""
+    """Return the points of a curve at iterations 0, 1, 2, …, before its samples."""
     return [point for index, point in enumerate(curve["points"]) if point[0] == index]
 
 
 def expect_rate(optimizer: Any, point: Any) -> None:
-    """Expect the rate of a golden point in every group."""
+    """Expect the learning rate of a golden point in every group."""
     iteration, _, rate, tolerance = point
     for group in optimizer.param_groups:
         close = abs(float(group["lr"]) - rate) <= tolerance
@@ -41,7 +41,7 @@ def expect_rate(optimizer: Any, point: Any) -> None:
 
 
 def follow(impl: Any, curve: Any) -> dict[str, Any]:
-    """Train along a curve and expect its rate before every step; return the rates, from iteration 0 on."""
+    """Train along a curve and expect its learning rate before every step; return the learning rates."""
     params = parameters(1, (2,))
     optimizer = scheduled(impl, curve, params)
     with Measuring({"rates": []}) as measuring:
@@ -56,7 +56,7 @@ def follow(impl: Any, curve: Any) -> dict[str, Any]:
 
 
 def jump(impl: Any, curve: Any) -> None:
-    """Load every point of a curve, last one first, and expect its rate without a step."""
+    """Load every point of a curve, in reverse order, and expect its learning rate without a step."""
     optimizer = scheduled(impl, curve, parameters(1, (2,)))
     optimizer.init_state()
     saved = snapshot(optimizer.state_dict())
@@ -114,14 +114,14 @@ def test_inv_sqrt(impl, curve):
 @pytest.mark.clause("WARM-016")
 @pytest.mark.parametrize("curve", **named("plain", "cosine"))
 def test_cosine(impl, curve):
-    """COSINE_ANNEALING_WARM_RESTARTS falls from 1 to value along half a cosine, and restarts."""
+    """COSINE_ANNEALING_WARM_RESTARTS decreases from 1 to value along a half cosine, and restarts."""
     return follow(impl, curve)
 
 
 @pytest.mark.clause("WARM-017")
 @pytest.mark.parametrize("curve", **named("plain", "interpolate"))
 def test_interpolate(impl, curve):
-    """INTERPOLATE goes from value to end_value in a straight line."""
+    """INTERPOLATE goes from value to end_value linearly."""
     return follow(impl, curve)
 
 
@@ -140,14 +140,14 @@ def test_lr_scale(impl, curve):
 @pytest.mark.clause("WARM-019")
 @pytest.mark.parametrize("curve", **named("plain", "poly-decay-0", "poly-later", "step-decay-0"))
 def test_decay_iters_not_set(impl, curve):
-    """A decay_iters of 0 or less stands for max_iters, and for 1 under STEP."""
+    """A decay_iters of 0 or less is replaced by max_iters, and by 1 for STEP."""
     return follow(impl, curve)
 
 
 @pytest.mark.clause("WARM-020")
 @pytest.mark.parametrize("curve", **named("plain", "one-by-one", "every-policy", "linear-twice"))
 def test_boundaries(impl, curve):
-    """A stage holds up to and including max_iters; iterations count from the start of training."""
+    """A stage includes max_iters; iterations count from the start of training."""
     return follow(impl, curve)
 
 
@@ -161,21 +161,21 @@ def test_inv_sqrt_at_iteration_0(impl, curve):
 @pytest.mark.clause("WARM-022")
 @pytest.mark.parametrize("curve", **named("edges", "poly"))
 def test_poly_past_its_decay(impl, curve):
-    """POLY stays at 0 once it is there."""
+    """POLY stays at 0 after decay_iters."""
     return follow(impl, curve)
 
 
 @pytest.mark.clause("WARM-023")
 @pytest.mark.parametrize("curve", **named("edges", "interpolate"))
 def test_interpolate_before_its_start(impl, curve):
-    """INTERPOLATE gives value before its start."""
+    """INTERPOLATE multiplies by value before its start."""
     return follow(impl, curve)
 
 
 @pytest.mark.clause("WARM-024")
 @pytest.mark.parametrize("curve", **named("later", "transformer"))
 def test_transformer(impl, curve):
-    """What a TRANSFORMER stage does, where the policy exists."""
+    """Observe what a TRANSFORMER stage does, if the policy exists."""
     if "TRANSFORMER" not in impl.WarmupPolicy.__members__:
         return "no such policy"
     optimizer = scheduled(impl, curve, parameters(1, (2,)))
@@ -196,14 +196,14 @@ def test_transformer(impl, curve):
 @pytest.mark.clause("WARM-025")
 @pytest.mark.parametrize("curve", **named("plain", "years", "every-policy", "linear", "cosine"))
 def test_any_iteration_in_any_order(impl, curve):
-    """The rate depends on the iteration alone, however far it is and whatever came before."""
+    """The learning rate depends only on the iteration, however large and in any order."""
     jump(impl, curve)
 
 
 @pytest.mark.clause("WARM-026")
 @pytest.mark.parametrize("curve", **named("plain", ""))
 def test_resume_in_the_middle(impl, curve):
-    """A fresh optimizer that loads the state goes on with the same rates, bit by bit."""
+    """A fresh optimizer that loads the state continues with the same learning rates, bit by bit."""
     points = consecutive(curve)
     middle = len(points) // 2
     params, others = parameters(1, (2,)), parameters(1, (2,))
@@ -222,7 +222,7 @@ def test_resume_in_the_middle(impl, curve):
 @pytest.mark.clause("WARM-040")
 @pytest.mark.parametrize("curve", **named("plain", "one-by-one", "every-policy", "no-stages"))
 def test_state_is_iteration_and_stage(impl, curve):
-    """The state is an int64 tensor: the iteration and the number of stages that have ended."""
+    """The state is an int64 tensor: the iteration and the number of completed stages."""
     params = parameters(1, (2,))
     optimizer = scheduled(impl, curve, params)
     for iteration, stage, _, _ in consecutive(curve)[1:]:

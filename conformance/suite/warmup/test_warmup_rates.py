@@ -1,4 +1,4 @@
-"""Warmup: where the rate goes, when it changes, and what never changes it."""
+"""Warmup: where and when the learning rate is set, and events that do not change it."""
 
 import copy
 from typing import Any
@@ -39,7 +39,7 @@ def grouped(impl: Any, listed: Any, groups: Any) -> Any:
 
 @pytest.mark.clause("WARM-027")
 def test_rate_of_each_step(impl):
-    """The constructor sets the rate of iteration 0; step k uses the rate of iteration k."""
+    """The constructor sets the learning rate of iteration 0; step k uses that of iteration k."""
     params = parameters()
     inner, recorder = recording(impl, dict(params), lr=9.0)
     optimizer = poly_ramp(impl, inner)
@@ -64,7 +64,7 @@ def test_rate_of_each_step(impl):
     ],
 )
 def test_training_as_by_hand(impl, dtype, device, kind, policy):
-    """Training with a schedule is, bit by bit, training with the same rates set by hand."""
+    """Training with a schedule equals training with the same learning rates set manually."""
     ours, theirs = (parameters(dtype=dtype, device=device) for _ in range(2))
     build = {"sgd": sgd, "adam": adam}[kind]
     options = {"momentum": 0.9} if kind == "sgd" else {}
@@ -88,7 +88,7 @@ def test_training_as_by_hand(impl, dtype, device, kind, policy):
 
 @pytest.mark.clause("WARM-029")
 def test_lr_param(impl):
-    """The schedule sets the option called lr_param, and no other."""
+    """The schedule sets the option that lr_param names, and no other."""
     params = parameters()
     optimizer = poly_ramp(impl, sgd(impl, dict(params), lr=0.5, momentum=0.9), lr_param="momentum")
     for iteration in range(6):
@@ -99,7 +99,7 @@ def test_lr_param(impl):
 
 @pytest.mark.clause("WARM-030")
 def test_every_group(impl):
-    """Every group gets the rate: with another lr, without one, with a parameter listed twice."""
+    """Every group gets the learning rate: with another lr, without one, with a parameter listed twice."""
     params = parameters(3)
     p0, p1, p2 = params.values()
     groups = [{"params": [p0], "lr": 3.0}, {"params": [p1, p2], "lr": 5}, {"params": [p0]}]
@@ -116,7 +116,7 @@ def test_every_group(impl):
 @pytest.mark.clause("WARM-031")
 @pytest.mark.parametrize("dtype_of_rate", ["float32", "float64"])
 def test_rate_in_a_tensor(impl, dtype_of_rate):
-    """A rate that is a tensor stays this tensor, and is filled with the schedule's rate."""
+    """A learning rate tensor stays the same tensor and is filled with the scheduled value."""
     params = parameters()
     rate = torch.tensor(9.0, dtype=getattr(torch, dtype_of_rate))
     inner = grouped(impl, dict(params), [{"params": list(params.values()), "lr": rate}])
@@ -136,7 +136,7 @@ def test_rate_in_a_tensor(impl, dtype_of_rate):
 @pytest.mark.clause("WARM-032")
 @pytest.mark.parametrize("kind", ["plain", "tensor", "wrapped", "combined"])
 def test_group_that_comes_later(impl, kind):
-    """A group that is added later has the schedule's rate, or is refused."""
+    """A group that is added later gets the scheduled learning rate, or adding it raises."""
     params = parameters()
     optimizer = poly_ramp(impl, sgd(impl, dict(params)))
     if kind == "wrapped":
@@ -163,7 +163,7 @@ def test_group_that_comes_later(impl, kind):
 @pytest.mark.clause("WARM-076")
 @pytest.mark.parametrize("kind", ["key of the schedule", "known key", "known parameter", "no key"])
 def test_group_that_cannot_be(impl, kind):
-    """A group with a key or parameter that is taken, or without keys, is refused."""
+    """A group with a known key or parameter, or without keys, raises an error."""
     params = parameters()
     optimizer = poly_ramp(impl, sgd(impl, dict(params)))
     train(optimizer, params, 2)
@@ -189,7 +189,7 @@ def test_group_that_cannot_be(impl, kind):
 @pytest.mark.clause("WARM-033")
 @pytest.mark.parametrize("lr", [float("nan"), -0.1], ids=["nan", "negative"])
 def test_impossible_lr(impl, lr):
-    """An lr that is negative or NaN is refused with ValueError, as torch's optimizers do."""
+    """A negative or NaN lr raises ValueError, as in torch optimizers."""
     inner = sgd(impl, parameters())
     expect_raises(lambda: poly_ramp(impl, inner, lr=lr), ValueError, expected=f"ValueError for lr={lr}")
     expect_equal(inner.param_groups[0]["lr"], 0.1, "lr of the wrapped optimizer")
@@ -197,7 +197,7 @@ def test_impossible_lr(impl, lr):
 
 @pytest.mark.clause("WARM-034")
 def test_step_that_raises(impl):
-    """A step that raises does not move the schedule."""
+    """A step that raises does not advance the schedule."""
     params = parameters()
     optimizer = poly_ramp(impl, sgd(impl, dict(params)))
     train(optimizer, params, 2)
@@ -215,7 +215,7 @@ def test_step_that_raises(impl):
 @pytest.mark.clause("WARM-035")
 @pytest.mark.parametrize("evaluations", [1, 3])
 def test_closures(impl, evaluations):
-    """The closure runs as often as the inner optimizer asks; the schedule moves once a step."""
+    """The inner optimizer evaluates the closure repeatedly; the schedule advances once per step."""
     params = parameters()
     inner, _ = recording(impl, dict(params), evaluations=evaluations)
     optimizer = poly_ramp(impl, inner)
@@ -242,7 +242,7 @@ def test_closures(impl, evaluations):
 
 @pytest.mark.clause("WARM-036")
 def test_what_step_returns(impl):
-    """What a step with a closure returns."""
+    """Observe what a step with a closure returns."""
     params = parameters()
     optimizer = poly_ramp(impl, sgd(impl, dict(params)))
     return outcome(lambda: optimizer.step(lambda: 2.5))
@@ -250,7 +250,7 @@ def test_what_step_returns(impl):
 
 @pytest.mark.clause("WARM-037")
 def test_step_hooks(impl):
-    """Step hooks fire once a step, and the ones before it see the rate that it uses."""
+    """Step hooks run once per step; pre-hooks see the learning rate that the step uses."""
     params = parameters()
     inner, recorder = recording(impl, dict(params))
     optimizer = poly_ramp(impl, inner)
@@ -266,7 +266,7 @@ def test_step_hooks(impl):
 @pytest.mark.clause("WARM-038")
 @pytest.mark.parametrize("kind", ["nan", "inf", "none", "sparse", "empty"])
 def test_gradients_do_not_matter(impl, kind):
-    """The schedule moves the same with non-finite, missing, sparse and empty gradients."""
+    """The schedule advances equally with non-finite, missing, sparse and empty gradients."""
     params: Any = parameters(2, (0,) if kind == "empty" else (2, 2))
     inner, recorder = recording(impl, dict(params))
     optimizer = poly_ramp(impl, inner)
@@ -291,7 +291,7 @@ def test_gradients_do_not_matter(impl, kind):
 
 @pytest.mark.clause("WARM-039")
 def test_only_steps_move_it(impl):
-    """Nothing but a step moves the schedule."""
+    """Only a step advances the schedule."""
     params = parameters()
     optimizer = poly_ramp(impl, sgd(impl, dict(params)))
     train(optimizer, params, 2)
@@ -314,7 +314,7 @@ def test_only_steps_move_it(impl):
 @pytest.mark.clause("WARM-070")
 @pytest.mark.parametrize("to_none", [False, True])
 def test_gradients_are_zeroed(impl, to_none):
-    """zero_grad zeroes the wrapped optimizer's gradients, or sets them to None if asked to."""
+    """zero_grad sets the wrapped optimizer's gradients to zero, and to None with set_to_none."""
     params = parameters()
     optimizer = poly_ramp(impl, sgd(impl, dict(params)))
     set_grads(params)

@@ -1,4 +1,4 @@
-"""Warmup: what is saved, what is loaded, and what is refused."""
+"""Warmup: saved state, loaded state, and loads that raise errors."""
 
 import copy
 import pickle
@@ -23,7 +23,7 @@ from keyedopt.conformance.suite.support.warmup import LINEAR_RATES, linear_ramp
 
 
 def expect_at(optimizer: Any, iteration: int) -> None:
-    """Expect every group to have the rate of an iteration of the ramp."""
+    """Expect every group to have the learning rate of an iteration of the ramp."""
     for group in optimizer.param_groups:
         expect_close(group["lr"], LINEAR_RATES[iteration], f"lr at iteration {iteration}", ulps=8)
 
@@ -60,7 +60,7 @@ def test_state_has_a_name(impl, name):
 
 @pytest.mark.clause("WARM-042")
 def test_saved_state_is_live(impl):
-    """A state dict taken earlier shows the iteration of now, as it shows every other state."""
+    """An earlier state dict shows the current iteration, like all other state."""
     params, optimizer = trained(impl, 1, momentum=0.9)
     saved = optimizer.state_dict()["state"]
     for iteration in range(2, 7):
@@ -76,7 +76,7 @@ def test_saved_state_is_live(impl):
 @pytest.mark.clause("WARM-042")
 @pytest.mark.parametrize("steps", [1, 5])
 def test_load_keeps_the_tensor(impl, steps):
-    """A load fills the state tensor in place; what is loaded does not become the state."""
+    """A load fills the state tensor in place and shares nothing with the loaded state dict."""
     _, source = trained(impl, 3)
     params, optimizer = trained(impl, steps)
     live = warmup_state(optimizer)
@@ -90,7 +90,7 @@ def test_load_keeps_the_tensor(impl, steps):
 
 @pytest.mark.clause("WARM-043")
 def test_state_before_the_first_step(impl):
-    """What is saved before the first step."""
+    """Observe what is saved before the first step."""
     _, optimizer = trained(impl, 0)
     return outcome(lambda: sorted(optimizer.state_dict()["state"]))
 
@@ -98,7 +98,7 @@ def test_state_before_the_first_step(impl):
 @pytest.mark.clause("WARM-044")
 @pytest.mark.parametrize("kind", ["dict", "read-only"])
 def test_callers_parameters_are_left_alone(impl, kind):
-    """The mapping of parameters that the caller made is not written to, and need not be writable."""
+    """The caller's mapping of parameters is not modified and may be read-only."""
     params = parameters()
     given = params if kind == "dict" else types.MappingProxyType(params)
     optimizer = linear_ramp(impl, sgd(impl, given))
@@ -110,7 +110,7 @@ def test_callers_parameters_are_left_alone(impl, kind):
 @pytest.mark.clause("WARM-045")
 @pytest.mark.parametrize("kind", ["parameter", "schedule", "combined"])
 def test_names_do_not_clash(impl, kind):
-    """A param_name that is a key already is refused with ValueError, and nothing is changed."""
+    """A param_name that is already a key raises ValueError and changes nothing."""
     params = parameters()
     name = "p1"
     inner = sgd(impl, dict(params), lr=9.0)
@@ -134,7 +134,7 @@ def test_names_do_not_clash(impl, kind):
 
 @pytest.mark.clause("WARM-046")
 def test_added_parameter_is_in_no_group(impl):
-    """The parameter that the schedule adds is in no group: nothing optimizes, clips or saves it."""
+    """The added parameter is in no group: it is not optimized, clipped or saved in groups."""
     params, optimizer = trained(impl, 2)
     listed = [param for group in optimizer.param_groups for param in group["params"]]
     known = {id(param) for param in params.values()}
@@ -147,7 +147,7 @@ def test_added_parameter_is_in_no_group(impl):
 @pytest.mark.clause("WARM-075")
 @pytest.mark.parametrize("steps", [1, 3])
 def test_wrapped_optimizer_keeps_its_own_state(impl, steps):
-    """The torch optimizer inside has its own state and nothing else, and can be saved by itself."""
+    """The inner torch optimizer has only its own state and can be saved."""
     params = parameters()
     plain = torch.optim.SGD(list(params.values()), lr=0.5, momentum=0.9)
     optimizer = linear_ramp(impl, impl.KeyedOptimizerWrapper(dict(params), lambda _: plain))
@@ -162,7 +162,7 @@ def test_wrapped_optimizer_keeps_its_own_state(impl, steps):
 @pytest.mark.clause("WARM-048")
 @pytest.mark.parametrize("kind", ["sgd", "adam", "sparse", "combined", "nested"])
 def test_init_state_is_no_step(impl, kind):
-    """init_state does not move the schedule, neither a fresh nor a running one."""
+    """init_state does not advance the schedule, whether fresh or running."""
     params = parameters()
     build = adam if kind == "adam" else sgd
     optimizer = linear_ramp(impl, build(impl, dict(params)))
@@ -182,7 +182,7 @@ def test_init_state_is_no_step(impl, kind):
 @pytest.mark.clause("WARM-049")
 @pytest.mark.parametrize("groups", [False, True])
 def test_load_sets_the_rate(impl, groups):
-    """A load sets the rate at once; the schedule's rate wins over one in saved groups."""
+    """A load sets the learning rate at once and overrides the one in saved groups."""
     _, source = trained(impl, 7, momentum=0.9)
     source.save_param_groups(groups)
     saved = snapshot(source.state_dict())
@@ -210,7 +210,7 @@ def test_load_sets_the_rate(impl, groups):
     ],
 )
 def test_stage_follows_from_the_iteration(impl, state, rate):
-    """A checkpoint of a run with other stages resumes at the rate of this schedule."""
+    """A checkpoint of a run with other stages resumes at this schedule's learning rate."""
     params, optimizer = trained(impl, 1)
     saved = snapshot(optimizer.state_dict())
     saved["state"]["__warmup"]["warmup"] = torch.tensor(state)
@@ -223,7 +223,7 @@ def test_stage_follows_from_the_iteration(impl, state, rate):
 
 @pytest.mark.clause("WARM-054")
 def test_integers_of_another_width(impl):
-    """A state of another integer dtype is loaded by value."""
+    """State of another integer dtype is loaded by value."""
     _, optimizer = trained(impl, 1)
     saved = snapshot(optimizer.state_dict())
     saved["state"]["__warmup"]["warmup"] = torch.tensor([6, 1], dtype=torch.int32)
@@ -252,7 +252,7 @@ def test_integers_of_another_width(impl):
     ids=str,
 )
 def test_malformed_state_is_refused(impl, state):
-    """A malformed state of the schedule is refused with ValueError, and nothing is changed."""
+    """Loading malformed schedule state raises ValueError and changes nothing."""
     params, optimizer = trained(impl, 3, momentum=0.9)
     saved = snapshot(optimizer.state_dict())
     for entry in saved["state"].values():
@@ -273,7 +273,7 @@ def test_malformed_state_is_refused(impl, state):
 
 @pytest.mark.clause("WARM-055")
 def test_malformed_state_in_place_is_refused(impl):
-    """A negative iteration that was written into the state itself is refused when it is used."""
+    """A negative iteration that was written in place raises when it is used."""
     _, optimizer = trained(impl, 3)
     warmup_state(optimizer)[0] = -5
     expect_raises(optimizer.post_load_state_dict, ValueError, expected="ValueError for iteration -5")
@@ -283,7 +283,7 @@ def test_malformed_state_in_place_is_refused(impl):
 @pytest.mark.clause("WARM-056")
 @pytest.mark.parametrize("kind", ["shape", "missing", "uninitialized"])
 def test_refused_load_leaves_the_schedule(impl, kind):
-    """When the wrapped optimizer refuses a load, the schedule stays where it is."""
+    """If the wrapped optimizer rejects a load, the schedule does not change."""
     _, source = trained(impl, 7, momentum=0.9)
     saved = snapshot(source.state_dict())
     params, optimizer = trained(impl, 0 if kind == "uninitialized" else 2, momentum=0.9)
@@ -301,7 +301,7 @@ def test_refused_load_leaves_the_schedule(impl, kind):
 
 @pytest.mark.clause("WARM-057")
 def test_state_that_was_loaded_in_place(impl):
-    """State that was loaded straight into the saved tensors counts once a load has been told of."""
+    """State that was written in place takes effect with post_load_state_dict."""
     params, optimizer = trained(impl, 1)
     warmup_state(optimizer).copy_(torch.tensor([6, 1]))
     optimizer.load_state_dict(optimizer.state_dict())
@@ -315,7 +315,7 @@ def test_state_that_was_loaded_in_place(impl):
 
 @pytest.mark.clause("WARM-057")
 def test_rate_that_was_changed_by_hand(impl):
-    """A rate changed by hand holds for a step; then, or when told of a load, the schedule's does."""
+    """A manually set learning rate lasts one step, or until post_load_state_dict."""
     params, optimizer = trained(impl, 3)
     optimizer.param_groups[0]["lr"] = 9.0
     optimizer.post_load_state_dict()
@@ -329,7 +329,7 @@ def test_rate_that_was_changed_by_hand(impl):
 
 @pytest.mark.clause("WARM-058")
 def test_hooks_of_saving_and_loading(impl):
-    """Hooks of saving and loading fire once, with the schedule's state in what they are given."""
+    """Hooks of saving and loading run once and receive the schedule's state."""
     _, optimizer = trained(impl, 3)
     seen: list[Any] = []
 
@@ -359,7 +359,7 @@ def test_hooks_of_saving_and_loading(impl):
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 @pytest.mark.parametrize("steps", [0, 3, 6])
 def test_copies_go_on_by_themselves(impl, how, steps):
-    """A copy goes on from the same iteration, and moves neither the original nor its parameters."""
+    """A copy continues from the same iteration and does not affect the original."""
     params, optimizer = trained(impl, steps, adam)
     saved = copy.deepcopy(optimizer.state_dict())
     twin = copy.deepcopy(optimizer) if how == "deepcopy" else pickle.loads(pickle.dumps(optimizer))

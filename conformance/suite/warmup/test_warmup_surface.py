@@ -1,4 +1,4 @@
-"""Warmup: names, defaults, and stages that are checked and never modified."""
+"""Warmup: names, defaults, and stages, which are validated and never modified."""
 
 import copy
 import enum
@@ -29,7 +29,7 @@ def warmup(impl: Any, stages: Any, **options: Any) -> Any:
 
 
 def rates(optimizer: Any, steps: int) -> list[float]:
-    """Take steps; return the rate before each."""
+    """Take steps; return the learning rate before each."""
     found = []
     for _ in range(steps):
         found.append(float(optimizer.param_groups[0]["lr"]))
@@ -38,7 +38,7 @@ def rates(optimizer: Any, steps: int) -> list[float]:
 
 
 def refused(impl: Any, stages: Any) -> None:
-    """Expect a constructor that refuses the stages, and leaves the wrapped optimizer alone."""
+    """Expect a constructor that raises for the stages, and does not change the wrapped optimizer."""
     listed = warmup_stages(impl, stages)
     inner = sgd(impl, parameters(1, (2,)), lr=9.0)
     expect_raises(
@@ -121,14 +121,14 @@ def test_signature(impl):
 
 @pytest.mark.clause("WARM-006")
 def test_bases(impl):
-    """WarmupOptimizer is an OptimizerWrapper, and so a keyed optimizer."""
+    """WarmupOptimizer is an OptimizerWrapper, and therefore a keyed optimizer."""
     for name in ("OptimizerWrapper", "KeyedOptimizer"):
         expect_derived(type(warmup(impl, [])), getattr(impl, name))
 
 
 @pytest.mark.clause("WARM-007")
 def test_stages_in_order(impl):
-    """The schedule goes through the stages in order; lr is the rate that they adjust."""
+    """The schedule goes through the stages in order; lr is the learning rate that they adjust."""
     stages = [
         {"policy": "CONSTANT", "max_iters": 2, "value": 0.5},
         {"policy": "CONSTANT", "max_iters": 4, "value": 0.25},
@@ -142,7 +142,7 @@ def test_stages_in_order(impl):
 
 @pytest.mark.clause("WARM-008")
 def test_stages_are_copied_and_pickled(impl):
-    """Stages and policies survive copying and pickling; a policy stays the member it is."""
+    """Stages and policies survive copying and pickling; policies keep their identity."""
     stage = impl.WarmupStage(impl.WarmupPolicy.STEP, 7, 0.5, 2.0, 3)
     for twin in (copy.copy(stage), copy.deepcopy(stage), pickle.loads(pickle.dumps(stage))):
         expect(twin == stage, f"an equal stage {stage}", twin)
@@ -152,7 +152,7 @@ def test_stages_are_copied_and_pickled(impl):
 
 @pytest.mark.clause("WARM-009")
 def test_stage_assignment(impl):
-    """What assigning to a field of a stage does."""
+    """Observe what assigning to a field of a stage does."""
 
     def assign() -> Any:
         stage = impl.WarmupStage()
@@ -168,14 +168,14 @@ def test_stage_assignment(impl):
 @pytest.mark.clause("WARM-060")
 @pytest.mark.parametrize("ends", [[0], [-3], [5, 5], [5, 4], [2, 9, 3], [0, 4]])
 def test_stages_must_end_later(impl, ends):
-    """Stages that do not end after the one before them are refused with ValueError."""
+    """A stage that does not end after the previous one raises ValueError."""
     refused(impl, [{"policy": "CONSTANT", "max_iters": end, "value": 0.5} for end in ends])
 
 
 @pytest.mark.clause("WARM-061")
 @pytest.mark.parametrize("policy", ["linear", "LINEAR", None, 3])
 def test_policy_that_is_none(impl, policy):
-    """A policy that is no WarmupPolicy is refused, or taken for the one that it names."""
+    """A policy that is not a WarmupPolicy raises an error, or is accepted by its name."""
     inner = sgd(impl, parameters(1, (2,)), lr=9.0)
     try:
         stage = impl.WarmupStage(policy=policy, max_iters=10, value=0.5)
@@ -199,7 +199,7 @@ def test_policy_that_is_none(impl, policy):
     ],
 )
 def test_interpolate_needs_its_fields(impl, fields):
-    """INTERPOLATE without a start before its end, or without end_value, is refused: ValueError."""
+    """INTERPOLATE without a start before its end, or without end_value, raises ValueError."""
     refused(impl, [{"policy": "INTERPOLATE", "max_iters": 10, "value": 0.1, **fields}])
 
 
@@ -207,7 +207,7 @@ def test_interpolate_needs_its_fields(impl, fields):
 @pytest.mark.parametrize("period", [0, -4])
 @pytest.mark.parametrize("before", [0, 3])
 def test_period_must_be_positive(impl, period, before):
-    """A restart period that is not positive is refused with ValueError when it is given."""
+    """A restart period that is not positive raises ValueError in the constructor."""
     stage = {"policy": "COSINE_ANNEALING_WARM_RESTARTS", "max_iters": 10, "sgdr_period": period}
     refused(impl, [{"policy": "NONE", "max_iters": before}, stage] if before else [stage])
 
@@ -216,7 +216,7 @@ def test_period_must_be_positive(impl, period, before):
 @pytest.mark.parametrize("value", [NAN, INF, -INF], ids=["nan", "inf", "-inf"])
 @pytest.mark.parametrize("field", ["value", "lr_scale", "end_value"])
 def test_values_must_be_finite(impl, field, value):
-    """A stage with a NaN or infinite number is refused with ValueError."""
+    """A stage with a NaN or infinite number raises ValueError."""
     fields = {"value": 0.5, "start_interpolating_iters": 1, "end_value": 1.0, field: value}
     refused(impl, [{"policy": "INTERPOLATE", "max_iters": 10, **fields}])
 
@@ -225,7 +225,7 @@ def test_values_must_be_finite(impl, field, value):
 @pytest.mark.parametrize("field", ["max_iters", "value"])
 @pytest.mark.parametrize("wrong", [None, "ten"])
 def test_numbers_must_be_numbers(impl, field, wrong):
-    """A field that is no number is refused when the schedule is made."""
+    """A field that is not a number raises an error in the constructor."""
     stages = [{"policy": "LINEAR", "max_iters": 10, field: wrong}]
     expected = f"ValueError or TypeError for {stages}"
     expect_raises(lambda: warmup(impl, stages), ValueError, TypeError, expected=expected)
@@ -234,7 +234,7 @@ def test_numbers_must_be_numbers(impl, field, wrong):
 @pytest.mark.clause("WARM-069")
 @pytest.mark.parametrize("kind", ["torch optimizer", "list", "class"])
 def test_wrapped_must_be_keyed(impl, kind):
-    """What is no keyed optimizer is not wrapped."""
+    """Wrapping an object that is not a keyed optimizer raises an error."""
     wrong = {
         "torch optimizer": torch.optim.SGD(list(parameters(1).values()), lr=0.1),
         "list": [sgd(impl, parameters(1))],
@@ -246,7 +246,7 @@ def test_wrapped_must_be_keyed(impl, kind):
 @pytest.mark.clause("WARM-067")
 @pytest.mark.parametrize("kind", ["tuple", "one stage", "max_iters=4.0", "max_iters=2.5", "lr=None"])
 def test_unusual_arguments(impl, kind):
-    """What unusual arguments of the constructor do: the first rates, or the error."""
+    """Observe what unusual arguments of the constructor do: the first learning rates, or the error."""
     ends = {"max_iters=4.0": 4.0, "max_iters=2.5": 2.5}.get(kind, 4)
     stage = impl.WarmupStage(policy=impl.WarmupPolicy.LINEAR, max_iters=ends, value=0.0)
     given = {"tuple": (stage,), "one stage": stage}.get(kind, [stage])
@@ -261,7 +261,7 @@ def test_unusual_arguments(impl, kind):
 @pytest.mark.clause("WARM-065")
 @pytest.mark.parametrize("policy", ["LINEAR", "POLY", "STEP", "INTERPOLATE"])
 def test_stages_are_not_modified(impl, policy):
-    """The stages and their list are what they were; reused elsewhere they mean the same."""
+    """The stages and their list are not modified and can be reused elsewhere."""
     fields = {"policy": policy, "max_iters": 4, "value": 0.5}
     if policy == "INTERPOLATE":
         fields |= {"start_interpolating_iters": 1, "end_value": 1.0}
@@ -275,7 +275,7 @@ def test_stages_are_not_modified(impl, policy):
 @pytest.mark.clause("WARM-066")
 @pytest.mark.parametrize("change", ["field", "list"])
 def test_later_changes_have_no_effect(impl, change):
-    """What the caller does to the list or its stages afterwards changes no schedule."""
+    """Changing the list or its stages after construction does not affect the schedule."""
     stages = warmup_stages(impl, [{"policy": "LINEAR", "max_iters": 5, "value": 0.0}])
     optimizer = impl.WarmupOptimizer(sgd(impl, parameters(1, (2,))), stages, lr=1.0)
     if change == "field":

@@ -1,4 +1,4 @@
-"""Warmup: parameters and surroundings that a schedule has to do with."""
+"""Warmup: DTensor parameters, schedulers, scalers and modes of torch."""
 
 import copy
 from typing import Any
@@ -14,7 +14,7 @@ from keyedopt.conformance.suite.support.warmup import expect_poly_rate, poly_ram
 
 @pytest.mark.clause("WARM-047")
 def test_distributed_parameters(impl):
-    """A schedule around DTensor parameters moves and resumes as around any other."""
+    """A schedule around DTensor parameters advances and resumes as usual."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate
 
@@ -45,7 +45,7 @@ def test_distributed_parameters(impl):
 
 @pytest.mark.clause("WARM-071")
 def test_learning_rate_scheduler(impl):
-    """What rates come of a torch scheduler around a schedule: before and after its step."""
+    """Observe which rates result from a torch scheduler around a schedule."""
     params = parameters()
     inner, recorder = recording(impl, dict(params))
     optimizer = impl.WarmupOptimizer(
@@ -65,7 +65,7 @@ def test_learning_rate_scheduler(impl):
 
 @pytest.mark.clause("WARM-072")
 def test_gradient_scaler(impl):
-    """A step that a GradScaler skips for overflow does not move the schedule; others do."""
+    """A step that a GradScaler skips for overflow does not advance the schedule; others do."""
     params: Any = parameters()
     optimizer = poly_ramp(impl, sgd(impl, dict(params)))
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
@@ -84,7 +84,7 @@ def test_gradient_scaler(impl):
 @pytest.mark.clause("WARM-073")
 @pytest.mark.parametrize("how", ["autocast", "no_grad"])
 def test_modes_of_torch(impl, how):
-    """The schedule moves the same under autocast and no_grad."""
+    """The schedule advances equally under autocast and no_grad."""
     params = parameters()
     optimizer = poly_ramp(impl, impl.KeyedOptimizerWrapper(dict(params), Recorder))
     for iteration in range(6):

@@ -1,4 +1,4 @@
-"""Warmup around, inside and beside other optimizers: nothing of a schedule is lost in between."""
+"""Warmup around, inside and beside other optimizers: the complete schedule is saved and resumed."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from keyedopt.conformance.suite.support.warmup import LINEAR_RATES, linear_ramp
 
 
 def clipped(impl: Any, inner: Any) -> Any:
-    """Clip an optimizer's gradients, to a norm that they have."""
+    """Clip an optimizer's gradients to a norm that they have."""
     return impl.GradientClippingOptimizer(inner, impl.GradientClipping.NORM, 0.1)
 
 
@@ -57,18 +57,18 @@ def build(impl: Any, kind: str, params: Any) -> Any:
 
 
 def schedule_rates(optimizer: Any) -> list[float]:
-    """Return the rate of every group."""
+    """Return the learning rate of every group."""
     return [float(group["lr"]) for group in optimizer.param_groups]
 
 
 def expect_at(optimizer: Any, iteration: int) -> None:
-    """Expect every group to have the rate of an iteration of the ramp."""
+    """Expect every group to have the learning rate of an iteration of the ramp."""
     for rate in schedule_rates(optimizer):
         expect_close(rate, LINEAR_RATES[iteration], f"lr at iteration {iteration}", ulps=8)
 
 
 def resume(impl: Any, kind: str, steps: int) -> None:
-    """Train, load into a fresh composition, and expect both to go on alike."""
+    """Train, load into a fresh composition, and expect both to continue equally."""
     params, others = parameters(), parameters()
     optimizer, resumed = build(impl, kind, params), build(impl, kind, others)
     for iteration in range(steps):
@@ -123,7 +123,7 @@ def test_resume_inside_combined(impl, kind, steps):
 )
 @pytest.mark.parametrize("steps", [1, 9])
 def test_resume_around_combined(impl, kind, steps):
-    """A schedule around a combination is saved with it, and resumes exactly."""
+    """A schedule around a combination is saved with it and resumes exactly."""
     resume(impl, kind, steps)
 
 
@@ -150,7 +150,7 @@ def test_names_in_a_combination(impl):
 
 @pytest.mark.clause("WARM-051")
 def test_schedules_side_by_side(impl):
-    """Two optimizers with schedules of their own keep their rates apart, also across a load."""
+    """Two optimizers with separate schedules keep separate learning rates, also across a load."""
 
     def make(params: Any) -> Any:
         fast = [{"policy": "LINEAR", "max_iters": 2, "value": 0.0}]
@@ -171,7 +171,7 @@ def test_schedules_side_by_side(impl):
 @pytest.mark.clause("WARM-053")
 @pytest.mark.parametrize("around", ["nothing", "combined", "clip"])
 def test_schedule_around_a_schedule(impl, around):
-    """Schedules of two options, one around the other, each keep their state and their rate."""
+    """Schedules of two options, one around the other, each keep their state and value."""
 
     def make(params: Any) -> Any:
         second = [{"policy": "CONSTANT", "max_iters": 5, "value": 0.5}]
@@ -207,7 +207,7 @@ def test_schedule_around_a_schedule(impl, around):
 @pytest.mark.clause("WARM-056")
 @pytest.mark.parametrize("kind", ["combined(warmup, warmup)", "warmup(combined)"])
 def test_refused_load_of_a_combination(impl, kind):
-    """When one member refuses a load, the schedules of all stay where they are."""
+    """If one member rejects a load, no schedule changes."""
     params = parameters()
     optimizer = build(impl, kind, params)
     train(optimizer, params, 3)
@@ -224,7 +224,7 @@ def test_refused_load_of_a_combination(impl, kind):
 
 @pytest.mark.clause("WARM-074")
 def test_wrapped_optimizer_stays_in_reach(impl):
-    """Rates and state are those of the wrapped optimizer: what one shows, the other has."""
+    """The schedule and the wrapped optimizer show the same learning rates and state."""
     params = parameters()
     inner = sgd(impl, dict(params), momentum=0.9)
     optimizer = linear_ramp(impl, inner)
@@ -238,7 +238,7 @@ def test_wrapped_optimizer_stays_in_reach(impl):
 
 @pytest.mark.clause("WARM-074")
 def test_torch_optimizer_that_loads_by_itself(impl):
-    """A torch optimizer that loads its own state dict goes on under the schedule."""
+    """A torch optimizer that loads its own state dict continues under the schedule."""
     params = parameters()
     plain = torch.optim.SGD(list(params.values()), lr=0.5)
     optimizer = linear_ramp(impl, impl.KeyedOptimizerWrapper(dict(params), lambda _: plain))
@@ -251,7 +251,7 @@ def test_torch_optimizer_that_loads_by_itself(impl):
 
 @pytest.mark.clause("WARM-053")
 def test_the_outer_schedule_has_the_last_word(impl):
-    """Where two schedules set one option, the outer one's rate is used, after a load too."""
+    """If two schedules set one option, the outer one's value is used."""
 
     def make(params: Any) -> Any:
         inner = linear_ramp(impl, sgd(impl, dict(params)), param_name="__inner")

@@ -1,4 +1,4 @@
-"""Wrappers: what they show, how they step, save and load; alone and one in another."""
+"""Wrappers: public attributes, steps, saving and loading, single and nested."""
 
 from typing import Any
 from unittest import mock
@@ -22,7 +22,7 @@ from keyedopt.conformance.suite.support.wrapper import wrap_plainly, wrapped_ada
 
 @pytest.mark.clause("WRAP-001")
 def test_a_wrapper_is_a_keyed_optimizer(impl):
-    """OptimizerWrapper and its kinds are keyed optimizers."""
+    """OptimizerWrapper, clipping and warmup are keyed optimizers."""
     wrapper, _, _ = wrapped_adam(impl)
     expect(isinstance(wrapper, impl.OptimizerWrapper), "an OptimizerWrapper", type(wrapper).__mro__)
     expect(isinstance(wrapper, torch.optim.Optimizer), "a torch optimizer", type(wrapper).__mro__)
@@ -40,7 +40,7 @@ def test_a_wrapper_is_a_keyed_optimizer(impl):
 @pytest.mark.clause("WRAP-002")
 @pytest.mark.parametrize("what", ["plain torch optimizer", "string", "none"])
 def test_only_keyed_optimizers_are_wrapped(impl, what):
-    """What is no keyed optimizer is refused when it is wrapped."""
+    """Wrapping an object that is not a keyed optimizer raises an error."""
     given: Any = None
     if what != "none":
         given = "ab" if what == "string" else torch.optim.SGD([parameter(2)], lr=0.1)
@@ -50,7 +50,7 @@ def test_only_keyed_optimizers_are_wrapped(impl, what):
 @pytest.mark.clause("WRAP-003")
 @pytest.mark.parametrize("depth", [1, 3])
 def test_a_wrapper_shows_what_it_wraps(impl, depth):
-    """Params, state and param_groups are those of the wrapped optimizer, the very objects."""
+    """Params, state and param_groups are the same objects as in the wrapped optimizer."""
     wrapper, inner, params = wrapped_adam(impl, steps=1, depth=depth)
     expect_equal(list(wrapper.params), ["p", "q"], "keys of params")
     for key, param in zip(("p", "q"), params, strict=True):
@@ -65,7 +65,7 @@ def test_a_wrapper_shows_what_it_wraps(impl, depth):
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("combined", [False, True])
 def test_state_that_appears_later_is_shown(impl, depth, combined):
-    """State of the first step is shown by a wrapper that was there before."""
+    """State of the first step appears in a wrapper that was built before."""
     params = [parameter(3, seed=1), parameter(2, seed=2)]
     inner: Any = adam(impl, {"p": params[0], "q": params[1]})
     wrapper = wrap_plainly(impl, impl.CombinedOptimizer([("k", inner)]) if combined else inner, depth)
@@ -80,7 +80,7 @@ def test_state_that_appears_later_is_shown(impl, depth, combined):
 @pytest.mark.clause("WRAP-006")
 @pytest.mark.parametrize("depth", [1, 2])
 def test_an_optimizer_whose_step_requires_its_argument_is_wrapped(impl, depth):
-    """A wrapped step gets its closure argument even where there is none."""
+    """The wrapped step always receives its closure argument."""
 
     class Strict(impl.KeyedOptimizer):
         def step(self, closure):
@@ -103,7 +103,7 @@ def test_an_optimizer_whose_step_requires_its_argument_is_wrapped(impl, depth):
 
 @pytest.mark.clause("WRAP-006")
 def test_a_mock_of_the_interface_is_wrapped(impl):
-    """A mock of a keyed optimizer can be wrapped, and is called."""
+    """A mock of a keyed optimizer can be wrapped and is called."""
     param = parameter(2)
     inner = mock.Mock(spec=impl.KeyedOptimizer)
     inner.params = {"p": param}
@@ -123,7 +123,7 @@ def test_a_mock_of_the_interface_is_wrapped(impl):
 @pytest.mark.clause("WRAP-007")
 @pytest.mark.parametrize("depth", [1, 3])
 def test_a_step_is_a_step_of_the_wrapped_one(impl, dtype, depth):
-    """Parameters and state after steps are those of the optimizer alone."""
+    """Steps give the same parameters and state as without the wrapper."""
     _wrapper, inner, params = wrapped_adam(impl, dtype, steps=3, depth=depth)
     _, alone, others = wrapped_adam(impl, dtype)
     train(alone, others, 3)
@@ -136,7 +136,7 @@ def test_a_step_is_a_step_of_the_wrapped_one(impl, dtype, depth):
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("evaluations", [1, 3])
 def test_a_closure_reaches_the_wrapped_optimizer(impl, depth, evaluations):
-    """The wrapped optimizer evaluates the closure as often as it needs to."""
+    """The wrapped optimizer evaluates the closure as often as it needs."""
     param = parameter(2)
     inner, recorder = recording(impl, {"p": param}, evaluations=evaluations)
     wrapper = wrap_plainly(impl, inner, depth)
@@ -158,7 +158,7 @@ def test_a_closure_reaches_the_wrapped_optimizer(impl, depth, evaluations):
 
 @pytest.mark.clause("WRAP-010")
 def test_what_a_step_returns_and_the_text(impl):
-    """What step returns with a closure, and whether repr is that of the wrapped optimizer."""
+    """Observe what step returns with a closure, and whether repr is the wrapped one's."""
     wrapper, inner, params = wrapped_adam(impl)
     set_grads(params)
     return {
@@ -170,7 +170,7 @@ def test_what_a_step_returns_and_the_text(impl):
 @pytest.mark.clause("WRAP-011")
 @pytest.mark.parametrize("kind", ["dense", "missing", "empty", "sparse", "nan", "inf"])
 def test_gradients_arrive_as_they_are(impl, kind):
-    """The wrapped optimizer gets the very gradient, of whatever kind, and it is not changed."""
+    """The wrapped optimizer receives the same gradient object, unchanged, of any kind."""
     param = parameter(0 if kind == "empty" else 3, 2)
     inner, recorder = recording(impl, {"p": param})
     wrapper = wrap_plainly(impl, inner, 2)
@@ -194,7 +194,7 @@ def test_gradients_arrive_as_they_are(impl, kind):
 @pytest.mark.clause("WRAP-012")
 @pytest.mark.parametrize("to_none", [None, False, True])
 def test_zero_grad_is_passed_on(impl, dtype, to_none):
-    """zero_grad zeroes the gradients, and drops them with set_to_none=True."""
+    """zero_grad sets gradients to zero, and removes them with set_to_none=True."""
     wrapper, _, params = wrapped_adam(impl, dtype, depth=2)
     set_grads(params)
     params[0].grad[0] = float("nan")
@@ -209,7 +209,7 @@ def test_zero_grad_is_passed_on(impl, dtype, to_none):
 
 @pytest.mark.clause("WRAP-012")
 def test_the_argument_of_zero_grad_is_passed_on(impl):
-    """The wrapped zero_grad gets set_to_none, which is False by default."""
+    """The wrapped zero_grad receives set_to_none, by default False."""
 
     class Noting(impl.KeyedOptimizerWrapper):
         notes: Any = ()

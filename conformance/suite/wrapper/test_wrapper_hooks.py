@@ -1,4 +1,4 @@
-"""Wrappers: hooks, copies, and what people put around them."""
+"""Wrappers: hooks, copies, schedulers and scalers."""
 
 import copy
 from typing import Any
@@ -21,7 +21,7 @@ KINDS = ["plain", "clip", "warmup", "nested"]
 
 
 def layer(impl: Any, kind: str, inner: Any) -> Any:
-    """Put a wrapper around an optimizer; one that the implementation lacks is a plain one."""
+    """Put a wrapper around an optimizer; if the implementation lacks the kind, a plain wrapper."""
     if kind == "clip" and hasattr(impl, "GradientClippingOptimizer"):
         return impl.GradientClippingOptimizer(inner, impl.GradientClipping.NORM, 0.5)
     if kind == "warmup" and hasattr(impl, "WarmupOptimizer"):
@@ -44,7 +44,7 @@ def build(impl: Any, kind: str, steps: int = 0) -> tuple[Any, Any, Any]:
 @pytest.mark.clause("WRAP-025")
 @pytest.mark.parametrize("kind", KINDS)
 def test_step_hooks_run_once_a_step(impl, kind):
-    """Step hooks of a wrapper run once a step, before and after it, and can be removed."""
+    """Step hooks of a wrapper run once per step, before and after it, and can be removed."""
     wrapper, _, param = build(impl, kind)
     calls: list[tuple[str, bool]] = []
     start = param.detach().clone()
@@ -66,7 +66,7 @@ def test_step_hooks_run_once_a_step(impl, kind):
 @pytest.mark.clause("WRAP-025")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_hook_replaces_the_closure(impl, kind):
-    """What a step pre-hook returns takes the place of the arguments."""
+    """The arguments that a step pre-hook returns replace the given ones."""
     wrapper, _, param = build(impl, kind)
     seen: list[str] = []
 
@@ -86,7 +86,7 @@ def test_a_step_hook_replaces_the_closure(impl, kind):
 @pytest.mark.clause("WRAP-026")
 @pytest.mark.parametrize("kind", KINDS)
 def test_hooks_of_saving(impl, kind):
-    """state_dict hooks of a wrapper run once, and what the post-hook returns is used."""
+    """state_dict hooks of a wrapper run once, and the return value of the post-hook is used."""
     wrapper, _, _ = build(impl, kind, steps=1)
     calls: list[bool] = []
     wrapper.register_state_dict_pre_hook(lambda optimizer: calls.append(optimizer is wrapper))
@@ -99,7 +99,7 @@ def test_hooks_of_saving(impl, kind):
 @pytest.mark.clause("WRAP-026")
 @pytest.mark.parametrize("kind", KINDS)
 def test_hooks_of_loading(impl, kind):
-    """load_state_dict hooks of a wrapper run once, and what the pre-hook returns is loaded."""
+    """load_state_dict hooks of a wrapper run once, and the return value of the pre-hook is loaded."""
     wrapper, inner, param = build(impl, kind, steps=1)
     given = copy.deepcopy(wrapper.state_dict())
     other = copy.deepcopy(given)
@@ -115,7 +115,7 @@ def test_hooks_of_loading(impl, kind):
 @pytest.mark.clause("WRAP-027")
 @pytest.mark.parametrize("kind", KINDS)
 def test_hooks_of_the_wrapped_optimizer_run(impl, kind):
-    """Step, save and load hooks of the wrapped optimizer run once an event through a wrapper."""
+    """Hooks of the wrapped optimizer run once per step, save or load of a wrapper."""
     wrapper, inner, param = build(impl, kind)
     calls: list[str] = []
     inner.register_step_pre_hook(lambda *_: calls.append("step"))
@@ -136,7 +136,7 @@ def test_hooks_of_the_wrapped_optimizer_run(impl, kind):
 @pytest.mark.clause("WRAP-027")
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_hooks_of_the_wrapped_optimizer_return(impl, kind):
-    """What save and load hooks of the wrapped optimizer return is used, and what they save comes back."""
+    """Results of the wrapped optimizer's save and load hooks are used."""
     wrapper, inner, param = build(impl, kind, steps=1)
     inner.register_state_dict_post_hook(lambda own, saved: {**saved, "note": 7})
     given = copy.deepcopy(wrapper.state_dict())
@@ -149,7 +149,7 @@ def test_what_hooks_of_the_wrapped_optimizer_return(impl, kind):
 
 @pytest.mark.clause("WRAP-027")
 def test_hooks_of_every_layer_run(impl):
-    """Wrappers of one class around one another run the step hooks of each, once, from outside in."""
+    """Nested wrappers of one class run the step hooks of each layer once, from outside in."""
     calls: list[str] = []
     param = parameter(3)
     layers = [adam(impl, {"p": param})]
@@ -164,7 +164,7 @@ def test_hooks_of_every_layer_run(impl):
 
 @pytest.mark.clause("WRAP-028")
 def test_a_step_that_calls_the_base_is_one_event(impl):
-    """Hooks of a subclass whose step calls super().step() run once a step."""
+    """Hooks of a subclass whose step calls super().step() run once per step."""
 
     class Logging(impl.OptimizerWrapper):
         def step(self, closure=None):
@@ -206,7 +206,7 @@ def test_a_copy_trains_on_alone(impl, how, kind, steps):
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_hooks_survive_a_copy(impl, how, kind):
-    """A copy of a wrapper has step hooks of its own that run once a step."""
+    """A copy of a wrapper has its own step hooks, which run once per step."""
     wrapper, _, param = build(impl, kind, steps=1)
     wrapper.register_step_post_hook(count_call)
     other = recast(wrapper, how)
@@ -221,7 +221,7 @@ def test_hooks_survive_a_copy(impl, how, kind):
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_copy_does_not_break_the_others(impl, how, kind):
-    """After one wrapper was copied, the original and wrappers that were made before still step."""
+    """After a copy, the original and existing wrappers still step."""
     bystander, _, param = build(impl, kind)
     original, _, other = build(impl, kind)
     recast(original, how)
@@ -253,7 +253,7 @@ def test_a_copy_with_a_scheduler_steps_itself(impl, how, kind):
 @pytest.mark.clause("WRAP-032")
 @pytest.mark.parametrize("kind", ["plain", "clip", "nested"])
 def test_a_scheduler_sets_the_rate(impl, kind):
-    """An LRScheduler around a wrapper sets the rate of the wrapped optimizer."""
+    """An LRScheduler around a wrapper sets the learning rate of the wrapped optimizer."""
     param = parameter(2)
     inner, recorder = recording(impl, {"p": param}, lr=1.0)
     wrapper = layer(impl, kind, inner)
@@ -285,7 +285,7 @@ def test_a_scaler_unscales_and_skips(impl, kind):
 
 @pytest.mark.clause("WRAP-032")
 def test_a_scaler_and_clipping_agree(impl):
-    """Unscaled by a GradScaler, then clipped in the step: the inner optimizer gets the bounded one."""
+    """A GradScaler unscales before the step clips, so the inner optimizer gets clipped gradients."""
     if not hasattr(impl, "GradientClippingOptimizer"):
         return
     param = parameter(2)

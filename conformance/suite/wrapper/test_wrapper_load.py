@@ -1,4 +1,4 @@
-"""Wrappers: saving and loading, room for a checkpoint, added groups."""
+"""Wrappers: saving and loading, init_state, added groups."""
 
 import copy
 from typing import Any
@@ -22,7 +22,7 @@ from keyedopt.conformance.suite.support.wrapper import wrap_plainly, wrapped_ada
 @pytest.mark.clause("WRAP-013")
 @pytest.mark.parametrize("depth", [1, 2])
 def test_state_dict_is_that_of_the_wrapped_one(impl, dtype, depth):
-    """state_dict holds the live state of the wrapped optimizer by key."""
+    """state_dict contains the live state of the wrapped optimizer by key."""
     wrapper, inner, params = wrapped_adam(impl, dtype, steps=2, depth=depth)
     saved = wrapper.state_dict()
     expect_equal(set(saved["state"]), {"p", "q"}, "keys of the saved state")
@@ -37,7 +37,7 @@ def test_state_dict_is_that_of_the_wrapped_one(impl, dtype, depth):
 @pytest.mark.clause("WRAP-014")
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_resumed_wrapper_trains_on_as_the_saved_one(impl, dtype, depth):
-    """A load fills the wrapped state in place; training goes on bit by bit."""
+    """A load fills the wrapped state in place; training resumes exactly."""
     saved, _, params = wrapped_adam(impl, dtype, steps=3, depth=depth)
     fresh, inner, others = wrapped_adam(impl, dtype, depth=depth)
     fresh.init_state()
@@ -59,7 +59,7 @@ def test_a_resumed_wrapper_trains_on_as_the_saved_one(impl, dtype, depth):
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("full", [False, True])
 def test_empty_and_full_do_not_mix(impl, depth, full):
-    """An empty state is not loaded into an initialized optimizer, nor a full one into a fresh one."""
+    """Loading empty state into an initialized optimizer raises, and so does the reverse."""
     initialized, _, _ = wrapped_adam(impl, steps=1, depth=depth)
     fresh, _, _ = wrapped_adam(impl, depth=depth)
     given = copy.deepcopy((initialized if full else fresh).state_dict())
@@ -73,7 +73,7 @@ def test_empty_and_full_do_not_mix(impl, depth, full):
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("how", ["missing", "unknown", "shape", "kind", "no state", "groups"])
 def test_a_malformed_state_is_refused_as_a_whole(impl, depth, how):
-    """What is malformed is refused with a ValueError; nothing is written, nobody is told."""
+    """Malformed state raises ValueError; nothing is written or notified."""
     told: list[int] = []
 
     class Told(impl.KeyedOptimizerWrapper):
@@ -112,7 +112,7 @@ def test_a_malformed_state_is_refused_as_a_whole(impl, depth, how):
 @pytest.mark.clause("WRAP-009")
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_everyone_is_told_of_a_load_once(impl, depth):
-    """post_load_state_dict of the wrapped optimizer runs once a load at every depth."""
+    """post_load_state_dict of the wrapped optimizer runs once per load at any depth."""
 
     class Told(impl.KeyedOptimizerWrapper):
         notes: Any = ()
@@ -133,7 +133,7 @@ def test_everyone_is_told_of_a_load_once(impl, depth):
 
 @pytest.mark.clause("WRAP-009")
 def test_a_wrapper_is_told_of_a_load_once(impl):
-    """post_load_state_dict of a subclass runs once a load, also inside a wrapper or a combination."""
+    """post_load_state_dict of a subclass runs once per load, also when nested."""
 
     class Told(impl.OptimizerWrapper):
         calls = 0
@@ -159,7 +159,7 @@ def test_a_wrapper_is_told_of_a_load_once(impl):
 @pytest.mark.clause("WRAP-017")
 @pytest.mark.parametrize("depth", [1, 2])
 def test_groups_are_saved_and_loaded_on_demand(impl, depth):
-    """save_param_groups through a wrapper: groups are saved, and loaded into the wrapped one."""
+    """Groups are saved and loaded through a wrapper with save_param_groups(True)."""
     wrapper, inner, _ = wrapped_adam(impl, steps=1, depth=depth)
     wrapper.save_param_groups(True)
     given = copy.deepcopy(wrapper.state_dict())
@@ -175,7 +175,7 @@ def test_groups_are_saved_and_loaded_on_demand(impl, depth):
 @pytest.mark.clause("WRAP-018")
 @pytest.mark.parametrize("at", ["wrapped", "wrapper", "outer wrapper"])
 def test_the_choice_to_save_groups_holds_in_all_layers(impl, at):
-    """A combination of wrappers that save their groups saves them, or refuses."""
+    """A combination of wrappers that save groups saves them, or raises."""
     inner = adam(impl, {"p": parameter(2)})
     layers = {"wrapped": inner, "wrapper": impl.OptimizerWrapper(inner)}
     layers["outer wrapper"] = impl.OptimizerWrapper(layers["wrapper"])
@@ -193,7 +193,7 @@ def test_the_choice_to_save_groups_holds_in_all_layers(impl, at):
 @pytest.mark.clause("WRAP-019")
 @pytest.mark.parametrize("around", ["wrapper", "two wrappers", "wrapper of a combination"])
 def test_init_state_makes_room_for_a_checkpoint(impl, around):
-    """init_state through wrappers initializes the state, and a checkpoint is loaded in place."""
+    """After init_state through wrappers a checkpoint is loaded in place."""
 
     def build():
         param = parameter(3)
@@ -215,7 +215,7 @@ def test_init_state_makes_room_for_a_checkpoint(impl, around):
 @pytest.mark.clause("WRAP-020")
 @pytest.mark.parametrize("depth", [1, 2])
 def test_init_state_is_otherwise_invisible(impl, depth):
-    """init_state leaves zero gradients, sparse where named, and training equals training without."""
+    """init_state leaves zero gradients, sparse where named, and does not affect training."""
     param, table = parameter(3, seed=1), parameter(4, 2, seed=2)
     wrapper = wrap_plainly(impl, sgd(impl, {"p": param, "t": table}), depth)
     before = snapshot([param, table])
@@ -236,7 +236,7 @@ def test_init_state_is_otherwise_invisible(impl, depth):
 @pytest.mark.clause("WRAP-021")
 @pytest.mark.parametrize("kind", ["DTensor", "ShardedTensor"])
 def test_sharded_state_is_loaded_in_place(impl, kind):
-    """DTensor and ShardedTensor state is saved through a wrapper as it is, and filled in place."""
+    """DTensor and ShardedTensor state is saved unchanged and loaded in place."""
     from torch.distributed import tensor as dtensor
     from torch.distributed._shard import sharded_tensor, sharding_spec
     from torch.distributed.device_mesh import init_device_mesh
@@ -266,7 +266,7 @@ def test_sharded_state_is_loaded_in_place(impl, kind):
 @pytest.mark.clause("WRAP-022")
 @pytest.mark.parametrize("depth", [1, 2])
 def test_a_group_is_added_through_a_wrapper(impl, depth):
-    """A group with keys is added to the wrapped optimizer, which steps and saves it."""
+    """A group with keys is added to the wrapped optimizer, which trains and saves it."""
     wrapper, _, params = wrapped_adam(impl, steps=1, depth=depth)
     late = parameter(2, seed=7)
     value = late.detach().clone()
@@ -284,7 +284,7 @@ def test_a_group_is_added_through_a_wrapper(impl, depth):
 @pytest.mark.clause("WRAP-023")
 @pytest.mark.parametrize("how", ["no key", "known key", "known parameter", "no params", "no mapping"])
 def test_a_group_that_does_not_fit_is_refused(impl, how):
-    """A group without keys, or with a known key or parameter, is refused; nothing has changed."""
+    """A group without keys, or with a known key or parameter, raises an error."""
     wrapper, _, params = wrapped_adam(impl, steps=1)
     before = snapshot(wrapper.state_dict()["state"])
     late = parameter(2, seed=7)

@@ -1,4 +1,4 @@
-"""Wrappers and combinations around each other: what each has survives in every order."""
+"""Wrappers and combinations around each other: every layer keeps its function in every order."""
 
 import copy
 import itertools
@@ -21,7 +21,7 @@ KINDS = ["plain", "clip", "warmup", "combined"]
 
 
 def layer(impl: Any, kind: str, inner: Any, level: int) -> Any:
-    """Put one more layer around an optimizer; one that the implementation lacks is a plain wrapper."""
+    """Put one more layer around an optimizer; if the implementation lacks the kind, a plain wrapper."""
     if kind == "combined":
         return impl.CombinedOptimizer([(f"k{level}", inner)])
     if kind == "clip" and hasattr(impl, "GradientClippingOptimizer"):
@@ -43,7 +43,7 @@ def nest(impl: Any, kinds: Any, seed: int = 1) -> tuple[Any, Any, list[Any]]:
 
 
 def own_keys(impl: Any, kinds: Any) -> set[str]:
-    """List the keys that a nesting saves: those of the parameters, and one for each schedule."""
+    """Return the keys that a nesting saves: those of the parameters, and one for each schedule."""
     keys = {"p", "q"}
     for level, kind in enumerate(kinds):
         if kind == "combined":
@@ -57,7 +57,7 @@ def own_keys(impl: Any, kinds: Any) -> set[str]:
 @pytest.mark.parametrize("outer", KINDS)
 @pytest.mark.parametrize("inner", KINDS)
 def test_a_resumed_nesting_trains_on_as_the_saved_one(impl, inner, outer):
-    """Two layers around an optimizer: saved, loaded into a fresh one, they go on bit by bit."""
+    """Two layers around an optimizer save their state and resume exactly."""
     kinds = [inner, outer]
     saved, _, params = nest(impl, kinds)
     train(saved, params, 3)
@@ -91,7 +91,7 @@ def test_a_resumed_nesting_trains_on_as_the_saved_one(impl, inner, outer):
     ],
 )
 def test_a_deep_nesting_saves_what_its_layers_have(impl, kinds):
-    """Three layers and more: the checkpoint has every entry, and loads into a fresh nesting."""
+    """With three and more layers, the checkpoint is complete and loads."""
     saved, _, params = nest(impl, kinds)
     train(saved, params, 2)
     given = copy.deepcopy(saved.state_dict())
@@ -116,7 +116,7 @@ def test_a_deep_nesting_saves_what_its_layers_have(impl, kinds):
     ],
 )
 def test_a_schedule_resumes_whatever_it_is_around(impl, around):
-    """The entry of a warmup is saved and loaded around optimizers, wrappers and combinations."""
+    """The entry of a warmup is saved and loaded around any other optimizer."""
     kinds = [*around, "warmup"]
     key = f"__warmup{len(around)}"
     saved, inner, params = nest(impl, kinds)
@@ -132,7 +132,7 @@ def test_a_schedule_resumes_whatever_it_is_around(impl, around):
 
 @pytest.mark.clause("WRAP-005")
 def test_the_entries_of_two_wrappers_do_not_shadow_each_other(impl):
-    """Two schedules around one optimizer keep an entry each, or the second is refused."""
+    """Two schedules have separate entries, or the second raises."""
     if not hasattr(impl, "WarmupOptimizer"):
         return
     stages = [impl.WarmupStage(impl.WarmupPolicy.CONSTANT, max_iters=9, value=0.5)]
@@ -155,7 +155,7 @@ def test_the_entries_of_two_wrappers_do_not_shadow_each_other(impl):
 @pytest.mark.parametrize("outer", ["plain", "combined"])
 @pytest.mark.parametrize("inner", ["plain", "combined"])
 def test_layers_that_do_nothing_change_nothing(impl, inner, outer):
-    """Plain wrappers and combinations around an optimizer: the same steps, bit by bit."""
+    """Plain wrappers and combinations do not change steps, bit by bit."""
     nested, optimizer, params = nest(impl, [inner, outer])
     _, alone, others = nest(impl, [])
     train(nested, params, 3)
@@ -169,7 +169,7 @@ def test_layers_that_do_nothing_change_nothing(impl, inner, outer):
 @pytest.mark.parametrize("outer", KINDS)
 @pytest.mark.parametrize("inner", KINDS)
 def test_every_layer_shows_the_live_groups_and_state(impl, inner, outer):
-    """Groups and state that a nesting shows are the very ones of the innermost optimizer."""
+    """Every layer shows the innermost optimizer's group and state objects."""
     nested, optimizer, params = nest(impl, [inner, outer])
     train(nested, params, 1)
     pairs = itertools.zip_longest(nested.param_groups, optimizer.param_groups)
@@ -184,7 +184,7 @@ def test_every_layer_shows_the_live_groups_and_state(impl, inner, outer):
 @pytest.mark.clause("WRAP-003")
 @pytest.mark.parametrize("kind", KINDS)
 def test_groups_that_are_replaced_inside_are_shown(impl, kind):
-    """After the torch optimizer inside loads a checkpoint of its own, its new groups and state are shown."""
+    """After the inner torch optimizer loads, its new groups and state appear."""
     made: list[torch.optim.Optimizer] = []
 
     def factory(listed: Any) -> torch.optim.Optimizer:
@@ -206,7 +206,7 @@ def test_groups_that_are_replaced_inside_are_shown(impl, kind):
 @pytest.mark.parametrize("outer", ["plain", "clip", "warmup"])
 @pytest.mark.parametrize("inner", ["plain", "clip", "warmup"])
 def test_a_closure_reaches_through_all_wrappers(impl, inner, outer):
-    """An optimizer inside two wrappers evaluates a closure as often as it needs to."""
+    """An optimizer inside two wrappers evaluates a closure as often as it needs."""
     param = parameter(2)
     optimizer, recorder = recording(impl, {"p": param}, evaluations=2)
     nested = layer(impl, outer, layer(impl, inner, optimizer, 0), 1)
@@ -230,7 +230,7 @@ def test_a_closure_reaches_through_all_wrappers(impl, inner, outer):
 @pytest.mark.parametrize("outer", KINDS)
 @pytest.mark.parametrize("inner", KINDS)
 def test_groups_are_saved_and_loaded_through_all_layers(impl, inner, outer):
-    """save_param_groups on the outermost layer saves and loads the groups of the innermost."""
+    """save_param_groups on the outermost layer reaches the innermost."""
     nested, optimizer, params = nest(impl, [inner, outer])
     nested.save_param_groups(True)
     train(nested, params, 1)
@@ -245,7 +245,7 @@ def test_groups_are_saved_and_loaded_through_all_layers(impl, inner, outer):
 @pytest.mark.parametrize("outer", KINDS)
 @pytest.mark.parametrize("inner", KINDS)
 def test_zero_grad_reaches_through_all_layers(impl, inner, outer):
-    """set_to_none=True drops all gradients, through any two layers."""
+    """set_to_none=True removes all gradients, through any two layers."""
     nested, _, params = nest(impl, [inner, outer])
     set_grads(params)
     nested.zero_grad(set_to_none=True)
@@ -256,7 +256,7 @@ def test_zero_grad_reaches_through_all_layers(impl, inner, outer):
 @pytest.mark.parametrize("outer", KINDS)
 @pytest.mark.parametrize("inner", KINDS)
 def test_a_malformed_state_is_refused_through_all_layers(impl, inner, outer):
-    """A wrong shape in the last parameter: a ValueError, and nothing at all is written."""
+    """A wrong shape in the last parameter raises ValueError; no write."""
     kinds = [inner, outer]
     nested, _, params = nest(impl, kinds)
     train(nested, params, 2)
@@ -285,7 +285,7 @@ def test_a_malformed_state_is_refused_through_all_layers(impl, inner, outer):
 @pytest.mark.parametrize("outer", KINDS)
 @pytest.mark.parametrize("inner", KINDS)
 def test_init_state_reaches_through_all_layers(impl, inner, outer):
-    """init_state initializes the innermost state through any two layers; the parameters stay."""
+    """init_state through two layers initializes state; parameters do not change."""
     nested, optimizer, params = nest(impl, [inner, outer])
     nested.init_state()
     for param in params:
@@ -296,7 +296,7 @@ def test_init_state_reaches_through_all_layers(impl, inner, outer):
 @pytest.mark.parametrize("outer", KINDS)
 @pytest.mark.parametrize("inner", KINDS)
 def test_a_load_is_told_once_through_all_layers(impl, inner, outer):
-    """post_load_state_dict of the innermost optimizer runs once in a load through two layers."""
+    """post_load_state_dict of the innermost optimizer runs once per load."""
 
     class Told(impl.KeyedOptimizerWrapper):
         calls = 0
