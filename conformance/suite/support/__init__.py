@@ -1,1 +1,1 @@
-"""What the cases of the suite share."""
+"""Helpers that the cases of the suite share."""

@@ -1,4 +1,4 @@
-"""What the cases of accumulated gradients share: a table, a gradient for each step, windows."""
+"""Helpers for cases of gradient accumulation: a table, a gradient for each step, windows."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ def fixed_table(dtype: str = "float32") -> torch.nn.Parameter:
 
 
 def gradient_of_step(step: int, layout: str = "dense") -> torch.Tensor:
-    """Make the gradient of a step: dense, or sparse with rows that come twice."""
+    """Make the gradient of a step: dense, or sparse with duplicate rows."""
     numbers = (torch.arange(24.0).reshape(6, 4) * (5 + step) % 23 - 11) / 16
     if layout == "dense":
         return numbers
@@ -39,6 +39,6 @@ def train_window(optimizer: Any, param: torch.nn.Parameter, steps: Any, layout: 
 
 
 def expect_near(seen: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
-    """Expect values around 1 to agree after some steps in float32."""
+    """Expect values around 1 to agree after several steps in float32."""
     error = float((seen.detach().double() - wanted.detach().double()).abs().max())
     expect(error <= 2e-6, f"{what} within 2e-6", f"an error of {error}")

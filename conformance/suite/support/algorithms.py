@@ -1,4 +1,4 @@
-"""What the cases of the algorithms share: their names, fixed gradients, training."""
+"""Helpers for cases of the algorithms: their names, fixed gradients, training."""
 
 from typing import Any
 
@@ -19,10 +19,10 @@ def make_algorithm(impl: Any, algorithm: str, weights: Any, lr: float = 0.1, **o
 
 
 def resumed_with(kind: Any, old: Any, weight: Any, **options: Any) -> Any:
-    """Make an optimizer with other options that goes on from the state of an old one.
+    """Make an optimizer with other options that resumes from the state of an old one.
 
-    It is what an option that is set between two steps is compared with: two optimizers in which it is set
-    would agree if neither looked.
+    Cases compare an option that is set between two steps with this optimizer. Comparing two optimizers in
+    which the option is set would pass if neither read it.
     """
     fresh = kind([weight], **options)
     state = snapshot(old.state_dict()["state"])
@@ -31,11 +31,11 @@ def resumed_with(kind: Any, old: Any, weight: Any, **options: Any) -> Any:
 
 
 def expect_same_way(seen: Any, wanted: Any, start: Any, what: str, steps: int = 3) -> None:
-    """Expect two trainings from the same start to end alike, each with an error of up to 2 ULP a step.
+    """Expect two trainings from the same start to give equal results, within 2 ULP per step each.
 
-    Neither need be rounded as the other is: what lies in a vector of a processor and what is left over, a row
-    alone and among others, may be evaluated in different orders. The unit is that of the larger of the
-    weights before and after.
+    The two may be rounded differently: elements of a vector register and the remainder, or a row by itself
+    and among others, may be evaluated in different orders. The unit is that of the larger of the weights
+    before and after.
     """
     exact = wanted.detach().double()
     expect_within(seen.detach(), exact, 4.0 * steps, what, before=start.detach().double())
@@ -55,7 +55,7 @@ def sparse_rows(rows: Any, grads: Any, like: Any) -> torch.Tensor:
 
 
 def trained_copy(impl: Any, algorithm: str, start: Any, grads: Any, **options: Any) -> tuple[Any, Any]:
-    """Train a copy of the weight on some gradients; return the weight and the optimizer."""
+    """Train a copy of the weight with given gradients; return the weight and the optimizer."""
     weight = torch.nn.Parameter(start.detach().clone())
     optimizer = make_algorithm(impl, algorithm, [weight], **options)
     for grad in grads:

@@ -9,7 +9,7 @@ import torch
 
 
 class Mismatch(AssertionError):  # noqa: N818 - it is what a case reports, not an error of ours
-    """What a case raises when an implementation does not do what is expected of it."""
+    """A case raises this error when an implementation does not meet an expectation."""
 
     def __init__(self, expected: str, seen: object) -> None:
         self.expected = expected
@@ -18,7 +18,7 @@ class Mismatch(AssertionError):  # noqa: N818 - it is what a case reports, not a
 
 
 def _ordered(value: object) -> str:
-    """Write a value; a set in order, so that two runs say the same."""
+    """Format a value, with sets in order, so that two runs give the same text."""
     if isinstance(value, set | frozenset) and value:
         return "{" + ", ".join(sorted(map(repr, value))) + "}"
     return repr(value)
@@ -75,15 +75,15 @@ def expect_close(
 def ulp_error(seen: torch.Tensor, exact: torch.Tensor, before: torch.Tensor | float = 0.0) -> float:
     """Return the largest error in units in the last place of ``seen``'s dtype.
 
-    The unit is taken at the larger of the exact values before and after, element by element; the error
-    of what is not finite and should be, or the other way round, is infinite.
+    The unit is taken at the larger of the exact values before and after, elementwise. The error is infinite
+    if only one of the two values is finite.
     """
     errors = ulp_errors(seen, exact, before)
     return float(errors.max()) if errors.numel() else 0.0
 
 
 def ulp_errors(seen: torch.Tensor, exact: torch.Tensor, before: torch.Tensor | float = 0.0) -> torch.Tensor:
-    """Return the error of each element, as `ulp_error` takes them."""
+    """Return the error of each element, as defined by `ulp_error`."""
     info = torch.finfo(seen.dtype)
     have = seen.detach().cpu().double()
     larger = torch.maximum(exact.abs(), torch.as_tensor(before, dtype=torch.float64).abs())
@@ -93,7 +93,7 @@ def ulp_errors(seen: torch.Tensor, exact: torch.Tensor, before: torch.Tensor | f
 
 
 def error_budget(worst: float) -> float:
-    """Return what an error may be, given the worst of many orders of the same formula in the same dtype."""
+    """Return the error budget, given the worst error of many orders of the formula in the same dtype."""
     return max(2.0, 2.0 * worst)
 
 
@@ -103,7 +103,7 @@ def worst_of_orders(
     before: torch.Tensor | float = 0.0,
     orders: int = 32,
 ) -> float:
-    """Return the worst error of a formula that evaluates in a dtype, in an order drawn from a generator."""
+    """Return the worst error of a formula, evaluated in a dtype and in randomly drawn orders."""
     generators = (torch.Generator().manual_seed(order) for order in range(orders))
     return max(ulp_error(formula(generator), exact, before) for generator in generators)
 
@@ -124,7 +124,7 @@ def expect_raises(
     mentions: Sequence[str] = (),
     expected: str,
 ) -> BaseException:
-    """Expect ``action`` to raise one of ``kinds`` with every text of ``mentions`` in its message."""
+    """Expect ``action`` to raise one of ``kinds`` with every text in ``mentions`` in its message."""
     try:
         result = action()
     except Exception as error:
@@ -140,16 +140,16 @@ def expect_raises(
 
 
 def expect_derived(cls: type, base: type) -> None:
-    """Expect a class to be derived from ``base``, or from the class of the same name that it extends.
+    """Expect a class to be derived from ``base``, or from the class of the same name that ``base`` extends.
 
-    The latter is how an adapter looks whose classes each subclass one of another library and no more.
+    The second case allows adapters whose classes each only subclass one class of another library.
     """
     same = [each for each in base.__mro__ if each.__name__ == base.__name__]
     expect(any(issubclass(cls, each) for each in same), f"a subclass of {base.__name__}", cls.__mro__)
 
 
 def outcome(action: Callable[[], object]) -> str:
-    """Say what ``action`` does, for cases that observe: its result or its kind of error."""
+    """Return the result of ``action``, or its kind of error, as text, for cases that observe."""
     try:
         result = action()
     except Exception as error:
@@ -169,7 +169,7 @@ def snapshot(tree: Any) -> Any:
 
 
 def expect_unchanged(before: Any, tree: Any, what: str) -> None:
-    """Expect ``tree`` to be, bit by bit, what `snapshot` took."""
+    """Expect ``tree`` to equal, bit by bit, its earlier `snapshot`."""
     if isinstance(before, torch.Tensor):
         expect(isinstance(tree, torch.Tensor), f"{what} still a tensor", type(tree).__name__)
         expect(same_bits(tree, before), f"{what} unchanged, {_text(before)}", _text(tree))
@@ -187,7 +187,7 @@ def expect_unchanged(before: Any, tree: Any, what: str) -> None:
 
 
 def _text(value: object) -> str:
-    """Write a value on one line, and a long one shortened."""
+    """Format a value on one line, and shorten a long one."""
     if isinstance(value, torch.Tensor):
         if value.device.type == "meta":
             return f"meta tensor {tuple(value.shape)}"

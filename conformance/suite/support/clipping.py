@@ -1,4 +1,4 @@
-"""What the cases of clipping share: parameters with given gradients."""
+"""Helpers for cases of clipping: parameters with given gradients, distributed tensors."""
 
 from typing import Any
 
@@ -15,9 +15,9 @@ def zeros_with_grads(*grads: list[float]) -> dict[str, Any]:
 
 
 def spread(tensor: torch.Tensor, placement: str, ranks: int = 1) -> Any:
-    """Make a DTensor whose part on this rank is the tensor, on a mesh of some ranks in each dimension.
+    """Make a DTensor whose local part on this rank is the tensor, on a mesh with some ranks per dimension.
 
-    There is a dimension for each word of the placement: ``"replicate shard"`` is sharding in groups.
+    The mesh has one dimension for each word of the placement: ``"replicate shard"`` shards within groups.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import DTensor, Replicate, Shard

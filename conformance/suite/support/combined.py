@@ -1,4 +1,4 @@
-"""What the cases of combined optimizers share: a combination of two, and all that a load may touch."""
+"""Helpers for cases of combined optimizers: a combination of two, and all data that a load may change."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def combined_pair(impl: Any, dtype: str = "float32", steps: int = 0) -> tuple[An
 
 
 def loadable_parts(inner: list[Any], params: list[Any]) -> Any:
-    """List all that a load may touch: state, groups and parameters of every optimizer."""
+    """List all data that a load may change: state, groups and parameters of every optimizer."""
     return [
         [list(optimizer.state.values()) for optimizer in inner],
         [

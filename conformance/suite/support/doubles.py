@@ -1,4 +1,4 @@
-"""Test doubles of the cases: a recording optimizer, a stateful object, one rank."""
+"""Test doubles of the cases: a recording optimizer, a stateful object, a single rank."""
 
 import contextlib
 import warnings
@@ -9,10 +9,10 @@ import torch
 
 
 class Recorder(torch.optim.Optimizer):
-    """Change nothing; note at each step the gradients that arrive and the rates in force.
+    """An optimizer that changes nothing and records the gradients and learning rates of each step.
 
-    ``received`` holds, for each step, a clone of every gradient (None where there is none);
-    ``rates`` the ``lr`` of every group. The closure, if any, is called ``evaluations`` times.
+    ``received`` contains, for each step, a clone of every gradient (None if it is missing), and ``rates`` the
+    ``lr`` of every group. The closure, if any, is called ``evaluations`` times.
     """
 
     def __init__(self, params: Any, lr: float = 0.1, evaluations: int = 1) -> None:
@@ -22,7 +22,7 @@ class Recorder(torch.optim.Optimizer):
         self.rates: list[list[Any]] = []
 
     def step(self, closure: Any = None) -> Any:
-        """Note the gradients after each evaluation of the closure."""
+        """Record the gradients after each evaluation of the closure."""
         loss = None
         for _ in range(self.evaluations if closure is not None else 1):
             if closure is not None:
@@ -61,18 +61,18 @@ def clipping(
 
 
 class Stateful:
-    """An object that follows PyTorch's stateful protocol; it can be told to refuse a load."""
+    """An object that follows PyTorch's stateful protocol; it can be set to raise in a load."""
 
     def __init__(self, tensor: torch.Tensor, refuse: bool = False) -> None:
         self.tensor = tensor
         self.refuse = refuse
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the tensor, aliased."""
+        """Return the live tensor."""
         return {"tensor": self.tensor}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Copy the tensor in place; a refusing object writes first and then raises."""
+        """Copy the tensor in place; an object that is set to raise does so after the copy."""
         self.tensor.detach().copy_(state_dict["tensor"])
         if self.refuse:
             raise RuntimeError("this object refuses to load")

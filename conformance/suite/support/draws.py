@@ -1,8 +1,8 @@
-"""Trajectories in many draws: the worst error of a single one is a matter of luck, the median of many is not.
+"""Trajectories in many random draws: the worst error of one draw is random, the median of many is stable.
 
-The first draw is a golden trajectory, the others have its weights and gradients, multiplied by numbers
-between a half and one and a half. All draws are rows of one table, so they take one training. The oracle of
-the others is the same implementation in float64, which other cases hold to the golden one within 1e-12.
+The first draw is a golden trajectory; the others multiply its weights and gradients by factors between 0.5
+and 1.5. All draws are rows of one table and are trained together. The oracle of the other draws is the same
+implementation in float64, which further cases compare with the golden trajectory to within 1e-12.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ Train = Callable[[torch.Tensor, Steps, torch.dtype], Iterator[Mapping[str, torch
 
 
 def drawn(made: Mapping[str, Any], kind: torch.dtype, draws: int) -> tuple[torch.Tensor, Steps]:
-    """Return the table (draws * rows, columns) of all draws, and its steps; float64, rounded to a dtype."""
+    """Return the table (draws * rows, columns) of all draws, and its steps, in float64 rounded to a dtype."""
 
     def draw(numbers: Any, unit: float, seed: int) -> torch.Tensor:
         values = torch.tensor(numbers, dtype=torch.float64) * unit
@@ -41,10 +41,10 @@ def drawn(made: Mapping[str, Any], kind: torch.dtype, draws: int) -> tuple[torch
 
 
 def measure_trajectory(measuring: Measuring, made: Mapping[str, Any], dtype: str, train: Train) -> None:
-    """Expect the tensors of the golden trajectory within their budgets; note medians of errors by tensor.
+    """Expect the golden trajectory's tensors within their budgets; record the median errors per tensor.
 
-    A median is over all draws, of the worst error of each after those steps after which `made` says what is
-    exact. In float64, the oracle, there is one draw, and none.
+    A median is taken over all draws, of the worst error of each draw after the steps for which `made`
+    contains exact values. In float64, the oracle, there is only the golden draw and no median.
     """
     kind = getattr(torch, dtype)
     draws = 1 if kind is torch.float64 else DRAWS
@@ -66,5 +66,5 @@ def measure_trajectory(measuring: Measuring, made: Mapping[str, Any], dtype: str
 
 
 def _flat(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Copy tensors, a number after the other."""
+    """Copy tensors to flat CPU tensors."""
     return {name: value.detach().cpu().reshape(-1).clone() for name, value in tensors.items()}

@@ -1,4 +1,4 @@
-"""What the cases of embedding modules share: tables, features, lookups."""
+"""Helpers for cases of embedding modules: tables, features, lookups."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -70,7 +70,7 @@ def collection(
 def jagged(
     bags: Mapping[str, Any], weights: Mapping[str, Any] | None = None, device: str = "cpu"
 ) -> dict[str, Any]:
-    """Make features of bags of row numbers: values, offsets, and weights where they are given."""
+    """Make features from bags of row numbers: values, offsets, and weights if given."""
     made: dict[str, Any] = {}
     for name, listed in bags.items():
         values = torch.tensor([row for bag in listed for row in bag], dtype=torch.int64, device=device)
@@ -83,17 +83,17 @@ def jagged(
 
 
 def tables_of(module: Any) -> dict[str, torch.Tensor]:
-    """Return the tables of an embedding module, live, by name."""
+    """Return the live tables of an embedding module by name."""
     return {key.removesuffix(".weight"): weight for key, weight in module.fused_optimizer.params.items()}
 
 
 def tables_and_state(module: Any) -> dict[str, Any]:
-    """Return all that a step may change: tables and state, live."""
+    """Return all live data that a step may change: tables and state."""
     return {"tables": tables_of(module), "state": module.fused_optimizer.state_dict()["state"]}
 
 
 def lookups(module: Any, features: Any, seed: int = 1) -> torch.Tensor:
-    """Look up, and return a loss whose gradient is another for each output and seed."""
+    """Look up, and return a loss with a different gradient for each output and seed."""
     outputs = module(features)
     loss = torch.zeros((), dtype=torch.float64)
     for index, name in enumerate(sorted(outputs)):
@@ -104,12 +104,12 @@ def lookups(module: Any, features: Any, seed: int = 1) -> torch.Tensor:
 
 
 def fit(module: Any, features: Any, steps: int = 1, seed: int = 1) -> None:
-    """Train an embedding module: each step another gradient."""
+    """Train an embedding module with a different gradient in each step."""
     for step in range(steps):
         lookups(module, features, seed + step).backward()
 
 
 def train_rows(module: Any, rows: Sequence[int], grads: Any) -> None:
-    """Train with these gradients of these rows of the one table, one bag a row."""
+    """Train these rows of the only table with these gradients, one bag per row."""
     output = module(jagged({"f": [[row] for row in rows]}))["f"]
     (output * torch.as_tensor(grads).to(output.dtype)).sum().backward()

@@ -1,4 +1,4 @@
-"""What the cases of optimizers in the backward pass share: applying them, and the ordinary way beside it."""
+"""Helpers for cases of optimizers in the backward pass, and ordinary training to compare with."""
 
 import warnings
 from typing import Any
@@ -12,19 +12,19 @@ COMPILED = ["model"] if torch.__version__ < "2.12" else ["model", "step"]
 
 
 def apply_in_backward(impl: Any, kind: Any, params: Any, options: Any = None) -> Any:
-    """Apply an optimizer in the backward pass; that the function is deprecated somewhere is no matter."""
+    """Apply an optimizer in the backward pass, and ignore deprecation warnings of the function."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return impl.apply_optimizer_in_backward(kind, params, {"lr": 0.25} if options is None else options)
 
 
 def optimizers_of(param: Any) -> list[Any]:
-    """Return the optimizers of a parameter, where torch and torchrec keep them."""
+    """Return the optimizers of a parameter, from the attribute that torch and torchrec use."""
     return list(getattr(param, "_in_backward_optimizers", []))
 
 
 def quadratic_loss(*params: Any, seed: int = 1) -> torch.Tensor:
-    """Make a loss with another gradient for each element and seed."""
+    """Make a loss with a different gradient for each element and seed."""
     total = torch.zeros((), dtype=params[0].dtype)
     for index, param in enumerate(params):
         factors = parameter(*param.shape, seed=seed + 10 * index).detach().to(param.dtype)
@@ -42,5 +42,5 @@ def train_by_hand(kind: Any, params: Any, steps: int = 1, seed: int = 1, **optio
 
 
 def leaf_copies(*params: Any) -> list[Any]:
-    """Make copies of parameters, as leaves."""
+    """Make copies of parameters as leaf tensors."""
     return [param.detach().clone().requires_grad_() for param in params]

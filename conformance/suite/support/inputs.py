@@ -1,4 +1,4 @@
-"""Deterministic inputs of the cases: parameters, gradients, and optimizers made of literals."""
+"""Deterministic inputs of the cases: parameters, gradients, and optimizers built from literals."""
 
 import functools
 import math
@@ -13,7 +13,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def _numbers(shape: Sequence[int], seed: int) -> torch.Tensor:
-    """Make fixed numbers in (-1, 1), no two alike, the same on every machine and version."""
+    """Make fixed, distinct numbers in (-1, 1) that are the same on every machine and version."""
     count = math.prod(shape)
     flat = [math.fmod((index + 1) * 0.6180339887 + seed * 0.7548776662, 1.0) for index in range(count)]
     return (torch.tensor(flat, dtype=torch.float64) * 2 - 1).reshape(tuple(shape))
@@ -48,14 +48,14 @@ def values(params: Any) -> list[torch.Tensor]:
 
 
 def train(optimizer: Any, params: Any, steps: int, seed: int = 1) -> None:
-    """Take ``steps`` steps, each on another fixed gradient."""
+    """Take ``steps`` steps, each with a different fixed gradient."""
     for step in range(steps):
         set_grads(params, seed=seed + step)
         optimizer.step()
 
 
 def set_sparse_grad(param: Any, rows: Sequence[int], seed: int = 1, scale: float = 1.0) -> None:
-    """Give a parameter a fixed sparse gradient: these rows, repeated ones included, uncoalesced."""
+    """Give a parameter a fixed, uncoalesced sparse gradient for these rows, which may repeat."""
     fixed = _numbers((len(rows), *param.shape[1:]), 101 * seed) * scale
     indices = torch.tensor([list(rows)], dtype=torch.int64, device=param.device)
     listed = fixed.to(param.device, param.dtype)
@@ -63,7 +63,7 @@ def set_sparse_grad(param: Any, rows: Sequence[int], seed: int = 1, scale: float
 
 
 def train_sparse(optimizer: Any, params: Any, steps: int, seed: int = 1) -> None:
-    """Take ``steps`` steps, each on another fixed sparse gradient that leaves out some rows, repeats some."""
+    """Take ``steps`` steps, each with a fixed sparse gradient that omits some rows and repeats others."""
     for step in range(steps):
         for index, param in enumerate(_listed(params)):
             first = (seed + step + index) % len(param)
@@ -87,7 +87,7 @@ def adagrad(impl: Any, params: Mapping[str, Any], lr: float = 0.1, **options: An
 
 
 def warmup_stages(impl: Any, listed: Sequence[Mapping[str, Any]]) -> list[Any]:
-    """Make the implementation's `WarmupStage` objects from literals: policies are given by name."""
+    """Make the implementation's `WarmupStage` objects from literals, with policies given by name."""
     return [
         impl.WarmupStage(
             **{**fields, "policy": impl.WarmupPolicy[fields["policy"]]} if "policy" in fields else fields

@@ -1,9 +1,9 @@
-"""What a case measures: kept to the end of the case, and when it fails.
+"""Measurements of a case, recorded also if the case fails.
 
 The record of a case that measures errors is ``{"errors": [entry, …]}``; an entry has ``quantity``, ``dtype``,
-``error`` (None where it is not finite), ``budget``, ``unit`` and, where they apply, the ``steps`` taken and
-the gradients (``rows``) that were aggregated. A median has no budget, and the ``draws`` it is of. The
-record of a case that follows a schedule is ``{"rates": [[iteration, rate], …]}``.
+``error`` (None if it is not finite), ``budget``, ``unit`` and, if they apply, the number of ``steps`` taken
+and the number of aggregated gradients (``rows``). The entry of a median has ``draws``, the number of draws,
+and no budget. The record of a case that follows a schedule is ``{"rates": [[iteration, rate], …]}``.
 """
 
 import contextlib
@@ -31,19 +31,19 @@ class Measuring:
         self.first: Mismatch | None = None
 
     def __enter__(self) -> "Measuring":
-        """Begin."""
+        """Return this context manager."""
         return self
 
     @contextlib.contextmanager
     def expecting(self) -> Iterator[None]:
-        """Put off a mismatch; later ones say no more than the first."""
+        """Defer a mismatch to the end; only the first one is kept."""
         try:
             yield
         except Mismatch as error:
             self.first = self.first or error
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        """Raise the first mismatch, or let another error go on; with the record."""
+        """Raise the first mismatch, or let another error propagate, with the record attached."""
         error = self.first or error
         if isinstance(error, Exception):
             with contextlib.suppress(Exception):
@@ -64,14 +64,14 @@ def note_error(
     before: torch.Tensor | float = 0.0,
     **entry: Any,
 ) -> None:
-    """Note an error in units in the last place, and what it may be."""
+    """Record an error in units in the last place, and its budget."""
     error = ulp_error(seen, exact, before) if seen.shape == exact.shape else float("inf")
     numbers = {"error": _finite(round(error, 3)), "budget": round(budget, 3), "unit": "ULP"}
     measuring.record["errors"].append(entry | numbers)
 
 
 def note_median(measuring: Measuring, errors: torch.Tensor, quantity: str, **entry: Any) -> None:
-    """Note the median over draws of their worst errors, in units in the last place."""
+    """Record the median over draws of their worst errors, in units in the last place."""
     numbers = {"error": _finite(round(float(errors.median()), 3)), "unit": "ULP", "draws": errors.numel()}
     measuring.record["errors"].append({"quantity": f"{quantity}, median"} | entry | numbers)
 
@@ -85,7 +85,7 @@ def measure_error(
     before: torch.Tensor | float = 0.0,
     **entry: Any,
 ) -> None:
-    """Note an error in units in the last place, and expect it within its budget."""
+    """Record an error in units in the last place, and expect it within its budget."""
     note_error(measuring, seen, exact, budget, before, **entry)
     with measuring.expecting():
         expect_within(seen, exact, budget, what, before=before)
@@ -94,7 +94,7 @@ def measure_error(
 def measure_relative(
     measuring: Measuring, seen: torch.Tensor, exact: torch.Tensor, size: torch.Tensor, what: str, **entry: Any
 ) -> None:
-    """Note an error in float64 relative to the size of each value, and expect it within 1e-12."""
+    """Record an error in float64 relative to the size of each value, and expect it within 1e-12."""
     gap = (seen.double() - exact).abs()
     relative = torch.where(gap == 0, 0.0, gap / size).nan_to_num(nan=float("inf"))
     error = float(f"{float(relative.max()):.2g}") if relative.numel() else 0.0
@@ -108,10 +108,10 @@ def measure_relative(
 def measure_golden(
     measuring: Measuring, made: Any, step: int, dtype: str, tensors: Mapping[str, torch.Tensor]
 ) -> None:
-    """Measure tensors by name after a step of a golden trajectory, where it says what they are then.
+    """Measure tensors by name after a step of a golden trajectory that has exact values for this step.
 
-    In float64 they are expected within 1e-12, otherwise within the budget of the trajectory; state of a
-    wider dtype is first rounded to this one.
+    In float64 they are expected within 1e-12, otherwise within the budget of the trajectory; state of a wider
+    dtype is first rounded to the tested dtype.
     """
     for name, exact in made["after"].get(str(step), {}).items():
         seen = tensors[name].detach().reshape(-1)

@@ -1,7 +1,7 @@
-"""Several ranks in one process: a process group whose other ranks hold what this one holds.
+"""Several ranks in one process: a process group whose other ranks have the same data as this one.
 
-So every collective has a result that is known: a sum over n ranks is n times what is here, a maximum is what
-is here, and a gathering is n copies of it.
+Every collective therefore has a known result: a sum over n ranks is n times the local value, a maximum is the
+local value, and a gather is n copies of it.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ _ProcessGroup: Any = torch.distributed.ProcessGroup
 
 
 class _MirrorWork(_AnyWork):  # type: ignore[misc]
-    """Work that was done at once."""
+    """Work that is complete at once."""
 
     def __init__(self, result: Any) -> None:
         super().__init__()
@@ -39,16 +39,16 @@ class _MirrorWork(_AnyWork):  # type: ignore[misc]
         return True
 
     def result(self) -> Any:
-        """Return what was given."""
+        """Return the given result."""
         return self._result
 
     def get_future(self) -> Any:
-        """Return a future that has come."""
+        """Return a completed future."""
         return self._future
 
 
 class Mirror(_ProcessGroup):  # type: ignore[misc]
-    """Rank 0 of ``size`` ranks that all hold the same."""
+    """Rank 0 of ``size`` ranks that all have the same data."""
 
     def __init__(self, rank: int, size: int) -> None:
         super().__init__(rank, size)
@@ -56,7 +56,7 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
         self._called = MIRROR
 
     def setGroupName(self, name: str) -> None:  # noqa: N802 - torch's names
-        """Take a name."""
+        """Store the name."""
         self._called = name
 
     def getGroupName(self) -> str:  # noqa: N802
@@ -80,7 +80,7 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
         return 0
 
     def allreduce(self, tensors: Any, options: Any) -> _MirrorWork:
-        """Reduce over ranks that hold the same."""
+        """Reduce over ranks that have the same data."""
         for tensor in tensors:
             if options.reduceOp == torch.distributed.ReduceOp.SUM:
                 tensor.mul_(self._count)
@@ -89,11 +89,11 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
         return _MirrorWork(tensors)
 
     def allreduce_coalesced(self, tensors: Any, options: Any) -> _MirrorWork:
-        """Reduce over ranks that hold the same."""
+        """Reduce over ranks that have the same data."""
         return self.allreduce(tensors, options)
 
     def allgather(self, outputs: Any, tensors: Any, options: Any = None) -> _MirrorWork:
-        """Give a copy for each rank."""
+        """Return a copy for each rank."""
         for copies, tensor in zip(outputs, tensors, strict=True):
             for copy in copies:
                 copy.copy_(tensor)
@@ -104,17 +104,17 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
         return _MirrorWork([output])
 
     def allgather_into_tensor_coalesced(self, outputs: Any, tensors: Any, options: Any = None) -> _MirrorWork:
-        """Give a copy for each rank."""
+        """Return a copy for each rank."""
         for output, tensor in zip(outputs, tensors, strict=True):
             self._allgather_base(output, tensor)
         return _MirrorWork(outputs)
 
     def broadcast(self, tensors: Any, options: Any = None) -> _MirrorWork:
-        """Leave all as it is."""
+        """Change nothing."""
         return _MirrorWork(tensors)
 
     def barrier(self, options: Any = None) -> _MirrorWork:
-        """Wait for nobody."""
+        """Return at once."""
         return _MirrorWork([])
 
 
@@ -124,7 +124,7 @@ def _make_mirror(store: Any, rank: int, size: int, timeout: Any) -> Mirror:
 
 @contextlib.contextmanager
 def mirrored_ranks(size: int = 2) -> Iterator[None]:
-    """Set up torch.distributed with ranks that all hold what this one, rank 0, holds."""
+    """Set up torch.distributed with ranks that all have the data of this one, rank 0."""
     if not hasattr(torch.distributed.Backend, MIRROR.upper()):
         torch.distributed.Backend.register_backend(MIRROR, _make_mirror, devices=["cpu"])
     store = torch.distributed.HashStore()  # type: ignore[attr-defined]  # public, but not in __all__

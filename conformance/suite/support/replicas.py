@@ -1,4 +1,4 @@
-"""What the cases of replicas share: a manager that follows a script, optimizers, what is saved."""
+"""Helpers for cases of replicas: a manager that follows a script, optimizers, saved contents."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,10 +13,10 @@ GLOBAL_COUNTER = "__semisync_global_step_counter__"
 
 
 class ScriptedManager:
-    """A manager for a fault-tolerant optimizer: it commits as it is told, and notes what it is asked.
+    """A manager for a fault-tolerant optimizer that commits according to a script and records calls.
 
-    ``commits`` are its answers, one a step, and yes after the last one. ``events`` holds a
-    ``"quorum"`` for each quorum that was started, and a ``"commit"`` for each time it was asked.
+    ``commits`` are its answers, one per step; after the last one it commits every step. ``events`` contains a
+    ``"quorum"`` for each started quorum and a ``"commit"`` for each call of ``should_commit``.
     """
 
     def __init__(self, commits: Sequence[bool] = ()) -> None:
@@ -24,34 +24,34 @@ class ScriptedManager:
         self.events: list[str] = []
 
     def start_quorum(self) -> None:
-        """Note that a step begins."""
+        """Record the start of a step."""
         self.events.append("quorum")
 
     def should_commit(self) -> bool:
-        """Note the question, and give the next answer."""
+        """Record the call, and return the next answer."""
         self.events.append("commit")
         return self.commits.pop(0) if self.commits else True
 
 
 def torch_optimizer(kind: str, params: Any) -> torch.optim.Optimizer:
-    """Make an optimizer of torch by name, for the parameters of a mapping or a list."""
+    """Make a torch optimizer by name, for the parameters of a mapping or a list."""
     if kind == "SGD":
         return torch.optim.SGD(_listed(params), lr=0.1, momentum=0.9)
     return getattr(torch.optim, kind)(_listed(params), lr=0.1)
 
 
 def saved_contents(optimizer: Any) -> Any:
-    """Clone all that an optimizer saves: state and groups."""
+    """Clone everything that an optimizer saves: state and groups."""
     return snapshot(optimizer.state_dict())
 
 
 class Outer(torch.optim.Optimizer):
-    """A global optimizer like DiLoCo: momentum on how far the parameters came since the last global step.
+    """A global optimizer like DiLoCo: momentum on the parameters' change since the last global step.
 
-    ``counts`` notes the number of local steps at each global step. State is made at once if ``eager``,
-    else by the first global step, or by `step`, which does nothing more; ``numbers`` keeps its step
-    count as a Python number; ``stateless`` only shrinks the parameters and keeps nothing. A global step
-    evaluates its closure if ``evaluates`` is set.
+    ``counts`` records the number of local steps at each global step. With ``eager`` the constructor creates
+    the state; otherwise the first global step or `step` creates it, and `step` does nothing else. With
+    ``numbers`` its step count is a Python number; with ``stateless`` it only shrinks the parameters and has
+    no state. A global step evaluates its closure if ``evaluates`` is set.
     """
 
     evaluates = False
@@ -74,11 +74,11 @@ class Outer(torch.optim.Optimizer):
             self.step()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Keep what torch would leave out of a copy."""
+        """Keep the attributes that torch would exclude from a copy."""
         return self.__dict__.copy()
 
     def step(self, closure: Any = None) -> Any:
-        """Make the state that is not there yet."""
+        """Create missing state."""
         for group in self.param_groups:
             for param in group["params"]:
                 if not self._stateless and not self.state[param]:
@@ -90,7 +90,7 @@ class Outer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def global_step(self, count: torch.Tensor, closure: Any = None) -> None:
-        """Move the parameters from where they were at the last global step."""
+        """Move the parameters, starting from their values at the last global step."""
         if self.fail:
             raise RuntimeError("the regions cannot be reached")
         if self.evaluates:
@@ -135,13 +135,13 @@ def semisync(
 
 
 def copy_weights(params: Any, others: Any) -> None:
-    """Give one model the weights of another."""
+    """Copy the weights of one model to another."""
     for key, param in params.items():
         others[key].data.copy_(param.data)
 
 
 def expect_alike(one: Any, params: Any, other: Any, others: Any, steps: int) -> None:
-    """Expect two optimizers to go on bit by bit alike, their saved state included."""
+    """Expect two optimizers to continue equally, bit by bit, including their saved state."""
     for step in range(steps):
         train(one, params, 1, seed=50 + step)
         train(other, others, 1, seed=50 + step)

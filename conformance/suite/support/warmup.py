@@ -1,4 +1,4 @@
-"""What the cases of warmup share: two ramps in which iterations are known by their rates."""
+"""Helpers for cases of warmup: two ramps whose learning rates identify the iteration."""
 
 from typing import Any
 
@@ -21,16 +21,16 @@ LINEAR_RATES = [0.0, 0.25, 0.5, 0.75, 1.0, *(iteration / 20 for iteration in ran
 
 
 def poly_ramp(impl: Any, inner: Any, **options: Any) -> Any:
-    """Wrap an optimizer in the ramp that ends in a polynomial, with lr = 1."""
+    """Wrap an optimizer in a ramp that ends in a polynomial, with lr = 1."""
     return impl.WarmupOptimizer(inner, warmup_stages(impl, POLY_RAMP), **{"lr": 1.0, **options})
 
 
 def linear_ramp(impl: Any, inner: Any, **options: Any) -> Any:
-    """Wrap an optimizer in the ramp of two lines, with lr = 1."""
+    """Wrap an optimizer in a ramp of two lines, with lr = 1."""
     return impl.WarmupOptimizer(inner, warmup_stages(impl, LINEAR_RAMP), **{"lr": 1.0, **options})
 
 
 def expect_poly_rate(optimizer: Any, iteration: int, name: str = "lr") -> None:
-    """Expect every group to have the rate of an iteration of the polynomial ramp."""
+    """Expect every group to have the learning rate of an iteration of the polynomial ramp."""
     for group in optimizer.param_groups:
         expect_close(group[name], POLY_RATES[iteration], f"{name} at iteration {iteration}", ulps=8)

@@ -1,4 +1,4 @@
-"""What the cases of wrappers share, and those of combinations: plain wrappers, copies, hooks that note."""
+"""Helpers for cases of wrappers and combinations: plain wrappers, copies, recording hooks."""
 
 import copy
 import io
@@ -28,7 +28,7 @@ def wrapped_adam(
 
 
 def recast(optimizer: Any, how: str) -> Any:
-    """Copy an optimizer one way or the other."""
+    """Copy an optimizer by deepcopy, or through torch.save and torch.load."""
     if how == "deepcopy":
         return copy.deepcopy(optimizer)
     buffer = io.BytesIO()
@@ -38,12 +38,12 @@ def recast(optimizer: Any, how: str) -> Any:
 
 
 def count_call(optimizer: Any, *_: Any) -> None:
-    """Count, as a hook, on the optimizer that calls it."""
+    """A hook that counts calls on the optimizer that calls it."""
     optimizer.counted = getattr(optimizer, "counted", 0) + 1
 
 
 def note_load(optimizer: Any, key: str, name: str, calls: list[Any]) -> None:
-    """Load nines as one tensor of the state, by a pre-hook; note the entry "note" it gets, and the nines."""
+    """Register load hooks: load nines as one tensor, and record the entry "note" and the loaded nines."""
 
     def before(own: Any, given: Any) -> Any:
         calls.append(given.get("note"))
