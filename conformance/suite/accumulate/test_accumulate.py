@@ -100,7 +100,7 @@ def test_shapes(impl, kind, shape):
     try:
         optimizer = make_accumulating(impl, kind, [mine], 2)
     except ValueError:
-        expect(len(shape) != 2, "an optimizer of a table without rows", "a refusal")
+        expect(len(shape) != 2, "an optimizer of a table without rows", "an error")
         return
     once = getattr(impl, kind)([other], lr=0.125)
     for window in range(2):
@@ -272,7 +272,7 @@ def test_nonfinite(impl, kind, at):
     train_window(optimizer, mine, range(at))
     before = snapshot(optimizer.state_dict()["state"])
     mine.grad = torch.full((6, 4), float("nan"))
-    expect_raises(optimizer.step, RuntimeError, ValueError, expected="the gradient refused")
+    expect_raises(optimizer.step, RuntimeError, ValueError, expected="an error for the gradient")
     expect_unchanged(before, snapshot(optimizer.state_dict()["state"]), "the state")
     train_window(optimizer, mine, range(at, 6))
     train_window(sound, other, range(6))

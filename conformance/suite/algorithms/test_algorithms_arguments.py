@@ -239,7 +239,7 @@ def test_a_group_with_no_table_is_not_added(impl, algorithm):
     try:
         optimizer.add_param_group({"params": [parameter(4, 3), parameter(4)]})
     except Exception:
-        expect_equal(len(optimizer.param_groups), 1, "groups after a refusal")
+        expect_equal(len(optimizer.param_groups), 1, "groups after an error")
 
 
 @pytest.mark.clause("ALGO-065")

@@ -176,7 +176,7 @@ def test_warmed_up(impl, algorithm):
     other = make_algorithm(impl, algorithm, list(plain.values()))
     for seed in range(6):
         rate = next(iter(scheduled.param_groups))["lr"]
-        expect(rate <= 0.1 + 1e-12, "a rate of at most 0.1", rate)
+        expect(rate <= 0.1 + 1e-12, "a learning rate of at most 0.1", rate)
         other.param_groups[0]["lr"] = rate
         train(scheduled, params, 1, seed=seed)
         train(other, plain, 1, seed=seed)
@@ -278,7 +278,7 @@ def test_dtensor(impl, algorithm, sharded):
             refused = True
         seen = weight.detach().full_tensor()
     if refused:
-        expect(same_bits(seen, before), "the weight unchanged when refused", seen)
+        expect(same_bits(seen, before), "the weight unchanged after an error", seen)
         return "refused"
     expect_same_way(seen, plain, parameter(4, 3), "the weight")
     return "updated"

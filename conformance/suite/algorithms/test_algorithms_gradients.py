@@ -54,7 +54,7 @@ def test_missing(impl, algorithm):
     weights[0].grad = None
     optimizer.step()
     expect_unchanged(before, [weights[0].detach(), optimizer.state[weights[0]]], "weight and state")
-    expect(not same_bits(moved, weights[1].detach()), "the other parameter stepped", "it is the same")
+    expect(not same_bits(moved, weights[1].detach()), "the other parameter stepped", "no change")
 
 
 @pytest.mark.clause("ALGO-032")
@@ -132,7 +132,7 @@ def test_row_of_its_own(impl, algorithm, dtype):
     for row in (0, 25, 49):
         part = slice(row, row + 1)
         alone, _ = trained_copy(impl, algorithm, start[part], [grad[part] for grad in grads])
-        expect_same_way(alone, whole[part], start[part], f"row {row} alone")
+        expect_same_way(alone, whole[part], start[part], f"row {row} in a table of its own")
 
 
 @pytest.mark.clause("ALGO-042")

@@ -213,7 +213,7 @@ def test_other_shapes_are_refused(impl, algorithm, shape):
         except Exception:
             expect_bits(weights[1].detach(), start[1], "the weight after the error")
             if before is None:
-                expect_equal(optimizer.param_groups[0]["lr"], rate, "the rate after a load that was refused")
+                expect_equal(optimizer.param_groups[0]["lr"], rate, "the learning rate after a failed load")
             continue
         moved = "same" if same_bits(before[1][name], optimizer.state_dict()["state"][1][name]) else "updated"
         raise Mismatch(f"{name} of shape {tuple(shape)} refused", f"loaded and {moved} in the next step")

@@ -31,7 +31,7 @@ def test_gradients_of_a_closure_are_clipped(impl: Any, kind: str, wanted: list[f
         return loss
 
     optimizer.step(closure)
-    expect_close(recorder.received[0][0], torch.tensor(wanted), "gradient that arrives")
+    expect_close(recorder.received[0][0], torch.tensor(wanted), "received gradient")
 
 
 @pytest.mark.clause("CLIP-020")
@@ -53,7 +53,7 @@ def test_every_evaluation_is_clipped(impl: Any, evaluations: int) -> None:
     optimizer.step(closure)
     expect_equal(len(scales), evaluations, "evaluations of the closure")
     for received in recorder.received:
-        expect_close(received[0], torch.tensor([0.6, 0.8]), "gradient that arrives", ulps=8)
+        expect_close(received[0], torch.tensor([0.6, 0.8]), "received gradient", ulps=8)
 
 
 @pytest.mark.clause("CLIP-020")
@@ -92,7 +92,7 @@ def test_closure_that_accumulates(impl: Any) -> None:
         return loss
 
     optimizer.step(closure)
-    expect_close(recorder.received[0][0], torch.tensor([0.6, 0.8]), "gradient that arrives")
+    expect_close(recorder.received[0][0], torch.tensor([0.6, 0.8]), "received gradient")
 
 
 @pytest.mark.clause("CLIP-022")
@@ -126,7 +126,7 @@ def test_what_step_returns(impl: Any) -> dict[str, str]:
 
 @pytest.mark.clause("CLIP-024")
 def test_failing_closure(impl: Any) -> None:
-    """step raises an error of its closure, and updates no parameter."""
+    """A step raises an error of its closure, and updates no parameter."""
     params = one(1.0, 2.0)
     params["p"].grad = torch.tensor([3.0, 4.0])
     optimizer = impl.GradientClippingOptimizer(sgd(impl, params, lr=1.0), impl.GradientClipping.NORM, 1.0)
@@ -155,7 +155,7 @@ def test_pre_hook_cannot_pass_the_bound(impl: Any, kind: str) -> None:
 
     optimizer.register_step_pre_hook(unscale)
     optimizer.step()
-    expect_close(recorder.received[0][0], torch.tensor([0.0, 1.0]), "gradient that arrives", ulps=32)
+    expect_close(recorder.received[0][0], torch.tensor([0.0, 1.0]), "received gradient", ulps=32)
 
 
 @pytest.mark.clause("CLIP-026")

@@ -97,7 +97,7 @@ def test_nested(impl: Any, outer: str) -> None:
     keyed, recorder = recording(impl, params)
     clip(impl, clip(impl, keyed, inner, 0.7), outer, 1.0).step()
     wanted = [0.6, 0.7] if outer == "NORM" else [0.7 / p_norm([1.0, 1.0])] * 2
-    expect_close(recorder.received[0][0], torch.tensor(wanted), "gradient that arrives", ulps=16)
+    expect_close(recorder.received[0][0], torch.tensor(wanted), "received gradient", ulps=16)
 
 
 @pytest.mark.clause("CLIP-067")
@@ -112,8 +112,8 @@ def test_with_warmup(impl: Any, order: str) -> None:
     else:
         optimizer = impl.WarmupOptimizer(clip(impl, keyed), stages, lr=0.2)
     optimizer.step()
-    expect_close(recorder.received[0][0], torch.tensor([0.6, 0.8]), "gradient that arrives")
-    expect_close(recorder.rates[0][0], 0.1, "rate in force")
+    expect_close(recorder.received[0][0], torch.tensor([0.6, 0.8]), "received gradient")
+    expect_close(recorder.rates[0][0], 0.1, "learning rate in force")
 
 
 @pytest.mark.clause("CLIP-068")
@@ -269,7 +269,7 @@ def test_zero_grad_and_the_next_step(impl: Any, kind: str) -> None:
         optimizer.step()
     big = [0.6, 0.8] if kind == "NORM" else [1.0, 1.0]
     for seen, wanted in zip(recorder.received, (big, [0.3, 0.4], big), strict=True):
-        expect_close(seen[0], torch.tensor(wanted), "gradient that arrives")
+        expect_close(seen[0], torch.tensor(wanted), "received gradient")
 
 
 @pytest.mark.clause("CLIP-077")
@@ -283,9 +283,9 @@ def test_with_a_scheduler(impl: Any) -> None:
         params["p0"].grad = torch.tensor([30.0, 40.0])
         optimizer.step()
         scheduler.step()
-    expect_equal(recorder.rates, [[1.0], [0.5]], "rates in force")
+    expect_equal(recorder.rates, [[1.0], [0.5]], "learning rates in use")
     for seen in recorder.received:
-        expect_close(seen[0], torch.tensor([0.6, 0.8]), "gradient that arrives")
+        expect_close(seen[0], torch.tensor([0.6, 0.8]), "received gradient")
 
 
 @pytest.mark.clause("CLIP-078")
@@ -322,7 +322,7 @@ def test_with_autocast(impl: Any, kind: str) -> None:
 
 @pytest.mark.clause("CLIP-080")
 def test_fused_kernels_of_torch(impl: Any) -> None:
-    """torch optimizers with fused or foreach kernels receive clipped gradients."""
+    """Torch optimizers with fused or foreach kernels receive clipped gradients."""
     moved = []
     for option in ("fused", "foreach"):
         params = zeros_with_grads([30.0, 40.0])

@@ -47,10 +47,10 @@ def test_dtensor(impl: Any, kind: str, placement: str, beside: bool) -> None:
         norm = 130.0 if beside else 50.0
         wanted = [30.0 / norm, -40.0 / norm] if kind == "NORM" else [1.0, -1.0]
         seen = local(recorder.received[0][0])
-        expect_close(seen, torch.tensor(wanted), "DTensor gradient that arrives")
+        expect_close(seen, torch.tensor(wanted), "DTensor received gradient")
         if beside:
             wanted = [120.0 / norm] if kind == "NORM" else [1.0]
-            expect_close(recorder.received[0][1], torch.tensor(wanted), "plain gradient that arrives")
+            expect_close(recorder.received[0][1], torch.tensor(wanted), "plain received gradient")
 
 
 @pytest.mark.clause("CLIP-056")
@@ -94,7 +94,7 @@ def test_sharded_tensor_passes(impl: Any, kind: str) -> None:
 
         inner = Listed({"t": table, "p": dense}, {}, [{"params": [table, dense]}])
         impl.GradientClippingOptimizer(inner, getattr(impl.GradientClipping, kind), 1.0).step()
-        expect_close(received[0], torch.tensor([0.0, 1.0]), "dense gradient that arrives")
+        expect_close(received[0], torch.tensor([0.0, 1.0]), "dense received gradient")
 
 
 @pytest.mark.clause("CLIP-058")
@@ -182,7 +182,7 @@ def test_value_of_sharded_parameters(impl: Any, kind: str) -> None:
         try:
             optimizer, recorder = clipping(impl, params, kind, 1.0, **options)
         except (ValueError, NotImplementedError):
-            expect_equal(kind, "VALUE", "kind that may be refused")
+            expect_equal(kind, "VALUE", "kind that may raise an error")
             return
         optimizer.step()
         wanted = [[1.0, -1.0], [0.5, 1.0]] if kind == "VALUE" else [[30.0, -40.0], [0.5, 12.0]]
@@ -199,7 +199,7 @@ def test_local_without_groups(impl: Any, enabled: bool) -> None:
     optimizer, recorder = clipping(impl, params, "NORM", 1.0, enable_global_grad_clip=enabled)
     optimizer.step()
     wanted = torch.tensor([3.0, 4.0]) / 13.0
-    expect_close(recorder.received[0][0], wanted, "gradient that arrives", ulps=8)
+    expect_close(recorder.received[0][0], wanted, "received gradient", ulps=8)
 
 
 @pytest.mark.clause("CLIP-062")
@@ -223,7 +223,7 @@ def test_global_norm_in_half_precision(impl: Any, scale: float, bound: float) ->
         optimizer.step()
         factor = bound / (p_norm(grad) + 1e-6)
         wanted = torch.tensor([element * factor for element in grad], dtype=torch.float64)
-        expect_close(recorder.received[0][0], wanted, "gradient that arrives", ulps=8)
+        expect_close(recorder.received[0][0], wanted, "received gradient", ulps=8)
 
 
 @pytest.mark.clause("CLIP-063")

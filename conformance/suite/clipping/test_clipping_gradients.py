@@ -51,7 +51,7 @@ def test_sparse_gradients(impl: Any, kind: str, coalesced: bool) -> None:
     dense = torch.zeros(4, 2)
     dense[1, 0], dense[2, 1] = big, small
     seen, other = recorder.received[0]
-    expect_close(seen.to_dense(), dense, "sparse gradient that arrives")
+    expect_close(seen.to_dense(), dense, "sparse received gradient")
     expect_close(other, torch.tensor([24.0 * factor if kind == "NORM" else 2.0, 0.0]), "dense gradient")
 
 
@@ -73,7 +73,7 @@ def test_strides(impl: Any, kind: str, layout: str) -> None:
     if not step_or_refuse(optimizer, recorder):
         return
     wanted = before / (5.0 + 1e-6) if kind == "NORM" else before.clamp(-1.0, 1.0)
-    expect_close(recorder.received[0][0], wanted, "gradient that arrives")
+    expect_close(recorder.received[0][0], wanted, "received gradient")
 
 
 @pytest.mark.clause("CLIP-029")
@@ -93,7 +93,7 @@ def test_missing_gradients(impl: Any, kind: str, norm_type: float, where: str) -
         "VALUE": [1.0, 1.0],
         "NONE": [30.0, 40.0],
     }[kind]
-    expect_close(received["p0"], torch.tensor(wanted), "gradient that arrives")
+    expect_close(received["p0"], torch.tensor(wanted), "received gradient")
 
 
 @pytest.mark.clause("CLIP-030")
@@ -108,7 +108,7 @@ def test_empty_gradients(impl: Any, kind: str, norm_type: float, track: bool) ->
     optimizer, recorder = clipping(impl, params, kind, 1.0, norm_type=norm_type, track_grad_norm=track)
     optimizer.step()
     wanted = torch.tensor([0.0, 40.0 if kind == "NONE" else 1.0])
-    expect_close(recorder.received[0][1], wanted, "gradient that arrives")
+    expect_close(recorder.received[0][1], wanted, "received gradient")
 
 
 @pytest.mark.clause("CLIP-031")
@@ -132,7 +132,7 @@ def test_frozen_parameters(impl: Any, kind: str) -> None:
     params["p1"].grad = torch.tensor([0.0, 40.0])
     optimizer, recorder = clipping(impl, params, kind, 1.0)
     optimizer.step()
-    expect_close(recorder.received[0][1], torch.tensor([0.0, 1.0]), "gradient that arrives")
+    expect_close(recorder.received[0][1], torch.tensor([0.0, 1.0]), "received gradient")
     params["p1"].grad, params["p2"].grad = torch.tensor([0.0, 4.0]), torch.tensor([3.0, 0.0])
     params["p2"].requires_grad_(False)
     optimizer.step()
@@ -202,7 +202,7 @@ def test_meta_parameters_do_not_switch_clipping_off(impl: Any, kind: str) -> Non
     params["real"].grad = torch.tensor([0.0, 40.0])
     optimizer, recorder = clipping(impl, params, kind, 1.0)
     optimizer.step()
-    expect_close(recorder.received[0][0], torch.tensor([0.0, 1.0]), "gradient that arrives")
+    expect_close(recorder.received[0][0], torch.tensor([0.0, 1.0]), "received gradient")
 
 
 @pytest.mark.clause("CLIP-038")
@@ -226,7 +226,7 @@ def test_a_parameter_in_two_groups_counts_once(impl: Any, kind: str) -> None:
     )
     optimizer.step()
     wanted = torch.tensor([0.6, 0.8] if kind == "NORM" else [1.0, 1.0])
-    expect_close(received[0], wanted, "gradient that arrives")
+    expect_close(received[0], wanted, "received gradient")
     expect_close(optimizer.last_total_grad_norm, 50.0, "norm")
 
 
@@ -265,7 +265,7 @@ def test_add_param_group(impl: Any, kind: str) -> None:
     try:
         optimizer.add_param_group({"params": {"p1": params["p1"]}})
     except (ValueError, TypeError, NotImplementedError):
-        expect_equal(len(optimizer.param_groups), 1, "groups after a refusal")
+        expect_equal(len(optimizer.param_groups), 1, "groups after an error")
         return
     params["p1"].grad = torch.tensor([4.0])
     optimizer.step()

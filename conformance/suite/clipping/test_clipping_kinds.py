@@ -86,7 +86,7 @@ def test_value_clamps_every_element(impl: Any, bound: float, dtype: str) -> None
     optimizer.step()
     for seen, grad in zip(recorder.received[0], grads, strict=True):
         wanted = [max(-bound, min(bound, element)) for element in grad]
-        expect_equal(seen.tolist(), wanted, "gradient that arrives")
+        expect_equal(seen.tolist(), wanted, "received gradient")
 
 
 @pytest.mark.clause("CLIP-006", "CLIP-007")
@@ -99,7 +99,7 @@ def test_norm_scales_all_gradients_together(impl: Any, bound: float, dtype: str)
     factor = min(1.0, bound / (p_norm([element for grad in grads for element in grad]) + 1e-6))
     for seen, grad in zip(recorder.received[0], grads, strict=True):
         wanted = torch.tensor([element * factor for element in grad], dtype=torch.float64)
-        expect_close(seen, wanted, "gradient that arrives")
+        expect_close(seen, wanted, "received gradient")
 
 
 @pytest.mark.clause("CLIP-008")
@@ -112,7 +112,7 @@ def test_gradients_within_the_bound_are_untouched(impl: Any, kind: str, dtype: s
     optimizer, recorder = clipping(impl, params, kind, 100.0)
     optimizer.step()
     for seen, grad in zip(recorder.received[0], before, strict=True):
-        expect_bits(seen, grad, "gradient that arrives")
+        expect_bits(seen, grad, "received gradient")
 
 
 @pytest.mark.clause("CLIP-009")
@@ -125,7 +125,7 @@ def test_norm_types(impl: Any, norm_type: Any, dtype: str) -> None:
     norm = p_norm([element for grad in grads for element in grad], float(norm_type))
     for seen, grad in zip(recorder.received[0], grads, strict=True):
         wanted = torch.tensor([element * 2.0 / (norm + 1e-6) for element in grad], dtype=torch.float64)
-        expect_close(seen, wanted, f"gradient that arrives, norm_type={norm_type!r}", ulps=8)
+        expect_close(seen, wanted, f"received gradient, norm_type={norm_type!r}", ulps=8)
 
 
 @pytest.mark.clause("CLIP-010")
@@ -222,7 +222,7 @@ def test_large_finite_gradients_are_scaled_not_lost(
     norm = p_norm([element for grad in grads for element in grad], norm_type)
     for seen, grad in zip(recorder.received[0], grads, strict=True):
         wanted = torch.tensor([element / norm for element in grad], dtype=torch.float64)
-        expect_close(seen, wanted, "gradient that arrives", ulps=8)
+        expect_close(seen, wanted, "received gradient", ulps=8)
 
 
 @pytest.mark.clause("CLIP-016")
@@ -231,7 +231,7 @@ def test_small_factors_do_not_vanish(impl: Any) -> None:
     optimizer, recorder, _ = make(impl, [[3e4, 4e4]], "NORM", 1e-3, dtype=torch.float16)
     optimizer.step()
     wanted = torch.tensor([6e-4, 8e-4], dtype=torch.float64)
-    expect_close(recorder.received[0][0], wanted, "gradient that arrives", ulps=4)
+    expect_close(recorder.received[0][0], wanted, "received gradient", ulps=4)
 
 
 @pytest.mark.clause("CLIP-017")
@@ -245,14 +245,12 @@ def test_dtypes_are_clipped_together(impl: Any) -> None:
     optimizer.step()
     factor = 1.0 / (p_norm([3.0, 4.0] * 3) + 1e-6)
     for name, seen in zip(params, recorder.received[0], strict=True):
-        expect_equal(str(seen.dtype), f"torch.{name}", "dtype of the gradient that arrives")
+        expect_equal(str(seen.dtype), f"torch.{name}", "dtype of the received gradient")
         wanted = torch.tensor([3.0 * factor, 4.0 * factor], dtype=torch.float64)
         if name == "float64":  # the norm may have been formed in the precision of float16
             expect(bool(((seen - wanted).abs() < 1e-3).all()), f"about {wanted.tolist()}", seen.tolist())
         else:
-            expect_close(
-                seen, wanted, f"{name} gradient that arrives", ulps=4 if name == "float16" else 2**13
-            )
+            expect_close(seen, wanted, f"{name} received gradient", ulps=4 if name == "float16" else 2**13)
 
 
 @pytest.mark.clause("CLIP-018")
@@ -272,4 +270,4 @@ def test_complex_gradients(impl: Any, kind: str) -> None:
         expect(bool((seen.abs() <= 1 + 1e-6).all()), "magnitudes at most 1", seen.tolist())
         return
     wanted = torch.tensor([(3 + 4j), 12j], dtype=torch.complex128) / (13 + 1e-6)
-    expect_close(torch.view_as_real(seen), torch.view_as_real(wanted), "gradient that arrives")
+    expect_close(torch.view_as_real(seen), torch.view_as_real(wanted), "received gradient")

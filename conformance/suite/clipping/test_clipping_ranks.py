@@ -44,7 +44,7 @@ def test_global_norm_over_ranks(impl: Any, norm_type: float, sharded: list[str],
         norm = p_norm(everywhere, norm_type)
         expect_close(optimizer.last_total_grad_norm.float(), norm, "norm", ulps=8)
         for seen, grad in zip(recorder.received[0], (HERE, THERE), strict=True):
-            expect_close(seen, torch.tensor(grad) / (norm + 1e-6), "gradient that arrives", ulps=8)
+            expect_close(seen, torch.tensor(grad) / (norm + 1e-6), "received gradient", ulps=8)
 
 
 @pytest.mark.clause("CLIP-058")
@@ -77,7 +77,7 @@ def test_local_norm_among_ranks(impl: Any, given: str) -> None:
         }
         optimizer, recorder = clipping(impl, params, "NORM", 1.0, **choices[given])
         optimizer.step()
-        expect_close(recorder.received[0][0], torch.tensor(HERE) / 13.0, "gradient that arrives", ulps=8)
+        expect_close(recorder.received[0][0], torch.tensor(HERE) / 13.0, "received gradient", ulps=8)
 
 
 @pytest.mark.clause("CLIP-060")
@@ -91,7 +91,7 @@ def test_norm_of_other_kinds_over_ranks(impl: Any, kind: str) -> None:
         try:
             optimizer, _ = clipping(impl, params, kind, 1.0, **options)
         except (ValueError, NotImplementedError):
-            expect_equal(kind, "VALUE", "kind that may be refused")
+            expect_equal(kind, "VALUE", "kind that may raise an error")
             return
         optimizer.step()
         expect_close(optimizer.last_total_grad_norm.float(), p_norm([*HERE, *HERE, *THERE]), "norm", ulps=8)
@@ -119,4 +119,4 @@ def test_dtensor_over_ranks(impl: Any, norm_type: float, placement: str) -> None
         expect_close(local(optimizer.last_total_grad_norm).float(), norm, "norm", ulps=8)
         for seen, grad in zip(recorder.received[0], (HERE, THERE), strict=True):
             wanted = torch.tensor(grad) / (norm + 1e-6)
-            expect_close(local(seen), wanted, "gradient that arrives", ulps=8)
+            expect_close(local(seen), wanted, "received gradient", ulps=8)

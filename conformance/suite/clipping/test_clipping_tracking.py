@@ -56,7 +56,7 @@ def test_tracking_changes_nothing(impl: Any, kind: str) -> None:
         optimizer.step()
         arrived.append(recorder.received[0])
     for plain, tracked in zip(*arrived, strict=True):
-        expect_bits(tracked, plain, "gradient that arrives with tracking")
+        expect_bits(tracked, plain, "received gradient with tracking")
 
 
 @pytest.mark.clause("CLIP-046")

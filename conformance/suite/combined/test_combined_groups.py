@@ -34,14 +34,14 @@ def test_groups_are_saved_and_loaded_on_demand(impl):
     given["param_groups"].reverse()  # they are known by their keys, not by their place
     fresh.load_state_dict(given)
     rates = [optimizer.param_groups[0]["lr"] for optimizer in fresh_inner]
-    expect_equal(rates, [0.25, 0.75], "loaded rates")
+    expect_equal(rates, [0.25, 0.75], "loaded learning rates")
     fresh.save_param_groups(False)
     expect("param_groups" not in fresh.state_dict(), "no groups", fresh.state_dict().keys())
     for group in given["param_groups"]:
         group["lr"] = 0.1
     fresh.load_state_dict(given)
     rates = [optimizer.param_groups[0]["lr"] for optimizer in fresh_inner]
-    expect_equal(rates, [0.25, 0.75], "rates when groups are not to be loaded")
+    expect_equal(rates, [0.25, 0.75], "learning rates when groups are not to be loaded")
 
 
 @pytest.mark.clause("COMB-016")
@@ -131,7 +131,7 @@ def test_combinations_nest(impl):
             group["lr"] = 0.625
     fresh.load_state_dict(given)
     expect_unchanged(snapshot(given["state"]), fresh.state_dict()["state"], "the loaded state")
-    expect_equal(list(fresh.param_groups)[-1]["lr"], 0.625, "the rate of the innermost group")
+    expect_equal(list(fresh.param_groups)[-1]["lr"], 0.625, "the learning rate of the innermost group")
 
 
 @pytest.mark.clause("COMB-020")

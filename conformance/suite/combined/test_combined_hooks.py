@@ -33,7 +33,7 @@ def test_step_hooks_run_once_a_step(impl):
     handles = [combined.register_step_pre_hook(note("pre")), combined.register_step_post_hook(note("post"))]
     set_grads(params)
     combined.step()
-    expect_equal(calls, [("pre", True), ("post", False)], "hooks, and whether the step was to come")
+    expect_equal(calls, [("pre", True), ("post", False)], "hooks, and whether they ran before the step")
     for handle in handles:
         handle.remove()
     combined.step()
@@ -195,7 +195,7 @@ def test_a_scheduler_sets_all_rates(impl):
         combined.step()
         scheduler.step()
     for recorder in recorders:
-        expect_equal(recorder.rates, [[1.0], [0.5], [0.25]], "rates in force")
+        expect_equal(recorder.rates, [[1.0], [0.5], [0.25]], "learning rates in use")
 
 
 @pytest.mark.clause("COMB-041")

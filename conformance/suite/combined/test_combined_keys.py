@@ -70,7 +70,7 @@ class Failing(torch.optim.SGD):
 @pytest.mark.clause("COMB-027")
 @pytest.mark.parametrize("at", [0, 1])
 def test_an_error_of_a_step_comes_out(impl: Any, at: int) -> None:
-    """step raises the error of an optimizer that fails."""
+    """A step raises the error of an optimizer that fails."""
     params = parameters(2)
     failing = impl.KeyedOptimizerWrapper({"p0": params["p0"]}, lambda listed: Failing(listed, lr=0.1))
     inner = [sgd(impl, {"p1": params["p1"]})]

@@ -229,7 +229,7 @@ def test_a_group_that_does_not_fit_is_refused(impl, how):
         "no params": {"lr": 0.5},
         "no mapping": [late],
     }[how]
-    expect_raises(lambda: combined.add_param_group(group), Exception, expected="a refused group")
+    expect_raises(lambda: combined.add_param_group(group), Exception, expected="an error for the group")
     expect_equal(set(combined.params), {"a.p", "b.p"}, "keys of params")
     expect_equal(len(list(combined.param_groups)), 2, "number of groups")
     expect_unchanged(before, combined.state_dict()["state"], "the state")

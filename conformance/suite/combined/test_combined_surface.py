@@ -60,7 +60,7 @@ def test_optimizers_are_listed_with_their_keys(impl):
     listed = list(combined.optimizers)
     expect_equal([key for key, _ in listed], ["", "b", ""], "keys of optimizers")
     same = all(seen is given for (_, seen), given in zip(listed, inner, strict=True))
-    expect(same, "the very optimizers that were combined", listed)
+    expect(same, "the same optimizers that were combined", listed)
 
 
 @pytest.mark.clause("COMB-004")
@@ -77,7 +77,7 @@ def test_views_show_the_live_objects(impl):
     live = [group for optimizer in inner for group in optimizer.param_groups]
     expect_equal(len(groups), len(live), "number of groups")
     same = all(seen is group for seen, group in zip(groups, live, strict=True))
-    expect(same, "the very groups of the optimizers", groups)
+    expect(same, "the same groups of the optimizers", groups)
 
 
 @pytest.mark.clause("COMB-004")
@@ -93,7 +93,9 @@ def test_a_rate_written_into_a_group_is_used(impl):
     set_grads(params)
     combined.step()
     for key, param in params.items():
-        expect_bits(param, before[key].add(param.grad, alpha=-0.5), f"{key} after a step at rate 0.5")
+        expect_bits(
+            param, before[key].add(param.grad, alpha=-0.5), f"{key} after a step at learning rate 0.5"
+        )
 
 
 @pytest.mark.clause("COMB-005")
@@ -174,8 +176,8 @@ def test_a_combination_of_nothing_works(impl, groups):
     combined.zero_grad()
     combined.step()
     saved = combined.state_dict()
-    expect_equal(saved["state"], {}, "state of a combination of nothing")
-    expect_equal(list(saved.get("param_groups", [])), [], "groups of a combination of nothing")
+    expect_equal(saved["state"], {}, "state of an empty combination")
+    expect_equal(list(saved.get("param_groups", [])), [], "groups of an empty combination")
     combined.load_state_dict(saved)
 
 
@@ -227,7 +229,7 @@ def test_steps_and_hyper_parameters_are_passed_on(impl):
     combined.set_optimizer_step(7)
     combined.update_hyper_parameters({"lr": 0.25})
     for optimizer in told:
-        expect_equal(optimizer.heard, (("step", 7), ("lr", 0.25)), "what an optimizer was told")
+        expect_equal(optimizer.heard, (("step", 7), ("lr", 0.25)), "calls that reached an optimizer")
 
 
 @pytest.mark.clause("COMB-042")

@@ -61,7 +61,7 @@ def test_it_is_an_optimizer(impl):
     params, manager = parameters(), ScriptedManager()
     optimizer = impl.FaultTolerantOptimizer(manager, torch_optimizer("Adam", [*params.values()]))
     expect(isinstance(optimizer, torch.optim.Optimizer), "a torch.optim.Optimizer", type(optimizer).__mro__)
-    expect_equal(manager.events, [], "what the manager was asked")
+    expect_equal(manager.events, [], "calls to the manager")
     by_name = impl.FaultTolerantOptimizer(manager=manager, optim=torch_optimizer("Adam", [*params.values()]))
     expect_equal(len(by_name.param_groups), 1, "groups")
 
@@ -100,7 +100,7 @@ def test_zero_grad_starts_one_quorum(impl):
         optimizer.step()
     optimizer.zero_grad()
     optimizer.state_dict()
-    expect_equal(manager.events, ["quorum", "commit"] * 3 + ["quorum"], "what the manager was asked")
+    expect_equal(manager.events, ["quorum", "commit"] * 3 + ["quorum"], "calls to the manager")
 
 
 @pytest.mark.clause("FT-005")
@@ -125,7 +125,7 @@ def test_asked_once_whatever_the_gradients(impl, gradients):
         dense = torch.zeros_like(param)
         param.grad = dense.to_sparse() if gradients == "sparse" else dense
     optimizer.step()
-    expect_equal(manager.events, ["commit"], "what the manager was asked")
+    expect_equal(manager.events, ["commit"], "calls to the manager")
 
 
 @pytest.mark.clause("FT-012")
@@ -155,7 +155,7 @@ def test_healed_while_it_is_asked(impl):
 
 @pytest.mark.clause("FT-013")
 def test_manager_that_gives_up(impl):
-    """step raises an error of the manager, and nothing changes."""
+    """A step raises an error of the manager, and nothing changes."""
     params = parameters()
     inner = torch_optimizer("SGD", [*params.values()])
     optimizer = impl.FaultTolerantOptimizer(Refusing(), inner)
@@ -188,8 +188,8 @@ def test_closure(impl, commits):
     try:
         optimizer.step(closure)
     except Exception:
-        expect_unchanged(before, values([param]), "parameter after a refusal")
-        expect_equal(manager.events, [], "what a refused closure led to")
+        expect_unchanged(before, values([param]), "parameter after an error")
+        expect_equal(manager.events, [], "calls after a closure that raised")
         return
     expect_equal(manager.events, ["closure", "quorum", "commit"], "order of closure, quorum and commit")
     if commits == [True]:
@@ -232,7 +232,7 @@ def test_several_optimizers_at_once(impl, commits):
         if committed:
             set_grads(others, seed=step)
             bare.step()
-    expect_equal(manager.events, ["quorum", "commit"] * 3, "what the manager was asked")
+    expect_equal(manager.events, ["quorum", "commit"] * 3, "calls to the manager")
     expect_unchanged(values(others), values(params), "parameters")
 
 

@@ -59,7 +59,7 @@ def test_resume(impl, kind, dtype):
     resumed.load_state_dict(snapshot(optimizer.state_dict()))
     for one, other in zip(params.values(), others.values(), strict=True):
         other.data.copy_(one.data)
-    expect_equal(resumed.param_groups[0]["lr"], 0.3, "rate after loading")
+    expect_equal(resumed.param_groups[0]["lr"], 0.3, "learning rate after loading")
     expect_equal(len(resumed.state), 2, "entries of the state after loading")
     expect(resumed.state[others["p0"]] is inner.state[others["p0"]], "the live state", resumed.state)
     expect(resumed.param_groups[0] is inner.param_groups[0], "the live groups", resumed.param_groups)
@@ -122,8 +122,8 @@ def test_add_param_group(impl):
     before = values([late])
     optimizer.add_param_group({"params": [late], "lr": 0.5})
     expect_equal(len(inner.param_groups), 2, "groups of the wrapped optimizer")
-    expect_equal(len(optimizer.param_groups), 2, "groups that are shown")
-    expect_equal(optimizer.param_groups[1]["lr"], 0.5, "rate of the new group")
+    expect_equal(len(optimizer.param_groups), 2, "groups in param_groups")
+    expect_equal(optimizer.param_groups[1]["lr"], 0.5, "learning rate of the new group")
     expect_equal(optimizer.param_groups[1]["betas"], (0.9, 0.999), "default of the wrapped optimizer")
     late.grad = torch.tensor([1.0, -2.0])
     optimizer.step()
@@ -161,8 +161,8 @@ def test_live_views(impl):
     optimizer, inner = wrap(impl, params, "SGD")
     set_grads(params)
     optimizer.step()
-    expect(optimizer.param_groups[0] is inner.param_groups[0], "the very group", optimizer.param_groups)
-    expect(optimizer.state[params["p0"]] is inner.state[params["p0"]], "the very state", optimizer.state)
+    expect(optimizer.param_groups[0] is inner.param_groups[0], "the same group", optimizer.param_groups)
+    expect(optimizer.state[params["p0"]] is inner.state[params["p0"]], "the same state", optimizer.state)
     before = values(params)
     optimizer.param_groups[0]["lr"] = 0.0
     optimizer.step()
@@ -223,7 +223,7 @@ def test_load_state_dict_hooks(impl):
     optimizer.register_load_state_dict_pre_hook(lambda one, given: changed)
     optimizer.register_load_state_dict_post_hook(lambda one: seen.append(one.param_groups[0]["lr"]))
     optimizer.load_state_dict(saved)
-    expect_equal(seen, [0.7], "rate that the post-hook sees")
+    expect_equal(seen, [0.7], "learning rate that the post-hook sees")
     expect_equal(set(saved), {"state", "param_groups"}, "the caller's dict, of which hooks change a copy")
 
 
@@ -280,7 +280,9 @@ def test_lr_scheduler(impl):
             set_grads(given, seed=step)
             one.step()
             scheduler.step()
-    expect_equal(inner.param_groups[0]["lr"], bare.param_groups[0]["lr"], "rate of the wrapped optimizer")
+    expect_equal(
+        inner.param_groups[0]["lr"], bare.param_groups[0]["lr"], "learning rate of the wrapped optimizer"
+    )
     expect_unchanged(values(others), values(params), "parameters")
 
 

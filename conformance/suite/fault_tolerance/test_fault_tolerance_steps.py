@@ -239,7 +239,7 @@ def test_keyed_tree_inside(impl, commits):
             expect_unchanged(grads, [param.grad for param in params.values()], "gradients, not clipped")
     expect_unchanged(values(others), values(params), "parameters")
     expect_unchanged(saved_contents(bare), saved_contents(optimizer), "state, by key")
-    expect_equal(optimizer.param_groups[0]["lr"], bare.param_groups[0]["lr"], "rate of the schedule")
+    expect_equal(optimizer.param_groups[0]["lr"], bare.param_groups[0]["lr"], "learning rate of the schedule")
 
 
 @pytest.mark.clause("FT-018")

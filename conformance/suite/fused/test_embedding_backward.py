@@ -49,7 +49,11 @@ def test_error_if_nonfinite(impl, optimizer, bad):
     )
     expect_unchanged(before, tables_and_state(module), "the module")
     fit(module, jagged(BAGS))
-    expect(not torch.equal(tables_of(module)["t"].detach(), before["tables"]["t"]), "it goes on", "no update")
+    expect(
+        not torch.equal(tables_of(module)["t"].detach(), before["tables"]["t"]),
+        "training continues",
+        "no update",
+    )
 
 
 @pytest.mark.clause("FUSED-043")

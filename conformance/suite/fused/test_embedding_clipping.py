@@ -199,7 +199,11 @@ def test_nonfinite_norm_of_a_mixed_tree(impl):
     whole.step()
     table = tables_of(module)["t"].detach()
     expect(torch.isfinite(table).all(), "finite rows", table)
-    expect(not torch.isfinite(whole.last_total_grad_norm), "a norm that tells", whole.last_total_grad_norm)
+    expect(
+        not torch.isfinite(whole.last_total_grad_norm),
+        "a norm that is not finite",
+        whole.last_total_grad_norm,
+    )
 
 
 @pytest.mark.clause("FUSED-074")
@@ -238,7 +242,7 @@ def test_backward_passes_before_a_step(impl):
     whole.zero_grad()
     dense.grad = None
     give(module, dense, [2], [[1.0, 0.0, 0.0, 0.0]], [2.0, 0.0, 0.0])
-    expect_equal(torch.equal(table.detach(), before), True, "a table before the step as it was")
+    expect_equal(torch.equal(table.detach(), before), True, "a table before the step unchanged")
     give(module, dense, [2, 3], [[2.0, 0.0, 0.0, 0.0], [0.0, 6.0, 0.0, 0.0]], [0.0, 2.0, 0.0])
     whole.step()
     total = torch.zeros(6, 4).double()
@@ -249,7 +253,7 @@ def test_backward_passes_before_a_step(impl):
     expect_close((weight - dense.detach()).double(), other * factor, "the dense step", ulps=2**34)
     before = table.detach().clone()
     whole.step()
-    expect_equal(torch.equal(table.detach(), before), True, "a table after a second step as it was")
+    expect_equal(torch.equal(table.detach(), before), True, "a table after a second step unchanged")
 
 
 @pytest.mark.clause("FUSED-081")
@@ -267,7 +271,7 @@ def test_windows_before_a_step(impl):
             give(module, dense, [4], [[size, 0.0, 0.0, 0.0]], [0.0, size - 0.25, 0.0])
             if size == 2.0:  # also a step in which the window waits
                 whole.step()
-                expect_equal(torch.equal(table.detach(), before), True, "a table within a window as it was")
+                expect_equal(torch.equal(table.detach(), before), True, "a table within a window unchanged")
                 dense.grad, weight = None, dense.detach().clone()
         whole.step()
         factor = 0.5 / ((4.0**2 + 0.75**2) ** 0.5 + 1e-6)
@@ -289,7 +293,7 @@ def test_joint_clipping_that_is_gone(impl):
     for each in (module, alone, copy.deepcopy(module)):
         before = tables_of(each)["t"].detach().clone()
         each(jagged({"f": [[1]]}))["f"].sum().backward()
-        expect_equal(torch.equal(tables_of(each)["t"].detach(), before), False, "a table as it was")
+        expect_equal(torch.equal(tables_of(each)["t"].detach(), before), False, "a table unchanged")
 
 
 @pytest.mark.clause("FUSED-082")
@@ -312,7 +316,7 @@ def test_joint_clipping_that_is_gone_before_its_step(impl):
         give(module, weight, [row], [[0.0, 1.0, 0.0, 0.0]], [0.0, 0.0, 0.0])
         after.append(table.detach().clone())
     expect(abs(float((before - after[0])[0, 0])) <= 0.2501, "a step of at most 0.25", before - after[0])
-    expect_equal(torch.equal(after[0][:2], after[1][:2]), True, "rows of steps that are done as they were")
+    expect_equal(torch.equal(after[0][:2], after[1][:2]), True, "rows of earlier steps unchanged")
 
 
 @pytest.mark.clause("FUSED-082")
@@ -329,7 +333,7 @@ def test_joint_clipping_that_is_copied(impl):
     copied.step()
     taken = float((before - table.detach())[0, 0])
     expect_close(taken, 3.0 * 0.5 / (5.0 + 1e-6), "the step of the copied table", ulps=2**34)
-    expect_equal(torch.equal(tables_of(module)["t"].detach(), untouched), True, "the original as it was")
+    expect_equal(torch.equal(tables_of(module)["t"].detach(), untouched), True, "the original unchanged")
 
 
 @pytest.mark.clause("FUSED-075")
@@ -347,9 +351,9 @@ def test_nested_clipping(impl):
         return round(before - float(tables_of(module)["t"].detach()[0, 0]), 4)
 
     clipped(impl, inner, "VALUE", 0.5)
-    expect_equal(taken(), 0.25, "step bounded by both")
+    expect_equal(taken(), 0.25, "step bounded by both wrappers")
     clipped(impl, module.fused_optimizer, "VALUE", 2.0)
-    expect_equal(taken(), 2.0, "step bounded by the new one alone")
+    expect_equal(taken(), 2.0, "step bounded only by the new clipping")
 
 
 @pytest.mark.clause("FUSED-075")

@@ -171,7 +171,9 @@ def test_rate_of_later_steps(impl, optimizer):
     other.fused_optimizer.load_state_dict({"state": snapshot(module.fused_optimizer.state_dict()["state"])})
     for one in (module, other):
         train_rows(one, [0, 3], _numbers((2, 4), 7))
-    expect_near(tables_of(module)["t"], tables_of(other)["t"], "the table after a step at another rate")
+    expect_near(
+        tables_of(module)["t"], tables_of(other)["t"], "the table after a step at another learning rate"
+    )
 
 
 @pytest.mark.clause("FUSED-087")
@@ -194,6 +196,6 @@ def test_changed_features(impl, part, pooling):
     try:
         loss.backward()
     except RuntimeError:
-        expect_bits(tables_of(module)["t"].detach(), before, "the table, when refused")
+        expect_bits(tables_of(module)["t"].detach(), before, "the table, after an error")
         return
     expect_near(tables_of(module)["t"], tables_of(other)["t"], "the table")

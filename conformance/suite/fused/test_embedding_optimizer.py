@@ -123,7 +123,7 @@ def test_closure(impl):
 def test_rate(impl):
     """A learning rate that is set in the groups is used by the next forward and backward pass."""
     module = collection(impl, options={"lr": 0.5}, tables=ONE_TABLE)
-    expect_equal(module.fused_optimizer.param_groups[0]["lr"], 0.5, "rate in the group")
+    expect_equal(module.fused_optimizer.param_groups[0]["lr"], 0.5, "learning rate in the group")
     expect_close(rate_taken(module), 0.5, "first step", ulps=2**30)
     module.fused_optimizer.param_groups[0]["lr"] = 0.25
     expect_close(rate_taken(module), 0.25, "second step", ulps=2**30)
@@ -164,7 +164,7 @@ def test_scheduler(impl):
         taken.append(round(rate_taken(module), 4))
         module.fused_optimizer.step()
         scheduler.step()
-    expect_equal(taken, [0.5, 0.25, 0.125], "rates of three steps")
+    expect_equal(taken, [0.5, 0.25, 0.125], "learning rates of three steps")
 
 
 @pytest.mark.clause("FUSED-065")
@@ -184,7 +184,7 @@ def test_warmup(impl, combined):
         taken.append(round(rate_taken(module), 4))
         warmup.step()
     wanted = [0.5 * (0.25 + 0.75 * i / 4) for i in range(5)]
-    expect_equal(taken, [round(rate, 4) for rate in wanted], "rates of five steps")
+    expect_equal(taken, [round(rate, 4) for rate in wanted], "learning rates of five steps")
 
 
 @pytest.mark.clause("FUSED-066")

@@ -156,7 +156,7 @@ def test_options_set_in_a_group(impl, optimizer, option, value):
             train_rows(module, [0, 3, 5], grad)
     except (ValueError, TypeError, RuntimeError, NotImplementedError):
         expect_bits(
-            tables_of(module)["t"].detach(), collection_start(impl, optimizer), "the table when refused"
+            tables_of(module)["t"].detach(), collection_start(impl, optimizer), "the table after an error"
         )
         return
     for grad in grads:
@@ -245,4 +245,4 @@ def test_converted_module(impl, dtype):
     for name, table in tables_of(looked_up).items():
         expect_equal(table.dtype, getattr(torch, dtype), f"dtype of {name}")
         expect_bits(table.detach(), tables_of(fresh)[name].detach(), f"table {name}")
-        expect(not same_bits(table.detach(), before[name]), f"{name} trained", "a table as it was")
+        expect(not same_bits(table.detach(), before[name]), f"{name} trained", "a table unchanged")

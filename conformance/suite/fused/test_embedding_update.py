@@ -118,7 +118,7 @@ def test_once_a_row(impl, optimizer):
     train_rows(module, rows, grads)
     for row, grad in sums(rows, grads).items():
         wanted = torch.tensor(stepped(optimizer, before[row], grad, 0.25, 1e-8), dtype=torch.float64)
-        expect_close(table.detach()[row], wanted, f"row {row} after one step on the sum", ulps=4)
+        expect_close(table.detach()[row], wanted, f"row {row} after one step with the sum", ulps=4)
 
 
 @pytest.mark.clause("FUSED-037")
@@ -269,7 +269,7 @@ def test_table_outside_the_loss(impl, optimizer):
     outputs = module(jagged(BAGS))
     outputs["f"].sum().backward()
     expect_bits(tables_of(module)["u"].detach(), before["u"], "the table outside the loss")
-    expect_bits(tables_of(module)["t"].detach()[5], before["t"][5], "the row that g alone looks up")
+    expect_bits(tables_of(module)["t"].detach()[5], before["t"][5], "the row that only g looks up")
 
 
 @pytest.mark.clause("FUSED-042")

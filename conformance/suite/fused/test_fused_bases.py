@@ -73,7 +73,7 @@ def test_constructor(impl: Any) -> None:
     optimizer, weight = table(impl)
     expect_equal(list(optimizer.params), ["table.weight"], "keys of params")
     expect(optimizer.params["table.weight"] is weight, "the parameter itself", optimizer.params)
-    expect_equal([group["lr"] for group in optimizer.param_groups], [0.1], "rates of the groups")
+    expect_equal([group["lr"] for group in optimizer.param_groups], [0.1], "learning rates of the groups")
     saved = optimizer.state_dict()["state"]
     expect_equal(set(saved), {"table.weight"}, "keys of the state")
     expect_bits(saved["table.weight"]["table.momentum1"], torch.arange(4.0), "state")
@@ -92,12 +92,16 @@ def test_state_of_a_stranger(impl: Any) -> None:
 
 @pytest.mark.clause("FUSED-005")
 def test_repr(impl: Any) -> None:
-    """repr shows the name of the class and the options of the groups."""
+    """The text of repr shows the name of the class and the options of the groups."""
     optimizer, _ = table(impl)
     shown = repr(optimizer)
     for part in ("Fused", "lr: 0.1"):
         expect(part in shown, f"{part!r} in repr()", shown)
-    expect("EmptyFusedOptimizer" in repr(impl.EmptyFusedOptimizer()), "its name in repr()", "another")
+    expect(
+        "EmptyFusedOptimizer" in repr(impl.EmptyFusedOptimizer()),
+        "the name of the class in repr()",
+        "another",
+    )
 
 
 @pytest.mark.clause("FUSED-006")
@@ -117,7 +121,7 @@ def test_rate_is_live(impl: Any) -> None:
     optimizer.step()
     scheduler.step()
     optimizer.step()
-    expect_equal(seen, [0.5, 0.25], "rates at the two steps")
+    expect_equal(seen, [0.5, 0.25], "learning rates at the two steps")
 
 
 @pytest.mark.clause("FUSED-007")
@@ -258,7 +262,7 @@ def test_empty_loads(impl: Any) -> None:
     expect_raises(
         lambda: optimizer.load_state_dict({"state": {"w": {"sum": torch.zeros(1)}}}),
         ValueError,
-        expected="ValueError for state that has no place",
+        expected="ValueError for state that the optimizer lacks",
     )
     optimizer.save_param_groups(True)
     expect_equal(optimizer.state_dict(), {"state": {}, "param_groups": []}, "with groups saved")
@@ -274,7 +278,7 @@ def test_empty_takes_no_group(impl: Any) -> None:
         ValueError,
         TypeError,
         NotImplementedError,
-        expected="a refusal",
+        expected="an error",
     )
     expect_equal(len(optimizer.param_groups), 0, "groups afterwards")
 
@@ -346,7 +350,7 @@ def test_warmup_sets_the_rate(impl: Any, rate: float) -> None:
     before = weight.detach().clone()
     stages = [impl.WarmupStage(impl.WarmupPolicy.CONSTANT, max_iters=10, value=0.5)]
     warmup = impl.WarmupOptimizer(optimizer, stages, lr=2 * rate)
-    expect_close(optimizer.param_groups[0]["lr"], rate, "rate before the first step")
+    expect_close(optimizer.param_groups[0]["lr"], rate, "learning rate before the first step")
     warmup.step()
-    expect_close(optimizer.param_groups[0]["lr"], rate, "rate after a step")
+    expect_close(optimizer.param_groups[0]["lr"], rate, "learning rate after a step")
     expect_bits(weight.detach(), before, "table")

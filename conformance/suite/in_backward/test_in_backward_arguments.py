@@ -83,7 +83,7 @@ def test_documented_example(impl):
 @pytest.mark.clause("INBW-006")
 @pytest.mark.parametrize("form", ["list", "tuple", "generator", "module"])
 def test_iterables(impl, form):
-    """params may be any iterable, also one that can be read only once."""
+    """The argument params may be any iterable, also one that can be read only once."""
     layer = torch.nn.Linear(3, 2)
     listed = list(layer.parameters())
     params = {
@@ -128,7 +128,7 @@ def test_parameters_that_no_backward_steps(impl, kind):
         ValueError,
         TypeError,
         mentions=["params"],
-        expected=f"{kind} tensor refused",
+        expected=f"an error for a {kind} tensor",
     )
 
 
@@ -154,7 +154,7 @@ def test_wrong_params(impl, kind):
         TypeError,
         ValueError,
         mentions=["params"],
-        expected=f"{kind} refused",
+        expected=f"an error for {kind}",
     )
 
 
@@ -174,7 +174,7 @@ def test_wrong_class(impl, kind):
         TypeError,
         ValueError,
         mentions=["optimizer_class"],
-        expected=f"{kind} refused",
+        expected=f"an error for {kind}",
     )
 
 
@@ -189,7 +189,7 @@ def test_wrong_kwargs(impl, kwargs):
             TypeError,
             ValueError,
             mentions=["optimizer_kwargs"],
-            expected=f"{kwargs!r} refused",
+            expected=f"an error for {kwargs!r}",
         )
 
 
@@ -203,7 +203,7 @@ def test_kwargs_that_the_optimizer_refuses(impl, kwargs):
     expect_raises(
         lambda: apply_in_backward(impl, torch.optim.SGD, [param], kwargs),
         Exception,
-        expected=f"{kwargs} refused",
+        expected=f"an error for {kwargs}",
     )
     expect_untouched(param)
 
@@ -221,7 +221,7 @@ def test_all_or_nothing(impl, last):
     expect_raises(
         lambda: apply_in_backward(impl, torch.optim.SGD, [first, second, wrong]),
         Exception,
-        expected=f"{last} refused",
+        expected=f"an error for {last}",
     )
     expect_untouched(first, second)
 
@@ -278,4 +278,4 @@ def test_rate_tensor_is_not_shared(impl):
     for scheduler in schedulers:
         scheduler.step()
     rates = [float(one.param_groups[0]["lr"]) for one in listed]
-    expect_equal(rates, [0.125, 0.125], "the rates after one step of each scheduler")
+    expect_equal(rates, [0.125, 0.125], "the learning rates after one step of each scheduler")

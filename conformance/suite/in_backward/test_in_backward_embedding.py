@@ -33,7 +33,7 @@ def test_optimizer_of_another_type(impl, created):
     expect_raises(
         lambda: apply_in_backward(impl, getattr(torch.optim, other), module.parameters()),
         ValueError,
-        expected=f"{other} refused for tables with {created}",
+        expected=f"an error for {other} with tables with {created}",
     )
     expect_equal(len(tables_of(module)), 2, "the tables of the optimizer")
     for old, new in zip(before, tables_of(module).values(), strict=True):
@@ -92,7 +92,7 @@ def test_some_tables(impl):
     expect_bits(left.detach(), before, "the other table")
     grad = torch.zeros_like(left) if left.grad is None else left.grad.to_dense()
     moved = (before - tables_of(other)["u"].detach()).double()
-    expect_close(grad * 0.25, moved, "its gradient, times the rate,", ulps=2**10)
+    expect_close(grad * 0.25, moved, "its gradient, times the learning rate,", ulps=2**10)
 
 
 #: Options beside the rate, of each optimizer.

@@ -193,7 +193,7 @@ def test_rate_when_backward_runs(impl):
         value = param.sum()
         before = param.detach().clone()
         value.backward()
-        expect_bits(param.detach(), before - rate, f"the parameter after a step with rate {rate}")
+        expect_bits(param.detach(), before - rate, f"the parameter after a step with learning rate {rate}")
         scheduler.step()
 
 

@@ -117,7 +117,7 @@ def test_checkpointed_segments(impl, reentrant):
 
 @pytest.mark.clause("INBW-043")
 def test_error_in_a_step(impl):
-    """backward raises an error of the optimizer, and the parameter does not change."""
+    """A backward pass raises an error of the optimizer, and the parameter does not change."""
     param = parameter(4, 3)
     apply_in_backward(impl, torch.optim.SparseAdam, [param], {"lr": 0.25})  # which refuses dense gradients
     before = param.detach().clone()

@@ -82,12 +82,12 @@ def test_a_group_added_to_an_optimizer_of_groups(impl):
     try:
         optimizer.add_param_group({"params": {"late": late}, "lr": 0.25})
     except Exception:
-        expect_equal(len(optimizer.param_groups), 1, "number of groups after a refusal")
-        expect_equal(list(optimizer.params), ["p0"], "keys of the parameters after a refusal")
+        expect_equal(len(optimizer.param_groups), 1, "number of groups after an error")
+        expect_equal(list(optimizer.params), ["p0"], "keys of the parameters after an error")
         return
     expect_equal([group["lr"] for group in optimizer.param_groups], [0.5, 0.25], "rates")
     expect(
-        [*optimizer.param_groups][1]["params"][0] is late, "the very parameter in the new group", "another"
+        [*optimizer.param_groups][1]["params"][0] is late, "the same parameter in the new group", "another"
     )
     expect_equal(list(optimizer.params), ["p0", "late"], "keys of the parameters")
 

@@ -73,7 +73,7 @@ def test_state_and_groups_are_live(impl):
     groups[0]["lr"] = 0.5
     saved = optimizer.state_dict()
     expect_equal(list(saved["state"]), ["p0"], "keys of state that was filled later")
-    expect_equal(saved["param_groups"][0]["lr"], 0.5, "a rate that was set later")
+    expect_equal(saved["param_groups"][0]["lr"], 0.5, "a learning rate that was set later")
 
 
 @pytest.mark.clause("KEYED-004")
@@ -149,7 +149,7 @@ def test_frozen_parameters_are_taken(impl, dtype):
 def test_an_optimizer_of_nothing(impl):
     """An optimizer without parameters saves and loads an empty state."""
     optimizer = impl.KeyedOptimizer({}, {}, [])
-    expect_equal(optimizer.state_dict(), {"state": {}}, "the state of nothing")
+    expect_equal(optimizer.state_dict(), {"state": {}}, "state without parameters")
     optimizer.load_state_dict({"state": {}})
     optimizer.save_param_groups(True)
     expect_equal(optimizer.state_dict(), {"state": {}, "param_groups": []}, "with its groups")

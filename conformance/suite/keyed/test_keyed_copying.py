@@ -61,7 +61,7 @@ def test_a_copy_is_independent(impl, how):
     other.save_param_groups(True)
     expect_unchanged(before, optimizer.state_dict(), "state of the original")
     expect_unchanged(at, values(params), "parameters of the original")
-    expect_equal(optimizer.param_groups[0]["lr"], 0.1, "rate of the original")
+    expect_equal(optimizer.param_groups[0]["lr"], 0.1, "learning rate of the original")
 
 
 @pytest.mark.clause("KEYED-104")
@@ -86,7 +86,7 @@ def test_a_copy_saves_what_the_original_saves(impl, how):
     other = copied(optimizer, how)
     other.param_groups[0]["lr"] = 0.5
     saved = other.state_dict()
-    expect_equal([group["lr"] for group in saved["param_groups"]], [0.5], "rates that are saved")
+    expect_equal([group["lr"] for group in saved["param_groups"]], [0.5], "learning rates that are saved")
 
 
 @pytest.mark.clause("KEYED-106")

@@ -51,7 +51,7 @@ def test_step_hooks_are_called_around_a_step(impl):
 
 @pytest.mark.clause("KEYED-065")
 def test_a_step_hook_may_replace_the_arguments(impl):
-    """step receives the arguments that a step pre-hook returns."""
+    """A step receives the arguments that a step pre-hook returns."""
     optimizer, params = stepping(impl)
 
     def other():
@@ -171,7 +171,7 @@ def test_no_post_hook_after_a_refused_load(impl):
     seen = []
     optimizer.register_load_state_dict_post_hook(noting_load(seen, "after"))
     outcome(lambda: optimizer.load_state_dict({"state": {"nobody": {}}}))
-    expect_equal(seen, [], "post-hooks after a refused load")
+    expect_equal(seen, [], "post-hooks after a failed load")
 
 
 @pytest.mark.clause("KEYED-070")

@@ -264,7 +264,7 @@ def test_options_of_groups_stay(impl):
     optimizer.init_state()
     after = {k: v for k, v in optimizer.param_groups[0].items() if k != "params"}
     expect_unchanged(before, after, "options of the group")
-    expect(optimizer.param_groups[0]["lr"] is rate, "the same tensor for the rate", "another")
+    expect(optimizer.param_groups[0]["lr"] is rate, "the same tensor for the learning rate", "another")
 
 
 @pytest.mark.clause("KEYED-082")
@@ -281,8 +281,8 @@ def test_an_option_that_a_step_changes(impl):
     rate = torch.tensor(0.25)
     optimizer = impl.KeyedOptimizerWrapper(params, lambda listed: Decaying(listed, lr=rate, momentum=0.9))
     optimizer.init_state()
-    expect(optimizer.param_groups[0]["lr"] is rate, "the same tensor for the rate", "another")
-    expect_equal(float(rate), 0.25, "rate after init_state")
+    expect(optimizer.param_groups[0]["lr"] is rate, "the same tensor for the learning rate", "another")
+    expect_equal(float(rate), 0.25, "learning rate after init_state")
 
 
 @pytest.mark.clause("KEYED-083")

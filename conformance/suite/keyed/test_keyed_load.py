@@ -26,7 +26,7 @@ def refuses(optimizer, state_dict, *kinds, mentions=(), expected="a refusal"):
     """Expect a load to raise and to leave all state unchanged, bit by bit."""
     before = snapshot(optimizer.state_dict())
     expect_raises(lambda: optimizer.load_state_dict(state_dict), *kinds, mentions=mentions, expected=expected)
-    expect_unchanged(before, optimizer.state_dict(), "state after a refused load")
+    expect_unchanged(before, optimizer.state_dict(), "state after a failed load")
 
 
 @pytest.mark.clause("KEYED-021")
@@ -94,7 +94,7 @@ def test_state_is_not_loaded_into_an_optimizer_that_has_none(impl):
         ValueError,
         expected="a ValueError: there is no state to fill yet",
     )
-    expect_equal(len(new.state), 0, "entries of state after the refused load")
+    expect_equal(len(new.state), 0, "entries of state after a failed load")
 
 
 @pytest.mark.clause("KEYED-023")

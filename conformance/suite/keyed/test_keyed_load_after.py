@@ -21,7 +21,7 @@ def test_after_a_load(impl):
     optimizer.load_state_dict({"state": {"p0": {"m": torch.full((3,), 4.0)}}})
     expect_equal(seen, [4.0], "what post_load_state_dict saw")
     outcome(lambda: optimizer.load_state_dict({"state": {}}))
-    expect_equal(seen, [4.0], "what it saw after a load that was refused")
+    expect_equal(seen, [4.0], "what it saw after a failed load")
 
 
 @pytest.mark.clause("KEYED-039")
@@ -75,7 +75,7 @@ def test_state_that_the_inner_optimizer_loaded_itself(impl):
     inner.load_state_dict(snapshot(old.state_dict()))
     saved = optimizer.state_dict()
     expect_bits(saved["state"]["p0"]["exp_avg"], old.state[others["p0"]]["exp_avg"], "the saved moment")
-    expect_equal(saved["param_groups"][0]["lr"], 0.5, "the saved rate")
+    expect_equal(saved["param_groups"][0]["lr"], 0.5, "the saved learning rate")
     given = snapshot(saved)
     given["state"]["p0"]["exp_avg"].fill_(4.0)
     optimizer.load_state_dict(given)

@@ -57,9 +57,9 @@ def test_dimensions_of_one_are_dimensions(impl, live, given):
         lambda: optimizer.load_state_dict({"state": {"p": {"moment": torch.zeros(tuple(given))}}}),
         ValueError,
         RuntimeError,
-        expected=f"a refusal of shape {tuple(given)} over shape {tuple(live)}",
+        expected=f"an error for shape {tuple(given)} over shape {tuple(live)}",
     )
-    expect_unchanged(before, optimizer.state_dict(), "state after a refused load")
+    expect_unchanged(before, optimizer.state_dict(), "state after a failed load")
 
 
 @pytest.mark.clause("KEYED-022")

@@ -52,7 +52,7 @@ def test_further_methods_reach_the_inner_optimizer(impl):
     optimizer = impl.KeyedOptimizerWrapper(parameters(1), factory)
     optimizer.set_optimizer_step(7)
     optimizer.update_hyper_parameters({"lr": 0.5})
-    expect_equal(made[0].told, [7, {"lr": 0.5}], "what the inner optimizer was told")
+    expect_equal(made[0].told, [7, {"lr": 0.5}], "calls that reached the inner optimizer")
 
 
 @pytest.mark.clause("KEYED-097")
@@ -62,7 +62,7 @@ def test_further_methods_are_no_error_where_there_are_none(impl):
     optimizer = sgd(impl, params)
     optimizer.set_optimizer_step(7)
     optimizer.update_hyper_parameters({"lr": 0.5})
-    expect_equal(optimizer.param_groups[0]["lr"], 0.1, "the rate")
+    expect_equal(optimizer.param_groups[0]["lr"], 0.1, "the learning rate")
 
 
 @pytest.mark.clause("KEYED-098")

@@ -91,7 +91,7 @@ def test_saved_groups_are_copies(impl):
     saved = optimizer.state_dict()["param_groups"][0]
     groups[0]["lr"].fill_(0.5)
     groups[0]["betas"][0] = 0.0
-    expect_bits(saved["lr"], torch.tensor(0.1), "the saved rate")
+    expect_bits(saved["lr"], torch.tensor(0.1), "the saved learning rate")
     expect_equal(list(saved["betas"]), [0.9, 0.99], "the saved betas")
     saved["betas"][1] = 0.0
     saved["params"].clear()

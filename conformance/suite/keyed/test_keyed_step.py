@@ -62,7 +62,7 @@ def test_a_wrapped_optimizer_trains_like_itself(impl, name, dtype):
 
 @pytest.mark.clause("KEYED-089")
 def test_a_closure_is_evaluated_with_gradients(impl):
-    """step evaluates its closure with gradients enabled and uses its gradients."""
+    """A step evaluates its closure with gradients enabled and uses its gradients."""
     params, others = parameters(1), parameters(1)
     optimizer, plain = sgd(impl, params), torch.optim.SGD(list(others.values()), lr=0.1)
     seen = []
@@ -99,7 +99,7 @@ def test_a_closure_is_evaluated_as_often_as_asked(impl, evaluations):
 
     optimizer.step(closure=closure)
     expect_equal(len(calls), evaluations, "evaluations of the closure")
-    expect_equal(len(recorder.received), evaluations, "gradients that arrived")
+    expect_equal(len(recorder.received), evaluations, "received gradients")
 
 
 @pytest.mark.clause("KEYED-090")

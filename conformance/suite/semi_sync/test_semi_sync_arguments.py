@@ -175,7 +175,7 @@ def test_what_is_passed_on(impl):
     optimizer = impl.SemisyncOptimizer([*params.values()], local, outer)
     optimizer.set_optimizer_step(7)
     optimizer.update_hyper_parameters({"lr": 0.3})
-    expect_equal([one.told for one in made], [[7, {"lr": 0.3}]] * 2, "what the optimizers were told")
+    expect_equal([one.told for one in made], [[7, {"lr": 0.3}]] * 2, "calls that reached the optimizers")
     plain = semisync(impl, parameters())[0]
     plain.set_optimizer_step(7)
     plain.update_hyper_parameters({"lr": 0.3})
@@ -230,8 +230,8 @@ def test_new_group(impl):
     try:
         optimizer.add_param_group({"params": {"late": late}, "lr": 0.5})
     except Exception:
-        expect_equal(len(optimizer.param_groups), 2, "groups after a refusal")
-        expect("late" not in optimizer.params, "no new parameter after a refusal", list(optimizer.params))
+        expect_equal(len(optimizer.param_groups), 2, "groups after an error")
+        expect("late" not in optimizer.params, "no new parameter after an error", list(optimizer.params))
         return
     late.grad = torch.ones(2)
     optimizer.step()

@@ -38,7 +38,7 @@ def test_lr_scheduler(impl):
     train(optimizer, params, 1)
     scheduler.step()
     rates = [next(iter(given.param_groups))["lr"] for given in (local, outer)]
-    expect_equal(rates, [0.05, 0.25], "rates of the local and the global optimizer")
+    expect_equal(rates, [0.05, 0.25], "learning rates of the local and the global optimizer")
 
 
 @pytest.mark.clause("SEMI-031")
@@ -59,7 +59,7 @@ def test_grad_scaler(impl, unscale):
             scaler.unscale_(optimizer)
         scaler.step(optimizer)
     except Exception:
-        expect_unchanged(before, values(params), "parameters after a refusal")
+        expect_unchanged(before, values(params), "parameters after an error")
         return
     for key in ("p0", "p1"):  # the last one has no gradient
         others[key].grad = torch.arange(3.0)

@@ -160,10 +160,12 @@ def test_groups(impl, kind):
     for one, rate in zip(members, (0.3, 0.6), strict=True):
         next(iter(one.param_groups))["lr"] = rate
     saved = snapshot_groups(optimizer.state_dict())
-    expect_equal(sorted(group["lr"] for group in saved["param_groups"]), [0.3, 0.6], "rates that are saved")
+    expect_equal(
+        sorted(group["lr"] for group in saved["param_groups"]), [0.3, 0.6], "learning rates that are saved"
+    )
     resumed.load_state_dict(saved)
     rates = [next(iter(one.param_groups))["lr"] for one in (local, outer)]
-    expect_equal(rates, [0.3, 0.6], "rates of the local and the global optimizer")
+    expect_equal(rates, [0.3, 0.6], "learning rates of the local and the global optimizer")
 
 
 @pytest.mark.clause("SEMI-019")
@@ -186,10 +188,10 @@ def test_groups_are_found_by_their_keys(impl):
     set_rates(0.9, 0.9)
     optimizer.load_state_dict(saved)
     rates = [next(iter(one.param_groups))["lr"] for one in members]
-    expect_equal(rates, [0.3, 0.6], "rates of the local and the global optimizer")
+    expect_equal(rates, [0.3, 0.6], "learning rates of the local and the global optimizer")
     expect_equal(len(saved["param_groups"]), 2, "groups of what was loaded")
     for group, before in zip(saved["param_groups"], groups, strict=True):
-        expect(group is before, "the very groups of what was loaded", group)
+        expect(group is before, "the same groups of what was loaded", group)
         expect_equal(group["params"], ["p1", "p0"], "keys of a group that was loaded")
 
 
@@ -274,7 +276,7 @@ def test_post_load_state_dict(impl):
         for prefix in ("semi_sync_local_", "semi_sync_global_")
     ]
     optimizer.load_state_dict(saved)
-    expect_equal(sorted(told), sorted(expected), "state that each was told of, once")
+    expect_equal(sorted(told), sorted(expected), "state at each post_load_state_dict")
 
 
 @pytest.mark.clause("SEMI-027")

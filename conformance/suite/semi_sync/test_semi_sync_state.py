@@ -22,7 +22,7 @@ from keyedopt.conformance.suite.support.replicas import (
 
 @pytest.mark.clause("SEMI-009")
 def test_params(impl):
-    """params contains the parameters of both optimizers by key, as the same tensor objects."""
+    """The attribute params contains both optimizers' parameters by key, as the same tensor objects."""
     params = parameters(3)
     local = adam(impl, {"p0": params["p0"], "p1": params["p1"]})
     optimizer = semisync(impl, params, local=local, outer_params={"p1": params["p1"], "p2": params["p2"]})[0]
@@ -32,7 +32,7 @@ def test_params(impl):
 
 @pytest.mark.clause("SEMI-010")
 def test_state(impl):
-    """state contains each optimizer's live state under its prefix, and the counters."""
+    """The attribute state contains each optimizer's live state under its prefix, and the counters."""
     params = parameters(3)
     local = adam(impl, {"p0": params["p0"], "p1": params["p1"]})
     outer_params = {"p1": params["p1"], "p2": params["p2"]}
@@ -65,7 +65,7 @@ def test_param_groups(impl):
     for group in optimizer.param_groups:
         group["lr"] = 0.0
     train(optimizer, params, 1)
-    expect_unchanged(values(others), values(params), "parameters after a step with rates of 0")
+    expect_unchanged(values(others), values(params), "parameters after a step with learning rates of 0")
 
 
 @pytest.mark.clause("SEMI-012")

@@ -46,7 +46,7 @@ def test_signature(impl):
 @pytest.mark.clause("SPARSE-002")
 @pytest.mark.parametrize("form", ["list", "generator", "groups"])
 def test_params(impl, form):
-    """params is an iterable of parameters, or of groups that may have their own options."""
+    """The argument params is an iterable of parameters, or of groups that may have their own options."""
     weights = tables(2)
     given = {
         "list": weights,
@@ -102,7 +102,7 @@ def test_rate_tensor(impl, shape):
         )
         optimizer.step()
         expect_close(
-            weight.detach()[1], old[1].double() - lr, f"the row after a step with rate {lr}", ulps=64
+            weight.detach()[1], old[1].double() - lr, f"the row after a step with learning rate {lr}", ulps=64
         )
 
 
@@ -121,7 +121,7 @@ def test_rate_tensor(impl, shape):
 def test_options_out_of_range(impl, options):
     """A negative lr or eps, and betas outside [0, 1), raise ValueError."""
     given = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
-    expect_raises(lambda: impl.SparseAdam(tables(), **given), ValueError, expected=f"{options} refused")
+    expect_raises(lambda: impl.SparseAdam(tables(), **given), ValueError, expected=f"an error for {options}")
 
 
 @pytest.mark.clause("SPARSE-018")
@@ -130,7 +130,7 @@ def test_rate_tensor_of_two(impl):
     expect_raises(
         lambda: impl.SparseAdam(tables(), lr=torch.tensor([0.1, 0.2])),
         ValueError,
-        expected="two rates refused",
+        expected="an error for an lr of two numbers",
     )
 
 
@@ -142,7 +142,7 @@ def test_options_not_finite(impl, name, value):
     expect_raises(
         lambda: impl.SparseAdam(tables(), **{name: float(value)}),
         ValueError,
-        expected=f"{name}={value} refused",
+        expected=f"an error for {name}={value}",
     )
 
 
@@ -152,7 +152,7 @@ def test_betas_that_are_no_pair(impl, betas):
     """Betas that are not two numbers raise in the call that sets them, not in the first step."""
     given = tuple(betas) if isinstance(betas, list) else betas
     expect_raises(
-        lambda: impl.SparseAdam(tables(), betas=given), Exception, expected=f"betas={betas} refused"
+        lambda: impl.SparseAdam(tables(), betas=given), Exception, expected=f"an error for betas={betas}"
     )
 
 
@@ -176,14 +176,14 @@ def test_options_of_a_group(impl, options, late):
         expect_raises(
             lambda: impl.SparseAdam([{"params": [first], **given}]),
             ValueError,
-            expected=f"group with {options} refused",
+            expected=f"an error for a group with {options}",
         )
         return
     optimizer = impl.SparseAdam([first])
     expect_raises(
         lambda: optimizer.add_param_group({"params": [second], **given}),
         ValueError,
-        expected=f"group with {options} refused",
+        expected=f"an error for a group with {options}",
     )
     expect_equal(len(optimizer.param_groups), 1, "the number of groups")
 
@@ -195,7 +195,7 @@ def test_parameters_of_another_kind(impl, kind):
     expect_raises(
         lambda: impl.SparseAdam([*tables(), wrong_parameter(kind)]),
         ValueError,
-        expected=f"{kind} parameter refused",
+        expected=f"an error for a {kind} parameter",
     )
 
 
@@ -207,7 +207,7 @@ def test_parameters_of_another_kind_added(impl, kind):
     expect_raises(
         lambda: optimizer.add_param_group({"params": [*tables(2)[1:], wrong_parameter(kind)]}),
         ValueError,
-        expected=f"{kind} parameter refused",
+        expected=f"an error for a {kind} parameter",
     )
     expect_equal(len(optimizer.param_groups), 1, "the number of groups")
 
@@ -240,11 +240,13 @@ def test_parameter_in_two_groups(impl, late):
     weight = tables()[0]
     if not late:
         groups = [{"params": [weight]}, {"params": [weight]}]
-        expect_raises(lambda: impl.SparseAdam(groups), ValueError, expected="second group refused")
+        expect_raises(lambda: impl.SparseAdam(groups), ValueError, expected="an error for the second group")
         return
     optimizer = impl.SparseAdam([weight])
     expect_raises(
-        lambda: optimizer.add_param_group({"params": [weight]}), ValueError, expected="second group refused"
+        lambda: optimizer.add_param_group({"params": [weight]}),
+        ValueError,
+        expected="an error for the second group",
     )
     expect_equal(len(optimizer.param_groups), 1, "the number of groups")
 
@@ -288,16 +290,22 @@ def test_group_is_not_shared(impl, late):
         if late:
             optimizer.add_param_group(given)
         made.append(optimizer)
-    expect_equal([one.param_groups[-1]["lr"] for one in made], [0.25, 0.5], "the rates of two optimizers")
+    expect_equal(
+        [one.param_groups[-1]["lr"] for one in made], [0.25, 0.5], "the learning rates of two optimizers"
+    )
     made[0].param_groups[-1]["lr"] = 0.125
-    expect_equal(made[1].param_groups[-1]["lr"], 0.5, "the rate of one, after the other's is changed,")
+    expect_equal(
+        made[1].param_groups[-1]["lr"], 0.5, "the learning rate of one, after the other's is changed,"
+    )
     expect_equal(sorted(given), ["params"], "keys of the dictionary that was given")
 
 
 @pytest.mark.clause("SPARSE-030")
 def test_no_parameters(impl):
     """An empty list of parameters raises ValueError."""
-    expect_raises(lambda: impl.SparseAdam([]), ValueError, expected="no parameters refused")
+    expect_raises(
+        lambda: impl.SparseAdam([]), ValueError, expected="an error for an empty list of parameters"
+    )
 
 
 @pytest.mark.clause("SPARSE-031")

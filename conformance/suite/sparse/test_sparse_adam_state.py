@@ -74,8 +74,10 @@ def expect_refused(impl: Any, how: str, *kinds: type[BaseException]) -> None:
     optimizer, weights = trained(impl)
     before = snapshot(everything(optimizer, weights))
     saved = spoil(copy.deepcopy(trained(impl, steps=4)[0].state_dict()), how)
-    expect_raises(lambda: optimizer.load_state_dict(saved), *kinds, expected=f"checkpoint refused ({how})")
-    expect_unchanged(before, everything(optimizer, weights), "the optimizer after a refused load")
+    expect_raises(
+        lambda: optimizer.load_state_dict(saved), *kinds, expected=f"an error for the checkpoint ({how})"
+    )
+    expect_unchanged(before, everything(optimizer, weights), "the optimizer after a failed load")
 
 
 @pytest.mark.clause("SPARSE-045")
@@ -86,7 +88,7 @@ def test_state_dict(impl):
     train_sparse(optimizer, [first, second], 1)
     saved = optimizer.state_dict()
     expect_equal(set(saved), {"state", "param_groups"}, "the entries")
-    expect_equal([group["lr"] for group in saved["param_groups"]], [0.25, 0.5], "the rates")
+    expect_equal([group["lr"] for group in saved["param_groups"]], [0.25, 0.5], "the learning rates")
     ids = [name for group in saved["param_groups"] for name in group["params"]]
     expect(not any(isinstance(name, torch.Tensor) for name in ids), "ids, no parameters", ids)
     expect_equal(set(saved["state"]), set(ids), "the ids that have state")
@@ -239,7 +241,7 @@ def test_load_of_options_out_of_range_in_a_second_group(impl, how):
     saved["param_groups"][1].update(how)
     before = snapshot(everything(optimizer, weights))
     expect_raises(lambda: optimizer.load_state_dict(saved), ValueError, expected=f"ValueError for {how}")
-    expect_unchanged(before, everything(optimizer, weights), "the optimizer after a refused load")
+    expect_unchanged(before, everything(optimizer, weights), "the optimizer after a failed load")
 
 
 @pytest.mark.clause("SPARSE-053")
@@ -331,6 +333,6 @@ def test_saved_groups_are_copies(impl):
     optimizer, _ = trained(impl)
     saved = optimizer.state_dict()
     saved["param_groups"][0]["lr"] = 0.75
-    expect_equal(optimizer.param_groups[0]["lr"], 0.25, "the optimizer's rate")
+    expect_equal(optimizer.param_groups[0]["lr"], 0.25, "the optimizer's learning rate")
     optimizer.param_groups[0]["lr"] = 0.5
-    expect_equal(saved["param_groups"][0]["lr"], 0.75, "the saved rate")
+    expect_equal(saved["param_groups"][0]["lr"], 0.75, "the saved learning rate")

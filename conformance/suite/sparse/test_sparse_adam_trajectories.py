@@ -68,7 +68,7 @@ def test_maximize(impl, made):
 @pytest.mark.clause("SPARSE-007")
 @pytest.mark.parametrize(**golden("eps"))
 def test_eps(impl, made):
-    """eps is added to the square root of the second moment before the bias correction."""
+    """The eps is added to the square root of the second moment before the bias correction."""
     follow(impl, made, "float64")
 
 

@@ -214,7 +214,7 @@ def test_resume_in_the_middle(impl, curve):
     for point in points[middle:]:
         expect_rate(resumed, point)
         seen, same = resumed.param_groups[0]["lr"], optimizer.param_groups[0]["lr"]
-        expect(seen == same, f"the very rate {same!r} at iteration {point[0]}", seen)
+        expect(seen == same, f"the same learning rate {same!r} at iteration {point[0]}", seen)
         train(optimizer, params, 1)
         train(resumed, others, 1)
 

@@ -46,7 +46,7 @@ def test_rate_of_each_step(impl):
     expect_poly_rate(optimizer, 0)
     train(optimizer, params, 11)
     for seen, rate in zip(recorder.rates, POLY_RATES, strict=True):
-        expect_close(seen[0], rate, "rate of the step", ulps=8)
+        expect_close(seen[0], rate, "learning rate of the step", ulps=8)
 
 
 @pytest.mark.clause("WARM-028")
@@ -149,7 +149,7 @@ def test_group_that_comes_later(impl, kind):
     try:
         optimizer.add_param_group({"params": {"late": late}, "lr": rate})
     except (NotImplementedError, ValueError):
-        expect_equal(len(optimizer.param_groups), 1, "groups after a refusal")
+        expect_equal(len(optimizer.param_groups), 1, "groups after an error")
         expect_poly_rate(optimizer, 2)
         return
     expect_equal(len(optimizer.param_groups), 2, "groups")
@@ -178,7 +178,7 @@ def test_group_that_cannot_be(impl, kind):
         lambda: optimizer.add_param_group({"params": given}),
         ValueError,
         NotImplementedError,
-        expected=f"a refusal: {kind}",
+        expected=f"an error: {kind}",
     )
     expect_equal(len(optimizer.param_groups), 1, "groups")
     train(optimizer, params, 1)
@@ -232,7 +232,7 @@ def test_closures(impl, evaluations):
         optimizer.step(closure)
         expect_equal(len(seen[-1]), evaluations, f"evaluations in step {iteration}")
         for rate in seen[-1]:
-            expect_close(rate, POLY_RATES[iteration], "rate in the closure", ulps=8)
+            expect_close(rate, POLY_RATES[iteration], "learning rate in the closure", ulps=8)
         expect_poly_rate(optimizer, iteration + 1)
     with torch.no_grad():
         seen.append([])
@@ -259,7 +259,7 @@ def test_step_hooks(impl):
     optimizer.register_step_pre_hook(lambda opt, *_: before.append(opt.param_groups[0]["lr"]))
     optimizer.register_step_post_hook(lambda *_: after.append(len(recorder.rates)))
     train(optimizer, params, 5)
-    expect_equal(before, [rate[0] for rate in recorder.rates], "rates that the hooks before saw")
+    expect_equal(before, [rate[0] for rate in recorder.rates], "learning rates that the hooks before saw")
     expect_equal(after, [1, 2, 3, 4, 5], "steps done when the hooks after ran")
 
 
@@ -286,7 +286,7 @@ def test_gradients_do_not_matter(impl, kind):
             if expected is None:
                 expect(seen is None, "no gradient", seen)
             else:
-                expect_bits(seen, expected, "the gradient that arrives")
+                expect_bits(seen, expected, "the received gradient")
 
 
 @pytest.mark.clause("WARM-039")

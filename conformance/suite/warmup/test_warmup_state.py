@@ -323,7 +323,7 @@ def test_rate_that_was_changed_by_hand(impl):
     optimizer.param_groups[0]["lr"] = 0.0
     before = values(params)
     train(optimizer, params, 1)
-    expect_unchanged(before, values(params), "parameters in a step with rate 0")
+    expect_unchanged(before, values(params), "parameters in a step with learning rate 0")
     expect_at(optimizer, 4)
 
 
@@ -346,10 +346,10 @@ def test_hooks_of_saving_and_loading(impl):
     optimizer.register_load_state_dict_pre_hook(before_load)
     optimizer.register_load_state_dict_post_hook(lambda loaded: seen.append(loaded.param_groups[0]["lr"]))
     saved = optimizer.state_dict()
-    expect_equal(seen, ["save", [3, 0]], "what fires when saving")
+    expect_equal(seen, ["save", [3, 0]], "hooks that ran when saving")
     optimizer.load_state_dict(saved)
     expect_at(optimizer, 6)
-    expect_equal(seen[2:], ["load", optimizer.param_groups[0]["lr"]], "what fires when loading")
+    expect_equal(seen[2:], ["load", optimizer.param_groups[0]["lr"]], "hooks that ran when loading")
 
 
 # --- copies ---------------------------------------------------------------------------------------

@@ -136,8 +136,8 @@ def test_stages_in_order(impl):
     ]
     seen = rates(warmup(impl, stages, lr=0.5), 9)
     order = [rate for index, rate in enumerate(seen) if index == 0 or rate != seen[index - 1]]
-    expect_equal(order, [0.25, 0.125, 1.0, 0.5], "rates in order")
-    expect_equal(rates(warmup(impl, [], lr=0.5), 3), [0.5] * 3, "rates without stages")
+    expect_equal(order, [0.25, 0.125, 1.0, 0.5], "learning rates in order")
+    expect_equal(rates(warmup(impl, [], lr=0.5), 3), [0.5] * 3, "learning rates without stages")
 
 
 @pytest.mark.clause("WARM-008")
@@ -289,4 +289,4 @@ def test_later_changes_have_no_effect(impl, change):
     expected = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.0, 1.0]
     seen = rates(optimizer, 8)
     close = all(abs(one - other) < 1e-12 for one, other in zip(seen, expected, strict=True))
-    expect(close, f"rates {expected}", seen)
+    expect(close, f"learning rates {expected}", seen)

@@ -165,7 +165,7 @@ def test_schedules_side_by_side(impl):
     expect_equal(schedule_rates(optimizer), [8.0, 0.75], "rates")
     resumed.init_state()
     resumed.load_state_dict(snapshot(optimizer.state_dict()))
-    expect_equal(schedule_rates(resumed), [8.0, 0.75], "rates after a load")
+    expect_equal(schedule_rates(resumed), [8.0, 0.75], "learning rates after a load")
 
 
 @pytest.mark.clause("WARM-053")
@@ -229,11 +229,11 @@ def test_wrapped_optimizer_stays_in_reach(impl):
     inner = sgd(impl, dict(params), momentum=0.9)
     optimizer = linear_ramp(impl, inner)
     train(optimizer, params, 3)
-    expect(optimizer.param_groups[0] is inner.param_groups[0], "the very group", "another")
+    expect(optimizer.param_groups[0] is inner.param_groups[0], "the same group", "another")
     for key, param in params.items():
-        expect(optimizer.params[key] is param, f"the very parameter {key}", "another")
+        expect(optimizer.params[key] is param, f"the same parameter {key}", "another")
         same = optimizer.state[param]["momentum_buffer"] is inner.state[param]["momentum_buffer"]
-        expect(same, f"the very state of {key}", "another")
+        expect(same, f"the same state of {key}", "another")
 
 
 @pytest.mark.clause("WARM-074")
@@ -246,7 +246,7 @@ def test_torch_optimizer_that_loads_by_itself(impl):
     train(optimizer, params, 1)
     plain.load_state_dict(saved)
     train(optimizer, params, 2)
-    expect_close(plain.param_groups[0]["lr"], LINEAR_RATES[3], "rate of the torch optimizer", ulps=8)
+    expect_close(plain.param_groups[0]["lr"], LINEAR_RATES[3], "learning rate of the torch optimizer", ulps=8)
 
 
 @pytest.mark.clause("WARM-053")
@@ -265,6 +265,6 @@ def test_the_outer_schedule_has_the_last_word(impl):
         train(optimizer, params, 1)
     resumed.init_state()
     resumed.load_state_dict(snapshot(optimizer.state_dict()))
-    expect_equal(resumed.param_groups[0]["lr"], 0.25, "rate after a load")
+    expect_equal(resumed.param_groups[0]["lr"], 0.25, "learning rate after a load")
     train(resumed, others, 1)
-    expect_equal(resumed.param_groups[0]["lr"], 0.25, "rate after a step")
+    expect_equal(resumed.param_groups[0]["lr"], 0.25, "learning rate after a step")

@@ -58,7 +58,7 @@ def test_a_wrapper_shows_what_it_wraps(impl, depth):
         for name, value in inner.state[param].items():
             expect(wrapper.state[param][name] is value, f"the live {name} of {key}", wrapper.state)
     pairs = zip(wrapper.param_groups, inner.param_groups, strict=True)
-    expect(all(one is other for one, other in pairs), "the very groups", wrapper.param_groups)
+    expect(all(one is other for one, other in pairs), "the same groups", wrapper.param_groups)
 
 
 @pytest.mark.clause("WRAP-004")
@@ -98,7 +98,7 @@ def test_an_optimizer_whose_step_requires_its_argument_is_wrapped(impl, depth):
     wrapper.step(closure)
     expect(inner.seen is closure, "the closure", inner.seen)
     wrapper.zero_grad()
-    expect_equal(inner.to_none, False, "set_to_none that arrived")
+    expect_equal(inner.to_none, False, "received set_to_none")
 
 
 @pytest.mark.clause("WRAP-006")
@@ -153,7 +153,7 @@ def test_a_closure_reaches_the_wrapped_optimizer(impl, depth, evaluations):
         wrapper.step(closure)
     expect_equal(made, list(range(1, evaluations + 1)), "evaluations of the closure")
     seen = [float(received[0][0]) for received in recorder.received]
-    expect_equal(seen, [float(number) for number in made], "gradients that arrived")
+    expect_equal(seen, [float(number) for number in made], "received gradients")
 
 
 @pytest.mark.clause("WRAP-010")
@@ -186,9 +186,9 @@ def test_gradients_arrive_as_they_are(impl, kind):
     if kind == "missing":
         expect(arrived is None and param.grad is None, "no gradient", arrived)
         return
-    expect(param.grad is grad, "the very gradient", param.grad)
+    expect(param.grad is grad, "the same gradient", param.grad)
     expect_bits(param.grad, before, "the gradient after the step")
-    expect_bits(arrived, before, "the gradient that arrived")
+    expect_bits(arrived, before, "the received gradient")
 
 
 @pytest.mark.clause("WRAP-012")
@@ -222,4 +222,4 @@ def test_the_argument_of_zero_grad_is_passed_on(impl):
     wrapper.zero_grad()
     wrapper.zero_grad(True)
     wrapper.zero_grad(set_to_none=True)
-    expect_equal(inner.notes, (False, True, True), "set_to_none that arrived")
+    expect_equal(inner.notes, (False, True, True), "received set_to_none")

@@ -56,7 +56,7 @@ def test_step_hooks_run_once_a_step(impl, kind):
 
     handles = [wrapper.register_step_pre_hook(note("pre")), wrapper.register_step_post_hook(note("post"))]
     train(wrapper, [param], 1)
-    expect_equal(calls, [("pre", True), ("post", False)], "hooks, and whether the step was to come")
+    expect_equal(calls, [("pre", True), ("post", False)], "hooks, and whether they ran before the step")
     for handle in handles:
         handle.remove()
     train(wrapper, [param], 1)
@@ -262,8 +262,8 @@ def test_a_scheduler_sets_the_rate(impl, kind):
         set_grads([param])
         wrapper.step()
         scheduler.step()
-    expect_equal(recorder.rates, [[1.0], [0.5], [0.25]], "rates in force")
-    expect_equal(scheduler.get_last_lr(), [0.125], "the rate that the scheduler tells")
+    expect_equal(recorder.rates, [[1.0], [0.5], [0.25]], "learning rates in use")
+    expect_equal(scheduler.get_last_lr(), [0.125], "the learning rate that the scheduler reports")
 
 
 @pytest.mark.clause("WRAP-032")
@@ -295,4 +295,4 @@ def test_a_scaler_and_clipping_agree(impl):
     scaler.scale(torch.ones(1))
     param.grad = torch.tensor([0.5, 8.0])
     scaler.step(wrapper)
-    expect_bits(recorder.received[0][0], torch.tensor([0.125, 0.25]), "the gradient that arrived")
+    expect_bits(recorder.received[0][0], torch.tensor([0.125, 0.25]), "the received gradient")

@@ -65,7 +65,7 @@ def test_empty_and_full_do_not_mix(impl, depth, full):
     given = copy.deepcopy((initialized if full else fresh).state_dict())
     target = fresh if full else initialized
     before = snapshot(target.state_dict())
-    expect_raises(lambda: target.load_state_dict(given), Exception, expected="a refused load")
+    expect_raises(lambda: target.load_state_dict(given), Exception, expected="an error from the load")
     expect_unchanged(before, target.state_dict(), "the state")
 
 
@@ -105,7 +105,7 @@ def test_a_malformed_state_is_refused_as_a_whole(impl, depth, how):
     try:
         expect_raises(lambda: wrapper.load_state_dict(given), ValueError, expected="a ValueError")
     finally:
-        expect_unchanged(before, wrapper.state_dict(), "an optimizer that refused a load")
+        expect_unchanged(before, wrapper.state_dict(), "an optimizer after a load that raised")
     expect_equal(told, [], "calls of post_load_state_dict")
 
 
@@ -166,8 +166,8 @@ def test_groups_are_saved_and_loaded_on_demand(impl, depth):
     expect_equal([group["params"] for group in given["param_groups"]], [["p", "q"]], "keys of groups")
     given["param_groups"][0]["lr"] = 0.625
     wrapper.load_state_dict(given)
-    expect_equal(inner.param_groups[0]["lr"], 0.625, "the rate of the wrapped optimizer")
-    expect_equal(next(iter(wrapper.param_groups))["lr"], 0.625, "the rate that the wrapper shows")
+    expect_equal(inner.param_groups[0]["lr"], 0.625, "the learning rate of the wrapped optimizer")
+    expect_equal(next(iter(wrapper.param_groups))["lr"], 0.625, "the learning rate that the wrapper shows")
     wrapper.save_param_groups(False)
     expect("param_groups" not in wrapper.state_dict(), "no groups", list(wrapper.state_dict()))
 
@@ -295,7 +295,7 @@ def test_a_group_that_does_not_fit_is_refused(impl, how):
         "no params": {"lr": 0.5},
         "no mapping": [late],
     }[how]
-    expect_raises(lambda: wrapper.add_param_group(group), Exception, expected="a refused group")
+    expect_raises(lambda: wrapper.add_param_group(group), Exception, expected="an error for the group")
     expect_equal(list(wrapper.params), ["p", "q"], "keys of params")
     expect_equal(len(list(wrapper.param_groups)), 1, "number of groups")
     expect_unchanged(before, wrapper.state_dict()["state"], "the state")
@@ -320,4 +320,4 @@ def test_steps_and_hyper_parameters_are_passed_on(impl, depth):
     for wrapper in (wrap_plainly(impl, told, depth), wrap_plainly(impl, bare, depth)):
         wrapper.set_optimizer_step(7)
         wrapper.update_hyper_parameters({"lr": 0.25})
-    expect_equal(told.heard, (7, 0.25), "what the wrapped optimizer was told")
+    expect_equal(told.heard, (7, 0.25), "calls that reached the wrapped optimizer")

@@ -67,7 +67,7 @@ def test_a_resumed_nesting_trains_on_as_the_saved_one(impl, inner, outer):
     fresh.init_state()
     fresh.load_state_dict(given)
     rates = [[group["lr"] for group in optimizer.param_groups] for optimizer in (saved, fresh)]
-    expect_equal(rates[1], rates[0], "rates after the load")
+    expect_equal(rates[1], rates[0], "learning rates after the load")
     with torch.no_grad():
         for param, other in zip(params, others, strict=True):
             other.copy_(param)
@@ -127,7 +127,7 @@ def test_a_schedule_resumes_whatever_it_is_around(impl, around):
     fresh, resumed, _ = nest(impl, kinds, seed=5)
     fresh.init_state()
     fresh.load_state_dict(copy.deepcopy(saved.state_dict()))
-    expect_equal(resumed.param_groups[0]["lr"], rate, "the rate after the load")
+    expect_equal(resumed.param_groups[0]["lr"], rate, "the learning rate after the load")
 
 
 @pytest.mark.clause("WRAP-005")
@@ -173,7 +173,7 @@ def test_every_layer_shows_the_live_groups_and_state(impl, inner, outer):
     nested, optimizer, params = nest(impl, [inner, outer])
     train(nested, params, 1)
     pairs = itertools.zip_longest(nested.param_groups, optimizer.param_groups)
-    expect(all(one is other for one, other in pairs), "the very groups", nested.param_groups)
+    expect(all(one is other for one, other in pairs), "the same groups", nested.param_groups)
     for param in params:
         expect(param in nested.state, "the entry of every parameter", list(nested.state))
         shown, live = nested.state[param], optimizer.state[param]
@@ -194,10 +194,10 @@ def test_groups_that_are_replaced_inside_are_shown(impl, kind):
     param = parameter(2)
     nested = layer(impl, kind, impl.OptimizerWrapper(impl.KeyedOptimizerWrapper({"p": param}, factory)), 0)
     train(nested, [param], 1)
-    expect(nested.param_groups[0] is made[0].param_groups[0], "the group of before", nested.param_groups)
+    expect(nested.param_groups[0] is made[0].param_groups[0], "the earlier group", nested.param_groups)
     made[0].load_state_dict(copy.deepcopy(made[0].state_dict()))
-    expect_equal(len(nested.param_groups), 1, "groups that are shown")
-    expect(nested.param_groups[0] is made[0].param_groups[0], "the very group", nested.param_groups)
+    expect_equal(len(nested.param_groups), 1, "groups in param_groups")
+    expect(nested.param_groups[0] is made[0].param_groups[0], "the same group", nested.param_groups)
     shown, live = nested.state[param], made[0].state[param]
     expect(all(shown[name] is live[name] for name in live), "the live entry", shown)
 
@@ -223,7 +223,7 @@ def test_a_closure_reaches_through_all_wrappers(impl, inner, outer):
     expect_equal(made, [True, True], "evaluations, and whether gradients were enabled")
     expect_equal(len(recorder.received), 2, "evaluations that the innermost optimizer saw")
     for received in recorder.received:
-        expect_bits(received[0], torch.full((2,), 0.125), "the gradient that arrived")
+        expect_bits(received[0], torch.full((2,), 0.125), "the received gradient")
 
 
 @pytest.mark.clause("WRAP-018")
@@ -277,7 +277,7 @@ def test_a_malformed_state_is_refused_through_all_layers(impl, inner, outer):
     else:
         refused = False
     now = [nested.state_dict(), [group["lr"] for group in nested.param_groups]]
-    expect_unchanged(before, now, "a nesting that refused a load")
+    expect_unchanged(before, now, "a nesting after a load that raised")
     expect(refused, "a ValueError", "no error")
 
 
@@ -327,7 +327,7 @@ def test_a_step_count_reaches_through_all_layers(impl, inner, outer):
     told = Told({"p": parameter(2)}, torch.optim.Adagrad)
     nested = layer(impl, outer, layer(impl, inner, told, 0), 1)
     nested.set_optimizer_step(7)
-    expect_equal(told.heard, (7,), "what the innermost optimizer was told")
+    expect_equal(told.heard, (7,), "calls that reached the innermost optimizer")
 
 
 @pytest.mark.clause("WRAP-022")
