@@ -187,7 +187,7 @@ def test_windows_of_their_own(impl, kind):
     optimizer = make_accumulating(impl, kind, [one, two], 2)
     single = make_accumulating(impl, kind, [alone], 2)
     train_window(single, alone, range(4))
-    for step in range(4):  # the gradients of the two come in turns
+    for step in range(4):  # the two parameters have gradients in alternate steps
         for param, other in ((one, two), (two, one)):
             param.grad, other.grad = gradient_of_step(step), None
             optimizer.step()

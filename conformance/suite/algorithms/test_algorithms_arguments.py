@@ -25,7 +25,7 @@ from keyedopt.conformance.suite.support.inputs import parameter, set_grads, valu
 
 every = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
-#: What messages call an option beside its own name.
+#: Further names of an option in messages.
 CALLED = {"lr": ("lr", "learning rate"), "eps": ("eps",), "betas": ("beta",)}
 
 DEFAULTS = {

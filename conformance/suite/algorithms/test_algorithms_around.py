@@ -105,7 +105,7 @@ def test_zero_grad(impl, algorithm):
     expect(params["t0"].grad is None, "no gradient", params["t0"].grad)
 
 
-# --- the keyed family -----------------------------------------------------------------------------
+# --- keyed optimizers -----------------------------------------------------------------------------
 
 
 @pytest.mark.clause("ALGO-084")
@@ -184,7 +184,7 @@ def test_warmed_up(impl, algorithm):
         expect_bits(params[key].detach(), value.detach(), f"weight {key}")
 
 
-# --- torch's own surroundings ---------------------------------------------------------------------
+# --- schedulers, scalers and autocast -------------------------------------------------------------
 
 
 @pytest.mark.clause("ALGO-088")

@@ -322,7 +322,7 @@ def need_switch(impl: Any, algorithm: str, kernels: str) -> None:
     try:
         make_algorithm(impl, algorithm, [parameter(2, 2)], **{kernels: True})
     except (TypeError, ValueError):
-        getattr(impl, f"{algorithm}.{kernels}")  # is missing, so the case is unsupported
+        getattr(impl, f"{algorithm}.{kernels}")  # raises MissingName, so the case is unsupported
 
 
 @pytest.mark.clause("ALGO-097")

@@ -139,7 +139,7 @@ def test_several_groups(impl: Any) -> None:
         )
         optimizer.step()
         seen = torch.stack([grad[0] for grad in recorder.received[0]])
-        expect_close(seen, torch.tensor([3.0, 4.0, 12.0]) / 13.0, "gradients that arrive", ulps=8)
+        expect_close(seen, torch.tensor([3.0, 4.0, 12.0]) / 13.0, "received gradients", ulps=8)
 
 
 @pytest.mark.clause("CLIP-059")
@@ -168,7 +168,7 @@ def test_rank_without_gradients(impl: Any, norm_type: float, missing: str, empty
         for key, seen in zip(params, recorder.received[0], strict=True):
             if params[key].numel() and params[key].grad is not None:
                 wanted = torch.tensor([30.0 / norm, 40.0 / norm])
-                expect_close(seen, wanted, f"gradient of {key!r} that arrives")
+                expect_close(seen, wanted, f"received gradient of {key!r}")
 
 
 @pytest.mark.clause("CLIP-060")

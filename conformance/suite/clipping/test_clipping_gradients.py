@@ -120,7 +120,7 @@ def test_no_gradient_at_all(impl: Any, kind: str, norm_type: float, track: bool)
     params = zeros(2, 2)
     optimizer, recorder = clipping(impl, params, kind, 1.0, norm_type=norm_type, track_grad_norm=track)
     optimizer.step()
-    expect_equal(recorder.received, [[None, None]], "gradients that arrive")
+    expect_equal(recorder.received, [[None, None]], "received gradients")
 
 
 @pytest.mark.clause("CLIP-032")
@@ -137,7 +137,7 @@ def test_frozen_parameters(impl: Any, kind: str) -> None:
     params["p2"].requires_grad_(False)
     optimizer.step()
     wanted = torch.tensor([0.0, 0.8, 0.6, 0.0] if kind == "NORM" else [0.0, 1.0, 1.0, 0.0])
-    expect_close(torch.cat(recorder.received[1][1:]), wanted, "gradients that arrive later", ulps=16)
+    expect_close(torch.cat(recorder.received[1][1:]), wanted, "later received gradients", ulps=16)
 
 
 @pytest.mark.clause("CLIP-033")
@@ -298,9 +298,7 @@ def test_a_single_number(impl: Any, kind: str, at: str) -> None:
     seen = dict(zip(params, recorder.received[0], strict=True))
     factor = 1.0 / (50.0 + 1e-6)
     wanted = [-30.0 * factor, 40.0 * factor] if kind == "NORM" else [-1.0, 1.0]
-    expect_close(
-        torch.stack([seen["t"], seen["p0"][0]]), torch.tensor(wanted), "gradients that arrive", ulps=8
-    )
+    expect_close(torch.stack([seen["t"], seen["p0"][0]]), torch.tensor(wanted), "received gradients", ulps=8)
 
 
 @pytest.mark.clause("CLIP-005", "CLIP-006")
@@ -312,4 +310,4 @@ def test_many_parameters(impl: Any, kind: str) -> None:
     optimizer.step()
     seen = torch.cat(recorder.received[0])
     wanted = torch.full((1600,), 3.0 / (120.0 + 1e-6) if kind == "NORM" else 1.0)
-    expect_close(seen, wanted, "gradients that arrive", ulps=8)
+    expect_close(seen, wanted, "received gradients", ulps=8)

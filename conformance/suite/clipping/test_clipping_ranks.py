@@ -61,7 +61,7 @@ def test_groups_of_other_ranks(impl: Any) -> None:
         norm = math.sqrt(2 * 1.0 + 4 * 4.0 + 16.0 + 64.0)
         seen = torch.cat(recorder.received[0])
         wanted = torch.tensor([1.0, 2.0, 4.0, 8.0]) / (norm + 1e-6)
-        expect_close(seen, wanted, "gradients that arrive", ulps=8)
+        expect_close(seen, wanted, "received gradients", ulps=8)
 
 
 @pytest.mark.clause("CLIP-061")

@@ -265,7 +265,7 @@ def test_hooks_at_an_uncommitted_step(impl):
     return [registered, *seen]
 
 
-# --- surroundings ---------------------------------------------------------------------------------
+# --- schedulers, scalers and checkpoints ----------------------------------------------------------
 
 
 @pytest.mark.clause("FT-030")

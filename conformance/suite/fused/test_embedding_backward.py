@@ -156,7 +156,9 @@ def test_half_tables(impl):
     module = collection(impl, tables=ONE_TABLE, dtype="float16", options={"lr": 2.0**13})
     with torch.no_grad():
         tables_of(module)["t"].fill_(1.0)
-    train_rows(module, [2] * 4096, torch.full((4096, 4), 2.0**-26))  # each of them is 0 in float16
+    train_rows(
+        module, [2] * 4096, torch.full((4096, 4), 2.0**-26)
+    )  # each of these gradients underflows to 0 in float16
     wanted = torch.tensor([0.5] * 4, dtype=torch.float64)
     expect_close(tables_of(module)["t"].detach()[2], wanted, "the row after 4096 small gradients", ulps=1)
 

@@ -103,7 +103,7 @@ def test_checkpoint(impl, optimizer, kind):
     fit(module, jagged(BAGS), steps=3)
     saved = snapshot(tables_and_state(module))
     fit(module, jagged(BAGS), steps=2, seed=9)
-    for order in (reversed, list):  # state goes by name, not by order
+    for order in (reversed, list):  # state is matched by name, not by order
         with torch.no_grad():
             for name, table in tables_of(other).items():
                 table.copy_(saved["tables"][name])

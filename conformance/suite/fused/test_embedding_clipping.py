@@ -153,7 +153,7 @@ def test_clipping_of_a_mixed_tree(impl, kind):
     whole.step()
     step = (weight - dense.detach()).double()
     taken = (before - table.detach()).double()[0]
-    if kind == "NORM" and not warned:  # one norm of all, √(5 · 8²)
+    if kind == "NORM" and not warned:  # the joint norm, √(5 · 8²)
         factor = 0.5 / (320**0.5 + 1e-6)
         expect_close(taken, torch.full((4,), 8 * factor).double(), "the step of the table", ulps=2**34)
     else:
@@ -269,7 +269,7 @@ def test_windows_before_a_step(impl):
         dense.grad = None
         for size in (1.0, 2.0, 1.0):
             give(module, dense, [4], [[size, 0.0, 0.0, 0.0]], [0.0, size - 0.25, 0.0])
-            if size == 2.0:  # also a step in which the window waits
+            if size == 2.0:  # also a step in the middle of a window
                 whole.step()
                 expect_equal(torch.equal(table.detach(), before), True, "a table within a window unchanged")
                 dense.grad, weight = None, dense.detach().clone()
@@ -389,7 +389,7 @@ def test_clipping_in_place_of_joint_clipping(impl):
     (module(jagged({"f": [[0]]}))["f"] * 8.0).sum().backward()
     taken = (before - tables_of(module)["t"].detach())[0]
     expect_close(taken.double(), torch.full((4,), 2.0).double(), "the step of the table", ulps=2**32)
-    clipped(impl, module.fused_optimizer, "VALUE", 0.125)  # and the other way round
+    clipped(impl, module.fused_optimizer, "VALUE", 0.125)  # and in the reverse order
     weight, whole, _ = joined(impl, module.fused_optimizer)
     before = tables_of(module)["t"].detach().clone()
     give(module, weight, [0], [[3.0, 0.0, 0.0, 0.0]], [4.0, 0.0, 0.0])

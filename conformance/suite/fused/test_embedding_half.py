@@ -92,6 +92,6 @@ def test_rounding(impl, dtype):
     exact = before - 0.125 * grads
     unit = torch.finfo(table.dtype).eps * torch.exp2(exact.abs().clamp(min=2.0**-10).log2().floor())
     errors = (table.detach().cpu().double() - exact) / unit
-    off = float((errors * exact.sign()).mean())  # below 0 where numbers are cut off
+    off = float((errors * exact.sign()).mean())  # negative if numbers are truncated
     expect(abs(off) <= 0.1, "a mean error of at most 0.1 ULP", off)
     expect(float(errors.abs().max()) <= 1.5, "errors of at most 1.5 ULP", float(errors.abs().max()))

@@ -94,7 +94,7 @@ def test_pooling(impl, pooling, weighted):
     """A bag returns the sum of its rows, each times its weight, divided by their number for MEAN."""
     module = collection(impl, pooling=pooling, weighted=weighted)
     features = jagged(BAGS, WEIGHTS if weighted else None)
-    outputs = module(dict(reversed(features.items())))  # they go by name, not by order
+    outputs = module(dict(reversed(features.items())))  # features are matched by name, not by order
     tables = tables_of(module)
     for feature, table in (("f", "t"), ("g", "t"), ("h", "u")):
         factors = WEIGHTS[feature] if weighted else None
@@ -132,7 +132,7 @@ def test_a_feature_of_several_tables(impl, kind):
     for found, names in ((outputs, [name for name, _ in pairs]), (wanted, [name for _, name in pairs])):
         sum((index + 1.0) * found[name].sum() for index, name in enumerate(names)).backward()
     expect_unchanged(snapshot(tables_of(other)), tables_of(module), "the tables")
-    too_large = jagged({"f": [[5]], "g": [[0]]})  # a row of one table, and past the end of the other
+    too_large = jagged({"f": [[5]], "g": [[0]]})  # a valid row of one table, past the end of the other
     expect_raises(lambda: module(too_large), *REFUSALS, expected="an error for row 5 of 5")
 
 
@@ -147,7 +147,7 @@ def test_bad_features(impl, which):
 
     expect_raises(lambda: module(features), *REFUSALS, expected=f"an error for {which}")
     expect_unchanged(before, tables_and_state(module), "the module")
-    fit(module, jagged({"f": BAGS["f"]}))  # and it goes on working
+    fit(module, jagged({"f": BAGS["f"]}))  # and the module still works
 
 
 @pytest.mark.clause("FUSED-024", "FUSED-025")

@@ -219,7 +219,7 @@ def test_initial_values(impl, bounds):
     low, high = tuple(bounds.values()) or (-0.125, 0.125)
     for name, table in tables.items():
         places = (table.detach() - low) / (high - low)
-        counts = places.flatten().histc(4, 0.0, 1.0)  # what is outside is in none
+        counts = places.flatten().histc(4, 0.0, 1.0)  # a value outside the bounds is in no quarter
         even = float(counts.sum()) == 1024 and bool((counts > 128).all())
         expect(
             even, f"1024 values of {name} from {low} to {high}, a quarter in each quarter", counts.tolist()

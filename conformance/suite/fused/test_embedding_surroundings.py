@@ -30,7 +30,7 @@ def test_reading_in_between(impl, kind, way):
 
     def read():
         module.train(way != "eval")
-        with modes[way]():  # what is looked up is made in there, too
+        with modes[way]():  # the features are built in inference mode, too
             output = module(jagged(BAG))["f"]
         expect_bits(output.detach().clone(), other(jagged(BAG))["f"].detach(), "what is read")
         module.train()

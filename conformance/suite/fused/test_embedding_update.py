@@ -48,7 +48,7 @@ def trajectories(*kinds: str) -> dict[str, Any]:
 
 def follow(impl: Any, optimizer: str, made: Any, dtype: str, steps: int) -> dict[str, Any]:
     """Train along a golden trajectory; expect the table within its budget, and return the errors."""
-    # The state of a table is in a dtype of its own; how it is named is tested elsewhere.
+    # The state of a table has its own dtype; other cases test its names.
     after = {t: {"weight": exact["weight"]} for t, exact in made["after"].items()}
     made = {**made, "after": after, "steps": made["steps"][:steps]}
 
@@ -198,7 +198,7 @@ def keeps_other_rows(module: Any) -> None:
     fit(module, jagged(BAGS), steps=2)
     with torch.no_grad():
         for table in tables_of(module).values():
-            table.mul_(4)  # so that there is something to limit
+            table.mul_(4)  # so that max_norm has an effect
     before = snapshot(tables_and_state(module))
     one = {"f": [[0, 1, 1], []], "g": [[], [1]], "h": [[3], []]}
     fit(module, jagged(one), steps=3)
@@ -336,7 +336,7 @@ def test_weight_decay(impl, decay):
     module = collection(impl, "RowWiseAdagrad", options, ONE_TABLE)
     table = tables_of(module)["t"]
     before = table.detach().double()[1].tolist()
-    train_rows(module, [1, 1], [[0.5 * a for a in grad]] * 2)  # decay is of a row, not of a lookup
+    train_rows(module, [1, 1], [[0.5 * a for a in grad]] * 2)  # decay applies once per row, not per lookup
     g = [a + strength * w for a, w in zip(grad, before, strict=True)] if decay == "l2" else grad
     root = (sum(a * a for a in g) / 4) ** 0.5 + 1e-8
     beside = lr * strength if decay == "decoupled" else 0.0

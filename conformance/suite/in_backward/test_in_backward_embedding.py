@@ -95,7 +95,7 @@ def test_some_tables(impl):
     expect_close(grad * 0.25, moved, "its gradient, times the learning rate,", ulps=2**10)
 
 
-#: Options beside the rate, of each optimizer.
+#: Options other than the learning rate, for each optimizer.
 OPTIONS = {
     "SGD": {"lr": 0.25, "momentum": 0.5},
     "Adagrad": {"lr": 0.25, "eps": 0.5, "initial_accumulator_value": 0.25},

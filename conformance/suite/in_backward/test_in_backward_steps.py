@@ -15,7 +15,7 @@ from keyedopt.conformance.suite.support.in_backward import (
 )
 from keyedopt.conformance.suite.support.inputs import parameter
 
-#: Optimizers of torch, and options with which they can be told apart.
+#: Optimizers of torch, with options that make their results differ.
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "SGD": {"lr": 0.25, "momentum": 0.5, "weight_decay": 0.125},
     "Adagrad": {"lr": 0.25, "eps": 0.125},

@@ -119,7 +119,9 @@ def test_checkpointed_segments(impl, reentrant):
 def test_error_in_a_step(impl):
     """A backward pass raises an error of the optimizer, and the parameter does not change."""
     param = parameter(4, 3)
-    apply_in_backward(impl, torch.optim.SparseAdam, [param], {"lr": 0.25})  # which refuses dense gradients
+    apply_in_backward(
+        impl, torch.optim.SparseAdam, [param], {"lr": 0.25}
+    )  # SparseAdam raises for dense gradients
     before = param.detach().clone()
     expect_raises(lambda: quadratic_loss(param).backward(), RuntimeError, expected="the optimizer's error")
     expect_bits(param.detach(), before, "the parameter")

@@ -79,7 +79,7 @@ def test_a_removed_hook_is_not_called(impl):
 def test_a_step_that_calls_its_base_fires_hooks_once(impl):
     """If a subclass's step calls its base class, hooks still run once."""
     first, _ = stepping(impl)
-    first.zero_grad(set_to_none=False)  # torch prepares a class for hooks here at the latest
+    first.zero_grad(set_to_none=False)  # torch patches the class for hooks here at the latest
 
     class Sub(type(first)):
         def step(self, closure=None):
@@ -187,7 +187,7 @@ def test_hooks_run_in_order_and_may_be_put_first(impl, event):
     register(noting_load(seen, "two"))
     register(noting_load(seen, "first"), prepend=True)
     saved = optimizer.state_dict()
-    if event != "state_dict_pre":  # a load may save what is there
+    if event != "state_dict_pre":  # a load may save the current state
         optimizer.load_state_dict(saved)
     expect_equal(seen, ["first", "one", "two"], "order of the hooks")
 

@@ -86,7 +86,7 @@ def test_scratch_buffers(impl, inner):
 def test_buffers_are_listed(impl, owner):
     """The buffers of all inner optimizers are listed in order; the list is empty if there are none."""
     if not hasattr(getattr(impl, owner), "scratch_buffers"):
-        getattr(impl, f"{owner}.scratch_buffers")  # is missing, so the case is unsupported
+        getattr(impl, f"{owner}.scratch_buffers")  # raises MissingName, so the case is unsupported
     buffers = []
 
     def spare(listed):

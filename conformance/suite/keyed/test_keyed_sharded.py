@@ -247,7 +247,7 @@ def test_dtensors_of_several_local_shards(impl, placement):
         wanted = [5.0, 6.0]
         try:
             optimizer.load_state_dict({"state": {"p0": {"m": made(*wanted)[0]}}})
-        except Exception:  # a kind of DTensor that it does not know
+        except Exception:  # a kind of DTensor that the implementation does not support
             wanted = [1.0, 2.0]
         expect(next(iter(optimizer.state.values()))["m"] is live, "the same DTensor", "another")
         for number, (column, value) in enumerate(zip(columns, wanted, strict=True)):

@@ -232,7 +232,7 @@ def test_a_scheduler_of_torch_sets_the_rate(impl):
     one = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
     other = torch.optim.lr_scheduler.StepLR(plain, step_size=1, gamma=0.5)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # "step called before optimizer.step()" would be untrue
+        warnings.simplefilter("error")  # the warning "step called before optimizer.step()" would be wrong
         for _ in range(3):
             train(optimizer, params, 1)
             train(plain, others, 1)

@@ -324,7 +324,7 @@ def test_hooks_of_its_optimizers(impl, which):
     calls.clear()
     note_load(inside, "p0", name, calls)
     optimizer.load_state_dict(given)
-    loads = [call for call in calls if call != "save"]  # a load may look at what is there
+    loads = [call for call in calls if call != "save"]  # a load may read the current state
     expect_equal(loads, [7, "loaded 9.0"], "what the load pre-hook got, and what the post-hook found")
 
 

@@ -39,7 +39,7 @@ def use(optimizer: Any, kind: str) -> None:
     elif kind.startswith("state_dict"):
         optimizer.state_dict()
     else:
-        # one that was saved without hooks, so that a hook of another kind is not fired
+        # saved by an optimizer without hooks, so that no hook of another kind runs
         optimizer.load_state_dict({"state": {}, "param_groups": [dict(SAVED_GROUP)]})
 
 

@@ -143,7 +143,7 @@ def error_of_correction(count: Any, step: int) -> float:
         return 0.0
     half = min(torch.finfo(torch.result_type(count, 0.9)).eps, torch.finfo(torch.float32).eps) / 2
     first, second = (half * ((step + 2) * beta**step / (1 - beta**step) + 1) for beta in (0.9, 0.999))
-    return 1.01 * (first + second / 2)  # of a quotient and a root; what is of second order is less
+    return 1.01 * (first + second / 2)  # of a quotient and a square root; second-order terms are smaller
 
 
 @pytest.mark.clause("SPARSE-047")

@@ -208,7 +208,9 @@ def test_rows_past_the_end(impl, row, fresh):
 @pytest.mark.clause("SPARSE-033")
 def test_negative_rows(impl):
     """A gradient for row -1 raises and changes nothing, in particular no memory before the parameter."""
-    store = [torch.ones(5, 2) for _ in range(3)]  # parameter and moments lie inside, so no fault does harm
+    store = [
+        torch.ones(5, 2) for _ in range(3)
+    ]  # parameter and moments are inside a larger buffer, so that a defect does no harm
     weight = torch.nn.Parameter(store[0][1:4])
     optimizer = impl.SparseAdam([weight], lr=0.25)
     train_sparse(optimizer, [weight], 1)

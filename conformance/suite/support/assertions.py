@@ -128,7 +128,7 @@ def expect_raises(
     try:
         result = action()
     except Exception as error:
-        if type(error).__name__ == "MissingName":  # it is the case that asks for what is not there
+        if type(error).__name__ == "MissingName":  # the case asked for a name that the implementation lacks
             raise
         text = str(error)
         seen = f"{type(error).__name__}: {text}"
@@ -192,7 +192,7 @@ def _text(value: object) -> str:
         if value.device.type == "meta":
             return f"meta tensor {tuple(value.shape)}"
         flat = value.detach().to_dense() if value.layout != torch.strided else value.detach()
-        if flat.numel() > 300:  # what is cut off below need not be written
+        if flat.numel() > 300:  # the rest would be cut off below
             flat = flat.reshape(-1)[:300]
         value = f"{flat.tolist()} ({str(flat.dtype).removeprefix('torch.')})"
     text = " ".join((value if isinstance(value, str) else repr(value)).split())

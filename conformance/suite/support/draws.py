@@ -14,12 +14,12 @@ from keyedopt.conformance.suite.support.assertions import ulp_errors
 from keyedopt.conformance.suite.support.inputs import INTERPRETED, _numbers
 from keyedopt.conformance.suite.support.measured import Measuring, measure_golden, note_median
 
-#: How many; an odd number, so that the median is one of them. Triton's interpreter has time for fewer.
+#: Number of draws, odd so that the median is one of them. Triton's interpreter is slow, so it gets fewer.
 DRAWS = 9 if INTERPRETED else 33
 
 #: The rows that a gradient lists, or an empty list for all, and the gradient.
 Steps = Sequence[tuple[list[int], torch.Tensor]]
-#: Given a table, steps and a dtype, it trains and yields tensors by name, in row order, after each step.
+#: A function of a table, steps and a dtype that trains and yields tensors by name, in row order, after each step.
 Train = Callable[[torch.Tensor, Steps, torch.dtype], Iterator[Mapping[str, torch.Tensor]]]
 
 

@@ -7,7 +7,7 @@ import torch
 
 from keyedopt.conformance.suite.support.inputs import parameter
 
-#: What is compiled. With a backward pass in a step, later compilations of torch 2.11 crash at times.
+#: What to compile. With a backward pass in a step, later compilations of torch 2.11 sometimes crash.
 COMPILED = ["model"] if torch.__version__ < "2.12" else ["model", "step"]
 
 

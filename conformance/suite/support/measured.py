@@ -15,7 +15,7 @@ import torch
 
 from keyedopt.conformance.suite.support.assertions import Mismatch, error_budget, expect_within, ulp_error
 
-#: The attribute of an error that holds what was measured before it.
+#: The attribute of an error that contains the measurements before it.
 MEASURED = "keyedopt_measured"
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 MIRROR = "mirror"
-# What a group has to be, and to return; their types differ from build to build.
+# Base classes of process groups and of their results; the types differ between builds.
 _AnyWork: Any = torch.distributed._Work  # type: ignore[attr-defined]
 _ProcessGroup: Any = torch.distributed.ProcessGroup
 

@@ -5,14 +5,14 @@ from typing import Any
 from keyedopt.conformance.suite.support.assertions import expect_close
 from keyedopt.conformance.suite.support.inputs import warmup_stages
 
-# A ramp from 0 with a second stage: every iteration has another rate until the end of it.
+# A ramp from 0 with a second stage: every iteration up to its end has a different learning rate.
 POLY_RAMP = [
     {"policy": "LINEAR", "max_iters": 4, "value": 0.0},
     {"policy": "POLY", "max_iters": 8, "value": 1.0, "decay_iters": 10},
 ]
 POLY_RATES = [0.0, 0.25, 0.5, 0.75, 1.0, 0.5, 0.4, 0.3, 0.2, 1.0, 1.0]
 
-# Every iteration has another rate, with lr = 1: 0, 0.25, … 1, then i / 20 up to 12.
+# Every iteration has a different learning rate, with lr = 1: 0, 0.25, … 1, then i / 20 up to 12.
 LINEAR_RAMP = [
     {"policy": "LINEAR", "max_iters": 4, "value": 0.0},
     {"policy": "LINEAR", "max_iters": 12, "value": 0.0, "lr_scale": 0.6},

@@ -125,7 +125,7 @@ def test_interpolate(impl, curve):
     return follow(impl, curve)
 
 
-# --- what holds for all of them -------------------------------------------------------------------
+# --- all policies ---------------------------------------------------------------------------------
 
 
 @pytest.mark.clause("WARM-018")

@@ -42,7 +42,7 @@ def warmup_state(optimizer: Any) -> torch.Tensor:
     return state
 
 
-# --- what is saved --------------------------------------------------------------------------------
+# --- saving ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.clause("WARM-041")
@@ -156,7 +156,7 @@ def test_wrapped_optimizer_keeps_its_own_state(impl, steps):
     expect_equal(sorted(plain.state_dict()["state"]), [0, 1], "keys of its state")
 
 
-# --- what is loaded -------------------------------------------------------------------------------
+# --- loading --------------------------------------------------------------------------------------
 
 
 @pytest.mark.clause("WARM-048")

@@ -282,7 +282,7 @@ def test_later_changes_have_no_effect(impl, change):
         try:
             stages[0].max_iters = 2
         except AttributeError:
-            return  # stages that cannot be changed hold the promise, too
+            return  # immutable stages satisfy the clause, too
     else:
         stages[0] = impl.WarmupStage(impl.WarmupPolicy.CONSTANT, 5, 0.5)
         stages.append(impl.WarmupStage(impl.WarmupPolicy.CONSTANT, 7, 0.5))

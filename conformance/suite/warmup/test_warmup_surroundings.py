@@ -40,7 +40,7 @@ def test_distributed_parameters(impl):
         expect_poly_rate(resumed, 3)
 
 
-# --- what people put around it --------------------------------------------------------------------
+# --- schedulers, scalers and modes of torch -------------------------------------------------------
 
 
 @pytest.mark.clause("WARM-071")

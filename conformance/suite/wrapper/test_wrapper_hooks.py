@@ -170,7 +170,7 @@ def test_a_step_that_calls_the_base_is_one_event(impl):
         def step(self, closure=None):
             return super().step(closure)
 
-    impl.OptimizerWrapper(sgd(impl, {"p": parameter(2)}))  # torch may prepare the class just then
+    impl.OptimizerWrapper(sgd(impl, {"p": parameter(2)}))  # torch may patch the class at this point
     param = parameter(2)
     optimizer = Logging(sgd(impl, {"p": param}))
     calls: list[str] = []

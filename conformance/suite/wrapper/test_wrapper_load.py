@@ -272,7 +272,7 @@ def test_a_group_is_added_through_a_wrapper(impl, depth):
     value = late.detach().clone()
     try:
         wrapper.add_param_group({"params": {"r": late}, "lr": 0.5})
-    except (TypeError, ValueError):  # the document leaves open how keys are given
+    except (TypeError, ValueError):  # the document does not say how keys are passed
         wrapper.add_param_group({"params": [("r", late)], "lr": 0.5})
     expect_equal(list(wrapper.params), ["p", "q", "r"], "keys of params")
     expect_equal(len(list(wrapper.param_groups)), 2, "number of groups")

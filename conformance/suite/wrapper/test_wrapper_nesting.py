@@ -339,7 +339,7 @@ def test_a_group_is_added_through_every_wrapper(impl, kind):
     value = late.detach().clone()
     try:
         nested.add_param_group({"params": {"q": late}})
-    except (TypeError, ValueError):  # the document leaves open how keys are given
+    except (TypeError, ValueError):  # the document does not say how keys are passed
         nested.add_param_group({"params": [("q", late)]})
     train(nested, [param, late], 1)
     expect(not torch.equal(late, value), "a parameter that is trained", late.tolist())
