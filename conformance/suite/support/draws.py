@@ -19,7 +19,7 @@ DRAWS = 9 if INTERPRETED else 33
 
 #: The rows that a gradient lists, or an empty list for all, and the gradient.
 Steps = Sequence[tuple[list[int], torch.Tensor]]
-#: A function of a table, steps and a dtype that trains and yields tensors by name, in row order, after each step.
+#: Train on a table with steps in a dtype; yield tensors by name, in row order, after each step.
 Train = Callable[[torch.Tensor, Steps, torch.dtype], Iterator[Mapping[str, torch.Tensor]]]
 
 

@@ -69,7 +69,7 @@ def test_training_as_by_hand(impl, dtype, device, kind, policy):
     build = {"sgd": sgd, "adam": adam}[kind]
     options = {"momentum": 0.9} if kind == "sgd" else {}
     stage = {"policy": policy, "max_iters": 5, "value": 0.5, "sgdr_period": 3}
-    if policy == "INTERPOLATE":  # these two were part of the wrapped optimizer
+    if policy == "INTERPOLATE":  # fields that only this policy has
         stage |= {"start_interpolating_iters": 0, "end_value": 2.0}
     optimizer = impl.WarmupOptimizer(
         build(impl, dict(ours), **options), warmup_stages(impl, [stage]), lr=0.25
