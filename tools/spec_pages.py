@@ -1,8 +1,8 @@
 """``python -m keyedopt.tools.spec_pages`` generates the pages of the specification.
 
-``CLAUSES.md`` lists every clause. ``MATRIX.md`` shows, for every public method and situation, the clauses of
-the cell or the reason why it has none. The last section of ``conformance/README.md`` lists the findings. A test
-compares the pages with the data.
+``CLAUSES.md`` lists every clause. ``MATRIX.md`` shows, for every public method and situation, the clauses
+of the cell or the reason why it has none. The last section of ``conformance/README.md`` lists the findings.
+A test compares the pages with the data.
 """
 
 from pathlib import Path
@@ -63,7 +63,7 @@ def matrix_page() -> str:
     """Return the page of the matrix by area, with reasons as numbered footnotes."""
     lines = ["# The matrix of methods and situations", "", NOTE, ""]
     lines += [
-        "A row is a public method, a column a situation; a superscript number refers to a reason below the table.",
+        "A row is a public method, a column a situation; a superscript refers to a reason below the table.",
         "",
     ]
     for area in spec.areas().values():
@@ -93,9 +93,10 @@ def readme_page() -> str:
     kept = README.read_text(encoding="utf-8").partition(HEADING)[0]
     lines = [HEADING, "", NOTE.replace("the TOML files in this folder", "the docstrings in `findings/`"), ""]
     lines += [
-        "Defects of published libraries. The second column has the affected versions if a version without the",
-        "defect is known, otherwise the last version that was checked. Each script needs only torch and the library,",
-        "and exits with 1 if the defect is present; `python -m keyedopt.conformance.findings` runs all of them.",
+        "Defects of published libraries. The second column has the affected versions if a version without",
+        "the defect is known, otherwise the last version that was checked. Each script needs only torch and",
+        "the library, and exits with 1 if the defect is present. `python -m keyedopt.conformance.findings`",
+        "runs all of them.",
         "",
         "| clauses | library | what happens | reproducer |",
         "|---|---|---|---|",

@@ -1,1 +1,1 @@
-"""Makers of the golden data, in mpmath and plain loops."""
+"""Scripts that compute the golden data, with mpmath and plain loops."""

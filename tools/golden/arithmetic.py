@@ -1,8 +1,8 @@
-"""Two kinds of numbers for the same plain loops: exact ones, and those of a floating-point dtype.
+"""Two kinds of arithmetic for the same plain loops: exact, and rounded to a floating-point dtype.
 
-The loops of `formulas` say in which places an implementation is free to choose an order: of the terms
-of a sum, of the factors of a product, and of two forms that are equal on paper. Exact numbers take the
-first; rounded ones take one at random, so that many runs show how far sound implementations may differ.
+The loops of `formulas` mark the places where an implementation may choose an order: of the terms of a sum, of
+the factors of a product, and between two forms that are mathematically equal. Exact arithmetic uses the first
+order; rounded arithmetic uses a random one, so that many runs show how far correct implementations may differ.
 """
 
 import math

@@ -1,7 +1,7 @@
 """The published formulas of the algorithms, one row at a time and in plain loops.
 
-``a`` is the arithmetic, see `arithmetic`. A formula takes a row of weights w, its gradient g, the row's
-state, the number t of the step and the options, and returns the new row; the state it changes.
+``a`` is the arithmetic, see `arithmetic`. A formula takes a row of weights w, its gradient g, the row's state,
+the step number t and the options. It returns the new row and changes the state in place.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
-"""How exact the sum of many gradients of one row is: the reference's curve, and those of other ways to sum.
+"""Make ``aggregation.json``: the error of summing many gradients of one row in float32, by several methods.
 
-``python -m keyedopt.tools.golden.make_aggregation`` writes ``aggregation.json`` beside it: for each
-number of gradients, and each way to add them up in float32, the error of the sum divided by that of sizes.
-The gradients are given by formulas; their exact sum is taken with integers.
+``python -m keyedopt.tools.golden.make_aggregation`` writes, for each number of gradients and each method of
+summation, the error divided by the sum of the magnitudes. The gradients are given by formulas; their exact sum
+is computed with integers.
 """
 
 import json

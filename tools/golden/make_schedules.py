@@ -1,8 +1,8 @@
 """Make ``schedules.json``: the curves that warmup schedules must follow.
 
-Computed with mpmath at 60 digits, in plain loops, from the formulas as they are documented
-(conformance/spec/warmup.toml); independent of torch and of any implementation. Run it to remake the
-file, which is only ever changed that way::
+The curves are computed with mpmath at 60 digits, in plain loops, from the documented formulas
+(conformance/spec/warmup.toml), independent of torch and of any implementation. The file is only changed by
+this script::
 
     python -m keyedopt.tools.golden.make_schedules
 """

@@ -1,8 +1,8 @@
-"""Make ``sparse_adam.json``: where SparseAdam must go, and how far rounding may take it.
+"""Make ``sparse_adam.json``: exact trajectories of SparseAdam, and error budgets for rounding.
 
-It is Adam's published formula on the rows that a gradient lists, computed as `make_trajectories` computes
-the other algorithms, and in its format. Where eps stands matters in the trajectory ``eps`` alone: in the
-others it is far below the last place. Run it to remake the file, which is only ever changed that way::
+The script applies Adam's published formula to the rows that a gradient lists, with the method and the format
+of `make_trajectories`. The placement of eps matters only in the trajectory ``eps``: in the others eps is far
+below the last place. The file is only changed by this script::
 
     python -m keyedopt.tools.golden.make_sparse_adam
 """

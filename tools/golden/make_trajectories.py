@@ -1,8 +1,8 @@
-"""Make ``trajectories.json``: where the algorithms must go, and how far rounding may take them.
+"""Make ``trajectories.json``: exact trajectories of the algorithms, and error budgets for rounding.
 
-The oracle runs the published formulas (`formulas`) with mpmath at 60 digits; independent of torch and of
-any implementation. The budgets are those of the same formulas in a dtype, in 64 random orders. Run it to
-remake the file, which is only ever changed that way::
+The oracle evaluates the published formulas (`formulas`) with mpmath at 60 digits, independent of torch and of
+any implementation. A budget is derived from the errors of the same formulas in a dtype, in 64 random orders.
+The file is only changed by this script::
 
     python -m keyedopt.tools.golden.make_trajectories
 """
