@@ -2,7 +2,8 @@
 
 The loops of `formulas` mark the places where an implementation may choose an order: of the terms of a sum, of
 the factors of a product, and between two forms that are mathematically equal. Exact arithmetic uses the first
-order; rounded arithmetic uses a random one, so that many runs show how far correct implementations may differ.
+order; rounded arithmetic uses a random one, so that many runs show how far correct implementations may
+differ.
 """
 
 import math
@@ -22,10 +23,10 @@ SINGLE = struct.Struct("f")
 
 
 class Exact:
-    """Sixty digits, and always the first order."""
+    """Arithmetic with sixty digits that always uses the first order."""
 
     def number(self, value: float) -> Any:
-        """Return a number; a double is taken as it is."""
+        """Return an exact number from a Python float."""
         return mpf(value)
 
     scalar = number
@@ -35,11 +36,11 @@ class Exact:
         return mp.sqrt(value)
 
     def total(self, terms: Sequence[Any]) -> Any:
-        """Add some numbers up."""
+        """Return the sum of some numbers."""
         return sum(terms, mpf(0))
 
     def product(self, over: Sequence[Any], under: Sequence[Any] = ()) -> Any:
-        """Multiply some numbers and divide by others; 0 where a factor is 0, also over 0."""
+        """Multiply some numbers and divide by others; return 0 if a factor is 0, also for 0/0."""
         result = mpf(1)
         if any(value == 0 for value in over):
             return mpf(0)
@@ -50,15 +51,16 @@ class Exact:
         return result
 
     def either(self, place: str) -> bool:
-        """Choose between two forms, at a place of a formula."""
+        """Return one of two forms, at a marked place of a formula."""
         return True
 
 
 class Rounded(Exact):
-    """Numbers of a dtype, every operation rounded to it, in random orders.
+    """Arithmetic of a dtype, with every operation rounded to it, in random orders.
 
-    Doubles hold them, and round correctly for these widths. Scalars (rates, betas) stay doubles until they
-    meet a number, and take part as float32, as they do in torch and in every kernel.
+    Python floats represent the numbers exactly and round correctly for these widths. Scalars (learning rates,
+    betas) stay Python floats until they are combined with a number, and are then used as float32, as in torch
+    and in every kernel.
     """
 
     def __init__(self, dtype: str, seed: int) -> None:
@@ -72,15 +74,15 @@ class Rounded(Exact):
         return self.kind(value)
 
     def scalar(self, value: float) -> Any:
-        """Return a double."""
+        """Return a Python float."""
         return float(value)
 
     def sqrt(self, value: Any) -> Any:
-        """Return √x; a plain double stays one."""
+        """Return √x; keep a plain Python float one."""
         return type(value)(math.sqrt(value)) if value >= 0 else math.nan
 
     def total(self, terms: Sequence[Any]) -> Any:
-        """Add up in random order."""
+        """Return the sum in random order."""
         shuffled = self.random.sample(list(terms), len(terms))
         result = self.kind(0.0)
         for term in shuffled:
@@ -90,7 +92,7 @@ class Rounded(Exact):
     def product(self, over: Sequence[Any], under: Sequence[Any] = ()) -> Any:
         """Multiply and divide in random order.
 
-        Who has habits may have that to multiply by the rounded reciprocal, where division is dear.
+        A run with fixed habits may multiply by the rounded reciprocal instead of dividing, as fast code does.
         """
         if any(value == 0 for value in over):
             return self.kind(0.0)
@@ -108,9 +110,9 @@ class Rounded(Exact):
         return result
 
     def either(self, place: str) -> bool:
-        """Choose by a coin or, out of habit, at a place always or never the first form.
+        """Choose a form at random, or, in a run with fixed habits, always the same form at the same place.
 
-        Code evaluates the same form all the time, so that its roundings may all go the same way.
+        Code always evaluates the same form, so that all its roundings may go in the same direction.
         """
         habits = (0.5,) if self.habits is None else (0.0, 0.5, 1.0)
         known = {} if self.habits is None else self.habits

@@ -1,7 +1,7 @@
 """The published formulas of the algorithms, one row at a time and in plain loops.
 
-``a`` is the arithmetic, see `arithmetic`. A formula takes a row of weights w, its gradient g, the row's state,
-the step number t and the options. It returns the new row and changes the state in place.
+``a`` is the arithmetic, see `arithmetic`. A formula takes a row of weights w, its gradient g, the row's
+state, the step number t and the options. It returns the new row and changes the state in place.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ Options = dict[str, Any]
 
 
 def l2(a: Any, w: Row, g: Row, o: Options) -> Row:
-    """Return the gradient: negated to ascend, with L2 decay where it is asked for."""
+    """Return the gradient, negated for maximize, with L2 decay if it is selected."""
     signed = [-x for x in g] if o.get("maximize") else list(g)
     if o["decay"] != "l2" or not o["weight_decay"]:
         return signed
@@ -31,7 +31,7 @@ def norm(a: Any, row: Row) -> Any:
 
 
 def mean_square(a: Any, row: Row) -> Any:
-    """Return mean(x²), divided first or last."""
+    """Return mean(x²), with the division first or last."""
     if a.either("mean square"):
         return a.total([x * x for x in row]) / a.scalar(len(row))
     return a.total([x * x / a.scalar(len(row)) for x in row])
@@ -44,7 +44,7 @@ def average(a: Any, beta: float, mean: Any, value: Any) -> Any:
 
 
 def sgd(a: Any, w: Row, g: Row, s: State, t: int, o: Options) -> Row:
-    """Momentum, dampening, Nesterov."""
+    """SGD with momentum, dampening and Nesterov."""
     g = l2(a, w, g, o)
     lr, mu = a.scalar(o["lr"]), a.scalar(o["momentum"])
     direction = g
@@ -58,14 +58,14 @@ def sgd(a: Any, w: Row, g: Row, s: State, t: int, o: Options) -> Row:
 
 
 def adagrad(a: Any, w: Row, g: Row, s: State, t: int, o: Options) -> Row:
-    """A sum of squares an element."""
+    """Adagrad: one sum of squares per element."""
     g = l2(a, w, g, o)
     s["sum"] = [x + y * y for x, y in zip(s["sum"], g, strict=True)]
     return rated(a, w, g, s["sum"], t, o)
 
 
 def rowwise_adagrad(a: Any, w: Row, g: Row, s: State, t: int, o: Options) -> Row:
-    """A sum of mean squares a row, and the rows limited in norm."""
+    """Row-wise Adagrad: one sum of mean squares per row, and max_norm."""
     g = l2(a, w, g, o)
     s["sum"] = [s["sum"][0] + mean_square(a, g)]
     w = rated(a, w, g, s["sum"] * len(w), t, o)
@@ -105,7 +105,7 @@ def direction(a: Any, w: Row, g: Row, s: State, t: int, o: Options, partial: boo
 
 
 def root(a: Any, v: Any, correction: Any, o: Options) -> tuple[Row, Any]:
-    """Return the factors above and the denominator below m: where eps stands makes the difference."""
+    """Return the factors of the numerator and the denominator of m, which depend on the placement of eps."""
     eps = a.scalar(o["eps"])
     if o.get("eps_placement") == "before_bias_correction":
         return [a.sqrt(correction)], a.sqrt(v) + eps
@@ -115,13 +115,13 @@ def root(a: Any, v: Any, correction: Any, o: Options) -> tuple[Row, Any]:
 
 
 def adam(a: Any, w: Row, g: Row, s: State, t: int, o: Options, partial: bool = False) -> Row:
-    """Adam, AdamW; with `partial`, one second moment a row."""
+    """Adam and AdamW; with `partial`, one second moment per row."""
     steps = direction(a, w, l2(a, w, g, o), s, t, o, partial)
     return [x - a.scalar(o["lr"]) * d for x, d in zip(w, steps, strict=True)]
 
 
 def lamb(a: Any, w: Row, g: Row, s: State, t: int, o: Options, partial: bool = False) -> Row:
-    """Adam's direction at the length of the row; the ratio is 1 where a norm is 0."""
+    """Adam's direction scaled to the norm of the row; the ratio is 1 if a norm is 0."""
     steps = direction(a, w, l2(a, w, g, o), s, t, o, partial)
     over, under = norm(a, w), norm(a, steps)
     ratio = ([over], [under]) if over and under else ([], [])
@@ -130,7 +130,7 @@ def lamb(a: Any, w: Row, g: Row, s: State, t: int, o: Options, partial: bool = F
 
 
 def lars(a: Any, w: Row, g: Row, s: State, t: int, o: Options) -> Row:
-    """Momentum of gradients scaled to the length of the row; the ratio is 1 where a norm is 0."""
+    """Momentum of gradients scaled to the norm of the row; the ratio is 1 if a norm is 0."""
     g = [-x for x in g] if o.get("maximize") else g
     lr, mu, eta = a.scalar(o["lr"]), a.scalar(o["momentum"]), a.scalar(o["eta"])
     decay = a.scalar(o["weight_decay"])

@@ -1,8 +1,8 @@
 """Make ``aggregation.json``: the error of summing many gradients of one row in float32, by several methods.
 
 ``python -m keyedopt.tools.golden.make_aggregation`` writes, for each number of gradients and each method of
-summation, the error divided by the sum of the magnitudes. The gradients are given by formulas; their exact sum
-is computed with integers.
+summation, the error divided by the sum of the magnitudes. The gradients are given by formulas; their exact
+sum is computed with integers.
 """
 
 import json
@@ -21,7 +21,7 @@ KINDS = ("equal", "random", "signed")
 
 
 def gradients(count: int, kind: str) -> torch.Tensor:
-    """Return fixed integers of up to 24 bits: all equal to 0.1 in float32; or at random, of either sign."""
+    """Return fixed integers of up to 24 bits: all equal to 0.1 in float32, or random with either sign."""
     if kind == "equal":
         return torch.full((count,), 13_421_773, dtype=torch.int64)
     generator = torch.Generator().manual_seed(count)
@@ -35,7 +35,7 @@ def one_by_one(grads: torch.Tensor) -> float:
 
 
 def pairwise(grads: torch.Tensor) -> float:
-    """Add up in float32, as torch does, in a tree."""
+    """Add up in float32 in a tree, as torch does."""
     return float(grads.sum())
 
 
@@ -55,7 +55,7 @@ WAYS = {"one by one": one_by_one, "pairwise": pairwise, "reference": accumulated
 
 
 def curve(kind: str) -> dict[str, list[float]]:
-    """Return, for each way to sum, the error for each count."""
+    """Return the error of each method of summation for each count."""
     errors: dict[str, list[float]] = {way: [] for way in WAYS}
     for count in COUNTS:
         exact = gradients(count, kind)
@@ -68,7 +68,7 @@ def curve(kind: str) -> dict[str, list[float]]:
 
 
 def made() -> str:
-    """Return the file."""
+    """Return the contents of the file."""
     data = {
         "about": [
             "Error of the sum of so many float32 gradients of one row, divided by the sum of their sizes.",

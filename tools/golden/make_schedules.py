@@ -26,7 +26,7 @@ ABOUT = [
 
 
 def stage_at(stages: list[Stage], i: int) -> int:
-    """Count the stages that have ended: a stage still holds at iteration ``max_iters``."""
+    """Return the number of completed stages: a stage includes iteration ``max_iters``."""
     ended = 0
     for stage in stages:
         if i > stage.get("max_iters", 1):
@@ -35,7 +35,7 @@ def stage_at(stages: list[Stage], i: int) -> int:
 
 
 def shape_at(stage: Stage, i: int) -> tuple[Any, Any]:
-    """Return the multiplier without ``lr_scale``, and the magnitude its rounding errors have."""
+    """Return the multiplier without ``lr_scale``, and the magnitude of its rounding errors."""
     policy = stage["policy"]
     value = mpf(stage.get("value", 1.0))
     max_iters = mpf(stage.get("max_iters", 1))
@@ -104,7 +104,7 @@ def around(*ends: int) -> tuple[int, ...]:
 
 
 def stage(policy: str, max_iters: int, **fields: Any) -> Stage:
-    """Write a stage down."""
+    """Return a stage as JSON data."""
     return {"policy": policy, "max_iters": max_iters, **fields}
 
 
@@ -214,7 +214,7 @@ def make() -> dict[str, dict[str, Any]]:
 
 
 def text() -> str:
-    """Write the curves as JSON that people can read: a line a stage, three points a line."""
+    """Return the curves as readable JSON: one stage per line, three points per line."""
     with mp.workdps(60):
         groups = make()
     lines = ["{", f'"about": {json.dumps(ABOUT, indent=0)},']

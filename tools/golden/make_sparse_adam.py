@@ -20,7 +20,7 @@ TINY = 2.0**-70
 
 
 def drawn() -> dict[str, Trajectory]:
-    """Draw every trajectory, by what is special about it."""
+    """Draw every trajectory, named by its special property."""
     rate: dict[str, Any] = {"lr": 0.125, "eps": TINY}
     made = {
         "plain": trajectory("Adam", "sparse", seed=0, **rate),
@@ -44,7 +44,7 @@ def make() -> dict[str, Trajectory]:
 
 
 def text() -> str:
-    """Return the file: one trajectory a line."""
+    """Return the contents of the file, with one trajectory per line."""
     made = make()
     for one in made.values():
         found = {dtype: budget(one, dtype) for dtype in one.pop("dtypes")}

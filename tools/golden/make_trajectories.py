@@ -47,7 +47,7 @@ def start(algorithm: str, options: Trajectory, width: int) -> dict[str, list[flo
 
 
 def run(made: Trajectory, a: Any) -> list[dict[str, list[Any]]]:
-    """Train; return the tensors before the first step and after each."""
+    """Train; return the tensors before the first step and after each step."""
     formula, options = FORMULAS[made["algorithm"]], {**DEFAULTS[made["algorithm"]], **made["options"]}
     width = len(made["weight"][0])
     weight = [[a.number(x / 64) for x in row] for row in made["weight"]]
@@ -65,7 +65,7 @@ def run(made: Trajectory, a: Any) -> list[dict[str, list[Any]]]:
 
 
 def flat(weight: list[Any], states: list[Any]) -> dict[str, list[Any]]:
-    """Write the tensors down in row order."""
+    """Return the tensors as flat lists in row order."""
     found = {"weight": [x for row in weight for x in row]}
     for name in states[0]:
         found[name] = [x for state in states for x in state[name]]
@@ -102,7 +102,7 @@ def oracle(made: Trajectory) -> Trajectory:
 
 
 def budget(made: Trajectory, dtype: str, orders: int = ORDERS) -> dict[int, dict[str, float]] | None:
-    """Return the worst errors by step (never less than at an earlier one) and tensor; None if unbounded."""
+    """Return the worst errors by step and tensor, never decreasing over steps; None if unbounded."""
     worst = {t: dict.fromkeys(made["after"][t], 0.0) for t in RECORDED}
     exact = run(made, Exact())
     for order in range(orders):
@@ -121,10 +121,10 @@ def budget(made: Trajectory, dtype: str, orders: int = ORDERS) -> dict[int, dict
 def trajectory(
     algorithm: str, kind: str = "dense", width: int = 3, seed: int = 0, unit: float = 1 / 64, **options: Any
 ) -> Trajectory:
-    """Draw a trajectory: row 2 is rare, row 3 is never touched and begins at zero in a sparse one.
+    """Draw a trajectory: in a sparse one, row 2 is rare, and row 3 is never updated and starts at zero.
 
-    In a dense one, row 1 begins at zero and row 3 never has a gradient. In an extreme one, gradients are
-    of very different magnitudes.
+    In a dense trajectory, row 1 starts at zero and row 3 never has a gradient. In an extreme one, gradients
+    have very different magnitudes.
     """
     draw = random.Random(f"{algorithm} {kind} {seed}")
 
@@ -155,7 +155,7 @@ def trajectory(
 
 
 def drawn() -> dict[str, Trajectory]:
-    """Draw every trajectory, by name: the algorithm, and what is special about it."""
+    """Draw every trajectory, named by its algorithm and its special property."""
     found: dict[str, Trajectory] = {}
 
     def add(algorithm: str, special: str, kind: str = "dense", **options: Any) -> None:
@@ -196,7 +196,7 @@ def make() -> dict[str, Trajectory]:
 
 
 def main() -> None:
-    """Write the file: one trajectory a line."""
+    """Write the file, with one trajectory per line."""
     made = make()
     for one in made.values():
         found = {dtype: budget(one, dtype) for dtype in one.pop("dtypes")}
