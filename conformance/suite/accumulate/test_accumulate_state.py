@@ -79,7 +79,7 @@ def test_keyed_checkpoint_in_a_window(impl, kind):
 def leaves_of_window(impl: Any, entry: Any) -> list[tuple[Any, str]]:
     """Return the mappings and keys that a saved window consists of, whatever their names.
 
-    It is what the state of an optimizer that does not accumulate does not have.
+    These are the entries that the state of an optimizer without accumulation lacks.
     """
     table = fixed_table()
     plain = impl.AccumulateAdam([table], lr=0.125)

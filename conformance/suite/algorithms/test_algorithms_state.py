@@ -194,7 +194,7 @@ def test_other_groups_are_refused(impl, algorithm, groups):
 @every
 @pytest.mark.parametrize("shape", [(4, 3), (4, 1), (4,), (1, 3), (5, 3), (1,)])
 def test_other_shapes_are_refused(impl, algorithm, shape):
-    """State of another shape, here of the last group, is refused before that weight or a state changes."""
+    """State of another shape, here in the last group, raises before any weight or state changes."""
     for name, right in SHAPES[algorithm].items():
         if list(shape) == right:
             continue

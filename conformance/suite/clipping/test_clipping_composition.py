@@ -274,7 +274,7 @@ def test_zero_grad_and_the_next_step(impl: Any, kind: str) -> None:
 
 @pytest.mark.clause("CLIP-077")
 def test_with_a_scheduler(impl: Any) -> None:
-    """A learning-rate scheduler around the clipping optimizer sets the rates of the wrapped one."""
+    """A scheduler around the clipping optimizer sets the learning rates of the wrapped one."""
     params = zeros_with_grads([30.0, 40.0])
     keyed, recorder = recording(impl, params, lr=1.0)
     optimizer = clip(impl, keyed)

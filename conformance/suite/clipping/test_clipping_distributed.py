@@ -1,7 +1,7 @@
 """Clipping of DTensor and ShardedTensor, and over process groups, on one rank.
 
-On one rank every promise has a simple form: what is spread over one rank is all there. For more than one see
-`test_clipping_ranks`.
+On one rank every clause has a simple form, because all shards are local. `test_clipping_ranks` has the cases
+for several ranks.
 """
 
 import copy

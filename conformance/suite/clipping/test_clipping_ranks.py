@@ -1,6 +1,6 @@
 """Clipping over process groups of several ranks that all have the same gradients.
 
-With n ranks the elements of a sharded gradient are there n times, those of a replicated one once.
+With n ranks the elements of a sharded gradient count n times, and those of a replicated gradient once.
 """
 
 import math

@@ -364,7 +364,7 @@ def test_bad_lists_of_tables(impl, tables):
     ],
 )
 def test_bad_options(impl, optimizer, options):
-    """An option of the optimizer out of its range is refused with a ValueError that names it."""
+    """An option of the optimizer that is out of range raises a ValueError that names the option."""
     (name,) = options
     expect_raises(
         lambda: collection(impl, optimizer, options),

@@ -32,7 +32,7 @@ LOOKUPS = 1_400 if INTERPRETED else 70_000
 
 
 def expect_sums(module: Any, rows: torch.Tensor, grads: torch.Tensor, before: torch.Tensor) -> None:
-    """Expect descent with each row's summed gradients, to 1e-3 of their magnitudes, at a rate of 0.125."""
+    """Expect descent with each row's summed gradients, to 1e-3 of their magnitudes, with lr = 0.125."""
     zeros = torch.zeros_like(before, dtype=torch.float64)
     total, sizes = (zeros.index_add(0, rows, each) for each in (grads.double(), grads.double().abs()))
     moved = before.double() - tables_of(module)["t"].detach().double()

@@ -8,9 +8,9 @@ from keyedopt.conformance.suite.support.inputs import parameters, set_grads, tra
 
 
 def stepping(impl):
-    """Make a keyed optimizer of a new class with a step of its own, and return its parameters.
+    """Make a keyed optimizer of a new class with its own step, and return it with its parameters.
 
-    The class is new at each call, because torch prepares a class for hooks once and for all.
+    Each call creates a new class, because torch patches a class for hooks only once.
     """
 
     class Own(impl.KeyedOptimizer):

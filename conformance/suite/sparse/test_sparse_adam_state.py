@@ -135,9 +135,9 @@ def test_resume(impl, stored):
 def error_of_correction(count: Any, step: int) -> float:
     """Return the maximal relative error of torch's bias correction, given that its count is a tensor.
 
-    torch evaluates βᵗ in the dtype that the count has, or float32 where it is an integer: β is rounded, t
-    times in the product, the power by one unit in the last place, and the difference 1 − βᵗ once. A count
-    in less than float32, which could not count on, is given no more.
+    torch evaluates βᵗ in the dtype of the count, or in float32 if the count is an integer: β is rounded, the
+    product is rounded t times, the power by one unit in the last place, and the difference 1 − βᵗ once. A
+    count in a dtype narrower than float32 could not count further and is not allowed more.
     """
     if not isinstance(count, torch.Tensor):
         return 0.0

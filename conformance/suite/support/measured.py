@@ -20,10 +20,10 @@ MEASURED = "keyedopt_measured"
 
 
 class Measuring:
-    """Goes on after the first mismatch, and raises it at the end; the error carries the record.
+    """A context manager that continues after the first mismatch and raises it at the end, with the record.
 
     Args:
-        record: what the case is going to return; it is filled on the way.
+        record: The return value of the case, which is filled during the case.
     """
 
     def __init__(self, record: Any) -> None:

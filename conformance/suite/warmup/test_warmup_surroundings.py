@@ -45,7 +45,7 @@ def test_distributed_parameters(impl):
 
 @pytest.mark.clause("WARM-071")
 def test_learning_rate_scheduler(impl):
-    """Observe which rates result from a torch scheduler around a schedule."""
+    """Observe the learning rates that result from a torch scheduler around a schedule."""
     params = parameters()
     inner, recorder = recording(impl, dict(params))
     optimizer = impl.WarmupOptimizer(
