@@ -76,7 +76,7 @@ def test_keyed_checkpoint_in_a_window(impl, kind):
     expect_bits(other.detach(), mine.detach(), "the parameter that was loaded")
 
 
-def leaves_of_window(impl: Any, entry: Any) -> list[tuple[Any, str]]:
+def parts_of_window(impl: Any, entry: Any) -> list[tuple[Any, str]]:
     """Return the mappings and keys that a saved window consists of, whatever their names.
 
     These are the entries that the state of an optimizer without accumulation lacks.
@@ -96,7 +96,7 @@ def leaves_of_window(impl: Any, entry: Any) -> list[tuple[Any, str]]:
     return found
 
 
-def spoilt(value: Any, wrong: str) -> Any:
+def invalid_part(value: Any, wrong: str) -> Any:
     """Return an invalid part of a window: rows past the end, narrow gradients, or an invalid count."""
     tensor = torch.as_tensor(value)
     whole = tensor.dtype in (torch.int32, torch.int64)
@@ -120,15 +120,15 @@ def test_bad_window(impl, wrong):
     train_window(optimizer, mine, range(4), "sparse")
     before = snapshot(optimizer.state_dict()["state"])
     (entry,) = before.values()
-    leaves = leaves_of_window(impl, entry)
+    leaves = parts_of_window(impl, entry)
     expect(bool(leaves), "a window in the checkpoint", list(entry))
     for number in range(len(leaves)):
         saved = snapshot(optimizer.state_dict())
         (entry,) = saved["state"].values()
-        holder, name = leaves_of_window(impl, entry)[number]
+        holder, name = parts_of_window(impl, entry)[number]
         value = holder.pop(name)
         if wrong != "missing":
-            holder[name] = spoilt(value, wrong)
+            holder[name] = invalid_part(value, wrong)
             if holder[name] is None:
                 continue
         expect_raises(

@@ -65,7 +65,7 @@ AT_FIRST = ("initial_accumulator_value", "bias_correction")
 SET = [(algorithm, "lr") for algorithm in OPTIONS] + [pair for pair in EACH if pair[1] not in AT_FIRST]
 
 
-def chosen(option: str, value: Any) -> dict[str, Any]:
+def with_required_options(option: str, value: Any) -> dict[str, Any]:
     """Return an option together with the options that it needs to have an effect."""
     more: dict[str, Any] = {"momentum": 0.5} if option in ("dampening", "nesterov") else {}
     return {"lr": 0.1, "weight_decay": 0.125, **more, option: value}
@@ -84,7 +84,7 @@ def expect_separate(impl: Any, algorithm: str, option: str, way: str) -> None:
     for pair in (TWO[option], TWO[option][::-1]):
         together = [parameter(4, 3, seed=index) for index in range(2)]
         apart = [parameter(4, 3, seed=index) for index in range(2)]
-        first, second = (chosen(option, value) for value in pair)
+        first, second = (with_required_options(option, value) for value in pair)
         if way == "constructor":
             one = kind([{"params": [together[0]], **first}, {"params": [together[1]], **second}])
         elif way == "added":

@@ -10,7 +10,7 @@ from keyedopt.conformance.suite.support.doubles import clipping, recording
 from keyedopt.conformance.suite.support.inputs import sgd
 
 
-def one(*values: float) -> dict[str, Any]:
+def one_parameter(*values: float) -> dict[str, Any]:
     """Make one parameter with these values."""
     return {"p": torch.nn.Parameter(torch.tensor(values))}
 
@@ -21,7 +21,7 @@ def one(*values: float) -> dict[str, Any]:
 )
 def test_gradients_of_a_closure_are_clipped(impl: Any, kind: str, wanted: list[float]) -> None:
     """The gradients that a closure computes are clipped."""
-    params = one(0.0, 0.0)
+    params = one_parameter(0.0, 0.0)
     optimizer, recorder = clipping(impl, params, kind, 1.0)
 
     def closure() -> Any:
@@ -38,7 +38,7 @@ def test_gradients_of_a_closure_are_clipped(impl: Any, kind: str, wanted: list[f
 @pytest.mark.parametrize("evaluations", [1, 3])
 def test_every_evaluation_is_clipped(impl: Any, evaluations: int) -> None:
     """The gradients are clipped after every evaluation of the closure by the wrapped optimizer."""
-    params = one(0.0, 0.0)
+    params = one_parameter(0.0, 0.0)
     keyed, recorder = recording(impl, params, evaluations=evaluations)
     optimizer = impl.GradientClippingOptimizer(keyed, impl.GradientClipping.NORM, 1.0)
     scales: list[float] = []
@@ -59,7 +59,7 @@ def test_every_evaluation_is_clipped(impl: Any, evaluations: int) -> None:
 @pytest.mark.clause("CLIP-020")
 def test_lbfgs_sees_clipped_gradients(impl: Any) -> None:
     """LBFGS, which evaluates its closure several times, uses clipped gradients."""
-    params = one(0.0)
+    params = one_parameter(0.0)
     keyed = impl.KeyedOptimizerWrapper(
         params, lambda listed: torch.optim.LBFGS(listed, lr=1.0, max_iter=3, tolerance_change=0.0)
     )
@@ -82,7 +82,7 @@ def test_lbfgs_sees_clipped_gradients(impl: Any) -> None:
 @pytest.mark.clause("CLIP-021")
 def test_closure_that_accumulates(impl: Any) -> None:
     """A gradient from before the closure is clipped once, together with what the closure adds."""
-    params = one(0.0, 0.0)
+    params = one_parameter(0.0, 0.0)
     params["p"].grad = torch.tensor([0.0, 40.0])
     optimizer, recorder = clipping(impl, params, "NORM", 1.0)
 
@@ -98,7 +98,7 @@ def test_closure_that_accumulates(impl: Any) -> None:
 @pytest.mark.clause("CLIP-022")
 def test_closure_under_no_grad(impl: Any) -> None:
     """A closure can call backward, also if gradients are disabled around the step."""
-    params = one(0.0, 0.0)
+    params = one_parameter(0.0, 0.0)
     optimizer = impl.GradientClippingOptimizer(sgd(impl, params, lr=1.0), impl.GradientClipping.NONE, 1.0)
 
     def closure() -> Any:
@@ -115,7 +115,7 @@ def test_closure_under_no_grad(impl: Any) -> None:
 @pytest.mark.clause("CLIP-023")
 def test_what_step_returns(impl: Any) -> dict[str, str]:
     """Observe what step returns, with a closure and without."""
-    params = one(0.0)
+    params = one_parameter(0.0)
     params["p"].grad = torch.ones(1)
     optimizer = impl.GradientClippingOptimizer(sgd(impl, params, lr=0.0), impl.GradientClipping.NORM, 1.0)
     return {
@@ -127,7 +127,7 @@ def test_what_step_returns(impl: Any) -> dict[str, str]:
 @pytest.mark.clause("CLIP-024")
 def test_failing_closure(impl: Any) -> None:
     """A step raises an error of its closure, and updates no parameter."""
-    params = one(1.0, 2.0)
+    params = one_parameter(1.0, 2.0)
     params["p"].grad = torch.tensor([3.0, 4.0])
     optimizer = impl.GradientClippingOptimizer(sgd(impl, params, lr=1.0), impl.GradientClipping.NORM, 1.0)
 
@@ -146,7 +146,7 @@ def test_failing_closure(impl: Any) -> None:
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_pre_hook_cannot_pass_the_bound(impl: Any, kind: str) -> None:
     """Gradients that a step pre-hook of the clipping optimizer writes are clipped."""
-    params = one(0.0, 0.0)
+    params = one_parameter(0.0, 0.0)
     params["p"].grad = torch.zeros(2)
     optimizer, recorder = clipping(impl, params, kind, 1.0)
 
@@ -161,7 +161,7 @@ def test_pre_hook_cannot_pass_the_bound(impl: Any, kind: str) -> None:
 @pytest.mark.clause("CLIP-026")
 def test_step_hooks_fire_once(impl: Any) -> None:
     """Step hooks of the clipping optimizer run once per step, the post-hook after the update."""
-    params = one(0.0, 0.0)
+    params = one_parameter(0.0, 0.0)
     params["p"].grad = torch.tensor([3.0, 4.0])
     optimizer = impl.GradientClippingOptimizer(sgd(impl, params, lr=1.0), impl.GradientClipping.VALUE, 1.0)
     events: list[tuple[str, list[float]]] = []

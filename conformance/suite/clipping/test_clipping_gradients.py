@@ -23,7 +23,7 @@ def zeros(*shapes: Any) -> dict[str, Any]:
     return {f"p{index}": torch.nn.Parameter(torch.zeros(shape)) for index, shape in enumerate(shapes)}
 
 
-def step_or_refuse(optimizer: Any, recorder: Any) -> bool:
+def try_step(optimizer: Any, recorder: Any) -> bool:
     """Take a step and return True; if it raises, expect no call of the wrapped optimizer and return False."""
     try:
         optimizer.step()
@@ -44,7 +44,7 @@ def test_sparse_gradients(impl: Any, kind: str, coalesced: bool) -> None:
     params["p0"].grad = grad.coalesce() if coalesced else grad
     params["p1"].grad = torch.tensor([24.0, 0.0])
     optimizer, recorder = clipping(impl, params, kind, 2.0)
-    if not step_or_refuse(optimizer, recorder):
+    if not try_step(optimizer, recorder):
         return
     factor = 2.0 / (26.0 + 1e-6)
     big, small = (6.0 * factor, 8.0 * factor) if kind == "NORM" else (2.0, 2.0)
@@ -70,7 +70,7 @@ def test_strides(impl: Any, kind: str, layout: str) -> None:
     params["p0"].grad = grad
     before = grad.clone()
     optimizer, recorder = clipping(impl, params, kind, 1.0)
-    if not step_or_refuse(optimizer, recorder):
+    if not try_step(optimizer, recorder):
         return
     wanted = before / (5.0 + 1e-6) if kind == "NORM" else before.clamp(-1.0, 1.0)
     expect_close(recorder.received[0][0], wanted, "received gradient")
@@ -148,7 +148,7 @@ def test_nan_is_not_turned_into_a_number(impl: Any, kind: str, norm_type: float)
     params = zeros(3)
     params["p0"].grad = torch.tensor([1.0, math.nan, 2.0])
     optimizer, recorder = clipping(impl, params, kind, 1.0, norm_type=norm_type)
-    if step_or_refuse(optimizer, recorder):
+    if try_step(optimizer, recorder):
         seen = recorder.received[0][0]
         expect(seen[1].isnan(), "NaN where the gradient was NaN", seen.tolist())
 
@@ -162,7 +162,7 @@ def test_what_nonfinite_gradients_become(impl: Any, kind: str, bad: str) -> Any:
     params["p0"].grad = torch.tensor([float(bad), 1.0])
     params["p1"].grad = torch.tensor([3.0, 4.0])
     optimizer, recorder = clipping(impl, params, kind, 1.0)
-    if not step_or_refuse(optimizer, recorder):
+    if not try_step(optimizer, recorder):
         return "refused"
     return [[str(round(element, 4)) for element in seen.tolist()] for seen in recorder.received[0]]
 

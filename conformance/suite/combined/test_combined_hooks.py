@@ -15,7 +15,7 @@ from keyedopt.conformance.suite.support.assertions import (
 from keyedopt.conformance.suite.support.combined import combined_pair
 from keyedopt.conformance.suite.support.doubles import recording
 from keyedopt.conformance.suite.support.inputs import parameter, set_grads, sgd, train
-from keyedopt.conformance.suite.support.wrapper import count_call, note_load, recast
+from keyedopt.conformance.suite.support.wrapper import copy_optimizer, count_call, record_load
 
 
 @pytest.mark.clause("COMB-035")
@@ -126,7 +126,7 @@ def test_hooks_of_saving_and_loading_on_one_of_them(impl):
     given = copy.deepcopy(combined.state_dict())
     expect_equal(calls, ["save"], "calls of the state_dict pre-hook")
     calls.clear()
-    note_load(inner[0], "p", "exp_avg", calls)
+    record_load(inner[0], "p", "exp_avg", calls)
     combined.load_state_dict(given)
     loads = [call for call in calls if call != "save"]  # a load may look at what is there
     expect_equal(loads, [7, "loaded 9.0"], "what the load pre-hook got, and what the post-hook found")
@@ -139,7 +139,7 @@ def test_hooks_survive_a_copy(impl, how):
     """A copy has its own step hooks, which run once per step."""
     combined, _, params = combined_pair(impl, steps=1)
     combined.register_step_post_hook(count_call)
-    other = recast(combined, how)
+    other = copy_optimizer(combined, how)
     train(other, other.params, 2)
     expect_equal(getattr(other, "counted", 0), 2, "calls of the copy's hook in two steps")
     expect_equal(getattr(combined, "counted", 0), 0, "calls for the original")
@@ -154,7 +154,7 @@ def test_a_copy_trains_on_alone(impl, how, steps):
     """A copy has the same keys, state and groups, shares nothing, and trains like the original."""
     combined, _, params = combined_pair(impl, steps=steps)
     combined.save_param_groups(True)
-    other = recast(combined, how)
+    other = copy_optimizer(combined, how)
     expect_unchanged(snapshot(combined.state_dict()), other.state_dict(), "what the copy saves")
     before = snapshot([params, combined.state_dict()])
     copied = [other.params[key] for key in ("a.p", "b.p")]

@@ -15,7 +15,7 @@ from keyedopt.conformance.suite.support.assertions import (
 from keyedopt.conformance.suite.support.inputs import adam, parameter, parameters, set_grads, sgd, train
 
 
-def two(impl: Any, keys: tuple[str, str] = ("a", "b")) -> tuple[Any, list[Any], list[Any]]:
+def adam_and_sgd(impl: Any, keys: tuple[str, str] = ("a", "b")) -> tuple[Any, list[Any], list[Any]]:
     """Combine Adam and SGD with momentum, each with its own parameter ``p``."""
     params = [parameter(3, seed=1), parameter(2, seed=2)]
     inner = [
@@ -66,7 +66,7 @@ def test_optimizers_are_listed_with_their_keys(impl):
 @pytest.mark.clause("COMB-004")
 def test_views_show_the_live_objects(impl):
     """Params, state and param_groups return the live objects of each optimizer."""
-    combined, inner, params = two(impl)
+    combined, inner, params = adam_and_sgd(impl)
     train(combined, params, 1)
     for key, optimizer, param in zip(("a.p", "b.p"), inner, params, strict=True):
         expect(combined.params[key] is param, f"params[{key!r}] the parameter itself", combined.params)
@@ -199,7 +199,7 @@ def test_an_optimizer_without_parameters_is_combined(impl, groups):
 @pytest.mark.clause("COMB-009")
 def test_state_that_is_created_later_is_seen(impl):
     """State of the first step appears in a combination that was built before."""
-    combined, _inner, params = two(impl)
+    combined, _inner, params = adam_and_sgd(impl)
     view = combined.state
     expect_equal(len(view), 0, "entries before the first step")
     train(combined, params, 1)
@@ -235,7 +235,7 @@ def test_steps_and_hyper_parameters_are_passed_on(impl):
 @pytest.mark.clause("COMB-042")
 def test_the_text_and_the_list_of_a_combination(impl):
     """Observe repr, and whether an optimizer appended to optimizers takes part."""
-    combined, _, _ = two(impl)
+    combined, _, _ = adam_and_sgd(impl)
     late = parameter(2)
     told = outcome(lambda: combined.optimizers.append(("late", sgd(impl, {"p": late}))))
     return {

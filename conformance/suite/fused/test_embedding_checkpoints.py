@@ -59,7 +59,7 @@ def train_fused(module: Any, steps: list[Any]) -> None:
         train_rows(module, rows, grads)
 
 
-def some(seed: int) -> list[Any]:
+def gradients_of_three_steps(seed: int) -> list[Any]:
     """Make gradients for three steps."""
     steps = []
     for step in range(seed, seed + 3):
@@ -173,8 +173,8 @@ def test_unfused_checkpoint(impl, optimizer, variant, options, way):
     names = UNFUSED.get(optimizer, ADAM)
     names = names | ({"iter": "step"} if "lr_decay" in options else {})
     if way == "to unfused":
-        train_fused(module, some(1))
-        train_unfused(chosen, weight, some(1))
+        train_fused(module, gradients_of_three_steps(1))
+        train_unfused(chosen, weight, gradients_of_three_steps(1))
         fused = snapshot(module.fused_optimizer.state_dict()["state"]["t.weight"])
         state = chosen.state[weight]
         for key, value in fused.items():
@@ -186,15 +186,15 @@ def test_unfused_checkpoint(impl, optimizer, variant, options, way):
         with torch.no_grad():
             weight.copy_(table)
     else:
-        train_unfused(chosen, weight, some(1))
+        train_unfused(chosen, weight, gradients_of_three_steps(1))
         with torch.no_grad():
             table.copy_(weight)
         state = module.fused_optimizer.state_dict()["state"]["t.weight"]
         for key, value in state.items():
             held = torch.as_tensor(chosen.state[weight][names[key.removeprefix("t.")]])
             value.copy_(held.reshape(value.shape))
-    train_fused(module, some(5))
-    train_unfused(chosen, weight, some(5))
+    train_fused(module, gradients_of_three_steps(5))
+    train_unfused(chosen, weight, gradients_of_three_steps(5))
     error = float((table.detach() - weight.detach()).abs().max())  # after six steps of values around 1
     expect(error <= 2e-6, "the fused and the unfused table within 2e-6", error)
 

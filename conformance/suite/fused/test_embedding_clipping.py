@@ -119,10 +119,10 @@ def mixed_tree(impl: Any, kind: str = "NORM", **options: Any) -> Any:
     more = {name: value for name, value in options.items() if name not in accumulating}
     chosen = "AccumulateSGD" if accumulating else "SGD"
     module = collection(impl, chosen, {"lr": 1.0, **accumulating}, tables=ONE_TABLE)
-    return module, *joined(impl, module.fused_optimizer, kind, **more)
+    return module, *dense_with_joint_clipping(impl, module.fused_optimizer, kind, **more)
 
 
-def joined(impl: Any, member: Any, kind: str = "NORM", **options: Any) -> Any:
+def dense_with_joint_clipping(impl: Any, member: Any, kind: str = "NORM", **options: Any) -> Any:
     """Make a dense parameter, and clipping around it and another member; return whether it warned."""
     params = parameters(1)
     dense = impl.KeyedOptimizerWrapper(params, lambda listed: torch.optim.SGD(listed, lr=1.0))
@@ -132,7 +132,7 @@ def joined(impl: Any, member: Any, kind: str = "NORM", **options: Any) -> Any:
     return params["p0"], whole, bool(caught)
 
 
-def give(module: Any, weight: torch.Tensor, rows: Any, grads: Any, dense: Any) -> None:
+def backpropagate(module: Any, weight: torch.Tensor, rows: Any, grads: Any, dense: Any) -> None:
     """Backpropagate gradients to rows of the table, and add one to the gradient of a dense parameter."""
     (module(jagged({"f": [[row] for row in rows]}))["f"] * torch.tensor(grads)).sum().backward()
     added = torch.tensor(dense)
@@ -149,7 +149,7 @@ def test_clipping_of_a_mixed_tree(impl, kind):
         return
     table = tables_of(module)["t"]
     before, weight = table.detach().clone(), dense.detach().clone()
-    give(module, dense, [0], [[8.0, 8.0, 8.0, 8.0]], [8.0, 0.0, 0.0])
+    backpropagate(module, dense, [0], [[8.0, 8.0, 8.0, 8.0]], [8.0, 0.0, 0.0])
     whole.step()
     step = (weight - dense.detach()).double()
     taken = (before - table.detach()).double()[0]
@@ -176,7 +176,7 @@ def test_norm_of_a_mixed_tree(impl, norm_type, times):
     for size in (1.0, 2.0**-10, 4.0):
         whole.zero_grad()
         before, weight = table.detach().clone(), dense.detach().clone()
-        give(module, dense, [0, 0, 1], (grads * size).tolist(), [0.0, 12.0 * size, 0.0])
+        backpropagate(module, dense, [0, 0, 1], (grads * size).tolist(), [0.0, 12.0 * size, 0.0])
         whole.step()
         total = torch.zeros(6, 4).double()
         total[0], total[1] = (grads[0] + grads[1]) * size, grads[2] * size
@@ -195,7 +195,7 @@ def test_nonfinite_norm_of_a_mixed_tree(impl):
     module, dense, whole, warned = mixed_tree(impl)
     if whole is None or warned:
         return
-    give(module, dense, [0, 1], [[8.0] * 4] * 2, [float("nan"), 0.0, 0.0])
+    backpropagate(module, dense, [0, 1], [[8.0] * 4] * 2, [float("nan"), 0.0, 0.0])
     whole.step()
     table = tables_of(module)["t"].detach()
     expect(torch.isfinite(table).all(), "finite rows", table)
@@ -238,12 +238,12 @@ def test_backward_passes_before_a_step(impl):
         return
     table = tables_of(module)["t"]
     before, weight = table.detach().clone(), dense.detach().clone()
-    give(module, dense, [0, 1], [[9.0] * 4] * 2, [9.0, 9.0, 9.0])
+    backpropagate(module, dense, [0, 1], [[9.0] * 4] * 2, [9.0, 9.0, 9.0])
     whole.zero_grad()
     dense.grad = None
-    give(module, dense, [2], [[1.0, 0.0, 0.0, 0.0]], [2.0, 0.0, 0.0])
+    backpropagate(module, dense, [2], [[1.0, 0.0, 0.0, 0.0]], [2.0, 0.0, 0.0])
     expect_equal(torch.equal(table.detach(), before), True, "a table before the step unchanged")
-    give(module, dense, [2, 3], [[2.0, 0.0, 0.0, 0.0], [0.0, 6.0, 0.0, 0.0]], [0.0, 2.0, 0.0])
+    backpropagate(module, dense, [2, 3], [[2.0, 0.0, 0.0, 0.0], [0.0, 6.0, 0.0, 0.0]], [0.0, 2.0, 0.0])
     whole.step()
     total = torch.zeros(6, 4).double()
     total[2, 0], total[3, 1] = 3.0, 6.0
@@ -268,7 +268,7 @@ def test_windows_before_a_step(impl):
         before, weight = table.detach().clone(), dense.detach().clone()
         dense.grad = None
         for size in (1.0, 2.0, 1.0):
-            give(module, dense, [4], [[size, 0.0, 0.0, 0.0]], [0.0, size - 0.25, 0.0])
+            backpropagate(module, dense, [4], [[size, 0.0, 0.0, 0.0]], [0.0, size - 0.25, 0.0])
             if size == 2.0:  # also a step in the middle of a window
                 whole.step()
                 expect_equal(torch.equal(table.detach(), before), True, "a table within a window unchanged")
@@ -304,16 +304,16 @@ def test_joint_clipping_that_is_gone_before_its_step(impl):
     inner = clipped(impl, module.fused_optimizer, "VALUE", 0.25)
     if inner is None:
         return
-    weight, whole, warned = joined(impl, inner)
+    weight, whole, warned = dense_with_joint_clipping(impl, inner)
     if whole is None or warned:
         return
-    give(module, weight, [0], [[8.0, 0.0, 0.0, 0.0]], [0.0, 0.0, 0.0])
+    backpropagate(module, weight, [0], [[8.0, 0.0, 0.0, 0.0]], [0.0, 0.0, 0.0])
     del whole
     gc.collect()
     table = tables_of(module)["t"]
     before, after = table.detach().clone(), []
     for row in (1, 2):
-        give(module, weight, [row], [[0.0, 1.0, 0.0, 0.0]], [0.0, 0.0, 0.0])
+        backpropagate(module, weight, [row], [[0.0, 1.0, 0.0, 0.0]], [0.0, 0.0, 0.0])
         after.append(table.detach().clone())
     expect(abs(float((before - after[0])[0, 0])) <= 0.2501, "a step of at most 0.25", before - after[0])
     expect_equal(torch.equal(after[0][:2], after[1][:2]), True, "rows of earlier steps unchanged")
@@ -329,7 +329,7 @@ def test_joint_clipping_that_is_copied(impl):
     other, weight, copied = copy.deepcopy((module, dense, whole))
     table, untouched = tables_of(other)["t"], tables_of(module)["t"].detach().clone()
     before = table.detach().clone()
-    give(other, weight, [0], [[3.0, 0.0, 0.0, 0.0]], [0.0, 4.0, 0.0])
+    backpropagate(other, weight, [0], [[3.0, 0.0, 0.0, 0.0]], [0.0, 4.0, 0.0])
     copied.step()
     taken = float((before - table.detach())[0, 0])
     expect_close(taken, 3.0 * 0.5 / (5.0 + 1e-6), "the step of the copied table", ulps=2**34)
@@ -364,14 +364,14 @@ def test_joint_clipping_around_clipping(impl):
     inner = clipped(impl, module.fused_optimizer, "VALUE", 0.25)
     if inner is None:
         return
-    weight, whole, warned = joined(impl, inner)
+    weight, whole, warned = dense_with_joint_clipping(impl, inner)
     if whole is None or warned:
         return
     table = tables_of(module)["t"]
     for _ in range(2):
         before, old = table.detach().clone(), weight.detach().clone()
         weight.grad = None
-        give(module, weight, [0], [[8.0, 0.0, 0.0, 0.0]], [1.0, 0.0, 0.0])
+        backpropagate(module, weight, [0], [[8.0, 0.0, 0.0, 0.0]], [1.0, 0.0, 0.0])
         whole.step()
         taken, step = float((before - table.detach())[0, 0]), float((old - weight.detach())[0])
         within = 0.1 < taken <= 0.2501 and (taken**2 + step**2) ** 0.5 <= 0.5001
@@ -390,9 +390,9 @@ def test_clipping_in_place_of_joint_clipping(impl):
     taken = (before - tables_of(module)["t"].detach())[0]
     expect_close(taken.double(), torch.full((4,), 2.0).double(), "the step of the table", ulps=2**32)
     clipped(impl, module.fused_optimizer, "VALUE", 0.125)  # and in the reverse order
-    weight, whole, _ = joined(impl, module.fused_optimizer)
+    weight, whole, _ = dense_with_joint_clipping(impl, module.fused_optimizer)
     before = tables_of(module)["t"].detach().clone()
-    give(module, weight, [0], [[3.0, 0.0, 0.0, 0.0]], [4.0, 0.0, 0.0])
+    backpropagate(module, weight, [0], [[3.0, 0.0, 0.0, 0.0]], [4.0, 0.0, 0.0])
     whole.step()
     step = float((before - tables_of(module)["t"].detach())[0, 0])
     expect_close(step, 3.0 * 0.5 / (5.0 + 1e-6), "the step of both", ulps=2**34)

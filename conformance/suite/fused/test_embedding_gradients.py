@@ -22,7 +22,7 @@ KINDS = [("EmbeddingBagCollection", name) for name in FUSED_OPTIMIZERS] + [("Emb
 WEIGHTS = {"f": [[0.5, 2.0, -1.0], [3.0]], "g": [[], [0.25, 1.5]], "h": [[1.0, -2.0], [0.5]]}
 
 
-def given(features: Any, layout: str) -> Any:
+def with_gaps(features: Any, layout: str) -> Any:
     """Lay the tensors of features out with gaps, at an offset into their memory."""
     if layout == "dense":
         return features
@@ -54,7 +54,7 @@ def test_gradient_of_rows(impl, kind, pooling, weighted, layout):
     tables = tables_of(module)
     before = {name: table.detach().double() for name, table in tables.items()}
     wanted = {name: table.clone() for name, table in before.items()}
-    outputs = module(given(jagged(BAGS, WEIGHTS if weighted else None), layout))
+    outputs = module(with_gaps(jagged(BAGS, WEIGHTS if weighted else None), layout))
     loss = torch.zeros(())
     for seed, (feature, name) in enumerate((("f", "t"), ("g", "t"), ("h", "u"))):
         output = outputs[feature]

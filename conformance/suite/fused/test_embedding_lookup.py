@@ -46,7 +46,7 @@ def pooled(table: torch.Tensor, bags: Any, weights: Any = None, mean: bool = Fal
     return torch.tensor(rows, dtype=torch.float64)
 
 
-def spoiled(which: str) -> dict[str, Any]:
+def invalid_feature(which: str) -> dict[str, Any]:
     """Make a feature with one invalid part."""
     values, offsets = jagged({"f": BAGS["f"]})["f"]
     bad = {
@@ -143,7 +143,7 @@ def test_bad_features(impl, which):
     """Invalid features raise an error before any table is read or changed."""
     module = collection(impl, "Adagrad", tables=ONE_TABLE)
     before = snapshot(tables_and_state(module))
-    features = spoiled(which)
+    features = invalid_feature(which)
 
     expect_raises(lambda: module(features), *REFUSALS, expected=f"an error for {which}")
     expect_unchanged(before, tables_and_state(module), "the module")
@@ -158,7 +158,7 @@ def test_bad_features_among_others(impl, feature, which):
     """An invalid feature raises an error at any position, also after valid ones."""
     module = collection(impl, "Adagrad")
     before = snapshot(tables_and_state(module))
-    features = {**jagged(BAGS), feature: spoiled(which)["f"]}
+    features = {**jagged(BAGS), feature: invalid_feature(which)["f"]}
     expect_raises(lambda: module(features), ValueError, mentions=[f"'{feature}'"], expected="ValueError")
     expect_unchanged(before, tables_and_state(module), "the module")
 
@@ -171,7 +171,10 @@ def test_errors_name_the_feature(impl, which):
     module = collection(impl, tables=ONE_TABLE)
     part = "offsets" if "offsets" in which else "values"
     expect_raises(
-        lambda: module(spoiled(which)), ValueError, mentions=["'f'", part], expected="ValueError that names f"
+        lambda: module(invalid_feature(which)),
+        ValueError,
+        mentions=["'f'", part],
+        expected="ValueError that names f",
     )
 
 
@@ -265,7 +268,7 @@ def test_backward_through_eval(impl):
 def test_inputs_are_left_alone(impl, good):
     """The caller's tensors are not modified, also if they are invalid."""
     module = collection(impl, tables=ONE_TABLE)
-    features = jagged({"f": BAGS["f"]}) if good else spoiled("too large")
+    features = jagged({"f": BAGS["f"]}) if good else invalid_feature("too large")
     before = snapshot(features)
     try:
         lookups(module, features).backward()

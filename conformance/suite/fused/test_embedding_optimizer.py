@@ -41,15 +41,15 @@ KEYS = {
 }
 
 
-def ones(module: Any, bags: Any = (0, 1)) -> None:
+def train_with_ones(module: Any, bags: Any = (0, 1)) -> None:
     """Train the only table with gradients of one for these rows."""
     module(jagged({"f": [list(bags)]}))["f"].sum().backward()
 
 
-def rate_taken(module: Any, row: int = 0) -> float:
+def decrease_of_row_0(module: Any, row: int = 0) -> float:
     """Train row 0 by SGD with a gradient of one, and return the decrease."""
     before = float(tables_of(module)["t"].detach()[row, 0])
-    ones(module, (row,))
+    train_with_ones(module, (row,))
     return before - float(tables_of(module)["t"].detach()[row, 0])
 
 
@@ -124,9 +124,9 @@ def test_rate(impl):
     """A learning rate that is set in the groups is used by the next forward and backward pass."""
     module = collection(impl, options={"lr": 0.5}, tables=ONE_TABLE)
     expect_equal(module.fused_optimizer.param_groups[0]["lr"], 0.5, "learning rate in the group")
-    expect_close(rate_taken(module), 0.5, "first step", ulps=2**30)
+    expect_close(decrease_of_row_0(module), 0.5, "first step", ulps=2**30)
     module.fused_optimizer.param_groups[0]["lr"] = 0.25
-    expect_close(rate_taken(module), 0.25, "second step", ulps=2**30)
+    expect_close(decrease_of_row_0(module), 0.25, "second step", ulps=2**30)
 
 
 @pytest.mark.clause("FUSED-062")
@@ -148,9 +148,9 @@ def test_rate_in_a_tensor(impl):
     """A learning rate may be a tensor whose value the caller changes."""
     rate = torch.tensor(0.5)
     module = collection(impl, options={"lr": rate}, tables=ONE_TABLE)
-    expect_close(rate_taken(module), 0.5, "first step", ulps=2**30)
+    expect_close(decrease_of_row_0(module), 0.5, "first step", ulps=2**30)
     module.fused_optimizer.param_groups[0]["lr"].fill_(0.25)
-    expect_close(rate_taken(module), 0.25, "second step", ulps=2**30)
+    expect_close(decrease_of_row_0(module), 0.25, "second step", ulps=2**30)
 
 
 @pytest.mark.clause("FUSED-064")
@@ -161,7 +161,7 @@ def test_scheduler(impl):
     scheduler = torch.optim.lr_scheduler.StepLR(module.fused_optimizer, step_size=1, gamma=0.5)
     taken = []
     for _ in range(3):
-        taken.append(round(rate_taken(module), 4))
+        taken.append(round(decrease_of_row_0(module), 4))
         module.fused_optimizer.step()
         scheduler.step()
     expect_equal(taken, [0.5, 0.25, 0.125], "learning rates of three steps")
@@ -181,7 +181,7 @@ def test_warmup(impl, combined):
     taken = []
     for _ in range(5):
         warmup.zero_grad()
-        taken.append(round(rate_taken(module), 4))
+        taken.append(round(decrease_of_row_0(module), 4))
         warmup.step()
     wanted = [0.5 * (0.25 + 0.75 * i / 4) for i in range(5)]
     expect_equal(taken, [round(rate, 4) for rate in wanted], "learning rates of five steps")

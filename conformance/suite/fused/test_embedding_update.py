@@ -71,7 +71,7 @@ def follow(impl: Any, optimizer: str, made: Any, dtype: str, steps: int) -> dict
     return measuring.record
 
 
-def sums(rows: list[int], grads: list[list[float]]) -> dict[int, list[float]]:
+def summed_gradients(rows: list[int], grads: list[list[float]]) -> dict[int, list[float]]:
     """Add up the gradients of each row with Python numbers."""
     total: dict[int, list[float]] = {}
     for row, grad in zip(rows, grads, strict=True):
@@ -79,7 +79,7 @@ def sums(rows: list[int], grads: list[list[float]]) -> dict[int, list[float]]:
     return total
 
 
-def stepped(optimizer: str, weight: list[float], grad: list[float], lr: float, eps: float) -> list[float]:
+def first_step(optimizer: str, weight: list[float], grad: list[float], lr: float, eps: float) -> list[float]:
     """Take the first step of a rule for one row with Python numbers."""
     if optimizer == "SGD":
         return [w - lr * g for w, g in zip(weight, grad, strict=True)]
@@ -116,8 +116,8 @@ def test_once_a_row(impl, optimizer):
     rows = [1, 4, 1, 1]
     grads = [[1.0, -2.0, 0.5, 3.0], [0.25, 1.0, -1.0, 2.0], [2.0, 1.0, -0.25, 1.0], [-0.5, 4.0, 1.5, -1.0]]
     train_rows(module, rows, grads)
-    for row, grad in sums(rows, grads).items():
-        wanted = torch.tensor(stepped(optimizer, before[row], grad, 0.25, 1e-8), dtype=torch.float64)
+    for row, grad in summed_gradients(rows, grads).items():
+        wanted = torch.tensor(first_step(optimizer, before[row], grad, 0.25, 1e-8), dtype=torch.float64)
         expect_close(table.detach()[row], wanted, f"row {row} after one step with the sum", ulps=4)
 
 
@@ -170,7 +170,7 @@ def test_extreme_rows(impl, optimizer):
 @pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
 def test_other_rows(impl, optimizer):
     """Rows that are not looked up, and their state, keep their bits."""
-    keeps_other_rows(collection(impl, optimizer))
+    expect_other_rows_unchanged(collection(impl, optimizer))
 
 
 @pytest.mark.clause("FUSED-038")
@@ -190,10 +190,10 @@ def test_other_rows(impl, optimizer):
 )
 def test_other_rows_with_options(impl, optimizer, option, options):
     """Decay, max_norm and momentum do not change rows that are not looked up, or their state."""
-    keeps_other_rows(collection(impl, optimizer, options))
+    expect_other_rows_unchanged(collection(impl, optimizer, options))
 
 
-def keeps_other_rows(module: Any) -> None:
+def expect_other_rows_unchanged(module: Any) -> None:
     """Train, and expect rows that are not looked up to stay unchanged."""
     fit(module, jagged(BAGS), steps=2)
     with torch.no_grad():

@@ -22,7 +22,7 @@ from keyedopt.conformance.suite.support.replicas import (
     expect_alike,
     semisync,
 )
-from keyedopt.conformance.suite.support.wrapper import note_load
+from keyedopt.conformance.suite.support.wrapper import record_load
 
 
 def snapshot_groups(saved: Any) -> Any:
@@ -322,7 +322,7 @@ def test_hooks_of_its_optimizers(impl, which):
     given = copy.deepcopy(optimizer.state_dict())
     expect_equal(calls, ["save"], "calls of the state_dict pre-hook")
     calls.clear()
-    note_load(inside, "p0", name, calls)
+    record_load(inside, "p0", name, calls)
     optimizer.load_state_dict(given)
     loads = [call for call in calls if call != "save"]  # a load may read the current state
     expect_equal(loads, [7, "loaded 9.0"], "what the load pre-hook got, and what the post-hook found")

@@ -33,7 +33,9 @@ class Failing(torch.optim.SGD):
         return super().step(closure)
 
 
-def alone(impl: Any, params: Any, steps: int, every: int = 3, seed: int = 1, **outer_options: Any) -> None:
+def train_separately(
+    impl: Any, params: Any, steps: int, every: int = 3, seed: int = 1, **outer_options: Any
+) -> None:
     """Train with the two optimizers manually, without the SemisyncOptimizer."""
     local, outer = adam(impl, params), Outer([*params.values()], **outer_options)
     for step in range(steps):
@@ -64,7 +66,7 @@ def test_global_steps(impl, every, steps, dtype):
     params, others = parameters(dtype=dtype), parameters(dtype=dtype)
     optimizer, _, outer = semisync(impl, params, every=every)
     train(optimizer, params, steps)
-    alone(impl, others, steps, every=every)
+    train_separately(impl, others, steps, every=every)
     expect_equal(outer.counts, [*range(every, steps + 1, every)], "local steps at each global step")
     expect_unchanged(values(others), values(params), "parameters")
 

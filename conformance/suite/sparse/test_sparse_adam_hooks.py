@@ -19,7 +19,7 @@ STATE_KINDS = ("state_dict_pre", "state_dict_post", "load_state_dict_pre", "load
 KINDS = ("step_pre", "step_post", *STATE_KINDS)
 
 
-def made(impl: Any, steps: int = 1) -> tuple[Any, Any]:
+def trained_optimizer(impl: Any, steps: int = 1) -> tuple[Any, Any]:
     """Make an optimizer of one table that has taken some steps."""
     weight = parameter(5, 2)
     optimizer = impl.SparseAdam([weight], lr=0.25)
@@ -32,7 +32,7 @@ def register(optimizer: Any, kind: str, hook: Any, **options: Any) -> Any:
     return getattr(optimizer, f"register_{kind}_hook")(hook, **options)
 
 
-def use(optimizer: Any, kind: str) -> None:
+def trigger(optimizer: Any, kind: str) -> None:
     """Trigger the event of a kind of hook once."""
     if kind.startswith("step"):
         optimizer.step()
@@ -61,7 +61,7 @@ class Noting:
 @pytest.mark.clause("SPARSE-062")
 def test_step_pre_hook(impl):
     """A step pre-hook receives the optimizer and the arguments, once, before anything changes."""
-    optimizer, weight = made(impl)
+    optimizer, weight = trained_optimizer(impl)
     before = weight.detach().clone()
     seen: list[Any] = []
     optimizer.register_step_pre_hook(
@@ -80,7 +80,7 @@ def test_step_pre_hook(impl):
 @pytest.mark.parametrize("by", ["keyword", "position"])
 def test_step_pre_hook_replaces_arguments(impl, by):
     """Arguments that a step pre-hook returns replace the given ones."""
-    optimizer, _ = made(impl)
+    optimizer, _ = trained_optimizer(impl)
     called: list[str] = []
 
     def hook(one: Any, args: Any, kwargs: Any) -> Any:
@@ -99,7 +99,7 @@ def test_step_pre_hook_replaces_arguments(impl, by):
 @pytest.mark.clause("SPARSE-064")
 def test_step_pre_hooks_in_order(impl):
     """Step hooks run in the order of registration, each with the previous one's arguments."""
-    optimizer, _ = made(impl)
+    optimizer, _ = trained_optimizer(impl)
     events: list[str] = []
 
     def first(one: Any, args: Any, kwargs: Any) -> Any:
@@ -121,7 +121,7 @@ def test_step_pre_hooks_in_order(impl):
 @pytest.mark.parametrize("wrong", [5, [], [1, 2, 3], "text"])
 def test_step_pre_hook_returns_nonsense(impl, wrong):
     """A step pre-hook that returns neither None nor a pair raises; nothing changes."""
-    optimizer, weight = made(impl)
+    optimizer, weight = trained_optimizer(impl)
     train_sparse(optimizer, [weight], 1)
     before = snapshot([weight, dict(optimizer.state[weight])])
     optimizer.register_step_pre_hook(lambda *_: tuple(wrong) if isinstance(wrong, list) else wrong)
@@ -132,7 +132,7 @@ def test_step_pre_hook_returns_nonsense(impl, wrong):
 @pytest.mark.clause("SPARSE-066")
 def test_step_post_hook(impl):
     """A step post-hook receives the optimizer and the arguments, once, after the update."""
-    optimizer, weight = made(impl)
+    optimizer, weight = trained_optimizer(impl)
     seen: list[Any] = []
     optimizer.register_step_post_hook(
         lambda one, args, kwargs: seen.append((one, dict(kwargs), float(one.state[weight]["step"])))
@@ -147,7 +147,7 @@ def test_step_post_hook(impl):
 @pytest.mark.parametrize("closure", [True, False])
 def test_step_hook_arguments(impl, closure):
     """Observe how many positional arguments a step hook receives, with or without the optimizer."""
-    optimizer, _ = made(impl)
+    optimizer, _ = trained_optimizer(impl)
     seen: list[str] = []
     optimizer.register_step_pre_hook(
         lambda one, args, kwargs: seen.append(f"{len(args)}, optimizer: {any(x is one for x in args)}")
@@ -160,14 +160,14 @@ def test_step_hook_arguments(impl, closure):
 @pytest.mark.parametrize("kind", ["step_pre", "state_dict_pre", "load_state_dict_pre"])
 def test_pre_hook_raises(impl, kind):
     """The caller receives an error of a pre-hook, and nothing changes."""
-    optimizer, weight = made(impl)
+    optimizer, weight = trained_optimizer(impl)
     before = snapshot([weight, dict(optimizer.state[weight]), optimizer.param_groups[0]["lr"]])
 
     def hook(*_: Any) -> None:
         raise ZeroDivisionError("from the hook")
 
     register(optimizer, kind, hook)
-    expect_raises(lambda: use(optimizer, kind), ZeroDivisionError, expected="the hook's error")
+    expect_raises(lambda: trigger(optimizer, kind), ZeroDivisionError, expected="the hook's error")
     now = [weight, dict(optimizer.state[weight]), optimizer.param_groups[0]["lr"]]
     expect_unchanged(before, now, "parameter, state and learning rate")
 
@@ -176,16 +176,16 @@ def test_pre_hook_raises(impl, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_once_an_event(impl, kind):
     """A hook runs once for each event of its kind, and for no other event."""
-    optimizer, _ = made(impl)
+    optimizer, _ = trained_optimizer(impl)
     events: list[str] = []
     register(optimizer, kind, Noting(events))
-    use(optimizer, kind)
+    trigger(optimizer, kind)
     expect_equal(len(events), 1, "calls of the hook after one event")
     for other in KINDS:
         if other.removesuffix("_pre").removesuffix("_post") != kind.removesuffix("_pre").removesuffix(
             "_post"
         ):
-            use(optimizer, other)
+            trigger(optimizer, other)
     expect_equal(len(events), 1, "calls of the hook after events of other kinds")
 
 
@@ -193,12 +193,12 @@ def test_once_an_event(impl, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_handles(impl, kind):
     """The handle of a hook removes this hook and no other."""
-    optimizer, _ = made(impl)
+    optimizer, _ = trained_optimizer(impl)
     events: list[str] = []
     handle = register(optimizer, kind, Noting(events, "removed"))
     register(optimizer, kind, Noting(events, "kept"))
     handle.remove()
-    use(optimizer, kind)
+    trigger(optimizer, kind)
     expect_equal(events, ["kept"], "the hooks that were called")
 
 
@@ -206,19 +206,19 @@ def test_handles(impl, kind):
 @pytest.mark.parametrize("kind", STATE_KINDS)
 def test_prepend(impl, kind):
     """State-dict hooks run in the order of registration, those registered with prepend first."""
-    optimizer, _ = made(impl)
+    optimizer, _ = trained_optimizer(impl)
     events: list[str] = []
     register(optimizer, kind, Noting(events, "first"))
     register(optimizer, kind, Noting(events, "second"))
     register(optimizer, kind, Noting(events, "prepended"), prepend=True)
-    use(optimizer, kind)
+    trigger(optimizer, kind)
     expect_equal(events, ["prepended", "first", "second"], "the order")
 
 
 @pytest.mark.clause("SPARSE-072")
 def test_state_dict_pre_hook(impl):
     """A state_dict pre-hook runs before the state is collected, so its changes are included."""
-    optimizer, _ = made(impl)
+    optimizer, _ = trained_optimizer(impl)
 
     def hook(one: Any) -> None:
         one.param_groups[0]["lr"] = 0.5
@@ -231,7 +231,7 @@ def test_state_dict_pre_hook(impl):
 @pytest.mark.parametrize("how", ["in place", "returned", "both"])
 def test_state_dict_post_hook(impl, how):
     """A state_dict post-hook may modify or replace the previous hook's state_dict."""
-    optimizer, _ = made(impl)
+    optimizer, _ = trained_optimizer(impl)
 
     def modify(one: Any, state_dict: Any) -> None:
         expect(one is optimizer, "the optimizer", type(one))
@@ -255,8 +255,8 @@ def test_state_dict_post_hook(impl, how):
 @pytest.mark.parametrize("how", ["in place", "returned"])
 def test_load_state_dict_pre_hook(impl, how):
     """A load pre-hook may modify the state_dict or return another one, which is loaded."""
-    optimizer, weight = made(impl)
-    saved = made(impl, steps=4)[0].state_dict()
+    optimizer, weight = trained_optimizer(impl)
+    saved = trained_optimizer(impl, steps=4)[0].state_dict()
 
     def hook(one: Any, state_dict: Any) -> Any:
         expect(one is optimizer, "the optimizer", type(one))
@@ -274,8 +274,8 @@ def test_load_state_dict_pre_hook(impl, how):
 @pytest.mark.clause("SPARSE-075")
 def test_load_state_dict_pre_hook_gets_a_shallow_copy(impl):
     """A load pre-hook receives a shallow copy of the given dict."""
-    optimizer, _ = made(impl)
-    saved = copy.deepcopy(made(impl, steps=4)[0].state_dict())
+    optimizer, _ = trained_optimizer(impl)
+    saved = copy.deepcopy(trained_optimizer(impl, steps=4)[0].state_dict())
     seen: list[Any] = []
 
     def hook(one: Any, state_dict: Any) -> None:
@@ -293,8 +293,8 @@ def test_load_state_dict_pre_hook_gets_a_shallow_copy(impl):
 @pytest.mark.clause("SPARSE-076")
 def test_load_state_dict_post_hook(impl):
     """A load post-hook receives the optimizer with the loaded state."""
-    optimizer, weight = made(impl)
-    saved = copy.deepcopy(made(impl, steps=4)[0].state_dict())
+    optimizer, weight = trained_optimizer(impl)
+    saved = copy.deepcopy(trained_optimizer(impl, steps=4)[0].state_dict())
     seen: list[Any] = []
     optimizer.register_load_state_dict_post_hook(
         lambda one: seen.append((one is optimizer, float(one.state[weight]["step"])))
@@ -306,7 +306,7 @@ def test_load_state_dict_post_hook(impl):
 @pytest.mark.clause("SPARSE-077")
 def test_load_post_hook_after_a_refused_load(impl):
     """A load that raises runs no post-hook."""
-    optimizer, _ = made(impl)
+    optimizer, _ = trained_optimizer(impl)
     events: list[str] = []
     optimizer.register_load_state_dict_post_hook(Noting(events))
     saved = copy.deepcopy(optimizer.state_dict())
@@ -320,14 +320,14 @@ def test_load_post_hook_after_a_refused_load(impl):
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_hooks_in_a_copy(impl, kind, how):
     """Observe whether a copy of the optimizer has its hooks."""
-    optimizer, _ = made(impl)
+    optimizer, _ = trained_optimizer(impl)
     events: list[str] = []
     register(optimizer, kind, Noting(events))
     copied = copy.deepcopy(optimizer) if how == "deepcopy" else pickle.loads(pickle.dumps(optimizer))
     hooks = getattr(copied, f"_optimizer_{kind}_hooks", {})
     for hook in hooks.values():
         hook.events = events
-    use(copied, kind)
+    trigger(copied, kind)
     return len(events)
 
 
@@ -335,7 +335,7 @@ def test_hooks_in_a_copy(impl, kind, how):
 @pytest.mark.parametrize("kind", ["step_post", "state_dict_post", "load_state_dict_post"])
 def test_post_hook_raises(impl, kind):
     """The caller receives an error of a post-hook; the step or the load has taken place."""
-    optimizer, weight = made(impl)
+    optimizer, weight = trained_optimizer(impl)
 
     def hook(*_: Any) -> None:
         raise ZeroDivisionError("from the hook")
@@ -347,6 +347,6 @@ def test_post_hook_raises(impl, kind):
         )
         expect_equal(float(optimizer.state[weight]["step"]), 2.0, "the count of steps")
         return
-    expect_raises(lambda: use(optimizer, kind), ZeroDivisionError, expected="the hook's error")
+    expect_raises(lambda: trigger(optimizer, kind), ZeroDivisionError, expected="the hook's error")
     if kind == "load_state_dict_post":
         expect_equal(optimizer.param_groups[0]["lr"], 0.5, "the loaded learning rate")

@@ -27,7 +27,7 @@ def trained(impl: Any, count: int = 2, steps: int = 2, dtype: str = "float32") -
     return optimizer, weights
 
 
-def everything(optimizer: Any, weights: Any) -> dict[str, Any]:
+def live_data(optimizer: Any, weights: Any) -> dict[str, Any]:
     """Return all live data that a load may change; state is keyed by the position of its parameter."""
     options = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
     extra = sum(1 for key in optimizer.state if not isinstance(key, torch.Tensor))
@@ -40,7 +40,7 @@ def everything(optimizer: Any, weights: Any) -> dict[str, Any]:
     }
 
 
-def spoil(saved: dict[str, Any], how: str) -> dict[str, Any]:
+def invalid_checkpoint(saved: dict[str, Any], how: str) -> dict[str, Any]:
     """Make a checkpoint that does not fit."""
     entry, group = saved["state"][0], saved["param_groups"][0]
     if how in ("wider", "fewer rows", "one row", "flat"):
@@ -72,12 +72,12 @@ def spoil(saved: dict[str, Any], how: str) -> dict[str, Any]:
 def expect_refused(impl: Any, how: str, *kinds: type[BaseException]) -> None:
     """Expect a load to raise and to change nothing."""
     optimizer, weights = trained(impl)
-    before = snapshot(everything(optimizer, weights))
-    saved = spoil(copy.deepcopy(trained(impl, steps=4)[0].state_dict()), how)
+    before = snapshot(live_data(optimizer, weights))
+    saved = invalid_checkpoint(copy.deepcopy(trained(impl, steps=4)[0].state_dict()), how)
     expect_raises(
         lambda: optimizer.load_state_dict(saved), *kinds, expected=f"an error for the checkpoint ({how})"
     )
-    expect_unchanged(before, everything(optimizer, weights), "the optimizer after a failed load")
+    expect_unchanged(before, live_data(optimizer, weights), "the optimizer after a failed load")
 
 
 @pytest.mark.clause("SPARSE-045")
@@ -197,13 +197,13 @@ def test_loading_copies(impl):
     """Training after a load changes neither the checkpoint nor the optimizer that it came from."""
     optimizer, weights = trained(impl)
     saved = optimizer.state_dict()
-    before = snapshot([saved["state"], everything(optimizer, weights)["states"]])
+    before = snapshot([saved["state"], live_data(optimizer, weights)["states"]])
     twins = [weight.detach().clone().requires_grad_() for weight in weights]
     resumed = impl.SparseAdam(twins)
     resumed.load_state_dict(saved)
     train_sparse(resumed, twins, 2)
     expect_unchanged(before[0], saved["state"], "the checkpoint after another was trained from it")
-    expect_unchanged(before[1], everything(optimizer, weights)["states"], "the state that it came from")
+    expect_unchanged(before[1], live_data(optimizer, weights)["states"], "the state that it came from")
 
 
 @pytest.mark.clause("SPARSE-050")
@@ -239,9 +239,9 @@ def test_load_of_options_out_of_range_in_a_second_group(impl, how):
     saved = copy.deepcopy(optimizer.state_dict())
     saved["param_groups"][0]["lr"] = 0.5
     saved["param_groups"][1].update(how)
-    before = snapshot(everything(optimizer, weights))
+    before = snapshot(live_data(optimizer, weights))
     expect_raises(lambda: optimizer.load_state_dict(saved), ValueError, expected=f"ValueError for {how}")
-    expect_unchanged(before, everything(optimizer, weights), "the optimizer after a failed load")
+    expect_unchanged(before, live_data(optimizer, weights), "the optimizer after a failed load")
 
 
 @pytest.mark.clause("SPARSE-053")

@@ -34,7 +34,7 @@ def sparse(
     )
 
 
-def everything(optimizer: Any, weights: Any) -> dict[str, Any]:
+def live_data(optimizer: Any, weights: Any) -> dict[str, Any]:
     """Return all live data that a step may change."""
     states = [dict(optimizer.state.get(weight, {})) for weight in weights]
     return {"weights": [weight.detach() for weight in weights], "states": states}
@@ -183,11 +183,11 @@ def test_refused_step_changes_nothing(impl, groups, fresh):
     optimizer = impl.SparseAdam(listed, lr=0.25)
     if not fresh:
         train_sparse(optimizer, [weight, other], 2)
-    before = snapshot(everything(optimizer, [weight, other]))
+    before = snapshot(live_data(optimizer, [weight, other]))
     set_sparse_grad(weight, [1])
     set_grads([other])
     expect_raises(optimizer.step, Exception, expected="an error for the dense gradient")
-    expect_unchanged(before, everything(optimizer, [weight, other]), "the optimizer after a failed step")
+    expect_unchanged(before, live_data(optimizer, [weight, other]), "the optimizer after a failed step")
 
 
 @pytest.mark.clause("SPARSE-033")
@@ -199,10 +199,10 @@ def test_rows_past_the_end(impl, row, fresh):
     optimizer = impl.SparseAdam([weight], lr=0.25)
     if not fresh:
         train_sparse(optimizer, [weight], 2)
-    before = snapshot(everything(optimizer, [weight]))
+    before = snapshot(live_data(optimizer, [weight]))
     weight.grad = sparse([1, row], [[1.0, 1.0], [1.0, 1.0]], (3, 2), check=False)
     expect_raises(optimizer.step, Exception, expected=f"an error for row {row} of 3")
-    expect_unchanged(before, everything(optimizer, [weight]), "the optimizer after a failed step")
+    expect_unchanged(before, live_data(optimizer, [weight]), "the optimizer after a failed step")
 
 
 @pytest.mark.clause("SPARSE-033")
@@ -254,11 +254,11 @@ def test_error_if_nonfinite(impl, bad):
     weight, other = table(), table(seed=1)
     optimizer = impl.SparseAdam([weight, other], lr=0.25, error_if_nonfinite=True)
     train_sparse(optimizer, [weight, other], 2)
-    before = snapshot(everything(optimizer, [weight, other]))
+    before = snapshot(live_data(optimizer, [weight, other]))
     set_sparse_grad(weight, [1])
     other.grad = sparse([1, 3], [[float(bad), 1.0], [1.0, 2.0]], (5, 2))
     expect_raises(optimizer.step, RuntimeError, expected="an error for the gradient")
-    expect_unchanged(before, everything(optimizer, [weight, other]), "the optimizer after a failed step")
+    expect_unchanged(before, live_data(optimizer, [weight, other]), "the optimizer after a failed step")
 
 
 @pytest.mark.clause("SPARSE-036")
@@ -309,13 +309,13 @@ def test_closure_raises(impl):
     weight = table()
     optimizer = impl.SparseAdam([weight], lr=0.25)
     train_sparse(optimizer, [weight], 2)
-    before = snapshot(everything(optimizer, [weight]))
+    before = snapshot(live_data(optimizer, [weight]))
 
     def closure() -> None:
         raise ZeroDivisionError("from the closure")
 
     expect_raises(lambda: optimizer.step(closure), ZeroDivisionError, expected="the closure's error")
-    expect_unchanged(before, everything(optimizer, [weight]), "the optimizer")
+    expect_unchanged(before, live_data(optimizer, [weight]), "the optimizer")
 
 
 @pytest.mark.clause("SPARSE-040")
@@ -387,11 +387,11 @@ def test_copies(impl, how):
     weight = table()
     optimizer = impl.SparseAdam([weight], lr=0.25)
     train_sparse(optimizer, [weight], 2)
-    before = snapshot(everything(optimizer, [weight]))
+    before = snapshot(live_data(optimizer, [weight]))
     pair = (weight, optimizer)
     twin, copied = copy.deepcopy(pair) if how == "deepcopy" else pickle.loads(pickle.dumps(pair))
     train_sparse(copied, [twin], 3, seed=5)
-    expect_unchanged(before, everything(optimizer, [weight]), "the original after its copy was trained")
+    expect_unchanged(before, live_data(optimizer, [weight]), "the original after its copy was trained")
     train_sparse(optimizer, [weight], 3, seed=5)
     expect_bits(twin.detach(), weight.detach(), "the copy's parameter")
-    expect_unchanged(snapshot(everything(optimizer, [weight])), everything(copied, [twin]), "the copy")
+    expect_unchanged(snapshot(live_data(optimizer, [weight])), live_data(copied, [twin]), "the copy")

@@ -27,7 +27,7 @@ def wrapped_adam(
     return wrapper, inner, params
 
 
-def recast(optimizer: Any, how: str) -> Any:
+def copy_optimizer(optimizer: Any, how: str) -> Any:
     """Copy an optimizer by deepcopy, or through torch.save and torch.load."""
     if how == "deepcopy":
         return copy.deepcopy(optimizer)
@@ -42,7 +42,7 @@ def count_call(optimizer: Any, *_: Any) -> None:
     optimizer.counted = getattr(optimizer, "counted", 0) + 1
 
 
-def note_load(optimizer: Any, key: str, name: str, calls: list[Any]) -> None:
+def record_load(optimizer: Any, key: str, name: str, calls: list[Any]) -> None:
     """Register load hooks: load nines as one tensor, and record the entry "note" and the loaded nines."""
 
     def before(own: Any, given: Any) -> Any:

@@ -15,7 +15,7 @@ from keyedopt.conformance.suite.support.assertions import (
 )
 from keyedopt.conformance.suite.support.doubles import recording
 from keyedopt.conformance.suite.support.inputs import adam, parameter, set_grads, sgd, train
-from keyedopt.conformance.suite.support.wrapper import count_call, note_load, recast
+from keyedopt.conformance.suite.support.wrapper import copy_optimizer, count_call, record_load
 
 KINDS = ["plain", "clip", "warmup", "nested"]
 
@@ -141,7 +141,7 @@ def test_what_hooks_of_the_wrapped_optimizer_return(impl, kind):
     inner.register_state_dict_post_hook(lambda own, saved: {**saved, "note": 7})
     given = copy.deepcopy(wrapper.state_dict())
     calls: list[object] = []
-    note_load(inner, "p", "exp_avg", calls)
+    record_load(inner, "p", "exp_avg", calls)
     wrapper.load_state_dict(given)
     expect_equal(calls, [7, "loaded 9.0"], "what the load pre-hook got, and what the post-hook found")
     expect_bits(inner.state[param]["exp_avg"], torch.full((3,), 9.0), "what the pre-hook returned")
@@ -192,7 +192,7 @@ def test_a_copy_trains_on_alone(impl, how, kind, steps):
     twin.save_param_groups(True)
     saved = snapshot(twin.state_dict())
     train(twin, [same], 2, seed=5)
-    other = recast(wrapper, how)
+    other = copy_optimizer(wrapper, how)
     expect_unchanged(saved, other.state_dict(), "what the copy saves")
     before = snapshot([param, wrapper.state_dict()])
     copied = other.params["k.p" if kind == "nested" else "p"]
@@ -209,7 +209,7 @@ def test_hooks_survive_a_copy(impl, how, kind):
     """A copy of a wrapper has its own step hooks, which run once per step."""
     wrapper, _, param = build(impl, kind, steps=1)
     wrapper.register_step_post_hook(count_call)
-    other = recast(wrapper, how)
+    other = copy_optimizer(wrapper, how)
     train(other, [other.params["k.p" if kind == "nested" else "p"]], 2)
     expect_equal(getattr(other, "counted", 0), 2, "calls of the copy's hook in two steps")
     expect_equal(getattr(wrapper, "counted", 0), 0, "calls for the original")
@@ -224,7 +224,7 @@ def test_a_copy_does_not_break_the_others(impl, how, kind):
     """After a copy, the original and existing wrappers still step."""
     bystander, _, param = build(impl, kind)
     original, _, other = build(impl, kind)
-    recast(original, how)
+    copy_optimizer(original, how)
     before = snapshot([param, other])
     train(bystander, [param], 1)
     train(original, [other], 1)
@@ -239,7 +239,7 @@ def test_a_copy_with_a_scheduler_steps_itself(impl, how, kind):
     """A copy of a wrapper with an LRScheduler steps its own parameters."""
     wrapper, _, param = build(impl, kind)
     scheduler = torch.optim.lr_scheduler.ExponentialLR(wrapper, 0.5)
-    other = recast(wrapper, how)
+    other = copy_optimizer(wrapper, how)
     copied = other.params["k.p" if kind == "nested" else "p"]
     before = snapshot([param, copied])
     set_grads([param], seed=1)
