@@ -223,7 +223,7 @@ def test_malformed_groups(impl, wrong):
 @pytest.mark.clause("SEMI-037")
 @pytest.mark.parametrize("which", ["local", "global", "both"])
 def test_groups_of_members(impl, which):
-    """Optimizers that save their groups still do so inside; if only one does, the constructor raises."""
+    """Optimizers that save their groups still do so inside; an error is accepted if only one does."""
     params = parameters()
     local = sgd(impl, params)
 
