@@ -160,7 +160,8 @@ def _statements_like(old: list[ast.stmt], scopes: _Scopes) -> Iterator[_Place]:
 
 
 def _put(block: list[ast.stmt], at: int, count: int, new: list[ast.stmt]) -> None:
-    block[at : at + count] = new or ([ast.Pass(0, 0)] if count == len(block) else [])
+    empty = ast.copy_location(ast.Pass(), block[at])
+    block[at : at + count] = new or ([empty] if count == len(block) else [])
 
 
 def _matches(old: Any, found: Any, blocks: list[list[ast.stmt]]) -> bool:
@@ -180,11 +181,12 @@ def _matches(old: Any, found: Any, blocks: list[list[ast.stmt]]) -> bool:
 def _parts(old: ast.AST, found: ast.AST) -> Iterator[tuple[Any, Any]]:
     """Yield the parts of two nodes of one type that have to be equal."""
     for name in old._fields:
-        parts = getattr(old, name, None), getattr(found, name, None)
+        one: Any = getattr(old, name, None)
+        other: Any = getattr(found, name, None)
         if name == "body" and isinstance(old, _DEFINITIONS) and not _is_any(old.body):
-            yield _without_docstring(parts[0]), _without_docstring(parts[1])
+            yield _without_docstring(one), _without_docstring(other)
         elif name not in IGNORED:
-            yield parts
+            yield one, other
 
 
 def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:

@@ -130,7 +130,8 @@ def run(chosen: Sequence[Mutant], report: Report, everything: bool = False) -> N
 
 
 def _planted(chosen: Sequence[Mutant]) -> list[tuple[Mutant, Mapping[str, CodeType]]]:
-    planted, problems = [], []
+    planted: list[tuple[Mutant, Mapping[str, CodeType]]] = []
+    problems: list[str] = []
     for mutant in chosen:
         try:
             planted.append((mutant, planting.plant(mutant)))
