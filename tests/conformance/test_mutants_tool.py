@@ -121,7 +121,7 @@ def value_of(code, expression):
         ("scale", "if value: ...", "", "scale(3)", 6),
         ("scale", "if value: ...", "return -1\n...", "scale(3)", -1),
         ("scale", "def scale(value, factor=2): ...", "def scale(value, factor=9): ...", "scale(1)", 9),
-        ("Table", "rows: int = 4\n@property\ndef width(self): ...", "rows = 5", "Table.rows", 5),
+        ("scale", "if value: ...\nreturn value * factor", "return 8", "scale(1)", 8),
         ("Table", "4", "6", "Table.rows", 6),
         ("Table", "rows: int = 4", "", "hasattr(Table, 'rows')", False),
         ("Table.width", "self._width", "12", "Table().width", 12),
