@@ -18,12 +18,12 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from keyedopt.conformance.results import RULE
+from keyedopt.conformance.results.untrusted import clean
 from keyedopt.reports.page import history, overview, precision, schedules, speed
 from keyedopt.reports.page.embedded import as_json, embedded
 from keyedopt.reports.page.figures import legend, looks
-from keyedopt.reports.page.frames import Frame
-from keyedopt.reports.plain import clean
-from keyedopt.reports.tables import Clause, Tables
+from keyedopt.reports.tables import Clause, Frame, Tables
 
 FOLDER = Path(__file__).parent
 VIEWS = ("Overview", "Matrix", "Schedules", "Precision", "Speed", "History", "Differences")
@@ -39,7 +39,7 @@ def write(
     """Write ``index.html`` into a folder, which is made if need be, and return its path.
 
     Args:
-        tables: the results, as `keyedopt.reports.read.read` returns them.
+        tables: the results, as `keyedopt.reports.load.load` returns them.
         clauses: the texts of the clauses, by id.
         folder: where to write.
         plots: whether to write every plot as PNG and SVG too, into ``plots`` in the folder.
@@ -74,7 +74,8 @@ def render(
         runs=list(looked),
         key=dict(legend(list(looked), looked)),
         about=_about(tables, checked),
-        overview=overview.view(tables, clauses, looked),
+        rule=RULE,
+        overview=overview.view(tables, looked),
         schedules=schedules.view(tables, looked, plots),
         precision=precision.view(tables, looked, plots),
         speed=speed.view(tables, plots),

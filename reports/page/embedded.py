@@ -12,12 +12,12 @@ from typing import Any
 
 import pandas as pd
 
+from keyedopt.conformance.results.untrusted import clean, one_line
+from keyedopt.conformance.results.verdict import FAILING, SEVERITY
 from keyedopt.reports.diff import WORSE
 from keyedopt.reports.page.figures import Look
-from keyedopt.reports.page.frames import Frame
 from keyedopt.reports.page.precision import subjects
-from keyedopt.reports.plain import clean, one_line
-from keyedopt.reports.tables import FAILED, SEVERITY, Clause, Tables
+from keyedopt.reports.tables import Clause, Frame, Tables
 
 #: How much of the failing cases is shown, from generous to scarce: cases of a clause, characters of a text.
 DETAIL = ((6, 600), (4, 300), (2, 200), (1, 160), (1, 60))
@@ -26,7 +26,7 @@ RECORD = 700
 #: Characters of JSON that the failing cases may take.
 ROOM = 1_300_000
 #: Failing cases are shown, and those that passed though they were expected to fail.
-SHOWN = (*FAILED, "unexpected-pass", "known")
+SHOWN = (*FAILING, "unexpected-pass", "known")
 
 
 def embedded(tables: Tables, clauses: Mapping[str, Clause], looks: Mapping[str, Look]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from matplotlib.path import Path as Path2D
 from matplotlib.text import Text
 from matplotlib.ticker import FixedFormatter
 
-from keyedopt.reports.plain import clean
+from keyedopt.conformance.results.untrusted import clean
 
 #: Colours of runs; a run beyond them has the same colours with other markers and line styles.
 SERIES = ("#0063a6", "#b8480a", "#00745a", "#9a3d74", "#8a6a00", "#2a7fb8", "#5b4bb0", "#4d5661")

@@ -10,8 +10,7 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from keyedopt.reports.page.figures import BAND, INK, MUTED, SERIES, above, numbered, picture
-from keyedopt.reports.page.frames import Frame
-from keyedopt.reports.tables import Tables
+from keyedopt.reports.tables import Frame, Tables
 
 #: At most so many series are drawn, those with the largest steps first; the table has all.
 DRAWN = 24

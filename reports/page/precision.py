@@ -8,8 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from keyedopt.reports.page.figures import MUTED, Look, Picture, above, legend, line, numbered, peaks, picture
-from keyedopt.reports.page.frames import Frame
-from keyedopt.reports.tables import Tables
+from keyedopt.reports.tables import Frame, Tables
 
 #: The order of dtypes; others come after them.
 DTYPES = ("float32", "bfloat16", "float16", "float64")

@@ -9,8 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from keyedopt.reports.page.figures import INK, Look, above, line, numbered, picture
-from keyedopt.reports.page.frames import Frame
-from keyedopt.reports.tables import Tables
+from keyedopt.reports.tables import Frame, Tables
 
 #: Policies in the order of the documents; others come after them.
 ORDER = ("NONE", "CONSTANT", "LINEAR", "POLY", "STEP", "INVSQRT", "COSINE_ANNEALING_WARM_RESTARTS")

@@ -19,8 +19,7 @@ from keyedopt.reports.page.figures import (
     picture,
     thin,
 )
-from keyedopt.reports.page.frames import Frame
-from keyedopt.reports.tables import Tables
+from keyedopt.reports.tables import Frame, Tables
 
 #: A plot has at most so many rows; the table has all.
 ROWS = 40
