@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from keyedopt.conformance.results.errors import ResultError
+from keyedopt.conformance.results.errors import ResultError as ResultError
 from keyedopt.conformance.results.untrusted import one_line
 
 #: The version of the format.

@@ -191,9 +191,13 @@ def judge(result: Result) -> Verdict:
 
 
 def _scope(options: Mapping[str, Any]) -> str:
-    parts = {name: options.get(name) for name in ("areas", "clauses", "dtypes")}
-    text = "; ".join(f"{name} {', '.join(listed)}" for name, listed in parts.items() if listed)
-    return one_line(re.sub(r"[^A-Za-z0-9_.,; -]", "?", text), 200)  # untrusted; headlines are not escaped
+    parts = []
+    for name in ("areas", "clauses", "dtypes"):
+        listed = options.get(name) or ()
+        if listed:
+            parts.append(f"{name} {', '.join(listed)}" if len(listed) <= 3 else f"{len(listed)} {name}")
+    text = one_line("; ".join(parts), 120)
+    return re.sub(r"[^A-Za-z0-9_.,; -]", "?", text)  # a file may hold any text, and headlines are not escaped
 
 
 def selected(result: Result) -> list[spec.Clause]:

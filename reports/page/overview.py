@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from keyedopt.conformance.results.verdict import GREEN, headline
+from keyedopt.conformance.results.verdict import FAILING, GREEN, headline
 from keyedopt.conformance.spec import LEVELS
 from keyedopt.reports.page.figures import Look
 from keyedopt.reports.page.precision import subjects
@@ -75,17 +75,25 @@ def _speed(speeds: Frame, name: str) -> list[tuple[str, str, float, float, int]]
 
 
 def _areas(tables: Tables, runs: list[str]) -> list[dict[str, Any]]:
-    """Return, by area, how many of the checked clauses of each level held in each run."""
+    """Return, by area and run, how many of the checked clauses of each level held, and how many failed."""
     frame: Frame = tables.clauses.dropna(subset=["area"])
-    rows = []
-    for area, some in frame.groupby("area", sort=False):
-        cells = []
-        for run in runs:
-            mine = some[some["run"] == run]
-            tried = mine[mine["outcome"] != "unsupported"]
-            counts = {level: held(tried[tried["level"] == level]) for level in LEVELS}
-            failed = int(tried["outcome"].isin(["fail", "error", "unexpected-pass"]).sum())
-            known = int((tried["outcome"] == "known").sum())
-            cells.append({"counts": counts, "tried": len(tried), "failed": failed, "known": known})
-        rows.append({"area": area, "cells": cells})
-    return rows
+    outcomes: dict[str, dict[str, list[tuple[str, str]]]] = {}
+    for area, run, level, outcome in frame[["area", "run", "level", "outcome"]].itertuples(index=False):
+        cells = outcomes.setdefault(area, {})
+        if outcome != "unsupported":
+            cells.setdefault(run, []).append((level, outcome))
+    return [
+        {"area": area, "cells": [_cell(cells.get(run, [])) for run in runs]}
+        for area, cells in outcomes.items()
+    ]
+
+
+def _cell(outcomes: list[tuple[str, str]]) -> dict[str, Any]:
+    by_level = {level: [outcome for at, outcome in outcomes if at == level] for level in LEVELS}
+    seen = [outcome for _, outcome in outcomes]
+    return {
+        "counts": {level: (sum(one in GREEN for one in some), len(some)) for level, some in by_level.items()},
+        "tried": len(seen),
+        "failed": sum(one in (*FAILING, "unexpected-pass") for one in seen),
+        "known": seen.count("known"),
+    }

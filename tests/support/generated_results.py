@@ -52,7 +52,7 @@ def drawn(seed):
     bad = dice.choice([0.0, 0.0, 0.01, 0.2])
     cases = []
     for clause in spec.clauses().values():
-        for number in range(dice.choice([1, 1, 3])):
+        for number in range(dice.choice([1, 1, 2])):
             outcome = usual(clause)
             if clause.area not in areas or dice.random() < lost[clause.area]:
                 outcome = "unsupported"
