@@ -89,7 +89,7 @@ def reported(tmp_path_factory):
 def of_command(made, capsys):
     show(made, judge(made))
     *_, line, gate = capsys.readouterr().out.splitlines()
-    verdict, _, checked = line.rpartition("): ")[2].partition("; ")
+    verdict, checked = re.search(r"\): (.*); (checked \d.*)$", line).groups()
     return verdict, checked, re.match(r"gate: (\w+)", gate)[1]
 
 
