@@ -22,7 +22,7 @@ from keyedopt.conformance.results import RULE
 from keyedopt.conformance.results.untrusted import clean
 from keyedopt.reports.page import history, overview, precision, schedules, speed
 from keyedopt.reports.page.embedded import as_json, embedded
-from keyedopt.reports.page.figures import legend, looks
+from keyedopt.reports.page.figures import looks, sample
 from keyedopt.reports.tables import Clause, Frame, Tables
 
 FOLDER = Path(__file__).parent
@@ -74,7 +74,7 @@ def render(
         script=Markup(script),
         data=Markup(data),
         runs=list(looked),
-        key=dict(legend(list(looked), looked)),
+        key={run: sample(look) for run, look in looked.items()},
         about=_about(tables, checked),
         rule=RULE,
         overview=overview.view(tables, looked),

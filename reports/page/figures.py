@@ -110,14 +110,9 @@ def looks(runs: Iterable[str]) -> dict[str, Look]:
     }
 
 
-def legend(runs: Sequence[str], looked: dict[str, Look]) -> list[tuple[str, Markup]]:
-    """Return each run with a small picture of its line, for a legend in HTML."""
-    return [(run, _sample(looked[run])) for run in runs]
-
-
 @functools.cache
-def _sample(look: Look) -> Markup:
-    """Draw a line with a marker as SVG without ids, as the page contains it many times."""
+def sample(look: Look) -> Markup:
+    """Return a line with a marker as SVG, without ids, as the page contains it many times."""
     marker = MarkerStyle(look.marker)
     path = marker.get_path().transformed(marker.get_transform())
     letters = {Path2D.MOVETO: "M", Path2D.LINETO: "L", Path2D.CURVE3: "Q", Path2D.CURVE4: "C"}

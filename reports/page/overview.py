@@ -18,11 +18,11 @@ def view(tables: Tables, looks: Mapping[str, Look]) -> dict[str, Any]:
     listed: Frame = tables.runs
     runs = [row for row in listed.to_dict("records") if row["run"] in looks]
     precision = _precision(tables)
-    cards = [_card(run, tables, looks[run["run"]], precision) for run in runs]
+    cards = [_card(run, tables, precision) for run in runs]
     return {"cards": cards, "areas": _areas(tables, list(looks)), "levels": LEVELS}
 
 
-def _card(run: dict[str, Any], tables: Tables, look: Look, precision: Mapping[str, Any]) -> dict[str, Any]:
+def _card(run: dict[str, Any], tables: Tables, precision: Mapping[str, Any]) -> dict[str, Any]:
     mine: Frame = tables.clauses[tables.clauses["run"] == run["run"]]
     tried = mine[mine["outcome"] != "unsupported"]
     bad = run.get("expectations")
@@ -31,7 +31,6 @@ def _card(run: dict[str, Any], tables: Tables, look: Look, precision: Mapping[st
     musts = tried[(tried["level"] == "must") & ~tried["outcome"].isin(GREEN)]
     return {
         **run,
-        "look": look,
         "headline": headline(run["verdict"], run["scope"]),
         "checked": checked(run),
         "levels": [(level, *held(tried[tried["level"] == level])) for level in LEVELS],

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from keyedopt.reports.page.figures import MUTED, Look, Picture, above, legend, line, numbered, peaks, picture
+from keyedopt.reports.page.figures import MUTED, Look, Picture, above, line, numbered, peaks, picture
 from keyedopt.reports.tables import Frame, Tables
 
 #: The order of dtypes; other dtypes come last.
@@ -44,7 +44,6 @@ def view(tables: Tables, looks: Mapping[str, Look], folder: Path | None) -> dict
         "steps": [(dtype, by_dtype[dtype], left_out.get(dtype, 0)) for dtype in order],
         "rows": rows_plots,
         "rows_left_out": len(groups) - len(rows_plots),
-        "legend": legend(runs, dict(looks)),
         "runs": runs,
         "worst": _worst(frame, runs),
         "measurements": len(frame),
