@@ -30,9 +30,16 @@ ALLOWED = {
     "fused": {"fused", "reference"},  # of the reference only the types below
     "conformance": {"conformance"},
     "benchmarks": {"benchmarks", "conformance"},
-    "reports": {"reports"},  # result files are all it knows
+    "reports": {"reports", "conformance"},  # of conformance only the packages below
     "cli": {"cli", "conformance", "reference", "fused", "benchmarks", "reports"},
     "tools": {"tools", "conformance", "reference", "fused", "benchmarks", "reports", "cli"},
+}
+
+#: Packages that may import only these packages of keyedopt.
+LEAVES = {
+    "conformance/spec": ("conformance.spec",),
+    "conformance/results": ("conformance.results", "conformance.spec"),
+    "reports": ("reports", "conformance.results", "conformance.spec"),
 }
 
 #: What the fused implementation shares with the reference: types, no behaviour.
@@ -70,6 +77,20 @@ def test_a_part_imports_only_the_parts_it_may(part):
             assert module.partition(".")[0] not in FOLDERS, f"{path} imports {module} by its bare name"
             if module.startswith("keyedopt."):
                 assert module.split(".")[1] in ALLOWED[part], f"{path} imports {module}"
+
+
+@pytest.mark.parametrize("folder", LEAVES)
+def test_a_leaf_imports_only_its_packages(folder):
+    allowed = [f"keyedopt.{package}" for package in LEAVES[folder]]
+    for path in sources(ROOT / folder):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = (
+                [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            )
+            head = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            for name in (f"{head}{name}" for name in names):
+                ours = any(f"{name}.".startswith(f"{package}.") for package in allowed)
+                assert ours or not name.startswith("keyedopt."), f"{path} imports {name}"
 
 
 def test_the_fused_implementation_shares_types_alone():
