@@ -34,19 +34,18 @@ class NativeBulk(Bulk):
         """Return the keys of each entry, in their order."""
         return list(map(tuple if _are_plain(entries) else layout, entries))
 
-    def match(self, live: dict[str, Any], new: Mapping[Any, Any]) -> list[tuple[Tensor, Tensor]] | None:
-        """Return pairs of tensors if all entries are dicts of plain tensors that differ in values only."""
+    def match(
+        self, live: dict[str, Any], new: Mapping[Any, Any]
+    ) -> tuple[list[Tensor], list[Tensor]] | None:
+        """Return all tensors if the entries are dicts of plain tensors that differ in values only."""
         values = pairs(live, new)
-        if values is None or not alike(*values):
-            return None
-        return list(zip(*values, strict=True))
+        return values if values is not None and alike(*values) else None
 
-    def fill(self, copies: Sequence[tuple[Tensor, Tensor]]) -> None:
+    def fill(self, live: Sequence[Tensor], new: Sequence[Tensor]) -> None:
         """Copy new tensors into live ones, all in one call if possible."""
-        live, new = (list(some) for some in zip(*copies, strict=True)) if copies else ([], [])
-        if not fill_at_once(live, new):
-            changing = [pair for pair in copies if pair[0] is not pair[1]]
-            fill([one for one, _ in changing], [came for _, came in changing])
+        if not fill_at_once(list(live), list(new)):
+            changing = [pair for pair in zip(live, new, strict=True) if pair[0] is not pair[1]]
+            fill([one for one, _ in changing], [source for _, source in changing])
 
 
 #: The `Bulk` of every fused optimizer.

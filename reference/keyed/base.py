@@ -147,12 +147,12 @@ class KeyedOptimizer(Hooked):
         for key in live:
             if key not in new:
                 raise ValueError(f"Parameter {key} not found: got {sorted(new, key=str)}")
-        pairs = self.bulk.match(live, new)
-        if pairs is None:
+        matched = self.bulk.match(live, new)
+        if matched is not None:
+            pending.live, pending.new = matched
+        else:
             for key, entry in live.items():
                 check_entry(entry, new[key], [key], pending)
-        else:
-            pending.copies += pairs
         if self.defaults["_save_param_groups"]:
             if "param_groups" not in state_dict:
                 raise ValueError("Expected 'param_groups' beside 'state', got none")

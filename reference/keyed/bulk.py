@@ -32,26 +32,27 @@ class Bulk:
 
     def match(
         self, live: dict[str, Any], new: Mapping[Any, Any]
-    ) -> list[tuple[torch.Tensor, torch.Tensor]] | None:
-        """Return pairs of live and new tensors if all entries match and copying is exact.
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]] | None:
+        """Return all live tensors, and a new one for each, if all entries match and copying is exact.
 
         Args:
             live: the live entries by parameter key.
             new: the entries to be loaded.
 
         Returns:
-            The pairs, or None if every entry must be checked. This implementation always returns None.
+            The tensors, or None if every entry must be checked. This implementation always returns None.
         """
         return None
 
-    def fill(self, copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def fill(self, live: Sequence[torch.Tensor], new: Sequence[torch.Tensor]) -> None:
         """Copy new tensors into live ones, which may share memory with any of the new ones."""
         # State dicts alias the live state and may be re-keyed, so every source is copied before the
         # first write, unless the source is the tensor to fill.
-        sources = [(live, new.detach().clone()) for live, new in copies if new is not live]
-        with torch.no_grad():  # not into live.detach(): the indices of a sparse tensor would stay
-            for live, new in sources:
-                live.copy_(new)
+        pairs = zip(live, new, strict=True)
+        copies = [(tensor, source.detach().clone()) for tensor, source in pairs if source is not tensor]
+        with torch.no_grad():  # not into tensor.detach(): the indices of a sparse tensor would stay
+            for tensor, source in copies:
+                tensor.copy_(source)
 
 
 #: Handles one parameter after the other; the default.

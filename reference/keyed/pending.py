@@ -53,8 +53,9 @@ class PendingLoad:
     stateful: list[ObjectLoad] = field(default_factory=list)
     #: Functions to call before tensors are copied: they resize shards.
     reshapes: list[Callable[[], None]] = field(default_factory=list)
-    #: Tensors to fill in place: live, new.
-    copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    #: Tensors to fill in place, and the source of each.
+    live: list[torch.Tensor] = field(default_factory=list)
+    new: list[torch.Tensor] = field(default_factory=list)
     #: Values to replace: mapping, key, new.
     values: list[tuple[MutableMapping[Any, Any], Any, Any]] = field(default_factory=list)
     #: Functions to call after everything has been written.
@@ -62,26 +63,33 @@ class PendingLoad:
     #: Fills the tensors; None until an optimizer with state of its own takes part.
     bulk: Bulk | None = None
 
+    def copy(self, live: torch.Tensor, new: torch.Tensor) -> None:
+        """Add a tensor to fill in place, which has been checked."""
+        self.live.append(live)
+        self.new.append(new)
+
     def extend(self, other: PendingLoad) -> None:
         """Add the writes of another load: both happen, or neither."""
         if self.bulk is not other.bulk:  # every one can fill any tensors; the plain one if they differ
             self.bulk = ONE_BY_ONE if self.bulk and other.bulk else self.bulk or other.bulk
         self.stateful += other.stateful
         self.reshapes += other.reshapes
-        self.copies += other.copies
+        self.live += other.live
+        self.new += other.new
         self.values += other.values
         self.afterwards += other.afterwards
 
     def run(self) -> None:
         """Write everything. Objects that may still refuse come first, so that they can be restored."""
-        copies = self.copies
-        if self.stateful or self.reshapes:  # these may write to the source of a copy
-            copies = [(live, new.detach().clone()) for live, new in copies if new is not live]
+        sources = self.new
+        if self.stateful or self.reshapes:  # these may write to a source
+            pairs = zip(self.live, sources, strict=True)
+            sources = [new if new is live else new.detach().clone() for live, new in pairs]
         values = [(mapping, key, clone(new)) for mapping, key, new in self.values]
         self._load_stateful()
         for reshape in self.reshapes:
             reshape()
-        (self.bulk or ONE_BY_ONE).fill(copies)
+        (self.bulk or ONE_BY_ONE).fill(self.live, sources)
         for mapping, key, new in values:
             mapping[key] = new
         for notify in self.afterwards:
@@ -122,7 +130,7 @@ def check_tensor(live: torch.Tensor, new: torch.Tensor, path: Path, pending: Pen
         raise refusal("Different layout", path, live.layout, new.layout)
     if not _holds(live.dtype, new):
         raise refusal("Different dtype, and values that it cannot hold", path, live.dtype, new)
-    pending.copies.append((live, new))
+    pending.copy(live, new)
 
 
 def _holds(dtype: torch.dtype, value: torch.Tensor) -> bool:
