@@ -34,9 +34,7 @@ class NativeBulk(Bulk):
         """Return the keys of each entry, in their order."""
         return list(map(tuple if _are_plain(entries) else layout, entries))
 
-    def match(
-        self, live: dict[str, Any], new: Mapping[Any, Any]
-    ) -> tuple[list[Tensor], list[Tensor]] | None:
+    def match(self, live: dict[str, Any], new: Mapping[Any, Any]) -> tuple[list[Tensor], list[Tensor]] | None:
         """Return all tensors if the entries are dicts of plain tensors that differ in values only."""
         values = pairs(live, new)
         return values if values is not None and alike(*values) else None

@@ -14,51 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch import distributed as dist
-from torch.distributed.tensor import DTensor, Replicate
 
 from keyedopt.fused.backends.native import INSTRUCTION_SET
 from keyedopt.fused.bulk import native
 
-Groups = tuple[Any, ...]  # process groups, whose type has several names
 _ROW = 1024  # so many float32 are summed before the sums go on in float64
-
-
-def mesh_groups(param: Tensor) -> Groups:
-    """Return the process groups over which the gradient of a parameter is cut; none but for a `DTensor`."""
-    cut = param.grad if isinstance(param.grad, DTensor) else param
-    if not isinstance(cut, DTensor):
-        return ()
-    placed = enumerate(cut.placements)
-    return tuple(cut.device_mesh.get_group(dim) for dim, kind in placed if not isinstance(kind, Replicate))
-
-
-def parts_of(param: Tensor) -> list[Tensor]:
-    """Return what this rank has of a gradient, as strided tensors to be written in place.
-
-    ``param.grad`` is replaced where it must be: by its coalesced form, so that no row is counted in pieces,
-    or by a copy with memory of its own.
-
-    Raises:
-        ValueError: a `DTensor` whose parts are still to be added up.
-    """
-    grad: Any = param.grad
-    if grad is None:
-        return []
-    if isinstance(grad, DTensor):
-        if any(kind.is_partial() for kind in grad.placements):
-            raise ValueError("a DTensor gradient with Partial placement cannot be clipped: reduce it")
-        local: Any = grad.to_local()
-        # torchrec puts several shards of a table into one object.
-        return list(local.local_shards()) if hasattr(local, "local_shards") else [local]
-    if grad.layout is torch.strided:
-        if 0 in grad.stride() and grad.numel() > 1:  # expanded: several elements in one place
-            grad = param.grad = grad.contiguous()
-        return [grad]
-    if grad.layout is not torch.sparse_coo:
-        return [grad.values()]
-    if not grad.is_coalesced():
-        grad = param.grad = grad.coalesce()
-    return [grad._values()]
 
 
 def plain_norm(params: list[Tensor]) -> tuple[float, list[Tensor]] | None:

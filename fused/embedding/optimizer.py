@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -105,6 +106,11 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
     def _keep(self, inside: Sequence[Any]) -> None:
         self._clips = [known for known in self._clips if any(known is one for one in inside)]
         self._held.keep(inside)
+
+    @property
+    def held(self) -> Any:
+        """The gradients that wait for `step`, as a clipping optimizer sees them."""
+        return SimpleNamespace(clip=self.clip_held, gradients=self.held_gradients)
 
     def clip_held(self, clip: Any) -> None:
         """Apply a bound to the gradients that are held; `release` applies those that have not been."""

@@ -1,4 +1,4 @@
-"""Which module trains a weight in its own backward pass: the reference's registry, which all modules share."""
+"""Which module trains a weight in its own backward pass: the reference's registry."""
 
 from keyedopt.reference.fused import Owner, owner_of
 from keyedopt.reference.fused import own as claim

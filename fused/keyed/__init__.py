@@ -16,5 +16,6 @@ __all__ = ["CombinedOptimizer", "KeyedOptimizer", "KeyedOptimizerWrapper", "Opti
 
 
 class KeyedOptimizerWrapper(_KeyedOptimizerWrapper):
-    __doc__ = _KeyedOptimizerWrapper.__doc__
+    """Give the parameters of a torch optimizer keys; see `keyedopt.reference.KeyedOptimizerWrapper`."""
+
     bulk: ClassVar[Bulk] = NATIVE
