@@ -54,11 +54,11 @@ class GradientClippingOptimizer(OptimizerWrapper):
             of the combined optimizers is fused, the others are clipped and a warning says so.
 
     Our own embedding modules clip in their backward pass, before the update: each by VALUE, and by NORM if no
-    other gradients are clipped. If there are others, the norm covers all of them and is known only after the
-    backward pass. The module then defers its update to the `step` of this optimizer, with the options that are
-    set then. Deferred gradients are like ``.grad``: backward passes add up, `zero_grad` drops them, and neither
-    a checkpoint nor a copy has them. If the norm is inf or NaN, their finite elements become 0. Another clipping
-    optimizer around the same module replaces this one, unless it wraps this one.
+    other gradients are clipped. If there are others, one norm covers all, which is known after the backward
+    pass. The module then defers its update to the `step` of this optimizer. Deferred gradients are like
+    ``.grad``: backward passes add up, `zero_grad` drops them, and no checkpoint or copy has them. If the norm
+    is inf or NaN, their finite elements become 0. Another clipping optimizer around the same module replaces
+    this one, unless it wraps this one.
 
     >>> from keyedopt.reference.keyed import KeyedOptimizerWrapper
     >>> weight = torch.nn.Parameter(torch.zeros(2))
@@ -70,7 +70,6 @@ class GradientClippingOptimizer(OptimizerWrapper):
     [-0.5, 0.25]
     """
 
-    # A subclass replaces these by faster ones.
     _backward_clip: ClassVar[type[BackwardClip]] = BackwardClip
     _norm = staticmethod(p_norm)
 
@@ -122,11 +121,8 @@ class GradientClippingOptimizer(OptimizerWrapper):
     def step(self, closure: Any = None) -> Any:
         """Clip, then step; with a closure, clip after each of its evaluations.
 
-        Args:
-            closure: evaluates the model again and returns the loss.
-
         Returns:
-            What the wrapped optimizer's ``step`` returns.
+            The result of the wrapped optimizer's ``step``.
         """
         if closure is None:
             self._clip()

@@ -2,20 +2,17 @@
 
 For authors of wrappers and other subclasses:
 
-- Shared code only reads `self.params`, `self.state`, `self.param_groups` and `self.defaults`. A
-  subclass may make any of them a property that shows live data of another object, and then does not
-  call `KeyedOptimizer.__init__`. Hooks still work: they are set up when an instance is made.
+- Shared code only reads `params`, `state`, `param_groups` and `defaults`. A subclass may make any of
+  them a property, and then does not call `KeyedOptimizer.__init__`; hooks still work.
 - Override :meth:`_save` to change what `state_dict` returns; `state_dict` runs the hooks around it.
-- :meth:`_check_load` checks a load. It returns the writes as a :class:`PendingLoad` or raises a
-  ValueError, and writes nothing. :meth:`_apply_load` carries the writes out. A wrapper's `_check_load`
-  checks its own entry, then extends its pending load by `prepare_load` (in `foreign_members.py`) of
-  each member. That covers hooks, checks and `post_load_state_dict` of the members, and all members are
-  checked before anything is written. `prepare_load` accepts keyed optimizers of other libraries too: a
-  member that refuses is rolled back.
+- :meth:`_check_load` returns the writes of a load as a :class:`PendingLoad` or raises a ValueError, and
+  writes nothing; :meth:`_apply_load` writes. A wrapper's `_check_load` checks its own entry, and extends
+  its pending load by `prepare_load` (in `foreign_members.py`) of each member, so all members are checked
+  before anything is written. A member of another library that refuses is rolled back.
 - A load calls `post_load_state_dict` on each optimizer of a tree directly. So a wrapper's
   `post_load_state_dict` passes the call on only while `self._loading` is False: a user has called it.
-- `step` may call `super().step()`: the hooks fire once, at the outermost call.
-- `init_state` runs :meth:`_dummy_step`: a step without hooks.
+- `step` may call `super().step()`: the hooks fire once, at the outermost call. `init_state` runs
+  :meth:`_dummy_step`: a step without hooks.
 - :meth:`_append_group` gets a group whose parameters have been checked, with and without keys.
 - `bulk` shows, matches and fills state. A package with faster code assigns another to the class.
 """
@@ -45,15 +42,14 @@ from keyedopt.reference.keyed.values import kind
 class KeyedOptimizer(Hooked):
     """An optimizer whose state is saved and loaded by the key of each parameter.
 
-    Stricter than `torch.optim.Optimizer`: state has to be complete after a parameter's first step,
-    and is then loaded in place; all of a load is checked before any of it is written.
+    Unlike that of `torch.optim.Optimizer`, state must be complete after a parameter's first step, and is
+    loaded in place; all of a load is checked before anything is written.
 
     Args:
         params: the parameters by key. The mapping is copied, the tensors are not.
         state: state by parameter, kept by reference.
         param_groups: the groups, kept by reference. They are saved and loaded only after
-            `save_param_groups(True)`, for groups are usually set anew at each start, and not all
-            parameters are present on all ranks.
+            `save_param_groups(True)`.
     """
 
     bulk: ClassVar[Bulk] = ONE_BY_ONE
@@ -116,7 +112,7 @@ class KeyedOptimizer(Hooked):
         """Fill the live state from `state_dict`, in place and all or nothing.
 
         Raises:
-            ValueError: something does not fit; then nothing at all has been written.
+            ValueError: something does not match the live state; nothing has been written.
         """
         self._apply_load(self._prepare_load(state_dict))
 
@@ -172,12 +168,12 @@ class KeyedOptimizer(Hooked):
             post_hook(self)
 
     def post_load_state_dict(self) -> None:
-        """Do what has to be done after each load; for subclasses."""
+        """Do nothing; a subclass may update itself after each load."""
 
     # Stepping
 
     def init_state(self, sparse_grad_parameter_names: set[str] | None = None) -> None:
-        """Create the state that the first step would create, and zero gradients; nothing else.
+        """Create the state that the first step would create, and zero gradients; change nothing else.
 
         Args:
             sparse_grad_parameter_names: keys of the parameters that get a sparse zero gradient.
