@@ -86,14 +86,14 @@ class ForeignKeyed(torch.optim.Optimizer):
 
     def __init__(self, params: Mapping[str, Any], lr: float = 0.1) -> None:
         super().__init__(list(params.values()), {"lr": lr})
+        self.defaults["_save_param_groups"] = False
         self.params = dict(params)
         self.saves = 0
         self.refuse = False
-        self._with_groups = False
 
     def save_param_groups(self, save: bool) -> None:
         """Choose whether groups are saved and loaded."""
-        self._with_groups = save
+        self.defaults["_save_param_groups"] = save
 
     def state_dict(self) -> dict[str, Any]:
         """Return the live state by key."""
@@ -104,7 +104,7 @@ class ForeignKeyed(torch.optim.Optimizer):
         saved: dict[str, Any] = {
             "state": {keys[id(param)]: dict(entry) for param, entry in self.state.items()}
         }
-        if self._with_groups:
+        if self.defaults["_save_param_groups"]:
             saved["param_groups"] = [
                 {**group, "params": sorted(keys[id(param)] for param in group["params"])}
                 for group in self.param_groups
@@ -121,7 +121,7 @@ class ForeignKeyed(torch.optim.Optimizer):
             state_dict = state_dict if changed is None else changed
         for key, entry in state_dict["state"].items():
             self.state[self.params[key]]["velocity"].copy_(entry["velocity"])
-        if self._with_groups:
+        if self.defaults["_save_param_groups"]:
             self.param_groups[0]["lr"] = state_dict["param_groups"][0]["lr"]
         if self.refuse:
             raise RuntimeError("this optimizer refuses to load")
@@ -151,12 +151,6 @@ class ForeignKeyed(torch.optim.Optimizer):
                     entry.setdefault("velocity", torch.zeros_like(param)).mul_(0.9).add_(param.grad)
                     param.sub_(entry["velocity"], alpha=group["lr"])
         return loss
-
-    def global_step(self, step: torch.Tensor, closure: Any = None) -> Any:
-        """Step, as the global optimizer of semi-synchronous training."""
-        for param in self.params.values():
-            param.grad = torch.ones_like(param)
-        return self.step(closure)
 
 
 @contextlib.contextmanager
