@@ -6,8 +6,8 @@ import pytest
 
 from keyedopt.conformance.suite.support.doubles import ForeignKeyed
 from keyedopt.conformance.suite.support.foreign import (
-    expect_one_call_per_event,
     expect_no_save_hook_in_a_refused_load,
+    expect_one_call_per_event,
 )
 from keyedopt.conformance.suite.support.inputs import parameters
 from keyedopt.conformance.suite.support.warmup import linear_ramp
