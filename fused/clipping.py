@@ -36,7 +36,7 @@ class GradientClippingOptimizer(reference.GradientClippingOptimizer):
         """Clip, then step; with a closure, clip after each evaluation; see the reference."""
         if closure is not None:
             return super().step(closure)
-        with self._clip(in_step=True):
+        with self._clip_or_fold(in_step=True):
             return self._optimizer.step(closure=None)
 
     @property
@@ -61,7 +61,10 @@ class GradientClippingOptimizer(reference.GradientClippingOptimizer):
         if self._reach.joint:  # if not, scaling nothing would still launch kernels
             self._reach.scale(norm)
 
-    def _clip(self, in_step: bool = False) -> Folding:
+    def _clip(self) -> None:
+        self._clip_or_fold(in_step=False)
+
+    def _clip_or_fold(self, in_step: bool) -> Folding:
         """Clip and measure; the caller steps within the returned context if `in_step`."""
         self._last_total_grad_norm = None
         self._reach.clip_held()

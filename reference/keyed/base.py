@@ -13,7 +13,6 @@ For authors of wrappers and other subclasses:
   `post_load_state_dict` passes the call on only while `self._loading` is False: a user has called it.
 - `step` may call `super().step()`: the hooks fire once, at the outermost call. `init_state` runs
   :meth:`_dummy_step`: a step without hooks.
-- :meth:`_append_group` gets a group whose parameters have been checked, with and without keys.
 - `bulk` shows, matches and fills state. A package with faster code assigns another to the class.
 """
 
@@ -175,8 +174,7 @@ class KeyedOptimizer(Hooked):
     def init_state(self, sparse_grad_parameter_names: set[str] | None = None) -> None:
         """Create the state that the first step would create, and zero gradients; change nothing else.
 
-        Args:
-            sparse_grad_parameter_names: keys of the parameters that get a sparse zero gradient.
+        The parameters with the keys in `sparse_grad_parameter_names` get sparse gradients.
         """
         initialize(self, sparse_grad_parameter_names or set())
         self._check_complete()
@@ -184,8 +182,7 @@ class KeyedOptimizer(Hooked):
     def _check_complete(self) -> None:
         """Raise RuntimeError if the keys of a parameter's state have changed since its first step.
 
-        Such state could not be loaded in place: checkpoints of the first and the second step would
-        not fit each other.
+        Such state could not be loaded in place: the keys in checkpoints would differ.
         """
         now = [*map(id, self.state)], self.bulk.layouts(self.state.values())
         if now == self._checked_layouts:
@@ -200,8 +197,7 @@ class KeyedOptimizer(Hooked):
         """Add a group whose parameters come with their keys.
 
         Args:
-            param_group: options, and under "params" a mapping from key to parameter or
-                (key, parameter) pairs, as `named_parameters()` yields them.
+            param_group: options, and under "params" a mapping or pairs of key and parameter.
 
         Raises:
             ValueError: a parameter without key, or a key or parameter that is already there.

@@ -119,7 +119,7 @@ class CombinedOptimizer(Composition):
     def _saves_groups(self) -> bool | None:
         """Return whether the optimizers save their groups; None if only their dictionaries can tell."""
         if not self._optims:
-            return self._own_defaults[FLAG]
+            return bool(self._own_defaults[FLAG])
         return self._common([saves_groups(optimizer) for _, optimizer in self._optims])
 
     def _common(self, saves: list[bool | None]) -> bool | None:
