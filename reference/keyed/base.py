@@ -11,8 +11,7 @@ For authors of wrappers and other subclasses:
   before anything is written. A member of another library that refuses is rolled back.
 - A load calls `post_load_state_dict` on each optimizer of a tree directly. So a wrapper's
   `post_load_state_dict` passes the call on only while `self._loading` is False: a user has called it.
-- `step` may call `super().step()`: the hooks fire once, at the outermost call. `init_state` runs
-  :meth:`_dummy_step`: a step without hooks.
+- `step` may call `super().step()`: the hooks fire once. `init_state` runs :meth:`_dummy_step`.
 - `bulk` shows, matches and fills state. A package with faster code assigns another to the class.
 """
 
@@ -41,8 +40,7 @@ from keyedopt.reference.keyed.values import kind
 class KeyedOptimizer(Hooked):
     """An optimizer whose state is saved and loaded by the key of each parameter.
 
-    Unlike that of `torch.optim.Optimizer`, state must be complete after a parameter's first step, and is
-    loaded in place; all of a load is checked before anything is written.
+    State must be complete after a parameter's first step. A load fills it in place, all or nothing.
 
     Args:
         params: the parameters by key. The mapping is copied, the tensors are not.
