@@ -71,8 +71,8 @@ def _together(norms: Tensor, p: float, groups: Sequence[Any] = ()) -> Tensor:
 
 def _reduced(value: Tensor, operation: Any, groups: Sequence[Any]) -> Tensor:
     """Reduce a value in place over all ranks of all groups."""
-    for group in groups:
-        dist.all_reduce(value, op=operation, group=group)
+    for ranks in groups:
+        dist.all_reduce(value, operation, ranks)
     return value
 
 
