@@ -13,7 +13,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from keyedopt.cli.interrupts import interruptible
 from keyedopt.cli.summary import next_steps, show
 from keyedopt.conformance import expectations, spec
-from keyedopt.conformance.results import formats, model
+from keyedopt.conformance.results import model
+from keyedopt.conformance.results.output import FORMATS, write
 from keyedopt.conformance.results.untrusted import one_line
 from keyedopt.conformance.results.verdict import judge
 from keyedopt.conformance.run import runner
@@ -91,10 +92,10 @@ def _validate(request: Request) -> None:
         raise InputError("--time-limit is a number of seconds")
     several = len(request.targets) > 1
     for output in request.outputs:
-        if several and output.suffix in formats.FORMATS:
+        if several and output.suffix in FORMATS:
             raise InputError(f"--output {output} is one file for several targets: give a folder")
-        if not several and output.suffix not in formats.FORMATS:
-            raise InputError(f"--output {output}: the name has to end in {', '.join(formats.FORMATS)}")
+        if not several and output.suffix not in FORMATS:
+            raise InputError(f"--output {output}: the name has to end in {', '.join(FORMATS)}")
     for path in (path for target in request.targets for path in request.files(target)):
         model.refuse_unwritable(path)
     if request.like is not None and (several or request.expectations is not None):
@@ -158,7 +159,7 @@ def _check(target: str, request: Request) -> int:
 def _write(found: model.Result, outputs: Sequence[Path]) -> None:
     """Write what was found, also of a run that was interrupted; that ends here."""
     for output in outputs:
-        print(f"written: {formats.write(found, output)}")
+        print(f"written: {write(found, output)}")
     if not found.complete:
         raise KeyboardInterrupt
 

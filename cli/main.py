@@ -9,6 +9,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from keyedopt.conformance.results import RULE
+
 app = typer.Typer(
     name="keyedopt",
     help="Is this optimizer what it claims to be, and how fast is it?",
@@ -69,7 +71,7 @@ def fail(message: str) -> NoReturn:
     raise typer.Exit(say(message))
 
 
-@app.command()
+@app.command(epilog=RULE)
 def check(
     targets: Annotated[
         list[str],

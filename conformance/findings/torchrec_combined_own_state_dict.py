@@ -4,7 +4,7 @@ CombinedOptimizer reads and writes the state of its optimizers directly. A subcl
 state, such as a step count, in its own state_dict keeps it when used on its own or inside an
 OptimizerWrapper; in a combination this state is silently lost.
 
-Clauses: COMB-021.
+Clauses: COMB-021, COMB-045.
 """
 
 import sys

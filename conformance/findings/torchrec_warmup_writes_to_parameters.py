@@ -4,7 +4,7 @@ Callers usually reuse this mapping: to clip, to count, or to build another optim
 parameter that belongs to no model, or finds its key in use. A read-only mapping, which the annotation
 (Mapping) allows, raises TypeError.
 
-Clauses: WARM-044.
+Clauses: WARM-044, WARM-077.
 """
 
 import functools

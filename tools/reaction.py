@@ -1,8 +1,8 @@
-"""How fast the page answers: the time from a key pressed in a filter to the frame that shows its result.
+"""Measure how fast the page answers: the time from a key pressed in a filter to the frame with its result.
 
-``python -m keyedopt.reports.reaction PAGE`` opens the page in headless Chromium and works each filter of the
-matrix by keyboard, a step a key. The times are the browser's own (Event Timing): from the moment at which the
-key came in to the next frame on the screen, in units of 8 ms; what takes less than 16 ms is not told apart.
+``python -m keyedopt.tools.reaction PAGE`` opens the page in headless Chromium and operates each filter of
+the matrix by keyboard. The browser measures the times (Event Timing): from the key press to the next frame,
+in steps of 8 ms; times below 16 ms count as 16 ms.
 """
 
 import argparse
@@ -15,14 +15,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-#: Chromium without what it would ask of a network.
+from keyedopt.conformance.results.errors import KeyedoptError
+
+#: Flags with which Chromium sends no requests of its own.
 FLAGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
 )
-#: What the browser does not tell apart, in ms.
+#: The shortest time that the browser reports, in ms.
 LEAST = 16.0
-#: The keys pressed in each filter, one after the other; each makes the matrix another one.
+#: The keys pressed in each filter, one after the other; each changes the matrix.
 DOWN, UP = ["ArrowDown"] * 4, ["ArrowUp"] * 4
 KEYS = {
     "area": DOWN + UP,
@@ -36,7 +38,7 @@ _WATCH = """() => {
     new PerformanceObserver((list) => window.entries.push(...list.getEntries().map((one) => one.duration)))
         .observe({ type: "event", durationThreshold: 16 });
 }"""
-#: Two frames later, and as soon as the matrix shows as many clauses as it says, all is on the screen.
+#: The result is on the screen two frames later, as soon as the matrix shows as many clauses as it says.
 _DONE = """() => new Promise((done) => {
     const whole = () => document.getElementById("count").textContent.startsWith(
         `${document.querySelectorAll("#clauses tr:not(.detail):not([hidden])").length} `);
@@ -46,27 +48,29 @@ _DONE = """() => new Promise((done) => {
 })"""
 
 
-class Missing(Exception):  # noqa: N818 - it is an answer
-    """What the measurement needs is not installed; the message says what to do."""
+class MissingError(KeyedoptError):
+    """Playwright or Chromium is not installed; the message says what to do."""
 
 
 @contextmanager
 def chromium() -> Iterator[Any]:
-    """Start Chromium, that of the system or of Playwright.
+    """Start the Chromium of the system or of Playwright.
 
     Raises:
-        Missing: there is no Playwright, or no Chromium.
+        MissingError: Playwright or Chromium is missing.
     """
     try:
         from playwright.sync_api import Error, sync_playwright
     except ImportError as error:
-        raise Missing("Playwright is missing; install it with: pip install 'keyedopt[browser]'") from error
+        raise MissingError(
+            "Playwright is missing; install it with: pip install 'keyedopt[browser]'"
+        ) from error
     path = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")
     with sync_playwright() as playwright:
         try:
             started = playwright.chromium.launch(executable_path=path, args=list(FLAGS))
         except Error as error:
-            raise Missing(
+            raise MissingError(
                 "Chromium cannot be started; install it with: playwright install chromium, or with the "
                 "packages of the system, and set CHROMIUM to its path"
             ) from error
@@ -78,8 +82,8 @@ def reactions(page: Path, rounds: int = 3) -> dict[str, list[float]]:
     """Return the times of each filter in ms, one for each key pressed.
 
     Raises:
-        Missing: there is no Playwright, or no Chromium.
-        ValueError: the file is no page of `keyedopt report`, or one without clauses.
+        MissingError: Playwright or Chromium is missing.
+        ValueError: the file is not a page of `keyedopt report`, or the page has no clauses.
     """
     found: dict[str, list[float]] = {name: [] for name in KEYS}
     with chromium() as browser:
@@ -87,7 +91,7 @@ def reactions(page: Path, rounds: int = 3) -> dict[str, list[float]]:
         if page.is_file():
             tab.goto(f"{page.resolve().as_uri()}#matrix")
         if not tab.locator("#clauses tr").count():
-            raise ValueError(f"{page} is no page of `keyedopt report` with clauses in it")
+            raise ValueError(f"{page} is not a page of `keyedopt report` with clauses in it")
         tab.evaluate(_WATCH)
         for _ in range(rounds):
             for name, keys in KEYS.items():
@@ -113,14 +117,14 @@ def described(found: dict[str, list[float]]) -> str:
 
 
 def main(words: list[str] | None = None) -> int:
-    """Measure a page and print the times; 2 where that is not possible."""
+    """Measure a page and print the times; return 2 if the page cannot be measured."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("page", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     asked = parser.parse_args(words)
     try:
         print(described(reactions(asked.page, asked.rounds)))
-    except (Missing, ValueError) as error:
+    except (MissingError, ValueError) as error:
         print(f"keyedopt: {error}", file=sys.stderr)
         return 2
     return 0

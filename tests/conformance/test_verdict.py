@@ -1,4 +1,4 @@
-"""JUnit, Markdown, the summary and the verdict: the same data, and valid whatever a message holds."""
+"""The verdict; JUnit, Markdown and the summary are valid whatever a message holds."""
 
 import dataclasses
 import re
@@ -9,7 +9,9 @@ from making import CLAUSE, NASTY, result, valid
 
 from keyedopt.cli.summary import show
 from keyedopt.conformance import spec
-from keyedopt.conformance.results import formats
+from keyedopt.conformance.results import output
+from keyedopt.conformance.results.junit import junit
+from keyedopt.conformance.results.markdown import markdown
 from keyedopt.conformance.results.verdict import SEVERITY, clause_outcomes, failing, judge
 
 MUST = next(clause.id for clause in spec.clauses().values() if clause.level == "must")
@@ -32,7 +34,7 @@ def nasty(request):
 
 
 def test_junit_is_valid_whatever_a_message_holds(nasty):
-    root = ElementTree.fromstring(formats.junit(nasty))
+    root = ElementTree.fromstring(junit(nasty))
     keyed, gate = root.findall("testsuite")
     counted = {name: keyed.get(name) for name in ("tests", "failures", "errors", "skipped")}
     assert counted == {"tests": "5", "failures": "2", "errors": "1", "skipped": "2"}
@@ -40,7 +42,7 @@ def test_junit_is_valid_whatever_a_message_holds(nasty):
 
 
 def test_markdown_is_one_row_a_clause_whatever_a_message_holds(nasty):
-    text = formats.markdown(nasty)
+    text = markdown(nasty)
     assert text.replace("\n", "").isprintable()
     rows = [line for line in text.splitlines() if CLAUSE in line and line.startswith("|")]
     assert len(rows) == 1
@@ -58,16 +60,16 @@ def test_the_summary_is_one_line_a_clause_whatever_a_message_holds(nasty, capsys
 
 
 def test_json_is_valid_whatever_a_message_holds(nasty, tmp_path):
-    formats.write(nasty, tmp_path / "x.json")
+    output.write(nasty, tmp_path / "x.json")
     assert len(valid(tmp_path / "x.json")["cases"]) == 5
 
 
-@pytest.mark.parametrize("suffix", formats.FORMATS)
+@pytest.mark.parametrize("suffix", output.FORMATS)
 def test_a_partial_result_never_replaces_a_complete_one(tmp_path, suffix):
     path = tmp_path / f"x{suffix}"
-    assert formats.write(result({}), path) == path
+    assert output.write(result({}), path) == path
     before = path.read_text()
-    partial = formats.write(result({}, complete=False), path)
+    partial = output.write(result({}, complete=False), path)
     assert partial == tmp_path / f"x.partial{suffix}"
     assert path.read_text() == before
     assert "interrupted" in partial.read_text() or suffix == ".json"

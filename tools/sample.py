@@ -1,8 +1,8 @@
-"""Made-up results of any size, to see how a report of many behaves.
+"""Write made-up results of any size, to measure how long a large report takes.
 
-``python -m keyedopt.reports.sample FOLDER`` writes ten implementations with 500 clauses and 100,000
-measurements in all: cases, recorded behaviour, measured errors and speeds. With ``--site SITE`` it makes the
-page of them too, in a process of its own, and prints how long that took and how much memory.
+``python -m keyedopt.tools.sample FOLDER`` writes results of ten implementations with 500 clauses and 100,000
+measurements in all: cases, recorded behaviour, measured errors and speeds. With ``--site SITE`` it also
+makes the page in a process of its own, and prints the time and the memory that the page took.
 """
 
 import argparse
@@ -16,10 +16,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-#: Outcomes, the usual one most often.
+#: Outcomes; most cases pass.
 OUTCOMES = (*["pass"] * 17, "fail", "known", "unsupported")
-#: Areas, each with how its clauses are called and how many of them a sample has: those of the suite, so that
-#: the page has their texts.
+#: Areas with the prefix and the number of their clauses: clauses of the suite, so that the page has their
+#: texts.
 AREAS = {
     "keyed": ("KEYED", 100),
     "clipping": ("CLIP", 75),
@@ -36,7 +36,7 @@ QUANTITIES, STEPS = ("weight", "exp_avg", "exp_avg_sq"), 24
 
 
 def write(folder: Path, implementations: int = 10, clauses: int = 500, measurements: int = 100_000) -> int:
-    """Write a result of check and one of bench for each implementation; return how many files."""
+    """Write a result of check and a report of bench for each implementation; return the number of files."""
     folder.mkdir(parents=True, exist_ok=True)
     each = measurements // implementations
     for number in range(implementations):
@@ -68,7 +68,7 @@ def check(number: int, clauses: int, measurements: int) -> dict[str, Any]:
 
 
 def name(clause: int) -> str:
-    """Return the id of a clause by its place; one beyond those of the suite has no text."""
+    """Return the id of the clause at a place; ids beyond those of the suite have no text."""
     return NAMES[clause] if clause < len(NAMES) else f"SAMPLE-{clause:03}"
 
 
@@ -157,7 +157,7 @@ def bench(number: int) -> dict[str, Any]:
 
 
 def report(folder: Path, site: Path) -> tuple[float, float]:
-    """Make the page of a folder of results; return the seconds and the MiB of memory that it took.
+    """Make the page of a folder of results; return the seconds and the MiB of memory that the page took.
 
     Raises:
         subprocess.CalledProcessError: the report could not be made.

@@ -1,7 +1,7 @@
-"""Result files of all kinds in, tables out: `read`.
+"""Load result files of all kinds into tables.
 
-A file that is no result, or not one that can be trusted (truncated, partial, of another version, a
-second copy), is refused: its name and the reason go into the table ``problems``, and the rest goes on.
+A file that is not a result, or is truncated, partial, of another version or a copy of another file, is left
+out: its name and the reason go into the table ``problems``.
 """
 
 import hashlib
@@ -10,39 +10,41 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from keyedopt.conformance.results.errors import ResultError
+from keyedopt.conformance.results.model import Result
+from keyedopt.conformance.results.untrusted import one_line
 from keyedopt.reports import bench, conformance, history
-from keyedopt.reports.found import Found
-from keyedopt.reports.plain import Refused, one_line
+from keyedopt.reports.parsed import Parsed
 from keyedopt.reports.tables import COLUMNS, Clause, Tables, tables_of
 
-#: What tells apart runs of the same implementation and version, in this order.
+#: Columns that tell apart runs of the same implementation and version, in this order.
 QUALIFIERS = ("torch", "device", "gpu", "machine", "processor", "suite_version", "commit", "started", "file")
-#: Files of ours that may lie among results and have no place in these tables: what a gate compares with and
-#: found, differences, builds of two commits, what the harness itself takes, what is checked on a GPU alone.
+#: Kinds of files that may lie among results and have no place in these tables: baselines and results of a
+#: gate, differences, comparisons of two commits, measurements of the harness itself, checks on a GPU.
 OURS = (
     *("keyedopt-baseline", "keyedopt-gate", "keyedopt-diff", "keyedopt-commits"),
     *("keyedopt-harness", "keyedopt-gpu", "keyedopt-gpu-checks"),
 )
-#: What a run is called after its name and version, where it is no verdict.
-KINDS = {"conformance": "", "bench": " bench", "asv": "", "pytest-benchmark": ""}
+#: What the label of a run has after its name and version.
+SUFFIXES = {"conformance": "", "bench": " bench", "asv": "", "pytest-benchmark": ""}
 
 
-def read(paths: Iterable[Path | str], clauses: Mapping[str, Clause] | None = None) -> Tables:
-    """Read result files, and folders of them, into tables.
+def load(paths: Iterable[Path | str], clauses: Mapping[str, Clause] | None = None) -> Tables:
+    """Load result files, and folders of them, into tables.
 
     Args:
         paths: files (``.json``), or folders, which are searched for such files.
-        clauses: what is known of the clauses, by id; without it areas, levels and verdicts are missing.
+        clauses: the texts of the clauses, by id; without them areas and levels of clauses are missing.
     """
-    found: list[Found] = []
+    found: list[Parsed] = []
     problems: list[tuple[str, str]] = []
     seen: dict[str, str] = {}
     done: set[Path] = set()
     for path in paths:
         for file in _files(Path(path), problems):
             try:
-                one = _read(file, clauses or {}, seen, done)
-            except Refused as why:
+                one = _parsed(file, clauses or {}, seen, done)
+            except ResultError as why:
                 problems.append((one_line(str(file)), one_line(str(why), 400)))
             except RecursionError:
                 problems.append((one_line(str(file)), "it is nested too deeply to be a result"))
@@ -51,8 +53,8 @@ def read(paths: Iterable[Path | str], clauses: Mapping[str, Clause] | None = Non
     return _together(found, problems)
 
 
-def _together(found: list[Found], problems: list[tuple[str, str]]) -> Tables:
-    """Give each run its label, and put the rows of all together."""
+def _together(found: list[Parsed], problems: list[tuple[str, str]]) -> Tables:
+    """Give each run its label, and join the rows of all runs."""
     rows: dict[str, list[Sequence[Any]]] = {name: [] for name in COLUMNS}
     for label, one in zip(labels(found), found, strict=True):
         rows["runs"].append([label, *(one.run.get(name) for name in list(COLUMNS["runs"])[1:])])
@@ -63,17 +65,17 @@ def _together(found: list[Found], problems: list[tuple[str, str]]) -> Tables:
     return tables_of(rows)
 
 
-def from_result(plain: Mapping[str, Any], clauses: Mapping[str, Clause]) -> Tables:
-    """Return the tables of a result of `keyedopt check` that is at hand, not in a file.
+def from_result(result: Result, clauses: Mapping[str, Clause]) -> Tables:
+    """Return the tables of a result of `keyedopt check` that is in memory.
 
     Raises:
-        Refused: it is partial, or not as its schema says.
+        ResultError: the result is partial.
     """
-    return _together([conformance.rows("", plain, clauses)], [])
+    return _together([conformance.rows("", result.to_dict(), clauses)], [])
 
 
 def _files(path: Path, problems: list[tuple[str, str]]) -> list[Path]:
-    """Return the files that a path stands for, in a fixed order."""
+    """Return the file, or the result files of a folder in a fixed order."""
     if not path.is_dir():
         return [path]
     files = sorted(item for item in path.rglob("*.json") if item.is_file())
@@ -82,31 +84,33 @@ def _files(path: Path, problems: list[tuple[str, str]]) -> list[Path]:
     return files
 
 
-def _read(path: Path, clauses: Mapping[str, Clause], seen: dict[str, str], done: set[Path]) -> Found | None:
-    """Read one file; return nothing for one that belongs to another.
+def _parsed(
+    path: Path, clauses: Mapping[str, Clause], seen: dict[str, str], done: set[Path]
+) -> Parsed | None:
+    """Parse one file; return None for a file that belongs to another one, or was parsed before.
 
     Raises:
-        Refused: it is no result, or none that can be trusted.
+        ResultError: the file is not a result, or cannot be read.
     """
     file = one_line(str(path))
     try:
         data = path.read_bytes()
     except OSError as error:
-        raise Refused(f"it cannot be read: {error.strerror or error}") from error
+        raise ResultError(f"it cannot be read: {error.strerror or error}") from error
     try:
         plain = json.loads(data.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise Refused("it is not text: no result file") from error
+        raise ResultError("it is not text, so not a result file") from error
     except ValueError as error:
-        what = "it is empty" if not data.strip() else f"it is truncated, or no JSON ({error})"
-        raise Refused(f"{what}; make it again") from error
+        what = "it is empty" if not data.strip() else f"it is truncated, or not JSON ({error})"
+        raise ResultError(f"{what}; make it again") from error
     if not isinstance(plain, dict):
-        raise Refused(f"it is JSON, but no result: a {type(plain).__name__}")
+        raise ResultError(f"it is JSON, but not a result: a {type(plain).__name__}")
     if history.is_beside(path, plain) or plain.get("kind") in OURS:
         return None
     first = seen.setdefault(hashlib.sha256(data).hexdigest(), file)
     if first != file:
-        raise Refused(f"it is a copy of {first}, which is read already")
+        raise ResultError(f"it is a copy of {first}, which is in the report already")
     if path.resolve() in done:
         return None
     done.add(path.resolve())
@@ -119,12 +123,14 @@ def _read(path: Path, clauses: Mapping[str, Clause], seen: dict[str, str], done:
     if history.is_pytest_benchmark(plain):
         return history.pytest_benchmark(file, plain)
     keys = one_line(", ".join(map(str, plain)), 100) or "nothing"
-    raise Refused(f"it is JSON, but no result of check, bench, asv or pytest-benchmark: it holds {keys}")
+    raise ResultError(
+        f"it is JSON, but not a result of check, bench, asv or pytest-benchmark: it holds {keys}"
+    )
 
 
-def labels(found: Sequence[Found]) -> list[str]:
-    """Return a label for each run, as short as is possible for no two to be the same."""
-    names = [f"{one.name} {one.version}{KINDS[one.run['kind']]}" for one in found]
+def labels(found: Sequence[Parsed]) -> list[str]:
+    """Return labels that are unique among the runs, and as short as possible."""
+    names = [f"{one.name} {one.version}{SUFFIXES[one.run['kind']]}" for one in found]
     for qualifier in QUALIFIERS:
         groups: dict[str, list[int]] = {}
         for index, name in enumerate(names):
