@@ -29,13 +29,13 @@ def step(optimizer: Any) -> bool:
     """Do a whole step, or nothing.
 
     Args:
-        optimizer: a `RowOptimizer`; those whose class says itself that it is `quick` may be.
+        optimizer: a `RuleOptimizer`; those whose class says itself that it is `quick` may be.
 
     Returns:
         Whether it is done. If not, because something is unusual or wrong, nothing is written.
     """
     native = extension()
-    if native is None or "quick" not in vars(type(optimizer)) or hasattr(optimizer, "grad_scale"):
+    if native is None or "has_fast_path" not in vars(type(optimizer)) or hasattr(optimizer, "grad_scale"):
         return False
     algorithm, state, parts = optimizer.algorithm, optimizer.state, []
     for group in optimizer.param_groups:

@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor
 
 from keyedopt.fused.backends import choose, torch_rules
 from keyedopt.fused.backends.interface import RowGradients, Step
-from keyedopt.fused.backends.table_views import TableViews
+from keyedopt.fused.backends.parameter_tables import ParameterTable
 from keyedopt.fused.dense import fused_kernels
 from keyedopt.fused.dense.fused_kernels import Work
 
@@ -77,7 +77,7 @@ def _update_as_table(step: Step, item: Work, names: Sequence[str], scale: Tensor
         return False
     if not param.numel() or not grad.is_contiguous():
         return False
-    view = TableViews(step.algorithm, param, state, names)
+    view = ParameterTable(step.algorithm, param, state, names)
     backend = choose("auto", [view.table], step)
     if backend.name == "torch":
         return False

@@ -11,7 +11,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 from keyedopt.fused.backends.interface import Step
 from keyedopt.fused.bulk import native
 from keyedopt.fused.dense.cpu_dense_steps import Clip, Group, update
-from keyedopt.fused.dense.initial_state import full_state
+from keyedopt.fused.dense.state_memory import full_state
 
 #: Those with a kernel of their own in torch, and their algorithm and state.
 KINDS: dict[type, tuple[str, tuple[str, ...]]] = {
