@@ -28,14 +28,15 @@ def full_state(param: Tensor, start: float = 0.0) -> Tensor:
 def row_state(param: Tensor, *columns: int, start: float = 0.0, dtype: torch.dtype | None = None) -> Tensor:
     """Return a state with one number for each row, (rows,) or (rows, columns), sharded as the rows."""
     shape = (len(param), *columns)
-    placements = param.placements if isinstance(param, DTensor) else ()
-    if not placements or any(kind.is_partial() or kind.is_shard(1) for kind in placements):
+    if not isinstance(param, DTensor) or any(
+        kind.is_partial() or kind.is_shard(1) for kind in param.placements
+    ):
         return param.detach().new_full(shape, start, dtype=dtype)
     local = param.to_local()
     return DTensor.from_local(
         local.new_full((len(local), *columns), start, dtype=dtype),
         param.device_mesh,
-        placements,
+        param.placements,
         shape=torch.Size(shape),
         stride=(1,) * len(shape),
     )
