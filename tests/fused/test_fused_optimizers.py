@@ -158,11 +158,9 @@ ACCUMULATING = ("AccumulateSGD", "AccumulateAdagrad", "AccumulateAdam")
 def test_a_step_uses_no_arithmetic_of_the_reference(algorithm, layout):
     layout = "sparse" if algorithm == "SparseAdam" else layout
     options = {"use_accumulate": True, "accumulate_step": 2} if algorithm in ACCUMULATING else {"lr": 0.1}
-    found = []
+    params, found = [torch.ones(5, 3), torch.ones(3, 5).t()], []
     for library in (reference, fused):
-        optimizer = made(
-            library, algorithm, [torch.ones(5, 3), torch.ones(5, 3).t().contiguous().t()], **options
-        )
+        optimizer = made(library, algorithm, params, **options)
         grad = torch.ones(5, 3) if layout == "dense" else torch.ones(5, 3).to_sparse(1)
         with files_called() as files:
             for _ in range(2):
