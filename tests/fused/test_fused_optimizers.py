@@ -240,7 +240,7 @@ def test_gradients_divided_in_the_step(algorithm, layout):
     ],
 )
 def test_one_kernel_for_all_parameters(monkeypatch, algorithm, options, kernel):
-    """Of torch, where ours are not built: test_native_steps.py is about those."""
+    """Without `fused.bulk`, torch's kernel; test_cpu_dense_steps.py tests the kernels of `fused.bulk`."""
     monkeypatch.setattr(cpu_dense_steps, "native", None)
     calls = []
     original = getattr(torch, kernel)
