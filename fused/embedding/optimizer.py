@@ -15,7 +15,7 @@ from keyedopt.fused.embedding.deferred_gradients import Held
 from keyedopt.fused.embedding.table_groups import Cluster, make_clusters, note_count
 from keyedopt.fused.embedding.table_optimizers import initial_state, make_plan, optimizer_class
 from keyedopt.fused.fused import FusedOptimizer
-from keyedopt.fused.row_optimizer import RowOptimizer
+from keyedopt.fused.rule_optimizer import RuleOptimizer
 from keyedopt.fused.sparse.window import Window
 from keyedopt.reference.keyed.bulk import Bulk
 
@@ -46,7 +46,7 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         #: torch's generators it is no part of a checkpoint, whose keys are torchrec's: keep it beside one,
         #: and set it, to go on bit for bit; from zero on, the draws are those of the first steps again.
         self.rounding_steps = 0
-        self._plans: dict[str, RowOptimizer] = {}
+        self._plans: dict[str, RuleOptimizer] = {}
         self._weights: dict[str, Tensor] = {}
         self._clips: list[Any] = []
         self._held = Held()

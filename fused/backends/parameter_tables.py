@@ -1,4 +1,4 @@
-"""Parameters of any shape as the tables that backends take."""
+"""Parameters of any shape and layout as the tables that backends accept."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -8,28 +8,37 @@ from torch import Tensor
 
 from keyedopt.fused.backends.interface import Table
 
-#: Which state tensors of an algorithm are one number a row.
+#: By algorithm, the indices of the state tensors that have one number for each row.
 ROW_STATES = {"rowwise_adagrad": (0,), "partial_rowwise_adam": (1,), "partial_rowwise_lamb": (1,)}
 
 
-class TableViews:
-    """A parameter and its state as a `Table`: views of their memory, or copies where it has too many strides.
+class ParameterTable:
+    """A parameter and its state as a `Table`: views of their memory, or copies where no view is possible.
 
     Args:
         algorithm: a key of `ALGORITHMS`.
-        param: of any shape; what is listed in its first dimensions are the rows.
+        param: of any shape.
         state: its state by name.
-        names: the state tensors, in order.
-        sparse: how many of its dimensions list rows.
+        names: the state tensors, in the order of `ALGORITHMS`.
+        listing_dims: how many of the first dimensions list the rows of the table.
+
+    Attributes:
+        table: the parameter as (R, D), and its state.
+        is_strided: whether there are gaps between the elements of a tensor, which no kernel accepts.
     """
 
     def __init__(
-        self, algorithm: str, param: Tensor, state: Mapping[str, Any], names: Sequence[str], sparse: int = 1
+        self,
+        algorithm: str,
+        param: Tensor,
+        state: Mapping[str, Any],
+        names: Sequence[str],
+        listing_dims: int = 1,
     ) -> None:
         self._copies: list[tuple[Tensor, Tensor]] = []
-        per_row = ROW_STATES.get(algorithm, ())
+        row_states = ROW_STATES.get(algorithm, ())
         states = [
-            state[name].view(-1) if index in per_row else self._rows(state[name], sparse)
+            state[name].view(-1) if index in row_states else self._as_matrix(state[name], listing_dims)
             for index, name in enumerate(names)
         ]
         counts = state.get("step")
@@ -38,39 +47,38 @@ class TableViews:
         else:  # torch's optimizers count in floats, backends in integers
             self._copies.append((counts, counts.long()))
             counts = self._copies[-1][1]
-        self.table = Table(self._rows(param, sparse), tuple(states), counts)
-        #: Whether no kernel takes it as it is, because there are strides between its elements.
-        self.unusual = not all(tensor.is_contiguous() for tensor in (self.table.weight, *states))
+        self.table = Table(self._as_matrix(param, listing_dims), tuple(states), counts)
+        self.is_strided = not all(tensor.is_contiguous() for tensor in (self.table.weight, *states))
 
-    def _rows(self, tensor: Tensor, sparse: int) -> Tensor:
+    def _as_matrix(self, tensor: Tensor, listing_dims: int) -> Tensor:
         """Return a tensor as (R, D)."""
-        if tensor.ndim == 2 and sparse == 1:
+        if tensor.ndim == 2 and listing_dims == 1:
             return tensor
         tensor = tensor.detach()
         if not tensor.is_contiguous():
             self._copies.append((tensor, tensor.contiguous()))
             tensor = self._copies[-1][1]
-        rows = tensor.shape[:sparse].numel()
-        return tensor.view(rows, tensor.shape[sparse:].numel())
+        rows = tensor.shape[:listing_dims].numel()
+        return tensor.view(rows, tensor.shape[listing_dims:].numel())
 
     def write_back(self) -> None:
-        """Bring copies back to where they came from; let autograd know of what a kernel has written."""
+        """Write copies back to the tensors they were made of, and tell autograd what a kernel has written."""
         torch.autograd.graph.increment_version([self.table.weight, *self.table.states])
         for tensor, copied in self._copies:
             tensor.copy_(copied)
 
 
 class PackedRows:
-    """Rows of a table with strides between its elements, copied together: a table that every backend takes.
+    """Copies of some rows of a strided table, as a contiguous table that every backend accepts.
 
     Args:
-        table: whose rows they are; a copy of them comes back to it by `write_back`.
-        values: (N,) int64, row numbers, in any order and as often as they like.
+        table: the strided table.
+        values: (N,) int64, row numbers, in any order and with repetitions.
 
     Attributes:
-        rows: (U,) int64, the distinct ones, ascending.
-        places: (N,) int64, where in `rows` each value is.
-        table: those rows alone.
+        rows: (U,) int64, the distinct row numbers, ascending.
+        places: (N,) int64, the index in `rows` of each value.
+        table: those rows.
     """
 
     def __init__(self, table: Table, values: Tensor) -> None:
@@ -82,6 +90,6 @@ class PackedRows:
         self.table = Table(copies[0], states, None if table.row_counter is None else copies[-1])
 
     def write_back(self) -> None:
-        """Bring the rows back to where they came from."""
+        """Write the rows back to the strided table."""
         for tensor, copied in self._pairs:
             tensor.index_copy_(0, self.rows, copied)
