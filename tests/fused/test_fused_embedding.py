@@ -67,7 +67,7 @@ def test_a_table_that_was_saved_for_a_backward_pass_is_refused_after_an_update(b
         module = make(fused.Adagrad, backend=backend, eps=1e-8)
     bound = type("Bound", (), {})()
     if held:
-        module.fused_optimizer.hold(bound, inside=())
+        module.fused_optimizer.defer_updates(bound, inside=())
     weight = table(module)
     (state,) = (entry["t.momentum1"] for entry in module.fused_optimizer.state.values())
     before = weight._version, state._version

@@ -31,7 +31,7 @@ class Bound:
 def test_an_update_can_be_held_until_a_norm_is_known(library):
     module, other = make(library), make(library)
     optimizer, bound = module.fused_optimizer, Bound()
-    optimizer.hold(bound, inside=())
+    optimizer.defer_updates(bound, inside=())
     for factor in (0.5, 0.25):
         before = table(module).detach().clone()
         module(BAGS)["f"].sum().backward()
@@ -56,7 +56,7 @@ def test_an_update_can_be_held_until_a_norm_is_known(library):
 
 
 def held_by(optimizer):
-    return optimizer.held.gradients() if hasattr(optimizer, "held") else optimizer.held_gradients()
+    return optimizer.deferred.gradients()
 
 
 @pytest.mark.parametrize("library", [fused, reference], ids=lambda library: library.__name__)
@@ -65,7 +65,7 @@ def test_what_happens_before_a_held_update(library, between):
     """Whatever is done to the module before the step, the update is the one of then."""
     module, other = make(library), make(library)
     bound = Bound()
-    module.fused_optimizer.hold(bound, inside=())
+    module.fused_optimizer.defer_updates(bound, inside=())
     source = make(library)
     for _ in range(3):
         source(BAGS)["f"].sum().backward()
@@ -97,7 +97,7 @@ def test_a_full_window_waits_with_the_step(library):
     """A gradient that is dropped is that of the last micro-batch; the window goes on without it."""
     module = make(library, "AccumulateSGD", use_accumulate=True, accumulate_step=2)
     bound = Bound()
-    module.fused_optimizer.hold(bound, inside=())
+    module.fused_optimizer.defer_updates(bound, inside=())
     window = module.fused_optimizer.state[table(module)]["t.window"]
     module(BAGS)["f"].sum().backward()
     assert window.count == 1
