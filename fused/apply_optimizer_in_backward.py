@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch._compile import _disable_dynamo
 from torch.optim.optimizer import Optimizer
 
-from keyedopt.fused.embedding.owners import Owner, owner_of
+from keyedopt.reference.fused import Owner, owner_of
 
 __all__ = ["apply_optimizer_in_backward", "in_backward_optimizer_filter"]
 

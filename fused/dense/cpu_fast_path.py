@@ -14,7 +14,7 @@ from torch import Tensor
 
 from keyedopt.fused.backends import first
 from keyedopt.fused.backends.interface import ALGORITHMS
-from keyedopt.fused.backends.native import INSTRUCTION_SET
+from keyedopt.fused.backends.native import INSTRUCTION_SET, NativeBackend
 from keyedopt.fused.backends.native.describe import describe_options
 from keyedopt.fused.dense.cpu_dense_steps import ALGORITHMS as NUMBERS
 from keyedopt.fused.dense.cpu_dense_steps import extension
@@ -98,9 +98,8 @@ def _rate(group: dict[str, Any]) -> float | None:
 
 def _sparse(optimizer: Any, parts: list[Part]) -> bool:
     native, backend = extension(), first(_CPU)
-    update = getattr(backend, "update_described", None)
     listed = [param for _, params, _, _ in parts for param in params]
-    if update is None or len(set(map(id, listed))) != len(listed):
+    if not isinstance(backend, NativeBackend) or len(set(map(id, listed))) != len(listed):
         return False
     plans = []
     for group, params, grads, states in parts:
@@ -122,7 +121,7 @@ def _sparse(optimizer: Any, parts: list[Part]) -> bool:
         rule = describe_options(optimizer.algorithm, group, lr, count)
         plans.append((described, rule, params, states, counts, count, (indices, values)))
     for described, rule, params, states, counts, count, _ in plans:
-        update(*described, rule)
+        backend.update_described(*described, rule)
         torch.autograd.graph.increment_version([*params, *chain.from_iterable(states)])
         if counts and isinstance(counts[0], Tensor):
             torch._foreach_add_(counts, 1)

@@ -15,8 +15,8 @@ Sum = tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 class DeferredGradients:
     """The gradients of the backward passes since the last step, each row once, and the clips that defer them.
 
-    A copy has no gradients, as a copy of a parameter has no ``.grad``. Clips are referred to weakly: gradients
-    are no longer deferred when every clip that could scale them is gone.
+    A copy has no gradients, as a copy of a parameter has no ``.grad``. Clips are referred to weakly:
+    gradients are no longer deferred when every clip that could scale them is gone.
     """
 
     def __init__(self) -> None:

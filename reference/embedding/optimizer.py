@@ -26,7 +26,10 @@ class EmbeddingFusedOptimizer(EmbeddingOptimizerBase, FusedOptimizer):
     """
 
     def _make_optimizer(
-        self, optimizer_class: type[optim.Optimizer], weights: Sequence[torch.Tensor], kwargs: Mapping[str, Any]
+        self,
+        optimizer_class: type[optim.Optimizer],
+        weights: Sequence[torch.Tensor],
+        kwargs: Mapping[str, Any],
     ) -> RuleOptimizer:
         return make_optimizer(optimizer_class, weights, kwargs)
 
@@ -38,7 +41,7 @@ class EmbeddingFusedOptimizer(EmbeddingOptimizerBase, FusedOptimizer):
 
     @torch.no_grad()
     def update(self, gradients: Gradients) -> None:
-        """Take a step with the gradients of one backward pass; everything is computed before anything is written.
+        """Take a step with the gradients of one backward pass; nothing is written before all is computed.
 
         Raises:
             RuntimeError: a gradient is not finite and ``error_if_nonfinite`` is set.

@@ -1,4 +1,4 @@
-"""The optimizer of an embedding module without the update itself: tables, options, clips, deferred updates."""
+"""The optimizer of an embedding module without its updates: tables, options, clips, deferred gradients."""
 
 import abc
 from collections.abc import Mapping, Sequence
@@ -15,8 +15,8 @@ class EmbeddingOptimizerBase(abc.ABC):
     """The part of a fused optimizer of tables that does no arithmetic; a subclass is a `FusedOptimizer` too.
 
     Parameters are named ``<table>.weight``, states ``<table>.momentum1``, ``<table>.exp_avg_sq``, …, as
-    `keyedopt.reference.embedding.keys` lists. State exists from the start, in float32 at least. Every option of
-    a group, for example the learning rate, is read when the backward pass runs.
+    `keyedopt.reference.embedding.keys` lists. State exists from the start, in float32 at least. Every option
+    of a group, for example the learning rate, is read when the backward pass runs.
     """
 
     params: Any
@@ -38,7 +38,10 @@ class EmbeddingOptimizerBase(abc.ABC):
 
     @abc.abstractmethod
     def _make_optimizer(
-        self, optimizer_class: type[optim.Optimizer], weights: Sequence[torch.Tensor], kwargs: Mapping[str, Any]
+        self,
+        optimizer_class: type[optim.Optimizer],
+        weights: Sequence[torch.Tensor],
+        kwargs: Mapping[str, Any],
     ) -> Any:
         """Return an unfused optimizer with one group, or raise a ValueError."""
 
@@ -65,8 +68,8 @@ class EmbeddingOptimizerBase(abc.ABC):
         """Drop the deferred gradients, if any: the backward pass has used all others."""
         self.deferred.clear()
 
-    def _dummy_step(self) -> None:
-        """Do nothing in `init_state`: state exists, and a deferred update is left to its step."""
+    def _dummy_step(self) -> None:  # noqa: B027  # of `init_state`
+        """Do nothing: state exists, and a deferred update is left to its step."""
 
     def add_param_group(self, param_group: Any) -> None:
         """Raise a ValueError: only the tables of the module have a backward pass that updates them.
@@ -81,7 +84,8 @@ class EmbeddingOptimizerBase(abc.ABC):
 
         Args:
             clip: its ``apply`` is called with the gradients of all tables, each row once, to change in place.
-            inside: the earlier clips that stay in force, and are applied before `clip`; all others are dropped.
+            inside: the earlier clips that stay in force, and are applied before `clip`; all others are
+                dropped.
         """
         self._clips = [known for known in self._clips if known in inside] + [clip]
         self.deferred.retain_requests(inside)
@@ -116,8 +120,8 @@ class EmbeddingOptimizerBase(abc.ABC):
             had, wanted = type(self._table_optimizers.get(weight)), type(optimizer)
             if weight in self._table_optimizers and had is not wanted:
                 raise ValueError(
-                    f"table {name!r} was created with {had.__name__}, so optimizer_class must be {had.__name__}, "
-                    f"not {wanted.__name__}, whose state is different"
+                    f"table {name!r} was created with {had.__name__}, so optimizer_class must be that, not "
+                    f"{wanted.__name__}, which has other state"
                 )
         state = {weight: self._initial_state(optimizer, name, weight) for name, weight in weights.items()}
         for weight, entry in state.items():

@@ -1,4 +1,4 @@
-"""Tables in a module, and their optimizer: both collections, in `reference` and in `fused`, are built on this."""
+"""Tables in a module, and their optimizer: the base of the collections in `reference` and `fused`."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace

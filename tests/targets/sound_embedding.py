@@ -23,7 +23,8 @@ class Optimizer(EmbeddingFusedOptimizer):
     def _compute(self, update: Any) -> None:
         update.rows, update.grads = update.rows.flip(0), update.grads.flip(0)
         super()._compute(update)
-        name, optimizer, entry = self._names[update.weight], self._table_optimizers[update.weight], self.state[update.weight]
+        name, optimizer = self._names[update.weight], self._table_optimizers[update.weight]
+        entry = self.state[update.weight]
         state = live(entry, algorithm(optimizer), name)
         if algorithm(optimizer) in COUNTING:
             state.setdefault("step", entry.get(f"{name}.iter", torch.zeros(1))[0] + 1)

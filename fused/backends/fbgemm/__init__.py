@@ -6,23 +6,23 @@ and counts of steps are numbers of the host, so a rate in a tensor on CUDA is wa
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from keyedopt.fused.backends.fbgemm import tbe
 from keyedopt.fused.backends.fbgemm.arguments import arguments, refusal
-from keyedopt.fused.backends.interface import Lookup, RowGradients, Step, Table, misfit
+from keyedopt.fused.backends.interface import Backend, Lookup, RowGradients, Step, Table, misfit
 from keyedopt.fused.backends.sums import coalesce_lookups
 
 CONTIGUOUS = "FBGEMM needs contiguous tables and states"
 
 
-class FbgemmBackend:
+class FbgemmBackend(Backend):
     """FBGEMM's operators, a table at a time; the sums before an update are torch's."""
 
     name = "fbgemm"
+    needs_host_count = True
 
     def missing(self) -> str:
         """Return why FBGEMM is not there."""
@@ -45,10 +45,6 @@ class FbgemmBackend:
             else:
                 outputs.append(torch.zeros(len(offsets) - 1, weight.shape[1], device=weight.device))
         return outputs
-
-    def prepare(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[Any]:
-        """Do nothing in the forward."""
-        return [None] * len(lookups)
 
     @torch.no_grad()
     def coalesce(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[RowGradients]:

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keyedopt.fused.backends.interface import Columns, Lookup, RowGradients, Step, Table, Tables
+from keyedopt.fused.backends.interface import Backend, Columns, Lookup, RowGradients, Step, Table, Tables
 from keyedopt.fused.backends.native.describe import (
     ALGORITHM_NUMBERS,
     ROW_STATES,
+    cached_tables,
     describe_rule,
     describe_table,
-    held,
     refused_table,
 )
 from keyedopt.fused.bulk import native as bulk
@@ -47,7 +47,7 @@ _CPU = torch.device("cpu")
 _TOGETHER = 1 << 14
 
 
-class NativeBackend:
+class NativeBackend(Backend):
     """The CPU, with kernels in C++.
 
     Args:
@@ -57,6 +57,7 @@ class NativeBackend:
     """
 
     name = "native"
+    checks_lookups = True
 
     def __init__(self, instruction_set: str | None = None, threads: int | None = None) -> None:
         self._set = os.environ.get(INSTRUCTION_SET, "") if instruction_set is None else instruction_set
@@ -90,7 +91,7 @@ class NativeBackend:
         if type(lookups) is Columns and type(tables) is Tables:
             outputs = _outputs(tables, lookups)
             columns = _columns(lookups, outputs)
-            _kernels.look_up(held(tables, None, _kernels), columns, self._count(), self._set)
+            _kernels.look_up(cached_tables(tables, None, _kernels), columns, self._count(), self._set)
             return outputs
         outputs, items, kept = [], [], []
         for lookup in lookups:
@@ -101,10 +102,6 @@ class NativeBackend:
             kept.append(parts)
         _kernels.look_up([describe_table(table) for table in tables], items, self._count(), self._set)
         return outputs
-
-    def prepare(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[Any]:
-        """Do nothing: a CPU has nothing to overlap a sort with."""
-        return [None] * len(lookups)
 
     def coalesce(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[RowGradients]:
         """Sum the gradients of every row, in float32.
@@ -145,7 +142,7 @@ class NativeBackend:
                 for one in lookups.grads
             ]
             columns = _columns(lookups, grads)
-            described = held(tables, step, _kernels)
+            described = cached_tables(tables, step, _kernels)
             _kernels.update(described, columns, describe_rule(step), self._count(), self._set)
             return
         items, kept = _with_gradients(tables, lookups)
@@ -153,32 +150,32 @@ class NativeBackend:
         _kernels.update(described, items, describe_rule(step), self._count(), self._set)
         del kept
 
-    def update_listed(self, work: Sequence[Any], names: Sequence[str], step: Step) -> bool:
-        """Do what `update` does for parameters with sparse gradients as they mostly are, in less Python.
+    def update_listed(self, params: Sequence[Any], names: Sequence[str], step: Step) -> bool:
+        """Update parameters by sparse gradients, with less Python than `update`, in the common case.
 
         Args:
-            work: parameters, gradients that list rows, and states by name.
-            names: the state tensors, as `ALGORITHMS` orders them.
+            params: tuples of parameter, sparse gradient, and state by name.
+            names: the state tensors, in the order of `ALGORITHMS`.
             step: the formula, without counts by row.
 
         Returns:
-            False where one of them is unusual; then nothing is written.
+            Whether the update was done; if False, nothing is written.
 
         Raises:
             ValueError: as `update`.
         """
         if bulk is None or step.algorithm not in ALGORITHM_NUMBERS or step.algorithm in ROW_STATES:
             return False
-        grads = [grad for _, grad, _ in work]
+        grads = [grad for _, grad, _ in params]
         indices, values = [grad._indices() for grad in grads], [grad._values() for grad in grads]
-        params = [param for param, _, _ in work]
-        states = [[state[name] for _, _, state in work] for name in names]
-        described = bulk.listed(params, states, indices, values)
+        weights = [param for param, _, _ in params]
+        states = [[state[name] for _, _, state in params] for name in names]
+        described = bulk.listed(weights, states, indices, values)
         if described is None:
             return False
         described_tables, lookups = described
         self.update_described(described_tables, lookups, describe_rule(step))
-        torch.autograd.graph.increment_version([*params, *chain.from_iterable(states)])
+        torch.autograd.graph.increment_version([*weights, *chain.from_iterable(states)])
         return True
 
     def update_described(self, tables: Any, lookups: Any, rule: tuple[Any, ...]) -> None:
@@ -214,17 +211,17 @@ class NativeBackend:
         return self._threads or torch.get_num_threads()
 
 
-def plain_bags(features: dict[str, Any], names: list[str], classes: tuple[type, ...]) -> list[Any] | None:
-    """Return what is looked up where it is as it should be, in a fraction of the time that Python takes.
+def parse_bags(features: dict[str, Any], names: list[str], classes: tuple[type, ...]) -> list[Any] | None:
+    """Return features in the common case, in a fraction of the time that Python takes.
 
     Args:
         features: by name.
-        names: those that are wanted.
-        classes: what a feature may be.
+        names: of the features to return.
+        classes: the classes that a feature may have.
 
     Returns:
-        For each name ``(values, offsets, None)`` if these are contiguous vectors of int64 on the CPU, without
-        weights, or None for one that has to be looked at. None without the extension.
+        For each name ``(values, offsets, None)`` if these are contiguous int64 vectors on the CPU, without
+        weights, else None. None without the extension.
     """
     return None if _kernels is None else _kernels.plain_bags(features, names, classes, Tensor, _INT64)
 
@@ -277,9 +274,9 @@ def _outputs(tables: Tables, lookups: Columns) -> list[Tensor]:
 
 
 def _widths(tables: Tables) -> list[int]:
-    widths: list[int] | None = tables.kept.get("widths")
+    widths: list[int] | None = tables.cache.get("widths")
     if widths is None:
-        widths = tables.kept["widths"] = [table.weight.shape[1] for table in tables]
+        widths = tables.cache["widths"] = [table.weight.shape[1] for table in tables]
     return widths
 
 

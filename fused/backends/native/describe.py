@@ -93,18 +93,18 @@ def describe_table(table: Table, step: Step | None = None) -> tuple[int, ...]:
     return (weight.data_ptr(), rows, dim, number or 0, *states, table.row_counter.data_ptr())
 
 
-def held(tables: Tables, step: Step | None, kernels: Any) -> Any:
+def cached_tables(tables: Tables, step: Step | None, kernels: Any) -> Any:
     """Return tables as the kernels hold them, anew where memory has changed.
 
     Raises:
         ValueError: as `describe_table`.
     """
     key = "" if step is None else step.algorithm
-    known = tables.kept.get(key)
+    known = tables.cache.get(key)
     if known is None or not kernels.are_current(known):
         tensors = [one for table in tables for one in _tensors(table, step)]
         known = kernels.hold_tables([describe_table(table, step) for table in tables], tensors)
-        tables.kept[key] = known
+        tables.cache[key] = known
     return known
 
 

@@ -9,7 +9,7 @@ import torch
 import triton
 from torch import Tensor
 
-from keyedopt.fused.backends.interface import ALGORITHMS, Lookup, RowGradients, Step, Table
+from keyedopt.fused.backends.interface import ALGORITHMS, Backend, Lookup, RowGradients, Step, Table
 from keyedopt.fused.backends.triton import alarms, launch
 from keyedopt.fused.backends.triton.groups import DTYPES, Group, bags_of, group_tables, unfit
 from keyedopt.fused.backends.triton.prepare import Prepared, Runs, make_keys, make_runs, prepare
@@ -21,7 +21,7 @@ def interpreted() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
-class TritonBackend:
+class TritonBackend(Backend):
     """Kernels in Triton, for CUDA; in Triton's interpreter for the CPU too, slowly.
 
     Args:
@@ -29,6 +29,10 @@ class TritonBackend:
     """
 
     name = "triton"
+    checks_lookups = True
+    checks_offsets = True
+    prepares = True
+    pads_rows = True
 
     def __init__(self, tuning: Tuning | None = None) -> None:
         self._tuning = tuning or Tuning()
@@ -46,6 +50,10 @@ class TritonBackend:
         if step.max_norm is not None and step.algorithm != "rowwise_adagrad":
             return f"max_norm is an option of rowwise_adagrad, not of {step.algorithm}"
         return next((why for table in tables if (why := _refused(table))), "")
+
+    def counts_steps(self, device: torch.device) -> bool:
+        """Return whether updates on this device count steps: on CUDA, not in the interpreter."""
+        return device.type != "cpu"
 
     @torch.no_grad()
     def look_up(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[Tensor]:
@@ -102,7 +110,7 @@ class TritonBackend:
         return self._coalesce(tables, lookups, exact=True)
 
     @torch.no_grad()
-    def coalesce_with_holes(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[RowGradients]:
+    def coalesce_padded(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[RowGradients]:
         """Do what `coalesce` does without waiting: with room for all rows that there can be, see there."""
         return self._coalesce(tables, lookups, exact=False)
 
@@ -110,7 +118,7 @@ class TritonBackend:
         self, tables: Sequence[Table], lookups: Sequence[Lookup], *, exact: bool
     ) -> list[RowGradients]:
         found: list[RowGradients] = []
-        for group, chosen in _split(tables, lookups, any(lookup.holes for lookup in lookups)):
+        for group, chosen in _split(tables, lookups, any(lookup.padding for lookup in lookups)):
             mine = [lookups[index] for index in chosen]
             runs, grads = self._runs(group, mine)
             if runs is None:
@@ -190,10 +198,10 @@ def _room(group: Group, lookups: Sequence[Lookup]) -> list[int]:
 
 
 def _split(
-    tables: Sequence[Table], lookups: Sequence[Lookup], holes: bool = False
+    tables: Sequence[Table], lookups: Sequence[Lookup], padding: bool = False
 ) -> list[tuple[Group, list[int]]]:
     """Return the groups of the tables that are looked up, and the lookups of each."""
-    groups = group_tables(tables, [lookup.table for lookup in lookups], int(holes))
+    groups = group_tables(tables, [lookup.table for lookup in lookups], int(padding))
     return [
         (group, [index for index, lookup in enumerate(lookups) if lookup.table in group.numbers])
         for group in groups

@@ -56,7 +56,7 @@ class Call:
     """Some lookups in tables of a group; none of their memory is read here.
 
     Attributes:
-        holes: what the key of −1 is, see `sort.write_keys`.
+        padding: what the key of −1 is, see `sort.write_keys`.
         heard: whether an alarm that is raised is heard, see `alarms.alarm_of`.
         words: on the device, see `LOOKUP_WORDS`.
         count: number of values.
@@ -69,10 +69,10 @@ class Call:
         group: Group,
         lookups: Sequence[Lookup],
         tuning: Tuning,
-        holes: str = "none",
+        padding: str = "none",
         heard: bool = True,
     ) -> None:
-        self.group, self.tuning, self.holes, self.heard = group, tuning, holes, heard
+        self.group, self.tuning, self.padding, self.heard = group, tuning, padding, heard
         self.lookups = [plain(lookup) for lookup in lookups]
         pooled = [len(one.offsets) for one in self.lookups if one.offsets is not None]
         begins = blocks([len(lookup.values) for lookup in self.lookups], tuning.values)
@@ -136,7 +136,7 @@ class Call:
             LOOKUPS=self.columns,
             PLACES=places is not None,
             SCALED=scales is not None,
-            HOLES=self.holes,
+            PADDING=self.padding,
             PASSES=passes,
             BITS=bins.bit_length() - 1,
             BLOCK=self.tuning.values,

@@ -72,7 +72,7 @@ def prepare(group: Group, lookups: Sequence[Lookup], tuning: Tuning) -> list[Pre
 
 def make_keys(group: Group, lookups: Sequence[Lookup], tuning: Tuning) -> Runs:
     """Write key, place and scale of every value, in the order of the lookups: each row once, or −1."""
-    call = Call(group, lookups, tuning, holes="skipped")
+    call = Call(group, lookups, tuning, padding="skipped")
     keys, places, scales = call.new(call.key_dtype), call.new(call.place_dtype), call.new_scales()
     call.write_keys(keys, places, scales)
     return Runs(

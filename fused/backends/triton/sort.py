@@ -92,7 +92,7 @@ def write_keys(
     LOOKUPS: tl.constexpr,
     PLACES: tl.constexpr,
     SCALED: tl.constexpr,
-    HOLES: tl.constexpr,
+    PADDING: tl.constexpr,
     PASSES: tl.constexpr,
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -108,8 +108,8 @@ def write_keys(
         totals: (PASSES, 2 ** BITS) how often each digit of a key has each value; added to.
         status: out: `clear` words that are set to 0.
         shift, steps: see `place_of`.
-        HOLES: what becomes of the value −1. "none": it is wrong; "skipped": its key is −1; "last": its key is
-            the one behind the rows of the table, which the group of tables has to leave free.
+        PADDING: how the value −1 is handled. "none": it is wrong; "skipped": its key is −1; "last": its key
+            is the one behind the rows of the table, which the group of tables leaves free.
     """
     program = tl.program_id(0)
     begins = tl.load(lookups + PROGRAM * LOOKUPS + tl.arange(0, LOOKUPS))
@@ -121,7 +121,7 @@ def write_keys(
     values = tl.load(words + VALUES * LOOKUPS).to(tl.pointer_type(tl.int64))
     row = tl.load(values + index, mask=live, other=0)
     rows = tl.load(words + ROWS * LOOKUPS)
-    if HOLES != "none":
+    if PADDING != "none":
         row = tl.where(row == -1, rows, row)
         wrong = (row < 0) | (row > rows)
     else:
@@ -129,7 +129,7 @@ def write_keys(
     raise_alarm(alarm, live & wrong, BAD_VALUES)
     hole = row == rows
     row = tl.where(wrong, 0, row) + tl.load(words + BASE * LOOKUPS)
-    if HOLES == "skipped":
+    if PADDING == "skipped":
         row = tl.where(hole, -1, row)
     tl.store(keys + start + index, row.to(keys.dtype.element_ty), mask=live)
     if PLACES:
