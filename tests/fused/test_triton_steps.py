@@ -1,7 +1,8 @@
 """Whole steps of embedding modules with the Triton kernels: what stops them, and what they never wait for.
 
 They run in Triton's interpreter, in a process of its own, of which this file is the script. There the kernels
-are as on CUDA, where bad lookups raise an alarm on the device; that the host asks for it at once is left out.
+are as on CUDA, where bad lookups set the error flag on the device; that the host asks for it at once is left
+out.
 """
 
 from collections.abc import Callable, Iterator
