@@ -101,7 +101,7 @@ def _sparse(optimizer: Any, parts: list[Part]) -> bool:
     listed = [param for _, params, _, _ in parts for param in params]
     if not isinstance(backend, NativeBackend) or len(set(map(id, listed))) != len(listed):
         return False
-    plans = []
+    plans: list[Any] = []
     for group, params, grads, states in parts:
         lr = _rate(group)
         if lr is None or not all(grad.is_sparse for grad in grads):

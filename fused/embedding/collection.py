@@ -84,8 +84,7 @@ class FusedCollection(TableCollection):
         self._outputs = [slot.output for slot in self._slots]
         self._backward = Backward(self._optim.update)
         self._layout: FeatureLayout | None = None
-        if optimizer_type is not None:
-            self.set_optimizer(optimizer_type, list(self.parameters()), optimizer_kwargs or {})
+        self.set_first_optimizer(optimizer_type, optimizer_kwargs)
 
     def set_optimizer(
         self,

@@ -47,7 +47,7 @@ class GroupedGradients(DeferredGradients):
 
     def lookups(self) -> list[GroupLookups]:
         """Return the clipped gradients as lookups of distinct rows, in the groups of the backward pass."""
-        found = []
+        found: list[GroupLookups] = []
         for weight, (rows, grads) in self.clipped():
             group, table = self._groups[weight]
             found.append((group, [Lookup(table, rows, grad=grads)]))

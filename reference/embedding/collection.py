@@ -57,8 +57,7 @@ class FusedCollection(TableCollection):
     ) -> None:
         super().__init__(tables, EmbeddingFusedOptimizer(), is_weighted, device)
         self._backward = Backward(self._optim.update)
-        if optimizer_type is not None:
-            self.set_optimizer(optimizer_type, list(self.parameters()), optimizer_kwargs or {})
+        self.set_first_optimizer(optimizer_type, optimizer_kwargs)
 
     def _look_up(self, features: Features) -> list[Lookup]:
         """Check all features, and only then look them up."""

@@ -31,7 +31,8 @@ class EmbeddingFusedOptimizer(EmbeddingOptimizerBase, FusedOptimizer):
         weights: Sequence[torch.Tensor],
         kwargs: Mapping[str, Any],
     ) -> RuleOptimizer:
-        return make_optimizer(optimizer_class, weights, kwargs)
+        optimizer: RuleOptimizer = make_optimizer(optimizer_class, weights, kwargs)
+        return optimizer
 
     def _initial_state(self, optimizer: RuleOptimizer, name: str, weight: torch.Tensor) -> dict[str, Any]:
         return initial_state(optimizer, name, weight)

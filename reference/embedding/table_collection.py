@@ -85,6 +85,13 @@ class TableCollection(nn.Module, FusedOptimizerModule):
             raise ValueError("params must be weights of the tables of this module, each once")
         self._optim.use(optimizer_class, chosen, optimizer_kwargs)
 
+    def set_first_optimizer(
+        self, optimizer_class: type[optim.Optimizer] | None, optimizer_kwargs: Mapping[str, Any] | None
+    ) -> None:
+        """Update all tables with an optimizer of this class; leave them plain parameters without a class."""
+        if optimizer_class is not None:
+            self.set_optimizer(optimizer_class, list(self.parameters()), optimizer_kwargs or {})
+
     def trains(self, weight: torch.Tensor) -> bool:
         """Return whether a table has an optimizer."""
         return weight in self._optim.state
