@@ -8,19 +8,19 @@ from torch import Tensor
 
 from keyedopt.fused.backends.interface import Table
 
-#: Which state tensors of an algorithm are one number a row.
+#: The state tensors of an algorithm with one number for each row, by index.
 ROW_STATES = {"rowwise_adagrad": (0,), "partial_rowwise_adam": (1,), "partial_rowwise_lamb": (1,)}
 
 
 class TableViews:
-    """A parameter and its state as a `Table`: views of their memory, or copies where it has too many strides.
+    """A parameter and its state as a `Table`: views of their memory, or copies if not contiguous.
 
     Args:
         algorithm: a key of `ALGORITHMS`.
-        param: of any shape; what is listed in its first dimensions are the rows.
+        param: of any shape; its first dimensions list the rows.
         state: its state by name.
         names: the state tensors, in order.
-        sparse: how many of its dimensions list rows.
+        sparse: the number of dimensions that list rows.
     """
 
     def __init__(
@@ -35,11 +35,11 @@ class TableViews:
         counts = state.get("step")
         if not isinstance(counts, Tensor) or not counts.ndim:
             counts = None
-        else:  # torch's optimizers count in floats, backends in integers
+        else:  # torch's optimizers count in floats, backends in int64
             self._copies.append((counts, counts.long()))
             counts = self._copies[-1][1]
         self.table = Table(self._rows(param, sparse), tuple(states), counts)
-        #: Whether no kernel takes it as it is, because there are strides between its elements.
+        #: Whether a tensor is not contiguous, so that no kernel supports the table.
         self.unusual = not all(tensor.is_contiguous() for tensor in (self.table.weight, *states))
 
     def _rows(self, tensor: Tensor, sparse: int) -> Tensor:
@@ -54,23 +54,23 @@ class TableViews:
         return tensor.view(rows, tensor.shape[sparse:].numel())
 
     def write_back(self) -> None:
-        """Bring copies back to where they came from; let autograd know of what a kernel has written."""
+        """Write copies back, and increment the versions of tensors that kernels have written."""
         torch.autograd.graph.increment_version([self.table.weight, *self.table.states])
         for tensor, copied in self._copies:
             tensor.copy_(copied)
 
 
 class PackedRows:
-    """Rows of a table with strides between its elements, copied together: a table that every backend takes.
+    """Contiguous copies of rows of a table that is not contiguous: a table that every backend supports.
 
     Args:
-        table: whose rows they are; a copy of them comes back to it by `write_back`.
-        values: (N,) int64, row numbers, in any order and as often as they like.
+        table: whose rows are copied; `write_back` writes them back.
+        values: (N,) int64, row numbers, in any order, with repetitions.
 
     Attributes:
-        rows: (U,) int64, the distinct ones, ascending.
-        places: (N,) int64, where in `rows` each value is.
-        table: those rows alone.
+        rows: (U,) int64, the distinct row numbers, ascending.
+        places: (N,) int64, the index in `rows` of each value.
+        table: of only those rows.
     """
 
     def __init__(self, table: Table, values: Tensor) -> None:
@@ -82,6 +82,6 @@ class PackedRows:
         self.table = Table(copies[0], states, None if table.row_counter is None else copies[-1])
 
     def write_back(self) -> None:
-        """Bring the rows back to where they came from."""
+        """Write the rows back."""
         for tensor, copied in self._pairs:
             tensor.index_copy_(0, self.rows, copied)

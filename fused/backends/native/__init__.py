@@ -1,4 +1,4 @@
-"""The backend of C++ kernels for the CPU: sort, sum and update in one go, on all cores.
+"""The backend of C++ kernels for the CPU: sort, sum and update in one call, on all cores.
 
 Lookups are sorted by row (radix sort, on the bits that the table's rows need), the gradients of a row are
 summed in registers straight from the gradient of the output, and row and state are updated in place. The
@@ -36,24 +36,24 @@ try:
 except ImportError as error:
     _WHY = f"{error}"
 if _kernels is not None and not hasattr(_kernels, "hold_tables"):
-    _kernels, _WHY = None, "what is there is older than these sources"
+    _kernels, _WHY = None, "the extension is older than its sources"
 
-#: Set to ``plain``, ``avx2`` or ``avx512`` to use those kernels and no others.
+#: The environment variable: ``plain``, ``avx2`` or ``avx512`` uses only those kernels.
 INSTRUCTION_SET = "KEYEDOPT_INSTRUCTION_SET"
 
 _INT64, _FLOAT32 = torch.int64, torch.float32
 _CPU = torch.device("cpu")
-#: Numbers of all outputs of a forward, up to which they share one memory: to ask for each takes longer.
+#: Up to so many numbers, all outputs of a forward pass share one allocation, which is faster.
 _TOGETHER = 1 << 14
 
 
 class NativeBackend(Backend):
-    """The CPU, with kernels in C++.
+    """The backend of C++ kernels, for the CPU.
 
     Args:
         instruction_set: ``"plain"``, ``"avx2"`` or ``"avx512"``; by default that of the environment variable
             `INSTRUCTION_SET`, or the best that the machine has.
-        threads: how many to use; by default as many as torch does.
+        threads: how many to use; by default as many as torch.
     """
 
     name = "native"
@@ -65,28 +65,31 @@ class NativeBackend(Backend):
 
     @staticmethod
     def instruction_sets() -> list[str]:
-        """Return those that there are kernels for on this machine, the best one first."""
+        """Return the instruction sets that this machine supports, the best one first."""
         return list(_kernels.instruction_sets()) if _kernels else []
 
     def missing(self) -> str:
-        """Return why the kernels cannot be used."""
+        """Return why the kernels cannot run; empty if they can."""
         if _kernels is None:
-            return f"its C++ extension was not built ({_WHY}); install again with a C++17 compiler there"
+            return f"its C++ extension was not built ({_WHY}): install again with a C++17 compiler on PATH"
         if self._set and self._set not in self.instruction_sets():
-            return f"this machine has no kernels for {self._set!r}, only for {self.instruction_sets()}"
+            return (
+                f"this machine does not support instruction set {self._set!r}, only {self.instruction_sets()}"
+            )
         return ""
 
     def refuses(self, tables: Sequence[Table], step: Step) -> str:
-        """Return why it cannot do this: a device, a dtype, a layout or an algorithm."""
+        """Return why tables or the step are not supported: device, dtype, layout or algorithm."""
         if step.algorithm not in ALGORITHM_NUMBERS:
-            return f"it has no algorithm {step.algorithm!r}"
+            return f"algorithm {step.algorithm!r} is unknown"
         return next((why for why in map(refused_table, tables) if why), "")
 
     def look_up(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[Tensor]:
         """Return the output of each lookup, in float32.
 
         Raises:
-            ValueError: a value is no row of its table, or offsets do not rise from 0 to the number of values.
+            ValueError: a value is not a row of its table, or offsets do not go from 0 to the number of
+                values.
         """
         if type(lookups) is Columns and type(tables) is Tables:
             outputs = _outputs(tables, lookups)
@@ -133,11 +136,11 @@ class NativeBackend(Backend):
         """Sum the gradients of every row and update it, once.
 
         Raises:
-            ValueError: a value is no row of its table, or offsets do not rise from 0 to the number of values;
-                or a tensor does not have the shape that the interface gives. Nothing is written.
+            ValueError: a value is not a row of its table, offsets do not go from 0 to the number of values,
+                or a tensor does not have the shape of the interface. Nothing is written.
         """
         if type(lookups) is Columns and type(tables) is Tables and lookups.grads is not None:
-            grads = [  # a row without strides is enough
+            grads = [  # only the rows must be contiguous
                 one if one.dtype is _FLOAT32 and one.stride(1) == 1 else _rows_of(one)
                 for one in lookups.grads
             ]
@@ -179,7 +182,7 @@ class NativeBackend(Backend):
         return True
 
     def update_described(self, tables: Any, lookups: Any, rule: tuple[Any, ...]) -> None:
-        """Do what `update` does for what is described already; who calls keeps the tensors.
+        """Do what `update` does for described tables and lookups; the caller keeps the tensors alive.
 
         Raises:
             ValueError: as `update`.
@@ -227,21 +230,21 @@ def parse_bags(features: dict[str, Any], names: list[str], classes: tuple[type, 
 
 
 def versions(*lists: list[Any] | None) -> int:
-    """Return how often some tensors, or None, were changed in place, all together."""
+    """Return the sum of the versions of some tensors; None counts 0."""
     if _kernels is not None:
         return _kernels.versions(*lists)  # type: ignore[no-any-return]
     return sum(one._version for given in lists for one in given or () if one is not None)
 
 
 def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return it in this dtype, on the CPU, without strides: itself, as a rule."""
+    """Return the tensor in this dtype, contiguous, on the CPU; itself in the common case."""
     if tensor.dtype is dtype and tensor.is_cpu and tensor.is_contiguous():
         return tensor
     return tensor.to("cpu", dtype).contiguous()
 
 
 def _rows_of(grads: Tensor) -> Tensor:
-    """Return gradients in float32 whose rows are contiguous; the rows may be anywhere."""
+    """Return gradients in float32 with contiguous rows; the stride between rows may be anything."""
     if grads.dtype is not _FLOAT32 or not grads.is_cpu:
         grads = grads.to("cpu", _FLOAT32)
     if grads.dim() == 2 and (grads.stride(1) == 1 or grads.shape[1] == 1):
@@ -250,7 +253,7 @@ def _rows_of(grads: Tensor) -> Tensor:
 
 
 def _outputs(tables: Tables, lookups: Columns) -> list[Tensor]:
-    """Return memory for the outputs, in float32 whatever the default of torch is."""
+    """Return memory for the outputs, in float32 whatever torch's default dtype is."""
     if not len(lookups):
         return []
     widths = _widths(tables)
@@ -268,7 +271,7 @@ def _outputs(tables: Tables, lookups: Columns) -> list[Tensor]:
         and min(widths) == max(widths)
     ):
         whole = empty(bags[0] * len(bags), first, dtype=float32, device=cpu)
-        return list(torch.unsafe_split(whole, bags[0]))  # one memory, but none is a view of another
+        return list(torch.unsafe_split(whole, bags[0]))  # one allocation, but no output is a view of another
     sizes = zip(bags, lookups.tables, strict=True)
     return [empty(rows, widths[table], dtype=float32, device=cpu) for rows, table in sizes]
 
@@ -281,7 +284,7 @@ def _widths(tables: Tables) -> list[int]:
 
 
 def _columns(lookups: Columns, rows: list[Tensor]) -> tuple[Any, ...]:
-    """Return lookups as the kernels take them, with their outputs or gradients; they are checked already."""
+    """Return checked lookups as the kernels take them, with their outputs or gradients."""
     weights = lookups.weights
     if weights is not None:
         weights = [None if one is None else _as(one, _FLOAT32) for one in weights]
@@ -289,9 +292,9 @@ def _columns(lookups: Columns, rows: list[Tensor]) -> tuple[Any, ...]:
 
 
 def _describe(tables: Sequence[Table], lookup: Lookup) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return a lookup as the kernels take it, without its rows, and the tensors whose memory it names."""
+    """Return a lookup as the kernels take it, without its rows, and the tensors that must stay alive."""
     if not 0 <= lookup.table < len(tables):
-        raise ValueError(f"a lookup is of table {lookup.table}, and there are {len(tables)}")
+        raise ValueError(f"a lookup is of table {lookup.table}, but there are only {len(tables)} tables")
     values, offsets, weights = _as(lookup.values, _INT64), lookup.offsets, lookup.weights
     count = bags = values.numel()
     begin = factors = 0
@@ -315,7 +318,7 @@ def _describe(tables: Sequence[Table], lookup: Lookup) -> tuple[tuple[Any, ...],
 def _with_gradients(
     tables: Sequence[Table], lookups: Sequence[Lookup]
 ) -> tuple[list[tuple[Any, ...]], list[Any]]:
-    """Return lookups with their gradients as the kernels take them, and what to keep as long as they run."""
+    """Return lookups with their gradients as the kernels take them, and the tensors that must stay alive."""
     items: list[tuple[Any, ...]] = []
     kept: list[Any] = []
     for lookup in lookups:
