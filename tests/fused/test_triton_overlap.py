@@ -207,7 +207,7 @@ def case_misspelt() -> None:
         module(given)
 
 
-def case_alarm(asked: str) -> None:
+def case_error_flag(asked: str) -> None:
     """A bad lookup is heard once, from the forward; a sort that comes later must not be heard again."""
     from keyedopt.fused.backends.interface import Lookup, Table
     from keyedopt.fused.backends.triton import TritonBackend
@@ -247,7 +247,7 @@ def case_wide_keys() -> None:
 def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     for asked in ("0", "1"):
         yield f"order-{asked}", lambda asked=asked: case_order(asked)
-        yield f"alarm-{asked}", lambda asked=asked: case_alarm(asked)
+        yield f"error_flag-{asked}", lambda asked=asked: case_error_flag(asked)
     for name, kinds in (
         ("weighted", {"weighted": True}),
         ("unpooled", {"pools": False}),
