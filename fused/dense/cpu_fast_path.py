@@ -121,7 +121,7 @@ def _sparse(optimizer: Any, parts: list[Part]) -> bool:
         rule = describe_options(optimizer.algorithm, group, lr, count)
         plans.append((described, rule, params, states, counts, count, (indices, values)))
     for described, rule, params, states, counts, count, _ in plans:
-        backend.update_described(*described, rule)
+        backend.update_described(described[0], described[1], rule)
         torch.autograd.graph.increment_version([*params, *chain.from_iterable(states)])
         if counts and isinstance(counts[0], Tensor):
             torch._foreach_add_(counts, 1)
