@@ -44,7 +44,7 @@ class ParameterTable:
         counts = state.get("step")
         if not isinstance(counts, Tensor) or not counts.ndim:
             counts = None
-        else:  # torch's optimizers count in floats, backends in integers
+        else:  # torch's optimizers count in floats, backends in int64
             self._copies.append((counts, counts.long()))
             counts = self._copies[-1][1]
         self.table = Table(self._as_matrix(param, listing_dims), tuple(states), counts)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from keyedopt.fused.backends import first
 from keyedopt.fused.backends.interface import ALGORITHMS
+from keyedopt.fused.backends.native import NativeBackend
 from keyedopt.fused.backends.native.describe import describe_options
 from keyedopt.fused.dense import cpu_dense_steps
 from keyedopt.fused.dense.cpu_dense_steps import extension
@@ -88,11 +89,10 @@ def _learning_rate(group: dict[str, Any]) -> float | None:
 
 def _sparse(optimizer: Any, parts: list[Part]) -> bool:
     native, backend = extension(), first(_CPU)
-    update = getattr(backend, "update_described", None)
     listed = [param for _, params, _, _ in parts for param in params]
-    if update is None or len(set(map(id, listed))) != len(listed):
+    if not isinstance(backend, NativeBackend) or len(set(map(id, listed))) != len(listed):
         return False
-    plans = []
+    plans: list[Any] = []
     for group, params, grads, states in parts:
         lr = _learning_rate(group)
         if lr is None or not all(grad.is_sparse for grad in grads):
@@ -112,7 +112,7 @@ def _sparse(optimizer: Any, parts: list[Part]) -> bool:
         rule = describe_options(optimizer.algorithm, group, lr, count)
         plans.append((described, rule, params, states, counts, count, (indices, values)))
     for described, rule, params, states, counts, count, _ in plans:
-        update(*described, rule)
+        backend.update_described(described[0], described[1], rule)
         torch.autograd.graph.increment_version([*params, *chain.from_iterable(states)])
         if counts and isinstance(counts[0], Tensor):
             torch._foreach_add_(counts, 1)

@@ -50,14 +50,14 @@ def update(step: Step, work: Sequence[dense_step.Work], names: Sequence[str], wh
 
 def _update_at_once(step: Step, work: Sequence[dense_step.Work], names: Sequence[str]) -> bool:
     """Update in one call of the first backend, if it accepts all parameters; else write nothing."""
-    at_once = getattr(first(work[0][0].device), "update_listed", None) if work else None
-    if at_once is None:
+    backend = first(work[0][0].device) if work else None
+    if backend is None:
         return False
     for _, grad, state in work:
         count = state.get("step")
         if not grad.is_sparse or (isinstance(count, Tensor) and count.ndim):
             return False
-    return bool(at_once(work, names, step))
+    return backend.update_listed(work, names, step)
 
 
 def _update_alike(step: Step, work: Sequence[dense_step.Work], names: Sequence[str], which: Rows) -> None:
