@@ -84,11 +84,11 @@ class Reach:
     def clip_held(self) -> None:
         """Have each bounded by itself whose updates are held for another clipping optimizer."""
         for optimizer, clip in self.taken:
-            optimizer.held.clip(clip)
+            optimizer.deferred.clip(clip)
 
     def held(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return the tables, and the gradients (U, D), that are to be bounded with all others."""
-        return [pair for optimizer in self.joint for pair in optimizer.held.gradients()]
+        return [pair for optimizer in self.joint for pair in optimizer.deferred.gradients()]
 
 
 def clip_in_backward(optimizer: Any, bound: BackwardClip, spread: Collection[int]) -> Reach:
@@ -113,7 +113,7 @@ def clip_in_backward(optimizer: Any, bound: BackwardClip, spread: Collection[int
             reach.taken.append((leaf, clip))
             reach.bounded |= own
         elif own and bound.kind == "norm":
-            leaf.hold(reach.asking, inside=inside)
+            leaf.defer_updates(reach.asking, inside=inside)
             reach.joint.append(leaf)
             reach.bounded |= own
     return reach

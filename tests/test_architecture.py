@@ -46,11 +46,7 @@ LEAVES = {
 }
 
 #: The arithmetic of the reference: the fused implementation has its own.
-ARITHMETIC = {
-    *("rules", "norms", "backward_clip", "optimizers", "rowwise_adagrad", "sparse_adam", "rule_optimizer"),
-    *("accumulate", "window", "adam_like"),
-    *("embedding.lookup", "embedding.backward", "embedding.update", "embedding.optimizer"),
-}
+ARITHMETIC = {"rules", "norms", "embedding.lookup", "embedding.backward", "embedding.update"}
 #: Names of these modules that the fused implementation may use: they compute nothing, or are overridden.
 NO_ARITHMETIC = {
     *("BiasCorrection", "Decay", "EpsPlacement", "Rows"),

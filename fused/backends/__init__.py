@@ -1,12 +1,12 @@
-"""The ways to do an update, by name, and which one is chosen.
+"""The backends: registered by name, and chosen for tables.
 
 ==========  =============================================================================================
 name        what it is
 ==========  =============================================================================================
 `native`    C++ kernels for the CPU, built when keyedopt is installed
-`triton`    own kernels for CUDA
-`fbgemm`    FBGEMM's table-batched embeddings, where they do what is asked
-`torch`     vectorized torch, on every device and for everything
+`triton`    keyedopt's own kernels for CUDA
+`fbgemm`    FBGEMM's table-batched embeddings, for the steps in which FBGEMM follows the specification
+`torch`     vectorized torch, for every device, dtype and algorithm
 ==========  =============================================================================================
 """
 
@@ -14,61 +14,74 @@ import importlib
 import os
 from collections.abc import Sequence
 from functools import cache
+from typing import NamedTuple
 
 import torch
 
 from keyedopt.fused.backends.interface import Backend, Step, Table
 
-#: Where each backend is, and the extra of keyedopt that has what it needs; of FBGEMM that of torch's build.
+
+class Registered(NamedTuple):
+    """Where a backend is.
+
+    Args:
+        module, attribute: of the class, which is called without arguments.
+        extra: the extra of keyedopt that installs the requirements of the backend.
+        devices: the device types for which ``"auto"`` tries the backend, in the order of `BACKENDS`.
+    """
+
+    module: str
+    attribute: str
+    extra: str = ""
+    devices: tuple[str, ...] = ()
+
+
+#: Every backend. ``"auto"`` never tries FBGEMM, which is slower on each device; its extra is that of torch's
+#: build.
 BACKENDS = {
-    "native": ("keyedopt.fused.backends.native", "NativeBackend", ""),
-    "triton": ("keyedopt.fused.backends.triton", "TritonBackend", "cuda"),
-    "fbgemm": ("keyedopt.fused.backends.fbgemm", "FbgemmBackend", "cuda" if torch.version.cuda else "cpu"),
-    "torch": ("keyedopt.fused.backends.torch", "TorchBackend", ""),
+    "native": Registered("keyedopt.fused.backends.native", "NativeBackend", devices=("cpu",)),
+    "triton": Registered("keyedopt.fused.backends.triton", "TritonBackend", "cuda", devices=("cuda",)),
+    "fbgemm": Registered(
+        "keyedopt.fused.backends.fbgemm", "FbgemmBackend", "cuda" if torch.version.cuda else "cpu"
+    ),
+    "torch": Registered("keyedopt.fused.backends.torch", "TorchBackend", devices=("cpu", "cuda")),
 }
-#: Which are tried for a device, one after the other; FBGEMM never by itself, for it is slower on each.
-ORDER = {"cuda": ("triton", "torch"), "cpu": ("native", "torch")}
-#: In the environment, the backend that ``"auto"`` tries first: to check or to measure one of them.
+#: The environment variable that names the backend that ``"auto"`` tries first.
 PREFERRED = "KEYEDOPT_BACKEND"
-#: Which read no memory by values and offsets that they have not checked themselves: with a ValueError, but on
-#: CUDA by an alarm that stops every update, see `check`.
-CHECKING = ("native", "triton")
-#: Which take the count of steps as a number of the host, wherever the tables are.
-COUNTING_ON_HOST = ("fbgemm",)
-#: Which count steps on CUDA themselves, unless an alarm was raised, see `check`.
-COUNTING_ITSELF = ("triton",)
 
 __all__ = [
     "BACKENDS",
-    "CHECKING",
-    "COUNTING_ITSELF",
-    "COUNTING_ON_HOST",
     "PREFERRED",
+    "Registered",
     "available",
-    "check",
     "check_name",
     "choose",
-    "counts_itself",
     "first",
     "get",
+    "order",
 ]
 
 
+def order(device: str) -> tuple[str, ...]:
+    """Return the names of the backends that ``"auto"`` tries for a device type, without the preferred one."""
+    return tuple(name for name, entry in BACKENDS.items() if device in entry.devices)
+
+
 class MissingBackend:
-    """Stands for a backend that this machine or this installation does not have."""
+    """A backend that cannot run on this machine, or in this installation."""
 
     def __init__(self, name: str, why: str) -> None:
         self.name = name
         self._why = why
 
     def missing(self) -> str:
-        """Return why it is not there."""
+        """Return why the backend cannot run."""
         return self._why
 
 
 @cache
 def _load(name: str) -> Backend | MissingBackend:
-    module, attribute, extra = BACKENDS[name]
+    module, attribute, extra, _ = BACKENDS[name]
     try:
         backend: Backend = getattr(importlib.import_module(module), attribute)()
         why = backend.missing()
@@ -81,7 +94,7 @@ def _load(name: str) -> Backend | MissingBackend:
 
 
 def available() -> dict[str, str]:
-    """Return every backend, with the reason why it cannot run here, empty for those that can.
+    """Return every backend with the reason why it cannot run here; the reason is empty if the backend can.
 
     >>> available()["torch"]
     ''
@@ -90,11 +103,11 @@ def available() -> dict[str, str]:
 
 
 def check_name(name: str) -> None:
-    """Refuse the name of a backend that is not known, or not there.
+    """Check that a backend is registered and can run here; ``"auto"`` always can.
 
     Raises:
-        ValueError: there is no such backend.
-        RuntimeError: it is missing here; the message says what to install.
+        ValueError: the name is unknown.
+        RuntimeError: the backend cannot run here; the message says what to install.
     """
     if name == "auto":
         return
@@ -109,11 +122,11 @@ def get(name: str) -> Backend:
     """Return a backend by name.
 
     Raises:
-        ValueError: there is no such backend.
-        RuntimeError: it is missing here; the message says what to install.
+        ValueError: the name is unknown.
+        RuntimeError: the backend cannot run here; the message says what to install.
     """
     if name == "auto":
-        raise ValueError(f"backend must be one of {list(BACKENDS)}; 'auto' is chosen for tables")
+        raise ValueError(f"backend must be one of {list(BACKENDS)}; 'auto' names a choice, not a backend")
     check_name(name)
     backend = _load(name)
     assert not isinstance(backend, MissingBackend)  # which `check_name` refuses
@@ -121,41 +134,25 @@ def get(name: str) -> Backend:
 
 
 def first(device: torch.device) -> Backend | None:
-    """Return the backend that ``"auto"`` tries first for a device; None where it is missing or unknown."""
+    """Return the backend that ``"auto"`` tries first for a device, or None if it cannot run."""
     preferred = os.environ.get(PREFERRED)
-    names = (preferred,) if preferred else ORDER.get(device.type, ())
+    names = (preferred,) if preferred else order(device.type)
     backend = _load(names[0]) if names and names[0] in BACKENDS else None
     return None if isinstance(backend, MissingBackend) else backend
-
-
-def check(backend: Backend, device: torch.device) -> None:
-    """Wait for the device, where this backend finds bad lookups there later, and raise what was wrong.
-
-    Raises:
-        ValueError: says what was wrong since the last time; nothing was written since.
-    """
-    waits = getattr(backend, "check", None)
-    if waits is not None:
-        waits(device)
-
-
-def counts_itself(backend: Backend, device: torch.device) -> bool:
-    """Whether an update counts the steps, see `Step.counters`."""
-    return device.type != "cpu" and backend.name in COUNTING_ITSELF
 
 
 def choose(backend: str, tables: Sequence[Table], step: Step) -> Backend:
     """Return the backend for some tables of one device and dtype, and a step.
 
     Args:
-        backend: its name, or ``"auto"`` for the first of `ORDER` that can do it, after that which the
-            environment variable `PREFERRED` names.
+        backend: its name. ``"auto"`` returns the first backend that can do the step: the one that the
+            environment variable `PREFERRED` names, then those of `order`, then ``"torch"``.
         tables: at least one.
         step: the algorithm with its options.
 
     Raises:
-        ValueError: there is no such backend, or it cannot do this; the message says why.
-        RuntimeError: it is missing here; the message says what to install.
+        ValueError: the name is unknown, or the backend cannot do the step; the message says why.
+        RuntimeError: the backend cannot run here; the message says what to install.
     """
     if backend != "auto":
         chosen = get(backend)
@@ -163,12 +160,12 @@ def choose(backend: str, tables: Sequence[Table], step: Step) -> Backend:
         if why:
             raise ValueError(f"backend {backend!r} cannot do this: {why}")
         return chosen
-    order = ORDER.get(tables[0].weight.device.type, ())
+    names = order(tables[0].weight.device.type)
     preferred = os.environ.get(PREFERRED)
     if preferred:
         check_name(preferred)
-        order = (preferred, *order)
-    for name in order:
+        names = (preferred, *names)
+    for name in names:
         candidate = _load(name)
         if not isinstance(candidate, MissingBackend) and not candidate.refuses(tables, step):
             return candidate

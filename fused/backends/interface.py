@@ -1,8 +1,9 @@
-"""What an optimizer asks of a backend: look rows up, sum their gradients, update them in place.
+"""The interface of a backend: look rows up, sum their gradients, update them in place.
 
-A backend is one folder beside this file. It gets whole groups of tables, so that it may do all of them in
-one launch, and the lookups of a backward pass as they came, so that it may sort, sum and update in one go.
-Whatever came is already checked (`keyedopt.fused.embedding.inputs`): indices are in range, offsets increase.
+A backend is one folder beside this file. A call has a whole group of tables, so that one launch can do all of
+them, and the lookups of a backward pass as they came, so that the backend can sort, sum and update in one go.
+Types, dtypes and shapes of lookups are checked by callers; who checks the contents, `Backend.checks_lookups`
+says.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +13,7 @@ from typing import Any, Protocol, overload
 import torch
 from torch import Tensor
 
-#: What `Step.algorithm` can be, with the state tensors of each, in the order of `Table.states`.
+#: The values of `Step.algorithm`, with the state tensors of each, in the order of `Table.states`.
 ALGORITHMS = {
     "sgd": (),  # or ("momentum_buffer",), with momentum
     "adagrad": ("sum",),
@@ -28,12 +29,12 @@ ALGORITHMS = {
 
 @dataclass(frozen=True)
 class Table:
-    """A table, in float16, bfloat16, float32 or float64, and its state, in float32 at least.
+    """A table in float16, bfloat16, float32 or float64, and its state in float32 at least.
 
     Args:
         weight: (R, D), contiguous.
-        states: as `ALGORITHMS` lists them; contiguous.
-        row_counter: (R,) int64, of a bias correction by row; the backend counts in it.
+        states: in the order of `ALGORITHMS`; contiguous.
+        row_counter: (R,) int64, the steps of each row, for bias correction by row; the update adds 1.
     """
 
     weight: Tensor
@@ -42,7 +43,7 @@ class Table:
 
 
 def misfit(table: Table) -> str:
-    """Return what of a table does not go with its weight, by shape, device or dtype; empty where all does."""
+    """Return which tensor of a table does not fit its weight in shape, device or dtype; empty if all fit."""
     weight, counter = table.weight, table.row_counter
     shape, device = weight.shape, weight.device
     if len(shape) != 2:
@@ -64,17 +65,17 @@ def misfit(table: Table) -> str:
 
 @dataclass(frozen=True)
 class Lookup:
-    """What one forward looked up for one feature in one table.
+    """The lookup of one feature in one table, in one forward pass.
 
     Args:
-        table: which of the group's tables.
+        table: the index of the table.
         values: row numbers, (N,) int64.
-        offsets: where each bag begins, (B + 1,) int64; None without pooling.
+        offsets: the begin of each bag, and the end of the last, (B + 1,) int64; None without pooling.
         weights: of each value, (N,) float; None for 1.
         mean: whether a bag is divided by its number of values.
         grad: of the output, (B, D), or (N, D) without pooling; None in the forward.
-        prepared: what `Backend.prepare` returned for it, in the backward.
-        holes: whether a value of −1 is none, see `RowGradients`; what users look up has none of these.
+        prepared: the result of `Backend.prepare`, in the backward pass.
+        padding: whether values may have padding (−1), see `RowGradients`; input of users never has.
     """
 
     table: int
@@ -84,27 +85,27 @@ class Lookup:
     mean: bool = False
     grad: Tensor | None = None
     prepared: Any = None
-    holes: bool = False
+    padding: bool = False
 
 
 class Tables(list[Table]):
-    """A list of tables that stays as it is, so that a backend may keep what it knows of them, in `kept`."""
+    """A list of tables that never changes; a backend may store what it computes from them in `cache`."""
 
-    __slots__ = ("kept",)
+    __slots__ = ("cache",)
 
     def __init__(self, tables: Iterable[Table]) -> None:
         super().__init__(tables)
-        self.kept: dict[str, Any] = {}
+        self.cache: dict[str, Any] = {}
 
 
 class Columns(Sequence[Lookup]):
-    """Lookups, column by column: a small step has no time for an object for each of them.
+    """Lookups as columns, which saves a small step the time to make an object for each lookup.
 
-    A backend that does not look at the columns makes a `Lookup` of each as it goes through them.
+    A backend that does not read the columns iterates, and gets a `Lookup` each time.
 
     Args:
-        tables, means: as in `Lookup`, one for each.
-        values, offsets, weights, grads: likewise; None where no lookup has any.
+        tables, means: of each lookup, as in `Lookup`.
+        values, offsets, weights, grads: of each lookup; None if no lookup has any.
     """
 
     __slots__ = ("grads", "means", "offsets", "tables", "values", "weights")
@@ -126,7 +127,7 @@ class Columns(Sequence[Lookup]):
         return Columns(self.tables, self.values, self.offsets, self.weights, self.means, grads)
 
     def __len__(self) -> int:
-        """Return how many they are."""
+        """Return the number of lookups."""
         return len(self.values)
 
     @overload
@@ -134,7 +135,7 @@ class Columns(Sequence[Lookup]):
     @overload
     def __getitem__(self, place: slice) -> list[Lookup]: ...
     def __getitem__(self, place: int | slice) -> Lookup | list[Lookup]:
-        """Return one of them, or some."""
+        """Return one lookup, or a list of lookups."""
         if isinstance(place, slice):
             return [self[each] for each in range(len(self))[place]]
         return Lookup(
@@ -149,23 +150,22 @@ class Columns(Sequence[Lookup]):
 
 @dataclass(frozen=True)
 class Step:
-    """The formula, and the numbers, of one step; the formulas are those of `keyedopt.reference.rules`.
+    """The formula and the numbers of one step; `keyedopt.reference.rules` has the formulas.
 
-    ``lr`` and ``count`` may be tensors on the device of the tables: then a backend does not synchronize to
-    read them.
+    ``lr`` and ``count`` may be tensors on the device of the tables, so that no one synchronizes to read them.
 
     Args:
         algorithm: a key of `ALGORITHMS`.
-        lr: the rate.
-        count: t, from 1, of this step; not used where a table has a `row_counter`.
+        lr: the learning rate.
+        count: t, from 1, of this step; not used if a table has a `row_counter`.
         eps, betas, weight_decay, momentum, dampening, nesterov, eta, lr_decay, max_norm: those of the rules.
         decay: ``"none"``, ``"l2"`` or ``"decoupled"``.
         eps_placement: ``"inside_denominator"`` or ``"before_bias_correction"``.
-        maximize: ascend.
-        first: whether the state is at its start (momentum then begins with the gradient undamped).
+        maximize: whether to ascend.
+        first: whether the state is at its start (momentum then begins with the undamped gradient).
         seed: of stochastic rounding of float16 and bfloat16 weights; None rounds to nearest.
-        counters: counts of steps on the device, (1,) int64 each, which the update counts up before it reads
-            `count`; only a backend of `COUNTING_ITSELF` is given any.
+        counters: step counts on the device, (1,) int64 each, to which the update adds 1 before it reads
+            `count`; empty unless `Backend.counts_steps`.
     """
 
     algorithm: str
@@ -192,8 +192,8 @@ class Step:
 class RowGradients:
     """The summed gradients of a table: distinct rows (U,) int64, ascending, and (U, D), float32 at least.
 
-    Where nobody may wait for a device to learn how many rows there are, there is room for as many as there
-    can be: then the last rows are −1, which is none, and their gradients are zero.
+    Results that were made without synchronizing have room for the largest possible number of rows: the last
+    entries may be padding, row −1 with gradient zero.
     """
 
     table: int
@@ -202,27 +202,85 @@ class RowGradients:
 
 
 class Backend(Protocol):
-    """One way to do it; every method leaves its arguments alone but for the tables of an update."""
+    """A way to look up and update tables; a backend is a subclass, and is registered in `BACKENDS`.
 
+    Attributes and methods with a body are defaults. A call may have any number of tables and lookups. No
+    method changes its arguments, except the tables of an update.
+    """
+
+    #: The key in `BACKENDS`.
     name: str
+    #: Whether `look_up` and `update` check row numbers and used offsets before they read memory by them, and
+    #: raise a ValueError. On CUDA they set an error flag instead, which suppresses every later update; see
+    #: `check`. If False, callers check the contents of inputs first, which synchronizes.
+    checks_lookups: bool = False
+    #: Whether `check_offsets` checks offsets. If False, callers do.
+    checks_offsets: bool = False
+    #: Whether `prepare` does anything. If False, callers do not call `prepare`.
+    prepares: bool = False
+    #: Whether the backend works with padding rows, see `RowGradients`. If True, `coalesce_padded` returns
+    #: sums without synchronizing, and `Lookup.padding` may be True. If False, callers drop padding, which
+    #: synchronizes.
+    pads_rows: bool = False
+    #: Whether `Step.count` must be a Python number even if the tables are on a device.
+    needs_host_count: bool = False
 
     def missing(self) -> str:
-        """Return why it cannot run on this machine, and what to install; empty where it can."""
+        """Return why the backend cannot run on this machine, and what to install; empty if it can."""
 
     def refuses(self, tables: Sequence[Table], step: Step) -> str:
-        """Return why it cannot do this (device, dtype, algorithm, option); empty where it can."""
+        """Return why the backend cannot do this (device, dtype, algorithm, option); empty if it can."""
+
+    def counts_steps(self, device: torch.device) -> bool:
+        """Return whether updates on this device add 1 to `Step.counters`; if not, callers add 1."""
+        return False
 
     def look_up(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[Tensor]:
-        """Return the output of each lookup: (B, D) pooled, (N, D) not; float32 at least."""
+        """Return the output of each lookup: (B, D) with pooling, (N, D) without; float32 at least."""
+
+    def check_offsets(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> None:
+        """Check offsets that `look_up` does not use, as those without pooling; errors as `look_up`'s."""
+
+    def check(self, device: torch.device) -> None:
+        """Synchronize, and raise what was wrong with lookups on a device since the last call.
+
+        Raises:
+            ValueError: says what was wrong; no table on that device was updated since.
+        """
 
     def prepare(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[Any]:
-        """Do in the forward what the backward can use, such as the sort; None for each lookup if nothing."""
+        """Do in the forward pass what the update can use, such as the sort.
+
+        Callers call this before `look_up`, so that both can overlap, and pass the result in
+        `Lookup.prepared`.
+
+        Returns:
+            Any object for each lookup; None for a lookup without preparation.
+        """
+        return [None] * len(lookups)
 
     def coalesce(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[RowGradients]:
-        """Sum the gradients of every row, for each table that was looked up: no two of a table."""
+        """Sum the gradients of every row: one result for each table that was looked up, without padding."""
+
+    def coalesce_padded(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[RowGradients]:
+        """Do what `coalesce` does without synchronizing; the results may end with padding rows."""
+        return self.coalesce(tables, lookups)
 
     def update(self, tables: Sequence[Table], lookups: Sequence[Lookup], step: Step) -> None:
-        """Sum the gradients of every row and update it, once; nothing else is written."""
+        """Sum the gradients of every row, and update weights and state of the row once."""
 
     def update_rows(self, tables: Sequence[Table], gradients: Sequence[RowGradients], step: Step) -> None:
         """Update rows by gradients that are summed already."""
+
+    def update_listed(self, params: Sequence[Any], names: Sequence[str], step: Step) -> bool:
+        """Update parameters by sparse gradients, with less Python than `update`, if the backend can.
+
+        Args:
+            params: tuples of parameter, sparse gradient, and state by name.
+            names: the state tensors, in the order of `ALGORITHMS`.
+            step: the formula, without counts by row.
+
+        Returns:
+            Whether the update was done; if False, nothing is written.
+        """
+        return False

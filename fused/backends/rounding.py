@@ -12,9 +12,9 @@ def round_into(weight: Tensor, values: Tensor, seed: int | None) -> None:
     Args:
         weight: float16 or bfloat16.
         values: as `weight`, in float32.
-        seed: None rounds to nearest; else a value between two numbers becomes either of them, with a
-            probability that makes it right in the mean: what is too small to move the weight in one step
-            moves it in many. The same seed rounds alike.
+        seed: None rounds to nearest; otherwise a value between two numbers becomes either of them, with
+            probabilities such that the mean is the value: an update that is too small to change the weight in
+            one step changes it over many. The same seed gives the same result.
     """
     if seed is None:
         weight.copy_(values)
@@ -22,7 +22,8 @@ def round_into(weight: Tensor, values: Tensor, seed: int | None) -> None:
     info = torch.finfo(weight.dtype)
     generator = torch.Generator(values.device).manual_seed(seed)
     draws = torch.rand(values.shape, generator=generator, device=values.device, dtype=values.dtype)
-    steps = info.eps * 2**23  # float32's steps in one of the weight's: draws on that grid add up exactly
+    # The float32 spacings in one spacing of the weight's dtype: sums of draws on that grid are exact.
+    steps = info.eps * 2**23
     draws = draws.mul_(steps).floor_().div_(steps)
     exponent = torch.frexp(values).exponent.sub_(1).clamp_(min=math.frexp(info.tiny)[1] - 1)
     spacing = torch.ldexp(torch.full_like(values, info.eps), exponent)

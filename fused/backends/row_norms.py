@@ -1,11 +1,11 @@
-"""Norms of rows, and the ratio of two, in float64, in which no square of a float32 is lost."""
+"""Norms of rows, and the ratio of two norms, in float64, in which no square of a float32 underflows."""
 
 import torch
 from torch import Tensor
 
 
 def row_norm(values: Tensor) -> Tensor:
-    """Return ‖x‖₂ of every row as a column of float64, in which no square of a float32 is lost."""
+    """Return ‖x‖₂ of every row as a column of float64."""
     if values.dtype is not torch.float64:
         wide: Tensor = torch.linalg.vector_norm(values, dim=1, keepdim=True, dtype=torch.float64)
         return wide
@@ -19,5 +19,5 @@ def row_norm(values: Tensor) -> Tensor:
 
 
 def trust_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """Return the ratio of two norms, and 1 where either is zero."""
+    """Return the ratio of two norms; 1 if either is zero."""
     return torch.where((numerator == 0) | (denominator == 0), 1.0, numerator / denominator)

@@ -1,4 +1,4 @@
-"""What the streams of a device are about; of one without streams, nothing."""
+"""The current stream of a device, and whether it is captured, also for devices without streams."""
 
 from typing import Any
 
@@ -6,12 +6,12 @@ import torch
 
 
 def current(device: torch.device) -> Any:
-    """Return the current stream of a device; None where there are no streams."""
+    """Return the current stream of a device; None if the device has no streams."""
     return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
 
 def capturing(device: torch.device) -> bool:
-    """Whether what the current stream of a device is told to do is put into a CUDA graph."""
+    """Return whether the current stream of a device is captured in a CUDA graph."""
     if device.type != "cuda":
         return False
     with torch.cuda.device(device):

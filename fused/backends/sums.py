@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from keyedopt.fused.backends.interface import Lookup, RowGradients
 
-#: How many numbers are summed at a time where all at once would need memory for each.
+#: How many numbers `sum_listed` sums at a time.
 PIECE = 1 << 20
 
 
@@ -17,13 +17,13 @@ def sum_rows(
 ) -> tuple[Tensor, Tensor]:
     """Sum ``factors[i] · grads[places[i]]`` over all i of the same ``rows[i]``, in float64, rounded once.
 
-    No gradient is copied for each row number: the sorted places are summed run by run.
+    Gradients are not copied for each row number: sorted places are summed run by run.
 
     Args:
         rows: (N,) row numbers, in any order.
         grads: (M, D).
         places: (N,), which of the gradients; None for 0, 1, …, N − 1.
-        factors: (N,), by what each is multiplied; None for 1.
+        factors: (N,), multiplied with each gradient; None for 1.
 
     Returns:
         The distinct rows (U,), ascending, and their sums (U, D), in float32 at least.
@@ -44,9 +44,9 @@ def sum_rows(
 
 
 def sum_listed(rows: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
-    """Sum the gradients of the same row, in float64, a piece of them at a time.
+    """Sum the gradients of each row, in float64, piece by piece.
 
-    So memory is needed for the distinct rows, and not for each gradient in float64.
+    This needs float64 memory only for distinct rows, not for each gradient.
 
     Args:
         rows: (N,) row numbers, in any order.
@@ -62,12 +62,12 @@ def sum_listed(rows: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
     for begin in range(0, len(order), piece):
         some = slice(begin, begin + piece)
         here, part = sum_rows(number[some], grads[order[some]].double())
-        sums.index_add_(0, here, part)  # no row twice: the same result each time, on every device
+        sums.index_add_(0, here, part)  # each row once: the same result each time, on every device
     return distinct, sums
 
 
 def coalesce_lookups(lookups: Sequence[Lookup]) -> list[RowGradients]:
-    """Sum what came back to every row that was looked up, table by table."""
+    """Sum the gradients of every row that was looked up, table by table."""
     by_table: dict[int, list[Lookup]] = {}
     for lookup in lookups:
         by_table.setdefault(lookup.table, []).append(lookup)
@@ -100,7 +100,7 @@ def _ones(places: Tensor, factor: Tensor | None) -> Tensor:
 
 
 def _spread(lookup: Lookup) -> tuple[Tensor, Tensor | None]:
-    """Return from which row of the output's gradient each value gets its own, and times what."""
+    """Return the row of the output's gradient for each value, and a factor for each value or None."""
     values, weights = lookup.values, lookup.weights
     factor = None if weights is None else weights.double()
     if lookup.offsets is None:

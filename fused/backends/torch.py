@@ -1,40 +1,35 @@
-"""The backend that is always there: vectorized torch, for every device, dtype and algorithm."""
+"""The backend of vectorized torch, for every device, dtype and algorithm."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from keyedopt.fused.backends import torch_rules
-from keyedopt.fused.backends.interface import Lookup, RowGradients, Step, Table, misfit
+from keyedopt.fused.backends.interface import Backend, Lookup, RowGradients, Step, Table, misfit
 from keyedopt.fused.backends.sums import coalesce_lookups
 
 WIDE = (torch.float32, torch.float64)
 
 
-class TorchBackend:
-    """Sort, sum the runs, gather the rows, apply the formula, write them back: one table after the other."""
+class TorchBackend(Backend):
+    """Sort, sum, gather the rows, apply the formula, and write the rows back, table by table."""
 
     name = "torch"
 
     def missing(self) -> str:
-        """Return nothing: torch is there."""
+        """Return an empty reason: torch is always installed."""
         return ""
 
     def refuses(self, tables: Sequence[Table], step: Step) -> str:
-        """Return what is no table; it can do all else that the interface can ask."""
+        """Return which tensors do not fit their table; every step is supported."""
         return next((why for table in tables if (why := misfit(table))), "")
 
     @torch.no_grad()
     def look_up(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[Tensor]:
         """Return the output of each lookup, in float32 at least."""
         return [_looked_up(tables[lookup.table].weight, lookup) for lookup in lookups]
-
-    def prepare(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[Any]:
-        """Do nothing in the forward."""
-        return [None] * len(lookups)
 
     @torch.no_grad()
     def coalesce(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[RowGradients]:
@@ -73,7 +68,7 @@ def _looked_up(weight: Tensor, lookup: Lookup) -> Tensor:
 
 def _update(table: Table, rows: Tensor, grads: Tensor, step: Step) -> None:
     why = misfit(table)
-    if why:  # it has been put elsewhere since it was chosen for
+    if why:  # memory of the table was replaced after `refuses`
         raise ValueError(why)
     tensors = [table.weight, *table.states, *([] if table.row_counter is None else [table.row_counter])]
     weight, *states = (tensor[rows] for tensor in tensors)

@@ -1,7 +1,7 @@
 """The algorithms in plain torch: the rows of a table and their state, updated in place, all at once.
 
-The formulas are those of `keyedopt.reference.rules`. Each takes the weight in the precision of the
-computation, float32 at least, and writes weight and state; the gradient is only read.
+The formulas are those of `keyedopt.reference.rules`. Each gets the weight in float32 at least, and writes
+weight and state; the gradient is only read.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from keyedopt.fused.backends.rounding import round_into
 from keyedopt.fused.backends.row_norms import row_norm, trust_ratio
 
 WIDE = (torch.float32, torch.float64)
-#: A number, or a tensor of one number, or of one a row.
+#: A number, a tensor of one number, or a column of one number for each row.
 Number = Any
 
 
@@ -26,10 +26,10 @@ def update(
 
     Args:
         step: the formula and its numbers.
-        weight: (U, D), rows that were gathered or a whole table; any shape where no rows are needed.
-        grad: as `weight`, every row once; it is left alone.
-        states: as `ALGORITHMS` lists them, for these rows; contiguous where they have one number a row.
-        counts: (U,) the steps of each row before this one, where bias is corrected by row; counted up.
+        weight: (U, D), gathered rows or a whole table; any shape for algorithms without row sums.
+        grad: as `weight`, every row once; not written.
+        states: in the order of `ALGORITHMS`, for these rows; contiguous if they have one number for each row.
+        counts: (U,) the earlier steps of each row, for bias correction by row; increased by 1.
     """
     count: Number = step.count
     if counts is not None:
@@ -147,7 +147,7 @@ RULES: dict[str, Callable[[Tensor, Tensor, Sequence[Tensor], Step, Number], None
 }
 
 
-# --- what they share ------------------------------------------------------------------------------
+# --- shared parts ------------------------------------------------------------------------------
 
 
 def _mean_square(values: Tensor) -> Tensor:
@@ -156,7 +156,7 @@ def _mean_square(values: Tensor) -> Tensor:
 
 
 def _correction(beta: float, count: Number, like: Tensor) -> Number:
-    """Return 1 − βᵗ, taken in float64: one number, or a column of one a row."""
+    """Return 1 − βᵗ, computed in float64: one number, or a column of one number for each row."""
     if not isinstance(count, Tensor):
         return 1.0 - beta**count
     exact = 1.0 - torch.pow(beta, count.to(like.device, torch.float64))
@@ -184,11 +184,11 @@ def _descend(w: Tensor, numerator: Tensor, root: Tensor, eps: float, rate: Numbe
 
 
 def _with_eps(root: Tensor, numerator: Tensor, eps: float) -> Tensor:
-    """Return root + eps; where that is zero like the numerator, a one, to make the quotient zero."""
+    """Return root + eps; 1 where that and the numerator are zero, so that the quotient is 0."""
     root.add_(eps)
     if eps > torch.finfo(root.dtype).tiny:
         return root
-    # Any other number over zero stays infinite: its square was lost, and that must be seen.
+    # Any other number over zero stays infinite: its square underflowed, which must not be hidden.
     return root.expand_as(numerator).masked_fill((root == 0) & (numerator == 0), 1.0)
 
 

@@ -1,7 +1,6 @@
 """Embedding tables that are updated in the backward pass, by the fastest backend for them."""
 
-from keyedopt.fused.embedding.collection import FusedCollection
-from keyedopt.fused.embedding.module import EmbeddingBagCollection, EmbeddingCollection
+from keyedopt.fused.embedding.collection import EmbeddingBagCollection, EmbeddingCollection, FusedCollection
 from keyedopt.fused.embedding.optimizer import EmbeddingFusedOptimizer
 from keyedopt.reference.embedding.config import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from keyedopt.reference.embedding.inputs import Jagged

@@ -1,4 +1,4 @@
-"""Where autograd sees a lookup: one node a forward, one leaf a module, one update a backward pass."""
+"""Lookups in the graph of autograd: a node for each forward pass, a leaf for each module."""
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -12,20 +12,19 @@ from torch._compile import _disable_dynamo
 from keyedopt.fused.backends.interface import Columns, Lookup
 from keyedopt.fused.backends.native import versions
 from keyedopt.fused.backends.streams import current
-from keyedopt.fused.embedding.table_groups import Cluster
+from keyedopt.fused.embedding.feature_layout import GroupLayout
+from keyedopt.fused.embedding.inputs import Inputs
+from keyedopt.fused.embedding.table_groups import TableGroup
 
-#: Backends whose `prepare` does nothing.
-UNPREPARED = ("native",)
-
-#: Lookups whose gradients have come, and the cluster that has their tables.
-Given = tuple[Cluster, Sequence[Lookup]]
+#: Lookups with their gradients, and the group that has their tables.
+GroupLookups = tuple[TableGroup, Sequence[Lookup]]
 
 
-class Share(list[Given]):
-    """What one forward gives to a backward pass; it is held by the graph of that forward alone.
+class ForwardGradients(list[GroupLookups]):
+    """The gradients that a backward pass has computed for one forward pass; only that graph refers to them.
 
     Args:
-        device: of the gradients, which are there for the stream that is current on it now.
+        device: of the gradients, which are ready for the present stream of the device.
     """
 
     __slots__ = ("__weakref__", "device", "stream")
@@ -34,47 +33,48 @@ class Share(list[Given]):
         super().__init__()
         self.device, self.stream = device, current(device)
 
-    def here(self) -> None:
-        """Let the current stream use the gradients, too; autograd has it wait for them.
+    def record_stream(self) -> None:
+        """Keep the memory of gradients for the present stream, for which autograd synchronizes streams.
 
-        Or, as soon as autograd lets them go, their memory could be given away in their own stream.
+        Otherwise their own stream could reuse the memory as soon as autograd frees it.
         """
-        now = current(self.device)
-        if now != self.stream:
+        stream = current(self.device)
+        if stream != self.stream:
             for _, lookups in self:
-                for one in lookups:
-                    if one.grad is not None and one.grad.device == self.device:
-                        one.grad.record_stream(now)
+                for lookup in lookups:
+                    if lookup.grad is not None and lookup.grad.device == self.device:
+                        lookup.grad.record_stream(stream)
 
 
 class Backward:
-    """The leaf by which autograd differentiates a module, and what is collected until it is reached.
+    """The leaf by which autograd differentiates a module; collects gradients until the leaf is reached.
 
-    The gradients themselves do not go to the leaf, which has no number: they wait, by backward pass, until
-    autograd has been everywhere from where the leaf can be reached. What waits is held by the graph, so a
-    pass that fails, or does not go to the leaf, leaves nothing behind. A copy begins without a leaf.
+    The leaf has no elements, and gets no gradients: they are collected by backward pass, until autograd has
+        visited
+    every node from which the leaf can be reached. Only the graph refers to collected gradients, so a pass
+    that fails, or does not reach the leaf, leaves nothing behind. A copy has no leaf yet.
 
     Args:
-        update: called once a backward pass with all that was given in it.
+        update: called once in a backward pass with all gradients of that pass.
     """
 
-    def __init__(self, update: Callable[[Sequence[Given]], None]) -> None:
+    def __init__(self, update: Callable[[Sequence[GroupLookups]], None]) -> None:
         self._update = update
         self._leaf: Tensor | None = None
-        self._waiting: dict[int, list[weakref.ref[Share]]] = {}
+        self._collected: dict[int, list[weakref.ref[ForwardGradients]]] = {}
 
     def leaf(self, device: torch.device) -> Tensor:
         """Return the leaf, on a device: the update runs after all that was queued for it there."""
         if self._leaf is None or self._leaf.device != device:
             self._leaf = torch.empty(0, device=device, requires_grad=True)
-            myself = weakref.ref(self)
+            this = weakref.ref(self)
 
             def reached(leaf: Tensor) -> None:
-                # It has no number, and stays: another thread may be about to add to it.
+                # The gradient has no elements, and stays: another thread may be about to add to it.
                 grad = leaf.grad
                 if grad is not None and grad.requires_grad:
-                    leaf.grad = None  # or it would hold a graph
-                backward = myself()
+                    leaf.grad = None  # a graph of the gradient would stay in memory
+                backward = this()
                 if backward is not None and torch.compiler.is_compiling():
                     _run(backward)
                 elif backward is not None:
@@ -83,74 +83,98 @@ class Backward:
             self._leaf.register_post_accumulate_grad_hook(reached)  # type: ignore[no-untyped-call]
         return self._leaf
 
-    def give(self, share: Share) -> None:
-        """Take what a forward gives to the backward pass that is running."""
-        for task, held in list(self._waiting.items()):
-            if all(one() is None for one in held):  # of a pass that failed
-                self._waiting.pop(task, None)
+    def collect(self, gradients: ForwardGradients) -> None:
+        """Add the gradients of a forward pass to those of the running backward pass."""
+        for task, listed in list(self._collected.items()):
+            if all(reference() is None for reference in listed):  # of a pass that failed
+                self._collected.pop(task, None)
         task = torch._C._current_graph_task_id()
-        self._waiting.setdefault(task, []).append(weakref.ref(share))
+        self._collected.setdefault(task, []).append(weakref.ref(gradients))
 
     def _run(self) -> None:
-        shares = [one() for one in self._waiting.pop(torch._C._current_graph_task_id(), ())]
-        given = [each for share in shares if share is not None for each in share]
-        for share in shares:
-            if share is not None:
-                share.here()
-                share.clear()
-        self._update(given)
+        found = [reference() for reference in self._collected.pop(torch._C._current_graph_task_id(), ())]
+        lookups = [each for gradients in found if gradients is not None for each in gradients]
+        for gradients in found:
+            if gradients is not None:
+                gradients.record_stream()
+                gradients.clear()
+        self._update(lookups)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"_update": self._update, "_leaf": None, "_waiting": {}}
+        return {"_update": self._update, "_leaf": None, "_collected": {}}
 
 
-class Call:
-    """What one forward looks up, cluster by cluster.
+class ForwardPass:
+    """The lookups of one forward pass, by table group, and their outputs.
 
     Args:
         backward: of the module.
-        parts: some clusters, with the lookups in each, and whether the table of each is to be updated.
+
+    Attributes:
+        parts: table groups, the lookups in each, and whether each lookup is differentiated by its table.
+        results: the outputs, until they are returned.
+        gradients: of each backward pass through this forward pass.
     """
 
-    def __init__(
-        self, backward: Backward, parts: list[tuple[Cluster, Columns | list[Lookup], list[bool]]]
-    ) -> None:
+    def __init__(self, backward: Backward) -> None:
         self.backward = backward
-        self.parts = parts
-        self.outputs: list[Tensor] = []
-        self.shares: dict[int, Share] = {}
+        self.parts: list[tuple[TableGroup, Columns | list[Lookup], list[bool]]] = []
+        self.results: list[Tensor] = []
+        self.gradients: dict[int, ForwardGradients] = {}
+        self._names: list[str] = []
+
+    def add(self, layout: GroupLayout, inputs: Inputs, training: bool) -> None:
+        """Add the lookups in one table group."""
+        if layout.slots:
+            trained = [training and weight.requires_grad for weight in layout.weights]
+            self.parts.append((layout.group, layout.columns(inputs, offsets=layout.pools), trained))
+            self._names += layout.outputs
 
     def run(self) -> None:
-        """Look everything up."""
-        for cluster, lookups, _ in self.parts:
-            self.outputs += cluster.backend.look_up(cluster.tables, lookups)
+        """Look everything up; prepare the update first, because lookups would fill a device."""
+        self._prepare()
+        for group, lookups, _ in self.parts:
+            self.results += group.backend.look_up(group.tables, lookups)
 
-    def prepare(self) -> None:
-        """Do what the update can use, for what is trained."""
-        for part, (cluster, columns, trained) in enumerate(self.parts):
-            places = [place for place, one in enumerate(trained) if one]
-            if not places or cluster.backend.name in UNPREPARED:
+    def outputs(self) -> Iterator[tuple[str, Tensor]]:
+        """Return the outputs by name, differentiable by the tables and by the weights of the lookups."""
+        any_trained = any(any(trained) for _, _, trained in self.parts)
+        weights = [weight for _, lookups, _ in self.parts for weight in _weights_of(lookups)]
+        results: Sequence[Tensor] = self.results
+        if any_trained or (
+            torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in weights)
+        ):
+            leaf = self.backward.leaf(results[0].device) if any_trained else None
+            results = LookedUp.apply(leaf, self, *weights)  # type: ignore[no-untyped-call, unused-ignore]
+        return zip(self._names, results, strict=True)
+
+    def _prepare(self) -> None:
+        for index, (group, columns, trained) in enumerate(self.parts):
+            if not group.backend.prepares or not any(trained):
                 continue
+            chosen = [place for place, one in enumerate(trained) if one]
             lookups = list(columns)
-            prepared = cluster.backend.prepare(cluster.tables, [lookups[place] for place in places])
-            for place, made in zip(places, prepared, strict=True):
+            prepared = group.backend.prepare(group.tables, [lookups[place] for place in chosen])
+            for place, made in zip(chosen, prepared, strict=True):
                 if made is not None:
                     lookups[place] = replace(lookups[place], prepared=made)
-            self.parts[part] = (cluster, lookups, trained)
+            self.parts[index] = (group, lookups, trained)
 
-    def some(self) -> Tensor:
-        """Return a tensor that was looked up."""
+    def first_values(self) -> Tensor:
+        """Return the values of the first lookup."""
         lookups = self.parts[0][1]
         return lookups.values[0] if type(lookups) is Columns else lookups[0].values
 
-    def lookups(self) -> Iterator[tuple[Cluster, Lookup, bool]]:
-        """Yield the lookups, in the order of the outputs."""
-        for cluster, lookups, trained in self.parts:
-            for lookup, one in zip(lookups, trained, strict=True):
-                yield cluster, lookup, one
+
+def _weights_of(lookups: Columns | list[Lookup]) -> Sequence[Tensor | None]:
+    """Return the weights of each lookup; nothing for columns without weights."""
+    if type(lookups) is Columns:
+        return lookups.weights or ()
+    weights = [lookup.weights for lookup in lookups]
+    return weights if any(one is not None for one in weights) else ()
 
 
-def with_gradient(lookup: Lookup, grad: Tensor) -> Lookup:
+def _with_gradient(lookup: Lookup, grad: Tensor) -> Lookup:
     """Return the lookup with the gradient of its output."""
     made = Lookup.__new__(Lookup)
     made.__dict__.update(lookup.__dict__)
@@ -159,77 +183,82 @@ def with_gradient(lookup: Lookup, grad: Tensor) -> Lookup:
 
 
 class LookedUp(torch.autograd.Function):
-    """The outputs of a call, differentiable by the leaf of the module and by the weights of the lookups."""
+    """The outputs of a forward pass, differentiable by the module's leaf and the weights of the lookups."""
 
     @staticmethod
-    def forward(ctx: Any, leaf: Tensor | None, call: Call, *weights: Tensor | None) -> tuple[Tensor, ...]:
-        """Keep what the backward needs, and return the outputs of the call."""
+    def forward(
+        ctx: Any, leaf: Tensor | None, call: ForwardPass, *weights: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        """Save what the backward pass needs, and return the outputs."""
         rows: list[Tensor | None] = []
-        for cluster, lookup, _ in call.lookups() if weights else ():
-            found = None
-            if lookup.weights is not None and lookup.weights.requires_grad:  # its gradient is of the rows
-                whole = [Lookup(lookup.table, lookup.values)]  # as they are now
-                (found,) = cluster.backend.look_up(cluster.tables, whole)
-            rows.append(found)
-        # Only by something saved does autograd know that a graph is used up. The lookups themselves are many,
-        # and to save and unpack each takes longer than to see by their versions whether they are changed.
-        ctx.save_for_backward(call.some(), *rows)
+        for group, lookups, _ in call.parts if weights else ():
+            for lookup in lookups:
+                found = None
+                if lookup.weights is not None and lookup.weights.requires_grad:
+                    # The gradient of weights depends on the rows, as they are now.
+                    (found,) = group.backend.look_up(group.tables, [Lookup(lookup.table, lookup.values)])
+                rows.append(found)
+        # Autograd detects the second use of a graph only if something is saved. The lookups themselves are
+        # many; saving and unpacking each takes longer than comparing their versions.
+        ctx.save_for_backward(call.first_values(), *rows)
         ctx.versions = _versions(call)
         ctx.set_materialize_grads(False)
         ctx.call = call
-        outputs, call.outputs = tuple(call.outputs), []
+        outputs, call.results = tuple(call.results), []
         return outputs
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
-        """Give the gradients to the module; what the leaf gets only says so."""
+        """Collect the gradients for the update of the module; the leaf gets a gradient without elements."""
         if torch.compiler.is_compiling():
-            return _hand_over(ctx, *grads)
-        return LookedUp.hand_over(ctx, *grads)
+            return _collect(ctx, *grads)
+        return LookedUp.collect(ctx, *grads)
 
     @staticmethod
-    def hand_over(ctx: Any, *grads: Tensor | None) -> Any:
-        """Do what `backward` does."""
-        call: Call = ctx.call
-        some, *rows = ctx.saved_tensors
+    def collect(ctx: Any, *grads: Tensor | None) -> Any:
+        """Do the work of `backward`."""
+        call: ForwardPass = ctx.call
+        first, *rows = ctx.saved_tensors
         if ctx.versions != _versions(call):
-            raise RuntimeError("what was looked up has been modified by an inplace operation since")
-        share = Share(some.device)
-        found: list[Tensor | None] = []
+            raise RuntimeError(
+                "values, offsets or weights were modified by an inplace operation since the lookup"
+            )
+        gradients = ForwardGradients(first.device)
+        of_weights: list[Tensor | None] = []
         place = 0
-        for cluster, lookups, trained in call.parts:
+        for group, lookups, trained in call.parts:
             mine = grads[place : place + len(trained)]
             if rows:
-                pairs = zip(mine, lookups, rows[place:], strict=False)
-                found += [
-                    None if any_of is None or known is None else _of_weights(one, known, any_of)
-                    for any_of, one, known in pairs
+                triples = zip(mine, lookups, rows[place:], strict=False)
+                of_weights += [
+                    None if grad is None or known is None else _weights_gradient(lookup, known, grad)
+                    for grad, lookup, known in triples
                 ]
             place += len(trained)
             if type(lookups) is Columns and all(trained) and not any(grad is None for grad in mine):
-                share.append((cluster, lookups.with_grads(mine)))  # type: ignore[arg-type]  # none is None
+                gradients.append((group, lookups.with_grads(mine)))  # type: ignore[arg-type]  # none is None
                 continue
             given = [
-                with_gradient(lookup, grad)
+                _with_gradient(lookup, grad)
                 for grad, lookup, one in zip(mine, lookups, trained, strict=True)
                 if grad is not None and one
             ]
             if given:
-                share.append((cluster, given))
-        if not share or not ctx.needs_input_grad[0]:
-            return None, None, *found
-        call.shares[torch._C._current_graph_task_id()] = share
-        call.backward.give(share)
-        return torch.empty(0, device=some.device), None, *found
+                gradients.append((group, given))
+        if not gradients or not ctx.needs_input_grad[0]:
+            return None, None, *of_weights
+        call.gradients[torch._C._current_graph_task_id()] = gradients
+        call.backward.collect(gradients)
+        return torch.empty(0, device=first.device), None, *of_weights
 
 
-#: A compiled step that has the backward pass in it calls these as they are; see `module.py`.
-_run, _hand_over = _disable_dynamo(Backward._run), _disable_dynamo(LookedUp.hand_over)
+#: Called by a compiled step that contains the backward pass without being traced; see `collection.py`.
+_run, _collect = _disable_dynamo(Backward._run), _disable_dynamo(LookedUp.collect)
 
 
-def _versions(call: Call) -> int:
-    """Return how often what is looked up was changed in place: a sum of numbers that do not fall."""
+def _versions(call: ForwardPass) -> int:
+    """Return how often the inputs of lookups were changed in place: a sum of numbers that never decrease."""
     found = 0
     for _, lookups, _ in call.parts:
         if type(lookups) is Columns:
@@ -243,8 +272,8 @@ def _versions(call: Call) -> int:
     return found
 
 
-def _of_weights(lookup: Lookup, rows: Tensor, grad: Tensor) -> Tensor:
-    """Return the gradient of the weights of a lookup: of each row, along the gradient of its bag."""
+def _weights_gradient(lookup: Lookup, rows: Tensor, grad: Tensor) -> Tensor:
+    """Return the gradient of the weights of a lookup: each row times the gradient of its bag."""
     assert lookup.weights is not None
     if lookup.offsets is not None:
         lengths = lookup.offsets.diff()
@@ -255,11 +284,12 @@ def _of_weights(lookup: Lookup, rows: Tensor, grad: Tensor) -> Tensor:
 
 
 def _bags(offsets: Tensor, count: int, checked: bool) -> Tensor:
-    """Return the bag of each of so many values; whatever the offsets are, one that there is.
+    """Return the bag of each of `count` values; a valid bag even if offsets are not valid.
 
-    On CUDA an alarm may have been raised, and nobody has asked: a bisection reads and writes what there is.
+    On CUDA the error flag may be set without the host knowing; a bisection stays inside the memory of the
+    offsets.
     """
-    if checked:  # which is faster
+    if checked:  # the faster way
         return torch.repeat_interleave(offsets.diff(), output_size=count)
     places = torch.arange(count, device=offsets.device)
     return torch.bucketize(places, offsets[1:], right=True).clamp(max=len(offsets) - 2)

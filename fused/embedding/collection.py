@@ -1,61 +1,63 @@
-"""What both collections are: tables, their lookups by feature, and their update in the backward pass."""
+"""The collections of embedding tables, updated in the backward pass by the fastest backend for each table."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn, optim
+from torch import Tensor, optim
+from torch._compile import _disable_dynamo
 
-from keyedopt.fused.backends import CHECKING, check, check_name
-from keyedopt.fused.embedding.backward import Backward, Call, LookedUp
-from keyedopt.fused.embedding.feature_layout import Places
-from keyedopt.fused.embedding.inputs import Bags, check_bags, check_features
+from keyedopt.fused.backends import check_name
+from keyedopt.fused.embedding.backward import Backward, ForwardPass
+from keyedopt.fused.embedding.feature_layout import FeatureLayout, make_slots
+from keyedopt.fused.embedding.inputs import parse
+from keyedopt.fused.embedding.memory import empty
 from keyedopt.fused.embedding.optimizer import EmbeddingFusedOptimizer
-from keyedopt.fused.embedding.owners import claim
-from keyedopt.fused.embedding.plain_lookup import look_up_plainly
-from keyedopt.fused.embedding.table_groups import Cluster
-from keyedopt.fused.embedding.tables import EmbeddingTable, check_tables, slots
 from keyedopt.reference.embedding.config import EmbeddingConfig
 from keyedopt.reference.embedding.inputs import Features
-from keyedopt.reference.fused import FusedOptimizerModule
+from keyedopt.reference.embedding.table_collection import Table, TableCollection
 
 
-class FusedCollection(nn.Module, FusedOptimizerModule):
+class LargePageTable(Table):
+    """A table in large pages of memory."""
+
+    empty = staticmethod(empty)
+
+
+class FusedCollection(TableCollection):
     """Embedding tables that are updated in the backward pass.
 
-    A backward pass, through whatever and how many forwards it goes, is one step: the gradients of all
-    lookups of a row are summed, and the row is updated once, with the options that are in
-    ``fused_optimizer.param_groups`` at that moment. Nothing is written before everything is checked. Tables
-    that the loss does not depend on, and those with ``requires_grad=False``, take no part. In eval mode and
-    without grad mode the tables are only read. ``torch.autograd.grad`` updates nothing. A gradient that is
-    not finite spoils its own rows and no others.
+    A backward pass, through any number of forward passes, is one step: the gradients of all lookups of a row
+        are
+    summed, and the row is updated once, with the present options in ``fused_optimizer.param_groups``. Nothing
+    is written before everything is checked. Tables that the loss does not depend on, and tables with
+    ``requires_grad=False``, are not updated. In eval mode and without grad mode the tables are only read.
+    ``torch.autograd.grad`` updates nothing. A gradient that is inf or NaN changes only its own rows.
 
     Without an optimizer the tables are plain parameters with sparse gradients.
 
     Args:
         tables: their configurations.
         optimizer_type: the class of the optimizer of all tables: torch's SGD, Adagrad, Adam, AdamW or
-            SparseAdam, or one of ours.
+            SparseAdam, or one of keyedopt's.
         optimizer_kwargs: its arguments, with ``error_if_nonfinite`` and, for ``Accumulate…``, the window.
         is_weighted: whether each row that is looked up has a weight.
         device: of the tables.
-        backend: what does the work, see `keyedopt.fused.backends`; ``"auto"`` chooses by device, dtype and
+        backend: the name of a backend, see `keyedopt.fused.backends`; ``"auto"`` chooses by device, dtype and
             algorithm.
         rounding_seed: of stochastic rounding of tables in float16 and bfloat16; None rounds to nearest. To
-            resume SGD, Adagrad, row-wise Adagrad or LARS bit for bit, keep ``fused_optimizer.rounding_steps``
-            beside the checkpoint, and set it.
-        strict: whether bad row numbers and offsets are errors at once on every device. On CUDA that waits for
-            the device in each forward; without it nothing is read or written by them, every update after them
-            is left out, and `check` raises the error.
+            resume SGD, Adagrad, row-wise Adagrad or LARS bit for bit, save ``fused_optimizer.rounding_steps``
+            with the checkpoint, and restore it.
+        strict: whether invalid row numbers and offsets raise at once on every device. On CUDA this
+            synchronizes in each forward pass. Without it invalid lookups read and write nothing, every later
+            update is suppressed, and `check` raises the error.
 
     Raises:
-        ValueError: names the argument that cannot be.
-        RuntimeError: the backend is not there; the message says what to install.
+        ValueError: names the argument that is not valid.
+        RuntimeError: the backend cannot run here; the message says what to install.
     """
 
-    #: The name of the child that has the tables as its children, as in torchrec.
-    children_name = ""
+    table_class = LargePageTable
     #: Whether bags become one row each.
     pools = True
 
@@ -70,34 +72,19 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
         rounding_seed: int | None = None,
         strict: bool = False,
     ) -> None:
-        super().__init__()
-        self._strict = strict
-        check_tables(tables)
         check_name(backend)
-        self._configs = [replace(table, init_fn=None) for table in tables]  # a function may not be copied
-        self._slots = slots(self._configs, self.pools)
-        self._outputs = [slot.output for slot in self._slots]
-        self._is_weighted = is_weighted
-        sizes: dict[str, int] = {}
+        super().__init__(tables, EmbeddingFusedOptimizer(backend, rounding_seed), is_weighted, device)
+        self._strict = strict
+        self._rows: dict[str, int] = {}
         for table in self._configs:
             for feature in table.feature_names:
-                sizes[feature] = min(table.num_embeddings, sizes.get(feature, table.num_embeddings))
-        self._sizes = sizes
-        self._optim = EmbeddingFusedOptimizer(backend, rounding_seed)
+                self._rows[feature] = min(table.num_embeddings, self._rows.get(feature, table.num_embeddings))
+        self._features = list(self._rows)
+        self._slots = make_slots(self._configs, self._features, self.pools)
+        self._outputs = [slot.output for slot in self._slots]
         self._backward = Backward(self._optim.update)
-        self._clusters: list[Cluster] = []
-        self._layout: list[Places] = []
-        self.add_module(
-            self.children_name, nn.ModuleDict({table.name: EmbeddingTable(table, device) for table in tables})
-        )
-        claim(self, list(self._weights().values()))
-        if optimizer_type is not None:
-            self.set_optimizer(optimizer_type, list(self.parameters()), optimizer_kwargs or {})
-
-    @property
-    def fused_optimizer(self) -> EmbeddingFusedOptimizer:
-        """The optimizer of the tables."""
-        return self._optim
+        self._layout: FeatureLayout | None = None
+        self.set_first_optimizer(optimizer_type, optimizer_kwargs)
 
     def set_optimizer(
         self,
@@ -105,127 +92,124 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
         weights: Sequence[Tensor],
         optimizer_kwargs: Mapping[str, Any],
     ) -> None:
-        """Update some of the tables with an optimizer of this class, in the backward pass, from now on.
+        """Update some of the tables with an optimizer of this class; see `TableCollection.set_optimizer`."""
+        super().set_optimizer(optimizer_class, weights, optimizer_kwargs)
+        self._layout = None
+
+    def forward(self, features: Features) -> dict[str, Tensor]:
+        """Look up, and pool in an `EmbeddingBagCollection`.
+
+        Args:
+            features: for each feature ``(values, offsets)``, with weights ``(values, offsets, weights)``; see
+                `Jagged`.
+
+        Returns:
+            The output by feature, or by ``feature@table`` if several tables have the feature: (B, D) with
+            pooling; (N, D) without, with the offsets of the input.
 
         Raises:
-            ValueError: a weight is none of the tables', one has an optimizer of another class, or an
-                argument is out of its range; nothing is changed.
+            ValueError: names the feature and what is wrong with it; no table is read.
         """
-        chosen = {name: mine for name, mine in self._weights().items() if any(mine is one for one in weights)}
-        if not chosen or len(chosen) != len(weights):
-            raise ValueError("params must be weights of the tables of this module, each once")
-        self._optim.use(optimizer_class, chosen, optimizer_kwargs)
-        self._clusters = []
+        if torch.compiler.is_compiling():
+            return _look_up(self, features)
+        return self._look_up(features)
 
-    def trains(self, weight: Tensor) -> bool:
-        """Whether a table has an optimizer by now."""
-        return any(mine is weight and self._optim.trains(name) for name, mine in self._weights().items())
-
-    def _weights(self) -> dict[str, Tensor]:
-        tables = getattr(self, self.children_name)._modules
-        return {name: table._parameters["weight"] for name, table in tables.items()}
-
-    def _now(self) -> list[Cluster]:
-        """Return the tables as backends take them, put together anew where something was replaced."""
-        weights = self._weights()
-        groups = self._optim.param_groups
-        same = self._clusters and all(
-            cluster.fits(weights) and (cluster.plan is None or any(cluster.group is one for one in groups))
-            for cluster in self._clusters
-        )
-        if not same:
-            self._clusters = self._optim.clusters(weights)
-            self._layout = [Places.of(cluster, self._slots) for cluster in self._clusters]
-        return self._clusters
-
-    def look_up(self, features: Features) -> dict[str, Tensor]:
-        """Check all features, and only then look them up; see `forward`."""
-        checked = check_features(features, self._sizes, self._is_weighted)
-        clusters = self._now()
-        for places in self._layout:
-            places.check_devices(checked)
-        checks = all(cluster.backend.name in CHECKING for cluster in clusters)
-        if checks and not self.pools:  # then a backend sees no offsets, unless it is told to look at them
-            checks = all(hasattr(cluster.backend, "check_offsets") for cluster in clusters)
-        gradients = torch.is_grad_enabled()
-        trains = self.training and gradients
-        plainly = trains and any(
-            places.cluster.plan is None and any(weight.requires_grad for weight in places.weights)
-            for places in self._layout
-        )  # by torch, which does not check
-        no_bags = any(offsets.numel() < 2 for _, offsets, _ in checked.values())
-        if not checks or plainly or no_bags:
-            check_bags(checked, self._sizes)
-        call, names = Call(self._backward, []), []
+    def _look_up(self, features: Features) -> dict[str, Tensor]:
+        inputs = parse(features, self._features, self._is_weighted)
+        layout = self._current_layout()
+        layout.check_devices(inputs)
+        training = self.training and torch.is_grad_enabled()
+        by_autograd = training and any(part.trains_by_autograd() for part in layout.parts)
+        if by_autograd or not layout.checks_contents or inputs.has_no_bags():
+            inputs.check_contents(self._rows)
         outputs: dict[str, Any] = dict.fromkeys(self._outputs)
-        any_trained = False
-        for places in self._layout:
-            trained = [trains and weight.requires_grad for weight in places.weights]
-            chosen = places
-            if places.cluster.plan is None and any(trained):
-                for slot, weight, update in zip(places.slots, places.weights, trained, strict=True):
-                    if update:
-                        bags = checked[slot.feature]
-                        outputs[slot.output] = look_up_plainly(weight, bags, self.pools, slot.mean)
-                chosen = places.without(trained)
-                trained = [False] * len(chosen.slots)
-            if chosen.slots:
-                call.parts.append((chosen.cluster, chosen.columns(checked, self.pools), trained))
-                any_trained = any_trained or any(trained)
-                names += chosen.outputs
-        any_weights = (
-            gradients
-            and self._is_weighted
-            and any(one.weights is not None and one.weights.requires_grad for _, one, _ in call.lookups())
-        )
+        forward = ForwardPass(self._backward)
+        for part in layout.parts:
+            if by_autograd and part.trains_by_autograd():
+                outputs.update(part.look_up_by_autograd(inputs))
+                forward.add(part.without_autograd(), inputs, training=False)
+            else:
+                forward.add(part, inputs, training)
         try:
-            if checks and not self.pools:
-                self._check_offsets(checked)
-            if any_trained:  # before the lookups, which would fill a device
-                call.prepare()
-            call.run()
+            layout.check_offsets(inputs)
+            forward.run()
             if self._strict:
                 self.check()
-        except ValueError:  # of a backend that checks; what it cannot say is which feature it was
-            check_bags(checked, self._sizes)
+        except ValueError:  # a backend does not know which feature is wrong
+            inputs.check_contents(self._rows)
             raise
-        found: Sequence[Tensor] = call.outputs
-        if any_trained or any_weights:
-            leaf = self._backward.leaf(found[0].device) if any_trained else None
-            factors_of = [one.weights for _, one, _ in call.lookups()] if self._is_weighted else []
-            found = LookedUp.apply(leaf, call, *factors_of)  # type: ignore[no-untyped-call, unused-ignore]
-        outputs.update(zip(names, found, strict=True))
+        outputs.update(forward.outputs())
         return outputs
 
     def check(self) -> None:
-        """Wait for the devices of the tables, and raise what was wrong with lookups since the last time.
+        """Synchronize, and raise what was wrong with lookups since the last call.
 
         Raises:
-            ValueError: says what was wrong; no table of that device was updated since.
+            ValueError: says what was wrong; no table on that device was updated since.
         """
-        for cluster in self._now():
+        layout = self._current_layout()
+        for group in layout.groups:
             try:
-                check(cluster.backend, cluster.device)
+                group.backend.check(group.device)
             except ValueError:
-                for each in self._clusters:
-                    each.forget()
+                for each in layout.groups:
+                    each.forget_counts()
                 raise
 
-    def _check_offsets(self, checked: Mapping[str, Bags]) -> None:
-        for places in self._layout:
-            found: Any = places.cluster.backend
-            found.check_offsets(places.cluster.tables, places.columns(checked, pools=True))
+    def _current_layout(self) -> FeatureLayout:
+        """Return the layout, made anew if a tensor or a parameter group was replaced."""
+        weights = self._weights()
+        if self._layout is None or not self._layout.is_current(weights, self._optim.param_groups):
+            self._layout = FeatureLayout(self._optim.table_groups(weights), self._slots, self.pools)
+        return self._layout
+
+    def _weights(self) -> dict[str, Tensor]:
+        tables = self._modules[self.children_name]._modules  # type: ignore[union-attr]
+        return {name: table._parameters["weight"] for name, table in tables.items()}  # type: ignore[union-attr,misc]
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """Take the state along when the module moves to a device."""
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._optim.follow()
-        self._clusters = []
+        super()._apply(fn, recurse)
+        self._layout = None
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_clusters": [], "_layout": []}
+        return {**self.__dict__, "_layout": None}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        claim(self, list(self._weights().values()))
+
+#: Called by a compiled model between two of its graphs: tracing the launches of kernels takes seconds. (The
+#: public ``torch.compiler.disable`` imports the compiler at once.)
+_look_up = _disable_dynamo(FusedCollection._look_up)
+
+
+class EmbeddingBagCollection(FusedCollection):
+    """Tables whose rows are pooled, bag by bag: for each feature and table one output (B, D).
+
+    See `FusedCollection`. Output is float32 at least; an empty bag gives zeros.
+
+    >>> import torch
+    >>> from torch import nn, optim
+    >>> from keyedopt.fused.embedding import EmbeddingBagConfig
+    >>> table = EmbeddingBagConfig(3, 1, name="t", feature_names=["f"], init_fn=nn.init.ones_)
+    >>> bags = EmbeddingBagCollection([table], optim.SGD, {"lr": 0.1})
+    >>> pooled = bags({"f": (torch.tensor([0, 2, 2]), torch.tensor([0, 1, 3]))})["f"]
+    >>> pooled.detach()
+    tensor([[1.],
+            [2.]])
+    >>> pooled.sum().backward()
+    >>> bags.embedding_bags["t"].weight.data
+    tensor([[0.9000],
+            [1.0000],
+            [0.8000]])
+    """
+
+    children_name = "embedding_bags"
+
+
+class EmbeddingCollection(FusedCollection):
+    """Tables whose rows are not pooled: for each feature and table one output (N, D), a row for each value.
+
+    See `FusedCollection`. Output is float32 at least; weights multiply the rows.
+    """
+
+    children_name = "embeddings"
+    pools = False

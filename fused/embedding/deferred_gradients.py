@@ -1,116 +1,54 @@
-"""Gradients of tables that wait for a step, as those of dense parameters do in ``.grad``."""
+"""Gradients of tables that are deferred to ``step``, in the table groups of their backward pass."""
 
-import weakref
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from keyedopt.fused.backends.interface import Lookup
-from keyedopt.fused.embedding.backward import Given
-from keyedopt.fused.embedding.table_groups import Cluster
-from keyedopt.fused.embedding.update import Plan, coalesce
+from keyedopt.fused.embedding.backward import GroupLookups
+from keyedopt.fused.embedding.table_groups import TableGroup
+from keyedopt.fused.embedding.update import PlannedStep, coalesce
+from keyedopt.reference.embedding.deferred_gradients import DeferredGradients
 
 
-@dataclass
-class Waiting:
-    """The summed gradient of a table.
-
-    Args:
-        cluster, table: where the table was in the backward pass.
-        rows: distinct, ascending, (U,); the last of them may be −1, which is none.
-        grads: (U, D).
-    """
-
-    cluster: Cluster
-    table: int
-    rows: Tensor
-    grads: Tensor
-
-
-class Held:
-    """What the backward passes since the last step have given, each row of a table once, and for whom.
-
-    A copy, as of ``.grad``, has no gradients. Who asked for them is referred to weakly, so when nobody who
-    could scale them is left, nothing is held any more.
-    """
+class GroupedGradients(DeferredGradients):
+    """Deferred gradients with the table group of each table, and the index in it; rows may be padded."""
 
     def __init__(self) -> None:
-        self._tables: dict[str, Waiting] = {}
-        self._asking: list[weakref.ref[Any]] = []
-        self._due: list[Any] = []
+        super().__init__()
+        self._groups: dict[Tensor, tuple[TableGroup, int]] = {}
 
-    def __bool__(self) -> bool:
-        return bool(self._tables)
+    def clear(self) -> None:
+        """Drop the gradients."""
+        super().clear()
+        self._groups = {}
 
-    def wanted(self) -> bool:
-        """Whether gradients are to be held."""
-        return any(one() is not None for one in self._asking)
-
-    def ask(self, clip: Any) -> None:
-        """Hold gradients for a bound."""
-        self._asking.append(weakref.ref(clip))
-
-    def keep(self, inside: Sequence[Any]) -> None:
-        """Forget all who asked but for these."""
-        self._asking = [known for known in self._asking if any(known() is one for one in inside)]
-
-    def clip(self, clip: Any) -> None:
-        """Apply a bound, unless that is done."""
-        if any(clip is one for one in self._due):
-            self._due = [one for one in self._due if one is not clip]
-            clip.apply([one.grads for one in self._tables.values()])
-
-    def drop(self) -> None:
-        """Forget the gradients."""
-        self._tables, self._due = {}, []
-
-    def names(self) -> Collection[str]:
-        """Return the tables that have a gradient."""
-        return self._tables.keys()
-
-    def gradients(self) -> list[tuple[str, Tensor]]:
-        """Return tables and gradients (U, D), to be changed in place."""
-        return [(name, one.grads) for name, one in self._tables.items()]
-
-    def add(self, plan: Plan, clips: Sequence[Any]) -> None:
-        """Add what a backward pass has summed up; these bounds are to be applied before it is used."""
-        self._due = list(clips)
-        for work in plan.works:
-            for one in work.sums or ():
-                name = work.cluster.names[one.table]
+    def add_planned(self, step: PlannedStep, clips: Sequence[Any]) -> None:
+        """Add the sums of a planned step; `clips` are applied to them before they are used."""
+        sums = []
+        for update in step.updates:
+            for one in update.sums or ():
+                weight = update.group.tables[one.table].weight
                 rows, grads = one.rows, one.grads
-                had = self._tables.get(name)
-                if had is not None:
+                if weight in self.sums:
+                    earlier, earlier_grads = self.sums[weight]
                     both = [
-                        Lookup(one.table, had.rows.to(rows.device), grad=had.grads.to(grads), holes=True),
-                        Lookup(one.table, rows, grad=grads, holes=True),
+                        Lookup(
+                            one.table, earlier.to(rows.device), grad=earlier_grads.to(grads), padding=True
+                        ),
+                        Lookup(one.table, rows, grad=grads, padding=True),
                     ]
-                    (total,) = coalesce(work.backend, work.cluster.tables, both, exact=False)
+                    (total,) = coalesce(update.backend, update.group.tables, both, exact=False)
                     rows, grads = total.rows, total.grads
-                self._tables[name] = Waiting(work.cluster, one.table, rows, grads)
+                sums.append((weight, (rows, grads)))
+                self._groups[weight] = update.group, one.table
+        self.add(sums, clips)
 
-    def given(self, weights: Mapping[str, Tensor]) -> list[Given]:
-        """Return it as lookups, each of distinct rows of a table, in the clusters of the backward pass.
-
-        It is moved to where the tables are now, in the dtype that an update of them takes, and bounded.
-        """
-        for name, one in self._tables.items():
-            weight = weights[name]
-            one.rows = one.rows.to(weight.device)
-            one.grads = one.grads.to(weight.device, torch.promote_types(weight.dtype, torch.float32))
-        for clip in list(self._due):
-            self.clip(clip)
-        tables = self._tables.values()
-        return [(one.cluster, [Lookup(one.table, one.rows, grad=one.grads)]) for one in tables]
-
-    def __getstate__(self) -> list[Any]:
-        asking = [one() for one in self._asking]
-        return [clip for clip in asking if clip is not None]
-
-    def __setstate__(self, clips: list[Any]) -> None:
-        self.__init__()  # type: ignore[misc]
-        for clip in clips:
-            self.ask(clip)
+    def lookups(self) -> list[GroupLookups]:
+        """Return the clipped gradients as lookups of distinct rows, in the groups of the backward pass."""
+        found: list[GroupLookups] = []
+        for weight, (rows, grads) in self.clipped():
+            group, table = self._groups[weight]
+            found.append((group, [Lookup(table, rows, grad=grads)]))
+        return found

@@ -1,71 +1,172 @@
-"""Where the features of a collection are looked up, in each cluster of its tables."""
+"""Which features are looked up in which table groups; the same until a table changes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
 from keyedopt.fused.backends.interface import Columns
-from keyedopt.fused.embedding.inputs import Bags
-from keyedopt.fused.embedding.table_groups import Cluster
-from keyedopt.fused.embedding.tables import Slot
+from keyedopt.fused.embedding.inputs import Inputs
+from keyedopt.fused.embedding.table_groups import TableGroup
+from keyedopt.reference.embedding.config import EmbeddingConfig, PoolingType, output_names
+
+
+class FeatureSlot(NamedTuple):
+    """One lookup of every forward pass.
+
+    Args:
+        output: the name of its output.
+        feature: the index of the feature in `Inputs`.
+        name: of the feature.
+        table: the name of the table.
+        mean: whether bags are divided by their lengths.
+    """
+
+    output: str
+    feature: int
+    name: str
+    table: str
+    mean: bool
+
+
+def make_slots(configs: Sequence[EmbeddingConfig], features: Sequence[str], pools: bool) -> list[FeatureSlot]:
+    """Return the lookups of some tables, in the order of the outputs."""
+    return [
+        FeatureSlot(
+            output,
+            features.index(feature),
+            feature,
+            config.name,
+            pools and getattr(config, "pooling", PoolingType.SUM) is PoolingType.MEAN,
+        )
+        for config, outputs in zip(configs, output_names(configs), strict=True)
+        for feature, output in zip(config.feature_names, outputs, strict=True)
+    ]
 
 
 @dataclass(eq=False)
-class Places:
-    """The lookups of every forward in one cluster, as columns that are the same each time.
+class GroupLayout:
+    """The lookups of every forward pass in one table group.
 
     Args:
-        cluster: the tables.
+        group: the tables.
         slots: the lookups.
-        tables: which of the cluster's tables each is in.
+        pools: whether bags become one row each.
     """
 
-    cluster: Cluster
-    slots: list[Slot]
-    tables: list[int]
+    group: TableGroup
+    slots: list[FeatureSlot]
+    pools: bool
 
     def __post_init__(self) -> None:
-        self.weights: list[Tensor] = [self.cluster.tables[table].weight for table in self.tables]
+        self.tables = [self.group.names.index(slot.table) for slot in self.slots]
+        self.weights: list[Tensor] = [self.group.tables[table].weight for table in self.tables]
         self.outputs = [slot.output for slot in self.slots]
         self._features = [slot.feature for slot in self.slots]
         self._means = [slot.mean for slot in self.slots]
 
-    @classmethod
-    def of(cls, cluster: Cluster, slots: Sequence[Slot]) -> "Places":
-        """Find the lookups in a cluster."""
-        mine = [slot for slot in slots if slot.table in cluster.names]
-        return cls(cluster, mine, [cluster.names.index(slot.table) for slot in mine])
-
-    def without(self, excluded: Sequence[bool]) -> "Places":
-        """Return them without some."""
-        kept = [place for place, out in enumerate(excluded) if not out]
-        return Places(self.cluster, [self.slots[at] for at in kept], [self.tables[at] for at in kept])
-
-    def check_devices(self, checked: Mapping[str, Bags]) -> None:
-        """Refuse values that are not where their table is.
+    def check_devices(self, inputs: Inputs) -> None:
+        """Check that values are on the device of their table.
 
         Raises:
             ValueError: names the feature and the table.
         """
-        device = self.cluster.device
-        if device.type == "cpu" and all(checked[feature][0].is_cpu for feature in self._features):
-            return
+        device = self.group.device
         for slot in self.slots:
-            if checked[slot.feature][0].device != device:
+            values = inputs.values[slot.feature]
+            if values.device != device:
                 raise ValueError(
-                    f"values of feature {slot.feature!r} must be where table {slot.table!r} is, on "
-                    f"{device}, not on {checked[slot.feature][0].device}"
+                    f"values of feature {slot.name!r} must be where table {slot.table!r} is, on "
+                    f"{device}, not on {values.device}"
                 )
 
-    def columns(self, checked: Mapping[str, Bags], pools: bool) -> Columns:
-        """Return what is looked up; without pooling the offsets say nothing."""
-        bags = [checked[feature] for feature in self._features]
-        weights = [given for _, _, given in bags]
+    def columns(self, inputs: Inputs, offsets: bool) -> Columns:
+        """Return the lookups of a forward pass, with or without offsets."""
+        weights = None if inputs.weights is None else [inputs.weights[index] for index in self._features]
         return Columns(
             self.tables,
-            [values for values, _, _ in bags],
-            [offsets for _, offsets, _ in bags] if pools else None,
-            weights if any(given is not None for given in weights) else None,
+            [inputs.values[index] for index in self._features],
+            [inputs.offsets[index] for index in self._features] if offsets else None,
+            weights,
             self._means,
         )
+
+    def trains_by_autograd(self) -> bool:
+        """Return whether tables without an optimizer need a gradient; torch looks these up."""
+        return self.group.optimizer is None and any(weight.requires_grad for weight in self.weights)
+
+    def look_up_by_autograd(self, inputs: Inputs) -> Iterator[tuple[str, Tensor]]:
+        """Yield the outputs of the tables that autograd differentiates, as plain parameters."""
+        for slot, weight in zip(self.slots, self.weights, strict=True):
+            if weight.requires_grad:
+                yield slot.output, _look_up(weight, inputs, slot, self.pools)
+
+    def without_autograd(self) -> "GroupLayout":
+        """Return the layout of the tables that need no gradient."""
+        frozen = [
+            slot for slot, weight in zip(self.slots, self.weights, strict=True) if not weight.requires_grad
+        ]
+        return GroupLayout(self.group, frozen, self.pools)
+
+
+class FeatureLayout:
+    """The lookups of every forward pass, by table group.
+
+    Args:
+        groups: all tables.
+        slots: all lookups.
+        pools: whether bags become one row each.
+    """
+
+    def __init__(self, groups: Sequence[TableGroup], slots: Sequence[FeatureSlot], pools: bool) -> None:
+        self.groups = list(groups)
+        self.pools = pools
+        self.parts = [
+            GroupLayout(group, [slot for slot in slots if slot.table in group.names], pools)
+            for group in groups
+        ]
+        self._on_cpu = all(group.device.type == "cpu" for group in groups)
+        backends = [group.backend for group in groups]
+        #: Whether the backends check the contents of inputs.
+        self.checks_contents = all(
+            backend.checks_lookups and (pools or backend.checks_offsets) for backend in backends
+        )
+
+    def is_current(self, weights: Mapping[str, Tensor], param_groups: Sequence[object]) -> bool:
+        """Return whether weights, states and parameter groups are still those of the layout."""
+        return bool(self.groups) and all(
+            group.is_current(weights)
+            and (group.optimizer is None or any(group.options is options for options in param_groups))
+            for group in self.groups
+        )
+
+    def check_devices(self, inputs: Inputs) -> None:
+        """Check that values are on the device of their table, or raise ValueError."""
+        if not (self._on_cpu and inputs.on_cpu()):
+            for part in self.parts:
+                part.check_devices(inputs)
+
+    def check_offsets(self, inputs: Inputs) -> None:
+        """Let the backends check offsets that their lookups do not use."""
+        if self.checks_contents and not self.pools:
+            for part in self.parts:
+                part.group.backend.check_offsets(part.group.tables, part.columns(inputs, offsets=True))
+
+
+def _look_up(weight: Tensor, inputs: Inputs, slot: FeatureSlot, pools: bool) -> Tensor:
+    """Look up and pool by operators that autograd differentiates: (B, D) with pooling, (N, D) without."""
+    values, offsets = inputs.values[slot.feature], inputs.offsets[slot.feature]
+    weights = None if inputs.weights is None else inputs.weights[slot.feature]
+    rows = functional.embedding(values, weight, sparse=True)
+    rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+    if weights is not None:
+        rows = rows * weights.to(rows.dtype)[:, None]
+    if not pools:
+        return rows
+    lengths = offsets.diff()
+    bags = torch.repeat_interleave(lengths, output_size=len(rows))
+    pooled = rows.new_zeros(len(lengths), rows.shape[1]).index_add(0, bags, rows)
+    return pooled / lengths.clamp(min=1)[:, None] if slot.mean else pooled

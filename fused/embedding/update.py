@@ -1,35 +1,34 @@
 """One step of an embedding module, after a backward pass: checked as a whole, then written."""
 
 import functools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from keyedopt.fused.backends import COUNTING_ON_HOST, counts_itself
 from keyedopt.fused.backends.interface import Backend, Columns, Lookup, RowGradients, Step, Table
 from keyedopt.fused.backends.streams import capturing
-from keyedopt.fused.embedding.backward import Given
-from keyedopt.fused.embedding.table_groups import Cluster
+from keyedopt.fused.embedding.backward import GroupLookups
+from keyedopt.fused.embedding.table_groups import TableGroup
 from keyedopt.fused.sparse.window import Parts, Window
 from keyedopt.reference.rules.options import Rows
 
 
 @dataclass(eq=False)
-class Work:
-    """What a step is about to do to some tables of a cluster that have had the same number of steps.
+class GroupUpdate:
+    """The update of some tables of a group that have the same step count.
 
     Args:
-        cluster: the tables.
+        group: the tables.
         step: the formula and its numbers.
-        backend: what will do it.
-        lookups: what was looked up, with gradients.
-        sums: the gradients of the rows, where they are needed before the update; else None.
+        backend: does the update.
+        lookups: with gradients.
+        sums: the gradients of the rows, if they are needed before the update; else None.
     """
 
-    cluster: Cluster
+    group: TableGroup
     step: Step
     backend: Backend
     lookups: Sequence[Lookup]
@@ -37,100 +36,110 @@ class Work:
 
 
 @dataclass(eq=False)
-class Plan:
-    """All that a step will do, complete before any of it is done.
+class PlannedStep:
+    """All updates of a step, complete before anything is written.
 
     Args:
-        works: what will be done to tables.
-        waiting: windows that are not full yet, with rows, gradients, and how they are merged.
-        full: windows that will be empty after it.
+        updates: of tables.
+        unfinished: windows that are not full after this step, with rows, gradients, and a function that
+            merges.
+        full: windows that are empty after this step.
     """
 
-    works: list[Work] = field(default_factory=list)
-    waiting: list[tuple[Window, Tensor, Tensor, Any]] = field(default_factory=list)
+    updates: list[GroupUpdate] = field(default_factory=list)
+    unfinished: list[tuple[Window, Tensor, Tensor, Any]] = field(default_factory=list)
     full: list[Window] = field(default_factory=list)
 
     def gradients(self) -> list[Tensor]:
-        """Return the sums of all rows that will be updated, table by table, as far as they are known."""
-        return [one.grads for work in self.works for one in work.sums or ()]
+        """Return the known sums of the rows that will be updated, table by table."""
+        return [one.grads for update in self.updates for one in update.sums or ()]
 
-    def keep(self) -> None:
-        """Keep in windows what is not updated yet."""
-        for window, rows, grads, merge in self.waiting:
+    def store_in_windows(self) -> None:
+        """Store the gradients of unfinished windows."""
+        for window, rows, grads, merge in self.unfinished:
             window.keep(rows, grads, merge)
 
-    def carry_out(self) -> None:
-        """Do it; nothing is refused any more."""
-        self.keep()
-        for work in self.works:
-            _write(work)
+    def apply(self) -> None:
+        """Write everything; all errors were raised before."""
+        self.store_in_windows()
+        for update in self.updates:
+            _write(update)
         for window in self.full:
             window.clear()
 
 
-def make_plan(given: Iterable[Given], clips: Sequence[Any], seed: tuple[int, int] | None) -> Plan:
-    """Check a step, and compute what has to be known before anything is written.
+def plan_step(
+    lookups: Iterable[GroupLookups], clips: Sequence[Any], seed: tuple[int, int] | None
+) -> PlannedStep:
+    """Check a step, and compute everything that must be known before anything is written.
 
     Args:
-        given: the lookups of a backward pass, with their gradients.
-        clips: bounds of the gradients.
-        seed: of stochastic rounding, and what is added to it where steps are not counted; None rounds to
-            nearest.
+        lookups: of a backward pass, with their gradients.
+        clips: applied to the gradients.
+        seed: of stochastic rounding, and a number to add if steps are not counted; None rounds to nearest.
 
     Raises:
         RuntimeError: a gradient is not finite and ``error_if_nonfinite`` is set; nothing is changed.
-        ValueError: an option has been set to what it cannot be; nothing is changed.
+        ValueError: an option is out of range; nothing is changed.
     """
-    plan = Plan([work for cluster, found in _by_cluster(given) for work in _works(cluster, found, seed)])
-    for work in plan.works:
-        _wait(work, plan)
-        if clips or _needs_sums(work.cluster.group):
-            work.sums = _chosen(work, _coalesced(work, work.lookups, _waits(work)))
+    step = _checked_step(lookups, seed)
+    for update in step.updates:
+        _split_by_window(update, step)
+        if clips or _needs_sums(update.group.options):
+            update.sums = _chosen(update, _coalesced(update, update.lookups, _needs_row_count(update)))
     for clip in clips:
-        clip.apply(plan.gradients())
-    return plan
+        clip.apply(step.gradients())
+    return step
 
 
-def sum_up(given: Iterable[Given], joining: Collection[str]) -> Plan:
-    """Check a step that is to be taken later: sum up the gradients, and leave the rest of it for `resume`.
+def plan_sums(lookups: Iterable[GroupLookups], deferred: Container[Tensor]) -> PlannedStep:
+    """Check a step that is deferred: sum the gradients, and leave the rest to `plan_deferred`.
 
     Args:
-        given: the lookups of a backward pass, with their gradients.
-        joining: tables whose gradients are added to some that wait, outside of their window.
+        lookups: of a backward pass, with their gradients.
+        deferred: weights that have deferred gradients, to which the sums will be added; their windows are
+            full.
 
     Raises:
-        RuntimeError, ValueError: as `make_plan`.
+        RuntimeError, ValueError: as `plan_step`.
     """
-    plan = Plan([work for cluster, found in _by_cluster(given) for work in _works(cluster, found, None)])
-    for work in plan.works:
-        _wait(work, plan, joining)
-        work.sums = _coalesced(work, work.lookups, _waits(work))
-    return plan
+    step = _checked_step(lookups, None)
+    for update in step.updates:
+        _split_by_window(update, step, deferred)
+        update.sums = _coalesced(update, update.lookups, _needs_row_count(update))
+    return step
 
 
-def resume(given: Iterable[Given], seed: tuple[int, int] | None) -> Plan:
-    """Plan the step of gradients that waited, distinct rows of each table; raises as `make_plan` does."""
-    plan = Plan([work for cluster, found in _by_cluster(given) for work in _works(cluster, found, seed)])
-    for work in plan.works:
-        known = [RowGradients(one.table, one.values, _given(one)) for one in work.lookups]
-        if _waits(work):
-            known = [without_holes(one) for one in known]
-        _check_all_finite(work.cluster, known)
-        work.sums = _chosen(work, known)
-        plan.full += _windows(work.cluster, {one.table for one in known}).values()
-    return plan
+def plan_deferred(lookups: Iterable[GroupLookups], seed: tuple[int, int] | None) -> PlannedStep:
+    """Check the step of deferred gradients, distinct rows of each table; raises as `plan_step` does."""
+    step = _checked_step(lookups, seed)
+    for update in step.updates:
+        known = [RowGradients(one.table, one.values, _grad_of(one)) for one in update.lookups]
+        if _needs_row_count(update):
+            known = [drop_padding(one) for one in known]
+        _check_all_finite(update.group, known)
+        update.sums = _chosen(update, known)
+        step.full += _windows(update.group, {one.table for one in known}).values()
+    return step
 
 
-def _given(lookup: Lookup) -> Tensor:
+def _grad_of(lookup: Lookup) -> Tensor:
     assert lookup.grad is not None
     return lookup.grad
 
 
-def _by_cluster(given: Iterable[Given]) -> list[Given]:
-    found: dict[int, Given] = {}
-    for cluster, lookups in given:
-        before = found.get(id(cluster))
-        found[id(cluster)] = (cluster, lookups if before is None else [*before[1], *lookups])
+def _checked_step(lookups: Iterable[GroupLookups], seed: tuple[int, int] | None) -> PlannedStep:
+    """Check the options of all groups, and return a step without sums."""
+    return PlannedStep(
+        [update for group, found in _by_group(lookups) for update in _updates(group, found, seed)]
+    )
+
+
+def _by_group(given: Iterable[GroupLookups]) -> list[GroupLookups]:
+    found: dict[int, GroupLookups] = {}
+    for group, lookups in given:
+        before = found.get(id(group))
+        found[id(group)] = (group, lookups if before is None else [*before[1], *lookups])
     return list(found.values())
 
 
@@ -138,116 +147,112 @@ def _tables_of(lookups: Sequence[Lookup]) -> set[int]:
     return set(lookups.tables) if type(lookups) is Columns else {one.table for one in lookups}
 
 
-def _works(cluster: Cluster, lookups: Sequence[Lookup], seed: tuple[int, int] | None) -> list[Work]:
-    """Check the options, and put together the tables that take the same step."""
-    plan, group = cluster.plan, cluster.group
-    assert plan is not None
-    if not cluster.check_options():
-        cluster.last = None
-    if cluster.last is not None and seed is None:
-        return [Work(cluster, *cluster.last, lookups)]
+def _updates(group: TableGroup, lookups: Sequence[Lookup], seed: tuple[int, int] | None) -> list[GroupUpdate]:
+    """Check the options, and group the tables that have the same step count."""
+    optimizer, options = group.optimizer, group.options
+    assert optimizer is not None
+    if not group.check_options():
+        group.last = None
+    if group.last is not None and seed is None:
+        return [GroupUpdate(group, *group.last, lookups)]
     by_count: dict[int, Sequence[Lookup]] = {}
-    counts = cluster.counts(_tables_of(lookups))
+    counts = group.counts(_tables_of(lookups))
     if len(set(counts.values())) == 1:
         by_count[next(iter(counts.values()))] = lookups
     else:
         for count in set(counts.values()):
             by_count[count] = [lookup for lookup in lookups if counts[lookup.table] == count]
-    works = []
+    updates = []
     for count, listed in by_count.items():
-        counter = cluster.counter(listed.tables[0] if type(listed) is Columns else listed[0].table)
-        # On a device the count is read there: by then it has been counted up, see `_write`.
-        on_host = counter is None or counter.is_cpu or cluster.backend.name in COUNTING_ON_HOST
+        counter = group.counter(listed.tables[0] if type(listed) is Columns else listed[0].table)
+        # A kernel reads a count on its device after `_write` has added 1.
+        on_host = counter is None or counter.is_cpu or group.backend.needs_host_count
         number = count + 1 if on_host or counter is None else counter.reshape(())
-        step = plan.make_step(group, number)
-        if step.momentum and not cluster.tables[0].states:  # no buffer was made
+        step = optimizer.make_step(options, number)
+        if step.momentum and not group.tables[0].states:  # no buffer was made
             step = replace(step, momentum=0.0, nesterov=False)
         if seed is not None:
-            if counter is None and capturing(cluster.device):
+            if counter is None and capturing(group.device):
                 raise RuntimeError(
-                    "stochastic rounding cannot be captured in a CUDA graph where steps are not counted: "
-                    "every replay would draw the same"
+                    "stochastic rounding without step counts cannot be captured in a CUDA graph: every "
+                    "replay would draw the same"
                 )
             step = replace(step, seed=seed[0])
-        backend = cluster.backend_for(step)
-        # Who counts on the device draws by that count: the seed is the same at every replay of a graph.
-        if seed is not None and (counter is None or not counts_itself(backend, cluster.device)):
+        backend = group.backend_for(step)
+        # Kernels that count steps add their count to the seed, which is the same at every replay of a graph.
+        if seed is not None and (counter is None or not backend.counts_steps(group.device)):
             step = replace(step, seed=seed[0] + (seed[1] if counter is None else count))
-        works.append(Work(cluster, step, backend, listed))
-        if not cluster.counted and seed is None:
-            cluster.last = step, backend
-    return works
+        updates.append(GroupUpdate(group, step, backend, listed))
+        if not group.counted and seed is None:
+            group.last = step, backend
+    return updates
 
 
-def _needs_sums(group: Mapping[str, Any]) -> bool:
-    rows = group.get("rows", Rows.GIVEN)
-    return bool(group["error_if_nonfinite"]) or Rows(rows) is not Rows.GIVEN
+def _needs_sums(options: Mapping[str, Any]) -> bool:
+    rows = options.get("rows", Rows.GIVEN)
+    return bool(options["error_if_nonfinite"]) or Rows(rows) is not Rows.GIVEN
 
 
-def _windows(cluster: Cluster, tables: Iterable[int]) -> dict[int, Window]:
-    found = {table: cluster.states[table].get(f"{cluster.names[table]}.window") for table in tables}
+def _windows(group: TableGroup, tables: Iterable[int]) -> dict[int, Window]:
+    found = {table: group.states[table].get(f"{group.names[table]}.window") for table in tables}
     return {table: window for table, window in found.items() if window is not None}
 
 
-def _wait(work: Work, plan: Plan, joining: Collection[str] = ()) -> None:
-    """Take out of the work what has to wait for its window; to the rest, add what waits."""
-    cluster = work.cluster
-    if not cluster.waits:
+def _split_by_window(update: GroupUpdate, step: PlannedStep, deferred: Container[Tensor] = ()) -> None:
+    """Move gradients of unfinished windows out of the update; add the stored gradients of full windows."""
+    group = update.group
+    if not group.accumulates:
         return
-    tables = _tables_of(work.lookups)
-    if joining:
-        tables = {table for table in tables if cluster.names[table] not in joining}
-    windows = _windows(cluster, tables)
+    tables = _tables_of(update.lookups)
+    windows = _windows(group, {table for table in tables if group.tables[table].weight not in deferred})
     if not windows:
         return
-    steps = cluster.group["accumulate_step"]
-    waiting = {table for table, window in windows.items() if window.count + 1 < steps}
-    for one in _coalesced(work, [lookup for lookup in work.lookups if lookup.table in waiting]):
-        merge = functools.partial(_merged, work, one.table)
-        plan.waiting.append((windows[one.table], one.rows, one.grads, merge))
-    left = [lookup for lookup in work.lookups if lookup.table not in waiting]
-    for table in sorted(windows.keys() - waiting):
+    steps = group.options["accumulate_step"]
+    unfinished = {table for table, window in windows.items() if window.count + 1 < steps}
+    for one in _coalesced(update, [lookup for lookup in update.lookups if lookup.table in unfinished]):
+        merge = functools.partial(_merged, update, one.table)
+        step.unfinished.append((windows[one.table], one.rows, one.grads, merge))
+    left = [lookup for lookup in update.lookups if lookup.table not in unfinished]
+    for table in sorted(windows.keys() - unfinished):
         left += [Lookup(table, rows, grad=grads) for rows, grads in windows[table].parts()]
-        plan.full.append(windows[table])
-    work.lookups = left
+        step.full.append(windows[table])
+    update.lookups = left
 
 
-def _waits(work: Work) -> bool:
-    """Whether it has to be known how many rows there are, so that a device is waited for."""
-    group = work.cluster.group
-    counted = group["error_if_nonfinite"] or Rows(group.get("rows", Rows.GIVEN)) is Rows.NONZERO
-    return counted or not hasattr(work.backend, "coalesce_with_holes")
+def _needs_row_count(update: GroupUpdate) -> bool:
+    """Return whether the row count is needed on the host, which synchronizes."""
+    options = update.group.options
+    counted = options["error_if_nonfinite"] or Rows(options.get("rows", Rows.GIVEN)) is Rows.NONZERO
+    return counted or not update.backend.pads_rows
 
 
-def without_holes(given: RowGradients) -> RowGradients:
-    """Return the rows that are some; waits for a device."""
+def drop_padding(given: RowGradients) -> RowGradients:
+    """Drop padding rows (index -1). Synchronizes."""
     if not len(given.rows) or int(given.rows[-1]) >= 0:
         return given
-    some = given.rows >= 0
-    return RowGradients(given.table, given.rows[some], given.grads[some])
+    real = given.rows >= 0
+    return RowGradients(given.table, given.rows[real], given.grads[real])
 
 
 def coalesce(
     backend: Backend, tables: Sequence[Table], lookups: Sequence[Lookup], exact: bool
 ) -> list[RowGradients]:
-    """Sum the gradients of every row; not `exact`, with holes where the backend would have to wait."""
-    known: Any = backend
-    if exact or not hasattr(known, "coalesce_with_holes"):
-        return backend.coalesce(tables, [_whole(one) if one.holes else one for one in lookups])
-    found: list[RowGradients] = known.coalesce_with_holes(tables, lookups)
-    return found
+    """Sum the gradients of every row; if not `exact`, with padding rows instead of synchronizing."""
+    if exact or not backend.pads_rows:
+        return backend.coalesce(tables, [_without_padding(one) if one.padding else one for one in lookups])
+    return backend.coalesce_padded(tables, lookups)
 
 
-def _whole(lookup: Lookup) -> Lookup:
-    some = without_holes(RowGradients(lookup.table, lookup.values, _given(lookup)))
-    return replace(lookup, values=some.rows, grad=some.grads, holes=False)
+def _without_padding(lookup: Lookup) -> Lookup:
+    real = drop_padding(RowGradients(lookup.table, lookup.values, _grad_of(lookup)))
+    return replace(lookup, values=real.rows, grad=real.grads, padding=False)
 
 
-def _coalesced(work: Work, lookups: Sequence[Lookup], exact: bool = True) -> list[RowGradients]:
-    """Return the sums of each table that was looked up, also of one in which nothing was; checked."""
-    cluster = work.cluster
-    sums = coalesce(work.backend, cluster.tables, lookups, exact) if lookups else []
-    _check_all_finite(cluster, sums)
+def _coalesced(update: GroupUpdate, lookups: Sequence[Lookup], exact: bool = True) -> list[RowGradients]:
+    """Return the checked sums of each table that was looked up, also of tables without values."""
+    group = update.group
+    sums = coalesce(update.backend, group.tables, lookups, exact) if lookups else []
+    _check_all_finite(group, sums)
     found = {one.table for one in sums}
     for lookup in lookups:
         if lookup.table not in found and lookup.grad is not None:
@@ -256,22 +261,22 @@ def _coalesced(work: Work, lookups: Sequence[Lookup], exact: bool = True) -> lis
     return sums
 
 
-def _merged(work: Work, table: int, parts: Parts) -> tuple[Tensor, Tensor]:
+def _merged(update: GroupUpdate, table: int, parts: Parts) -> tuple[Tensor, Tensor]:
     given = [Lookup(table, rows, grad=grads) for rows, grads in parts]
-    (sums,) = work.backend.coalesce(work.cluster.tables, given)
+    (sums,) = update.backend.coalesce(update.group.tables, given)
     return sums.rows, sums.grads
 
 
-def _chosen(work: Work, sums: list[RowGradients]) -> list[RowGradients]:
+def _chosen(update: GroupUpdate, sums: list[RowGradients]) -> list[RowGradients]:
     """Return the rows that a step updates, and their gradients."""
-    which = Rows(work.cluster.group.get("rows", Rows.GIVEN))
+    which = Rows(update.group.options.get("rows", Rows.GIVEN))
     if which is Rows.GIVEN:
         return sums
     chosen = []
     for one in sums:
         if which is Rows.ALL:
-            weight = work.cluster.tables[one.table].weight
-            rows = torch.where(one.rows < 0, len(weight), one.rows)  # holes get a row of their own
+            weight = update.group.tables[one.table].weight
+            rows = torch.where(one.rows < 0, len(weight), one.rows)  # padding goes to an extra row
             spread = one.grads.new_zeros(len(weight) + 1, weight.shape[1]).index_copy_(0, rows, one.grads)
             every = spread[:-1]
             chosen.append(RowGradients(one.table, torch.arange(len(weight), device=one.rows.device), every))
@@ -281,27 +286,27 @@ def _chosen(work: Work, sums: list[RowGradients]) -> list[RowGradients]:
     return chosen
 
 
-def _check_all_finite(cluster: Cluster, sums: Iterable[RowGradients]) -> None:
-    for one in sums if cluster.group["error_if_nonfinite"] else ():
+def _check_all_finite(group: TableGroup, sums: Iterable[RowGradients]) -> None:
+    for one in sums if group.options["error_if_nonfinite"] else ():
         if not bool(one.grads.isfinite().all()):
-            name = cluster.names[one.table]
+            name = group.names[one.table]
             raise RuntimeError(f"the gradient of table {name!r} is not finite: error_if_nonfinite refuses it")
 
 
-def _write(work: Work) -> None:
-    cluster = work.cluster
-    tables = sorted(_tables_of(work.lookups) if work.sums is None else {one.table for one in work.sums})
+def _write(update: GroupUpdate) -> None:
+    group = update.group
+    tables = sorted(_tables_of(update.lookups) if update.sums is None else {one.table for one in update.sums})
     if not tables:
         return
-    step, counters = work.step, cluster.count_up(tables, work.backend)
+    step, counters = update.step, group.count_step(tables, update.backend)
     if counters:
         step = replace(step, counters=counters)
-    if work.sums is None:
-        lookups = work.lookups
-        if cluster.backend is not work.backend:
+    if update.sums is None:
+        lookups = update.lookups
+        if group.backend is not update.backend:
             lookups = [replace(one, prepared=None) for one in lookups]
-        work.backend.update(cluster.tables, lookups, step)
+        update.backend.update(group.tables, lookups, step)
     else:
-        work.backend.update_rows(cluster.tables, work.sums, step)
-    # Kernels write behind autograd's back: who has saved a table must not go backward by what it holds now.
-    torch.autograd.graph.increment_version(cluster.written(tables))
+        update.backend.update_rows(group.tables, update.sums, step)
+    # Kernels bypass autograd: a graph that saved a table must not go backward with the new values.
+    torch.autograd.graph.increment_version(group.written_tensors(tables))

@@ -1,32 +1,17 @@
-"""What both collections are: tables, their lookups by feature, and their update in the backward pass."""
+"""Tables that are looked up by feature, and updated in the backward pass."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn, optim
+from torch import optim
 
 from keyedopt.reference.embedding.backward import Backward
-from keyedopt.reference.embedding.config import EmbeddingConfig, check_tables, output_names
+from keyedopt.reference.embedding.config import EmbeddingConfig, output_names
 from keyedopt.reference.embedding.inputs import Features, Jagged, check_features
 from keyedopt.reference.embedding.lookup import gather
 from keyedopt.reference.embedding.optimizer import EmbeddingFusedOptimizer
-from keyedopt.reference.fused import FusedOptimizerModule, own
-
-
-class Table(nn.Module):
-    """The rows of one table, and the name under which they are saved: ``<table>.weight``."""
-
-    def __init__(self, config: EmbeddingConfig, device: torch.device | str | None) -> None:
-        super().__init__()
-        shape = (config.num_embeddings, config.embedding_dim)
-        self.weight = nn.Parameter(torch.empty(shape, dtype=config.data_type, device=device))
-        with torch.no_grad():
-            if config.init_fn is not None:
-                config.init_fn(self.weight)
-            else:
-                self.weight.uniform_(config.get_weight_init_min(), config.get_weight_init_max())
+from keyedopt.reference.embedding.table_collection import TableCollection
 
 
 class Lookup(NamedTuple):
@@ -38,7 +23,7 @@ class Lookup(NamedTuple):
     rows: torch.Tensor
 
 
-class FusedCollection(nn.Module, FusedOptimizerModule):
+class FusedCollection(TableCollection):
     """Embedding tables that are updated in the backward pass.
 
     A backward pass, through whatever and how many forwards it goes, is one step: the gradients of all
@@ -62,9 +47,6 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
         ValueError: names the argument that cannot be.
     """
 
-    #: The name of the child that has the tables as its children, as in torchrec.
-    children_name = ""
-
     def __init__(
         self,
         tables: Sequence[EmbeddingConfig],
@@ -73,47 +55,9 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
         is_weighted: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
-        super().__init__()
-        check_tables(tables)
-        self._configs = [replace(table, init_fn=None) for table in tables]  # a function may not be copied
-        self._is_weighted = is_weighted
-        self._optim = EmbeddingFusedOptimizer()
+        super().__init__(tables, EmbeddingFusedOptimizer(), is_weighted, device)
         self._backward = Backward(self._optim.update)
-        children = {table.name: Table(table, device) for table in tables}
-        self.add_module(self.children_name, nn.ModuleDict(children))
-        own(self, list(self._weights().values()))
-        if optimizer_type is not None:
-            self.set_optimizer(optimizer_type, list(self.parameters()), optimizer_kwargs or {})
-
-    @property
-    def fused_optimizer(self) -> EmbeddingFusedOptimizer:
-        """The optimizer of the tables."""
-        return self._optim
-
-    def set_optimizer(
-        self,
-        optimizer_class: type[optim.Optimizer],
-        weights: Sequence[torch.Tensor],
-        optimizer_kwargs: Mapping[str, Any],
-    ) -> None:
-        """Update some of the tables with an optimizer of this class, in the backward pass, from now on.
-
-        Raises:
-            ValueError: a weight is none of the tables', one has an optimizer of another class, or an
-                argument is out of its range; nothing is changed.
-        """
-        chosen = {name: table for name, table in self._weights().items() if _among(table, weights)}
-        if not chosen or len(chosen) != len(weights):
-            raise ValueError("params must be weights of the tables of this module, each once")
-        self._optim.use(optimizer_class, chosen, optimizer_kwargs)
-
-    def trains(self, weight: torch.Tensor) -> bool:
-        """Whether a table has an optimizer by now."""
-        return weight in self._optim.state
-
-    def _weights(self) -> dict[str, torch.Tensor]:
-        children = self.get_submodule(self.children_name).named_children()
-        return {name: table.get_parameter("weight") for name, table in children}
+        self.set_first_optimizer(optimizer_type, optimizer_kwargs)
 
     def _look_up(self, features: Features) -> list[Lookup]:
         """Check all features, and only then look them up."""
@@ -138,17 +82,3 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
         fused = {name: weight for name, weight in weights.items() if weight in self._optim.state}
         leaves = {**weights, **self._backward.leaves(fused)}
         return {name: leaf if weights[name].requires_grad else None for name, leaf in leaves.items()}
-
-    def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """Take the state along when the module moves to a device."""
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._optim.follow()
-        return self
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
-        own(self, list(self._weights().values()))
-
-
-def _among(tensor: torch.Tensor, tensors: Sequence[torch.Tensor]) -> bool:
-    return any(tensor is other for other in tensors)

@@ -1,4 +1,4 @@
-"""Gradients of tables that wait for a step, as those of dense parameters do in ``.grad``."""
+"""Gradients of tables that are deferred to ``step``, as those of dense parameters are in ``.grad``."""
 
 import weakref
 from collections.abc import Sequence
@@ -12,64 +12,64 @@ from keyedopt.reference.backward_clip import BackwardClip
 Sum = tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]
 
 
-class Held:
-    """What the backward passes since the last step have given, each row once, and for whom.
+class DeferredGradients:
+    """The gradients of the backward passes since the last step, each row once, and the clips that defer them.
 
-    A copy, as of ``.grad``, has no gradients. Who asked for them is referred to weakly, so when nobody who
-    could scale them is left, nothing is held any more.
+    A copy has no gradients, as a copy of a parameter has no ``.grad``. Clips are referred to weakly:
+    gradients are no longer deferred when every clip that could scale them is gone.
     """
 
     def __init__(self) -> None:
         #: The summed gradient of each table that has one: distinct rows (U,), and values (U, D).
         self.sums: dict[torch.Tensor, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._asking: list[weakref.ref[BackwardClip]] = []
-        self._due: list[BackwardClip] = []
+        self._requests: list[weakref.ref[BackwardClip]] = []
+        self._pending_clips: list[BackwardClip] = []
 
-    def wanted(self) -> bool:
-        """Whether gradients are to be held."""
-        return any(clip() is not None for clip in self._asking)
+    def requested(self) -> bool:
+        """Return whether updates are deferred."""
+        return any(clip() is not None for clip in self._requests)
 
-    def ask(self, clip: BackwardClip) -> None:
-        """Hold gradients, as long as there is this bound."""
-        self._asking.append(weakref.ref(clip))
+    def request(self, clip: BackwardClip) -> None:
+        """Defer updates as long as this clip exists."""
+        self._requests.append(weakref.ref(clip))
 
-    def keep(self, inside: Sequence[BackwardClip]) -> None:
-        """Forget all who asked but for these."""
-        self._asking = [clip for clip in self._asking if clip() in inside]
+    def retain_requests(self, clips: Sequence[BackwardClip]) -> None:
+        """Drop all requests except those of these clips."""
+        self._requests = [clip for clip in self._requests if clip() in clips]
 
     def gradients(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return tables, and their gradients (U, D), to change in place."""
+        """Return the tables, and their gradients (U, D), to change in place."""
         return [(weight, grads) for weight, (_, grads) in self.sums.items()]
 
-    def put(self, sums: Sequence[Sum], clips: Sequence[BackwardClip]) -> None:
-        """Take the gradients of some tables, to which these bounds are to be applied before the step."""
+    def add(self, sums: Sequence[Sum], clips: Sequence[BackwardClip]) -> None:
+        """Store the gradients of some tables; `clips` are applied to them before the step."""
         self.sums.update(sums)
-        self._due = list(clips)
+        self._pending_clips = list(clips)
 
     def clip(self, clip: BackwardClip) -> None:
-        """Apply a bound, unless that is done."""
-        if clip in self._due:
-            self._due.remove(clip)
+        """Apply a clip, unless it has been applied."""
+        if clip in self._pending_clips:
+            self._pending_clips.remove(clip)
             clip.apply([grads for _, grads in self.sums.values()])
 
-    def bounded(self) -> list[Sum]:
-        """Return the gradients, all bounds applied, where the tables are now."""
+    def clipped(self) -> list[Sum]:
+        """Return the gradients with all clips applied, on the present devices of the tables."""
         for weight, (rows, grads) in self.sums.items():
             dtype = torch.promote_types(weight.dtype, torch.float32)
             self.sums[weight] = rows.to(weight.device), grads.to(weight.device, dtype)
-        for clip in list(self._due):
+        for clip in list(self._pending_clips):
             self.clip(clip)
         return list(self.sums.items())
 
-    def drop(self) -> None:
-        """Forget the gradients."""
-        self.sums, self._due = {}, []
+    def clear(self) -> None:
+        """Drop the gradients."""
+        self.sums, self._pending_clips = {}, []
 
     def __getstate__(self) -> list[Any]:
-        asking = [clip() for clip in self._asking]
-        return [clip for clip in asking if clip is not None]
+        requests = [clip() for clip in self._requests]
+        return [clip for clip in requests if clip is not None]
 
     def __setstate__(self, clips: list[Any]) -> None:
         self.__init__()  # type: ignore[misc]
         for clip in clips:
-            self.ask(clip)
+            self.request(clip)

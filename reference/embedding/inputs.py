@@ -1,4 +1,4 @@
-"""What is looked up: bags of row numbers, one after the other, by feature. Checked before it is used."""
+"""The input of a lookup: bags of row numbers by feature, checked before use."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -31,29 +31,37 @@ def check_features(
     """Return the features that are looked up, all of them checked.
 
     Args:
-        features: what the user gives; others than those looked up are ignored.
-        rows: for each feature that is looked up, the numbers of rows of its tables.
-        weighted: whether weights have to be there; otherwise they must not be.
+        features: the input of a forward pass; features of no table are ignored.
+        rows: the row counts of the tables of each feature.
+        weighted: whether weights are required; otherwise they must be missing.
 
     Raises:
         ValueError: names the feature and what is wrong with it.
     """
-    if not isinstance(features, Mapping):
-        raise ValueError(
-            f"features must be a mapping from feature to (values, offsets), not {type(features)}"
-        )
-    missing = [name for name in rows if name not in features]
-    if missing:
-        raise ValueError(f"features has no {missing}: give each feature of every table, if need be empty")
-    checked = {name: _jagged(name, features[name]) for name in rows}
+    check_mapping(features)
+    checked = {name: parse_feature(features, name, weighted) for name in rows}
     for name, jagged in checked.items():
-        _check_values(name, jagged.values, min(rows[name]))
-        _check_offsets(name, jagged.offsets, jagged.values.numel())
-        _check_weights(name, jagged, weighted)
+        check_contents(name, jagged, min(rows[name]))
     return checked
 
 
-def _jagged(name: str, given: Any) -> Jagged:
+def check_mapping(features: Any) -> None:
+    """Raise ValueError if `features` is not a mapping."""
+    if not isinstance(features, Mapping):
+        raise ValueError(
+            f"features must be a mapping from feature to (values, offsets), not {type(features).__name__}"
+        )
+
+
+def parse_feature(features: Features, name: str, weighted: bool) -> Jagged:
+    """Return a feature with its types, dtypes, shapes and devices checked; the contents are not read.
+
+    Raises:
+        ValueError: names the feature and what is wrong with it.
+    """
+    if name not in features:
+        raise ValueError(f"features has no {name!r}: give each feature of every table, if need be empty")
+    given = features[name]
     if not isinstance(given, Sequence) or not 2 <= len(given) <= 3:
         raise ValueError(
             f"feature {name!r} must be (values, offsets) or (values, offsets, weights), not {given!r}"
@@ -62,14 +70,32 @@ def _jagged(name: str, given: Any) -> Jagged:
     for part, tensor in jagged._asdict().items():
         if not (isinstance(tensor, torch.Tensor) or (part == "weights" and tensor is None)):
             raise ValueError(f"{part} of feature {name!r} must be a tensor, not {type(tensor).__name__}")
+    for part, tensor, shape in (("values", jagged.values, "(N,)"), ("offsets", jagged.offsets, "(B + 1,)")):
+        if tensor.dtype not in INTEGERS:
+            raise ValueError(f"{part} of feature {name!r} must be int64 or int32, not {tensor.dtype}")
+        if tensor.dim() != 1 or tensor.layout is not torch.strided:
+            raise ValueError(f"{part} of feature {name!r} must have shape {shape}, not {tuple(tensor.shape)}")
+    for part, tensor in (("offsets", jagged.offsets), ("weights", jagged.weights)):
+        if tensor is not None and tensor.device != jagged.values.device:
+            raise ValueError(
+                f"{part} of feature {name!r} must be on the device of its values, {jagged.values.device}, "
+                f"not on {tensor.device}"
+            )
+    _check_weights(name, jagged, weighted)
     return jagged
 
 
+def check_contents(name: str, jagged: Jagged, rows: int) -> None:
+    """Check that values are row numbers below `rows`, and that offsets are bags of them.
+
+    Raises:
+        ValueError: names the feature and what is wrong with it.
+    """
+    _check_values(name, jagged.values, rows)
+    _check_offsets(name, jagged.offsets, jagged.values.numel())
+
+
 def _check_values(name: str, values: torch.Tensor, rows: int) -> None:
-    if values.dtype not in INTEGERS:
-        raise ValueError(f"values of feature {name!r} must be int64 or int32, not {values.dtype}")
-    if values.dim() != 1:
-        raise ValueError(f"values of feature {name!r} must have shape (N,), not {tuple(values.shape)}")
     wrong = values[(values < 0) | (values >= rows)]
     if wrong.numel():
         raise ValueError(
@@ -79,9 +105,7 @@ def _check_values(name: str, values: torch.Tensor, rows: int) -> None:
 
 
 def _check_offsets(name: str, offsets: torch.Tensor, count: int) -> None:
-    if offsets.dtype not in INTEGERS:
-        raise ValueError(f"offsets of feature {name!r} must be int64 or int32, not {offsets.dtype}")
-    if offsets.dim() != 1 or not offsets.numel():
+    if not offsets.numel():
         raise ValueError(f"offsets of feature {name!r} must have shape (B + 1,), not {tuple(offsets.shape)}")
     if int(offsets[0]) != 0 or int(offsets[-1]) != count:
         raise ValueError(

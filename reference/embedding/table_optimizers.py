@@ -1,6 +1,6 @@
 """Which optimizer a table has: the unfused one, whose rule, options and state the fused one uses."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,8 +13,8 @@ from keyedopt.reference.rule_optimizer import RuleOptimizer
 from keyedopt.reference.sparse_adam import SparseAdam
 from keyedopt.reference.window import Window
 
-#: What stands for torch's optimizers: the same formulas and defaults, on the rows of a sparse gradient.
-STANDS_FOR: Mapping[type[optim.Optimizer], tuple[type[RuleOptimizer], Mapping[str, Any]]] = {
+#: The class used for each of torch's optimizers: the same formula and defaults, on rows of a sparse gradient.
+SUBSTITUTES: Mapping[type[optim.Optimizer], tuple[type[RuleOptimizer], Mapping[str, Any]]] = {
     optim.SGD: (optimizers.SGD, {}),
     optim.Adagrad: (optimizers.Adagrad, {}),
     optim.Adam: (optimizers.Adam, {}),
@@ -23,51 +23,52 @@ STANDS_FOR: Mapping[type[optim.Optimizer], tuple[type[RuleOptimizer], Mapping[st
 }
 
 
-def rule_class(optimizer_class: type[optim.Optimizer]) -> tuple[type[RuleOptimizer], Mapping[str, Any]]:
-    """Return the class that has the rule, and what its defaults are to be.
+def make_optimizer(
+    optimizer_class: type[optim.Optimizer],
+    params: Sequence[torch.Tensor],
+    kwargs: Mapping[str, Any],
+    substitutes: Mapping[type[optim.Optimizer], tuple[type[Any], Mapping[str, Any]]] = SUBSTITUTES,
+    base: type[optim.Optimizer] = RuleOptimizer,
+) -> Any:
+    """Return the unfused optimizer of some tables, which checks the arguments and makes the group.
+
+    Args:
+        optimizer_class: a key of `substitutes`, or a subclass of `base`.
+        params: of the group.
+        kwargs: the arguments of the optimizer.
+        substitutes: the class that has the formula of each of torch's optimizers, and its defaults.
+        base: of the classes that have a formula for rows.
 
     Raises:
-        ValueError: there is none.
+        ValueError: the class or an argument is not supported.
     """
-    stands, defaults = STANDS_FOR.get(optimizer_class, (optimizer_class, {}))
-    if not (isinstance(stands, type) and issubclass(stands, RuleOptimizer)):
+    found, defaults = substitutes.get(optimizer_class, (optimizer_class, {}))
+    if not (isinstance(found, type) and issubclass(found, base)):
         raise ValueError(
             "optimizer_type must be SGD, Adagrad, Adam, AdamW or SparseAdam of torch, or one of keyedopt's "
             f"optimizers, not {optimizer_class!r}"
         )
-    return stands, defaults
-
-
-def make_plan(
-    optimizer_class: type[optim.Optimizer], weights: Mapping[str, torch.Tensor], kwargs: Mapping[str, Any]
-) -> RuleOptimizer:
-    """Make the unfused optimizer of some tables, which checks the arguments and makes the group.
-
-    Raises:
-        ValueError: the class, or an argument of it, cannot be.
-    """
-    stands, defaults = rule_class(optimizer_class)
     try:
-        plan = stands(list(weights.values()), **{**defaults, **kwargs})
+        optimizer = found(list(params), **{**defaults, **kwargs})
     except TypeError as error:
         raise ValueError(f"optimizer_kwargs: {error}") from error
-    if plan.param_groups[0].get("dampening"):
+    if optimizer.param_groups[0].get("dampening"):
         raise ValueError("dampening must be 0, because state is made before the first step")
-    return plan
+    return optimizer
 
 
-def algorithm(plan: RuleOptimizer) -> str:
+def algorithm(optimizer: RuleOptimizer) -> str:
     """Return the name of the algorithm, as the table of keys has it."""
-    return type(plan).__name__.removeprefix("Accumulate")
+    return type(optimizer).__name__.removeprefix("Accumulate")
 
 
-def initial_state(plan: RuleOptimizer, name: str, weight: torch.Tensor) -> dict[str, Any]:
+def initial_state(optimizer: RuleOptimizer, name: str, weight: torch.Tensor) -> dict[str, Any]:
     """Return the state of a table before its first step, by fused keys, in float32 at least."""
-    group = plan.param_groups[0]
+    group = optimizer.param_groups[0]
     wide = torch.empty_like(weight, dtype=gradient_dtype(weight.dtype), requires_grad=False)
-    unfused = plan.initial_state(wide, group)
+    unfused = optimizer.initial_state(wide, group)
     decay = group.get("lr_decay", 0.0)
-    state = convert(unfused, algorithm(plan), "unfused", "fused", name, lr_decay=decay)
+    state = convert(unfused, algorithm(optimizer), "unfused", "fused", name, lr_decay=decay)
     if group.get("use_accumulate"):
         state[f"{name}.window"] = Window(weight)
     return state

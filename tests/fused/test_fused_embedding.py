@@ -11,7 +11,7 @@ import torch
 
 from keyedopt import fused, reference
 from keyedopt.fused import backends
-from keyedopt.fused.embedding import inputs
+from keyedopt.fused.embedding.inputs import parse
 
 BAGS = {"f": (torch.tensor([0, 1, 1, 3]), torch.tensor([0, 2, 4]))}
 
@@ -30,9 +30,10 @@ def table(module):
     return module.embedding_bags["t"].weight
 
 
-def waiting(module):
-    """Count the tensors that wait for an update."""
-    return sum(len(share()) for shares in module._backward._waiting.values() for share in shares if share())
+def collected(module):
+    """Count the gradients that are collected for an update."""
+    references = [each for listed in module._backward._collected.values() for each in listed]
+    return sum(len(each()) for each in references if each())
 
 
 # --- graphs ---------------------------------------------------------------------------------------
@@ -45,7 +46,7 @@ def test_autograd_grad_updates_nothing_and_leaves_nothing():
     assert torch.equal(table(module).detach(), torch.ones(5, 4))
     del output
     gc.collect()
-    assert not waiting(module)
+    assert not collected(module)
 
 
 def test_backward_for_some_inputs_updates_nothing():
@@ -55,9 +56,9 @@ def test_backward_for_some_inputs_updates_nothing():
     assert other.grad is not None
 
 
-@pytest.mark.parametrize("held", [False, True])
+@pytest.mark.parametrize("deferred", [False, True])
 @pytest.mark.parametrize("backend", ["native", "torch", "fbgemm", "reference"])
-def test_a_table_that_was_saved_for_a_backward_pass_is_refused_after_an_update(backend, held):
+def test_a_table_that_was_saved_for_a_backward_pass_is_refused_after_an_update(backend, deferred):
     """An update is written in place, as that of an optimizer: autograd must not go on with other numbers."""
     if backend == "reference":
         module = make_reference()
@@ -66,8 +67,8 @@ def test_a_table_that_was_saved_for_a_backward_pass_is_refused_after_an_update(b
             pytest.skip(f"{backend}: {backends.available()[backend]}")
         module = make(fused.Adagrad, backend=backend, eps=1e-8)
     bound = type("Bound", (), {})()
-    if held:
-        module.fused_optimizer.hold(bound, inside=())
+    if deferred:
+        module.fused_optimizer.defer_updates(bound, inside=())
     weight = table(module)
     (state,) = (entry["t.momentum1"] for entry in module.fused_optimizer.state.values())
     before = weight._version, state._version
@@ -113,7 +114,7 @@ def test_passes_of_several_threads_do_not_mix():
         thread.start()
     for thread in threads:
         thread.join()
-    assert not waiting(shared)
+    assert not collected(shared)
     for module in modules:
         module(BAGS)["f"].sum().backward()
         assert table(module)[:, 0].tolist() == [0.5, 0.0, 1.0, 0.5, 1.0]
@@ -177,7 +178,7 @@ def test_a_module_is_freed():
 
 def test_auto_takes_the_fast_one_where_it_can():
     def chosen(module):
-        return {cluster.backend.name for cluster in module._now()}
+        return {group.backend.name for group in module._current_layout().groups}
 
     fast = "torch" if backends.available()["native"] else "native"
     assert chosen(make()) == {fast}
@@ -187,7 +188,7 @@ def test_auto_takes_the_fast_one_where_it_can():
 
 def test_the_environment_may_prefer_one(monkeypatch):
     monkeypatch.setenv(backends.PREFERRED, "torch")
-    assert make()._now()[0].backend.name == "torch"
+    assert make()._current_layout().groups[0].backend.name == "torch"
     monkeypatch.setenv(backends.PREFERRED, "fast")
     with pytest.raises(ValueError, match="fast"):
         make()
@@ -199,7 +200,9 @@ def test_an_unknown_backend_is_refused():
 
 
 def test_a_missing_backend_names_its_extra(monkeypatch):
-    monkeypatch.setitem(backends.BACKENDS, "fbgemm", ("keyedopt.fused.backends.gone", "Gone", "cpu"))
+    monkeypatch.setitem(
+        backends.BACKENDS, "fbgemm", backends.Registered("keyedopt.fused.backends.gone", "Gone", "cpu")
+    )
     backends._load.cache_clear()
     try:
         assert "keyedopt[cpu]" in backends.available()["fbgemm"]
@@ -303,13 +306,14 @@ def test_weights_of_lookups_have_the_gradient_of_the_rows_as_they_were():
 )
 def test_all_features_are_checked_together_as_one_by_one(feature, values, offsets):
     rows = {"f": 5, "g": 3, "h": 5}
-    checked = {name: (torch.tensor([0, 2, 1]), torch.tensor([0, 0, 3]), None) for name in rows}
-    checked[feature] = (torch.tensor(values, dtype=torch.int64), torch.tensor(offsets), None)
-    if inputs._sound(checked, rows):
-        inputs.check_bags(checked, rows)
+    bags = {name: (torch.tensor([0, 2, 1]), torch.tensor([0, 0, 3])) for name in rows}
+    bags[feature] = (torch.tensor(values, dtype=torch.int64), torch.tensor(offsets))
+    inputs = parse(bags, list(rows), weighted=False)
+    if inputs._are_valid(rows):
+        inputs.check_contents(rows)
     else:
         with pytest.raises(ValueError, match=f"'{feature}'"):
-            inputs.check_bags(checked, rows)
+            inputs.check_contents(rows)
 
 
 def test_features_on_another_device_are_refused():

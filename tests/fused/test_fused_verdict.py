@@ -72,7 +72,7 @@ def test_it_passes_every_clause_of_every_level(on_fused):
 
 @pytest.mark.parametrize("backend", ["native", "fbgemm", "torch"], indirect=True)
 def test_every_backend_passes(backend, reference, request):
-    if backend == backends.ORDER["cpu"][0]:  # which is tried first by itself: that run has been
+    if backend == backends.order("cpu")[0]:  # which is tried first by itself: that run has been
         result = request.getfixturevalue("on_fused")
     else:
         result = runner.run("fused", runner.Options(areas=BACKED))

@@ -1,4 +1,4 @@
-"""Updates of tables that wait for a step, so that a norm of all gradients can be bounded."""
+"""Updates of tables that are deferred to a step, so that a norm of all gradients can be clipped."""
 
 import copy
 import pickle
@@ -24,25 +24,25 @@ def table(module):
 
 
 class Bound:
-    """What asks for updates to be held."""
+    """A clip that defers updates."""
 
 
 @pytest.mark.parametrize("library", [fused, reference], ids=lambda library: library.__name__)
-def test_an_update_can_be_held_until_a_norm_is_known(library):
+def test_an_update_can_be_deferred_until_a_norm_is_known(library):
     module, other = make(library), make(library)
     optimizer, bound = module.fused_optimizer, Bound()
-    optimizer.hold(bound, inside=())
+    optimizer.defer_updates(bound, inside=())
     for factor in (0.5, 0.25):
         before = table(module).detach().clone()
         module(BAGS)["f"].sum().backward()
         module(BAGS)["f"].sum().backward()
         assert torch.equal(table(module).detach(), before)
-        ((weight, held),) = held_by(optimizer)
+        ((weight, grads),) = deferred_by(optimizer)
         assert weight is table(module)
-        assert held[:, 0].tolist() == [2.0, 4.0, 2.0]
-        held *= factor
+        assert grads[:, 0].tolist() == [2.0, 4.0, 2.0]
+        grads *= factor
         optimizer.step()
-        assert not held_by(optimizer)
+        assert not deferred_by(optimizer)
         (other(BAGS)["f"].sum() * 2 * factor).backward()
     assert torch.equal(table(module), table(other))
     module(BAGS)["f"].sum().backward()
@@ -55,17 +55,17 @@ def test_an_update_can_be_held_until_a_norm_is_known(library):
     assert torch.equal(table(module), table(other))
 
 
-def held_by(optimizer):
-    return optimizer.held.gradients() if hasattr(optimizer, "held") else optimizer.held_gradients()
+def deferred_by(optimizer):
+    return optimizer.deferred.gradients()
 
 
 @pytest.mark.parametrize("library", [fused, reference], ids=lambda library: library.__name__)
 @pytest.mark.parametrize("between", ["load", "double", "rate", "init_state", "state_dict"])
-def test_what_happens_before_a_held_update(library, between):
+def test_what_happens_before_a_deferred_update(library, between):
     """Whatever is done to the module before the step, the update is the one of then."""
     module, other = make(library), make(library)
     bound = Bound()
-    module.fused_optimizer.hold(bound, inside=())
+    module.fused_optimizer.defer_updates(bound, inside=())
     source = make(library)
     for _ in range(3):
         source(BAGS)["f"].sum().backward()
@@ -97,12 +97,12 @@ def test_a_full_window_waits_with_the_step(library):
     """A gradient that is dropped is that of the last micro-batch; the window goes on without it."""
     module = make(library, "AccumulateSGD", use_accumulate=True, accumulate_step=2)
     bound = Bound()
-    module.fused_optimizer.hold(bound, inside=())
+    module.fused_optimizer.defer_updates(bound, inside=())
     window = module.fused_optimizer.state[table(module)]["t.window"]
     module(BAGS)["f"].sum().backward()
     assert window.count == 1
     module(BAGS)["f"].sum().backward()
-    assert [grads[:, 0].tolist() for _, grads in held_by(module.fused_optimizer)] == [[2.0, 4.0, 2.0]]
+    assert [grads[:, 0].tolist() for _, grads in deferred_by(module.fused_optimizer)] == [[2.0, 4.0, 2.0]]
     module.fused_optimizer.zero_grad()
     assert window.count == 1
     module(BAGS)["f"].sum().backward()
@@ -131,10 +131,10 @@ def test_bounds_inside_and_around_a_joint_norm(library, inner):
     assert float(joint.last_total_grad_norm) == pytest.approx((8 * (2 * 1.0 + 1.5**2)) ** 0.5)
 
 
-def test_every_row_gets_its_gradient_where_there_is_room_for_more():
-    """A device is not asked how many rows there are: what is left over is -1, and of no row."""
+def test_padding_rows_get_no_gradient():
+    """Sums that are made without synchronizing end with padding rows, which no table has."""
     given = RowGradients(0, torch.tensor([0, 2, -1, -1]), torch.tensor([[1.0], [2.0], [0.0], [0.0]]))
-    cluster = SimpleNamespace(group={"rows": "all"}, tables=[Table(torch.ones(4, 1))])
-    (found,) = update._chosen(SimpleNamespace(cluster=cluster), [given])
+    group = SimpleNamespace(options={"rows": "all"}, tables=[Table(torch.ones(4, 1))])
+    (found,) = update._chosen(SimpleNamespace(group=group), [given])
     assert found.rows.tolist() == [0, 1, 2, 3]
     assert found.grads.tolist() == [[1.0], [0.0], [2.0], [0.0]]

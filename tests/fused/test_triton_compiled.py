@@ -67,7 +67,7 @@ def launches(backend: Any) -> Iterator[tuple[str, Any]]:
     count = torch.tensor([1])
     yield "offsets", lambda: backend.check_offsets(tables, lookups_of(tables))
     yield "coalesce", lambda: backend.coalesce(tables, weighted)
-    yield "holes", lambda: backend.coalesce_with_holes(tables, [replace(one, holes=True) for one in weighted])
+    yield "holes", lambda: backend.coalesce_padded(tables, [replace(one, padding=True) for one in weighted])
     yield "weighted", lambda: backend.update(tables, weighted, step)
     yield "update_rows", lambda: backend.update_rows(tables, rows, step)
     yield (
@@ -152,7 +152,7 @@ def test_row_data_moves_16_bytes_at_a_time(found: list[dict[str, Any]]) -> None:
     assert checked == {"pool", "update", "collect"}
 
 
-def test_all_warps_of_a_program_heed_an_alarm_or_none(found: list[dict[str, Any]]) -> None:
+def test_all_warps_of_a_program_read_the_same_error_flag(found: list[dict[str, Any]]) -> None:
     """They ask for it first of all; before any may leave, all have met."""
     asking = ("update", "collect", "sum_chunks", "join_chunks")
     assert {one["kernel"] for one in found} >= set(asking)

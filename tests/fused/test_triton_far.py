@@ -90,7 +90,7 @@ def case_columns() -> None:
     """More columns than 16 bits count, of which the last that begins in time is found."""
     from triton_columns import columns_of
 
-    from keyedopt.fused.backends.triton.words import MOST, columns_for
+    from keyedopt.fused.backends.triton.device_buffers import MOST, columns_for
 
     size = columns_for(70_000)
     words = torch.full((size,), torch.iinfo(torch.int64).max)

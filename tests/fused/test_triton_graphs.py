@@ -29,34 +29,34 @@ def step(module: Any) -> None:
 
 @pytest.mark.parametrize("captured", [False, True])
 def test_an_alarm_is_not_made_in_a_capture(monkeypatch, captured):
-    from keyedopt.fused.backends.triton import alarms
+    from keyedopt.fused.backends.triton import device_flags
 
-    monkeypatch.setattr(alarms, "capturing", lambda device: captured)
-    alarms._memory.cache_clear()
+    monkeypatch.setattr(device_flags, "capturing", lambda device: captured)
+    device_flags._memory.cache_clear()
     why = pytest.raises(RuntimeError, match="take a step of the same kind before")
     with why if captured else nullcontext():
-        alarms.alarm_of(CPU)
-    alarms._memory.cache_clear()
+        device_flags.error_flag(CPU)
+    device_flags._memory.cache_clear()
 
 
 def test_an_alarm_of_any_stream_is_heard_before_it_is_called_off(monkeypatch):
-    from keyedopt.fused.backends.triton import alarms
+    from keyedopt.fused.backends.triton import device_flags
 
     memory = torch.tensor([0, 1])
-    monkeypatch.setattr(alarms, "alarm_of", lambda device: memory.view(torch.int32)[:1])
-    monkeypatch.setattr(alarms, "sound_of", lambda device: memory[1:])
+    monkeypatch.setattr(device_flags, "error_flag", lambda device: memory.view(torch.int32)[:1])
+    monkeypatch.setattr(device_flags, "step_increment", lambda device: memory[1:])
     another = [(1, 0), (0, 1)]  # what kernels in another stream still do, and then nothing
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: memory.copy_(torch.tensor(another.pop(0))))
     device = torch.device("cuda", 1)
     with pytest.raises(ValueError, match="row numbers"):
-        alarms.check(device)
+        device_flags.check(device)
     assert memory.tolist() == [0, 1]
-    alarms.check(device)
+    device_flags.check(device)
     assert not another
 
 
 def test_words_that_another_thread_drops_are_put_there_again(monkeypatch):
-    from keyedopt.fused.backends.triton import words
+    from keyedopt.fused.backends.triton import device_buffers
 
     class Shared(OrderedDict[Any, Any]):
         """After each look at it another thread has dropped everything."""
@@ -66,23 +66,23 @@ def test_words_that_another_thread_drops_are_put_there_again(monkeypatch):
             self.clear()
             return found
 
-    monkeypatch.setattr(words, "_KEPT", Shared())
-    first = words.on_device([3, 4], CPU)
-    second = words.on_device([3, 4], CPU)
+    monkeypatch.setattr(device_buffers, "_CACHED", Shared())
+    first = device_buffers.to_device([3, 4], CPU)
+    second = device_buffers.to_device([3, 4], CPU)
     assert first.tolist() == second.tolist() == [3, 4]
 
 
 def test_words_that_were_used_of_late_stay(monkeypatch):
-    from keyedopt.fused.backends.triton import words
+    from keyedopt.fused.backends.triton import device_buffers
 
-    monkeypatch.setattr(words, "_KEPT", OrderedDict())
-    monkeypatch.setattr(words, "KEEP", 2)
-    first = words.on_device([1], CPU)
-    words.on_device([2], CPU)
-    assert words.on_device([1], CPU) is first
-    words.on_device([3], CPU)
-    assert words.on_device([1], CPU) is first
-    assert [key[1] for key in words._KEPT] == [(3,), (1,)]
+    monkeypatch.setattr(device_buffers, "_CACHED", OrderedDict())
+    monkeypatch.setattr(device_buffers, "MAX_CACHED", 2)
+    first = device_buffers.to_device([1], CPU)
+    device_buffers.to_device([2], CPU)
+    assert device_buffers.to_device([1], CPU) is first
+    device_buffers.to_device([3], CPU)
+    assert device_buffers.to_device([1], CPU) is first
+    assert [key[1] for key in device_buffers._CACHED] == [(3,), (1,)]
 
 
 @pytest.mark.parametrize("moved", [False, True])
@@ -110,7 +110,7 @@ def test_what_a_graph_replays_draws_like_the_steps_that_it_replaces(monkeypatch,
     from keyedopt.fused.backends.torch import TorchBackend
 
     given = []
-    monkeypatch.setattr(update, "counts_itself", lambda backend, device: on_device)
+    monkeypatch.setattr(TorchBackend, "counts_steps", lambda backend, device: on_device)
     monkeypatch.setattr(TorchBackend, "update", lambda this, tables, lookups, step: given.append(step.seed))
     module = made(algorithm, rounding_seed=7)
     for _ in range(3):
@@ -177,7 +177,9 @@ def test_the_gradient_of_weights_checks_where_nobody_has(monkeypatch):
     found = []
     for checked in (True, False):
         monkeypatch.setattr(type(offsets), "is_cpu", checked, raising=False)
-        found.append(backward._of_weights(lookup, torch.ones(3, 4), torch.tensor([[1.0] * 4, [2.0] * 4])))
+        found.append(
+            backward._weights_gradient(lookup, torch.ones(3, 4), torch.tensor([[1.0] * 4, [2.0] * 4]))
+        )
     assert asked == [True, False]
     assert torch.equal(*found)
     assert found[0].tolist() == [4.0, 4.0, 8.0]

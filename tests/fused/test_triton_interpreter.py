@@ -128,9 +128,9 @@ def case_holes(backend: Any) -> None:
     step = Step(lr=0.1, **options)
     tables, twins = (tables_of(SIZES, options, torch.float32) for _ in range(2))
     lookups = some_lookups(tables)
-    exact, roomy = backend.coalesce(tables, lookups), backend.coalesce_with_holes(tables, lookups)
-    again = [Lookup(one.table, one.rows, grad=one.grads, holes=True) for one in (*roomy, *exact)]
-    joined = backend.coalesce_with_holes(tables, again)
+    exact, roomy = backend.coalesce(tables, lookups), backend.coalesce_padded(tables, lookups)
+    again = [Lookup(one.table, one.rows, grad=one.grads, padding=True) for one in (*roomy, *exact)]
+    joined = backend.coalesce_padded(tables, again)
     for one, more, twice in zip(exact, roomy, joined, strict=True):
         values = sum(len(lookup.values) for lookup in lookups if lookup.table == one.table)
         assert len(more.rows) == min(values, SIZES[one.table][0])

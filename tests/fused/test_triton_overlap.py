@@ -134,7 +134,7 @@ def case_other_stream(held: bool) -> None:
 def case_let_go() -> None:
     """What is looked up is written anew while a sort that nobody has waited for may still read it.
 
-    This alone is not in order: who does it does not go backward. It does no harm, see `streams.beside`.
+    This alone is not in order: who does it does not go backward. It does no harm, see `streams.side_stream`.
     """
     module, given = made()
     with overlap("1"), model_for(module, given) as device:
@@ -148,25 +148,25 @@ def case_let_go() -> None:
 
 def case_captured() -> None:
     """In a graph all is in the stream that is captured: also of a forward that is captured alone."""
-    from keyedopt.fused.backends.triton import sorting, words
+    from keyedopt.fused.backends.triton import device_buffers, sort_passes
 
     module, given = made()
     with overlap("1"), model_for(module, given) as device:
         for asked in ("1", "0"):
             with overlap(asked):
                 backward(module(given))
-        for _, stream in sorting._WORK:  # as torch does before
+        for _, stream in sort_passes._WORK:  # as torch does before
             device.now.wait_stream(stream)
-        work, arena = dict(sorting._WORK), [torch.empty(1 << 12, dtype=torch.int64)]
+        work, arena = dict(sort_passes._WORK), [torch.empty(1 << 12, dtype=torch.int64)]
         device.launches.clear()
         device.captured = True
-        with patch.object(words, "_ARENA", arena):
+        with patch.object(device_buffers, "_ARENA", arena):
             outputs = module(given)
             assert {stream for _, stream in device.launches} == {MAIN}
             assert set(SORT) < {name for name, _ in device.launches}
             backward(outputs)
         assert {stream for _, stream in device.launches} == {MAIN}
-        assert work == sorting._WORK, "a graph has work memory of its own"
+        assert work == sort_passes._WORK, "a graph has work memory of its own"
         sound(device)
 
 
@@ -191,10 +191,10 @@ def case_by_count() -> None:
     with overlap(""), model_for(module, given) as device:
         backward(module(given))
         assert set(device.of("find_runs")) == {MAIN}
-        with patch.object(streams, "FEWEST", 36):
+        with patch.object(streams, "MIN_SIDE_VALUES", 36):
             backward(module(given))
         assert device.of("find_runs") == [MAIN, SIDE]
-        with patch.object(streams, "FEWEST", 37):
+        with patch.object(streams, "MIN_SIDE_VALUES", 37):
             backward(module(given))
         assert device.of("find_runs") == [MAIN, SIDE, MAIN]
         sound(device)
@@ -207,36 +207,36 @@ def case_misspelt() -> None:
         module(given)
 
 
-def case_alarm(asked: str) -> None:
+def case_error_flag(asked: str) -> None:
     """A bad lookup is heard once, from the forward; a sort that comes later must not be heard again."""
     from keyedopt.fused.backends.interface import Lookup, Table
     from keyedopt.fused.backends.triton import TritonBackend
-    from keyedopt.fused.backends.triton.alarms import alarm_of
+    from keyedopt.fused.backends.triton.device_flags import error_flag
 
     module, _ = made()
     bad = features(g=([1, 2, 300], [0, 1, 3]))
     with overlap(asked), model_for(module, bad) as device:
         before = [tensor.clone() for tensor in contents(module)]
         outputs = module(bad)
-        assert int(alarm_of(CPU)) == 1
+        assert int(error_flag(CPU)) == 1
         backward(outputs)
         assert all(map(torch.equal, before, contents(module)))
         with pytest.raises(ValueError, match="row numbers"):
             module.check()
         table = Table(torch.ones(4, 4))
         TritonBackend().prepare([table], [Lookup(0, torch.tensor([7, -1]))])
-        assert int(alarm_of(CPU)) == 0
+        assert int(error_flag(CPU)) == 0
         TritonBackend().look_up([table], [Lookup(0, torch.tensor([7, -1]))])
-        assert int(alarm_of(CPU)) == 1
+        assert int(error_flag(CPU)) == 1
         sound(device)
 
 
 def case_wide_keys() -> None:
     """Keys that torch sorts."""
-    from keyedopt.fused.backends.triton import calls
+    from keyedopt.fused.backends.triton import lookup_batch
 
     module, given = made()
-    with overlap("1"), patch.object(calls, "MOST_KEYS", 2), model_for(module, given) as device:
+    with overlap("1"), patch.object(lookup_batch, "MOST_KEYS", 2), model_for(module, given) as device:
         module(given)
         backward(module(given))
     sound(device)
@@ -247,7 +247,7 @@ def case_wide_keys() -> None:
 def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     for asked in ("0", "1"):
         yield f"order-{asked}", lambda asked=asked: case_order(asked)
-        yield f"alarm-{asked}", lambda asked=asked: case_alarm(asked)
+        yield f"error_flag-{asked}", lambda asked=asked: case_error_flag(asked)
     for name, kinds in (
         ("weighted", {"weighted": True}),
         ("unpooled", {"pools": False}),

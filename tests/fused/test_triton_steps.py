@@ -1,7 +1,8 @@
 """Whole steps of embedding modules with the Triton kernels: what stops them, and what they never wait for.
 
 They run in Triton's interpreter, in a process of its own, of which this file is the script. There the kernels
-are as on CUDA, where bad lookups raise an alarm on the device; that the host asks for it at once is left out.
+are as on CUDA, where bad lookups set the error flag on the device; that the host asks for it at once is left
+out.
 """
 
 from collections.abc import Callable, Iterator
@@ -88,7 +89,7 @@ def copies(module: Any) -> dict[str, torch.Tensor]:
 
 
 def asks_later() -> Any:
-    """Leave the alarm alone until someone asks for it, as on CUDA."""
+    """Leave the error flag alone until someone reads it, as on CUDA."""
     from keyedopt.fused.backends.triton import TritonBackend
 
     return patch.object(TritonBackend, "_check_soon", lambda self, tables: None)
@@ -96,9 +97,9 @@ def asks_later() -> Any:
 
 def counts_on_device() -> Any:
     """Have the kernels count steps, as on CUDA."""
-    from keyedopt.fused.embedding import table_groups
+    from keyedopt.fused.backends.triton import TritonBackend
 
-    return patch.object(table_groups, "counts_itself", lambda backend, device: backend.name == "triton")
+    return patch.object(TritonBackend, "counts_steps", lambda backend, device: True)
 
 
 def refusal(call: Callable[[], Any]) -> str:
@@ -110,7 +111,7 @@ def refusal(call: Callable[[], Any]) -> str:
     return ""
 
 
-def case_alarm(pools: bool, name: str) -> None:
+def case_error_flag(pools: bool, name: str) -> None:
     """After a bad lookup nothing is written any more, until the host has asked what was wrong."""
     module = modules(pools)
     train(module, features())
@@ -155,7 +156,7 @@ def case_waiting(algorithm: str) -> None:
     seen: list[list[int]] = []
 
     def quiet(this: Any, *args: Any, **named: Any) -> Any:
-        if this.fn.__name__ == "update":  # tables, states and the alarm stay where they are
+        if this.fn.__name__ == "update":  # tables, states and the error flag stay where they are
             seen.append([args[0].data_ptr(), *module_pointers(module)])
         with _disable_current_modes():  # how the interpreter itself works
             return call(this, *args, **named)
@@ -221,7 +222,7 @@ def case_launches(algorithm: str) -> None:
 def case_clipping(joint: bool) -> None:
     """Clip by a norm of all, and step: from indices to updated tables nothing is known of the device.
 
-    Of the norm, the factor and the dense step `test_fused_waiting` shows the same: on the CPU they look.
+    Of the norm, the factor and the dense step `test_no_synchronization` shows the same: on the CPU they look.
     """
     from triton.runtime import interpreter
 
@@ -355,7 +356,7 @@ def case_rate_on_device() -> None:
 def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     for pools in (True, False):
         for name in BAD:
-            yield f"alarm-{name}-{pools}", lambda pools=pools, name=name: case_alarm(pools, name)
+            yield f"error_flag-{name}-{pools}", lambda pools=pools, name=name: case_error_flag(pools, name)
         yield f"strict-{pools}", lambda pools=pools: case_strict(pools)
     for algorithm in ("SGD", "RowWiseAdagrad", "Adam"):
         yield f"waiting-{algorithm}", lambda algorithm=algorithm: case_waiting(algorithm)

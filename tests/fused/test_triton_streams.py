@@ -6,8 +6,8 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from keyedopt.fused.backends.triton import alarms, streams, words
-from keyedopt.fused.backends.triton.streams import Filled
+from keyedopt.fused.backends.triton import device_buffers, device_flags, streams
+from keyedopt.fused.backends.triton.streams import StreamTensors
 
 CPU = torch.device("cpu")
 
@@ -25,25 +25,25 @@ def cuda(monkeypatch):
 def test_another_stream_waits_for_what_one_fills(cuda):
     mine, other, captured = cuda.stream, Mock(), Mock()
     tensors = tuple(Mock(device=torch.device("cuda")) for _ in range(2))
-    filled = Filled.by_now(*tensors)
-    assert filled.here() == tensors
+    filled = StreamTensors.record(*tensors)
+    assert filled.on_current_stream() == tensors
     mine.wait_event.assert_not_called()
     cuda.stream = other
-    assert filled.here() == tensors
+    assert filled.on_current_stream() == tensors
     other.wait_event.assert_called_once_with(mine.record_event.return_value)
     for tensor in tensors:
         tensor.record_stream.assert_called_once_with(other)
     cuda.stream, cuda.captured = captured, True
-    assert filled.here() == tensors
+    assert filled.on_current_stream() == tensors
     captured.wait_event.assert_not_called()
 
 
 def test_what_a_graph_fills_is_waited_for_by_nobody(cuda):
     cuda.captured = True
-    filled = Filled.by_now(Mock(device=torch.device("cuda")))
+    filled = StreamTensors.record(Mock(device=torch.device("cuda")))
     cuda.stream.record_event.assert_not_called()
     cuda.stream, cuda.captured = Mock(), False
-    filled.here()
+    filled.on_current_stream()
     cuda.stream.wait_event.assert_not_called()
 
 
@@ -70,8 +70,8 @@ def test_a_capture_is_looked_for_on_the_device_in_question(monkeypatch):
 
 def test_a_processor_has_no_streams():
     tensor = torch.zeros(1)
-    assert Filled.by_now(tensor) == Filled((tensor,))
-    assert Filled((tensor,)).here() == (tensor,)
+    assert StreamTensors.record(tensor) == StreamTensors((tensor,))
+    assert StreamTensors((tensor,)).on_current_stream() == (tensor,)
 
 
 def test_the_stream_beside_is_one_and_goes_first(cuda, monkeypatch):
@@ -80,22 +80,24 @@ def test_the_stream_beside_is_one_and_goes_first(cuda, monkeypatch):
     monkeypatch.setattr(torch.cuda, "Stream", lambda *args, **named: made.append((args, named)) or Mock())
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
     monkeypatch.setenv(streams.OVERLAP, "1")
-    streams._side.cache_clear()
+    streams._side_stream.cache_clear()
     device = torch.device("cuda", 0)
     for _ in range(2):
-        with streams.beside(device, 1, []):
+        with streams.side_stream(device, 1, []):
             pass
-    streams._side.cache_clear()
+    streams._side_stream.cache_clear()
     assert made == [((device,), {"priority": -1})]
 
 
 def test_words_and_the_alarm_are_asked_for_where_they_are_used(monkeypatch):
     used = []
-    here = Filled.here
-    monkeypatch.setattr(Filled, "here", lambda filled: used.extend(filled.tensors) or here(filled))
+    here = StreamTensors.on_current_stream
+    monkeypatch.setattr(
+        StreamTensors, "on_current_stream", lambda filled: used.extend(filled.tensors) or here(filled)
+    )
     given = [7, 11, 13]
-    first = words.on_device(given, CPU)
-    assert words.on_device(given, CPU) is first
+    first = device_buffers.to_device(given, CPU)
+    assert device_buffers.to_device(given, CPU) is first
     assert used[-1] is first
-    for found in (alarms.alarm_of(CPU), alarms.sound_of(CPU)):
+    for found in (device_flags.error_flag(CPU), device_flags.step_increment(CPU)):
         assert used[-1].untyped_storage().data_ptr() == found.untyped_storage().data_ptr()

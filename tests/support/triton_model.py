@@ -90,8 +90,13 @@ class Device(TorchDispatchMode):
     def __enter__(self) -> Any:
         from triton.runtime import interpreter
 
-        from keyedopt.fused.backends.triton import TritonBackend, alarms, sorting, streams, words
-        from keyedopt.fused.embedding import table_groups
+        from keyedopt.fused.backends.triton import (
+            TritonBackend,
+            device_buffers,
+            device_flags,
+            sort_passes,
+            streams,
+        )
 
         builder, executor = interpreter.InterpreterBuilder, interpreter.GridExecutor
         load, store, call = builder.create_masked_load, builder.create_masked_store, executor.__call__
@@ -112,8 +117,8 @@ class Device(TorchDispatchMode):
                 return call(this, *args, **named)
 
         self._stack = ExitStack()
-        self._clear = [streams._side.cache_clear, alarms._memory.cache_clear]
-        self._clear += [words._KEPT.clear, sorting._WORK.clear]
+        self._clear = [streams._side_stream.cache_clear, device_flags._memory.cache_clear]
+        self._clear += [device_buffers._CACHED.clear, sort_passes._WORK.clear]
         for clear in self._clear:
             clear()
         for where, name, value in (
@@ -121,13 +126,16 @@ class Device(TorchDispatchMode):
             (builder, "create_masked_store", noted("write", store, 2)),
             (builder, "create_atomic_rmw", noted("both", atomic, 3)),
             (executor, "__call__", launched),
-            *((one, "current", lambda device: self.now) for one in (streams, sorting)),
-            *((one, "capturing", lambda device: self.captured) for one in (streams, sorting, words)),
+            *((one, "current", lambda device: self.now) for one in (streams, sort_passes)),
+            *(
+                (one, "capturing", lambda device: self.captured)
+                for one in (streams, sort_passes, device_buffers)
+            ),
             (torch.cuda, "Stream", lambda device, priority: Stream("side")),
             (torch.cuda, "stream", self.within),
             (torch.Tensor, "record_stream", lambda tensor, stream: self._say(tensor, stream)),
             (TritonBackend, "_check_soon", lambda this, tables: None),
-            (table_groups, "counts_itself", lambda backend, device: True),
+            (TritonBackend, "counts_steps", lambda backend, device: True),
         ):
             self._stack.enter_context(patch.object(where, name, value))
         return super().__enter__()

@@ -33,6 +33,7 @@ def run_alone(factory: pytest.TempPathFactory, script: str, *given: str, interpr
     output = folder / "found.json"
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment |= {"OMP_NUM_THREADS": "1", "TRITON_CACHE_DIR": str(folder / "cache")}
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     if interpret:
         environment["TRITON_INTERPRET"] = "1"
     subprocess.run([sys.executable, script, *given, str(output)], check=True, env=environment, timeout=900)

@@ -23,11 +23,12 @@ class Optimizer(EmbeddingFusedOptimizer):
     def _compute(self, update: Any) -> None:
         update.rows, update.grads = update.rows.flip(0), update.grads.flip(0)
         super()._compute(update)
-        name, plan, entry = self._names[update.weight], self._plans[update.weight], self.state[update.weight]
-        state = live(entry, algorithm(plan), name)
-        if algorithm(plan) in COUNTING:
+        name, optimizer = self._names[update.weight], self._table_optimizers[update.weight]
+        entry = self.state[update.weight]
+        state = live(entry, algorithm(optimizer), name)
+        if algorithm(optimizer) in COUNTING:
             state.setdefault("step", entry.get(f"{name}.iter", torch.zeros(1))[0] + 1)
-        rule, _ = plan.rule(self._group(update.weight), state, False)
+        rule, _ = optimizer.rule(self._group(update.weight), state, False)
         old = [tensor[update.rows] for tensor in update.targets]
         wide = [one.double() if one.is_floating_point() else one for one in old]
         exact = rule(wide[0], update.grads.double(), *wide[1:])

@@ -1,35 +1,35 @@
-"""FBGEMM's table-batched embeddings, on the CPU and on CUDA, where they do what is asked.
+"""The backend of FBGEMM's table-batched embeddings, on the CPU and on CUDA, for comparison.
 
-For comparison, and as a peer. Where FBGEMM would do something else than the specification, without a word,
-it is made up for or refused: see `arguments`. All lookups of a table in a backward pass are one update. Rates
-and counts of steps are numbers of the host, so a rate in a tensor on CUDA is waited for.
+`arguments` compensates differences between FBGEMM and the specification, or refuses the step. All lookups of
+a table in a backward pass are one update. Learning rates and step counts are numbers on the host: a learning
+rate in a tensor on CUDA synchronizes.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from keyedopt.fused.backends.fbgemm import tbe
 from keyedopt.fused.backends.fbgemm.arguments import arguments, refusal
-from keyedopt.fused.backends.interface import Lookup, RowGradients, Step, Table, misfit
+from keyedopt.fused.backends.interface import Backend, Lookup, RowGradients, Step, Table, misfit
 from keyedopt.fused.backends.sums import coalesce_lookups
 
 CONTIGUOUS = "FBGEMM needs contiguous tables and states"
 
 
-class FbgemmBackend:
-    """FBGEMM's operators, a table at a time; the sums before an update are torch's."""
+class FbgemmBackend(Backend):
+    """FBGEMM's operators, table by table; sums of gradients are torch's."""
 
     name = "fbgemm"
+    needs_host_count = True
 
     def missing(self) -> str:
-        """Return why FBGEMM is not there."""
+        """Return why FBGEMM cannot be used; empty if it can."""
         return tbe.missing()
 
     def refuses(self, tables: Sequence[Table], step: Step) -> str:
-        """Return where FBGEMM would do something else than what is asked."""
+        """Return how FBGEMM would differ from the specification; empty if it would not."""
         return next((why for table in tables if (why := _refused(table, step))), "")
 
     def look_up(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[Tensor]:
@@ -46,10 +46,6 @@ class FbgemmBackend:
                 outputs.append(torch.zeros(len(offsets) - 1, weight.shape[1], device=weight.device))
         return outputs
 
-    def prepare(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[Any]:
-        """Do nothing in the forward."""
-        return [None] * len(lookups)
-
     @torch.no_grad()
     def coalesce(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[RowGradients]:
         """Sum the gradients of every row."""
@@ -62,7 +58,7 @@ class FbgemmBackend:
         for lookup in lookups:
             if len(lookup.values):
                 by_table.setdefault(lookup.table, []).append(lookup)
-        for table in by_table:  # it may have been put elsewhere since it was chosen for
+        for table in by_table:  # memory of the table may have been replaced since
             why = _refused(tables[table], step)
             if why:
                 raise ValueError(why)
@@ -77,13 +73,13 @@ class FbgemmBackend:
 
 
 def _repeats(lookups: Sequence[Lookup]) -> bool:
-    """Whether a row is looked up more than once."""
+    """Return whether a row is looked up more than once."""
     values = torch.cat([lookup.values for lookup in lookups])
     return len(torch.unique(values)) < len(values)
 
 
 def _each_row_once(lookups: Sequence[Lookup]) -> list[Lookup]:
-    """Return lookups of the sums of each row: those of FBGEMM on the CPU are less precise."""
+    """Return lookups of the sums of each row: FBGEMM's own sums on the CPU are less precise."""
     return [Lookup(one.table, one.rows, grad=one.grads) for one in coalesce_lookups(lookups)]
 
 
@@ -106,7 +102,7 @@ def _refused(table: Table, step: Step) -> str:
 
 
 def _bags(lookup: Lookup) -> tuple[Tensor, Tensor]:
-    """Return offsets, and the weight of each value: those of the CPU read weights, and past none."""
+    """Return offsets, and the weight of each value; the CPU operators need weights."""
     count, device = len(lookup.values), lookup.values.device
     weights = lookup.weights
     factors = torch.ones(count, device=device) if weights is None else weights.detach().float().contiguous()

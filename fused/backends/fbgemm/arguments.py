@@ -1,14 +1,16 @@
-"""What FBGEMM is asked for a step, or why it is not asked, by formula, options, dtype and device alone.
+"""The arguments of FBGEMM for a step, or why FBGEMM is not used, by formula, options, dtype and device.
 
-FBGEMM 1.8's formulas are those of the specification but for what is refused or made up for here. Made up for:
+FBGEMM 1.8 follows the formulas of the specification, except for differences that are refused or compensated
+here. Compensated:
 
-- it captures rates in forwards, and counts forwards: here rate and count are arguments of each update;
-- it has no ``lr_decay``: the rate that is handed over has fallen already;
-- it has no ``maximize``: gradients are negated;
-- on the CPU it adds up the gradients of a row one by one in float32, so that some hundred are ten ULP
-  off: it gets their sums;
-- it adds ε after bias correction only. With ε before it, as in SparseAdam,
-  ``√c₂/c₁ · m / (√v + ε) = m̂ / (√v̂ + ε/√c₂)``, where ``c₂ = 1 − β₂ᵗ``: it gets ``ε/√c₂``.
+- FBGEMM reads the learning rate in a forward pass, and counts forward passes: here both are arguments of each
+  update;
+- FBGEMM has no ``lr_decay``: the argument is the decayed learning rate;
+- FBGEMM has no ``maximize``: gradients are negated;
+- on the CPU FBGEMM adds the gradients of a row one by one in float32, which is ten ULP off for some hundred
+  gradients: the argument is their sum;
+- FBGEMM adds ε only after bias correction. With ε before it, as in SparseAdam,
+  ``√c₂/c₁ · m / (√v + ε) = m̂ / (√v̂ + ε/√c₂)``, where ``c₂ = 1 − β₂ᵗ``: the argument is ``ε/√c₂``.
 """
 
 from collections.abc import Mapping
@@ -18,7 +20,7 @@ import torch
 
 from keyedopt.fused.backends.interface import Step
 
-#: The lookup that has an algorithm in its backward pass, by device.
+#: The FBGEMM lookup whose backward pass has an algorithm, by device.
 LOOKUPS = {
     "cpu": {"sgd": "sgd", "adagrad": "adagrad", "rowwise_adagrad": "rowwise_adagrad"},
     "cuda": {
@@ -30,7 +32,7 @@ LOOKUPS = {
         "partial_rowwise_adam": "partial_rowwise_adam",
     },
 }
-#: Which algorithms FBGEMM has on CUDA, and does otherwise, and the clause that says so.
+#: The algorithms that FBGEMM has on CUDA but that differ from the specification, with the clause.
 OTHERWISE = {
     "lamb": "a row of zeros never moves, and one without gradient becomes NaN (ALGO-032, FUSED-037)",
     "partial_rowwise_lamb": "a row of zeros never moves, and one without gradient becomes NaN "
@@ -40,20 +42,20 @@ OTHERWISE = {
 #: FBGEMM's numbers of the modes of weight decay.
 DECAY = {"none": 0, "l2": 1, "decoupled": 2}
 DTYPES = (torch.float32, torch.float16)
-#: The widest rows that are asked of it on CUDA, and what their width is a multiple of.
+#: The widest rows on CUDA, and the number of which their width must be a multiple.
 WIDEST, UNIT = 1024, 4
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """What FBGEMM is asked for.
+    """The arguments of an FBGEMM lookup and its update.
 
     Args:
-        lookup: the one that has the algorithm in its backward pass.
+        lookup: the name of the lookup whose backward pass has the algorithm.
         rate: the learning rate.
         iteration: the count of steps, from 1.
         negate: whether gradients are to be negated.
-        options: those of its `OptimizerArgs` that are not off.
+        options: of FBGEMM's `OptimizerArgs`; missing ones are off.
     """
 
     lookup: str
@@ -64,7 +66,7 @@ class Arguments:
 
 
 def refusal(step: Step, dtype: torch.dtype, device: str, width: int = UNIT) -> str:
-    """Return why FBGEMM is not asked for a step; empty where it is.
+    """Return why FBGEMM is not used for a step; empty if it is.
 
     Args:
         step: the formula and its options; neither rate nor count is read.
@@ -117,7 +119,7 @@ def _limit_refusal(step: Step, device: str, where: str) -> str:
 
 
 def arguments(step: Step, dtype: torch.dtype, device: str, width: int = UNIT) -> Arguments:
-    """Return what FBGEMM is asked for a step; a rate or count on a device is waited for.
+    """Return the arguments of FBGEMM for a step; a learning rate or count on a device synchronizes.
 
     Args:
         step: the formula, its options and its numbers.
@@ -126,7 +128,7 @@ def arguments(step: Step, dtype: torch.dtype, device: str, width: int = UNIT) ->
         width: of the rows.
 
     Raises:
-        ValueError: it is not asked for this; says why.
+        ValueError: FBGEMM is not used for this step; the message says why.
     """
     why = refusal(step, dtype, device, width)
     if why:

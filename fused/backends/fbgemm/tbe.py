@@ -1,7 +1,6 @@
-"""A table as FBGEMM's operators take it, and the lookup whose backward pass is an update.
+"""Calls of FBGEMM's lookup operators, whose backward pass is an update.
 
-On the CPU and on CUDA it is the same lookup, so what the CPU runs here is what CUDA runs but for where FBGEMM
-wants to be told of weights and states.
+CPU and CUDA use the same lookup, except for the arguments that hold weights and states.
 """
 
 import importlib
@@ -15,15 +14,15 @@ from torch import Tensor
 
 from keyedopt.fused.backends.fbgemm.arguments import Arguments
 
-SUM = 0  # FBGEMM's number of the pooling; a mean is a sum with weights
-FLOAT32 = 0  # and of the dtype of outputs
-ON_DEVICE, ON_HOST = 0, 3  # and of places
+SUM = 0  # FBGEMM's number of the pooling mode; a mean is a sum with weights
+FLOAT32 = 0  # FBGEMM's number of the dtype of outputs
+ON_DEVICE, ON_HOST = 0, 3  # FBGEMM's numbers of memory locations
 _INVOKERS = "fbgemm_gpu.split_embedding_codegen_lookup_invokers"
 
 
 @cache
 def missing() -> str:
-    """Return why FBGEMM's lookups are not there; empty where they are."""
+    """Return why FBGEMM's lookups cannot be used; empty if they can."""
     try:
         import fbgemm_gpu.split_table_batched_embeddings_ops_training  # noqa: F401  # registers them
 
@@ -31,13 +30,11 @@ def missing() -> str:
     except (ImportError, OSError, AttributeError) as error:
         return f"FBGEMM cannot be imported ({error})"
     unknown = given - _COMMON
-    return f"this version of FBGEMM wants {', '.join(sorted(unknown))}, of which nothing is known" * bool(
-        unknown
-    )
+    return f"this version of FBGEMM has unknown arguments: {', '.join(sorted(unknown))}" * bool(unknown)
 
 
 def invoker(name: str) -> Any:
-    """Return FBGEMM's module that puts the arguments of a lookup in order."""
+    """Return FBGEMM's module that calls a lookup operator."""
     return importlib.import_module(f"{_INVOKERS}.{name}")
 
 
@@ -69,7 +66,7 @@ def update(
         torch.autograd.backward([pooled], [(-grad if asked.negate else grad).contiguous()])
 
 
-#: What `CommonArgs` is made of here.
+#: The known fields of `CommonArgs`.
 _COMMON = {
     *("placeholder_autograd_tensor", "dev_weights", "host_weights", "uvm_weights", "lxu_cache_weights"),
     *("weights_placements", "weights_offsets", "D_offsets", "total_D", "max_D", "hash_size_cumsum"),
@@ -122,12 +119,12 @@ def _looked_up(
 
 @cache
 def _kinds(args: Any) -> dict[str, type]:
-    """Return the types of what an optimizer is told; called, they give what is off."""
+    """Return the types of optimizer arguments; a call without arguments returns the value for off."""
     return dict(args.OptimizerArgs.__annotations__)
 
 
 def _placed(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the elements of a tensor where FBGEMM looks for them: on the device, or on the host."""
+    """Return the elements of a tensor as FBGEMM's arguments for device and host; one is empty."""
     flat = tensor.detach().view(-1)
     return (flat.new_empty(0), flat) if flat.is_cpu else (flat, torch.empty(0, dtype=flat.dtype))
 
@@ -140,7 +137,7 @@ def _momentum(args: Any, state: Tensor, shape: dict[str, Any]) -> Any:
 
 @lru_cache(maxsize=4096)
 def _shape(rows: int, width: int, device: torch.device) -> dict[str, Any]:
-    """Return what FBGEMM has to know of a table with one feature; made once, for it is copied to CUDA."""
+    """Return the arguments for a table with one feature; cached, because they are copied to CUDA."""
     place = ON_HOST if device.type == "cpu" else ON_DEVICE
     columns = torch.tensor([0, width], dtype=torch.int32, device=device)
     bits, mask = torch.ops.fbgemm.get_infos_metadata(columns, 1, 1)

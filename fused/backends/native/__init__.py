@@ -1,4 +1,4 @@
-"""The backend of C++ kernels for the CPU: sort, sum and update in one go, on all cores.
+"""The backend of C++ kernels for the CPU: sort, sum and update in one call, on all cores.
 
 Lookups are sorted by row (radix sort, on the bits that the table's rows need), the gradients of a row are
 summed in registers straight from the gradient of the output, and row and state are updated in place. The
@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keyedopt.fused.backends.interface import Columns, Lookup, RowGradients, Step, Table, Tables
+from keyedopt.fused.backends.interface import Backend, Columns, Lookup, RowGradients, Step, Table, Tables
 from keyedopt.fused.backends.native.describe import (
     ALGORITHM_NUMBERS,
     ROW_STATES,
+    cached_tables,
     describe_rule,
     describe_table,
-    held,
     refused_table,
 )
 from keyedopt.fused.bulk import native as bulk
@@ -36,27 +36,28 @@ try:
 except ImportError as error:
     _WHY = f"{error}"
 if _kernels is not None and not hasattr(_kernels, "hold_tables"):
-    _kernels, _WHY = None, "what is there is older than these sources"
+    _kernels, _WHY = None, "the extension is older than its sources"
 
-#: Set to ``plain``, ``avx2`` or ``avx512`` to use those kernels and no others.
+#: The environment variable: ``plain``, ``avx2`` or ``avx512`` uses only those kernels.
 INSTRUCTION_SET = "KEYEDOPT_INSTRUCTION_SET"
 
 _INT64, _FLOAT32 = torch.int64, torch.float32
 _CPU = torch.device("cpu")
-#: Numbers of all outputs of a forward, up to which they share one memory: to ask for each takes longer.
+#: Up to so many numbers, all outputs of a forward pass share one allocation, which is faster.
 _TOGETHER = 1 << 14
 
 
-class NativeBackend:
-    """The CPU, with kernels in C++.
+class NativeBackend(Backend):
+    """The backend of C++ kernels, for the CPU.
 
     Args:
         instruction_set: ``"plain"``, ``"avx2"`` or ``"avx512"``; by default that of the environment variable
             `INSTRUCTION_SET`, or the best that the machine has.
-        threads: how many to use; by default as many as torch does.
+        threads: how many to use; by default as many as torch.
     """
 
     name = "native"
+    checks_lookups = True
 
     def __init__(self, instruction_set: str | None = None, threads: int | None = None) -> None:
         self._set = os.environ.get(INSTRUCTION_SET, "") if instruction_set is None else instruction_set
@@ -64,33 +65,36 @@ class NativeBackend:
 
     @staticmethod
     def instruction_sets() -> list[str]:
-        """Return those that there are kernels for on this machine, the best one first."""
+        """Return the instruction sets that this machine supports, the best one first."""
         return list(_kernels.instruction_sets()) if _kernels else []
 
     def missing(self) -> str:
-        """Return why the kernels cannot be used."""
+        """Return why the kernels cannot run; empty if they can."""
         if _kernels is None:
-            return f"its C++ extension was not built ({_WHY}); install again with a C++17 compiler there"
+            return f"its C++ extension was not built ({_WHY}): install again with a C++17 compiler on PATH"
         if self._set and self._set not in self.instruction_sets():
-            return f"this machine has no kernels for {self._set!r}, only for {self.instruction_sets()}"
+            return (
+                f"this machine does not support instruction set {self._set!r}, only {self.instruction_sets()}"
+            )
         return ""
 
     def refuses(self, tables: Sequence[Table], step: Step) -> str:
-        """Return why it cannot do this: a device, a dtype, a layout or an algorithm."""
+        """Return why tables or the step are not supported: device, dtype, layout or algorithm."""
         if step.algorithm not in ALGORITHM_NUMBERS:
-            return f"it has no algorithm {step.algorithm!r}"
+            return f"algorithm {step.algorithm!r} is unknown"
         return next((why for why in map(refused_table, tables) if why), "")
 
     def look_up(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[Tensor]:
         """Return the output of each lookup, in float32.
 
         Raises:
-            ValueError: a value is no row of its table, or offsets do not rise from 0 to the number of values.
+            ValueError: a value is not a row of its table, or offsets do not go from 0 to the number of
+                values.
         """
         if type(lookups) is Columns and type(tables) is Tables:
             outputs = _outputs(tables, lookups)
             columns = _columns(lookups, outputs)
-            _kernels.look_up(held(tables, None, _kernels), columns, self._count(), self._set)
+            _kernels.look_up(cached_tables(tables, None, _kernels), columns, self._count(), self._set)
             return outputs
         outputs, items, kept = [], [], []
         for lookup in lookups:
@@ -101,10 +105,6 @@ class NativeBackend:
             kept.append(parts)
         _kernels.look_up([describe_table(table) for table in tables], items, self._count(), self._set)
         return outputs
-
-    def prepare(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[Any]:
-        """Do nothing: a CPU has nothing to overlap a sort with."""
-        return [None] * len(lookups)
 
     def coalesce(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[RowGradients]:
         """Sum the gradients of every row, in float32.
@@ -136,16 +136,16 @@ class NativeBackend:
         """Sum the gradients of every row and update it, once.
 
         Raises:
-            ValueError: a value is no row of its table, or offsets do not rise from 0 to the number of values;
-                or a tensor does not have the shape that the interface gives. Nothing is written.
+            ValueError: a value is not a row of its table, offsets do not go from 0 to the number of values,
+                or a tensor does not have the shape of the interface. Nothing is written.
         """
         if type(lookups) is Columns and type(tables) is Tables and lookups.grads is not None:
-            grads = [  # a row without strides is enough
+            grads = [  # only the rows must be contiguous
                 one if one.dtype is _FLOAT32 and one.stride(1) == 1 else _rows_of(one)
                 for one in lookups.grads
             ]
             columns = _columns(lookups, grads)
-            described = held(tables, step, _kernels)
+            described = cached_tables(tables, step, _kernels)
             _kernels.update(described, columns, describe_rule(step), self._count(), self._set)
             return
         items, kept = _with_gradients(tables, lookups)
@@ -153,36 +153,36 @@ class NativeBackend:
         _kernels.update(described, items, describe_rule(step), self._count(), self._set)
         del kept
 
-    def update_listed(self, work: Sequence[Any], names: Sequence[str], step: Step) -> bool:
-        """Do what `update` does for parameters with sparse gradients as they mostly are, in less Python.
+    def update_listed(self, params: Sequence[Any], names: Sequence[str], step: Step) -> bool:
+        """Update parameters by sparse gradients, with less Python than `update`, in the common case.
 
         Args:
-            work: parameters, gradients that list rows, and states by name.
-            names: the state tensors, as `ALGORITHMS` orders them.
+            params: tuples of parameter, sparse gradient, and state by name.
+            names: the state tensors, in the order of `ALGORITHMS`.
             step: the formula, without counts by row.
 
         Returns:
-            False where one of them is unusual; then nothing is written.
+            Whether the update was done; if False, nothing is written.
 
         Raises:
             ValueError: as `update`.
         """
         if bulk is None or step.algorithm not in ALGORITHM_NUMBERS or step.algorithm in ROW_STATES:
             return False
-        grads = [grad for _, grad, _ in work]
+        grads = [grad for _, grad, _ in params]
         indices, values = [grad._indices() for grad in grads], [grad._values() for grad in grads]
-        params = [param for param, _, _ in work]
-        states = [[state[name] for _, _, state in work] for name in names]
-        described = bulk.listed(params, states, indices, values)
+        weights = [param for param, _, _ in params]
+        states = [[state[name] for _, _, state in params] for name in names]
+        described = bulk.listed(weights, states, indices, values)
         if described is None:
             return False
         described_tables, lookups = described
         self.update_described(described_tables, lookups, describe_rule(step))
-        torch.autograd.graph.increment_version([*params, *chain.from_iterable(states)])
+        torch.autograd.graph.increment_version([*weights, *chain.from_iterable(states)])
         return True
 
     def update_described(self, tables: Any, lookups: Any, rule: tuple[Any, ...]) -> None:
-        """Do what `update` does for what is described already; who calls keeps the tensors.
+        """Do what `update` does for described tables and lookups; the caller keeps the tensors alive.
 
         Raises:
             ValueError: as `update`.
@@ -214,37 +214,37 @@ class NativeBackend:
         return self._threads or torch.get_num_threads()
 
 
-def plain_bags(features: dict[str, Any], names: list[str], classes: tuple[type, ...]) -> list[Any] | None:
-    """Return what is looked up where it is as it should be, in a fraction of the time that Python takes.
+def parse_bags(features: dict[str, Any], names: list[str], classes: tuple[type, ...]) -> list[Any] | None:
+    """Return features in the common case, in a fraction of the time that Python takes.
 
     Args:
         features: by name.
-        names: those that are wanted.
-        classes: what a feature may be.
+        names: of the features to return.
+        classes: the classes that a feature may have.
 
     Returns:
-        For each name ``(values, offsets, None)`` if these are contiguous vectors of int64 on the CPU, without
-        weights, or None for one that has to be looked at. None without the extension.
+        For each name ``(values, offsets, None)`` if these are contiguous int64 vectors on the CPU, without
+        weights, else None. None without the extension.
     """
     return None if _kernels is None else _kernels.plain_bags(features, names, classes, Tensor, _INT64)
 
 
 def versions(*lists: list[Any] | None) -> int:
-    """Return how often some tensors, or None, were changed in place, all together."""
+    """Return the sum of the versions of some tensors; None counts 0."""
     if _kernels is not None:
         return _kernels.versions(*lists)  # type: ignore[no-any-return]
     return sum(one._version for given in lists for one in given or () if one is not None)
 
 
 def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return it in this dtype, on the CPU, without strides: itself, as a rule."""
+    """Return the tensor in this dtype, contiguous, on the CPU; itself in the common case."""
     if tensor.dtype is dtype and tensor.is_cpu and tensor.is_contiguous():
         return tensor
     return tensor.to("cpu", dtype).contiguous()
 
 
 def _rows_of(grads: Tensor) -> Tensor:
-    """Return gradients in float32 whose rows are contiguous; the rows may be anywhere."""
+    """Return gradients in float32 with contiguous rows; the stride between rows may be anything."""
     if grads.dtype is not _FLOAT32 or not grads.is_cpu:
         grads = grads.to("cpu", _FLOAT32)
     if grads.dim() == 2 and (grads.stride(1) == 1 or grads.shape[1] == 1):
@@ -253,7 +253,7 @@ def _rows_of(grads: Tensor) -> Tensor:
 
 
 def _outputs(tables: Tables, lookups: Columns) -> list[Tensor]:
-    """Return memory for the outputs, in float32 whatever the default of torch is."""
+    """Return memory for the outputs, in float32 whatever torch's default dtype is."""
     if not len(lookups):
         return []
     widths = _widths(tables)
@@ -271,20 +271,20 @@ def _outputs(tables: Tables, lookups: Columns) -> list[Tensor]:
         and min(widths) == max(widths)
     ):
         whole = empty(bags[0] * len(bags), first, dtype=float32, device=cpu)
-        return list(torch.unsafe_split(whole, bags[0]))  # one memory, but none is a view of another
+        return list(torch.unsafe_split(whole, bags[0]))  # one allocation, but no output is a view of another
     sizes = zip(bags, lookups.tables, strict=True)
     return [empty(rows, widths[table], dtype=float32, device=cpu) for rows, table in sizes]
 
 
 def _widths(tables: Tables) -> list[int]:
-    widths: list[int] | None = tables.kept.get("widths")
+    widths: list[int] | None = tables.cache.get("widths")
     if widths is None:
-        widths = tables.kept["widths"] = [table.weight.shape[1] for table in tables]
+        widths = tables.cache["widths"] = [table.weight.shape[1] for table in tables]
     return widths
 
 
 def _columns(lookups: Columns, rows: list[Tensor]) -> tuple[Any, ...]:
-    """Return lookups as the kernels take them, with their outputs or gradients; they are checked already."""
+    """Return checked lookups as the kernels take them, with their outputs or gradients."""
     weights = lookups.weights
     if weights is not None:
         weights = [None if one is None else _as(one, _FLOAT32) for one in weights]
@@ -292,9 +292,9 @@ def _columns(lookups: Columns, rows: list[Tensor]) -> tuple[Any, ...]:
 
 
 def _describe(tables: Sequence[Table], lookup: Lookup) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return a lookup as the kernels take it, without its rows, and the tensors whose memory it names."""
+    """Return a lookup as the kernels take it, without its rows, and the tensors that must stay alive."""
     if not 0 <= lookup.table < len(tables):
-        raise ValueError(f"a lookup is of table {lookup.table}, and there are {len(tables)}")
+        raise ValueError(f"a lookup is of table {lookup.table}, but there are only {len(tables)} tables")
     values, offsets, weights = _as(lookup.values, _INT64), lookup.offsets, lookup.weights
     count = bags = values.numel()
     begin = factors = 0
@@ -318,7 +318,7 @@ def _describe(tables: Sequence[Table], lookup: Lookup) -> tuple[tuple[Any, ...],
 def _with_gradients(
     tables: Sequence[Table], lookups: Sequence[Lookup]
 ) -> tuple[list[tuple[Any, ...]], list[Any]]:
-    """Return lookups with their gradients as the kernels take them, and what to keep as long as they run."""
+    """Return lookups with their gradients as the kernels take them, and the tensors that must stay alive."""
     items: list[tuple[Any, ...]] = []
     kept: list[Any] = []
     for lookup in lookups:

@@ -1,4 +1,4 @@
-"""Tables and steps as the numbers and addresses that the kernels take."""
+"""Tables and steps as the numbers and addresses that the C++ kernels take."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from keyedopt.fused.backends.interface import ALGORITHMS, Step, Table, Tables
 
-#: As kernels.h numbers them. SparseAdam is Adam with eps elsewhere.
+#: The numbers of kernels.h. SparseAdam is Adam with another placement of eps.
 ALGORITHM_NUMBERS = {
     "sgd": 0,
     "adagrad": 1,
@@ -21,29 +21,29 @@ ALGORITHM_NUMBERS = {
     "lars_sgd": 7,
 }
 DTYPE_NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-#: Which states are one number a row.
+#: The states with one number for each row, by index.
 ROW_STATES = {"rowwise_adagrad": (0,), "partial_rowwise_adam": (1,), "partial_rowwise_lamb": (1,)}
-#: Tensors whose memory is where they say.
+#: The classes of tensors whose address is that of their memory.
 PLAIN = (Tensor, torch.nn.Parameter)
 DECAY_NUMBERS = {"none": 0, "l2": 1, "decoupled": 2}
 
 
 def refused_table(table: Table) -> str:
-    """Return why the kernels cannot take a table; empty where they can."""
+    """Return why the kernels do not support a table; empty if they do."""
     weight = table.weight
     if weight.dtype not in DTYPE_NUMBERS:
-        return f"its weights are float32, float16 or bfloat16, not {weight.dtype}"
+        return f"weights must be float32, float16 or bfloat16, not {weight.dtype}"
     if weight.dim() != 2 or not weight.shape[1]:
-        return f"it takes tables of at least one column, not {tuple(weight.shape)}"
+        return f"tables must have at least one column, not shape {tuple(weight.shape)}"
     tensors = [weight, *table.states, *([] if table.row_counter is None else [table.row_counter])]
     for tensor in tensors:
         if tensor.device.type != "cpu" or type(tensor) not in PLAIN:
-            return f"it works on plain tensors on the CPU, not on {type(tensor).__name__} on {tensor.device}"
+            return f"tensors must be plain tensors on the CPU, not {type(tensor).__name__} on {tensor.device}"
         if not tensor.is_contiguous():
-            return "it needs contiguous tensors"
+            return "tensors must be contiguous"
     for state in table.states:
         if state.dtype is not torch.float32:
-            return f"its states are float32, not {state.dtype}"
+            return f"states must be float32, not {state.dtype}"
         if state.numel() not in (weight.numel(), len(weight)):
             return f"a state of {tuple(state.shape)} does not go with weights of {tuple(weight.shape)}"
     if table.row_counter is not None:
@@ -58,14 +58,14 @@ def describe_table(table: Table, step: Step | None = None) -> tuple[int, ...]:
 
     Args:
         table: the table.
-        step: what is about to be done with it; None for what leaves weights and states alone.
+        step: the step; None for a call that only reads.
 
     Raises:
-        ValueError: the kernels cannot take it, or it has not the states of the algorithm.
+        ValueError: the kernels do not support the table, or it does not have the states of the algorithm.
     """
     weight = table.weight
     number = DTYPE_NUMBERS.get(weight.dtype)
-    # A call may have many small tables, so what is as it should be is checked in as little Python as can be.
+    # A call may have many small tables, so the common case is checked in little Python.
     if number is None or not (weight.is_cpu and weight.is_contiguous() and type(weight) in PLAIN):
         _refuse(table)
     shape = weight.shape
@@ -93,45 +93,45 @@ def describe_table(table: Table, step: Step | None = None) -> tuple[int, ...]:
     return (weight.data_ptr(), rows, dim, number or 0, *states, table.row_counter.data_ptr())
 
 
-def held(tables: Tables, step: Step | None, kernels: Any) -> Any:
-    """Return tables as the kernels hold them, anew where memory has changed.
+def cached_tables(tables: Tables, step: Step | None, kernels: Any) -> Any:
+    """Return described tables from the cache; described anew if their memory has changed.
 
     Raises:
         ValueError: as `describe_table`.
     """
     key = "" if step is None else step.algorithm
-    known = tables.kept.get(key)
+    known = tables.cache.get(key)
     if known is None or not kernels.are_current(known):
         tensors = [one for table in tables for one in _tensors(table, step)]
         known = kernels.hold_tables([describe_table(table, step) for table in tables], tensors)
-        tables.kept[key] = known
+        tables.cache[key] = known
     return known
 
 
 def _tensors(table: Table, step: Step | None) -> list[Tensor]:
-    """Return those of a table that a step takes; without one, its weight alone."""
+    """Return the tensors of a table that a step uses; without a step, only the weight."""
     counter = () if table.row_counter is None else (table.row_counter,)
     return [table.weight] if step is None else [table.weight, *table.states, *counter]
 
 
 def _refuse(table: Table) -> None:
-    """Raise what is wrong with a table, if anything is."""
+    """Raise ValueError if the kernels do not support a table."""
     why = refused_table(table)
     if why:
         raise ValueError(f"the native backend cannot do this: {why}")
 
 
 def state_widths(algorithm: str, dim: int, given: int) -> tuple[int, ...]:
-    """Return how many numbers a row each state has.
+    """Return how many numbers each state has in a row.
 
     Raises:
-        ValueError: another number of states is given than the algorithm has.
+        ValueError: the number of states is not that of the algorithm.
     """
     row_states = ROW_STATES.get(algorithm, ())
     count = min(given, 1) if algorithm == "sgd" else len(ALGORITHMS[algorithm])
     widths = tuple(1 if index in row_states else dim for index in range(count))
     if given != len(widths):
-        raise ValueError(f"{algorithm} has {len(widths)} states, and {given} are given")
+        raise ValueError(f"{algorithm} must have {len(widths)} states, not {given}")
     return widths
 
 
@@ -149,7 +149,7 @@ def describe_options(
     first: bool = False,
     seed: int | None = None,
 ) -> tuple[Any, ...]:
-    """Do so for options of a `Step`, of which those may be missing that are as they are there by default."""
+    """Return the numbers of a step with these options; a missing option has the default of `Step`."""
     get, sparse_adam = options.get, algorithm == "sparse_adam"
     weight_decay, max_norm = get("weight_decay", 0.0), get("max_norm")
     decay = 0 if sparse_adam or not weight_decay else DECAY_NUMBERS[get("decay", "none")]

@@ -2,7 +2,7 @@
 # ruff: noqa: N803, SIM300
 # Kernels are compiled from their source: annotations of tensors mean nothing there, constants are capitals,
 # and a branch on a constant is taken when it is compiled.
-"""What the kernels share: words, addresses, norms, sums that lose nothing, rounding."""
+"""What the kernels share: fields, addresses, norms, sums that lose nothing, rounding."""
 
 import os
 
@@ -20,21 +20,21 @@ def number(step, INDEX: tl.constexpr):
 
 
 @triton.jit
-def pointer(words, live, DTYPE: tl.constexpr, ALIGN: tl.constexpr):
+def pointer(fields, live, DTYPE: tl.constexpr, ALIGN: tl.constexpr):
     """Read addresses, multiples of ALIGN bytes, which the compiler could not know."""
-    return tl.multiple_of(tl.load(words, mask=live, other=0).to(tl.pointer_type(DTYPE)), [ALIGN])
+    return tl.multiple_of(tl.load(fields, mask=live, other=0).to(tl.pointer_type(DTYPE)), [ALIGN])
 
 
 @triton.jit
-def column_of(position, words, COLUMNS: tl.constexpr):
+def column_of(position, fields, COLUMNS: tl.constexpr):
     """Return the last column that begins at a position or before it, by bisection, one bit after the other.
 
     A comparison with all columns at once would be a matrix, whose layout is not that of the rows.
     """
     column = tl.zeros_like(position).to(tl.int32)
-    for bit in tl.static_range(19, -1, -1):  # as many columns as a block may have: `words.MOST`
+    for bit in tl.static_range(19, -1, -1):  # as many columns as a block may have: `device_buffers.MOST`
         if COLUMNS > 2**bit:
-            begins = tl.load(words + column + 2**bit)
+            begins = tl.load(fields + column + 2**bit)
             column = tl.where(position >= begins, column + 2**bit, column)
     return column
 

@@ -1,4 +1,4 @@
-"""The backend of own kernels: the methods of the interface, over groups of tables."""
+"""The backend of kernels in Triton: the methods of the interface, over groups of tables."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -9,43 +9,51 @@ import torch
 import triton
 from torch import Tensor
 
-from keyedopt.fused.backends.interface import ALGORITHMS, Lookup, RowGradients, Step, Table
-from keyedopt.fused.backends.triton import alarms, launch
+from keyedopt.fused.backends.interface import ALGORITHMS, Backend, Lookup, RowGradients, Step, Table
+from keyedopt.fused.backends.triton import device_flags, launch
 from keyedopt.fused.backends.triton.groups import DTYPES, Group, bags_of, group_tables, unfit
 from keyedopt.fused.backends.triton.prepare import Prepared, Runs, make_keys, make_runs, prepare
 from keyedopt.fused.backends.triton.shapes import WIDEST, Tuning
 
 
 def interpreted() -> bool:
-    """Return whether kernels are interpreted, on the CPU."""
+    """Return whether Triton interprets kernels, on the CPU."""
     return bool(triton.knobs.runtime.interpret)
 
 
-class TritonBackend:
+class TritonBackend(Backend):
     """Kernels in Triton, for CUDA; in Triton's interpreter for the CPU too, slowly.
 
     Args:
-        tuning: sizes of the work of a program; the results do not depend on them, but for rounding.
+        tuning: sizes of the work of a program; they change results only by rounding.
     """
 
     name = "triton"
+    checks_lookups = True
+    checks_offsets = True
+    prepares = True
+    pads_rows = True
 
     def __init__(self, tuning: Tuning | None = None) -> None:
         self._tuning = tuning or Tuning()
 
     def missing(self) -> str:
-        """Return why it cannot run on this machine; empty where it can."""
+        """Return why the backend cannot run on this machine; empty if it can."""
         if torch.cuda.is_available() or interpreted():
             return ""
         return "no CUDA device was found (TRITON_INTERPRET=1, set before the start, interprets on the CPU)"
 
     def refuses(self, tables: Sequence[Table], step: Step) -> str:
-        """Return why it cannot do this; empty where it can."""
+        """Return why the step is not supported; empty if it is."""
         if step.algorithm not in ALGORITHMS:
-            return f"there is no algorithm {step.algorithm!r} in it"
+            return f"algorithm {step.algorithm!r} is unknown"
         if step.max_norm is not None and step.algorithm != "rowwise_adagrad":
             return f"max_norm is an option of rowwise_adagrad, not of {step.algorithm}"
         return next((why for table in tables if (why := _refused(table))), "")
+
+    def counts_steps(self, device: torch.device) -> bool:
+        """Return whether updates on this device count steps: on CUDA, not in the interpreter."""
+        return device.type != "cpu"
 
     @torch.no_grad()
     def look_up(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[Tensor]:
@@ -63,29 +71,29 @@ class TritonBackend:
         return outputs
 
     def check_offsets(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> None:
-        """Look at offsets that no lookup uses, as those without pooling."""
+        """Check offsets that no lookup uses, as those without pooling."""
         for group, chosen in _split(tables, lookups):
             with _current(group.device):
                 launch.check_offsets(group, [lookups[index] for index in chosen])
         self._check_soon(tables)
 
     def check(self, device: torch.device) -> None:
-        """Wait for the device, and raise what was wrong with lookups there since the last time.
+        """Synchronize, and raise what was wrong with lookups on a device since the last call.
 
-        Bad row numbers and offsets read no memory and raise an alarm on the device. From then on no table,
-        state or count there is written, until this was called.
+        Invalid row numbers and offsets read no memory, and set the error flag of the device. Until this
+        method is called, no table, state or step count on the device is written.
 
         Raises:
             ValueError: says what was wrong.
         """
-        alarms.check(device)
+        device_flags.check(device)
 
     @torch.no_grad()
     def prepare(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[Any]:
-        """Sort the lookups by row; return of each to which runs it belongs, and as which of their lookups.
+        """Sort the lookups by row; return for each the runs of its group, and its index in the group.
 
-        It raises no alarm: that is left to `look_up`, and so is to be called for them too. On CUDA nothing
-        waits for the sort but the update, see `streams.beside`; so it is best called before.
+        Invalid lookups do not set the error flag here: `look_up` of the same lookups does. On CUDA only the
+        update waits for the sort, see `streams.side_stream`, so this is best called before `look_up`.
         """
         prepared: list[Any] = [None] * len(lookups)
         for group, chosen in _split(tables, lookups):
@@ -98,19 +106,19 @@ class TritonBackend:
 
     @torch.no_grad()
     def coalesce(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[RowGradients]:
-        """Sum the gradients of every row, in float32 with the error made up for; waits for the device."""
+        """Sum the gradients of every row, in compensated float32. Synchronizes."""
         return self._coalesce(tables, lookups, exact=True)
 
     @torch.no_grad()
-    def coalesce_with_holes(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[RowGradients]:
-        """Do what `coalesce` does without waiting: with room for all rows that there can be, see there."""
+    def coalesce_padded(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[RowGradients]:
+        """Do what `coalesce` does without synchronizing; the results may end with padding rows."""
         return self._coalesce(tables, lookups, exact=False)
 
     def _coalesce(
         self, tables: Sequence[Table], lookups: Sequence[Lookup], *, exact: bool
     ) -> list[RowGradients]:
         found: list[RowGradients] = []
-        for group, chosen in _split(tables, lookups, any(lookup.holes for lookup in lookups)):
+        for group, chosen in _split(tables, lookups, any(lookup.padding for lookup in lookups)):
             mine = [lookups[index] for index in chosen]
             runs, grads = self._runs(group, mine)
             if runs is None:
@@ -119,7 +127,9 @@ class TritonBackend:
                     found.append(RowGradients(number, rows, rows.new_empty(0, table.weight.shape[1]).float()))
             else:
                 with _current(group.device):
-                    found += launch.run_collect(group, runs, grads, None if exact else _room(group, mine))
+                    found += launch.run_collect(
+                        group, runs, grads, None if exact else _capacities(group, mine)
+                    )
         self._check_soon(tables)
         return sorted(found, key=lambda one: one.table)
 
@@ -132,7 +142,7 @@ class TritonBackend:
                 with _current(group.device):
                     launch.run_update(group, runs, grads, step)
                 step = replace(step, counters=())
-        launch.count_up(step.counters)  # where nothing was looked up
+        launch.count_up(step.counters)  # if nothing was looked up
         self._check_soon(tables)
 
     @torch.no_grad()
@@ -149,15 +159,15 @@ class TritonBackend:
         self._check_soon(tables)
 
     def _check_soon(self, tables: Sequence[Table]) -> None:
-        """Raise at once where that costs nothing: on the CPU."""
+        """Raise errors at once on the CPU, where reading the flag is free."""
         for device in {table.weight.device for table in tables}:
             if device.type == "cpu":
-                alarms.check(device)
+                device_flags.check(device)
 
     def _runs(self, group: Group, lookups: Sequence[Lookup]) -> tuple[Runs | None, list[Tensor]]:
-        """Return the runs of those lookups that have a gradient, from the forward if it knew them, and these.
+        """Return the runs of the lookups that have a gradient, made by `prepare` or here; and the gradients.
 
-        None where nothing was looked up.
+        The runs are None if nothing was looked up.
         """
         lookups = [lookup for lookup in lookups if lookup.grad is not None]
         given = [one.prepared for one in lookups if isinstance(one.prepared, Prepared)]
@@ -176,12 +186,12 @@ class TritonBackend:
 
 
 def _current(device: torch.device) -> AbstractContextManager[Any]:
-    """Launch on this device: Triton launches on the current one."""
+    """Make a device the current one, on which Triton launches."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
-def _room(group: Group, lookups: Sequence[Lookup]) -> list[int]:
-    """Return how many rows of each table can be among these lookups."""
+def _capacities(group: Group, lookups: Sequence[Lookup]) -> list[int]:
+    """Return the largest possible number of rows of each table in these lookups."""
     values = dict.fromkeys(group.numbers, 0)
     for lookup in lookups:
         values[lookup.table] += len(lookup.values)
@@ -190,10 +200,10 @@ def _room(group: Group, lookups: Sequence[Lookup]) -> list[int]:
 
 
 def _split(
-    tables: Sequence[Table], lookups: Sequence[Lookup], holes: bool = False
+    tables: Sequence[Table], lookups: Sequence[Lookup], padding: bool = False
 ) -> list[tuple[Group, list[int]]]:
     """Return the groups of the tables that are looked up, and the lookups of each."""
-    groups = group_tables(tables, [lookup.table for lookup in lookups], int(holes))
+    groups = group_tables(tables, [lookup.table for lookup in lookups], int(padding))
     return [
         (group, [index for index, lookup in enumerate(lookups) if lookup.table in group.numbers])
         for group in groups
@@ -201,7 +211,7 @@ def _split(
 
 
 def _refused(table: Table) -> str:
-    """Return why a table cannot be; empty where it can."""
+    """Return why a table is not supported; empty if it is."""
     device, dtype = table.weight.device, table.weight.dtype
     if device.type != "cuda" and not (device.type == "cpu" and interpreted()):
         return f"tables must be on CUDA, not on {device}"

@@ -13,8 +13,8 @@ multiple is in one run, so there is room for all, and nothing depends on the ord
 import triton
 import triton.language as tl
 
-from keyedopt.fused.backends.triton.alarm import silent
 from keyedopt.fused.backends.triton.arithmetic import column_of, in_float64
+from keyedopt.fused.backends.triton.error_flag import no_error
 from keyedopt.fused.backends.triton.reduce import sum_positions
 from keyedopt.fused.backends.triton.sort import begin_of_run, end_of_run
 
@@ -75,7 +75,7 @@ def sum_partials(begin, end, inside, partials, ROWS: tl.constexpr, WIDTH: tl.con
 
 @triton.jit(do_not_specialize=["shift", "chunk"])
 def sum_chunks(
-    alarm,
+    flag,
     keys,
     places,
     scales,
@@ -96,7 +96,7 @@ def sum_chunks(
     UNROLL: tl.constexpr,
 ):
     """Sum each chunk that is of one row; a program a chunk."""
-    if not silent(alarm, ROWS * WIDTH):
+    if not no_error(flag, ROWS * WIDTH):
         return
     index = tl.program_id(0)
     begin = index.to(tl.int64) * chunk
@@ -129,7 +129,7 @@ def sum_chunks(
 
 @triton.jit(do_not_specialize=["n", "shift", "chunk"])
 def join_chunks(
-    alarm,
+    flag,
     keys,
     places,
     scales,
@@ -156,10 +156,10 @@ def join_chunks(
 ):
     """Sum the long runs: a program for each multiple of `chunk`, of which the first in a run does it.
 
-    The first of all also adds 1 to the counts of steps, whose addresses are in the words `counters`: the
+    The first of all also adds 1 to the counts of steps, whose addresses are in the fields `counters`: the
     update, which comes next, reads them.
     """
-    if not silent(alarm, ROWS * WIDTH):
+    if not no_error(flag, ROWS * WIDTH):
         return
     if COUNTERS > 0 and tl.program_id(0) == 0:
         address = tl.load(counters + tl.arange(0, COUNTERS))

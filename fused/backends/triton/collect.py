@@ -10,15 +10,15 @@ How many they are is known on the device alone, which need not be waited for.
 import triton
 import triton.language as tl
 
-from keyedopt.fused.backends.triton.alarm import silent
 from keyedopt.fused.backends.triton.arithmetic import column_of, pointer
-from keyedopt.fused.backends.triton.layout import TABLE_WORDS
+from keyedopt.fused.backends.triton.error_flag import no_error
+from keyedopt.fused.backends.triton.layout import TABLE_FIELDS
 from keyedopt.fused.backends.triton.reduce import sum_runs
 
-UNITS = tl.constexpr(TABLE_WORDS.index("units"))
-WEIGHT_AT = tl.constexpr(TABLE_WORDS.index("weight"))
-ROWS_AT = tl.constexpr(TABLE_WORDS.index("first"))
-HEIGHT = tl.constexpr(TABLE_WORDS.index("second"))
+UNITS = tl.constexpr(TABLE_FIELDS.index("units"))
+WEIGHT_AT = tl.constexpr(TABLE_FIELDS.index("weight"))
+ROWS_AT = tl.constexpr(TABLE_FIELDS.index("first"))
+HEIGHT = tl.constexpr(TABLE_FIELDS.index("second"))
 
 
 @triton.jit(do_not_specialize=["n", "steps"])
@@ -39,7 +39,7 @@ def count_runs(
     Args:
         keys, starts, counts: see `sort.find_runs`.
         before: (blocks + 1,) how many runs there are before each block, and in all.
-        tables: words of `TABLE_WORDS`.
+        tables: columns of `TABLE_FIELDS`.
         firsts: (TABLES + 1,) out.
         n: number of positions.
         steps: of a bisection of them.
@@ -72,7 +72,7 @@ def count_runs(
 
 @triton.jit(do_not_specialize=["shift", "chunk"])
 def collect(
-    alarm,
+    flag,
     keys,
     places,
     scales,
@@ -103,11 +103,11 @@ def collect(
 
     Args:
         keys, places, scales, starts, counts, ends, totals, grads, shift, chunk: see `update.update`.
-        tables: words of `TABLE_WORDS`, but `weight` is the address of the sums of a table, `first` that of
+        tables: columns of `TABLE_FIELDS`, but `weight` is the address of the sums of a table, `first` that of
             their row numbers, and `second` how many rows the table has: what is behind these is no row.
         before, firsts: see `count_runs`.
     """
-    if not silent(alarm, ROWS * WIDTH):
+    if not no_error(flag, ROWS * WIDTH):
         return
     program = tl.program_id(0)
     begin = program.to(tl.int64) * BLOCK
@@ -121,10 +121,10 @@ def collect(
         position = begin + tl.load(starts + begin + run, mask=live, other=0).to(tl.int64)
         key = tl.load(keys + position, mask=live, other=0).to(tl.int64)
         table = column_of(key, tables, TABLES)
-        words = tables + table
-        row = key - tl.load(words, mask=live, other=0)
-        live = live & (row < tl.load(words + HEIGHT * TABLES, mask=live, other=0))
-        width = tl.load(words + UNITS * TABLES, mask=live, other=1) * UNIT
+        fields = tables + table
+        row = key - tl.load(fields, mask=live, other=0)
+        live = live & (row < tl.load(fields + HEIGHT * TABLES, mask=live, other=0))
+        width = tl.load(fields + UNITS * TABLES, mask=live, other=1) * UNIT
         end = begin + tl.load(starts + begin + run + 1, mask=run + 1 < runs, other=0).to(tl.int64)
         end = tl.where(run + 1 < runs, end, last)
         inside = columns[None, :] < width[:, None]
@@ -148,7 +148,7 @@ def collect(
             UNROLL,
         )
         out = rank + run - tl.load(firsts + table, mask=live, other=0)
-        tl.store(pointer(words + ROWS_AT * TABLES, live, tl.int64, 8) + out, row, mask=live)
-        at = pointer(words + WEIGHT_AT * TABLES, live, tl.float32, ALIGN)[:, None]
+        tl.store(pointer(fields + ROWS_AT * TABLES, live, tl.int64, 8) + out, row, mask=live)
+        at = pointer(fields + WEIGHT_AT * TABLES, live, tl.float32, ALIGN)[:, None]
         at += (out * width)[:, None] + columns[None, :]
         tl.store(at, g, mask=live[:, None] & inside)

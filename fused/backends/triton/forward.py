@@ -7,18 +7,18 @@
 import triton
 import triton.language as tl
 
-from keyedopt.fused.backends.triton.alarm import BAD_OFFSETS, BAD_VALUES, raise_alarm
 from keyedopt.fused.backends.triton.arithmetic import add_exactly, pointer, total_of
-from keyedopt.fused.backends.triton.layout import LOOKUP_WORDS
+from keyedopt.fused.backends.triton.error_flag import BAD_OFFSETS, BAD_VALUES, set_flag
+from keyedopt.fused.backends.triton.layout import LOOKUP_FIELDS
 
-PROGRAM = tl.constexpr(LOOKUP_WORDS.index("program"))
-COUNT = tl.constexpr(LOOKUP_WORDS.index("count"))
-BAGS = tl.constexpr(LOOKUP_WORDS.index("bags"))
-VALUES = tl.constexpr(LOOKUP_WORDS.index("values"))
-OFFSETS = tl.constexpr(LOOKUP_WORDS.index("offsets"))
-WEIGHTS = tl.constexpr(LOOKUP_WORDS.index("weights"))
-MEAN = tl.constexpr(LOOKUP_WORDS.index("mean"))
-ROWS_AT = tl.constexpr(LOOKUP_WORDS.index("rows"))
+PROGRAM = tl.constexpr(LOOKUP_FIELDS.index("program"))
+COUNT = tl.constexpr(LOOKUP_FIELDS.index("count"))
+BAGS = tl.constexpr(LOOKUP_FIELDS.index("bags"))
+VALUES = tl.constexpr(LOOKUP_FIELDS.index("values"))
+OFFSETS = tl.constexpr(LOOKUP_FIELDS.index("offsets"))
+WEIGHTS = tl.constexpr(LOOKUP_FIELDS.index("weights"))
+MEAN = tl.constexpr(LOOKUP_FIELDS.index("mean"))
+ROWS_AT = tl.constexpr(LOOKUP_FIELDS.index("rows"))
 
 
 @triton.jit
@@ -26,7 +26,7 @@ def pool(
     lookups,
     tables,
     outputs,
-    alarm,
+    flag,
     LOOKUPS: tl.constexpr,
     WEIGHT: tl.constexpr,
     ALIGN: tl.constexpr,
@@ -39,38 +39,38 @@ def pool(
     """Write ROWS rows of the output of one lookup: Σ cᵢ rᵢ, over the number of values for the mean.
 
     Args:
-        lookups: words of `LOOKUP_WORDS`.
+        lookups: columns of `LOOKUP_FIELDS`.
         tables: for each lookup, address of the weight and width in units.
         outputs: for each lookup, address of the output, (bags, width) without gaps.
-        alarm: see `alarm`; what is no bag or no row counts for nothing.
+        flag: see `error_flag`; what is no bag or no row counts for nothing.
     """
     program = tl.program_id(0)
     begins = tl.load(lookups + PROGRAM * LOOKUPS + tl.arange(0, LOOKUPS))
     lookup = tl.sum((program >= begins).to(tl.int32), 0) - 1
-    words = lookups + lookup
-    bag = (program - tl.load(words + PROGRAM * LOOKUPS)) * ROWS + tl.arange(0, ROWS)
-    bags = tl.load(words + BAGS * LOOKUPS)
+    fields = lookups + lookup
+    bag = (program - tl.load(fields + PROGRAM * LOOKUPS)) * ROWS + tl.arange(0, ROWS)
+    bags = tl.load(fields + BAGS * LOOKUPS)
     live = bag < bags
-    rows = tl.load(words + ROWS_AT * LOOKUPS)
+    rows = tl.load(fields + ROWS_AT * LOOKUPS)
     wrong = bag < 0
-    values = tl.load(words + VALUES * LOOKUPS).to(tl.pointer_type(tl.int64))
+    values = tl.load(fields + VALUES * LOOKUPS).to(tl.pointer_type(tl.int64))
     weight = pointer(tables + lookup, True, WEIGHT, ALIGN)
     width = tl.load(tables + LOOKUPS + lookup) * UNIT
     columns = tl.arange(0, WIDTH)
     inside = (columns < width)[None, :]
     first = bag
     length = tl.where(live, 1, 0).to(tl.int64)
-    address = tl.load(words + OFFSETS * LOOKUPS)
+    address = tl.load(fields + OFFSETS * LOOKUPS)
     if address != 0:
         offsets = address.to(tl.pointer_type(tl.int64))
         first = tl.load(offsets + bag, mask=live, other=0)
         end = tl.load(offsets + bag + 1, mask=live, other=0)
-        count = tl.load(words + COUNT * LOOKUPS)
+        count = tl.load(fields + COUNT * LOOKUPS)
         sound = (first >= 0) & (first <= end) & (end <= count)
         sound &= ((bag > 0) | (first == 0)) & ((bag < bags - 1) | (end == count))
-        raise_alarm(alarm, live & (sound == 0), BAD_OFFSETS)
+        set_flag(flag, live & (sound == 0), BAD_OFFSETS)
         length = tl.where(live & sound, end - first, 0)
-    factors = tl.load(words + WEIGHTS * LOOKUPS)
+    factors = tl.load(fields + WEIGHTS * LOOKUPS)
     weighted = (factors + tl.zeros_like(length)) != 0  # by bag: the interpreter of 3.9 takes no scalar mask
     high = tl.zeros((ROWS, WIDTH), tl.float32)
     low = tl.zeros((ROWS, WIDTH), tl.float32)
@@ -91,10 +91,10 @@ def pool(
                 x = x * tl.load(factors.to(tl.pointer_type(tl.float32)) + at, mask=there, other=1.0)[:, None]
             batch += x
         high, low = add_exactly(high, low, batch)
-    raise_alarm(alarm, wrong, BAD_VALUES)
+    set_flag(flag, wrong, BAD_VALUES)
     total = total_of(high, low)
     if SCALED:
-        divided = tl.load(words + MEAN * LOOKUPS) != 0
+        divided = tl.load(fields + MEAN * LOOKUPS) != 0
         share = tl.where(divided, tl.maximum(length, 1), 1).to(tl.float32)
         total = tl.div_rn(total, tl.broadcast_to(share[:, None], total.shape))
     out = pointer(outputs + lookup, True, tl.float32, ALIGN)
@@ -102,22 +102,22 @@ def pool(
 
 
 @triton.jit
-def check_offsets(lookups, alarm, LOOKUPS: tl.constexpr, BLOCK: tl.constexpr):
+def check_offsets(lookups, flag, LOOKUPS: tl.constexpr, BLOCK: tl.constexpr):
     """Look at BLOCK offsets of one lookup that are not used, for without pooling only their user does.
 
     Args:
-        lookups: words of `LOOKUP_WORDS`.
-        alarm: see `alarm`.
+        lookups: columns of `LOOKUP_FIELDS`.
+        flag: see `error_flag`.
     """
     program = tl.program_id(0)
     begins = tl.load(lookups + PROGRAM * LOOKUPS + tl.arange(0, LOOKUPS))
     lookup = tl.sum((program >= begins).to(tl.int32), 0) - 1
-    words = lookups + lookup
-    bag = (program - tl.load(words + PROGRAM * LOOKUPS)) * BLOCK + tl.arange(0, BLOCK)
-    bags = tl.load(words + BAGS * LOOKUPS)
-    offsets = tl.load(words + OFFSETS * LOOKUPS).to(tl.pointer_type(tl.int64))
+    fields = lookups + lookup
+    bag = (program - tl.load(fields + PROGRAM * LOOKUPS)) * BLOCK + tl.arange(0, BLOCK)
+    bags = tl.load(fields + BAGS * LOOKUPS)
+    offsets = tl.load(fields + OFFSETS * LOOKUPS).to(tl.pointer_type(tl.int64))
     here = tl.load(offsets + bag, mask=bag <= bags, other=0)
     before = tl.load(offsets + bag - 1, mask=(bag > 0) & (bag <= bags), other=0)
     wrong = (here < before) | ((bag == 0) & (here != 0))
-    wrong |= (bag == bags) & (here != tl.load(words + COUNT * LOOKUPS))
-    raise_alarm(alarm, wrong & (bag <= bags), BAD_OFFSETS)
+    wrong |= (bag == bags) & (here != tl.load(fields + COUNT * LOOKUPS))
+    set_flag(flag, wrong & (bag <= bags), BAD_OFFSETS)

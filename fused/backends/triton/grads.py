@@ -6,16 +6,16 @@ from typing import Any
 
 from torch import Tensor
 
+from keyedopt.fused.backends.triton.device_buffers import alignment, columns_for, pack_rows, to_device
 from keyedopt.fused.backends.triton.groups import DTYPES, Group
-from keyedopt.fused.backends.triton.words import alignment, columns_for, on_device, table
 
 
 @dataclass(frozen=True)
 class Grads:
-    """The gradients of some lookups, as kernels read them: words, dtype, alignment in bytes and elements."""
+    """The gradients of some lookups, as kernels read them: buffer, dtype, alignment in bytes and elements."""
 
     tensors: list[Tensor]
-    words: Tensor
+    buffer: Tensor
     constants: dict[str, Any]
 
 
@@ -28,7 +28,7 @@ def pack_grads(grads: Sequence[Tensor], group: Group) -> Grads:
     align = alignment([grad.data_ptr() for grad in tensors if grad.numel()], 16)
     unit = alignment(strides, 8)
     rows = [[grad.data_ptr() for grad in tensors], [stride // unit for stride in strides]]
-    words = table(rows)
-    words[: columns_for(len(grads))] = [*rows[0], *[0] * (columns_for(len(grads)) - len(grads))]
+    buffer = pack_rows(rows)
+    buffer[: columns_for(len(grads))] = [*rows[0], *[0] * (columns_for(len(grads)) - len(grads))]
     constants = {"GRAD": DTYPES[tensors[0].dtype], "GRAD_ALIGN": align, "GRAD_UNIT": unit}
-    return Grads(tensors, on_device(words, group.device), constants)
+    return Grads(tensors, to_device(buffer, group.device), constants)

@@ -8,8 +8,8 @@ import torch
 import triton.language as tl
 
 from keyedopt.fused.backends.interface import Lookup, Table, misfit
+from keyedopt.fused.backends.triton.device_buffers import alignment, columns_for, pack_rows, to_device
 from keyedopt.fused.backends.triton.shapes import Shape, shape_for
-from keyedopt.fused.backends.triton.words import alignment, columns_for, on_device, table
 
 #: Tables of one launch: a program compares a row with where each of them begins.
 MOST_TABLES = 64
@@ -61,7 +61,7 @@ class Group:
 
     @property
     def columns(self) -> int:
-        """How many columns the words of the tables have."""
+        """How many columns the buffer of the tables have."""
         return columns_for(len(self.tables))
 
     @property
@@ -78,8 +78,8 @@ class Group:
         ]
         return [*found, "none", "none"][:2]
 
-    def words(self) -> tuple[torch.Tensor, int, int]:
-        """Return the words of the tables, and to how many bytes weights and states are aligned."""
+    def buffer(self) -> tuple[torch.Tensor, int, int]:
+        """Return the buffer of the tables, and to how many bytes weights and states are aligned."""
         kinds = self.kinds()
         weights = [one.weight.data_ptr() for one in self.tables]
         counters = [0 if one.row_counter is None else one.row_counter.data_ptr() for one in self.tables]
@@ -95,7 +95,7 @@ class Group:
             *states,
             counters,
         ]
-        return on_device(table(rows), self.device, self.check), row_align, align
+        return to_device(pack_rows(rows), self.device, self.check), row_align, align
 
     def check(self) -> None:
         """Refuse tables whose states do not go with them, or that kernels would not read as they are.

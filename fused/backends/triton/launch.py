@@ -9,21 +9,27 @@ from torch import Tensor
 
 from keyedopt.fused.backends.interface import Lookup, RowGradients, Step
 from keyedopt.fused.backends.triton import chunks, forward
-from keyedopt.fused.backends.triton.alarms import alarm_of, sound_of
-from keyedopt.fused.backends.triton.calls import is_scaled, lookup_words, plain
 from keyedopt.fused.backends.triton.collect import collect, count_runs
+from keyedopt.fused.backends.triton.device_buffers import (
+    alignment,
+    columns_for,
+    pack_rows,
+    step_buffer,
+    to_device,
+)
+from keyedopt.fused.backends.triton.device_flags import error_flag, step_increment
 from keyedopt.fused.backends.triton.grads import Grads, pack_grads
 from keyedopt.fused.backends.triton.groups import Group, bags_of, blocks
-from keyedopt.fused.backends.triton.layout import STEP_WORDS
+from keyedopt.fused.backends.triton.layout import STEP_FIELDS
+from keyedopt.fused.backends.triton.lookup_batch import is_scaled, lookup_buffer, normalized
 from keyedopt.fused.backends.triton.prepare import Runs
 from keyedopt.fused.backends.triton.sort import REGISTERS
 from keyedopt.fused.backends.triton.update import update
-from keyedopt.fused.backends.triton.words import alignment, columns_for, on_device, step_words, table
 
 
 def look_up(group: Group, lookups: Sequence[Lookup], outputs: Sequence[Tensor]) -> None:
     """Write the output of each lookup."""
-    lookups = [plain(lookup) for lookup in lookups]
+    lookups = [normalized(lookup) for lookup in lookups]
     shape, columns = group.shape, columns_for(len(lookups))
     begins = blocks([bags_of(lookup) for lookup in lookups], shape.rows)
     if not begins[-1]:
@@ -31,12 +37,12 @@ def look_up(group: Group, lookups: Sequence[Lookup], outputs: Sequence[Tensor]) 
     weights = [group.tables[group.numbers.index(lookup.table)].weight for lookup in lookups]
     align = alignment([tensor.data_ptr() for tensor in (*weights, *outputs)], 16)
     device = group.device
-    tables = table([[w.data_ptr() for w in weights], [w.shape[1] // group.unit for w in weights]])
+    tables = pack_rows([[w.data_ptr() for w in weights], [w.shape[1] // group.unit for w in weights]])
     forward.pool[(begins[-1],)](
-        on_device(lookup_words(group, lookups, begins), device),
-        on_device(tables, device, group.check),
-        on_device([out.data_ptr() for out in outputs], device),
-        alarm_of(device),
+        to_device(lookup_buffer(group, lookups, begins), device),
+        to_device(tables, device, group.check),
+        to_device([out.data_ptr() for out in outputs], device),
+        error_flag(device),
         LOOKUPS=columns,
         WEIGHT=group.weight_dtype,
         ALIGN=align,
@@ -51,33 +57,39 @@ def look_up(group: Group, lookups: Sequence[Lookup], outputs: Sequence[Tensor]) 
 
 
 def check_offsets(group: Group, lookups: Sequence[Lookup]) -> None:
-    """Raise the alarm where offsets are none, which no other kernel reads."""
-    lookups = [plain(lookup) for lookup in lookups]
+    """Set the error flag if offsets are invalid; no other kernel reads them."""
+    lookups = [normalized(lookup) for lookup in lookups]
     block = 1024
     begins = blocks([bags_of(lookup) + 1 for lookup in lookups], block)
-    words = on_device(lookup_words(group, lookups, begins), group.device)
+    buffer = to_device(lookup_buffer(group, lookups, begins), group.device)
     columns = columns_for(len(lookups))
     forward.check_offsets[(begins[-1],)](
-        words, alarm_of(group.device), LOOKUPS=columns, BLOCK=block, num_warps=4, maxnreg=64
+        buffer, error_flag(group.device), LOOKUPS=columns, BLOCK=block, num_warps=4, maxnreg=64
     )
 
 
 def count_up(counters: Sequence[Tensor]) -> None:
-    """Add 1 to counts of steps, each (1,) int64, unless an alarm was raised."""
+    """Add 1 to step counts, each (1,) int64, unless the error flag is set."""
     if counters:
-        torch._foreach_add_(list(counters), [sound_of(counters[0].device)] * len(counters))
+        torch._foreach_add_(list(counters), [step_increment(counters[0].device)] * len(counters))
 
 
 def run_chunks(
-    group: Group, runs: Runs, grads: Grads, words: Tensor, counters: Sequence[Tensor] = ()
+    group: Group, runs: Runs, grads: Grads, buffer: Tensor, counters: Sequence[Tensor] = ()
 ) -> tuple[Tensor, int]:
-    """Sum the long runs, and count up the counts of steps; return the sums, and what is long."""
+    """Sum the long runs, and add 1 to step counts; return the sums, and the chunk length."""
     chunk, shape = runs.tuning.chunk_for(runs.count), group.shape
     whole = runs.count // chunk
     size = max(whole, 1) + 1, shape.width
     partials = torch.empty(size, dtype=torch.float64, device=group.device)
     totals = torch.empty(size, dtype=torch.float32, device=group.device)
-    given = (runs.keys, runs.places, runs.places if runs.scales is None else runs.scales, words, grads.words)
+    given = (
+        runs.keys,
+        runs.places,
+        runs.places if runs.scales is None else runs.scales,
+        buffer,
+        grads.buffer,
+    )
     constants = {
         "TABLES": group.columns,
         "LOOKUPS": columns_for(runs.lookups),
@@ -92,16 +104,18 @@ def run_chunks(
     }
     joins = (runs.count - 1) // chunk
     if whole:
-        chunks.sum_chunks[(whole,)](alarm_of(group.device), *given, partials, runs.shift, chunk, **constants)
+        chunks.sum_chunks[(whole,)](
+            error_flag(group.device), *given, partials, runs.shift, chunk, **constants
+        )
     if joins:
         probes = runs.tuning.probes
         chunks.join_chunks[(joins,)](
-            alarm_of(group.device),
+            error_flag(group.device),
             *given,
             partials,
             totals,
             runs.count,
-            on_device(table([[one.data_ptr() for one in counters]], begins=()), group.device),
+            to_device(pack_rows([[one.data_ptr() for one in counters]], begins=()), group.device),
             runs.shift,
             chunk,
             COUNTERS=columns_for(len(counters)) if counters else 0,
@@ -131,27 +145,27 @@ def step_constants(group: Group, step: Step) -> dict[str, Any]:
     }
 
 
-def scalar(value: Any, words: Tensor, name: str) -> Tensor:
-    """Return a number of the step as a tensor on the device: the given one, or a view of its word."""
-    if isinstance(value, Tensor) and value.device == words.device:
+def scalar(value: Any, buffer: Tensor, name: str) -> Tensor:
+    """Return a number of the step as a tensor on the device: the given tensor, or a view of the buffer."""
+    if isinstance(value, Tensor) and value.device == buffer.device:
         return value.detach()
-    return words[STEP_WORDS.index(name) :].view(torch.float64)
+    return buffer[STEP_FIELDS.index(name) :].view(torch.float64)
 
 
 def run_update(group: Group, runs: Runs, grads: Sequence[Tensor], step: Step) -> None:
-    """Update the rows of the runs, or, where there are no runs, of every position."""
+    """Update the rows of the runs; without runs, the row of every position."""
     summed, shape = runs.starts is None, group.shape
     packed = pack_grads(grads, group)
-    tables, row_align, align = group.words()
+    tables, row_align, align = group.buffer()
     totals, chunk = packed.tensors[0], 1
     if summed:
         count_up(step.counters)
     else:
         totals, chunk = run_chunks(group, runs, packed, tables, step.counters)
-    words = on_device(step_words(step, group.device), group.device)
+    buffer = to_device(step_buffer(step, group.device), group.device)
     none = runs.keys
     update[(-(-runs.count // runs.tuning.block),)](
-        alarm_of(group.device),
+        error_flag(group.device),
         runs.keys,
         runs.places,
         none if runs.scales is None else runs.scales,
@@ -160,10 +174,10 @@ def run_update(group: Group, runs: Runs, grads: Sequence[Tensor], step: Step) ->
         none if runs.ends is None else runs.ends,
         totals,
         tables,
-        packed.words,
-        words,
-        scalar(step.lr, words, "lr"),
-        scalar(step.count, words, "count"),
+        packed.buffer,
+        buffer,
+        scalar(step.lr, buffer, "lr"),
+        scalar(step.count, buffer, "count"),
         runs.count,
         runs.shift,
         chunk,
@@ -187,7 +201,7 @@ def run_update(group: Group, runs: Runs, grads: Sequence[Tensor], step: Step) ->
 
 
 def run_collect(
-    group: Group, runs: Runs, grads: Sequence[Tensor], room: Sequence[int] | None
+    group: Group, runs: Runs, grads: Sequence[Tensor], capacities: Sequence[int] | None
 ) -> list[RowGradients]:
     """Return the sums of every table.
 
@@ -195,17 +209,17 @@ def run_collect(
         group: the tables.
         runs: of what was looked up in them.
         grads: of the outputs of the lookups.
-        room: for how many rows of each table there is to be room; None for as many as there are, for which
-            this waits for the device.
+        capacities: rows of each table for which memory is allocated; None for the exact numbers, which
+            synchronizes.
     """
     assert runs.counts is not None
     shape, device = group.shape, group.device
     packed = pack_grads(grads, group)
-    # Zero, as the sizes below come from it even where kernels are compiled and not run.
+    # Zeros, because the sizes below are read from it even if kernels are compiled and not run.
     bases, firsts = group.bases, torch.zeros(group.columns + 1, dtype=torch.int64, device=device)
     before = torch.zeros(len(runs.counts) + 1, dtype=torch.int64, device=device)
     torch.cumsum(runs.counts, 0, dtype=torch.int64, out=before[1:])
-    begins = on_device(table([bases[:-1]]), device)
+    begins = to_device(pack_rows([bases[:-1]]), device)
     count_runs[(1,)](
         runs.keys,
         runs.starts,
@@ -220,23 +234,23 @@ def run_collect(
         num_warps=1,
         maxnreg=REGISTERS,
     )
-    if room is None:
+    if capacities is None:
         edges = firsts.tolist()
         edges = [*edges[: len(group.tables)], edges[-1]]
-        room = [end - begin for begin, end in pairwise(edges)]
-    rows, sums = make_room(room, group)
+        capacities = [end - begin for begin, end in pairwise(edges)]
+    rows, sums = allocate_sums(capacities, group)
     align = alignment([one.data_ptr() for one in sums], 16)
-    words = [
+    columns = [
         bases[:-1],
         [width // group.unit for width in group.widths],
         [one.data_ptr() for one in sums],
         [one.data_ptr() for one in rows],
         [one.weight.shape[0] for one in group.tables],
     ]
-    tables = on_device(table(words), device)
+    tables = to_device(pack_rows(columns), device)
     totals, chunk = run_chunks(group, runs, packed, tables)
     collect[(len(runs.counts),)](
-        alarm_of(device),
+        error_flag(device),
         runs.keys,
         runs.places,
         runs.keys if runs.scales is None else runs.scales,
@@ -245,7 +259,7 @@ def run_collect(
         runs.ends,
         totals,
         tables,
-        packed.words,
+        packed.buffer,
         before,
         firsts,
         runs.shift,
@@ -266,13 +280,13 @@ def run_collect(
     return [RowGradients(*one) for one in zip(group.numbers, rows, sums, strict=True)]
 
 
-def make_room(room: Sequence[int], group: Group) -> tuple[list[Tensor], list[Tensor]]:
-    """Return for each table row numbers (U,) that are none, and sums (U, D) of zero, in two memories."""
-    ends = list(accumulate(room, initial=0))
-    sizes = [-(-count * width // 4) * 4 for count, width in zip(room, group.widths, strict=True)]
-    begins = list(accumulate(sizes, initial=0))  # at multiples of 16 bytes
+def allocate_sums(capacities: Sequence[int], group: Group) -> tuple[list[Tensor], list[Tensor]]:
+    """Return padding row numbers (U,) and zero sums (U, D) for each table, as views of two tensors."""
+    ends = list(accumulate(capacities, initial=0))
+    sizes = [-(-count * width // 4) * 4 for count, width in zip(capacities, group.widths, strict=True)]
+    begins = list(accumulate(sizes, initial=0))  # aligned to 16 bytes
     every = torch.full((ends[-1],), -1, dtype=torch.int64, device=group.device)
     numbers = torch.zeros(begins[-1], dtype=torch.float32, device=group.device)
     rows = [every[begin:end] for begin, end in pairwise(ends)]
-    parts = zip(begins, room, group.widths, strict=False)
+    parts = zip(begins, capacities, group.widths, strict=False)
     return rows, [numbers[begin : begin + u * d].view(u, d) for begin, u, d in parts]

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from keyedopt.fused.backends.interface import Lookup
 from keyedopt.fused.backends.triton import sort
-from keyedopt.fused.backends.triton.calls import Call
 from keyedopt.fused.backends.triton.groups import Group
+from keyedopt.fused.backends.triton.lookup_batch import LookupBatch
 from keyedopt.fused.backends.triton.shapes import Tuning
-from keyedopt.fused.backends.triton.sorting import Sorted, sort_by_torch, sort_in_passes
-from keyedopt.fused.backends.triton.streams import Filled, beside
+from keyedopt.fused.backends.triton.sort_passes import Sorted, sort_by_torch, sort_in_passes
+from keyedopt.fused.backends.triton.streams import StreamTensors, side_stream
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,7 +24,7 @@ class Runs:
             no runs, but every position is a row.
         count: number of positions.
         shift: see `sort.place_of`.
-        lookups: how many lookups there are, and so columns of the words of the gradients.
+        lookups: how many lookups there are, and so columns of the buffer of the gradients.
         tuning: with which they were made.
     """
 
@@ -51,50 +51,50 @@ class Prepared:
     """
 
     found: Runs
-    filled: Filled
+    filled: StreamTensors
     index: int
 
     def runs(self) -> Runs:
         """Return the runs for use in the current stream."""
-        self.filled.here()
+        self.filled.on_current_stream()
         return self.found
 
 
 def prepare(group: Group, lookups: Sequence[Lookup], tuning: Tuning) -> list[Prepared]:
-    """Find the runs of what is about to be looked up, beside that: it raises the alarm for both."""
+    """Find the runs of what is about to be looked up, beside that: it sets the error flag for both."""
     parts = [part for one in lookups for part in (one.values, one.offsets, one.weights) if part is not None]
-    with beside(group.device, sum(len(one.values) for one in lookups), parts):
-        runs = make_runs(group, lookups, tuning, heard=False)
+    with side_stream(group.device, sum(len(one.values) for one in lookups), parts):
+        runs = make_runs(group, lookups, tuning, reported=False)
         made = (runs.keys, runs.places, runs.scales, runs.starts, runs.counts, runs.ends)
-        filled = Filled.by_now(*(one for one in made if one is not None))
+        filled = StreamTensors.record(*(one for one in made if one is not None))
     return [Prepared(runs, filled, index) for index in range(len(lookups))]
 
 
 def make_keys(group: Group, lookups: Sequence[Lookup], tuning: Tuning) -> Runs:
     """Write key, place and scale of every value, in the order of the lookups: each row once, or −1."""
-    call = Call(group, lookups, tuning, holes="skipped")
-    keys, places, scales = call.new(call.key_dtype), call.new(call.place_dtype), call.new_scales()
-    call.write_keys(keys, places, scales)
+    batch = LookupBatch(group, lookups, tuning, padding="skipped")
+    keys, places, scales = batch.new(batch.key_dtype), batch.new(batch.place_dtype), batch.new_scales()
+    batch.write_keys(keys, places, scales)
     return Runs(
-        keys, places, scales, None, None, None, call.count, call.shift, len(call.lookups), call.tuning
+        keys, places, scales, None, None, None, batch.count, batch.shift, len(batch.lookups), batch.tuning
     )
 
 
-def make_runs(group: Group, lookups: Sequence[Lookup], tuning: Tuning, heard: bool = True) -> Runs:
+def make_runs(group: Group, lookups: Sequence[Lookup], tuning: Tuning, reported: bool = True) -> Runs:
     """Sort the values of the lookups by row, and find where the rows begin; nothing waits for the device."""
-    call = Call(group, lookups, tuning, "last" if group.gap else "none", heard)
-    if call.narrow:
-        with sort_in_passes(call) as done:
-            return _find_runs(call, done)
-    return _find_runs(call, sort_by_torch(call))
+    batch = LookupBatch(group, lookups, tuning, "last" if group.gap else "none", reported)
+    if batch.narrow:
+        with sort_in_passes(batch) as done:
+            return _find_runs(batch, done)
+    return _find_runs(batch, sort_by_torch(batch))
 
 
-def _find_runs(call: Call, done: Sorted) -> Runs:
-    count, tuning = call.count, call.tuning
+def _find_runs(batch: LookupBatch, done: Sorted) -> Runs:
+    count, tuning = batch.count, batch.tuning
     programs = -(-count // tuning.block)
     dtype = torch.int32 if count <= torch.iinfo(torch.int32).max else torch.int64
-    starts, ends = call.new(torch.uint8), call.new(dtype, programs)
-    counts = call.new(torch.int32, programs)
+    starts, ends = batch.new(torch.uint8), batch.new(dtype, programs)
+    counts = batch.new(torch.int32, programs)
     gathers = done.order is not None
     places = torch.empty_like(done.places) if gathers else done.places
     scales = torch.empty_like(done.scales) if gathers and done.scales is not None else done.scales
@@ -119,4 +119,6 @@ def _find_runs(call: Call, done: Sorted) -> Runs:
         num_warps=max(1, min(4, tuning.block // 32)),
         maxnreg=sort.REGISTERS,
     )
-    return Runs(done.keys, places, scales, starts, counts, ends, count, call.shift, len(call.lookups), tuning)
+    return Runs(
+        done.keys, places, scales, starts, counts, ends, count, batch.shift, len(batch.lookups), tuning
+    )

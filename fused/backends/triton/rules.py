@@ -19,23 +19,23 @@ from keyedopt.fused.backends.triton.arithmetic import (
     row_norm,
     trust_ratio,
 )
-from keyedopt.fused.backends.triton.layout import STEP_WORDS
+from keyedopt.fused.backends.triton.layout import STEP_FIELDS
 
-EPS = tl.constexpr(STEP_WORDS.index("eps"))
-BETA1 = tl.constexpr(STEP_WORDS.index("beta1"))
-BETA2 = tl.constexpr(STEP_WORDS.index("beta2"))
-REST1 = tl.constexpr(STEP_WORDS.index("rest1"))
-REST2 = tl.constexpr(STEP_WORDS.index("rest2"))
-LOG1 = tl.constexpr(STEP_WORDS.index("log1"))
-LOG2 = tl.constexpr(STEP_WORDS.index("log2"))
-WEIGHT_DECAY = tl.constexpr(STEP_WORDS.index("weight_decay"))
-MOMENTUM = tl.constexpr(STEP_WORDS.index("momentum"))
-UNDAMPED = tl.constexpr(STEP_WORDS.index("undamped"))
-ETA = tl.constexpr(STEP_WORDS.index("eta"))
-LR_DECAY = tl.constexpr(STEP_WORDS.index("lr_decay"))
-MAX_NORM = tl.constexpr(STEP_WORDS.index("max_norm"))
-FIRST = tl.constexpr(STEP_WORDS.index("first"))
-NESTEROV = tl.constexpr(STEP_WORDS.index("nesterov"))
+EPS = tl.constexpr(STEP_FIELDS.index("eps"))
+BETA1 = tl.constexpr(STEP_FIELDS.index("beta1"))
+BETA2 = tl.constexpr(STEP_FIELDS.index("beta2"))
+REST1 = tl.constexpr(STEP_FIELDS.index("rest1"))
+REST2 = tl.constexpr(STEP_FIELDS.index("rest2"))
+LOG1 = tl.constexpr(STEP_FIELDS.index("log1"))
+LOG2 = tl.constexpr(STEP_FIELDS.index("log2"))
+WEIGHT_DECAY = tl.constexpr(STEP_FIELDS.index("weight_decay"))
+MOMENTUM = tl.constexpr(STEP_FIELDS.index("momentum"))
+UNDAMPED = tl.constexpr(STEP_FIELDS.index("undamped"))
+ETA = tl.constexpr(STEP_FIELDS.index("eta"))
+LR_DECAY = tl.constexpr(STEP_FIELDS.index("lr_decay"))
+MAX_NORM = tl.constexpr(STEP_FIELDS.index("max_norm"))
+FIRST = tl.constexpr(STEP_FIELDS.index("first"))
+NESTEROV = tl.constexpr(STEP_FIELDS.index("nesterov"))
 
 
 @triton.jit

@@ -10,20 +10,20 @@ Neither needs the gradients, so both are done in the forward. Between them the k
 import triton
 import triton.language as tl
 
-from keyedopt.fused.backends.triton.alarm import BAD_VALUES, raise_alarm
 from keyedopt.fused.backends.triton.arithmetic import column_of
-from keyedopt.fused.backends.triton.layout import LOOKUP_WORDS
+from keyedopt.fused.backends.triton.error_flag import BAD_VALUES, set_flag
+from keyedopt.fused.backends.triton.layout import LOOKUP_FIELDS
 
-PROGRAM = tl.constexpr(LOOKUP_WORDS.index("program"))
-START = tl.constexpr(LOOKUP_WORDS.index("start"))
-COUNT = tl.constexpr(LOOKUP_WORDS.index("count"))
-BAGS = tl.constexpr(LOOKUP_WORDS.index("bags"))
-VALUES = tl.constexpr(LOOKUP_WORDS.index("values"))
-OFFSETS = tl.constexpr(LOOKUP_WORDS.index("offsets"))
-WEIGHTS = tl.constexpr(LOOKUP_WORDS.index("weights"))
-BASE = tl.constexpr(LOOKUP_WORDS.index("base"))
-MEAN = tl.constexpr(LOOKUP_WORDS.index("mean"))
-ROWS = tl.constexpr(LOOKUP_WORDS.index("rows"))
+PROGRAM = tl.constexpr(LOOKUP_FIELDS.index("program"))
+START = tl.constexpr(LOOKUP_FIELDS.index("start"))
+COUNT = tl.constexpr(LOOKUP_FIELDS.index("count"))
+BAGS = tl.constexpr(LOOKUP_FIELDS.index("bags"))
+VALUES = tl.constexpr(LOOKUP_FIELDS.index("values"))
+OFFSETS = tl.constexpr(LOOKUP_FIELDS.index("offsets"))
+WEIGHTS = tl.constexpr(LOOKUP_FIELDS.index("weights"))
+BASE = tl.constexpr(LOOKUP_FIELDS.index("base"))
+MEAN = tl.constexpr(LOOKUP_FIELDS.index("mean"))
+ROWS = tl.constexpr(LOOKUP_FIELDS.index("rows"))
 #: Of a thread: enough for 32 warps on a multiprocessor, which hide the latency of single loads.
 REGISTERS = 64
 
@@ -53,25 +53,25 @@ def place_of(which, live, lookups, shift, steps, LOOKUPS: tl.constexpr, SCALED: 
 
     Args:
         which: of all values, counted over all lookups.
-        lookups: words of `LOOKUP_WORDS`.
+        lookups: columns of `LOOKUP_FIELDS`.
         shift: bits of the bags.
         steps: of a bisection of the bags; 0 where nothing is pooled.
     """
     lookup = column_of(which, lookups + START * LOOKUPS, LOOKUPS)
-    words = lookups + lookup
-    index = which.to(tl.int64) - tl.load(words + START * LOOKUPS, mask=live, other=0)
-    address = tl.load(words + OFFSETS * LOOKUPS, mask=live, other=0)
+    fields = lookups + lookup
+    index = which.to(tl.int64) - tl.load(fields + START * LOOKUPS, mask=live, other=0)
+    address = tl.load(fields + OFFSETS * LOOKUPS, mask=live, other=0)
     offsets = address.to(tl.pointer_type(tl.int64))
     pooled = live & (address != 0)
-    bags = tl.load(words + BAGS * LOOKUPS, mask=live, other=1)
+    bags = tl.load(fields + BAGS * LOOKUPS, mask=live, other=1)
     bag = tl.where(pooled, bag_of(index, offsets, bags, steps, pooled), index)
     scale = tl.full(which.shape, 1.0, tl.float32)
     if SCALED:
-        divided = pooled & (tl.load(words + MEAN * LOOKUPS, mask=live, other=0) != 0)
+        divided = pooled & (tl.load(fields + MEAN * LOOKUPS, mask=live, other=0) != 0)
         end = tl.load(offsets + bag + 1, mask=divided, other=1)
         length = end - tl.load(offsets + bag, mask=divided, other=0)
         scale = tl.div_rn(scale, tl.maximum(length, 1).to(tl.float32))
-        address = tl.load(words + WEIGHTS * LOOKUPS, mask=live, other=0)
+        address = tl.load(fields + WEIGHTS * LOOKUPS, mask=live, other=0)
         weights = address.to(tl.pointer_type(tl.float32))
         scale = scale * tl.load(weights + index, mask=live & (address != 0), other=1.0)
     return bag + (lookup.to(tl.int64) << shift), scale
@@ -80,7 +80,7 @@ def place_of(which, live, lookups, shift, steps, LOOKUPS: tl.constexpr, SCALED: 
 @triton.jit(do_not_specialize=["shift", "steps", "clear"])
 def write_keys(
     lookups,
-    alarm,
+    flag,
     keys,
     places,
     scales,
@@ -92,7 +92,7 @@ def write_keys(
     LOOKUPS: tl.constexpr,
     PLACES: tl.constexpr,
     SCALED: tl.constexpr,
-    HOLES: tl.constexpr,
+    PADDING: tl.constexpr,
     PASSES: tl.constexpr,
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -100,36 +100,36 @@ def write_keys(
     """Write the keys of BLOCK values of one lookup, and what the sort of them has to know beforehand.
 
     Args:
-        lookups: words of `LOOKUP_WORDS`.
-        alarm: see `alarm`.
+        lookups: columns of `LOOKUP_FIELDS`.
+        flag: see `error_flag`.
         keys: (N,) out: row number, counted over all tables; of a number that is none the first of its table.
         places: (N,) out, if PLACES, see `place_of`.
         scales: (N,) out, if PLACES and SCALED.
         totals: (PASSES, 2 ** BITS) how often each digit of a key has each value; added to.
         status: out: `clear` words that are set to 0.
         shift, steps: see `place_of`.
-        HOLES: what becomes of the value −1. "none": it is wrong; "skipped": its key is −1; "last": its key is
-            the one behind the rows of the table, which the group of tables has to leave free.
+        PADDING: how the value −1 is handled. "none": it is wrong; "skipped": its key is −1; "last": its key
+            is the one behind the rows of the table, which the group of tables leaves free.
     """
     program = tl.program_id(0)
     begins = tl.load(lookups + PROGRAM * LOOKUPS + tl.arange(0, LOOKUPS))
     lookup = tl.sum((program >= begins).to(tl.int32), 0) - 1
-    words = lookups + lookup
-    start = tl.load(words + START * LOOKUPS)
-    index = (program - tl.load(words + PROGRAM * LOOKUPS)) * BLOCK + tl.arange(0, BLOCK)
-    live = index < tl.load(words + COUNT * LOOKUPS)
-    values = tl.load(words + VALUES * LOOKUPS).to(tl.pointer_type(tl.int64))
+    fields = lookups + lookup
+    start = tl.load(fields + START * LOOKUPS)
+    index = (program - tl.load(fields + PROGRAM * LOOKUPS)) * BLOCK + tl.arange(0, BLOCK)
+    live = index < tl.load(fields + COUNT * LOOKUPS)
+    values = tl.load(fields + VALUES * LOOKUPS).to(tl.pointer_type(tl.int64))
     row = tl.load(values + index, mask=live, other=0)
-    rows = tl.load(words + ROWS * LOOKUPS)
-    if HOLES != "none":
+    rows = tl.load(fields + ROWS * LOOKUPS)
+    if PADDING != "none":
         row = tl.where(row == -1, rows, row)
         wrong = (row < 0) | (row > rows)
     else:
         wrong = (row < 0) | (row >= rows)
-    raise_alarm(alarm, live & wrong, BAD_VALUES)
+    set_flag(flag, live & wrong, BAD_VALUES)
     hole = row == rows
-    row = tl.where(wrong, 0, row) + tl.load(words + BASE * LOOKUPS)
-    if HOLES == "skipped":
+    row = tl.where(wrong, 0, row) + tl.load(fields + BASE * LOOKUPS)
+    if PADDING == "skipped":
         row = tl.where(hole, -1, row)
     tl.store(keys + start + index, row.to(keys.dtype.element_ty), mask=live)
     if PLACES:
@@ -215,7 +215,7 @@ def find_runs(
         starts: (n,) uint8 out: block by block, where its runs begin, counted from its begin.
         counts: (blocks,) out: how many they are.
         ends: (blocks,) out: where the last of them ends, in this block or a later one.
-        work: out: `used` words, which were used in the sort, are 0 again for the next.
+        work: out: `used` fields, which were used in the sort, are 0 again for the next.
     """
     program = tl.program_id(0)
     begin = program.to(tl.int64) * BLOCK

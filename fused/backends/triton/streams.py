@@ -1,4 +1,4 @@
-"""Streams of CUDA: memory that is filled in one and used in others, and one for what runs beside the rest."""
+"""CUDA streams: memory that one stream fills and others use, and a side stream for the sort."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -12,34 +12,34 @@ from torch import Tensor
 
 from keyedopt.fused.backends.streams import capturing, current
 
-#: What is said of a capture for which there is not everything yet that a graph cannot make.
+#: The error of a capture that needs memory which a graph cannot allocate.
 TOO_SOON = "take a step of the same kind before you capture one in a CUDA graph"
-#: In the environment: "0" sorts in the stream of the forward, "1" beside it, however little there is to sort.
+#: The environment variable: "0" sorts in the stream of the forward pass, "1" in a side stream, for any size.
 OVERLAP = "KEYEDOPT_OVERLAP"
-#: So many values at least are sorted beside the forward: less is launched no faster than it is sorted.
-FEWEST = 1 << 16
+#: The least number of values that are sorted in the side stream: fewer are sorted as fast as launched.
+MIN_SIDE_VALUES = 1 << 16
 
 
 @dataclass(frozen=True)
-class Filled:
-    """Tensors of a device; of CUDA, also the stream in which they are filled, and the event of when."""
+class StreamTensors:
+    """Tensors of a device; on CUDA also the stream that fills them, and an event after that."""
 
     tensors: tuple[Tensor, ...]
     stream: Any = None
     event: Any = None
 
     @classmethod
-    def by_now(cls, *tensors: Tensor) -> "Filled":
-        """Take tensors that are filled by what the current stream was told to do until now."""
+    def record(cls, *tensors: Tensor) -> "StreamTensors":
+        """Return tensors that the work in the current stream fills."""
         stream = current(tensors[0].device)
-        if stream is None or capturing(tensors[0].device):  # events of a graph mean nothing outside of it
+        if stream is None or capturing(tensors[0].device):  # events of a graph are not valid outside of it
             return cls(tensors)
         return cls(tensors, stream, stream.record_event())
 
-    def here(self) -> tuple[Tensor, ...]:
-        """Return the tensors for use in the current stream, which waits for them if it is another one.
+    def on_current_stream(self) -> tuple[Tensor, ...]:
+        """Return the tensors for use in the current stream; another stream waits for the event first.
 
-        A graph that is captured does not wait, nor has to: before, torch waits for all streams.
+        In a capture no wait is needed: torch synchronizes all streams before a capture.
         """
         if self.stream is None:
             return self.tensors
@@ -48,33 +48,34 @@ class Filled:
         if stream != self.stream and not capturing(device):
             stream.wait_event(self.event)
             for tensor in self.tensors:
-                tensor.record_stream(stream)  # or who asks for memory next could be given this
+                tensor.record_stream(stream)  # otherwise the memory could be reused too early
         return self.tensors
 
 
 @contextmanager
-def beside(device: torch.device, count: int, given: Iterable[Tensor]) -> Iterator[None]:
-    """Do what is inside in a stream of its own, which begins when the current one is done until now.
+def side_stream(device: torch.device, count: int, given: Iterable[Tensor]) -> Iterator[None]:
+    """Run the body in a side stream, which starts after the present work of the current stream.
 
-    Nobody waits for it but who uses what it has made, see `Filled`; it may also be dropped. What is made
-    inside is memory of that stream, so it is free for the next one there in time; of what is given, the owner
-    may let go at once, and it stays until it has been read. Only by who writes to it meanwhile are wrong
-    numbers read, which the backward refuses to use.
+    Only users of the results wait for them, see `StreamTensors`; results may also be dropped. Memory that the
+    body allocates belongs to the side stream. The caller may free `given` at once; its memory stays until it
+    has been read. If someone writes to it meanwhile, wrong numbers are read, and the backward pass raises an
+    error.
 
-    In the capture of a CUDA graph all stays in the stream that is captured. A graph may end with the forward,
-    by when that stream would have to wait for the other anyway; and what another thread does there, which is
-    not captured, must not get into the graph.
+    In the capture of a CUDA graph the body runs in the captured stream: a graph may end with the forward
+        pass, when
+    the captured stream would have to wait for the other one; and uncaptured work of another thread in the
+    side stream must not get into the graph.
 
     Args:
-        device: without streams all of this is nothing.
-        count: how many values there are to be sorted, see `FEWEST`.
-        given: what is read inside.
+        device: if it has no streams, the body is run as it is.
+        count: the number of values to sort, see `MIN_SIDE_VALUES`.
+        given: the tensors that the body reads.
     """
     now = current(device)
-    if now is None or not _pays(count) or capturing(device):
+    if now is None or not _is_worthwhile(count) or capturing(device):
         yield
         return
-    side = _side(device)
+    side = _side_stream(device)
     side.wait_stream(now)
     for tensor in {one.untyped_storage().data_ptr(): one for one in given}.values():
         tensor.record_stream(side)
@@ -83,13 +84,13 @@ def beside(device: torch.device, count: int, given: Iterable[Tensor]) -> Iterato
 
 
 @cache
-def _side(device: torch.device) -> Any:
-    """Return the stream of its own, of high priority: a forward that fills the device would come first."""
+def _side_stream(device: torch.device) -> Any:
+    """Return the side stream of a device, with high priority: lookups may fill the device."""
     return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
 
 
-def _pays(count: int) -> bool:
+def _is_worthwhile(count: int) -> bool:
     asked = os.environ.get(OVERLAP, "")
     if asked not in ("", "0", "1"):
         raise ValueError(f"{OVERLAP} must be 0 or 1, not {asked!r}")
-    return count >= FEWEST if not asked else asked == "1"
+    return count >= MIN_SIDE_VALUES if not asked else asked == "1"

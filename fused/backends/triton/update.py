@@ -7,28 +7,28 @@
 import triton
 import triton.language as tl
 
-from keyedopt.fused.backends.triton.alarm import silent
 from keyedopt.fused.backends.triton.arithmetic import (
     column_of,
     pointer,
     round_randomly,
     round_to_nearest,
 )
-from keyedopt.fused.backends.triton.layout import STEP_WORDS, TABLE_WORDS
+from keyedopt.fused.backends.triton.error_flag import no_error
+from keyedopt.fused.backends.triton.layout import STEP_FIELDS, TABLE_FIELDS
 from keyedopt.fused.backends.triton.reduce import gradients, sum_runs
 from keyedopt.fused.backends.triton.rules import apply
 
-UNITS = tl.constexpr(TABLE_WORDS.index("units"))
-WEIGHT_AT = tl.constexpr(TABLE_WORDS.index("weight"))
-FIRST_AT = tl.constexpr(TABLE_WORDS.index("first"))
-SECOND_AT = tl.constexpr(TABLE_WORDS.index("second"))
-COUNTER_AT = tl.constexpr(TABLE_WORDS.index("counter"))
-SEED = tl.constexpr(STEP_WORDS.index("seed"))
+UNITS = tl.constexpr(TABLE_FIELDS.index("units"))
+WEIGHT_AT = tl.constexpr(TABLE_FIELDS.index("weight"))
+FIRST_AT = tl.constexpr(TABLE_FIELDS.index("first"))
+SECOND_AT = tl.constexpr(TABLE_FIELDS.index("second"))
+COUNTER_AT = tl.constexpr(TABLE_FIELDS.index("counter"))
+SEED = tl.constexpr(STEP_FIELDS.index("seed"))
 
 
 @triton.jit
 def draw(seed, count, row, table, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Return uniform uint32, (ROWS, WIDTH), by Philox on seed, step, table, row and column; four a call."""
+    """Return uniform uint32, (ROWS, WIDTH), by Philox on seed, step, table, row and column; four a batch."""
     quarter: tl.constexpr = WIDTH // 4
     column = tl.arange(0, quarter)[None, :].to(tl.uint32) + tl.zeros((ROWS, quarter), tl.uint32)
     low = row.to(tl.uint32)[:, None] + tl.zeros((ROWS, quarter), tl.uint32)
@@ -41,31 +41,31 @@ def draw(seed, count, row, table, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def load_state(words, row, live, inside, columns, width, KIND: tl.constexpr, ALIGN: tl.constexpr):
+def load_state(fields, row, live, inside, columns, width, KIND: tl.constexpr, ALIGN: tl.constexpr):
     """Load a state of these rows: (ROWS, WIDTH), or (ROWS, 1), or 0 where there is none."""
     if KIND == "full":
-        at = pointer(words, live, tl.float32, ALIGN)[:, None] + ((row * width)[:, None] + columns[None, :])
+        at = pointer(fields, live, tl.float32, ALIGN)[:, None] + ((row * width)[:, None] + columns[None, :])
         return tl.load(at, mask=live[:, None] & inside, other=0.0)
     elif KIND == "row":
-        return tl.load(pointer(words, live, tl.float32, 4) + row, mask=live, other=0.0)[:, None]
+        return tl.load(pointer(fields, live, tl.float32, 4) + row, mask=live, other=0.0)[:, None]
     else:
         return 0.0
 
 
 @triton.jit
-def store_state(words, value, row, live, inside, columns, width, KIND: tl.constexpr, ALIGN: tl.constexpr):
+def store_state(fields, value, row, live, inside, columns, width, KIND: tl.constexpr, ALIGN: tl.constexpr):
     """Store a state of these rows."""
     if KIND == "full":
-        at = pointer(words, live, tl.float32, ALIGN)[:, None] + ((row * width)[:, None] + columns[None, :])
+        at = pointer(fields, live, tl.float32, ALIGN)[:, None] + ((row * width)[:, None] + columns[None, :])
         tl.store(at, value, mask=live[:, None] & inside)
     elif KIND == "row":
         # the value is the same in every thread of a row; a sum over one column takes the column away
-        tl.store(pointer(words, live, tl.float32, 4) + row, tl.sum(value, 1), mask=live)
+        tl.store(pointer(fields, live, tl.float32, 4) + row, tl.sum(value, 1), mask=live)
 
 
 @triton.jit(do_not_specialize=["n", "shift", "chunk"])
 def update(
-    alarm,
+    flag,
     keys,
     places,
     scales,
@@ -110,16 +110,16 @@ def update(
     """Update the rows whose runs begin in BLOCK sorted positions, ROWS at a time.
 
     Args:
-        alarm: see `alarm`; where it was raised nothing is done.
+        flag: see `error_flag`; where it was raised nothing is done.
         keys, places, scales, starts, counts, ends: see `sort.find_runs`; with SUMMED every position is a row,
             or none, and has its gradient at its place, so `starts`, `counts` and `ends` are not read.
         totals: see `chunks.join_chunks`.
-        tables, grads, step: words of `TABLE_WORDS`, `GRAD_WORDS` and `STEP_WORDS`.
+        tables, grads, step: columns of `TABLE_FIELDS`, `GRAD_FIELDS` and `STEP_FIELDS`.
         lr, count: one number each.
         n: number of positions.
         shift, chunk: see `reduce`.
     """
-    if not silent(alarm, ROWS * WIDTH):
+    if not no_error(flag, ROWS * WIDTH):
         return
     program = tl.program_id(0)
     begin = program.to(tl.int64) * BLOCK
@@ -143,20 +143,20 @@ def update(
         if SUMMED:
             live = live & (key >= 0)  # a key of −1 is no row
         table = column_of(key, tables, TABLES)
-        words = tables + table
-        row = key - tl.load(words, mask=live, other=0)
-        width = tl.load(words + UNITS * TABLES, mask=live, other=1) * UNIT
+        fields = tables + table
+        row = key - tl.load(fields, mask=live, other=0)
+        width = tl.load(fields + UNITS * TABLES, mask=live, other=1) * UNIT
         inside = columns[None, :] < width[:, None]
         # the row and its state do not depend on the gradients: their loads are on the way meanwhile
         place = (row * width)[:, None] + columns[None, :]
         write = live[:, None] & inside
-        weight = pointer(words + WEIGHT_AT * TABLES, live, WEIGHT, ROW_ALIGN)[:, None] + place
+        weight = pointer(fields + WEIGHT_AT * TABLES, live, WEIGHT, ROW_ALIGN)[:, None] + place
         w = tl.load(weight, mask=write, other=0.0).to(tl.float32)
-        a = load_state(words + FIRST_AT * TABLES, row, live, inside, columns, width, FIRST, ALIGN)
-        b = load_state(words + SECOND_AT * TABLES, row, live, inside, columns, width, SECOND, ALIGN)
+        a = load_state(fields + FIRST_AT * TABLES, row, live, inside, columns, width, FIRST, ALIGN)
+        b = load_state(fields + SECOND_AT * TABLES, row, live, inside, columns, width, SECOND, ALIGN)
         t = steps
         if COUNTED:
-            counter = pointer(words + COUNTER_AT * TABLES, live, tl.int64, 8) + row
+            counter = pointer(fields + COUNTER_AT * TABLES, live, tl.int64, 8) + row
             counted = tl.load(counter, mask=live, other=0) + 1
             tl.debug_barrier()  # each warp reads for itself: none may see what another has written already
             tl.store(counter, counted, mask=live)
@@ -208,5 +208,5 @@ def update(
             tl.store(weight, round_randomly(w, bits, WEIGHT), mask=write)
         else:
             tl.store(weight, round_to_nearest(w, WEIGHT), mask=write)
-        store_state(words + FIRST_AT * TABLES, a, row, live, inside, columns, width, FIRST, ALIGN)
-        store_state(words + SECOND_AT * TABLES, b, row, live, inside, columns, width, SECOND, ALIGN)
+        store_state(fields + FIRST_AT * TABLES, a, row, live, inside, columns, width, FIRST, ALIGN)
+        store_state(fields + SECOND_AT * TABLES, b, row, live, inside, columns, width, SECOND, ALIGN)

@@ -8,17 +8,17 @@ from torch import Tensor
 
 from keyedopt.fused.backends.interface import Lookup
 from keyedopt.fused.backends.triton import sort
-from keyedopt.fused.backends.triton.alarms import alarm_of
+from keyedopt.fused.backends.triton.device_buffers import columns_for, pack_rows, to_device
+from keyedopt.fused.backends.triton.device_flags import error_flag
 from keyedopt.fused.backends.triton.groups import Group, bags_of, blocks
-from keyedopt.fused.backends.triton.layout import LOOKUP_WORDS
+from keyedopt.fused.backends.triton.layout import LOOKUP_FIELDS
 from keyedopt.fused.backends.triton.shapes import Tuning
-from keyedopt.fused.backends.triton.words import columns_for, on_device, table
 
 #: More keys than this are sorted by torch: a word of the look-back has two bits for something else.
 MOST_KEYS = 2**29
 
 
-def plain(lookup: Lookup) -> Lookup:
+def normalized(lookup: Lookup) -> Lookup:
     """Return the lookup with integers of 64 bits, weights in float32, and everything contiguous."""
     offsets = None if lookup.offsets is None else lookup.offsets.long().contiguous()
     weights = None if lookup.weights is None else lookup.weights.detach().float().contiguous()
@@ -31,8 +31,8 @@ def is_scaled(lookups: Sequence[Lookup]) -> bool:
     return any(one.weights is not None or (one.mean and one.offsets is not None) for one in lookups)
 
 
-def lookup_words(group: Group, lookups: Sequence[Lookup], begins: Sequence[int]) -> list[int]:
-    """Return the words of some lookups in tables of a group, for programs that begin so."""
+def lookup_buffer(group: Group, lookups: Sequence[Lookup], begins: Sequence[int]) -> list[int]:
+    """Return the buffer of some lookups in tables of a group, for programs that begin so."""
     counts = [len(lookup.values) for lookup in lookups]
     places = [group.numbers.index(lookup.table) for lookup in lookups]
     bases = group.bases
@@ -48,17 +48,17 @@ def lookup_words(group: Group, lookups: Sequence[Lookup], begins: Sequence[int])
         "mean": [int(lookup.mean and lookup.offsets is not None) for lookup in lookups],
         "rows": [group.tables[place].weight.shape[0] for place in places],
     }
-    never = (LOOKUP_WORDS.index("program"), LOOKUP_WORDS.index("start"))
-    return table([rows[name] for name in LOOKUP_WORDS], never)
+    never = (LOOKUP_FIELDS.index("program"), LOOKUP_FIELDS.index("start"))
+    return pack_rows([rows[name] for name in LOOKUP_FIELDS], never)
 
 
-class Call:
+class LookupBatch:
     """Some lookups in tables of a group; none of their memory is read here.
 
     Attributes:
-        holes: what the key of −1 is, see `sort.write_keys`.
-        heard: whether an alarm that is raised is heard, see `alarms.alarm_of`.
-        words: on the device, see `LOOKUP_WORDS`.
+        padding: what the key of −1 is, see `sort.write_keys`.
+        reported: whether an alarm that is raised is reported, see `device_flags.error_flag`.
+        buffer: on the device, see `LOOKUP_FIELDS`.
         count: number of values.
         shift, steps: see `sort.place_of`.
         programs: of `sort.write_keys`.
@@ -69,14 +69,14 @@ class Call:
         group: Group,
         lookups: Sequence[Lookup],
         tuning: Tuning,
-        holes: str = "none",
-        heard: bool = True,
+        padding: str = "none",
+        reported: bool = True,
     ) -> None:
-        self.group, self.tuning, self.holes, self.heard = group, tuning, holes, heard
-        self.lookups = [plain(lookup) for lookup in lookups]
+        self.group, self.tuning, self.padding, self.reported = group, tuning, padding, reported
+        self.lookups = [normalized(lookup) for lookup in lookups]
         pooled = [len(one.offsets) for one in self.lookups if one.offsets is not None]
         begins = blocks([len(lookup.values) for lookup in self.lookups], tuning.values)
-        self.words = on_device(lookup_words(group, self.lookups, begins), group.device)
+        self.buffer = to_device(lookup_buffer(group, self.lookups, begins), group.device)
         self.columns = columns_for(len(self.lookups))
         self.count = sum(len(lookup.values) for lookup in self.lookups)
         self.programs = begins[-1]
@@ -123,8 +123,8 @@ class Call:
         """Launch `sort.write_keys`: with places, or with what `radix` needs, (passes, bins) and (…)."""
         passes, bins = (0, 1) if totals is None else totals.shape
         sort.write_keys[(self.programs,)](
-            self.words,
-            alarm_of(self.group.device, self.heard),
+            self.buffer,
+            error_flag(self.group.device, self.reported),
             keys,
             keys if places is None else places,
             keys if scales is None else scales,
@@ -136,7 +136,7 @@ class Call:
             LOOKUPS=self.columns,
             PLACES=places is not None,
             SCALED=scales is not None,
-            HOLES=self.holes,
+            PADDING=self.padding,
             PASSES=passes,
             BITS=bins.bit_length() - 1,
             BLOCK=self.tuning.values,

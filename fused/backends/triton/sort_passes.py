@@ -11,7 +11,7 @@ from torch import Tensor
 
 from keyedopt.fused.backends.streams import capturing, current
 from keyedopt.fused.backends.triton import radix
-from keyedopt.fused.backends.triton.calls import Call
+from keyedopt.fused.backends.triton.lookup_batch import LookupBatch
 
 #: Programs of a pass on each multiprocessor: they take tiles as long as there are any.
 PROGRAMS = 2
@@ -27,7 +27,7 @@ class Sorted:
         keys: (n,) sorted.
         places, scales: (n,), in the order of the keys; with `order`, still in that of the lookups.
         order: (n,) which value came to each position, or None.
-        work: words that have to be 0 again for the next sort, or None.
+        work: buffer that have to be 0 again for the next sort, or None.
     """
 
     keys: Tensor
@@ -65,24 +65,24 @@ def packing(bits: int, digit: int, count: int) -> tuple[torch.dtype, int]:
     return (torch.uint16, low) if fits else (torch.int32, 0)
 
 
-def sort_by_torch(call: Call) -> Sorted:
+def sort_by_torch(batch: LookupBatch) -> Sorted:
     """Sort keys of 64 bits, or very many."""
-    keys, places, scales = call.new(call.key_dtype), call.new(call.place_dtype), call.new_scales()
-    call.write_keys(keys, places, scales)
+    keys, places, scales = batch.new(batch.key_dtype), batch.new(batch.place_dtype), batch.new_scales()
+    batch.write_keys(keys, places, scales)
     ordered, order = torch.sort(keys, stable=True)
     return Sorted(ordered, places, scales, order)
 
 
 @contextmanager
-def sort_in_passes(call: Call) -> Iterator[Sorted]:
+def sort_in_passes(batch: LookupBatch) -> Iterator[Sorted]:
     """Sort keys of 32 bits; who is given them sets the work to 0 again.
 
     Only then does the next sort on the same stream get it, so one that fails spoils no other.
     """
-    passes, bits = digits(call.bits, call.tuning.digit)
-    bins, tile = 2**bits, call.tuning.tile
-    tiles = -(-call.count // tile)
-    device = call.group.device
+    passes, bits = digits(batch.bits, batch.tuning.digit)
+    bins, tile = 2**bits, batch.tuning.tile
+    tiles = -(-batch.count // tile)
+    device = batch.group.device
     programs = min(tiles, PROGRAMS * _multiprocessors(device))
     captured, stream = capturing(device), current(device)
     # A graph may be replayed beside anything else, so it gets its own.
@@ -92,14 +92,14 @@ def sort_in_passes(call: Call) -> Iterator[Sorted]:
         known = torch.zeros(max(used, 3 * (2**8 + 1)), dtype=torch.int32, device=device)
     work = known[:used]
     totals, tickets = work[: passes * bins].view(passes, bins), work[passes * bins :]
-    status = call.new(torch.int32, passes, tiles, bins)
-    scratch = call.new(torch.int32, programs, tile + bins)
-    dtype, kept = packing(call.bits, bits, call.count) if passes > 1 else (torch.int32, 0)
-    given, between = call.new(torch.int32), [call.new(dtype) for _ in range(passes - 1)]
-    keys = [given, *between, given if between else call.new(torch.int32)]
-    orders = [given, *(call.new(torch.int32) for _ in between)]
-    places, scales = call.new(call.place_dtype), call.new_scales()
-    call.write_keys(keys[0], totals=totals, status=status)
+    status = batch.new(torch.int32, passes, tiles, bins)
+    scratch = batch.new(torch.int32, programs, tile + bins)
+    dtype, kept = packing(batch.bits, bits, batch.count) if passes > 1 else (torch.int32, 0)
+    given, between = batch.new(torch.int32), [batch.new(dtype) for _ in range(passes - 1)]
+    keys = [given, *between, given if between else batch.new(torch.int32)]
+    orders = [given, *(batch.new(torch.int32) for _ in between)]
+    places, scales = batch.new(batch.place_dtype), batch.new_scales()
+    batch.write_keys(keys[0], totals=totals, status=status)
     for one in range(passes):
         first, last = one == 0, one == passes - 1
         radix.radix_pass[(programs,)](
@@ -108,20 +108,20 @@ def sort_in_passes(call: Call) -> Iterator[Sorted]:
             keys[one + 1],
             places if last else orders[one + 1],
             keys[0] if scales is None else scales,
-            call.words,
+            batch.buffer,
             totals[one],
             tickets[one:],
             status[one],
             scratch,
-            call.count,
+            batch.count,
             tiles,
             0 if first else one * bits - kept,
-            call.shift,
-            call.steps,
+            batch.shift,
+            batch.steps,
             FIRST=first,
             LAST=last,
             SCALED=scales is not None,
-            LOOKUPS=call.columns,
+            LOOKUPS=batch.columns,
             BITS=bits,
             LOW=kept,
             TILE=tile,

@@ -1,7 +1,7 @@
-"""Clip, schedule and step on CUDA without a look at the device, shown without one.
+"""Clip, schedule and step on CUDA without synchronizing, tested without a GPU.
 
-Tensors say that they are on CUDA, and have no memory: to ask for a number of theirs is an error, which it is
-where the host would wait. `test_triton_steps` does the same for tables, with kernels that really run.
+Fake tensors on CUDA have no memory: reading a number raises an error where the host would synchronize on a
+GPU. `test_triton_steps` does the same for tables, with kernels that run.
 """
 
 from collections.abc import Iterator

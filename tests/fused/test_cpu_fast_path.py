@@ -1,4 +1,4 @@
-"""Steps in little Python: the same bits as the general way, and that way for whatever is unusual."""
+"""The fast path on the CPU gives the same bits as the general path, and leaves every unusual step to it."""
 
 import os
 from contextlib import suppress
@@ -35,7 +35,7 @@ LAYOUTS.remove(("sparse adam", "dense"))
 
 @pytest.fixture
 def answers(monkeypatch):
-    """What was said of each step: done, or left to the general way."""
+    """The results of the fast path: for each step, whether it was done."""
     given, step = [], cpu_fast_path.step
 
     def told(optimizer):
@@ -76,7 +76,7 @@ def trained(make, layout, late, steps=3):
 
 
 def expected(name, layout, late):
-    """What is said of three steps: some make state, one after the other; some find counts that differ."""
+    """Return whether the fast path does each of three steps; it cannot create state or mix step counts."""
     if name == "sgd, decoupled" and layout == "dense":
         return [False] * 3
     if name.startswith("adagrad"):
@@ -91,7 +91,7 @@ def expected(name, layout, late):
 @built
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize(("name", "layout"), LAYOUTS)
-def test_they_are_those_of_the_general_way(name, layout, late, monkeypatch, answers):
+def test_the_bits_are_those_of_the_general_path(name, layout, late, monkeypatch, answers):
     quick = trained(MADE[name], layout, late)
     assert answers == expected(name, layout, late)
     monkeypatch.setattr(cpu_fast_path, "step", lambda optimizer: False)
@@ -105,7 +105,7 @@ def test_they_are_those_of_the_general_way(name, layout, late, monkeypatch, answ
 
 
 class Own(fused.SGD):
-    """A class that may do anything in its step."""
+    """A class of a user, which may do anything in its step."""
 
 
 UNUSUAL = {
@@ -123,7 +123,7 @@ UNUSUAL = {
 
 @built
 @pytest.mark.parametrize("name", list(UNUSUAL))
-def test_what_is_unusual_goes_the_general_way(name, answers, monkeypatch):
+def test_an_unusual_step_takes_the_general_path(name, answers, monkeypatch):
     make, options, dtype, changed = UNUSUAL[name]
     results = []
     for way in ("asked", "general"):

@@ -1,0 +1,152 @@
+"""The optimizer of an embedding module without its updates: tables, options, clips, deferred gradients."""
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import optim
+
+from keyedopt.reference.backward_clip import BackwardClip
+from keyedopt.reference.embedding.deferred_gradients import DeferredGradients
+
+
+class EmbeddingOptimizerBase(abc.ABC):
+    """The part of a fused optimizer of tables that does no arithmetic; a subclass is a `FusedOptimizer` too.
+
+    Parameters are named ``<table>.weight``, states ``<table>.momentum1``, ``<table>.exp_avg_sq``, …, as
+    `keyedopt.reference.embedding.keys` lists. State exists from the start, in float32 at least. Every option
+    of a group, for example the learning rate, is read when the backward pass runs.
+    """
+
+    params: Any
+    state: Any
+    param_groups: list[dict[str, Any]]
+    #: The gradients that are deferred to `step`; see `defer_updates`.
+    deferred: DeferredGradients
+
+    def __init__(self) -> None:
+        super().__init__({}, {}, [])  # type: ignore[call-arg]  # of the fused optimizer that a subclass is
+        self._table_optimizers: dict[torch.Tensor, Any] = {}
+        self._names: dict[torch.Tensor, str] = {}
+        self._clips: list[BackwardClip] = []
+        self.deferred = DeferredGradients()
+
+    @abc.abstractmethod
+    def apply_deferred(self) -> None:
+        """Apply the update that was deferred, if there is one, with the options that are set now."""
+
+    @abc.abstractmethod
+    def _make_optimizer(
+        self,
+        optimizer_class: type[optim.Optimizer],
+        weights: Sequence[torch.Tensor],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Return an unfused optimizer with one group, or raise a ValueError."""
+
+    @abc.abstractmethod
+    def _initial_state(self, optimizer: Any, name: str, weight: torch.Tensor) -> dict[str, Any]:
+        """Return the state of a table before its first step, by key."""
+
+    @abc.abstractmethod
+    def _check_supported(
+        self, optimizer: Any, weights: Mapping[str, torch.Tensor], states: Mapping[torch.Tensor, Any]
+    ) -> None:
+        """Raise a ValueError if these tables cannot be updated by this optimizer."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Evaluate the closure, and apply the deferred update, if any; the backward pass does all others."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.apply_deferred()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """Drop the deferred gradients, if any: the backward pass has used all others."""
+        self.deferred.clear()
+
+    def _dummy_step(self) -> None:  # noqa: B027  # of `init_state`
+        """Do nothing: state exists, and a deferred update is left to its step."""
+
+    def add_param_group(self, param_group: Any) -> None:
+        """Raise a ValueError: only the tables of the module have a backward pass that updates them.
+
+        Raises:
+            ValueError: always.
+        """
+        raise ValueError("the groups of an embedding module are of its tables; optimize others elsewhere")
+
+    def clip_in_backward(self, clip: BackwardClip, inside: Sequence[BackwardClip]) -> None:
+        """Clip the gradients of every later step.
+
+        Args:
+            clip: its ``apply`` is called with the gradients of all tables, each row once, to change in place.
+            inside: the earlier clips that stay in force, and are applied before `clip`; all others are
+                dropped.
+        """
+        self._clips = [known for known in self._clips if known in inside] + [clip]
+        self.deferred.retain_requests(inside)
+
+    def defer_updates(self, clip: BackwardClip, inside: Sequence[BackwardClip]) -> None:
+        """Defer updates to `step` while a joint norm covers gradients outside this module.
+
+        Deferred gradients are to tables what ``.grad`` is to dense parameters: backward passes add to them,
+        `step` uses them, and `zero_grad` drops them.
+
+        Args:
+            clip: updates are deferred as long as this clip exists; only a weak reference to it is kept.
+            inside: the earlier clips that stay in force; all others are dropped.
+        """
+        self._clips = [known for known in self._clips if known in inside]
+        self.deferred.retain_requests(inside)
+        self.deferred.request(clip)
+
+    def use(
+        self,
+        optimizer_class: type[optim.Optimizer],
+        weights: Mapping[str, torch.Tensor],
+        kwargs: Mapping[str, Any],
+    ) -> None:
+        """Optimize tables, by name, with an optimizer of this class: one group, one set of options.
+
+        Raises:
+            ValueError: the class or an argument is not supported; nothing is changed.
+        """
+        optimizer = self._make_optimizer(optimizer_class, list(weights.values()), kwargs)
+        for name, weight in weights.items():
+            had, wanted = type(self._table_optimizers.get(weight)), type(optimizer)
+            if weight in self._table_optimizers and had is not wanted:
+                raise ValueError(
+                    f"table {name!r} was created with {had.__name__}, so optimizer_class must be that, not "
+                    f"{wanted.__name__}, which has other state"
+                )
+        state = {weight: self._initial_state(optimizer, name, weight) for name, weight in weights.items()}
+        for weight, entry in state.items():
+            if weight in self.state and self.state[weight].keys() != entry.keys():
+                have = list(self.state[weight])
+                raise ValueError(f"optimizer_kwargs must go with the existing state, {have}")
+        self._check_supported(optimizer, weights, state)
+        for group in self.param_groups:  # a table is in one group
+            group["params"] = [param for param in group["params"] if param not in state]
+        self.param_groups[:] = [group for group in self.param_groups if group["params"]]
+        for name, weight in weights.items():
+            self._table_optimizers[weight], self._names[weight] = optimizer, name
+            self.params[f"{name}.weight"] = weight
+            self.state.setdefault(weight, state[weight])
+        self.param_groups.append(optimizer.param_groups[0])
+
+    def move_state(self) -> None:
+        """Move the state to the devices of the tables."""
+        for weight, entry in self.state.items():
+            for value in entry.values():
+                if isinstance(value, torch.Tensor):
+                    value.data = value.data.to(weight.device)
+                else:
+                    value.to(weight.device)
+
+    def _group(self, weight: torch.Tensor) -> dict[str, Any]:
+        """Return the options of a table."""
+        return next(group for group in self.param_groups if any(weight is param for param in group["params"]))

@@ -1,0 +1,115 @@
+"""Tables in a module, and their optimizer: the base of the collections in `reference` and `fused`."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar, Self
+
+import torch
+from torch import nn, optim
+
+from keyedopt.reference.embedding.config import EmbeddingConfig, check_tables
+from keyedopt.reference.embedding.optimizer_base import EmbeddingOptimizerBase
+from keyedopt.reference.fused import FusedOptimizerModule, own
+
+
+class Table(nn.Module):
+    """The rows of one table, and the name under which they are saved: ``<table>.weight``."""
+
+    #: Allocates the rows.
+    empty: ClassVar[Callable[..., torch.Tensor]] = staticmethod(torch.empty)
+
+    def __init__(self, config: EmbeddingConfig, device: torch.device | str | None) -> None:
+        super().__init__()
+        shape = (config.num_embeddings, config.embedding_dim)
+        self.weight = nn.Parameter(self.empty(shape, dtype=config.data_type, device=device))
+        with torch.no_grad():
+            if config.init_fn is not None:
+                config.init_fn(self.weight)
+            else:
+                self.weight.uniform_(config.get_weight_init_min(), config.get_weight_init_max())
+
+
+class TableCollection(nn.Module, FusedOptimizerModule):
+    """Embedding tables, and the optimizer that updates them in the backward pass; no lookups.
+
+    Args:
+        tables: their configurations.
+        optimizer: has no tables yet; `set_optimizer` adds them.
+        is_weighted: whether each row that is looked up has a weight.
+        device: of the tables.
+
+    Raises:
+        ValueError: names the argument that is not valid.
+    """
+
+    #: The name of the child that has the tables as its children, as in torchrec.
+    children_name = ""
+    #: The class of these children.
+    table_class = Table
+
+    def __init__(
+        self,
+        tables: Sequence[EmbeddingConfig],
+        optimizer: EmbeddingOptimizerBase,
+        is_weighted: bool = False,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        check_tables(tables)
+        self._configs = [replace(table, init_fn=None) for table in tables]  # a function may not be copied
+        self._is_weighted = is_weighted
+        self._optim: Any = optimizer
+        children = {table.name: self.table_class(table, device) for table in tables}
+        self.add_module(self.children_name, nn.ModuleDict(children))
+        own(self, list(self._weights().values()))
+
+    @property
+    def fused_optimizer(self) -> Any:
+        """The optimizer of the tables."""
+        return self._optim
+
+    def set_optimizer(
+        self,
+        optimizer_class: type[optim.Optimizer],
+        weights: Sequence[torch.Tensor],
+        optimizer_kwargs: Mapping[str, Any],
+    ) -> None:
+        """Update some of the tables with an optimizer of this class, in the backward pass, from now on.
+
+        Raises:
+            ValueError: a weight is not a table of this module, a table has an optimizer of another class, or
+                an argument is out of range; nothing is changed.
+        """
+        chosen = {name: table for name, table in self._weights().items() if _among(table, weights)}
+        if not chosen or len(chosen) != len(weights):
+            raise ValueError("params must be weights of the tables of this module, each once")
+        self._optim.use(optimizer_class, chosen, optimizer_kwargs)
+
+    def set_first_optimizer(
+        self, optimizer_class: type[optim.Optimizer] | None, optimizer_kwargs: Mapping[str, Any] | None
+    ) -> None:
+        """Update all tables with an optimizer of this class; leave them plain parameters without a class."""
+        if optimizer_class is not None:
+            self.set_optimizer(optimizer_class, list(self.parameters()), optimizer_kwargs or {})
+
+    def trains(self, weight: torch.Tensor) -> bool:
+        """Return whether a table has an optimizer."""
+        return weight in self._optim.state
+
+    def _weights(self) -> dict[str, torch.Tensor]:
+        children = self.get_submodule(self.children_name).named_children()
+        return {name: table.get_parameter("weight") for name, table in children}
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        """Move the state with the module to a device."""
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        self._optim.move_state()
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        own(self, list(self._weights().values()))
+
+
+def _among(tensor: torch.Tensor, tensors: Sequence[torch.Tensor]) -> bool:
+    return any(tensor is other for other in tensors)
