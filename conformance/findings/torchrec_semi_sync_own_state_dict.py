@@ -1,8 +1,8 @@
 """Semi-synchronous training ignores the state_dict and load_state_dict of its two optimizers.
 
-SemisyncOptimizer reads and writes the state of both optimizers itself. A subclass that saves something of
-its own, for example a step count, does so alone and inside an OptimizerWrapper. As a local or global
-optimizer its value is lost without an error, and its hooks of saving and loading do not run.
+SemisyncOptimizer reads and writes the state of both optimizers itself. A subclass that saves additional
+state, for example a step count, keeps it when used on its own or inside an OptimizerWrapper. As a local or
+global optimizer it silently loses this state, and its hooks for saving and loading do not run.
 
 Clauses: SEMI-041.
 """
