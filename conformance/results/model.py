@@ -14,13 +14,14 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.untrusted import one_line
 
 #: The version of the format.
 SCHEMA = 1
 
 
-class ResultError(Exception):
+class ResultError(KeyedoptError):
     """A result file that cannot be read or written; the message says why and what to do."""
 
 
