@@ -230,7 +230,7 @@ def dlrm(name: str, fraction: float, batch: int) -> Lookups:
     """Return MLPerf's tables with a fraction of their rows; larger tables keep at least 1000 rows.
 
     A sample looks up 214 rows. A step moves at least 8 · 214 bytes of row numbers per sample in each pass,
-    the pooled rows and their gradients (26 · 128 numbers per sample each), and the touched rows with their state.
+    the pooled rows and their gradients (26 · 128 numbers per sample each), and touched rows with their state.
     """
     rows = tuple(max(min(full, SMALL), round(full * fraction)) for full in DLRM_ROWS)
     about = f"MLPerf DLRM-DCNv2, {fraction:g} of its rows" if fraction < 1 else "MLPerf DLRM-DCNv2 in full"

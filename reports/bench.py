@@ -27,7 +27,7 @@ def rows(file: str, plain: Mapping[str, Any]) -> Found:
         version = one_line(repr(plain.get("schema")), 40)
         raise Refused(f"it has format version {version}; this keyedopt reads version {SCHEMA}")
     if not get(plain, "complete", bool, True):
-        raise Refused("it is of an interrupted run; run `keyedopt bench … --output` again")
+        raise Refused("it is of an interrupted run; run `keyedopt bench run … --output` again")
     where = get(plain, "environment", dict)
     versions = get(where, "versions", dict)
     name = text(plain, "implementation")

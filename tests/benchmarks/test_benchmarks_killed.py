@@ -106,18 +106,9 @@ def test_a_run_that_is_told_to_end_before_it_has_anything_leaves_nothing(run_lin
 
 def test_a_run_that_is_killed_keeps_what_it_has(tmp_path):
     (tmp_path / "x.json").write_text("an earlier report")
-    line = (
-        "bench",
-        "run",
-        "--implementation",
-        "reference",
-        "--against",
-        "torch,reference",
-        "--seconds",
-        "0.01",
-    )
+    target = ("--implementation", "reference", "--against", "torch,reference", "--seconds", "0.01")
     work = ("--workload", "small-step", "--task", "train-sgd", "--task", "train-adam", "--task", "train-lamb")
-    process = started(tmp_path, *command(*line, *work, "--output", "x.json"), name="report")
+    process = started(tmp_path, *command("bench", "run", *target, *work, "--output", "x.json"), name="report")
     killed(process, (tmp_path / "x.partial.json").exists)
     assert (tmp_path / "x.json").read_text() == "an earlier report"
     assert valid(tmp_path / "x.partial.json")["rows"]
@@ -172,7 +163,7 @@ def test_a_gate_that_is_told_to_end_leaves_everything_as_it_was(run_line, place,
 
 
 def test_processes_that_measure_end_with_the_one_that_asks(tmp_path, monkeypatch):
-    """A gate that is killed leaves the earlier verdict, no process, and a worktree that the next run removes."""
+    """A killed gate leaves the earlier verdict, no process, and a worktree that the next run removes."""
     repository = tmp_path / "repository"
     source = Path(commit_builds.__file__).resolve().parents[1] / "reference"
     shutil.copytree(source, repository / "reference", ignore=shutil.ignore_patterns("__pycache__"))

@@ -101,7 +101,7 @@ def test_the_time_without_overlap_is_taken_in_turn(monkeypatch):
         EmbeddingBagConfig, RowWiseAdagrad = fused.EmbeddingBagConfig, fused.RowWiseAdagrad
         EmbeddingBagCollection = Noting
 
-    monkeypatch.setattr(gpu_checks, "clock_of", lambda device: Clock())
+    monkeypatch.setattr(checks, "clock_of", lambda device: Clock())
     found = checks.time_without_overlap(Surface(), "cpu", 8, checks.Budget(seconds=0.0))
     assert found == "8 bags: 2.00 times as long without (2.00 to 2.00)"
     assert asked == [*"10", *"01", *"10"]
@@ -151,7 +151,7 @@ def test_a_check_that_breaks_costs_itself_alone():
 
 def test_fbgemm_is_compared_with_the_reference(monkeypatch):
     pytest.importorskip("fbgemm_gpu", reason="FBGEMM is in the extra `cpu`")
-    monkeypatch.setattr(gpu_checks, "FBGEMM", {name: {} for name in checks.FBGEMM})
+    monkeypatch.setattr(checks, "FBGEMM", {name: {} for name in checks.FBGEMM})
     monkeypatch.setitem(checks.FBGEMM, "Adagrad", {"lr_decay": 0.5})
     rows = {row["algorithm"]: row for row in checks.run(fused, "cpu", ["FBGEMM's operators"])}
     held = [name for name, row in rows.items() if row["outcome"] == "held"]
