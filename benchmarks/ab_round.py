@@ -15,7 +15,7 @@ import torch
 
 from keyedopt.benchmarks import build_process
 from keyedopt.benchmarks.build_process import BuildProcess
-from keyedopt.benchmarks.timing import relative_error
+from keyedopt.benchmarks.timing import result_error
 
 #: A workload and a task, by name.
 Key = tuple[str, str]
@@ -45,7 +45,7 @@ class Measured:
         key: the workload and the task.
         seconds: the lower quartile of each build; None if one of them cannot do the task.
         why: the reason if `seconds` is None.
-        error: the difference of their results (`timing.relative_error`); None if it was not computed.
+        error: the difference of their results (`timing.result_error`); None if it was not computed.
     """
 
     key: Key
@@ -101,7 +101,4 @@ def measure(
 
 def _result_error(files: Sequence[str]) -> float:
     one, other = (torch.load(file, weights_only=True) for file in files)
-    same_start = one["before"].keys() == other["before"].keys() and all(
-        torch.equal(value, other["before"][name]) for name, value in one["before"].items()
-    )
-    return relative_error(one["before"], one["after"], other["after"]) if same_start else math.inf
+    return result_error(one, other)

@@ -210,11 +210,8 @@ def start(make: Callable[[], Job], clock: Clock, warmup: float) -> Contestant:
 
 
 def error_between(ours: Contestant, theirs: Contestant) -> float:
-    """Return the difference of the results of two jobs; inf if they did not start from equal tensors."""
-    alike = ours.before.keys() == theirs.before.keys() and all(
-        torch.equal(value, theirs.before[name]) for name, value in ours.before.items()
-    )
-    return timing.relative_error(ours.before, ours.after, theirs.after) if alike else float("inf")
+    """Return the difference of the results of two jobs, see `timing.result_error`."""
+    return timing.result_error((ours.before, ours.after), (theirs.before, theirs.after))
 
 
 def compare(

@@ -239,6 +239,17 @@ def quantiles(times: Sequence[float]) -> dict[str, float]:
     return {"p10": float(low), "median": float(median), "p90": float(high)}
 
 
+def result_error(
+    ours: tuple[dict[str, Tensor], dict[str, Tensor]], theirs: tuple[dict[str, Tensor], dict[str, Tensor]]
+) -> float:
+    """Return `relative_error` of two jobs, each given as (before, after); inf if they start differently."""
+    before, other = ours[0], theirs[0]
+    same_start = before.keys() == other.keys() and all(
+        torch.equal(value, other[name]) for name, value in before.items()
+    )
+    return relative_error(before, ours[1], theirs[1]) if same_start else math.inf
+
+
 def relative_error(before: dict[str, Tensor], ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
     """Return the largest ‖ours - theirs‖ / ‖theirs - before‖ over the tensors of two jobs.
 

@@ -61,7 +61,7 @@ class Worker:
         except Exception as error:
             return one_line(error_text(error), 300)
         if file:
-            torch.save({"before": made.before, "after": made.after}, file)
+            torch.save((made.before, made.after), file)
         self.job = made.job
         return ""
 

@@ -2,13 +2,13 @@
 
 import math
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import ClassVar
 
 import pytest
 from making import module
+from repositories import committed, git, worktrees
 
 from keyedopt.benchmarks import ab_round, build_process, commit_builds
 from keyedopt.benchmarks.ab_round import Request
@@ -182,23 +182,10 @@ py-modules = ["acme"]
 SLOW = "from keyedopt.reference import *\nimport time\n{}\n"
 
 
-def git(folder, *arguments):
-    names = ("-c", "user.name=x", "-c", "user.email=x@example.org")
-    done = subprocess.run(
-        ["git", "-C", folder, *names, *arguments], capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
-
-
 def test_the_library_of_another_repository_is_gated(run_line, tmp_path, monkeypatch, quick):
     """Its checkout has an uncommitted change that makes SGD slow, which the gate must find."""
-    folder = tmp_path / "acme"
-    folder.mkdir()
-    (folder / "pyproject.toml").write_text(LIBRARY)
-    (folder / "acme.py").write_text(SLOW.format(""))
-    git(folder, "init", "-q")
-    git(folder, "add", "-A")
-    git(folder, "commit", "-qm", "one")
+    files = {"pyproject.toml": LIBRARY, "acme.py": SLOW.format("")}
+    folder = committed(tmp_path / "acme", files)
     slow = "class SGD(SGD):\n    def step(self, *a):\n        super().step(*a)\n        sum(range(10**6))"
     (folder / "acme.py").write_text(SLOW.format(slow))
     monkeypatch.chdir(folder)
@@ -208,7 +195,7 @@ def test_the_library_of_another_repository_is_gated(run_line, tmp_path, monkeypa
     assert done.returncode == 1, done.stdout + done.stderr
     assert "worse: 1k-parameters step-sgd takes" in done.stdout
     assert git(folder, "status", "--porcelain") == "M acme.py"
-    assert git(folder, "worktree", "list").count("\n") == 0
+    assert worktrees(folder) == 0
     assert git(folder, "stash", "list") == ""
     sys.modules.pop("acme", None)
 

@@ -2,28 +2,14 @@
 
 import math
 import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 from making import refused, valid
+from repositories import git, reference_repository, worktrees
 
 from keyedopt.benchmarks import build_process, commit_builds, commits
 from keyedopt.benchmarks.ab_round import Measured
 
-PROJECT = """
-[build-system]
-requires = ["setuptools>=77"]
-build-backend = "setuptools.build_meta"
-[project]
-name = "keyedopt"
-version = "0.0.1"
-[tool.setuptools]
-packages = ["keyedopt.reference", "keyedopt.reference.embedding", "keyedopt.reference.keyed",
-            "keyedopt.reference.rules"]
-[tool.setuptools.package-dir]
-"keyedopt.reference" = "reference"
-"""
 #: What makes the second commit another one: SparseAdam goes twice as far.
 FAULT = """
 
@@ -34,24 +20,10 @@ class SparseAdam(SparseAdam):
 """
 
 
-def git(folder, *arguments):
-    names = ("-c", "user.name=x", "-c", "user.email=x@example.org")
-    done = subprocess.run(
-        ["git", "-C", folder, *names, *arguments], capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
-
-
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
     """Make a checkout of three commits: the reference, the same again, and one whose SparseAdam differs."""
-    folder = tmp_path_factory.mktemp("repository")
-    source = Path(commit_builds.__file__).resolve().parents[1] / "reference"
-    shutil.copytree(source, folder / "reference", ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "pyproject.toml").write_text(PROJECT)
-    git(folder, "init", "-q")
-    git(folder, "add", "-A")
-    git(folder, "commit", "-qm", "one")
+    folder = reference_repository(tmp_path_factory.mktemp("repositories") / "repository")
     git(folder, "commit", "-qm", "two", "--allow-empty")
     with (folder / "reference" / "sparse_adam.py").open("a") as file:
         file.write(FAULT)
@@ -97,7 +69,7 @@ def test_two_commits_are_built_and_measured(
     assert row["low"] <= row["value"] <= row["high"]
     assert (row["error"] == 0) == same
     assert ("results differ" in done.stdout) != same
-    assert git(repository, "worktree", "list").count("\n") == 0
+    assert worktrees(repository) == 0
     assert git(repository, "status", "--porcelain") == ""
 
 
@@ -117,7 +89,7 @@ def test_a_commit_that_cannot_be_built_is_one_line(run_line, repository, monkeyp
     git(other, "commit", "-qam", "broken")
     monkeypatch.chdir(other)
     assert "cannot be built" in refused(run_line("bench", "commits", "HEAD", "HEAD~1"))
-    assert git(other, "worktree", "list").count("\n") == 0
+    assert worktrees(other) == 0
 
 
 def test_unknown_commits_and_changed_files_are_refused(run_line, repository, monkeypatch, tmp_path):

@@ -2,7 +2,6 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from making import alive, command, left_behind, mark, refused, valid
+from repositories import committed, git, reference_repository, worktrees
 
 from keyedopt.benchmarks import ab_round, commit_builds, compare
 from keyedopt.benchmarks.ab_round import Measured
@@ -164,14 +164,8 @@ def test_a_gate_that_is_told_to_end_leaves_everything_as_it_was(run_line, place,
 
 def test_processes_that_measure_end_with_the_one_that_asks(tmp_path, monkeypatch):
     """A killed gate leaves the earlier verdict, no process, and a worktree that the next run removes."""
-    repository = tmp_path / "repository"
-    source = Path(commit_builds.__file__).resolve().parents[1] / "reference"
-    shutil.copytree(source, repository / "reference", ignore=shutil.ignore_patterns("__pycache__"))
-    (repository / "pyproject.toml").write_text(REFERENCE)
+    repository = reference_repository(tmp_path / "repository")
     (repository / "gate.json").write_text("an earlier verdict")
-    git(repository, "init", "-q")
-    git(repository, "add", "-A")
-    git(repository, "commit", "-qm", "one")
     line = command(*GATE, "--implementation", "reference", "--output", "gate.json")
     process = started(repository, *line, name="gate")
     killed(process, lambda: sum("benchmarks.worker" in line for line in alive("gate")) == 2)
@@ -188,20 +182,6 @@ def test_processes_that_measure_end_with_the_one_that_asks(tmp_path, monkeypatch
 
 # --- commits --------------------------------------------------------------------------------------
 
-#: A project that installs the reference only.
-REFERENCE = """
-[build-system]
-requires = ["setuptools"]
-build-backend = "setuptools.build_meta"
-[project]
-name = "keyedopt"
-version = "0.0.1"
-[tool.setuptools]
-packages = ["keyedopt.reference", "keyedopt.reference.embedding", "keyedopt.reference.keyed",
-            "keyedopt.reference.rules"]
-[tool.setuptools.package-dir]
-"keyedopt.reference" = "reference"
-"""
 #: A build that does not end, with a process of its own; it says that it is there, and ends who asked for it.
 PROJECT = """
 [build-system]
@@ -227,25 +207,7 @@ def build_wheel(*_, **__):
 @pytest.fixture
 def repository(tmp_path):
     """Make a checkout of a commit whose build never ends."""
-    folder = tmp_path / "repository"
-    folder.mkdir()
-    (folder / "pyproject.toml").write_text(PROJECT)
-    (folder / "backend.py").write_text(BACKEND)
-    git(folder, "init", "-q")
-    git(folder, "add", "-A")
-    git(folder, "commit", "-qm", "one")
-    return folder
-
-
-def git(folder, *arguments):
-    names = ("-c", "user.name=x", "-c", "user.email=x@example.org")
-    return subprocess.run(
-        ["git", "-C", folder, *names, *arguments], capture_output=True, text=True, check=True
-    ).stdout
-
-
-def worktrees(folder):
-    return git(folder, "worktree", "list").count("\n") - 1
+    return committed(tmp_path / "repository", {"pyproject.toml": PROJECT, "backend.py": BACKEND})
 
 
 def test_a_build_of_a_commit_that_is_told_to_end_leaves_nothing(run_line, place, repository, monkeypatch):
