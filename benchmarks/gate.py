@@ -148,15 +148,14 @@ def judge(
     """
     now: dict[Key, list[float]] = {key: [] for key in noise}
     found: dict[Key, Change] = {}
-    undecided = list(noise)
-    rounds = 0
+    undecided, rounds, nan = list(noise), 0, math.nan
     while undecided:
         measured = {one.key: one for one in measure(undecided)}
         rounds += 1
         for key in undecided:
             one = measured.get(key, Measured(key, None))
             if one.slowdown is None:
-                found[key] = Change(*[math.nan] * 4, "missing", len(now[key]), one.why)
+                found[key] = Change(nan, nan, nan, nan, "missing", len(now[key]), one.why)
             else:
                 now[key].append(one.slowdown)
                 found[key] = change(noise[key], now[key], limits, limits.comparisons or len(noise))
