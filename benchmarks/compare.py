@@ -1,4 +1,4 @@
-"""The run: each task of each workload, an implementation beside its peers; results first, then times."""
+"""Measure an implementation beside its peers: first compare their results, then their times."""
 
 import gc
 import warnings
@@ -10,26 +10,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keyedopt.benchmarks import cost, tasks, timing
+from keyedopt.benchmarks import resources, tasks, timing
 from keyedopt.benchmarks.environment import environment, free_memory
 from keyedopt.benchmarks.peers import OWN_WAY
 from keyedopt.benchmarks.tasks import TASKS, NotOffered, Task
 from keyedopt.benchmarks.timing import Budget, Clock, Job
 from keyedopt.benchmarks.workloads import STATE, WORKLOADS, Lookups, Workload
+from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.untrusted import error_text, one_line
 from keyedopt.conformance.targets.implementation import Implementation, TargetError, find
 
 #: The version of the format of a report.
 SCHEMA = 1
-#: Results match if they are closer than this, in proportion to what the runs have changed.
+#: Results match if `timing.relative_error` is at most this.
 TOLERANCE = 1e-3
-#: Runs of each job before its results are compared; the first one makes state.
+#: Runs of each job before its results are compared; the first one creates state.
 RUNS = 2
-#: The status of a ratio that may be published; any other one says why not.
+#: The status of a ratio that may be published; any other status says why not.
 PUBLISHABLE = "publishable"
-#: Peers that are shown where they are installed.
+#: The default peers; those that are not installed are left out.
 PEERS = ("torch", "fbgemm", "torchrec", "reference")
-#: What is measured if nothing is asked for: what fits into two minutes on two cores.
+#: The default set, which takes two minutes on two cores.
 DEFAULT = (
     ("8x200k-zipf", ("train-rowwise_adagrad", "train-sgd", "train-adagrad", "train-adam")),
     ("8x200k-uniform", ("train-rowwise_adagrad",)),
@@ -40,8 +41,8 @@ DEFAULT = (
 )
 
 
-class RequestError(Exception):
-    """Something that cannot be measured was asked for; the message says what can be."""
+class RequestError(KeyedoptError):
+    """A request cannot be measured; the message says what can be."""
 
 
 @dataclass(frozen=True)
@@ -49,20 +50,20 @@ class Comparison:
     """An implementation and a peer on one task of one workload.
 
     Args:
-        workload, task, implementation, peer: what was done by whom.
-        seconds, peer_seconds: median, and what a tenth and nine tenths of the runs are below.
-        ratio, low, high: how many times as long the peer takes; the interval holds it at 95 %.
-        noise: how far from 1 the interval of the implementation against itself reaches.
-        pairs: how many pairs of runs.
-        first, peer_first: seconds of the very first run.
-        bytes: what must move.
-        bound: seconds that this takes at the memory bandwidth that was measured beside it.
-        copy_bound: and at that of a copy, see `timing.memory_bandwidth`.
-        error: how far the results are apart, see `timing.relative_error`.
-        matches: whether that is within the tolerance.
+        workload, task, implementation, peer: their names.
+        seconds, peer_seconds: the median, the 10th and the 90th percentile.
+        ratio, low, high: how many times as long the peer takes, with its 95 % confidence interval.
+        noise: the noise floor: the largest distance from 1 of the implementation against itself.
+        pairs: the number of pairs of runs.
+        first, peer_first: the seconds of the first run, which may compile.
+        bytes: the bytes that must move.
+        bound: the seconds for these bytes at the memory bandwidth that was measured in the same run.
+        copy_bound: the same at the bandwidth of a copy, see `timing.memory_bandwidth`.
+        error: the difference of the results, see `timing.relative_error`.
+        matches: whether the error is within `TOLERANCE`.
         samples, peer_samples: the seconds of each run.
-        memory, peer_memory: bytes that a run needs at its peak besides what there is before it.
-        launches, peer_launches: kernels that a run starts on a GPU.
+        memory, peer_memory: the peak memory of a run beyond the memory in use before it, in bytes.
+        launches, peer_launches: the number of kernels that a run starts on a GPU.
     """
 
     workload: str
@@ -93,9 +94,10 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Report:
-    """What a run of the benchmarks found, or had so far; `to_dict` is what is written as JSON.
+    """The result of `compare`; `to_dict` returns its JSON.
 
-    `bandwidth` is the highest memory bandwidth that was measured on the way, in bytes a second.
+    `bandwidth` is the highest memory bandwidth that was measured during the run, in bytes per second.
+    `complete` is false in the report of an interrupted run.
     """
 
     implementation: str
@@ -111,7 +113,7 @@ class Report:
     complete: bool = True
 
     def status(self, row: Comparison) -> str:
-        """Say whether a ratio may be published, and if not, why."""
+        """Return `PUBLISHABLE`, or why a ratio may not be published."""
         if not row.matches:
             return f"unverified: {row.peer}'s results differ"
         if self.environment["load"][0] > self.environment["cores"]:
@@ -129,23 +131,21 @@ class Report:
 def chosen(
     works: Sequence[str], names: Sequence[str], known_works: Mapping[str, Workload] | None = None
 ) -> list[tuple[Workload, Task]]:
-    """Return the tasks of the workloads that are asked for, or the default set if nothing is.
+    """Return pairs of workloads and tasks; the default set if no names are given.
 
     Args:
         works: names of workloads.
         names: names of tasks.
-        known_works: those that there are; by default `WORKLOADS`.
+        known_works: the workloads by name; by default `WORKLOADS`.
 
     Raises:
-        RequestError: a name that is not known, or a workload and a task that do not go together.
+        RequestError: a name is unknown, or no workload is of the kind that a task needs.
     """
     all_works = WORKLOADS if known_works is None else known_works
     for asked, known, what in ((works, all_works, "workload"), (names, TASKS, "task")):
         for name in asked:
             if name not in known:
-                raise RequestError(
-                    f"there is no {what} {name!r}; `keyedopt bench --list` shows what there is"
-                )
+                raise RequestError(f"no {what} {name!r}: `keyedopt bench list` shows the names")
     usual = [(work, task) for work, some in DEFAULT for task in some]
     if not works and not names:
         pairs = usual
@@ -155,7 +155,7 @@ def chosen(
         pairs = [(work, task) for work in works or [work for work, _ in DEFAULT] for task in names]
     fitting = [(all_works[w], TASKS[t]) for w, t in pairs if all_works[w].kind == TASKS[t].kind]
     if not fitting:
-        raise RequestError("none of the workloads goes with a task that was asked for; see --list")
+        raise RequestError("no workload is of the kind that a task needs: see `keyedopt bench list`")
     return fitting
 
 
@@ -164,10 +164,12 @@ def _usual_tasks(kind: str, usual: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def implementations(target: str, against: Sequence[str] | None) -> Iterator[tuple[Implementation, Any]]:
-    """Yield the implementation, then its peers, each with its names; usual peers only where installed.
+    """Yield the implementation, then its peers, each with its surface.
+
+    Default peers are left out if they are not installed.
 
     Raises:
-        TargetError: one that was asked for cannot be had.
+        TargetError: a target that was named cannot be loaded.
     """
     ours = find(target)
     yield ours, ours.surface()
@@ -185,7 +187,7 @@ def implementations(target: str, against: Sequence[str] | None) -> Iterator[tupl
 
 @dataclass
 class Contestant:
-    """A job that has run a few times, with what it has changed by then, and what else it costs."""
+    """A job after its first runs, with its results before and after them, and its other costs."""
 
     job: Job
     before: dict[str, Tensor]
@@ -196,7 +198,7 @@ class Contestant:
 
 
 def start(make: Callable[[], Job], clock: Clock, warmup: float) -> Contestant:
-    """Make a job, run it a few times, and then until it is warm."""
+    """Make a job, run it `RUNS` times for its results, and warm it up."""
     job = make()
     before = job.results()
     times = []
@@ -208,11 +210,8 @@ def start(make: Callable[[], Job], clock: Clock, warmup: float) -> Contestant:
 
 
 def error_between(ours: Contestant, theirs: Contestant) -> float:
-    """Return how far two jobs are apart; infinity if they did not even begin alike."""
-    alike = ours.before.keys() == theirs.before.keys() and all(
-        torch.equal(value, theirs.before[name]) for name, value in ours.before.items()
-    )
-    return timing.relative_error(ours.before, ours.after, theirs.after) if alike else float("inf")
+    """Return the difference of the results of two jobs, see `timing.result_error`."""
+    return timing.result_error((ours.before, ours.after), (theirs.before, theirs.after))
 
 
 def compare(
@@ -225,17 +224,17 @@ def compare(
     cold: bool = False,
     keep: Callable[[Report], object] = lambda report: None,
 ) -> Report:
-    """Measure an implementation, the first one, against its peers.
+    """Compare the first implementation with each of the others.
 
     Args:
-        found: implementations with their names.
-        pairs: what is done with what.
-        device: where.
-        budget: how long.
-        clock: by which times are taken.
-        progress: called with what comes next, how many comparisons were tried, and how many there are.
-        cold: whether caches are emptied before each run.
-        keep: called after each comparison with what there is so far, which is not complete.
+        found: implementations with their surfaces.
+        pairs: workloads and tasks.
+        device: where they run.
+        budget: how long a comparison may take.
+        clock: the clock for all times.
+        progress: called with the next comparison, the number of tried ones, and their total.
+        cold: whether to flush the caches before each run.
+        keep: called after each comparison with the incomplete report so far.
     """
     (ours, surface), *peers = found
     report = Report(
@@ -265,7 +264,7 @@ def compare(
             if beside is None:
                 half = replace(budget, seconds=budget.seconds / 2)
                 noise = timing.ratio(*timing.measure(clock, mine.job, mine.job, half)).uncertainty
-                beside = noise, timing.memory_bandwidth(clock, device)  # which changes where others work, too
+                beside = noise, timing.memory_bandwidth(clock, device)  # varies with the load of the machine
             noise, here = beside
             highest = max(highest, here.best)
             head = (work.name, task.name, ours.name, peer.name)
@@ -290,20 +289,20 @@ def _attempt(
     skip: Callable[[str, str], None],
     cold: bool,
 ) -> Contestant | None:
-    """Start a job, or note why there is none: a peer that breaks costs its own row, not the run."""
+    """Start a job, or record why it cannot start: a peer that fails costs its own row, not the run."""
     maker = OWN_WAY.get(about.name, tasks.make)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of libraries, about themselves
+            warnings.simplefilter("ignore")  # libraries warn about themselves
             _refuse_too_large(task, work, device)
             made = start(lambda: maker(surface, task, work, device), clock, budget.warmup)
             made.job.prepare()
-            made.memory = cost.extra_memory(made.job.run, device)
+            made.memory = resources.extra_memory(made.job.run, device)
             if torch.device(device).type == "cuda":
                 made.job.prepare()
-                made.launches = cost.launches(made.job.run, device)
+                made.launches = resources.launches(made.job.run, device)
             if cold:
-                made.job = timing.after(cost.flush(device), made.job)
+                made.job = timing.after(resources.flush(device), made.job)
             return made
     except NotOffered as error:
         skip(about.name, str(error))
@@ -313,11 +312,7 @@ def _attempt(
 
 
 def _refuse_too_large(task: Task, work: Workload, device: str) -> None:
-    """Refuse tables that do not fit into the memory that is free.
-
-    Raises:
-        NotOffered: says what is needed and what there is.
-    """
+    """Raise NotOffered if the tables and their state do not fit into free memory."""
     if not isinstance(work, Lookups):
         return
     factor, _ = STATE.get(task.optimizer, (0, 0))

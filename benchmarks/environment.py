@@ -1,4 +1,4 @@
-"""Where a measurement was made: without it a time means nothing, and with it a ratio can be judged."""
+"""The environment of a measurement: machine, load, versions and commit."""
 
 import importlib.metadata
 import os
@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-#: Distributions whose versions are recorded where they are installed.
+#: Distributions whose versions are recorded if they are installed.
 DISTRIBUTIONS = ("keyedopt", "torch", "torchrec", "fbgemm-gpu-cpu", "fbgemm-gpu", "triton", "numpy")
 
 
 def environment(device: str) -> dict[str, Any]:
-    """Return the machine, its load, the versions, and the commit of keyedopt, where it is a checkout."""
+    """Return the machine, its load, versions, and the commit of keyedopt if it is a checkout."""
     return {
         "cpu": _cpu(),
         "cores": len(os.sched_getaffinity(0)),
@@ -43,7 +43,7 @@ def _cpu() -> str:
 
 
 def _clock() -> float | None:
-    """Return the clock of the processors now, in MHz, in the mean."""
+    """Return the present mean clock rate of the processors, in MHz; None if unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         clocks = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
@@ -53,7 +53,7 @@ def _clock() -> float | None:
 
 
 def _huge_pages() -> str | None:
-    """Return who gets huge pages of memory: always, madvise, never."""
+    """Return the mode of transparent huge pages: always, madvise or never; None if unknown."""
     try:
         modes = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text(encoding="ascii")
     except OSError:
@@ -62,7 +62,7 @@ def _huge_pages() -> str | None:
 
 
 def free_memory(device: str) -> int:
-    """Return the bytes that can still be had on a device."""
+    """Return the bytes of free memory on a device."""
     if torch.device(device).type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
@@ -87,7 +87,7 @@ def _gpu(device: str) -> dict[str, Any] | None:
 
 
 def versions(names: Iterable[str]) -> dict[str, str]:
-    """Return the versions of those distributions that are installed."""
+    """Return the versions of the installed ones among some distributions."""
     found = {}
     for name in names:
         try:
@@ -98,7 +98,7 @@ def versions(names: Iterable[str]) -> dict[str, str]:
 
 
 def _commit() -> str:
-    """Return the commit that the running code is of, with a + where files differ from it."""
+    """Return the commit of the running code, with a + if files differ from it; empty without a checkout."""
     here = str(Path(__file__).resolve().parent)
     commit = _output("git", "-C", here, "rev-parse", "HEAD")
     changed = _output("git", "-C", here, "status", "--porcelain", "--untracked-files=no")

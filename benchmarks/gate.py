@@ -1,64 +1,70 @@
-"""The gate: today's implementation against that of a baseline; what got worse, how much, how surely.
+"""The gate: does the present checkout take longer than a base commit, by how much, and how surely?
 
-A time says nothing on another day, and a ratio to another library shifts with the load of the machine, by
-some percent. So what is compared is the slowdown of each round, y = log(today / then), of two fresh processes
-that run in turn, one with today's build, one with that of the baseline. Times of one process share its
-placement in memory, so that the spread within a round says too little: what counts is the spread of rounds.
-The baseline keeps n rounds z of its build against itself: the noise floor. They are 0 in the middle, for
-certain. Now and then a round is off by a tenth or more, up or down, so medians are taken, and residuals are
-cut off: with m new rounds and the residuals r, which are all z and all y - d,
+Absolute times mean nothing on another day, and ratios to another library shift by some percent with the load
+of the machine. The gate therefore compares two builds of the same implementation in rounds of fresh processes
+(`keyedopt.benchmarks.ab_round`): y = log(checkout / base) of each round. The spread within a round is too
+small, because a process keeps its placement in memory; the spread over rounds counts.
+
+First the base is measured against itself in n rounds: z, the noise floor, whose centre is 0. A round is
+sometimes off by 10 % or more, so medians are used and residuals are capped. With m rounds of the checkout and
+the residuals r, which are all z and all y - d,
 
     d = median(y),     c = 3 · max(1.4826 · median(|r|), floor),
     s² = Σ min(r², c²) / (n + m - 1),     se = s · √(π / 2m),
 
-and exp(d) - 1 is how much worse it got. 1.4826 · median(|r|) is the standard deviation of normal residuals,
-and √(π / 2) is how much wider medians of many of them spread than means do. s is never taken for smaller than
-`Limits.floor`. Of two rounds nobody can say which one is off: with m < 3 nothing is cut off. t-quantiles with
-n + m - 1 degrees of freedom give the bounds. Where there is no build, because the implementation is not ours,
-y and z are log(ours / peer), and the middle of z is a guess as well: with the residuals z - median(z) and
-y - median(y), and n + m - 2 degrees of freedom,
+and exp(d) - 1 is the slowdown. 1.4826 · median(|r|) estimates the standard deviation of normal residuals, and
+√(π / 2) is the ratio of the standard errors of median and mean. s is at least `Limits.floor`. With m < 3 no
+residual is capped, because nobody can say which of two rounds is off. Student's t with n + m - 1 degrees of
+freedom gives the bounds.
 
-    d = median(y) - median(z),     s² = Σ min(r², c²) / (n + m - 2),     se = s · √(π/2 · (1/n + 1/m)).
-
-- *worse*: the lower bound of d is above 0, at a level that is divided by the number of all comparisons and
-  for repeated looks, so that a run without a change raises an alarm anywhere in at most 1 of 20, if its
-  rounds vary as those of the baseline do; and d itself is above the tolerance; and both still hold once it
-  was measured again (`Limits.confirm` rounds, of which two may be off).
-- *fine*: the upper bound of d, at a level of its own, is below what has to be found, and it is not worse;
-  after `Limits.first` rounds at the earliest.
-- otherwise there are more rounds, up to `Limits.most`; what is undecided then is said to be *unclear*.
+- *worse*: the lower bound of d is above 0, at a level that is divided by the number of comparisons and by
+  `LOOKS` for repeated looks, so that at most 1 of 20 runs without a change raises an alarm; and d is above
+  the tolerance; and both still hold after `Limits.confirm` rounds, of which two may be off.
+- *fine*: not worse, and the upper bound of d, at the level `Limits.miss`, is below `Limits.find`; after at
+  least `Limits.first` rounds.
+- otherwise further rounds follow, up to `Limits.most`; an undecided comparison is then *unclear*.
+- *missing*: the base does the task and the checkout cannot.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from keyedopt.benchmarks.baseline import Baseline
-from keyedopt.benchmarks.rounds import Key, Measured
+from keyedopt.benchmarks import ab_round
+from keyedopt.benchmarks.ab_round import Key, Measured, Request
+from keyedopt.benchmarks.commit_builds import Progress, no_progress
+from keyedopt.benchmarks.timing import student, tail
+from keyedopt.conformance.results.errors import KeyedoptError
 
-#: Looks at data that grow are far from independent: all of them together count as this many.
+#: Rounds of the base against itself.
+NOISE_ROUNDS = 8
+#: Repeated looks at growing data are not independent: together they count as this many.
 LOOKS = 3
-#: The standard deviation of normal values over the median of their sizes.
+#: The standard deviation of a normal distribution over the median of absolute values.
 NORMAL = 1.4826
+
+
+class GateError(KeyedoptError):
+    """The gate cannot give a verdict; the message says why."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What the gate looks for, and how long.
+    """How large a slowdown the gate looks for, and how long.
 
     Args:
-        find: the change that has to be found.
-        tolerance: a smaller change is never an alarm.
-        risk: of an alarm anywhere in a run without a change.
-        first: rounds before the first look.
-        confirm: rounds that an alarm takes at least.
-        most: rounds after which what is undecided stays so.
-        miss: the risk that a comparison is called fine though it got worse by `find`.
-        floor: the spread of rounds is never taken for smaller than this.
-        comparisons: of how many the risk is; by default of those in the baseline.
+        find: the slowdown that must be found.
+        tolerance: a smaller slowdown never raises an alarm.
+        risk: the probability of an alarm anywhere in a run without a change.
+        first: rounds before the first verdict.
+        confirm: the number of rounds that an alarm needs.
+        most: rounds after which an undecided comparison is unclear.
+        miss: the probability that a comparison with a slowdown of `find` is called fine.
+        floor: the smallest spread of rounds that is assumed.
+        comparisons: the number of comparisons that share `risk`; by default those that are measured.
     """
 
     find: float = 0.10
@@ -77,16 +83,16 @@ LIMITS = Limits()
 
 @dataclass(frozen=True)
 class Change:
-    """What became of one comparison since the baseline.
+    """The verdict on one comparison.
 
     Args:
-        value: how much more time it takes, 0.1 for a tenth.
-        low, high: what holds it at the level that an alarm takes.
-        chance: of seeing as much or more where nothing has changed.
-        verdict: ``worse``, ``fine``, ``unclear``, ``again`` where more rounds are needed.
-        rounds: how many there were.
-        why: why it could not be measured.
-        slowdowns: what each round gave.
+        value: the slowdown, 0.1 for 10 %.
+        low, high: its bounds at the level of an alarm.
+        chance: the probability of this slowdown or a larger one without a change.
+        verdict: ``worse``, ``fine``, ``unclear``, ``missing``, or ``again`` while more rounds are needed.
+        rounds: the number of rounds.
+        why: the reason if the verdict is ``missing``.
+        slowdowns: y of each round.
     """
 
     value: float
@@ -99,51 +105,14 @@ class Change:
     slowdowns: tuple[float, ...] = ()
 
 
-def student(quantile: float, freedom: int) -> float:
-    """Return the quantile of Student's t distribution, by bisection of its tail.
-
-    >>> round(student(0.975, 10), 3), round(student(0.999, 4), 2)
-    (2.228, 7.17)
-    """
-    low, high = 0.0, 1e4
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if tail(middle, freedom) > 1 - quantile else (low, middle)
-    return low
-
-
-def tail(t: float, freedom: int) -> float:
-    """Return the probability that Student's t is above `t`, by its finite sums (Abramowitz and Stegun, 26.7).
-
-    >>> round(tail(2.228, 10), 4), round(tail(-2.228, 10), 4), round(tail(12.706, 1), 4)
-    (0.025, 0.975, 0.025)
-    """
-    angle = math.atan2(abs(t), math.sqrt(freedom))
-    cosine, sine = math.cos(angle), math.sin(angle)
-    term, total = (cosine, 0.0) if freedom % 2 else (1.0, 0.0)
-    for step in range((freedom - 1 if freedom % 2 else freedom) // 2):
-        total += term
-        odd = freedom % 2
-        term *= cosine**2 * (2 * step + 1 + odd) / (2 * step + 2 + odd)
-    inside = 2 / math.pi * (angle + sine * total) if freedom % 2 else sine * total
-    upper = max(0.0, (1 - inside) / 2)
-    return upper if t >= 0 else 1 - upper
-
-
-def change(
-    before: Sequence[float], now: Sequence[float], limits: Limits, comparisons: int, itself: bool
-) -> Change:
-    """Judge the slowdowns of the rounds so far; `itself`: those before are of a build against itself."""
-    n, m = len(before), len(now)
-    centre = 0.0 if itself else float(np.median(before))
-    middle = float(np.median(now))
-    freedom = n + m - (1 if itself else 2)
-    spread = _spread(np.append(np.subtract(before, centre), np.subtract(now, middle)), freedom, m, limits)
-    error = spread * math.sqrt(math.pi / 2 * (1 / m + (0 if itself else 1 / n)))
-    middle -= centre
-    level = limits.risk / (comparisons * LOOKS)
-    low = middle - student(1 - level, freedom) * error
-    high = middle + student(1 - level, freedom) * error
+def change(noise: Sequence[float], now: Sequence[float], limits: Limits, comparisons: int) -> Change:
+    """Return the verdict on the rounds so far; `noise` holds the rounds of the base against itself."""
+    m = len(now)
+    middle, freedom = float(np.median(now)), len(noise) + m - 1
+    spread = _spread(np.append(noise, np.subtract(now, middle)), freedom, m, limits)
+    error = spread * math.sqrt(math.pi / 2 / m)
+    reach = student(1 - limits.risk / (comparisons * LOOKS), freedom) * error
+    low, high = middle - reach, middle + reach
     surely_less = middle + student(1 - limits.miss, freedom) * error < math.log1p(limits.find)
     alarming = low > 0 and middle > math.log1p(limits.tolerance)
     if alarming and m >= min(limits.confirm, limits.most):
@@ -157,43 +126,92 @@ def change(
 
 
 def _spread(residuals: NDArray[np.float64], freedom: int, rounds: int, limits: Limits) -> float:
-    """Return the standard deviation of rounds, of which some are off."""
+    """Return the standard deviation of rounds, with residuals capped."""
     sizes = np.abs(residuals)
     most = 3 * max(NORMAL * float(np.median(sizes)), limits.floor) if rounds >= 3 else math.inf
     return max(math.sqrt(float(np.sum(np.minimum(sizes, most) ** 2)) / freedom), limits.floor)
 
 
 def judge(
-    baseline: Baseline,
-    measure: Callable[[Sequence[Key]], Sequence[Measured]],
+    noise: Mapping[Key, Sequence[float]],
+    measure: Callable[[Sequence[Key]], Iterable[Measured]],
     limits: Limits = LIMITS,
-    progress: Callable[[int, int], object] = lambda done, total: None,
+    progress: Callable[[int, int], object] = lambda rounds, undecided: None,
 ) -> dict[Key, Change]:
-    """Measure, round by round, until everything is decided or there were enough rounds.
+    """Measure round by round until every comparison is decided or `Limits.most` is reached.
 
     Args:
-        baseline: what is compared with.
-        measure: makes a round of the comparisons it is given.
-        limits: what is looked for.
-        progress: called after each round with how many there were and how many comparisons are open.
+        noise: the rounds of the base against itself, by comparison.
+        measure: measures one round of the given comparisons.
+        limits: see there.
+        progress: called after each round with the number of rounds and of undecided comparisons.
     """
-    before, itself = baseline.slowdowns(), baseline.build is not None
-    now: dict[Key, list[float]] = {key: [] for key in before}
+    now: dict[Key, list[float]] = {key: [] for key in noise}
     found: dict[Key, Change] = {}
-    open_ones = list(before)
-    rounds = 0
-    while open_ones:
-        measured = {one.key: one for one in measure(open_ones)}
+    undecided, rounds, nan = list(noise), 0, math.nan
+    while undecided:
+        measured = {one.key: one for one in measure(undecided)}
         rounds += 1
-        for key in open_ones:
-            slowdown, why = (measured[key].slowdown, measured[key].why) if key in measured else (None, "")
-            if slowdown is None:
-                found[key] = Change(math.nan, math.nan, math.nan, math.nan, "missing", len(now[key]), why)
+        for key in undecided:
+            one = measured.get(key, Measured(key, None))
+            if one.slowdown is None:
+                found[key] = Change(nan, nan, nan, nan, "missing", len(now[key]), one.why)
             else:
-                now[key].append(slowdown)
-                count = limits.comparisons or len(before)
-                found[key] = change(before[key], now[key], limits, count, itself)
+                now[key].append(one.slowdown)
+                found[key] = change(noise[key], now[key], limits, limits.comparisons or len(noise))
         if rounds >= limits.first:
-            open_ones = [key for key in open_ones if found[key].verdict == "again"]
-        progress(rounds, len(open_ones))
-    return {key: found[key] for key in before}
+            undecided = [key for key in undecided if found[key].verdict == "again"]
+        progress(rounds, len(undecided))
+    return {key: found[key] for key in noise}
+
+
+def noise_floor(
+    request: Request, keys: Sequence[Key], rounds: int = NOISE_ROUNDS, progress: Progress = no_progress
+) -> tuple[dict[Key, list[float]], dict[Key, str]]:
+    """Measure the base against itself.
+
+    Args:
+        request: the base is the first build.
+        keys: the comparisons.
+        rounds: their number.
+        progress: called before each round.
+
+    Returns:
+        the slowdowns of each comparison, and the reason for each comparison that the base cannot do.
+
+    Raises:
+        GateError: the base can do none of the comparisons.
+    """
+    itself = replace(request, trees=(request.trees[0],) * 2, targets=(request.targets[0],) * 2)
+    found: dict[Key, list[float]] = {key: [] for key in keys}
+    left_out: dict[Key, str] = {}
+    for number in range(rounds):
+        if not found:
+            break
+        progress("base against itself", number, rounds)
+        for one in ab_round.measure(itself, list(found)):
+            if one.slowdown is None:
+                left_out[one.key] = one.why
+                del found[one.key]
+            else:
+                found[one.key].append(one.slowdown)
+    if not found:
+        raise GateError(f"nothing can be measured: {next(iter(left_out.values()), 'no comparison')}")
+    return found, left_out
+
+
+def run(
+    request: Request,
+    noise: Mapping[Key, Sequence[float]],
+    limits: Limits = LIMITS,
+    progress: Progress = no_progress,
+) -> dict[Key, Change]:
+    """Compare the second build with the first, given the noise floor of the first."""
+    total = len(noise)
+    progress("first round", 0, total)
+    return judge(
+        noise,
+        lambda keys: ab_round.measure(request, keys),
+        limits,
+        lambda rounds, left: progress(f"rounds: {rounds}, undecided: {left}", total - left, total),
+    )

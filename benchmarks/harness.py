@@ -1,6 +1,6 @@
-"""The harness as something that is timed: imports and commands, each in a process of its own.
+"""The speed of the harness itself: imports and commands, each in a process of its own.
 
-What they take says little on another machine, so each is measured beside ``import torch`` alone, in pairs.
+Their seconds mean little on another machine, so each is measured in pairs with ``import torch``.
 """
 
 import subprocess
@@ -10,55 +10,65 @@ from dataclasses import dataclass
 
 from keyedopt.benchmarks import timing
 from keyedopt.benchmarks.timing import Budget, Clock, Job
+from keyedopt.conformance.results.errors import KeyedoptError
+from keyedopt.conformance.results.untrusted import one_line
 
 #: Modules whose import is timed.
 MODULES = ("keyedopt.cli.main", "keyedopt.fused", "keyedopt.reference", "keyedopt.conformance.run.runner")
-#: Commands by name; a small area says what a verdict costs beside its cases.
+#: Commands by name; the small area shows what a verdict costs besides its cases.
 COMMANDS = {
     "help": ("--help",),
     "list": ("list", "areas"),
     "explain": ("explain", "CLIP-001"),
     "check": ("check", "reference", "--area", "combined", "--dtype", "float32", "--workers", "1"),
 }
-#: What all are compared with.
+#: The process that all others are compared with.
 BASE = (sys.executable, "-c", "import torch")
 
 
-def run(name: str) -> str:
-    """Run a command of `COMMANDS`, and return what it printed.
-
-    Raises:
-        RuntimeError: it failed; the message has the last line of what it printed on stderr.
-    """
-    return _run([sys.executable, "-m", "keyedopt.cli.main", *COMMANDS[name]], f"keyedopt {name}")
-
-
-def import_of(module: str) -> str:
-    """Import a module in a new process.
-
-    Raises:
-        RuntimeError: it cannot be imported.
-    """
-    return _run([sys.executable, "-c", f"import {module}"], f"import {module}")
+class HarnessError(KeyedoptError):
+    """An import or a command failed; the message has the last line of its stderr."""
 
 
 def _run(command: list[str], what: str) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
-        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        raise RuntimeError(f"{what} ended with {done.returncode}: {said}")
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise HarnessError(f"{what} ended with {done.returncode}: {one_line(last, 300)}")
     return done.stdout
+
+
+def _import_torch() -> str:
+    return _run(list(BASE), "import torch")
+
+
+def command_job(name: str) -> Job:
+    """Return the job of running a command of `COMMANDS`, which raises HarnessError if it fails."""
+    command = [sys.executable, "-m", "keyedopt.cli.main", *COMMANDS[name]]
+    return Job(run=lambda: _run(command, f"keyedopt {name}"), results=dict)
+
+
+def import_job(module: str, without_torch: bool = True) -> Job:
+    """Return the job of importing a module in a new process, which raises HarnessError if it fails.
+
+    Args:
+        module: its name.
+        without_torch: whether the time of ``import torch`` is subtracted.
+    """
+    command = [sys.executable, "-c", f"import {module}"]
+    less = _import_torch if without_torch else None
+    return Job(run=lambda: _run(command, f"import {module}"), results=dict, less=less)
 
 
 @dataclass(frozen=True)
 class Took:
-    """What an import or a command took.
+    """How long an import or a command took.
 
     Args:
-        name: the command line, or the import.
-        seconds: median, and what a tenth and nine tenths of the runs are below.
-        ratio, low, high: how many times as long it takes as ``import torch``; the interval holds it at 95 %.
-        samples, base_samples: the seconds of each run of it, and of ``import torch``.
+        name: the command line, or the import statement.
+        seconds: the median, the 10th and the 90th percentile.
+        ratio, low, high: the ratio to ``import torch``, with its 95 % confidence interval.
+        samples, base_samples: the seconds of each run, and of each ``import torch``.
     """
 
     name: str
@@ -75,23 +85,19 @@ def measure(
     budget: Budget,
     progress: Callable[[str, int, int], object] = lambda text, done, total: None,
 ) -> list[Took]:
-    """Time each import and each command, in pairs with ``import torch``.
+    """Time each import and each command in pairs with ``import torch``.
 
     Raises:
-        RuntimeError: one of them failed.
+        HarnessError: one of them failed.
     """
-    calls: dict[str, Callable[[], object]] = {
-        f"import {module}": lambda module=module: import_of(module)  # type: ignore[misc]
-        for module in MODULES
-    }
-    for name, words in COMMANDS.items():
-        calls[f"keyedopt {' '.join(words)}"] = lambda name=name: run(name)  # type: ignore[misc]
-    base = Job(run=lambda: _run(list(BASE), "import torch"), results=dict)
+    jobs = {f"import {module}": import_job(module, without_torch=False) for module in MODULES}
+    jobs |= {f"keyedopt {' '.join(words)}": command_job(name) for name, words in COMMANDS.items()}
+    base = Job(run=_import_torch, results=dict)
     found = []
-    for done, (name, call) in enumerate(calls.items()):
-        progress(name, done, len(calls))
-        call()  # so that what it reads is in memory
-        theirs, ours = timing.measure(clock, base, Job(run=call, results=dict), budget)
+    for done, (name, job) in enumerate(jobs.items()):
+        progress(name, done, len(jobs))
+        job.run()  # reads the files into memory
+        theirs, ours = timing.measure(clock, base, job, budget)
         ratio = timing.ratio(theirs, ours)
         seconds = timing.quantiles(ours)
         found.append(Took(name, seconds, ratio.value, ratio.low, ratio.high, ours, theirs))

@@ -1,7 +1,6 @@
-"""Peers that do a task in their own way, as their documents say and as their users would.
+"""Peers that do a task by their own API, as their documentation recommends.
 
-Nothing that can be done beforehand is left to the timed part: TBE gets its indices as one tensor, which is
-the form it takes.
+Preparation is not timed: TBE gets its indices as one tensor, which is its input format.
 """
 
 import logging
@@ -17,9 +16,9 @@ from keyedopt.benchmarks.tasks.tables import training_job
 from keyedopt.benchmarks.timing import Job
 from keyedopt.benchmarks.workloads import Dense, Lookups, Workload
 
-#: torch's optimizers of sparse gradients; Adam's for them is SparseAdam.
+#: torch's optimizers for sparse gradients, by optimizer.
 TORCH = {"sgd": "SGD", "adagrad": "Adagrad", "adam": "SparseAdam"}
-#: TBE's names, and where it has them.
+#: TBE's names of optimizers, by device.
 EVERYWHERE = {
     "sgd": "EXACT_SGD",
     "adagrad": "EXACT_ADAGRAD",
@@ -39,7 +38,7 @@ TBE = {
 
 
 def with_torch(surface: Any, task: Task, work: Workload, device: str) -> Job:
-    """Make a job of torch alone: ``EmbeddingBag(sparse=True)`` and an optimizer, or ``clip_grad_norm_``."""
+    """Return a job of torch: ``EmbeddingBag(sparse=True)`` and an optimizer, or ``clip_grad_norm_``."""
     if task.name == "clip-adam" and isinstance(work, Dense):
         return _clip_adam(work, device)
     if not (task.part and isinstance(work, Lookups)):
@@ -80,7 +79,7 @@ def _clip_adam(work: Dense, device: str) -> Job:
 
 
 def joined(offsets: Sequence[Tensor]) -> Tensor:
-    """Return the offsets of all tables in their joined row numbers.
+    """Return the offsets of all tables into their concatenated indices.
 
     >>> joined([torch.tensor([0, 2, 3]), torch.tensor([0, 1, 1])])
     tensor([0, 2, 3, 4, 4])
@@ -92,13 +91,13 @@ def joined(offsets: Sequence[Tensor]) -> Tensor:
 
 
 def with_fbgemm(surface: Any, task: Task, work: Workload, device: str) -> Job:
-    """Make a job of FBGEMM's table-batched embeddings."""
+    """Return a job of FBGEMM's table-batched embeddings."""
     kind = torch.device(device).type
     if not (task.part and isinstance(work, Lookups)):
         raise NotOffered("tables only")
     if task.optimizer not in TBE[kind]:
         raise NotOffered(f"no {CLASSES[task.optimizer]} on {kind}")
-    need(surface, "EmbeddingBagCollection")  # which also finds out whether FBGEMM is there
+    need(surface, "EmbeddingBagCollection")  # raises if FBGEMM is missing
     from fbgemm_gpu.split_embedding_configs import EmbOptimType
     from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
     from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
@@ -134,12 +133,12 @@ def with_fbgemm(surface: Any, task: Task, work: Workload, device: str) -> Job:
 
 
 class TorchrecTables(tables.Tables):
-    """Tables of torchrec with FBGEMM inside, ``FusedEmbeddingBagCollection``.
+    """torchrec's ``FusedEmbeddingBagCollection``, which contains FBGEMM.
 
-    Lookups are a ``KeyedJaggedTensor``, the form it takes, made beforehand.
+    Lookups are a ``KeyedJaggedTensor``, its input format, made before the timed part.
 
     Raises:
-        NotOffered: it has no such optimizer on the device, or pools always.
+        NotOffered: the optimizer is missing on the device, or unpooled lookups are asked for.
     """
 
     def __init__(
@@ -157,7 +156,7 @@ class TorchrecTables(tables.Tables):
             from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
         except ImportError as error:
             raise NotOffered(f"no torchrec: {error}") from error
-        # The first lookup makes torch say what torchrec should have called; nobody here can help it.
+        # The first lookup makes torch warn about a call inside torchrec.
         logging.getLogger("torch.fx._symbolic_trace").setLevel(logging.ERROR)
         known = {name: getattr(torch.optim, name) for name in ("SGD", "Adagrad", "Adam")}
         known["RowWiseAdagrad"] = getattr(surface, "RowWiseAdagrad", None)
@@ -191,16 +190,16 @@ class TorchrecTables(tables.Tables):
         self._gradients = [part.to(device) for part in work.gradients()]
 
     def forward(self) -> list[Tensor]:
-        """Look up; an output for each feature."""
+        """Return the pooled output of each feature."""
         return list(self.module(self._features).to_dict().values())
 
 
 def with_torchrec(surface: Any, task: Task, work: Workload, device: str) -> Job:
-    """Make a job of torchrec: tables with FBGEMM inside; all else by the names of the surface."""
+    """Return a job of torchrec: `TorchrecTables` for tables, the public surface for everything else."""
     return make(tables.OwnTables(surface, TorchrecTables), task, work, device)
 
 
-#: Peers that have their own way; all others are asked by the names of the surface.
+#: Peers with jobs of their own; all others do tasks through the public surface.
 OWN_WAY: dict[str, Callable[[Any, Task, Workload, str], Job]] = {
     "torch": with_torch,
     "fbgemm": with_fbgemm,

@@ -1,10 +1,12 @@
-"""The timing core: two jobs in turn on one clock, and what may be said of their ratio.
+"""The timing core: run two jobs alternately on one clock, and compute the ratio of their times.
 
-A machine gets faster and slower while it measures, so times of two jobs are taken in turn, in pairs whose
-order alternates, and compared pair by pair. A job against itself shows what such a comparison says where
-there is nothing to find: the noise floor.
+A machine speeds up and slows down during a measurement. The two jobs therefore run in pairs whose order
+alternates, and times are compared pair by pair. Comparing a job with itself gives the noise floor.
+
+`keyedopt bench`, the asv suites and the pytest-benchmark suites all take their times from `once`.
 """
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -16,22 +18,22 @@ from torch import Tensor
 
 
 def nothing() -> None:
-    """Do nothing: what a job prepares where there is nothing to prepare."""
+    """Do nothing; the default of `Job.prepare`."""
 
 
-#: The seconds of a run, at least: a ratio can be formed even if what is taken off happened to take longer.
+#: The shortest time that is reported, so that a ratio is finite even if `Job.less` took longer than the run.
 RESOLUTION = 1e-9
 
 
 @dataclass(frozen=True)
 class Job:
-    """Something that is timed.
+    """A piece of work that can be timed repeatedly.
 
     Args:
-        run: what is timed.
-        results: what it has changed, as copies by name, to be compared with those of other jobs.
-        prepare: what has to be done before each run and is not timed, such as restoring what a run uses up.
-        less: what is timed before each run, and taken off its time.
+        run: the timed call.
+        results: returns copies of the tensors that `run` changes, by name, to compare with other jobs.
+        prepare: an untimed call before each run, for example to restore gradients that a run consumes.
+        less: a call that is timed before each run; its time is subtracted from the run's.
     """
 
     run: Callable[[], object]
@@ -41,10 +43,10 @@ class Job:
 
 
 class Clock(Protocol):
-    """Takes times; a test gives one of its own."""
+    """Measures the duration of a call; tests pass a fake clock."""
 
     def now(self) -> float:
-        """Return the seconds since some moment, for budgets."""
+        """Return seconds since a fixed moment, for budgets."""
 
     def time(self, run: Callable[[], object]) -> float:
         """Return the seconds that a call takes."""
@@ -54,7 +56,7 @@ class CpuClock:
     """The monotonic clock of the machine."""
 
     def now(self) -> float:
-        """Return the seconds since some moment."""
+        """Return seconds since a fixed moment."""
         return time.perf_counter()
 
     def time(self, run: Callable[[], object]) -> float:
@@ -65,24 +67,24 @@ class CpuClock:
 
 
 class ProcessorClock:
-    """The processor time of this process: what others do meanwhile does not count, nor does waiting."""
+    """The CPU time of this process, over all threads; excludes other processes and waiting."""
 
     def now(self) -> float:
-        """Return the seconds that this process has computed."""
+        """Return the CPU seconds of this process."""
         return time.process_time()
 
     def time(self, run: Callable[[], object]) -> float:
-        """Return the seconds of computing, on all threads together, that a call takes."""
+        """Return the CPU seconds that a call takes, summed over all threads."""
         start = time.process_time()
         run()
         return time.process_time() - start
 
 
 class CudaClock(CpuClock):
-    """Events on the current stream: what the device takes, from when it is idle until all of it is done."""
+    """CUDA events on the current stream, from an idle device until all streams are done. Synchronizes."""
 
     def time(self, run: Callable[[], object]) -> float:
-        """Return the seconds from an event before the call to one after it, and on until all is done."""
+        """Return the seconds from an event before the call until all streams have finished its work."""
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
         start.record()
@@ -95,19 +97,19 @@ class CudaClock(CpuClock):
 
 
 def clock_of(device: str) -> Clock:
-    """Return the clock for a device."""
+    """Return `CudaClock` for a CUDA device, else `CpuClock`."""
     return CudaClock() if torch.device(device).type == "cuda" else CpuClock()
 
 
 @dataclass(frozen=True)
 class Budget:
-    """How long to measure.
+    """How long one comparison may take.
 
     Args:
-        seconds: for all pairs of a comparison, preparation included.
-        warmup: for each job, before it is compared.
+        seconds: for all pairs of a comparison, including `Job.prepare`.
+        warmup: seconds to warm up each job before the comparison.
         least, most: bounds of the number of pairs.
-        patience: after this many times `seconds`, three pairs have to do.
+        patience: after `patience * seconds`, three pairs are enough.
     """
 
     seconds: float = 1.5
@@ -117,7 +119,7 @@ class Budget:
     patience: float = 4.0
 
     def enough(self, pairs: int, elapsed: float) -> bool:
-        """Whether to stop."""
+        """Return whether to stop."""
         if pairs >= self.most:
             return True
         needed = self.least if elapsed < self.patience * self.seconds else 3
@@ -125,7 +127,7 @@ class Budget:
 
 
 def after(prepared: Callable[[], object], job: Job) -> Job:
-    """Return a job before each run of which something else is done, untimed: emptying caches, say."""
+    """Return a job that also calls `prepared`, untimed, before each run; for example to flush caches."""
 
     def prepare() -> None:
         job.prepare()
@@ -135,14 +137,14 @@ def after(prepared: Callable[[], object], job: Job) -> Job:
 
 
 def warm_up(clock: Clock, job: Job, seconds: float) -> None:
-    """Run a job for some time, without keeping the times."""
+    """Run a job for some seconds and discard the times."""
     end = clock.now() + seconds
     while clock.now() < end:
         once(clock, job)
 
 
 def measure(clock: Clock, a: Job, b: Job, budget: Budget) -> tuple[list[float], list[float]]:
-    """Return the seconds of two jobs that are warm, pair by pair; a job may be compared with itself."""
+    """Return the seconds of each run of two warm jobs, pair by pair; `a` and `b` may be the same job."""
     times: tuple[list[float], list[float]] = ([], [])
     begin = clock.now()
     while not budget.enough(len(times[0]), clock.now() - begin):
@@ -152,8 +154,15 @@ def measure(clock: Clock, a: Job, b: Job, budget: Budget) -> tuple[list[float], 
     return times
 
 
+def samples(clock: Clock, job: Job, budget: Budget) -> list[float]:
+    """Warm a job up, and return the seconds of each of its runs."""
+    warm_up(clock, job, budget.warmup)
+    first, second = measure(clock, job, job, budget)
+    return first + second
+
+
 def once(clock: Clock, job: Job) -> float:
-    """Prepare a job and run it, once; return the seconds that count."""
+    """Prepare a job, run it once, and return its seconds."""
     job.prepare()
     less = clock.time(job.less) if job.less else 0.0
     return max(clock.time(job.run) - less, RESOLUTION)
@@ -161,7 +170,7 @@ def once(clock: Clock, job: Job) -> float:
 
 @dataclass(frozen=True)
 class Ratio:
-    """How many times as long the second job takes, with an interval that holds it at 95 %."""
+    """How many times as long the second job takes, with a 95 % confidence interval."""
 
     value: float
     low: float
@@ -169,16 +178,16 @@ class Ratio:
 
     @property
     def uncertainty(self) -> float:
-        """How far from 1 the interval reaches; of a job against itself, the noise floor."""
+        """The largest distance of the interval from 1; for a job against itself, the noise floor."""
         return max(abs(self.low - 1), abs(self.high - 1))
 
     def differs(self, noise: float) -> bool:
-        """Whether the whole interval is beyond the noise floor, on one side of 1."""
+        """Return whether the whole interval lies outside the noise floor, on one side of 1."""
         return self.low > 1 + noise or self.high < 1 / (1 + noise)
 
 
 def ratio(a: Sequence[float], b: Sequence[float], resamples: int = 2000) -> Ratio:
-    """Return the median of b / a over the pairs; the interval is the bootstrap's, with pairs drawn anew.
+    """Return the median of b / a over the pairs, with the interval of a bootstrap over pairs.
 
     >>> ratio([1.0, 1.1, 0.9, 1.0], [2.0, 2.2, 1.8, 2.0])
     Ratio(value=2.0, low=2.0, high=2.0)
@@ -189,8 +198,39 @@ def ratio(a: Sequence[float], b: Sequence[float], resamples: int = 2000) -> Rati
     return Ratio(*(round(float(np.exp(part)), 9) for part in (np.median(logs), low, high)))
 
 
+def student(quantile: float, freedom: int) -> float:
+    """Return a quantile of Student's t distribution, by bisection of `tail`.
+
+    >>> round(student(0.975, 10), 3), round(student(0.999, 4), 2)
+    (2.228, 7.17)
+    """
+    low, high = 0.0, 1e4
+    for _ in range(80):
+        middle = (low + high) / 2
+        low, high = (middle, high) if tail(middle, freedom) > 1 - quantile else (low, middle)
+    return low
+
+
+def tail(t: float, freedom: int) -> float:
+    """Return the probability that Student's t exceeds `t`, by finite sums (Abramowitz and Stegun, 26.7).
+
+    >>> round(tail(2.228, 10), 4), round(tail(-2.228, 10), 4), round(tail(12.706, 1), 4)
+    (0.025, 0.975, 0.025)
+    """
+    angle = math.atan2(abs(t), math.sqrt(freedom))
+    cosine, sine = math.cos(angle), math.sin(angle)
+    odd = freedom % 2
+    term, total = (cosine, 0.0) if odd else (1.0, 0.0)
+    for step in range((freedom - odd) // 2):
+        total += term
+        term *= cosine**2 * (2 * step + 1 + odd) / (2 * step + 2 + odd)
+    inside = 2 / math.pi * (angle + sine * total) if odd else sine * total
+    upper = max(0.0, (1 - inside) / 2)
+    return upper if t >= 0 else 1 - upper
+
+
 def quantiles(times: Sequence[float]) -> dict[str, float]:
-    """Return the median of some times, and what a tenth and nine tenths of them are below.
+    """Return the median, the 10th and the 90th percentile of some times.
 
     >>> quantiles([3.0, 1.0, 2.0])["median"]
     2.0
@@ -199,8 +239,22 @@ def quantiles(times: Sequence[float]) -> dict[str, float]:
     return {"p10": float(low), "median": float(median), "p90": float(high)}
 
 
+def result_error(
+    ours: tuple[dict[str, Tensor], dict[str, Tensor]], theirs: tuple[dict[str, Tensor], dict[str, Tensor]]
+) -> float:
+    """Return `relative_error` of two jobs, each given as (before, after); inf if they start differently."""
+    before, other = ours[0], theirs[0]
+    same_start = before.keys() == other.keys() and all(
+        torch.equal(value, other[name]) for name, value in before.items()
+    )
+    return relative_error(before, ours[1], theirs[1]) if same_start else math.inf
+
+
 def relative_error(before: dict[str, Tensor], ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
-    """Return how far two jobs that began alike are apart: ‖ours - theirs‖ / ‖theirs - before‖, the worst."""
+    """Return the largest ‖ours - theirs‖ / ‖theirs - before‖ over the tensors of two jobs.
+
+    Returns inf if names or shapes differ, or if a result is NaN.
+    """
     if before.keys() != ours.keys() or before.keys() != theirs.keys():
         return float("inf")
     worst = 0.0
@@ -215,17 +269,16 @@ def relative_error(before: dict[str, Tensor], ours: dict[str, Tensor], theirs: d
 
 
 class Bandwidth(NamedTuple):
-    """Bytes of memory that are read and written a second: by a copy, and by what is fastest."""
+    """Bytes that are read and written per second: by a copy, and by the faster of both methods."""
 
     copy: float
     best: float
 
 
 def memory_bandwidth(clock: Clock, device: str, size: int = 1 << 28, seconds: float = 0.2) -> Bandwidth:
-    """Return the bytes a second that are read and written at the median, in two ways.
+    """Return the median memory bandwidth of a copy and of an update in place, both of `size` bytes.
 
-    A copy of `size` bytes, before which most processors read what they are about to write, uncounted; and a
-    change of as many in place.
+    A copy is slower on most CPUs: they first read the lines they are about to write, which is not counted.
     """
     source = torch.ones(size // 4, device=device)
     target = torch.empty_like(source)

@@ -1,17 +1,17 @@
-"""Recorded lookups: a user's own traffic as a workload, from a Parquet or a ``.pt`` file.
+"""Recorded lookups as a workload, read from a Parquet or a ``.pt`` file.
 
-A ``.pt`` file, as `torch.save` writes it, holds a dictionary with ``indices`` and ``offsets`` or ``lengths``,
-one-dimensional tensors of integers; or a dictionary of such dictionaries by feature. A Parquet file has the
-columns ``indices`` and ``offsets`` or ``lengths``, lists of integers, one row for each feature, whose names
-may stand in a column ``feature``. In both:
+A ``.pt`` file, written by `torch.save`, contains a dictionary with ``indices`` and ``offsets`` or
+``lengths``, one-dimensional tensors of integers; or a dictionary of such dictionaries by feature. A Parquet
+file has the columns ``indices`` and ``offsets`` or ``lengths``, lists of integers, with one row per feature,
+and optionally a column ``feature`` with names. In both:
 
-- ``indices``: the row numbers of all bags of a feature, one after the other; none negative;
-- ``offsets``: where each bag begins, from 0 on, never decreasing, with or without the end (if the last of
-  them is the number of indices, it is the end);
-- ``lengths``: how many indices each bag has; a file may have both if they say the same;
-- ``rows``, optional, one number: how many rows the feature's table has; else the largest index and one.
+- ``indices``: the row numbers of all bags of a feature, concatenated; not negative;
+- ``offsets``: the start of each bag, from 0, not decreasing, with or without the end (the last offset is the
+  end if it equals the number of indices);
+- ``lengths``: the number of indices of each bag; a file may have both if they agree;
+- ``rows``, optional, one number: the rows of the feature's table; by default the largest index plus one.
 
-Every feature has a table of its own, and all have the same number of bags: the batch.
+Every feature has its own table, and all features have the same number of bags: the batch.
 """
 
 import hashlib
@@ -26,24 +26,25 @@ import torch
 from torch import Tensor
 
 from keyedopt.benchmarks.workloads import Lookups
+from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.untrusted import error_text, one_line
 
-#: The names in a file.
+#: The columns of a file.
 NAMES = ("indices", "offsets", "lengths", "rows")
-#: What `torch.load` says of files that are none of its own, or hold more than tensors.
+#: What `torch.load` raises for files in another format, or with objects other than tensors.
 UNREADABLE = (OSError, RuntimeError, ValueError, EOFError, KeyError, AttributeError, pickle.UnpicklingError)
 
 
-class TraceError(Exception):
-    """A file that cannot be replayed; the message says what is wrong with it."""
+class TraceError(KeyedoptError):
+    """A file cannot be replayed; the message says what is wrong with it."""
 
 
 @dataclass(frozen=True)
 class Trace(Lookups):
-    """Recorded lookups, which are as they are: the pooling is what all bags of a table have in the mean.
+    """Recorded lookups; `pooling` is the mean over the bags of a table.
 
     Args:
-        recorded: of each table the indices and the offsets, with the end.
+        recorded: the indices and the offsets, with the end, of each table.
     """
 
     recorded: tuple[tuple[Tensor, Tensor], ...] = field(default=(), compare=False, repr=False)
@@ -53,19 +54,19 @@ class Trace(Lookups):
         return [indices for indices, _ in self.recorded]
 
     def offsets(self, table: int = 0) -> Tensor:
-        """Return where the bags of a table begin and end, shape (B + 1,)."""
+        """Return the offsets of the bags of a table, shape (B + 1,)."""
         return self.recorded[table][1]
 
     def unique(self) -> list[Tensor]:
-        """Return the rows of each table that are looked up, each once, in order."""
+        """Return the unique row numbers of each table, sorted."""
         return [torch.unique(indices) for indices in self.values()]
 
 
 def read(path: Path, dim: int) -> Trace:
-    """Read a file as a workload of tables of `dim` numbers a row.
+    """Read a file as a workload of tables with `dim` columns.
 
     Raises:
-        TraceError: it cannot be read, or what it holds cannot be looked up.
+        TraceError: the file cannot be read, or its lookups are malformed.
     """
     recorded, rows = [], []
     for name, columns in _features(path):
@@ -93,10 +94,10 @@ def read(path: Path, dim: int) -> Trace:
 
 
 def _features(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the name of each feature and its columns.
+    """Yield the name and the columns of each feature.
 
     Raises:
-        TraceError: there are none.
+        TraceError: there is none.
     """
     if path.suffix == ".pt":
         found = list(_from_pt(path))
@@ -109,7 +110,7 @@ def _features(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     names = Counter(name for name, _ in found)
     twice = next((name for name, count in names.items() if count > 1), None)
     if twice is not None:
-        raise TraceError(f"{path}: feature {twice!r} comes twice: a row has all lookups of a feature")
+        raise TraceError(f"{path}: feature {twice!r} occurs twice: put all lookups of a feature into one row")
     yield from found
 
 
@@ -118,9 +119,9 @@ def _from_pt(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         plain = torch.load(path, map_location="cpu", weights_only=True)
     except UNREADABLE as error:
         why = getattr(error, "strerror", None) or one_line(error_text(error), 200)
-        raise TraceError(f"{path} cannot be read: it must hold tensors alone ({why})") from error
+        raise TraceError(f"{path} cannot be read: it must contain only tensors ({why})") from error
     if not isinstance(plain, dict):
-        raise TraceError(f"{path} must hold a dictionary, not a {type(plain).__name__}")
+        raise TraceError(f"{path} must contain a dictionary, not a {type(plain).__name__}")
     one = any(name in plain for name in NAMES) and not all(isinstance(each, dict) for each in plain.values())
     for name, columns in {"feature": plain}.items() if one else plain.items():
         if not isinstance(columns, dict):
@@ -144,7 +145,7 @@ def _from_parquet(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 def _checked(where: str, columns: Mapping[str, Any]) -> tuple[Tensor, Tensor, int]:
-    """Return indices, offsets with the end, and how many rows the table has."""
+    """Return the indices, the offsets with the end, and the number of rows of the table."""
     unknown = [name for name in columns if name not in NAMES]
     if unknown or "indices" not in columns or not {"offsets", "lengths"} & set(columns):
         names = ", ".join(map(str, columns)) or "none"
@@ -159,7 +160,7 @@ def _checked(where: str, columns: Mapping[str, Any]) -> tuple[Tensor, Tensor, in
         lengths = _integers(where, "lengths", columns["lengths"])
         if len(lengths) and int(lengths.min()) < 0:
             raise TraceError(f"{where} has negative lengths: {int(lengths.min())}")
-        if len(lengths) and int(lengths.max()) > len(indices):  # before a sum of them can overflow
+        if len(lengths) and int(lengths.max()) > len(indices):  # before their sum can overflow
             raise TraceError(
                 f"{where}: a bag has {int(lengths.max())} indices, but there are {len(indices)} in all"
             )
@@ -172,7 +173,7 @@ def _checked(where: str, columns: Mapping[str, Any]) -> tuple[Tensor, Tensor, in
             f"{where}: the bags have {int(offsets[-1])} indices in all, but there are {len(indices)}"
         )
     if len(offsets) < 2 or not all(torch.equal(offsets, other) for other in found[1:]):
-        raise TraceError(f"{where}: offsets and lengths must say the same, of at least one bag")
+        raise TraceError(f"{where}: offsets and lengths must agree, and have at least one bag")
     rows = columns.get("rows", int(indices.max()) + 1)
     if isinstance(rows, Tensor) and not rows.is_meta:
         rows = rows.tolist()

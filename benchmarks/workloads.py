@@ -1,7 +1,7 @@
-"""The work that is timed: frozen, named, the same on every machine, with the bytes that it must move.
+"""Workloads: named, frozen, the same on every machine, with the bytes that they must move.
 
-A count of bytes is a lower bound that follows from the work alone: each tensor that is needed is read once,
-each that changes is written once. What an implementation really moves is its own affair.
+A count of bytes is a lower bound: each tensor that is needed is read once, each that changes is written once.
+An implementation may move more.
 """
 
 import functools
@@ -11,9 +11,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-#: Bytes of a float32, and of a row number as it is given.
+#: Bytes of a float32, and of an int64 row number.
 FLOAT, INDEX = 4, 8
-#: Numbers of state that a row of D numbers has, as (a factor of D, a constant).
+#: State per row of D columns, in numbers: (a factor of D, a constant).
 STATE = {
     "sgd": (0, 0),
     "rowwise_adagrad": (0, 1),
@@ -24,20 +24,20 @@ STATE = {
     "partial_rowwise_lamb": (1, 1),
     "lars_sgd": (1, 0),
 }
-#: How row numbers are drawn: by Zipf's law, evenly, all the same one, no one twice within a table.
+#: Distributions of row numbers: Zipf, uniform, a single row, no row twice within a table.
 DISTRIBUTIONS = ("zipf", "uniform", "same", "distinct")
 
 
 @dataclass(frozen=True)
 class Lookups:
-    """Tables whose rows are looked up, B bags of L rows in each of T tables of R rows of D numbers.
+    """Pooled lookups: B bags of L rows in each of T tables with R rows and D columns.
 
     Args:
-        name: what ``keyedopt bench --workload`` calls it.
-        about: what it stands for.
-        tables, rows, dim, batch, pooling: T, R, D, B and L; R and L are one number, or one for each table.
+        name: the name for ``keyedopt bench run --workload``.
+        about: the case that the workload represents.
+        tables, rows, dim, batch, pooling: T, R, D, B and L; R and L are one number, or one per table.
         indices: one of `DISTRIBUTIONS`.
-        exponent: of Zipf's law: the k-th most frequent row has a share in proportion to k to the minus this.
+        exponent: s of Zipf's law: the frequency of the k-th most frequent row is proportional to k ** -s.
     """
 
     kind: ClassVar[str] = "lookups"
@@ -52,7 +52,7 @@ class Lookups:
     exponent: float = 1.05
 
     def __post_init__(self) -> None:
-        """Refuse work that cannot be done."""
+        """Raise ValueError if the numbers do not fit together."""
         if self.indices not in DISTRIBUTIONS:
             raise ValueError(f"indices must be one of {DISTRIBUTIONS}, not {self.indices!r}")
         if len(self.heights) != self.tables or len(self.lengths) != self.tables:
@@ -76,7 +76,7 @@ class Lookups:
         return list(_values(self))
 
     def offsets(self, table: int = 0) -> Tensor:
-        """Return where the bags of a table begin and end, shape (B + 1,)."""
+        """Return the offsets of the bags of a table, shape (B + 1,)."""
         length = self.lengths[table]
         return torch.arange(0, self.batch * length + 1, length)
 
@@ -86,21 +86,24 @@ class Lookups:
         return [torch.randn(self.batch, self.dim, generator=generator) for _ in range(self.tables)]
 
     def unique(self) -> list[Tensor]:
-        """Return the rows of each table that are looked up, each once, in order."""
+        """Return the unique row numbers of each table, sorted."""
         return list(_unique(self))
 
     def forward_bytes(self) -> int:
-        """Row numbers and the rows themselves read once, the pooled rows written once."""
+        """Return the bytes of a forward pass: read row numbers and rows once, write pooled rows once."""
         return self._index_bytes() + FLOAT * self.dim * (self._rows_touched() + self._bags())
 
     def backward_bytes(self, optimizer: str) -> int:
-        """Row numbers and the output's gradient read once, rows and their state read and written once."""
+        """Return the bytes of a backward pass.
+
+        It reads row numbers and output gradients once, and reads and writes rows and their state once.
+        """
         factor, constant = STATE[optimizer]
         numbers = self._rows_touched() * (self.dim * (1 + factor) + constant)
         return self._index_bytes() + FLOAT * (self._bags() * self.dim + 2 * numbers)
 
     def table_bytes(self) -> int:
-        """Return the bytes of the tables themselves, which have to fit into memory."""
+        """Return the bytes of the tables."""
         return FLOAT * self.dim * sum(self.heights)
 
     def _index_bytes(self) -> int:
@@ -115,7 +118,7 @@ class Lookups:
 
 @dataclass(frozen=True)
 class Dense:
-    """Dense parameters with dense gradients; `shapes` is what each of `repeat` blocks is made of."""
+    """Dense parameters with dense gradients: `repeat` blocks of parameters with the given shapes."""
 
     kind: ClassVar[str] = "dense"
     name: str
@@ -124,26 +127,26 @@ class Dense:
     repeat: int = 1
 
     def parameters(self, seed: int = 0) -> list[Tensor]:
-        """Return the numbers of each parameter, or with another seed its gradient."""
+        """Return a random tensor for each parameter; another seed gives the gradients."""
         generator = torch.Generator().manual_seed(seed)
         return [torch.randn(shape, generator=generator) for shape in self.shapes * self.repeat]
 
     def numbers(self) -> int:
-        """Return how many numbers the parameters have in all."""
+        """Return the total size of the parameters, in numbers."""
         return self.repeat * sum(torch.Size(shape).numel() for shape in self.shapes)
 
     def clip_adam_bytes(self) -> int:
-        """36 a number: g read for the norm; then g, w, m and v read and written."""
+        """Return 36 bytes per number: read g for the norm; then read and write g, w, m and v."""
         return FLOAT * (1 + 2 * 4) * self.numbers()
 
     def state_bytes(self) -> int:
-        """Adagrad's state, a sum for each number and a step for each tensor, read once and written once."""
+        """Return the bytes to read and write Adagrad's state: a sum per number and a step per tensor."""
         return 2 * FLOAT * (self.numbers() + self.repeat * len(self.shapes))
 
 
 @dataclass(frozen=True)
 class SparseGradients:
-    """Tables with sparse gradients as ``nn.Embedding(sparse=True)`` gives them: a row for each lookup."""
+    """Tables with uncoalesced sparse gradients, like those of ``nn.Embedding(sparse=True)``."""
 
     kind: ClassVar[str] = "sparse"
     name: str
@@ -164,11 +167,11 @@ class SparseGradients:
         return self._as_lookups().gradients()
 
     def unique(self) -> list[Tensor]:
-        """Return the rows that each gradient lists, each once."""
+        """Return the unique row numbers of each gradient."""
         return list(_unique(self._as_lookups()))
 
     def sparse_adam_bytes(self) -> int:
-        """Row numbers and gradient read once; rows and both moments read and written once."""
+        """Return the bytes: read row numbers and gradient once, read and write rows and both moments once."""
         return self._as_lookups().backward_bytes("adam")
 
     def _as_lookups(self) -> Lookups:
@@ -189,7 +192,7 @@ def _values(work: Lookups) -> tuple[Tensor, ...]:
             values = torch.full((count,), rows // 2)
         elif work.indices == "uniform":
             values = torch.randint(rows, (count,), generator=generator)
-        else:  # row numbers say nothing about how frequent a row is
+        else:  # a row number does not depend on the frequency of the row
             order = torch.randperm(rows, generator=generator)
             if work.indices == "zipf":
                 shares = _shares(rows, work.exponent)
@@ -202,7 +205,7 @@ def _values(work: Lookups) -> tuple[Tensor, ...]:
 
 @functools.lru_cache(maxsize=1)
 def _shares(rows: int, exponent: float) -> Tensor:
-    """Return what the k most frequent of some rows are drawn of, in proportion, for each k."""
+    """Return the cumulative weights of Zipf's law."""
     return torch.arange(1, rows + 1, dtype=torch.float64).pow(-exponent).cumsum(0)
 
 
@@ -211,23 +214,23 @@ def _unique(work: Lookups) -> tuple[Tensor, ...]:
     return tuple(torch.unique(values) for values in _values(work))
 
 
-#: The tables of DLRM-DCNv2 in MLPerf training, how many rows of each a sample looks up: mlcommons/training,
+#: The row counts and multi-hot sizes of DLRM-DCNv2 in MLPerf training: mlcommons/training,
 #: recommendation_v2/torchrec_dlrm/README.MD, the arguments num_embeddings_per_feature and multi_hot_sizes.
-#: Rows are drawn evenly, as there (multi_hot_distribution_type uniform); dim is 128.
+#: The distribution is uniform, like there (multi_hot_distribution_type); dim is 128.
 DLRM_ROWS = (
     *(40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000, 3_067_956, 405_282, 10),
     *(2_209, 11_938, 155, 4, 976, 14, 40_000_000, 40_000_000, 40_000_000, 590_152, 12_973, 108, 36),
 )
 DLRM_LENGTHS = (3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1)
-#: Tables up to this size stay as they are when the others are scaled.
+#: Tables with at most this many rows are not scaled.
 SMALL = 1000
 
 
 def dlrm(name: str, fraction: float, batch: int) -> Lookups:
-    """Return MLPerf's tables with a fraction of their rows; none gets fewer than 1000 that had more.
+    """Return MLPerf's tables with a fraction of their rows; larger tables keep at least 1000 rows.
 
-    A sample looks up 214 rows. So a step moves at least 8 · 214 bytes of row numbers a sample in each pass,
-    the pooled rows and their gradients (26 · 128 numbers a sample each), and the rows touched, with state.
+    A sample looks up 214 rows. A step moves at least 8 · 214 bytes of row numbers per sample in each pass,
+    the pooled rows and their gradients (26 · 128 numbers per sample each), and touched rows with their state.
     """
     rows = tuple(max(min(full, SMALL), round(full * fraction)) for full in DLRM_ROWS)
     about = f"MLPerf DLRM-DCNv2, {fraction:g} of its rows" if fraction < 1 else "MLPerf DLRM-DCNv2 in full"
@@ -245,9 +248,7 @@ DLRM_TOWER = (
 _LISTED: tuple[Workload, ...] = (
     Lookups("8x200k-zipf", "a model of medium size, skewed traffic", 8, 200_000, 64, 2048, 20),
     Lookups("8x200k-uniform", "the same, even traffic: few duplicates", 8, 200_000, 64, 2048, 20, "uniform"),
-    Lookups(
-        "small-step", "26 small tables, batch 16: what a step costs besides its work", 26, 1000, 16, 16, 1
-    ),
+    Lookups("small-step", "26 small tables, batch 16: the overhead of a step", 26, 1000, 16, 16, 1),
     Lookups("one-huge-table", "one table of 1 GiB", 1, 4_194_304, 64, 4096, 20),
     Lookups("500-tiny-tables", "500 tables of 100 rows", 500, 100, 16, 128, 1),
     Lookups("wide-rows", "rows of 512 numbers", 4, 50_000, 512, 1024, 8),

@@ -1,4 +1,4 @@
-"""What ``keyedopt bench`` prints: the lists, and the table of ratios."""
+"""Print the list of workloads and tasks, and the table of ratios."""
 
 from rich.console import Console
 from rich.table import Table
@@ -8,12 +8,12 @@ from keyedopt.benchmarks.tasks import TASKS
 from keyedopt.benchmarks.workloads import WORKLOADS, Dense, Lookups
 from keyedopt.conformance.results.untrusted import one_line
 
-#: Tables are as wide as they have to be; a narrow terminal wraps them.
+#: The width of tables; a narrow terminal wraps them.
 WIDTH = 170
 
 
 def console() -> Console:
-    """Return where tables are printed."""
+    """Return the console for tables."""
     return Console(highlight=False, markup=False, emoji=False, soft_wrap=True, width=WIDTH)
 
 
@@ -85,9 +85,9 @@ def show(report: Report) -> None:
         )
     out.print(table)
     out.print(
-        "ratio: how many times as long the other takes; noise: the same code against itself; "
-        "of bound: times as long as the bytes that must move, at memory bandwidth; "
-        "of copy: at that of a copy; extra MB: memory at the peak of a run"
+        "ratio: how many times as long the peer takes; noise: the implementation against itself; "
+        "of bound: time over that of the bytes that must move, at the best memory bandwidth; "
+        "of copy: the same at the bandwidth of a copy; extra MB: peak memory of a run"
     )
     broken = [item for item in report.skipped if not item["why"].startswith(("no ", "tables only"))]
     for item in broken:

@@ -9,7 +9,9 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from keyedopt.cli import bench
 from keyedopt.conformance.results import RULE
+from keyedopt.conformance.results.errors import KeyedoptError
 
 app = typer.Typer(
     name="keyedopt",
@@ -20,6 +22,7 @@ app = typer.Typer(
     add_completion=False,
     epilog="Exit codes: 0 all held, 1 something did not, 2 the harness or its input was wrong.",
 )
+app.add_typer(bench.app, name="bench")
 
 
 class Level(StrEnum):
@@ -263,117 +266,6 @@ def _reports() -> Iterator[None]:
         fail(f"reports need {error.name}; {NEEDS_REPORTS}")
 
 
-@app.command()
-def bench(
-    workload: Annotated[list[str] | None, typer.Option(help="Only this workload; repeatable.")] = None,
-    task: Annotated[list[str] | None, typer.Option(help="Only this task; repeatable.")] = None,
-    implementation: Annotated[
-        str, typer.Option(metavar="TARGET", help="What is measured: a target, as for `check`.")
-    ] = "fused",
-    against: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PEER,...",
-            help="Targets to compare with. Default: torch, fbgemm, torchrec, reference, where installed.",
-        ),
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    output: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the report, with every sample, as JSON.")
-    ] = None,
-    conformance: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="A result of `keyedopt check` of what is measured; without one, figures are unverified.",
-        ),
-    ] = None,
-    check: Annotated[
-        bool, typer.Option("--check", help="Run the whole suite on what is measured first, in place of FILE.")
-    ] = False,
-    seconds: Annotated[
-        float | None,
-        typer.Option(help="For each comparison. Default: 1.", min=0.01, max=3600, show_default=False),
-    ] = None,
-    threads: Annotated[
-        int | None, typer.Option(help="Threads of torch; the gate and commits take one by default.", min=1)
-    ] = None,
-    cold: Annotated[bool, typer.Option("--cold", help="Empty the caches before each run.")] = False,
-    trace: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Replay lookups from a .parquet or .pt file with indices, and offsets or lengths.",
-        ),
-    ] = None,
-    dim: Annotated[
-        int | None,
-        typer.Option(
-            help="Numbers in a row of the tables of --trace. Default: 64.", min=1, show_default=False
-        ),
-    ] = None,
-    gate: Annotated[
-        Path | None,
-        typer.Option(metavar="BASELINE", help="Compare with stored ratios; exit 1 if something is worse."),
-    ] = None,
-    write_baseline: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Store ratios for --gate.")
-    ] = None,
-    rounds: Annotated[
-        int | None,
-        typer.Option(
-            help="Rounds of two fresh processes: for a baseline (8) or for commits (4).",
-            min=1,
-            show_default=False,
-        ),
-    ] = None,
-    compare_commits: Annotated[
-        tuple[str, str] | None,
-        typer.Option(metavar="A B", help="Build two commits and measure them in turn.", show_default=False),
-    ] = None,
-    harness: Annotated[
-        bool,
-        typer.Option(
-            "--harness", help="Measure keyedopt itself: imports and commands beside `import torch`."
-        ),
-    ] = False,
-    list_all: Annotated[bool, typer.Option("--list", help="List the workloads and tasks.")] = False,
-) -> None:
-    """Measure an implementation beside its peers, in one run, as ratios.
-
-    Example: keyedopt bench --workload 8x200k-zipf --against torch,fbgemm --output bench.json
-    """
-    if list_all:
-        from keyedopt.cli.bench_table import show_list
-
-        return show_list()
-    from keyedopt.cli.bench import bench as measure
-    from keyedopt.cli.bench_options import Asked
-
-    peers = None if against is None else [name.strip() for name in against.split(",") if name.strip()]
-    asked = Asked(
-        workloads=tuple(workload or ()),
-        tasks=tuple(task or ()),
-        implementation=implementation,
-        against=None if peers is None else tuple(peers),
-        device=device,
-        output=output,
-        conformance=conformance,
-        check=check,
-        seconds=seconds,
-        threads=threads,
-        cold=cold,
-        trace=trace,
-        dim=dim,
-        gate=gate,
-        write_baseline=write_baseline,
-        rounds=rounds,
-        commits=compare_commits,
-        harness=harness,
-    )
-    raise typer.Exit(measure(asked))
-
-
 def main() -> None:
     """Run the command line."""
     for stream in (sys.stdout, sys.stderr):
@@ -381,7 +273,7 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character gets ?
     try:
         code = app(prog_name="keyedopt", standalone_mode=False)
-    except OSError as error:
+    except (OSError, KeyedoptError) as error:
         code = say(str(error))
     except Exception as error:
         if type(error).__name__ == "Abort":  # what typer makes of an interrupt

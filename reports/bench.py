@@ -33,7 +33,7 @@ def rows(file: str, plain: Mapping[str, Any]) -> Parsed:
         version = one_line(repr(plain.get("schema")), 40)
         raise ResultError(f"it has format version {version}; this keyedopt reads version {SCHEMA}")
     if not get(plain, "complete", bool, True):
-        raise ResultError("it is of an interrupted run; run `keyedopt bench … --output` again")
+        raise ResultError("it is of an interrupted run; run `keyedopt bench run … --output` again")
     where = get(plain, "environment", dict)
     versions = get(where, "versions", dict)
     name = text(plain, "implementation")

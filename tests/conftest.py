@@ -12,7 +12,6 @@ import pytest
 from making import case_with, drawn_case, functions, observing_case, valid
 from warm_server import Warm
 
-from keyedopt.benchmarks import builds
 from keyedopt.cli import main as cli
 from keyedopt.conformance.results import model as results
 from keyedopt.conformance.run import processes, runner
@@ -58,17 +57,6 @@ def warm():
 def cold(warm, monkeypatch):
     """Let the runs of a test begin with a new process."""
     monkeypatch.setattr(processes, "start_server", warm.start_new)
-
-
-@pytest.fixture
-def small_build(tmp_path_factory, monkeypatch):
-    """Let the running package be a small one, so that baselines keep little; return its file of code."""
-    folder = tmp_path_factory.mktemp("build")
-    for part in ("fused", "reference"):
-        (folder / part).mkdir()
-        (folder / part / "code.py").write_text("then")
-    monkeypatch.setattr(builds, "of_today", lambda: {name: folder / name for name in ("fused", "reference")})
-    return folder / "fused" / "code.py"
 
 
 FAULTS = """

@@ -51,9 +51,12 @@ def commands(text):
 
 def parse(arguments):
     """Parse a command line; a verb or an option that is not there is an error."""
-    verbs = get_command(app).commands
-    assert arguments[0] in verbs, arguments
-    verbs[arguments[0]].make_context(arguments[0], list(arguments[1:]))
+    command = get_command(app)
+    while hasattr(command, "commands"):
+        assert arguments, command.name
+        assert arguments[0] in command.commands, arguments
+        command, (verb, *arguments) = command.commands[arguments[0]], arguments
+    command.make_context(verb, list(arguments))
 
 
 @pytest.mark.parametrize("name", ["github.yml", "gitlab.yml"])
@@ -66,7 +69,7 @@ def test_a_workflow_is_the_one_in_the_readme_and_gates_on_everything(name):
         parse(arguments)
     options = [set(arguments) for arguments in found]
     assert any({"check", "--expectations"} <= one for one in options)
-    assert any({"bench", "--gate"} <= one for one in options)
+    assert any({"bench", "gate"} <= one for one in options)
     assert any({"report", "--output"} <= one for one in options)
     assert (
         "site" in text.partition("artifact")[2].split()[-20:] or "- site" in text.partition("artifacts:")[2]
@@ -113,8 +116,9 @@ def test_results_that_the_readme_compares_are_made_there_before():
 
 
 def test_what_is_wrong_in_a_document_would_be_found():
-    with pytest.raises(AssertionError):
-        parse(["chek", "torchrec"])
+    for wrong in (["chek", "torchrec"], ["bench"], ["bench", "gat", "main"]):
+        with pytest.raises(AssertionError):
+            parse(wrong)
     with pytest.raises(Exception, match="--no-such-option"):
         parse(["check", "torchrec", "--no-such-option"])
     assert list(commands("env/bin/keyedopt check a \\\n  --level must && keyedopt list # x")) == [

@@ -1,8 +1,8 @@
-"""What is done with a workload, and how any implementation of the surface does it.
+"""Tasks: what an implementation does with a workload.
 
-A task makes a `Job` of an implementation and a workload. Peers whose way of doing it is not the surface's
-have makers of their own in `keyedopt.benchmarks.peers`. Nothing here needs more of keyedopt than the public
-names of an implementation, so that old ones can be measured, too.
+A task makes a `Job` from a workload and the public surface of an implementation. Peers with another API have
+makers of their own in `keyedopt.benchmarks.peers`. Tasks use only public names of keyedopt, so that they can
+measure old commits.
 """
 
 from typing import Any
@@ -19,9 +19,9 @@ TASKS = {task.name: task for task in (*tables.TASKS, *sparse.TASKS, *dense.TASKS
 
 
 def make(surface: Any, task: Task, work: Workload, device: str) -> Job:
-    """Make a job of an implementation's public names.
+    """Return the job of a task through the public surface of an implementation.
 
     Raises:
-        NotOffered: it does not have them.
+        NotOffered: the implementation lacks a name.
     """
     return task.maker(surface, task, work, device)

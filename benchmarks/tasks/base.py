@@ -1,4 +1,4 @@
-"""What a task is, and what the tasks share: public names, options, numbers for comparison."""
+"""The class `Task`, and what the tasks share: public names, options, results for comparison."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -11,7 +11,7 @@ from torch import Tensor
 from keyedopt.benchmarks.timing import Job
 from keyedopt.benchmarks.workloads import FLOAT, STATE, Dense, Lookups, SparseGradients
 
-#: The class of each optimizer, by its name in the surface.
+#: The public class of each optimizer.
 CLASSES = {
     "sgd": "SGD",
     "rowwise_adagrad": "RowWiseAdagrad",
@@ -22,31 +22,32 @@ CLASSES = {
     "partial_rowwise_lamb": "PartialRowWiseLAMB",
     "lars_sgd": "LarsSGD",
 }
-#: What accumulates gradients, and of which optimizer it is; batches or steps in a window.
+#: The accumulating class of each optimizer, and the number of batches or steps in a window.
 ACCUMULATING = {"sgd": "AccumulateSGD", "adagrad": "AccumulateAdagrad", "adam": "AccumulateAdam"}
 WINDOW = 4
+#: The learning rate, eps of Adagrad, and the norm bound of clipping.
 RATE, EPS, BOUND = 1e-2, 1e-8, 1.0
-#: So small that it does not matter on which side of Adam's bias correction it stands: SparseAdam differs.
+#: eps of Adam: small, because SparseAdam adds eps before the bias correction and others after it.
 ADAM_EPS = 1e-12
 
 
 class NotOffered(Exception):  # noqa: N818 - read as "raises not offered"
-    """An implementation has no way to do a task; the message says what it lacks."""
+    """An implementation cannot do a task; the message says what is missing."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is done with a workload.
+    """A task on workloads of one kind.
 
     Args:
-        name: what ``keyedopt bench --task`` calls it.
-        about: what is timed.
-        kind: the kind of workload that it takes.
-        moved: the bytes that must move, of a workload.
-        maker: makes the job of an implementation's public names, see `keyedopt.benchmarks.tasks.make`.
-        optimizer: by its name in `CLASSES`, where it is about one.
-        part: for pooled tables, what is timed of a forward and a backward pass: ``"train"`` both, or
-            ``"forward"`` or ``"backward"`` alone; empty for other tasks.
+        name: the name for ``keyedopt bench run --task``.
+        about: one line that says what is timed.
+        kind: the kind of workload.
+        moved: returns the bytes that must move, for a workload.
+        maker: returns the job, see `keyedopt.benchmarks.tasks.make`.
+        optimizer: a key of `CLASSES`; empty if the task is not about one optimizer.
+        part: the timed part of a training step with pooled tables: ``"train"`` for both passes, ``"forward"``
+            or ``"backward"``; empty for other tasks.
     """
 
     name: str
@@ -59,10 +60,10 @@ class Task:
 
 
 def need(surface: Any, *names: str) -> list[Any]:
-    """Return public names of an implementation.
+    """Return the objects with some public names.
 
     Raises:
-        NotOffered: it lacks some.
+        NotOffered: the implementation lacks a name.
     """
     missing = [name for name in names if not surface.has(name)]
     if missing:
@@ -71,11 +72,7 @@ def need(surface: Any, *names: str) -> list[Any]:
 
 
 def need_arguments(called: Any, names: Iterable[str]) -> None:
-    """Refuse a task for which something would have to take arguments that it does not take.
-
-    Raises:
-        NotOffered: it does not take them.
-    """
+    """Raise NotOffered if a callable does not accept some arguments."""
     taken = inspect.signature(called).parameters
     if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in taken.values()):
         missing = [name for name in names if name not in taken]
@@ -84,14 +81,14 @@ def need_arguments(called: Any, names: Iterable[str]) -> None:
 
 
 def options_of(optimizer: str) -> dict[str, float]:
-    """Return the arguments of an optimizer: the rate, and eps where it has one."""
+    """Return the arguments of an optimizer: the learning rate, and eps if it has one."""
     if optimizer in ("sgd", "lars_sgd"):
         return {"lr": RATE}
     return {"lr": RATE, "eps": EPS if optimizer.endswith("adagrad") else ADAM_EPS}
 
 
 def fill(weight: Tensor) -> None:
-    """Give a table the numbers that it has in every implementation: a block of random ones, over and over."""
+    """Fill a table with the same numbers in every implementation: a repeated block of random numbers."""
     generator = torch.Generator(weight.device).manual_seed(weight.shape[0])
     numbers = weight.detach().view(-1)
     block = numbers[: 1 << 16].uniform_(-0.1, 0.1, generator=generator)
@@ -101,25 +98,25 @@ def fill(weight: Tensor) -> None:
 
 
 def flat(tensors: Iterable[Tensor]) -> Tensor:
-    """Return a copy of all numbers of some tensors."""
+    """Return all numbers of some tensors as one float32 copy."""
     return torch.cat([tensor.detach().reshape(-1).to(torch.float32) for tensor in tensors])
 
 
 class Rows:
-    """The rows of tables that a workload touches, as copies, for comparison."""
+    """The results of a job on tables: copies of the rows that the workload touches."""
 
     def __init__(self, work: Lookups | SparseGradients, weights: Sequence[Tensor], device: str) -> None:
         self._rows = [rows.to(device) for rows in work.unique()]
         self._weights = weights
 
     def __call__(self) -> dict[str, Tensor]:
-        """Return them as they are now."""
+        """Return the present values of the rows."""
         pairs = enumerate(zip(self._weights, self._rows, strict=True))
         return {f"table {number}": weight.detach()[rows] for number, (weight, rows) in pairs}
 
 
 def dense_step_bytes(optimizer: str, work: Dense) -> int:
-    """Each gradient read once; each parameter and its state read and written once.
+    """Return the bytes to read gradients once, and to read and write parameters and state once.
 
     >>> dense_step_bytes("adam", Dense("x", "", ((10, 4),)))  # 40 numbers: g, and w, m, v twice
     1120
@@ -130,7 +127,7 @@ def dense_step_bytes(optimizer: str, work: Dense) -> int:
 
 
 def numbers_of(state: Mapping[Any, Any], name: str = "") -> dict[str, Tensor]:
-    """Return the numbers of a state dict by the names of the entries, those of all parameters together.
+    """Return the tensors of a state dict by entry name, concatenated over all parameters.
 
     >>> numbers_of({"a": {"sum": torch.ones(2)}, "b": {"sum": torch.zeros(1)}})
     {'sum': tensor([1., 1., 0.])}

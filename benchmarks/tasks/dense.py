@@ -1,4 +1,4 @@
-"""Tasks of dense parameters: the step of each optimizer, and of each wrapper around Adam."""
+"""Tasks on dense parameters: the step of each optimizer, and of each wrapper around Adam."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -24,17 +24,17 @@ from keyedopt.benchmarks.tasks.base import (
 from keyedopt.benchmarks.timing import Job
 from keyedopt.benchmarks.workloads import FLOAT, STATE, Dense
 
-#: Local steps to a global one, of semi-synchronous training.
+#: Local steps per global step of semi-synchronous training.
 LOCAL_STEPS = 4
 
 
 def parameters_of(work: Dense, device: str) -> tuple[list[nn.Parameter], Callable[[], None]]:
-    """Return parameters, and a function that gives them their gradients anew; vectors are tables of a row."""
+    """Return parameters, and a function that restores their gradients; a vector is a table with one row."""
     params = [nn.Parameter(numbers.to(device)) for numbers in _tables(work, 0)]
     sources = [numbers.to(device) for numbers in _tables(work, 1)]
     targets = [torch.empty_like(numbers) for numbers in sources]
 
-    def restore() -> None:  # clipping may change them, and a wrapper may take them away
+    def restore() -> None:  # clipping may change gradients, and a wrapper may remove them
         for param, target in zip(params, targets, strict=True):
             param.grad = target
         torch._foreach_copy_(targets, sources)
@@ -56,13 +56,13 @@ def named(params: list[nn.Parameter]) -> dict[str, nn.Parameter]:
 
 
 def keyed(surface: Any, params: Mapping[str, nn.Parameter]) -> Any:
-    """Give torch's fused Adam keys."""
+    """Wrap torch's fused Adam in the keyed wrapper."""
     (wrapper,) = need(surface, "KeyedOptimizerWrapper")
     return wrapper(dict(params), lambda given: torch.optim.Adam(given, lr=RATE, eps=EPS, fused=True))
 
 
 def combined(surface: Any, params: Mapping[str, nn.Parameter]) -> Any:
-    """Combine two optimizers, of every other parameter each."""
+    """Combine two keyed optimizers, each with half of the parameters."""
     (combination,) = need(surface, "CombinedOptimizer")
     items = list(params.items())
     return combination(
@@ -77,7 +77,7 @@ def wrapped(surface: Any, params: Mapping[str, nn.Parameter]) -> Any:
 
 
 def clipped(mode: str, **options: Any) -> Callable[[Any, Mapping[str, nn.Parameter]], Any]:
-    """Return a wrapper that clips."""
+    """Return a function that wraps a keyed optimizer in the clipping wrapper."""
 
     def wrap(surface: Any, params: Mapping[str, nn.Parameter]) -> Any:
         clipper, modes = need(surface, "GradientClippingOptimizer", "GradientClipping")
@@ -88,33 +88,33 @@ def clipped(mode: str, **options: Any) -> Callable[[Any, Mapping[str, nn.Paramet
 
 
 def warmed_up(surface: Any, params: Mapping[str, nn.Parameter]) -> Any:
-    """Set the rate by a schedule."""
+    """Wrap a keyed optimizer in a learning-rate schedule."""
     warmer, stage, policy = need(surface, "WarmupOptimizer", "WarmupStage", "WarmupPolicy")
     return warmer(keyed(surface, params), [stage(policy.LINEAR, max_iters=10**6, value=0.5)], lr=RATE)
 
 
 class Willing:
-    """A manager that lets every step count at once: what is left is the wrapper's own time."""
+    """A fault-tolerance manager that commits every step at once, so that only the wrapper takes time."""
 
     def start_quorum(self) -> None:
-        """Begin a step."""
+        """Start a quorum; does nothing."""
 
     def should_commit(self) -> bool:
-        """End a step."""
+        """Return True."""
         return True
 
 
 def fault_tolerant(surface: Any, params: Mapping[str, nn.Parameter]) -> Any:
-    """Ask a manager before each step."""
+    """Wrap torch's fused Adam in the fault-tolerant wrapper."""
     (wrapper,) = need(surface, "FaultTolerantOptimizer")
     return wrapper(Willing(), torch.optim.Adam(params.values(), lr=RATE, eps=EPS, fused=True))
 
 
 class Averaging(torch.optim.SGD):
-    """A global optimizer: the parameters go half the way to where they were at the last global step."""
+    """A global optimizer that averages the parameters with those of the last global step."""
 
     def step(self, closure: Any = None) -> Any:
-        """Make the state that is not there yet."""
+        """Create missing state."""
         for group in self.param_groups:
             for param in group["params"]:
                 if not self.state[param]:
@@ -122,7 +122,7 @@ class Averaging(torch.optim.SGD):
 
     @torch.no_grad()
     def global_step(self, count: Tensor, closure: Any = None) -> None:
-        """Move the parameters."""
+        """Average the parameters with the anchors, and set new anchors."""
         self.step()
         params = [param for group in self.param_groups for param in group["params"]]
         anchors = [self.state[param]["anchor"] for param in params]
@@ -131,13 +131,13 @@ class Averaging(torch.optim.SGD):
 
 
 def semi_sync(surface: Any, params: Mapping[str, nn.Parameter]) -> Any:
-    """Take a global step every few local ones."""
+    """Wrap a keyed optimizer in the semi-synchronous wrapper."""
     outer, wrapper = need(surface, "SemisyncOptimizer", "KeyedOptimizerWrapper")
     around = wrapper(dict(params), lambda given: Averaging(given, lr=RATE))
     return outer(list(params.values()), keyed(surface, params), around, num_local_steps=LOCAL_STEPS)
 
 
-#: What is around torch's fused Adam, by name.
+#: The wrappers around torch's fused Adam, by name.
 WRAPPERS: dict[str, Callable[[Any, Mapping[str, nn.Parameter]], Any]] = {
     "keyed": keyed,
     "combined": combined,
@@ -156,7 +156,7 @@ WRAPPERS: dict[str, Callable[[Any, Mapping[str, nn.Parameter]], Any]] = {
 
 
 def step(surface: Any, task: Task, work: Dense, device: str) -> Job:
-    """Make a job of an optimizer's step."""
+    """Return a job of an optimizer's step."""
     (optimizer_class,) = need(surface, CLASSES[task.optimizer])
     params, restore = parameters_of(work, device)
     optimizer = optimizer_class(params, **options_of(task.optimizer))
@@ -164,7 +164,7 @@ def step(surface: Any, task: Task, work: Dense, device: str) -> Job:
 
 
 def wrapper_step(wrapper: str, surface: Any, work: Dense, device: str) -> Job:
-    """Make a job of the step of a wrapper; of semi-synchronous training, of all steps up to a global one."""
+    """Return a job of a wrapper's step; for semi-synchronous training, of all steps of a global step."""
     params, restore = parameters_of(work, device)
     optimizer = WRAPPERS[wrapper](surface, named(params))
     steps = LOCAL_STEPS if wrapper == "semi_sync" else 1
@@ -181,7 +181,7 @@ def wrapper_step(wrapper: str, surface: Any, work: Dense, device: str) -> Job:
 
 
 def around_own(wrapper: str, surface: Any, task: Task, work: Dense, device: str) -> Job:
-    """Make a job of the step of an implementation's own optimizer behind a wrapper."""
+    """Return a job of the step of an implementation's own optimizer in a wrapper."""
     optimizer_class, wrap = need(surface, CLASSES[task.optimizer], "KeyedOptimizerWrapper")
     params, restore = parameters_of(work, device)
     inner = wrap(named(params), lambda given: optimizer_class(given, **options_of(task.optimizer)))
@@ -195,7 +195,7 @@ def around_own(wrapper: str, surface: Any, task: Task, work: Dense, device: str)
 
 
 def accumulate(surface: Any, task: Task, work: Dense, device: str) -> Job:
-    """Make a job of a window of steps, of which the last one updates."""
+    """Return a job of a window of steps, of which the last one updates the parameters."""
     (optimizer_class,) = need(surface, ACCUMULATING[task.optimizer])
     params, restore = parameters_of(work, device)
     options = {**options_of(task.optimizer), "use_accumulate": True, "accumulate_step": WINDOW}
@@ -212,7 +212,7 @@ def accumulate(surface: Any, task: Task, work: Dense, device: str) -> Job:
 
 
 def in_backward(surface: Any, task: Task, work: Dense, device: str) -> Job:
-    """Make a job of a backward pass in which each parameter is stepped as soon as its gradient is there."""
+    """Return a job of a backward pass that steps each parameter as soon as it has its gradient."""
     apply, optimizer = need(surface, "apply_optimizer_in_backward", CLASSES[task.optimizer])
     params, _ = parameters_of(work, device)
     gradients = [numbers.to(device) for numbers in _tables(work, 1)]
@@ -231,7 +231,7 @@ def in_backward(surface: Any, task: Task, work: Dense, device: str) -> Job:
 
 
 def init_state(surface: Any, task: Task, work: Dense, device: str) -> Job:
-    """Make a job of creating the state of a fresh keyed optimizer."""
+    """Return a job of `init_state` of a fresh keyed optimizer."""
     need(surface, "KeyedOptimizerWrapper")
     fresh: list[Any] = []
 
@@ -254,10 +254,10 @@ def _optimizer_tasks(optimizer: str) -> tuple[Task, ...]:
     def moved(work: Any) -> int:
         return dense_step_bytes(optimizer, work)
 
-    def with_norm(work: Any) -> int:  # a gradient is read for the norm, too
+    def with_norm(work: Any) -> int:  # the norm reads the gradients once more
         return moved(work) + FLOAT * int(work.numbers())
 
-    def window(work: Any) -> int:  # each sum of gradients but the last is read and written
+    def window(work: Any) -> int:  # every step but the last reads a gradient, and reads and writes the sum
         return moved(work) + (WINDOW - 1) * 3 * FLOAT * int(work.numbers())
 
     def task(kind: str, about: str, maker: Any, moved: Callable[[Any], int] = moved) -> Task:
@@ -272,7 +272,7 @@ def _optimizer_tasks(optimizer: str) -> tuple[Task, ...]:
             )
             for mode, bytes_ in (("norm", with_norm), ("value", moved))
         ),
-        task("step_warmed_up", f"{name}.step with a schedule of rates", partial(around_own, "warmup")),
+        task("step_warmed_up", f"{name}.step with a learning-rate schedule", partial(around_own, "warmup")),
     ]
     if optimizer in ACCUMULATING:
         about = f"{WINDOW} steps, one update, {ACCUMULATING[optimizer]}"
@@ -298,7 +298,7 @@ def _wrapper_task(name: str) -> Task:
 
 TASKS = (
     *(task for optimizer in STATE for task in _optimizer_tasks(optimizer)),
-    *(_wrapper_task(name) for name in WRAPPERS if name != "clip_norm"),  # which is the next one
+    *(_wrapper_task(name) for name in WRAPPERS if name != "clip_norm"),  # is the next task
     Task(
         name="clip-adam",
         about="clip by norm, then step with Adam",

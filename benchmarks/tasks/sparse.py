@@ -1,4 +1,4 @@
-"""Tasks of sparse gradients, which list a row for each lookup."""
+"""Tasks on uncoalesced sparse gradients."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,8 +14,8 @@ from keyedopt.benchmarks.workloads import STATE, SparseGradients
 def optimizer_of(
     surface: Any, name: str, work: SparseGradients, device: str
 ) -> tuple[Any, Callable[[], None], list[nn.Parameter]]:
-    """Return an optimizer of tables, what gives these their gradients anew, and the tables."""
-    adam = name == "adam"  # of sparse gradients it is a class of its own
+    """Return an optimizer of tables, a function that restores their gradients, and the tables."""
+    adam = name == "adam"  # it has another class for sparse gradients
     (optimizer_class,) = need(surface, "SparseAdam" if adam else CLASSES[name])
     weights = [nn.Parameter(torch.empty(work.rows, work.dim, device=device)) for _ in range(work.tables)]
     for weight in weights:
@@ -26,7 +26,7 @@ def optimizer_of(
         for values, gradient in zip(work.values(), work.gradients(), strict=True)
     ]
 
-    def prepare() -> None:  # a gradient that was coalesced once would be easier the next time
+    def prepare() -> None:  # a step may have coalesced the gradient
         for weight, (values, gradient) in zip(weights, parts, strict=True):
             weight.grad = torch.sparse_coo_tensor(values, gradient, weight.shape, check_invariants=False)
 
@@ -34,13 +34,13 @@ def optimizer_of(
 
 
 def step(surface: Any, task: Task, work: SparseGradients, device: str) -> Job:
-    """Make a job of an optimizer's step."""
+    """Return a job of an optimizer's step."""
     optimizer, prepare, weights = optimizer_of(surface, task.optimizer, work, device)
     return Job(run=optimizer.step, results=Rows(work, weights, device), prepare=prepare)
 
 
 def step_bytes(optimizer: str, work: SparseGradients) -> int:
-    """Row numbers and gradient read once; rows and their state read and written once."""
+    """Return the bytes: read row numbers and gradients once, read and write rows and their state once."""
     return work._as_lookups().backward_bytes(optimizer)
 
 

@@ -1,4 +1,4 @@
-"""Tasks of state: read out, put in, and moved to and from a disk."""
+"""Tasks on optimizer state: save and load state dicts, in memory and on disk."""
 
 import copy
 import shutil
@@ -28,12 +28,12 @@ from keyedopt.benchmarks.tasks.base import (
 from keyedopt.benchmarks.timing import Job
 from keyedopt.benchmarks.workloads import FLOAT, STATE, Dense, SparseGradients
 
-#: Makes an optimizer with state: of a surface and a workload, on a device, after some steps.
+#: Returns an optimizer after some steps: (surface, workload, device, steps).
 Stepped = Callable[[Any, Any, str, int], Any]
 
 
 def adagrad(surface: Any, work: Dense, device: str, steps: int) -> Any:
-    """Return a keyed Adagrad, whose state is a step and a sum for each parameter."""
+    """Return a keyed Adagrad; its state is a step and a sum per parameter."""
     (wrapper,) = need(surface, "KeyedOptimizerWrapper")
     return _stepped(
         lambda params: wrapper(params, lambda given: torch.optim.Adagrad(given, lr=RATE)), work, device, steps
@@ -46,13 +46,13 @@ def around_adam(wrapper: str, surface: Any, work: Dense, device: str, steps: int
 
 
 def own(optimizer: str, surface: Any, work: Dense, device: str, steps: int) -> Any:
-    """Return an optimizer of the implementation itself."""
+    """Return an implementation's own optimizer."""
     (kind,) = need(surface, CLASSES[optimizer])
     return _stepped(lambda params: kind(params.values(), **options_of(optimizer)), work, device, steps)
 
 
 def dense_window(optimizer: str, surface: Any, work: Dense, device: str, steps: int) -> Any:
-    """Return an optimizer that accumulates, within a window."""
+    """Return an accumulating optimizer in the middle of a window."""
     (kind,) = need(surface, ACCUMULATING[optimizer])
     options = {**options_of(optimizer), "use_accumulate": True, "accumulate_step": WINDOW}
     return _stepped(lambda params: kind(params.values(), **options), work, device, steps)
@@ -77,7 +77,7 @@ def _stepped(make: Callable[[Any], Any], work: Dense, device: str, steps: int) -
 
 
 def emptied(optimizer: Any) -> Any:
-    """Return an optimizer whose state is zero, so that it is the same in every implementation, to the bit."""
+    """Set the state of an optimizer to zero, so that it is equal in every implementation; return it."""
     zeros = copy.deepcopy(optimizer.state_dict())
     _zero(zeros["state"])
     optimizer.load_state_dict(zeros)
@@ -88,14 +88,12 @@ def _zero(state: Any) -> None:
     if isinstance(state, Mapping):
         for value in state.values():
             _zero(value)
-    elif (
-        isinstance(state, Tensor) and state.is_floating_point()
-    ):  # counts are the same anyway, and row numbers
+    elif isinstance(state, Tensor) and state.is_floating_point():  # integers are equal anyway
         state.zero_()
 
 
 class Folder:
-    """A folder for a checkpoint, which goes when nobody has it any more."""
+    """A temporary folder for a checkpoint, removed with this object."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="keyedopt-bench-"))
@@ -106,7 +104,7 @@ class Folder:
 
 
 def read_out(make: Stepped, surface: Any, work: Any, device: str) -> Job:
-    """Make a job of ``state_dict``."""
+    """Return a job of ``state_dict``."""
     optimizer = make(surface, work, device, 2)
     seen: list[Any] = []
 
@@ -117,14 +115,14 @@ def read_out(make: Stepped, surface: Any, work: Any, device: str) -> Job:
 
 
 def put_in(make: Stepped, surface: Any, work: Any, device: str) -> Job:
-    """Make a job of ``load_state_dict``."""
+    """Return a job of ``load_state_dict``."""
     source, target = make(surface, work, device, 2), emptied(make(surface, work, device, 1))
     saved = source.state_dict()
     return Job(run=lambda: target.load_state_dict(saved), results=lambda: numbers_of(_entries(target)))
 
 
 def move(make: Stepped, surface: Any, work: Any, device: str) -> Job:
-    """Make a job of both, from one optimizer to another."""
+    """Return a job of ``state_dict``, then ``load_state_dict`` of another optimizer."""
     source, target = make(surface, work, device, 2), emptied(make(surface, work, device, 1))
     return Job(
         run=lambda: target.load_state_dict(source.state_dict()), results=lambda: numbers_of(_entries(target))
@@ -132,7 +130,7 @@ def move(make: Stepped, surface: Any, work: Any, device: str) -> Job:
 
 
 def save(make: Stepped, surface: Any, work: Any, device: str) -> Job:
-    """Make a job of ``torch.save``."""
+    """Return a job of ``torch.save``."""
     optimizer, folder = make(surface, work, device, 2), Folder()
 
     def run() -> None:
@@ -146,7 +144,7 @@ def save(make: Stepped, surface: Any, work: Any, device: str) -> Job:
 
 
 def restore(make: Stepped, surface: Any, work: Any, device: str) -> Job:
-    """Make a job of ``torch.load``."""
+    """Return a job of ``torch.load``."""
     folder, target = Folder(), emptied(make(surface, work, device, 1))
     file = folder.path / "state.pt"
     torch.save(make(surface, work, device, 2).state_dict(), file)
@@ -158,7 +156,7 @@ def restore(make: Stepped, surface: Any, work: Any, device: str) -> Job:
 
 
 def save_distributed(make: Stepped, surface: Any, work: Any, device: str) -> Job:
-    """Make a job of ``torch.distributed.checkpoint.save``, by a single process."""
+    """Return a job of ``torch.distributed.checkpoint.save`` in a single process."""
     optimizer, folder = make(surface, work, device, 2), Folder()
 
     def results() -> dict[str, Tensor]:
@@ -172,7 +170,7 @@ def save_distributed(make: Stepped, surface: Any, work: Any, device: str) -> Job
 
 
 def restore_distributed(make: Stepped, surface: Any, work: Any, device: str) -> Job:
-    """Make a job of ``torch.distributed.checkpoint.load``, by a single process."""
+    """Return a job of ``torch.distributed.checkpoint.load`` in a single process."""
     folder, target = Folder(), emptied(make(surface, work, device, 1))
     _save(make(surface, work, device, 2).state_dict(), folder)
 
@@ -186,7 +184,7 @@ def restore_distributed(make: Stepped, surface: Any, work: Any, device: str) -> 
 
 def _save(state: Any, folder: Folder) -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that there is one process alone
+        warnings.simplefilter("ignore")  # torch warns that there is a single process
         state_dict_saver.save({"optimizer": state}, checkpoint_id=folder.path, no_dist=True)
 
 
@@ -201,7 +199,7 @@ def _entries(optimizer: Any) -> Any:
 
 
 def _found(seen: list[Any], optimizer: Any) -> dict[str, Tensor]:
-    """Return what was read out or written, or zeros of the same shape as long as nothing was."""
+    """Return the numbers of the state dict in `seen`, or zeros of the same shape if it is empty."""
     if seen:
         return numbers_of(seen[0]["state"])
     return {name: torch.zeros_like(numbers) for name, numbers in numbers_of(_entries(optimizer)).items()}
@@ -209,14 +207,17 @@ def _found(seen: list[Any], optimizer: Any) -> dict[str, Tensor]:
 
 # --- tasks ----------------------------------------------------------------------------------------
 
-#: What is done with the state, by name.
+#: The operations on state, by name, each with a description.
 WAYS: dict[str, tuple[Callable[[Stepped, Any, Any, str], Job], str]] = {
     "state_dict": (read_out, "state_dict"),
     "load_state_dict": (put_in, "load_state_dict"),
     "save": (save, "state_dict to a file, with torch.save"),
     "load": (restore, "load_state_dict from a file, with torch.load"),
-    "save_distributed": (save_distributed, "state_dict to a folder, with torch.distributed.checkpoint"),
-    "load_distributed": (restore_distributed, "the same folder back"),
+    "save_distributed": (save_distributed, "state_dict, saved with torch.distributed.checkpoint"),
+    "load_distributed": (
+        restore_distributed,
+        "load_state_dict, read with torch.distributed.checkpoint",
+    ),
 }
 
 
@@ -232,7 +233,7 @@ def _task(way: str, what: str, kind: str, make: Stepped, moved: Callable[[Any], 
 
 
 def dense_bytes(optimizer: str, work: Dense) -> int:
-    """The state of each number, and a step of each tensor, read once and written once."""
+    """Return the bytes to read and write the state: that of each number, and a step per tensor."""
     factor, constant = STATE[optimizer]
     rows = work.repeat * sum(torch.Size(shape).numel() // shape[-1] for shape in work.shapes)
     numbers = factor * work.numbers() + constant * rows + work.repeat * len(work.shapes)
@@ -240,20 +241,20 @@ def dense_bytes(optimizer: str, work: Dense) -> int:
 
 
 def dense_window_bytes(optimizer: str, work: Dense) -> int:
-    """The same, and the sum of the gradients of a window."""
+    """Return `dense_bytes`, and those of the sum of gradients of a window."""
     return dense_bytes(optimizer, work) + 2 * FLOAT * work.numbers()
 
 
 def sparse_bytes(work: SparseGradients) -> int:
-    """Two moments of each number of the tables."""
+    """Return the bytes to read and write two moments of each number of the tables."""
     return 2 * FLOAT * 2 * work.tables * work.rows * work.dim
 
 
-#: Optimizers that keep something of a parameter.
+#: Optimizers with state.
 WITH_STATE = tuple(optimizer for optimizer, kept in STATE.items() if kept != (0, 0))
-#: Wrappers whose state is one of its own; of the modes of clipping one, for none keeps anything.
+#: Wrappers whose state is measured; one mode of clipping stands for all, because none has state.
 KEEPING = ("keyed", "combined", "wrapper", "clip_value", "warmup", "fault_tolerant", "semi_sync")
-#: What has state, by name: the kind of work, what makes it, and the bytes of its state, moved once.
+#: Optimizers with state, by name: the kind of workload, a `Stepped`, and the bytes of the state.
 KEPT: dict[str, tuple[str, Stepped, Callable[[Any], int]]] = {
     **{name: ("dense", partial(around_adam, name), partial(dense_bytes, "adam")) for name in KEEPING},
     **{name: ("dense", partial(own, name), partial(dense_bytes, name)) for name in WITH_STATE},
@@ -271,7 +272,7 @@ KEPT: dict[str, tuple[str, Stepped, Callable[[Any], int]]] = {
         for name in ACCUMULATING
     },
 }
-#: Whose state goes to a folder of torch.distributed.checkpoint, too.
+#: Those whose state is also saved with torch.distributed.checkpoint.
 DISTRIBUTED = ("keyed", "tables_rowwise_adagrad")
 
 TASKS = (

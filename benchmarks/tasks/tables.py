@@ -1,4 +1,4 @@
-"""Tasks of embedding tables: looked up, and updated in the backward pass."""
+"""Tasks on embedding tables that are updated in the backward pass."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -22,20 +22,20 @@ from keyedopt.benchmarks.tasks.base import (
 from keyedopt.benchmarks.timing import Job
 from keyedopt.benchmarks.workloads import FLOAT, INDEX, STATE, Lookups
 
-#: How gradients are clipped in the backward, by the names of `GradientClipping` in small letters.
+#: The modes of clipping: names of `GradientClipping` in lower case.
 MODES = ("norm", "value", "none")
 
 
 class Tables:
-    """An embedding collection with the features and gradients of a workload.
+    """An embedding collection with the lookups and gradients of a workload.
 
     Args:
-        surface: the implementation's names.
-        work: what is looked up.
-        device: where.
+        surface: the public names of the implementation.
+        work: the workload.
+        device: the device of the tables.
         optimizer: the name of the class that updates the tables in the backward pass.
         options: its arguments.
-        pooled: whether bags become one row each.
+        pooled: whether each bag is pooled into one row.
 
     Raises:
         NotOffered: the implementation lacks a name.
@@ -68,32 +68,32 @@ class Tables:
         self._gradients = [gradient.to(device) for gradient in gradients]
 
     def forward(self) -> list[Tensor]:
-        """Look up."""
+        """Return the outputs of the forward pass."""
         outputs = self.module(self._features)
         return [outputs[name] for name in self._features]
 
     def backward(self, outputs: list[Tensor]) -> None:
-        """Update the tables."""
+        """Run the backward pass, which updates the tables."""
         torch.autograd.backward(outputs, self._gradients)
 
     def train(self) -> None:
-        """Do both."""
+        """Run the forward and the backward pass."""
         self.backward(self.forward())
 
 
 class OwnTables:
-    """The names of an implementation whose tables are made in a way of their own.
+    """The surface of an implementation with a replacement for `Tables`.
 
     Args:
-        surface: the names.
-        maker: makes what `Tables` is, of the same arguments.
+        surface: its public names.
+        maker: called with the arguments of `Tables`; returns an object with the same methods.
     """
 
     def __init__(self, surface: Any, maker: Callable[..., Any]) -> None:
         self._surface, self.maker = surface, maker
 
     def has(self, name: str) -> bool:
-        """Whether there is a name."""
+        """Return whether the implementation has a name."""
         return bool(self._surface.has(name))
 
     def __getattr__(self, name: str) -> Any:
@@ -101,17 +101,17 @@ class OwnTables:
 
 
 def tables_of(surface: Any, *given: Any, **more: Any) -> Any:
-    """Return the tables of an implementation: `Tables`, or what it has in their stead; see there.
+    """Return the `Tables` of an implementation, or its replacement; see there for the arguments.
 
     Raises:
-        NotOffered: it lacks a name.
+        NotOffered: the implementation lacks a name.
     """
     maker = surface.maker if isinstance(surface, OwnTables) else Tables
     return maker(surface, *given, **more)
 
 
 def lookups_of(work: Lookups, device: str) -> list[tuple[int, Tensor, Tensor]]:
-    """Return of each table how many rows it has, and the values and offsets that are looked up."""
+    """Return the number of rows, the indices and the offsets of each table."""
     return [
         (rows, values.to(device), work.offsets(table).to(device))
         for table, (rows, values) in enumerate(zip(work.heights, work.values(), strict=True))
@@ -119,7 +119,7 @@ def lookups_of(work: Lookups, device: str) -> list[tuple[int, Tensor, Tensor]]:
 
 
 def of_each_value(work: Lookups) -> list[Tensor]:
-    """Return gradients of outputs without pooling: each value has that of its bag."""
+    """Return the gradients of unpooled outputs: each lookup gets the gradient of its bag."""
     pairs = zip(work.gradients(), lookups_of(work, "cpu"), strict=True)
     return [gradient.repeat_interleave(offsets.diff(), 0) for gradient, (_, _, offsets) in pairs]
 
@@ -127,10 +127,10 @@ def of_each_value(work: Lookups) -> list[Tensor]:
 def training_job(
     task: Task, forward: Callable[[], Any], backward: Callable[[Any], Any], rows: Rows, device: str
 ) -> Job:
-    """Make a job of a forward and a backward pass, of which the task's part is timed.
+    """Return a job that times the task's part of a forward and a backward pass.
 
-    On a GPU the forward may sort what it looks up for the backward, and so does ours. What counts for the
-    backward there is both passes without what a forward takes that no backward follows.
+    On a GPU the forward pass may sort the indices for the backward pass, as `keyedopt.fused` does. There,
+    the time of the backward pass is that of both passes minus that of a forward pass without gradients.
     """
     if task.part == "train":
         return Job(run=lambda: backward(forward()), results=rows)
@@ -143,7 +143,7 @@ def training_job(
     def look_up() -> None:
         ready[:] = [forward()]
 
-    def results() -> dict[str, Tensor]:  # before anything was looked up, zeros
+    def results() -> dict[str, Tensor]:  # zeros before the first lookup
         pooled = ready[0] if ready else forward()
         joined = pooled if isinstance(pooled, Tensor) else torch.cat(list(pooled), 1)
         return {"pooled": joined.detach().clone() if ready else torch.zeros_like(joined)}
@@ -152,20 +152,20 @@ def training_job(
 
 
 def train(surface: Any, task: Task, work: Lookups, device: str) -> Job:
-    """Make a job of pooled tables that are updated in their backward pass."""
+    """Return a job of pooled tables."""
     tables = tables_of(surface, work, device, CLASSES[task.optimizer], options_of(task.optimizer))
     return training_job(task, tables.forward, tables.backward, tables.rows, device)
 
 
 def train_unpooled(surface: Any, task: Task, work: Lookups, device: str) -> Job:
-    """Make a job of tables without pooling."""
+    """Return a job of unpooled tables."""
     options = options_of(task.optimizer)
     tables = tables_of(surface, work, device, CLASSES[task.optimizer], options, pooled=False)
     return Job(run=tables.train, results=tables.rows)
 
 
 def accumulate(surface: Any, task: Task, work: Lookups, device: str) -> Job:
-    """Make a job of a window of batches, whose gradients become one update."""
+    """Return a job of a window of batches whose gradients become one update."""
     options = {**options_of(task.optimizer), "use_accumulate": True, "accumulate_step": WINDOW}
     tables = tables_of(surface, work, device, ACCUMULATING[task.optimizer], options)
 
@@ -177,7 +177,7 @@ def accumulate(surface: Any, task: Task, work: Lookups, device: str) -> Job:
 
 
 def clipped(surface: Any, task: Task, work: Lookups, device: str) -> Job:
-    """Make a job of tables around whose optimizer another one clips: by norm or by value, in the backward."""
+    """Return a job of tables whose optimizer is wrapped in the clipping wrapper."""
     clipper, modes = need(surface, "GradientClippingOptimizer", "GradientClipping")
     tables = tables_of(surface, work, device, CLASSES[task.optimizer], options_of(task.optimizer))
     mode = task.name.split("-")[1].upper()
@@ -191,13 +191,13 @@ def clipped(surface: Any, task: Task, work: Lookups, device: str) -> Job:
 
 
 def warmed_up(surface: Any, task: Task, work: Lookups, device: str) -> Job:
-    """Make a job of tables whose rate a schedule sets for each iteration."""
+    """Return a job of tables whose learning rate is set by a schedule."""
     warmer, stage, policy = need(surface, "WarmupOptimizer", "WarmupStage", "WarmupPolicy")
     tables = tables_of(surface, work, device, CLASSES[task.optimizer], options_of(task.optimizer))
     optimizer = warmer(tables.optimizer, [stage(policy.LINEAR, max_iters=10**6, value=0.5)], lr=RATE)
 
     def run() -> None:
-        optimizer.zero_grad()  # as in every loop; torchrec's tables learn their rate by it
+        optimizer.zero_grad()  # as in every loop; torchrec's tables read the learning rate here
         tables.train()
         optimizer.step()
 
@@ -205,7 +205,7 @@ def warmed_up(surface: Any, task: Task, work: Lookups, device: str) -> Job:
 
 
 def in_backward(surface: Any, task: Task, work: Lookups, device: str) -> Job:
-    """Make a job of ``nn.EmbeddingBag(sparse=True)`` whose weights have optimizers of their own."""
+    """Return a job of ``nn.EmbeddingBag(sparse=True)`` with `apply_optimizer_in_backward`."""
     apply, optimizer = need(surface, "apply_optimizer_in_backward", CLASSES[task.optimizer])
     lookups = [(values, offsets[:-1]) for _, values, offsets in lookups_of(work, device)]
     bags = [nn.EmbeddingBag(rows, work.dim, mode="sum", sparse=True, device=device) for rows in work.heights]
@@ -223,7 +223,7 @@ def in_backward(surface: Any, task: Task, work: Lookups, device: str) -> Job:
 
 
 def trained(optimizer: str, surface: Any, work: Lookups, device: str, steps: int) -> Any:
-    """Return the optimizer of tables after a step less: it has state from the start."""
+    """Return the optimizer of tables after `steps - 1` steps; it has state from the start."""
     tables = tables_of(surface, work, device, CLASSES[optimizer], options_of(optimizer))
     for _ in range(steps - 1):
         tables.train()
@@ -231,7 +231,7 @@ def trained(optimizer: str, surface: Any, work: Lookups, device: str, steps: int
 
 
 def in_a_window(optimizer: str, surface: Any, work: Lookups, device: str, steps: int) -> Any:
-    """Return the optimizer of tables that accumulate, after some batches of a window."""
+    """Return the optimizer of accumulating tables after some batches of a window."""
     options = {**options_of(optimizer), "use_accumulate": True, "accumulate_step": WINDOW}
     tables = tables_of(surface, work, device, ACCUMULATING[optimizer], options)
     for _ in range(steps):
@@ -240,19 +240,19 @@ def in_a_window(optimizer: str, surface: Any, work: Lookups, device: str, steps:
 
 
 def state_bytes(optimizer: str, work: Lookups) -> int:
-    """The state of each row, read once and written once."""
+    """Return the bytes to read and write the state of each row."""
     factor, constant = STATE[optimizer]
     return 2 * FLOAT * (factor * work.dim + constant) * sum(work.heights)
 
 
 def window_bytes(optimizer: str, work: Lookups) -> int:
-    """The same, and the sum of gradients of each row that the window has seen, with its number."""
+    """Return `state_bytes`, and those of the row numbers and gradient sums of the window."""
     rows = sum(len(values) for values in work.unique())
     return state_bytes(optimizer, work) + 2 * rows * (FLOAT * work.dim + INDEX)
 
 
 def unpooled_bytes(optimizer: str, work: Lookups) -> int:
-    """Row numbers read in each pass; an output and its gradient for each value; rows and state as always."""
+    """Return the bytes: row numbers in each pass, an output and a gradient per lookup, rows and state."""
     lookups = sum(len(values) for values in work.values())
     rows = sum(len(values) for values in work.unique())
     factor, constant = STATE[optimizer]
@@ -289,7 +289,7 @@ def _training(optimizer: str) -> tuple[Task, ...]:
             task(f"train_clipped-{mode}", f"forward, {update}, clipped by {mode}", both, clipped)
             for mode in MODES
         ),
-        task("train_warmup", f"forward, {update}, with a schedule of rates", both, warmed_up),
+        task("train_warmup", f"forward, {update}, with a learning-rate schedule", both, warmed_up),
         task(
             "bag_in_backward",
             f"EmbeddingBag(sparse=True) whose weight {name} updates in the backward",

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from keyedopt.conformance import spec
+from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.model import Case, Journal, Result, case_from
 from keyedopt.conformance.run import case_sources
 from keyedopt.conformance.run.processes import ProcessError, Processes
@@ -28,7 +29,7 @@ SMOKE_LIMIT = 180.0
 PATIENCE = 180.0
 
 
-class RunError(Exception):
+class RunError(KeyedoptError):
     """The suite could not be run on a target; the message says what to do."""
 
 

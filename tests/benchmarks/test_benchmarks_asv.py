@@ -1,31 +1,26 @@
-"""asv: its check, a run of the commit that is there, the page in a browser, the machine."""
+"""asv: its check, a run of the installed commit, the data of its page, the machine."""
 
 import importlib.util
-import io
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
-import tarfile
 from pathlib import Path
-from urllib.parse import unquote
 
 import pytest
 
-from keyedopt.benchmarks import history, machine, page
-from keyedopt.benchmarks.asv_base import Suite
-from keyedopt.benchmarks.subjects import PREFERRED, SUBJECTS, job_of
+from keyedopt.benchmarks.asv import base, history, machine
+from keyedopt.benchmarks.asv.base import Suite, Timed
+from keyedopt.benchmarks.asv.implementations import IMPLEMENTATIONS, PREFERRED, job_of
 from keyedopt.benchmarks.tasks import TASKS, NotOffered
 from keyedopt.benchmarks.workloads import WORKLOADS, Lookups
 
 ROOT = Path(__file__).parents[2]
-SUITES = ROOT / "benchmarks" / "asv_suites"
+SUITES = ROOT / "benchmarks" / "asv" / "suites"
 TINY = Lookups("tiny", "for tests", tables=2, rows=50, dim=4, batch=6, pooling=3)
 #: What is run in tests: an optimizer of small tables by two implementations, and a command.
 CHOSEN = (r"tables\.Train\.track_(seconds|throughput)\('sgd', 'small-step', '(fused:torch|fused:triton)'\)",)
-WANTED = "KEYEDOPT_REQUIRE_CHROMIUM"
 
 
 @pytest.fixture(scope="module")
@@ -104,78 +99,6 @@ def test_published_parameters_are_dimensions_of_the_page(ran):
     assert {"gpu", "cuda", "cpu"} <= set(index["params"])
 
 
-@pytest.fixture
-def browser():
-    """Open Chromium, or say why not."""
-    sync_api = None
-    try:
-        from playwright import sync_api
-    except ImportError:
-        missing = "playwright is not installed"
-    else:
-        path = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-        missing = "" if Path(path).exists() else f"there is no {path}; CHROMIUM names another one"
-        missing = missing or (
-            "" if shutil.which("npm") else "npm, which brings the page's scripts, is missing"
-        )
-    if missing:
-        if os.environ.get(WANTED) == "1":
-            pytest.fail(missing)
-        pytest.skip(missing)
-    with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
-HOST = "http://dashboard.test/"
-
-
-def opened(browser, folder, left):
-    """Open a page whose requests are answered from a folder; note those that would leave it."""
-    tab = browser.new_page()
-    faults = []
-
-    def answer(route):
-        url = route.request.url
-        file = folder / (unquote(url.removeprefix(HOST).partition("?")[0]) or "index.html")
-        if not url.startswith(HOST):
-            left.append(url)
-            route.abort()
-        elif file.is_file():
-            route.fulfill(path=str(file))
-        else:
-            route.fulfill(status=404)
-
-    tab.route("**/*", answer)
-    tab.on("pageerror", lambda error: faults.append(str(error)))
-    return tab, faults
-
-
-def test_the_page_shows_throughput_by_optimizer_shape_and_machine(ran, browser, monkeypatch, capsys):
-    _, _, place = ran
-    monkeypatch.setattr(sys, "argv", ["page", str(place / "html")])
-    assert page.main() == 0
-    left = []
-    tab, faults = opened(browser, place / "html", left)
-    tab.goto(HOST)
-    tab.get_by_text("Train.track_throughput").first.wait_for()  # the grid of all benchmarks
-    chosen = "p-optimizer='sgd'&p-workload='small-step'&p-implementation='fused:torch'"
-    tab.goto(f"{HOST}#tables.Train.track_throughput?{chosen}")
-    legend = tab.locator("#main-graph").get_by_text("implementation-fused:torch; optimizer-sgd")
-    legend.first.wait_for()
-    pressed = {button.inner_text() for button in tab.locator(".btn.active").all()}
-    assert {"tested", "sgd", "small-step", "fused:torch"} <= pressed
-    shown = tab.locator("body").inner_text()
-    for text in ("machine", "optimizer", "adam", "workload", "8x200k-zipf", "implementation", "reference"):
-        assert text in shown, text
-    assert "No data" not in shown
-    assert faults == []
-    assert left == []
-    assert page.main() == 0  # there is nothing left to do
-    capsys.readouterr()
-
-
 # --- old commits ----------------------------------------------------------------------------------
 
 
@@ -186,16 +109,16 @@ def test_old_commits_are_measured_by_the_benchmarks_of_today(tmp_path):
     (tmp_path / "keyedopt" / "benchmarks" / "__init__.py").write_text("raise RuntimeError('old')")
     (tmp_path / "keyedopt" / "fused" / "__init__.py").write_text("SGD = 'of the commit'")
     code = (
-        "import asv_suites.tables, asv_suites.harness, sys, keyedopt.fused\n"
+        "import suites.tables, suites.harness, sys, keyedopt.fused\n"
         "import keyedopt.benchmarks.tasks as tasks\n"
-        "from keyedopt.benchmarks import subjects\n"
+        "from keyedopt.benchmarks.asv import implementations\n"
         "print(keyedopt.fused.SGD, tasks.__file__, keyedopt.benchmarks.__file__)\n"
-        "suite = asv_suites.tables.Train()\n"
+        "suite = suites.tables.Train()\n"
         "try:\n    suite.setup('sgd', 'small-step', 'fused')\n"
         "except NotImplementedError as error:\n    print(error)\n"
-        "print([name for name in ('benchmarks', 'tasks', 'timing') if name in sys.modules])\n"
+        "print([name for name in ('benchmarks', 'asv', 'tasks', 'timing') if name in sys.modules])\n"
     )
-    path = os.pathsep.join([str(tmp_path), str(ROOT / "benchmarks")])
+    path = os.pathsep.join([str(tmp_path), str(SUITES.parent)])
     done = subprocess.run(
         [sys.executable, "-c", code],
         capture_output=True,
@@ -212,25 +135,25 @@ def test_old_commits_are_measured_by_the_benchmarks_of_today(tmp_path):
 
 
 def test_the_suites_do_not_replace_benchmarks_that_are_in_use():
-    code = "import keyedopt.benchmarks\nkeyedopt.benchmarks.__file__ = '/elsewhere/x.py'\nimport asv_suites"
+    code = "import keyedopt.benchmarks\nkeyedopt.benchmarks.__file__ = '/elsewhere/x.py'\nimport suites"
     env = {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(SUITES.parent), os.environ.get("PYTHONPATH", "")]),
     }
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=env)
     assert "ImportError" in done.stderr
-    assert "import asv_suites first" in done.stderr
+    assert "import suites first" in done.stderr
 
 
 def test_a_job_that_changes_nothing_is_a_fault_and_not_a_measurement(monkeypatch):
     monkeypatch.setitem(WORKLOADS, "tiny", TINY)
-    monkeypatch.setattr("keyedopt.benchmarks.asv_base.nothing_changed", lambda job: True)
-    with pytest.raises(RuntimeError, match="does nothing"):
+    monkeypatch.setattr("keyedopt.benchmarks.asv.base.nothing_changed", lambda job: True)
+    with pytest.raises(RuntimeError, match="changes nothing"):
         Suite().setup("train-sgd", "tiny", "reference")
 
 
 def test_the_suites_cover_every_task():
-    from keyedopt.benchmarks.asv_suites import dense, sparse, tables
+    from keyedopt.benchmarks.asv.suites import dense, sparse, tables
 
     seen = set()
     for part in (dense, sparse, tables):
@@ -242,11 +165,11 @@ def test_the_suites_cover_every_task():
 
 def test_a_suite_measures_seconds_and_throughput(monkeypatch):
     monkeypatch.setitem(WORKLOADS, "tiny", TINY)
-    suite = Suite()
+    suite = Timed()
     suite.setup("train-sgd", "tiny", "reference")
-    monkeypatch.setattr("keyedopt.benchmarks.asv_base.samples", lambda *_: [2.0, 4.0, 3.0])
-    assert suite._samples() == {"samples": [2.0, 4.0, 3.0], "number": 1}
-    assert suite._throughput() == TASKS["train-sgd"].moved(TINY) / 3 / 1e9
+    monkeypatch.setattr(base, "samples", lambda *_: [2.0, 4.0, 3.0])
+    assert suite.track_seconds() == {"samples": [2.0, 4.0, 3.0], "number": 1}
+    assert base.throughput(suite) == TASKS["train-sgd"].moved(TINY) / 3 / 1e9
 
 
 def why_not(subject):
@@ -260,7 +183,7 @@ def why_not(subject):
     return available()["fbgemm" if subject == "fbgemm" else subject.removeprefix("fused:")]
 
 
-@pytest.mark.parametrize("subject", SUBJECTS)
+@pytest.mark.parametrize("subject", IMPLEMENTATIONS)
 def test_a_subject_does_what_it_is_asked_or_says_why_not(subject, monkeypatch):
     monkeypatch.delenv(PREFERRED, raising=False)
     if subject not in ("fused", "fused:torch", "reference", "torch"):
@@ -317,7 +240,7 @@ def test_naming_the_machine_makes_it_the_only_one(tmp_path, monkeypatch, capsys)
         (["a", "b"], None, "give one name"),
         (["--beside", "a", "b"], None, "give one name"),
         (["--besides"], None, "give one name"),
-        (["a"], "{", "no list of asv's machines"),
+        (["a"], "{", "not a list of asv machines"),
         (["a"], '{"version": 7}', "version 7"),
     ],
 )
@@ -331,30 +254,3 @@ def test_a_name_or_a_file_that_cannot_be_is_one_line(tmp_path, monkeypatch, caps
     assert said in error
     assert error.count("\n") == 1
     assert not text or (tmp_path / machine.FILE).read_text() == text
-
-
-def test_a_page_that_is_not_there_or_not_known_is_one_line(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["page", str(tmp_path)])
-    assert page.main() == 2
-    assert "run asv publish first" in capsys.readouterr().err
-    (tmp_path / "index.html").write_text('<script src="https://example.test/new.js"></script>')
-    monkeypatch.setattr(page, "fetch", lambda packages, folder: None)
-    assert page.main() == 2
-    assert "new.js, which is not known here" in capsys.readouterr().err
-    monkeypatch.undo()
-    monkeypatch.setattr(sys, "argv", ["page", str(tmp_path)])
-    monkeypatch.setattr(page.shutil, "which", lambda name: None)
-    assert page.main() == 2
-    assert "npm" in capsys.readouterr().err
-
-
-def test_scripts_are_unpacked_where_they_belong_alone(tmp_path):
-    with tarfile.open(tmp_path / "made.tar", "w") as archive:
-        for name in ("package/dist/a.js", "../outside.js"):
-            entry = tarfile.TarInfo(name)
-            entry.size = 2
-            archive.addfile(entry, io.BytesIO(b"ok"))
-    with tarfile.open(tmp_path / "made.tar") as archive:
-        page._unpack(archive, tmp_path / "into")
-    found = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.js"))
-    assert found == ["into/package/dist/a.js"]

@@ -13,10 +13,11 @@ import torch
 from making import refused, result, valid
 from rich.console import Console
 
-from keyedopt.benchmarks import baseline, compare, harness
+from keyedopt.benchmarks import compare, harness
 from keyedopt.benchmarks.timing import Bandwidth
 from keyedopt.benchmarks.workloads import WORKLOADS, Lookups, SparseGradients
-from keyedopt.cli import bench, proof
+from keyedopt.cli import bench_proof as proof
+from keyedopt.cli import bench_run
 from keyedopt.conformance import spec
 from keyedopt.conformance.results import model as results
 from keyedopt.conformance.results.digest import digest
@@ -24,7 +25,7 @@ from keyedopt.conformance.targets.implementation import TargetError
 
 TINY = Lookups("tiny", "for tests", tables=2, rows=50, dim=4, batch=6, pooling=3)
 SPARSE = SparseGradients("few-rows", "for tests", tables=1, rows=30, dim=4, lookups=40)
-LINE = ("bench", "--implementation", "reference", "--seconds", "0.01")
+LINE = ("bench", "run", "--implementation", "reference", "--seconds", "0.01")
 
 
 @pytest.fixture
@@ -49,7 +50,7 @@ def conformance(path, name="reference", version=torch.__version__, cases=None, *
 
 
 def test_a_list_shows_workloads_and_tasks(run_line):
-    done = run_line("bench", "--list")
+    done = run_line("bench", "list")
     assert done.returncode == 0
     for name in (*WORKLOADS, *compare.TASKS):
         assert name in done.stdout
@@ -127,7 +128,7 @@ def test_a_result_of_something_else_is_refused(tmp_path, changes, said):
     [
         ("--workload nope", "no workload 'nope'"),
         ("--task nope", "no task 'nope'"),
-        ("--workload tower-24m --task train-sgd", "none of the workloads"),
+        ("--workload tower-24m --task train-sgd", "no workload is of the kind"),
         ("--against nope", "'nope'"),
         ("--implementation nope", "'nope'"),
         ("--device xla", "give cpu or cuda"),
@@ -135,35 +136,45 @@ def test_a_result_of_something_else_is_refused(tmp_path, changes, said):
         ("--seconds 0", "--seconds"),
         ("--seconds nan", "--seconds"),
         ("--seconds 1e9", "--seconds"),
-        ("--rounds 3", "--rounds goes with --write-baseline or --compare-commits"),
-        ("--dim 8", "--dim goes with --trace"),
-        ("--gate x --rounds 3", "--gate and --rounds do not go together"),
-        ("--gate x --seconds 3", "--gate and --seconds do not go together"),
-        ("--write-baseline x --output y", "--write-baseline and --output do not go together"),
-        ("--compare-commits A B --against torch", "--compare-commits and --against do not go together"),
-        ("--harness --implementation torch", "--harness and --implementation do not go together"),
-        ("--harness --threads 2", "--harness and --threads do not go together"),
         ("--threads 0", "--threads"),
         ("--threads 100000", "--threads 100000 is too many: "),
         ("--output .", "cannot be written"),
-        ("--gate nowhere.json", "nowhere.json cannot be read"),
-        ("--gate x --write-baseline y", "--gate and --write-baseline do not go together"),
-        ("--gate x --cold", "--gate and --cold do not go together"),
-        ("--harness --gate x", "--gate and --harness do not go together"),
-        ("--harness --task train-sgd", "--harness and --task do not go together"),
-        ("--harness --device cuda", "--harness and --device do not go together"),
-        ("--conformance x.json --check", "--conformance and --check do not go together"),
-        ("--write-baseline y --rounds 1", "at least two --rounds"),
-        ("--write-baseline y --against nope", "'nope'"),
-        ("--write-baseline y --implementation nope", "'nope'"),
-        ("--compare-commits HEAD HEAD", "not in a git checkout"),
+        ("--dim 8", "--dim needs --trace"),
+        ("--conformance x.json --check", "give --conformance or --check, not both"),
         ("--trace x.csv", "must be a .parquet or a .pt file"),
-        ("--trace x.pt --gate y", "--gate and --trace do not go together"),
         ("--implementation reference --against torch --conformance x.json", "x.json cannot be read"),
     ],
 )
 def test_bad_input_is_one_line(run_line, options, said):
-    assert said in refused(run_line("bench", *options.split()))
+    assert said in refused(run_line("bench", "run", *options.split()))
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("gate", "BASE"),
+        ("gate HEAD", "not in a git checkout"),
+        ("gate HEAD --rounds 1", "--rounds"),
+        ("gate HEAD --threads 100000", "too many"),
+        ("gate HEAD --task nope", "no task 'nope'"),
+        ("gate HEAD --device xla", "give cpu or cuda"),
+        ("gate HEAD --implementation nope", "'nope'"),
+        ("gate HEAD --output .", "cannot be written"),
+        ("gate HEAD --seconds 3", "--seconds"),
+        ("gate HEAD --against torch", "--against"),
+        ("commits HEAD", "B"),
+        ("commits HEAD HEAD", "not in a git checkout"),
+        ("commits HEAD HEAD --against torch", "--against"),
+        ("harness --task train-sgd", "--task"),
+        ("harness --implementation torch", "--implementation"),
+        ("harness --seconds 0", "--seconds"),
+        ("list --task train-sgd", "--task"),
+        ("run --rounds 3", "--rounds"),
+        ("nope", "nope"),
+    ],
+)
+def test_bad_input_of_a_verb_is_one_line(run_line, line, said):
+    assert said in refused(run_line("bench", *line.split()))
 
 
 @pytest.mark.parametrize(
@@ -177,7 +188,7 @@ def test_a_run_that_compares_nothing_is_one_line(run_line, small, tmp_path, opti
     if "torchft" in options:
         pytest.importorskip("torchft")
     line = ("--workload", "tiny", "--task", "train-sgd", "--output", tmp_path / "x.json")
-    assert said in refused(run_line("bench", *options.split(), *line))
+    assert said in refused(run_line("bench", "run", *options.split(), *line))
     assert not (tmp_path / "x.json").exists()
 
 
@@ -186,7 +197,7 @@ def test_a_peer_that_is_not_installed_says_how_to_get_it(run_line, monkeypatch):
         raise TargetError("'torchrec' needs 'tensordict', which is not installed in this environment")
 
     monkeypatch.setattr("keyedopt.conformance.targets.implementation.Implementation.surface", missing)
-    done = run_line("bench", "--implementation", "reference", "--against", "torchrec")
+    done = run_line("bench", "run", "--implementation", "reference", "--against", "torchrec")
     assert "not installed" in refused(done)
     monkeypatch.undo()
     found = compare.find("torchrec").install
@@ -210,7 +221,7 @@ def test_a_peer_that_is_not_installed_is_left_out_where_nobody_asked_for_it(monk
 
 def test_a_run_counts_memory_and_can_empty_caches(run_line, small, tmp_path, monkeypatch):
     emptied = []
-    monkeypatch.setattr(compare.cost, "flush", lambda device: lambda: emptied.append(device))
+    monkeypatch.setattr(compare.resources, "flush", lambda device: lambda: emptied.append(device))
     line = (*LINE, "--workload", "tiny", "--task", "train-sgd", "--against", "torch")
     for cold in ((), ("--cold",)):
         done = run_line(*line, *cold, "--output", tmp_path / "x.json")
@@ -223,7 +234,7 @@ def test_a_run_counts_memory_and_can_empty_caches(run_line, small, tmp_path, mon
 
 
 def test_extra_memory_is_what_a_run_needs_and_gives_back():
-    held = compare.cost.extra_memory(lambda: torch.ones(8 << 20).sum(), "cpu")
+    held = compare.resources.extra_memory(lambda: torch.ones(8 << 20).sum(), "cpu")
     assert held is not None
     assert (32 << 20) * 0.9 < held < (32 << 20) * 2
 
@@ -277,8 +288,8 @@ def test_a_bar_shows_what_comes_next_on_a_terminal_alone(monkeypatch):
     for terminal in (True, False):
         shown = io.StringIO()
         console = Console(file=shown, force_terminal=terminal, width=100)
-        monkeypatch.setattr(bench, "Console", lambda console=console, **_: console)
-        with bench.progress_bar() as step:
+        monkeypatch.setattr(bench_run, "Console", lambda console=console, **_: console)
+        with bench_run.progress_bar() as step:
             step("tiny train-sgd: torch", 3, 7)
         assert ("tiny train-sgd: torch" in shown.getvalue()) == terminal
         assert ("3/7" in shown.getvalue()) == terminal
@@ -288,7 +299,7 @@ def test_an_interrupted_run_writes_nothing(run_line, small, monkeypatch, tmp_pat
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench, "compare", interrupt)
+    monkeypatch.setattr(bench_run, "compare", interrupt)
     done = run_line(*LINE, "--workload", "tiny", "--output", tmp_path / "x.json")
     assert "interrupted" in refused(done)
     assert not (tmp_path / "x.json").exists()
@@ -299,8 +310,8 @@ def test_the_harness_itself_is_measured(run_line, tmp_path, monkeypatch):
     monkeypatch.setattr(harness, "MODULES", ("keyedopt.cli.main",))
     monkeypatch.setattr(harness, "COMMANDS", {"help": ("--help",)})
     monkeypatch.setattr(harness, "BASE", (sys.executable, "-c", "pass"))
-    monkeypatch.setattr("keyedopt.cli.harness.PAIRS", 1)
-    done = run_line("bench", "--harness", "--seconds", "0.01", "--output", tmp_path / "x.json")
+    monkeypatch.setattr("keyedopt.cli.bench_harness.PAIRS", 1)
+    done = run_line("bench", "harness", "--seconds", "0.01", "--output", tmp_path / "x.json")
     assert (done.returncode, done.stderr) == (0, "")
     written = valid(tmp_path / "x.json")
     assert (written["kind"], written["schema"]) == ("keyedopt-harness", 1)
@@ -313,7 +324,7 @@ def test_the_harness_itself_is_measured(run_line, tmp_path, monkeypatch):
 
 def test_a_harness_that_breaks_is_one_line(run_line, tmp_path, monkeypatch):
     monkeypatch.setattr(harness, "MODULES", ("keyedopt.nope",))
-    done = run_line("bench", "--harness", "--output", tmp_path / "x.json")
+    done = run_line("bench", "harness", "--output", tmp_path / "x.json")
     assert "import keyedopt.nope ended with 1" in refused(done)
     assert not (tmp_path / "x.json").exists()
 
@@ -321,19 +332,21 @@ def test_a_harness_that_breaks_is_one_line(run_line, tmp_path, monkeypatch):
 def test_reports_that_are_kept_can_be_read():
     kept = Path(compare.__file__).with_name("results")
     reports = [path for path in kept.rglob("*.json") if "asv" not in path.relative_to(kept).parts]
-    of_gate = [path for path in reports if path.name == "baseline.json"]
-    assert of_gate
-    assert len(of_gate) < len(reports)
+    of_trials = [path for path in reports if path.name == "noise.json"]
+    assert of_trials
+    assert len(of_trials) < len(reports)
     for path in reports:
-        if path in of_gate:
-            assert baseline.read(path).build
+        plain = json.loads(path.read_text())
+        if path in of_trials:
+            assert plain["commit"]
+            assert {len(row["slowdowns"]) for row in plain["rows"]} == {8}
         else:
-            assert json.loads(path.read_text())["schema"] == compare.SCHEMA, path
+            assert plain["schema"] == compare.SCHEMA, path
 
 
 def test_the_script_for_a_gpu_host_asks_for_what_there_is():
     """It cannot run here; what it asks of the command line can be read."""
-    text = Path(compare.__file__).with_name("gpu.sh").read_text().replace("\\\n", " ")
+    text = (Path(compare.__file__).with_name("gpu") / "gpu.sh").read_text().replace("\\\n", " ")
     parts = [shlex.split(line)[3:] for line in text.splitlines() if line.startswith("    speeds ")]
     assert len(parts) == 5
     for words in parts:

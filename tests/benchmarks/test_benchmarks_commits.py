@@ -1,28 +1,15 @@
-"""``keyedopt bench --compare-commits``: a small repository with two commits, and what cannot be compared."""
+"""``keyedopt bench commits``: a small repository with three commits, and refused input."""
 
 import math
 import shutil
-import subprocess
-from pathlib import Path
 
 import pytest
 from making import refused, valid
+from repositories import git, reference_repository, worktrees
 
-from keyedopt.benchmarks import commits, sides
+from keyedopt.benchmarks import build_process, commit_builds, commits
+from keyedopt.benchmarks.ab_round import Measured
 
-PROJECT = """
-[build-system]
-requires = ["setuptools>=77"]
-build-backend = "setuptools.build_meta"
-[project]
-name = "keyedopt"
-version = "0.0.1"
-[tool.setuptools]
-packages = ["keyedopt.reference", "keyedopt.reference.embedding", "keyedopt.reference.keyed",
-            "keyedopt.reference.rules"]
-[tool.setuptools.package-dir]
-"keyedopt.reference" = "reference"
-"""
 #: What makes the second commit another one: SparseAdam goes twice as far.
 FAULT = """
 
@@ -33,24 +20,10 @@ class SparseAdam(SparseAdam):
 """
 
 
-def git(folder, *arguments):
-    names = ("-c", "user.name=x", "-c", "user.email=x@example.org")
-    done = subprocess.run(
-        ["git", "-C", folder, *names, *arguments], capture_output=True, text=True, check=True
-    )
-    return done.stdout.strip()
-
-
 @pytest.fixture(scope="module")
 def repository(tmp_path_factory):
     """Make a checkout of three commits: the reference, the same again, and one whose SparseAdam differs."""
-    folder = tmp_path_factory.mktemp("repository")
-    source = Path(commits.__file__).resolve().parents[1] / "reference"
-    shutil.copytree(source, folder / "reference", ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "pyproject.toml").write_text(PROJECT)
-    git(folder, "init", "-q")
-    git(folder, "add", "-A")
-    git(folder, "commit", "-qm", "one")
+    folder = reference_repository(tmp_path_factory.mktemp("repositories") / "repository")
     git(folder, "commit", "-qm", "two", "--allow-empty")
     with (folder / "reference" / "sparse_adam.py").open("a") as file:
         file.write(FAULT)
@@ -61,7 +34,7 @@ def repository(tmp_path_factory):
 @pytest.fixture
 def built_once(monkeypatch, tmp_path_factory):
     """Build what was built before no second time: a commit has one tree, whose name is its content's."""
-    real = commits._install
+    real = commit_builds._install
 
     def install(source, scratch):
         tree = git(source, "rev-parse", "HEAD^{tree}")
@@ -70,7 +43,7 @@ def built_once(monkeypatch, tmp_path_factory):
             BUILT[tree] = real(source, kept)
         return BUILT[tree]
 
-    monkeypatch.setattr(commits, "_install", install)
+    monkeypatch.setattr(commit_builds, "_install", install)
 
 
 #: Trees that were built, by the hash of their content.
@@ -84,11 +57,11 @@ def test_two_commits_are_built_and_measured(
     run_line, repository, built_once, monkeypatch, tmp_path, names, same
 ):
     for name, value in {"SECONDS": 0.0, "LEAST": 2, "TURN": 0.0}.items():
-        monkeypatch.setattr(sides, name, value)
+        monkeypatch.setattr(build_process, name, value)
     monkeypatch.chdir(repository)
     line = ("--implementation", "reference", "--rounds", "2", "--output", tmp_path / "x.json")
     work = ("--workload", "sparse-zipf", "--task", "sparse-adam")
-    done = run_line("bench", "--compare-commits", *names, *line, *work)
+    done = run_line("bench", "commits", *names, *line, *work)
     assert (done.returncode, done.stderr) == (0, "")
     report = valid(tmp_path / "x.json")
     (row,) = report["rows"]
@@ -96,16 +69,14 @@ def test_two_commits_are_built_and_measured(
     assert row["low"] <= row["value"] <= row["high"]
     assert (row["error"] == 0) == same
     assert ("results differ" in done.stdout) != same
-    assert git(repository, "worktree", "list").count("\n") == 0
+    assert worktrees(repository) == 0
     assert git(repository, "status", "--porcelain") == ""
 
 
 def test_what_a_commit_cannot_do_is_said(run_line, repository, built_once, monkeypatch):
     """This repository has no fused, and the one that is installed must not be measured in its stead."""
     monkeypatch.chdir(repository)
-    done = run_line(
-        "bench", "--compare-commits", "HEAD~1", "HEAD", "--workload", "sparse-zipf", "--rounds", "1"
-    )
+    done = run_line("bench", "commits", "HEAD~1", "HEAD", "--workload", "sparse-zipf", "--rounds", "1")
     assert done.returncode == 0
     assert "not measured: " in done.stdout
     assert "keyedopt.fused" in done.stdout
@@ -117,8 +88,8 @@ def test_a_commit_that_cannot_be_built_is_one_line(run_line, repository, monkeyp
     (other / "pyproject.toml").write_text("no")
     git(other, "commit", "-qam", "broken")
     monkeypatch.chdir(other)
-    assert "cannot be built" in refused(run_line("bench", "--compare-commits", "HEAD", "HEAD~1"))
-    assert git(other, "worktree", "list").count("\n") == 0
+    assert "cannot be built" in refused(run_line("bench", "commits", "HEAD", "HEAD~1"))
+    assert worktrees(other) == 0
 
 
 def test_unknown_commits_and_changed_files_are_refused(run_line, repository, monkeypatch, tmp_path):
@@ -126,25 +97,26 @@ def test_unknown_commits_and_changed_files_are_refused(run_line, repository, mon
     shutil.copytree(repository, other)
     monkeypatch.chdir(other)
     for name in ("nope", "--all", ""):
-        line = ("bench", "--compare-commits", "HEAD", f"{name}")
-        assert "there is no commit" in refused(run_line(*line)) or name == "--all"
+        line = ("bench", "commits", "HEAD", *(["--"] if name else []), name)
+        assert "no commit" in refused(run_line(*line))
     (other / "untracked").touch()
-    commits.resolved(["HEAD"], other)
+    commit_builds.refuse_changes(other)
     (other / "pyproject.toml").write_text("no")
-    said = refused(run_line("bench", "--compare-commits", "HEAD", "HEAD~1"))
-    assert "not committed (M pyproject.toml): commit them first" in said
+    said = refused(run_line("bench", "commits", "HEAD", "HEAD~1"))
+    assert "uncommitted changes (M pyproject.toml): commit them first" in said
 
 
 def test_without_git_nothing_is_compared(run_line, repository, monkeypatch, tmp_path):
     monkeypatch.chdir(repository)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert "git is needed" in refused(run_line("bench", "--compare-commits", "HEAD", "HEAD"))
+    assert "git is needed" in refused(run_line("bench", "commits", "HEAD", "HEAD"))
 
 
 def test_the_interval_is_that_of_the_rounds():
-    ratio = commits._ratio(("w", "t"), [(1.0, 2.0), (1.0, 2.2), (1.0, 1.8)], 0.0, "")
+    rounds = [Measured(("w", "t"), (1.0, seconds), error=0.0) for seconds in (2.0, 2.2, 1.8)]
+    ratio = commits.ratio_of(("w", "t"), rounds)
     logs = [math.log(2.0), math.log(2.2), math.log(1.8)]
     assert ratio.value == pytest.approx(math.exp(sum(logs) / 3))
     assert ratio.low < 1.8
     assert ratio.high > 2.2
-    assert commits._ratio(("w", "t"), [], None, "no X").why == "no X"
+    assert commits.ratio_of(("w", "t"), [Measured(("w", "t"), None, "no X")]).why == "no X"

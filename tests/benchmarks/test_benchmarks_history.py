@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from keyedopt.benchmarks import history
+from keyedopt.benchmarks.asv import history
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,10 +76,10 @@ def test_the_command_names_what_got_worse(tmp_path, capsys):
     ("file", "text", "said"),
     [
         ("benchmarks.json", None, "cannot be read"),
-        ("benchmarks.json", "{", "no file of asv's"),
+        ("benchmarks.json", "{", "not a file of asv"),
         ("box/00000000-env.json", '{"version": 1}', "version 1"),
-        ("box/00000000-env.json", '{"version": 2}', "no result of asv's"),
-        ("box/00000000-env.json", "[]", "no file of asv's"),
+        ("box/00000000-env.json", '{"version": 2}', "not a result of asv"),
+        ("box/00000000-env.json", "[]", "not a file of asv"),
     ],
 )
 def test_results_that_cannot_be_read_are_one_line(tmp_path, capsys, file, text, said):

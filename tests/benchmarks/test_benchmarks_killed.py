@@ -11,13 +11,12 @@ from pathlib import Path
 
 import pytest
 from making import alive, command, left_behind, mark, refused, valid
+from repositories import committed, git, reference_repository, worktrees
 
-from keyedopt.benchmarks import baseline as baselines
-from keyedopt.benchmarks import builds, commits, compare, guard
-from keyedopt.benchmarks.rounds import Measured
+from keyedopt.benchmarks import ab_round, commit_builds, compare
+from keyedopt.benchmarks.ab_round import Measured
 from keyedopt.benchmarks.timing import Bandwidth
 from keyedopt.benchmarks.workloads import WORKLOADS, Lookups
-from keyedopt.conformance.results import model as results
 
 TINY = Lookups("tiny", "for tests", tables=2, rows=50, dim=4, batch=6, pooling=3)
 LINE = ("--implementation", "reference", "--against", "torch", "--task", "train-sgd", "--task", "train-adam")
@@ -76,7 +75,7 @@ def killed(process, ready):
 def test_a_run_that_is_told_to_end_keeps_what_it_has(run_line, place, monkeypatch):
     monkeypatch.setattr(compare, "_row", second(compare._row))
     (place / "x.json").write_text("an earlier report")
-    line = ("bench", *LINE, "--workload", "tiny", "--seconds", "0.01", "--output", "x.json")
+    line = ("bench", "run", *LINE, "--workload", "tiny", "--seconds", "0.01", "--output", "x.json")
     assert "interrupted; 1 comparisons are in x.partial.json" in refused(run_line(*line))
     assert (place / "x.json").read_text() == "an earlier report"
     partial = valid(place / "x.partial.json")
@@ -93,135 +92,92 @@ def test_a_run_that_is_told_to_end_keeps_what_it_has(run_line, place, monkeypatc
 
 def test_a_partial_report_is_refused_where_a_whole_one_is_needed(run_line, place, monkeypatch):
     monkeypatch.setattr(compare, "_row", second(compare._row))
-    run_line("bench", *LINE, "--workload", "tiny", "--seconds", "0.01", "--output", "x.json")
+    run_line("bench", "run", *LINE, "--workload", "tiny", "--seconds", "0.01", "--output", "x.json")
     done = run_line("report", "x.partial.json", "--output", "site")
     assert "it is of an interrupted run" in done.stderr
 
 
 def test_a_run_that_is_told_to_end_before_it_has_anything_leaves_nothing(run_line, place, monkeypatch):
     monkeypatch.setattr(compare, "_row", end)
-    line = ("bench", *LINE, "--workload", "tiny", "--output", "new/folder/x.json")
+    line = ("bench", "run", *LINE, "--workload", "tiny", "--output", "new/folder/x.json")
     assert "interrupted; nothing was written" in refused(run_line(*line))
     assert [path.name for path in place.iterdir()] == ["temporary"]
 
 
 def test_a_run_that_is_killed_keeps_what_it_has(tmp_path):
     (tmp_path / "x.json").write_text("an earlier report")
-    line = ("bench", "--implementation", "reference", "--against", "torch,reference", "--seconds", "0.01")
+    target = ("--implementation", "reference", "--against", "torch,reference", "--seconds", "0.01")
     work = ("--workload", "small-step", "--task", "train-sgd", "--task", "train-adam", "--task", "train-lamb")
-    process = started(tmp_path, *command(*line, *work, "--output", "x.json"), name="report")
+    process = started(tmp_path, *command("bench", "run", *target, *work, "--output", "x.json"), name="report")
     killed(process, (tmp_path / "x.partial.json").exists)
     assert (tmp_path / "x.json").read_text() == "an earlier report"
     assert valid(tmp_path / "x.partial.json")["rows"]
     assert not left_behind("report")
 
 
-@pytest.mark.parametrize("option", ["--gate", "--trace", "--conformance"])
+@pytest.mark.parametrize("option", ["--trace", "--conformance"])
 def test_a_report_does_not_replace_what_is_read(run_line, place, option):
     (place / "x.pt").write_text("read")
-    said = refused(run_line("bench", option, "x.pt", "--output", f"../{place.name}/x.pt"))
-    assert f"--output would replace what {option} reads" in said
+    said = refused(run_line("bench", "run", option, "x.pt", "--output", f"../{place.name}/x.pt"))
+    assert f"--output would replace the file of {option}" in said
 
 
 def test_a_device_is_no_file_to_write(run_line, place):
-    assert "it is no plain file" in refused(run_line("bench", "--output", os.devnull))
+    assert "it is no plain file" in refused(run_line("bench", "run", "--output", os.devnull))
     os.mkfifo(place / "pipe")
-    assert "it is no plain file" in refused(run_line("bench", "--write-baseline", "pipe"))
+    assert "it is no plain file" in refused(run_line("bench", "gate", "HEAD", "--output", "pipe"))
 
 
-# --- a baseline, and the gate ---------------------------------------------------------------------
+# --- the gate -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def rounds(monkeypatch, small_build):
-    """Let rounds of two processes take no time."""
+def rounds(monkeypatch):
+    """Let builds and rounds of two processes take no time."""
 
-    def measured(request, wanted, at, *_):
-        return [Measured((*key[:2], key[2] or "torch"), "x", 0.001 * (len(key[1]) % 3)) for key in wanted]
+    def measured(request, wanted, **_):
+        return [Measured(key, (1.0, 1.0 + 0.001 * (len(key[1]) % 3))) for key in wanted]
 
-    monkeypatch.setattr(guard.rounds, "against_build", measured)
-    monkeypatch.setattr(guard.rounds, "against_peers", measured)
+    @contextlib.contextmanager
+    def built(root, commits, progress):
+        yield {commit: Path(commit) for commit in commits}
+
+    monkeypatch.setattr(commit_builds, "repository_root", lambda at: at)
+    monkeypatch.setattr(commit_builds, "resolve", lambda ref, root: ref)
+    monkeypatch.setattr(commit_builds, "commit_of_checkout", lambda root: "checkout")
+    monkeypatch.setattr(commit_builds, "built_commits", built)
+    monkeypatch.setattr(ab_round, "measure", measured)
     return measured
 
 
-WRITE = ("bench", "--workload", "8x200k-zipf", "--task", "train-sgd", "--rounds", "2", "--write-baseline")
+GATE = ("bench", "gate", "HEAD", "--workload", "small-step", "--task", "train-sgd")
 
 
-def build_of(path):
-    """Return the archive that a baseline names, which must be whole."""
-    build = baselines.read(path).build
-    return builds.read(path.parent / build["file"], build["sha256"])
-
-
-def test_a_baseline_takes_the_place_of_another_with_its_build(run_line, place, rounds, small_build):
-    path = place / "b.json"
-    for text in ("then", "now"):
-        small_build.write_text(text)
-        assert run_line(*WRITE, path).returncode == 0
-        assert build_of(path) == builds.packed(builds.of_today())
-        assert sorted(file.name for file in place.iterdir()) == [
-            baselines.read(path).build["file"],
-            "b.json",
-            "temporary",
-        ]
-
-
-@pytest.mark.parametrize("place_of_end", ["first file", "second file"])
-def test_a_baseline_is_never_without_its_build(
-    run_line, place, rounds, small_build, monkeypatch, place_of_end
-):
-    path = place / "b.json"
-    run_line(*WRITE, path)
-    before, archive = path.read_bytes(), build_of(path)
-    small_build.write_text("now")
-    stops = end if place_of_end == "first file" else second(results.write_atomically)
-    monkeypatch.setattr(results, "write_atomically", stops)
-    assert "interrupted" in refused(run_line(*WRITE, path))
-    assert path.read_bytes() == before
-    assert build_of(path) == archive
-
-
-@pytest.mark.parametrize("mode", ["--gate", "--write-baseline"])
-def test_a_gate_that_is_told_to_end_leaves_everything_as_it_was(
-    run_line, place, rounds, small_build, monkeypatch, mode
-):
-    path = place / "b.json"
-    run_line(*WRITE, path)
-    before = {file: file.read_bytes() for file in place.iterdir() if file.is_file()}
-    small_build.write_text("now")
-    monkeypatch.setattr(guard.rounds, "against_build", second(rounds))
-    line = ("bench", "--gate", path, "--output", "new/gate.json") if mode == "--gate" else (*WRITE, path)
-    assert "interrupted; nothing was written" in refused(run_line(*line))
-    assert {file: file.read_bytes() for file in place.iterdir() if file.is_file()} == before
+def test_a_gate_that_is_told_to_end_leaves_everything_as_it_was(run_line, place, rounds, monkeypatch):
+    (place / "gate.json").write_text("an earlier verdict")
+    monkeypatch.setattr(ab_round, "measure", second(rounds))
+    for output in ("gate.json", "new/gate.json"):
+        assert "interrupted; nothing was written" in refused(run_line(*GATE, "--output", output))
+    assert (place / "gate.json").read_text() == "an earlier verdict"
     assert not (place / "new").exists()
 
 
-def test_processes_that_measure_end_with_the_one_that_asks(tmp_path):
-    """A baseline that is killed leaves the earlier one as it was, and no process."""
-    (tmp_path / "b.json").write_text("an earlier baseline")
-    line = ("bench", "--workload", "small-step", "--task", "train-sgd", "--write-baseline", "b.json")
-    process = started(tmp_path, *command(*line), name="baseline")
-    killed(process, lambda: sum("benchmarks.worker" in line for line in alive("baseline")) == 2)
-    assert (tmp_path / "b.json").read_text() == "an earlier baseline"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["b.json", "temporary"]
-    while alive("baseline"):  # they may still import what they need; then they see that nobody asks
+def test_processes_that_measure_end_with_the_one_that_asks(tmp_path, monkeypatch):
+    """A killed gate leaves the earlier verdict, no process, and a worktree that the next run removes."""
+    repository = reference_repository(tmp_path / "repository")
+    (repository / "gate.json").write_text("an earlier verdict")
+    line = command(*GATE, "--implementation", "reference", "--output", "gate.json")
+    process = started(repository, *line, name="gate")
+    killed(process, lambda: sum("benchmarks.worker" in line for line in alive("gate")) == 2)
+    assert (repository / "gate.json").read_text() == "an earlier verdict"
+    while alive("gate"):  # they may still import what they need; then they see that nobody asks
         time.sleep(0.1)
-
-
-def test_the_verdict_of_the_gate_is_written(run_line, place, rounds, monkeypatch):
-    path = place / "b.json"
-    run_line(*WRITE, path)
-    assert run_line("bench", "--gate", path, "--output", "new/gate.json").returncode == 0
-    written = valid(place / "new" / "gate.json")
-    assert (written["kind"], written["schema"]) == ("keyedopt-gate", 1)
-    (row,) = written["rows"]
-    assert (row["workload"], row["task"], row["verdict"]) == ("8x200k-zipf", "train-sgd", "fine")
-    assert row["low"] <= row["value"] <= row["high"]
-    missing = [Measured(("8x200k-zipf", "train-sgd", "torch"), "x", None, "it is gone")]
-    monkeypatch.setattr(guard.rounds, "against_build", lambda *_: missing)
-    assert run_line("bench", "--gate", path, "--output", "gate.json").returncode == 1
-    (row,) = valid(place / "gate.json")["rows"]
-    assert (row["verdict"], row["why"], row["value"]) == ("missing", "it is gone", None)
+    assert worktrees(repository) == 1
+    monkeypatch.setattr(commit_builds, "_install", lambda source, scratch: source)
+    with commit_builds.built(repository, "HEAD"):
+        assert worktrees(repository) == 1
+    assert worktrees(repository) == 0
+    assert list((repository / "temporary").glob("keyedopt-commit-*")) == []
 
 
 # --- commits --------------------------------------------------------------------------------------
@@ -251,25 +207,7 @@ def build_wheel(*_, **__):
 @pytest.fixture
 def repository(tmp_path):
     """Make a checkout of a commit whose build never ends."""
-    folder = tmp_path / "repository"
-    folder.mkdir()
-    (folder / "pyproject.toml").write_text(PROJECT)
-    (folder / "backend.py").write_text(BACKEND)
-    git(folder, "init", "-q")
-    git(folder, "add", "-A")
-    git(folder, "commit", "-qm", "one")
-    return folder
-
-
-def git(folder, *arguments):
-    names = ("-c", "user.name=x", "-c", "user.email=x@example.org")
-    return subprocess.run(
-        ["git", "-C", folder, *names, *arguments], capture_output=True, text=True, check=True
-    ).stdout
-
-
-def worktrees(folder):
-    return git(folder, "worktree", "list").count("\n") - 1
+    return committed(tmp_path / "repository", {"pyproject.toml": PROJECT, "backend.py": BACKEND})
 
 
 def test_a_build_of_a_commit_that_is_told_to_end_leaves_nothing(run_line, place, repository, monkeypatch):
@@ -277,7 +215,7 @@ def test_a_build_of_a_commit_that_is_told_to_end_leaves_nothing(run_line, place,
     for name, value in told.items():
         monkeypatch.setenv(name, value)
     monkeypatch.chdir(repository)
-    assert "interrupted" in refused(run_line("bench", "--compare-commits", "HEAD", "HEAD"))
+    assert "interrupted" in refused(run_line("bench", "commits", "HEAD", "HEAD"))
     assert (place / "building").exists()
     assert worktrees(repository) == 0
     assert list((repository / ".git" / "worktrees").glob("*")) == []
@@ -288,8 +226,8 @@ def test_a_build_of_a_commit_that_is_told_to_end_leaves_nothing(run_line, place,
 def test_what_a_killed_build_of_a_commit_leaves_the_next_one_removes(tmp_path, repository, monkeypatch):
     monkeypatch.setenv("BUILDING", str(tmp_path / "building"))
     code = (
-        "from keyedopt.benchmarks import commits; from pathlib import Path\n"
-        f"with commits.built(Path({str(repository)!r}), 'HEAD'): pass"
+        "from keyedopt.benchmarks import commit_builds; from pathlib import Path\n"
+        f"with commit_builds.built(Path({str(repository)!r}), 'HEAD'): pass"
     )
     process = started(tmp_path, sys.executable, "-c", code, name="killed")
     killed(process, (tmp_path / "building").exists)
@@ -301,10 +239,10 @@ def test_what_a_killed_build_of_a_commit_leaves_the_next_one_removes(tmp_path, r
     git(
         repository, "worktree", "lock", next((tmp_path / "temporary").glob("*/source"))
     )  # as while it is made
-    monkeypatch.setattr(commits, "_install", lambda source, scratch: source)
-    with commits.built(repository, "HEAD") as first:
+    monkeypatch.setattr(commit_builds, "_install", lambda source, scratch: source)
+    with commit_builds.built(repository, "HEAD") as first:
         assert worktrees(repository) == 1
-        with commits.built(repository, "HEAD") as second_one:
+        with commit_builds.built(repository, "HEAD") as second_one:
             assert worktrees(repository) == 2, "one that is used stays"
             assert (first / "backend.py").exists()
             assert (second_one / "backend.py").exists()
@@ -315,7 +253,7 @@ def test_what_a_killed_build_of_a_commit_leaves_the_next_one_removes(tmp_path, r
 def test_worktrees_of_others_stay(tmp_path, repository, monkeypatch):
     git(repository, "worktree", "add", "--detach", tmp_path / "mine" / "source")
     git(repository, "worktree", "add", "--detach", tmp_path / "keyedopt-commit-x" / "source")
-    monkeypatch.setattr(commits, "_install", lambda source, scratch: source)
-    with commits.built(repository, "HEAD"):
+    monkeypatch.setattr(commit_builds, "_install", lambda source, scratch: source)
+    with commit_builds.built(repository, "HEAD"):
         pass
     assert worktrees(repository) == 2

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[2]
 EACH = """
 import json, os, runpy, sys
 import hypothesis, torch, torch._dynamo
-import keyedopt.benchmarks.subjects
+import keyedopt.benchmarks.asv.implementations
 
 ended = {}
 for name, (line, output) in json.loads(sys.argv[1]).items():

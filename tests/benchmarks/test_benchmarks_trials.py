@@ -1,21 +1,22 @@
 """Plants, which are slow on purpose, and trials, which count how often the gate finds them."""
 
+import contextlib
 import json
 import math
 from dataclasses import replace
+from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from keyedopt.benchmarks import baseline as baselines
-from keyedopt.benchmarks import compare, guard, plant, rounds, trials
+from keyedopt.benchmarks import ab_round, commit_builds, compare, gate
+from keyedopt.benchmarks.ab_round import Measured, Request
 from keyedopt.benchmarks.gate import LIMITS, Change, judge
-from keyedopt.benchmarks.rounds import Measured
 from keyedopt.benchmarks.tasks import TASKS, make
 from keyedopt.benchmarks.timing import CpuClock
 from keyedopt.benchmarks.workloads import Lookups
 from keyedopt.conformance.targets.implementation import TargetError, find
+from keyedopt.tools import plant, trials
 
 TINY = Lookups("tiny", "for tests", tables=2, rows=50, dim=4, batch=6, pooling=3)
 
@@ -76,35 +77,38 @@ def test_a_planted_step_is_slow(what, monkeypatch):
 
 
 def test_what_cannot_be_planted_is_refused():
-    with pytest.raises(TargetError, match="nothing to plant"):
+    with pytest.raises(TargetError, match="no planted regression"):
         plant.planted("nope")
     with pytest.raises(TargetError):
-        find("keyedopt.benchmarks.plant:nope")
-    assert find("keyedopt.benchmarks.plant:adam").name == "fused, adam planted"
+        find("keyedopt.tools.plant:nope")
+    assert find("keyedopt.tools.plant:adam").name == "fused, adam planted"
     assert set(trials.PLANTS) >= {task for _, tasks in compare.DEFAULT for task in tasks} - {"state"}
 
 
 class Rounds:
-    """Rounds that take no time: a planted target is a tenth slower than what the build has."""
+    """Rounds that take no time: a planted target is 10 % slower than the base."""
 
     def __init__(self):
         self.calls = []
 
-    def against_build(self, request, wanted, at, implementation):
-        self.calls.append((request.implementation, implementation, list(wanted)))
-        slower = math.log(1.1) if "plant" in request.implementation else 0.0
+    def measure(self, request, wanted, **_):
+        self.calls.append((request.trees, request.targets, list(wanted)))
+        slower = math.log(1.1) if "plant" in request.targets[1] else 0.0
         wobble = 0.002 * (len(self.calls) % 4 - 1.5)
-        return [Measured(key, implementation, slower + wobble) for key in wanted]
-
-    def against_peers(self, request, wanted, at):
-        return [Measured((*key[:2], "torch"), "torch", 0.1) for key in wanted]
+        return [Measured(key, (1.0, math.exp(slower + wobble))) for key in wanted]
 
 
 @pytest.fixture
-def made_up(monkeypatch, small_build):
+def made_up(monkeypatch):
+    """Let builds and rounds take no time."""
     made = Rounds()
-    for name in ("against_build", "against_peers"):
-        monkeypatch.setattr(rounds, name, getattr(made, name))
+
+    @contextlib.contextmanager
+    def built(root, commits, progress):
+        yield {commit: Path("built") / commit for commit in commits}
+
+    monkeypatch.setattr(ab_round, "measure", made.measure)
+    monkeypatch.setattr(commit_builds, "built_commits", built)
     return made
 
 
@@ -114,10 +118,13 @@ def test_trials_count_alarms_and_go_on_where_they_stopped(tmp_path, made_up, cap
     figures = (tmp_path / "figures.md").read_text()
     assert "no alarm in any comparison in 2 of 2 trials" in figures
     assert "found in 2 of 2 trials" in figures
-    assert [call[:2] for call in made_up.calls[:6]] == [("fused", "fused")] * 6
+    assert [call[1] for call in made_up.calls[:6]] == [("fused", "fused")] * 6
     trials.run(tmp_path, trials=2, rounds=6)
     assert len(made_up.calls) == first
+    stored = json.loads((tmp_path / "noise.json").read_text())
+    (tmp_path / "noise.json").write_text(json.dumps({**stored, "commit": "earlier"}))
     trials.run(tmp_path, trials=3, rounds=6)
+    assert made_up.calls[-1][0] == (Path("built/earlier"),) * 2
     assert "found in 3 of 3 trials" in capsys.readouterr().out
     assert (tmp_path / "figures.md").read_text() != figures
 
@@ -134,23 +141,28 @@ def test_trials_keep_what_each_round_gave(tmp_path, made_up):
 
 def test_trials_of_a_gate_that_sees_nothing_say_so(tmp_path, made_up, monkeypatch):
     fine = Change(0.0, 0.0, 0.0, 0.5, "fine", 2)
-    monkeypatch.setattr(
-        guard, "hold", lambda baseline, *given, **named: (dict.fromkeys(baseline.slowdowns(), fine), {})
-    )
+    monkeypatch.setattr(gate, "run", lambda request, noise, limits: dict.fromkeys(noise, fine))
     trials.run(tmp_path, trials=1, rounds=2)
     assert "found in 0 of 1 trials" in (tmp_path / "figures.md").read_text()
 
 
-def test_a_plant_is_judged_at_the_levels_of_the_whole_set():
-    keys = [("8x200k-zipf", task, "torch") for task in ("train-sgd", "train-adam", "train-adagrad")]
-    rows = {key: [0.0, 0.001] * 4 for key in keys}
-    baseline = baselines.made_of(rows, {}, "fused", "cpu", 1, {"file": "x", "sha256": "0"})
-    part = trials.part(baseline, "train-adam")
-    assert [row["task"] for row in part.rows] == ["train-adam"]
+def test_a_plant_is_judged_at_the_levels_of_the_whole_set(monkeypatch):
+    noise = {("w", task): [0.0, 0.001] * 4 for task in ("train-sgd", "train-adam", "train-adagrad")}
+    asked = []
 
-    def measure(wanted):
-        return [Measured(key, "fused", float(np.log(1.2))) for key in wanted]
+    def run(request, given, limits):
+        asked.append((request.targets, list(given), limits.comparisons))
+        return {}
 
-    few, many = (judge(part, measure, replace(LIMITS, comparisons=count)) for count in (1, 100))
-    assert list(few) == list(many) == [keys[1]]
-    assert many[keys[1]].low < few[keys[1]].low
+    monkeypatch.setattr(gate, "run", run)
+    trials.trial("train-adam", Request((Path("a"),) * 2, ("fused", "fused")), noise)
+    assert asked == [(("fused", "keyedopt.tools.plant:adam"), [("w", "train-adam")], 3)]
+    few, many = (
+        judge(
+            {("w", "t"): [0.0, 0.001] * 4},
+            lambda wanted: [Measured(key, (1.0, 1.2)) for key in wanted],
+            replace(LIMITS, comparisons=count),
+        )
+        for count in (1, 100)
+    )
+    assert many["w", "t"].low < few["w", "t"].low

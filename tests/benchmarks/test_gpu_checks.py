@@ -17,44 +17,45 @@ import torch
 from making import left_behind, mark, result
 
 from keyedopt import fused, reference
-from keyedopt.benchmarks import gpu_checks, gpu_summary
+from keyedopt.benchmarks.gpu import checks
+from keyedopt.benchmarks.gpu import summary as gpu_summary
 
-SCRIPT = Path(gpu_checks.__file__).with_name("gpu.sh")
+SCRIPT = Path(checks.__file__).with_name("gpu.sh")
 NO_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="here it would measure")
 
 
 @pytest.mark.parametrize("library", [fused, reference], ids=lambda library: library.__name__)
 def test_a_first_step_equals_a_warm_one(library):
-    rows = gpu_checks.run(library, "cpu", ["first step"])
-    assert [row["algorithm"] for row in rows] == list(gpu_checks.ALGORITHMS)
+    rows = checks.run(library, "cpu", ["first step"])
+    assert [row["algorithm"] for row in rows] == list(checks.ALGORITHMS)
     assert {row["outcome"] for row in rows} == {"held"}
 
 
 @pytest.mark.parametrize("library", [fused, reference], ids=lambda library: library.__name__)
 def test_a_first_whole_step_equals_a_warm_one(library):
-    rows = gpu_checks.run(library, "cpu", ["first step, tables and dense"])
+    rows = checks.run(library, "cpu", ["first step, tables and dense"])
     assert [(row["algorithm"], row["outcome"], row["message"]) for row in rows] == [
         (name, "held", "") for name in ("SGD", "Adagrad", "Adam")
     ]
-    model = gpu_checks.Whole(library, "Adam", "cpu")
+    model = checks.Whole(library, "Adam", "cpu")
     before = model.contents()
     for _ in range(2):
-        model.step(gpu_checks.features("cpu"))
+        model.step(checks.features("cpu"))
     moved = [not torch.equal(one, other) for one, other in zip(before, model.contents(), strict=False)]
     assert all(moved)
     assert float(model.optimizer.last_total_grad_norm) > 1.0, "the clip does something"
 
 
 def test_the_sort_beside_the_forward_is_compared_with_a_sort_in_it(monkeypatch):
-    monkeypatch.setenv(gpu_checks.OVERLAP, "0")
-    rows = gpu_checks.run(fused, "cpu", ["sort beside the forward"])
+    monkeypatch.setenv(checks.OVERLAP, "0")
+    rows = checks.run(fused, "cpu", ["sort beside the forward"])
     assert [(row["algorithm"], row["outcome"], row["message"]) for row in rows] == [
         (name, "held", "") for name in ("SGD", "RowWiseAdagrad", "Adam")
     ]
-    assert os.environ[gpu_checks.OVERLAP] == "0"
-    monkeypatch.delenv(gpu_checks.OVERLAP)
-    gpu_checks.run(fused, "cpu", ["sort beside the forward"])
-    assert gpu_checks.OVERLAP not in os.environ
+    assert os.environ[checks.OVERLAP] == "0"
+    monkeypatch.delenv(checks.OVERLAP)
+    checks.run(fused, "cpu", ["sort beside the forward"])
+    assert checks.OVERLAP not in os.environ
 
 
 @pytest.mark.parametrize("fault", ["other numbers", "forwards count", "alarm"])
@@ -65,7 +66,7 @@ def test_a_sort_beside_the_forward_that_goes_wrong_is_noticed(fault):
         def forward(self, given):
             if fault == "forwards count":
                 self.fused_optimizer.param_groups[0]["lr"] *= 0.9
-            if fault == "other numbers" and os.environ[gpu_checks.OVERLAP] == "1":
+            if fault == "other numbers" and os.environ[checks.OVERLAP] == "1":
                 given = {name: (values.flip(0), offsets) for name, (values, offsets) in given.items()}
             return super().forward(given)
 
@@ -76,7 +77,7 @@ def test_a_sort_beside_the_forward_that_goes_wrong_is_noticed(fault):
     class Surface:
         EmbeddingBagConfig, SGD, EmbeddingBagCollection = fused.EmbeddingBagConfig, fused.SGD, Wrong
 
-    row, *others = gpu_checks.run(Surface(), "cpu", ["sort beside the forward"])
+    row, *others = checks.run(Surface(), "cpu", ["sort beside the forward"])
     assert row["outcome"] == "failed"
     assert ("row numbers" if fault == "alarm" else "other bits") in row["message"]
     assert {other["outcome"] for other in others} == {"missing"}
@@ -86,22 +87,22 @@ def test_the_time_without_overlap_is_taken_in_turn(monkeypatch):
     """On a clock that sees how the sort is asked for."""
     asked = []
 
-    class Clock(gpu_checks.clock_of("cpu").__class__):
+    class Clock(checks.clock_of("cpu").__class__):
         def time(self, run):
             run()
             return 2.0 if asked[-1] == "0" else 1.0
 
     class Noting(fused.EmbeddingBagCollection):
         def forward(self, given):
-            asked.append(os.environ[gpu_checks.OVERLAP])
+            asked.append(os.environ[checks.OVERLAP])
             return super().forward(given)
 
     class Surface:
         EmbeddingBagConfig, RowWiseAdagrad = fused.EmbeddingBagConfig, fused.RowWiseAdagrad
         EmbeddingBagCollection = Noting
 
-    monkeypatch.setattr(gpu_checks, "clock_of", lambda device: Clock())
-    found = gpu_checks.time_without_overlap(Surface(), "cpu", 8, gpu_checks.Budget(seconds=0.0))
+    monkeypatch.setattr(checks, "clock_of", lambda device: Clock())
+    found = checks.time_without_overlap(Surface(), "cpu", 8, checks.Budget(seconds=0.0))
     assert found == "8 bags: 2.00 times as long without (2.00 to 2.00)"
     assert asked == [*"10", *"01", *"10"]
 
@@ -111,14 +112,14 @@ def test_streams_and_memory_of_the_checks(monkeypatch):
     asked = Mock()
     asked.memory_reserved.return_value, asked.mem_get_info.return_value = 1 << 28, (0, 1 << 30)
     asked.stream.return_value = nullcontext()
-    monkeypatch.setattr(gpu_checks.torch, "cuda", asked)
+    monkeypatch.setattr(checks.torch, "cuda", asked)
     other, here = asked.Stream.return_value, asked.current_stream.return_value
-    with gpu_checks.elsewhere("cuda"):
+    with checks.elsewhere("cuda"):
         other.wait_stream.assert_called_once_with(here)
         asked.stream.assert_called_once_with(other)
         here.wait_stream.assert_not_called()
     here.wait_stream.assert_called_once_with(other)
-    with gpu_checks.short_of_memory("cuda"):
+    with checks.short_of_memory("cuda"):
         asked.set_per_process_memory_fraction.assert_called_once_with(0.5)
     asked.set_per_process_memory_fraction.assert_called_with(1.0)
 
@@ -134,14 +135,14 @@ def test_a_first_step_that_differs_is_noticed():
             self.made += 1
             return fused.EmbeddingBagCollection(configs, kind, {"lr": 0.01 * self.made}, device=device)
 
-    row, *others = gpu_checks.run(Drifting(), "cpu", ["first step"])
+    row, *others = checks.run(Drifting(), "cpu", ["first step"])
     assert (row["outcome"], row["algorithm"]) == ("failed", "SGD")
     assert {other["outcome"] for other in others} == {"missing"}
 
 
 @NO_GPU
 def test_a_check_that_breaks_costs_itself_alone():
-    rows = gpu_checks.run(fused, "cpu", ["no synchronization", "first step"])
+    rows = checks.run(fused, "cpu", ["no synchronization", "first step"])
     broken = [row for row in rows if row["check"] == "no synchronization"]
     assert {row["outcome"] for row in broken} == {"failed"}
     assert all(row["message"] for row in broken)
@@ -150,9 +151,9 @@ def test_a_check_that_breaks_costs_itself_alone():
 
 def test_fbgemm_is_compared_with_the_reference(monkeypatch):
     pytest.importorskip("fbgemm_gpu", reason="FBGEMM is in the extra `cpu`")
-    monkeypatch.setattr(gpu_checks, "FBGEMM", {name: {} for name in gpu_checks.FBGEMM})
-    monkeypatch.setitem(gpu_checks.FBGEMM, "Adagrad", {"lr_decay": 0.5})
-    rows = {row["algorithm"]: row for row in gpu_checks.run(fused, "cpu", ["FBGEMM's operators"])}
+    monkeypatch.setattr(checks, "FBGEMM", {name: {} for name in checks.FBGEMM})
+    monkeypatch.setitem(checks.FBGEMM, "Adagrad", {"lr_decay": 0.5})
+    rows = {row["algorithm"]: row for row in checks.run(fused, "cpu", ["FBGEMM's operators"])}
     held = [name for name, row in rows.items() if row["outcome"] == "held"]
     assert held == ["SGD", "Adagrad", "RowWiseAdagrad"]
     assert "not adam" in rows["Adam"]["message"]  # on the CPU
@@ -166,16 +167,16 @@ def test_fbgemm_is_compared_with_the_reference(monkeypatch):
         def EmbeddingBagCollection(self, configs, kind, options, **more):  # noqa: N802
             return fused.EmbeddingBagCollection(configs, kind, {**options, "lr": 0.02}, **more)
 
-    row, *_ = gpu_checks.run(Faster(), "cpu", ["FBGEMM's operators"])
+    row, *_ = checks.run(Faster(), "cpu", ["FBGEMM's operators"])
     assert row["outcome"] == "failed"
     assert "differs" in row["message"]
-    row, *_ = gpu_checks.run(reference, "cpu", ["FBGEMM's operators"])
+    row, *_ = checks.run(reference, "cpu", ["FBGEMM's operators"])
     assert row["outcome"] == "missing"
 
 
 @NO_GPU
 def test_without_a_gpu_it_says_so(capsys, tmp_path):
-    assert gpu_checks.main(["--output", str(tmp_path / "x.json")]) == 2
+    assert checks.main(["--output", str(tmp_path / "x.json")]) == 2
     assert capsys.readouterr().err == "CUDA: torch cannot use it here; nothing to check\n"
     assert not list(tmp_path.iterdir())
 
@@ -190,9 +191,9 @@ if words[0] == "-c" and "device='cuda'" in what:
     sys.exit({no_cuda})
 if words[0] == "-c" and words[1].startswith("import") and "sys" not in words[1]:
     sys.exit(words[1] in {missing})
-if words[:2] == ["-m", "keyedopt.benchmarks.machine"]:
+if words[:2] == ["-m", "keyedopt.benchmarks.asv.machine"]:
     sys.exit(print("box"))
-if words[:2] in (["-m", "keyedopt.cli.main"], ["-m", "keyedopt.benchmarks.gpu_checks"], ["-m", "asv"]):
+if words[:2] in (["-m", "keyedopt.cli.main"], ["-m", "keyedopt.benchmarks.gpu.checks"], ["-m", "asv"]):
     with log.open("a") as file:
         file.write(os.environ.get("KEYEDOPT_BACKEND", "-") + " " + what + chr(10))
     if "--output" in words:
@@ -295,7 +296,7 @@ def test_what_is_missing_costs_itself_alone(tmp_path):
 def test_a_part_that_breaks_is_named_and_the_rest_goes_on(tmp_path):
     done, asked, _ = scripted(tmp_path, broken="/out/backward.json")
     assert done.returncode == 1
-    assert f"backward: exit code 1; {tmp_path}/out/backward.txt has what it said" in done.stdout
+    assert f"backward: exit code 1; the output is in {tmp_path}/out/backward.txt" in done.stdout
     assert any("dense.json" in line for line in asked)
 
 
@@ -339,7 +340,7 @@ def test_a_script_that_is_killed_keeps_what_it_has_and_leaves_nothing_running(tm
     summary = json.loads((tmp_path / "out" / "summary.json").read_text())
     assert summary["interrupted"]
     assert [(row["task"], row["workloads"]) for row in summary["ratios"]] == [("train-sgd", 2)]
-    assert "interrupted: this is what there was till then" in stdout
+    assert "interrupted: these are the results so far" in stdout
     assert "dense.json" not in (tmp_path / "log").read_text(), "nothing more is begun"
 
 

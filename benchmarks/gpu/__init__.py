@@ -1,0 +1,1 @@
+"""What runs on a GPU host: `gpu.sh` and the modules that it calls."""
