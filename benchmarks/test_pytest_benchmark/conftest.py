@@ -2,7 +2,8 @@
 
 pytest would import the folder above a second time, as a package of its bare name. Therefore it is collected
 as a plain folder, this folder is not a package, and modules are imported by their full names. With
-``--benchmark-only`` there is one process, because a benchmark must not share its machine.
+``--benchmark-only`` there is one process, because a benchmark must not share its machine. The name of this
+folder begins with ``test`` because pytest reads the options of a conftest only in such folders.
 """
 
 from collections.abc import Callable
