@@ -9,7 +9,7 @@ import random
 import sys
 import traceback
 import unittest
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Collection, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,14 @@ from keyedopt.conformance.results.verdict import level_of
 from keyedopt.conformance.run.protocol import Head, Writer
 from keyedopt.conformance.suite.support.assertions import Mismatch
 from keyedopt.conformance.suite.support.measured import MEASURED
-from keyedopt.conformance.targets.implementation import Implementation, MissingName, Surface
+from keyedopt.conformance.targets.implementation import (
+    DTYPES,
+    Implementation,
+    MissingName,
+    Surface,
+    TargetError,
+    find,
+)
 
 _HEAD = pytest.StashKey[Head]()
 
@@ -58,19 +65,42 @@ class Engine:
         TargetError: the implementation cannot be imported, or does not support what is asked for.
     """
 
-    def __init__(self, config: pytest.Config, implementation: Implementation) -> None:
+    def __init__(self, config: pytest.Config, implementation: Implementation | None) -> None:
         hypothesis.settings.load_profile("keyedopt")
-        option = config.getoption
-        self.implementation = implementation
-        self.dtypes = option("--keyedopt-dtype") or implementation.dtypes
-        self.device = implementation.supported(option("--keyedopt-device"), self.dtypes)
+        self._option = option = config.getoption
         self.areas = set(option("--keyedopt-area") or spec.areas())
         self.clauses = set(option("--keyedopt-clause") or ())
-        self.surface = implementation.surface()
-        self.claimed = set(self.surface.claimed())
+        self.device = ""
+        self.dtypes: Sequence[str] = option("--keyedopt-dtype") or DTYPES
         folder = option("--keyedopt-records")
         self.writer = Writer(Path(folder)) if folder else None
         self._sought: set[str] | None = None  # the clauses that are run until a case of theirs fails
+        if implementation is not None:
+            self._choose(implementation)
+
+    def _choose(self, implementation: Implementation) -> None:
+        """Take the implementation, and the device and the dtypes that are asked for."""
+        self.implementation, self.surface = implementation, implementation.surface()
+        self.claimed = set(self.surface.claimed())
+        self.dtypes = self._option("--keyedopt-dtype") or implementation.dtypes
+        self.device = implementation.supported(self._option("--keyedopt-device"), self.dtypes)
+
+    def enter_worker(self, session: pytest.Session, target: str, folder: Path) -> None:
+        """Import the target and keep its cases, of those that were collected without it.
+
+        Raises:
+            UsageError: the target cannot be imported, although it could when it was examined.
+        """
+        try:
+            self._choose(find(target))
+        except TargetError as error:
+            raise pytest.UsageError(str(error)) from error
+        self.turn_to(self.implementation, Writer(folder), session, (), self.dtypes)
+        heads = [item.stash[_HEAD] for item in session.items]
+        for head in heads:
+            head["device"] = self.device
+        assert self.writer is not None
+        self.writer.collected({head["case"]: head for head in heads})
 
     def turn_to(
         self,

@@ -25,6 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--keyedopt-dtype", action="append", help="only these dtypes (default: all of its)")
     group.addoption("--keyedopt-area", action="append", help="only cases with a clause of these areas")
     group.addoption("--keyedopt-clause", action="append", help="only cases of these clauses")
+    group.addoption("--keyedopt-defer", action="store_true", help="import it in workers (for the runner)")
     group.addoption("--keyedopt-records", metavar="DIR", help="where the records go (for the runner)")
 
 
@@ -39,7 +40,8 @@ def pytest_configure(config: pytest.Config) -> None:
     from keyedopt.conformance.targets.implementation import TargetError, find
 
     try:
-        implementation = find(config.getoption("--implementation"))
+        deferred = config.getoption("--keyedopt-defer")
+        implementation = None if deferred else find(config.getoption("--implementation"))
         from keyedopt.conformance.run.engine import Engine
 
         config.pluginmanager.register(Engine(config, implementation), "keyedopt-engine")

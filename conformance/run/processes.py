@@ -99,28 +99,40 @@ class Processes:
             os.killpg(self._server.pid, signal.SIGKILL)
         self._server.wait()
 
-    def start(self, module: str, arguments: Sequence[str], imports: Sequence[str] = ()) -> "Process":
-        """Run a module, as in ``python -m``, with a command line; what it prints goes to a log.
-
-        Args:
-            module: its name.
-            arguments: the command line.
-            imports: modules of ours that are imported before the copy is made, if they have not been.
+    def start(self, module: str, arguments: Sequence[str]) -> "Process":
+        """Run a module, as ``python -m`` does, with a command line; its output goes to a log.
 
         Raises:
             ProcessError: no process can be started.
         """
-        log = self.folder / f"{module.rpartition('.')[2]}.log"
+        return self._start({"module": module, "arguments": list(arguments)}, module.rpartition(".")[2])
+
+    def collect(self, arguments: Sequence[str]) -> None:
+        """Collect the suite with pytest's command line, in the fork server, while other processes run."""
+        self._send({"collect": list(arguments)})
+
+    def start_worker(self, target: str) -> "Process":
+        """Run the collected cases on a target; their records are written to the folder.
+
+        Raises:
+            ProcessError: no process can be started.
+        """
+        return self._start({"target": target, "records": str(self.folder)}, "worker")
+
+    def _start(self, request: dict[str, Any], name: str) -> "Process":
+        log = self.folder / f"{name}.log"
         log.touch()
         begins = log.stat().st_size
-        request = {"module": module, "arguments": list(arguments), "imports": [*imports], "log": str(log)}
+        self._send({**request, "log": str(log)})
+        if not self._receive(lambda: bool(self._started), PATIENCE):
+            raise ProcessError(f"torch and the suite were not imported within {PATIENCE:g} s")
+        return Process(self, self._started.pop(), log, begins)
+
+    def _send(self, request: dict[str, Any]) -> None:
         try:
             self._requests.sendall(json.dumps(request).encode() + b"\n")
         except OSError:
             raise self._gone() from None
-        if not self._receive(lambda: bool(self._started), PATIENCE):
-            raise ProcessError(f"torch was not imported within {PATIENCE:g} s")
-        return Process(self, self._started.pop(), log, begins)
 
     def code(self, pid: int, seconds: float = 0.0) -> int | None:
         """Wait until a process has ended; return its exit status, or None where it has not.

@@ -71,7 +71,9 @@ def smoke(
         return _examine(target, options, seconds, processes)
 
 
-def _examine(target: str, options: Options, seconds: float, processes: Processes) -> dict[str, Any]:
+def _examine(
+    target: str, options: Options, seconds: float, processes: Processes, collect: bool = False
+) -> dict[str, Any]:
     report = processes.folder / "report.json"
     request = {
         "target": target,
@@ -83,6 +85,9 @@ def _examine(target: str, options: Options, seconds: float, processes: Processes
     try:
         process = processes.start("keyedopt.conformance.targets.smoke", [json.dumps(request)])
         try:
+            if collect:  # on another processor, while the target is examined
+                deferred = [*pytest_arguments(target, options, processes.folder), "--keyedopt-defer"]
+                processes.collect(deferred)
             if not process.wait(seconds):
                 raise RunError(f"{target} was not imported and built within {seconds:g} s")
             if not report.exists():
@@ -133,7 +138,7 @@ def run(
     complete = False
     with contextlib.ExitStack() as stack:
         processes = stack.enter_context(Processes(Path(stack.enter_context(_scratch())), path))
-        examined = _examine(target, options, SMOKE_LIMIT, processes)
+        examined = _examine(target, options, SMOKE_LIMIT, processes, collect=True)
         head = Result(
             implementation=examined["implementation"],
             environment=examined["environment"],
@@ -146,10 +151,7 @@ def run(
         )
         journal = stack.enter_context(Journal(output, head)) if output else None
         try:
-            arguments = pytest_arguments(target, options, processes.folder)
-            # not the suite: its draws take the settings that the engine has chosen when it is imported
-            imports = ("keyedopt.conformance.run.engine",)
-            workers = Workers(arguments, imports, options.limit, PATIENCE, processes)
+            workers = Workers(target, options.limit, PATIENCE, processes)
             number = options.workers or min(len(os.sched_getaffinity(0)), 8)
             for record in stack.enter_context(contextlib.closing(_every_case(workers, number))):
                 case = case_from(record)

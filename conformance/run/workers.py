@@ -8,7 +8,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from typing import Any
 
 from keyedopt.conformance.run import protocol
@@ -28,8 +28,8 @@ class WorkersError(Exception):
 class _Worker:
     """A process that runs cases, and for how long it has run the present one."""
 
-    def __init__(self, arguments: Sequence[str], imports: Sequence[str], processes: Processes) -> None:
-        self.process = processes.start("pytest", arguments, imports)
+    def __init__(self, target: str, processes: Processes) -> None:
+        self.process = processes.start_worker(target)
         self.reader = protocol.Reader(processes.folder, self.process.pid)
         self.late = ""  # why it was killed
         self._case: bytes | None = None
@@ -50,11 +50,10 @@ class _Worker:
 
 
 class Workers:
-    """Runs the cases that pytest's command line selects.
+    """Runs the cases that the fork server has collected.
 
     Args:
-        arguments: pytest's command line.
-        imports: modules of ours that each worker needs, and that are imported once for all.
+        target: the implementation, as on the command line.
         limit: seconds that a case may take. A worker is aborted then; one that goes on is killed.
         patience: seconds that a worker may take to begin.
         processes: what starts them; records are written to its folder.
@@ -62,15 +61,12 @@ class Workers:
 
     def __init__(
         self,
-        arguments: Sequence[str],
-        imports: Sequence[str],
+        target: str,
         limit: float,
         patience: float,
         processes: Processes,
     ) -> None:
-        self._processes, self._folder = processes, processes.folder
-        self._imports = imports
-        self._arguments = [*arguments, "--keyedopt-records", str(self._folder)]
+        self._target, self._processes, self._folder = target, processes, processes.folder
         self._limit, self._patience = limit, patience
         self.collected: dict[str, protocol.Head] = {}  # what there is to run, once that is known
 
@@ -108,7 +104,7 @@ class Workers:
                 worker.process.stop()
 
     def _start(self) -> _Worker:
-        return _Worker(self._arguments, self._imports, self._processes)
+        return _Worker(self._target, self._processes)
 
     def _all_claimed(self) -> bool:
         """Whether there is nothing left for a worker to begin."""
