@@ -14,6 +14,7 @@ from keyedopt.cli.interrupts import interruptible
 from keyedopt.cli.summary import next_steps, show
 from keyedopt.conformance import expectations, spec
 from keyedopt.conformance.results import formats, model
+from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.untrusted import one_line
 from keyedopt.conformance.results.verdict import judge
 from keyedopt.conformance.run import runner
@@ -38,7 +39,7 @@ class Request:
         return [folder / f"{target.replace(':', '.')}.json" for folder in self.outputs]
 
 
-class InputError(Exception):
+class InputError(KeyedoptError):
     """Something on the command line is wrong; the message says what and what to do."""
 
 

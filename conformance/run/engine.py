@@ -43,6 +43,7 @@ hypothesis.settings.register_profile(
     report_multiple_bugs=False,
     suppress_health_check=list(hypothesis.HealthCheck),
 )
+hypothesis.settings.load_profile("keyedopt")  # before the suite is imported: its draws read the profile then
 
 
 class Escaped(Exception):  # noqa: N818 - it carries an error, and is none
@@ -66,7 +67,6 @@ class Engine:
     """
 
     def __init__(self, config: pytest.Config, implementation: Implementation | None) -> None:
-        hypothesis.settings.load_profile("keyedopt")
         self._option = option = config.getoption
         self.areas = set(option("--keyedopt-area") or spec.areas())
         self.clauses = set(option("--keyedopt-clause") or ())

@@ -45,6 +45,7 @@ def main() -> None:
         _enter(settings)
         _carry_out(settings["request"], lambda: settings["request"])
         return
+    gc.disable()  # an import makes no garbage; each child enables it
     import_all(IMPORTED)
     _carry_out(None, _Server(settings).next_request)
 
@@ -70,8 +71,7 @@ def _collect(arguments: list[str], next_request: Callable[[], Request | None]) -
         def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
             if session.testsfailed:
                 return None  # a file of the suite cannot be imported: pytest says so
-            gc.collect()
-            gc.freeze()
+            gc.freeze()  # or the garbage collection of each worker would copy what was collected
             request = next_request()
             if request is None:
                 return True
@@ -93,7 +93,8 @@ def import_all(names: Iterable[str]) -> None:
 
 
 def _enter(settings: dict[str, Any]) -> None:
-    """Prepare a child: the target's folders, and its end with the process that asked for it."""
+    """Prepare a child for the code of a target, and end it with the process that asked for it."""
+    gc.enable()
     sys.path += settings["path"]
 
     def wait() -> None:
@@ -150,7 +151,10 @@ class _Server:
         _write_to(request["log"])
         if not alone or _device_in_use():
             settings = {**self._settings, "request": {"collect": self._settings.get("collect"), **request}}
-            os.execv(sys.executable, [sys.executable, "-m", "keyedopt.conformance.run.fork_server", json.dumps(settings)])
+            os.execv(
+                sys.executable,
+                [sys.executable, "-m", "keyedopt.conformance.run.fork_server", json.dumps(settings)],
+            )
         _enter(self._settings)
         return True
 

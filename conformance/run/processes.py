@@ -18,13 +18,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
+from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.untrusted import one_line
 
 #: Seconds within which processes can be started: torch is imported first.
 PATIENCE = 180.0
 
 
-class ProcessError(Exception):
+class ProcessError(KeyedoptError):
     """Processes cannot be started, or it is not known how one ended; the message says why."""
 
 
@@ -108,7 +109,10 @@ class Processes:
         return self._start({"module": module, "arguments": list(arguments)}, module.rpartition(".")[2])
 
     def collect(self, arguments: Sequence[str]) -> None:
-        """Collect the suite with pytest's command line, in the fork server, while other processes run."""
+        """Collect the suite with pytest's command line, in the fork server, while other processes run.
+
+        Afterwards only workers can be started.
+        """
         self._send({"collect": list(arguments)})
 
     def start_worker(self, target: str) -> "Process":

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from keyedopt.conformance import spec
+from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.model import Case, Result
 from keyedopt.conformance.results.untrusted import source
 
@@ -20,7 +21,7 @@ SUITE = Path(__file__).parents[1] / "suite"
 HARNESS = ("keyedopt", "pytest", "hypothesis")
 
 
-class ReplayError(Exception):
+class ReplayError(KeyedoptError):
     """A case that cannot be written out; the message says why."""
 
 

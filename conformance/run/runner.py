@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from keyedopt.conformance import spec
+from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.model import Case, Journal, Result, case_from
 from keyedopt.conformance.run import case_sources
 from keyedopt.conformance.run.processes import ProcessError, Processes
@@ -28,7 +29,7 @@ SMOKE_LIMIT = 180.0
 PATIENCE = 180.0
 
 
-class RunError(Exception):
+class RunError(KeyedoptError):
     """The suite could not be run on a target; the message says what to do."""
 
 
@@ -130,14 +131,14 @@ def run(
         RunError: the target failed the smoke stage, or the run broke down.
     """
     began = time.monotonic()
-    if not case_sources.modules(options.areas, options.clauses):
-        raise RunError("no case of the suite is selected by these options")
     version = spec.version_key(options.suite or spec.SUITE_VERSION)
     kept = {clause.id for clause in spec.clauses().values() if spec.version_key(clause.since) <= version}
     ended: dict[str, Case] = {}
     complete = False
     with contextlib.ExitStack() as stack:
         processes = stack.enter_context(Processes(Path(stack.enter_context(_scratch())), path))
+        if not case_sources.modules(options.areas, options.clauses):
+            raise RunError("no case of the suite is selected by these options")
         examined = _examine(target, options, SMOKE_LIMIT, processes, collect=True)
         head = Result(
             implementation=examined["implementation"],

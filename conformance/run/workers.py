@@ -11,6 +11,7 @@ import time
 from collections.abc import Generator
 from typing import Any
 
+from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.run import protocol
 from keyedopt.conformance.run.processes import Processes
 
@@ -21,7 +22,7 @@ TICK = 0.03
 STEP = 10 * TICK
 
 
-class WorkersError(Exception):
+class WorkersError(KeyedoptError):
     """The workers cannot run any case; the message says why."""
 
 

@@ -35,6 +35,7 @@ from types import ModuleType
 from typing import Any
 
 from keyedopt.conformance import spec
+from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.untrusted import error_text, one_line
 
 #: The dtypes that cases run in.
@@ -42,7 +43,7 @@ DTYPES = ("float64", "float32", "bfloat16", "float16")
 GROUP = "keyedopt.implementations"
 
 
-class TargetError(Exception):
+class TargetError(KeyedoptError):
     """A target that cannot be found, imported or built; the message says what to do."""
 
 

@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from keyedopt.conformance.run import fork_server, processes
+from keyedopt.conformance.run import case_sources, fork_server, processes
 
 #: What each run has of its own in its environment; it is read after the copy was made.
 OWN = "HYPOTHESIS_STORAGE_DIRECTORY"
@@ -99,7 +99,7 @@ def _go_on(message: dict[str, Any], numbers: list[int]) -> None:
 def main() -> None:
     """Make copies, until nobody can ask for one any more; say how each ended."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for name in fork_server.IMPORTED:
+    for name in (*fork_server.IMPORTED, "keyedopt.conformance.run.engine", *case_sources.modules()):
         importlib.import_module(name)
     asked = socket.socket(fileno=int(sys.argv[1]))
     tells: dict[int, int] = {}
