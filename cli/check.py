@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from keyedopt.conformance import expectations, spec
 from keyedopt.conformance.results import formats, model
 from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.untrusted import one_line
-from keyedopt.conformance.results.verdict import judge
+from keyedopt.conformance.results.verdict import FAILING, judge
 from keyedopt.conformance.run import runner
 from keyedopt.conformance.targets.implementation import DTYPES
 
@@ -44,7 +44,7 @@ class InputError(KeyedoptError):
 
 
 #: What is not a verdict: exit code 2, and one line that says what to do.
-PROBLEMS = (InputError, runner.RunError, model.ResultError, expectations.ExpectationsError, OSError)
+PROBLEMS = (KeyedoptError, OSError)
 
 
 def check_targets(
@@ -59,11 +59,7 @@ def check_targets(
     request = Request(
         tuple(targets), tuple(map(Path, outputs)), known, update, runner.Options(**options), like
     )
-    try:
-        _validate(request)
-    except PROBLEMS as error:
-        _say(str(error))
-        return 2
+    _validate(request)
     worst = 0
     with interruptible():
         for target in request.targets:
@@ -98,6 +94,8 @@ def _validate(request: Request) -> None:
             raise InputError(f"--output {output}: the name has to end in {', '.join(formats.FORMATS)}")
     for path in (path for target in request.targets for path in request.files(target)):
         model.refuse_unwritable(path)
+    if options.exitfirst and (request.like is not None or request.update):
+        raise InputError("-x stops early: it goes neither with --like nor with --update-expectations")
     if request.like is not None and (several or request.expectations is not None):
         raise InputError("--like compares one target with another one, and takes no --expectations")
     if request.expectations is None:
@@ -113,8 +111,10 @@ def _validate(request: Request) -> None:
         model.refuse_unwritable(path)
 
 
-def run(target: str, options: runner.Options, outputs: Sequence[Path] = ()) -> model.Result:
-    """Run the suite on a target, with a progress bar where somebody looks."""
+def run(
+    target: str, options: runner.Options, outputs: Sequence[Path] = (), expected: Collection[str] = ()
+) -> model.Result:
+    """Run the suite on a target, with a progress bar on a terminal."""
     with Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -130,6 +130,7 @@ def run(target: str, options: runner.Options, outputs: Sequence[Path] = ()) -> m
             options,
             output=next((path for path in outputs if path.suffix == ".json"), None),
             progress=lambda _, total: bar.update(task, advance=1, total=total),
+            expected=expected,
         )
 
 
@@ -137,7 +138,9 @@ def _check(target: str, request: Request) -> int:
     if request.like is not None:
         return check_like(target, request)
     outputs = request.files(target)
-    found = run(target, request.options, outputs)
+    found = run(target, request.options, outputs, _expected(request))
+    if _stopped(found):
+        return _show_first(found, outputs)
     if request.expectations is not None and found.complete:
         path = expectations.find(request.expectations, new=request.update)
         if request.update:
@@ -154,6 +157,42 @@ def _check(target: str, request: Request) -> int:
     for line in next_steps(verdict, next((str(o) for o in outputs if o.suffix == ".json"), None)):
         print(line)
     return 0 if verdict.green else 1
+
+
+def _expected(request: Request) -> set[str]:
+    """Return the cases whose failure is known, and so does not stop a run with -x."""
+    if request.expectations is None or not request.options.exitfirst:
+        return set()
+    known = expectations.read(expectations.find(request.expectations))
+    return {name for entry in known for name in entry.cases}
+
+
+def _stopped(found: model.Result) -> bool:
+    """Whether a failing case stopped the run; an interrupt stops a run without one."""
+    return not found.complete and found.options["exitfirst"] and bool(_first(found))
+
+
+def _first(found: model.Result) -> list[model.Case]:
+    return [case for case in found.cases if case.outcome in FAILING]
+
+
+def _show_first(found: model.Result, outputs: Sequence[Path]) -> int:
+    """Show the failing cases of a run that was stopped, write its partial result, and return 1."""
+    for case in _first(found):
+        clauses = ", ".join(case.clauses)
+        print(
+            one_line(f"{case.outcome:5} {clauses} expected {case.expected}; seen {case.seen}  ({case.case})")
+        )
+    about = found.implementation
+    print(
+        one_line(
+            f"{about['name']} {about['version']}: PARTIAL: stopped at the first failing case, no verdict"
+        )
+    )
+    print(f"{len(found.cases)} cases in {found.seconds:.1f} s")
+    for output in outputs:
+        print(f"written: {formats.write(found, output)}")
+    return 1
 
 
 def _write(found: model.Result, outputs: Sequence[Path]) -> None:

@@ -9,6 +9,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from keyedopt.conformance.results.errors import KeyedoptError
+
 app = typer.Typer(
     name="keyedopt",
     help="Is this optimizer what it claims to be, and how fast is it?",
@@ -80,7 +82,7 @@ def check(
         ),
     ],
     level: Annotated[
-        Level, typer.Option(help="Gate on must clauses alone, or on should clauses too.")
+        Level, typer.Option(help="Gate on must clauses only, or on should clauses too.")
     ] = Level.should,
     suite: Annotated[
         str | None, typer.Option(metavar="VERSION", help="Gate on this version of the suite.")
@@ -121,6 +123,10 @@ def check(
     workers: Annotated[
         int | None, typer.Option(help="Worker processes; default: one a processor.", min=1)
     ] = None,
+    exitfirst: Annotated[
+        bool,
+        typer.Option("-x", "--exitfirst", help="Stop at the first failing case that is not a known failure."),
+    ] = False,
 ) -> None:
     """Give a verdict on implementations.
 
@@ -137,6 +143,7 @@ def check(
         "dtypes": tuple(dtype or ()),
         "limit": time_limit,
         "workers": workers,
+        "exitfirst": exitfirst,
     }
     if like is not None:
         with _reports():
@@ -250,6 +257,60 @@ def init_adapter(
     from keyedopt.cli.adapter import init_adapter as write
 
     raise typer.Exit(write(name, output, fail))
+
+
+@app.command()
+def precision(
+    reference: Annotated[Path, typer.Argument(metavar="A", help="A result of the reference.")],
+    other: Annotated[Path, typer.Argument(metavar="B", help="A result of another implementation.")],
+) -> None:
+    """Compare the errors that two results measured: B's may be at most twice A's, or one ULP.
+
+    Exit code 1: an error is beyond the bound.
+
+    Example: keyedopt precision results/reference.json results/fused.json
+    """
+    from keyedopt.conformance.results.precision import main as compare
+
+    raise typer.Exit(compare([str(reference), str(other)]))
+
+
+@app.command()
+def mutants(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[AREA | NAME]...", help="Only these mutants. Default: all.", show_default=False
+        ),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Run the whole suite on each mutant, not only the clauses it names.")
+    ] = False,
+) -> None:
+    """Plant faults in the reference, and show which of them the suite does not reject.
+
+    Exit code 1: a mutant survives.
+
+    Example: keyedopt mutants clipping
+    """
+    from keyedopt.conformance.mutants.rejection import main as plant
+
+    raise typer.Exit(plant(names or (), everything))
+
+
+@app.command()
+def findings(
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="Only findings whose name contains it.")] = "",
+) -> None:
+    """Run the reproducers of the defects found in torch and its libraries: which are still there?
+
+    Exit code 1: a defect is still there. 2: a reproducer broke down.
+
+    Example: keyedopt findings torchrec
+    """
+    from keyedopt.conformance.findings.__main__ import main as reproduce
+
+    raise typer.Exit(reproduce(text))
 
 
 @contextlib.contextmanager
@@ -379,7 +440,7 @@ def main() -> None:
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character gets ?
     try:
         code = app(prog_name="keyedopt", standalone_mode=False)
-    except OSError as error:
+    except (OSError, KeyedoptError) as error:
         code = say(str(error))
     except Exception as error:
         if type(error).__name__ == "Abort":  # what typer makes of an interrupt

@@ -1,17 +1,14 @@
-"""``python -m keyedopt.conformance.findings [TEXT]``: which of the defects found are still there?
+"""``keyedopt findings [TEXT]``: which of the defects found are still there?
 
 Runs the reproducers whose name contains TEXT, or all, and prints a line each. Exits with 1 if a defect
 is still there, with 0 if all that could be run are fixed, with 2 if a reproducer broke down.
 """
 
-import sys
-
 from keyedopt.conformance.findings import findings, run
 
 
-def main() -> int:
-    """Run the reproducers."""
-    text = sys.argv[1] if len(sys.argv) > 1 else ""
+def main(text: str = "") -> int:
+    """Run the reproducers whose name contains a text, and return the exit code."""
     chosen = [finding for finding in findings() if text in finding.path.stem]
     for finding in chosen:
         if not finding.installed:
@@ -24,7 +21,3 @@ def main() -> int:
             print(output)
         worst = max(worst, code if code in (0, 1) else 2)
     return worst
-
-
-if __name__ == "__main__":
-    sys.exit(main())

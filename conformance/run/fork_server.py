@@ -117,7 +117,8 @@ class _Server:
     def next_request(self) -> Request | None:
         """Return the request of this child; or, in the server, one to collect, or None at the end."""
         while True:
-            if select.select([self._socket], [], [], TICK if self._children else None)[0]:
+            waiting = b"\n" not in self._received  # or else there is a request from before the collection
+            if waiting and select.select([self._socket], [], [], TICK if self._children else None)[0]:
                 data = self._socket.recv(1 << 16)
                 if not data:
                     return None

@@ -11,7 +11,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from typing import Any
 from keyedopt.conformance import spec
 from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.model import Case, Journal, Result, case_from
+from keyedopt.conformance.results.verdict import FAILING
 from keyedopt.conformance.run import case_sources
 from keyedopt.conformance.run.processes import ProcessError, Processes
 from keyedopt.conformance.run.workers import Workers, WorkersError
@@ -47,6 +48,7 @@ class Options:
         dtypes: only these dtypes.
         limit: seconds that one case may take.
         workers: processes; None is one a processor, at most 8.
+        exitfirst: stop at the first failing case. The result is then partial: it has no verdict.
     """
 
     level: str = "should"
@@ -58,6 +60,7 @@ class Options:
     dtypes: tuple[str, ...] = ()
     limit: float = 30.0
     workers: int | None = None
+    exitfirst: bool = False
 
 
 def smoke(
@@ -117,8 +120,9 @@ def run(
     output: Path | None = None,
     path: Sequence[str] = (),
     progress: Callable[[Case, int], None] = lambda case, total: None,
+    expected: Collection[str] = (),
 ) -> Result:
-    """Run the suite on a target and return the result, complete or interrupted.
+    """Run the suite on a target and return the result: complete, interrupted or stopped early.
 
     Args:
         target: as on the command line.
@@ -126,6 +130,7 @@ def run(
         output: the file that the result will be written to; a journal stands beside it meanwhile.
         path: folders from which modules can be imported, besides the usual ones.
         progress: called with each case that ended, and how many there are.
+        expected: names of cases whose failure does not stop a run with ``exitfirst``.
 
     Raises:
         RunError: the target failed the smoke stage, or the run broke down.
@@ -162,7 +167,10 @@ def run(
                     if journal:
                         journal.add(case)
                     progress(case, len(workers.collected))
-            complete = True
+                    if options.exitfirst and case.outcome in FAILING and case.case not in expected:
+                        break
+            else:
+                complete = True
         except KeyboardInterrupt:
             pass
         except (WorkersError, ProcessError) as error:

@@ -68,9 +68,10 @@ def test_the_suite_is_collected_once_and_without_the_target(tmp_path):
 
 
 def test_a_file_of_the_suite_that_cannot_be_imported_is_reported(tmp_path):
-    with Processes(tmp_path) as processes, pytest.raises(ProcessError, match="exit status 4"):
+    with Processes(tmp_path) as processes:
         processes.collect(["--implementation", "x", "--keyedopt-defer", "--pyargs", "not_there"])
-        processes.start_worker("x")
+        with pytest.raises(ProcessError, match="exit status 4"):
+            processes.start_worker("x")
 
 
 def test_a_worker_of_a_server_with_threads_is_a_new_process(at_start, tmp_path):
