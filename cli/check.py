@@ -1,4 +1,4 @@
-"""``keyedopt check``: run, apply expectations, show, write, and choose the exit code."""
+"""``keyedopt check``: run the suite, apply expectations, show and write the result."""
 
 import math
 import sys
@@ -23,7 +23,7 @@ from keyedopt.conformance.targets.implementation import DTYPES
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for on the command line."""
+    """The arguments of the command line."""
 
     targets: tuple[str, ...]
     outputs: tuple[Path, ...]
@@ -40,10 +40,10 @@ class Request:
 
 
 class InputError(KeyedoptError):
-    """Something on the command line is wrong; the message says what and what to do."""
+    """An argument is wrong; the message says what to do."""
 
 
-#: What is not a verdict: exit code 2, and one line that says what to do.
+#: Errors that give exit code 2, and one line that says what to do.
 PROBLEMS = (KeyedoptError, OSError)
 
 
@@ -196,7 +196,7 @@ def _show_first(found: model.Result, outputs: Sequence[Path]) -> int:
 
 
 def _write(found: model.Result, outputs: Sequence[Path]) -> None:
-    """Write what was found, also of a run that was interrupted; that ends here."""
+    """Write the result, also of an interrupted run, and then raise KeyboardInterrupt for that."""
     for output in outputs:
         print(f"written: {formats.write(found, output)}")
     if not found.complete:
@@ -204,7 +204,7 @@ def _write(found: model.Result, outputs: Sequence[Path]) -> None:
 
 
 def check_like(target: str, request: Request) -> int:
-    """Check a target and what it is to be like; return 0 if they did the same, or else 1."""
+    """Check a target and the one that it is compared with; return 0 if they behave alike, else 1."""
     from keyedopt.cli.like import likeness
 
     outputs = request.files(target)

@@ -1,4 +1,4 @@
-"""``keyedopt``: the verbs and their options. Starting it imports neither torch nor the suite."""
+"""``keyedopt``: the verbs and their options. This module imports neither torch nor the suite."""
 
 import contextlib
 import sys
@@ -61,13 +61,13 @@ NEEDS_REPORTS = "install it with: pip install 'keyedopt[reports]'"
 
 
 def say(message: str) -> int:
-    """Say on one line of stderr what was wrong; return the exit code for it."""
+    """Print an error on one line of stderr; return its exit code, 2."""
     sys.stderr.write(f"keyedopt: {' '.join(message.split())}\n")
     return 2
 
 
 def fail(message: str) -> NoReturn:
-    """Say on one line of stderr what was wrong, and exit with 2."""
+    """Print an error on one line of stderr, and exit with 2."""
     raise typer.Exit(say(message))
 
 
@@ -119,9 +119,9 @@ def check(
             "the exit code says whether they do.",
         ),
     ] = None,
-    time_limit: Annotated[float, typer.Option(help="Seconds that one case may take.", min=0.1)] = 30.0,
+    time_limit: Annotated[float, typer.Option(help="Seconds that a case may take.", min=0.1)] = 30.0,
     workers: Annotated[
-        int | None, typer.Option(help="Worker processes; default: one a processor.", min=1)
+        int | None, typer.Option(help="Worker processes; default: one per processor.", min=1)
     ] = None,
     exitfirst: Annotated[
         bool,
@@ -179,10 +179,10 @@ def replay(
         Path | None, typer.Option(metavar="FILE", help="Write the script here; default: print it.")
     ] = None,
     run: Annotated[
-        bool, typer.Option("--run", help="Run it; the exit code is 1 as long as the case fails.")
+        bool, typer.Option("--run", help="Run the script; the exit code is 1 while the case fails.")
     ] = False,
 ) -> None:
-    """Repeat a case: write it as a stand-alone script of torch and the implementation, or run it.
+    """Write a case as a stand-alone script that needs only torch and the implementation, or run it.
 
     Example: keyedopt replay results/torchrec.json CLIP-007[1] --output clip.py
     """
@@ -315,7 +315,7 @@ def findings(
 
 @contextlib.contextmanager
 def _reports() -> Iterator[None]:
-    """Say in one line what to install where a library for reports is missing."""
+    """Print in one line what to install if a library for reports is missing."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -443,14 +443,14 @@ def main() -> None:
     except (OSError, KeyedoptError) as error:
         code = say(str(error))
     except Exception as error:
-        if type(error).__name__ == "Abort":  # what typer makes of an interrupt
+        if type(error).__name__ == "Abort":  # typer's error for an interrupt
             sys.exit(say("interrupted; nothing was written"))
         if not hasattr(error, "format_message"):
             raise
         if type(error).__name__ == "NoArgsIsHelpError":
             error.show()  # type: ignore[attr-defined]
             code = 2
-        else:  # what typer says of a wrong option, on one line like everything else
+        else:  # typer's message for a wrong option, on one line
             code = say(f"{error.format_message().rstrip('.')}; see `keyedopt --help`")
     sys.exit(code or 0)
 

@@ -1,7 +1,7 @@
-"""Runs the suite on one implementation: smoke stage, worker processes, records, result.
+"""Run the suite on one implementation: smoke stage, worker processes, records, result.
 
-The code of the implementation runs in processes of its own alone: it may crash, hang, or end the
-interpreter. This process only starts them and reads their records, and never imports torch.
+The code of the implementation runs only in processes of its own, because it may crash, hang, or end the
+interpreter. This process starts them and reads their records. It never imports torch.
 """
 
 import contextlib
@@ -24,30 +24,30 @@ from keyedopt.conformance.run import case_sources
 from keyedopt.conformance.run.processes import ProcessError, Processes
 from keyedopt.conformance.run.workers import Workers, WorkersError
 
-#: Seconds within which the smoke stage, an import included, has to end.
+#: Seconds that the smoke stage may take, including the import.
 SMOKE_LIMIT = 180.0
-#: Seconds within which a worker has to begin its first case.
+#: Seconds that a worker may take to start its first case.
 PATIENCE = 180.0
 
 
 class RunError(KeyedoptError):
-    """The suite could not be run on a target; the message says what to do."""
+    """The suite cannot be run on a target; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to run, and how it is judged.
+    """Which cases to run, and how the result is judged.
 
     Args:
-        level: the gate covers ``must`` clauses alone, or ``should`` clauses too.
-        suite: gate on the clauses of this version of the suite; None is the present one.
+        level: the gate covers only ``must`` clauses, or ``should`` clauses too.
+        suite: gate on the clauses of this version of the suite; None is the current version.
         areas: only these areas.
-        require_areas: areas that have to be claimed.
+        require_areas: areas that the target must claim.
         clauses: only the cases of these clauses.
-        device: None is the first that the implementation supports.
+        device: the device of the cases; None is the first one that the implementation supports.
         dtypes: only these dtypes.
         limit: seconds that one case may take.
-        workers: processes; None is one a processor, at most 8.
+        workers: number of processes; None is one per processor, at most 8.
         exitfirst: stop at the first failing case. The result is then partial: it has no verdict.
     """
 
@@ -69,7 +69,7 @@ def smoke(
     """Find, import and build a target in a process of its own.
 
     Raises:
-        RunError: it cannot be found, imported or built; the message is one line.
+        RunError: the target cannot be found, imported or built; the message is one line.
     """
     with _scratch() as name, Processes(Path(name), path) as processes:
         return _examine(target, options, seconds, processes)
@@ -89,7 +89,7 @@ def _examine(
     try:
         process = processes.start("keyedopt.conformance.targets.smoke", [json.dumps(request)])
         try:
-            if collect:  # on another processor, while the target is examined
+            if collect:  # while the target is examined on another processor
                 deferred = [*pytest_arguments(target, options, processes.folder), "--keyedopt-defer"]
                 processes.collect(deferred)
             if not process.wait(seconds):
@@ -126,14 +126,14 @@ def run(
 
     Args:
         target: as on the command line.
-        options: what to run.
-        output: the file that the result will be written to; a journal stands beside it meanwhile.
-        path: folders from which modules can be imported, besides the usual ones.
-        progress: called with each case that ended, and how many there are.
+        options: which cases to run.
+        output: the file that the caller writes the result to; until then a journal is kept beside it.
+        path: folders that are appended to `sys.path`.
+        progress: called with each finished case and the number of all cases.
         expected: names of cases whose failure does not stop a run with ``exitfirst``.
 
     Raises:
-        RunError: the target failed the smoke stage, or the run broke down.
+        RunError: the target failed the smoke stage, or the workers could not run cases.
     """
     began = time.monotonic()
     version = spec.version_key(options.suite or spec.SUITE_VERSION)
@@ -184,7 +184,7 @@ def run(
 
 
 def _every_case(workers: Workers, number: int) -> Generator[dict[str, Any]]:
-    """Yield the record of each case, also of one that was collected and gave none: silence is no pass."""
+    """Yield the record of each case. A collected case without a record is an error."""
     ran = set()
     with contextlib.closing(workers.run(number)) as found:
         for record in found:
@@ -199,12 +199,12 @@ def _every_case(workers: Workers, number: int) -> Generator[dict[str, Any]]:
 
 
 def pytest_arguments(target: str, options: Options, folder: Path) -> list[str]:
-    """Return pytest's command line: our plugin, our settings, and nothing that lies about."""
+    """Return pytest's command line, which ignores settings and plugins of the environment."""
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     arguments = ["-c", str(folder / "pytest.ini"), "--rootdir", str(folder), "--noconftest"]
     arguments += ["-q", "-s", "--tb=native", "--no-summary", "-W", "ignore"]
     arguments += ["-p", "keyedopt.conformance.run.plugin"]
-    # what a case does not need; `logging` looks at every logger of torch six times a case
+    # cases do not need these; `logging` visits every logger of torch six times per case
     unused = ("faulthandler", "cacheprovider", "logging", "unraisableexception", "threadexception")
     for builtin in unused:
         arguments += ["-p", f"no:{builtin}"]
@@ -222,10 +222,10 @@ def pytest_arguments(target: str, options: Options, folder: Path) -> list[str]:
 
 
 def known_names(names: Sequence[str], known: Sequence[str], what: str) -> None:
-    """Refuse a name that does not exist.
+    """Check that each name is known.
 
     Raises:
-        RunError: names the wrong one, and the right ones.
+        RunError: a name is unknown; the message lists the known names.
     """
     for name in names:
         if name not in known:
