@@ -308,7 +308,7 @@ def findings(
 
     Example: keyedopt findings torchrec
     """
-    from keyedopt.conformance.findings.__main__ import main as reproduce
+    from keyedopt.conformance.findings.reproduce import main as reproduce
 
     raise typer.Exit(reproduce(text))
 

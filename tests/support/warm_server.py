@@ -1,8 +1,8 @@
 """One process that imports torch and the suite for all runs of a pytest worker.
 
 Each run starts a fork server (`keyedopt.conformance.run.fork_server`), whose imports take seconds. In these
-tests the fork server of each run is itself a fork of one warm process. `test_process`, the tests of the command
-line, and tests that change the environment start a new fork server, as users do.
+tests the fork server of each run is itself a fork of one warm process. Tests that change the environment, and
+the tests of the processes and of the command line, start a new fork server, as users do.
 """
 
 import contextlib

@@ -5,11 +5,18 @@ is still there, with 0 if all that could be run are fixed, with 2 if a reproduce
 """
 
 from keyedopt.conformance.findings import findings, run
+from keyedopt.conformance.results.errors import KeyedoptError
 
 
 def main(text: str = "") -> int:
-    """Run the reproducers whose name contains a text, and return the exit code."""
+    """Run the reproducers whose name contains a text, and return the exit code.
+
+    Raises:
+        KeyedoptError: there is none.
+    """
     chosen = [finding for finding in findings() if text in finding.path.stem]
+    if not chosen:
+        raise KeyedoptError(f"there is no finding whose name contains {text!r}; see conformance/README.md")
     for finding in chosen:
         if not finding.installed:
             print(f"{'not run':8} {finding.path.stem}: {finding.library} is not installed")
