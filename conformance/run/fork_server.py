@@ -6,10 +6,11 @@ after the import of torch, workers are forked after the collection; each imports
 
 `multiprocessing`'s forkserver is not used, because the tests of hostile targets need what it does not do:
 
-- It reports exit status 255 for every child if a target kills it, and starts another one without an error.
+- If a target kills it, every child has exit status 255, as if the child had chosen that, and the next start
+  raises a bare EOFError or silently starts another server.
 - Its children survive a parent that is killed, and a child is killed without the processes that it started.
 - It copies `sys.path` and the main module of the parent into the children, so that a file ``torch.py`` in the
-  current folder shadows torch, and it prints on the parent's terminal.
+  current folder can shadow torch, and it prints on the parent's terminal.
 - It forks although threads run or a device is in use. Here such a fork executes a new interpreter instead.
 """
 
@@ -59,7 +60,11 @@ def _carry_out(request: Request | None, next_request: Callable[[], Request | Non
         sys.argv = [request["module"], *request["arguments"]]
         runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
     else:
-        sys.exit(_collect(request["collect"], next_request))
+        code = _collect(request["collect"], next_request)
+        with contextlib.suppress(OSError, ValueError):  # a case may have closed them
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)  # without waiting for threads of the target
 
 
 def _collect(arguments: list[str], next_request: Callable[[], Request | None]) -> int:
