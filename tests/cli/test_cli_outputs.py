@@ -236,3 +236,19 @@ def test_a_sound_library_from_end_to_end(acme, tmp_path):
     assert "conformant (areas fused only)\ngate: green; " in done.stdout
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
     assert judge(results.read(tmp_path / "x.json")).conformant
+
+
+# --- verbs of the conformance part ----------------------------------------------------------------
+
+
+def test_precision_reads_two_results(run_line, files):
+    done = run_line("precision", "x.json", "none.json")
+    assert done.returncode == 2
+    assert "none.json" in done.stderr
+
+
+def test_findings_are_reproduced_by_name(run_line):
+    assert "there is no finding" in refused(run_line("findings", "nothing_of_this_name"))
+    done = run_line("findings", "torch_sgd_nan")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.startswith("defect   torch_sgd_nan: ")
