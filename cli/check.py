@@ -13,8 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from keyedopt.cli.interrupts import interruptible
 from keyedopt.cli.summary import next_steps, show
 from keyedopt.conformance import expectations, spec
-from keyedopt.conformance.results import formats, model
+from keyedopt.conformance.results import model
 from keyedopt.conformance.results.errors import KeyedoptError
+from keyedopt.conformance.results.output import FORMATS, write
 from keyedopt.conformance.results.untrusted import one_line
 from keyedopt.conformance.results.verdict import FAILING, judge
 from keyedopt.conformance.run import runner
@@ -88,10 +89,10 @@ def _validate(request: Request) -> None:
         raise InputError("--time-limit is a number of seconds")
     several = len(request.targets) > 1
     for output in request.outputs:
-        if several and output.suffix in formats.FORMATS:
+        if several and output.suffix in FORMATS:
             raise InputError(f"--output {output} is one file for several targets: give a folder")
-        if not several and output.suffix not in formats.FORMATS:
-            raise InputError(f"--output {output}: the name has to end in {', '.join(formats.FORMATS)}")
+        if not several and output.suffix not in FORMATS:
+            raise InputError(f"--output {output}: the name has to end in {', '.join(FORMATS)}")
     for path in (path for target in request.targets for path in request.files(target)):
         model.refuse_unwritable(path)
     if options.exitfirst and (request.like is not None or request.update):
@@ -138,9 +139,12 @@ def _check(target: str, request: Request) -> int:
     if request.like is not None:
         return check_like(target, request)
     outputs = request.files(target)
-    found = run(target, request.options, outputs, _expected(request))
-    if _stopped(found):
-        return _show_first(found, outputs)
+    expected = _expected(request)
+    found = run(target, request.options, outputs, expected)
+    if request.options.exitfirst and not found.complete:
+        failed = [case for case in found.cases if case.outcome in FAILING and case.case not in expected]
+        if failed:  # or else it was interrupted
+            return _show_first(found, failed, outputs)
     if request.expectations is not None and found.complete:
         path = expectations.find(request.expectations, new=request.update)
         if request.update:
@@ -167,18 +171,9 @@ def _expected(request: Request) -> set[str]:
     return {name for entry in known for name in entry.cases}
 
 
-def _stopped(found: model.Result) -> bool:
-    """Whether a failing case stopped the run; an interrupt stops a run without one."""
-    return not found.complete and found.options["exitfirst"] and bool(_first(found))
-
-
-def _first(found: model.Result) -> list[model.Case]:
-    return [case for case in found.cases if case.outcome in FAILING]
-
-
-def _show_first(found: model.Result, outputs: Sequence[Path]) -> int:
+def _show_first(found: model.Result, failed: Sequence[model.Case], outputs: Sequence[Path]) -> int:
     """Show the failing cases of a run that was stopped, write its partial result, and return 1."""
-    for case in _first(found):
+    for case in failed:
         clauses = ", ".join(case.clauses)
         print(
             one_line(f"{case.outcome:5} {clauses} expected {case.expected}; seen {case.seen}  ({case.case})")
@@ -191,14 +186,14 @@ def _show_first(found: model.Result, outputs: Sequence[Path]) -> int:
     )
     print(f"{len(found.cases)} cases in {found.seconds:.1f} s")
     for output in outputs:
-        print(f"written: {formats.write(found, output)}")
+        print(f"written: {write(found, output)}")
     return 1
 
 
 def _write(found: model.Result, outputs: Sequence[Path]) -> None:
     """Write the result, also of an interrupted run, and then raise KeyboardInterrupt for that."""
     for output in outputs:
-        print(f"written: {formats.write(found, output)}")
+        print(f"written: {write(found, output)}")
     if not found.complete:
         raise KeyboardInterrupt
 

@@ -1,27 +1,26 @@
-"""``keyedopt check TARGET --like OTHER``: does it behave like the original?"""
+"""``keyedopt check TARGET --like OTHER``: whether a target behaves like another one."""
 
 from keyedopt.cli.report import clauses
-from keyedopt.conformance.results.model import Result, ResultError
-from keyedopt.reports import changes
-from keyedopt.reports.diff import CannotCompare, difference
-from keyedopt.reports.read import from_result
+from keyedopt.conformance.results.errors import ResultError
+from keyedopt.conformance.results.model import Result
+from keyedopt.reports.diff import CompareError, difference
+from keyedopt.reports.load import from_result
 
 
 def likeness(model: Result, found: Result) -> tuple[str, bool]:
-    """Return what is different, a line each and a summary, and whether nothing is.
+    """Return the differences, a line each and a summary, and whether there are none.
 
     Raises:
-        ResultError: the two have run no case in common.
+        ResultError: the two runs have no case in common.
     """
-    one, other = (from_result(run.to_dict(), clauses()) for run in (model, found))
+    one, other = (from_result(run, clauses()) for run in (model, found))
     try:
         different = difference(one, other, strict=True)
-    except CannotCompare as why:
-        raise ResultError(f"nothing can be said: {why}") from why
+    except CompareError as error:
+        raise ResultError(f"the two targets cannot be compared: {error}") from error
     count = len(different.changes)
     lines = [f"like: {different.before}", f"target: {different.after}"]
     lines += [f"note: {note}" for note in different.notes]
-    lines += [changes.differs(change) for change in different.changes]
-    counted = ", ".join(f"{number} {what}" for what, number in different.compared.items())
-    lines.append(f"{f'{count} differences' if count else 'no difference'}; compared: {counted}")
+    lines += [change.line(like=True) for change in different.changes]
+    lines.append(f"{f'{count} differences' if count else 'no difference'}; compared: {different.counted()}")
     return "\n".join(lines) + "\n", not count

@@ -9,6 +9,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
+from keyedopt.conformance.results import RULE
 from keyedopt.conformance.results.errors import KeyedoptError
 
 app = typer.Typer(
@@ -71,7 +72,7 @@ def fail(message: str) -> NoReturn:
     raise typer.Exit(say(message))
 
 
-@app.command()
+@app.command(epilog=RULE)
 def check(
     targets: Annotated[
         list[str],

@@ -34,7 +34,7 @@ def from_file(path: Path, target: str, device: str) -> dict[str, Any]:
     for part, version in then.items():
         if now.get(part) != version:
             raise RequestError(f"{path} was made with {part} {version}, here is {now.get(part)}: {again}")
-    if not about.get("build") or about["build"] != digest(find(target)):
+    if not about.get("build") or about["build"] != digest(find(target).root):
         raise RequestError(f"{path} is of another build of {name}, its files have changed since: {again}")
     if torch.device(result.environment["device"]).type != torch.device(device).type:
         raise RequestError(f"{path} was made on {result.environment['device']}, not on {device}: {again}")

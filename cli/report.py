@@ -1,4 +1,4 @@
-"""``keyedopt report``: result files in, tables, a page, a summary or badges out."""
+"""``keyedopt report``: tables, a page, a summary or badges, made of result files."""
 
 import contextlib
 import re
@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from keyedopt.conformance import spec
+from keyedopt.conformance.results.untrusted import one_line
 from keyedopt.reports import badge, export, summary
-from keyedopt.reports.plain import one_line
-from keyedopt.reports.read import read
+from keyedopt.reports.load import load
 from keyedopt.reports.tables import Clause, Tables, rows
 
 
 def clauses() -> dict[str, Clause]:
-    """Return what reports need to know of the clauses of the suite."""
+    """Return the texts of the clauses of the suite, by id."""
     return {
         clause.id: Clause(
             id=clause.id,
@@ -40,10 +40,10 @@ def report(
     commit_url: str,
     fail: Callable[[str], NoReturn],
 ) -> int:
-    """Write a report; return 0, or 1 if some files were refused; end with 2 if all were."""
+    """Write a report; return 0, or 1 if some files were left out. Exit with 2 if no file could be read."""
     if plots and "html" not in formats:
         fail("--plots are the pictures of the page: ask for --format html too")
-    tables = read(results, clauses())
+    tables = load(results, clauses())
     for row in rows(tables.problems):
         sys.stderr.write(one_line(f"keyedopt: {row['file']} is left out: {row['reason']}") + "\n")
     if tables.runs.empty:
@@ -54,7 +54,7 @@ def report(
                 _write_page(tables, folder, plots, commit_url, fail)
             else:
                 _write(name, tables, folder)
-    cases = tables.cases.drop_duplicates(["run", "case"])  # one of several clauses has a row for each
+    cases = tables.cases.drop_duplicates(["run", "case"])  # a case has a row for each of its clauses
     parts = {"run": tables.runs, "case": cases, "speed": tables.speeds}
     counts = [f"{len(frame)} {name}{'s' if len(frame) != 1 else ''}" for name, frame in parts.items()]
     print(f"written: {output} ({', '.join(counts)})")
@@ -75,7 +75,7 @@ def _write(name: str, tables: Tables, folder: Path) -> None:
 def _write_page(
     tables: Tables, folder: Path, plots: bool, commit_url: str, fail: Callable[[str], NoReturn]
 ) -> None:
-    from keyedopt.reports import page  # it draws, and matplotlib takes a second to import
+    from keyedopt.reports import page  # here, as importing matplotlib takes a second
 
     try:
         page.write(tables, clauses(), folder, plots=plots, commit_url=commit_url)
@@ -85,7 +85,7 @@ def _write_page(
 
 @contextlib.contextmanager
 def _whole(output: Path, fail: Callable[[str], NoReturn]) -> Iterator[Path]:
-    """Give a folder to write into; its files go to the output when all of them are there."""
+    """Yield a folder to write into; its files are moved to the output when all of them are complete."""
     try:
         output.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".keyedopt-", dir=output))

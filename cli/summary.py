@@ -1,4 +1,4 @@
-"""What ``keyedopt check`` prints: counts by area and level, then every failing clause."""
+"""The summary of ``keyedopt check``: counts by area and level, failing clauses, the verdict."""
 
 import shlex
 from collections.abc import Sequence
@@ -16,7 +16,6 @@ from keyedopt.conformance.results.verdict import (
     Verdict,
     cases_of,
     failing,
-    headline,
     level_of,
     other_reasons,
     worst_of,
@@ -40,20 +39,24 @@ def show(result: Result, verdict: Verdict) -> None:
     if verdict.unsupported:
         console.print(f"unsupported (not claimed): {', '.join(verdict.unsupported)}")
     if verdict.unchecked:
-        console.print(f"not checked, as their cases need what is not claimed: {_few(verdict.unchecked)}")
+        console.print(
+            f"not checked, as their cases need names that are not claimed: {_few(verdict.unchecked)}"
+        )
     for clause in failing(verdict):
         console.print(_line(result, clause))
     for reason in other_reasons(verdict):
         console.print(one_line(f"red   {reason}"))
     where = f"torch {result.environment['torch']}, {result.environment['device']}"
-    console.print(one_line(f"{about['name']} {about['version']} ({where}): {headline(result, verdict)}"))
+    console.print(
+        one_line(f"{about['name']} {about['version']} ({where}): {verdict.headline}; {verdict.checked}")
+    )
     count = len(verdict.reasons)
-    gate = "green" if verdict.green else f"red ({count} reason{'s' if count != 1 else ''})"
-    console.print(f"gate: {gate}; {len(result.cases)} cases in {result.seconds:.1f} s")
+    why = "" if verdict.green else f" ({count} reason{'s' if count != 1 else ''})"
+    console.print(f"gate: {verdict.gate}{why}; {len(result.cases)} cases in {result.seconds:.1f} s")
 
 
 def next_steps(verdict: Verdict, written: str | None) -> list[str]:
-    """Return what shows the first failing clause again: why it is asked for, and the case alone."""
+    """Return the commands that explain the first failing clause and repeat its case."""
     bad = [clause for clause in failing(verdict) if verdict.clauses[clause] in FAILING]
     if not bad:
         return []
@@ -63,7 +66,7 @@ def next_steps(verdict: Verdict, written: str | None) -> list[str]:
 
 
 def _few(names: Sequence[str], many: int = 6) -> str:
-    """List names, and of many the first ones only."""
+    """Join names with commas; of a long list show only the first ones."""
     if len(names) <= many:
         return ", ".join(names)
     return f"{', '.join(names[: many - 1])} and {len(names) - many + 1} more"
@@ -74,13 +77,13 @@ def _ratio(counts: list[Count]) -> str:
 
 
 def _line(result: Result, clause: str) -> str:
-    """Say of a clause what was expected and what was seen, in its most serious case."""
+    """Return a line about the most serious case of a clause: what was expected and what was seen."""
     worst = worst_of(result, clause)
     bad = [case for case in cases_of(result, clause) if case.outcome not in (*GREEN, "unsupported")]
     more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
     line = f"{worst.outcome:5} {clause} [{level_of(clause)}] "
     if worst.outcome == "unexpected-pass":
-        line += f"is expected to fail, and passes  ({worst.case}{more})"
+        line += f"is listed as a known failure, but passes  ({worst.case}{more})"
     else:
         line += f"expected {worst.expected}; seen {worst.seen}  ({worst.case}{more})"
     if worst.known:

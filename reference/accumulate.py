@@ -1,16 +1,17 @@
-"""Optimizers that accumulate the gradients of several backward passes: those of Rec SDK Torch.
+"""Optimizers that accumulate the gradients of several backward passes, as in Rec SDK Torch.
 
-With ``use_accumulate`` each step keeps the gradient that it finds, and each ``accumulate_step``-th applies
-one update with the sum of the window, not divided by its length. So N micro-batches equal one batch of
-their sum, and counts rise once a window. Without ``use_accumulate`` they are `SGD`, `Adagrad` and `Adam`.
+With ``use_accumulate`` each step stores the gradients that it finds, and each ``accumulate_step``-th step
+applies one update with the sum of the window, which is not divided by its length. So N micro-batches equal
+one batch of their sum, and step counts rise once in a window. Without ``use_accumulate`` the optimizers are
+`SGD`, `Adagrad` and `Adam`.
 
-What differs from the vendor's: the window is part of the state, so a checkpoint within it loses nothing; and
-the sum is taken once, in float64, over all gradients of the window (see `rules.coalesce`), so its error does
-not grow with their number, which the document bounds to 10,000 for a precision of 0.01 %.
+Differences from Rec SDK Torch: the window is part of the state, so a checkpoint in the middle of a window
+loses nothing; and the sum over all gradients of the window is taken in float64 and rounded once, so its error
+does not grow with their number (Rec SDK Torch documents 10,000 gradients for a precision of 0.01 %).
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -18,21 +19,28 @@ from torch.optim.optimizer import ParamsT
 
 from keyedopt.reference.optimizers import SGD, Adagrad, Adam
 from keyedopt.reference.rule_optimizer import RuleOptimizer
-from keyedopt.reference.rules import coalesce
 from keyedopt.reference.window import Window
 
 __all__ = ["AccumulateAdagrad", "AccumulateAdam", "AccumulateSGD"]
 
 
 class Accumulating(RuleOptimizer):
-    """What is added to an optimizer: the option, and a `Window` in the state of each parameter.
+    """The options and the state that accumulation adds to an optimizer: a `Window` for each parameter.
 
     Args:
-        params: parameters or groups.
-        use_accumulate: whether to accumulate; if not, ``accumulate_step`` is ignored.
-        accumulate_step: how many steps make a window.
-        arguments: those of the optimizer.
+        params: parameters, or groups of parameters.
+        arguments: positional arguments of the optimizer.
+        use_accumulate: whether to accumulate; without, ``accumulate_step`` is ignored.
+        accumulate_step: the number of steps in a window.
+        options: keyword arguments of the optimizer.
+
+    Raises:
+        TypeError: ``use_accumulate`` is not a bool.
+        ValueError: another option is out of range.
     """
+
+    #: Stores the gradients of an unfinished window.
+    window_type: ClassVar[type[Window]] = Window
 
     def __init__(
         self,
@@ -46,12 +54,7 @@ class Accumulating(RuleOptimizer):
         super().__init__(params, *arguments, **options)
 
     def check_options(self, group: Mapping[str, Any]) -> None:
-        """Refuse options out of range.
-
-        Raises:
-            TypeError: ``use_accumulate`` is no bool.
-            ValueError: ``accumulate_step`` is no integer of at least 1; or what no window can have.
-        """
+        """Raise what the constructor raises if an option is out of range."""
         super().check_options(group)
         flag, step = group["use_accumulate"], group["accumulate_step"]
         if not isinstance(flag, bool):
@@ -60,42 +63,61 @@ class Accumulating(RuleOptimizer):
             raise ValueError(f"accumulate_step must be an integer of at least 1, not {step!r}")
         if flag and group.get("dampening"):
             raise ValueError(
-                "dampening must be 0 with use_accumulate, which makes state before the first update"
+                "dampening must be 0 with use_accumulate, because state is created before the first update"
             )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, with its window options."""
-        self.defaults.update({**self._window_options, **self.defaults})
+        """Add a group, with its window options; see `RuleOptimizer.add_param_group`."""
+        for name, value in vars(self).get("_window_options", {}).items():  # a copy has them in its defaults
+            self.defaults.setdefault(name, value)
         super().add_param_group(param_group)
 
-    def _update(self, group: dict[str, Any], param: Tensor, grad: Tensor) -> None:
+    def update_group(self, group: dict[str, Any]) -> None:
+        """Store the gradients of one group; update the parameters whose window is full now."""
         if not group["use_accumulate"]:
-            super()._update(group, param, grad)
+            super().update_group(group)
             return
-        state = self.state[param]
+        found = [(param, self._total(group, param)) for param in group["params"] if param.grad is not None]
+        full = [(param, total) for param, total in found if total is not None]
+        self.update(group, full)
+        for param, _ in full:
+            self.state[param]["window"].clear()
+
+    def _total(self, group: Mapping[str, Any], param: Tensor) -> Tensor | None:
+        """Return the sum of a window that this gradient fills; else store the gradient and return None."""
+        grad, state = param.grad, self.state[param]
+        assert grad is not None
         if "window" not in state:
             for name, value in self.initial_state(param, group).items():
                 state.setdefault(name, value)
-            state["window"] = Window(param)
+            state["window"] = self.window_type(param)
         window: Window = state["window"]
-        rows, grads = _listed(grad)
+        rows, grads = (grad._indices()[0], grad._values()) if grad.is_sparse else (None, grad)
         if window.count + 1 < group["accumulate_step"]:
             window.add(rows, grads)
-            return
-        total = _total(param, grad.is_sparse, *coalesce(*window.with_(rows, grads)))
-        super()._update(group, param, total)
-        window.clear()
+            return None
+        rows, sums = window.total(rows, grads)
+        if grad.is_sparse:
+            return torch.sparse_coo_tensor(rows[None], sums, param.shape, check_invariants=False)
+        if sums.numel() == param.numel():  # every row, in order
+            return sums.reshape(param.shape)
+        return sums.new_zeros(tuple(param.shape) or (1,)).index_copy_(0, rows, sums).reshape(param.shape)
 
     # --- saving and loading: a window is saved as a dictionary of tensors -------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state; a window is ``{"rows", "gradients", "count"}``."""
         saved = super().state_dict()
-        saved["state"] = {key: _shown(entry) for key, entry in saved["state"].items()}
+        saved["state"] = {key: _with_plain_window(entry) for key, entry in saved["state"].items()}
         return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load as torch does; a window that does not fit, or is not used, is refused (nothing is changed)."""
+        """Load the state, with its windows; see `RuleOptimizer.load_state_dict`.
+
+        Raises:
+            ValueError: also if a window does not fit its parameter, or ``use_accumulate`` is False. Nothing
+                is loaded.
+        """
         entries = state_dict["state"]
         windows = {key: entry["window"] for key, entry in entries.items() if "window" in entry}
         rest = {
@@ -107,8 +129,8 @@ class Accumulating(RuleOptimizer):
             for number, (group, param) in enumerate(self._numbered()):
                 if number in windows:
                     if not group["use_accumulate"]:
-                        raise ValueError("there are gradients in a window, and use_accumulate is False")
-                    window = Window(param)
+                        raise ValueError("a window has gradients, but use_accumulate is False")
+                    window = self.window_type(param)
                     window.load_state_dict(windows[number])
                     self.state[param]["window"] = window
         except Exception:
@@ -120,32 +142,16 @@ class Accumulating(RuleOptimizer):
 
 
 class AccumulateSGD(Accumulating, SGD):
-    """`SGD` over windows of backward passes."""
+    """`SGD` over windows of backward passes; takes its arguments and those of `Accumulating`."""
 
 
 class AccumulateAdagrad(Accumulating, Adagrad):
-    """`Adagrad` over windows of backward passes."""
+    """`Adagrad` over windows of backward passes; takes its arguments and those of `Accumulating`."""
 
 
 class AccumulateAdam(Accumulating, Adam):
-    """`Adam` over windows of backward passes."""
+    """`Adam` over windows of backward passes; takes its arguments and those of `Accumulating`."""
 
 
-def _listed(grad: Tensor) -> tuple[Tensor, Tensor]:
-    """Return row numbers, with repetitions, and their gradients."""
-    if grad.is_sparse:
-        return grad._indices()[0], grad._values()
-    grad = grad.reshape(1) if grad.ndim == 0 else grad
-    return torch.arange(len(grad), device=grad.device), grad
-
-
-def _total(param: Tensor, sparse: bool, rows: Tensor, grads: Tensor) -> Tensor:
-    """Return the gradient of a window, in the layout of its last."""
-    if sparse:
-        return torch.sparse_coo_tensor(rows[None], grads, param.shape, check_invariants=False)
-    dense = grads.new_zeros(tuple(param.shape) or (1,))
-    return dense.index_copy_(0, rows, grads).reshape(param.shape)
-
-
-def _shown(entry: Mapping[str, Any]) -> dict[str, Any]:
+def _with_plain_window(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value.state_dict() if isinstance(value, Window) else value for name, value in entry.items()}

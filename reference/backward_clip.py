@@ -36,16 +36,23 @@ class BackwardClip:
         """
         self.last_norm = None
         if self.kind == "norm" or self.measure:
-            device = grads[0].device if grads else torch.device("cpu")
-            norm = p_norm(grads, self.norm_type, device)
+            norm = self.norm(grads)
             self.last_norm = norm.to(
                 torch.promote_types(torch.float32, grads[0].dtype) if grads else norm.dtype
             )
         if self.kind == "norm":
             self.scale(grads, norm)
         elif self.kind == "value":
-            for grad in grads:
-                grad.clamp_(-self.bound, self.bound)
+            self.clamp(grads)
+
+    def norm(self, grads: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Return the norm of all of these together, in float64."""
+        return p_norm(grads, self.norm_type, grads[0].device if grads else torch.device("cpu"))
+
+    def clamp(self, grads: Sequence[torch.Tensor]) -> None:
+        """Clamp the elements in place."""
+        for grad in grads:
+            grad.clamp_(-self.bound, self.bound)
 
     def scale(self, grads: Sequence[torch.Tensor], norm: torch.Tensor) -> None:
         """Multiply in place by what makes the norm no larger than the bound; by 0 if it is not finite."""

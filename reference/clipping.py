@@ -3,14 +3,15 @@
 import enum
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from keyedopt.reference.backward_clip import BackwardClip, clip_in_backward
 from keyedopt.reference.fused import fused_parameters
+from keyedopt.reference.gradients import Groups, distinct_parts, gradient_parts, mesh_groups, rounded
 from keyedopt.reference.keyed import KeyedOptimizer, OptimizerWrapper
-from keyedopt.reference.norms import Groups, distinct_parts, gradient_parts, mesh_groups, p_norm, rounded
+from keyedopt.reference.norms import p_norm
 from keyedopt.reference.process_groups import shared_groups
 
 
@@ -31,11 +32,10 @@ class GradientClippingOptimizer(OptimizerWrapper):
         NORM    g ← g · min(1, c / (‖g‖ₚ + 1e-6))
         VALUE   g ← min(max(g, -c), c)              element by element
 
-    A closure is handed on as one that evaluates and then clips, so every gradient that the wrapped
-    optimizer asks for is bounded. Gradients may have any layout and dtype. A parameter counts once
-    even if it is in two groups, one without a gradient or on the meta device not at all. A
-    gradient with NaN or infinity makes the norm so; as in torch, NORM then leaves nothing finite
-    to trust, which `last_total_grad_norm` tells.
+    A closure is passed on as one that evaluates and then clips, so every gradient that the wrapped
+    optimizer uses is bounded. Gradients may have any layout and dtype. A parameter in two groups counts
+    once; one without a gradient or on the meta device does not count. If a gradient has NaN or inf, so
+    has the norm: as in torch, NORM then leaves no usable gradient. `last_total_grad_norm` shows this.
 
     Args:
         optimizer: keyed optimizer to wrap.
@@ -53,13 +53,12 @@ class GradientClippingOptimizer(OptimizerWrapper):
             gradients are used up in the backward pass and never reach ``step``. Where only a part
             of the combined optimizers is fused, the others are clipped and a warning says so.
 
-    Our own embedding modules clip in their backward pass from now on, before the update: each by VALUE, and
-    one that is wrapped alone by NORM, which is that of all its tables. Where there are other gradients, the
-    norm is one of all, which is known when all have come: from now on such a module does not update in its
-    backward pass, but in the `step` of this optimizer, with the options of then. Until then its gradients
-    are like ``.grad``: several backward passes add up, `zero_grad` drops them, and neither a checkpoint nor a
-    copy has them. By a norm that is not finite what is finite in them becomes 0. Another clipping optimizer
-    that is put around the same module takes the place of this one, unless it is put around this one.
+    Our own embedding modules clip in their backward pass, before the update: each by VALUE, and by NORM if no
+    other gradients are clipped. If there are others, one norm covers all, which is known after the backward
+    pass. The module then defers its update to the `step` of this optimizer. Deferred gradients are like
+    ``.grad``: backward passes add up, `zero_grad` drops them, and no checkpoint or copy has them. If the norm
+    is inf or NaN, their finite elements become 0. Another clipping optimizer around the same module replaces
+    this one, unless it wraps this one.
 
     >>> from keyedopt.reference.keyed import KeyedOptimizerWrapper
     >>> weight = torch.nn.Parameter(torch.zeros(2))
@@ -70,6 +69,9 @@ class GradientClippingOptimizer(OptimizerWrapper):
     >>> weight.tolist()
     [-0.5, 0.25]
     """
+
+    _backward_clip: ClassVar[type[BackwardClip]] = BackwardClip
+    _norm = staticmethod(p_norm)
 
     def __init__(
         self,
@@ -94,11 +96,12 @@ class GradientClippingOptimizer(OptimizerWrapper):
         self._pgs = shared_groups(param_to_pgs if enable_global_grad_clip else None)
         self._track_grad_norm = track_grad_norm
         self._last_total_grad_norm: torch.Tensor | None = None
-        self._refuse_fused()
+        self._install_backward_clipping()
 
-    def _refuse_fused(self) -> None:
+    def _install_backward_clipping(self) -> None:
+        """Let fused modules clip in their backward pass; raise or warn about parameters that cannot clip."""
         kind, track = self._clipping.value, self._track_grad_norm
-        bound = BackwardClip(kind, self._max_gradient, self._norm_type, track)
+        bound = self._backward_clip(kind, self._max_gradient, self._norm_type, track)
         self._reach = clip_in_backward(self._optimizer, bound, {id(param) for param in self._pgs})
         if self._clipping is GradientClipping.NONE and not self._track_grad_norm:
             return
@@ -118,11 +121,8 @@ class GradientClippingOptimizer(OptimizerWrapper):
     def step(self, closure: Any = None) -> Any:
         """Clip, then step; with a closure, clip after each of its evaluations.
 
-        Args:
-            closure: evaluates the model again and returns the loss.
-
         Returns:
-            What the wrapped optimizer's ``step`` returns.
+            The result of the wrapped optimizer's ``step``.
         """
         if closure is None:
             self._clip()
@@ -183,17 +183,18 @@ class GradientClippingOptimizer(OptimizerWrapper):
     @torch.no_grad()
     def _measure(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return the norm in full precision, and each distinct part of a gradient once."""
-        real = self._real_parameters()
-        device = real[0].device if real else torch.device("cpu")
+        real, held = self._real_parameters(), self._reach.held()
+        device = next((one.device for one in (*real, *(grad for _, grad in held))), torch.device("cpu"))
         # A rank that holds no shard of a parameter still takes part in its reductions.
         spread: dict[Groups, list[torch.Tensor]] = {groups: [] for groups in self._pgs.values()}
         for param in real:
             groups = self._pgs[param] if param in self._pgs else mesh_groups(param)
             spread.setdefault(groups, []).extend(gradient_parts(param))
-        for weight, grad in self._reach.held():
+        for weight, grad in held:
             spread.setdefault(self._pgs.get(weight, ()), []).append(grad)
-        norms = [p_norm(parts, self._norm_type, device, groups) for groups, parts in spread.items()]
-        return p_norm(norms, self._norm_type, device), distinct_parts(real)
+        norms = [self._norm(parts, self._norm_type, device, groups) for groups, parts in spread.items()]
+        norm = norms[0] if len(norms) == 1 else self._norm(norms, self._norm_type, device)
+        return norm, distinct_parts(real)
 
     def _real_parameters(self) -> list[torch.Tensor]:
         """Return each parameter that can be clipped once, from the groups as they are now."""

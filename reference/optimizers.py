@@ -1,30 +1,54 @@
-"""The optimizers whose names upstream has as placeholders. These run.
+"""SGD and LARS, and the names that `torchrec.optim.optimizers` has as placeholders.
 
-`SGD`, `Adagrad` and `Adam` follow torch's documents; `LAMB`, `LarsSGD`, `PartialRowWiseAdam` and
-`PartialRowWiseLAMB` follow FBGEMM's, and work on tables. Where libraries differ there is an argument.
-State is in the dtype of its parameter; every computation is in float32 at least.
+Every optimizer keeps its state in the dtype of the parameter and computes in float32 at least. Where
+libraries differ there is an argument.
 """
 
 import functools
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from keyedopt.reference import rules
-from keyedopt.reference.adam_like import AdamLike
+from keyedopt.reference.adam import Adam, PartialRowWiseAdam
+from keyedopt.reference.lamb import LAMB, PartialRowWiseLAMB
 from keyedopt.reference.option_checks import check_range
 from keyedopt.reference.rowwise_adagrad import Adagrad
 from keyedopt.reference.rule_optimizer import Applied, RuleOptimizer
-from keyedopt.reference.rules.options import BiasCorrection, Decay, EpsPlacement, Rows
+from keyedopt.reference.rules.options import Decay, Rows
 
 __all__ = ["LAMB", "SGD", "Adagrad", "Adam", "LarsSGD", "PartialRowWiseAdam", "PartialRowWiseLAMB"]
 
 
 class SGD(RuleOptimizer):
-    """Stochastic gradient descent, see `rules.sgd`. State: `momentum_buffer`, with momentum only."""
+    r"""Stochastic gradient descent, with momentum: `rules.sgd`.
+
+    .. math::
+        g &\leftarrow g + \lambda w \qquad \text{(L2)} \\
+        b &\leftarrow \mu b + (1 - \tau) g, \qquad b \leftarrow g \text{ in the first step} \\
+        w &\leftarrow w - \gamma b, \qquad w - \gamma (g + \mu b) \text{ (Nesterov)}
+
+    State: `momentum_buffer`, as the parameter, from the first step on; none without momentum.
+
+    Args:
+        params: parameters, or groups of parameters.
+        lr: the learning rate γ; a tensor of one number is kept and read at each step.
+        momentum: μ, at least 0.
+        dampening: τ, at least 0.
+        weight_decay: λ, at least 0.
+        nesterov: look ahead; needs a momentum above 0 and no dampening.
+        maximize: ascend.
+        decay: what λ does: ``"l2"``, ``"decoupled"`` or ``"none"``.
+        rows: which rows a step updates: ``"given"`` by the gradient, ``"all"`` or ``"nonzero"``.
+        error_if_nonfinite: raise RuntimeError in `step` if a gradient contains inf or NaN.
+
+    Raises:
+        ValueError: an option is out of range, or a parameter is not of floats.
+
+    Source: torch.optim.SGD.
+    """
 
     def __init__(
         self,
@@ -54,21 +78,19 @@ class SGD(RuleOptimizer):
         )
 
     def check_options(self, group: Mapping[str, Any]) -> None:
-        """Refuse options out of range."""
+        """Raise ValueError if an option is out of range."""
         super().check_options(group)
         Decay(group["decay"])
         check_range("momentum", group["momentum"])
         check_range("dampening", group["dampening"])
         if group["nesterov"] and (group["momentum"] == 0 or group["dampening"] != 0):
-            raise ValueError("nesterov needs a momentum above 0, and no dampening")
+            raise ValueError("nesterov needs a momentum above 0 and a dampening of 0")
 
-    def initial_state(self, param: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
+    def initial_state(self, param: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
         """Return a buffer of zeros, or nothing without momentum."""
-        if not group["momentum"]:
-            return {}
-        return {"momentum_buffer": torch.zeros_like(param, requires_grad=False)}
+        return {"momentum_buffer": self.full_state(param)} if group["momentum"] else {}
 
-    def rule(self, group: Mapping[str, Any], state: Mapping[str, Tensor], first: bool) -> Applied:
+    def rule(self, group: Mapping[str, Any], state: Mapping[str, Any], first: bool) -> Applied:
         """Return `rules.sgd` with the options of the group."""
         names = ("lr", "momentum", "dampening", "nesterov", "weight_decay", "maximize")
         options = {name: group[name] for name in names}
@@ -76,74 +98,30 @@ class SGD(RuleOptimizer):
         return functools.partial(rules.sgd, first=first, decay=Decay(group["decay"]), **options), buffers
 
 
-class Adam(AdamLike):
-    """Adam, see `rules.adam`; with ``decay="decoupled"`` it is AdamW."""
-
-    function = staticmethod(rules.adam)
-
-    def __init__(
-        self,
-        params: ParamsT,
-        lr: float | Tensor = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        *,
-        maximize: bool = False,
-        decay: Decay | str = Decay.L2,
-        eps_placement: EpsPlacement | str = EpsPlacement.INSIDE_DENOMINATOR,
-        bias_correction: BiasCorrection | str = BiasCorrection.GLOBAL,
-        rows: Rows | str = Rows.GIVEN,
-        error_if_nonfinite: bool = False,
-    ) -> None:
-        RuleOptimizer.__init__(
-            self,
-            params,
-            lr,
-            betas=betas,
-            eps=eps,
-            weight_decay=weight_decay,
-            maximize=maximize,
-            decay=decay,
-            bias_correction=bias_correction,
-            rows=rows,
-            error_if_nonfinite=error_if_nonfinite,
-            eps_placement=eps_placement,
-        )
-
-    def check_options(self, group: Mapping[str, Any]) -> None:
-        """Refuse options out of range."""
-        super().check_options(group)
-        EpsPlacement(group["eps_placement"])
-
-    def options(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of the rule, all but `step`."""
-        return super().options(group) | {"eps_placement": EpsPlacement(group["eps_placement"])}
-
-
-class PartialRowWiseAdam(AdamLike):
-    """Adam with one second moment a row, see `rules.partial_rowwise_adam`; `exp_avg_sq` is (rows,)."""
-
-    function = staticmethod(rules.partial_rowwise_adam)
-    tables_only = partial_rowwise = True
-
-
-class LAMB(AdamLike):
-    """LAMB with the norms of rows, see `rules.lamb`."""
-
-    function = staticmethod(rules.lamb)
-    tables_only = True
-
-
-class PartialRowWiseLAMB(AdamLike):
-    """LAMB with one second moment a row, see `rules.partial_rowwise_lamb`; `exp_avg_sq` is (rows,)."""
-
-    function = staticmethod(rules.partial_rowwise_lamb)
-    tables_only = partial_rowwise = True
-
-
 class LarsSGD(RuleOptimizer):
-    """LARS with the norms of rows, see `rules.lars_sgd`. State: `momentum_buffer`."""
+    r"""LARS with the norms of rows: `rules.lars_sgd`.
+
+    .. math::
+        b \leftarrow \mu b + \gamma \frac{\eta \lVert w \rVert}{\lVert g \rVert + \lambda \lVert w \rVert}
+        (g + \lambda w), \qquad w \leftarrow w - b
+
+    State: `momentum_buffer`, as the parameter, from the first step on.
+
+    Args:
+        params: tables (rows, width), or groups of tables.
+        lr: the learning rate γ; a tensor of one number is kept and read at each step.
+        momentum: μ, at least 0.
+        weight_decay: λ, at least 0.
+        eta: the trust coefficient η, at least 0.
+        maximize: ascend.
+        rows: which rows a step updates: ``"given"`` by the gradient, ``"all"`` or ``"nonzero"``.
+        error_if_nonfinite: raise RuntimeError in `step` if a gradient contains inf or NaN.
+
+    Raises:
+        ValueError: an option is out of range, or a parameter is not a table of floats.
+
+    Source: You, Gitman and Ginsburg 2017; FBGEMM's LARS_SGD.
+    """
 
     tables_only = True
 
@@ -171,16 +149,16 @@ class LarsSGD(RuleOptimizer):
         )
 
     def check_options(self, group: Mapping[str, Any]) -> None:
-        """Refuse options out of range."""
+        """Raise ValueError if an option is out of range."""
         super().check_options(group)
         check_range("momentum", group["momentum"])
         check_range("eta", group["eta"])
 
-    def initial_state(self, param: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
+    def initial_state(self, param: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
         """Return a buffer of zeros."""
-        return {"momentum_buffer": torch.zeros_like(param, requires_grad=False)}
+        return {"momentum_buffer": self.full_state(param)}
 
-    def rule(self, group: Mapping[str, Any], state: Mapping[str, Tensor], first: bool) -> Applied:
+    def rule(self, group: Mapping[str, Any], state: Mapping[str, Any], first: bool) -> Applied:
         """Return `rules.lars_sgd` with the options of the group."""
         names = ("lr", "momentum", "eta", "weight_decay", "maximize")
         return functools.partial(rules.lars_sgd, **{name: group[name] for name in names}), (

@@ -1,29 +1,27 @@
-"""What the dense optimizers refuse, with an error that names the argument."""
+"""Checks of the options of optimizers; every error names the option."""
 
 import math
 import numbers
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from keyedopt.reference.rules.rows import check_rows
+
+def as_plain(value: Any) -> Any:
+    """Return an option as groups store it: the string of an enumeration's member, which anyone can load."""
+    return getattr(value, "value", value)
 
 
 def check_range(name: str, value: Any, below: float = math.inf) -> None:
-    """Refuse a number that is not in [0, below).
-
-    Raises:
-        ValueError: naming the argument.
-    """
+    """Raise ValueError unless a value is a number in [0, below)."""
     number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not number or not 0 <= value < below:
         raise ValueError(f"{name} must be a number in [0, {below}), not {value!r}")
 
 
 def check_rate(lr: Any) -> None:
-    """Refuse a learning rate that is not one finite number of at least 0."""
+    """Raise ValueError unless a learning rate is one finite number of at least 0, or a tensor of one."""
     if isinstance(lr, Tensor):
         if lr.numel() != 1:
             raise ValueError(f"lr must be one number, not a tensor of shape {tuple(lr.shape)}")
@@ -32,25 +30,15 @@ def check_rate(lr: Any) -> None:
 
 
 def check_betas(betas: Sequence[float]) -> None:
-    """Refuse anything but two numbers in [0, 1)."""
+    """Raise ValueError unless betas are two numbers in [0, 1)."""
     if not isinstance(betas, tuple | list) or len(betas) != 2:
         raise ValueError(f"betas must be two numbers, not {betas!r}")
     for index, beta in enumerate(betas):
         check_range(f"betas[{index}]", beta, below=1.0)
 
 
-def check_gradient(param: Tensor, finite: bool) -> None:
-    """Refuse a gradient that no rule can take: layout, rows; on demand, one that is not finite."""
-    grad = param.grad
-    assert grad is not None
-    if grad.layout is torch.sparse_coo:
-        if grad.sparse_dim() != 1:
-            raise RuntimeError(
-                f"a sparse gradient must be so in its rows alone, not {grad.sparse_dim()} ways"
-            )
-        check_rows(grad._indices(), len(param), "indices of the gradient")
-        grad = grad._values()
-    elif grad.layout is not torch.strided:
-        raise RuntimeError(f"a gradient must be dense or sparse COO, not {grad.layout}")
-    if finite and not grad.isfinite().all():
-        raise RuntimeError("a gradient is not finite, and error_if_nonfinite asks to refuse it")
+def check_flags(group: Mapping[str, Any], *names: str) -> None:
+    """Raise ValueError unless the options of these names are True or False."""
+    for name in names:
+        if not isinstance(group[name], bool):
+            raise ValueError(f"{name} must be True or False, not {group[name]!r}")

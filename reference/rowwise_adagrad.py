@@ -4,12 +4,11 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from keyedopt.reference.option_checks import check_range
-from keyedopt.reference.rule_optimizer import Applied, RuleOptimizer, counter
+from keyedopt.reference.rule_optimizer import Applied, RuleOptimizer
 from keyedopt.reference.rules import adagrad, rowwise_adagrad
 from keyedopt.reference.rules.options import Decay, Rows
 
@@ -17,7 +16,32 @@ __all__ = ["Adagrad", "RowWiseAdagrad"]
 
 
 class Adagrad(RuleOptimizer):
-    """Adagrad, see `rules.adagrad`. State, from construction on: `step`, and `sum` of all elements."""
+    r"""Adagrad: `rules.adagrad`.
+
+    .. math::
+        g &\leftarrow g + \lambda w \qquad \text{(L2)} \\
+        s &\leftarrow s + g^2, \qquad
+        w \leftarrow w - \frac{\gamma}{1 + (t - 1) \eta} \frac{g}{\sqrt{s} + \epsilon}
+
+    State, from construction on: `step`, and `sum`, as the parameter.
+
+    Args:
+        params: parameters, or groups of parameters.
+        lr: the learning rate γ; a tensor of one number is kept and read at each step.
+        lr_decay: η, at least 0.
+        weight_decay: λ, at least 0.
+        initial_accumulator_value: s before the first step, at least 0.
+        eps: ε, at least 0.
+        maximize: ascend.
+        decay: what λ does: ``"l2"``, ``"decoupled"`` or ``"none"``.
+        rows: which rows a step updates: ``"given"`` by the gradient, ``"all"`` or ``"nonzero"``.
+        error_if_nonfinite: raise RuntimeError in `step` if a gradient contains inf or NaN.
+
+    Raises:
+        ValueError: an option is out of range, or a parameter is not of floats.
+
+    Source: Duchi, Hazan and Singer 2011; torch.optim.Adagrad.
+    """
 
     def __init__(
         self,
@@ -47,29 +71,29 @@ class Adagrad(RuleOptimizer):
         )
 
     def check_options(self, group: Mapping[str, Any]) -> None:
-        """Refuse options out of range."""
+        """Raise ValueError if an option is out of range."""
         super().check_options(group)
         Decay(group["decay"])
         for name in ("lr_decay", "initial_accumulator_value", "eps"):
             check_range(name, group[name])
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, with its state."""
+        """Add a group, and the state of its parameters; see `RuleOptimizer.add_param_group`."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
         for param in group["params"]:
             self.state[param] = self.initial_state(param, group)
 
-    def initial_state(self, param: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
+    def initial_state(self, param: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
         """Return a sum that starts at `initial_accumulator_value`."""
         start = group["initial_accumulator_value"]
-        return {"step": counter(), "sum": torch.full_like(param, start, requires_grad=False)}
+        return {"step": self.count_state(param), "sum": self.full_state(param, start)}
 
-    def rule(self, group: Mapping[str, Any], state: Mapping[str, Tensor], first: bool) -> Applied:
+    def rule(self, group: Mapping[str, Any], state: Mapping[str, Any], first: bool) -> Applied:
         """Return `rules.adagrad` with the options of the group."""
         return functools.partial(adagrad, **self.shared(group, state)), ("sum",)
 
-    def shared(self, group: Mapping[str, Any], state: Mapping[str, Tensor]) -> dict[str, Any]:
+    def shared(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options that both rules take."""
         names = ("lr", "lr_decay", "weight_decay", "eps", "maximize")
         return {name: group[name] for name in names} | {
@@ -79,10 +103,35 @@ class Adagrad(RuleOptimizer):
 
 
 class RowWiseAdagrad(Adagrad):
-    """Adagrad with one rate a row, see `rules.rowwise_adagrad`. State: `step`, and `sum`, (rows, 1).
+    r"""Adagrad with one learning rate for each row: `rules.rowwise_adagrad`.
 
-    As in torchrec, weight decay is L2 and on every row of a dense gradient; FBGEMM's is
+    .. math::
+        g &\leftarrow g + \lambda w \qquad \text{(L2)} \\
+        s &\leftarrow s + \tfrac{1}{D} \sum_d g_d^2, \qquad
+        w \leftarrow w - \frac{\gamma}{1 + (t - 1) \eta} \frac{g}{\sqrt{s} + \epsilon}
+
+    As in torchrec, weight decay is L2 and applies to every row of a dense gradient. FBGEMM's is
     ``decay="decoupled"`` or ``"l2"`` with ``rows="nonzero"``. Sparse gradients update the rows they list.
+
+    State, from construction on: `step`, and `sum`, (rows, 1).
+
+    Args:
+        params: tables (rows, width), or groups of tables.
+        lr: the learning rate γ; a tensor of one number is kept and read at each step.
+        lr_decay: η, at least 0.
+        weight_decay: λ, at least 0.
+        initial_accumulator_value: s before the first step, at least 0.
+        eps: ε, at least 0.
+        maximize: ascend.
+        decay: what λ does: ``"l2"``, ``"decoupled"`` or ``"none"``.
+        rows: which rows a step updates: ``"given"`` by the gradient, ``"all"`` or ``"nonzero"``.
+        max_norm: the largest norm of a row after its step, at least 0; None for no limit.
+        error_if_nonfinite: raise RuntimeError in `step` if a gradient contains inf or NaN.
+
+    Raises:
+        ValueError: an option is out of range, or a parameter is not a table of floats.
+
+    Source: torchrec.optim.RowWiseAdagrad; FBGEMM's EXACT_ROWWISE_ADAGRAD.
     """
 
     tables_only = True
@@ -118,17 +167,17 @@ class RowWiseAdagrad(Adagrad):
         )
 
     def check_options(self, group: Mapping[str, Any]) -> None:
-        """Refuse options out of range."""
+        """Raise ValueError if an option is out of range."""
         super().check_options(group)
         if group["max_norm"] is not None:
             check_range("max_norm", group["max_norm"])
 
-    def initial_state(self, param: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Return a sum a row that starts at `initial_accumulator_value`."""
+    def initial_state(self, param: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+        """Return one sum for each row, which starts at `initial_accumulator_value`."""
         start = group["initial_accumulator_value"]
-        return {"step": counter(), "sum": param.new_full((len(param), 1), start)}
+        return {"step": self.count_state(param), "sum": self.row_state(param, 1, start=start)}
 
-    def rule(self, group: Mapping[str, Any], state: Mapping[str, Tensor], first: bool) -> Applied:
+    def rule(self, group: Mapping[str, Any], state: Mapping[str, Any], first: bool) -> Applied:
         """Return `rules.rowwise_adagrad` with the options of the group."""
         options = self.shared(group, state) | {"max_norm": group["max_norm"]}
         return functools.partial(rowwise_adagrad, **options), ("sum",)

@@ -1,16 +1,15 @@
-"""What the dense optimizers share: everything but the rule."""
+"""The base class of the optimizers: everything but the rule."""
 
-import math
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from keyedopt.reference.option_checks import check_gradient, check_range, check_rate
+from keyedopt.reference.option_checks import as_plain, check_flags, check_range, check_rate
 from keyedopt.reference.rules.options import Rows
-from keyedopt.reference.rules.rows import coalesce, update_rows
+from keyedopt.reference.rules.rows import check_rows, update_rows, updated_rows
 
 #: A rule with its options, and the names of the state tensors that it takes and returns.
 Applied = tuple[Callable[..., tuple[Tensor, ...]], tuple[str, ...]]
@@ -19,47 +18,72 @@ Applied = tuple[Callable[..., tuple[Tensor, ...]], tuple[str, ...]]
 class RuleOptimizer(Optimizer):
     """A `torch.optim.Optimizer` that applies one of the rules.
 
-    A dense gradient updates every row of a parameter, a sparse one the rows that it lists, unless the
-    option `rows` says otherwise; every other row, and its state, keep their bits. A gradient of infinity or
-    NaN spoils the rows it is in and no others; with `error_if_nonfinite` the step is refused, with a
-    RuntimeError and before anything is written.
+    A dense gradient updates every row of a parameter, a sparse gradient the rows that it lists, unless the
+    option `rows` says otherwise. Every other row, and its state, keep their bits. A gradient of infinity or
+    NaN spoils only the rows that contain it; with `error_if_nonfinite` the step raises RuntimeError before
+    anything is written.
 
-    A subclass gives the state at its start and the rule to apply.
+    A subclass defines the state before the first step and the rule to apply. `keyedopt.fused` replaces
+    `update` (its kernels apply the rule to many parameters at once), `check_indices` and the three methods
+    that create state (its memory follows the device of the parameter).
     """
 
     #: Whether the rule needs rows, so that parameters must be tables (R, D).
-    tables_only = False
+    tables_only: ClassVar[bool] = False
 
     def __init__(self, params: ParamsT, lr: float | Tensor, **options: Any) -> None:
-        named = {name: getattr(value, "value", value) for name, value in options.items()}
+        named = {name: as_plain(value) for name, value in options.items()}
         super().__init__(params, {"lr": lr, **named})
 
-    # --- what a subclass says -------------------------------------------------------------------
+    # --- defined by a subclass --------------------------------------------------------------------
 
-    def initial_state(self, param: Tensor, group: Mapping[str, Any]) -> dict[str, Tensor]:
-        """Return the state of a parameter before its first step."""
+    def initial_state(self, param: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the state of a parameter before its first step, in the dtype of the parameter."""
         raise NotImplementedError
 
-    def rule(self, group: Mapping[str, Any], state: Mapping[str, Tensor], first: bool) -> Applied:
-        """Return the rule to apply; `first` says whether the state is at its start."""
+    def rule(self, group: Mapping[str, Any], state: Mapping[str, Any], first: bool) -> Applied:
+        """Return the rule to apply; `first` says whether the state was created for this step."""
         raise NotImplementedError
-
-    # --- arguments ------------------------------------------------------------------------------
 
     def check_options(self, group: Mapping[str, Any]) -> None:
-        """Refuse options out of range, with a ValueError that names the option; extended by subclasses."""
+        """Raise ValueError, naming the option, if one is out of range. Subclasses extend this."""
         check_rate(group["lr"])
         check_range("weight_decay", group["weight_decay"])
         Rows(group["rows"])
-        for name in ("maximize", "error_if_nonfinite"):
-            if not isinstance(group[name], bool):
-                raise ValueError(f"{name} must be True or False, not {group[name]!r}")
+        check_flags(group, "maximize", "error_if_nonfinite")
+
+    # --- new state --------------------------------------------------------------------------------
+
+    def count_device(self, param: Tensor) -> torch.device:
+        """Return the device of the step count of a parameter."""
+        return torch.device("cpu")
+
+    def count_state(self, param: Tensor) -> Tensor:
+        """Return a step count of 0: float64, which torch's own optimizers can load."""
+        return torch.zeros((), dtype=torch.float64, device=self.count_device(param))
+
+    def full_state(self, param: Tensor, start: float = 0.0) -> Tensor:
+        """Return a state with one number for each element of the parameter."""
+        return torch.full_like(param, start, requires_grad=False)
+
+    def row_state(
+        self, param: Tensor, *columns: int, start: float = 0.0, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """Return a state with one number for each row of the parameter: (rows,), or (rows, columns)."""
+        return param.detach().new_full((len(param), *columns), start, dtype=dtype)
+
+    # --- groups -----------------------------------------------------------------------------------
 
     @torch.no_grad()
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; refused as a whole where an option or a parameter is."""
+        """Add a group of parameters; options that it lacks are the defaults.
+
+        Raises:
+            ValueError: an option is out of range, or a parameter is not of floats or, where the rule needs
+                rows, not a table. Nothing is added.
+        """
         if isinstance(param_group, dict):
-            given = {name: getattr(value, "value", value) for name, value in param_group.items()}
+            given = {name: as_plain(value) for name, value in param_group.items()}
             param_group = given
             self.check_options({**self.defaults, **given})
         super().add_param_group(param_group)
@@ -70,48 +94,89 @@ class RuleOptimizer(Optimizer):
                 wanted = "a table (rows, width) of floats" if self.tables_only else "of floats"
                 raise ValueError(f"every parameter must be {wanted}; one is {shape} of {param.dtype}")
 
-    # --- the step -------------------------------------------------------------------------------
+    # --- the step ---------------------------------------------------------------------------------
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Apply the rule to every parameter with a gradient; return what the closure does."""
+        """Update every parameter that has a gradient; return what the closure returns.
+
+        Raises:
+            RuntimeError: a gradient has a layout that the rule cannot use, or is not finite and
+                `error_if_nonfinite` is set. Nothing is written.
+            ValueError: a sparse gradient lists a row that the parameter does not have. Nothing is written.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        work = [(group, param) for group in self.param_groups for param in group["params"]]
-        work = [(group, param) for group, param in work if param.grad is not None]
-        for group, param in work:
-            self.check_gradient(group, param)
-        for group, param in work:
-            self._update(group, param, param.grad)
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    self.check_gradient(group, param)
+        for group in self.param_groups:
+            self.update_group(group)
         return loss
 
     def check_gradient(self, group: Mapping[str, Any], param: Tensor) -> None:
-        """Refuse a gradient that the rule cannot take, before any parameter is updated."""
-        check_gradient(param, group["error_if_nonfinite"])
+        """Raise what `step` raises if the gradient of a parameter cannot be used."""
+        grad = param.grad
+        assert grad is not None
+        self.check_layout(grad)
+        if grad.is_sparse:
+            self.check_indices(grad._indices(), param.shape)
+        values = grad._values() if grad.is_sparse else grad
+        if group["error_if_nonfinite"] and not values.isfinite().all():
+            raise RuntimeError("a gradient contains inf or NaN, and error_if_nonfinite is set")
+
+    def check_layout(self, grad: Tensor) -> None:
+        """Raise RuntimeError unless a gradient is dense, or sparse COO in its first dimension only."""
+        if grad.layout not in (torch.strided, torch.sparse_coo):
+            raise RuntimeError(f"a gradient must be dense or sparse COO, not {grad.layout}")
+        if grad.is_sparse and grad.sparse_dim() != 1:
+            raise RuntimeError(
+                f"a sparse gradient must be sparse in its first dimension only, not in {grad.sparse_dim()}"
+            )
+
+    def check_indices(self, indices: Tensor, sizes: Sequence[int]) -> None:
+        """Raise ValueError unless the indices (dimensions, N) of a sparse gradient are within the sizes."""
+        for size, some in zip(sizes, indices, strict=False):
+            check_rows(some, size, "indices of the gradient")
+
+    def update_group(self, group: dict[str, Any]) -> None:
+        """Update the parameters of one group that have a gradient."""
+        self.update(group, [(param, param.grad) for param in group["params"] if param.grad is not None])
+
+    def update(self, group: dict[str, Any], gradients: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Update parameters of one group, given with their gradients."""
+        for param, grad in gradients:
+            self._update(group, param, grad)
 
     def _update(self, group: dict[str, Any], param: Tensor, grad: Tensor) -> None:
         state = self.state[param]
         first = not state
         if first:
             state.update(self.initial_state(param, group))
-        if "step" in state and state["step"].ndim == 0:  # a count a row is the rule's
+        if "step" in state and state["step"].ndim == 0:  # the rule itself raises a count of each row
             state["step"] += 1
-        # A number of Python, whatever the dtype: a rule forms products of it before they meet the weights.
+        # A Python float whatever the dtype of lr: a rule multiplies it by other numbers before the weights.
         rule, names = self.rule({**group, "lr": float(group["lr"])}, state, first)
         tensors = [state[name] for name in names]
-        rows, grads = touched(param, grad, Rows(group["rows"]))
+        rows, grads = updated_rows(param, grad, Rows(group["rows"]))
         if rows is not None:
             update_rows(rule, param, tensors, rows, grads)
             return
         for tensor, new in zip([param, *tensors], rule(param, grads, *tensors), strict=True):
             tensor.copy_(new)
 
-    # --- loading --------------------------------------------------------------------------------
+    # --- loading ----------------------------------------------------------------------------------
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load as torch does, but copy, and refuse as a whole bad options and state of another shape."""
+        """Load copies of the state tensors, and the options, as `torch.optim.Optimizer` does.
+
+        Raises:
+            ValueError: an option is out of range, or a state has other names or shapes than this optimizer's.
+                Nothing is loaded.
+        """
         before = self.state, self.param_groups
         try:
             super().load_state_dict(state_dict)
@@ -127,41 +192,21 @@ class RuleOptimizer(Optimizer):
         state = self.state.get(param)
         if not state:
             return
-        wanted = {name: tuple(value.shape) for name, value in self.initial_state(param, group).items()}
+        like = torch.empty(param.shape, dtype=param.dtype, device="meta")
+        wanted = {name: tuple(value.shape) for name, value in self.initial_state(like, group).items()}
         for name, value in list(state.items()):
-            if value is None:  # torch's way to say that there is none
+            if value is None:  # torch saves None for a missing momentum buffer
                 del state[name]
             else:
                 state[name] = torch.as_tensor(value).clone()  # torch shares it with what is loaded
         got = {name: tuple(value.shape) for name, value in state.items()}
         if got != wanted:
             raise ValueError(f"the state of a parameter {tuple(param.shape)} must be {wanted}, and is {got}")
+        if "step" in state and state["step"].ndim == 0:
+            state["step"] = state["step"].to(self.count_device(param))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         for group in self.param_groups:  # of a checkpoint that is older than an option
             for name, value in self.defaults.items():
                 group.setdefault(name, value)
-
-
-def counter() -> Tensor:
-    """Return a count of steps: float64 on the CPU, which torch's own optimizers can take over."""
-    return torch.zeros((), dtype=torch.float64)
-
-
-def touched(param: Tensor, grad: Tensor, which: Rows) -> tuple[Tensor | None, Tensor]:
-    """Return the rows that a step updates, None for all, and their gradients."""
-    if grad.is_sparse:
-        rows, grads = coalesce(grad._indices()[0], grad._values())
-        if which is Rows.ALL:
-            every = grads.new_zeros(param.shape)
-            return None, every.index_copy_(0, rows, grads)
-    elif which is Rows.NONZERO:
-        rows = torch.arange(len(param), device=grad.device)
-        grads = grad
-    else:
-        return None, grad
-    if which is Rows.NONZERO:
-        kept = (grads != 0).reshape(len(rows), math.prod(grads.shape[1:])).any(dim=1)
-        rows, grads = rows[kept], grads[kept]
-    return rows, grads

@@ -27,9 +27,9 @@ import torch
 from torch import distributed
 
 from keyedopt.reference.keyed.base import KeyedOptimizer
-from keyedopt.reference.keyed.composition import FLAG, Composition
+from keyedopt.reference.keyed.composition import Composition
+from keyedopt.reference.keyed.foreign_members import FLAG, check_keyed, saves_groups
 from keyedopt.reference.keyed.pending import PendingLoad
-from keyedopt.reference.keyed.wrapper import check_keyed, saves_groups
 from keyedopt.reference.semi_sync_load import check_load
 from keyedopt.reference.semi_sync_state import (
     GLOBAL_COUNTER,
@@ -91,7 +91,7 @@ class SemisyncOptimizer(Composition):
         self._worker_shard_group = semi_sync_worker_shard_group
         self._local_step_counter = torch.zeros((), dtype=torch.int64, device="cpu")
         self._global_step_counter = torch.zeros((), dtype=torch.int64, device="cpu")
-        self._own_defaults[FLAG] = saves_groups(optimizer)
+        self._own_defaults[FLAG] = bool(saves_groups(optimizer))
         self._members().check(self._own_defaults[FLAG])
         self._global_model = GlobalModel(optimizer, global_optimizer, offload_global_model, non_blocking)
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 
-from keyedopt.reference.keyed.composition import prepare_load
+from keyedopt.reference.keyed.foreign_members import prepare_load, saves_groups
 from keyedopt.reference.keyed.groups import check_groups, group_keys, keys_by_id
 from keyedopt.reference.keyed.pending import PendingLoad, check_tensor
-from keyedopt.reference.keyed.state import extract
-from keyedopt.reference.keyed.values import Path, kind, refusal
+from keyedopt.reference.keyed.values import Path, extract, kind, refusal
 from keyedopt.reference.semi_sync_state import GLOBAL, GLOBAL_COUNTER, LOCAL, Members, extract_prefixed
 
 
@@ -27,7 +26,7 @@ def check_load(members: Members, state_dict: Mapping[str, Any], saves: bool) -> 
     if not outer and _none_yet(members, state):
         outer = _entries(members.outer)  # nothing to load: it may be initialized, or not
     parts = [{**extract_prefixed(state_dict, prefix)} for prefix in (LOCAL, GLOBAL)]
-    if saves:
+    if saves or (saves_groups(members.local) is None and "param_groups" in state_dict):
         if "param_groups" not in state_dict:
             raise ValueError("Expected 'param_groups' beside 'state', got none")
         for part, groups in zip(parts, _deal(members, state_dict["param_groups"]), strict=True):

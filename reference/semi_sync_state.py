@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from keyedopt.reference.keyed.wrapper import saves_groups
+from keyedopt.reference.keyed.foreign_members import saves_groups
 
 LOCAL = "semi_sync_local_"
 GLOBAL = "semi_sync_global_"
@@ -25,6 +25,8 @@ LOCAL_COUNTER = "__semisync_local_step_counter__"
 GLOBAL_COUNTER = "__semisync_global_step_counter__"
 
 Counters = dict[str, torch.Tensor]
+
+_ONE_SAVES = "Only one of the optimizers saves its groups: call save_param_groups on the whole"
 
 
 def add_prefix(entry: Mapping[Any, Any], prefix: str) -> dict[str, Any]:
@@ -72,10 +74,8 @@ class Members:
                     raise ValueError(f"One parameter has two keys: {keys[id(param)]} and {key}")
                 if key in self.counters:
                     raise ValueError(f"The parameter key {key} is that of a step counter")
-            if saves_groups(optimizer) != saves and hasattr(optimizer, "defaults"):
-                raise ValueError(
-                    "Only one of the optimizers saves its groups: call save_param_groups on the whole"
-                )
+            if saves_groups(optimizer) not in (saves, None) and hasattr(optimizer, "defaults"):
+                raise ValueError(_ONE_SAVES)
 
     def state(self) -> dict[Any, dict[str, Any]]:
         """Return the state of both as one, by parameter."""
@@ -95,7 +95,10 @@ class Members:
         self.check(saves)
         parts = [dict(self.local.state_dict()), dict(self.outer.state_dict())]
         states = [part.pop("state") for part in parts]
+        found = ["param_groups" in part for part in parts]  # a foreign optimizer may have no flag
+        if any(found) and not (saves or all(found)):
+            raise ValueError(_ONE_SAVES)
         groups = [group for part in parts for group in part.pop("param_groups", ())]
         rest = {**add_prefix(parts[0], LOCAL), **add_prefix(parts[1], GLOBAL)}  # what hooks added
         saved = {"state": self._joined(states[0], states[1], self.counters), **rest}
-        return {**saved, "param_groups": groups} if saves else saved
+        return {**saved, "param_groups": groups} if saves or any(found) else saved

@@ -8,35 +8,43 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from keyedopt.reference.option_checks import check_betas, check_range, check_rate
+from keyedopt.reference.option_checks import check_betas, check_flags, check_range, check_rate
 from keyedopt.reference.rule_optimizer import Applied, RuleOptimizer
-from keyedopt.reference.rules import Rows, check_rows, sparse_adam
-from keyedopt.reference.sparse_adam_inputs import check_parameters, checked, listed
+from keyedopt.reference.rules import Rows, sparse_adam
+from keyedopt.reference.sparse_adam_inputs import check_parameters, copy_state, sum_listed
 
 __all__ = ["SparseAdam"]
 
 
 class SparseAdam(RuleOptimizer):
-    """Adam for the elements that a sparse gradient lists, see `rules.sparse_adam`; others keep their bits.
+    r"""Adam for the elements that a sparse gradient lists, and for no others: `rules.sparse_adam`.
 
-    A listed element counts as not zero, whatever its value; duplicates are summed first. A gradient that
-    lists nothing changes no parameter and no moment, and counts as a step. Gradients are sparse COO, in rows
-    (``nn.Embedding(sparse=True)``) or in single elements; dense ones are refused.
+    .. math::
+        m &\leftarrow \beta_1 m + (1 - \beta_1) g, \qquad v \leftarrow \beta_2 v + (1 - \beta_2) g^2 \\
+        w &\leftarrow w - \gamma \frac{\sqrt{1 - \beta_2^t}}{1 - \beta_1^t} \frac{m}{\sqrt{v} + \epsilon}
 
-    State, from the first step on: ``step``, an int, and ``exp_avg`` and ``exp_avg_sq``, like the parameter.
-    It is torch's, so either optimizer loads the other's ``state_dict()``. Loading takes copies, and refuses
-    (ValueError, nothing changed) state that is not of these parameters, and options out of range.
+    A listed element is updated even if its value is 0; duplicates are summed first. A gradient that lists
+    nothing changes no parameter and no moment, and counts as a step. Gradients are sparse COO, in rows
+    (``nn.Embedding(sparse=True)``) or in single elements.
 
-    What differs from torch's beside that: a refused step has changed nothing; ``lr`` and ``eps`` may be 0; a
-    parameter may be listed once; groups are checked like arguments, and copied.
+    State, from the first step on: ``step``, an int, and ``exp_avg`` and ``exp_avg_sq``, as the parameter.
+    torch's SparseAdam and this one load each other's ``state_dict()``. Loading copies the tensors.
+
+    Differences from torch: a step that raises has changed nothing; ``lr`` and ``eps`` may be 0; a parameter
+    may be listed only once; groups are checked like arguments, and copied.
 
     Args:
-        params: parameters, or groups of them.
-        lr: rate; a tensor of one element is kept, and read at each step.
-        betas: decay of the two moments, each in [0, 1).
-        eps: added to the denominator.
+        params: parameters, or groups of parameters; dense, real and each listed once.
+        lr: the learning rate γ; a tensor of one number is kept and read at each step.
+        betas: β₁ and β₂, each in [0, 1).
+        eps: ε, at least 0.
         maximize: ascend.
-        error_if_nonfinite: refuse a step with a gradient of infinity or NaN; else it stays where it is.
+        error_if_nonfinite: raise RuntimeError in `step` if a gradient contains inf or NaN.
+
+    Raises:
+        ValueError: an option is out of range, or a parameter is sparse, complex or listed twice.
+
+    Source: torch.optim.SparseAdam.
     """
 
     def __init__(
@@ -55,26 +63,28 @@ class SparseAdam(RuleOptimizer):
             betas=betas,
             eps=eps,
             maximize=maximize,
-            rows=Rows.GIVEN,  # which is no choice here, but every rule optimizer says it
+            rows=Rows.GIVEN,  # not an argument here, but an option of every rule optimizer
             error_if_nonfinite=error_if_nonfinite,
         )
 
     # --- arguments ------------------------------------------------------------------------------
 
     def check_options(self, group: Mapping[str, Any]) -> None:
-        """Refuse options out of range."""
+        """Raise ValueError if an option is out of range."""
         check_rate(group["lr"])
         check_betas(group["betas"])
         check_range("eps", group["eps"])
-        for name in ("maximize", "error_if_nonfinite"):
-            if not isinstance(group[name], bool):
-                raise ValueError(f"{name} must be True or False, not {group[name]!r}")
+        check_flags(group, "maximize", "error_if_nonfinite")
         if Rows(group["rows"]) is not Rows.GIVEN:
             raise ValueError("rows must be 'given': SparseAdam updates what the gradient lists")
 
     @torch.no_grad()
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group; refused as a whole where an option or a parameter is."""
+        """Add a copy of a group; options that it lacks are the defaults.
+
+        Raises:
+            ValueError: an option or a parameter is not accepted. Nothing is added.
+        """
         if isinstance(param_group, dict):
             if "params" not in param_group:
                 raise ValueError("a group must have params")
@@ -88,9 +98,8 @@ class SparseAdam(RuleOptimizer):
     # --- the step -------------------------------------------------------------------------------
 
     def initial_state(self, param: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
-        """Return no steps, and moments of zero."""
-        zeros = torch.zeros_like(param, requires_grad=False)
-        return {"step": 0, "exp_avg": zeros, "exp_avg_sq": zeros.clone()}
+        """Return a count of 0, and moments of zero."""
+        return {"step": 0, "exp_avg": self.full_state(param), "exp_avg_sq": self.full_state(param)}
 
     def rule(self, group: Mapping[str, Any], state: Mapping[str, Any], first: bool) -> Applied:
         """Return `rules.sparse_adam` with the options of the group."""
@@ -98,18 +107,12 @@ class SparseAdam(RuleOptimizer):
         rule = functools.partial(sparse_adam, step=int(state["step"]), lr=float(group["lr"]), **options)
         return rule, ("exp_avg", "exp_avg_sq")
 
-    def check_gradient(self, group: Mapping[str, Any], param: Tensor) -> None:
-        """Refuse a dense gradient, elements that do not exist, and on demand what is not finite."""
-        grad = param.grad
-        assert grad is not None
+    def check_layout(self, grad: Tensor) -> None:
+        """Raise RuntimeError unless a gradient is sparse COO."""
         if grad.layout is not torch.sparse_coo:
             raise RuntimeError(
                 f"SparseAdam takes sparse COO gradients, not {grad.layout}; for dense ones use Adam"
             )
-        for size, indices in zip(param.shape, grad._indices(), strict=False):
-            check_rows(indices, size, "indices of the gradient")
-        if group["error_if_nonfinite"] and not grad._values().isfinite().all():
-            raise RuntimeError("a gradient is not finite, and error_if_nonfinite asks to refuse it")
 
     def _update(self, group: dict[str, Any], param: Tensor, grad: Tensor) -> None:
         state = self.state[param]
@@ -118,7 +121,7 @@ class SparseAdam(RuleOptimizer):
         state["step"] += 1
         if not grad._nnz():
             return
-        where, grads = listed(grad)
+        where, grads = sum_listed(grad)
         rule, names = self.rule(group, state, False)
         tensors = [param, *(state[name] for name in names)]
         old = [tensor[where] for tensor in tensors]
@@ -128,20 +131,24 @@ class SparseAdam(RuleOptimizer):
     # --- loading --------------------------------------------------------------------------------
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load as torch does, hooks included; `__setstate__` checks what is to be loaded."""
+        """Load copies of the state tensors, and the options; hooks are called as in torch.
+
+        Raises:
+            ValueError: an option is out of range, or a state is not of its parameter. Nothing is loaded.
+        """
         if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
             raise ValueError("state_dict must be a mapping with state and param_groups")
-        Optimizer.load_state_dict(self, state_dict)
+        Optimizer.load_state_dict(self, state_dict)  # which calls `__setstate__`
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take state from a checkpoint or a pickle: checked first, and copied, to be nobody else's."""
+        """Check and copy the state of a checkpoint or a pickle, then take it."""
         defaults = state.get("defaults", getattr(self, "defaults", {}))
         groups = [{**defaults, **group} for group in state["param_groups"]]
         for group in groups:
             self.check_options(group)
         params = [param for group in groups for param in group["params"]]
         if any(not isinstance(param, Tensor) for param in state["state"]):
-            raise ValueError(f"state must be of the {len(params)} parameters in param_groups alone")
-        entries = {param: checked(param, entry) for param, entry in state["state"].items()}
+            raise ValueError(f"state must belong to the {len(params)} parameters in param_groups")
+        entries = {param: copy_state(param, entry) for param, entry in state["state"].items()}
         super().__setstate__({**state, "param_groups": groups})
         self.state.update(entries)

@@ -1,4 +1,4 @@
-"""What SparseAdam takes: parameters, gradients, state that is loaded."""
+"""Checks and preparation of the parameters, gradients and loaded state of SparseAdam."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from keyedopt.reference.rules import coalesce
 
 
 def check_parameters(params: list[Any]) -> None:
-    """Refuse a parameter that is sparse, complex, or listed twice, with a ValueError that says where."""
+    """Raise ValueError, saying where, if a parameter is sparse, complex or listed twice."""
     seen: list[Tensor] = []
     for index, param in enumerate(params):
         tensor = param[1] if isinstance(param, tuple) and len(param) == 2 else param
@@ -20,12 +20,12 @@ def check_parameters(params: list[Any]) -> None:
         if tensor.layout is not torch.strided or tensor.is_complex():
             raise ValueError(f"params[{index}] must be dense and real, not {tensor.layout} of {tensor.dtype}")
         if any(tensor is other for other in seen):
-            raise ValueError(f"params[{index}] is listed before: it would be updated twice")
+            raise ValueError(f"params[{index}] is listed twice: every step would update it twice")
         seen.append(tensor)
 
 
-def listed(grad: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
-    """Return where a sparse gradient has values, each place once, and the sums of the values there."""
+def sum_listed(grad: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Return the distinct indices that a sparse gradient lists, and the sums of the values at each."""
     sizes = grad.shape[: grad.sparse_dim()]
     places = torch.zeros(grad._nnz(), dtype=torch.int64, device=grad.device)
     for size, indices in zip(sizes, grad._indices(), strict=True):
@@ -36,19 +36,19 @@ def listed(grad: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
     return tuple(torch.unravel_index(places, sizes)), sums
 
 
-def checked(param: Tensor, entry: Mapping[str, Any]) -> dict[str, Any]:
+def copy_state(param: Tensor, entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of the state of a parameter.
 
     Raises:
-        ValueError: it is not of this parameter.
+        ValueError: its names, shapes or dtypes are not of this parameter.
     """
     if not entry:
         return {}
     if set(entry) != {"step", "exp_avg", "exp_avg_sq"}:
-        raise ValueError(f"the state of a parameter is step, exp_avg and exp_avg_sq, not {sorted(entry)}")
+        raise ValueError(f"the state of a parameter must be step, exp_avg, exp_avg_sq, not {sorted(entry)}")
     step = float(entry["step"])
     if not (math.isfinite(step) and step >= 0 and step == int(step)):
-        raise ValueError(f"step must be a number of steps, not {entry['step']!r}")
+        raise ValueError(f"step must be a whole number of at least 0, not {entry['step']!r}")
     copied: dict[str, Any] = {"step": int(step)}
     for name in ("exp_avg", "exp_avg_sq"):
         value = entry[name]

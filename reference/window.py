@@ -1,17 +1,19 @@
-"""Gradients that wait until the window is full in which they are accumulated."""
+"""The gradients of an unfinished window of accumulation."""
 
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from keyedopt.reference.rules.rows import coalesce
+
 
 class Window:
-    """The gradients of the micro-batches of an unfinished window; it follows PyTorch's stateful protocol.
+    """The gradients of the micro-batches of an unfinished window; follows PyTorch's stateful protocol.
 
-    The gradients are kept as they came, one after the other, and are summed together when the window is
-    full: so N micro-batches equal one batch of their sum, and what is lost in a sum is lost once. The
-    state, ``rows``, ``gradients`` and ``count``, grows with the window, so it is replaced, not filled.
+    Gradients are stored as they came and are summed together when the window is full: so N micro-batches
+    equal one batch of their sum, rounded once. The state (``rows``, ``gradients`` and ``count``) grows with
+    the window, so loading replaces its tensors.
 
     Args:
         weight: the table, (R, …).
@@ -24,32 +26,44 @@ class Window:
         self.gradients = torch.zeros(0, *self._shape[1:], dtype=dtype, device=weight.device)
         self.count = 0
 
-    def with_(self, rows: torch.Tensor, gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return all that waits, and this, without keeping it."""
+    def with_(self, rows: torch.Tensor | None, gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the stored rows and gradients followed by these, and store nothing.
+
+        Args:
+            rows: (N,) row numbers, in any order; None for every row.
+            gradients: (N, …) their gradients.
+        """
+        if rows is None:
+            rows = torch.arange(self._shape[0], device=gradients.device)
+            gradients = gradients.reshape(self._shape)
         rows, gradients = rows.to(self.rows), gradients.to(self.gradients)
         return torch.cat([self.rows, rows]), torch.cat([self.gradients, gradients])
 
-    def add(self, rows: torch.Tensor, gradients: torch.Tensor) -> None:
-        """Keep the gradients of one micro-batch: (N,), (N, …)."""
+    def total(self, rows: torch.Tensor | None, gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the distinct rows (U,) of the window and these, and the sums of their gradients."""
+        return coalesce(*self.with_(rows, gradients))
+
+    def add(self, rows: torch.Tensor | None, gradients: torch.Tensor) -> None:
+        """Store the gradients of one micro-batch."""
         self.rows, self.gradients = self.with_(rows, gradients)
         self.count += 1
 
     def clear(self) -> None:
-        """Begin the next window."""
+        """Drop the gradients, to begin the next window."""
         self.rows, self.gradients, self.count = self.rows[:0].clone(), self.gradients[:0].clone(), 0
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the row numbers (N,), their gradients (N, …), and the count of micro-batches."""
+        """Return the row numbers (N,), their gradients (N, …), and the number of micro-batches."""
         return {"rows": self.rows, "gradients": self.gradients, "count": torch.tensor(self.count)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take another window's state.
+        """Replace the state by a copy of another window's.
 
         Raises:
-            ValueError: it is not the state of a window of this table; nothing is taken.
+            ValueError: it is not the state of a window of this table. Nothing is replaced.
         """
         if not isinstance(state_dict, Mapping) or set(state_dict) != {"rows", "gradients", "count"}:
-            raise ValueError("a window has rows, gradients and count")
+            raise ValueError("the state of a window must be a mapping with rows, gradients and count")
         rows, gradients = (torch.as_tensor(state_dict[name]) for name in ("rows", "gradients"))
         count = state_dict["count"]
         if rows.dtype not in (torch.int64, torch.int32) or rows.dim() != 1:
@@ -58,7 +72,7 @@ class Window:
             raise ValueError(f"rows must be from 0 to {self._shape[0] - 1}")
         wanted = (len(rows), *self._shape[1:])
         if tuple(gradients.shape) != wanted or not gradients.is_floating_point():
-            raise ValueError(f"gradients must be numbers of shape {wanted}, not {tuple(gradients.shape)}")
+            raise ValueError(f"gradients must be floats of shape {wanted}, not {tuple(gradients.shape)}")
         if int(count) != float(count) or int(count) < (1 if len(rows) else 0):
             raise ValueError(f"count must be the number of micro-batches in the window, not {count}")
         self.rows = rows.detach().to(self.rows, copy=True)
@@ -66,5 +80,5 @@ class Window:
         self.count = int(count)
 
     def to(self, device: torch.device) -> None:
-        """Follow the table to a device."""
+        """Move to the device of the table."""
         self.rows, self.gradients = self.rows.to(device), self.gradients.to(device)

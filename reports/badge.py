@@ -1,42 +1,41 @@
-"""A badge for a README: an SVG, made here, that asks nobody for anything."""
+"""A badge for a README: an SVG without links to anything outside it."""
 
 from xml.sax.saxutils import escape, quoteattr
 
-import pandas as pd
+from keyedopt.conformance.results.untrusted import one_line
+from keyedopt.conformance.results.verdict import CONFORMANT, NO_VERDICT, NOT_CONFORMANT, PARTLY, headline
+from keyedopt.reports.tables import Tables, checked, held, rows
 
-from keyedopt.reports.plain import one_line
-from keyedopt.reports.summary import held
-from keyedopt.reports.tables import Tables
-
-#: Background of the right half; white text on each has a contrast of at least 4.5.
-COLOURS = {"conformant": "#1a7a3c", "partly": "#8a5a00", "not conformant": "#b42318", "no verdict": "#57606a"}
-#: Width of a character of the font, which is monospaced so that no table of widths is needed.
+#: Backgrounds of the right half; white text on each has a contrast of at least 4.5.
+GREEN, AMBER, RED, GREY = "#1a7a3c", "#8a5a00", "#b42318", "#57606a"
+COLOURS = {CONFORMANT: GREEN, PARTLY: AMBER, NOT_CONFORMANT: RED, NO_VERDICT: GREY}
+#: Width of a character of the font, which is monospaced.
 CHARACTER = 6.7
 
 
 def badge(tables: Tables, run: str) -> str:
-    """Return the badge of a run: its name, passed over total of must and should, and a colour.
+    """Return the badge of a run: its name, verdict, and counts of clauses that held and that were checked.
 
-    Green: conformant, and every should held. Amber: conformant, but some should did not hold. Red: a must
-    did not hold. Grey: there is no verdict. The words say it too, for those who do not see the colour.
+    Green: conformant, and every should held. Amber: partly checked, or conformant with a should that did not
+    hold. Red: not conformant. Grey: no verdict, or a run of a part of the suite without a failed must. The
+    words repeat the verdict for readers who do not see the colour.
     """
-    about = tables.runs[tables.runs["run"] == run].iloc[0]
+    about = rows(tables.runs[tables.runs["run"] == run])[0]
     mine = tables.clauses[tables.clauses["run"] == run]
-    must, should = held(mine, "must"), held(mine, "should")
-    if pd.isna(about["conformant"]):
-        state = "no verdict"
-    elif not about["conformant"]:
-        state = "not conformant"
-    else:
-        state = "conformant" if should[0] == should[1] else "partly"
-    counts = [f"{passed}/{total} {level}" for level, (passed, total) in (("must", must), ("should", should))]
-    said = "conformant" if state == "partly" else state
-    return svg(f"keyedopt: {run}", f"{said} | {', '.join(counts)}", COLOURS[state])
+    must, should = (held(mine[mine["level"] == level]) for level in ("must", "should"))
+    colour = COLOURS[about["verdict"]]
+    if about["scope"] and colour != RED:
+        colour = GREY
+    elif colour == GREEN and should[0] < should[1]:
+        colour = AMBER
+    said = headline(about["verdict"], about["scope"])
+    counts = f"{must[0]}/{must[1]} must, {should[0]}/{should[1]} should held"
+    return svg(f"keyedopt: {run}", f"{said} | {checked(about)} | {counts}", colour)
 
 
 def svg(left: str, right: str, colour: str) -> str:
-    """Return two boxes of text as SVG; whatever the texts hold is shown and not obeyed."""
-    texts = [one_line(text, 80) for text in (left, right)]
+    """Return two boxes of text as SVG, with markup in the texts escaped."""
+    texts = [one_line(left, 80), one_line(right, 200)]
     widths = [round(len(text) * CHARACTER) + 14 for text in texts]
     label = quoteattr(": ".join(texts))
     spans = []

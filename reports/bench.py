@@ -3,13 +3,19 @@
 from collections.abc import Mapping
 from typing import Any
 
-from keyedopt.reports.found import Found, moment
-from keyedopt.reports.plain import Refused, get, number, one_line, text
+from keyedopt.conformance.results.errors import ResultError
+from keyedopt.conformance.results.untrusted import get, number, one_line, text
+from keyedopt.conformance.results.verdict import CONFORMANT
+from keyedopt.reports.parsed import Parsed, moment
 
 #: The version of the format that is read, and the name of the kind.
 SCHEMA, KIND = 1, "keyedopt-bench"
-#: Distributions that carry an implementation, where it is not one of its own name.
-CARRIERS = {"fused": ("keyedopt",), "reference": ("keyedopt",), "fbgemm": ("fbgemm-gpu", "fbgemm-gpu-cpu")}
+#: Distributions that contain an implementation, if their names differ from its name.
+DISTRIBUTIONS = {
+    "fused": ("keyedopt",),
+    "reference": ("keyedopt",),
+    "fbgemm": ("fbgemm-gpu", "fbgemm-gpu-cpu"),
+}
 
 
 def recognised(plain: Mapping[str, Any]) -> bool:
@@ -17,31 +23,32 @@ def recognised(plain: Mapping[str, Any]) -> bool:
     return plain.get("kind") == KIND
 
 
-def rows(file: str, plain: Mapping[str, Any]) -> Found:
+def rows(file: str, plain: Mapping[str, Any]) -> Parsed:
     """Return the rows of a report.
 
     Raises:
-        Refused: it is of another version, or not as documented.
+        ResultError: the report is of another version, partial, or not as documented.
     """
     if plain.get("schema") != SCHEMA:
         version = one_line(repr(plain.get("schema")), 40)
-        raise Refused(f"it has format version {version}; this keyedopt reads version {SCHEMA}")
+        raise ResultError(f"it has format version {version}; this keyedopt reads version {SCHEMA}")
     if not get(plain, "complete", bool, True):
-        raise Refused("it is of an interrupted run; run `keyedopt bench … --output` again")
+        raise ResultError("it is of an interrupted run; run `keyedopt bench … --output` again")
     where = get(plain, "environment", dict)
     versions = get(where, "versions", dict)
     name = text(plain, "implementation")
-    carriers = [each for each in CARRIERS.get(name, (name,)) if each in versions]
-    found = Found(name=name, version=text(versions, carriers[0]) if carriers else "unknown")
+    carriers = [each for each in DISTRIBUTIONS.get(name, (name,)) if each in versions]
+    parsed = Parsed(name=name, version=text(versions, carriers[0]) if carriers else "unknown")
     proof = get(plain, "conformance", dict, None)
+    proven = bool(proof) and get(proof, "conformant", bool)
     device, gpu = text(where, "device"), get(where, "gpu", dict, None)
     cores = get(where, "cores", int)
     processor = f"{text(where, 'cpu')}, {cores} cores"
-    found.run = {
+    parsed.run = {
         "kind": "bench",
         "file": file,
         "implementation": name,
-        "version": found.version,
+        "version": parsed.version,
         "suite_hash": text(proof, "suite", None) if proof else None,
         "started": moment(text(plain, "started")),
         "seconds": number(plain, "seconds"),
@@ -53,17 +60,16 @@ def rows(file: str, plain: Mapping[str, Any]) -> Found:
         "torch": text(versions, "torch", None),
         "commit": text(where, "commit", None),
         "complete": True,
-        "conformant": get(proof, "conformant", bool) if proof else None,
+        "verdict": CONFORMANT if proven else None,
     }
     load = get(where, "load", list)
     idle = bool(load) and isinstance(load[0], int | float) and load[0] <= cores
-    proven = bool(found.run["conformant"])
     bandwidth = number(plain, "bandwidth")
-    machine = found.run["gpu"] or processor
+    machine = parsed.run["gpu"] or processor
     for row in get(plain, "rows", list):
         speed = _speed(row, bandwidth, idle and proven)
-        found.rows["speeds"].append((machine, device, *speed))
-    return found
+        parsed.rows["speeds"].append((machine, device, *speed))
+    return parsed
 
 
 def _speed(row: Any, bandwidth: float, fit: bool) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""What is different between two runs: verdicts, recorded behaviour, measured errors, speeds."""
+"""Differences between two runs (verdicts, behaviour, errors, speeds), as text, Markdown or data."""
 
 import math
 from collections import defaultdict
@@ -6,14 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import pandas as pd
+from keyedopt.conformance.results.errors import KeyedoptError
+from keyedopt.conformance.results.markdown import code, table
+from keyedopt.conformance.results.untrusted import one_line
+from keyedopt.conformance.results.verdict import FAILING, SEVERITY
+from keyedopt.reports.tables import Frame, Tables, rows
 
-from keyedopt.reports.plain import one_line
-from keyedopt.reports.tables import FAILED, SEVERITY, Tables, rows
-
-#: The outcome of a case that only the other run has.
+#: The outcome of a case that only the other run has. (Only `keyedopt check --like` compares such cases.)
 NOT_RUN = "not run"
-#: How bad an outcome is, when it comes instead of another one.
+#: The rank of each outcome; an outcome with a higher rank than the one before is worse.
 WORSE = {
     "pass": 0,
     "observed": 0,
@@ -25,21 +26,26 @@ WORSE = {
     "error": 4,
 }
 ORDER = (*SEVERITY, NOT_RUN)
-#: An error has grown when it is larger by more than one rounding, or, where it is relative, twice as large.
+#: An error has grown if it is larger by more than this many ULP, or this many times as large if it is
+#: relative.
 GROWN_ULP, GROWN_TIMES = 1.0, 2.0
-#: The kinds of changes, and what they are called.
+#: The kinds of changes, and their titles.
 KINDS = {
     "verdict": "verdicts that changed",
     "behaviour": "recorded behaviour that changed",
     "error": "measured errors that changed",
     "speed": "speeds that changed",
 }
+#: The words for a change, by `Change.worse`.
+WORDS: Mapping[bool | None, str] = {True: "worse", False: "better", None: "changed"}
 #: Longer texts are cut.
 LIMIT = 200
+#: The largest number of rows of a table in Markdown; the length of a comment on a pull request is limited.
+ROWS = 100
 
 
-class CannotCompare(Exception):  # noqa: N818 - it is an answer
-    """Two runs that have nothing to compare; the message says why."""
+class CompareError(KeyedoptError):
+    """Two runs cannot be compared; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -49,10 +55,10 @@ class Change:
     Args:
         kind: one of `KINDS`.
         what: the clause, or the workload, task and peer.
-        level: of the clause, where it is known.
-        before, after: what it was, and what it is.
-        worse: True, False for better, None where neither can be said.
-        detail: where to look: the case, what was expected and seen.
+        level: the level of the clause, if it is known.
+        before, after: the outcome, record, error or ratio in each run.
+        worse: True for worse, False for better, None if the change is neither.
+        detail: the case, what was expected and what was seen.
     """
 
     kind: str
@@ -63,10 +69,17 @@ class Change:
     worse: bool | None
     detail: str = ""
 
+    def line(self, *, like: bool = False) -> str:
+        """Return the change as one line; with ``like`` neither run is the earlier one."""
+        word, arrow = ("differs", "|") if like else (WORDS[self.worse], "->")
+        level = f" [{self.level}]" if self.level else ""
+        head = f"{word} {self.kind} {self.what}{level} {self.before} {arrow} {self.after}"
+        return one_line(f"{head}  ({self.detail})" if self.detail else head)
+
 
 @dataclass(frozen=True)
 class Difference:
-    """All differences between two runs, and what has to be known to read them."""
+    """All differences between two runs, and notes on what was compared."""
 
     before: str
     after: str
@@ -76,16 +89,58 @@ class Difference:
 
     @property
     def worse(self) -> list[Change]:
-        """What got worse."""
+        """The changes that are worse."""
         return [change for change in self.changes if change.worse]
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return the difference as JSON data."""
         return {"kind": "keyedopt-diff", "schema": 1, **asdict(self)}
+
+    def text(self) -> str:
+        """Return the difference as lines for a terminal."""
+        lines = [f"before: {self.before}", f"after: {self.after}", *(f"note: {note}" for note in self.notes)]
+        lines = [*map(one_line, lines), *(change.line() for change in self.changes), *self.summary()]
+        return "\n".join(lines) + "\n"
+
+    def markdown(self) -> str:
+        """Return the difference as Markdown: the two runs, then a table for each kind of change."""
+        lines = [f"## {code(self.before)} to {code(self.after)}", ""]
+        lines += [f"- {said}" for said in self.summary()]
+        lines += [f"- note: {code(note, 1000)}" for note in self.notes]
+        for kind, title in KINDS.items():
+            some = [change for change in self.changes if change.kind == kind]
+            cells = [
+                [
+                    WORDS[one.worse],
+                    code(one.what),
+                    one.level,
+                    code(one.before),
+                    code(one.after),
+                    code(one.detail),
+                ]
+                for one in some[:ROWS]
+            ]
+            lines += ["", f"### {title.capitalize()}"] if some else []
+            lines += table(["", "what", "level", "before", "after", "where"], cells)
+            lines += ["", f"and {len(some) - ROWS} more"] if len(some) > ROWS else []
+        return "\n".join(lines) + "\n"
+
+    def summary(self) -> list[str]:
+        """Return how many changes of each kind there are, and how much was compared."""
+        lines = []
+        for kind, title in KINDS.items():
+            some = [change.worse for change in self.changes if change.kind == kind]
+            counts = [f"{some.count(worse)} {word}" for worse, word in WORDS.items() if worse in some]
+            lines += [f"{title}: {len(some)} ({', '.join(counts)})"] if some else []
+        return [*lines, f"compared: {self.counted()}; {len(self.worse) or 'nothing'} worse"]
+
+    def counted(self) -> str:
+        """Return how many cases, records and errors, or speeds, were compared."""
+        return ", ".join(f"{count} {what}" for what, count in self.compared.items())
 
 
 def only(tables: Tables, run: str) -> Tables:
-    """Return the tables with the rows of one run alone."""
+    """Return the tables with the rows of one run only."""
     frames = {
         name: frame[frame["run"] == run].reset_index(drop=True) if "run" in frame else frame
         for name, frame in tables.by_name().items()
@@ -99,15 +154,15 @@ def difference(before: Tables, after: Tables, strict: bool = False) -> Differenc
     Args:
         before: tables of one run; see `only`.
         after: tables of the other.
-        strict: the second has to do what the first does: every outcome and every record that differs
-            is worse, also where it is another kind of failure, or a case that only one of them ran.
+        strict: whether the second run must equal the first: every outcome and record that differs is worse,
+            also another kind of failure, and a case that only one of the runs has.
 
     Raises:
-        CannotCompare: they are of different kinds, or of a kind that has nothing to compare.
+        CompareError: the runs are of different kinds, or of a kind that cannot be compared.
     """
     one, other = (rows(tables.runs)[0] for tables in (before, after))
     if one["kind"] != other["kind"] or one["kind"] not in ("conformance", "bench"):
-        raise CannotCompare(
+        raise CompareError(
             f"{one['file']} is of {one['kind']} and {other['file']} of {other['kind']}: "
             "two results of `keyedopt check`, or two of `keyedopt bench`, can be compared"
         )
@@ -129,7 +184,7 @@ class Side:
 
 @dataclass
 class _Found:
-    """What a comparison has found so far."""
+    """Changes, notes and counts of a comparison that goes on."""
 
     changes: list[Change] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
@@ -160,7 +215,7 @@ def _conformance(sides: Sides, strict: bool) -> _Found:
     if suites[0] != suites[1]:
         said = " and ".join(f"{version} ({digest})" for version, digest in suites)
         found.notes.append(
-            f"the suites differ, {said}: what only one of them looks at is not compared, "
+            f"the suites differ, {said}: cases that only one of them has are not compared, "
             "and a change may come from a case that changed"
         )
     devices = [side.run["device"] for side in sides]
@@ -170,7 +225,7 @@ def _conformance(sides: Sides, strict: bool) -> _Found:
     both = [name for name in cases[1] if name in cases[0]]
     if not both:
         names = (side.run["file"] or side.run["implementation"] for side in sides)
-        raise CannotCompare(f"{' and '.join(names)} have no case in common")
+        raise CompareError(f"{' and '.join(names)} have no case in common")
     for word, mine, theirs in (("before", cases[0], cases[1]), ("after", cases[1], cases[0])):
         lost = sorted(set(mine) - set(theirs))
         if lost and strict:
@@ -191,8 +246,8 @@ def _conformance(sides: Sides, strict: bool) -> _Found:
     return found
 
 
-def _by_case(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
-    """Return the row of each case, with its clauses together."""
+def _by_case(frame: Frame) -> dict[str, dict[str, Any]]:
+    """Return the row of each case, with a list of its clauses."""
     found: dict[str, dict[str, Any]] = {}
     for row in rows(frame):
         found.setdefault(row["case"], {**row, "clauses": []})["clauses"].append(row["clause"])
@@ -200,8 +255,8 @@ def _by_case(frame: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
 
 def _alike(before: str, after: str) -> bool:
-    """Whether two outcomes say the same of an implementation, whatever was expected of it."""
-    failed = (*FAILED, "known")
+    """Whether two outcomes say the same of an implementation; a list of known failures changes nothing."""
+    failed = (*FAILING, "known")
     expected = before in failed and after in failed and "known" in (before, after)
     return WORSE[before] == WORSE[after] or expected
 
@@ -209,7 +264,7 @@ def _alike(before: str, after: str) -> bool:
 def _verdicts(
     before: Cases, after: Cases, both: list[str], levels: Mapping[str, str], strict: bool
 ) -> Iterator[Change]:
-    """Yield a change for each clause some case of which has another outcome."""
+    """Yield a change for each clause of which a case has another outcome."""
     moved: dict[str, list[str]] = defaultdict(list)
     outcomes: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for name in both:
@@ -241,7 +296,7 @@ def _behaviour(
     strict: bool,
     counts: dict[str, int],
 ) -> Iterator[Change]:
-    """Yield a change for each case that recorded something else."""
+    """Yield a change for each case whose records differ."""
     one, other = (_records(side.tables, known, strict) for side, known in zip(sides, cases, strict=True))
     pairs = [key for key in other if key in one]
     counts["records"] = len(pairs)
@@ -255,7 +310,7 @@ def _behaviour(
 
 
 def _records(tables: Tables, cases: Cases, strict: bool) -> dict[tuple[str, str], dict[str, str]]:
-    """Return what each case recorded, by name; of what is measured only what has no verdict."""
+    """Return the records of each case, by name, and the measurements of cases that have no verdict."""
     found: dict[tuple[str, str], dict[str, str]] = defaultdict(dict)
     for row in rows(tables.records):
         found[row["case"], row["clause"]][row["name"]] = row["text"]
@@ -278,7 +333,7 @@ def _record(leaves: Mapping[str, str]) -> str:
 def _errors(
     sides: Sides, both: set[str], levels: Mapping[str, str], counts: dict[str, int]
 ) -> Iterator[Change]:
-    """Yield a change for each tensor of a case whose worst error has grown, or fallen."""
+    """Yield a change for each tensor of a case whose worst error has grown or fallen."""
     found: list[dict[tuple[str, ...], float]] = []
     for side in sides:
         worst: dict[tuple[str, ...], float] = {}
@@ -308,7 +363,7 @@ def _grown(was: float, now: float, unit: str) -> bool:
 
 
 def _bench(sides: Sides) -> _Found:
-    """Find each comparison whose interval, widened by the noise, is now elsewhere."""
+    """Return the comparisons whose intervals, widened by the noise, no longer overlap."""
     found = _Found()
     one, other = (side.run for side in sides)
     for what in ("implementation", "machine", "processor", "gpu", "device"):
@@ -324,7 +379,7 @@ def _bench(sides: Sides) -> _Found:
             found.notes.append(f"only {word}: {', '.join(lost)}")
     pairs = [key for key in tables[1] if key in tables[0]]
     if not pairs:
-        raise CannotCompare(f"{one['file']} and {other['file']} have no comparison in common")
+        raise CompareError(f"{one['file']} and {other['file']} have no comparison in common")
     found.counts["speeds"] = len(pairs)
     for key in pairs:
         was, now = (table[key] for table in tables)

@@ -1,4 +1,4 @@
-"""Tables as files that others read: CSV, Parquet, JSON."""
+"""Tables as CSV, Parquet and JSON files."""
 
 from pathlib import Path
 
@@ -6,18 +6,18 @@ import pandas as pd
 
 from keyedopt.reports.tables import TEXT, Tables
 
-#: What makes a spreadsheet take a text for a formula, if it comes first.
+#: First characters with which a spreadsheet takes a text for a formula.
 FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 
 
 def csv(tables: Tables, folder: Path) -> None:
-    """Write a CSV file for each table; a text that a spreadsheet would compute gets a quote in front."""
+    """Write a CSV file for each table; texts that look like formulas get a leading quote."""
     for name, frame in tables.by_name().items():
         _harmless(frame).to_csv(folder / f"{name}.csv", index=False, encoding="utf-8")
 
 
 def _harmless(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a table without texts that are formulas; they are rare, so the table is copied where needed."""
+    """Return a table whose texts are not formulas. Columns without formulas are not copied."""
     found = {}
     for column in frame.columns:
         if str(frame[column].dtype) == TEXT:
@@ -34,7 +34,7 @@ def parquet(tables: Tables, folder: Path) -> None:
 
 
 def json(tables: Tables, folder: Path) -> None:
-    """Write a JSON file for each table: a list of rows; what is missing, or is no finite number, is null."""
+    """Write a JSON file for each table: a list of rows, in which missing and non-finite values are null."""
     for name, frame in tables.by_name().items():
         frame.to_json(
             folder / f"{name}.json", orient="records", date_format="iso", force_ascii=False, indent=1

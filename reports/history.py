@@ -10,14 +10,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from keyedopt.reports.found import Found, moment
-from keyedopt.reports.plain import Refused, get, number, one_line, text
+from keyedopt.conformance.results.errors import ResultError
+from keyedopt.conformance.results.untrusted import get, number, one_line, text
+from keyedopt.reports.parsed import Parsed, moment
 
 #: Versions of asv's format (asv 0.6) and of pytest-benchmark's (major) that are read.
 ASV, PYTEST_BENCHMARK = 2, "5"
-#: Files of asv's that hold no measurement.
+#: Files that asv writes beside its results, without measurements.
 BESIDE = ("benchmarks.json", "machine.json")
-#: What asv writes out in full.
+#: Units that asv spells out.
 UNITS = {"seconds": "s", "bytes": "B"}
 
 
@@ -27,7 +28,7 @@ def is_asv(plain: Mapping[str, Any]) -> bool:
 
 
 def is_beside(path: Path, plain: Mapping[str, Any]) -> bool:
-    """Whether a file is one that asv keeps beside its results."""
+    """Whether a file is one that asv writes beside its results."""
     return path.name in BESIDE and "version" in plain and not is_asv(plain)
 
 
@@ -36,23 +37,23 @@ def is_pytest_benchmark(plain: Mapping[str, Any]) -> bool:
     return "benchmarks" in plain and "machine_info" in plain
 
 
-def asv(file: str, path: Path, plain: Mapping[str, Any]) -> Found:
+def asv(file: str, path: Path, plain: Mapping[str, Any]) -> Parsed:
     """Return the points of one commit on one machine.
 
     Raises:
-        Refused: it is of another version, or not as asv 0.6 writes it.
+        ResultError: the file is of another version, or not as asv 0.6 writes it.
     """
     if plain.get("version") != ASV:
-        raise Refused(f"it has asv's format version {plain.get('version')!r}; {ASV} is read (asv 0.6)")
+        raise ResultError(f"it has asv's format version {plain.get('version')!r}; {ASV} is read (asv 0.6)")
     about = get(plain, "params", dict)
     machine, commit = text(about, "machine"), text(plain, "commit_hash")
     made = get(plain, "date", (int, float))
     try:
         date = datetime.datetime.fromtimestamp(made / 1000, datetime.UTC).isoformat()
     except (OverflowError, OSError, ValueError) as error:
-        raise Refused(f"{made!r} is not a time in milliseconds") from error
-    found = Found(name="asv", version=commit[:8])
-    found.run = {
+        raise ResultError(f"{made!r} is not a time in milliseconds") from error
+    parsed = Parsed(name="asv", version=commit[:8])
+    parsed.run = {
         "kind": "asv",
         "file": file,
         "version": commit[:8],
@@ -68,19 +69,19 @@ def asv(file: str, path: Path, plain: Mapping[str, Any]) -> Found:
     described = _described(path.parent.parent / "benchmarks.json")
     for name, row in get(plain, "results", dict).items():
         if not isinstance(row, list) or len(row) > len(columns):
-            raise Refused(f"the row of {one_line(name, 100)} does not fit its columns")
+            raise ResultError(f"the row of {one_line(name, 100)} does not fit its columns")
         cells = dict(zip(columns, row, strict=False))
         for point in _points(one_line(name), cells, described.get(name, {})):
             benchmark, parameters, value, unit, low, high = point
-            found.rows["history"].append(
+            parsed.rows["history"].append(
                 (benchmark, parameters, machine, commit, date, value, unit, low, high)
             )
-    return found
+    return parsed
 
 
 @functools.cache
 def _described(path: Path) -> dict[str, Any]:
-    """Return what asv says of its benchmarks beside the results: units and names of parameters."""
+    """Return the units and the names of parameters of asv's benchmarks, from the file beside the results."""
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -91,17 +92,17 @@ def _described(path: Path) -> dict[str, Any]:
 def _points(name: str, cells: Mapping[str, Any], about: Mapping[str, Any]) -> Iterator[tuple[Any, ...]]:
     results = cells.get("result")
     if results is None:
-        return  # every one failed
+        return  # every combination of parameters failed
     if not isinstance(results, list):
-        raise Refused(f"the results of {name} are no list")
+        raise ResultError(f"the results of {name} are not a list")
     unit = one_line(get(about, "unit", str, _unit(name)), 40)
     names = get(about, "param_names", list, [])
     values = cells.get("params") or []
     if not all(isinstance(each, list) for each in values):
-        raise Refused(f"the parameters of {name} are no lists")
+        raise ResultError(f"the parameters of {name} are not lists")
     combinations = list(itertools.product(*values)) or [()]
     if len(combinations) != len(results):
-        raise Refused(f"{name} has {len(results)} results for {len(combinations)} combinations")
+        raise ResultError(f"{name} has {len(results)} results for {len(combinations)} combinations")
     lows, highs = (cells.get(f"stats_ci_99_{end}") for end in "ab")
     for index, (chosen, value) in enumerate(zip(combinations, results, strict=True)):
         if not isinstance(value, int | float) or not math.isfinite(value):
@@ -120,7 +121,7 @@ def _finite(value: Any) -> float | None:
 
 
 def _literal(text: Any) -> str:
-    """Return a parameter as it was written; asv keeps its repr."""
+    """Return a parameter, of which asv stores the repr."""
     try:
         return str(ast.literal_eval(text))
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
@@ -132,20 +133,20 @@ def _unit(name: str) -> str:
     return "seconds" if last.startswith("time_") else "bytes" if last.startswith(("mem_", "peakmem_")) else ""
 
 
-def pytest_benchmark(file: str, plain: Mapping[str, Any]) -> Found:
+def pytest_benchmark(file: str, plain: Mapping[str, Any]) -> Parsed:
     """Return one point for each benchmark of a run: the median, and the quartiles as its interval.
 
     Raises:
-        Refused: it is of another version, or not as pytest-benchmark writes it.
+        ResultError: the file is of another version, or not as pytest-benchmark writes it.
     """
     version = text(plain, "version", "unknown")
     if version.partition(".")[0] != PYTEST_BENCHMARK:
-        raise Refused(f"it is of pytest-benchmark {one_line(version, 40)}; {PYTEST_BENCHMARK} is read")
+        raise ResultError(f"it is of pytest-benchmark {one_line(version, 40)}; {PYTEST_BENCHMARK} is read")
     where, source = get(plain, "machine_info", dict), get(plain, "commit_info", dict, {})
     machine, commit = text(where, "node", "unknown"), text(source, "id", "unknown")
     date = moment(text(plain, "datetime"))
-    found = Found(name="pytest-benchmark", version=commit[:8])
-    found.run = {
+    parsed = Parsed(name="pytest-benchmark", version=commit[:8])
+    parsed.run = {
         "kind": "pytest-benchmark",
         "file": file,
         "version": commit[:8],
@@ -161,5 +162,5 @@ def pytest_benchmark(file: str, plain: Mapping[str, Any]) -> Found:
         shown = ", ".join(f"{key}={value}" for key, value in chosen.items())
         head = (text(row, "fullname").partition("[")[0], one_line(shown), machine, commit, date)
         ends = (number(stats, "q1"), number(stats, "q3"))
-        found.rows["history"].append((*head, number(stats, "median"), "s", *ends))
-    return found
+        parsed.rows["history"].append((*head, number(stats, "median"), "s", *ends))
+    return parsed

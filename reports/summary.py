@@ -1,101 +1,89 @@
-"""Results in Markdown, for a comment on a pull request."""
+"""Results of several runs in Markdown, for a comment on a pull request."""
 
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any
 
 import pandas as pd
 
-from keyedopt.reports.plain import code, one_line
-from keyedopt.reports.tables import HELD, SEVERITY, Clause, Tables, rows
+from keyedopt.conformance.results.markdown import code, table
+from keyedopt.conformance.results.untrusted import one_line
+from keyedopt.conformance.results.verdict import FAILING, SEVERITY, headline
+from keyedopt.conformance.spec import LEVELS
+from keyedopt.reports.tables import Clause, Tables, checked, held, rows
 
-LEVELS = ("must", "should", "observe")
-#: Rows of a table; a comment has an end.
+#: The largest number of failing clauses that are listed; the length of a comment is limited.
 ROWS = 50
-
-
-def held(clauses: pd.DataFrame, level: str) -> tuple[int, int]:
-    """Return how many clauses of a level held, and how many were looked at; unsupported ones were not."""
-    mine = clauses[(clauses["level"] == level) & (clauses["outcome"] != "unsupported")]
-    return int(mine["outcome"].isin(HELD).sum()), len(mine)
+NEW = (*FAILING, "unexpected-pass")
 
 
 def markdown(tables: Tables, clauses: Mapping[str, Clause]) -> str:
-    """Return a summary of all runs: verdicts, what did not hold, speeds, and files that were refused."""
-    lines = ["## keyedopt", ""]
-    verdicts = tables.runs[tables.runs["kind"] == "conformance"]
-    if len(verdicts):
-        lines += _verdicts(verdicts, tables)
+    """Return a summary of all runs: verdicts, new failures, speeds, and files that were left out."""
+    lines = ["## keyedopt"]
+    lines += _verdicts(tables)
     lines += _failures(tables, clauses)
     lines += _speeds(tables.speeds)
     if len(tables.history):
         points = tables.history
         lines += ["", f"History: {len(points)} measurements of {points['commit'].nunique()} commits."]
     if len(tables.problems):
-        lines += ["", "Files that were refused:", ""]
+        lines += ["", "Files that were left out:", ""]
         lines += [f"- {code(row['file'])}: {code(row['reason'])}" for row in rows(tables.problems)]
     return "\n".join(lines) + "\n"
 
 
-def _verdicts(runs: pd.DataFrame, tables: Tables) -> list[str]:
-    lines = ["| implementation | verdict | must | should | observe | new failures | known | ran on |"]
-    lines.append("|---|---|---:|---:|---:|---:|---:|---|")
-    for run in rows(runs):
+def _verdicts(tables: Tables) -> list[str]:
+    cells = []
+    for run in rows(tables.runs[tables.runs["kind"] == "conformance"]):
         mine = tables.clauses[tables.clauses["run"] == run["run"]]
-        counts = (f"{passed}/{total}" if total else "" for passed, total in (held(mine, x) for x in LEVELS))
-        fresh = int(mine["outcome"].isin(["fail", "error", "unexpected-pass"]).sum())
-        known = int((mine["outcome"] == "known").sum())
-        where = one_line(f"torch {run['torch']}, {run['device']}")
-        lines.append(
-            f"| {code(run['run'])} | {verdict(run['conformant'])} | {' | '.join(counts)} "
-            f"| {fresh} | {known} | {code(where)} |"
+        counts = (held(mine[mine["level"] == level]) for level in LEVELS)
+        cells.append(
+            [
+                code(run["run"]),
+                headline(run["verdict"], run["scope"]),
+                run["gate"],
+                checked(run),
+                *(f"{passed}/{total}" if total else "" for passed, total in counts),
+                int(mine["outcome"].isin(NEW).sum()),
+                int((mine["outcome"] == "known").sum()),
+                code(one_line(f"torch {run['torch']}, {run['device']}")),
+            ]
         )
-    return lines
-
-
-def verdict(conformant: Any) -> str:
-    """Say in words whether a run is conformant.
-
-    >>> verdict(None)
-    'no verdict'
-    """
-    return "no verdict" if pd.isna(conformant) else "conformant" if conformant else "not conformant"
+    numbers = [*LEVELS, "new failures", "known"]
+    return table(["implementation", "verdict", "gate", "checked", *numbers, "ran on"], cells, right=numbers)
 
 
 def _failures(tables: Tables, clauses: Mapping[str, Clause]) -> list[str]:
-    """List what did not hold and was not known, the most serious first."""
-    bad = tables.clauses[tables.clauses["outcome"].isin(["error", "fail", "unexpected-pass"])]
-    if bad.empty:
-        return []
-    order = {level: index for index, level in enumerate(LEVELS)}
+    """Return the table of new failures, the most serious first."""
+    bad = tables.clauses[tables.clauses["outcome"].isin(NEW)]
     listed = bad.assign(
-        first=bad["level"].map(order).fillna(len(order)),
+        first=bad["level"].map({level: index for index, level in enumerate(LEVELS)}).fillna(len(LEVELS)),
         second=bad["outcome"].map(SEVERITY.index),
     ).sort_values(["run", "first", "second", "clause"])
-    lines = ["", "| implementation | clause | level | outcome | statement | expected | seen |"]
-    lines.append("|---|---|---|---|---|---|---|")
     cases = defaultdict(list)
-    for row in rows(tables.cases[tables.cases["outcome"].isin(["error", "fail", "unexpected-pass"])]):
+    for row in rows(tables.cases[tables.cases["outcome"].isin(NEW)]):
         cases[row["run"], row["clause"]].append(row)
+    cells = []
     for row in rows(listed.head(ROWS)):
         case = next(each for each in cases[row["run"], row["clause"]] if each["outcome"] == row["outcome"])
         about = clauses.get(row["clause"])
-        cells = (code(about.statement) if about else "", code(case["expected"]), code(case["seen"]))
-        head = f"| {code(row['run'])} | {code(row['clause'])} | {row['level'] or ''} | {row['outcome']}"
-        lines.append(f"{head} | {' | '.join(cells)} |")
-    return [*lines, "", f"and {len(listed) - ROWS} more"] if len(listed) > ROWS else lines
+        texts = (code(about.statement) if about else "", code(case["expected"]), code(case["seen"]))
+        cells.append([code(row["run"]), code(row["clause"]), row["level"] or "", row["outcome"], *texts])
+    head = ["implementation", "clause", "level", "outcome", "statement", "expected", "seen"]
+    more = ["", f"and {len(listed) - ROWS} more"] if len(listed) > ROWS else []
+    return [*table(head, cells), *more]
 
 
 def _speeds(speeds: pd.DataFrame) -> list[str]:
-    if speeds.empty:
-        return []
-    lines = ["", "| measured on | workload | task | against | ratio | 95 % | of bound | status |"]
-    lines.append("|---|---|---|---|---:|---|---:|---|")
-    for row in rows(speeds):
-        head = (code(row[name]) for name in ("machine", "workload", "task", "peer"))
-        status = "publishable" if row["publishable"] is True else "unverified"
-        lines.append(
-            f"| {' | '.join(head)} | {row['ratio']:.2f} x | {row['low']:.2f}-{row['high']:.2f} "
-            f"| {row['of_bound']:.1f} x | {status} |"
-        )
-    return [*lines, "", "ratio: how many times as long the other takes."]
+    cells = [
+        [
+            *(code(row[name]) for name in ("machine", "workload", "task", "peer")),
+            f"{row['ratio']:.2f} x",
+            f"{row['low']:.2f}-{row['high']:.2f}",
+            f"{row['of_bound']:.1f} x",
+            "publishable" if row["publishable"] is True else "unverified",
+        ]
+        for row in rows(speeds)
+    ]
+    head = ["measured on", "workload", "task", "against", "ratio", "95 %", "of bound", "status"]
+    lines = table(head, cells, right=["ratio", "of bound"])
+    return [*lines, "", "ratio: the time of the other over the time of the implementation."] if lines else []

@@ -1,7 +1,7 @@
-"""The tables that results become: their columns, kinds of numbers and units, in one place.
+"""The tables of results: their columns, dtypes and units.
 
-`COLUMNS` is the documentation of every column; a test holds it against the frames, and the table in
-``README.md`` is made from it (``python -m keyedopt.reports.tables``).
+`COLUMNS` documents every column. A test compares it with the frames, and the tables in ``README.md`` are
+made from it (``python -m keyedopt.reports.tables``).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,19 +11,19 @@ from typing import Any
 
 import pandas as pd
 
-#: Outcomes of a case from the most to the least serious. A clause has the most serious one of its cases.
-SEVERITY = ("error", "fail", "unexpected-pass", "known", "pass", "observed", "unsupported")
-#: Outcomes with which a clause held.
-HELD = ("pass", "observed")
-#: Outcomes with which it did not, and nobody said so before.
-FAILED = ("error", "fail")
+from keyedopt.conformance.results import markdown
+from keyedopt.conformance.results.verdict import GREEN, SEVERITY, WORDS, Checked
+
+#: A table whose columns `COLUMNS` documents. pandas' stubs make a cell a union of every type that a cell may
+#: have.
+Frame = Any
 
 TEXT, WHOLE, NUMBER, FLAG, TIME = "string", "Int64", "float64", "boolean", "datetime64[ns, UTC]"
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column: what it holds, as what, and in which unit."""
+    """A column: its dtype, meaning and unit."""
 
     dtype: str
     about: str
@@ -32,7 +32,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Clause:
-    """What a report says of a clause; given to it, since results name clauses and do not quote them."""
+    """The text of a clause, which results do not contain."""
 
     id: str
     area: str
@@ -51,39 +51,43 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
     "runs": {
         "run": _RUN,
         "kind": Column(TEXT, "conformance, bench, pytest-benchmark or asv"),
-        "file": Column(TEXT, "where it was read from"),
-        "implementation": Column(TEXT, "what was checked or measured"),
-        "version": Column(TEXT, "its version"),
+        "file": Column(TEXT, "path of the file"),
+        "implementation": Column(TEXT, "name of the implementation"),
+        "version": Column(TEXT, "version of the implementation"),
         "suite_version": Column(TEXT, "version of the conformance suite"),
         "suite_hash": Column(TEXT, "digest of its clauses and cases"),
-        "started": Column(TIME, "when the run began"),
-        "seconds": Column(NUMBER, "how long it took", "s"),
+        "started": Column(TIME, "start of the run"),
+        "seconds": Column(NUMBER, "duration of the run", "s"),
         "machine": Column(TEXT, "system and architecture, or the name that asv gives the machine"),
-        "processor": Column(TEXT, "name of the CPU, where known, and number of cores"),
-        "device": Column(TEXT, "where it ran: cpu, cuda, …"),
+        "processor": Column(TEXT, "name of the CPU, if it is known, and number of cores"),
+        "device": Column(TEXT, "device: cpu, cuda, …"),
         "gpu": Column(TEXT, "name of the GPU, if one was used"),
         "python": Column(TEXT, "version of Python"),
         "torch": Column(TEXT, "version of torch"),
-        "commit": Column(TEXT, "commit of keyedopt, where it ran from a checkout"),
+        "commit": Column(TEXT, "commit of keyedopt, if it ran from a checkout"),
         "complete": Column(FLAG, "false when the run was interrupted"),
         "expectations": Column(
-            TEXT, "what is wrong with the list of known failures: expired, stale, …; a line each"
+            TEXT, "problems of the list of known failures: expired, stale, …; a line each"
         ),
-        "conformant": Column(
-            FLAG,
-            "every must of the claimed areas held; missing where a run looked at a part only, "
-            "where the texts of the clauses are not known, or where nothing was proven",
+        "verdict": Column(TEXT, f"{', '.join(WORDS)}; of a benchmark: conformant if that was shown"),
+        "scope": Column(
+            TEXT, "the part of the suite that was run: areas, clauses, dtypes; empty if all of it"
         ),
+        "gate": Column(TEXT, "green or red"),
+        "clauses_checked": Column(WHOLE, "clauses of the claimed areas that were checked"),
+        "clauses_claimed": Column(WHOLE, "clauses of the claimed areas"),
+        "musts_checked": Column(WHOLE, "must clauses of the claimed areas that were checked"),
+        "musts_claimed": Column(WHOLE, "must clauses of the claimed areas"),
     },
     "clauses": {
         "run": _RUN,
         "clause": Column(TEXT, "id of the clause"),
-        "area": Column(TEXT, "area of the surface, where the text of the clause is known"),
-        "level": Column(TEXT, "must, should or observe, where the text of the clause is known"),
+        "area": Column(TEXT, "area of the surface, if the text of the clause is known"),
+        "level": Column(TEXT, "must, should or observe, if the text of the clause is known"),
         "outcome": Column(TEXT, f"the most serious outcome of its cases: {', '.join(SEVERITY)}"),
         "cases": Column(WHOLE, "number of cases"),
         "passed": Column(WHOLE, "cases that passed or observed"),
-        "failed": Column(WHOLE, "cases that failed or broke, and those that passed unexpectedly"),
+        "failed": Column(WHOLE, "cases that failed, crashed or passed unexpectedly"),
         "known": Column(WHOLE, "cases that failed as expected"),
     },
     "cases": {
@@ -91,14 +95,14 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
         "case": _CASE,
         "clause": _CLAUSE,
         "outcome": Column(TEXT, "outcome of the case"),
-        "device": Column(TEXT, "what it ran on, if it asks for one"),
-        "dtype": Column(TEXT, "what it ran in, if it asks for one"),
+        "device": Column(TEXT, "device, if the case asks for one"),
+        "dtype": Column(TEXT, "dtype, if the case asks for one"),
         "expected": Column(TEXT, "of a failure: what was expected"),
         "seen": Column(TEXT, "of a failure: what was seen instead"),
         "inputs": Column(TEXT, "literal inputs, as JSON"),
-        "reason": Column(TEXT, "of a known failure: why"),
-        "link": Column(TEXT, "of a known failure: where more is said"),
-        "seconds": Column(NUMBER, "how long it took", "s"),
+        "reason": Column(TEXT, "of a known failure: the reason"),
+        "link": Column(TEXT, "of a known failure: where to read more"),
+        "seconds": Column(NUMBER, "duration of the case", "s"),
         "replay": Column(TEXT, "the command that repeats it"),
     },
     "records": {
@@ -106,9 +110,9 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
         "case": _CASE,
         "clause": _CLAUSE,
         "name": Column(TEXT, "path of what was recorded within the case; empty if it is one value"),
-        "value": Column(NUMBER, "the record, where it is a number or true (1) or false (0)"),
+        "value": Column(NUMBER, "the record, if it is a number or true (1) or false (0)"),
         "text": Column(TEXT, "the record, as text"),
-        "unit": Column(TEXT, "unit of the number, where it has one"),
+        "unit": Column(TEXT, "unit of the number, if it has one"),
     },
     "errors": {
         "run": _RUN,
@@ -118,7 +122,7 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
         "quantity": Column(TEXT, "the tensor: weight, sum, exp_avg, …"),
         "dtype": Column(TEXT, "dtype of the tensor"),
         "error": Column(NUMBER, "largest error, against an oracle of higher precision", "column unit"),
-        "budget": Column(NUMBER, "what it may be; missing where there is no limit", "column unit"),
+        "budget": Column(NUMBER, "largest allowed error; missing if there is no limit", "column unit"),
         "unit": Column(TEXT, "ULP of the dtype, or relative to the size of the exact result"),
         "steps": Column(WHOLE, "steps taken before it was measured", "steps"),
         "rows": Column(WHOLE, "gradients that were aggregated into one row", "gradients"),
@@ -130,7 +134,7 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
         "policy": Column(TEXT, "the policies of the stages, in order"),
         "iteration": Column(WHOLE, "iteration, from 0", "steps"),
         "specified": Column(NUMBER, "learning rate that the formula gives"),
-        "measured": Column(NUMBER, "learning rate that the implementation set; missing where it broke"),
+        "measured": Column(NUMBER, "learning rate that the implementation set; missing if it raised"),
     },
     "speeds": {
         "run": _RUN,
@@ -138,24 +142,26 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
         "device": Column(TEXT, "cpu or cuda"),
         "workload": Column(TEXT, "name of the workload, see `keyedopt bench --list`"),
         "task": Column(TEXT, "what is timed, see `keyedopt bench --list`"),
-        "implementation": Column(TEXT, "what is measured"),
-        "peer": Column(TEXT, "what it is compared with"),
+        "implementation": Column(TEXT, "name of the implementation"),
+        "peer": Column(TEXT, "name of the implementation it is compared with"),
         "ratio": Column(NUMBER, "time of the peer over time of the implementation: above 1 is faster"),
         "low": Column(NUMBER, "lower end of the 95 % interval of the ratio"),
         "high": Column(NUMBER, "upper end of the 95 % interval of the ratio"),
         "noise": Column(NUMBER, "how far from 1 the implementation measured against itself reaches"),
-        "publishable": Column(FLAG, "results match, machine not busy, and shown to be conformant"),
-        "matches": Column(FLAG, "both computed the same"),
+        "publishable": Column(
+            FLAG, "results match, the machine was idle, and the build was shown to be conformant"
+        ),
+        "matches": Column(FLAG, "both computed the same result"),
         "seconds_median": Column(NUMBER, "median time of the implementation", "s"),
         "peer_seconds_median": Column(NUMBER, "median time of the peer", "s"),
         "bound_seconds": Column(
-            NUMBER, "the bytes that must move over the memory bandwidth measured beside", "s"
+            NUMBER, "bytes that must move over the memory bandwidth measured in the same run", "s"
         ),
-        "of_bound": Column(NUMBER, "median time over that bound: 1 is as fast as the memory"),
+        "of_bound": Column(NUMBER, "median time over that bound; 1 is as fast as the memory"),
         "bytes": Column(WHOLE, "bytes that must move", "B"),
         "bandwidth": Column(NUMBER, "the highest memory bandwidth measured in the same run", "B/s"),
         "extra_memory": Column(
-            NUMBER, "memory that a run needs at its peak besides what was there before, where measured", "B"
+            NUMBER, "peak memory of a run beyond the memory in use before it, if measured", "B"
         ),
         "first_seconds": Column(NUMBER, "time of the very first step", "s"),
     },
@@ -169,19 +175,19 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
             NUMBER, "the measurement; lower is better, except of a unit that ends with /s", "column unit"
         ),
         "unit": Column(TEXT, "unit of the three numbers"),
-        "low": Column(NUMBER, "lower end of its interval, where there is one", "column unit"),
-        "high": Column(NUMBER, "upper end of its interval, where there is one", "column unit"),
+        "low": Column(NUMBER, "lower end of its interval, if it has one", "column unit"),
+        "high": Column(NUMBER, "upper end of its interval, if it has one", "column unit"),
     },
     "problems": {
-        "file": Column(TEXT, "a file that was refused"),
-        "reason": Column(TEXT, "why"),
+        "file": Column(TEXT, "a file that was left out"),
+        "reason": Column(TEXT, "why it was left out"),
     },
 }
 
 
 @dataclass(frozen=True)
 class Tables:
-    """Results as tidy tables; `COLUMNS` documents their columns. Empty tables have all columns too."""
+    """Results as tidy tables; `COLUMNS` documents their columns. Empty tables have all columns."""
 
     runs: pd.DataFrame
     clauses: pd.DataFrame
@@ -199,7 +205,7 @@ class Tables:
 
 
 def table(name: str, rows: Sequence[Sequence[Any]]) -> pd.DataFrame:
-    """Make a table of rows in the order of its columns; None is a value that is missing.
+    """Make a table of rows, whose values are in the order of its columns; None is a missing value.
 
     >>> table("problems", [("a.json", "it is truncated")])
          file           reason
@@ -217,12 +223,12 @@ def table(name: str, rows: Sequence[Sequence[Any]]) -> pd.DataFrame:
 
 
 def tables_of(rows: Mapping[str, Iterable[Sequence[Any]]]) -> Tables:
-    """Make all tables of the rows of each."""
+    """Make every table from its rows."""
     return Tables(**{name: table(name, list(rows.get(name, ()))) for name in COLUMNS})
 
 
 def rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return the rows of a table as plain data; what is missing is None.
+    """Return the rows of a table as dictionaries; a missing value is None.
 
     >>> rows(table("problems", [("a.json", None)]))
     [{'file': 'a.json', 'reason': None}]
@@ -232,17 +238,29 @@ def rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return [dict(zip(names, row, strict=True)) for row in plain.itertuples(index=False, name=None)]
 
 
+def held(clauses: Frame) -> tuple[int, int]:
+    """Return how many of some clauses held, and how many of them were checked."""
+    outcomes = clauses["outcome"][clauses["outcome"] != "unsupported"]
+    return int(outcomes.isin(GREEN).sum()), len(outcomes)
+
+
+def checked(run: Mapping[str, Any]) -> Checked:
+    """Return how many clauses and musts were checked, of a row of `runs`."""
+    names = ("clauses_checked", "clauses_claimed", "musts_checked", "musts_claimed")
+    return Checked(*(int(run[name]) for name in names))
+
+
 def described() -> str:
     """Return the documentation of the columns as Markdown."""
     lines = []
     for name, columns in COLUMNS.items():
-        lines += ["", f"**{name}**", "", "| column | dtype | unit | what it holds |", "|---|---|---|---|"]
-        lines += [f"| `{key}` | {c.dtype} | {c.unit} | {c.about} |" for key, c in columns.items()]
+        cells = [[f"`{key}`", about.dtype, about.unit, about.about] for key, about in columns.items()]
+        lines += ["", f"**{name}**", *markdown.table(["column", "dtype", "unit", "what it holds"], cells)]
     return "\n".join(lines[1:]) + "\n"
 
 
 def update_readme(path: Path) -> str:
-    """Return the text of the README with the documentation of the columns put between its marks."""
+    """Return the text of the README with the documentation of the columns between its marks."""
     text = path.read_text(encoding="utf-8")
     head, begin, rest = text.partition("<!-- columns -->\n")
     _, end, tail = rest.partition("<!-- end of columns -->")

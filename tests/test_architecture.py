@@ -1,6 +1,7 @@
 """The repository keeps its shape: who imports whom, what is installed, lint, types, doctests."""
 
 import ast
+import difflib
 import doctest
 import importlib
 import pkgutil
@@ -13,7 +14,9 @@ from pathlib import Path
 import pytest
 from conftest import LONGEST
 
+from keyedopt import fused, reference
 from keyedopt.conformance.run import replay
+from keyedopt.reference.keyed.bulk import ONE_BY_ONE
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -27,20 +30,31 @@ SUITE = ROOT / "conformance" / "suite"
 #: Which parts of keyedopt a part may import.
 ALLOWED = {
     "reference": {"reference"},
-    "fused": {"fused", "reference"},  # of the reference only the types below
+    "fused": {"fused", "reference"},  # but none of the reference's arithmetic
     "conformance": {"conformance"},
     "benchmarks": {"benchmarks", "conformance"},
-    "reports": {"reports"},  # result files are all it knows
+    "reports": {"reports", "conformance"},  # of conformance only the packages below
     "cli": {"cli", "conformance", "reference", "fused", "benchmarks", "reports"},
     "tools": {"tools", "conformance", "reference", "fused", "benchmarks", "reports", "cli"},
 }
 
-#: What the fused implementation shares with the reference: types, no behaviour.
-SHARED = {
-    *("GradientClipping", "WarmupPolicy", "WarmupStage", "FusedOptimizerModule"),
-    *("BiasCorrection", "Decay", "EpsPlacement", "Rows"),
-    *("EmbeddingBagConfig", "EmbeddingConfig", "PoolingType", "Features", "Jagged"),
+#: Packages that may import only these packages of keyedopt.
+LEAVES = {
+    "conformance/spec": ("conformance.spec",),
+    "conformance/results": ("conformance.results", "conformance.spec"),
+    "reports": ("reports", "conformance.results", "conformance.spec"),
 }
+
+#: The arithmetic of the reference: the fused implementation has its own.
+ARITHMETIC = {"rules", "norms", "embedding.lookup", "embedding.backward", "embedding.update"}
+#: Names of these modules that the fused implementation may use: they compute nothing, or are overridden.
+NO_ARITHMETIC = {
+    *("BiasCorrection", "Decay", "EpsPlacement", "Rows"),
+    *("BackwardClip", "Reach", "clip_in_backward", "backward_clip"),
+}
+
+#: The largest share of the lines of two files with one name that may be alike.
+ALIKE = 0.2
 
 #: What the reference may import: torch and the standard library.
 REFERENCE_NEEDS = {"torch", *sys.stdlib_module_names}
@@ -72,13 +86,119 @@ def test_a_part_imports_only_the_parts_it_may(part):
                 assert module.split(".")[1] in ALLOWED[part], f"{path} imports {module}"
 
 
-def test_the_fused_implementation_shares_types_alone():
+@pytest.mark.parametrize("folder", LEAVES)
+def test_a_leaf_imports_only_its_packages(folder):
+    allowed = [f"keyedopt.{package}" for package in LEAVES[folder]]
+    for path in sources(ROOT / folder):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            names = (
+                [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            )
+            head = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            for name in (f"{head}{name}" for name in names):
+                ours = any(f"{name}.".startswith(f"{package}.") for package in allowed)
+                assert ours or not name.startswith("keyedopt."), f"{path} imports {name}"
+
+
+def arithmetic(module):
+    """Return whether a module is one of the reference's arithmetic."""
+    name = module.removeprefix("keyedopt.reference.")
+    return name != module and any(name == one or name.startswith(f"{one}.") for one in ARITHMETIC)
+
+
+def test_the_modules_of_the_arithmetic_exist():
+    for name in ARITHMETIC:
+        path = FOLDERS["reference"] / name.replace(".", "/")
+        assert path.is_dir() or path.with_suffix(".py").exists(), name
+
+
+def test_the_fused_implementation_has_its_own_arithmetic():
     for path in sources(FOLDERS["fused"]):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Import):
-                assert not any(alias.name.startswith("keyedopt.reference") for alias in node.names), path
-            elif isinstance(node, ast.ImportFrom) and node.module.startswith("keyedopt.reference"):
-                assert {alias.name for alias in node.names} <= SHARED, f"{path} imports from {node.module}"
+                assert not any(arithmetic(alias.name) for alias in node.names), path
+            elif isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    whole = f"{node.module}.{alias.name}"
+                    own = alias.name in NO_ARITHMETIC or not (arithmetic(node.module) or arithmetic(whole))
+                    assert own, f"{path} imports {alias.name} from {node.module}"
+
+
+def code_lines(path):
+    """Return the lines of a file as `ast` writes them, without docstrings and imports."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in ast.walk(tree):
+        for body in (getattr(node, name, None) for name in ("body", "orelse", "finalbody")):
+            if isinstance(body, list):
+                body[:] = [one for one in body if not skipped(one)] or [ast.Pass()]
+    lines = (line.strip() for line in ast.unparse(tree).splitlines())
+    return [line for line in lines if len(line) > 1 and line != "pass"]
+
+
+def skipped(node):
+    """Return whether a statement is an import, a docstring, or the list of exported names."""
+    text = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    exports = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+    return text or exports or isinstance(node, ast.Import | ast.ImportFrom)
+
+
+def alike(one, other):
+    """Return the share of the lines of one file that the other file repeats in the same order."""
+    first, second = code_lines(one), code_lines(other)
+    blocks = difflib.SequenceMatcher(None, first, second, autojunk=False).get_matching_blocks()
+    return sum(block.size for block in blocks) / max(1, len(first))
+
+
+def pairs():
+    """Return the files of the reference and the fused implementation that have the same name."""
+    named = {}
+    for path in sources(FOLDERS["reference"]):
+        named.setdefault(path.name, []).append(path)
+    return [
+        (one, other)
+        for other in sources(FOLDERS["fused"])
+        for one in named.get(other.name, ())
+        if other.name != "__init__.py"
+    ]
+
+
+@pytest.mark.parametrize(("one", "other"), pairs(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_two_files_of_one_name_repeat_each_other(one, other):
+    share = alike(one, other)
+    assert share <= ALIKE, f"{share:.0%} of the lines are alike: let the fused file import the reference's"
+
+
+def test_a_copied_file_is_found(tmp_path):
+    copied = tmp_path / "copied.py"
+    copied.write_text((FOLDERS["reference"] / "warmup.py").read_text(encoding="utf-8"))
+    assert alike(FOLDERS["reference"] / "warmup.py", copied) == 1
+    copied.write_text("from keyedopt.reference.warmup import WarmupOptimizer\n")
+    assert alike(FOLDERS["reference"] / "warmup.py", copied) == 0
+
+
+#: What the fused implementation re-exports: there is nothing to gain by another class.
+RE_EXPORTED = [
+    *("KeyedOptimizer", "CombinedOptimizer", "OptimizerWrapper", "WarmupOptimizer", "WarmupPolicy"),
+    *("WarmupStage", "SemisyncOptimizer", "FaultTolerantOptimizer", "FusedOptimizer", "EmptyFusedOptimizer"),
+    *("FusedOptimizerModule", "GradientClipping"),
+    *("apply_optimizer_in_backward", "in_backward_optimizer_filter"),
+]
+
+
+@pytest.mark.parametrize("name", RE_EXPORTED)
+def test_there_is_one_wrapper_family(name):
+    assert getattr(fused, name) is getattr(reference, name)
+
+
+@pytest.mark.parametrize("name", ["KeyedOptimizerWrapper", "GradientClippingOptimizer"])
+def test_a_faster_wrapper_is_a_subclass(name):
+    assert issubclass(getattr(fused, name), getattr(reference, name))
+
+
+def test_importing_fused_leaves_the_reference_as_it_is():
+    assert reference.KeyedOptimizer.bulk is ONE_BY_ONE
+    assert reference.KeyedOptimizerWrapper.bulk is ONE_BY_ONE
+    assert fused.KeyedOptimizerWrapper.bulk is not ONE_BY_ONE
 
 
 def test_the_reference_needs_torch_alone():

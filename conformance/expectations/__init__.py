@@ -1,6 +1,6 @@
 """Known failures of an implementation: a TOML file that a gate applies to a result.
 
-Each entry names a clause and the cases of it that fail, says why, and links to a reproducer::
+Each entry names a clause and its failing cases, gives the reason, and links to a reproducer::
 
     [[known]]
     clause = "CLIP-007"
@@ -11,7 +11,7 @@ Each entry names a clause and the cases of it that fail, says why, and links to 
     when = { torchrec = ">=1.8,<1.9", device = "cpu" }   # optional: versions, device, dtype
 
 A failing case that is listed becomes ``known``. An entry whose case passes, that names a case or a
-clause that does not exist, or that has expired, fails the gate: a list of excuses must stay true.
+clause that does not exist, or that has expired, fails the gate, so that the list stays true.
 """
 
 import dataclasses
@@ -30,16 +30,17 @@ from packaging.version import InvalidVersion, Version
 from tomlkit.items import AoT, Array, Table
 
 from keyedopt.conformance import spec
+from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.model import Case, Result, write_atomically
 from keyedopt.conformance.results.untrusted import one_line
 from keyedopt.conformance.results.verdict import FAILING, GREEN
 
-#: How the reason of an entry begins that nobody has given yet.
+#: How the reason of a new entry begins until somebody explains it.
 UNEXPLAINED = "to be explained: "
 
 
-class ExpectationsError(Exception):
-    """An expectations file that cannot be used; the message says why."""
+class ExpectationsError(KeyedoptError):
+    """An expectations file cannot be used; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class Known:
     when: Mapping[str, str] = field(default_factory=dict)
 
     def holds(self, case: Case, versions: Mapping[str, str]) -> bool:
-        """Whether the conditions of the entry are met by a case of a run with these versions."""
+        """Whether a case of a run with these versions meets the conditions of the entry."""
         for name, wanted in self.when.items():
             if name == "dtype":
                 met = case.dtype in (None, wanted)
@@ -69,7 +70,7 @@ class Known:
 
 
 def is_version(text: str) -> bool:
-    """Whether a text is a version that can be compared."""
+    """Whether a text is a version as PEP 440 defines it."""
     try:
         Version(text)
     except InvalidVersion:
@@ -78,10 +79,14 @@ def is_version(text: str) -> bool:
 
 
 def find(name: str, *, new: bool = False) -> Path:
-    """Return a file, or the one that keyedopt ships for an implementation of that name.
+    """Return the path of a file, or of the list that keyedopt ships for an implementation of that name.
+
+    Args:
+        name: the path or the name.
+        new: whether the file may be missing.
 
     Raises:
-        ExpectationsError: there is neither, and it is not to be made.
+        ExpectationsError: neither exists, and the file may not be missing.
     """
     path = Path(name)
     if path.exists():
@@ -99,11 +104,11 @@ def read(path: Path) -> tuple[Known, ...]:
     """Read an expectations file.
 
     Raises:
-        ExpectationsError: not TOML, or an entry is not as documented.
+        ExpectationsError: the file is not TOML, or an entry is not as documented.
     """
     try:
         plain = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # not there, not UTF-8, not TOML
+    except (OSError, ValueError) as error:  # missing, not UTF-8, not TOML
         raise ExpectationsError(f"{path} cannot be read: {error}") from error
     if set(plain) - {"known"} or not isinstance(plain.get("known", []), list):
         raise ExpectationsError(f"{path} may hold [[known]] entries only, not {', '.join(plain)}")
@@ -139,12 +144,12 @@ def _entry(path: Path, number: int, item: Any) -> Known:
             try:
                 SpecifierSet(value)
             except InvalidSpecifier as error:
-                raise ExpectationsError(f"{where}: {name} = {value!r} is no version range") from error
+                raise ExpectationsError(f"{where}: {name} = {value!r} is not a version range") from error
     return Known(**{**item, "cases": tuple(cases)})
 
 
 class _Run:
-    """What a list of known failures needs to know of a result."""
+    """The cases of a result, and which entries the run can judge."""
 
     def __init__(self, result: Result) -> None:
         self.cases = {case.case: case for case in result.cases}
@@ -156,7 +161,7 @@ class _Run:
         self._suite = spec.version_key(options.get("suite") or spec.SUITE_VERSION)
 
     def judges(self, entry: Known, name: str) -> bool:
-        """Whether the run says something of a case of an entry: part of a suite cannot of all."""
+        """Whether the run can judge a case of an entry; some are outside a part of the suite."""
         if name in self.cases:
             return entry.holds(self.cases[name], self._versions)
         clause = spec.clauses().get(entry.clause)
@@ -164,9 +169,9 @@ class _Run:
 
 
 def apply(result: Result, known: Sequence[Known], path: Path, today: datetime.date | None = None) -> Result:
-    """Mark the expected failures of a result, and note what is wrong with the list.
+    """Return the result with its expected failures marked as known, and with the problems of the list.
 
-    A part of the suite (some areas, some dtypes) can only judge the entries that it ran.
+    A run of a part of the suite (some areas, some dtypes) judges only entries whose cases it ran.
     """
     today = today or datetime.datetime.now(tz=datetime.UTC).date()
     run = _Run(result)
@@ -201,11 +206,14 @@ def apply(result: Result, known: Sequence[Known], path: Path, today: datetime.da
 
 
 def update(path: Path, result: Result) -> int:
-    """Rewrite an expectations file so that it names just the failures of a result.
+    """Rewrite an expectations file so that it lists exactly the failures of a result.
 
-    Reasons, links, dates, conditions and comments of entries that still fail are kept, and so are the
-    entries that the run could not judge (other areas, dtypes, conditions). A new failure gets an entry
-    whose reason and link are to be filled in: until then they say so. Returns how many these are.
+    Entries that still fail keep their reasons, links, dates, conditions and comments. Entries that the run
+    cannot judge (other areas, dtypes, conditions) stay too. A new failure gets an entry with placeholders for
+    the reason and the link.
+
+    Returns:
+        The number of new entries.
     """
     old = read(path) if path.exists() else ()
     run = _Run(result)

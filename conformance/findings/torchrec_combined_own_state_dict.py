@@ -4,7 +4,7 @@ CombinedOptimizer reads and writes the state of its optimizers by itself. A subc
 something of its own, a step count for one, and saves it in its state_dict as every torch optimizer
 may, does so alone and inside an OptimizerWrapper; combined, it is dropped without a word.
 
-Clauses: COMB-021.
+Clauses: COMB-021, COMB-045.
 """
 
 import sys

@@ -4,7 +4,7 @@ That mapping is usually used again: to clip, to count, to build another optimize
 a parameter that belongs to no model, or finds its key taken. A read-only mapping, which the
 annotation (Mapping) allows, raises TypeError.
 
-Clauses: WARM-044.
+Clauses: WARM-044, WARM-077.
 """
 
 import functools

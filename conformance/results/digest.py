@@ -1,26 +1,25 @@
-"""Which build of an implementation is here: a digest of the files that its package consists of."""
+"""The digest of an implementation's build, which says whether a result is of the files that are installed."""
 
 import hashlib
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
-from keyedopt.conformance.targets.implementation import Implementation
-
-#: What is part of a build: sources, and what was compiled of them.
+#: Files that belong to a build: sources and compiled extensions.
 KINDS = (".py", ".so", ".pyd", ".cu", ".cpp", ".h")
-#: Packages that ours share types with.
+#: The package whose classes keyedopt's own implementations use.
 SHARED = "keyedopt.reference"
 
 
-def digest(implementation: Implementation) -> str:
-    """Return a digest of the package in which the public names live, compiled parts included.
+def digest(root: object) -> str:
+    """Return a digest of the package that has an implementation's names, compiled extensions included.
 
-    Empty if nothing can be said: the names are of an object, or its module has no file.
+    Args:
+        root: `Implementation.root`. The digest is empty if it is an object, or a module without a file.
     """
-    if not isinstance(implementation.root, str):
+    if not isinstance(root, str):
         return ""
-    module = implementation.root.partition(":")[0]
+    module = root.partition(":")[0]
     modules = (module, SHARED) if module.startswith("keyedopt.") else (module,)
     made = hashlib.sha256()
     for name in dict.fromkeys(modules):
@@ -34,7 +33,7 @@ def digest(implementation: Implementation) -> str:
 
 
 def _files(module: str) -> Iterator[tuple[str, Path]]:
-    """Yield the files of a package, or of a module alone, each with its name within it, in order."""
+    """Yield the files of a package, or the file of a module, each with its relative name, in order."""
     spec = importlib.util.find_spec(module)
     if spec is None:
         return

@@ -1,8 +1,8 @@
-"""The result of a run: what is written to ``results/*.json``, and how it is read back.
+"""The result of a run, and the files that it is written to and read from.
 
-The format is described by ``result.schema.json``; a file is written whole or not at all. While a run
-goes on, a journal stands beside its output (``FILE.journal``, one JSON object a line: a head, then
-the records as they come), so that a run that is killed keeps what it had.
+``result.schema.json`` describes the format. A file is written whole or not at all. During a run a journal
+stands beside the output (``FILE.journal``, one JSON object a line: a head, then the records), so that the
+cases of a run that is killed can be recovered.
 """
 
 import errno
@@ -10,35 +10,34 @@ import functools
 import json
 import os
 import tempfile
+from collections import Counter
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from keyedopt.conformance.results.errors import ResultError as ResultError
 from keyedopt.conformance.results.untrusted import one_line
 
 #: The version of the format.
 SCHEMA = 1
-
-
-class ResultError(Exception):
-    """A result file that cannot be read or written; the message says why and what to do."""
+AGAIN = "run `keyedopt check … --output` again"
 
 
 @dataclass(frozen=True)
 class Case:
-    """What one case of the suite gave.
+    """The outcome of one case of the suite.
 
     Args:
-        case: its name, ``test_keyed_load::test_shapes[2]``.
-        clauses: the clauses it tests.
+        case: the name of the case, ``test_keyed_load::test_shapes[2]``.
+        clauses: the clauses that the case tests.
         outcome: ``pass``, ``fail``, ``error`` (crash, timeout), ``unsupported``, ``known``,
             ``unexpected-pass``, or ``observed`` for a case that has no verdict.
-        device, dtype, inputs: what it ran with.
+        device, dtype, inputs: what the case ran with.
         expected, seen: for a failure, what was expected and what was seen, one line each.
-        observed: what an observing case recorded; a measured error for others, where there is one.
-        seconds: how long it took.
-        trace: where it failed.
-        known: for an expected failure, the reason and link given.
+        observed: what an observing case recorded; for other cases the measured errors, if there are any.
+        seconds: the duration of the case.
+        trace: for a failure, the traceback.
+        known: for an expected failure, its reason and link.
     """
 
     case: str
@@ -63,12 +62,12 @@ class Result:
         implementation: name, target, versions, claimed areas, dtypes, variants.
         environment: Python, torch, machine, device.
         suite: version and hash of the suite.
-        options: what was asked for: level, suite version, areas, dtypes, time limit, seed.
-        started: when, in ISO 8601 with time zone.
-        seconds: how long the run took.
-        complete: False when it was interrupted.
-        cases: every case that ran, by name.
-        expectations: the file of known failures that was applied, and what is wrong with it.
+        options: level, suite version, areas, dtypes, time limit and seed of the run.
+        started: start of the run, in ISO 8601 with time zone.
+        seconds: the duration of the run.
+        complete: False if the run was interrupted.
+        cases: every case that ran.
+        expectations: the file of known failures that was applied, and the problems of that file.
     """
 
     implementation: dict[str, Any]
@@ -83,7 +82,7 @@ class Result:
     schema: int = SCHEMA
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain data, as the schema describes it."""
+        """Return the result as the JSON data that the schema describes."""
         plain: dict[str, Any] = json.loads(json.dumps(asdict(self), default=repr))
         return plain
 
@@ -94,6 +93,13 @@ def schema() -> dict[str, Any]:
     text = Path(__file__).with_name("result.schema.json").read_text(encoding="utf-8")
     loaded: dict[str, Any] = json.loads(text)
     return loaded
+
+
+@functools.cache
+def _validator() -> Any:
+    import jsonschema
+
+    return jsonschema.Draft202012Validator(schema())
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
@@ -111,17 +117,17 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def refuse_unwritable(path: Path) -> None:
-    """Find out early that a file cannot be written; leaves nothing behind.
+    """Raise before a run if its output cannot be written. Leaves no file behind.
 
     Raises:
-        ResultError: it cannot.
+        ResultError: the file cannot be written.
     """
     try:
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
-        if path.exists() and not path.is_file():  # a file that takes the place of a device would be its end
-            raise FileExistsError(errno.EEXIST, "it is no plain file")
-        folder = path.parent  # or else, of the folders above it, the first that there is
+        if path.exists() and not path.is_file():  # writing would replace a device by a file
+            raise FileExistsError(errno.EEXIST, "it is not a regular file")
+        folder = path.parent  # or the nearest folder above it that exists
         while not os.path.lexists(folder):
             folder = folder.parent
         if not folder.is_dir():
@@ -134,7 +140,7 @@ def refuse_unwritable(path: Path) -> None:
 
 
 def journal_path(output: Path) -> Path:
-    """Return where the journal of a run stands while its output is not written."""
+    """Return the path of the journal that stands beside an output until the output is written."""
     return output.with_name(f"{output.name}.journal")
 
 
@@ -144,54 +150,61 @@ def write(result: Result, path: Path) -> None:
 
 
 def read(path: Path, *, partial: bool = False) -> Result:
-    """Read a result file, or with ``partial`` also one of an interrupted run, or a journal.
+    """Read a result file; with ``partial`` also the file of an interrupted run, or a journal.
 
     Raises:
-        ResultError: it is missing, truncated, of another format or version, or partial.
+        ResultError: the file is missing, truncated, of another format or version, or partial.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
         raise ResultError(f"{path} cannot be read: {error}") from error
-    if partial and path.suffix == ".journal":
-        return _from_journal(path, text)
     try:
-        plain = json.loads(text)
+        plain = _journal(text) if partial and path.suffix == ".journal" else json.loads(text)
+    except ResultError as error:
+        raise ResultError(f"{path}: {error}") from error
     except (ValueError, RecursionError) as error:
-        raise ResultError(
-            f"{path} is not a result file, or is truncated ({error}); run `keyedopt check … --output` again"
-        ) from error
-    result = _validated(path, plain)
-    if not result.complete and not partial:
-        raise ResultError(f"{path} is of an interrupted run; run `keyedopt check … --output` again")
-    return result
+        raise ResultError(f"{path} is not a result file, or is truncated ({error}); {AGAIN}") from error
+    try:
+        return parse(plain, partial=partial)
+    except ResultError as error:
+        raise ResultError(f"{path}: {error}") from error
 
 
-def _validated(path: Path, plain: Any) -> Result:
-    import jsonschema
+def parse(plain: Any, *, partial: bool = False) -> Result:
+    """Return the result that JSON data holds.
 
+    Args:
+        plain: the data, which may be anything.
+        partial: whether the result of an interrupted run is accepted.
+
+    Raises:
+        ResultError: the data is of another version, is not as the schema says, names a case twice, or is of
+            an interrupted run.
+    """
     if isinstance(plain, dict) and plain.get("schema", SCHEMA) != SCHEMA:
         version = one_line(repr(plain["schema"]), 40)
-        raise ResultError(f"{path} has format version {version}; this keyedopt reads version {SCHEMA}")
-    try:
-        jsonschema.validate(plain, schema())
-    except jsonschema.ValidationError as error:
-        raise ResultError(
-            f"{path} is not a result file: {error.json_path}: {one_line(error.message, 200)}"
-        ) from error
-    cases = tuple(case_from(record) for record in plain["cases"])
-    return Result(**{**plain, "cases": cases})
+        raise ResultError(f"it has format version {version}; this keyedopt reads version {SCHEMA}")
+    if isinstance(plain, dict) and plain.get("complete") is False and not partial:
+        raise ResultError(f"it is of an interrupted run; {AGAIN}")
+    error = next(_validator().iter_errors(plain), None)
+    if error is not None:
+        raise ResultError(f"it is not a result file: {error.json_path}: {one_line(error.message, 200)}")
+    twice = [name for name, count in Counter(case["case"] for case in plain["cases"]).items() if count > 1]
+    if twice:
+        raise ResultError(f"it has the case {one_line(twice[0], 200)} twice")
+    return Result(**{**plain, "cases": tuple(case_from(record) for record in plain["cases"])})
 
 
 def case_from(record: dict[str, Any]) -> Case:
-    """Make a `Case` of a record; what a record may lack has a default."""
+    """Make a `Case` of a record; members that the record lacks get their defaults."""
     names = {item.name for item in fields(Case)}
     known = {key: value for key, value in record.items() if key in names}
     return Case(**{**known, "clauses": tuple(known.get("clauses", ()))})
 
 
-def _from_journal(path: Path, text: str) -> Result:
-    """Rebuild what a killed run had; a last line cut short is dropped."""
+def _journal(text: str) -> dict[str, Any]:
+    """Return the data of the result of a run that was killed, without a last line that was cut short."""
     lines: list[Any] = []
     for line in text.splitlines():
         try:
@@ -199,13 +212,13 @@ def _from_journal(path: Path, text: str) -> Result:
         except ValueError:
             break
     if not lines or not isinstance(lines[0], dict):
-        raise ResultError(f"{path} holds no journal; there is nothing to recover")
+        raise ResultError("it holds no journal; there is nothing to recover")
     head, *records = lines
-    return _validated(path, {**head, "complete": False, "cases": records})
+    return {**head, "complete": False, "cases": records}
 
 
 class Journal:
-    """The file beside an output that keeps what a run has so far, until the output is written."""
+    """The file beside an output that keeps the cases of a run until the output is written."""
 
     def __init__(self, output: Path, head: Result) -> None:
         self._path = journal_path(output)
@@ -218,7 +231,7 @@ class Journal:
         self._file.flush()
 
     def add(self, case: Case) -> None:
-        """Append a case that has just ended."""
+        """Append a case."""
         self._append(asdict(case))
 
     def __enter__(self) -> "Journal":

@@ -2,16 +2,18 @@
 
     python -m keyedopt.conformance.results.precision REFERENCE OTHER
 
-Both are results that ``keyedopt check --output`` wrote. A case that measures errors records them in units in
-the last place of the dtype, quantity by quantity, and besides those of one golden trajectory the median of
-the worst errors of many draws. That median is compared: it may be at most twice that of the reference, or one
-ULP if that is larger. The worst error of one draw, a matter of luck, is held to its budget by the case.
+Both are results that ``keyedopt check --output`` wrote. Cases record errors in units in the last place (ULP)
+of the dtype, by quantity: those of one golden trajectory, and the median of the worst errors of many draws.
+The medians are compared: the median may be at most the larger of twice the reference's and one ULP. The
+worst error of a single draw varies too much to be compared; the case itself holds it to a budget.
 
-Below one ULP the result is one of the two numbers of the dtype between which the right one is, and no
-arithmetic that rounds more than once can say which: where the reference happens to be a tenth of an ULP off,
-the other of the two is nine tenths off, and twice the error would forbid it.
+The bound is at least one ULP because a result with a smaller error is one of the two numbers of the dtype
+next to the exact value, and arithmetic that rounds more than once cannot choose between them: if the
+reference is off by a tenth of an ULP, the other number is off by nine tenths, which twice the reference's
+error would forbid.
 
-Prints what is beyond, and how many were compared; exits with 1 if something is beyond, 2 on bad input.
+Prints the quantities beyond the bound and the number of comparisons. Exit codes: 1 if a quantity is beyond
+the bound, 2 on bad input.
 """
 
 import math
@@ -20,9 +22,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from keyedopt.conformance.results.model import Result, ResultError, read
+from keyedopt.conformance.results.errors import KeyedoptError
+from keyedopt.conformance.results.model import Result, read
 
-#: As precise as the reference: at most so many times its error, or one unit in the last place.
+#: The bound: at most TIMES the reference's error, or UNITS in the last place if that is larger.
 TIMES, UNITS = 2.0, 1.0
 
 
@@ -37,7 +40,7 @@ class Comparison:
     other: float
 
     def holds(self) -> bool:
-        """Whether the other is as precise."""
+        """Whether the error is within the bound."""
         return self.other <= max(TIMES * self.reference, UNITS)
 
     def __str__(self) -> str:
@@ -46,7 +49,7 @@ class Comparison:
 
 
 def median_errors(result: Result) -> dict[tuple[str, str, str], float]:
-    """Return the medians of errors in ULP, by case, quantity and dtype; infinite where it is not finite."""
+    """Return the medians of errors in ULP, by case, quantity and dtype; infinity if not finite."""
     found: dict[tuple[str, str, str], float] = {}
     for case in result.cases:
         for record in case.observed.get("errors", ()) if isinstance(case.observed, Mapping) else ():
@@ -58,7 +61,7 @@ def median_errors(result: Result) -> dict[tuple[str, str, str], float]:
 
 
 def compare(reference: Result, other: Result) -> Iterator[Comparison]:
-    """Compare what both have measured."""
+    """Yield the comparison of each quantity that both have measured."""
     known = median_errors(reference)
     for key, error in median_errors(other).items():
         if key in known:
@@ -66,20 +69,20 @@ def compare(reference: Result, other: Result) -> Iterator[Comparison]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare two files; see the head of this file."""
+    """Compare two files and return the exit code; see the module's docstring."""
     given = sys.argv[1:] if arguments is None else arguments
     if len(given) != 2:
-        print("give two results: that of the reference, and that of another", file=sys.stderr)
+        print("give two result files: of the reference, and of the other implementation", file=sys.stderr)
         return 2
     try:
         reference, other = (read(Path(name)) for name in given)
-    except (OSError, ResultError) as error:
+    except (OSError, KeyedoptError) as error:
         print(error, file=sys.stderr)
         return 2
     compared = list(compare(reference, other))
     beyond = [one for one in compared if not one.holds()]
     if not compared:
-        print("no median of errors was measured in both", file=sys.stderr)
+        print("the two results have no median of errors in common", file=sys.stderr)
         return 2
     for one in beyond:
         print(one)

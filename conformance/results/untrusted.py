@@ -1,31 +1,42 @@
-"""Text and data of strangers, made fit to print and to store.
+"""Untrusted text and data, made fit to print and to store.
 
-An implementation under test chooses the messages of its errors and the values that it returns: they may
-hold control characters, halves of characters, markup or megabytes, or fail when they are looked at.
+An implementation under test chooses the messages of its errors and the values that it returns, and a result
+file may come from anywhere: both may hold control characters, surrogates, markup, formulas of spreadsheets or
+megabytes, or raise when they are read.
 """
 
 import ast
 import math
 from typing import Any
 
+from keyedopt.conformance.results.errors import ResultError
+
 #: Longer texts are cut.
 LIMIT = 2000
 
 
 def clean(text: str, limit: int = LIMIT) -> str:
-    """Show what cannot be printed as an escape, keep line ends, and cut what is too long."""
-    kept = str.__str__(text[: limit + 1])  # of a subclass of str, only its characters
-    shown = "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in kept)
+    r"""Write unprintable characters as escapes, keep line ends, and cut a text that is too long.
+
+    >>> clean("red\x1b[31m")
+    'red\\x1b[31m'
+    """
+    kept = str.__str__(text[: limit + 1])  # drops what a subclass of str adds
+    shown = kept if kept.isprintable() else "".join(map(_shown, kept))
     return shown if len(shown) <= limit else f"{shown[: limit - 1]}…"
 
 
+def _shown(character: str) -> str:
+    return character if character.isprintable() or character == "\n" else ascii(character)[1:-1]
+
+
 def one_line(text: str, limit: int = LIMIT) -> str:
-    """Put text on one line, with control characters shown and not obeyed."""
+    """Put text on one line, with control characters as escapes."""
     return clean(" ".join(str.__str__(text).split()), limit)
 
 
 def error_text(error: BaseException) -> str:
-    """Return the kind and the message of an error, also of one that cannot say what it is."""
+    """Return the type and the message of an error, also if reading the message raises."""
     kind = type(error).__name__
     try:
         message = clean(str(error))
@@ -35,7 +46,7 @@ def error_text(error: BaseException) -> str:
 
 
 def repr_text(value: object) -> str:
-    """Return the repr of a value, also of one that has none."""
+    """Return the repr of a value, also if the repr raises."""
     try:
         return clean(repr(value))
     except BaseException as error:
@@ -43,7 +54,7 @@ def repr_text(value: object) -> str:
 
 
 def plain(value: Any, depth: int = 12) -> Any:
-    """Turn a value into JSON: what JSON has stays as it is, anything else becomes ``{"python": repr}``."""
+    """Turn a value into JSON data: values that JSON lacks become ``{"python": repr}``."""
     try:
         if value is None or isinstance(value, bool):
             return value
@@ -63,10 +74,10 @@ def plain(value: Any, depth: int = 12) -> Any:
 
 
 def source(value: Any) -> str:
-    """Return Python source of what `plain` made: a literal, in which ``nan`` and ``inf`` may occur.
+    """Return Python source of data that `plain` made: a literal, which may contain ``nan`` and ``inf``.
 
     Raises:
-        ValueError: it is no literal.
+        ValueError: the data holds source that is not a literal.
     """
     if isinstance(value, list):
         return f"[{', '.join(map(source, value))}]"
@@ -85,12 +96,44 @@ _LITERAL = (
 
 
 def _refuse_code(text: str) -> None:
-    """Allow literals alone: a result file that was tampered with must not put code into a script."""
+    """Raise unless the text is a literal: a forged result file must not put code into a script."""
     try:
         nodes = list(ast.walk(ast.parse(text, mode="eval")))
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise ValueError(f"{one_line(text, 100)} is no literal") from error
+        raise ValueError(f"{one_line(text, 100)} is not a literal") from error
     for node in nodes:
         named = isinstance(node, ast.Name) and node.id not in ("nan", "inf")
         if named or not isinstance(node, _LITERAL):
-            raise ValueError(f"{one_line(text, 100)} is no literal")
+            raise ValueError(f"{one_line(text, 100)} is not a literal")
+
+
+def get(plain: Any, name: str, kind: type | tuple[type, ...], default: Any = ...) -> Any:
+    """Return a member of a mapping if it has the right type.
+
+    Raises:
+        ResultError: the data is not a mapping, or its member has another type or is missing without a
+        default.
+    """
+    if not isinstance(plain, dict):
+        raise ResultError(f"the data that should have {name!r} is not a mapping")
+    value = plain.get(name)
+    if value is None and default is not ...:
+        return default
+    kinds = kind if isinstance(kind, tuple) else (kind,)
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        wanted = " or ".join(each.__name__ for each in kinds)
+        raise ResultError(f"{name!r} is not a {wanted}" if name in plain else f"{name!r} is missing")
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise ResultError(f"{name!r} is too large a number")
+    return value
+
+
+def text(plain: Any, name: str, default: Any = ...) -> Any:
+    """Return a text member, on one line; see `get`."""
+    found = get(plain, name, str, default)
+    return one_line(found) if isinstance(found, str) else found
+
+
+def number(plain: Any, name: str, default: Any = ...) -> Any:
+    """Return a number; see `get`."""
+    return get(plain, name, (int, float), default)

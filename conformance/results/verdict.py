@@ -1,52 +1,103 @@
-"""From the cases of a run to what is said of an implementation: clause by clause, and in sum."""
+"""The verdict on an implementation, computed from the cases of a run. Nothing else in keyedopt judges."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from keyedopt.conformance import spec
 from keyedopt.conformance.results.model import Case, Result
+from keyedopt.conformance.results.untrusted import one_line
 
-#: Outcomes from the most to the least serious. A clause has the most serious one of its cases; it is
-#: unsupported when all of them are, since each needs an area or a name that the implementation does
-#: not claim.
+#: Outcomes from the most to the least serious. A clause has the most serious outcome of its cases. A case is
+#: unsupported if it needs an area or a name that the implementation does not claim.
 SEVERITY = ("error", "fail", "unexpected-pass", "known", "pass", "observed", "unsupported")
 GREEN = ("pass", "observed")
 FAILING = ("fail", "error")
 
+#: The words of a verdict; `keyedopt.conformance.results.RULE` says what the first three mean. An interrupted
+#: run, and a run in which no clause was checked, have no verdict.
+CONFORMANT, PARTLY, NOT_CONFORMANT, NO_VERDICT = WORDS = (
+    *("conformant", "partly checked", "not conformant", "no verdict"),
+)
+
 
 @dataclass(frozen=True)
 class Count:
-    """Clauses that held over those that were looked at; unsupported ones are not among these."""
+    """Clauses that held, of those that were checked."""
 
     passed: int = 0
     total: int = 0
 
 
 @dataclass(frozen=True)
+class Checked:
+    """Clauses and musts that were checked, of those of the claimed areas."""
+
+    clauses: int = 0
+    of_clauses: int = 0
+    musts: int = 0
+    of_musts: int = 0
+
+    def __str__(self) -> str:
+        return f"checked {self.clauses} of {self.of_clauses} clauses, {self.musts} of {self.of_musts} musts"
+
+
+@dataclass(frozen=True)
 class Verdict:
-    """What a run says.
+    """The verdict on a run.
 
     Args:
+        word: one of `WORDS`.
+        scope: the part of the suite that was run, ``areas keyed``; empty if it was the whole suite.
+        complete: whether the run was not interrupted.
+        checked: how many clauses and musts of the claimed areas were checked.
         clauses: the outcome of every clause that was in the run.
-        counts: passed over total, by area and level.
+        counts: clauses that held of those that were checked, by area and level.
         unsupported: areas that the implementation does not claim.
-        unchecked: clauses of claimed areas whose cases all need an area, or a name, that is not claimed.
-        conformant: no ``must`` clause failed, known failures included, and in every claimed area
-            some were looked at.
-        green: the gate: nothing but known failures failed at its level, the list of known failures
-            is true, every claimed area has musts that were looked at, and every required area is there
-            with all of its musts.
-        reasons: why it is not green, one line each.
+        unchecked: clauses of claimed areas of which every case needs an area or a name that is not claimed.
+        green: the gate: all clauses of its level held except for known failures, the list of known failures
+            is true, musts of every claimed area were checked, and every required area is claimed and all of
+            its musts were checked.
+        reasons: why the gate is red, one line each.
     """
 
+    word: str
+    scope: str
+    complete: bool
+    checked: Checked
     clauses: Mapping[str, str]
     counts: Mapping[str, Mapping[str, Count]]
     unsupported: tuple[str, ...]
     unchecked: tuple[str, ...]
-    conformant: bool
     green: bool
     reasons: tuple[str, ...]
+
+    @property
+    def conformant(self) -> bool:
+        """Whether the word is ``conformant``."""
+        return self.word == CONFORMANT
+
+    @property
+    def headline(self) -> str:
+        """The word, and in parentheses the part of the suite that it is about."""
+        if not self.complete:
+            return "PARTIAL: the run was interrupted, there is no verdict"
+        return headline(self.word, self.scope)
+
+    @property
+    def gate(self) -> str:
+        """``green`` or ``red``."""
+        return "green" if self.green else "red"
+
+
+def headline(word: str, scope: str) -> str:
+    """Return the words of a verdict.
+
+    >>> headline("conformant", "areas keyed")
+    'conformant (areas keyed only)'
+    """
+    return f"{word} ({scope} only)" if scope else word
 
 
 def clause_outcomes(result: Result) -> dict[str, str]:
@@ -69,25 +120,24 @@ def worst_of(result: Result, clause: str) -> Case:
 
 
 def level_of(clause: str) -> str:
-    """Return the level of a clause; one of another version of the suite has none here."""
+    """Return the level of a clause, or ``unknown`` if the clause is of another version of the suite."""
     return spec.clauses()[clause].level if clause in spec.clauses() else "unknown"
 
 
 def judge(result: Result) -> Verdict:
-    """Judge a result by its own options: level, suite version, areas, clauses, required areas."""
+    """Judge a result by the options of its run: level, suite version, areas, clauses, required areas."""
     outcomes = clause_outcomes(result)
     options = result.options
-    level = options.get("level") or "should"
-    gated = spec.LEVELS[: spec.LEVELS.index(level) + 1]
+    gated = spec.LEVELS[: spec.LEVELS.index(options.get("level") or "should") + 1]
+    required = options.get("require_areas") or ()
     claimed = result.implementation["areas"]
+    asked = [clause for clause in selected(result) if clause.area in claimed]
     counts: dict[str, dict[str, Count]] = {}
     reasons = [] if result.complete else ["the run was interrupted"]
     unchecked: list[str] = []
     bad_musts = 0
-    for clause in selected(options):
+    for clause in asked:
         outcome = outcomes.get(clause.id)
-        if clause.area not in claimed:
-            continue
         if outcome == "unsupported":
             unchecked.append(clause.id)
             continue
@@ -100,38 +150,64 @@ def judge(result: Result) -> Verdict:
         elif outcome == "error" or (outcome in ("fail", "unexpected-pass") and clause.level in gated):
             reasons.append(f"{clause.id}: {outcome}")
     if not counts:
-        reasons.append("no clause was looked at")
-    lost = [clause for clause in unchecked if level_of(clause) == "must"]
-    blank = {spec.clauses()[clause].area for clause in lost}
-    blank = {area for area in blank if "must" not in counts.get(area, ())}
+        reasons.append("no clause was checked")
+    lost = {clause: spec.clauses()[clause].area for clause in unchecked if level_of(clause) == "must"}
+    blank = [area for area in dict.fromkeys(lost.values()) if "must" not in counts.get(area, ())]
     reasons += [
-        f"{area}: none of its musts could be checked, as their cases need what is not claimed"
-        for area in spec.areas()
-        if area in blank
+        f"{area}: none of its musts could be checked, as their cases need names that are not claimed"
+        for area in blank
     ]
-    missing = [area for area in options.get("require_areas") or () if area not in claimed]
-    reasons += [f"the area {area} is required, and not claimed" for area in missing]
+    reasons += [f"the area {area} is required, and not claimed" for area in required if area not in claimed]
     reasons += [
-        f"{clause}: its area is required, and it needs what is not claimed"
-        for clause in lost
-        if spec.clauses()[clause].area in (options.get("require_areas") or ())
+        f"{clause}: its area is required, and its cases need names that are not claimed"
+        for clause, area in lost.items()
+        if area in required
     ]
     reasons += result.expectations.get("problems", ())
+    ran = [clause for clause in asked if outcomes.get(clause.id, "unsupported") != "unsupported"]
+    musts, of_musts = (sum(clause.level == "must" for clause in some) for some in (ran, asked))
+    if not result.complete or not counts:
+        word = NO_VERDICT
+    elif bad_musts or blank:
+        word = NOT_CONFORMANT
+    else:
+        word = PARTLY if lost else CONFORMANT
     return Verdict(
+        word=word,
+        scope=_scope(result.options),
+        complete=result.complete,
+        checked=Checked(len(ran), len(asked), musts, of_musts),
         clauses=outcomes,
         counts=counts,
-        unsupported=tuple(area for area in options.get("areas") or spec.areas() if area not in claimed),
+        unsupported=tuple(
+            area
+            for area in spec.areas()
+            if area in (options.get("areas") or spec.areas()) and area not in claimed
+        ),
         unchecked=tuple(unchecked),
-        conformant=bad_musts == 0 and result.complete and bool(counts) and not blank,
         green=not reasons,
         reasons=tuple(reasons),
     )
 
 
-def selected(options: Mapping[str, Any]) -> list[spec.Clause]:
-    """Return the clauses that a run with these options looks at."""
-    version = spec.version_key(options.get("suite") or spec.SUITE_VERSION)
+def _scope(options: Mapping[str, Any]) -> str:
+    parts = []
+    for name in ("areas", "clauses", "dtypes"):
+        listed = options.get(name) or ()
+        if listed:
+            parts.append(f"{name} {', '.join(listed)}" if len(listed) <= 3 else f"{len(listed)} {name}")
+    text = one_line("; ".join(parts), 120)
+    return re.sub(r"[^A-Za-z0-9_.,; -]", "?", text)  # a file may hold any text, and headlines are not escaped
+
+
+def selected(result: Result) -> list[spec.Clause]:
+    """Return the clauses that a run was to check: those of its suite's version, areas and clauses."""
+    options = result.options
     areas, ids = options.get("areas") or spec.areas(), options.get("clauses") or spec.clauses()
+    try:
+        version = spec.version_key(options.get("suite") or result.suite["version"])
+    except ValueError:  # a file may hold any text as the version of its suite
+        version = spec.version_key(spec.SUITE_VERSION)
     return [
         clause
         for clause in spec.clauses().values()
@@ -140,7 +216,7 @@ def selected(options: Mapping[str, Any]) -> list[spec.Clause]:
 
 
 def failing(verdict: Verdict) -> list[str]:
-    """Return the clauses that did not hold, the most serious first: news, musts, errors."""
+    """Return the clauses that did not hold: new failures first, then by level and severity."""
     areas = list(spec.areas())
     levels = (*spec.LEVELS, "unknown")
 
@@ -155,16 +231,6 @@ def failing(verdict: Verdict) -> list[str]:
 
 
 def other_reasons(verdict: Verdict) -> list[str]:
-    """Return why a gate is red, besides the clauses that `failing` lists."""
+    """Return why a gate is red, without the clauses that `failing` lists."""
     listed = failing(verdict)
     return [reason for reason in verdict.reasons if reason.partition(":")[0] not in listed]
-
-
-def headline(result: Result, verdict: Verdict) -> str:
-    """Say in a few words what came out."""
-    if not result.complete:
-        return "PARTIAL: the run was interrupted, there is no verdict"
-    word = "conformant" if verdict.conformant else "not conformant"
-    parts = [f"{name} {', '.join(result.options[name])}" for name in ("areas", "clauses", "dtypes")
-             if result.options.get(name)]  # fmt: skip
-    return f"{word} ({'; '.join(parts)} only)" if parts else word

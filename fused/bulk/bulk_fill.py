@@ -1,24 +1,68 @@
-"""Filling thousands of tensors at once."""
+"""Show, compare and fill the state of thousands of parameters at once; the `Bulk` of fused optimizers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain
 from operator import attrgetter, eq, is_
+from types import NoneType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from keyedopt.fused.bulk import native
-from keyedopt.fused.keyed.values import values_of
+from keyedopt.reference.keyed.bulk import Bulk
+from keyedopt.reference.keyed.values import extract, layout
 
 _shape, _dtype, _layout, _is_cpu = map(attrgetter, ("shape", "dtype", "layout", "is_cpu"))
+#: Types that are saved as they are; all others may be mappings, stateful objects or sharded tensors.
+_PLAIN = frozenset({Tensor, torch.nn.Parameter, int, float, bool, str, NoneType})
+
+
+class NativeBulk(Bulk):
+    """Operations on the state of many parameters in a few calls, in C++ if the extension was built."""
+
+    def show(self, entries: Collection[Any]) -> list[dict[Any, Any]]:
+        """Return what is saved of each entry: live tensors, and stateful objects as their state."""
+        if native is not None:
+            copied: list[dict[Any, Any]] | None = native.copies(list(entries), tuple(_PLAIN))
+            return list(map(extract, entries)) if copied is None else copied
+        return list(map(dict.copy if _are_plain(entries) else extract, entries))
+
+    def layouts(self, entries: Collection[Mapping[Any, Any]]) -> list[Any]:
+        """Return the keys of each entry, in their order."""
+        return list(map(tuple if _are_plain(entries) else layout, entries))
+
+    def match(self, live: dict[str, Any], new: Mapping[Any, Any]) -> tuple[list[Tensor], list[Tensor]] | None:
+        """Return all tensors if the entries are dicts of plain tensors that differ in values only."""
+        values = pairs(live, new)
+        return values if values is not None and alike(*values) else None
+
+    def fill(self, live: Sequence[Tensor], new: Sequence[Tensor]) -> None:
+        """Copy new tensors into live ones, all in one call if possible."""
+        if not fill_at_once(list(live), list(new)):
+            changing = [pair for pair in zip(live, new, strict=True) if pair[0] is not pair[1]]
+            fill([one for one, _ in changing], [source for _, source in changing])
+
+
+#: The `Bulk` of every fused optimizer.
+NATIVE = NativeBulk()
+
+
+def _are_plain(entries: Collection[Any]) -> bool:
+    """Return whether all entries are dicts, and all their values of plain types."""
+    return {dict}.issuperset(map(type, entries)) and _PLAIN.issuperset(map(type, _values_of(entries)))
+
+
+def _values_of(entries: Collection[Any]) -> chain[Any]:
+    return chain.from_iterable(map(dict.values, entries))
 
 
 def pairs(live: dict[str, Any], new: Mapping[str, Any]) -> tuple[list[Any], list[Any]] | None:
-    """Return the values of entries, as two lists, if all are dicts and each has the keys of the other one.
+    """Return the values of entries as two lists if all entries are dicts and their keys match, or None.
 
-    Only what is usual is sure to be found: without our extension, the keys must be in the same order, too.
+    Without the extension the result is also None if the keys of an entry are in another order.
     """
     if type(new) is not dict:
         return None
@@ -31,21 +75,21 @@ def pairs(live: dict[str, Any], new: Mapping[str, Any]) -> tuple[list[Any], list
     usual = {dict}.issuperset(map(type, have)) and {dict}.issuperset(map(type, came))
     if not usual or not all(map(eq, map(tuple, have), map(tuple, came))):
         return None
-    return list(values_of(have)), list(values_of(came))
+    return list(_values_of(have)), list(_values_of(came))
 
 
 def fill_at_once(live: list[Any], new: list[Any]) -> bool:
-    """Fill tensors if all is as it mostly is, or write nothing and return False.
+    """Fill tensors in one call of the extension, or write nothing and return False.
 
-    That is: plain tensors, contiguous and on the CPU, pairs of the same shape and dtype, no memory in common
-    but in a pair of one and the same tensor. All of it is seen before the first write, in one call; autograd
-    is told of the writes, as of every write of torch's own.
+    The extension requires plain contiguous tensors on the CPU, pairs of the same shape and dtype, and no
+    memory in common except in a pair of one and the same tensor. It checks this before the first write, and
+    increments the version counters of autograd as torch does.
     """
     return native is not None and bool(native.copy(live, new, torch.autograd.graph.increment_version))
 
 
 def alike(live: list[Tensor], new: list[Tensor]) -> bool:
-    """Whether all pairs are plain tensors of the same shape, dtype and layout, so that copying is exact."""
+    """Return whether all pairs are plain tensors of the same shape, dtype and layout: copying is exact."""
     if native is not None:
         return bool(native.alike(live, new))
     return (
@@ -58,10 +102,10 @@ def alike(live: list[Tensor], new: list[Tensor]) -> bool:
 
 
 def disjoint(live: list[Tensor], new: list[Tensor]) -> bool:
-    """Whether no memory of `live` is certain or likely to be memory of `new` as well.
+    """Return whether `live` and `new` certainly share no memory.
 
-    The intervals of addresses are sorted by where they begin: they are disjoint if each begins where
-    all before it have ended. What is not contiguous, or has no address, is taken to overlap.
+    The address intervals are sorted by their start: they are disjoint if each starts where all earlier
+    intervals have ended. A tensor that is not contiguous, or has no address, counts as overlapping.
     """
     both = [*live, *new]
     if not {Tensor}.issuperset(map(type, both)) or not all(map(_contiguous, both)):
@@ -78,7 +122,7 @@ def _contiguous(tensor: Tensor) -> bool:
 
 
 def fill(live: list[Tensor], new: list[Tensor]) -> None:
-    """Copy to each tensor what its source holds now, in one call for all of one dtype and device."""
+    """Copy each source to its tensor, in one call for all tensors of one dtype and device."""
     if not disjoint(live, new):  # a write could reach another's source before it is read
         new = [came.detach().clone() for came in new]
     with torch.no_grad():
@@ -91,7 +135,7 @@ def fill(live: list[Tensor], new: list[Tensor]) -> None:
 
 
 def _grouped(live: list[Tensor], new: list[Tensor]) -> Iterable[tuple[list[Tensor], list[Tensor]]]:
-    """Group pairs: elsewhere than on the CPU a call is one kernel if dtypes and devices are the same."""
+    """Group pairs by dtype and device, except on the CPU: one call then launches one kernel."""
     if all(map(_is_cpu, live)):
         return [(live, new)] if live else []
     groups: dict[Any, tuple[list[Tensor], list[Tensor]]] = {}

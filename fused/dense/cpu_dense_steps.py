@@ -1,8 +1,8 @@
-"""Steps on dense parameters of the CPU by `fused.bulk`: many tensors in one call, in one pass over memory."""
+"""Steps by dense gradients on the CPU by `fused.bulk`: many tensors in one call and one pass."""
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -20,18 +20,21 @@ ALGORITHMS = {"sgd": 0, "adagrad": 1, "adam": 2}
 
 @dataclass(frozen=True)
 class Clip:
-    """What a step makes of gradients as it reads them: ``min(max(factor · g, -limit), limit)``."""
+    """The change of gradients as a step reads them: ``min(max(factor · g, -limit), limit)``."""
 
     factor: float = 1.0
     limit: float = math.inf
+
+
+UNCLIPPED = Clip()
 
 
 @dataclass(frozen=True)
 class Group:
     """Parameters of one step, their gradients, and lists of their states in the order of the algorithm.
 
-    `counts` are tensors of one float32 each, of the steps before this one, which are counted up; or None, if
-    the step itself says it.
+    `counts` are the step counts of the parameters, float32 tensors of one number, which the step raises; None
+    if `step.count` is the count of all.
     """
 
     step: Step
@@ -42,32 +45,44 @@ class Group:
 
 
 def extension() -> Any:
-    """Return the functions of `fused.bulk`, or None where it is not built."""
+    """Return the functions of `fused.bulk`, or None if it is not built."""
     return native
 
 
 def update(groups: Sequence[Group], clip: Clip) -> bool:
-    """Do a step, of all groups or, where one tensor is unusual, of none; return whether it is done.
+    """Update the parameters of all groups; return whether it was done. If not, nothing is written.
 
-    Usual is float32 on the CPU, contiguous, and in memory of its own. Gradients are left as they are.
+    The kernels take float32 tensors on the CPU that are contiguous and do not overlap. They leave gradients
+    unchanged.
     """
-    if native is None:
-        return False
-    described = [_describe(group, clip) for group in groups]
-    if not native.step(described, torch.get_num_threads(), os.environ.get(INSTRUCTION_SET, "")):
+    if native is None or not run([_describe(group, clip) for group in groups]):
         return False
     for group in groups:
         torch.autograd.graph.increment_version(chain(group.params, *group.states, group.counts or ()))
     return True
 
 
+def run(described: list[tuple[Any, ...]]) -> bool:
+    """Run the kernels on (options, params, grads, states, counts) of each group; return whether they did."""
+    return bool(native.step(described, torch.get_num_threads(), os.environ.get(INSTRUCTION_SET, "")))
+
+
+def describe_options(
+    algorithm: str, options: Mapping[str, Any], lr: float, clip: Clip = UNCLIPPED, first: bool = False
+) -> tuple[Any, ...]:
+    """Return options, named as in `Step`, as the kernels take them; a missing option has no effect."""
+    get, decay = options.get, options["decay"]
+    return (
+        *(ALGORITHMS[algorithm], options["maximize"], decay == "decoupled", get("nesterov", False), first),
+        *(clip.factor, clip.limit, lr, *get("betas", (0.9, 0.999)), get("eps", 0.0)),
+        0.0 if decay == "none" else options["weight_decay"],
+        *(get("momentum", 0.0), get("dampening", 0.0), get("lr_decay", 0.0)),
+    )
+
+
 def _describe(group: Group, clip: Clip) -> tuple[Any, ...]:
     step = group.step
-    options = (
-        *(ALGORITHMS[step.algorithm], step.maximize, step.decay == "decoupled", step.nesterov, step.first),
-        *(clip.factor, clip.limit, step.lr, *step.betas, step.eps),
-        0.0 if step.decay == "none" else step.weight_decay,
-        *(step.momentum, step.dampening, step.lr_decay),
-    )
+    lr: Any = step.lr
+    options = describe_options(step.algorithm, vars(step), lr, clip, step.first)
     counts: Any = float(step.count) if group.counts is None else group.counts
     return options, group.params, group.grads, group.states, counts

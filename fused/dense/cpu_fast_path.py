@@ -1,11 +1,9 @@
-"""Steps of our optimizers on the CPU as they mostly are, in little Python; all others go the general way.
+"""Common steps on the CPU with little Python; the general path does all other steps.
 
-A step of a small model is over in microseconds. In that of a large one nothing of an optimizer is left in the
-caches, so that every line of Python waits for memory.
+Python is most of the time of a step of a small model. After the forward and backward pass of a large model
+nothing of an optimizer is left in the caches, so that every line of Python is slow.
 """
 
-import math
-import os
 from itertools import chain
 from typing import Any
 
@@ -14,35 +12,31 @@ from torch import Tensor
 
 from keyedopt.fused.backends import first
 from keyedopt.fused.backends.interface import ALGORITHMS
-from keyedopt.fused.backends.native import INSTRUCTION_SET
 from keyedopt.fused.backends.native.describe import describe_options
-from keyedopt.fused.dense.cpu_dense_steps import ALGORITHMS as NUMBERS
+from keyedopt.fused.dense import cpu_dense_steps
 from keyedopt.fused.dense.cpu_dense_steps import extension
 
 _CPU = torch.device("cpu")
 _TINY = torch.finfo(torch.float32).tiny
-#: A group, and of its parameters that have a gradient: these, their gradients, and their states by name.
+#: A group, its parameters that have a gradient, their gradients, and lists of their states by name.
 Part = tuple[dict[str, Any], list[Tensor], list[Tensor], list[list[Any]]]
 
 
 def step(optimizer: Any) -> bool:
-    """Do a whole step, or nothing.
+    """Do the step of a `RuleOptimizer` if it is a common one; return whether it was done.
 
-    Args:
-        optimizer: a `RowOptimizer`; those whose class says itself that it is `quick` may be.
-
-    Returns:
-        Whether it is done. If not, because something is unusual or wrong, nothing is written.
+    If it was not done, because something is unusual or wrong, nothing is written. A class whose body does not
+    set `has_fast_path` is unusual: it may have extended any method.
     """
     native = extension()
-    if native is None or "quick" not in vars(type(optimizer)) or hasattr(optimizer, "grad_scale"):
+    if native is None or "has_fast_path" not in vars(type(optimizer)) or hasattr(optimizer, "grad_scale"):
         return False
     algorithm, state, parts = optimizer.algorithm, optimizer.state, []
     for group in optimizer.param_groups:
         if group["rows"] != "given" or group["error_if_nonfinite"]:
             return False
         if any(type(group.get(name, "")) is not str for name in ("decay", "eps_placement")):
-            return False  # an enumeration's member
+            return False  # a member of an enumeration
         if algorithm != "sgd":
             names = (*ALGORITHMS[algorithm], "step")
         else:
@@ -66,32 +60,28 @@ def _dense(algorithm: str, parts: list[Part]) -> bool:
         counts: Any = 1.0 if algorithm == "sgd" else states[-1]
         described.append((options, params, grads, states if algorithm == "sgd" else states[:-1], counts))
         written += [params, *states]
-    if not extension().step(described, torch.get_num_threads(), os.environ.get(INSTRUCTION_SET, "")):
+    if not cpu_dense_steps.run(described):
         return False
     torch.autograd.graph.increment_version(chain.from_iterable(written))
     return True
 
 
 def _options(algorithm: str, group: dict[str, Any]) -> tuple[Any, ...] | None:
-    """Return options as the kernels for dense gradients take them; None if their formula is another one."""
-    number, get, lr = NUMBERS.get(algorithm), group.get, _rate(group)
-    if number is None or lr is None or get("eps_placement", "inside_denominator") != "inside_denominator":
+    """Return options as the kernels for dense gradients take them; None if their formula differs."""
+    lr = _learning_rate(group)
+    if lr is None or algorithm not in cpu_dense_steps.ALGORITHMS:
         return None
-    if algorithm != "sgd" and group["eps"] <= _TINY:  # 0 / 0 is NaN there
+    if group.get("eps_placement", "inside_denominator") != "inside_denominator":
         return None
-    decay = group["decay"]
-    if algorithm != "adam" and decay == "decoupled" and group["weight_decay"]:
-        return None  # rounded otherwise
-    return (
-        *(number, group["maximize"], decay == "decoupled", get("nesterov", False), False),
-        *(1.0, math.inf, lr, *get("betas", (0.9, 0.999)), get("eps", 0.0)),
-        0.0 if decay == "none" else group["weight_decay"],
-        *(get("momentum", 0.0), get("dampening", 0.0), get("lr_decay", 0.0)),
-    )
+    if algorithm != "sgd" and group["eps"] <= _TINY:  # the kernels make NaN of 0 / 0
+        return None
+    if algorithm != "adam" and group["decay"] == "decoupled" and group["weight_decay"]:
+        return None  # the kernels round in another order
+    return cpu_dense_steps.describe_options(algorithm, group, lr)
 
 
-def _rate(group: dict[str, Any]) -> float | None:
-    """Return the rate, or None where it is on a device: to read it there would wait."""
+def _learning_rate(group: dict[str, Any]) -> float | None:
+    """Return the learning rate, or None if it is on a device, where reading it synchronizes."""
     lr = group["lr"]
     return float(lr) if not isinstance(lr, Tensor) or lr.is_cpu else None
 
@@ -104,7 +94,7 @@ def _sparse(optimizer: Any, parts: list[Part]) -> bool:
         return False
     plans = []
     for group, params, grads, states in parts:
-        lr = _rate(group)
+        lr = _learning_rate(group)
         if lr is None or not all(grad.is_sparse for grad in grads):
             return False
         indices, values = [grad._indices() for grad in grads], [grad._values() for grad in grads]
@@ -113,7 +103,7 @@ def _sparse(optimizer: Any, parts: list[Part]) -> bool:
                 return False
         counts = states.pop() if optimizer.algorithm != "sgd" else []
         if any(isinstance(count, Tensor) and count.ndim for count in counts):
-            return False  # one a row
+            return False  # a count of each row
         before = {int(count) for count in counts}
         described = native.listed(params, states, indices, values)
         if described is None or len(before) > 1:

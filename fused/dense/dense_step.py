@@ -1,4 +1,4 @@
-"""Dense gradients: the parameters of a group in one of torch's fused kernels, others a piece at a time."""
+"""Steps by dense gradients: fused kernels where they can, else torch's operators on one piece at a time."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,15 +10,15 @@ from torch.distributed.tensor import DTensor
 
 from keyedopt.fused.backends import choose, torch_rules
 from keyedopt.fused.backends.interface import RowGradients, Step
-from keyedopt.fused.backends.table_views import TableViews
+from keyedopt.fused.backends.parameter_tables import ParameterTable
 from keyedopt.fused.dense import fused_kernels
 from keyedopt.fused.dense.fused_kernels import Work
 
 __all__ = ["Work", "update"]
 
-#: The algorithms that look at one element at a time, and so do not mind how a parameter is sharded.
+#: The algorithms whose formula has no sum over a row, so that shards of columns can be updated on their own.
 ELEMENTWISE = ("sgd", "adagrad", "adam")
-#: How many elements of a parameter are updated at a time for each thread, so that they stay in its cache.
+#: The number of elements that each thread updates at a time, so that they stay in its cache.
 PIECE = 1 << 15
 
 
@@ -26,11 +26,10 @@ def update(step: Step, work: Sequence[Work], names: Sequence[str], scale: Tensor
     """Update parameters by dense gradients, in place.
 
     Args:
-        step: the formula; its count is that of all of them, unless it is on a device: then each has its own.
+        step: the formula; its count is that of all parameters. With a count on a device each has its own.
         work: parameters, gradients of the same shape, and states by name.
         names: the state tensors, as `ALGORITHMS` orders them.
-        scale: what gradients are divided by, a tensor of one number; some kernels overwrite them by the
-            quotient.
+        scale: the divisor of all gradients, a tensor of one number. Some kernels overwrite gradients.
     """
     together: dict[tuple[torch.device, torch.dtype], list[Work]] = {}
     for item in work:
@@ -44,7 +43,7 @@ def update(step: Step, work: Sequence[Work], names: Sequence[str], scale: Tensor
 
 
 def _local(step: Step, item: Work, names: Sequence[str]) -> Work:
-    """Return the parts of a DTensor that are here, where they can be updated by themselves."""
+    """Return the local shards of a DTensor if they can be updated on their own, else the DTensor."""
     param, grad, state = item
     if not isinstance(param, DTensor):
         return item
@@ -56,14 +55,14 @@ def _local(step: Step, item: Work, names: Sequence[str]) -> Work:
     if "step" in state and state["step"].ndim:
         parts.append(state["step"])
     if (cut and step.algorithm not in ELEMENTWISE) or not all(_spread_alike(part, param) for part in parts):
-        return param, grad, state  # torch's operations on DTensors reduce where they must
+        return param, grad, state  # torch's operators on DTensors do the collectives
     local = {name: value.to_local() if isinstance(value, DTensor) else value for name, value in state.items()}
     here: Any = grad
     return param.to_local(), here.to_local(), local
 
 
 def _spread_alike(part: Any, param: DTensor) -> bool:
-    """Whether each rank has of a tensor what it has of the parameter."""
+    """Whether a tensor is placed on the ranks as the parameter is."""
     if not isinstance(part, DTensor):
         return False
     kinds = zip(part.placements, param.placements, param.device_mesh.shape, strict=True)
@@ -71,13 +70,13 @@ def _spread_alike(part: Any, param: DTensor) -> bool:
 
 
 def _update_as_table(step: Step, item: Work, names: Sequence[str], scale: Tensor | None) -> bool:
-    """Update a table on the CPU by a kernel for rows, which reads and writes each once; False if none can."""
+    """Update a table on the CPU by a kernel for rows, which reads and writes once; return whether it can."""
     param, grad, state = item
     if isinstance(param, DTensor) or param.device.type != "cpu" or param.ndim != 2:
         return False
     if not param.numel() or not grad.is_contiguous():
         return False
-    view = TableViews(step.algorithm, param, state, names)
+    view = ParameterTable(step.algorithm, param, state, names)
     backend = choose("auto", [view.table], step)
     if backend.name == "torch":
         return False
@@ -88,7 +87,7 @@ def _update_as_table(step: Step, item: Work, names: Sequence[str], scale: Tensor
 
 
 def _update_one(step: Step, item: Work, names: Sequence[str], scale: Tensor | None) -> None:
-    """Update a parameter by the rules in torch, so many rows at a time as a cache holds."""
+    """Update a parameter by `torch_rules`, as many rows at a time as fit in the cache."""
     param, grad, state = item
     if scale is not None:
         grad = grad / scale if 0 in grad.stride() else grad.div_(scale)

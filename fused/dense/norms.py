@@ -1,4 +1,4 @@
-"""Norms of gradients, in one pass over memory and, on CUDA, without waiting for the result.
+"""Norms of gradients, in one pass over memory and, on CUDA, without a synchronization.
 
 A norm of norms is the norm of the whole, so every tensor is reduced by itself, all in one call, and the
 short list of results is put together in float64.
@@ -14,57 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch import distributed as dist
-from torch.distributed.tensor import DTensor, Replicate
 
 from keyedopt.fused.backends.native import INSTRUCTION_SET
 from keyedopt.fused.bulk import native
 
-Groups = tuple[Any, ...]  # process groups, whose type has several names
 _ROW = 1024  # so many float32 are summed before the sums go on in float64
 
 
-def mesh_groups(param: Tensor) -> Groups:
-    """Return the process groups over which the gradient of a parameter is cut; none but for a `DTensor`."""
-    cut = param.grad if isinstance(param.grad, DTensor) else param
-    if not isinstance(cut, DTensor):
-        return ()
-    placed = enumerate(cut.placements)
-    return tuple(cut.device_mesh.get_group(dim) for dim, kind in placed if not isinstance(kind, Replicate))
-
-
-def parts_of(param: Tensor) -> list[Tensor]:
-    """Return what this rank has of a gradient, as strided tensors to be written in place.
-
-    ``param.grad`` is replaced where it must be: by its coalesced form, so that no row is counted in pieces,
-    or by a copy with memory of its own.
-
-    Raises:
-        ValueError: a `DTensor` whose parts are still to be added up.
-    """
-    grad: Any = param.grad
-    if grad is None:
-        return []
-    if isinstance(grad, DTensor):
-        if any(kind.is_partial() for kind in grad.placements):
-            raise ValueError("a DTensor gradient with Partial placement cannot be clipped: reduce it")
-        local: Any = grad.to_local()
-        # torchrec puts several shards of a table into one object.
-        return list(local.local_shards()) if hasattr(local, "local_shards") else [local]
-    if grad.layout is torch.strided:
-        if 0 in grad.stride() and grad.numel() > 1:  # expanded: several elements in one place
-            grad = param.grad = grad.contiguous()
-        return [grad]
-    if grad.layout is not torch.sparse_coo:
-        return [grad.values()]
-    if not grad.is_coalesced():
-        grad = param.grad = grad.coalesce()
-    return [grad._values()]
-
-
 def plain_norm(params: list[Tensor]) -> tuple[float, list[Tensor]] | None:
-    """Return ‖x‖₂ of the gradients of parameters, and these; None unless all is as it mostly is on the CPU.
+    """Return the 2-norm of the gradients of parameters, and the gradients, or None.
 
-    That is dense float32, contiguous, each gradient of one parameter, and squares that float32 can hold.
+    The fast path requires dense contiguous float32 on the CPU, each gradient of one parameter only, and
+    squares that fit in float32.
     """
     grads: list[Tensor] | None = None if native is None else native.gradients(params)
     total = None if grads is None else _square_sum(grads)
@@ -74,7 +35,7 @@ def plain_norm(params: list[Tensor]) -> tuple[float, list[Tensor]] | None:
 
 
 def _square_sum(tensors: list[Tensor]) -> float | None:
-    """Return the sum of all squares by our own kernel, None if a tensor is unusual for it."""
+    """Return the sum of all squares by our own kernel, or None if it does not support a tensor."""
     found: float | None = native.square_sum(
         tensors, torch.get_num_threads(), os.environ.get(INSTRUCTION_SET, "")
     )
@@ -99,19 +60,20 @@ def p_norm(tensors: Iterable[Tensor], p: float, device: torch.device, groups: Se
 
 
 def _together(norms: Tensor, p: float, groups: Sequence[Any] = ()) -> Tensor:
-    """Return ``m · (Σ (n / m)ᵖ)^(1/p)``, with m the largest of all n: no power leaves the dtype."""
+    """Return ``m · (Σ (n / m)ᵖ)^(1/p)``, where m is the largest n: no power overflows the dtype."""
+    top = _reduced(norms.masked_fill(norms.isnan(), 0.0).max(), dist.ReduceOp.MAX, groups)
+    if p == math.inf:  # a maximum over ranks may lose a NaN, a sum does not
+        return top + _reduced(norms.where(norms.isnan(), 0.0).sum(), dist.ReduceOp.SUM, groups)
+    unit = top.where((top > 0) & top.isfinite(), 1.0)
+    total = _reduced(((norms / unit) ** p).sum(), dist.ReduceOp.SUM, groups)
+    return unit * total ** (1 / p)
 
-    def everywhere(value: Tensor, operation: Any) -> Tensor:
-        for group in groups:
-            dist.all_reduce(value, op=operation, group=group)
-        return value
 
-    # A maximum over ranks may lose a NaN, a sum does not.
-    largest = everywhere(norms.nan_to_num(nan=0.0, posinf=math.inf).max(), dist.ReduceOp.MAX)
-    if math.isinf(p):
-        return largest + everywhere(torch.where(norms.isnan(), norms, 0.0).sum(), dist.ReduceOp.SUM)
-    scale = torch.where((largest > 0) & largest.isfinite(), largest, 1.0)
-    return scale * everywhere((norms / scale).pow(p).sum(), dist.ReduceOp.SUM).pow(1 / p)
+def _reduced(value: Tensor, operation: Any, groups: Sequence[Any]) -> Tensor:
+    """Reduce a value in place over all ranks of all groups."""
+    for ranks in groups:
+        dist.all_reduce(value, operation, ranks)
+    return value
 
 
 def _norms(tensors: list[Tensor], p: float) -> list[Tensor]:
@@ -137,7 +99,7 @@ def _norms(tensors: list[Tensor], p: float) -> list[Tensor]:
 
 
 def _quick(tensors: list[Tensor], p: float) -> Tensor:
-    """Return norms of tensors of the CPU, summed in float32 for so long only that it does not show."""
+    """Return norms of CPU tensors, with float32 sums of at most `_ROW` squares."""
     if native is not None and p == 2.0:
         total = _square_sum(tensors)
         if total is not None:
@@ -158,7 +120,7 @@ def _quick(tensors: list[Tensor], p: float) -> Tensor:
 
 
 def _careful(tensors: list[Tensor], p: float) -> Tensor:
-    """Return norms of tensors whose powers may leave their dtype, each divided by the largest element."""
+    """Return norms of tensors whose powers may overflow: each is divided by its largest element first."""
     wide = torch.float32 if tensors[0].device.type == "mps" else torch.float64
     sizes = [tensor.abs().to(wide) for tensor in tensors]
     return torch.stack([_together(size.reshape(-1), p) for size in sizes])

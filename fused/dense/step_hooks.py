@@ -1,23 +1,18 @@
-"""Hooks of a step, without what they and a profiler cost where there are none."""
+"""Step hooks that cost nothing while there are no hooks and no profiler."""
 
 import functools
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import optim
-from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
+from keyedopt.reference.keyed.hooked import watched
 
-def watched(optimizer: optim.Optimizer) -> bool:
-    """Whether anybody looks at the steps of an optimizer: a hook, or a profiler."""
-    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
-    everywhere = _global_optimizer_pre_hooks or _global_optimizer_post_hooks
-    return bool(hooks or everywhere or torch._C._autograd._profiler_enabled())
+__all__ = ["surround", "watched"]
 
 
 def surround(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Do what torch does around a `step`: call hooks, and tell a profiler; without either, only step."""
+    """Return a `step` with torch's hooks and profiler record, which are skipped while nobody uses them."""
     with_hooks = optim.Optimizer.profile_hook_step(func)
 
     @functools.wraps(func)

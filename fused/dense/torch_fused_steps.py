@@ -1,4 +1,4 @@
-"""Steps of torch's fused optimizers by our own kernels, in which clipping is a part of the step; CPU only."""
+"""Steps of torch's fused optimizers on the CPU by the kernels of `fused.bulk`, which clip as they step."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,26 +11,26 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 from keyedopt.fused.backends.interface import Step
 from keyedopt.fused.bulk import native
 from keyedopt.fused.dense.cpu_dense_steps import Clip, Group, update
-from keyedopt.fused.dense.initial_state import full_state
+from keyedopt.fused.dense.state_memory import full_state
 
-#: Those with a kernel of their own in torch, and their algorithm and state.
+#: The optimizers that torch has a fused kernel for, with the algorithm and the state tensors of each.
 KINDS: dict[type, tuple[str, tuple[str, ...]]] = {
     optim.Adam: ("adam", ("exp_avg", "exp_avg_sq")),
     optim.AdamW: ("adam", ("exp_avg", "exp_avg_sq")),
     optim.SGD: ("sgd", ("momentum_buffer",)),
     optim.Adagrad: ("adagrad", ("sum",)),
 }
-#: Options that our kernels do not have.
+#: Options that the kernels do not have.
 OTHERS = ("amsgrad", "capturable", "differentiable")
 
 
 def taken(optimizer: Any, clip: Clip, otherwise: Callable[[], Any]) -> Callable[..., Any]:
-    """Return what to call in place of an optimizer's ``step``, once.
+    """Return a function to call once in place of the ``step`` of an optimizer.
 
     Args:
-        optimizer: of one of `KINDS`.
-        clip: what happens to its gradients.
-        otherwise: called where our kernels do not do it, with nothing written; it steps, and clips, too.
+        optimizer: of one of the classes in `KINDS`.
+        clip: how to clip the gradients.
+        otherwise: steps and clips in another way; called if the kernels cannot, before anything is written.
     """
 
     def step(closure: Any = None) -> Any:
@@ -58,13 +58,13 @@ def _step(optimizer: Any, clip: Clip) -> bool:
 
 
 def _recorded(name: str) -> AbstractContextManager[Any]:
-    """Return a context in which a profiler sees torch's name of the step; without one it costs nothing."""
+    """Return a context in which a profiler records torch's name of the step; free if no profiler runs."""
     profiled = torch._C._autograd._profiler_enabled()
     return torch.profiler.record_function(name) if profiled else nullcontext()
 
 
 def _group(kind: type, options: dict[str, Any], state: Any, fresh: dict[Any, Any]) -> Group | None:
-    """Return a group as our kernels take it, None if they do not; state that it lacks goes to `fresh`."""
+    """Return a group as the kernels take it, or None if they cannot; put state that is missing in `fresh`."""
     algorithm, names = KINDS[kind]
     if not options.get("fused") or any(options.get(name) for name in OTHERS):
         return None
@@ -83,7 +83,7 @@ def _group(kind: type, options: dict[str, Any], state: Any, fresh: dict[Any, Any
     entries = [state.get(param) or {} for param in params]
     new = [param for param, entry in zip(params, entries, strict=True) if _lacks(entry, names)]
     if new:
-        if len(new) < len(params) and algorithm == "sgd":  # of which some start, and some do not
+        if len(new) < len(params) and algorithm == "sgd":  # `Step.first` is of the whole group
             return None
         fresh |= {param: _initial(param, algorithm, names) for param in new}
         entries = [fresh.get(param, entry) for param, entry in zip(params, entries, strict=True)]
@@ -98,13 +98,13 @@ def _group(kind: type, options: dict[str, Any], state: Any, fresh: dict[Any, Any
 
 
 def _lacks(entry: dict[str, Any], names: Sequence[str]) -> bool:
-    """Whether a parameter has no state yet, as torch's optimizers see it."""
+    """Whether torch's optimizer would create the state of a parameter."""
     return bool(names) and (not entry or entry.get(names[0]) is None)
 
 
 @torch.no_grad()
 def _initial(param: Tensor, algorithm: str, names: Sequence[str]) -> dict[str, Tensor]:
-    """Return state as torch's fused optimizers make it; a first momentum is overwritten."""
+    """Return state as torch's fused optimizers create it; the first step overwrites a momentum buffer."""
     entry = {name: full_state(param) for name in names}
     return entry if algorithm == "sgd" else {"step": torch.zeros((), dtype=torch.float32), **entry}
 
@@ -129,7 +129,7 @@ def _step_of(kind: type, algorithm: str, options: dict[str, Any], first: bool) -
 
 
 def _number(value: Any) -> float:
-    """Return a number that may be in a tensor of the CPU; to read one of a device would wait for it."""
+    """Return a number, also from a tensor on the CPU; raise ValueError if reading it would synchronize."""
     if isinstance(value, Tensor) and value.device.type != "cpu":
-        raise ValueError("a number on a device")
+        raise ValueError("the number is on a device")
     return float(value)

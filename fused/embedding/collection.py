@@ -95,7 +95,7 @@ class FusedCollection(nn.Module, FusedOptimizerModule):
             self.set_optimizer(optimizer_type, list(self.parameters()), optimizer_kwargs or {})
 
     @property
-    def fused_optimizer(self) -> EmbeddingFusedOptimizer:  # type: ignore[override]  # keyed, but not by the reference
+    def fused_optimizer(self) -> EmbeddingFusedOptimizer:
         """The optimizer of the tables."""
         return self._optim
 

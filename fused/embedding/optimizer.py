@@ -2,19 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, optim
 
+from keyedopt.fused.bulk.bulk_fill import NATIVE
 from keyedopt.fused.embedding import update
 from keyedopt.fused.embedding.backward import Given
 from keyedopt.fused.embedding.deferred_gradients import Held
 from keyedopt.fused.embedding.table_groups import Cluster, make_clusters, note_count
 from keyedopt.fused.embedding.table_optimizers import initial_state, make_plan, optimizer_class
 from keyedopt.fused.fused import FusedOptimizer
-from keyedopt.fused.row_optimizer import RowOptimizer
+from keyedopt.fused.rule_optimizer import RuleOptimizer
 from keyedopt.fused.sparse.window import Window
+from keyedopt.reference.keyed.bulk import Bulk
 
 
 class EmbeddingFusedOptimizer(FusedOptimizer):
@@ -32,6 +35,8 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
             goes on bit for bit; where an algorithm does not count its steps, on `rounding_steps`.
     """
 
+    bulk: ClassVar[Bulk] = NATIVE
+
     def __init__(self, backend: str = "auto", rounding_seed: int | None = None) -> None:
         super().__init__({}, {}, [])
         self.backend = backend
@@ -41,7 +46,7 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         #: torch's generators it is no part of a checkpoint, whose keys are torchrec's: keep it beside one,
         #: and set it, to go on bit for bit; from zero on, the draws are those of the first steps again.
         self.rounding_steps = 0
-        self._plans: dict[str, RowOptimizer] = {}
+        self._plans: dict[str, RuleOptimizer] = {}
         self._weights: dict[str, Tensor] = {}
         self._clips: list[Any] = []
         self._held = Held()
@@ -63,7 +68,7 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
         """Drop gradients that are held, if there are any: else the backward pass has used them up."""
         self._held.drop()
 
-    def _bare_step(self) -> None:
+    def _dummy_step(self) -> None:
         """Do nothing in `init_state`: the state is there, and an update that is held waits for its step."""
 
     def add_param_group(self, param_group: Any) -> None:
@@ -101,6 +106,11 @@ class EmbeddingFusedOptimizer(FusedOptimizer):
     def _keep(self, inside: Sequence[Any]) -> None:
         self._clips = [known for known in self._clips if any(known is one for one in inside)]
         self._held.keep(inside)
+
+    @property
+    def held(self) -> Any:
+        """The gradients that wait for `step`, as a clipping optimizer sees them."""
+        return SimpleNamespace(clip=self.clip_held, gradients=self.held_gradients)
 
     def clip_held(self, clip: Any) -> None:
         """Apply a bound to the gradients that are held; `release` applies those that have not been."""

@@ -12,7 +12,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from keyedopt.fused.backends import choose, counts_itself
 from keyedopt.fused.backends.interface import Backend, Step, Table, Tables
 from keyedopt.fused.embedding.table_optimizers import as_table
-from keyedopt.fused.row_optimizer import RowOptimizer
+from keyedopt.fused.rule_optimizer import RuleOptimizer
 
 #: Classes of options that stay what they are.
 FIXED = (float, int, str, type(None))
@@ -47,7 +47,7 @@ class Cluster:
 
     names: list[str]
     tables: Tables
-    plan: RowOptimizer | None
+    plan: RuleOptimizer | None
     group: Mapping[str, Any]
     states: list[Mapping[str, Any]]
     backend: Backend
@@ -188,7 +188,7 @@ def in_order(table: Table) -> tuple[Tensor | None, ...]:
 
 def make_clusters(
     weights: Mapping[str, Tensor],
-    plans: Mapping[str, tuple[RowOptimizer, Mapping[str, Any], Mapping[str, Any]]],
+    plans: Mapping[str, tuple[RuleOptimizer, Mapping[str, Any], Mapping[str, Any]]],
     wanted: str,
 ) -> list[Cluster]:
     """Put tables together.

@@ -9,7 +9,7 @@ from torch import Tensor, nn, optim
 from keyedopt.fused.backends.interface import ALGORITHMS, Table
 from keyedopt.fused.embedding.memory import empty
 from keyedopt.fused.optimizers import SGD, Adagrad, Adam
-from keyedopt.fused.row_optimizer import RowOptimizer
+from keyedopt.fused.rule_optimizer import RuleOptimizer
 from keyedopt.fused.sparse.window import Window
 from keyedopt.fused.sparse_adam import SparseAdam
 
@@ -27,14 +27,14 @@ ROWWISE = {"rowwise_adagrad": 0, "partial_rowwise_adam": 1, "partial_rowwise_lam
 UNCOUNTED = ("sgd", "lars_sgd")
 
 
-def optimizer_class(given: type[optim.Optimizer]) -> tuple[type[RowOptimizer], Mapping[str, Any]]:
+def optimizer_class(given: type[optim.Optimizer]) -> tuple[type[RuleOptimizer], Mapping[str, Any]]:
     """Return the class that has the algorithm, and what its defaults are to be.
 
     Raises:
         ValueError: there is none.
     """
     stands, defaults = STANDS_FOR.get(given, (given, {}))
-    if not (isinstance(stands, type) and issubclass(stands, RowOptimizer)):
+    if not (isinstance(stands, type) and issubclass(stands, RuleOptimizer)):
         raise ValueError(
             "optimizer_type must be SGD, Adagrad, Adam, AdamW or SparseAdam of torch, or one of keyedopt's "
             f"optimizers, not {given!r}"
@@ -42,7 +42,7 @@ def optimizer_class(given: type[optim.Optimizer]) -> tuple[type[RowOptimizer], M
     return stands, defaults
 
 
-def make_plan(given: type[optim.Optimizer], kwargs: Mapping[str, Any]) -> RowOptimizer:
+def make_plan(given: type[optim.Optimizer], kwargs: Mapping[str, Any]) -> RuleOptimizer:
     """Make the optimizer that checks the options and says what a step is; its own parameter has no rows.
 
     Raises:
@@ -50,7 +50,7 @@ def make_plan(given: type[optim.Optimizer], kwargs: Mapping[str, Any]) -> RowOpt
     """
     stands, defaults = optimizer_class(given)
     try:
-        plan: RowOptimizer = stands([nn.Parameter(torch.empty(0, 1))], **{**defaults, **kwargs})
+        plan: RuleOptimizer = stands([nn.Parameter(torch.empty(0, 1))], **{**defaults, **kwargs})
     except TypeError as error:
         raise ValueError(f"optimizer_kwargs: {error}") from error
     if plan.param_groups[0].get("dampening"):
@@ -58,7 +58,7 @@ def make_plan(given: type[optim.Optimizer], kwargs: Mapping[str, Any]) -> RowOpt
     return plan
 
 
-def state_keys(plan: RowOptimizer, table: str) -> list[str]:
+def state_keys(plan: RuleOptimizer, table: str) -> list[str]:
     """Return the keys of the state tensors of a table, in the order in which backends take them.
 
     As in torchrec the first is ``<table>.momentum1``, and the others have the names of the algorithm.
@@ -69,7 +69,7 @@ def state_keys(plan: RowOptimizer, table: str) -> list[str]:
     return [f"{table}.momentum1" if index == 0 else f"{table}.{name}" for index, name in enumerate(names)]
 
 
-def initial_state(plan: RowOptimizer, table: str, weight: Tensor) -> dict[str, Any]:
+def initial_state(plan: RuleOptimizer, table: str, weight: Tensor) -> dict[str, Any]:
     """Return the state of a table before its first step, by key, in float32 at least."""
     group = plan.param_groups[0]
     dtype = torch.promote_types(weight.dtype, torch.float32)

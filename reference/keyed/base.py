@@ -1,60 +1,55 @@
-"""The keyed optimizer: an optimizer whose state is named by the keys of its parameters.
+"""The keyed optimizer: an optimizer whose state is saved under the keys of its parameters.
 
-For whoever writes a wrapper or another subclass:
+For authors of wrappers and other subclasses:
 
-- Shared code only reads `self.params`, `self.state`, `self.param_groups` and `self.defaults`; a
-  subclass may make any of them a property that looks at what is live elsewhere, and then does not
-  call `KeyedOptimizer.__init__`. Hooks work all the same: they are set up when an instance is made.
-- Override :meth:`_save` to change what `state_dict` returns; the hooks are run around it.
-- A load is checked by :meth:`_check_load`, which returns what is to be written as a
-  :class:`PendingLoad` or raises a ValueError, and writes nothing. It is carried out by
-  :meth:`_apply_load`. A wrapper's `_check_load` checks its own entry, then extends its pending
-  load with that of `prepare_load` (in `composition.py`) on each optimizer that it holds: hooks, checks and
-  `post_load_state_dict` of the members are all in there, and all members are checked before
-  anything is written. `prepare_load` takes keyed optimizers of other libraries too, as objects
-  that may refuse and are then rolled back.
-- During a load every optimizer in a tree is told by itself, so a wrapper's `post_load_state_dict`
-  passes the call on only while `self._loading` is False, that is, when a user calls it.
-- `step` may call `super().step()`: the hooks fire once, at the outermost call.
-- :meth:`_dummy_step` is what `init_state` runs: a step without hooks.
-- :meth:`_append_group` is given a group whose parameters have been checked, with and without keys.
+- Shared code only reads `params`, `state`, `param_groups` and `defaults`. A subclass may make any of
+  them a property, and then does not call `KeyedOptimizer.__init__`; hooks still work.
+- Override :meth:`_save` to change what `state_dict` returns; `state_dict` runs the hooks around it.
+- :meth:`_check_load` returns the writes of a load as a :class:`PendingLoad` or raises a ValueError, and
+  writes nothing; :meth:`_apply_load` writes. A wrapper's `_check_load` checks its own entry, and extends
+  its pending load by `prepare_load` (in `foreign_members.py`) of each member, so all members are checked
+  before anything is written. A member of another library that refuses is rolled back.
+- A load calls `post_load_state_dict` on each optimizer of a tree directly. So a wrapper's
+  `post_load_state_dict` passes the call on only while `self._loading` is False: a user has called it.
+- `step` may call `super().step()`: the hooks fire once. `init_state` runs :meth:`_dummy_step`.
+- `bulk` shows, matches and fills state. A package with faster code assigns another to the class.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, MutableSequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
+from keyedopt.reference.keyed.bulk import ONE_BY_ONE, Bulk
 from keyedopt.reference.keyed.groups import (
     check_construction,
     check_groups,
-    group_keys,
+    check_keys,
     keyed_parameters,
     save_groups,
 )
 from keyedopt.reference.keyed.hooked import Hooked
 from keyedopt.reference.keyed.initialize import initialize
 from keyedopt.reference.keyed.pending import PendingLoad
-from keyedopt.reference.keyed.state import check_entry, check_layouts, extract
+from keyedopt.reference.keyed.state import check_entry, check_layouts
 from keyedopt.reference.keyed.values import kind
 
 
 class KeyedOptimizer(Hooked):
     """An optimizer whose state is saved and loaded by the key of each parameter.
 
-    Stricter than `torch.optim.Optimizer`: state has to be complete after a parameter's first step,
-    and is then loaded in place; all of a load is checked before any of it is written.
+    State must be complete after a parameter's first step. A load fills it in place, all or nothing.
 
     Args:
         params: the parameters by key. The mapping is copied, the tensors are not.
         state: state by parameter, kept by reference.
         param_groups: the groups, kept by reference. They are saved and loaded only after
-            `save_param_groups(True)`, for groups are usually set anew at each start, and not all
-            parameters are present on all ranks.
+            `save_param_groups(True)`.
     """
 
+    bulk: ClassVar[Bulk] = ONE_BY_ONE
     _loading = False
 
     def __init__(
@@ -84,7 +79,7 @@ class KeyedOptimizer(Hooked):
     def _save(self) -> dict[str, Any]:
         keys = self._keys()
         saved: dict[str, Any] = {
-            "state": {keys[id(param)]: extract(entry) for param, entry in self.state.items()}
+            "state": dict(zip(self._state_keys(keys), self.bulk.show(self.state.values()), strict=True))
         }
         if self.defaults["_save_param_groups"]:
             saved["param_groups"] = save_groups(self.param_groups, keys)
@@ -95,14 +90,18 @@ class KeyedOptimizer(Hooked):
         self.defaults["_save_param_groups"] = save
 
     def _keys(self) -> dict[int, str]:
-        """Map parameters, by identity, to keys; whatever is optimized has to have one."""
+        """Map the id of each parameter to its key; raise ValueError if a parameter has none."""
         keys = {id(param): key for key, param in self.params.items()}
         for number, group in enumerate(self.param_groups):
-            group_keys(group, number, keys)
+            check_keys(group, number, keys)
+        return keys
+
+    def _state_keys(self, keys: Mapping[int, str]) -> list[str]:
+        """Return the key of each parameter that has state."""
         for param in self.state:
             if id(param) not in keys:
                 raise ValueError(f"The state of {kind(param)} {param!r} has no key")
-        return keys
+        return [keys[id(param)] for param in self.state]
 
     # Loading
 
@@ -110,12 +109,12 @@ class KeyedOptimizer(Hooked):
         """Fill the live state from `state_dict`, in place and all or nothing.
 
         Raises:
-            ValueError: something does not fit; then nothing at all has been written.
+            ValueError: something does not match the live state; nothing has been written.
         """
         self._apply_load(self._prepare_load(state_dict))
 
     def _prepare_load(self, state_dict: Mapping[str, Any]) -> PendingLoad:
-        """Run the pre-hooks and the check; what follows a load is part of what is pending."""
+        """Run the pre-hooks and the check; the pending load ends with :meth:`_after_load`."""
         if not isinstance(state_dict, Mapping):
             raise ValueError(f"A state dict is a mapping, got {kind(state_dict)}")
         given = dict(state_dict)  # hooks may change their (shallow) copy
@@ -129,10 +128,10 @@ class KeyedOptimizer(Hooked):
     def _check_load(self, state_dict: Mapping[str, Any]) -> PendingLoad:
         if not isinstance(state_dict, Mapping) or "state" not in state_dict:
             raise ValueError(f"A state dict is a mapping with 'state', got {kind(state_dict)}")
-        new, pending, keys = state_dict["state"], PendingLoad(), self._keys()
+        new, pending, keys = state_dict["state"], PendingLoad(bulk=self.bulk), self._keys()
         if not isinstance(new, Mapping):
             raise ValueError(f"The state is a mapping by parameter key, got {kind(new)}")
-        live = {keys[id(param)]: entry for param, entry in self.state.items()}
+        live = dict(zip(self._state_keys(keys), self.state.values(), strict=True))
         if len(live) != len(new):
             raise ValueError(
                 f"Different parameter count: {len(live)} vs {len(new)}: "
@@ -141,8 +140,12 @@ class KeyedOptimizer(Hooked):
         for key in live:
             if key not in new:
                 raise ValueError(f"Parameter {key} not found: got {sorted(new, key=str)}")
-        for key, entry in live.items():
-            check_entry(entry, new[key], [key], pending)
+        matched = self.bulk.match(live, new)
+        if matched is not None:
+            pending.live, pending.new = matched
+        else:
+            for key, entry in live.items():
+                check_entry(entry, new[key], [key], pending)
         if self.defaults["_save_param_groups"]:
             if "param_groups" not in state_dict:
                 raise ValueError("Expected 'param_groups' beside 'state', got none")
@@ -162,27 +165,29 @@ class KeyedOptimizer(Hooked):
             post_hook(self)
 
     def post_load_state_dict(self) -> None:
-        """Do what has to be done after each load; for subclasses."""
+        """Do nothing; a subclass may update itself after each load."""
 
     # Stepping
 
     def init_state(self, sparse_grad_parameter_names: set[str] | None = None) -> None:
-        """Create the state that the first step would create, and zero gradients; nothing else.
+        """Create the state that the first step would create, and zero gradients; change nothing else.
 
-        Args:
-            sparse_grad_parameter_names: keys of the parameters that get a sparse zero gradient.
+        The parameters with the keys in `sparse_grad_parameter_names` get sparse gradients.
         """
         initialize(self, sparse_grad_parameter_names or set())
         self._check_complete()
 
     def _check_complete(self) -> None:
-        """See that no parameter's state has other keys than after its first step.
+        """Raise RuntimeError if the keys of a parameter's state have changed since its first step.
 
-        State that comes later could not be loaded in place: a checkpoint of the first step and
-        one of the second would not fit each other.
+        Such state could not be loaded in place: the keys in checkpoints would differ.
         """
+        now = [*map(id, self.state)], self.bulk.layouts(self.state.values())
+        if now == self._checked_layouts:
+            return
         entries = {key: self.state[param] for key, param in self.params.items() if param in self.state}
         check_layouts(self._layouts, {key: entries.get(key, {}) for key in self.params})
+        self._checked_layouts = now
 
     # Groups
 
@@ -190,8 +195,7 @@ class KeyedOptimizer(Hooked):
         """Add a group whose parameters come with their keys.
 
         Args:
-            param_group: options, and under "params" a mapping from key to parameter or
-                (key, parameter) pairs, as `named_parameters()` yields them.
+            param_group: options, and under "params" a mapping or pairs of key and parameter.
 
         Raises:
             ValueError: a parameter without key, or a key or parameter that is already there.

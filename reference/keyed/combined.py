@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from keyedopt.reference.keyed.base import KeyedOptimizer
-from keyedopt.reference.keyed.composition import FLAG, Composition
+from keyedopt.reference.keyed.composition import Composition
+from keyedopt.reference.keyed.foreign_members import FLAG, check_keyed, saves_groups
 from keyedopt.reference.keyed.groups import check_groups, keyed_parameters, keys_by_id
 from keyedopt.reference.keyed.pending import PendingLoad
 from keyedopt.reference.keyed.portions import Portion, deal, deal_groups, merge, renamed
 from keyedopt.reference.keyed.views import prepend_key, strip_keys
-from keyedopt.reference.keyed.wrapper import check_keyed, saves_groups
 
 KeyedPair = tuple[str, KeyedOptimizer]
 
@@ -43,7 +43,7 @@ class CombinedOptimizer(Composition):
         super().__init__()
         self._optims = [_pair(item) for item in optims]
         self._check_disjoint()
-        self._own_defaults[FLAG] = self._saves_groups()
+        self._own_defaults[FLAG] = bool(self._saves_groups())
 
     def _parts(self) -> list[KeyedPair]:
         return self._optims
@@ -55,8 +55,10 @@ class CombinedOptimizer(Composition):
 
     @property
     def defaults(self) -> dict[str, Any]:  # type: ignore[override]
-        """Whether groups are saved, which is asked of the combined optimizers."""
-        self._own_defaults[FLAG] = self._saves_groups()
+        """Whether groups are saved: the flag of the combined optimizers, if they have one."""
+        saves = self._saves_groups()
+        if saves is not None:
+            self._own_defaults[FLAG] = saves
         return self._own_defaults
 
     @staticmethod
@@ -114,33 +116,43 @@ class CombinedOptimizer(Composition):
                 keys.add(key)
                 owners[id(param)] = key
 
-    def _saves_groups(self) -> bool:
-        flags = {f"{number} ({key!r})": saves_groups(opt) for number, (key, opt) in enumerate(self._optims)}
+    def _saves_groups(self) -> bool | None:
+        """Return whether the optimizers save their groups; None if only their dictionaries can tell."""
+        if not self._optims:
+            return bool(self._own_defaults[FLAG])
+        return self._common([saves_groups(optimizer) for _, optimizer in self._optims])
+
+    def _common(self, saves: list[bool | None]) -> bool | None:
+        """Return the flag of all optimizers that have one; raise ValueError if two flags differ."""
+        flags = {f"{n} ({self._optims[n][0]!r})": flag for n, flag in enumerate(saves) if flag is not None}
         if len(set(flags.values())) > 1:
             saving = [name for name, flag in flags.items() if flag]
             raise ValueError(
                 f"Of the combined optimizers only {', '.join(saving)} save their groups: "
                 "call save_param_groups with the same value on all of them"
             )
-        return any(flags.values()) if flags else self._own_defaults[FLAG]
+        return any(flags.values()) if flags else None
 
     def _save_parts(self) -> dict[str, Any]:
         self._check_disjoint()
-        saves = self._saves_groups()
+        self._saves_groups()  # raises before a hook fires
         state: dict[str, Any] = {}
         groups: list[Any] = []
         rest: dict[str, Any] = {}
+        saves: list[bool | None] = []
         for prefix, optimizer in self._optims:
             part = dict(optimizer.state_dict())
+            saves.append("param_groups" in part)
             merge(state, part.pop("state"), prefix)
             groups += [renamed(group, prefix) for group in part.pop("param_groups", ())]
             merge(rest, part, prefix)  # whatever else an optimizer chooses to save
-        return {"state": state, **({"param_groups": groups} if saves else {}), **rest}
+        found = self._common(saves) if saves else self._own_defaults[FLAG]
+        return {"state": state, **({"param_groups": groups} if found else {}), **rest}
 
     def _portions(self, state_dict: dict[str, Any]) -> list[Portion]:
         self._check_disjoint()
         portions = deal(self._optims, state_dict)
-        if self._saves_groups() and "param_groups" in state_dict:
+        if self._saves_groups() is not False and "param_groups" in state_dict:
             groups, keys = state_dict["param_groups"], keys_by_id(self.params)
             check_groups(self.param_groups, groups, keys, PendingLoad())
             deal_groups(portions, groups)

@@ -12,12 +12,11 @@ from typing import Any
 import torch
 
 from keyedopt.reference.keyed.base import KeyedOptimizer
+from keyedopt.reference.keyed.foreign_members import FLAG, prepare_load
 from keyedopt.reference.keyed.pending import PendingLoad
-from keyedopt.reference.keyed.state import check_entry, extract
-from keyedopt.reference.keyed.values import kind
+from keyedopt.reference.keyed.state import check_entry
+from keyedopt.reference.keyed.values import extract, kind
 from keyedopt.reference.keyed.views import JoinedView, prepend_key, strip_keys
-
-FLAG = "_save_param_groups"
 
 
 class Composition(KeyedOptimizer):
@@ -120,9 +119,8 @@ class Composition(KeyedOptimizer):
                 found = prepare_load(optimizer, part)
             except ValueError as error:
                 raise ValueError(f"{error} (in the optimizer {prefix!r})" if prefix else error) from error
-            for number, (target, new, path) in enumerate(found.stateful):
-                path = [prepend_key(path[0] if path else "", prefix), *path[1:]]
-                found.stateful[number] = target, new, path
+            for one in found.stateful:
+                one.path = [prepend_key(one.path[0] if one.path else "", prefix), *one.path[1:]]
             pending.extend(found)
         return pending
 
@@ -148,13 +146,3 @@ class Composition(KeyedOptimizer):
         if not self._loading:
             for _, optimizer in self._parts():
                 optimizer.post_load_state_dict()
-
-
-def prepare_load(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> PendingLoad:
-    """Check a load of any keyed optimizer without writing anything.
-
-    One of another library, or one with a `load_state_dict` of its own, decides for itself.
-    """
-    if getattr(type(optimizer), "load_state_dict", None) is KeyedOptimizer.load_state_dict:
-        return optimizer._prepare_load(state_dict)  # type: ignore[attr-defined,no-any-return]
-    return PendingLoad(stateful=[(optimizer, state_dict, [])])

@@ -18,14 +18,19 @@ def keys_by_id(params: Mapping[str, torch.Tensor]) -> dict[int, str]:
     return {id(param): key for key, param in params.items()}
 
 
-def group_keys(group: Mapping[str, Any], number: int, keys: Mapping[int, str]) -> list[str]:
-    """List the keys of a group's parameters, sorted."""
+def check_keys(group: Mapping[str, Any], number: int, keys: Mapping[int, str]) -> None:
+    """Raise ValueError if a parameter of a group has no key."""
     for position, param in enumerate(group["params"]):
         if id(param) not in keys:
             raise ValueError(
                 f"Parameter {position} of group {number}, of shape {tuple(param.shape)}, "
                 "has no key: give every parameter that the optimizer changes a key"
             )
+
+
+def group_keys(group: Mapping[str, Any], number: int, keys: Mapping[int, str]) -> list[str]:
+    """Return the keys of a group's parameters, sorted."""
+    check_keys(group, number, keys)
     return sorted(keys[id(param)] for param in group["params"])
 
 

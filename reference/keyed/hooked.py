@@ -1,4 +1,4 @@
-"""An optimizer of torch on which every hook works, whatever its class's constructor does."""
+"""A torch optimizer on which every hook works, even if a subclass does not call the constructor."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any, Self, TypeVar
 
+import torch
 from torch import optim
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 
 R = TypeVar("R")
 HOOKS = (
@@ -20,25 +22,37 @@ HOOKS = (
 )
 
 
+def watched(optimizer: optim.Optimizer) -> bool:
+    """Return whether a hook or a profiler sees the steps of an optimizer.
+
+    Without either, `Optimizer.profile_hook_step` changes nothing but costs several microseconds.
+    """
+    hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
+    everywhere = _global_optimizer_pre_hooks or _global_optimizer_post_hooks
+    return bool(hooks or everywhere or torch._C._autograd._profiler_enabled())
+
+
 class Hooked(optim.Optimizer):
-    """Base of the keyed optimizer: its hooks, each of which fires once an event, and its copies."""
+    """Base of the keyed optimizer: hooks that fire once per event, and copies that keep them."""
 
     _layouts: dict[str, frozenset[Any]]  # of each parameter's state, after its first step
-    _in_step: list[None]  # not empty during a step; no flag, for Dynamo of torch 2.11 sets no attribute here
+    _checked_layouts: tuple[list[int], list[Any]] | None  # when `_layouts` was compared last
+    _in_step: list[None]  # not empty during a step; not a flag: Dynamo of torch 2.11 cannot set it here
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Make an instance on which every hook works, whatever its class's constructor does."""
+        """Return an instance on which every hook works before its constructor has run."""
         self = super().__new__(cls)
         for name in HOOKS:
             setattr(self, f"_optimizer_{name}_hooks", OrderedDict())
         self._layouts = {}
+        self._checked_layouts = None
         self._in_step = []
         self._patch_step_function()
         return self
 
     @staticmethod
     def profile_hook_step(func: Callable[..., R]) -> Callable[..., R]:
-        """Run the step hooks around `func`, once a step, and check the state afterwards."""
+        """Run the step hooks around `func`, once per step, and check the state afterwards."""
         hooked = optim.Optimizer.profile_hook_step(func)
 
         @functools.wraps(func)
@@ -47,7 +61,7 @@ class Hooked(optim.Optimizer):
                 return func(self, *args, **kwargs)
             self._in_step.append(None)
             try:
-                result = hooked(self, *args, **kwargs)
+                result = (hooked if watched(self) else func)(self, *args, **kwargs)
             finally:
                 self._in_step.clear()
             self._check_complete()
@@ -63,10 +77,10 @@ class Hooked(optim.Optimizer):
             self._in_step.clear()
 
     def _check_complete(self) -> None:
-        """See, after a step, that the state is what it has to be."""
+        """Raise RuntimeError if the state is not valid after a step; for subclasses."""
 
     def __getstate__(self) -> dict[str, Any]:
         # A scheduler puts a `step` on the instance that is bound to this very optimizer: a copy
         # that kept it would step the original.
         kept = {key: value for key, value in self.__dict__.items() if key != "step"}
-        return {**kept, "_in_step": []}
+        return {**kept, "_checked_layouts": None, "_in_step": []}

@@ -14,8 +14,8 @@ import torch
 
 from keyedopt.reference.keyed.pending import PendingLoad
 from keyedopt.reference.keyed.shards import local_tensors
-from keyedopt.reference.keyed.state import check_entry, extract
-from keyedopt.reference.keyed.values import clone
+from keyedopt.reference.keyed.state import check_entry
+from keyedopt.reference.keyed.values import clone, extract
 
 if TYPE_CHECKING:
     from keyedopt.reference.keyed.base import KeyedOptimizer

@@ -1,7 +1,7 @@
-"""A load in two halves: first everything is checked, then everything is written.
+"""A load in two phases: first everything is checked, then everything is written.
 
-The checks note in a :class:`PendingLoad` what has to be written, or raise a `ValueError`; nothing
-is touched before :meth:`PendingLoad.run`. That is what makes a load all or nothing.
+The checks record in a :class:`PendingLoad` what to write, or raise a ValueError. Nothing is written
+before :meth:`PendingLoad.run`. This makes a load all or nothing.
 """
 
 from __future__ import annotations
@@ -13,71 +13,108 @@ from typing import Any
 
 import torch
 
+from keyedopt.reference.keyed.bulk import ONE_BY_ONE, Bulk
 from keyedopt.reference.keyed.values import Path, clone, refusal
 
 
 @dataclass
-class PendingLoad:
-    """What a load that has been checked will write; nothing is written before :meth:`run`."""
+class ObjectLoad:
+    """The load of an object that decides for itself whether it accepts a state.
 
-    #: Objects that decide for themselves whether they take a state: object, state, path.
-    stateful: list[tuple[Any, Any, Path]] = field(default_factory=list)
-    #: What must happen before tensors are copied: shards that take another width.
+    Args:
+        target: the object.
+        new: the state to load.
+        path: where the object is, for the error message.
+    """
+
+    target: Any
+    new: Any
+    path: Path
+
+    def snapshot(self) -> Any:
+        """Return what :meth:`restore` needs to undo the load."""
+        return clone(self.target.state_dict())
+
+    def load(self, new: Any) -> None:
+        """Load `new`, a copy of the state, or raise any exception."""
+        self.target.load_state_dict(new)
+        check_taken(self.target.state_dict(), self.new, self.path)
+
+    def restore(self, snapshot: Any) -> None:
+        """Undo a load, even one that failed after it had written a part."""
+        self.target.load_state_dict(snapshot)
+
+
+@dataclass
+class PendingLoad:
+    """The writes of a load that has been checked; nothing is written before :meth:`run`."""
+
+    #: Objects that decide for themselves whether they accept a state.
+    stateful: list[ObjectLoad] = field(default_factory=list)
+    #: Functions to call before tensors are copied: they resize shards.
     reshapes: list[Callable[[], None]] = field(default_factory=list)
-    #: Tensors to fill in place: live, new.
-    copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    #: Tensors to fill in place, and the source of each.
+    live: list[torch.Tensor] = field(default_factory=list)
+    new: list[torch.Tensor] = field(default_factory=list)
     #: Values to replace: mapping, key, new.
     values: list[tuple[MutableMapping[Any, Any], Any, Any]] = field(default_factory=list)
-    #: Who has to be told when all is written.
+    #: Functions to call after everything has been written.
     afterwards: list[Callable[[], None]] = field(default_factory=list)
+    #: Fills the tensors; None until an optimizer with state of its own takes part.
+    bulk: Bulk | None = None
+
+    def copy(self, live: torch.Tensor, new: torch.Tensor) -> None:
+        """Add a tensor to fill in place, which has been checked."""
+        self.live.append(live)
+        self.new.append(new)
 
     def extend(self, other: PendingLoad) -> None:
-        """Take in the writes of another load: both happen, or neither."""
+        """Add the writes of another load: both happen, or neither."""
+        if self.bulk is not other.bulk:  # every one can fill any tensors; the plain one if they differ
+            self.bulk = ONE_BY_ONE if self.bulk and other.bulk else self.bulk or other.bulk
         self.stateful += other.stateful
         self.reshapes += other.reshapes
-        self.copies += other.copies
+        self.live += other.live
+        self.new += other.new
         self.values += other.values
         self.afterwards += other.afterwards
 
     def run(self) -> None:
-        """Write. Whatever may still refuse goes first, so that it can be undone."""
-        # What came may alias what is there (state dicts do, and may be re-keyed), so every
-        # source is copied before the first write, except where it is the very tensor to fill.
-        copies = [(live, new) for live, new in self.copies if new is not live]
-        copies = [(live, new.detach().clone()) for live, new in copies]
+        """Write everything. Objects that may still refuse come first, so that they can be restored."""
+        sources = self.new
+        if self.stateful or self.reshapes:  # these may write to a source
+            pairs = zip(self.live, sources, strict=True)
+            sources = [new if new is live else new.detach().clone() for live, new in pairs]
         values = [(mapping, key, clone(new)) for mapping, key, new in self.values]
         self._load_stateful()
         for reshape in self.reshapes:
             reshape()
-        with torch.no_grad():  # not into live.detach(): the indices of a sparse tensor would stay
-            for live, new in copies:
-                live.copy_(new)
+        (self.bulk or ONE_BY_ONE).fill(self.live, sources)
         for mapping, key, new in values:
             mapping[key] = new
         for notify in self.afterwards:
             notify()
 
     def _load_stateful(self) -> None:
-        loads = [(target, clone(new), path) for target, new, path in self.stateful]
-        snapshots = [(target, clone(target.state_dict())) for target, _, _ in loads]
-        for number, (target, new, path) in enumerate(loads):
+        copied = [clone(one.new) for one in self.stateful]
+        snapshots = [(one, one.snapshot()) for one in self.stateful]
+        for number, (one, new) in enumerate(zip(self.stateful, copied, strict=True)):
             try:
-                target.load_state_dict(new)
-                check_taken(target.state_dict(), self.stateful[number][1], path)
+                one.load(new)
             except Exception as error:
                 for done, snapshot in reversed(snapshots[: number + 1]):
-                    with suppress(Exception):  # whoever refuses may do so again, having written
-                        done.load_state_dict(snapshot)
+                    with suppress(Exception):  # an object that refuses may refuse again, after writing
+                        done.restore(snapshot)
                 raise refusal(
-                    f"{type(target).__name__} refused its state",
-                    path,
+                    f"{type(one.target).__name__} refused its state",
+                    one.path,
                     "a state that it accepts",
                     f"{type(error).__name__}: {error}",
                 ) from error
 
 
 def check_taken(seen: object, loaded: object, path: Path) -> None:
-    """See that an object did not broadcast: what it took keeps the shape it came with."""
+    """Raise ValueError if an object broadcast: a tensor must keep the shape with which it came."""
     if isinstance(seen, Mapping) and isinstance(loaded, Mapping):
         for key in seen.keys() & loaded.keys():
             check_taken(seen[key], loaded[key], [*path, key])
@@ -86,20 +123,22 @@ def check_taken(seen: object, loaded: object, path: Path) -> None:
 
 
 def check_tensor(live: torch.Tensor, new: torch.Tensor, path: Path, pending: PendingLoad) -> None:
-    """Check shape, layout and dtype of a tensor that is to be filled in place."""
+    """Check shape, layout and dtype of a tensor that a load will fill in place."""
     if live.shape != new.shape:  # copying would broadcast
         raise refusal("Different shape", path, tuple(live.shape), tuple(new.shape))
     if live.layout != new.layout:
         raise refusal("Different layout", path, live.layout, new.layout)
     if not _holds(live.dtype, new):
         raise refusal("Different dtype, and values that it cannot hold", path, live.dtype, new)
-    pending.copies.append((live, new))
+    pending.copy(live, new)
 
 
 def _holds(dtype: torch.dtype, value: torch.Tensor) -> bool:
-    # Rounding is a matter of precision; a fraction, a sign or an imaginary part that is cut off is
-    # not, nor is a number that becomes infinite. A step count may well be a float in one
-    # implementation and an integer in the other.
+    """Return whether a dtype can hold the values, except for rounding.
+
+    A fraction, a sign or an imaginary part must not be cut off, and no finite number may become
+    infinite. A step count may be a float in one implementation and an integer in another.
+    """
     if value.dtype == dtype or value.is_meta:
         return True
     if value.is_complex() and not dtype.is_complex:

@@ -1,4 +1,4 @@
-"""What a combination saves and loads, put together from and dealt to its optimizers."""
+"""Merge what the members of a combination save, and divide what they load."""
 
 from __future__ import annotations
 
@@ -34,22 +34,27 @@ def deal(parts: Sequence[tuple[str, Any]], state_dict: Mapping[str, Any]) -> lis
         for key in state_dict.keys() - {"state", "param_groups"}:
             part |= dict.fromkeys(strip_keys([key], prefix), state_dict[key])
         portions.append((prefix, optimizer, part))
+    owners = {
+        prepend_key(name, prefix): (number, name)
+        for number, (prefix, optimizer) in enumerate(parts)
+        for name in optimizer.params
+    }
     for key, entry in state_dict["state"].items():
-        prefix, _, part = portions[_owner(parts, key)]
-        part["state"][strip_keys([key], prefix)[0]] = entry
+        number, name = owners.get(key) or _longest_prefix(parts, key)
+        portions[number][2]["state"][name] = entry
     return portions
 
 
-def _owner(parts: Sequence[tuple[str, Any]], key: str) -> int:
-    """Find the optimizer that has the parameter, or whose key it has in front."""
+def _longest_prefix(parts: Sequence[tuple[str, Any]], key: str) -> tuple[int, str]:
+    """Return the number of the optimizer with the longest prefix of a key, and the rest of the key."""
     fits = [
-        (name in optimizer.params, len(prefix), number)
-        for number, (prefix, optimizer) in enumerate(parts)
+        (len(prefix), number, name)
+        for number, (prefix, _) in enumerate(parts)
         for name in strip_keys([key], prefix)
     ]
     if not fits:
         raise ValueError(f"None of the combined optimizers has the parameter {key}")
-    return max(fits)[2]
+    return max(fits)[1:]
 
 
 def deal_groups(portions: Sequence[Portion], groups: Collection[Mapping[str, Any]]) -> None:

@@ -44,7 +44,7 @@ def check_sharded_tensor(
             check_tensor(shard.tensor, new_shard.tensor, path, pending)
         elif len(have) == len(got) == 2 and have[0] == got[0]:
             resized = True
-            pending.copies.append((shard.tensor, new_shard.tensor))
+            pending.copy(shard.tensor, new_shard.tensor)
         else:
             raise refusal("Different shape of a shard", path, tuple(have), tuple(got))
     if resized:
@@ -80,7 +80,7 @@ def check_dtensor(live: DTensor, new: DTensor, path: list[Any], pending: Pending
     if live.device_mesh != new.device_mesh:
         raise refusal("Different device mesh", path, live.device_mesh, new.device_mesh)
     if live.placements != new.placements:
-        pending.copies.append((live, new))  # copying redistributes
+        pending.copy(live, new)  # copying redistributes
         return
     pieces, new_pieces = local_tensors(live), local_tensors(new)
     check_count(pieces, new_pieces, path)

@@ -1,7 +1,7 @@
-"""State of keyed optimizers: what is there against what is to be loaded.
+"""Check state that is to be loaded against the live state.
 
-Only like is loaded over like: tensors over tensors of the same shape, mappings over mappings of
-the same keys, stateful objects take their own state, and numbers interchange.
+A value is loaded only over one of the same kind: tensors over tensors of the same shape, mappings over
+mappings with the same keys. Stateful objects load their own state. Numbers of any type interchange.
 """
 
 from __future__ import annotations
@@ -13,36 +13,13 @@ import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
 
-from keyedopt.reference.keyed.pending import PendingLoad, check_tensor
+from keyedopt.reference.keyed.pending import ObjectLoad, PendingLoad, check_tensor
 from keyedopt.reference.keyed.shards import check_dtensor, check_sharded_tensor
-from keyedopt.reference.keyed.values import Path, is_stateful, kind, refusal
-
-
-def extract(entry: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Show an entry of the state: tensors as they are, stateful objects as their state."""
-    shown: dict[Any, Any] = {}
-    for key, value in entry.items():
-        if isinstance(value, Mapping):
-            shown[key] = extract(value)
-        elif is_stateful(value):
-            shown[key] = value.state_dict()
-        else:
-            shown[key] = value
-    return shown
-
-
-def layout(entry: Mapping[Any, Any]) -> frozenset[tuple[Any, ...]]:
-    """List the paths of the keys of an entry: what must not change after the first step."""
-    paths: set[tuple[Any, ...]] = set()
-    for key, value in entry.items():
-        paths.add((key,))
-        if isinstance(value, Mapping):
-            paths.update((key, *path) for path in layout(value))
-    return frozenset(paths)
+from keyedopt.reference.keyed.values import Path, is_stateful, kind, layout, refusal
 
 
 def check_entry(live: Mapping[Any, Any], new: object, path: Path, pending: PendingLoad) -> None:
-    """Check a mapping of state, and all that it holds, against what is to be loaded."""
+    """Check a mapping of the live state, and everything in it, against the one to be loaded."""
     if not isinstance(new, Mapping):
         raise refusal("Different kind of state", path, "mapping", kind(new))
     if len(live) != len(new):
@@ -58,13 +35,13 @@ def check_entry(live: Mapping[Any, Any], new: object, path: Path, pending: Pendi
 
 
 def check_value(live: Mapping[Any, Any], key: Any, new: Any, path: Path, pending: PendingLoad) -> None:
-    """Check one value of the state and note how it is to be written."""
+    """Check one value of the state and record how to write it."""
     value = live[key]
     if is_stateful(value):
         shown = value.state_dict()
         if isinstance(shown, Mapping) and not isinstance(new, Mapping):
             raise refusal("Different kind of state", path, kind(shown), kind(new))
-        pending.stateful.append((value, new, path))
+        pending.stateful.append(ObjectLoad(value, new, path))
         return
     if kind(value) != kind(new):
         raise refusal("Different kind of state", path, kind(value), kind(new))
@@ -81,7 +58,7 @@ def check_value(live: Mapping[Any, Any], key: Any, new: Any, path: Path, pending
 
 
 def check_layouts(first: dict[str, frozenset[Any]], entries: Mapping[str, Any]) -> None:
-    """See that the state of each parameter has the keys that it had first; note those of new state."""
+    """Raise RuntimeError if the keys of a parameter's state have changed since its first step."""
     for key, entry in entries.items():
         now = layout(entry)
         had = first.setdefault(key, now) if now else now

@@ -1,4 +1,4 @@
-"""Values that state is made of: their kinds, their copies, and the error of a refused load."""
+"""Values of state: their kinds, how they are shown, their copies, and the error of a refused load."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Path = list[Any]
 
 
 def is_stateful(value: object) -> bool:
-    """Whether `value` follows PyTorch's stateful protocol (a tensor never counts)."""
+    """Return whether `value` follows PyTorch's stateful protocol (a tensor never does)."""
     return not isinstance(value, torch.Tensor) and all(
         callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict")
     )
 
 
 def kind(value: object) -> str:
-    """Say what sort of state `value` is: only like is loaded over like."""
+    """Name the kind of a value: a load replaces a value only by one of the same kind."""
     if isinstance(value, ShardedTensor):
         return "ShardedTensor"
     if isinstance(value, DTensor):
@@ -39,8 +39,31 @@ def kind(value: object) -> str:
     return type(value).__name__
 
 
+def extract(entry: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Show an entry of the state: tensors as they are, stateful objects as their state."""
+    shown: dict[Any, Any] = {}
+    for key, value in entry.items():
+        if isinstance(value, Mapping):
+            shown[key] = extract(value)
+        elif is_stateful(value):
+            shown[key] = value.state_dict()
+        else:
+            shown[key] = value
+    return shown
+
+
+def layout(entry: Mapping[Any, Any]) -> frozenset[tuple[Any, ...]]:
+    """Return the paths of all keys of an entry, which must not change after the first step."""
+    paths: set[tuple[Any, ...]] = set()
+    for key, value in entry.items():
+        paths.add((key,))
+        if isinstance(value, Mapping):
+            paths.update((key, *path) for path in layout(value))
+    return frozenset(paths)
+
+
 def refusal(text: str, path: Path, expected: object, got: object) -> ValueError:
-    """Build the error of a refused load: where, what was expected, what came."""
+    """Return the error of a refused load: the path, what was expected, and what came."""
     where = json.dumps(path, default=str)
     return ValueError(f"{text} for the path of {where}: expected {expected}, got {got}")
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import torch
-
 from keyedopt.reference.keyed.base import KeyedOptimizer
-from keyedopt.reference.keyed.composition import FLAG, Composition
+from keyedopt.reference.keyed.composition import Composition
+from keyedopt.reference.keyed.foreign_members import check_keyed
 from keyedopt.reference.keyed.groups import keyed_parameters
 
 
@@ -71,20 +70,3 @@ class OptimizerWrapper(Composition):
 
     def _portions(self, state_dict: dict[str, Any]) -> list[tuple[str, Any, dict[str, Any]]]:
         return [("", self._optimizer, state_dict)]
-
-
-def check_keyed(optimizer: object) -> None:
-    """Refuse what is no keyed optimizer: a plain one of torch, for example."""
-    if not callable(getattr(optimizer, "save_param_groups", None)):
-        hint = ""
-        if isinstance(optimizer, torch.optim.Optimizer):
-            hint = ": give its parameters keys with KeyedOptimizerWrapper"
-        raise ValueError(f"{type(optimizer).__name__} is not a keyed optimizer{hint}")
-
-
-def saves_groups(optimizer: Any) -> bool:
-    """Whether a keyed optimizer saves its groups."""
-    if isinstance(optimizer, KeyedOptimizer):
-        return bool(getattr(optimizer, "defaults", {}).get(FLAG, False))
-    saved = optimizer.state_dict()  # in other libraries a wrapper's own flag may be out of date
-    return isinstance(saved, Mapping) and "param_groups" in saved

@@ -1,5 +1,6 @@
 """From the gradient of a table to its rows, and a rule applied to those rows alone."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -7,6 +8,7 @@ import torch
 from torch import Tensor
 
 from keyedopt.reference.rules.arithmetic import widen
+from keyedopt.reference.rules.options import Rows
 
 
 def check_rows(indices: Tensor, num_rows: int, name: str = "indices") -> None:
@@ -70,3 +72,21 @@ def update_rows(
     old = [tensor.index_select(0, rows) for tensor in tensors]
     for tensor, new in zip(tensors, rule(old[0], grads, *old[1:], **options), strict=True):
         tensor.index_copy_(0, rows, new)
+
+
+def updated_rows(param: Tensor, grad: Tensor, which: Rows) -> tuple[Tensor | None, Tensor]:
+    """Return the rows (U,) of a parameter that a step updates, or None for all, and their gradients."""
+    if grad.is_sparse:
+        rows, grads = coalesce(grad._indices()[0], grad._values())
+        if which is Rows.ALL:
+            every = grads.new_zeros(param.shape)
+            return None, every.index_copy_(0, rows, grads)
+    elif which is Rows.NONZERO:
+        rows = torch.arange(len(param), device=grad.device)
+        grads = grad
+    else:
+        return None, grad
+    if which is Rows.NONZERO:
+        kept = (grads != 0).reshape(len(rows), math.prod(grads.shape[1:])).any(dim=1)
+        rows, grads = rows[kept], grads[kept]
+    return rows, grads

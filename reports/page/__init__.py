@@ -1,9 +1,9 @@
-"""The page: one self-contained HTML file that works from the disk, without a network.
+"""The page: one self-contained HTML file that needs no network.
 
-`write` makes it of the tables. What is shown at first is in the file as HTML and SVG; the matrix, with the
-details of a clause, and the differences are made by a small script (``page.js``) of data that the file
-carries. A content security policy allows this one script and this one style sheet, by their digests, and
-nothing else: no request can leave the page, and no text of an implementation can run.
+`write` makes the page of the tables. The file has most views as HTML and SVG. A small script (``page.js``)
+makes the matrix, the details of clauses and the differences from data in the file. A content security policy
+allows only this script and this style sheet, by their digests: the page sends no requests, and untrusted text
+cannot run.
 """
 
 import base64
@@ -18,12 +18,12 @@ import pandas as pd
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from keyedopt.conformance.results import RULE
+from keyedopt.conformance.results.untrusted import clean
 from keyedopt.reports.page import history, overview, precision, schedules, speed
 from keyedopt.reports.page.embedded import as_json, embedded
-from keyedopt.reports.page.figures import legend, looks
-from keyedopt.reports.page.frames import Frame
-from keyedopt.reports.plain import clean
-from keyedopt.reports.tables import Clause, Tables
+from keyedopt.reports.page.figures import looks, sample
+from keyedopt.reports.tables import Clause, Frame, Tables
 
 FOLDER = Path(__file__).parent
 VIEWS = ("Overview", "Matrix", "Schedules", "Precision", "Speed", "History", "Differences")
@@ -36,20 +36,22 @@ def write(
     plots: bool = False,
     commit_url: str = "",
 ) -> Path:
-    """Write ``index.html`` into a folder, which is made if need be, and return its path.
+    """Write ``index.html`` into a folder, which is created if it is missing, and return the path of the file.
 
     Args:
-        tables: the results, as `keyedopt.reports.read.read` returns them.
+        tables: the results, from `keyedopt.reports.load.load`.
         clauses: the texts of the clauses, by id.
-        folder: where to write.
-        plots: whether to write every plot as PNG and SVG too, into ``plots`` in the folder.
-        commit_url: where a commit can be looked at, with ``{commit}`` in it, for the history.
+        folder: the folder of the page.
+        plots: whether to write every plot as PNG and SVG too, into the subfolder ``plots``.
+        commit_url: the address to which the history links commits, with ``{commit}`` in it.
 
     Raises:
-        ValueError: ``commit_url`` is not an address of that kind.
+        ValueError: ``commit_url`` does not begin with https:// or lacks ``{commit}``.
     """
     if commit_url and not (_link(commit_url) and "{commit}" in commit_url):
-        raise ValueError(f"{commit_url!r} is no address with {{commit}} in it that begins with https://")
+        raise ValueError(
+            f"{commit_url!r} is not an address that has {{commit}} in it and begins with https://"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "index.html"
     text = render(tables, clauses, folder / "plots" if plots else None, commit_url)
@@ -72,9 +74,10 @@ def render(
         script=Markup(script),
         data=Markup(data),
         runs=list(looked),
-        key=dict(legend(list(looked), looked)),
+        key={run: sample(look) for run, look in looked.items()},
         about=_about(tables, checked),
-        overview=overview.view(tables, clauses, looked),
+        rule=RULE,
+        overview=overview.view(tables, looked),
         schedules=schedules.view(tables, looked, plots),
         precision=precision.view(tables, looked, plots),
         speed=speed.view(tables, plots),
@@ -85,7 +88,7 @@ def render(
 
 
 def _source(name: str) -> str:
-    """Return a source file without what only its readers need."""
+    """Return a source file without comments and empty lines."""
     text = (FOLDER / name).read_text(encoding="utf-8")
     return re.sub(r"^\s*(//.*)?\n", "", re.sub(r"/\*.*?\*/", "", text, flags=re.S), flags=re.M)
 
@@ -131,7 +134,7 @@ def _missing(value: Any) -> bool:
 
 
 def _digits(value: Any, count: int = 3) -> str:
-    """Write a number with so many digits."""
+    """Write a number with this many significant digits."""
     if _missing(value):
         return "–"
     if math.isinf(value):
@@ -140,7 +143,7 @@ def _digits(value: Any, count: int = 3) -> str:
 
 
 def _time(seconds: Any) -> str:
-    """Write a time in the unit that suits it."""
+    """Write a time in s, ms, µs or ns."""
     if _missing(seconds):
         return "–"
     for unit, factor in (("s", 1), ("ms", 1e-3), ("µs", 1e-6)):
@@ -150,7 +153,7 @@ def _time(seconds: Any) -> str:
 
 
 def _size(count: Any) -> str:
-    """Write a number of bytes in the unit that suits it."""
+    """Write a number of bytes in GB, MB, kB or B."""
     if _missing(count):
         return "–"
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
@@ -160,7 +163,7 @@ def _size(count: Any) -> str:
 
 
 def _measured(value: Any, unit: Any) -> str:
-    """Write a measurement in its unit; times and sizes in the one that suits them."""
+    """Write a measurement in its unit; see `_time` and `_size`."""
     if unit in ("s", "B"):
         return _time(value) if unit == "s" else _size(value)
     return f"{_digits(value)} {'' if _missing(unit) else unit}".strip()
@@ -171,5 +174,5 @@ def _share(value: Any) -> str:
 
 
 def _link(value: Any) -> str:
-    """Return an address if it is one that a page may link to, or nothing."""
+    """Return an address that a page may link to; of other text an empty string."""
     return str(value) if re.match(r"https?://[^\s]+$", str(value)) else ""

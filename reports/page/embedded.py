@@ -1,7 +1,7 @@
 """The data that the page's script works on: clauses, verdicts, failing cases, records, errors and speeds.
 
-It is JSON in a script element of a type that is not run. Every ``<`` is written as an escape and all that
-is not ASCII too, so that no text can end the element.
+The data is JSON in a script element of a type that browsers do not run. Every ``<`` and every character
+outside ASCII is written as an escape, so that no text can end the element.
 """
 
 import hashlib
@@ -12,25 +12,25 @@ from typing import Any
 
 import pandas as pd
 
+from keyedopt.conformance.results.untrusted import clean, one_line
+from keyedopt.conformance.results.verdict import FAILING, SEVERITY
 from keyedopt.reports.diff import WORSE
 from keyedopt.reports.page.figures import Look
-from keyedopt.reports.page.frames import Frame
 from keyedopt.reports.page.precision import subjects
-from keyedopt.reports.plain import clean, one_line
-from keyedopt.reports.tables import FAILED, SEVERITY, Clause, Tables
+from keyedopt.reports.tables import Clause, Frame, Tables
 
-#: How much of the failing cases is shown, from generous to scarce: cases of a clause, characters of a text.
+#: Limits for failing cases, from generous to scarce: cases of a clause, characters of a text.
 DETAIL = ((6, 600), (4, 300), (2, 200), (1, 160), (1, 60))
-#: Characters of what a run recorded for a clause.
+#: The largest number of characters of the records of a run for a clause.
 RECORD = 700
-#: Characters of JSON that the failing cases may take.
+#: The largest number of characters of JSON for all failing cases.
 ROOM = 1_300_000
-#: Failing cases are shown, and those that passed though they were expected to fail.
-SHOWN = (*FAILED, "unexpected-pass", "known")
+#: Outcomes of the cases that are shown.
+SHOWN = (*FAILING, "unexpected-pass", "known")
 
 
 def embedded(tables: Tables, clauses: Mapping[str, Clause], looks: Mapping[str, Look]) -> dict[str, Any]:
-    """Return what the script needs."""
+    """Return the data for the script."""
     runs = list(looks)
     asked = dict.fromkeys(tables.clauses["clause"])
     ids = [one for one in clauses if one in asked] + [one for one in asked if one not in clauses]
@@ -66,7 +66,7 @@ def embedded(tables: Tables, clauses: Mapping[str, Clause], looks: Mapping[str, 
 
 
 def as_json(data: Any) -> str:
-    r"""Write JSON that can stand in a script element.
+    r"""Write JSON that is safe in a script element.
 
     >>> as_json({"a": "</script>"})
     '{"a":"\\u003c/script>"}'
@@ -87,7 +87,7 @@ def _clause(name: str, clause: Clause | None) -> dict[str, str]:
 
 
 def _cells(tables: Tables, runs: list[str], places: Mapping[str, int]) -> list[list[Any]]:
-    """Return for each run, by clause: 0 if there is none, or its outcome, cases and bad cases."""
+    """Return for each run, by clause, its outcome, cases and bad cases; 0 if the run lacks the clause."""
     cells: dict[str, list[Any]] = {run: [0] * len(places) for run in runs}
     frame: Frame = tables.clauses
     for row in frame.itertuples():
@@ -98,7 +98,7 @@ def _cells(tables: Tables, runs: list[str], places: Mapping[str, int]) -> list[l
 
 
 def _records(tables: Tables, numbers: Mapping[str, int], places: Mapping[str, int]) -> list[dict[str, str]]:
-    """Return for each run, by observing clause, what was recorded."""
+    """Return for each run the records, by observing clause."""
     levels: Frame = tables.clauses.drop_duplicates("clause").set_index("clause")["level"].fillna("")
     observing = {clause for clause, level in levels.items() if level == "observe"}
     frame: Frame = tables.records
@@ -115,7 +115,7 @@ def _records(tables: Tables, numbers: Mapping[str, int], places: Mapping[str, in
 
 
 def _record(text: str) -> str:
-    """Shorten what was recorded; what differs beyond the end still differs."""
+    """Cut a record; a digest shows differences beyond the cut."""
     if len(text) <= RECORD:
         return clean(text, RECORD)
     digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
@@ -123,7 +123,7 @@ def _record(text: str) -> str:
 
 
 def _failures(tables: Tables, numbers: Mapping[str, int], places: Mapping[str, int]) -> list[dict[str, Any]]:
-    """Return for each run, by clause, failing cases: as many, and as long texts, as there is room for."""
+    """Return the failing cases of each run, by clause, within the first limits that fit `ROOM`."""
     frame: Frame = tables.cases
     frame = frame[frame["outcome"].isin(SHOWN) & frame["run"].isin(numbers)].fillna(
         dict.fromkeys(("expected", "seen", "reason", "link", "dtype", "device"), "")
@@ -173,7 +173,7 @@ def _finite(value: Any) -> float | None:
 
 
 def _speeds(tables: Tables) -> list[list[Any]]:
-    """Return the ratios with the implementation and the version that they are of."""
+    """Return the ratios, each with its implementation and version."""
     about: Frame = tables.runs.set_index("run")[["implementation", "version"]]
     frame: Frame = tables.speeds
     return [

@@ -1,8 +1,8 @@
 """Plots as small SVG for the page, and as PNG and SVG files for papers and slides.
 
-Nothing hangs on colour alone: a run has a colour, a marker and a line style, in every plot the same. The
-colours are of Okabe and Ito's set, darkened until they stand out from white; on the page each is a CSS
-variable, so that the dark scheme has lighter ones, and text takes the colour of the text around it.
+A run has the same colour, marker and line style in every plot, so that no plot depends on colour only. The
+colours are those of Okabe and Ito, darkened for contrast with white. On the page each colour is a CSS
+variable, so that the dark scheme has lighter ones, and text has the colour of the text around it.
 """
 
 import functools
@@ -29,14 +29,14 @@ from matplotlib.path import Path as Path2D
 from matplotlib.text import Text
 from matplotlib.ticker import FixedFormatter
 
-from keyedopt.reports.plain import clean
+from keyedopt.conformance.results.untrusted import clean
 
-#: Colours of runs; a run beyond them has the same colours with other markers and line styles.
+#: Colours of runs; further runs have the same colours with other markers and line styles.
 SERIES = ("#0063a6", "#b8480a", "#00745a", "#9a3d74", "#8a6a00", "#2a7fb8", "#5b4bb0", "#4d5661")
 INK, MUTED, GRID, BAND = "#1b1e23", "#5a616b", "#d9dce1", "#e6e9ee"
 MARKERS = "osD^vPX*<>"
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.4)), (0, (6, 2, 1, 2)))
-#: What a colour of a file is on the page.
+#: The CSS values on the page of colours in files.
 VARIABLES = {
     **{colour: f"var(--s{index})" for index, colour in enumerate(SERIES)},
     INK: "currentColor",
@@ -66,10 +66,10 @@ _STYLE: Any = {
     "ytick.labelcolor": INK,
     "lines.linewidth": 1.4,
     "lines.markersize": 4,
-    "text.parse_math": False,  # names of strangers are no formulas
+    "text.parse_math": False,  # untrusted names are not formulas
     "axes.formatter.useoffset": False,
 }
-#: Parts of a style that say nothing: what every part of a plot has (`page.css`), or what SVG does anyway.
+#: Parts of a style that are dropped: `page.css` sets them, or they are the defaults of SVG.
 DEFAULTS = (("stroke-linejoin", "round"), ("stroke-linejoin", "miter"), ("opacity", "1"), ("stroke", "none"))
 _SVG = "{http://www.w3.org/2000/svg}"
 _LINK = "{http://www.w3.org/1999/xlink}href"
@@ -77,7 +77,7 @@ _LINK = "{http://www.w3.org/1999/xlink}href"
 
 @dataclass(frozen=True)
 class Look:
-    """How a run is drawn."""
+    """The colour, the marker and the line style of a run."""
 
     colour: str
     marker: str
@@ -95,7 +95,7 @@ class Picture:
 
 
 def looks(runs: Iterable[str]) -> dict[str, Look]:
-    """Give every run its looks, by its place.
+    """Return the look of every run, which depends on its place.
 
     >>> looks(["a", "b"])["b"].marker
     's'
@@ -110,14 +110,9 @@ def looks(runs: Iterable[str]) -> dict[str, Look]:
     }
 
 
-def legend(runs: Sequence[str], looked: dict[str, Look]) -> list[tuple[str, Markup]]:
-    """Return each run with a small sample of its line, for a legend in HTML."""
-    return [(run, _sample(looked[run])) for run in runs]
-
-
 @functools.cache
-def _sample(look: Look) -> Markup:
-    """Draw a line with a marker by hand: it stands in the page many times, and so must have no ids."""
+def sample(look: Look) -> Markup:
+    """Return a line with a marker as SVG, without ids, as the page contains it many times."""
     marker = MarkerStyle(look.marker)
     path = marker.get_path().transformed(marker.get_transform())
     letters = {Path2D.MOVETO: "M", Path2D.LINETO: "L", Path2D.CURVE3: "Q", Path2D.CURVE4: "C"}
@@ -148,13 +143,13 @@ def picture(
     """Draw a plot.
 
     Args:
-        name: its name in the page, and of its files.
-        title: what it shows.
-        about: what can be seen in it, for those who do not see it.
-        draw: draws into the axes.
+        name: the id of the plot in the page, and the stem of its files.
+        title: the title.
+        about: a description, for readers who cannot see the plot.
+        draw: a function that draws into the axes.
         size: width and height in inches.
-        margins: what is left for labels, in inches: left, bottom, right, top.
-        folder: where to write it as PNG and SVG too, with a legend.
+        margins: room for labels in inches: left, bottom, right, top.
+        folder: a folder to write the plot to as PNG and SVG, with a legend; None for none.
         key: the runs in that legend.
     """
     with matplotlib.rc_context(_STYLE):
@@ -178,7 +173,7 @@ def picture(
 
 
 def _save(figure: Figure, path: Path, title: str, key: Sequence[tuple[str, Look]]) -> None:
-    """Write a plot with its title and its legend, on white."""
+    """Write a plot with its title and its legend on a white background."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.suptitle(_plain(title), y=1.04, fontsize=9)
     if key:
@@ -197,12 +192,12 @@ def _save(figure: Figure, path: Path, title: str, key: Sequence[tuple[str, Look]
 
 
 def _plain(text: str) -> str:
-    """Return a label that matplotlib shows: a leading underscore would hide it."""
+    """Return a label that matplotlib shows; matplotlib hides labels with a leading underscore."""
     return f" {text}" if text.startswith("_") else text
 
 
 def _drawable(figure: Figure) -> None:
-    """Show what the font of plots has no sign for as an escape; a browser takes another font instead."""
+    """Write characters that the font of plots lacks as escapes; a browser would use another font."""
     known = get_font(findfont("DejaVu Sans")).get_charmap()
 
     def escaped(text: str) -> str:
@@ -217,7 +212,7 @@ def _drawable(figure: Figure) -> None:
 
 
 def _for_page(text: str, name: str, title: str, about: str) -> Markup:
-    """Make an SVG fit for the page: no styles, few digits, its own ids, colours as variables, described."""
+    """Rewrite an SVG for the page: no styles, few digits, unique ids, colours as variables, a description."""
     root = ElementTree.fromstring(text[text.index("<svg") :])
     for child in list(root):
         if child.tag == f"{_SVG}metadata" or any(part.tag == f"{_SVG}style" for part in child):
@@ -236,7 +231,7 @@ def _for_page(text: str, name: str, title: str, about: str) -> Markup:
 
 
 def _attributes(element: ElementTree.Element, name: str, used: set[str]) -> None:
-    """Turn the style of an element into attributes, which a strict security policy allows."""
+    """Replace the style of an element by attributes, which the content security policy allows."""
     found = dict(element.attrib)
     element.attrib.clear()
     for part in found.pop("style", "").split(";"):
@@ -268,7 +263,7 @@ def _short(match: re.Match[str]) -> str:
 
 
 def _text(element: ElementTree.Element) -> str:
-    """Write an element without namespaces and without empty groups."""
+    """Return the SVG of an element without namespaces and without empty groups."""
     tag = element.tag.removeprefix(_SVG)
     inner = "".join(_text(child) for child in element)
     text = escape(clean((element.text or "").strip())) if tag == "text" or tag == "tspan" else ""
@@ -281,18 +276,18 @@ def _text(element: ElementTree.Element) -> str:
 
 
 def above(axes: Axes, text: str) -> None:
-    """Say above the vertical axis what it shows, where it takes no width."""
+    """Put the title of the vertical axis above the axis, where it takes no width."""
     axes.set_title(text, loc="left", fontsize=8, color=MUTED, x=-0.1)
 
 
 def line(axes: Axes, x: Any, y: Any, look: Look, size: float = 3.5) -> None:
-    """Draw a run: all points, and markers at about a dozen of them at most."""
+    """Draw the line of a run, with markers at a dozen of its points at most."""
     every = max(1, -(-len(x) // 12))
     axes.plot(x, y, color=look.colour, ls=look.dash, marker=look.marker, ms=size, markevery=every, zorder=4)
 
 
 def peaks(points: Sequence[tuple[Any, float]], most: int = 100) -> list[tuple[Any, float]]:
-    """Keep at most so many points: of neighbours the highest.
+    """Return at most this many points: the highest of each group of neighbours.
 
     >>> peaks([(1, 5.0), (2, 9.0), (3, 1.0), (4, 2.0)], 2)
     [(2, 9.0), (4, 2.0)]
@@ -303,7 +298,7 @@ def peaks(points: Sequence[tuple[Any, float]], most: int = 100) -> list[tuple[An
 
 
 def thin(points: Sequence[Any], most: int = 400) -> list[Any]:
-    """Keep at most so many points, evenly, the first and the last among them.
+    """Return at most this many points, evenly spaced, including the first and the last.
 
     >>> thin(range(10), 4)
     [0, 3, 6, 9]
@@ -314,6 +309,6 @@ def thin(points: Sequence[Any], most: int = 400) -> list[Any]:
 
 
 def numbered(prefix: str) -> Callable[[], str]:
-    """Return a maker of names for pictures: ``prefix-1``, ``prefix-2``, …"""
+    """Return a function that returns ``prefix-1``, ``prefix-2``, … in turn."""
     count = itertools.count(1)
     return lambda: f"{prefix}-{next(count)}"

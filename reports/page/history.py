@@ -10,21 +10,20 @@ from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
 from keyedopt.reports.page.figures import BAND, INK, MUTED, SERIES, above, numbered, picture
-from keyedopt.reports.page.frames import Frame
-from keyedopt.reports.tables import Tables
+from keyedopt.reports.tables import Frame, Tables
 
-#: At most so many series are drawn, those with the largest steps first; the table has all.
+#: The largest number of series that are drawn; those with the largest steps come first. The table has all.
 DRAWN = 24
-#: A step is shown when it is at least this large, relative to the level before.
+#: The smallest step that is shown, relative to the level before.
 LEAST = 0.02
 
 
 def detect(values: NDArray[np.float64]) -> list[int]:
-    """Return where the level of a series changes: the first place of each new level.
+    """Return the places at which the level of a series changes: the first place of each new level.
 
-    The cut minimizes the sum of absolute distances to the median of each level, plus a price for each
-    level that grows with the noise (of differences of neighbours, which a few steps do not change): single
-    outliers make no step, for a level has at least two points.
+    The levels minimize the sum of absolute distances to the median of their level, plus a price for each
+    level. The price grows with the noise, which is estimated from differences of neighbours. A level has at
+    least two points, so that a single outlier is not a step.
 
     >>> detect(np.array([1.0, 1.01, 0.99, 1.0, 1.5, 1.51, 1.49, 1.5]))
     [4]
@@ -53,7 +52,7 @@ def detect(values: NDArray[np.float64]) -> list[int]:
 
 
 def view(tables: Tables, commit_url: str, folder: Path | None) -> dict[str, Any]:
-    """Return every series of measurements with its steps; the most moving ones with a plot."""
+    """Return every series of measurements with its steps, and plots of those with the largest steps."""
     keys = ["benchmark", "parameters", "machine"]
     series = []
     measured = tables.history[np.isfinite(tables.history["value"])]
@@ -140,7 +139,7 @@ def _draw(name: str, one: dict[str, Any], folder: Path | None) -> Any:
 
 
 def _unit(unit: str, largest: float) -> tuple[str, float]:
-    """Return the unit in which a series is drawn, and how many of its own that is.
+    """Return the unit in which a series is drawn, and its size in the unit of the series.
 
     >>> _unit("s", 0.02)
     ('ms', 0.001)

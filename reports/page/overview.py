@@ -1,4 +1,4 @@
-"""The view of everything at once: a card for each implementation, and areas against implementations."""
+"""The overview: a card for each implementation, and a table of areas and implementations."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,37 +6,35 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from keyedopt.conformance.results.verdict import FAILING, GREEN, headline
+from keyedopt.conformance.spec import LEVELS
 from keyedopt.reports.page.figures import Look
-from keyedopt.reports.page.frames import Frame
 from keyedopt.reports.page.precision import subjects
-from keyedopt.reports.tables import HELD, Clause, Tables
-
-LEVELS = ("must", "should", "observe")
+from keyedopt.reports.tables import Frame, Tables, checked, held
 
 
-def view(tables: Tables, clauses: Mapping[str, Clause], looks: Mapping[str, Look]) -> dict[str, Any]:
+def view(tables: Tables, looks: Mapping[str, Look]) -> dict[str, Any]:
     """Return the cards and the table."""
     listed: Frame = tables.runs
     runs = [row for row in listed.to_dict("records") if row["run"] in looks]
     precision = _precision(tables)
-    cards = [_card(run, tables, looks[run["run"]], precision) for run in runs]
+    cards = [_card(run, tables, precision) for run in runs]
     return {"cards": cards, "areas": _areas(tables, list(looks)), "levels": LEVELS}
 
 
-def _card(run: dict[str, Any], tables: Tables, look: Look, precision: Mapping[str, Any]) -> dict[str, Any]:
+def _card(run: dict[str, Any], tables: Tables, precision: Mapping[str, Any]) -> dict[str, Any]:
     mine: Frame = tables.clauses[tables.clauses["run"] == run["run"]]
     tried = mine[mine["outcome"] != "unsupported"]
     bad = run.get("expectations")
     expected = [] if pd.isna(bad) or not bad else str(bad).split("\n")
     fresh = tried["outcome"].isin(["fail", "error"])
-    musts = tried[(tried["level"] == "must") & ~tried["outcome"].isin(HELD)]
-    conformant = run["conformant"]
+    musts = tried[(tried["level"] == "must") & ~tried["outcome"].isin(GREEN)]
     return {
         **run,
-        "look": look,
-        "verdict": "unknown" if pd.isna(conformant) else "conformant" if conformant else "not conformant",
-        "levels": [(level, *_counts(tried[tried["level"] == level])) for level in LEVELS],
-        "total": _counts(tried[tried["level"] != "observe"]),
+        "headline": headline(run["verdict"], run["scope"]),
+        "checked": checked(run),
+        "levels": [(level, *held(tried[tried["level"] == level])) for level in LEVELS],
+        "total": held(tried[tried["level"] != "observe"]),
         "new": int(fresh.sum()),
         "known": int((tried["outcome"] == "known").sum()),
         "unexpected": int((tried["outcome"] == "unexpected-pass").sum()),
@@ -49,12 +47,8 @@ def _card(run: dict[str, Any], tables: Tables, look: Look, precision: Mapping[st
     }
 
 
-def _counts(rows: Frame) -> tuple[int, int]:
-    return int(rows["outcome"].isin(HELD).sum()), len(rows)
-
-
 def _precision(tables: Tables) -> dict[str, dict[str, Any]]:
-    """Return for each run how much of its budget its worst error takes, and the median one."""
+    """Return for each run the worst error as a share of its budget, and the median error."""
     frame: Frame = subjects(tables)
     frame = frame[(frame["budget"] > 0) & (frame["unit"] == "ULP")]
     frame = frame.assign(share=frame["error"] / frame["budget"])
@@ -71,7 +65,7 @@ def _precision(tables: Tables) -> dict[str, dict[str, Any]]:
 
 
 def _speed(speeds: Frame, name: str) -> list[tuple[str, str, float, float, int]]:
-    """Return by peer and device the least and the largest ratio, of what may be published."""
+    """Return the smallest and the largest publishable ratio, by peer and device."""
     mine = speeds[(speeds["implementation"] == name) & speeds["publishable"].fillna(False)]
     return [
         (str(peer), str(device), float(rows["ratio"].min()), float(rows["ratio"].max()), len(rows))
@@ -80,17 +74,25 @@ def _speed(speeds: Frame, name: str) -> list[tuple[str, str, float, float, int]]
 
 
 def _areas(tables: Tables, runs: list[str]) -> list[dict[str, Any]]:
-    """Return, by area, what each run passed of what it was asked at each level."""
+    """Return, by area and run, how many of the checked clauses of each level held, and how many failed."""
     frame: Frame = tables.clauses.dropna(subset=["area"])
-    rows = []
-    for area, some in frame.groupby("area", sort=False):
-        cells = []
-        for run in runs:
-            mine = some[some["run"] == run]
-            tried = mine[mine["outcome"] != "unsupported"]
-            counts = {level: _counts(tried[tried["level"] == level]) for level in LEVELS}
-            failed = int(tried["outcome"].isin(["fail", "error", "unexpected-pass"]).sum())
-            known = int((tried["outcome"] == "known").sum())
-            cells.append({"counts": counts, "tried": len(tried), "failed": failed, "known": known})
-        rows.append({"area": area, "cells": cells})
-    return rows
+    outcomes: dict[str, dict[str, list[tuple[str, str]]]] = {}
+    for area, run, level, outcome in frame[["area", "run", "level", "outcome"]].itertuples(index=False):
+        cells = outcomes.setdefault(area, {})
+        if outcome != "unsupported":
+            cells.setdefault(run, []).append((level, outcome))
+    return [
+        {"area": area, "cells": [_cell(cells.get(run, [])) for run in runs]}
+        for area, cells in outcomes.items()
+    ]
+
+
+def _cell(outcomes: list[tuple[str, str]]) -> dict[str, Any]:
+    by_level = {level: [outcome for at, outcome in outcomes if at == level] for level in LEVELS}
+    seen = [outcome for _, outcome in outcomes]
+    return {
+        "counts": {level: (sum(one in GREEN for one in some), len(some)) for level, some in by_level.items()},
+        "tried": len(seen),
+        "failed": sum(one in (*FAILING, "unexpected-pass") for one in seen),
+        "known": seen.count("known"),
+    }

@@ -7,15 +7,14 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from keyedopt.reports.page.figures import MUTED, Look, Picture, above, legend, line, numbered, peaks, picture
-from keyedopt.reports.page.frames import Frame
-from keyedopt.reports.tables import Tables
+from keyedopt.reports.page.figures import MUTED, Look, Picture, above, line, numbered, peaks, picture
+from keyedopt.reports.tables import Frame, Tables
 
-#: The order of dtypes; others come after them.
+#: The order of dtypes; other dtypes come last.
 DTYPES = ("float32", "bfloat16", "float16", "float64")
-#: So many pictures of a dtype are drawn, and so many against rows; the table below them has every case.
+#: The largest number of pictures of a dtype, and of pictures against rows. The table below has every case.
 PICTURES = 24
-#: Errors below are drawn here on a logarithmic axis, by unit.
+#: The smallest error that the logarithmic axis shows, by unit; smaller errors are drawn there.
 FLOOR = {"ULP": 0.05, "relative": 1e-9}
 
 
@@ -45,7 +44,6 @@ def view(tables: Tables, looks: Mapping[str, Look], folder: Path | None) -> dict
         "steps": [(dtype, by_dtype[dtype], left_out.get(dtype, 0)) for dtype in order],
         "rows": rows_plots,
         "rows_left_out": len(groups) - len(rows_plots),
-        "legend": legend(runs, dict(looks)),
         "runs": runs,
         "worst": _worst(frame, runs),
         "measurements": len(frame),
@@ -53,7 +51,7 @@ def view(tables: Tables, looks: Mapping[str, Look], folder: Path | None) -> dict
 
 
 def subjects(tables: Tables) -> Frame:
-    """Return the errors, each with a subject that says what was measured: the algorithm, or the area."""
+    """Return the errors with a readable subject: the algorithm, the area, or both."""
     frame: Frame = tables.errors
     areas: Frame = tables.clauses.drop_duplicates("clause").set_index("clause")["area"]
     area = frame["clause"].map(areas).fillna(frame["clause"])
@@ -66,7 +64,7 @@ def subjects(tables: Tables) -> Frame:
 
 
 def _most_common(rows: Frame) -> Frame:
-    """Keep the one case that most runs have: errors of several have several budgets."""
+    """Return the rows of the case that most runs have; several cases would have several budgets."""
     counts = rows.groupby("case")["run"].nunique()
     first = min(counts.index, key=lambda case: (-counts[case], len(case), case))
     return rows[rows["case"] == first]
@@ -81,7 +79,7 @@ def _against(
     looks: Mapping[str, Look],
     folder: Path | None,
 ) -> Picture:
-    """Draw the error of each run at each number of steps or rows, and its budget."""
+    """Draw the error of each run against the number of steps or rows, and its budget."""
     unit = str(rows["unit"].iloc[0])
     floor = FLOOR.get(unit, 1e-12)
     budget = rows.groupby(axis)["budget"].min()
@@ -120,7 +118,7 @@ def _against(
 
 
 def _count(value: float) -> str:
-    """Write a power of ten as short as an axis needs.
+    """Write a large number briefly, for an axis.
 
     >>> _count(100_000)
     '100 k'
@@ -132,7 +130,7 @@ def _count(value: float) -> str:
 
 
 def _worst(frame: Frame, runs: list[str]) -> list[dict[str, Any]]:
-    """Return, by subject and dtype, each run's worst error as a share of its budget."""
+    """Return each run's worst error as a share of its budget, by subject and dtype."""
     judged = frame[frame["budget"] > 0]
     judged = judged.assign(share=judged["error"] / judged["budget"]).sort_values("share", kind="stable")
     last = judged.groupby(["subject", "dtype", "run"], sort=True).tail(1)

@@ -1,4 +1,4 @@
-"""The view of schedules: the specified curve, and what each implementation did."""
+"""The view of schedules: the specified curves, and the measured learning rates."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,18 +9,17 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from keyedopt.reports.page.figures import INK, Look, above, line, numbered, picture
-from keyedopt.reports.page.frames import Frame
-from keyedopt.reports.tables import Tables
+from keyedopt.reports.tables import Frame, Tables
 
-#: Policies in the order of the documents; others come after them.
+#: Policies in the order of the documents; other policies come last.
 ORDER = ("NONE", "CONSTANT", "LINEAR", "POLY", "STEP", "INVSQRT", "COSINE_ANNEALING_WARM_RESTARTS")
 SEVERAL = "several stages"
-#: A rate that is this close, relative to the largest of the curve, is the specified one.
+#: The largest difference of a correct learning rate, relative to the largest rate of the curve.
 CLOSE = 1e-12
 
 
 def view(tables: Tables, looks: Mapping[str, Look], folder: Path | None) -> dict[str, Any]:
-    """Return the curves by policy, each with its plot and with who follows it."""
+    """Return the curves by policy, each with its plot and the runs that follow it."""
     frame: Frame = tables.schedules
     groups: dict[str, list[dict[str, Any]]] = {}
     name = numbered("schedule")
@@ -34,7 +33,7 @@ def view(tables: Tables, looks: Mapping[str, Look], folder: Path | None) -> dict
 
 
 def _broken(tables: Tables, rows: Frame, looks: Mapping[str, Look]) -> list[str]:
-    """Return the runs that have no rates for a curve, because its cases broke before they measured any."""
+    """Return the runs without learning rates for a curve, as its cases failed before they measured one."""
     cases: Frame = tables.cases
     cases = cases[cases["case"].isin(rows["case"].unique())]
     bad = set(cases[cases["outcome"].isin(["fail", "error", "known"])]["run"])
@@ -50,7 +49,7 @@ def _curve(
     looks: Mapping[str, Look],
     folder: Path | None,
 ) -> dict[str, Any]:
-    """Draw one curve: what is specified, one sign for all who follow it, and a line for each who does not."""
+    """Draw one curve: the specification, one mark for all runs that follow it, a line for each other run."""
     series = {run: _consecutive(some) for run, some in rows.groupby("run", sort=False)}
     series = {run: series[run] for run in looks if run in series}
     longest = max(series.values(), key=len)
@@ -63,7 +62,7 @@ def _curve(
         else:
             depart[run] = where
     notes = [(run, _note(series[run], where)) for run, where in depart.items()]
-    notes += [(run, "breaks before a rate could be measured") for run in broken]
+    notes += [(run, "fails before a learning rate is measured") for run in broken]
 
     def draw(axes: Axes) -> None:
         axes.plot(x, wanted, color=INK, lw=1.1, zorder=2)
@@ -95,7 +94,7 @@ def _curve(
 
 
 def _consecutive(rows: Frame) -> Frame:
-    """Keep iterations 0, 1, 2, … of one run, once; samples far away only where there are no others."""
+    """Return iterations 0, 1, 2, … of one run; if there are none, all of its iterations."""
     rows = rows.drop_duplicates("iteration").sort_values("iteration")
     at = rows["iteration"].to_numpy(int)
     first = at == np.arange(len(at))
@@ -103,7 +102,7 @@ def _consecutive(rows: Frame) -> Frame:
 
 
 def _departs(rows: Frame) -> int | None:
-    """Return the first iteration at which a run does not have the specified rate."""
+    """Return the first iteration at which a run does not have the specified learning rate."""
     wanted, seen = rows["specified"].to_numpy(float), rows["measured"].to_numpy(float)
     room = CLOSE * max(float(np.abs(wanted).max(initial=0.0)), 1e-300)
     with np.errstate(invalid="ignore"):

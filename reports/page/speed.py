@@ -19,15 +19,14 @@ from keyedopt.reports.page.figures import (
     picture,
     thin,
 )
-from keyedopt.reports.page.frames import Frame
-from keyedopt.reports.tables import Tables
+from keyedopt.reports.tables import Frame, Tables
 
-#: A plot has at most so many rows; the table has all.
+#: The largest number of rows of a plot. The table has all rows.
 ROWS = 40
 
 
 def view(tables: Tables, folder: Path | None) -> dict[str, Any]:
-    """Return what was measured on each device: two plots and the table."""
+    """Return two plots and the table of each device."""
     name = numbered("speed")
     devices = []
     for (machine, device), rows in tables.speeds.groupby(["machine", "device"], sort=False, dropna=False):
@@ -46,7 +45,7 @@ def view(tables: Tables, folder: Path | None) -> dict[str, Any]:
 
 
 def _peers(rows: Frame) -> dict[tuple[str, str], tuple[str, str]]:
-    """Give every pair of implementation and peer a colour and a marker."""
+    """Return a colour and a marker for every pair of implementation and peer."""
     pairs = sorted(set(zip(rows["implementation"], rows["peer"], strict=True)))
     return {pair: (SERIES[i % len(SERIES)], MARKERS[i % len(MARKERS)]) for i, pair in enumerate(pairs)}
 
@@ -56,13 +55,13 @@ def _label(pair: tuple[str, str]) -> str:
 
 
 def _places(rows: Frame) -> dict[tuple[str, str], int]:
-    """Return where each task on a workload is, from the top."""
+    """Return the vertical place of each pair of task and workload, from the top."""
     keys = list(dict.fromkeys(zip(rows["task"], rows["workload"], strict=True)))
     return {key: -place for place, key in enumerate(thin(keys, ROWS))}
 
 
 def _room(places: Mapping[tuple[str, str], int], entries: int, columns: int) -> tuple[Any, Any]:
-    """Return the size of a plot, and what is around it: names of tasks at the left, the legend above."""
+    """Return the size of a plot and its margins: names of tasks at the left, the legend above."""
     above = 0.2 + 0.16 * -(-entries // columns)
     return (6.3, 0.7 + above + 0.42 * len(places)), (1.45, 0.45, 0.15, above)
 
@@ -75,7 +74,7 @@ def _axis(axes: Axes, places: Mapping[tuple[str, str], int]) -> None:
 
 
 def _ratios(name: str, where: str, rows: Frame, folder: Path | None) -> Picture:
-    """Draw the ratios with their intervals; those that may not be published are hollow."""
+    """Draw the ratios with their intervals; marks of ratios that must not be published are hollow."""
     pairs, places = _peers(rows), _places(rows)
     noise = float(rows["noise"].max())
 
@@ -111,7 +110,7 @@ def _ratios(name: str, where: str, rows: Frame, folder: Path | None) -> Picture:
 
 
 def _roofline(name: str, where: str, rows: Frame, folder: Path | None) -> Picture:
-    """Draw the throughput of each implementation and peer, and the bandwidth that was measured."""
+    """Draw the throughput of each implementation and peer, and the measured bandwidth."""
     places = _places(rows)
     once = [(r.task, r.workload, r.implementation, r.bytes, r.seconds_median) for r in rows.itertuples()]
     once += [(r.task, r.workload, r.peer, r.bytes, r.peer_seconds_median) for r in rows.itertuples()]

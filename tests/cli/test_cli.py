@@ -19,8 +19,8 @@ from making import (
     refused,
 )
 
-from keyedopt.conformance.results import formats
 from keyedopt.conformance.results import model as results
+from keyedopt.conformance.results.markdown import markdown
 from keyedopt.conformance.results.verdict import failing, judge
 from keyedopt.conformance.run import runner
 
@@ -215,7 +215,7 @@ def test_a_killed_run_leaves_a_journal(interrupted):
     partial = results.read(folder / "x.json.journal", partial=True)
     assert not partial.complete
     assert len(partial.cases) >= 5
-    assert formats.markdown(partial)
+    assert markdown(partial)
 
 
 def test_an_interrupt_while_the_target_is_imported_is_one_line(tmp_path):

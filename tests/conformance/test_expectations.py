@@ -57,7 +57,7 @@ def applied(path, run, **options):
         (ENTRY + "expires = 2027-01-01T00:00:00Z", "entry 1: 'expires' must be a date"),
         (ENTRY + "when = 1", "entry 1: 'when' must map"),
         (ENTRY + "when = { torch = 2 }", "entry 1: 'when' must map"),
-        (ENTRY + 'when = { torch = "two" }', "entry 1: torch = 'two' is no version range"),
+        (ENTRY + 'when = { torch = "two" }', "entry 1: torch = 'two' is not a version range"),
         (ENTRY + ENTRY, f"lists {CLAUSE} by {CASE} twice"),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from keyedopt import reference
+from keyedopt.conformance.suite.support.doubles import ForeignKeyed
 
 if importlib.util.find_spec("torchrec") is None:
     if os.environ.get("KEYEDOPT_REQUIRE_TORCHREC") == "1":
@@ -170,3 +171,40 @@ def test_init_state_and_zero_grad_go_through(outer, inner):
     assert set(optimizer.state[param]) == {"step", "exp_avg", "exp_avg_sq"}
     wrapped.zero_grad(set_to_none=True)
     assert param.grad is None
+
+
+class Flagless(ForeignKeyed):
+    """A keyed optimizer that always saves its groups, and has no flag that says so."""
+
+    def __init__(self, params):
+        super().__init__(params)
+        del self.defaults["_save_param_groups"]
+
+    def state_dict(self):
+        self.defaults["_save_param_groups"] = True
+        saved = super().state_dict()
+        del self.defaults["_save_param_groups"]
+        return saved
+
+    def load_state_dict(self, state_dict):
+        self.defaults["_save_param_groups"] = True
+        super().load_state_dict(state_dict)
+        del self.defaults["_save_param_groups"]
+
+
+def test_a_saved_dictionary_tells_whether_a_member_without_a_flag_saves_groups():
+    params = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    members = [Flagless({"p": param}) for param in params]
+    combined = reference.CombinedOptimizer([("a", members[0]), ("b", members[1])])
+    for param in params:
+        param.grad = torch.ones(2)
+    combined.step()
+    saved = copy.deepcopy(combined.state_dict())
+    assert [group["params"] for group in saved["param_groups"]] == [["a.p"], ["b.p"]]
+    assert [member.saves for member in members] == [1, 1]
+    saved["param_groups"][1]["lr"] = 0.25
+    combined.load_state_dict(saved)
+    assert [member.param_groups[0]["lr"] for member in members] == [0.1, 0.25]
+    mixed = reference.CombinedOptimizer([("a", members[0]), ("b", keyed(reference, params[1]))])
+    with pytest.raises(ValueError, match="save_param_groups"):
+        mixed.state_dict()

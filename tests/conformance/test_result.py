@@ -222,5 +222,5 @@ def test_whatever_is_returned_becomes_json(value):
     ["__import__('os')", "print(1)", "[x for x in ()]", "a.b", "1 if x else 2", "1;2", "(", "f'{1}'", "x"],
 )
 def test_source_is_never_code(text):
-    with pytest.raises(ValueError, match="is no literal"):
+    with pytest.raises(ValueError, match="is not a literal"):
         source([{"python": text}])

@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from making import TARGETS, left_behind, mark, plain_cases, valid
 
-from keyedopt.conformance.results import formats
+from keyedopt.conformance.results import output as outputs
 from keyedopt.conformance.results.verdict import judge
 from keyedopt.conformance.run import runner, workers
 from keyedopt.conformance.run.runner import Options
@@ -73,7 +73,7 @@ def hostile(plan, tmp_path_factory):
         patch.chdir(Path(__file__).parents[2])  # where our modules could be imported by bare names
         options = Options(clauses=clauses, limit=3, workers=2)
         result = runner.run("hostile", options, path=[TARGETS], output=output)
-    formats.write(result, output)
+    outputs.write(result, output)
     return result, output
 
 
@@ -116,10 +116,10 @@ def test_a_crash_and_a_timeout_show_where(hostile, plan):
 def test_the_files_of_a_hostile_run_are_valid(hostile, tmp_path):
     result, output = hostile
     assert len(valid(output)["cases"]) == len(result.cases)
-    junit = ElementTree.parse(formats.write(result, tmp_path / "x.xml"))
+    junit = ElementTree.parse(outputs.write(result, tmp_path / "x.xml"))
     assert len(list(junit.iter("error"))) == sum(outcome == "error" for outcome, _ in HOSTILE.values())
     assert (
-        formats.write(result, tmp_path / "x.md").read_text(encoding="utf-8").replace("\n", "").isprintable()
+        outputs.write(result, tmp_path / "x.md").read_text(encoding="utf-8").replace("\n", "").isprintable()
     )
 
 

@@ -1,7 +1,11 @@
 """The optimizers of `fused` beside those of `reference`: the same way with any options, by fast kernels."""
 
 import copy
+import pickle
 import random
+import sys
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 import torch
@@ -135,6 +139,55 @@ def test_it_goes_the_reference_s_way(algorithm, seed):
         assert_alike(one, other)
 
 
+@contextmanager
+def files_called():
+    """Yield the set of the files whose functions were called."""
+    files = set()
+    sys.setprofile(lambda frame, event, _: files.add(frame.f_code.co_filename) if event == "call" else None)
+    try:
+        yield files
+    finally:
+        sys.setprofile(None)
+
+
+ACCUMULATING = ("AccumulateSGD", "AccumulateAdagrad", "AccumulateAdam")
+
+
+@pytest.mark.parametrize("layout", ["dense", "sparse"])
+@pytest.mark.parametrize("algorithm", [*ALGORITHMS, *ACCUMULATING])
+def test_a_step_uses_no_arithmetic_of_the_reference(algorithm, layout):
+    layout = "sparse" if algorithm == "SparseAdam" else layout
+    options = {"use_accumulate": True, "accumulate_step": 2} if algorithm in ACCUMULATING else {"lr": 0.1}
+    params, found = [torch.ones(5, 3), torch.ones(3, 5).t()], []
+    for library in (reference, fused):
+        optimizer = made(library, algorithm, params, **options)
+        grad = torch.ones(5, 3) if layout == "dense" else torch.ones(5, 3).to_sparse(1)
+        with files_called() as files:
+            for _ in range(2):
+                step(optimizer, [grad, grad])
+        folder = Path(reference.rules.__file__).parent
+        found.append({path.name for path in map(Path, files) if path.parent == folder} - {"options.py"})
+    assert found[0]
+    assert not found[1]
+
+
+@every
+def test_a_class_is_the_reference_s_with_other_steps(algorithm):
+    assert issubclass(getattr(fused, algorithm), getattr(reference, algorithm))
+
+
+@pytest.mark.parametrize("library", [reference, fused])
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_group_is_added_to_a_copy_of_an_accumulating_optimizer(library, duplicate):
+    options = {"lr": 1.0, "use_accumulate": True, "accumulate_step": 2}
+    optimizer = duplicate(made(library, "AccumulateSGD", [torch.ones(2, 1)], **options))
+    optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(2, 1))]})
+    assert optimizer.param_groups[1]["accumulate_step"] == 2
+    for _ in range(2):
+        step(optimizer, [torch.ones(2, 1)] * 2)
+    assert all(torch.equal(param, -torch.ones(2, 1)) for param in parameters(optimizer))
+
+
 @every
 @pytest.mark.parametrize("direction", ["reference to fused", "fused to reference"])
 def test_checkpoints_move(algorithm, direction):
@@ -187,7 +240,7 @@ def test_gradients_divided_in_the_step(algorithm, layout):
     ],
 )
 def test_one_kernel_for_all_parameters(monkeypatch, algorithm, options, kernel):
-    """Of torch, where ours are not built: test_native_steps.py is about those."""
+    """Without `fused.bulk`, torch's kernel; test_cpu_dense_steps.py tests the kernels of `fused.bulk`."""
     monkeypatch.setattr(cpu_dense_steps, "native", None)
     calls = []
     original = getattr(torch, kernel)

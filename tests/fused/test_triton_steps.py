@@ -221,7 +221,7 @@ def case_launches(algorithm: str) -> None:
 def case_clipping(joint: bool) -> None:
     """Clip by a norm of all, and step: from indices to updated tables nothing is known of the device.
 
-    Of the norm, the factor and the dense step `test_fused_waiting` shows the same: on the CPU they look.
+    Of the norm, the factor and the dense step `test_no_synchronization` shows the same: on the CPU they look.
     """
     from triton.runtime import interpreter
 

@@ -8,17 +8,18 @@ from xml.etree import ElementTree
 
 import pandas as pd
 import pytest
+from generated_results import whole
 from making import NASTY
 from test_reports_diff import bench
 from test_reports_tables import case, result, store  # noqa: F401 - a fixture
 
 from keyedopt.cli.report import clauses
 from keyedopt.conformance.results import model as results
+from keyedopt.conformance.results.untrusted import one_line
 from keyedopt.conformance.results.verdict import clause_outcomes
-from keyedopt.reports.badge import badge
-from keyedopt.reports.plain import one_line
-from keyedopt.reports.read import read
-from keyedopt.reports.tables import COLUMNS, Clause
+from keyedopt.reports.badge import AMBER, GREEN, GREY, RED, badge
+from keyedopt.reports.load import load
+from keyedopt.reports.tables import COLUMNS
 
 FORMULAS = ['=HYPERLINK("https://example.com")', "+1", "-2+3", "@SUM(A1)"]
 
@@ -47,7 +48,7 @@ def test_tables_are_written_in_every_format_and_agree(run_line, store, tmp_path)
     ]
     done = run_line("report", *files, "--output", tmp_path / "out", *formats)
     assert (done.returncode, done.stderr) == (0, "")
-    expected = read(files, clauses()).by_name()
+    expected = load(files, clauses()).by_name()
     for name, frame in expected.items():
         parquet = pd.read_parquet(tmp_path / "out" / f"{name}.parquet")
         pd.testing.assert_frame_equal(parquet.astype(frame.dtypes), frame)
@@ -128,30 +129,31 @@ def test_markdown_and_badges_show_what_strangers_write_and_do_not_obey_it(run_li
 
 
 @pytest.mark.parametrize(
-    ("musts", "shoulds", "said", "colour"),
+    ("outcomes", "options", "said", "colour"),
     [
-        ("pass", "pass", "conformant | 1/1 must, 1/1 should", "#1a7a3c"),
-        ("pass", "known", "conformant | 1/1 must, 0/1 should", "#8a5a00"),
-        ("fail", "pass", "not conformant | 0/1 must, 1/1 should", "#b42318"),
-        (None, "pass", "no verdict | 0/0 must, 1/1 should", "#57606a"),
+        ({}, {}, "conformant | checked 33 of 33 clauses, 12 of 12 musts | 12/12 must, 20/20", GREEN),
+        (
+            {"should": "known"},
+            {},
+            "conformant | checked 33 of 33 clauses, 12 of 12 musts | 12/12 must, 0",
+            AMBER,
+        ),
+        ({"WRAP-001": "unsupported"}, {}, "partly checked | checked 32 of 33 clauses, 11 of 12 musts", AMBER),
+        ({"must": "fail"}, {}, "not conformant | checked 33 of 33 clauses, 12 of 12 musts | 0/12 must", RED),
+        ({}, {"areas": ["wrapper"]}, "conformant (areas wrapper only) | checked 33 of 33", GREY),
+        ({"must": "fail"}, {"areas": ["wrapper"]}, "not conformant (areas wrapper only) | checked", RED),
     ],
 )
-def test_a_badge_says_what_held_in_words_and_in_colour(store, musts, shoulds, said, colour):  # noqa: F811
-    known = {
-        name: Clause(name, "keyed", level, "It holds.", "a document")
-        for name, level in (("A-001", "must"), ("A-002", "should"))
-    }
-    cases = [case("b", shoulds, ("A-002",))] + ([case("a", musts, ("A-001",))] if musts else [])
-    options = {} if musts else {"areas": ["keyed"]}
-    tables = read([store("a.json", result(*cases, options=options))], known)
-    root = ElementTree.fromstring(badge(tables, "acme 1.0"))
-    assert root.get("aria-label") == f"keyedopt: acme 1.0: {said}"
+def test_a_badge_says_what_held_in_words_and_in_colour(tmp_path, outcomes, options, said, colour):
+    results.write(whole(outcomes=outcomes, options=options), tmp_path / "x.json")
+    root = ElementTree.fromstring(badge(load([tmp_path / "x.json"], clauses()), "acme 1.2.3"))
+    assert root.get("aria-label").startswith(f"keyedopt: acme 1.2.3: {said}")
     assert colour in {element.get("fill") for element in root.iter()}
 
 
 def test_tables_say_of_a_run_what_the_verdict_says(failed, tmp_path):
     results.write(failed, tmp_path / "x.json")
-    tables = read([tmp_path / "x.json"], clauses())
+    tables = load([tmp_path / "x.json"], clauses())
     outcomes = dict(zip(tables.clauses["clause"], tables.clauses["outcome"], strict=True))
     assert outcomes == clause_outcomes(failed)
     assert set(tables.clauses["level"]) <= {"must", "should", "observe"}

@@ -5,9 +5,8 @@ import json
 import pytest
 from test_reports_tables import case, result, store  # noqa: F401 - a fixture
 
-from keyedopt.reports import changes
-from keyedopt.reports.diff import CannotCompare, difference, only
-from keyedopt.reports.read import read
+from keyedopt.reports.diff import CompareError, difference, only
+from keyedopt.reports.load import load
 from keyedopt.reports.tables import Clause
 
 CLAUSES = {
@@ -24,7 +23,7 @@ def error(size, **rest):
 def compared(store):  # noqa: F811
     def call(before, after, strict=False):
         sides = [
-            read([store(f"{name}.json", content)], CLAUSES)
+            load([store(f"{name}.json", content)], CLAUSES)
             for name, content in (("before", before), ("after", after))
         ]
         assert all(side.problems.empty for side in sides)
@@ -122,7 +121,7 @@ def test_suites_that_differ_are_said_and_what_both_have_is_compared(compared):
 
 
 def test_results_without_a_case_in_common_cannot_be_compared(compared):
-    with pytest.raises(CannotCompare, match="no case in common"):
+    with pytest.raises(CompareError, match="no case in common"):
         compared(result(case("a")), result(case("b")))
 
 
@@ -183,13 +182,13 @@ def test_a_speed_has_moved_when_the_intervals_are_apart_by_more_than_the_noise(
 
 
 def test_a_verdict_and_a_speed_cannot_be_compared(compared):
-    with pytest.raises(CannotCompare, match=r"conformance and .* of bench"):
+    with pytest.raises(CompareError, match=r"conformance and .* of bench"):
         compared(result(case("a")), bench())
 
 
 def test_one_run_of_many_can_be_chosen(store):  # noqa: F811
     files = [store("a.json", result(case("x"))), store("b.json", result(case("x", "fail"), version="2"))]
-    tables = read(files, CLAUSES)
+    tables = load(files, CLAUSES)
     found = difference(*(only(tables, run) for run in ("acme 1.0", "acme 2")))
     assert [change.after for change in found.changes] == ["fail"]
 
@@ -234,7 +233,7 @@ def test_a_difference_is_shown_as_lines_as_markdown_and_as_data(compared):
     before = result(case("a"), case("b", "fail"))
     after = result(case("a", "fail", expected="`one`|", seen="\x1b[31m<b>two</b>"), case("b"))
     found = compared(before, after)
-    text, markdown = changes.text(found), changes.markdown(found)
+    text, markdown = found.text(), found.markdown()
     assert "worse verdict KEYED-001 [must] fail -> fail" in text
     assert text.endswith("compared: 2 cases, 0 records, 0 errors; 1 worse\n")
     assert "\x1b" not in text + markdown

@@ -15,8 +15,8 @@ from watching import shown
 from keyedopt.reports import page
 from keyedopt.reports.diff import WORSE
 from keyedopt.reports.page.embedded import as_json
-from keyedopt.reports.reaction import KEYS
 from keyedopt.reports.tables import tables_of
+from keyedopt.tools.reaction import KEYS
 
 pytest_plugins = "watching"  # its fixtures
 VIEWS = [view.lower() for view in page.VIEWS]
@@ -315,7 +315,7 @@ def test_print_shows_every_view(watched):
 
 
 def measure(path, **environment):
-    command = [sys.executable, "-m", "keyedopt.reports.reaction", str(path), "--rounds", "1"]
+    command = [sys.executable, "-m", "keyedopt.tools.reaction", str(path), "--rounds", "1"]
     return subprocess.run(
         command, env={**os.environ, **environment}, capture_output=True, text=True, check=False
     )
@@ -337,8 +337,8 @@ def test_what_cannot_be_measured_is_said_in_one_line(browser, sites, tmp_path):
     for done, said in (
         (measure(sites["plain"], PYTHONPATH=here), "pip install 'keyedopt[browser]'"),
         (measure(sites["plain"], CHROMIUM="/nowhere"), "playwright install chromium"),
-        (measure(sites["empty"]), "no page of `keyedopt report` with clauses in it"),
-        (measure(tmp_path / "none.html"), "no page of `keyedopt report` with clauses in it"),
+        (measure(sites["empty"]), "not a page of `keyedopt report` with clauses in it"),
+        (measure(tmp_path / "none.html"), "not a page of `keyedopt report` with clauses in it"),
     ):
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.startswith("keyedopt: ")

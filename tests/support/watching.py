@@ -9,8 +9,8 @@ import pytest
 from reports_data import HOSTILE, results
 
 from keyedopt.reports import page
-from keyedopt.reports.reaction import FLAGS
 from keyedopt.reports.tables import tables_of
+from keyedopt.tools.reaction import FLAGS
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or "/usr/bin/chromium"
 

@@ -1,4 +1,4 @@
-"""Test doubles of the cases: a recording optimizer, a stateful object, one rank."""
+"""Test doubles of the cases: a recording optimizer, a foreign one, a stateful object, one rank."""
 
 import contextlib
 import warnings
@@ -76,6 +76,81 @@ class Stateful:
         self.tensor.detach().copy_(state_dict["tensor"])
         if self.refuse:
             raise RuntimeError("this object refuses to load")
+
+
+class ForeignKeyed(torch.optim.Optimizer):
+    """A keyed optimizer of another library: SGD with momentum that calls its own save and load hooks.
+
+    ``saves`` counts the calls of `state_dict`. With ``refuse``, a load writes and then raises an error.
+    """
+
+    def __init__(self, params: Mapping[str, Any], lr: float = 0.1) -> None:
+        super().__init__(list(params.values()), {"lr": lr})
+        self.defaults["_save_param_groups"] = False
+        self.params = dict(params)
+        self.saves = 0
+        self.refuse = False
+
+    def save_param_groups(self, save: bool) -> None:
+        """Choose whether groups are saved and loaded."""
+        self.defaults["_save_param_groups"] = save
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the live state by key."""
+        self.saves += 1
+        for before in list(self._optimizer_state_dict_pre_hooks.values()):
+            before(self)
+        keys = {id(param): key for key, param in self.params.items()}
+        saved: dict[str, Any] = {
+            "state": {keys[id(param)]: dict(entry) for param, entry in self.state.items()}
+        }
+        if self.defaults["_save_param_groups"]:
+            saved["param_groups"] = [
+                {**group, "params": sorted(keys[id(param)] for param in group["params"])}
+                for group in self.param_groups
+            ]
+        for after in list(self._optimizer_state_dict_post_hooks.values()):
+            changed = after(self, saved)
+            saved = saved if changed is None else changed
+        return saved
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        """Fill the state in place, and the options of its only group."""
+        for before in list(self._optimizer_load_state_dict_pre_hooks.values()):
+            changed = before(self, state_dict)
+            state_dict = state_dict if changed is None else changed
+        for key, entry in state_dict["state"].items():
+            self.state[self.params[key]]["velocity"].copy_(entry["velocity"])
+        if self.defaults["_save_param_groups"]:
+            self.param_groups[0]["lr"] = state_dict["param_groups"][0]["lr"]
+        if self.refuse:
+            raise RuntimeError("this optimizer refuses to load")
+        for after in list(self._optimizer_load_state_dict_post_hooks.values()):
+            after(self)
+
+    def init_state(self, sparse_grad_parameter_names: Any = None) -> None:
+        """Create the state and zero gradients."""
+        for param in self.params.values():
+            param.grad = torch.zeros_like(param)
+            self.state[param].setdefault("velocity", torch.zeros_like(param))
+
+    def post_load_state_dict(self) -> None:
+        """Do nothing."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> Any:
+        """Evaluate the closure, then step."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for param in group["params"]:
+                if param.grad is not None:
+                    entry = self.state[param]
+                    entry.setdefault("velocity", torch.zeros_like(param)).mul_(0.9).add_(param.grad)
+                    param.sub_(entry["velocity"], alpha=group["lr"])
+        return loss
 
 
 @contextlib.contextmanager

@@ -1,0 +1,195 @@
+"""``keyedopt mutants [AREA | NAME]...``: does the suite reject every mutant?
+
+All mutants are planted first. Then a process collects the cases once, and forks a process for each mutant.
+"""
+
+import contextlib
+import gc
+import importlib
+import io
+import multiprocessing
+import multiprocessing.connection
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.context import ForkProcess
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import pytest
+
+from keyedopt.conformance import spec
+from keyedopt.conformance.mutants import Mutant, MutantError, mutants, planting
+from keyedopt.conformance.results.verdict import FAILING
+from keyedopt.conformance.run import protocol
+from keyedopt.conformance.run.engine import case_name
+from keyedopt.conformance.run.protocol import Writer
+from keyedopt.conformance.run.runner import Options, pytest_arguments
+from keyedopt.conformance.targets.implementation import find
+
+#: Receives a mutant and the clauses that rejected it.
+Report = Callable[[Mutant, set[str]], None]
+#: Seconds that a case may take on a mutant; a fault that hangs is rejected.
+LIMIT = 20.0
+
+
+class _Forks:
+    """The pytest plugin that forks a process for each mutant when the cases are collected.
+
+    A clause that rejects a mutant needs no further case. So fast cases run first, as far as their times are
+    known from other mutants.
+    """
+
+    def __init__(
+        self,
+        planted: Sequence[tuple[Mutant, Mapping[str, CodeType]]],
+        everything: bool,
+        report: Report,
+        scratch: Path,
+    ) -> None:
+        self._waiting = list(reversed(planted))
+        self._everything = everything
+        self._report = report
+        self._scratch = scratch
+        self._seconds: dict[str, float] = {}
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        context = multiprocessing.get_context("fork")  # of a process that has started no threads
+        gc.freeze()  # objects made so far stay in memory pages that all processes share
+        running: dict[int, tuple[Mutant, Path, ForkProcess]] = {}
+        while self._waiting or running:
+            while self._waiting and len(running) < len(os.sched_getaffinity(0)):
+                mutant, code = self._waiting.pop()
+                folder = self._scratch / mutant.name
+                folder.mkdir()
+                process = context.Process(
+                    target=self._run_suite, args=(mutant, code, folder, session), daemon=True
+                )
+                process.start()
+                running[process.sentinel] = mutant, folder, process
+            for sentinel in multiprocessing.connection.wait(list(running)):
+                assert isinstance(sentinel, int)
+                mutant, folder, process = running.pop(sentinel)
+                process.join()
+                self._report(mutant, self._rejecting(folder, process))
+        return True
+
+    def _run_suite(
+        self, mutant: Mutant, code: Mapping[str, CodeType], folder: Path, session: pytest.Session
+    ) -> None:
+        """Run cases on a mutant, in a process of its own."""
+        null = os.open(os.devnull, os.O_RDWR)
+        for number in (0, 1, 2):
+            os.dup2(null, number)
+        os.chdir(folder)
+        sys.meta_path.insert(0, planting.Importer(code))
+        engine: Any = session.config.pluginmanager.get_plugin("keyedopt-engine")
+        clauses = () if self._everything else mutant.rejected_by
+        engine.turn_to(find(planting.PACKAGE), Writer(folder, LIMIT), session, clauses, mutant.dtypes)
+        session.items.sort(key=lambda item: self._seconds.get(case_name(item), 0.0))
+        engine.pytest_runtestloop(session)
+        os._exit(0)
+
+    def _rejecting(self, folder: Path, process: ForkProcess) -> set[str]:
+        """Return the clauses that failed in a process that has ended, and note the times of its cases."""
+        reader = protocol.Reader(folder, process.pid or 0)
+        crash = reader.crash(f"crash: exit status {process.exitcode}")
+        records = reader.new()
+        self._seconds |= {record["case"]: record["seconds"] for record in records}
+        found = [*records, *filter(None, [crash])]
+        return {clause for case in found if case["outcome"] in FAILING for clause in case["clauses"]}
+
+
+def run(chosen: Sequence[Mutant], report: Report, everything: bool = False) -> None:
+    """Check mutants, one on each processor at a time, and report the clauses that reject each.
+
+    Raises:
+        MutantError: mutants cannot be planted (the message names all of them), or cases not be collected.
+    """
+    planted = _planted(chosen)
+    planting.sound_code()  # compiled once, for all processes
+    importlib.import_module(
+        "torch._dynamo"
+    )  # the first optimizer of a process imports it, which takes a second
+    for name in [name for name in os.environ if name.startswith("PYTEST_")]:
+        del os.environ[name]
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    clauses = () if everything else {clause for mutant in chosen for clause in mutant.rejected_by}
+    dtypes = {dtype for mutant in chosen for dtype in mutant.dtypes}
+    options = Options(clauses=tuple(sorted(clauses)), dtypes=tuple(sorted(dtypes)))
+    with tempfile.TemporaryDirectory(prefix="keyedopt-", ignore_cleanup_errors=True) as scratch:
+        arguments = pytest_arguments(planting.SOUND, options, Path(scratch))
+        output = io.StringIO()
+        with contextlib.redirect_stdout(output):
+            code = pytest.main(arguments, [_Forks(planted, everything, report, Path(scratch))])
+    if code != pytest.ExitCode.OK:
+        raise MutantError(f"the cases could not be collected:\n{output.getvalue()}")
+
+
+def _planted(chosen: Sequence[Mutant]) -> list[tuple[Mutant, Mapping[str, CodeType]]]:
+    planted: list[tuple[Mutant, Mapping[str, CodeType]]] = []
+    problems: list[str] = []
+    for mutant in chosen:
+        try:
+            planted.append((mutant, planting.plant(mutant)))
+        except MutantError as error:
+            problems.append(str(error))
+    if problems:
+        raise MutantError("\n".join(problems))
+    return planted
+
+
+def survivors(chosen: Sequence[Mutant]) -> dict[str, tuple[str, ...]]:
+    """Return the mutants that a clause in ``rejected_by`` did not reject, each with these clauses."""
+    silent = {mutant.name: mutant.rejected_by for mutant in chosen}
+
+    def report(mutant: Mutant, found: set[str]) -> None:
+        silent[mutant.name] = tuple(clause for clause in mutant.rejected_by if clause not in found)
+
+    run(chosen, report)
+    return {name: clauses for name, clauses in silent.items() if clauses}
+
+
+def main(names: Sequence[str] = (), everything: bool = False) -> int:
+    """Check mutants, and print a line for each, the score, and the clauses that rejected no mutant.
+
+    Args:
+        names: areas or names of mutants; none are all.
+        everything: run the whole suite on each mutant, so that every clause that rejects it counts, instead
+            of only the clauses in ``rejected_by``.
+
+    Returns:
+        1 if a mutant survives, else 0.
+
+    Raises:
+        MutantError: a name is unknown, or mutants cannot be planted.
+    """
+    every = mutants().values()
+    unknown = set(names) - {name for mutant in every for name in (mutant.area, mutant.name)}
+    if unknown:
+        raise MutantError(f"there is no area or mutant {min(unknown)!r}: see {Path(__file__).parent}")
+    chosen = [mutant for mutant in every if not names or {mutant.area, mutant.name} & set(names)]
+    proven: set[str] = set()
+    survived: list[Mutant] = []
+    output = sys.stdout
+
+    def report(mutant: Mutant, found: set[str]) -> None:
+        proven.update(found)
+        silent = [clause for clause in mutant.rejected_by if clause not in found]
+        survived.extend([mutant] if silent else [])
+        said = f"NOT rejected by {', '.join(silent)}" if silent else "rejected"
+        print(f"{mutant.name:45} {said}", flush=True, file=output)
+
+    run(chosen, report, everything)
+    print(f"rejected {len(chosen) - len(survived)} of {len(chosen)} mutants")
+    areas = {mutant.area for mutant in chosen}
+    unproven = [
+        clause.id
+        for clause in spec.clauses().values()
+        if clause.area in areas and clause.level != "observe" and clause.id not in proven
+    ]
+    print(f"clauses that rejected none of these mutants: {', '.join(unproven) or 'none'}")
+    return 1 if survived else 0

@@ -1,0 +1,42 @@
+"""Memory for new state: its device, its pages, and its shards."""
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from keyedopt.fused.bulk import native
+
+
+def count_device(param: Tensor) -> torch.device:
+    """Return the device on which a step reads the count of a parameter without synchronizing."""
+    return param.device if param.device.type == "cuda" else torch.device("cpu")
+
+
+def full_state(param: Tensor, start: float = 0.0) -> Tensor:
+    """Return a state with one number for each element of a parameter, on large pages where that is faster.
+
+    A step reads both, so the memory of the parameter itself is moved to large pages, too.
+    """
+    if native is None or param.device.type != "cpu" or isinstance(param, DTensor):
+        return torch.full_like(param, start, requires_grad=False)
+    native.gather_pages(param)
+    made = torch.empty_like(param, requires_grad=False)
+    native.large_pages(made)  # before the first write, which decides the size of its pages
+    return made.fill_(start)
+
+
+def row_state(param: Tensor, *columns: int, start: float = 0.0, dtype: torch.dtype | None = None) -> Tensor:
+    """Return a state with one number for each row, (rows,) or (rows, columns), sharded as the rows."""
+    shape = (len(param), *columns)
+    if not isinstance(param, DTensor) or any(
+        kind.is_partial() or kind.is_shard(1) for kind in param.placements
+    ):
+        return param.detach().new_full(shape, start, dtype=dtype)
+    local = param.to_local()
+    return DTensor.from_local(
+        local.new_full((len(local), *columns), start, dtype=dtype),
+        param.device_mesh,
+        param.placements,
+        shape=torch.Size(shape),
+        stride=(1,) * len(shape),
+    )

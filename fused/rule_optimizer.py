@@ -1,0 +1,130 @@
+"""The base class of the optimizers: the reference's, with steps by kernels."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from keyedopt.fused.backends.interface import ALGORITHMS, Step
+from keyedopt.fused.dense import cpu_fast_path, dense_step, state_memory
+from keyedopt.fused.dense.step_hooks import surround
+from keyedopt.fused.sparse import sparse_step
+from keyedopt.reference import rule_optimizer
+from keyedopt.reference.option_checks import as_plain
+from keyedopt.reference.rules.options import Rows
+
+#: The options of a group that are numbers of a `Step` of the same name.
+NUMBERS = ("eps", "weight_decay", "momentum", "dampening", "nesterov", "eta", "lr_decay", "max_norm")
+
+
+class RuleOptimizer(rule_optimizer.RuleOptimizer):
+    """An optimizer of the reference whose steps, checks of indices and state memory are replaced.
+
+    A subclass extends this class and then the reference's optimizer, and names the algorithm. The embedding
+    modules use its `check_options` and `make_step`.
+    """
+
+    #: A key of `ALGORITHMS`.
+    algorithm: ClassVar[str]
+    #: Set in the body of a class, not inherited from it: `cpu_fast_path` may do its steps.
+    has_fast_path: ClassVar[bool]
+    #: While it is set every gradient is divided by it: a tensor of one number on the device of the gradients.
+    #: Clipping then needs no pass over memory of its own. Some kernels overwrite dense gradients.
+    grad_scale: Tensor
+
+    profile_hook_step = staticmethod(surround)
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Update every parameter that has a gradient; see `keyedopt.reference`."""
+        if closure is None and cpu_fast_path.step(self):
+            return None
+        return rule_optimizer.RuleOptimizer.step(self, closure)  # `super().step` may call hooks again
+
+    def check_indices(self, indices: Tensor, sizes: Sequence[int]) -> None:
+        """Raise ValueError unless the indices (dimensions, N) of a sparse gradient are within the sizes."""
+        sparse_step.check_indices(indices, sizes)
+
+    def count_device(self, param: Tensor) -> torch.device:
+        """Return the device on which a step reads the count of a parameter without synchronizing."""
+        return state_memory.count_device(param)
+
+    def full_state(self, param: Tensor, start: float = 0.0) -> Tensor:
+        """Return a state with one number for each element of the parameter."""
+        return state_memory.full_state(param, start)
+
+    def row_state(
+        self, param: Tensor, *columns: int, start: float = 0.0, dtype: torch.dtype | None = None
+    ) -> Tensor:
+        """Return a state with one number for each row of the parameter, sharded as the rows are."""
+        return state_memory.row_state(param, *columns, start=start, dtype=dtype)
+
+    def make_step(self, group: Mapping[str, Any], count: int | Tensor = 1, first: bool = False) -> Step:
+        """Return what a backend has to do for the parameters of a group.
+
+        Args:
+            group: the options, as they are now.
+            count: t, from 1, of the step that comes next.
+            first: whether the state was created for this step.
+        """
+        options = {name: group[name] for name in NUMBERS if name in group}
+        options |= {name: as_plain(group[name]) for name in ("decay", "eps_placement") if name in group}
+        if "betas" in group:
+            options["betas"] = tuple(group["betas"])
+        lr = group["lr"]
+        if isinstance(lr, Tensor):  # reading it synchronizes, except on the CPU
+            lr = float(lr) if lr.device.type == "cpu" else lr.detach().reshape(())
+        return Step(self.algorithm, lr=lr, count=count, first=first, maximize=group["maximize"], **options)
+
+    def update(self, group: dict[str, Any], gradients: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Update parameters of one group, those with the same count together."""
+        alike: dict[Any, list[dense_step.Work]] = {}
+        on_devices: list[Tensor] = []
+        repeated: dict[Tensor, int] = {}
+        for param, grad in gradients:
+            state = self.state[param]
+            first = not state
+            if first:
+                state.update(self.initial_state(param, group))
+            count: Any = state.get("step")
+            if isinstance(count, int):  # SparseAdam's
+                count = state["step"] = count + 1
+            elif not isinstance(count, Tensor) or count.ndim:  # the backend raises a count of each row
+                count = 1
+            elif count.device.type == "cpu":
+                count += 1
+                count = int(count)
+            else:
+                on_devices.append(count)
+                count = None
+            # A parameter that is listed twice is updated twice, one update after the other.
+            again = repeated[param] = repeated.get(param, -1) + 1
+            key = (count, first, self._state_names(state), again)
+            alike.setdefault(key, []).append((param, grad, state))
+        if on_devices:
+            torch._foreach_add_(on_devices, 1)
+        for (count, first, names, _), work in alike.items():
+            step = self.make_step(group, work[0][2]["step"] if count is None else count, first)
+            self._update_alike(step, work, names, Rows(group["rows"]))
+
+    def _state_names(self, state: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the names of the state tensors, in the order in which backends take them."""
+        return ("momentum_buffer",) if "momentum_buffer" in state else ALGORITHMS[self.algorithm]
+
+    def _update_alike(
+        self, step: Step, work: list[dense_step.Work], names: tuple[str, ...], which: Rows
+    ) -> None:
+        """Update parameters by one step, those with a sparse gradient through a backend."""
+        scale: Tensor | None = getattr(self, "grad_scale", None)
+        dense = [item for item in work if not item[1].is_sparse and which is not Rows.NONZERO]
+        sparse = [item for item in work if item[1].is_sparse or which is Rows.NONZERO]
+        if scale is not None:
+            sparse = [(param, sparse_step.divide(grad, scale), state) for param, grad, state in sparse]
+        if dense:
+            dense_step.update(step, dense, names, scale)
+        if isinstance(step.count, Tensor):
+            for item in sparse:
+                sparse_step.update(replace(step, count=item[2]["step"]), [item], names, which)
+        elif sparse:
+            sparse_step.update(step, sparse, names, which)

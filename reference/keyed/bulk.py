@@ -1,0 +1,59 @@
+"""The seam for a faster implementation: show, match and fill the state of thousands of parameters at once.
+
+Each keyed optimizer that holds state itself has a `Bulk` as ``bulk``. A subclass in another package assigns a
+faster one to this class attribute. Wrappers and combinations have none of their own: a load that they check
+uses that of the optimizers inside. There is no global registry, so importing a faster package never changes
+how the optimizers of this package behave.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from keyedopt.reference.keyed.values import extract, layout
+
+
+class Bulk:
+    """Operations on the state of many parameters, one parameter at a time.
+
+    A faster implementation returns the same results, and may leave what it does not support to this one.
+    """
+
+    def show(self, entries: Collection[Mapping[Any, Any]]) -> list[dict[Any, Any]]:
+        """Return what is saved of each entry: live tensors, and stateful objects as their state."""
+        return [extract(entry) for entry in entries]
+
+    def layouts(self, entries: Collection[Mapping[Any, Any]]) -> list[Any]:
+        """Return the keys of each entry, in a form that compares equal while the keys stay the same."""
+        return [layout(entry) for entry in entries]
+
+    def match(
+        self, live: dict[str, Any], new: Mapping[Any, Any]
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]] | None:
+        """Return all live tensors, and a new one for each, if all entries match and copying is exact.
+
+        Args:
+            live: the live entries by parameter key.
+            new: the entries to be loaded.
+
+        Returns:
+            The tensors, or None if every entry must be checked. This implementation always returns None.
+        """
+        return None
+
+    def fill(self, live: Sequence[torch.Tensor], new: Sequence[torch.Tensor]) -> None:
+        """Copy new tensors into live ones, which may share memory with any of the new ones."""
+        # State dicts alias the live state and may be re-keyed, so every source is copied before the
+        # first write, unless the source is the tensor to fill.
+        pairs = zip(live, new, strict=True)
+        copies = [(tensor, source.detach().clone()) for tensor, source in pairs if source is not tensor]
+        with torch.no_grad():  # not into tensor.detach(): the indices of a sparse tensor would stay
+            for tensor, source in copies:
+                tensor.copy_(source)
+
+
+#: Handles one parameter after the other; the default.
+ONE_BY_ONE = Bulk()

@@ -1,0 +1,215 @@
+"""Command line, page, badge, Markdown and JUnit give the same verdict, and show how much was checked."""
+
+import html
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from generated_results import AREAS, drawn, musts, whole
+
+from keyedopt.cli.summary import show
+from keyedopt.conformance import spec
+from keyedopt.conformance.results import RULE, output
+from keyedopt.conformance.results.verdict import WORDS, judge
+
+ROOT = Path(__file__).parents[2]
+#: Clauses and musts of the area `wrapper`.
+MUSTS, ALL = musts("wrapper"), len(spec.areas()["wrapper"].clauses)
+
+
+def lost(*names):
+    """Return outcomes of clauses that could not be checked."""
+    return dict.fromkeys(names, "unsupported")
+
+
+def said(clauses, of_musts, asked=ALL, of=12):
+    return f"checked {clauses} of {asked} clauses, {of_musts} of {of} musts"
+
+
+#: Results, each with its verdict, how much of it was checked, and the gate.
+EXAMPLES = {
+    "everything": (whole(), "conformant", said(ALL, 12), "green"),
+    "no-musts": (whole(outcomes={"must": "unsupported"}), "not conformant", said(ALL - 12, 0), "red"),
+    "one-must": (whole(outcomes=lost(*MUSTS[1:])), "partly checked", said(ALL - 11, 1), "green"),
+    "all-but-one": (whole(outcomes=lost(MUSTS[0])), "partly checked", said(ALL - 1, 11), "green"),
+    "no-shoulds": (whole(outcomes={"should": "unsupported"}), "conformant", said(13, 12), "green"),
+    "known": (whole(outcomes={MUSTS[0]: "known"}), "not conformant", said(ALL, 12), "green"),
+    "missing": (whole(outcomes={MUSTS[0]: None}), "not conformant", said(ALL - 1, 11), "red"),
+    "unexpected": (whole(outcomes={MUSTS[0]: "unexpected-pass"}), "conformant", said(ALL, 12), "red"),
+    "error": (whole(outcomes={"should": "error"}), "conformant", said(ALL, 12), "red"),
+    "no-claims": (whole(areas=()), "no verdict", said(0, 0, 0, 0), "red"),
+    "required": (whole(options={"require_areas": ["keyed"]}), "conformant", said(ALL, 12), "red"),
+    "required-lost": (
+        whole(outcomes=lost(MUSTS[0]), options={"require_areas": ["wrapper"]}),
+        *("partly checked", said(ALL - 1, 11), "red"),
+    ),
+    "one-blank-area": (
+        whole(areas=("wrapper", "combined"), outcomes=lost(*musts("combined"))),
+        "not conformant",
+        said(ALL + 32, 12, ALL + 44, 24),
+        "red",
+    ),
+    "a-part": (
+        whole(areas=AREAS, options={"areas": ["wrapper"]}),
+        *("conformant (areas wrapper only)", said(ALL, 12), "green"),
+    ),
+    "a-part-fails": (
+        whole(outcomes={MUSTS[0]: "fail"}, options={"dtypes": ["float32"]}),
+        *("not conformant (dtypes float32 only)", said(ALL, 12), "red"),
+    ),
+    "hostile": (
+        whole(options={"dtypes": ["`|<b>"]}),
+        *("conformant (dtypes ???b? only)", said(ALL, 12), "green"),
+    ),
+}
+GENERATED = [drawn(seed) for seed in range(24)]
+RESULTS = {
+    **{name: (whole_, "acme") for name, (whole_, *_) in EXAMPLES.items()},
+    **{made.implementation["name"]: (made, made.implementation["name"]) for made in GENERATED},
+}
+
+
+@pytest.fixture(scope="module")
+def reported(tmp_path_factory):
+    """Write every result, and a report of all; return the folders of both and the page's cards by file."""
+    from keyedopt.cli import report
+
+    folder, site = tmp_path_factory.mktemp("results"), tmp_path_factory.mktemp("site")
+    for name, (made, _) in RESULTS.items():
+        about = {**made.implementation, "name": name}
+        made = type(made)(**{**vars(made), "implementation": about})
+        for suffix in output.FORMATS:
+            output.write(made, folder / f"{name}{suffix}")
+    forms = ["html", "markdown", "badge", "csv"]
+    report.report([folder], site, forms, False, "", lambda why: pytest.fail(why))
+    return folder, site
+
+
+def of_command(made, capsys):
+    show(made, judge(made))
+    *_, line, gate = capsys.readouterr().out.splitlines()
+    verdict, checked = re.search(r"\): (.*); (checked \d.*)$", line).groups()
+    return verdict, checked, re.match(r"gate: (\w+)", gate)[1]
+
+
+def of_page(site, name):
+    text = (site / "index.html").read_text(encoding="utf-8")
+    card = re.search(rf'<article class="card" aria-label="{name} 1.2.3">(.*?)</article>', text, re.S)[1]
+    verdict = re.search(r'<span class="chip [a-z]+">(.*?)</span>', card)[1]
+    checked, _, gate = re.search(r"<small>(checked .*?)</small>", card)[1].partition("; gate ")
+    return html.unescape(verdict), checked, gate
+
+
+def of_badge(site, name):
+    root = ElementTree.parse(site / f"{name}-1.2.3.svg").getroot()
+    label = root.get("aria-label").removeprefix(f"keyedopt: {name} 1.2.3: ")
+    return tuple(label.split(" | ")[:2])
+
+
+def of_report(site, name):
+    text = (site / "report.md").read_text(encoding="utf-8")
+    cells = re.search(rf"^\| `{name} 1.2.3` \| (.*)$", text, re.M)[1].split(" | ")
+    return cells[0], cells[2], cells[1]
+
+
+def written(folder, name, suffix):
+    paths = [folder / f"{name}{partial}{suffix}" for partial in ("", ".partial")]
+    return next(path for path in paths if path.exists())
+
+
+def of_markdown(folder, name):
+    text = written(folder, name, ".md").read_text(encoding="utf-8")
+    verdict = re.match(r"## `[\w-]+` `1.2.3`: (.*)$", text, re.M)[1]
+    checked, gate = re.search(r"^Checked (.*?)\. Gate (\w+);", text, re.M).groups()
+    return verdict, f"checked {checked}", gate
+
+
+def of_junit(folder, name):
+    root = ElementTree.parse(written(folder, name, ".xml"))
+    values = {each.get("name"): each.get("value") for each in root.iter("property")}
+    failed = root.find("testsuite[@name='gate']/testcase/failure") is not None
+    assert failed == (values["gate"] == "red")
+    return values["verdict"], values["checked"], values["gate"]
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_gets_its_verdict_everywhere(name, reported, capsys):
+    folder, site = reported
+    made, *expected = EXAMPLES[name]
+    expected = tuple(expected)
+    assert of_command(made, capsys) == expected
+    assert of_page(site, name) == expected
+    assert of_badge(site, name) == expected[:2]
+    assert of_report(site, name) == expected
+    assert of_markdown(folder, name) == expected
+    assert of_junit(folder, name) == expected
+
+
+@pytest.mark.parametrize("made", GENERATED, ids=lambda made: made.implementation["name"])
+def test_a_generated_result_gets_the_same_verdict_everywhere(made, reported, capsys):
+    folder, site = reported
+    name = made.implementation["name"]
+    expected = of_command(made, capsys)
+    assert of_markdown(folder, name) == expected
+    assert of_junit(folder, name) == expected
+    if made.complete:
+        assert of_page(site, name) == expected
+        assert of_badge(site, name) == expected[:2]
+        assert of_report(site, name) == expected
+    else:
+        assert expected[0] == "PARTIAL: the run was interrupted, there is no verdict"
+        text = (site / "report.md").read_text(encoding="utf-8")
+        assert re.search(rf"{name}.partial.json`: `it is of an interrupted run", text)
+
+
+def test_generated_results_have_every_verdict():
+    """The comparison above says nothing of a verdict that no result has."""
+    complete = [judge(made) for made in GENERATED if made.complete]
+    assert {verdict.word for verdict in complete} == set(WORDS)
+    assert {verdict.green for verdict in complete} == {True, False}
+    assert any(verdict.scope for verdict in complete)
+    assert len(complete) < len(GENERATED)
+
+
+@pytest.mark.parametrize("made", GENERATED[:20], ids=lambda made: made.implementation["name"])
+def test_the_verdict_follows_the_rule(made):
+    """The rule, written once more and without any code of the verdict."""
+    best = ("error", "fail", "known", "unexpected-pass", "pass", "observed", "unsupported")
+    options, claimed = made.options, made.implementation["areas"]
+    outcomes = {}
+    for case in made.cases:
+        outcomes.setdefault(case.clauses[0], []).append(case.outcome)
+    worst = {clause: min(seen, key=best.index) for clause, seen in outcomes.items()}
+    asked = [
+        clause
+        for clause in spec.clauses().values()
+        if clause.area in claimed
+        and clause.area in (options.get("areas") or claimed)
+        and clause.id in (options.get("clauses") or spec.clauses())
+    ]
+    seen = {}
+    for clause in asked:
+        if clause.level == "must":
+            seen.setdefault(clause.area, []).append(worst.get(clause.id))
+    failed = any(outcome in ("error", "fail", "known", None) for area in seen.values() for outcome in area)
+    lost = [area.count("unsupported") for area in seen.values()]
+    none = any(count == len(area) for count, area in zip(lost, seen.values(), strict=True))
+    if not made.complete or all(worst.get(clause.id) == "unsupported" for clause in asked):
+        expected = "no verdict"
+    elif failed or none:
+        expected = "not conformant"
+    else:
+        expected = "partly checked" if any(lost) else "conformant"
+    assert judge(made).word == expected
+
+
+def test_the_rule_is_stated_in_the_same_words_everywhere(reported, run_line):
+    def words(text):
+        return " ".join(re.sub(r"[│*_`>#]", " ", html.unescape(text)).split())
+
+    rule = words(RULE)
+    assert rule in words((reported[1] / "index.html").read_text(encoding="utf-8"))
+    assert rule in words(run_line("check", "--help").stdout)
+    for name in ("README.md", "conformance/README.md", "reports/README.md"):
+        assert rule in words((ROOT / name).read_text(encoding="utf-8")), name
