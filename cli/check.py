@@ -1,8 +1,8 @@
-"""``keyedopt check``: run, apply expectations, show, write, and choose the exit code."""
+"""``keyedopt check``: run the suite, apply expectations, show and write the result."""
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,17 @@ from keyedopt.cli.interrupts import interruptible
 from keyedopt.cli.summary import next_steps, show
 from keyedopt.conformance import expectations, spec
 from keyedopt.conformance.results import model
+from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.output import FORMATS, write
 from keyedopt.conformance.results.untrusted import one_line
-from keyedopt.conformance.results.verdict import judge
+from keyedopt.conformance.results.verdict import FAILING, judge
 from keyedopt.conformance.run import runner
 from keyedopt.conformance.targets.implementation import DTYPES
 
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for on the command line."""
+    """The arguments of the command line."""
 
     targets: tuple[str, ...]
     outputs: tuple[Path, ...]
@@ -39,12 +40,12 @@ class Request:
         return [folder / f"{target.replace(':', '.')}.json" for folder in self.outputs]
 
 
-class InputError(Exception):
-    """Something on the command line is wrong; the message says what and what to do."""
+class InputError(KeyedoptError):
+    """An argument is wrong; the message says what to do."""
 
 
-#: What is not a verdict: exit code 2, and one line that says what to do.
-PROBLEMS = (InputError, runner.RunError, model.ResultError, expectations.ExpectationsError, OSError)
+#: Errors that give exit code 2, and one line that says what to do.
+PROBLEMS = (KeyedoptError, OSError)
 
 
 def check_targets(
@@ -59,11 +60,7 @@ def check_targets(
     request = Request(
         tuple(targets), tuple(map(Path, outputs)), known, update, runner.Options(**options), like
     )
-    try:
-        _validate(request)
-    except PROBLEMS as error:
-        _say(str(error))
-        return 2
+    _validate(request)
     worst = 0
     with interruptible():
         for target in request.targets:
@@ -98,6 +95,8 @@ def _validate(request: Request) -> None:
             raise InputError(f"--output {output}: the name has to end in {', '.join(FORMATS)}")
     for path in (path for target in request.targets for path in request.files(target)):
         model.refuse_unwritable(path)
+    if options.exitfirst and (request.like is not None or request.update):
+        raise InputError("-x stops early: it goes neither with --like nor with --update-expectations")
     if request.like is not None and (several or request.expectations is not None):
         raise InputError("--like compares one target with another one, and takes no --expectations")
     if request.expectations is None:
@@ -113,8 +112,10 @@ def _validate(request: Request) -> None:
         model.refuse_unwritable(path)
 
 
-def run(target: str, options: runner.Options, outputs: Sequence[Path] = ()) -> model.Result:
-    """Run the suite on a target, with a progress bar where somebody looks."""
+def run(
+    target: str, options: runner.Options, outputs: Sequence[Path] = (), expected: Collection[str] = ()
+) -> model.Result:
+    """Run the suite on a target, with a progress bar on a terminal."""
     with Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
@@ -130,6 +131,7 @@ def run(target: str, options: runner.Options, outputs: Sequence[Path] = ()) -> m
             options,
             output=next((path for path in outputs if path.suffix == ".json"), None),
             progress=lambda _, total: bar.update(task, advance=1, total=total),
+            expected=expected,
         )
 
 
@@ -137,7 +139,12 @@ def _check(target: str, request: Request) -> int:
     if request.like is not None:
         return check_like(target, request)
     outputs = request.files(target)
-    found = run(target, request.options, outputs)
+    expected = _expected(request)
+    found = run(target, request.options, outputs, expected)
+    if request.options.exitfirst and not found.complete:
+        failed = [case for case in found.cases if case.outcome in FAILING and case.case not in expected]
+        if failed:  # or else it was interrupted
+            return _show_first(found, failed, outputs)
     if request.expectations is not None and found.complete:
         path = expectations.find(request.expectations, new=request.update)
         if request.update:
@@ -156,8 +163,35 @@ def _check(target: str, request: Request) -> int:
     return 0 if verdict.green else 1
 
 
+def _expected(request: Request) -> set[str]:
+    """Return the cases whose failure is known, and so does not stop a run with -x."""
+    if request.expectations is None or not request.options.exitfirst:
+        return set()
+    known = expectations.read(expectations.find(request.expectations))
+    return {name for entry in known for name in entry.cases}
+
+
+def _show_first(found: model.Result, failed: Sequence[model.Case], outputs: Sequence[Path]) -> int:
+    """Show the failing cases of a run that was stopped, write its partial result, and return 1."""
+    for case in failed:
+        clauses = ", ".join(case.clauses)
+        print(
+            one_line(f"{case.outcome:5} {clauses} expected {case.expected}; seen {case.seen}  ({case.case})")
+        )
+    about = found.implementation
+    print(
+        one_line(
+            f"{about['name']} {about['version']}: PARTIAL: stopped at the first failing case, no verdict"
+        )
+    )
+    print(f"{len(found.cases)} cases in {found.seconds:.1f} s")
+    for output in outputs:
+        print(f"written: {write(found, output)}")
+    return 1
+
+
 def _write(found: model.Result, outputs: Sequence[Path]) -> None:
-    """Write what was found, also of a run that was interrupted; that ends here."""
+    """Write the result, also of an interrupted run, and then raise KeyboardInterrupt for that."""
     for output in outputs:
         print(f"written: {write(found, output)}")
     if not found.complete:
@@ -165,7 +199,7 @@ def _write(found: model.Result, outputs: Sequence[Path]) -> None:
 
 
 def check_like(target: str, request: Request) -> int:
-    """Check a target and what it is to be like; return 0 if they did the same, or else 1."""
+    """Check a target and the one that it is compared with; return 0 if they behave alike, else 1."""
     from keyedopt.cli.like import likeness
 
     outputs = request.files(target)

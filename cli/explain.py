@@ -1,4 +1,4 @@
-"""``keyedopt explain``: a clause, where it comes from, and the cases that test it."""
+"""``keyedopt explain``: show a clause, its source, and the cases that test it."""
 
 import difflib
 import textwrap
@@ -10,7 +10,7 @@ from keyedopt.conformance.run.case_sources import cases_by_clause
 
 
 def explain_clause(name: str, fail: Callable[[str], NoReturn]) -> None:
-    """Print all that is known of a clause."""
+    """Print a clause, its source and rationale, and its cases."""
     clause = spec.clauses().get(name.upper())
     if clause is None:
         near = difflib.get_close_matches(name.upper(), spec.clauses(), n=3)

@@ -1,4 +1,4 @@
-"""Signals that end a run: the first one interrupts it, so that it can tidy up; none disturbs that."""
+"""Turn the first signal that would end a run into KeyboardInterrupt, and ignore later ones."""
 
 import contextlib
 import signal
@@ -8,7 +8,7 @@ from typing import NoReturn
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Let the first signal to end interrupt the run, and none disturb the writing of what it has."""
+    """Raise KeyboardInterrupt at the first signal; ignore later ones while the partial result is written."""
     signals = [signal.SIGINT, signal.SIGTERM, signal.SIGHUP]
     before = {number: signal.getsignal(number) for number in signals}
     heeded = [number for number, handler in before.items() if handler is not signal.SIG_IGN]

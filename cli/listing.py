@@ -1,4 +1,4 @@
-"""``keyedopt list``: targets, clauses, areas."""
+"""``keyedopt list``: list the targets, the clauses or the areas."""
 
 from keyedopt.conformance import spec
 

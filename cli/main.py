@@ -1,4 +1,4 @@
-"""``keyedopt``: the verbs and their options. Starting it imports neither torch nor the suite."""
+"""``keyedopt``: the verbs and their options. This module imports neither torch nor the suite."""
 
 import contextlib
 import sys
@@ -64,13 +64,13 @@ NEEDS_REPORTS = "install it with: pip install 'keyedopt[reports]'"
 
 
 def say(message: str) -> int:
-    """Say on one line of stderr what was wrong; return the exit code for it."""
+    """Print an error on one line of stderr; return its exit code, 2."""
     sys.stderr.write(f"keyedopt: {' '.join(message.split())}\n")
     return 2
 
 
 def fail(message: str) -> NoReturn:
-    """Say on one line of stderr what was wrong, and exit with 2."""
+    """Print an error on one line of stderr, and exit with 2."""
     raise typer.Exit(say(message))
 
 
@@ -85,7 +85,7 @@ def check(
         ),
     ],
     level: Annotated[
-        Level, typer.Option(help="Gate on must clauses alone, or on should clauses too.")
+        Level, typer.Option(help="Gate on must clauses only, or on should clauses too.")
     ] = Level.should,
     suite: Annotated[
         str | None, typer.Option(metavar="VERSION", help="Gate on this version of the suite.")
@@ -122,10 +122,14 @@ def check(
             "the exit code says whether they do.",
         ),
     ] = None,
-    time_limit: Annotated[float, typer.Option(help="Seconds that one case may take.", min=0.1)] = 30.0,
+    time_limit: Annotated[float, typer.Option(help="Seconds that a case may take.", min=0.1)] = 30.0,
     workers: Annotated[
-        int | None, typer.Option(help="Worker processes; default: one a processor.", min=1)
+        int | None, typer.Option(help="Worker processes; default: one per processor.", min=1)
     ] = None,
+    exitfirst: Annotated[
+        bool,
+        typer.Option("-x", "--exitfirst", help="Stop at the first failing case that is not a known failure."),
+    ] = False,
 ) -> None:
     """Give a verdict on implementations.
 
@@ -142,6 +146,7 @@ def check(
         "dtypes": tuple(dtype or ()),
         "limit": time_limit,
         "workers": workers,
+        "exitfirst": exitfirst,
     }
     if like is not None:
         with _reports():
@@ -177,10 +182,10 @@ def replay(
         Path | None, typer.Option(metavar="FILE", help="Write the script here; default: print it.")
     ] = None,
     run: Annotated[
-        bool, typer.Option("--run", help="Run it; the exit code is 1 as long as the case fails.")
+        bool, typer.Option("--run", help="Run the script; the exit code is 1 while the case fails.")
     ] = False,
 ) -> None:
-    """Repeat a case: write it as a stand-alone script of torch and the implementation, or run it.
+    """Write a case as a stand-alone script that needs only torch and the implementation, or run it.
 
     Example: keyedopt replay results/torchrec.json CLIP-007[1] --output clip.py
     """
@@ -257,9 +262,63 @@ def init_adapter(
     raise typer.Exit(write(name, output, fail))
 
 
+@app.command()
+def precision(
+    reference: Annotated[Path, typer.Argument(metavar="A", help="A result of the reference.")],
+    other: Annotated[Path, typer.Argument(metavar="B", help="A result of another implementation.")],
+) -> None:
+    """Compare the errors that two results measured: B's may be at most twice A's, or one ULP.
+
+    Exit code 1: an error is beyond the bound.
+
+    Example: keyedopt precision results/reference.json results/fused.json
+    """
+    from keyedopt.conformance.results.precision import main as compare
+
+    raise typer.Exit(compare([str(reference), str(other)]))
+
+
+@app.command()
+def mutants(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[AREA | NAME]...", help="Only these mutants. Default: all.", show_default=False
+        ),
+    ] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Run the whole suite on each mutant, not only the clauses it names.")
+    ] = False,
+) -> None:
+    """Plant faults in the reference, and show which of them the suite does not reject.
+
+    Exit code 1: a mutant survives.
+
+    Example: keyedopt mutants clipping
+    """
+    from keyedopt.conformance.mutants.rejection import main as plant
+
+    raise typer.Exit(plant(names or (), everything))
+
+
+@app.command()
+def findings(
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="Only findings whose name contains it.")] = "",
+) -> None:
+    """Run the reproducers of the defects found in torch and its libraries: which are still there?
+
+    Exit code 1: a defect is still there. 2: a reproducer broke down.
+
+    Example: keyedopt findings torchrec
+    """
+    from keyedopt.conformance.findings.reproduce import main as reproduce
+
+    raise typer.Exit(reproduce(text))
+
+
 @contextlib.contextmanager
 def _reports() -> Iterator[None]:
-    """Say in one line what to install where a library for reports is missing."""
+    """Print in one line what to install if a library for reports is missing."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -276,14 +335,14 @@ def main() -> None:
     except (OSError, KeyedoptError) as error:
         code = say(str(error))
     except Exception as error:
-        if type(error).__name__ == "Abort":  # what typer makes of an interrupt
+        if type(error).__name__ == "Abort":  # typer's error for an interrupt
             sys.exit(say("interrupted; nothing was written"))
         if not hasattr(error, "format_message"):
             raise
         if type(error).__name__ == "NoArgsIsHelpError":
             error.show()  # type: ignore[attr-defined]
             code = 2
-        else:  # what typer says of a wrong option, on one line like everything else
+        else:  # typer's message for a wrong option, on one line
             code = say(f"{error.format_message().rstrip('.')}; see `keyedopt --help`")
     sys.exit(code or 0)
 

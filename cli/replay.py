@@ -1,4 +1,4 @@
-"""``keyedopt replay``: a case of a result, as a script that a vendor can run without keyedopt."""
+"""``keyedopt replay``: write a case of a result as a script that runs without keyedopt."""
 
 import os
 import re
@@ -16,7 +16,7 @@ from keyedopt.conformance.run import replay
 
 
 def choose(run: Result, name: str) -> Case | None:
-    """Return the case that ``CLAUSE``, ``CLAUSE[n]`` or a case's name stands for.
+    """Return the case that ``CLAUSE``, ``CLAUSE[n]`` or the name of a case selects.
 
     ``CLAUSE[n]`` is the n-th case of the clause, from 1; ``CLAUSE`` its first failing one, or its first.
     """
@@ -37,16 +37,13 @@ def replay_case(
     path: Path, name: str, output: Path | None, run: bool, fail: Callable[[str], NoReturn]
 ) -> int:
     """Write the script of a case to a file, or print it, or run it; return 0, or 1 if it ran and fails."""
-    try:
-        if output is not None:
-            model.refuse_unwritable(output)
-        found = model.read(path, partial=True)
-        case = choose(found, name)
-        if case is None:
-            fail(f"{path} has no case {name!r}; a clause it has is written CLAUSE or CLAUSE[n]")
-        text = replay.script(found, case)
-    except (model.ResultError, replay.ReplayError) as error:
-        fail(str(error))
+    if output is not None:
+        model.refuse_unwritable(output)
+    found = model.read(path, partial=True)
+    case = choose(found, name)
+    if case is None:
+        fail(f"{path} has no case {name!r}: give a clause as CLAUSE or CLAUSE[n], or the name of a case")
+    text = replay.script(found, case)
     if output is not None:
         model.write_atomically(output, text)
         print(f"written: {output}" if run else f"written: {output}; run it with python", flush=True)
@@ -56,7 +53,7 @@ def replay_case(
 
 
 def _run(text: str) -> int:
-    """Run a script, which finds modules as ``keyedopt check`` does: the present folder comes last."""
+    """Run a script; like ``keyedopt check``, it imports modules from the current folder last."""
     with tempfile.TemporaryDirectory(prefix="keyedopt-") as folder:
         script = Path(folder) / "again.py"
         script.write_text(text, encoding="utf-8")

@@ -1,6 +1,7 @@
 """Shared by the tests of the harness."""
 
 import dataclasses
+import fcntl
 import json
 import os
 import shutil
@@ -43,9 +44,27 @@ def torchrec():
     return torchrec
 
 
+@pytest.fixture(scope="session")
+def check_once(tmp_path_factory):
+    """Run the whole suite on a target once for all processes of pytest; each reads the result."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # the one folder of all workers
+
+    def check(target):
+        file = folder / f"checked-{target}.json"
+        with (folder / f"checked-{target}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not file.exists():
+                results.write(runner.run(target), file)
+        return results.read(file)
+
+    return check
+
+
 @pytest.fixture(scope="session", autouse=True)
 def warm():
-    """Let the runs of this process begin with a copy of one process that has imported torch."""
+    """Fork the fork server of each run from one process that has imported torch and the suite."""
     patch, started = pytest.MonkeyPatch(), Warm()
     patch.setattr(processes, "start_server", started.start)
     yield started

@@ -1,1 +1,1 @@
-"""Running the suite: processes, pytest, and what goes between them."""
+"""Run the suite: the runner, its worker processes, the pytest plugin, and replay."""

@@ -1,4 +1,4 @@
-"""The cases of the suite as data, read from its source: no case is imported to know of it."""
+"""Read the cases of the suite from their source, without importing them."""
 
 import ast
 import functools
@@ -13,7 +13,7 @@ SUITE = Path(__file__).parents[1] / "suite"
 
 @dataclass(frozen=True)
 class CaseSource:
-    """A case as it is written: its folder, file and name, the clauses it tests, and what it expects."""
+    """A case in the source: its folder, file and name, the clauses it tests, and what it expects."""
 
     area: str
     file: str
@@ -60,7 +60,7 @@ def cases_by_clause() -> Mapping[str, tuple[CaseSource, ...]]:
 
 
 def modules(areas: Collection[str] = (), clauses: Collection[str] = ()) -> list[str]:
-    """Return the modules of the suite that have cases of these clauses or areas; none means all."""
+    """Return the modules of the suite with cases of these clauses and areas; none are all."""
     known = spec.clauses()
     ids = {i for i in known if (not clauses or i in clauses) and (not areas or known[i].area in areas)}
     files = dict.fromkeys(f"{case.area}.{case.file}" for case in cases() if ids & set(case.clauses))

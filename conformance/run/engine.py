@@ -1,4 +1,4 @@
-"""Runs the cases of the suite on one implementation inside pytest, and makes a record of each."""
+"""Run the cases of the suite on one implementation inside pytest, and make a record of each."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import random
 import sys
 import traceback
 import unittest
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Collection, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,17 @@ from keyedopt.conformance.results.verdict import level_of
 from keyedopt.conformance.run.protocol import Head, Writer
 from keyedopt.conformance.suite.support.assertions import Mismatch
 from keyedopt.conformance.suite.support.measured import MEASURED
-from keyedopt.conformance.targets.implementation import Implementation, MissingName, Surface
+from keyedopt.conformance.targets.implementation import (
+    DTYPES,
+    Implementation,
+    MissingName,
+    Surface,
+    TargetError,
+    find,
+)
+
+#: Parts of the names of cases that take seconds. They run first, so that all workers end at the same time.
+LONGEST = ("test_accumulate_precision::test_precision[equal-10000000", "compile")
 
 _HEAD = pytest.StashKey[Head]()
 
@@ -36,10 +46,11 @@ hypothesis.settings.register_profile(
     report_multiple_bugs=False,
     suppress_health_check=list(hypothesis.HealthCheck),
 )
+hypothesis.settings.load_profile("keyedopt")  # before the suite is imported: its draws read the profile then
 
 
-class Escaped(Exception):  # noqa: N818 - it carries an error, and is none
-    """What a case raised to leave by another way than an error: an exit, a skip, an interrupt."""
+class Escaped(Exception):  # noqa: N818 - a carrier of another exception
+    """Carries an exit, a skip or an interrupt that a case raised, so that pytest reports a failure."""
 
     def __init__(self, original: BaseException) -> None:
         super().__init__(error_text(original))
@@ -58,19 +69,41 @@ class Engine:
         TargetError: the implementation cannot be imported, or does not support what is asked for.
     """
 
-    def __init__(self, config: pytest.Config, implementation: Implementation) -> None:
-        hypothesis.settings.load_profile("keyedopt")
-        option = config.getoption
-        self.implementation = implementation
-        self.dtypes = option("--keyedopt-dtype") or implementation.dtypes
-        self.device = implementation.supported(option("--keyedopt-device"), self.dtypes)
+    def __init__(self, config: pytest.Config, implementation: Implementation | None) -> None:
+        self._option = option = config.getoption
         self.areas = set(option("--keyedopt-area") or spec.areas())
         self.clauses = set(option("--keyedopt-clause") or ())
-        self.surface = implementation.surface()
-        self.claimed = set(self.surface.claimed())
+        self.device = ""
+        self.dtypes: Sequence[str] = option("--keyedopt-dtype") or DTYPES
         folder = option("--keyedopt-records")
         self.writer = Writer(Path(folder)) if folder else None
-        self._sought: set[str] | None = None  # the clauses that are run until a case of theirs fails
+        self._sought: set[str] | None = None  # run only these clauses, each until one of its cases fails
+        if implementation is not None:
+            self._choose(implementation)
+
+    def _choose(self, implementation: Implementation) -> None:
+        """Take the implementation, and the device and the dtypes that are asked for."""
+        self.implementation, self.surface = implementation, implementation.surface()
+        self.claimed = set(self.surface.claimed())
+        self.dtypes = self._option("--keyedopt-dtype") or implementation.dtypes
+        self.device = implementation.supported(self._option("--keyedopt-device"), self.dtypes)
+
+    def enter_worker(self, session: pytest.Session, target: str, folder: Path) -> None:
+        """Import the target, and keep those of the collected cases that it supports.
+
+        Raises:
+            UsageError: the target cannot be imported, although the smoke stage imported it.
+        """
+        try:
+            self._choose(find(target))
+        except TargetError as error:
+            raise pytest.UsageError(str(error)) from error
+        self.turn_to(self.implementation, Writer(folder), session, (), self.dtypes)
+        heads = [item.stash[_HEAD] for item in session.items]
+        for head in heads:
+            head["device"] = self.device
+        assert self.writer is not None
+        self.writer.collected({head["case"]: head for head in heads})
 
     def turn_to(
         self,
@@ -80,9 +113,9 @@ class Engine:
         clauses: Collection[str],
         dtypes: Collection[str],
     ) -> None:
-        """Take another implementation, and of the cases that were collected those of clauses and dtypes.
+        """Switch to another implementation, and keep the collected cases of these clauses and dtypes.
 
-        A clause that a case has rejected needs no other case. No clauses are all, with all their cases.
+        If clauses are given, each is run until one of its cases fails. None are all, with all their cases.
         """
         self.implementation, self.surface, self.writer = implementation, implementation.surface(), writer
         self.claimed = set(self.surface.claimed())
@@ -131,7 +164,8 @@ class Engine:
             (kept if wanted else dropped).append(item)
         items[:] = kept
         names = [item.stash[_HEAD]["case"] for item in kept if _HEAD in item.stash]
-        assert len(set(names)) == len(names), "two cases of one name: one would hide the other's outcome"
+        assert len(set(names)) == len(names), "two cases have the same name"
+        items.sort(key=_starts_late)
         if dropped:
             config.hook.pytest_deselected(items=dropped)
         if self.writer:
@@ -141,7 +175,7 @@ class Engine:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
-        """As one of several workers: run the cases that no other one has taken."""
+        """In a worker, run the cases that no other worker has taken."""
         if self.writer is None or session.testsfailed:
             return None
         for item in session.items:
@@ -154,9 +188,9 @@ class Engine:
         return True
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Leave out the cases of areas, and of names, that the implementation does not claim.
+        """Skip a case whose area, or a name that it needs, the implementation does not claim.
 
-        A name of the mark ``needs`` may speak of the inputs of the case: ``"{algorithm}.decay"``.
+        A name in the mark ``needs`` may contain an input of the case: ``"{algorithm}.decay"``.
         """
         if _HEAD in item.stash:
             missing = sorted(_areas(item.stash[_HEAD]["clauses"]) - self.claimed)
@@ -168,7 +202,7 @@ class Engine:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
-        """Call a case with fresh seeds, and keep what it returns: the record of an observation."""
+        """Call a case with fresh seeds, and keep the returned observation."""
         if _HEAD not in pyfuncitem.stash:
             return None
         head = pyfuncitem.stash[_HEAD]
@@ -190,7 +224,7 @@ class Engine:
             raise
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and self.writer is None:
-                raise  # somebody is at the keyboard
+                raise  # Ctrl-C without the runner
             raise Escaped(error) from None
         return True
 
@@ -201,7 +235,7 @@ class Engine:
             self.writer.inputs(inputs)
 
     def _note_draws(self, head: Head, function: Any) -> None:
-        """Write each drawn input down before it runs, so that a crash still has one."""
+        """Note each drawn input before the case runs, so that the record of a crash has it."""
         handle = function.hypothesis
         inner = getattr(handle, "keyedopt_inner", handle.inner_test)
         handle.keyedopt_inner = inner
@@ -218,7 +252,7 @@ class Engine:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Write the record of a case when it has run, or when its setup did not let it."""
+        """Write the record of a case after its call, or after a setup that skipped it or failed."""
         report = yield
         if _HEAD not in item.stash or (call.when != "call" and call.excinfo is None):
             return report
@@ -238,7 +272,7 @@ class Engine:
 
 
 def _failure(item: pytest.Item, error: BaseException) -> dict[str, Any]:
-    """Return the part of a record that says what went wrong."""
+    """Return the part of a record that describes the failure."""
     error = error.original if isinstance(error, Escaped) else error
     if isinstance(error, Mismatch):
         expected, seen = clean(error.expected), clean(error.seen)
@@ -250,9 +284,13 @@ def _failure(item: pytest.Item, error: BaseException) -> dict[str, Any]:
         start = start.tb_next
     lines = traceback.format_exception(type(error), error, start or error.__traceback__, limit=-30)
     record = {"outcome": "fail", "expected": expected, "seen": seen, "trace": clean("".join(lines), 8000)}
-    with contextlib.suppress(Exception):  # an error of a stranger, which may not like to be asked
+    with contextlib.suppress(Exception):  # untrusted: reading an attribute of the error may raise
         record["observed"] = plain(vars(error)[MEASURED])
     return record
+
+
+def _starts_late(item: pytest.Item) -> bool:
+    return _HEAD not in item.stash or not any(part in item.stash[_HEAD]["case"] for part in LONGEST)
 
 
 def _is_case(module: Any) -> bool:
@@ -265,7 +303,7 @@ def _areas(clauses: list[str]) -> set[str]:
 
 @contextlib.contextmanager
 def _no_streams() -> Iterator[None]:
-    """Give a case streams of its own that lead nowhere: it may print megabytes, or close them."""
+    """Replace the streams while a case runs: it may print megabytes, or close them."""
     usual = sys.stdout, sys.stderr
     saved = os.dup(1), os.dup(2)
     with open(os.devnull, "w") as out, open(os.devnull, "w") as err:
@@ -282,10 +320,10 @@ def _no_streams() -> Iterator[None]:
 
 
 def _seed() -> None:
-    """Seed torch on the CPU, and on accelerators where there are any.
+    """Seed torch on the CPU, and on accelerators if there are any.
 
-    Where there are none, `torch.manual_seed` would note for each kind of them, with its stack, what to do if
-    one came: milliseconds, before every case.
+    Without accelerators, `torch.manual_seed` queues a call with its stack for each kind of them, which takes
+    milliseconds before every case.
     """
     if _has_accelerators():
         torch.manual_seed(0)
@@ -300,9 +338,9 @@ def _has_accelerators() -> bool:
 
 @contextlib.contextmanager
 def _fresh(surface: Surface) -> Iterator[None]:
-    """Let a case begin like any other, and undo what it does to torch and to the classes.
+    """Seed a case, and undo its changes to torch's settings and to `step` of the target's classes.
 
-    torch patches `step` of a class, for good, when its base is initialized or a copy unpickled.
+    torch patches `step` of a class permanently when its base is initialized or a copy is unpickled.
     """
     _seed()
     random.seed(0)

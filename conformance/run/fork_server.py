@@ -1,9 +1,17 @@
-"""The processes that run the code of an implementation, forked from one that has imported torch.
+"""The fork server: one process imports torch and collects the suite, and every other process is a fork of it.
 
-To import torch takes seconds, and every process needs it: so one imports it, before any code of the
-implementation, and each of the others is a copy of that one as it then was. So it is with pytest and
-Hypothesis, once there are to be workers. Where a copy would not be as good as a new process, because threads
-run or a device is in use, it becomes a new one.
+Importing torch and collecting the suite takes seconds, and every worker needs both. The fork server does both
+once, before any code of the target runs, so a crash of the target cannot reach it. The smoke stage is forked
+after the import of torch, workers are forked after the collection; each imports the target itself.
+
+`multiprocessing`'s forkserver is not used, because the tests of hostile targets need what it does not do:
+
+- If a target kills it, every child has exit status 255, as if the child had chosen that, and the next start
+  raises a bare EOFError or silently starts another server.
+- Its children survive a parent that is killed, and a child is killed without the processes that it started.
+- It copies `sys.path` and the main module of the parent into the children, so that a file ``torch.py`` in the
+  current folder can shadow torch, and it prints on the parent's terminal.
+- It forks although threads run or a device is in use. Here such a fork executes a new interpreter instead.
 """
 
 import contextlib
@@ -17,91 +25,148 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
-#: What is imported beforehand: what a step of one of torch's optimizers imports.
+#: What a step of one of torch's optimizers imports.
 IMPORTED = ("torch", "torch._dynamo", "torch.distributed.tensor")
-#: Seconds between looks at the processes.
+#: Seconds between looks at the children.
 TICK = 0.02
+#: Objects that are allocated before a worker looks for reference cycles. Python's 700 costs a fifth of a run.
+GARBAGE = 50_000
+
+Request = dict[str, Any]
 
 
 def main() -> None:
-    """Serve the process that started this one; in a copy, run the module that it asked for."""
+    """Serve the process that started this one; in a child, carry out the request."""
     settings = json.loads(sys.argv[1])
-    if "request" not in settings:
-        _import(IMPORTED)
-        served = _serve(socket.socket(fileno=settings["requests"]))
-        if served is None:
-            return
-        settings["request"], alone = served
-        if not alone or _device_in_use():
-            os.execv(sys.executable, [sys.executable, "-m", __spec__.name, json.dumps(settings)])
-    _end_with(settings["lifeline"])
-    request = settings["request"]
-    sys.path += settings["path"]
-    sys.argv = [request["module"], *request["arguments"]]
-    runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+    if "request" in settings:  # a new interpreter, because a fork was not possible
+        _enter(settings)
+        _carry_out(settings["request"], lambda: settings["request"])
+        return
+    gc.disable()  # an import makes no garbage; each child enables it
+    import_all(IMPORTED)
+    _carry_out(None, _Server(settings).next_request)
 
 
-def _import(names: Iterable[str]) -> None:
+def _carry_out(request: Request | None, next_request: Callable[[], Request | None]) -> None:
+    """Run a module, or collect the suite and then what is requested next."""
+    request = request or next_request()
+    if request is None:
+        return
+    if "module" in request:
+        sys.argv = [request["module"], *request["arguments"]]
+        runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+    else:
+        code = _collect(request["collect"], next_request)
+        with contextlib.suppress(OSError, ValueError):  # a case may have closed them
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)  # without waiting for threads of the target
+
+
+def _collect(arguments: list[str], next_request: Callable[[], Request | None]) -> int:
+    """Collect the suite with pytest, and run it in each worker that is requested; return the exit status."""
+    import pytest
+
+    class Collected:
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
+            if session.testsfailed:
+                return None  # a file of the suite cannot be imported: pytest says so
+            gc.freeze()  # or the garbage collection of each worker would copy what was collected
+            request = next_request()
+            if request is None:
+                return True
+            gc.set_threshold(GARBAGE)
+            engine: Any = session.config.pluginmanager.get_plugin("keyedopt-engine")
+            engine.enter_worker(session, request["target"], Path(request["records"]))
+            found: bool = engine.pytest_runtestloop(session)
+            return found
+
+    return int(pytest.main(arguments, [Collected()]))
+
+
+def import_all(names: Iterable[str]) -> None:
+    """Import modules; whoever needs one that is missing reports it."""
     for name in names:
-        with contextlib.suppress(Exception):  # what needs it says so
+        with contextlib.suppress(Exception):
             importlib.import_module(name)
-    gc.freeze()  # or the garbage collection of each copy would copy the memory that they share
+    gc.freeze()  # or the garbage collection of each child would copy the memory that they share
 
 
-def _end_with(lifeline: int) -> None:
-    """End this process, and all it started, when the other end of a pipe is closed, however that came."""
+def _enter(settings: dict[str, Any]) -> None:
+    """Prepare a child for the code of a target, and end it with the process that asked for it."""
+    gc.enable()
+    sys.path += settings["path"]
 
     def wait() -> None:
         with contextlib.suppress(OSError):
-            os.read(lifeline, 1)
+            os.read(settings["lifeline"], 1)
             os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=wait, daemon=True).start()
 
 
-def _serve(requests: socket.socket) -> tuple[dict[str, Any], bool] | None:
-    """Start a process for each request, and say how it ended.
+class _Server:
+    """Receives requests, forks a child for each, and reports how the children ended."""
 
-    Returns:
-        In a copy: what it is to run, and whether it is a copy of all that there was. None when no request
-        can come any more.
-    """
-    children: set[int] = set()
-    received = b""
-    while True:
-        ready, _, _ = select.select([requests], [], [], TICK if children else None)
-        if ready:
-            data = requests.recv(1 << 16)
-            if not data:
-                return None
-            *lines, received = (received + data).split(b"\n")
-            for line in lines:
-                request = json.loads(line)
-                _import(request["imports"])
-                alone = len(os.listdir("/proc/self/task")) == 1
-                pid = os.fork()
-                if not pid:
-                    requests.close()
-                    os.setpgid(0, 0)
-                    _write_to(request["log"])
-                    return request, alone
-                with contextlib.suppress(OSError):  # both do it, or one could be too late
-                    os.setpgid(pid, pid)
-                children.add(pid)
-                _say(requests, {"started": pid})
-        for pid in list(children):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
-                children.remove(pid)
-                _say(requests, {"ended": pid, "code": os.waitstatus_to_exitcode(status)})
+    def __init__(self, settings: dict[str, Any]) -> None:
+        self._settings = settings
+        self._socket = socket.socket(fileno=settings["requests"])
+        self._children: set[int] = set()
+        self._received = b""
 
+    def next_request(self) -> Request | None:
+        """Return the request of this child; or, in the server, one to collect, or None at the end."""
+        while True:
+            waiting = b"\n" not in self._received  # or else there is a request from before the collection
+            if waiting and select.select([self._socket], [], [], TICK if self._children else None)[0]:
+                data = self._socket.recv(1 << 16)
+                if not data:
+                    return None
+                self._received += data
+            while b"\n" in self._received:
+                line, _, self._received = self._received.partition(b"\n")
+                request: Request = json.loads(line)
+                if "collect" in request:
+                    self._settings["collect"] = request["collect"]
+                    return request
+                if self._fork(request):
+                    return request
+            for pid in list(self._children):
+                ended, status = os.waitpid(pid, os.WNOHANG)
+                if ended:
+                    self._children.remove(pid)
+                    self._report({"ended": pid, "code": os.waitstatus_to_exitcode(status)})
 
-def _say(requests: socket.socket, message: dict[str, int]) -> None:
-    with contextlib.suppress(BrokenPipeError):  # then there is nothing to receive either
-        requests.sendall(json.dumps(message).encode() + b"\n")
+    def _fork(self, request: Request) -> bool:
+        """Start a child for a request; return whether this is the child."""
+        alone = len(os.listdir("/proc/self/task")) == 1
+        pid = os.fork()
+        if pid:
+            with contextlib.suppress(OSError):  # both do it, or one could be too late
+                os.setpgid(pid, pid)
+            self._children.add(pid)
+            self._report({"started": pid})
+            return False
+        self._socket.close()
+        os.setpgid(0, 0)
+        _write_to(request["log"])
+        if not alone or _device_in_use():
+            settings = {**self._settings, "request": {"collect": self._settings.get("collect"), **request}}
+            os.execv(
+                sys.executable,
+                [sys.executable, "-m", "keyedopt.conformance.run.fork_server", json.dumps(settings)],
+            )
+        _enter(self._settings)
+        return True
+
+    def _report(self, message: dict[str, int]) -> None:
+        with contextlib.suppress(BrokenPipeError):  # then nobody reads reports
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
 
 
 def _write_to(log: str) -> None:
@@ -112,7 +177,7 @@ def _write_to(log: str) -> None:
 
 
 def _device_in_use() -> bool:
-    """Return whether torch cannot use its devices in this copy, because the original did."""
+    """Return whether torch cannot use its devices in this fork, because the server used them."""
     torch = sys.modules.get("torch")
     bad = [getattr(getattr(torch, "_C", None), f"_{kind}_isInBadFork", None) for kind in ("cuda", "xpu")]
     return any(one() for one in bad if one)

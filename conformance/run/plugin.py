@@ -1,9 +1,9 @@
-"""The pytest side of the suite. ``keyedopt check`` drives it in worker processes; so can anyone::
+"""The pytest plugin of the suite, which ``keyedopt check`` uses in worker processes, and which works alone::
 
     pytest --pyargs keyedopt.conformance.suite --implementation acme.optim
 
-pytest loads this plugin in every environment that has keyedopt, so it does nothing, and imports nothing
-heavy, unless ``--implementation`` is given: then `engine` is registered, which does the work.
+pytest loads this plugin in every environment with keyedopt. It does nothing and imports nothing heavy unless
+``--implementation`` is given: then it registers `engine`, which runs the cases.
 """
 
 from __future__ import annotations
@@ -25,21 +25,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--keyedopt-dtype", action="append", help="only these dtypes (default: all of its)")
     group.addoption("--keyedopt-area", action="append", help="only cases with a clause of these areas")
     group.addoption("--keyedopt-clause", action="append", help="only cases of these clauses")
-    group.addoption("--keyedopt-records", metavar="DIR", help="where the records go (for the runner)")
+    group.addoption("--keyedopt-defer", action="store_true", help="import it in workers (for the runner)")
+    group.addoption("--keyedopt-records", metavar="DIR", help="folder of the records (for the runner)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Find the implementation, once a process."""
+    """Find the implementation, once per process."""
     config.addinivalue_line("markers", "clause(*ids): the clauses of the specification a case tests")
     config.addinivalue_line("markers", "needs(*names): names without which a case is unsupported")
     if not config.getoption("--implementation"):
         return
     if not hasattr(config, "workerinput") and config.getoption("numprocesses", None):
-        return  # the controller of pytest-xdist runs no case
+        return  # the controller of pytest-xdist runs no cases
     from keyedopt.conformance.targets.implementation import TargetError, find
 
     try:
-        implementation = find(config.getoption("--implementation"))
+        deferred = config.getoption("--keyedopt-defer")
+        implementation = None if deferred else find(config.getoption("--implementation"))
         from keyedopt.conformance.run.engine import Engine
 
         config.pluginmanager.register(Engine(config, implementation), "keyedopt-engine")
@@ -48,7 +50,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 class _SuiteModule(pytest.Module):
-    """A file of the suite, under its one and only module name."""
+    """A file of the suite, imported under its full module name only."""
 
     def _getobj(self) -> Any:
         if not self.config.getoption("--implementation"):
@@ -57,7 +59,7 @@ class _SuiteModule(pytest.Module):
 
 
 def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Collect the suite's folder without importing it, or the one above, under another name."""
+    """Collect the folders of the suite without importing them as packages."""
     return (
         pytest.Dir.from_parent(parent, path=path)
         if path in (SUITE, SUITE.parent) or path.parent == SUITE

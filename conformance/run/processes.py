@@ -1,7 +1,7 @@
-"""Processes that run modules, and end, with all they started, at the latest with this one.
+"""Start the processes that run the code of an implementation, and end them with this process.
 
-The code of an implementation runs in such processes alone. They see the folder that keyedopt was started
-from, after everything that is installed, and nothing of the settings that pytest would find there.
+Each is the leader of a process group, which is killed with it. Modules are also imported from the folder that
+keyedopt was started in, after everything that is installed; pytest's settings in that folder are ignored.
 """
 
 import contextlib
@@ -18,14 +18,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
+from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.untrusted import one_line
 
-#: Seconds within which processes can be started: torch is imported first.
+#: Seconds that the import of torch and the collection of the suite may take.
 PATIENCE = 180.0
 
 
-class ProcessError(Exception):
-    """Processes cannot be started, or it is not known how one ended; the message says why."""
+class ProcessError(KeyedoptError):
+    """A process cannot be started, or its exit status is unknown; the message says why."""
 
 
 def _environment(folder: Path) -> dict[str, str]:
@@ -33,20 +34,20 @@ def _environment(folder: Path) -> dict[str, str]:
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     environment["PYTHONSAFEPATH"] = "1"  # the present folder shadows no module
     environment["HYPOTHESIS_STORAGE_DIRECTORY"] = str(folder / "hypothesis")
-    environment.setdefault("OMP_NUM_THREADS", "1")  # a worker a processor; more threads only wait
+    environment.setdefault("OMP_NUM_THREADS", "1")  # one worker for each processor
     return environment
 
 
 def start_server(
     settings: Mapping[str, Any], environment: Mapping[str, str], log: IO[bytes], kept: tuple[int, ...]
 ) -> "subprocess.Popen[bytes]":
-    """Start the process that starts the others; see `keyedopt.conformance.run.fork_server`.
+    """Start the fork server.
 
     Args:
-        settings: what it is told.
-        environment: its environment, and theirs.
-        log: what it prints goes there.
-        kept: the file descriptors that it takes over.
+        settings: its command line, as JSON.
+        environment: its environment and that of its children.
+        log: the file for its output.
+        kept: the file descriptors that it inherits.
     """
     return subprocess.Popen(
         [sys.executable, "-m", "keyedopt.conformance.run.fork_server", json.dumps(settings)],
@@ -55,25 +56,25 @@ def start_server(
         stdout=log,
         stderr=log,
         pass_fds=kept,
-        start_new_session=True,  # Ctrl-C reaches this process alone, which stops the others
+        start_new_session=True,  # Ctrl-C reaches only this process, which stops the others
     )
 
 
 class Processes:
-    """Starts processes, as copies of one that has imported torch; see `keyedopt.conformance.run.fork_server`.
+    """Start processes as forks of `keyedopt.conformance.run.fork_server`.
 
     Args:
-        folder: a scratch folder, for the logs and what libraries store.
-        path: folders from which modules can be imported, besides the usual ones.
+        folder: a scratch folder for logs, records and the files of libraries.
+        path: folders that are appended to `sys.path`.
     """
 
     def __init__(self, folder: Path, path: Sequence[str] = ()) -> None:
         self.folder = folder
-        self._codes: dict[int, int] = {}  # how processes ended
-        self._started: list[int] = []  # those that were asked for, and not yet returned
+        self._codes: dict[int, int] = {}  # exit statuses
+        self._started: list[int] = []  # processes that `start` has not returned yet
         self._received = b""
         self._requests, requests = socket.socketpair()
-        # The processes hold the read end: when this one is gone, however it ended, reading gives an end.
+        # The processes hold the read end: it reports end of file when this process is gone, however it ended.
         read, self._lifeline = os.pipe()
         settings = {"requests": requests.fileno(), "lifeline": read, "path": [*path, os.getcwd()]}
         try:
@@ -99,40 +100,55 @@ class Processes:
             os.killpg(self._server.pid, signal.SIGKILL)
         self._server.wait()
 
-    def start(self, module: str, arguments: Sequence[str], imports: Sequence[str] = ()) -> "Process":
-        """Run a module, as in ``python -m``, with a command line; what it prints goes to a log.
-
-        Args:
-            module: its name.
-            arguments: the command line.
-            imports: modules of ours that are imported before the copy is made, if they have not been.
+    def start(self, module: str, arguments: Sequence[str]) -> "Process":
+        """Run a module, as ``python -m`` does, with a command line; its output goes to a log.
 
         Raises:
             ProcessError: no process can be started.
         """
-        log = self.folder / f"{module.rpartition('.')[2]}.log"
+        return self._start({"module": module, "arguments": list(arguments)}, module.rpartition(".")[2])
+
+    def collect(self, arguments: Sequence[str]) -> None:
+        """Collect the suite with pytest's command line, in the fork server, while other processes run.
+
+        Afterwards only workers can be started.
+        """
+        self._send({"collect": list(arguments)})
+
+    def start_worker(self, target: str) -> "Process":
+        """Run the collected cases on a target; their records are written to the folder.
+
+        Raises:
+            ProcessError: no process can be started.
+        """
+        return self._start({"target": target, "records": str(self.folder)}, "worker")
+
+    def _start(self, request: dict[str, Any], name: str) -> "Process":
+        log = self.folder / f"{name}.log"
         log.touch()
         begins = log.stat().st_size
-        request = {"module": module, "arguments": list(arguments), "imports": [*imports], "log": str(log)}
+        self._send({**request, "log": str(log)})
+        if not self._receive(lambda: bool(self._started), PATIENCE):
+            raise ProcessError(f"torch and the suite were not imported within {PATIENCE:g} s")
+        return Process(self, self._started.pop(), log, begins)
+
+    def _send(self, request: dict[str, Any]) -> None:
         try:
             self._requests.sendall(json.dumps(request).encode() + b"\n")
         except OSError:
             raise self._gone() from None
-        if not self._receive(lambda: bool(self._started), PATIENCE):
-            raise ProcessError(f"torch was not imported within {PATIENCE:g} s")
-        return Process(self, self._started.pop(), log, begins)
 
     def code(self, pid: int, seconds: float = 0.0) -> int | None:
-        """Wait until a process has ended; return its exit status, or None where it has not.
+        """Wait until a process has ended; return its exit status, or None if it is still running.
 
         Raises:
-            ProcessError: it cannot be known any more.
+            ProcessError: the fork server has ended.
         """
         self._receive(lambda: pid in self._codes, seconds)
         return self._codes.get(pid)
 
     def _receive(self, enough: Callable[[], bool], seconds: float) -> bool:
-        """Take what the server says until there is enough of it, or the time is over; return which."""
+        """Receive reports until there are enough; return False if the time is over before."""
         end = time.monotonic() + seconds
         while not enough():
             if not select.select([self._requests], [], [], max(0.0, end - time.monotonic()))[0]:
@@ -147,29 +163,29 @@ class Processes:
                 message = json.loads(line)
                 if "started" in message:
                     self._started.append(message["started"])
-                    self._codes.pop(message["started"], None)  # of one before it, with the same number
+                    self._codes.pop(message["started"], None)  # of an earlier process with the same number
                 else:
                     self._codes[message["ended"]] = message["code"]
         return True
 
     def _gone(self) -> ProcessError:
-        """Return what to raise when the one that starts the others has ended."""
+        """Return the error to raise when the fork server has ended."""
         ending, said = _how_ended(self._server.wait()), _last_words(self.folder / "server.log")
         return ProcessError(f"the process that imports torch and starts the others ended ({ending}): {said}")
 
 
 class Process:
-    """One of them; `Processes.start` makes it."""
+    """A process that `Processes` started."""
 
     def __init__(self, processes: Processes, pid: int, log: Path, begins: int) -> None:
         self.pid = pid
         self._processes, self._log, self._begins = processes, log, begins
 
     def wait(self, seconds: float) -> bool:
-        """Wait for the end; return whether it came in time.
+        """Wait for the end; return whether the process ended in time.
 
         Raises:
-            ProcessError: it cannot be known any more.
+            ProcessError: the fork server has ended.
         """
         return self._processes.code(self.pid, seconds) is not None
 
@@ -178,7 +194,7 @@ class Process:
         """Whether the process has ended.
 
         Raises:
-            ProcessError: it cannot be known any more.
+            ProcessError: the fork server has ended.
         """
         return self.wait(0.0)
 
@@ -187,7 +203,7 @@ class Process:
         """The exit status: negative for a signal.
 
         Raises:
-            ProcessError: it cannot be known.
+            ProcessError: the process does not end, or the fork server has ended.
         """
         code = self._processes.code(self.pid, PATIENCE)
         if code is None:
@@ -195,15 +211,15 @@ class Process:
         return code
 
     def ending(self) -> str:
-        """Say how it ended."""
+        """Return how the process ended: a signal or an exit status."""
         return _how_ended(self.code)
 
     def last_words(self) -> str:
-        """Return the last line that it printed."""
+        """Return the last line that the process printed."""
         return _last_words(self._log, self._begins)
 
     def stop(self) -> None:
-        """End it, and everything that it started."""
+        """Kill the process and everything that it started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
         with contextlib.suppress(ProcessError):
@@ -218,7 +234,7 @@ def _how_ended(code: int) -> str:
 
 
 def _last_words(path: Path, begins: int = 0) -> str:
-    """Return the last line that was printed to a log after its first bytes."""
+    """Return the last line of a log after its first ``begins`` bytes."""
     with path.open("rb") as log:
         log.seek(max(begins, path.stat().st_size - 10_000))
         lines = log.read().decode(errors="replace").strip().splitlines()

@@ -1,10 +1,10 @@
-"""What worker processes and the runner tell each other: files in a folder, so that a crash loses nothing.
+"""How workers report to the runner: in files of one folder, so that a crash loses nothing.
 
 ======================  ======================================================================
 ``collected.json``      the head of every case: its name, clauses, device, dtype
-``claimed-DIGEST``      a worker took this case; no other one will
-``running-PID``         the case that a worker runs: its head, its inputs, and, of a crash, the stack
-``records-PID.jsonl``   the cases that a worker has run to their end, a line each
+``claimed-DIGEST``      a worker runs or ran this case; no other worker will
+``running-PID``         the case that a worker runs: its head, its inputs and, after a crash, the stack
+``records-PID.jsonl``   the cases that a worker has finished, one per line
 ======================  ======================================================================
 """
 
@@ -19,16 +19,16 @@ from typing import IO, Any
 
 from keyedopt.conformance.results.untrusted import clean, plain
 
-#: What a case tells of itself before it runs: name, clauses, device, dtype.
+#: What is known of a case before it runs: name, clauses, device, dtype.
 Head = dict[str, Any]
 
 
 class Writer:
-    """The side of a worker.
+    """The side of the worker.
 
     Args:
-        folder: where the files are.
-        limit: seconds that a case may take before the process ends itself, where no runner watches it.
+        folder: the folder of the files.
+        limit: seconds after which the process ends itself in a case; 0 if a runner watches it.
     """
 
     def __init__(self, folder: Path, limit: float = 0.0) -> None:
@@ -39,13 +39,13 @@ class Writer:
         self._records = (folder / f"records-{self._pid}.jsonl").open("a", encoding="utf-8")
 
     def collected(self, heads: Mapping[str, Head]) -> None:
-        """Say which cases there are: each has to give a record, silence is no pass."""
+        """Report which cases there are: a case without a record is an error."""
         scratch = self.folder / f"collecting-{self._pid}"
         scratch.write_text(json.dumps(heads), encoding="utf-8")
         scratch.replace(self.folder / "collected.json")
 
     def claim(self, case: str) -> bool:
-        """Take a case, unless another worker has."""
+        """Take a case; return False if another worker has taken it."""
         digest = hashlib.sha256(case.encode()).hexdigest()[:24]
         try:
             os.close(os.open(self.folder / f"claimed-{digest}", os.O_CREAT | os.O_EXCL))
@@ -55,7 +55,7 @@ class Writer:
 
     @contextlib.contextmanager
     def running(self, head: Head) -> Iterator[None]:
-        """Note that a case runs, where a crash leaves it, and end the process if it takes too long."""
+        """Note which case runs, for the record of a crash; end the process if it takes too long."""
         path = self.folder / f"running-{self._pid}"
         with path.open("w", encoding="utf-8") as self._running:
             self._note(head)
@@ -66,14 +66,14 @@ class Writer:
                 yield
             finally:
                 if os.getpid() != self._pid:
-                    os._exit(0)  # a copy of the worker, which a case forked and let go on
+                    os._exit(0)  # a fork that the case made of the worker
                 faulthandler.cancel_dump_traceback_later()
                 faulthandler.disable()
                 self._running = None
         path.unlink()
 
     def inputs(self, inputs: Mapping[str, Any]) -> None:
-        """Write down what the case is about to run with."""
+        """Note the inputs of the case before it runs."""
         self._note({"inputs": {name: plain(value) for name, value in inputs.items()}})
 
     def _note(self, what: Mapping[str, Any]) -> None:
@@ -82,13 +82,13 @@ class Writer:
             self._running.flush()
 
     def add(self, record: Mapping[str, Any]) -> None:
-        """Write the record of a case that has ended."""
+        """Write the record of a finished case."""
         self._records.write(json.dumps(record) + "\n")
         self._records.flush()
 
 
 def collected(folder: Path) -> dict[str, Head]:
-    """Return the head of each case by name, or nothing as long as that is not known."""
+    """Return the head of each case by name; empty before the first worker has reported."""
     with contextlib.suppress(FileNotFoundError):
         heads: dict[str, Head] = json.loads((folder / "collected.json").read_text(encoding="utf-8"))
         return heads
@@ -96,7 +96,7 @@ def collected(folder: Path) -> dict[str, Head]:
 
 
 def claimed(folder: Path) -> int:
-    """Return how many cases a worker has taken."""
+    """Return how many cases have been taken by workers."""
     return sum(1 for _ in folder.glob("claimed-*"))
 
 
@@ -109,7 +109,7 @@ class Reader:
         self._position = 0
 
     def new(self) -> list[dict[str, Any]]:
-        """Return the records that have come since the last call; a line cut short waits for its end."""
+        """Return the records since the last call. An incomplete line is returned when it is complete."""
         if not self._records.exists():
             return []
         with self._records.open("rb") as file:
@@ -120,13 +120,13 @@ class Reader:
         return [json.loads(line) for line in whole.splitlines()]
 
     def running(self) -> bytes | None:
-        """Return what names the case that runs, or None."""
+        """Return the head of the running case as JSON, or None."""
         with contextlib.suppress(FileNotFoundError):
             return self._running.read_bytes().partition(b"\n")[0] or None
         return None
 
     def crash(self, seen: str) -> dict[str, Any] | None:
-        """Return the record of the case that ended its worker, from what it left behind."""
+        """Return the record of the case in which the worker ended, or None if it ended outside a case."""
         head = self.running()
         if head is None:
             return None

@@ -1,7 +1,7 @@
-"""A case written out as a stand-alone script: torch and the implementation, nothing of keyedopt.
+"""Write a case as a stand-alone script that imports only torch and the implementation.
 
-The script holds what the case needs of ``suite/support/`` and of its own file, the public names of
-the implementation and where they live, and the literal inputs. It exits with 1 while the case fails.
+The script contains the code that the case needs from ``suite/support/`` and from its own file, where each
+public name of the implementation lives, and the literal inputs. It exits with 1 while the case fails.
 """
 
 import ast
@@ -12,16 +12,17 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from keyedopt.conformance import spec
+from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.model import Case, Result
 from keyedopt.conformance.results.untrusted import source
 
 SUITE = Path(__file__).parents[1] / "suite"
-#: Never part of a script: they only mark and feed cases.
+#: Never imported by a script: they only mark cases and give them inputs.
 HARNESS = ("keyedopt", "pytest", "hypothesis")
 
 
-class ReplayError(Exception):
-    """A case that cannot be written out; the message says why."""
+class ReplayError(KeyedoptError):
+    """A case cannot be written as a script; the message says why."""
 
 
 def _defined(node: ast.stmt) -> set[str]:
@@ -67,7 +68,7 @@ def _needed(name: str, statements: Sequence[ast.stmt]) -> list[ast.stmt]:
 
 
 def _imports(statements: Sequence[ast.stmt]) -> list[str]:
-    """Return what the statements import and use, a name a line: several files import the same names."""
+    """Return the imports that the statements use, one name per line, to drop duplicates of several files."""
     used = set[str]().union(*(_used(node) for node in statements))
     lines = []
     for node in statements:
@@ -94,7 +95,7 @@ def _statements(path: Path) -> list[ast.stmt]:
 
 
 def _support_files() -> list[Path]:
-    """Return the support files of the suite: those that import no other one first."""
+    """Return the support files of the suite, first those that import no other support file."""
     own = "keyedopt.conformance.suite.support"
     return sorted(
         SUITE.glob("support/*.py"),
@@ -120,7 +121,7 @@ def script(run: Result, case: Case) -> str:
     """Return the script that repeats a case of a result.
 
     Raises:
-        ReplayError: the suite no longer has the case, or an input was not kept as a literal.
+        ReplayError: the suite has no such case, or the result has no literal of an input.
     """
     file, _, rest = case.case.partition("::")
     name = rest.partition("[")[0]
@@ -129,7 +130,7 @@ def script(run: Result, case: Case) -> str:
     for index, node in enumerate(statements):
         if isinstance(node, ast.FunctionDef) and node.name == name:
             statements[index] = bare = copy.copy(node)
-            bare.decorator_list = []  # they mark and feed the case
+            bare.decorator_list = []  # they only mark the case and give it inputs
     parts = _needed(name, statements)
     found = [node for node in parts if isinstance(node, ast.FunctionDef) and node.name == name]
     if not found:
@@ -165,7 +166,7 @@ def _docstring(text: str) -> str:
     return f'"""{safe}\n"""'
 
 
-_ABOUT = "Needs torch and the implementation alone. Exits with 1 while the case fails."
+_ABOUT = "Needs only torch and the implementation. Exits with 1 while the case fails."
 _IMPORTS = ("import importlib", "import random", "import subprocess", "import sys", "import torch")
 
 _SCRIPT = """\
@@ -212,7 +213,7 @@ if __name__ == "__main__":
     sys.exit(replay())
 """
 
-#: The case ended its process, or did not end: then another process has to tell.
+#: For a case that ended its process, or did not end: another process reports that.
 _GUARDED = """\
 if __name__ == "__main__":
     if sys.argv[1:] == ["--here"]:

@@ -1,7 +1,7 @@
-"""Runs the suite on one implementation: smoke stage, worker processes, records, result.
+"""Run the suite on one implementation: smoke stage, worker processes, records, result.
 
-The code of the implementation runs in processes of its own alone: it may crash, hang, or end the
-interpreter. This process only starts them and reads their records, and never imports torch.
+The code of the implementation runs only in processes of its own, because it may crash, hang, or end the
+interpreter. This process starts them and reads their records. It never imports torch.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,34 +19,36 @@ from typing import Any
 from keyedopt.conformance import spec
 from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.model import Case, Journal, Result, case_from
+from keyedopt.conformance.results.verdict import FAILING
 from keyedopt.conformance.run import case_sources
 from keyedopt.conformance.run.processes import ProcessError, Processes
 from keyedopt.conformance.run.workers import Workers, WorkersError
 
-#: Seconds within which the smoke stage, an import included, has to end.
+#: Seconds that the smoke stage may take, including the import.
 SMOKE_LIMIT = 180.0
-#: Seconds within which a worker has to begin its first case.
+#: Seconds that a worker may take to start its first case.
 PATIENCE = 180.0
 
 
 class RunError(KeyedoptError):
-    """The suite could not be run on a target; the message says what to do."""
+    """The suite cannot be run on a target; the message says what to do."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """What to run, and how it is judged.
+    """Which cases to run, and how the result is judged.
 
     Args:
-        level: the gate covers ``must`` clauses alone, or ``should`` clauses too.
-        suite: gate on the clauses of this version of the suite; None is the present one.
+        level: the gate covers only ``must`` clauses, or ``should`` clauses too.
+        suite: gate on the clauses of this version of the suite; None is the current version.
         areas: only these areas.
-        require_areas: areas that have to be claimed.
+        require_areas: areas that the target must claim.
         clauses: only the cases of these clauses.
-        device: None is the first that the implementation supports.
+        device: the device of the cases; None is the first one that the implementation supports.
         dtypes: only these dtypes.
         limit: seconds that one case may take.
-        workers: processes; None is one a processor, at most 8.
+        workers: number of processes; None is one per processor, at most 8.
+        exitfirst: stop at the first failing case. The result is then partial: it has no verdict.
     """
 
     level: str = "should"
@@ -58,6 +60,7 @@ class Options:
     dtypes: tuple[str, ...] = ()
     limit: float = 30.0
     workers: int | None = None
+    exitfirst: bool = False
 
 
 def smoke(
@@ -66,13 +69,15 @@ def smoke(
     """Find, import and build a target in a process of its own.
 
     Raises:
-        RunError: it cannot be found, imported or built; the message is one line.
+        RunError: the target cannot be found, imported or built; the message is one line.
     """
     with _scratch() as name, Processes(Path(name), path) as processes:
         return _examine(target, options, seconds, processes)
 
 
-def _examine(target: str, options: Options, seconds: float, processes: Processes) -> dict[str, Any]:
+def _examine(
+    target: str, options: Options, seconds: float, processes: Processes, collect: bool = False
+) -> dict[str, Any]:
     report = processes.folder / "report.json"
     request = {
         "target": target,
@@ -84,6 +89,9 @@ def _examine(target: str, options: Options, seconds: float, processes: Processes
     try:
         process = processes.start("keyedopt.conformance.targets.smoke", [json.dumps(request)])
         try:
+            if collect:  # while the target is examined on another processor
+                deferred = [*pytest_arguments(target, options, processes.folder), "--keyedopt-defer"]
+                processes.collect(deferred)
             if not process.wait(seconds):
                 raise RunError(f"{target} was not imported and built within {seconds:g} s")
             if not report.exists():
@@ -112,29 +120,31 @@ def run(
     output: Path | None = None,
     path: Sequence[str] = (),
     progress: Callable[[Case, int], None] = lambda case, total: None,
+    expected: Collection[str] = (),
 ) -> Result:
-    """Run the suite on a target and return the result, complete or interrupted.
+    """Run the suite on a target and return the result: complete, interrupted or stopped early.
 
     Args:
         target: as on the command line.
-        options: what to run.
-        output: the file that the result will be written to; a journal stands beside it meanwhile.
-        path: folders from which modules can be imported, besides the usual ones.
-        progress: called with each case that ended, and how many there are.
+        options: which cases to run.
+        output: the file that the caller writes the result to; until then a journal is kept beside it.
+        path: folders that are appended to `sys.path`.
+        progress: called with each finished case and the number of all cases.
+        expected: names of cases whose failure does not stop a run with ``exitfirst``.
 
     Raises:
-        RunError: the target failed the smoke stage, or the run broke down.
+        RunError: the target failed the smoke stage, or the workers could not run cases.
     """
     began = time.monotonic()
-    if not case_sources.modules(options.areas, options.clauses):
-        raise RunError("no case of the suite is selected by these options")
     version = spec.version_key(options.suite or spec.SUITE_VERSION)
     kept = {clause.id for clause in spec.clauses().values() if spec.version_key(clause.since) <= version}
     ended: dict[str, Case] = {}
     complete = False
     with contextlib.ExitStack() as stack:
         processes = stack.enter_context(Processes(Path(stack.enter_context(_scratch())), path))
-        examined = _examine(target, options, SMOKE_LIMIT, processes)
+        if not case_sources.modules(options.areas, options.clauses):
+            raise RunError("no case of the suite is selected by these options")
+        examined = _examine(target, options, SMOKE_LIMIT, processes, collect=True)
         head = Result(
             implementation=examined["implementation"],
             environment=examined["environment"],
@@ -147,10 +157,7 @@ def run(
         )
         journal = stack.enter_context(Journal(output, head)) if output else None
         try:
-            arguments = pytest_arguments(target, options, processes.folder)
-            # not the suite: its draws take the settings that the engine has chosen when it is imported
-            imports = ("keyedopt.conformance.run.engine",)
-            workers = Workers(arguments, imports, options.limit, PATIENCE, processes)
+            workers = Workers(target, options.limit, PATIENCE, processes)
             number = options.workers or min(len(os.sched_getaffinity(0)), 8)
             for record in stack.enter_context(contextlib.closing(_every_case(workers, number))):
                 case = case_from(record)
@@ -160,7 +167,10 @@ def run(
                     if journal:
                         journal.add(case)
                     progress(case, len(workers.collected))
-            complete = True
+                    if options.exitfirst and case.outcome in FAILING and case.case not in expected:
+                        break
+            else:
+                complete = True
         except KeyboardInterrupt:
             pass
         except (WorkersError, ProcessError) as error:
@@ -174,7 +184,7 @@ def run(
 
 
 def _every_case(workers: Workers, number: int) -> Generator[dict[str, Any]]:
-    """Yield the record of each case, also of one that was collected and gave none: silence is no pass."""
+    """Yield the record of each case. A collected case without a record is an error."""
     ran = set()
     with contextlib.closing(workers.run(number)) as found:
         for record in found:
@@ -189,12 +199,12 @@ def _every_case(workers: Workers, number: int) -> Generator[dict[str, Any]]:
 
 
 def pytest_arguments(target: str, options: Options, folder: Path) -> list[str]:
-    """Return pytest's command line: our plugin, our settings, and nothing that lies about."""
+    """Return pytest's command line, which ignores settings and plugins of the environment."""
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     arguments = ["-c", str(folder / "pytest.ini"), "--rootdir", str(folder), "--noconftest"]
     arguments += ["-q", "-s", "--tb=native", "--no-summary", "-W", "ignore"]
     arguments += ["-p", "keyedopt.conformance.run.plugin"]
-    # what a case does not need; `logging` looks at every logger of torch six times a case
+    # cases do not need these; `logging` visits every logger of torch six times per case
     unused = ("faulthandler", "cacheprovider", "logging", "unraisableexception", "threadexception")
     for builtin in unused:
         arguments += ["-p", f"no:{builtin}"]
@@ -212,10 +222,10 @@ def pytest_arguments(target: str, options: Options, folder: Path) -> list[str]:
 
 
 def known_names(names: Sequence[str], known: Sequence[str], what: str) -> None:
-    """Refuse a name that does not exist.
+    """Check that each name is known.
 
     Raises:
-        RunError: names the wrong one, and the right ones.
+        RunError: a name is unknown; the message lists the known names.
     """
     for name in names:
         if name not in known:

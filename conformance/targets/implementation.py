@@ -1,7 +1,7 @@
-"""What is under test: any object, or package, that has the public names of the surface.
+"""The implementation under test: any object or package that has the public names of `torchrec.optim`.
 
 A target is written as a registered name (``torchrec``), a package or module (``acme.optim``), or an
-attribute of one (``acme.compat:OPTIMIZERS``). A vendor who has more to say registers an
+attribute of one (``acme.compat:OPTIMIZERS``). A vendor whose target needs a description registers an
 `Implementation` under the entry-point group ``keyedopt.implementations``::
 
     # acme/conformance.py
@@ -21,7 +21,7 @@ attribute of one (``acme.compat:OPTIMIZERS``). A vendor who has more to say regi
     [project.entry-points."keyedopt.implementations"]
     acme = "acme.conformance:acme"
 
-Then ``keyedopt check acme`` knows it.
+Then ``keyedopt check acme`` finds it.
 """
 
 import fnmatch
@@ -48,7 +48,7 @@ class TargetError(KeyedoptError):
 
 
 class NotFoundError(TargetError):
-    """There is no module of that name."""
+    """The module of a target does not exist."""
 
 
 class MissingName(AttributeError):  # noqa: N818 - read as "fails: missing name"
@@ -57,30 +57,28 @@ class MissingName(AttributeError):  # noqa: N818 - read as "fails: missing name"
 
 @dataclass(frozen=True)
 class Implementation:
-    """An implementation of the surface, and what it says about itself.
+    """An implementation, and its description by its vendor.
 
     Args:
         name: short name, as ``keyedopt check`` shows it.
         root: where the public names live: a dotted module or package (its submodules are searched
             too), ``module:attribute``, or the object itself.
-        names: public name -> ``module:attribute``, for names that live elsewhere, or are called
-            otherwise, or that the target borrows from another library without claiming them.
-        areas: the areas it claims (see ``keyedopt list areas``). A claimed name that is missing
+        names: public name -> ``module:attribute``, for names that live elsewhere or differ, and for names
+            that the target borrows from another library without claiming them.
+        areas: the claimed areas (see ``keyedopt list areas``). A claimed name that is missing
             fails; an area that is not claimed is reported as unsupported. None claims every area of
-            which at least one name is there. Of the names of other areas that single cases need, those
-            are claimed that are there.
-        placeholders: names that exist but are not meant to run; they count as missing and are not
-            claimed.
-        absent: names, of classes or of what they take (``"LAMB"``, ``"Adam.decay"``, ``"*.rows"``; shell
-            patterns), that it does not claim in an area that it does: the cases that need one are
-            unsupported.
-        devices, dtypes: what it supports; the default of ``--device`` and ``--dtype``.
-        factories: builders of what the surface has no name for (an embedding module, say), by name;
+            which at least one name exists. If a case needs a name of another area, the name is claimed
+            if it exists.
+        placeholders: names that exist but do not work; they count as missing and are not claimed.
+        absent: classes and arguments (``"LAMB"``, ``"Adam.decay"``, ``"*.rows"``; shell patterns) of claimed
+            areas that are not claimed: the cases that need one are unsupported.
+        devices, dtypes: the supported ones; the default of ``--device`` and ``--dtype``.
+        factories: builders of objects without a public name, such as an embedding module, by name;
             each a callable or ``module:attribute``.
-        variants: which variant of a formula it documents, by algorithm, where several are in use.
-        distributions: the installed distributions whose versions identify it; the first one's is
-            the version that is shown.
-        install: how to install it, shown where it is missing.
+        variants: the documented variant of a formula, by algorithm, if several are in use.
+        distributions: the installed distributions whose versions identify the implementation; the version
+            of the first one is shown.
+        install: how to install it, shown if it is missing.
     """
 
     name: str
@@ -97,13 +95,13 @@ class Implementation:
     install: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what would otherwise only show as a wrong verdict, such as a text for a tuple of texts."""
+        """Check the types: a string instead of a tuple of strings would give a wrong verdict."""
         for part in ("areas", "placeholders", "absent", "devices", "dtypes", "distributions"):
             value = getattr(self, part)
             if part == "areas" and value is None:
                 continue
             if isinstance(value, str) or not all(isinstance(item, str) for item in value):
-                raise TypeError(f"{part} of an Implementation must be a tuple of texts, not {value!r}")
+                raise TypeError(f"{part} of an Implementation must be a tuple of strings, not {value!r}")
             object.__setattr__(self, part, tuple(value))
         for part, known in (("areas", tuple(spec.areas())), ("dtypes", DTYPES)):
             unknown = [item for item in getattr(self, part) or () if item not in known]
@@ -115,16 +113,16 @@ class Implementation:
             raise ValueError("an Implementation supports at least one device and one dtype")
 
     def lacks(self, name: str) -> bool:
-        """Whether the implementation does not claim a name: itself, or the class it belongs to."""
+        """Whether the implementation does not claim a name, or the class of the name."""
         owner = name.partition(".")[0]
         unclaimed = (*self.absent, *self.placeholders)
         return any(fnmatch.fnmatchcase(part, pattern) for part in (name, owner) for pattern in unclaimed)
 
     def supported(self, device: str | None, dtypes: Sequence[str] = ()) -> str:
-        """Return the device that is meant: the first, if none is asked for.
+        """Return the device, or the first supported one if it is None.
 
         Raises:
-            TargetError: a device or a dtype that is not supported is asked for.
+            TargetError: the device or a dtype is not supported.
         """
         kinds = [known.partition(":")[0] for known in self.devices]
         if device and device.partition(":")[0] not in kinds:
@@ -135,12 +133,12 @@ class Implementation:
         return device or self.devices[0]
 
     def surface(self) -> "Surface":
-        """Import the target and return its public names as attributes of one object."""
+        """Import the target, and return an object that has its public names as attributes."""
         return Surface(self)
 
 
 class Surface:
-    """The public names of an implementation, found where it keeps them."""
+    """The public names of an implementation, as attributes that are looked up where it keeps them."""
 
     def __init__(self, implementation: Implementation) -> None:
         self._implementation = implementation
@@ -155,7 +153,7 @@ class Surface:
         return self._find(name)[0]
 
     def _find(self, name: str) -> tuple[Any, str]:
-        """Return what a name stands for, and where that is, if a place can be written."""
+        """Return the object of a name, and its ``module:attribute``, empty if it cannot be imported."""
         if name not in self._found and name not in self._missing:
             try:
                 self._found[name] = self._look_up(name)
@@ -167,7 +165,7 @@ class Surface:
 
     def _look_up(self, name: str) -> tuple[Any, str]:
         about = self._implementation
-        if "." in name:  # how a case says that a class lacks what it is about: it is unsupported
+        if "." in name:  # raised by cases for an option or a method that a class lacks: unsupported
             raise MissingName(f"{about.name} has no {name}")
         if name in about.placeholders:
             raise MissingName(f"{about.name} has {name} only as a placeholder")
@@ -188,7 +186,7 @@ class Surface:
         raise MissingName(f"{about.name} has no {name}")
 
     def _places(self, name: str) -> Iterator[tuple[Any, str]]:
-        """Where a name may live: on the root, in the usual submodule, in any other submodule."""
+        """Yield where a name may live: the root, the usual submodule, any other submodule."""
         root = self._implementation.root
         if isinstance(root, str):
             yield self._root, f"{root}." if ":" in root else f"{root}:"
@@ -216,13 +214,13 @@ class Surface:
         return True
 
     def lacks(self, name: str) -> bool:
-        """Whether a name that a case needs is not claimed: no area that is stated has it, nor is it there."""
+        """Whether a name that a case needs is not claimed: no stated area has it, and it does not exist."""
         about, owner = self._implementation, name.partition(".")[0]
         stated = any(owner in spec.areas()[area].names for area in about.areas or ())
         return about.lacks(name) or (not stated and not self.has(owner))
 
     def claims(self, name: str) -> bool:
-        """Whether one of the claimed areas has a public name, and it is not left out on purpose."""
+        """Whether a claimed area has a public name that is not excluded."""
         areas = spec.areas()
         return not self._implementation.lacks(name) and any(name in areas[a].names for a in self.claimed())
 
@@ -236,14 +234,14 @@ class Surface:
         )
 
     def places(self) -> dict[str, str]:
-        """Return ``module:attribute`` of each public name that can be had by import."""
+        """Return ``module:attribute`` of each public name that can be imported."""
         names = dict.fromkeys(name for area in spec.areas().values() for name in area.names)
         found = {name: self._find(name)[1] for name in names if self.has(name)}
         return {name: place for name, place in found.items() if place}
 
 
 def _place_of(value: Any) -> str:
-    """Return where an object was defined, if it can be imported from there."""
+    """Return ``module:attribute`` of an object, or an empty string if it cannot be imported."""
     place = f"{getattr(value, '__module__', None)}:{getattr(value, '__qualname__', None)}"
     try:
         return place if load(place) is value else ""
@@ -276,7 +274,7 @@ def load(place: str) -> Any:
 
 
 def registered() -> Mapping[str, importlib.metadata.EntryPoint]:
-    """Return the entry points of the implementations that are registered; nobody takes a name of ours."""
+    """Return the entry points of registered implementations; keyedopt's own names take precedence."""
     points = sorted(importlib.metadata.entry_points(group=GROUP), key=_is_ours)
     return {point.name: point for point in points}
 
@@ -286,10 +284,10 @@ def _is_ours(point: importlib.metadata.EntryPoint) -> bool:
 
 
 def find(target: str) -> Implementation:
-    """Return the implementation that a target names; imports what is needed to know.
+    """Return the implementation of a target. Imports its adapter, or the target itself.
 
     Raises:
-        TargetError: nothing of that name, or it cannot be imported.
+        TargetError: the target does not exist, or cannot be imported.
     """
     known = registered()
     names = ", ".join(sorted(known))

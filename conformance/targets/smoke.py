@@ -1,9 +1,9 @@
-"""The smoke stage: can the target be found, imported and built at all?
+"""The smoke stage: find, import and build the target.
 
-Run as ``python -m keyedopt.conformance.targets.smoke REQUEST`` in a process of its own, since a target
+Runs as ``python -m keyedopt.conformance.targets.smoke REQUEST`` in a process of its own, because a target
 may end the interpreter when it is imported. ``REQUEST`` is JSON: target, device, dtypes, seconds, and the
-file for the report: ``problem`` is one line that says what to do, or empty; the rest identifies the
-implementation and its environment.
+file for the report. In the report, ``problem`` is one line that says what to do, or empty; the rest
+identifies the implementation and its environment.
 """
 
 import faulthandler
@@ -29,7 +29,7 @@ from keyedopt.conformance.targets.implementation import (
 
 
 def versions(implementation: Implementation) -> dict[str, str]:
-    """Return the versions of the distributions that identify the implementation; best first."""
+    """Return the versions of the distributions that identify the implementation, the main one first."""
     names = list(implementation.distributions)
     if not names and isinstance(implementation.root, str):
         package = implementation.root.partition(":")[0].partition(".")[0]
@@ -44,7 +44,7 @@ def versions(implementation: Implementation) -> dict[str, str]:
 
 
 def environment(device: str) -> dict[str, Any]:
-    """Describe what the cases run on."""
+    """Describe the machine, the libraries and the device of the cases."""
     import torch
 
     described: dict[str, Any] = {
@@ -66,7 +66,7 @@ def build(surface: Surface, name: str, device: str) -> None:
     """Build the smallest optimizer and take a step with it.
 
     Raises:
-        TargetError: it has none of the names of the surface, or cannot be built, or cannot step.
+        TargetError: the target has none of the public names, or cannot be built, or cannot step.
     """
     import torch
 
@@ -135,7 +135,7 @@ def main() -> None:
     scratch = Path(f"{request['report']}.new")
     scratch.write_text(json.dumps(outcome), encoding="utf-8")
     scratch.replace(request["report"])
-    os._exit(0)  # whatever threads the target has started
+    os._exit(0)  # without waiting for threads of the target
 
 
 if __name__ == "__main__":

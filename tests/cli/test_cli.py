@@ -24,7 +24,7 @@ from keyedopt.conformance.results.markdown import markdown
 from keyedopt.conformance.results.verdict import failing, judge
 from keyedopt.conformance.run import runner
 
-VERBS = ("check", "explain", "list", "replay")
+VERBS = ("check", "explain", "findings", "list", "mutants", "precision", "replay")
 
 
 # --- help -----------------------------------------------------------------------------------------

@@ -19,10 +19,52 @@ from making import (
 
 from keyedopt.conformance import expectations, spec
 from keyedopt.conformance.results import model as results
-from keyedopt.conformance.results.verdict import failing, judge
+from keyedopt.conformance.results.verdict import FAILING, failing, judge
 from keyedopt.conformance.run import runner
 
 # --- what is shown and written --------------------------------------------------------------------
+
+
+def test_a_run_stops_at_the_first_failing_case_and_gives_no_verdict(run_line, acme, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(acme["wrong"]))
+    (tmp_path / "x.json").write_text("the result before")
+    options = ("--area", "keyed", "--output", "x.json", "--workers", "1", "-x")
+    done = run_line("check", "acme", *options)
+    assert done.returncode == 1, done.stderr
+    assert "PARTIAL: stopped at the first failing case, no verdict" in done.stdout
+    assert (tmp_path / "x.json").read_text() == "the result before"
+    with pytest.raises(results.ResultError):
+        results.read(tmp_path / "x.partial.json")
+    stopped = results.read(tmp_path / "x.partial.json", partial=True)
+    failed = [case for case in stopped.cases if case.outcome in FAILING]
+    assert len(failed) == 1
+    assert failed[0].case in done.stdout
+    assert not judge(stopped).green
+    assert not judge(stopped).conformant
+
+
+def test_a_run_without_a_failing_case_is_complete_with_x_too(run_line, acme, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(acme["sound"]))
+    done = run_line("check", "acme", "--area", "wrapper", "--output", "x.json", "-x")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert results.read(tmp_path / "x.json").complete
+
+
+def test_known_failures_do_not_stop_a_run(acme, failed):
+    clause = failing(judge(failed))[0]
+    options = runner.Options(clauses=(clause,), workers=1)
+    known = {case.case for case in failed.cases if case.outcome in FAILING and clause in case.clauses}
+    assert known
+    early = dataclasses.replace(options, exitfirst=True)
+    assert not runner.run("acme", early, path=[str(acme["wrong"])]).complete
+    assert runner.run("acme", early, path=[str(acme["wrong"])], expected=known).complete
+
+
+@pytest.mark.parametrize(
+    "more", [["--like", "reference"], ["--expectations", "k.toml", "--update-expectations"]]
+)
+def test_x_goes_with_nothing_that_needs_every_case(run_line, more):
+    assert "-x stops early" in refused(run_line("check", "acme", "-x", *more))
 
 
 def test_a_check_shows_and_writes_what_it_found(run_line, checked, failed, tmp_path):
@@ -195,3 +237,19 @@ def test_a_sound_library_from_end_to_end(acme, tmp_path):
     assert re.search(verdict, done.stdout)
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
     assert judge(results.read(tmp_path / "x.json")).conformant
+
+
+# --- verbs of the conformance part ----------------------------------------------------------------
+
+
+def test_precision_reads_two_results(run_line, files):
+    done = run_line("precision", "x.json", "none.json")
+    assert done.returncode == 2
+    assert "none.json" in done.stderr
+
+
+def test_findings_are_reproduced_by_name(run_line):
+    assert "there is no finding" in refused(run_line("findings", "nothing_of_this_name"))
+    done = run_line("findings", "torch_sgd_nan")
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert done.stdout.startswith("defect   torch_sgd_nan: ")

@@ -52,12 +52,32 @@ def test_a_process_is_a_copy_of_one_that_has_torch_in_a_group_of_its_own(words):
     assert words(SEEN, "a", "b c") == ("True ['a', 'b c'] True", "exit status 0")
 
 
-def test_what_all_need_is_imported_once_before_the_copies_are_made(tmp_path):
-    name = "keyedopt.conformance.run.engine"
-    module(tmp_path, "one", f"import sys; sys.exit({name!r} in sys.modules)")
+def test_the_suite_is_collected_once_and_without_the_target(tmp_path):
+    module(tmp_path, "one", "import sys; sys.exit('keyedopt.conformance.run.engine' in sys.modules)")
+    module(tmp_path, "target", "import sys; from keyedopt.reference import *; print(len(sys.modules))")
+    options = Options(clauses=(CLAUSE,))
     with Processes(tmp_path, [str(tmp_path)]) as processes:
-        started = [processes.start("one", [], imports) for imports in ((), (name, "not_there"), ())]
-        assert [one.code for one in started] == [0, 1, 1]
+        before = processes.start("one", [])
+        processes.collect([*runner.pytest_arguments("target", options, tmp_path), "--keyedopt-defer"])
+        assert before.code == 0
+        workers = [processes.start_worker("target") for _ in range(2)]
+        assert [worker.code for worker in workers] == [0, 0]
+    assert "target" not in (tmp_path / "server.log").read_text()
+    taken = [len(path.read_text().splitlines()) for path in tmp_path.glob("records-*")]
+    assert sum(taken) == len(list(tmp_path.glob("claimed-*"))) > 0
+
+
+def test_a_file_of_the_suite_that_cannot_be_imported_is_reported(tmp_path):
+    with Processes(tmp_path) as processes:
+        processes.collect(["--implementation", "x", "--keyedopt-defer", "--pyargs", "not_there"])
+        with pytest.raises(ProcessError, match="exit status 4"):
+            processes.start_worker("x")
+
+
+def test_a_worker_of_a_server_with_threads_is_a_new_process(at_start, tmp_path):
+    at_start("import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()")
+    result = runner.run("reference", Options(clauses=(CLAUSE,), workers=1))
+    assert {case.outcome for case in result.cases} == {"pass"}
 
 
 @pytest.mark.parametrize(
@@ -116,7 +136,7 @@ def test_who_kills_what_starts_processes_is_found_out_and_ended(source, said, tm
 
 def test_a_run_without_what_starts_processes_ends_and_is_no_pass(tmp_path, monkeypatch):
     source = "import os, sys\nfrom keyedopt.reference import *\n"
-    module(tmp_path, "killer", f"{source}if 'pytest' in sys.modules: os.kill(os.getppid(), 9)")
+    module(tmp_path, "killer", f"{source}if 'smoke' not in sys.argv[0]: os.kill(os.getppid(), 9)")
     monkeypatch.setenv("MARKER", mark("late killer")["MARKER"])
     with pytest.raises(RunError, match=r"the suite could not be run on killer: the process that .*SIGKILL"):
         runner.run("killer", Options(clauses=(CLAUSE,), workers=2), path=[str(tmp_path)])

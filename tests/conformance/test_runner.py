@@ -106,7 +106,7 @@ def test_what_is_not_installed_says_how_to_install_it(tmp_path):
 FLAKY = """\
 import os, sys
 from keyedopt.reference import *
-if "pytest" in sys.modules:
+if "smoke" not in sys.argv[0]:
     {}
 """
 
@@ -117,7 +117,8 @@ def flaky(tmp_path):
         module(tmp_path, "flaky", FLAKY.format(source))
         arguments = runner.pytest_arguments("flaky", Options(clauses=(CLAUSE,)), tmp_path)
         with Processes(tmp_path, [str(tmp_path)]) as processes:
-            return list(Workers(arguments, (), 10.0, patience, processes).run(1))
+            processes.collect([*arguments, "--keyedopt-defer"])
+            return list(Workers("flaky", 10.0, patience, processes).run(1))
 
     return run
 

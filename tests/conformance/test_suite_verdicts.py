@@ -14,13 +14,13 @@ FINDINGS = {finding.path.stem: finding for finding in findings() if finding.libr
 
 
 @pytest.fixture(scope="module")
-def on_reference():
-    return runner.run("reference")
+def on_reference(check_once):
+    return check_once("reference")
 
 
 @pytest.fixture(scope="module")
-def on_torchrec(torchrec):
-    return runner.run("torchrec")
+def on_torchrec(torchrec, check_once):
+    return check_once("torchrec")
 
 
 def test_the_reference_passes_every_clause_of_every_level(on_reference):

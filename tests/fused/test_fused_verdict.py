@@ -32,9 +32,9 @@ MEASURED = (
 
 
 @pytest.fixture(scope="module")
-def reference():
+def reference(check_once):
     """Return what the reference measures."""
-    return runner.run("reference", runner.Options(clauses=MEASURED))
+    return check_once("reference")
 
 
 @pytest.fixture(scope="module")

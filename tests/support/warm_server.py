@@ -1,9 +1,8 @@
-"""A process that has imported torch, and starts the process that starts all others of a run.
+"""One process that imports torch and the suite for all runs of a pytest worker.
 
-A run begins with a process that imports torch (`keyedopt.conformance.run.fork_server`), which takes
-seconds. In the tests one does it for all runs that a worker of pytest starts itself in its own environment:
-the process of each is a copy of it, and goes on as a new one would. What starts new ones is tested by
-`test_process`, by the tests of the command line, and wherever a test changes the environment.
+Each run starts a fork server (`keyedopt.conformance.run.fork_server`), whose imports take seconds. In these
+tests the fork server of each run is itself a fork of one warm process. Tests that change the environment, and
+the tests of the processes and of the command line, start a new fork server, as users do.
 """
 
 import contextlib
@@ -18,14 +17,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from keyedopt.conformance.run import fork_server, processes
+from keyedopt.conformance.run import case_sources, fork_server, processes
 
-#: What each run has of its own in its environment; it is read after the copy was made.
+#: The variable that differs between runs; it is read after the fork.
 OWN = "HYPOTHESIS_STORAGE_DIRECTORY"
 
 
 class Server:
-    """The process of a run; has what `subprocess.Popen` has, as far as that is used."""
+    """The fork server of a run, with the used part of the interface of `subprocess.Popen`."""
 
     def __init__(self, told: int) -> None:
         self._told = os.fdopen(told, "r")
@@ -39,7 +38,7 @@ class Server:
 
 
 class Warm:
-    """Starts the process of a run, in place of `keyedopt.conformance.run.processes.start_server`."""
+    """Replaces `keyedopt.conformance.run.processes.start_server`."""
 
     def __init__(self) -> None:
         self.start_new = processes.start_server
@@ -82,7 +81,7 @@ def _shared(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _go_on(message: dict[str, Any], numbers: list[int]) -> None:
-    """Be, in a copy, what a new process would be."""
+    """Become the fork server of a run, in a fork of the warm process."""
     os.setsid()
     requests, lifeline, log, tell = numbers
     os.write(tell, b"%d\n" % os.getpid())
@@ -97,9 +96,9 @@ def _go_on(message: dict[str, Any], numbers: list[int]) -> None:
 
 
 def main() -> None:
-    """Make copies, until nobody can ask for one any more; say how each ended."""
+    """Fork a fork server for each request until the requests end; report how each ended."""
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    for name in fork_server.IMPORTED:
+    for name in (*fork_server.IMPORTED, "keyedopt.conformance.run.engine", *case_sources.modules()):
         importlib.import_module(name)
     asked = socket.socket(fileno=int(sys.argv[1]))
     tells: dict[int, int] = {}

@@ -1,18 +1,22 @@
-"""``python -m keyedopt.conformance.findings [TEXT]``: show which known defects the installed versions have.
+"""``keyedopt findings [TEXT]``: show which known defects the installed versions have.
 
 Runs the reproducers whose name contains TEXT, or all, and prints one line for each. Exits with 1 if a defect
 is present, with 0 if every defect that could be checked is fixed, and with 2 if a reproducer crashed.
 """
 
-import sys
-
 from keyedopt.conformance.findings import findings, run
+from keyedopt.conformance.results.errors import KeyedoptError
 
 
-def main() -> int:
-    """Run the reproducers and return the exit status."""
-    text = sys.argv[1] if len(sys.argv) > 1 else ""
+def main(text: str = "") -> int:
+    """Run the reproducers whose name contains a text, and return the exit code.
+
+    Raises:
+        KeyedoptError: there is none.
+    """
     chosen = [finding for finding in findings() if text in finding.path.stem]
+    if not chosen:
+        raise KeyedoptError(f"there is no finding whose name contains {text!r}; see conformance/README.md")
     for finding in chosen:
         if not finding.installed:
             print(f"{'not run':8} {finding.path.stem}: {finding.library} is not installed")
@@ -24,7 +28,3 @@ def main() -> int:
             print(output)
         worst = max(worst, code if code in (0, 1) else 2)
     return worst
-
-
-if __name__ == "__main__":
-    sys.exit(main())
