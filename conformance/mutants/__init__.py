@@ -5,8 +5,7 @@ A mutant replaces code of the reference. The files ``AREA.toml`` list the mutant
     [[mutant]]
     name = "wrapper-copies-groups"
     rejected_by = ["WRAP-003", "WRAP-032"]
-    file = "keyed/wrapper.py"
-    function = "OptimizerWrapper.param_groups"
+    at = "keyed/wrapper.py:OptimizerWrapper.param_groups"
     old = "return self._optimizer.param_groups"
     new = "return [dict(group) for group in self._optimizer.param_groups]"
 
@@ -97,7 +96,12 @@ def parsed(area: str, entry: Mapping[str, Any]) -> Mutant:
     also = also if isinstance(also, list) else [also]
     lists = {key: tuple(rest.pop(key)) for key in ("rejected_by", "dtypes") if key in rest}
     try:
-        changes = tuple(Change(**change) for change in (rest, *also))
+        changes = tuple(_change(**change) for change in (rest, *also))
         return Mutant(name=name, area=area, changes=changes, **lists)
     except TypeError as error:
         raise MutantError(f"mutant {name} in {area}.toml: {error}") from error
+
+
+def _change(at: str, **rest: Any) -> Change:
+    file, _, function = at.partition(":")
+    return Change(file, function=function or None, **rest)

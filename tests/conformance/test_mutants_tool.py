@@ -186,4 +186,4 @@ def test_every_mutant_can_be_planted_when_the_reference_is_formatted_otherwise(m
 
 def test_an_unknown_key_raises():
     with pytest.raises(MutantError, match=r"mutant x in wrapper\.toml: .*'occurence'"):
-        mutants.parsed("wrapper", {"name": "x", "rejected_by": [], "file": "a", "occurence": 1})
+        mutants.parsed("wrapper", {"name": "x", "rejected_by": [], "at": "a", "occurence": 1})
