@@ -60,10 +60,9 @@ def parse(arguments):
 
 
 @pytest.mark.parametrize("name", ["github.yml", "gitlab.yml"])
-def test_a_workflow_is_the_one_in_the_readme_and_gates_on_everything(name):
+def test_a_workflow_that_the_readme_links_gates_on_everything(name):
     text = WORKFLOWS[name]
-    shown = re.findall(r"^```yaml\n(.*?)^```$", (ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
-    assert text in shown
+    assert f"(reports/ci/{name})" in (ROOT / "README.md").read_text(encoding="utf-8")
     found = [arguments for line in scripts(text) for arguments in commands(line)]
     for arguments in found:
         parse(arguments)

@@ -95,7 +95,7 @@ def readme_page() -> str:
     lines += [
         "Defects of published libraries. The second column has the affected versions if a version without",
         "the defect is known, otherwise the last version that was checked. Each script needs only torch and",
-        "the library, and exits with 1 if the defect is present. `python -m keyedopt.conformance.findings`",
+        "the library, and exits with 1 if the defect is present. `keyedopt findings`",
         "runs all of them.",
         "",
         "| clauses | library | what happens | reproducer |",

@@ -2,7 +2,7 @@
 
 Each script prints ``defect: expected …, seen …`` and exits with 1 if the installed version has the defect;
 otherwise it prints ``fixed`` and exits with 0. The docstring of a script names the affected versions if not
-all versions have the defect. ``python -m keyedopt.conformance.findings`` runs all scripts.
+all versions have the defect. ``keyedopt findings`` runs all scripts.
 """
 
 import ast

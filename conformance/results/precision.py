@@ -1,6 +1,6 @@
 """Compare the precision of two implementations.
 
-    python -m keyedopt.conformance.results.precision REFERENCE OTHER
+    keyedopt precision REFERENCE OTHER
 
 Both are results that ``keyedopt check --output`` wrote. Cases record errors in units in the last place (ULP)
 of the dtype, by quantity: those of one golden trajectory, and the median of the worst errors of many draws.
