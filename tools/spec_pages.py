@@ -35,12 +35,10 @@ def clauses_page() -> str:
         ]
         for clause in area.clauses:
             source = f"{spec.sources()[clause.document].title}: {clause.heading}"
-            lines += [f"**{clause.id}** ({clause.level}, since {clause.since}). {_escaped(clause.statement)}"]
-            lines += [f"*Source*: {_escaped(source)}."]
-            if clause.rationale:
-                lines += [f"*Why*: {_escaped(clause.rationale)}"]
             cases = ", ".join(f"`{case.file}::{case.name}`" for case in cases_by_clause().get(clause.id, ()))
-            lines += [f"*Cases*: {cases}.", ""]
+            lines += [f"**{clause.id}** ({clause.level}, since {clause.since}). {_escaped(clause.statement)}"]
+            lines += [f"*Why*: {_escaped(clause.rationale)}"] if clause.rationale else []
+            lines += [f"*Source*: {_escaped(source)}. *Cases*: {cases}.", ""]
     return "\n".join(lines)
 
 
