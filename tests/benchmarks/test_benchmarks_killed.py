@@ -123,9 +123,9 @@ def test_a_report_does_not_replace_what_is_read(run_line, place, option):
 
 
 def test_a_device_is_no_file_to_write(run_line, place):
-    assert "it is no plain file" in refused(run_line("bench", "run", "--output", os.devnull))
+    assert "it is not a regular file" in refused(run_line("bench", "run", "--output", os.devnull))
     os.mkfifo(place / "pipe")
-    assert "it is no plain file" in refused(run_line("bench", "gate", "HEAD", "--output", "pipe"))
+    assert "it is not a regular file" in refused(run_line("bench", "gate", "HEAD", "--output", "pipe"))
 
 
 # --- the gate -------------------------------------------------------------------------------------

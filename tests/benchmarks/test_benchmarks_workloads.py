@@ -137,7 +137,7 @@ WRONG = [
     ({"a": {"indices": [1, 2, 3], "offsets": [0, 2, 1]}}, "must not decrease"),
     ({"a": {"indices": [1, 2], "offsets": [1, 2]}}, "must begin with 0"),
     ({"a": {"indices": [1, 2], "offsets": [0, 5]}}, "go to 5"),
-    ({"a": {"indices": [1, 2], "offsets": [0, 1], "lengths": [2, 0]}}, "must say the same"),
+    ({"a": {"indices": [1, 2], "offsets": [0, 1], "lengths": [2, 0]}}, "must agree"),
     ({"a": {"indices": [4], "lengths": [1], "rows": 4}}, "above the largest index"),
     (
         {"a": {"indices": [4], "lengths": [1]}, "b": {"indices": [4], "lengths": [1, 0]}},
@@ -150,16 +150,16 @@ WRONG = [
 @pytest.mark.parametrize(("features", "said"), WRONG, ids=[said for _, said in WRONG])
 def test_what_cannot_be_replayed_is_refused(run_line, tmp_path, features, said, name):
     path = recorded(tmp_path, features, name)
-    assert said in refused(run_line("bench", "--trace", path))
+    assert said in refused(run_line("bench", "run", "--trace", path))
 
 
 def test_a_file_that_is_no_trace_is_refused(run_line, tmp_path):
     for name, data in (("x.pt", b"no"), ("y.parquet", b"no"), ("z.csv", b"1"), ("empty.pt", b"")):
         (tmp_path / name).write_bytes(data)
-        assert name in refused(run_line("bench", "--trace", name))
-    assert "nowhere.pt" in refused(run_line("bench", "--trace", "nowhere.pt"))
+        assert name in refused(run_line("bench", "run", "--trace", name))
+    assert "nowhere.pt" in refused(run_line("bench", "run", "--trace", "nowhere.pt"))
     torch.save([1], tmp_path / "list.pt")
-    assert "must hold a dictionary" in refused(run_line("bench", "--trace", "list.pt"))
+    assert "must contain a dictionary" in refused(run_line("bench", "run", "--trace", "list.pt"))
 
 
 def test_what_only_a_file_of_torch_can_hold_is_refused(run_line, tmp_path):
@@ -172,7 +172,7 @@ def test_what_only_a_file_of_torch_can_hold_is_refused(run_line, tmp_path):
         ({"indices": torch.tensor([1, 2**63 - 1]), "lengths": torch.ones(2, dtype=torch.int64)}, "too large"),
     ):
         torch.save(columns, tmp_path / "x.pt")
-        assert said in refused(run_line("bench", "--trace", "x.pt", "--against", "torch"))
+        assert said in refused(run_line("bench", "run", "--trace", "x.pt", "--against", "torch"))
 
 
 def test_a_row_for_each_bag_is_not_taken_for_one_of_each_feature(run_line, tmp_path):
@@ -181,7 +181,7 @@ def test_a_row_for_each_bag_is_not_taken_for_one_of_each_feature(run_line, tmp_p
 
     rows = {"feature": ["a", "a"], "indices": [[1, 2], [3]], "lengths": [[2], [1]]}
     parquet.write_table(pyarrow.table(rows), tmp_path / "x.parquet")
-    assert "feature 'a' comes twice" in refused(run_line("bench", "--trace", "x.parquet"))
+    assert "feature 'a' occurs twice" in refused(run_line("bench", "run", "--trace", "x.parquet"))
 
 
 class Harmful:
@@ -193,6 +193,6 @@ class Harmful:
 
 def test_a_file_never_runs_code(run_line, tmp_path):
     torch.save({"indices": Harmful()}, tmp_path / "x.pt")
-    done = run_line("bench", "--trace", "x.pt")
-    assert "tensors alone" in refused(done)
+    done = run_line("bench", "run", "--trace", "x.pt")
+    assert "only tensors" in refused(done)
     assert "loaded" not in done.stdout

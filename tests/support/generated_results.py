@@ -75,6 +75,6 @@ def drawn(seed):
     if dice.random() < 0.2:
         options["suite"] = spec.SUITE_VERSION
     problems = ["stale: KEYED-001 names the case x, which does not exist"] if dice.random() < 0.1 else []
-    made = result(options=options, complete=dice.random() < 0.9, expectations={"problems": problems})
+    made = result(options=options, complete=dice.random() < 0.8, expectations={"problems": problems})
     about = {**made.implementation, "name": f"drawn{seed}", "areas": areas}
     return dataclasses.replace(made, implementation=about, cases=tuple(cases))
