@@ -262,7 +262,14 @@ def pytest_(*arguments, cwd, **environment):
 def test_pytest_runs_the_suite_directly(tmp_path, more, acme):
     case = plain_cases()[0]
     done = pytest_(
-        *("--pyargs", f"keyedopt.conformance.suite.{case.file}", "--implementation", "acme", "-q", *more),
+        *(
+            "--pyargs",
+            f"keyedopt.conformance.suite.{case.area}.{case.file}",
+            "--implementation",
+            "acme",
+            "-q",
+            *more,
+        ),
         *("--keyedopt-clause", case.clauses[0], "--keyedopt-clause", CLAUSE),
         cwd=tmp_path,
         PYTHONPATH=str(acme["sound"]),
@@ -279,7 +286,8 @@ def test_pytest_says_what_is_wrong_with_the_target(tmp_path):
 
 
 def test_pytest_asks_for_a_target(tmp_path):
-    done = pytest_("--pyargs", f"keyedopt.conformance.suite.{plain_cases()[0].file}", cwd=tmp_path)
+    case = plain_cases()[0]
+    done = pytest_("--pyargs", f"keyedopt.conformance.suite.{case.area}.{case.file}", cwd=tmp_path)
     assert done.returncode == 2
     assert "say which implementation to check: --implementation TARGET" in done.stdout
 
@@ -298,7 +306,8 @@ def test_the_plugin_is_inert_where_it_is_not_asked_for(tmp_path):
         "def test_mine(dtype, device):\n"
         "    assert device == 'mine'\n"
         "    mine = [name for name in sys.modules if name.startswith('keyedopt')]\n"
-        "    assert mine == ['keyedopt', 'keyedopt.conformance', 'keyedopt.conformance.run.plugin']\n"
+        "    folders = ['keyedopt', 'keyedopt.conformance', 'keyedopt.conformance.run']\n"
+        "    assert mine == [*folders, 'keyedopt.conformance.run.plugin']\n"
         "    assert not {'torch', 'hypothesis.core'} & set(sys.modules)\n"
         "def test_impl(impl): pass\n",
     )
