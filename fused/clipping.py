@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from keyedopt import reference
-from keyedopt.fused.dense.fused_clipping import Folding, fold_norm, fold_plain_norm, fold_value
-from keyedopt.fused.dense.norms import p_norm, plain_norm
-from keyedopt.fused.dense.scaling import clamp_all, factor_of, scale_all
+from keyedopt.fused.dense.fused_clipping import StepOverrides, clip_norm_in_step, clip_known_norm_in_step, clip_value_in_step
+from keyedopt.fused.dense.norms import p_norm, dense_cpu_norm
+from keyedopt.fused.dense.scaling import clamp_all, clipping_factor, scale_all
 from keyedopt.fused.embedding.backward_clip import BackwardClip
 from keyedopt.fused.fused import fused_parameters
 from keyedopt.reference.clipping import GradientClipping
@@ -36,7 +36,7 @@ class GradientClippingOptimizer(reference.GradientClippingOptimizer):
         """Clip, then step; with a closure, clip after each evaluation; see the reference."""
         if closure is not None:
             return super().step(closure)
-        with self._clip_or_fold(in_step=True):
+        with self._clip_now_or_in_step(in_step=True):
             return self._optimizer.step(closure=None)
 
     @property
@@ -53,25 +53,25 @@ class GradientClippingOptimizer(reference.GradientClippingOptimizer):
         return self._scale(norm, parts)
 
     def _scale(self, norm: Tensor, parts: list[Tensor]) -> Tensor:
-        scale_all(parts, factor_of(norm, self._max_gradient))
+        scale_all(parts, clipping_factor(norm, self._max_gradient))
         self._scale_deferred(norm)
         return rounded(norm, parts)
 
     def _scale_deferred(self, norm: Tensor) -> None:
-        if self._reach.joint:  # if not, scaling nothing would still launch kernels
-            self._reach.scale(norm)
+        if self._module_clips.joint:  # if not, scaling nothing would still launch kernels
+            self._module_clips.scale(norm)
 
     def _clip(self) -> None:
-        self._clip_or_fold(in_step=False)
+        self._clip_now_or_in_step(in_step=False)
 
-    def _clip_or_fold(self, in_step: bool) -> Folding:
+    def _clip_now_or_in_step(self, in_step: bool) -> StepOverrides:
         """Clip and measure; the caller steps within the returned context if `in_step`."""
         self._last_total_grad_norm = None
-        self._reach.clip_held()
-        listed, nothing = self._listed_parameters(), Folding()
-        if not listed and not self._reach.joint:
-            if self._reach.taken:
-                self._last_total_grad_norm = self._reach.taken[0][1].last_norm
+        self._module_clips.clip_deferred()
+        listed, nothing = self._listed_parameters(), StepOverrides()
+        if not listed and not self._module_clips.joint:
+            if self._module_clips.separate:
+                self._last_total_grad_norm = self._module_clips.separate[0][1].last_norm
                 return nothing
             if any(group["params"] for group in self.param_groups):
                 return nothing
@@ -80,38 +80,38 @@ class GradientClippingOptimizer(reference.GradientClippingOptimizer):
         if self._track_grad_norm:
             self._last_total_grad_norm, _ = self.compute_total_grad_norm()
         if self._clipping is GradientClipping.VALUE:
-            real = _material(listed)
-            folding = fold_value(self._optimizer, real, self._max_gradient) if in_step else None
-            if folding is not None:
-                return folding
+            real = _without_meta(listed)
+            overrides = clip_value_in_step(self._optimizer, real, self._max_gradient) if in_step else None
+            if overrides is not None:
+                return overrides
             clamp_all(distinct_parts(real), self._max_gradient)
         return nothing
 
-    def _clip_by_norm(self, listed: list[Tensor], in_step: bool) -> Folding:
-        plain = self._plain_norm(listed)
-        if plain is not None and in_step:
-            self._last_total_grad_norm = plain[0]
-            folding = fold_plain_norm(self._optimizer, listed, plain[0], self._max_gradient)
-            if folding is not None:
-                return folding
-        norm, parts = super()._measure() if plain is None else _as_tensors(plain)
-        folding = fold_norm(self._optimizer, _material(listed), norm, self._max_gradient) if in_step else None
-        if folding is not None:
+    def _clip_by_norm(self, listed: list[Tensor], in_step: bool) -> StepOverrides:
+        measured = self._dense_cpu_norm(listed)
+        if measured is not None and in_step:
+            self._last_total_grad_norm = measured[0]
+            overrides = clip_known_norm_in_step(self._optimizer, listed, measured[0], self._max_gradient)
+            if overrides is not None:
+                return overrides
+        norm, parts = super()._measure() if measured is None else _as_tensors(measured)
+        overrides = clip_norm_in_step(self._optimizer, _without_meta(listed), norm, self._max_gradient) if in_step else None
+        if overrides is not None:
             self._last_total_grad_norm = rounded(norm, parts)
             self._scale_deferred(norm)
-            return folding
+            return overrides
         self._last_total_grad_norm = self._scale(norm, parts)
-        return Folding()
+        return StepOverrides()
 
-    def _plain_norm(self, listed: list[Tensor]) -> tuple[float, list[Tensor]] | None:
+    def _dense_cpu_norm(self, listed: list[Tensor]) -> tuple[float, list[Tensor]] | None:
         """Return the 2-norm of all gradients, and the gradients, if all are dense float32 on the CPU."""
-        if self._norm_type != 2.0 or self._pgs or self._reach.joint:
+        if self._norm_type != 2.0 or self._pgs or self._module_clips.joint:
             return None
-        return plain_norm(listed)
+        return dense_cpu_norm(listed)
 
     def _measure(self) -> tuple[Tensor, list[Tensor]]:
-        plain = self._plain_norm(self._listed_parameters())
-        return super()._measure() if plain is None else _as_tensors(plain)
+        measured = self._dense_cpu_norm(self._listed_parameters())
+        return super()._measure() if measured is None else _as_tensors(measured)
 
     def _listed_parameters(self) -> list[Tensor]:
         """Return each parameter that no fused optimizer has, once; those on the meta device, too."""
@@ -122,9 +122,9 @@ class GradientClippingOptimizer(reference.GradientClippingOptimizer):
         return list(distinct.values())
 
 
-def _as_tensors(plain: tuple[float, list[Tensor]]) -> tuple[Tensor, list[Tensor]]:
-    return torch.tensor(plain[0], dtype=torch.float64), plain[1]
+def _as_tensors(measured: tuple[float, list[Tensor]]) -> tuple[Tensor, list[Tensor]]:
+    return torch.tensor(measured[0], dtype=torch.float64), measured[1]
 
 
-def _material(params: list[Tensor]) -> list[Tensor]:
+def _without_meta(params: list[Tensor]) -> list[Tensor]:
     return [param for param in params if not param.is_meta]

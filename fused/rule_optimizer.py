@@ -9,7 +9,7 @@ from torch import Tensor
 
 from keyedopt.fused.backends.interface import ALGORITHMS, Step
 from keyedopt.fused.dense import cpu_fast_path, dense_step, state_memory
-from keyedopt.fused.dense.step_hooks import surround
+from keyedopt.fused.dense.step_hooks import with_step_hooks
 from keyedopt.fused.sparse import sparse_step
 from keyedopt.reference import rule_optimizer
 from keyedopt.reference.option_checks import as_plain
@@ -34,7 +34,7 @@ class RuleOptimizer(rule_optimizer.RuleOptimizer):
     #: Clipping then needs no pass over memory of its own. Some kernels overwrite dense gradients.
     grad_scale: Tensor
 
-    profile_hook_step = staticmethod(surround)
+    profile_hook_step = staticmethod(with_step_hooks)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient; see `keyedopt.reference`."""

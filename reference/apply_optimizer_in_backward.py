@@ -19,33 +19,36 @@ def apply_optimizer_in_backward(
     params: Iterable[torch.nn.Parameter],
     optimizer_kwargs: Mapping[str, Any],
 ) -> None:
-    """Give each parameter an optimizer of its own, which steps as soon as a backward pass has its gradient.
+    """Give each parameter its own optimizer, which steps as soon as a backward pass has its gradient.
 
-    The gradient is None afterwards. A parameter that is used several times gets one step, on the sum; each
-    backward pass is a step, so micro-batches are steps, too (the accumulating optimizers make windows of
-    them). `torch.autograd.grad` makes none. Applied again, each optimizer steps once a backward pass, in the
-    order in which they were applied, on the same gradient.
+    The gradient is None afterwards. A parameter that is used several times in a forward pass gets one step, on
+    the sum of its gradients. Each backward pass is a step, so each micro-batch is a step, too; use an
+    accumulating optimizer for windows. `torch.autograd.grad` makes no step. After a second call for the same
+    parameter both optimizers step once in each backward pass, in the order of the calls, on the same gradient.
 
-    The optimizers are at ``param._in_backward_optimizers``, to schedule and to save; their classes and
-    arguments at ``_optimizer_classes`` and ``_optimizer_kwargs``, as torch has them. The arguments are
-    copied deeply for each parameter, so nothing is shared: a rate is changed at the optimizers.
+    As in torch, the optimizers are in the list ``param._in_backward_optimizers``, for schedules and
+    checkpoints, and their classes and arguments in ``_optimizer_classes`` and ``_optimizer_kwargs``. The
+    arguments are copied deeply for each parameter: to change a learning rate, change it in each optimizer.
 
-    It goes with the parameter itself: to another device or dtype, but not into a copy, nor a pickle. Weights
-    of a module that trains itself in the backward pass (`EmbeddingBagCollection`) get the optimizer from it.
+    The optimizers stay with a parameter that moves to another device or dtype; a copy or a pickle of the
+    parameter has none. A module that trains itself in the backward pass (`EmbeddingBagCollection`) creates the
+    optimizer of its weights.
 
-    What differs from torch's: everything is checked, and nothing is changed if anything is refused; an
-    optimizer steps once a backward pass, not once for each that was applied; a parameter that was moved to
-    another device or dtype goes on; and a parameter that nobody holds any more is freed.
+    Differences from torch: all arguments are checked, and nothing is changed if one raises an error; an
+    optimizer steps once in each backward pass, not once for each optimizer of the parameter; a parameter that
+    was moved to another device or dtype still steps; and a parameter without other references is freed.
 
     Args:
-        optimizer_class: makes the optimizers.
-        params: tensors that are leaves and require a gradient, each once; may be a generator.
-        optimizer_kwargs: the arguments of each optimizer, beside its parameter.
+        optimizer_class: the class of the optimizers.
+        params: leaf tensors that require a gradient, each once; may be a generator.
+        optimizer_kwargs: the arguments of each optimizer, except its parameter.
 
     Raises:
-        TypeError: an argument is of another type; the message names it.
-        ValueError: a parameter is frozen, no leaf, or listed twice; an option is out of range; the optimizer
-            is of another type than the one that the table was created with.
+        TypeError: an argument has the wrong type; the message names it.
+        ValueError: a parameter does not require a gradient, is not a leaf, or is listed twice; an option is
+            out of range; or the optimizer of a table has another type than the one it was created with.
+
+    Source: torch.distributed.optim; torchrec.optim.apply_optimizer_in_backward.
 
     >>> layer = torch.nn.Linear(2, 1, bias=False)
     >>> _ = torch.nn.init.ones_(layer.weight)
@@ -76,20 +79,20 @@ def apply_optimizer_in_backward(
             weights.append(param)
     for owner, weights in owned:
         owner.set_optimizer(optimizer_class, weights, optimizer_kwargs)
-    for param, optimizer, kwargs in made:  # from here on nothing is refused
+    for param, optimizer, kwargs in made:  # nothing below raises
         _attach(param, optimizer, kwargs)
 
 
 def in_backward_optimizer_filter(
     named_parameters: Iterable[tuple[str, torch.nn.Parameter]], include: bool = False
 ) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """Choose, lazily, the parameters that have no optimizer in the backward pass, or those that have one.
+    """Yield the parameters without an optimizer in the backward pass, or only those with one.
 
-    Weights that a module trains in its own backward pass have one.
+    Weights that a module trains in its own backward pass count as parameters with an optimizer.
 
     Args:
-        named_parameters: names and parameters, as ``module.named_parameters()`` gives them.
-        include: whether those are wanted that have one.
+        named_parameters: names and parameters, as ``module.named_parameters()`` yields them.
+        include: yield the parameters with an optimizer, not those without.
     """
     for name, param in named_parameters:
         owner = owner_of(param)
@@ -99,7 +102,7 @@ def in_backward_optimizer_filter(
 
 
 def _checked(params: Any) -> list[torch.nn.Parameter]:
-    """Return the parameters as a list; the error says which one cannot be, and why."""
+    """Return the parameters as a list; raise an error that names the first invalid one."""
     if isinstance(params, Tensor | str | Mapping) or not isinstance(params, Iterable):
         raise TypeError(f"params must be an iterable of parameters, not a {type(params).__name__}")
     listed = list(params)
@@ -123,16 +126,16 @@ def _attach(param: torch.nn.Parameter, optimizer: Optimizer, kwargs: dict[str, A
     noted: Any = param
     if not hasattr(param, "_in_backward_optimizers"):
         noted._in_backward_optimizers, noted._optimizer_classes, noted._optimizer_kwargs = [], [], []
-        # A hook of the tensor, not of its node in the graph, which a move to another dtype replaces.
+        # A hook of the tensor, because a move to another dtype replaces the tensor's node in the graph.
         param.register_post_accumulate_grad_hook(_step)  # type: ignore[no-untyped-call]
     noted._in_backward_optimizers.append(optimizer)
     noted._optimizer_classes.append(type(optimizer))
     noted._optimizer_kwargs.append(kwargs)
 
 
-@_disable_dynamo  # a compiled step that has the backward pass in it leaves this as it is
+@_disable_dynamo  # a compiled step that includes the backward pass must not trace this
 def _step(param: Tensor) -> None:
-    """Step with every optimizer of a parameter; the gradient is used up."""
+    """Step every optimizer of a parameter, then set its gradient to None."""
     noted: Any = param
     for optimizer in noted._in_backward_optimizers:
         optimizer.step()

@@ -1,4 +1,4 @@
-"""Clipping where gradients never reach a step: in the backward pass of our own fused modules."""
+"""Clipping where gradients never clips a step: in the backward pass of our own fused modules."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -62,36 +62,36 @@ class BackwardClip:
 
 
 @dataclass(eq=False)
-class Reach:
+class FusedModuleClips:
     """The fused modules that a clipping optimizer reaches.
 
     Args:
-        asking: the bound by which they know who asked them to hold their updates.
+        shared: the bound by which they know who asked them to hold their updates.
         taken: their optimizers, with the bound that each applies to its own gradients by itself.
         joint: their optimizers that hold their updates, to be bounded together with all other gradients.
         bounded: the ids of the parameters of both.
     """
 
-    asking: BackwardClip
-    taken: list[tuple[Any, BackwardClip]] = field(default_factory=list)
+    shared: BackwardClip
+    separate: list[tuple[Any, BackwardClip]] = field(default_factory=list)
     joint: list[Any] = field(default_factory=list)
     bounded: set[int] = field(default_factory=set)
 
     def scale(self, norm: torch.Tensor) -> None:
         """Scale what is held by what makes the norm of all gradients no larger than the bound."""
-        self.asking.scale([grad for _, grad in self.held()], norm)
+        self.shared.scale([grad for _, grad in self.deferred_gradients()], norm)
 
-    def clip_held(self) -> None:
+    def clip_deferred(self) -> None:
         """Have each bounded by itself whose updates are held for another clipping optimizer."""
-        for optimizer, clip in self.taken:
+        for optimizer, clip in self.separate:
             optimizer.deferred.clip(clip)
 
-    def held(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def deferred_gradients(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return the tables, and the gradients (U, D), that are to be bounded with all others."""
         return [pair for optimizer in self.joint for pair in optimizer.deferred.gradients()]
 
 
-def clip_in_backward(optimizer: Any, bound: BackwardClip, spread: Collection[int]) -> Reach:
+def clip_in_backward(optimizer: Any, bound: BackwardClip, spread: Collection[int]) -> FusedModuleClips:
     """Have the fused modules in a tree of optimizers bound their gradients, those that can.
 
     A norm is of all gradients. A module that has them all clips in its backward pass. Where there are others,
@@ -103,26 +103,26 @@ def clip_in_backward(optimizer: Any, bound: BackwardClip, spread: Collection[int
         spread: the ids of parameters of whose gradients other ranks have a part.
     """
     everything = {id(param) for group in optimizer.param_groups for param in group["params"]}
-    reach, inside = Reach(replace(bound)), _inner_clips(optimizer)
+    clips, inside = FusedModuleClips(replace(bound)), _inner_clips(optimizer)
     for leaf in leaves(optimizer):
         own = {id(param) for param in leaf.params.values()} if hasattr(leaf, "clip_in_backward") else set()
         alone = own == everything and not own & set(spread)
         if own and (bound.kind == "value" or alone):
             clip = replace(bound, measure=bound.measure and alone)
             leaf.clip_in_backward(clip, inside=inside)
-            reach.taken.append((leaf, clip))
-            reach.bounded |= own
+            clips.separate.append((leaf, clip))
+            clips.bounded |= own
         elif own and bound.kind == "norm":
-            leaf.defer_updates(reach.asking, inside=inside)
-            reach.joint.append(leaf)
-            reach.bounded |= own
-    return reach
+            leaf.defer_updates(clips.shared, inside=inside)
+            clips.joint.append(leaf)
+            clips.bounded |= own
+    return clips
 
 
 def _inner_clips(optimizer: Any) -> list[BackwardClip]:
     """Return what the clipping optimizers inside have asked of fused modules."""
     inside = [part for _, part in optimizer.optimizers] if hasattr(optimizer, "optimizers") else []
     inside += [optimizer._optimizer] if hasattr(optimizer, "_optimizer") else []
-    reach = getattr(optimizer, "_reach", None)
-    found = [reach.asking, *(clip for _, clip in reach.taken)] if isinstance(reach, Reach) else []
+    clips = getattr(optimizer, "_module_clips", None)
+    found = [clips.shared, *(clip for _, clip in clips.separate)] if isinstance(clips, FusedModuleClips) else []
     return found + [clip for part in inside for clip in _inner_clips(part)]

@@ -102,10 +102,10 @@ class GradientClippingOptimizer(OptimizerWrapper):
         """Let fused modules clip in their backward pass; raise or warn about parameters that cannot clip."""
         kind, track = self._clipping.value, self._track_grad_norm
         bound = self._backward_clip(kind, self._max_gradient, self._norm_type, track)
-        self._reach = clip_in_backward(self._optimizer, bound, {id(param) for param in self._pgs})
+        self._module_clips = clip_in_backward(self._optimizer, bound, {id(param) for param in self._pgs})
         if self._clipping is GradientClipping.NONE and not self._track_grad_norm:
             return
-        fused = fused_parameters(self._optimizer) - self._reach.bounded
+        fused = fused_parameters(self._optimizer) - self._module_clips.bounded
         if not fused:
             return
         dense = {id(param) for group in self.param_groups for param in group["params"]} - fused
@@ -158,15 +158,15 @@ class GradientClippingOptimizer(OptimizerWrapper):
             # Multiplied in the dtype of the factor: in float16 a small factor would become 0.
             wide = torch.promote_types(part.dtype, factor.dtype)
             part.copy_(part.to(wide) * factor.to(part.device))
-        self._reach.scale(norm)
+        self._module_clips.scale(norm)
         return rounded(norm, parts)
 
     def _clip(self) -> None:
-        self._reach.clip_held()
+        self._module_clips.clip_deferred()
         real = self._real_parameters()
         self._last_total_grad_norm = None
-        if not real and self._reach.taken and not self._reach.joint:
-            self._last_total_grad_norm = self._reach.taken[0][1].last_norm
+        if not real and self._module_clips.separate and not self._module_clips.joint:
+            self._last_total_grad_norm = self._module_clips.separate[0][1].last_norm
             return
         if not real and _on_meta(self.param_groups):
             return
@@ -183,14 +183,14 @@ class GradientClippingOptimizer(OptimizerWrapper):
     @torch.no_grad()
     def _measure(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return the norm in full precision, and each distinct part of a gradient once."""
-        real, held = self._real_parameters(), self._reach.held()
-        device = next((one.device for one in (*real, *(grad for _, grad in held))), torch.device("cpu"))
+        real, deferred = self._real_parameters(), self._module_clips.deferred_gradients()
+        device = next((one.device for one in (*real, *(grad for _, grad in deferred))), torch.device("cpu"))
         # A rank that holds no shard of a parameter still takes part in its reductions.
         spread: dict[Groups, list[torch.Tensor]] = {groups: [] for groups in self._pgs.values()}
         for param in real:
             groups = self._pgs[param] if param in self._pgs else mesh_groups(param)
             spread.setdefault(groups, []).extend(gradient_parts(param))
-        for weight, grad in held:
+        for weight, grad in deferred:
             spread.setdefault(self._pgs.get(weight, ()), []).append(grad)
         norms = [self._norm(parts, self._norm_type, device, groups) for groups, parts in spread.items()]
         norm = norms[0] if len(norms) == 1 else self._norm(norms, self._norm_type, device)

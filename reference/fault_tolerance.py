@@ -1,13 +1,13 @@
-"""Take a step only where all replicas agree that it counts.
+"""Take a step only if all replicas agree to commit it.
 
-Replicas that train together lose one another: a machine dies, a connection breaks in the middle of
-an all-reduce, and the gradients at hand are worthless. A manager knows. It is told when a step begins
-and asked when it ends; where it says no, the step has not happened.
+A replica may fail during a step: a machine stops, or a connection breaks in an all-reduce. The gradients of
+the other replicas are then invalid. A manager finds out. The wrapper notifies the manager when a step begins,
+and asks it when the step ends; if the manager does not commit, the wrapped optimizer does not step.
 
-The wrapper and what it asks of the manager are those of torchft (``torchft.optim``), so torchft's
-``Manager`` can be given, and so can any object that follows the protocol below. What differs from
-torchft 0.2: every hook works, a copy works, and what cannot be held back is refused: an optimizer
-that has changed its parameters in the backward pass, before anyone was asked.
+The wrapper and the protocol of the manager are those of torchft (``torchft.optim``), so torchft's
+``Manager``, or any object that follows the protocol below, can be used. Differences from torchft 0.2: every
+hook works, copies work, and an optimizer that changes its parameters in the backward pass, before the
+manager is asked, raises ValueError.
 """
 
 from __future__ import annotations
@@ -22,40 +22,43 @@ from keyedopt.reference.keyed.hooked import Hooked
 
 
 class Manager(Protocol):
-    """Whoever decides whether a step counts."""
+    """The protocol of an object that decides whether a step is committed."""
 
     def start_quorum(self) -> None:
-        """Begin a step: find out who takes part, perhaps in the background."""
+        """Begin a step: find the replicas that take part, possibly in the background."""
 
     def should_commit(self) -> bool:
-        """End the step: tell whether everyone who takes part came through.
+        """End the step: return whether all replicas that take part succeeded.
 
-        It is asked once a step. It may load a checkpoint into model and optimizer first, where
-        this replica has fallen behind.
+        The wrapper calls this once in each step. If this replica has fallen behind, the manager may load a
+        checkpoint into model and optimizer first.
         """
 
 
 class FaultTolerantOptimizer(Hooked):
-    """Wrap an optimizer so that its step is taken if the manager commits, and left out if not.
+    """Wrap an optimizer so that its step is taken if the manager commits, and skipped if not.
 
     ::
 
         optimizer.zero_grad()      # the manager starts a quorum; gradients are reset
         loss(model(batch)).backward()
-        optimizer.step()           # the manager is asked; the wrapped optimizer steps, or nothing does
+        optimizer.step()           # asks the manager; the wrapped optimizer steps only if it commits
 
-    Nothing else changes. State, groups and defaults are the wrapped optimizer's, and so are the
-    keys and the format of what is saved. A step that is not committed touches neither parameters
-    nor state nor gradients, so a schedule or a window of accumulated gradients inside stays where it
-    is. Put it around everything else: around a schedule, and around the combination of all optimizers
-    of a model, for the manager counts one step each time it is asked.
+    State, groups, defaults and the format of the saved state are those of the wrapped optimizer. A step that
+    is not committed changes neither parameters nor state nor gradients, nor the iteration of a schedule or the
+    window of an accumulating optimizer inside. Make this the outermost wrapper, around schedules and around
+    the combination of all optimizers of a model: the manager counts one step for each call of
+    ``should_commit``.
 
     Args:
-        manager: decides whether a step counts.
+        manager: decides whether a step is committed.
         optim: any optimizer that changes nothing before its step.
 
     Raises:
-        ValueError: no manager, no optimizer, or one that works in the backward pass.
+        ValueError: the manager lacks a method, or `optim` is not an optimizer or updates parameters in the
+            backward pass.
+
+    Source: torchft.optim.OptimizerWrapper.
     """
 
     def __init__(self, manager: Manager, optim: Optimizer) -> None:
@@ -66,7 +69,7 @@ class FaultTolerantOptimizer(Hooked):
             raise ValueError(f"optim must be an optimizer, not {type(optim).__name__}")
         self.manager = manager
         self.optim = optim
-        refuse_in_backward(optim)
+        check_no_backward_updates(optim)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Start a quorum, then reset the gradients; call it before the forward pass."""
@@ -77,18 +80,18 @@ class FaultTolerantOptimizer(Hooked):
         """Ask the manager, and step the wrapped optimizer if it commits; call it after the backward pass.
 
         Raises:
-            ValueError: there is a closure. A quorum is about one backward pass that is over, and an
-                optimizer may call a closure several times, with parameters that it has moved.
+            ValueError: a closure is given. A quorum covers one finished backward pass, but an optimizer may
+                call a closure several times, after it has changed parameters.
         """
         if closure is not None:
             raise ValueError(
-                "a closure cannot be committed or left out as a whole: "
+                "a closure cannot be committed or skipped as a whole: "
                 "run forward and backward first, then call step() without it"
             )
         if self.manager.should_commit():
             self.optim.step()
 
-    # Live views: a load replaces both in torch's optimizers.
+    # Properties, because a load of a torch optimizer replaces its state and its groups.
 
     @property
     def state(self) -> Any:  # type: ignore[override]
@@ -109,14 +112,14 @@ class FaultTolerantOptimizer(Hooked):
         """Add a group to the wrapped optimizer.
 
         Raises:
-            ValueError: the group is trained in the backward pass, or the optimizer refuses it.
+            ValueError: the group is trained in the backward pass, or the wrapped optimizer raises it.
         """
         if isinstance(param_group, Mapping):
-            _refuse_hooked(param_group.get("params", ()))
+            _check_no_backward_optimizers(param_group.get("params", ()))
         self.optim.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what the wrapped optimizer saves."""
+        """Return the state dict of the wrapped optimizer."""
         for before in list(self._optimizer_state_dict_pre_hooks.values()):
             before(self)
         saved = self.optim.state_dict()
@@ -126,9 +129,9 @@ class FaultTolerantOptimizer(Hooked):
         return saved
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Let the wrapped optimizer load."""
+        """Load into the wrapped optimizer."""
         for before in list(self._optimizer_load_state_dict_pre_hooks.values()):
-            given = dict(state_dict)  # torch hands a shallow copy to the hooks, so that they may change it
+            given = dict(state_dict)  # as in torch, hooks may change this shallow copy
             changed = before(self, given)
             state_dict = given if changed is None else changed
         self.optim.load_state_dict(state_dict)
@@ -136,26 +139,26 @@ class FaultTolerantOptimizer(Hooked):
             after(self)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)  # torch's own writes into the defaults, which are not ours
+        self.__dict__.update(state)  # torch's method would change the defaults of the wrapped optimizer
 
 
-def refuse_in_backward(optim: Any) -> None:
-    """Refuse an optimizer whose parameters change in the backward pass: that cannot be taken back."""
+def check_no_backward_updates(optim: Any) -> None:
+    """Raise ValueError if an optimizer updates parameters in the backward pass: that cannot be undone."""
     if fused_parameters(optim):
         raise ValueError(
             "a fused optimizer updates its parameters in the backward pass, before the manager "
-            "is asked, so its updates cannot be left out: wrap the other optimizers only"
+            "is asked, so its updates cannot be skipped: wrap the other optimizers only"
         )
     for group in optim.param_groups:
-        _refuse_hooked(group.get("params", ()))
+        _check_no_backward_optimizers(group.get("params", ()))
 
 
-def _refuse_hooked(params: Any) -> None:
+def _check_no_backward_optimizers(params: Any) -> None:
     listed = list(params.items()) if isinstance(params, Mapping) else params
     for item in listed if isinstance(listed, list | tuple) else [listed]:
         param = item[1] if isinstance(item, tuple) else item  # (key, parameter)
-        if getattr(param, "_in_backward_optimizers", None):  # where torch and torchrec note them
+        if getattr(param, "_in_backward_optimizers", None):  # torch and torchrec use this attribute
             raise ValueError(
                 "a parameter has an optimizer that is applied in the backward pass, before the "
-                "manager is asked, so its updates cannot be left out: leave that parameter out"
+                "manager is asked, so its updates cannot be skipped: exclude that parameter"
             )

@@ -1,7 +1,7 @@
-"""Bases of optimizers whose weight update happens in the backward pass.
+"""Base classes of optimizers that update weights in the backward pass.
 
-Such an optimizer is seen by the trainer like any other: it has parameters, state and groups under
-keys. Only its ``step`` has nothing left to do, because the update is done when it is called.
+A trainer treats such an optimizer like any other: it has parameters, state and groups under keys. Its
+``step`` has nothing left to do, because the backward pass has already updated the weights.
 """
 
 import abc
@@ -24,25 +24,27 @@ class FusedOptimizer(KeyedOptimizer, abc.ABC):
         state: state by parameter, as in `torch.optim.Optimizer`.
         param_groups: groups of parameters with their options.
 
-    A subclass says what is left for ``step`` and ``zero_grad``, for example to pass the learning
-    rate that is set now to the kernels.
+    A subclass defines what is left for ``step`` and ``zero_grad``, for example to pass the current learning
+    rate to the kernels.
+
+    Source: torchrec.optim.fused.FusedOptimizer.
     """
 
     @abc.abstractmethod
     def step(self, closure: Any = None) -> Any:
-        """Do what is left of a step after the backward pass, usually nothing."""
+        """Do what the backward pass has not done, usually nothing."""
 
     @abc.abstractmethod
     def zero_grad(self, set_to_none: bool = False) -> None:
-        """Do what is left to reset, usually nothing: the backward pass has used the gradients up."""
+        """Reset what the backward pass has not reset, usually nothing: no gradients are left."""
 
     def __repr__(self) -> str:
-        # The options of the groups, as torch shows them.
+        # As torch: with the options of the groups.
         return optim.Optimizer.__repr__(self)
 
 
 class EmptyFusedOptimizer(FusedOptimizer):
-    """Fused optimizer without parameters, for a module that has nothing to train.
+    """Fused optimizer without parameters, for a module without trainable weights.
 
     >>> EmptyFusedOptimizer().state_dict()
     {'state': {}}
@@ -58,7 +60,7 @@ class EmptyFusedOptimizer(FusedOptimizer):
         """Do nothing."""
 
     def add_param_group(self, param_group: Any) -> None:
-        """Refuse: ``step`` would leave the parameters of the group untrained for ever.
+        """Raise ValueError: ``step`` would never train the parameters of the group.
 
         Raises:
             ValueError: always.
@@ -72,11 +74,11 @@ class FusedOptimizerModule(abc.ABC):
     @property
     @abc.abstractmethod
     def fused_optimizer(self) -> KeyedOptimizer:
-        """The optimizer of the module's weights, for its state, groups and learning rate."""
+        """The optimizer of the module's weights, with their state, groups and learning rate."""
 
 
 class Owner(Protocol):
-    """A module that trains some of its weights in its own backward pass."""
+    """The protocol of a module that trains its weights in its own backward pass."""
 
     def set_optimizer(
         self,
@@ -84,23 +86,23 @@ class Owner(Protocol):
         weights: Sequence[torch.Tensor],
         optimizer_kwargs: Mapping[str, Any],
     ) -> None:
-        """Train these weights with an optimizer of this class, or raise a ValueError and change nothing."""
+        """Train these weights with an optimizer of this class, or raise ValueError and change nothing."""
 
     def trains(self, weight: torch.Tensor) -> bool:
-        """Whether a weight has an optimizer by now."""
+        """Return whether a weight has an optimizer."""
 
 
 _owners: Any = WeakIdKeyDictionary()  # weight -> weak reference to its owner
 
 
 def own(module: Owner, weights: Sequence[torch.Tensor]) -> None:
-    """Note that a module trains these weights in its own backward pass."""
+    """Register a module as the owner that trains these weights in its own backward pass."""
     for weight in weights:
         _owners[weight] = weakref.ref(module)
 
 
 def owner_of(param: torch.Tensor) -> Owner | None:
-    """Return the module that trains this weight in its own backward pass, if there is one."""
+    """Return the module that trains this weight in its own backward pass, or None."""
     reference = _owners.get(param)
     owner: Owner | None = None if reference is None else reference()
     return owner
@@ -109,7 +111,7 @@ def owner_of(param: torch.Tensor) -> Owner | None:
 def fused_parameters(optimizer: Any) -> set[int]:
     """Return the ids of the parameters that belong to fused optimizers, in any nesting.
 
-    A fused optimizer is recognized by the name of its base, so that those of other libraries are.
+    A fused optimizer of any library is recognized by the name of its base class.
     """
     return {
         id(param)
@@ -125,7 +127,7 @@ def _is_fused(optimizer: Any) -> bool:
 
 
 def leaves(optimizer: Any) -> Iterator[Any]:
-    """Yield what is inside wrappers and combinations; both attributes are upstream's too."""
+    """Yield the optimizers inside wrappers and combinations, also those of upstream (same attributes)."""
     inner = getattr(optimizer, "_optimizer", None)
     if _is_fused(optimizer):
         yield optimizer

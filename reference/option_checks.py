@@ -20,7 +20,7 @@ def check_range(name: str, value: Any, below: float = math.inf) -> None:
         raise ValueError(f"{name} must be a number in [0, {below}), not {value!r}")
 
 
-def check_rate(lr: Any) -> None:
+def check_learning_rate(lr: Any) -> None:
     """Raise ValueError unless a learning rate is one finite number of at least 0, or a tensor of one."""
     if isinstance(lr, Tensor):
         if lr.numel() != 1:

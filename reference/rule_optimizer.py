@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from keyedopt.reference.option_checks import as_plain, check_flags, check_range, check_rate
+from keyedopt.reference.loaded_state import copy_loaded_state
+from keyedopt.reference.option_checks import as_plain, check_flags, check_range, check_learning_rate
 from keyedopt.reference.rules.options import Rows
 from keyedopt.reference.rules.rows import check_rows, update_rows, updated_rows
 
-#: A rule with its options, and the names of the state tensors that it takes and returns.
+#: A rule with its options, and the names of the state tensors that are its arguments and results.
 Applied = tuple[Callable[..., tuple[Tensor, ...]], tuple[str, ...]]
 
 
@@ -20,7 +21,7 @@ class RuleOptimizer(Optimizer):
 
     A dense gradient updates every row of a parameter, a sparse gradient the rows that it lists, unless the
     option `rows` says otherwise. Every other row, and its state, keep their bits. A gradient of infinity or
-    NaN spoils only the rows that contain it; with `error_if_nonfinite` the step raises RuntimeError before
+    NaN changes only the rows that contain it; with `error_if_nonfinite` the step raises RuntimeError before
     anything is written.
 
     A subclass defines the state before the first step and the rule to apply. `keyedopt.fused` replaces
@@ -47,7 +48,7 @@ class RuleOptimizer(Optimizer):
 
     def check_options(self, group: Mapping[str, Any]) -> None:
         """Raise ValueError, naming the option, if one is out of range. Subclasses extend this."""
-        check_rate(group["lr"])
+        check_learning_rate(group["lr"])
         check_range("weight_decay", group["weight_decay"])
         Rows(group["rows"])
         check_flags(group, "maximize", "error_if_nonfinite")
@@ -139,8 +140,8 @@ class RuleOptimizer(Optimizer):
 
     def check_indices(self, indices: Tensor, sizes: Sequence[int]) -> None:
         """Raise ValueError unless the indices (dimensions, N) of a sparse gradient are within the sizes."""
-        for size, some in zip(sizes, indices, strict=False):
-            check_rows(some, size, "indices of the gradient")
+        for size, in_dimension in zip(sizes, indices, strict=False):
+            check_rows(in_dimension, size, "indices of the gradient")
 
     def update_group(self, group: dict[str, Any]) -> None:
         """Update the parameters of one group that have a gradient."""
@@ -156,7 +157,7 @@ class RuleOptimizer(Optimizer):
         first = not state
         if first:
             state.update(self.initial_state(param, group))
-        if "step" in state and state["step"].ndim == 0:  # the rule itself raises a count of each row
+        if "step" in state and state["step"].ndim == 0:  # a rule increments a count of each row itself
             state["step"] += 1
         # A Python float whatever the dtype of lr: a rule multiplies it by other numbers before the weights.
         rule, names = self.rule({**group, "lr": float(group["lr"])}, state, first)
@@ -174,8 +175,8 @@ class RuleOptimizer(Optimizer):
         """Load copies of the state tensors, and the options, as `torch.optim.Optimizer` does.
 
         Raises:
-            ValueError: an option is out of range, or a state has other names or shapes than this optimizer's.
-                Nothing is loaded.
+            ValueError: an option is out of range, or the names or shapes of a state do not match this
+                optimizer. Nothing is loaded.
         """
         before = self.state, self.param_groups
         try:
@@ -193,20 +194,10 @@ class RuleOptimizer(Optimizer):
         if not state:
             return
         like = torch.empty(param.shape, dtype=param.dtype, device="meta")
-        wanted = {name: tuple(value.shape) for name, value in self.initial_state(like, group).items()}
-        for name, value in list(state.items()):
-            if value is None:  # torch saves None for a missing momentum buffer
-                del state[name]
-            else:
-                state[name] = torch.as_tensor(value).clone()  # torch shares it with what is loaded
-        got = {name: tuple(value.shape) for name, value in state.items()}
-        if got != wanted:
-            raise ValueError(f"the state of a parameter {tuple(param.shape)} must be {wanted}, and is {got}")
-        if "step" in state and state["step"].ndim == 0:
-            state["step"] = state["step"].to(self.count_device(param))
+        copy_loaded_state(state, self.initial_state(like, group), param.shape, self.count_device(param))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        for group in self.param_groups:  # of a checkpoint that is older than an option
+        for group in self.param_groups:  # an old checkpoint may lack a new option
             for name, value in self.defaults.items():
                 group.setdefault(name, value)

@@ -1,8 +1,8 @@
 """Learning-rate schedules in stages, as a pure function of the iteration.
 
-A schedule is a list of stages. Iterations count from 0 at the start of training, and never again
-from the start of a stage. Stage ``s`` holds up to and including iteration ``stages[s].max_iters``;
-after the last stage the multiplier is 1. At iteration ``i`` the learning rate is::
+A schedule is a list of stages. Iterations count from 0 at the start of training; a new stage does not
+restart the count. Stage ``s`` lasts up to and including iteration ``stages[s].max_iters``; after the last
+stage the multiplier is 1. At iteration ``i`` the learning rate is::
 
     lr × multiplier(stages, i),   multiplier = shape(i) × lr_scale
 
@@ -19,12 +19,12 @@ after the last stage the multiplier is 1. At iteration ``i`` the learning rate i
     TRANSFORMER                       min(s^−½, s · warmup_steps^−3/2), s = i + 1
                                       ("Attention is all you need", arXiv:1706.03762)
 
-``decay_iters`` ≤ 0 stands for ``max_iters``, and for 1 under STEP.
+``decay_iters`` ≤ 0 means ``max_iters``, and 1 for STEP.
 
-What differs from torchrec 1.8: every policy is defined at every iteration (there INVSQRT divides by
-zero at iteration 0, POLY turns negative or complex after ``decay_iters``, INTERPOLATE extrapolates
-before its start), stages are validated and never modified, and TRANSFORMER is there (a policy of
-torchrec's development branch).
+Differences from torchrec 1.8: every policy is defined at every iteration (in torchrec INVSQRT divides by
+zero at iteration 0, POLY becomes negative or complex after ``decay_iters``, and INTERPOLATE extrapolates
+before its start); stages are validated and never modified; and TRANSFORMER, a policy of torchrec's
+development branch, is included.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ from enum import Enum, unique
 
 @unique
 class WarmupPolicy(Enum):
-    """The shape of one stage; the module gives each formula."""
+    """The shape of one stage; the docstring of the module has the formulas."""
 
     NONE = "none"
     LINEAR = "linear"
@@ -55,14 +55,16 @@ class WarmupStage:
     Args:
         policy: the shape.
         max_iters: the last iteration of the stage, counted from the start of training.
-        value: where LINEAR and INTERPOLATE start, the level of CONSTANT, the power of POLY, the
-            base of STEP, the lowest level of COSINE_ANNEALING_WARM_RESTARTS.
-        lr_scale: multiplies the whole stage.
+        value: the first multiplier of LINEAR and INTERPOLATE, the multiplier of CONSTANT, the exponent of
+            POLY, the base of STEP, the lowest multiplier of COSINE_ANNEALING_WARM_RESTARTS.
+        lr_scale: factor of the whole stage.
         decay_iters: length of POLY's decay and of one step of STEP.
         sgdr_period: iterations between two restarts of COSINE_ANNEALING_WARM_RESTARTS.
-        start_interpolating_iters, end_value: where INTERPOLATE begins to move, and its level at
-            ``max_iters``.
-        warmup_steps: where TRANSFORMER peaks.
+        start_interpolating_iters: the iteration from which INTERPOLATE changes.
+        end_value: the multiplier of INTERPOLATE at ``max_iters``.
+        warmup_steps: the step s at which TRANSFORMER peaks.
+
+    Source: torchrec.optim.warmup.WarmupStage.
     """
 
     policy: WarmupPolicy = WarmupPolicy.LINEAR
@@ -77,7 +79,7 @@ class WarmupStage:
 
 
 def multiplier(stages: Sequence[WarmupStage], iteration: int) -> float:
-    """Return what multiplies the learning rate at an iteration.
+    """Return the factor of the learning rate at an iteration.
 
     >>> ramp = [WarmupStage(WarmupPolicy.LINEAR, 4, 0.0), WarmupStage(WarmupPolicy.STEP, 6, 0.5)]
     >>> [multiplier(ramp, i) for i in range(8)]
@@ -88,13 +90,13 @@ def multiplier(stages: Sequence[WarmupStage], iteration: int) -> float:
 
 
 def stage_of(stages: Sequence[WarmupStage], iteration: int) -> int:
-    """Return the index of the stage that holds at an iteration, ``len(stages)`` after the last.
+    """Return the index of the stage at an iteration; ``len(stages)`` after the last stage.
 
     >>> [stage_of([WarmupStage(max_iters=1), WarmupStage(max_iters=3)], i) for i in range(5)]
     [0, 0, 1, 1, 2]
     """
     if iteration < 0:
-        raise ValueError(f"a schedule begins at iteration 0, there is no iteration {iteration}")
+        raise ValueError(f"iteration must be at least 0, not {iteration}")
     for index, stage in enumerate(stages):
         if iteration <= stage.max_iters:
             return index
@@ -113,7 +115,7 @@ def shape(stage: WarmupStage, i: int) -> float:
         return value + (1.0 - value) * i / stage.max_iters
     if policy is WarmupPolicy.INTERPOLATE:
         start, end = stage.start_interpolating_iters, stage.end_value
-        assert start is not None  # checked when the schedule was made
+        assert start is not None  # checked by `validated`
         assert end is not None
         if i <= start:
             return value

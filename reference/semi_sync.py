@@ -1,20 +1,27 @@
-"""Semi-synchronous training: many local steps, then a global one.
+"""Semi-synchronous training: many local steps, then one global step.
 
-Workers that are far from each other, in several regions say, cannot exchange gradients at each step.
-Each trains for itself with a local optimizer; every `num_local_steps` steps a global optimizer,
-DiLoCo for example, brings together what they have learned::
+Workers in different regions cannot exchange gradients at each step. Each worker trains its own copy of the
+model with a local optimizer. Every `num_local_steps` steps a global optimizer, for example DiLoCo, combines
+the copies::
 
     for t = 1, 2, 3, …
         local optimizer: step
         if t mod num_local_steps = 0
             global optimizer: global_step(t)
 
-What is saved has the form that torchrec gives it, see :mod:`keyedopt.reference.semi_sync_state`.
-What differs from torchrec 1.8: the two counters are saved from the start on, so that training resumes
-at the right distance from the next global step; `init_state` makes room for a checkpoint without
-taking a step; loading fills both optimizers, numbers and groups included, or none; counters count steps
-that were taken; hooks and copies work; parameters that both optimizers have are unscaled once by a
-`GradScaler`; `offload_global_model` offloads; and what cannot be right is refused when it is made.
+The saved state has torchrec's format, see :mod:`keyedopt.reference.semi_sync_state`.
+
+Differences from torchrec 1.8:
+
+- The two counters are saved from the start, so training resumes at the right distance from the next global
+  step.
+- `init_state` creates the state for a checkpoint without taking a step.
+- A load fills both optimizers, including numbers and groups, or neither.
+- Counters increase only with steps that were taken.
+- Hooks and copies work.
+- A `GradScaler` unscales parameters that both optimizers have once.
+- `offload_global_model` offloads.
+- The constructor raises ValueError for arguments that cannot work.
 """
 
 from __future__ import annotations
@@ -42,30 +49,32 @@ from keyedopt.reference.semi_sync_steps import (
     GlobalModel,
     dummy_global_step,
     find_global_step,
-    listed_parameters,
+    flatten_parameters,
     unscale_once,
 )
 
 
 class SemisyncOptimizer(Composition):
-    """Step a local optimizer each time, and a global one every `num_local_steps` times.
+    """Step a local optimizer each time, and a global optimizer every `num_local_steps` times.
 
     Args:
-        global_params: parameters of the global model, or groups of them.
-        optimizer: the local optimizer, keyed: Adam or Shampoo, say.
-        global_optimizer: the global optimizer, keyed. It, or the optimizer that it wraps, has a
-            method ``global_step(step, closure)``, which gets the number of local steps (a tensor).
-            Before it is called, the gradients of its parameters are released: set to None.
+        global_params: parameters of the global model, or groups of parameters.
+        optimizer: the local keyed optimizer, for example Adam or Shampoo.
+        global_optimizer: the global keyed optimizer. This optimizer, or the optimizer that it wraps, has a
+            method ``global_step(step, closure)``; `step` is the number of local steps (a tensor). Before each
+            call the gradients of its parameters are set to None.
         num_local_steps: local steps from one global step to the next, at least 1.
-        semi_sync_worker_shard_group: process group for whoever reports metrics; no part of a step.
-        offload_global_model: keep parameters that only the global optimizer has in the memory of the
-            CPU between global steps. What both optimizers have stays where it is trained.
-        non_blocking: do not wait for the copies from the CPU.
+        semi_sync_worker_shard_group: process group for code that reports metrics; a step does not use it.
+        offload_global_model: keep parameters that only the global optimizer has in CPU memory between
+            global steps. Parameters of both optimizers stay on their device.
+        non_blocking: copy from the CPU without synchronizing.
 
     Raises:
-        ValueError: an argument out of its range, no ``global_step``, or keys and parameters of the
-            two optimizers that contradict each other.
-        IndexError: no global parameters, as in torchrec.
+        ValueError: an argument is out of range, ``global_step`` is missing, or the two optimizers have
+            different parameters under one key or one parameter under two keys.
+        IndexError: there are no global parameters, as in torchrec.
+
+    Source: torchrec.optim.semi_sync.SemisyncOptimizer.
     """
 
     def __init__(
@@ -83,10 +92,10 @@ class SemisyncOptimizer(Composition):
         super().__init__()
         if isinstance(num_local_steps, bool) or not isinstance(num_local_steps, int) or num_local_steps < 1:
             raise ValueError(f"num_local_steps must be an integer of at least 1, not {num_local_steps!r}")
-        find_global_step(global_optimizer)  # found missing now, not after the first local steps
+        find_global_step(global_optimizer)  # raises now, not after the first local steps
         self._optimizer = optimizer
         self._global_optimizer = global_optimizer
-        self._worker_model_params = listed_parameters(global_params)
+        self._worker_model_params = flatten_parameters(global_params)
         self._num_local_steps = num_local_steps
         self._worker_shard_group = semi_sync_worker_shard_group
         self._local_step_counter = torch.zeros((), dtype=torch.int64, device="cpu")
@@ -105,7 +114,7 @@ class SemisyncOptimizer(Composition):
         }
         return Members(self._optimizer, self._global_optimizer, counters)
 
-    # What there is
+    # Views
 
     @property
     def params(self) -> Mapping[str, Any]:  # type: ignore[override]
@@ -130,13 +139,13 @@ class SemisyncOptimizer(Composition):
     # Stepping
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take a local step and, each time enough of them have been taken, a global one.
+        """Take a local step, and a global step after every `num_local_steps` local steps.
 
         Args:
-            closure: evaluates the model; both steps get it, and call it with gradients enabled.
+            closure: evaluates the model. Both optimizers get it, and call it with gradients enabled.
 
         Returns:
-            What the local step returns.
+            The result of the local step.
         """
         if not unscale_once(self):
             return None  # a GradScaler found an infinite gradient
@@ -146,14 +155,14 @@ class SemisyncOptimizer(Composition):
             self._local_step_counter += 1
             if int(self._local_step_counter) % self._num_local_steps == 0:
                 self._global_optimizer.zero_grad(set_to_none=True)
-                with self._global_model.at_hand():
+                with self._global_model.on_training_device():
                     find_global_step(self._global_optimizer)(self._local_step_counter, evaluate)
                 self._global_step_counter += 1
         return result
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        # A GradScaler divides gradients once for each group that a parameter is in.
+        # Without this a GradScaler divides a gradient once for each group that contains the parameter.
         return self._members().overlap()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -161,13 +170,13 @@ class SemisyncOptimizer(Composition):
         super().zero_grad(set_to_none=set_to_none)
 
     def init_state(self, sparse_grad_parameter_names: set[str] | None = None) -> None:
-        """Create the state of both optimizers; counters stand still. See `KeyedOptimizer.init_state`."""
+        """Create the state of both optimizers; counters do not change. See `KeyedOptimizer.init_state`."""
         self._optimizer.init_state(sparse_grad_parameter_names)
-        with self._global_model.at_hand():
+        with self._global_model.on_training_device():
             dummy_global_step(self._global_optimizer, sparse_grad_parameter_names or set())
 
     def add_param_group(self, param_group: Mapping[str, Any]) -> None:
-        """Refuse: a group has options of one optimizer, and its parameters may belong to both.
+        """Raise ValueError: a group has options of one optimizer, and its parameters may belong to both.
 
         Raises:
             ValueError: always.

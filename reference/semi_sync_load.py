@@ -1,4 +1,4 @@
-"""A load of the joined state of two optimizers: taken apart, and checked before anything is written."""
+"""Split the joint state of two optimizers, and check both parts before anything is written."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from keyedopt.reference.semi_sync_state import GLOBAL, GLOBAL_COUNTER, LOCAL, Me
 
 
 def check_load(members: Members, state_dict: Mapping[str, Any], saves: bool) -> PendingLoad:
-    """Check a load of both optimizers and the counters; see `KeyedOptimizer._check_load`."""
+    """Return the writes of a load of both optimizers and the counters; see `KeyedOptimizer._check_load`."""
     members.check(saves)
     state = state_dict.get("state")
     if not isinstance(state, Mapping):
         raise ValueError(f"A state dict is a mapping with 'state', got {kind(state_dict)}")
     pending = PendingLoad()
     _check_counters(members, state, pending)
-    local, outer = _divide(members, state)
-    if not outer and _none_yet(members, state):
-        outer = _entries(members.outer)  # nothing to load: it may be initialized, or not
+    local, outer = _split_state(members, state)
+    if not outer and _no_global_step_yet(members, state):
+        outer = _entries(members.outer)  # nothing to load, whether or not the state was initialized
     parts = [{**extract_prefixed(state_dict, prefix)} for prefix in (LOCAL, GLOBAL)]
     if saves or (saves_groups(members.local) is None and "param_groups" in state_dict):
         if "param_groups" not in state_dict:
             raise ValueError("Expected 'param_groups' beside 'state', got none")
-        for part, groups in zip(parts, _deal(members, state_dict["param_groups"]), strict=True):
+        for part, groups in zip(parts, _split_groups(members, state_dict["param_groups"]), strict=True):
             part["param_groups"] = groups
     for name, optimizer, part, entries in zip(
         ("local", "global"), (members.local, members.outer), parts, (local, outer), strict=True
@@ -54,14 +54,14 @@ def _check_counters(members: Members, state: Mapping[str, Any], pending: Pending
         check_tensor(live, found[0][1], found[0][0], pending)
 
 
-def _none_yet(members: Members, state: Mapping[str, Any]) -> bool:
-    """Whether no global step has been taken, neither here nor where the state was saved."""
+def _no_global_step_yet(members: Members, state: Mapping[str, Any]) -> bool:
+    """Return whether neither the live optimizer nor the saved one has taken a global step."""
     came = [value for _, value in _values(state, GLOBAL_COUNTER)]
     return not any(int(value) for value in [*came, members.counters[GLOBAL_COUNTER]])
 
 
-def _divide(members: Members, state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Deal entries to the two optimizers; what belongs to neither is refused."""
+def _split_state(members: Members, state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the entries of the local and of the global optimizer; raise ValueError for any others."""
     local_live, outer_live = _entries(members.local), _entries(members.outer)
     local: dict[str, Any] = {}
     outer: dict[str, Any] = {}
@@ -89,8 +89,8 @@ def _divide(members: Members, state: Mapping[str, Any]) -> tuple[dict[str, Any],
     return local, outer
 
 
-def _deal(members: Members, groups: Any) -> tuple[list[Any], list[Any]]:
-    """Deal groups by the keys of their parameters; of equal ones the local optimizer's came first."""
+def _split_groups(members: Members, groups: Any) -> tuple[list[Any], list[Any]]:
+    """Split groups by the keys of their parameters; if both have the keys, the local group comes first."""
     keys = keys_by_id(members.params())
     check_groups([*members.local.param_groups, *members.outer.param_groups], groups, keys, PendingLoad())
     waiting = list(groups)
@@ -109,7 +109,7 @@ def _entries(optimizer: Any) -> dict[str, Any]:
 
 
 def _stripped(entry: Mapping[str, Any], prefix: str, live: Mapping[Any, Any]) -> dict[Any, Any]:
-    names = {str(name): name for name in live}  # a key need not be a string
+    names = {str(name): name for name in live}  # keys of state may be of any type
     return {names.get(name, name): value for name, value in extract_prefixed(entry, prefix).items()}
 
 

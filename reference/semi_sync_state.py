@@ -1,12 +1,13 @@
-"""The state of two optimizers as one, and one taken apart again.
+"""The joint state of a local and a global optimizer.
 
-A parameter's entry holds what the local optimizer keeps under keys that begin with
-``semi_sync_local_``, what the global one keeps under ``semi_sync_global_``, and with the latter both
-step counters: ``__semisync_local_step_counter__`` and ``__semisync_global_step_counter__``, the same
-in every entry. This is torchrec's form, and a checkpoint can be exchanged with it.
+The entry of a parameter contains the state of the local optimizer under keys that begin with
+``semi_sync_local_``, and the state of the global optimizer under keys that begin with ``semi_sync_global_``.
+An entry with global state also contains both step counters, with the same values in each entry:
+``__semisync_local_step_counter__`` and ``__semisync_global_step_counter__``. This is torchrec's format, so
+checkpoints can be exchanged with torchrec.
 
-While the global optimizer has no state, before its first step or because it never keeps any, the
-counters stand in entries of their own, under their own keys. (torchrec then loses them.)
+If the global optimizer has no state (before its first step, or always), each counter is an entry under its
+own key. torchrec loses the counters then.
 """
 
 from __future__ import annotations
@@ -30,19 +31,25 @@ _ONE_SAVES = "Only one of the optimizers saves its groups: call save_param_group
 
 
 def add_prefix(entry: Mapping[Any, Any], prefix: str) -> dict[str, Any]:
-    """Put a prefix in front of every key."""
+    """Return an entry with a prefix in front of every key."""
     return {f"{prefix}{key}": value for key, value in entry.items()}
 
 
 def extract_prefixed(entry: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Take the values whose keys have the prefix, without it."""
+    """Return the values whose keys have the prefix, under keys without the prefix."""
     with_prefix = [key for key in entry if isinstance(key, str) and key.startswith(prefix)]
     return {key.removeprefix(prefix): entry[key] for key in with_prefix}
 
 
 @dataclass
 class Members:
-    """The local and the global optimizer, and the counters of their steps."""
+    """The local and the global optimizer, and their step counters.
+
+    Args:
+        local: the local optimizer.
+        outer: the global optimizer.
+        counters: the live counters by their keys.
+    """
 
     local: Any
     outer: Any
@@ -53,7 +60,7 @@ class Members:
         return {**self.local.params, **self.outer.params, **self.counters}
 
     def overlap(self) -> bool:
-        """Whether a parameter is in groups of both optimizers."""
+        """Return whether a parameter is in groups of both optimizers."""
         one, other = (
             {id(param) for group in optimizer.param_groups for param in group["params"]}
             for optimizer in (self.local, self.outer)
@@ -61,7 +68,7 @@ class Members:
         return bool(one & other)
 
     def check(self, saves: bool) -> None:
-        """Check that keys and parameters are one to one, and that all agree about saving groups."""
+        """Raise ValueError unless each parameter has one key, and all agree about saving groups."""
         owners: dict[str, Any] = {}
         keys: dict[int, str] = {}
         for optimizer in (self.local, self.outer):
@@ -78,7 +85,7 @@ class Members:
                 raise ValueError(_ONE_SAVES)
 
     def state(self) -> dict[Any, dict[str, Any]]:
-        """Return the state of both as one, by parameter."""
+        """Return the joint state by parameter."""
         return self._joined(self.local.state, self.outer.state, {c: c for c in self.counters.values()})
 
     def _joined(self, local: Any, outer: Any, own: Mapping[Any, Any]) -> dict[Any, dict[str, Any]]:
@@ -91,7 +98,7 @@ class Members:
         return joined
 
     def save(self, saves: bool) -> dict[str, Any]:
-        """Return what both optimizers save, as one."""
+        """Return the joint state dict of both optimizers."""
         self.check(saves)
         parts = [dict(self.local.state_dict()), dict(self.outer.state_dict())]
         states = [part.pop("state") for part in parts]
@@ -99,6 +106,6 @@ class Members:
         if any(found) and not (saves or all(found)):
             raise ValueError(_ONE_SAVES)
         groups = [group for part in parts for group in part.pop("param_groups", ())]
-        rest = {**add_prefix(parts[0], LOCAL), **add_prefix(parts[1], GLOBAL)}  # what hooks added
+        rest = {**add_prefix(parts[0], LOCAL), **add_prefix(parts[1], GLOBAL)}  # entries that hooks added
         saved = {"state": self._joined(states[0], states[1], self.counters), **rest}
         return {**saved, "param_groups": groups} if saves or any(found) else saved

@@ -1,4 +1,4 @@
-"""What surrounds the global step of semi-synchronous training."""
+"""The global step of semi-synchronous training: its method, parameters, offloading and initial state."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from keyedopt.reference.keyed.initialize import initialize
 
 
 def find_global_step(optimizer: Any) -> Callable[[torch.Tensor, Any], object]:
-    """Return ``global_step`` of a keyed optimizer, or of the one it wraps, as torchrec does.
+    """Return ``global_step`` of a keyed optimizer, or of the optimizer that it wraps, as torchrec does.
 
-    It is not searched deeper: a schedule around the global optimizer would be passed by.
+    The search stops there, because calling a deeper method would bypass a schedule around it.
     """
     for place in (optimizer, getattr(optimizer, "_optimizer", None)):
         method = getattr(place, "global_step", None)
@@ -27,8 +27,8 @@ def find_global_step(optimizer: Any) -> Callable[[torch.Tensor, Any], object]:
     )
 
 
-def listed_parameters(global_params: Iterable[Any]) -> list[torch.Tensor]:
-    """List parameters that come by themselves, in (key, parameter) pairs, or in groups."""
+def flatten_parameters(global_params: Iterable[Any]) -> list[torch.Tensor]:
+    """Return the parameters in a mix of parameters, (key, parameter) pairs, and groups."""
     if global_params is None or isinstance(global_params, str | torch.Tensor):
         raise ValueError(f"global_params must be parameters or groups of them, not {global_params!r}")
     found: list[torch.Tensor] = []
@@ -36,7 +36,7 @@ def listed_parameters(global_params: Iterable[Any]) -> list[torch.Tensor]:
     for item in given:
         if isinstance(item, Mapping) and "params" in item:
             inside = item["params"]
-            found += listed_parameters([inside] if isinstance(inside, torch.Tensor) else inside)
+            found += flatten_parameters([inside] if isinstance(inside, torch.Tensor) else inside)
         elif isinstance(item, tuple) and len(item) == 2 and isinstance(item[1], torch.Tensor):
             found.append(item[1])
         elif isinstance(item, torch.Tensor):
@@ -49,33 +49,40 @@ def listed_parameters(global_params: Iterable[Any]) -> list[torch.Tensor]:
 
 
 class GlobalModel:
-    """The parameters that only the global optimizer has, in CPU memory except for its steps."""
+    """The parameters that only the global optimizer has, in CPU memory except during its steps.
+
+    Args:
+        local: the local optimizer.
+        outer: the global optimizer.
+        offload: whether to offload; without, this class does nothing.
+        non_blocking: copy from the CPU without synchronizing.
+    """
 
     def __init__(self, local: Any, outer: Any, offload: bool, non_blocking: bool) -> None:
         self._non_blocking = non_blocking
         trained = {id(param) for param in local.params.values()}
         own = [param for param in outer.params.values() if id(param) not in trained]
-        self._homes = [(param, param.device) for param in own] if offload else []
-        self._put_away()
+        self._devices = [(param, param.device) for param in own] if offload else []
+        self._offload()
 
     @contextmanager
-    def at_hand(self) -> Iterator[None]:
-        """Have the parameters where they came from for the time of a global step."""
-        for param, device in self._homes:
+    def on_training_device(self) -> Iterator[None]:
+        """Move the parameters to their original device for the time of a global step."""
+        for param, device in self._devices:
             param.data = param.data.to(device, non_blocking=self._non_blocking)
         try:
             yield
         finally:
-            self._put_away()
+            self._offload()
 
-    def _put_away(self) -> None:
-        for param, _ in self._homes:
-            param.data = param.data.to("cpu")  # waits: anyone may look at it from now on
+    def _offload(self) -> None:
+        for param, _ in self._devices:
+            param.data = param.data.to("cpu")  # synchronizes: any code may read the parameter now
 
 
 @dataclass
 class _OnlyGlobalStep:
-    """The global optimizer as `initialize` looks at it; its step is the global one."""
+    """The global optimizer, with its global step as the step that `initialize` takes."""
 
     optimizer: Any
 
@@ -88,20 +95,21 @@ class _OnlyGlobalStep:
 
 
 def dummy_global_step(optimizer: Any, sparse: set[str]) -> None:
-    """Create the state that the first global step would create, and nothing else."""
+    """Create the state that the first global step would create; change nothing else."""
     if all(optimizer.state.get(param) for param in optimizer.params.values()):
         return
-    initialize(_OnlyGlobalStep(optimizer), sparse)  # type: ignore[arg-type]  # as far as it is used
-    for key, param in optimizer.params.items():  # a global step may make gradients of its own
+    initialize(_OnlyGlobalStep(optimizer), sparse)  # type: ignore[arg-type]  # has all that `initialize` uses
+    for key, param in optimizer.params.items():  # a global step may replace gradients
         if param.requires_grad:
             zeros = torch.zeros_like(param)
             param.grad = zeros.to_sparse() if key in sparse else zeros
 
 
 def unscale_once(optimizer: Any) -> bool:
-    """Divide gradients by the scale of a `GradScaler`, each once; False if the step is to be left out.
+    """Divide each gradient once by the scale of a `GradScaler`; return False if the step must be skipped.
 
-    A scaler leaves this to an optimizer that says so, and lays down what is to be known.
+    A scaler leaves this to an optimizer with `_step_supports_amp_scaling`, and sets `found_inf` and
+    `grad_scale` on the optimizer.
     """
     found_inf = getattr(optimizer, "found_inf", None)
     if found_inf is None:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from keyedopt.reference.option_checks import check_betas, check_flags, check_range, check_rate
+from keyedopt.reference.option_checks import check_betas, check_flags, check_range, check_learning_rate
 from keyedopt.reference.rule_optimizer import Applied, RuleOptimizer
 from keyedopt.reference.rules import Rows, sparse_adam
 from keyedopt.reference.sparse_adam_inputs import check_parameters, copy_state, sum_listed
@@ -71,7 +71,7 @@ class SparseAdam(RuleOptimizer):
 
     def check_options(self, group: Mapping[str, Any]) -> None:
         """Raise ValueError if an option is out of range."""
-        check_rate(group["lr"])
+        check_learning_rate(group["lr"])
         check_betas(group["betas"])
         check_range("eps", group["eps"])
         check_flags(group, "maximize", "error_if_nonfinite")

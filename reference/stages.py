@@ -1,4 +1,4 @@
-"""What makes a list of stages a schedule; everything else is refused before training starts."""
+"""Validate the stages of a schedule before training starts."""
 
 import dataclasses
 import math
@@ -13,8 +13,8 @@ def validated(stages: Iterable[WarmupStage]) -> tuple[WarmupStage, ...]:
     """Return copies of the stages, in order.
 
     Raises:
-        ValueError: a stage is malformed, does not end after the one before it, or has no finite
-            multiplier at one of its ends.
+        ValueError: a stage is malformed, does not end after the previous stage, or has a multiplier that
+            is not finite at its first or last iteration.
     """
     if not isinstance(stages, Iterable):
         raise ValueError(f"stages must be a list of WarmupStage, not {stages!r}")
@@ -22,14 +22,14 @@ def validated(stages: Iterable[WarmupStage]) -> tuple[WarmupStage, ...]:
     for stage in stages:
         begin = copies[-1].max_iters + 1 if copies else 0
         if not isinstance(stage, WarmupStage):
-            raise ValueError(f"stages must hold WarmupStage, not {stage!r}")
+            raise ValueError(f"stages must contain only WarmupStage, not {stage!r}")
         copies.append(dataclasses.replace(stage))
         _check(copies[-1], begin)
     return tuple(copies)
 
 
 def _check(stage: WarmupStage, begin: int) -> None:
-    """Check one stage that begins at an iteration; ``stage`` is a copy of our own."""
+    """Check one stage that starts at iteration `begin`, and replace its integers by ints of Python."""
 
     def need(ok: bool, what: str) -> None:
         if not ok:
@@ -66,7 +66,7 @@ def _integer(stage: WarmupStage, name: str) -> int:
     number = getattr(stage, name)
     try:
         if isinstance(number, bool):
-            raise TypeError("a bool is no count")
+            raise TypeError("a bool is not a count")
         return operator.index(number)
     except TypeError:
         raise ValueError(f"{name} must be an integer, not {number!r}, in {stage}") from None

@@ -1,13 +1,17 @@
 """A wrapper that sets the learning rate of each iteration.
 
-:mod:`keyedopt.reference.schedule` has the formulas. Here is what makes them a part of training: the
-rate of iteration 0 is set by the constructor (a fused backward comes before the first step), the
-rate of the next iteration after each step, that of the loaded iteration by a load.
+:mod:`keyedopt.reference.schedule` has the formulas. The constructor sets the learning rate of iteration 0,
+because a fused backward pass comes before the first step. Each step sets the learning rate of the next
+iteration, and a load that of the loaded iteration.
 
-What differs from torchrec 1.8: the state is there from the start, keeps its tensor and is saved in
-any composition; `init_state` does not move the schedule; the caller's stages and mapping of
-parameters stay as they are; the stage follows from the iteration; rates that are tensors are filled
-in place; and what cannot be right is refused with a ValueError.
+Differences from torchrec 1.8:
+
+- The state exists from the start, keeps its tensor, and is saved in any composition.
+- `init_state` does not advance the schedule.
+- The stages and the mapping of parameters that the caller passed are not modified.
+- The stage is computed from the iteration.
+- A learning rate that is a tensor is filled in place.
+- Invalid arguments raise ValueError.
 """
 
 from __future__ import annotations
@@ -28,20 +32,24 @@ __all__ = ["WarmupOptimizer", "WarmupPolicy", "WarmupStage"]
 
 
 class WarmupOptimizer(OptimizerWrapper):
-    """Adjust a learning rate according to a schedule in stages.
+    """Set the learning rate of each iteration from a schedule in stages.
+
+    The learning rate of iteration i is ``lr · multiplier(stages, i)``; see `keyedopt.reference.schedule`.
 
     The state ``{"warmup": tensor([iteration, stage])}`` (int64) is saved and loaded under
-    ``param_name``: the number of steps taken, and of stages that have ended.
+    ``param_name``: the number of steps taken, and the number of stages that have ended.
 
     Args:
         optimizer: the keyed optimizer to wrap.
         stages: the stages, in order; they are copied.
-        lr: the rate that the stages multiply.
+        lr: the learning rate that the stages multiply.
         lr_param: the option to set, in every group of the wrapped optimizer.
-        param_name: the key of the state, and of a parameter without elements that stands for it.
+        param_name: the key of the state, and of an empty parameter to which the state belongs.
 
     Raises:
-        ValueError: the stages or the rate make no schedule, or ``param_name`` is a key already.
+        ValueError: a stage or the learning rate is invalid, or ``param_name`` is the key of a parameter.
+
+    Source: torchrec.optim.warmup.WarmupOptimizer.
 
     >>> from keyedopt.reference.keyed.torch_wrapper import KeyedOptimizerWrapper
     >>> weight = torch.nn.Parameter(torch.ones(2))
@@ -68,7 +76,7 @@ class WarmupOptimizer(OptimizerWrapper):
     ) -> None:
         super().__init__(optimizer)
         self._stages = validated(stages)
-        self._lr = _rate(lr)
+        self._lr = _learning_rate(lr)
         self._lr_param = lr_param
         self._param_name = param_name
         if param_name in optimizer.params:
@@ -79,18 +87,18 @@ class WarmupOptimizer(OptimizerWrapper):
         self._move_to(0)
 
     def step(self, closure: Any = None) -> Any:
-        """Step the wrapped optimizer, then set the rate of the next iteration."""
+        """Step the wrapped optimizer, then set the learning rate of the next iteration."""
         result = super().step(closure)
         self._move_to(self._iteration() + 1)
         return result
 
     def add_param_group(self, param_group: Mapping[str, Any]) -> None:
-        """Add a group to the wrapped optimizer; it gets the rate of this iteration."""
+        """Add a group to the wrapped optimizer, with the learning rate of this iteration."""
         super().add_param_group(param_group)
         self._move_to(self._iteration())
 
     def post_load_state_dict(self) -> None:
-        """Set the rate of the iteration that the state says."""
+        """Set the learning rate of the iteration in the state."""
         super().post_load_state_dict()
         self._move_to(self._iteration())
 
@@ -112,19 +120,19 @@ class WarmupOptimizer(OptimizerWrapper):
         return int(self._progress()[0])
 
     def _move_to(self, iteration: int) -> None:
-        """Set the rate of an iteration in every group, and the state."""
+        """Set the learning rate of an iteration in every group, and the state."""
         rate = self._lr * multiplier(self._stages, iteration)
         progress = self._progress()
         progress[0], progress[1] = iteration, stage_of(self._stages, iteration)
         for group in self.param_groups:
             held = group.get(self._lr_param)
             if isinstance(held, torch.Tensor):
-                held.detach().fill_(rate)  # a captured or compiled step reads this very tensor
+                held.detach().fill_(rate)  # a captured or compiled step reads this tensor
             else:
-                group[self._lr_param] = rate  # type: ignore[index]  # in fact a dict
+                group[self._lr_param] = rate  # type: ignore[index]  # a dict at run time
 
 
-def _rate(lr: Any) -> float:
+def _learning_rate(lr: Any) -> float:
     try:
         rate = float(lr)
     except (TypeError, ValueError):

@@ -26,7 +26,7 @@ class Window:
         self.gradients = torch.zeros(0, *self._shape[1:], dtype=dtype, device=weight.device)
         self.count = 0
 
-    def with_(self, rows: torch.Tensor | None, gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def with_batch(self, rows: torch.Tensor | None, gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the stored rows and gradients followed by these, and store nothing.
 
         Args:
@@ -41,11 +41,11 @@ class Window:
 
     def total(self, rows: torch.Tensor | None, gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the distinct rows (U,) of the window and these, and the sums of their gradients."""
-        return coalesce(*self.with_(rows, gradients))
+        return coalesce(*self.with_batch(rows, gradients))
 
     def add(self, rows: torch.Tensor | None, gradients: torch.Tensor) -> None:
         """Store the gradients of one micro-batch."""
-        self.rows, self.gradients = self.with_(rows, gradients)
+        self.rows, self.gradients = self.with_batch(rows, gradients)
         self.count += 1
 
     def clear(self) -> None:

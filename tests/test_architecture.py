@@ -50,7 +50,7 @@ ARITHMETIC = {"rules", "norms", "embedding.lookup", "embedding.backward", "embed
 #: Names of these modules that the fused implementation may use: they compute nothing, or are overridden.
 NO_ARITHMETIC = {
     *("BiasCorrection", "Decay", "EpsPlacement", "Rows"),
-    *("BackwardClip", "Reach", "clip_in_backward", "backward_clip"),
+    *("BackwardClip", "FusedModuleClips", "clip_in_backward", "backward_clip"),
 }
 
 #: The largest share of the lines of two files with one name that may be alike.

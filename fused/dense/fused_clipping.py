@@ -14,18 +14,18 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 from keyedopt.fused import optimizers
 from keyedopt.fused.dense.cpu_dense_steps import Clip
 from keyedopt.fused.dense.scaling import clamp_all
-from keyedopt.fused.dense.torch_fused_steps import KINDS, taken
+from keyedopt.fused.dense.torch_fused_steps import TORCH_OPTIMIZERS, replacement_step
 from keyedopt.fused.fused import FusedOptimizer
 from keyedopt.fused.keyed import CombinedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
 from keyedopt.fused.warmup import WarmupOptimizer
 
 #: Ours, which take a ``grad_scale``, as torch's fused ones do.
-_OURS = (optimizers.Adam, optimizers.SGD, optimizers.Adagrad)
+_KEYEDOPT = (optimizers.Adam, optimizers.SGD, optimizers.Adagrad)
 _DEVICES = ("cpu", "cuda")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # ours may divide halves in half precision
 
 
-class Folding:
+class StepOverrides:
     """A context in which attributes of optimizers are set; without any it does nothing.
 
     Args:
@@ -45,59 +45,59 @@ class Folding:
                 del vars(optimizer)[name]
 
 
-def fold_norm(optimizer: Any, params: Sequence[Tensor], norm: Tensor, bound: float) -> Folding | None:
+def clip_norm_in_step(optimizer: Any, params: Sequence[Tensor], norm: Tensor, bound: float) -> StepOverrides | None:
     """Return the context that clips by norm in the step of an optimizer, or None where that cannot be.
 
     The scale is ``max(1, (norm + 1e-6) / bound)``. Everything inside has to be ours or a fused one of torch,
     nobody may look at the gradients before its kernel does, and the kernel may read each of them only once.
     What updates in the backward pass has no part in it: its parameters are not among `params`.
     """
-    inside = _inside(optimizer, params)
+    inside = _clippable_optimizers(optimizer, params)
     if not inside:
         return None
     if norm.device.type == "cpu":
-        return _fold_factor(inside, float(norm), bound)
+        return _scale_in_step(inside, float(norm), bound)
     scale = ((norm + 1e-6) / bound if bound else norm * torch.inf).clamp(min=1.0).to(torch.float32)
-    return Folding([(one, {"grad_scale": scale}) for one in inside])
+    return StepOverrides([(one, {"grad_scale": scale}) for one in inside])
 
 
-def fold_plain_norm(optimizer: Any, params: Sequence[Tensor], norm: float, bound: float) -> Folding | None:
-    """`fold_norm` for gradients that `plain_norm` has seen: nobody needs to look at each of them again."""
-    inside = _inside(optimizer, params, plain=True)
-    return _fold_factor(inside, norm, bound) if inside else None
+def clip_known_norm_in_step(optimizer: Any, params: Sequence[Tensor], norm: float, bound: float) -> StepOverrides | None:
+    """`clip_norm_in_step` for gradients that `dense_cpu_norm` has seen: nobody needs to look at each of them again."""
+    inside = _clippable_optimizers(optimizer, params, plain=True)
+    return _scale_in_step(inside, norm, bound) if inside else None
 
 
-def _fold_factor(inside: Sequence[Any], norm: float, bound: float) -> Folding | None:
+def _scale_in_step(inside: Sequence[Any], norm: float, bound: float) -> StepOverrides | None:
     scale = max(1.0, (norm + 1e-6) / bound) if bound else math.inf
     if not scale < 1e30 or norm != norm:  # too large for the dtype of the kernel, or NaN
         return None
     clip = Clip(factor=bound / (norm + 1e-6)) if scale > 1.0 else Clip()
     given: list[tuple[Any, dict[str, Any]]] = []
     for one in inside:
-        if type(one) in KINDS:
-            given.append((one, {"step": taken(one, clip, partial(_scaled_step, one, scale))}))
+        if type(one) in TORCH_OPTIMIZERS:
+            given.append((one, {"step": replacement_step(one, clip, partial(_scaled_step, one, scale))}))
         elif scale > 1.0:
             given.append((one, {"grad_scale": torch.tensor(scale, dtype=torch.float32)}))
-    return Folding(given)
+    return StepOverrides(given)
 
 
 def _scaled_step(optimizer: Any, scale: float) -> Any:
     """Have torch's kernel divide by a scale."""
     values = {"grad_scale": torch.tensor(scale, dtype=torch.float32)} if scale > 1.0 else {}
-    with Folding([(optimizer, values)]):
+    with StepOverrides([(optimizer, values)]):
         return type(optimizer).step(optimizer)
 
 
-def fold_value(optimizer: Any, params: Sequence[Tensor], bound: float) -> Folding | None:
+def clip_value_in_step(optimizer: Any, params: Sequence[Tensor], bound: float) -> StepOverrides | None:
     """Return the context that limits elements of gradients in the step of optimizers of torch, or None."""
-    inside = _inside(optimizer, params)
+    inside = _clippable_optimizers(optimizer, params)
     grads = [param.grad for param in params if param.grad is not None]
-    if not inside or not all(type(one) in KINDS for one in inside):
+    if not inside or not all(type(one) in TORCH_OPTIMIZERS for one in inside):
         return None
     if not all(grad.device.type == "cpu" and grad.is_contiguous() for grad in grads):
         return None
-    return Folding(
-        [(one, {"step": taken(one, Clip(limit=bound), partial(_clamp, one, bound))}) for one in inside]
+    return StepOverrides(
+        [(one, {"step": replacement_step(one, Clip(limit=bound), partial(_clamp, one, bound))}) for one in inside]
     )
 
 
@@ -107,9 +107,9 @@ def _clamp(optimizer: Any, bound: float) -> Any:
     return type(optimizer).step(optimizer)
 
 
-def _inside(optimizer: Any, params: Sequence[Tensor], plain: bool = False) -> list[Any]:
+def _clippable_optimizers(optimizer: Any, params: Sequence[Tensor], plain: bool = False) -> list[Any]:
     """Return the optimizers inside, or none if the step of one cannot clip; plain gradients may always."""
-    inside = _kernels(optimizer)
+    inside = _innermost_optimizers(optimizer)
     if not inside or _global_optimizer_pre_hooks:
         return []
     groups = [group for one in inside for group in one.param_groups]
@@ -122,26 +122,26 @@ def _inside(optimizer: Any, params: Sequence[Tensor], plain: bool = False) -> li
     grads = [param.grad for param in params if param.grad is not None]
     if len(set(map(id, grads))) != len(grads):
         return []
-    dtypes = _DTYPES[:1] if any(type(one) in _OURS for one in inside) else _DTYPES
+    dtypes = _DTYPES[:1] if any(type(one) in _KEYEDOPT for one in inside) else _DTYPES
     kinds = {(type(grad), grad.layout, grad.dtype, grad.device.type) for grad in grads}
     return inside if all(_is_ordinary(*kind, dtypes) for kind in kinds) else []
 
 
-def _kernels(optimizer: Any) -> list[Any] | None:
+def _innermost_optimizers(optimizer: Any) -> list[Any] | None:
     """Return the optimizers of torch inside, or None if anything else happens in a step."""
     if getattr(optimizer, "_optimizer_step_pre_hooks", None) or "step" in vars(optimizer):
         return None
-    if type(optimizer) in (*KINDS, *_OURS):
+    if type(optimizer) in (*TORCH_OPTIMIZERS, *_KEYEDOPT):
         return None if hasattr(optimizer, "grad_scale") else [optimizer]
     if isinstance(optimizer, FusedOptimizer):
         return []
     if type(optimizer) in (KeyedOptimizerWrapper, OptimizerWrapper, WarmupOptimizer):
-        return _kernels(optimizer._optimizer)
+        return _innermost_optimizers(optimizer._optimizer)
     if type(optimizer) is not CombinedOptimizer:
         return None
     found: list[Any] = []
     for _, part in optimizer.optimizers:
-        inside = _kernels(part)
+        inside = _innermost_optimizers(part)
         if inside is None:
             return None
         found += inside
@@ -150,7 +150,7 @@ def _kernels(optimizer: Any) -> list[Any] | None:
 
 def _reads_once(optimizer: Any, group: dict[str, Any]) -> bool:
     """Whether the step divides gradients as it reads them."""
-    if type(optimizer) in _OURS:
+    if type(optimizer) in _KEYEDOPT:
         return bool(group["rows"] != "nonzero")
     return bool(group.get("fused")) and not group.get("differentiable")
 

@@ -21,7 +21,7 @@ from keyedopt.fused.bulk import native
 _ROW = 1024  # so many float32 are summed before the sums go on in float64
 
 
-def plain_norm(params: list[Tensor]) -> tuple[float, list[Tensor]] | None:
+def dense_cpu_norm(params: list[Tensor]) -> tuple[float, list[Tensor]] | None:
     """Return the 2-norm of the gradients of parameters, and the gradients, or None.
 
     The fast path requires dense contiguous float32 on the CPU, each gradient of one parameter only, and
@@ -56,20 +56,20 @@ def p_norm(tensors: Iterable[Tensor], p: float, device: torch.device, groups: Se
     """
     wide = torch.float32 if device.type == "mps" else torch.float64
     norms = [norm.to(device, wide) for norm in _norms(list(tensors), p)]
-    return _together(torch.cat([torch.zeros(1, device=device, dtype=wide), *norms]), p, groups)
+    return _combined_norm(torch.cat([torch.zeros(1, device=device, dtype=wide), *norms]), p, groups)
 
 
-def _together(norms: Tensor, p: float, groups: Sequence[Any] = ()) -> Tensor:
+def _combined_norm(norms: Tensor, p: float, groups: Sequence[Any] = ()) -> Tensor:
     """Return ``m · (Σ (n / m)ᵖ)^(1/p)``, where m is the largest n: no power overflows the dtype."""
-    top = _reduced(norms.masked_fill(norms.isnan(), 0.0).max(), dist.ReduceOp.MAX, groups)
+    top = _all_reduce(norms.masked_fill(norms.isnan(), 0.0).max(), dist.ReduceOp.MAX, groups)
     if p == math.inf:  # a maximum over ranks may lose a NaN, a sum does not
-        return top + _reduced(norms.where(norms.isnan(), 0.0).sum(), dist.ReduceOp.SUM, groups)
+        return top + _all_reduce(norms.where(norms.isnan(), 0.0).sum(), dist.ReduceOp.SUM, groups)
     unit = top.where((top > 0) & top.isfinite(), 1.0)
-    total = _reduced(((norms / unit) ** p).sum(), dist.ReduceOp.SUM, groups)
+    total = _all_reduce(((norms / unit) ** p).sum(), dist.ReduceOp.SUM, groups)
     return unit * total ** (1 / p)
 
 
-def _reduced(value: Tensor, operation: Any, groups: Sequence[Any]) -> Tensor:
+def _all_reduce(value: Tensor, operation: Any, groups: Sequence[Any]) -> Tensor:
     """Reduce a value in place over all ranks of all groups."""
     for ranks in groups:
         dist.all_reduce(value, operation, ranks)
@@ -86,19 +86,19 @@ def _norms(tensors: list[Tensor], p: float) -> list[Tensor]:
     found = []
     for (device, dtype), some in by_kind.items():
         if dtype is torch.float64 or p not in (1.0, 2.0, math.inf) or device.type == "mps":
-            found.append(_careful(some, p))
+            found.append(_scaled_norms(some, p))
         elif device.type == "cpu":
-            norms = _quick(some, p)
-            total = float(_together(norms.double(), p))
+            norms = _float32_norms(some, p)
+            total = float(_combined_norm(norms.double(), p))
             # Outside, squares of single elements were too large or too small for float32.
             safe = 1e-12 < total < math.inf or math.isinf(p)
-            found.append(norms if safe else _careful(some, p))
+            found.append(norms if safe else _scaled_norms(some, p))
         else:
             found.append(torch.stack(torch._foreach_norm(some, p, dtype=torch.float64)))
     return found
 
 
-def _quick(tensors: list[Tensor], p: float) -> Tensor:
+def _float32_norms(tensors: list[Tensor], p: float) -> Tensor:
     """Return norms of CPU tensors, with float32 sums of at most `_ROW` squares."""
     if native is not None and p == 2.0:
         total = _square_sum(tensors)
@@ -119,8 +119,8 @@ def _quick(tensors: list[Tensor], p: float) -> Tensor:
     return torch.cat(rows)
 
 
-def _careful(tensors: list[Tensor], p: float) -> Tensor:
+def _scaled_norms(tensors: list[Tensor], p: float) -> Tensor:
     """Return norms of tensors whose powers may overflow: each is divided by its largest element first."""
     wide = torch.float32 if tensors[0].device.type == "mps" else torch.float64
     sizes = [tensor.abs().to(wide) for tensor in tensors]
-    return torch.stack([_together(size.reshape(-1), p) for size in sizes])
+    return torch.stack([_combined_norm(size.reshape(-1), p) for size in sizes])

@@ -10,7 +10,7 @@ from torch import Tensor
 _HALF = (torch.float16, torch.bfloat16)
 
 
-def factor_of(norm: Tensor, bound: float) -> Tensor:
+def clipping_factor(norm: Tensor, bound: float) -> Tensor:
     """Return ``min(1, bound / (norm + 1e-6))``."""
     return (bound / (norm + 1e-6)).clamp(max=1.0)
 

@@ -6,17 +6,17 @@ from typing import Any
 
 from torch import optim
 
-from keyedopt.reference.keyed.hooked import watched
+from keyedopt.reference.keyed.hooked import has_observers
 
-__all__ = ["surround", "watched"]
+__all__ = ["with_step_hooks", "has_observers"]
 
 
-def surround(func: Callable[..., Any]) -> Callable[..., Any]:
+def with_step_hooks(func: Callable[..., Any]) -> Callable[..., Any]:
     """Return a `step` with torch's hooks and profiler record, which are skipped while nobody uses them."""
     with_hooks = optim.Optimizer.profile_hook_step(func)
 
     @functools.wraps(func)
     def step(self: optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
-        return (with_hooks if watched(self) else func)(self, *args, **kwargs)
+        return (with_hooks if has_observers(self) else func)(self, *args, **kwargs)
 
     return step

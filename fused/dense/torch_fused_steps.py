@@ -14,21 +14,21 @@ from keyedopt.fused.dense.cpu_dense_steps import Clip, Group, update
 from keyedopt.fused.dense.state_memory import full_state
 
 #: The optimizers that torch has a fused kernel for, with the algorithm and the state tensors of each.
-KINDS: dict[type, tuple[str, tuple[str, ...]]] = {
+TORCH_OPTIMIZERS: dict[type, tuple[str, tuple[str, ...]]] = {
     optim.Adam: ("adam", ("exp_avg", "exp_avg_sq")),
     optim.AdamW: ("adam", ("exp_avg", "exp_avg_sq")),
     optim.SGD: ("sgd", ("momentum_buffer",)),
     optim.Adagrad: ("adagrad", ("sum",)),
 }
 #: Options that the kernels do not have.
-OTHERS = ("amsgrad", "capturable", "differentiable")
+UNSUPPORTED = ("amsgrad", "capturable", "differentiable")
 
 
-def taken(optimizer: Any, clip: Clip, otherwise: Callable[[], Any]) -> Callable[..., Any]:
+def replacement_step(optimizer: Any, clip: Clip, otherwise: Callable[[], Any]) -> Callable[..., Any]:
     """Return a function to call once in place of the ``step`` of an optimizer.
 
     Args:
-        optimizer: of one of the classes in `KINDS`.
+        optimizer: of one of the classes in `TORCH_OPTIMIZERS`.
         clip: how to clip the gradients.
         otherwise: steps and clips in another way; called if the kernels cannot, before anything is written.
     """
@@ -65,8 +65,8 @@ def _recorded(name: str) -> AbstractContextManager[Any]:
 
 def _group(kind: type, options: dict[str, Any], state: Any, fresh: dict[Any, Any]) -> Group | None:
     """Return a group as the kernels take it, or None if they cannot; put state that is missing in `fresh`."""
-    algorithm, names = KINDS[kind]
-    if not options.get("fused") or any(options.get(name) for name in OTHERS):
+    algorithm, names = TORCH_OPTIMIZERS[kind]
+    if not options.get("fused") or any(options.get(name) for name in UNSUPPORTED):
         return None
     if algorithm == "sgd" and not options["momentum"]:
         names = ()

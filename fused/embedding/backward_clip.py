@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from keyedopt.fused.dense.norms import p_norm
-from keyedopt.fused.dense.scaling import clamp_all, factor_of, scale_all
+from keyedopt.fused.dense.scaling import clamp_all, clipping_factor, scale_all
 from keyedopt.reference import backward_clip
-from keyedopt.reference.backward_clip import Reach, clip_in_backward
+from keyedopt.reference.backward_clip import FusedModuleClips, clip_in_backward
 
-__all__ = ["BackwardClip", "Reach", "clip_in_backward"]
+__all__ = ["BackwardClip", "FusedModuleClips", "clip_in_backward"]
 
 
 @dataclass(eq=False)
@@ -24,7 +24,7 @@ class BackwardClip(backward_clip.BackwardClip):
 
     def scale(self, grads: Sequence[Tensor], norm: Tensor) -> None:
         """Multiply in place by min(1, bound / norm); if the norm is inf or NaN, finite gradients become 0."""
-        scale_all(grads, torch.where(norm.isfinite(), factor_of(norm, self.bound), 0.0))
+        scale_all(grads, torch.where(norm.isfinite(), clipping_factor(norm, self.bound), 0.0))
 
     def clamp(self, grads: Sequence[Tensor]) -> None:
         """Clamp the elements in place."""

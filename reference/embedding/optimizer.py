@@ -63,7 +63,7 @@ class EmbeddingFusedOptimizer(EmbeddingOptimizerBase, FusedOptimizer):
                 unfinished.append((window, rows, grads))
                 continue
             elif window is not None:
-                rows, grads = window.with_(rows, grads)
+                rows, grads = window.with_batch(rows, grads)
             sums.append((weight, coalesce(rows, grads)))
             self._check_finite(weight, sums[-1][1][1])  # a sum may overflow
         if self.deferred.requested():

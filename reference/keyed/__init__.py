@@ -1,4 +1,4 @@
-"""Keyed optimizers: the base, one around any optimizer of torch, wrappers, and combinations."""
+"""Keyed optimizers: the base class, the wrapper of torch optimizers, wrappers, and combinations."""
 
 from keyedopt.reference.keyed.base import KeyedOptimizer
 from keyedopt.reference.keyed.combined import CombinedOptimizer

@@ -12,7 +12,7 @@ from keyedopt.reference.keyed.composition import Composition
 from keyedopt.reference.keyed.foreign_members import FLAG, check_keyed, saves_groups
 from keyedopt.reference.keyed.groups import check_groups, keyed_parameters, keys_by_id
 from keyedopt.reference.keyed.pending import PendingLoad
-from keyedopt.reference.keyed.portions import Portion, deal, deal_groups, merge, renamed
+from keyedopt.reference.keyed.portions import Portion, split_state, split_groups, merge, rename_group
 from keyedopt.reference.keyed.views import prepend_key, strip_keys
 
 KeyedPair = tuple[str, KeyedOptimizer]
@@ -120,9 +120,9 @@ class CombinedOptimizer(Composition):
         """Return whether the optimizers save their groups; None if only their dictionaries can tell."""
         if not self._optims:
             return bool(self._own_defaults[FLAG])
-        return self._common([saves_groups(optimizer) for _, optimizer in self._optims])
+        return self._common_flag([saves_groups(optimizer) for _, optimizer in self._optims])
 
-    def _common(self, saves: list[bool | None]) -> bool | None:
+    def _common_flag(self, saves: list[bool | None]) -> bool | None:
         """Return the flag of all optimizers that have one; raise ValueError if two flags differ."""
         flags = {f"{n} ({self._optims[n][0]!r})": flag for n, flag in enumerate(saves) if flag is not None}
         if len(set(flags.values())) > 1:
@@ -144,18 +144,18 @@ class CombinedOptimizer(Composition):
             part = dict(optimizer.state_dict())
             saves.append("param_groups" in part)
             merge(state, part.pop("state"), prefix)
-            groups += [renamed(group, prefix) for group in part.pop("param_groups", ())]
+            groups += [rename_group(group, prefix) for group in part.pop("param_groups", ())]
             merge(rest, part, prefix)  # whatever else an optimizer chooses to save
-        found = self._common(saves) if saves else self._own_defaults[FLAG]
+        found = self._common_flag(saves) if saves else self._own_defaults[FLAG]
         return {"state": state, **({"param_groups": groups} if found else {}), **rest}
 
     def _portions(self, state_dict: dict[str, Any]) -> list[Portion]:
         self._check_disjoint()
-        portions = deal(self._optims, state_dict)
+        portions = split_state(self._optims, state_dict)
         if self._saves_groups() is not False and "param_groups" in state_dict:
             groups, keys = state_dict["param_groups"], keys_by_id(self.params)
             check_groups(self.param_groups, groups, keys, PendingLoad())
-            deal_groups(portions, groups)
+            split_groups(portions, groups)
         return portions
 
 

@@ -14,7 +14,7 @@ import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 
 from keyedopt.reference.keyed.base import KeyedOptimizer
-from keyedopt.reference.keyed.pending import ObjectLoad, PendingLoad, check_taken
+from keyedopt.reference.keyed.pending import ObjectLoad, PendingLoad, check_shapes_kept
 from keyedopt.reference.keyed.shards import local_tensors
 from keyedopt.reference.keyed.values import clone, extract, is_stateful
 
@@ -70,7 +70,7 @@ class MemberLoad(ObjectLoad):
         live = self.target.state
         named = {key: live[param] for key, param in self.target.params.items() if param in live}
         seen = {key: extract(entry) for key, entry in named.items() if isinstance(entry, Mapping)}
-        check_taken({"state": seen}, self.new, self.path)
+        check_shapes_kept({"state": seen}, self.new, self.path)
 
     def restore(self, snapshot: Any) -> None:
         """Write the live state and groups back."""

@@ -22,7 +22,7 @@ HOOKS = (
 )
 
 
-def watched(optimizer: optim.Optimizer) -> bool:
+def has_observers(optimizer: optim.Optimizer) -> bool:
     """Return whether a hook or a profiler sees the steps of an optimizer.
 
     Without either, `Optimizer.profile_hook_step` changes nothing but costs several microseconds.
@@ -61,7 +61,7 @@ class Hooked(optim.Optimizer):
                 return func(self, *args, **kwargs)
             self._in_step.append(None)
             try:
-                result = (hooked if watched(self) else func)(self, *args, **kwargs)
+                result = (hooked if has_observers(self) else func)(self, *args, **kwargs)
             finally:
                 self._in_step.clear()
             self._check_complete()

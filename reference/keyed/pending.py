@@ -38,7 +38,7 @@ class ObjectLoad:
     def load(self, new: Any) -> None:
         """Load `new`, a copy of the state, or raise any exception."""
         self.target.load_state_dict(new)
-        check_taken(self.target.state_dict(), self.new, self.path)
+        check_shapes_kept(self.target.state_dict(), self.new, self.path)
 
     def restore(self, snapshot: Any) -> None:
         """Undo a load, even one that failed after it had written a part."""
@@ -113,11 +113,11 @@ class PendingLoad:
                 ) from error
 
 
-def check_taken(seen: object, loaded: object, path: Path) -> None:
+def check_shapes_kept(seen: object, loaded: object, path: Path) -> None:
     """Raise ValueError if an object broadcast: a tensor must keep the shape with which it came."""
     if isinstance(seen, Mapping) and isinstance(loaded, Mapping):
         for key in seen.keys() & loaded.keys():
-            check_taken(seen[key], loaded[key], [*path, key])
+            check_shapes_kept(seen[key], loaded[key], [*path, key])
     elif isinstance(seen, torch.Tensor) and isinstance(loaded, torch.Tensor) and seen.shape != loaded.shape:
         raise refusal("Different shape", path, tuple(seen.shape), tuple(loaded.shape))
 
@@ -128,12 +128,12 @@ def check_tensor(live: torch.Tensor, new: torch.Tensor, path: Path, pending: Pen
         raise refusal("Different shape", path, tuple(live.shape), tuple(new.shape))
     if live.layout != new.layout:
         raise refusal("Different layout", path, live.layout, new.layout)
-    if not _holds(live.dtype, new):
+    if not _can_represent(live.dtype, new):
         raise refusal("Different dtype, and values that it cannot hold", path, live.dtype, new)
     pending.copy(live, new)
 
 
-def _holds(dtype: torch.dtype, value: torch.Tensor) -> bool:
+def _can_represent(dtype: torch.dtype, value: torch.Tensor) -> bool:
     """Return whether a dtype can hold the values, except for rounding.
 
     A fraction, a sign or an imaginary part must not be cut off, and no finite number may become

@@ -21,12 +21,12 @@ def merge(into: dict[str, Any], part: Mapping[str, Any], prefix: str) -> None:
         into[key] = entry
 
 
-def renamed(group: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+def rename_group(group: Mapping[str, Any], prefix: str) -> dict[str, Any]:
     """Give a saved group the keys that its parameters have in the combination."""
     return {**group, "params": sorted(prepend_key(name, prefix) for name in group["params"])}
 
 
-def deal(parts: Sequence[tuple[str, Any]], state_dict: Mapping[str, Any]) -> list[Portion]:
+def split_state(parts: Sequence[tuple[str, Any]], state_dict: Mapping[str, Any]) -> list[Portion]:
     """Give each optimizer its part of what is loaded, under the keys that it has itself."""
     portions: list[Portion] = []
     for prefix, optimizer in parts:
@@ -57,7 +57,7 @@ def _longest_prefix(parts: Sequence[tuple[str, Any]], key: str) -> tuple[int, st
     return max(fits)[1:]
 
 
-def deal_groups(portions: Sequence[Portion], groups: Collection[Mapping[str, Any]]) -> None:
+def split_groups(portions: Sequence[Portion], groups: Collection[Mapping[str, Any]]) -> None:
     """Give each optimizer the groups of its parameters; that they all fit has been checked."""
     waiting: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for group in groups:

@@ -1,4 +1,4 @@
-"""The base of wrappers: a keyed optimizer around another one."""
+"""The base class of wrappers: a keyed optimizer around another keyed optimizer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from keyedopt.reference.keyed.groups import keyed_parameters
 class OptimizerWrapper(Composition):
     """Wrap a keyed optimizer and behave like it; the base of clipping, warmup and the like.
 
-    Everything is the wrapped optimizer's: parameters, state, groups, and what is saved. A subclass
-    overrides `step`, and calls ``super().step(closure)`` where the wrapped one is to step.
+    Parameters, state, groups and saved state are those of the wrapped optimizer. A subclass overrides
+    `step`, and calls ``super().step(closure)`` to step the wrapped optimizer.
 
     Args:
-        optimizer: the keyed optimizer to wrap, which may be of another library.
+        optimizer: the keyed optimizer to wrap. It may come from another library.
 
+    Raises:
+        ValueError: the optimizer is not a keyed optimizer.
+
+    >>> import torch
     >>> from keyedopt.reference.keyed.torch_wrapper import KeyedOptimizerWrapper
     >>> class Ascent(OptimizerWrapper):
     ...     def step(self, closure=None):
@@ -61,7 +65,7 @@ class OptimizerWrapper(Composition):
 
     def add_param_group(self, param_group: Mapping[str, Any]) -> None:
         """Add a group to the wrapped optimizer; see `KeyedOptimizer.add_param_group`."""
-        if self._own_params:  # of these keys the wrapped optimizer knows nothing
+        if self._own_params:  # the wrapped optimizer cannot check these keys
             keyed_parameters(param_group, self._own_params)
         self._optimizer.add_param_group(param_group)
 

@@ -261,7 +261,7 @@ def case_clipping(joint: bool) -> None:
             ),
             *(
                 patch.object(clipping, fold, unseen(getattr(clipping, fold)))
-                for fold in ("fold_norm", "fold_value")
+                for fold in ("clip_norm_in_step", "clip_value_in_step")
             ),
             patch.object(fused.Adam, "step", unseen(fused.Adam.step)),
             patch.object(fused.WarmupOptimizer, "_move_to", unseen(fused.WarmupOptimizer._move_to)),

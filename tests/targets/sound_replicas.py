@@ -13,14 +13,14 @@ import torch
 from sound_keyed import Groups, backwards
 
 from keyedopt import reference
-from keyedopt.reference.fault_tolerance import refuse_in_backward
+from keyedopt.reference.fault_tolerance import check_no_backward_updates
 
 
 class FaultTolerantOptimizer(reference.FaultTolerantOptimizer):
     def __init__(self, manager: Any, optim: Any) -> None:
         if not hasattr(manager, "should_commit") or not isinstance(optim, torch.optim.Optimizer):
             raise TypeError("a manager, and then an optimizer")
-        refuse_in_backward(optim)
+        check_no_backward_updates(optim)
         self._votes, self._inner = manager, optim
 
     @property
