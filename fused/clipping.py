@@ -8,8 +8,13 @@ import torch
 from torch import Tensor
 
 from keyedopt import reference
-from keyedopt.fused.dense.fused_clipping import StepOverrides, clip_norm_in_step, clip_known_norm_in_step, clip_value_in_step
-from keyedopt.fused.dense.norms import p_norm, dense_cpu_norm
+from keyedopt.fused.dense.fused_clipping import (
+    StepOverrides,
+    clip_known_norm_in_step,
+    clip_norm_in_step,
+    clip_value_in_step,
+)
+from keyedopt.fused.dense.norms import dense_cpu_norm, p_norm
 from keyedopt.fused.dense.scaling import clamp_all, clipping_factor, scale_all
 from keyedopt.fused.embedding.backward_clip import BackwardClip
 from keyedopt.fused.fused import fused_parameters
@@ -95,7 +100,11 @@ class GradientClippingOptimizer(reference.GradientClippingOptimizer):
             if overrides is not None:
                 return overrides
         norm, parts = super()._measure() if measured is None else _as_tensors(measured)
-        overrides = clip_norm_in_step(self._optimizer, _without_meta(listed), norm, self._max_gradient) if in_step else None
+        overrides = (
+            clip_norm_in_step(self._optimizer, _without_meta(listed), norm, self._max_gradient)
+            if in_step
+            else None
+        )
         if overrides is not None:
             self._last_total_grad_norm = rounded(norm, parts)
             self._scale_deferred(norm)

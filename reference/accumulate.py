@@ -1,9 +1,9 @@
 """Optimizers that accumulate the gradients of several backward passes, as in Rec SDK Torch.
 
-With ``use_accumulate`` each step stores the gradients that it finds, and each ``accumulate_step``-th step
-applies one update with the sum of the window, which is not divided by its length. So N micro-batches equal
-one batch of their sum, and step counts rise once in a window. Without ``use_accumulate`` the optimizers are
-`SGD`, `Adagrad` and `Adam`.
+With ``use_accumulate`` each step stores the current gradients, and each ``accumulate_step``-th step applies
+one update with the sum of the window, which is not divided by its length. So N micro-batches equal one batch
+of their sum, and step counts increase once in a window. Without ``use_accumulate`` the optimizers are `SGD`,
+`Adagrad` and `Adam`.
 
 Differences from Rec SDK Torch: the window is part of the state, so a checkpoint in the middle of a window
 loses nothing; and the sum over all gradients of the window is taken in float64 and rounded once, so its error
@@ -68,7 +68,9 @@ class Accumulating(RuleOptimizer):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add a group, with its window options; see `RuleOptimizer.add_param_group`."""
-        for name, value in vars(self).get("_window_options", {}).items():  # a copy has them in its defaults
+        for name, value in (
+            vars(self).get("_window_options", {}).items()
+        ):  # a copy of the optimizer has them in its defaults
             self.defaults.setdefault(name, value)
         super().add_param_group(param_group)
 

@@ -1,4 +1,4 @@
-"""Adam, and the base class of the optimizers that keep the same two moments."""
+"""Adam, and the base class of the optimizers with the same two moments."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -24,7 +24,7 @@ class AdamLike(RuleOptimizer):
 
     #: The rule.
     function: Callable[..., tuple[Tensor, Tensor, Tensor]]
-    #: Whether the second moment is one number a row.
+    #: Whether the second moment has one number for each row.
     partial_rowwise = False
 
     def __init__(
@@ -76,7 +76,7 @@ class AdamLike(RuleOptimizer):
         return {name: group[name] for name in names} | {"decay": Decay(group["decay"])}
 
     def rule(self, group: Mapping[str, Any], state: Mapping[str, Any], first: bool) -> Applied:
-        """Return the rule with the options of the group; a count of each row is one more state of the row."""
+        """Return the rule with the options of the group; step counts per row are one more state tensor."""
         options = self.options(group)
         function = type(self).function
 
@@ -105,12 +105,12 @@ class Adam(AdamLike):
 
     Args:
         params: parameters, or groups of parameters.
-        lr: the learning rate γ; a tensor of one number is kept and read at each step.
+        lr: the learning rate γ; a tensor with one element is kept, and read at each step.
         betas: β₁ and β₂, each in [0, 1).
         eps: ε, at least 0.
         weight_decay: λ, at least 0.
-        maximize: ascend.
-        decay: what λ does: ``"l2"``, ``"decoupled"`` (AdamW) or ``"none"``.
+        maximize: step along the gradient, not against it.
+        decay: how λ is applied: ``"l2"``, ``"decoupled"`` (AdamW) or ``"none"``.
         eps_placement: where ε is added: ``"inside_denominator"``, as above, or ``"before_bias_correction"``
             (to √v).
         bias_correction: which steps t counts: ``"global"``, all of the parameter, or ``"per_row"``, those in
@@ -180,12 +180,12 @@ class PartialRowWiseAdam(AdamLike):
 
     Args:
         params: tables (rows, width), or groups of tables.
-        lr: the learning rate γ; a tensor of one number is kept and read at each step.
+        lr: the learning rate γ; a tensor with one element is kept, and read at each step.
         betas: β₁ and β₂, each in [0, 1).
         eps: ε, at least 0.
         weight_decay: λ, at least 0.
-        maximize: ascend.
-        decay: what λ does: ``"decoupled"``, ``"l2"`` or ``"none"``.
+        maximize: step along the gradient, not against it.
+        decay: how λ is applied: ``"decoupled"``, ``"l2"`` or ``"none"``.
         bias_correction: which steps t counts: ``"global"``, all of the parameter, or ``"per_row"``, those in
             which the row had a gradient.
         rows: which rows a step updates: ``"given"`` by the gradient, ``"all"`` or ``"nonzero"``.

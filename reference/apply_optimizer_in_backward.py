@@ -21,18 +21,19 @@ def apply_optimizer_in_backward(
 ) -> None:
     """Give each parameter its own optimizer, which steps as soon as a backward pass has its gradient.
 
-    The gradient is None afterwards. A parameter that is used several times in a forward pass gets one step, on
-    the sum of its gradients. Each backward pass is a step, so each micro-batch is a step, too; use an
+    The gradient is None afterwards. A parameter that is used several times in a forward pass gets one step,
+    on the sum of its gradients. Each backward pass is a step, so each micro-batch is a step, too; use an
     accumulating optimizer for windows. `torch.autograd.grad` makes no step. After a second call for the same
-    parameter both optimizers step once in each backward pass, in the order of the calls, on the same gradient.
+    parameter both optimizers step once in each backward pass, in the order of the calls, on the same
+    gradient.
 
     As in torch, the optimizers are in the list ``param._in_backward_optimizers``, for schedules and
     checkpoints, and their classes and arguments in ``_optimizer_classes`` and ``_optimizer_kwargs``. The
     arguments are copied deeply for each parameter: to change a learning rate, change it in each optimizer.
 
     The optimizers stay with a parameter that moves to another device or dtype; a copy or a pickle of the
-    parameter has none. A module that trains itself in the backward pass (`EmbeddingBagCollection`) creates the
-    optimizer of its weights.
+    parameter has none. A module that trains itself in the backward pass (`EmbeddingBagCollection`) creates
+    the optimizer of its weights.
 
     Differences from torch: all arguments are checked, and nothing is changed if one raises an error; an
     optimizer steps once in each backward pass, not once for each optimizer of the parameter; a parameter that

@@ -1,4 +1,4 @@
-"""Clipping where gradients never clips a step: in the backward pass of our own fused modules."""
+"""Clipping in the backward pass of keyedopt's fused modules, whose gradients never reach a step."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,13 +12,13 @@ from keyedopt.reference.norms import p_norm
 
 @dataclass(eq=False)
 class BackwardClip:
-    """A bound on the gradients of a fused module, applied in the backward pass, before the update.
+    """A bound on the gradients of a fused module. The backward pass applies it before the update.
 
     Args:
         kind: ``"norm"``, ``"value"``, or ``"none"`` to measure only.
-        bound: the largest norm, or element.
+        bound: the largest norm, or the largest absolute value of an element.
         norm_type: exponent of the norm, above 0 or infinity.
-        measure: whether the norm is wanted though it does not clip.
+        measure: measure the norm even if `kind` is not ``"norm"``.
     """
 
     kind: str
@@ -29,10 +29,9 @@ class BackwardClip:
     last_norm: torch.Tensor | None = None
 
     def apply(self, grads: Sequence[torch.Tensor]) -> None:
-        """Clip in place; together these are the gradient of all tables, each row once.
+        """Clip the gradients of all tables in place; each row occurs once.
 
-        Where the norm is not finite all rows get a gradient of zero but those that are not finite
-        themselves: the others have no direction to trust, and must not catch it.
+        If the norm is inf or NaN, finite gradients become 0, so that one bad row does not change the others.
         """
         self.last_norm = None
         if self.kind == "norm" or self.measure:
@@ -46,7 +45,7 @@ class BackwardClip:
             self.clamp(grads)
 
     def norm(self, grads: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the norm of all of these together, in float64."""
+        """Return the joint norm of all gradients, in float64."""
         return p_norm(grads, self.norm_type, grads[0].device if grads else torch.device("cpu"))
 
     def clamp(self, grads: Sequence[torch.Tensor]) -> None:
@@ -55,7 +54,7 @@ class BackwardClip:
             grad.clamp_(-self.bound, self.bound)
 
     def scale(self, grads: Sequence[torch.Tensor], norm: torch.Tensor) -> None:
-        """Multiply in place by what makes the norm no larger than the bound; by 0 if it is not finite."""
+        """Multiply in place by min(1, bound / norm); if the norm is inf or NaN, by 0."""
         factor = torch.where(norm.isfinite(), (self.bound / (norm + 1e-6)).clamp(max=1.0), 0.0)
         for grad in grads:
             grad.copy_(grad.double() * factor.to(grad.device))
@@ -63,13 +62,13 @@ class BackwardClip:
 
 @dataclass(eq=False)
 class FusedModuleClips:
-    """The fused modules that a clipping optimizer reaches.
+    """The optimizers of the fused modules inside a clipping optimizer, and how each is clipped.
 
     Args:
-        shared: the bound by which they know who asked them to hold their updates.
-        taken: their optimizers, with the bound that each applies to its own gradients by itself.
-        joint: their optimizers that hold their updates, to be bounded together with all other gradients.
-        bounded: the ids of the parameters of both.
+        shared: the clip for which the optimizers in `joint` defer their updates.
+        separate: optimizers that clip their own gradients, each with its clip.
+        joint: optimizers that defer their updates, because one norm covers their and other gradients.
+        bounded: the ids of the parameters of all these optimizers.
     """
 
     shared: BackwardClip
@@ -78,29 +77,30 @@ class FusedModuleClips:
     bounded: set[int] = field(default_factory=set)
 
     def scale(self, norm: torch.Tensor) -> None:
-        """Scale what is held by what makes the norm of all gradients no larger than the bound."""
+        """Scale the deferred gradients in `joint` by min(1, bound / norm)."""
         self.shared.scale([grad for _, grad in self.deferred_gradients()], norm)
 
     def clip_deferred(self) -> None:
-        """Have each bounded by itself whose updates are held for another clipping optimizer."""
+        """Clip the gradients in `separate` that are deferred for another clipping optimizer."""
         for optimizer, clip in self.separate:
             optimizer.deferred.clip(clip)
 
     def deferred_gradients(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Return the tables, and the gradients (U, D), that are to be bounded with all others."""
+        """Return the tables in `joint`, and their deferred gradients (U, D)."""
         return [pair for optimizer in self.joint for pair in optimizer.deferred.gradients()]
 
 
 def clip_in_backward(optimizer: Any, bound: BackwardClip, spread: Collection[int]) -> FusedModuleClips:
-    """Have the fused modules in a tree of optimizers bound their gradients, those that can.
+    """Install clipping in the fused modules of a tree of optimizers that support it.
 
-    A norm is of all gradients. A module that has them all clips in its backward pass. Where there are others,
-    of dense parameters, of another module or on other ranks, a module holds its update until the step.
+    A norm covers all gradients. If one module has all gradients, it clips in its backward pass. If there are
+    other gradients (of dense parameters, of another module, or on other ranks), a module defers its update to
+    the step.
 
     Args:
-        optimizer: the tree.
+        optimizer: the outermost optimizer of the tree.
         bound: how to clip.
-        spread: the ids of parameters of whose gradients other ranks have a part.
+        spread: the ids of the parameters whose gradients are spread over ranks.
     """
     everything = {id(param) for group in optimizer.param_groups for param in group["params"]}
     clips, inside = FusedModuleClips(replace(bound)), _inner_clips(optimizer)
@@ -120,9 +120,11 @@ def clip_in_backward(optimizer: Any, bound: BackwardClip, spread: Collection[int
 
 
 def _inner_clips(optimizer: Any) -> list[BackwardClip]:
-    """Return what the clipping optimizers inside have asked of fused modules."""
+    """Return the clips that clipping optimizers inside have installed in fused modules."""
     inside = [part for _, part in optimizer.optimizers] if hasattr(optimizer, "optimizers") else []
     inside += [optimizer._optimizer] if hasattr(optimizer, "_optimizer") else []
     clips = getattr(optimizer, "_module_clips", None)
-    found = [clips.shared, *(clip for _, clip in clips.separate)] if isinstance(clips, FusedModuleClips) else []
+    found = (
+        [clips.shared, *(clip for _, clip in clips.separate)] if isinstance(clips, FusedModuleClips) else []
+    )
     return found + [clip for part in inside for clip in _inner_clips(part)]

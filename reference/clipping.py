@@ -32,10 +32,10 @@ class GradientClippingOptimizer(OptimizerWrapper):
         NORM    g ← g · min(1, c / (‖g‖ₚ + 1e-6))
         VALUE   g ← min(max(g, -c), c)              element by element
 
-    A closure is passed on as one that evaluates and then clips, so every gradient that the wrapped
-    optimizer uses is bounded. Gradients may have any layout and dtype. A parameter in two groups counts
-    once; one without a gradient or on the meta device does not count. If a gradient has NaN or inf, so
-    has the norm: as in torch, NORM then leaves no usable gradient. `last_total_grad_norm` shows this.
+    The wrapped optimizer gets a closure that evaluates and then clips, so every gradient that it uses is
+    bounded. Gradients may have any layout and dtype. A parameter in two groups counts once. Parameters
+    without a gradient, or on the meta device, do not count. If a gradient contains NaN or inf, the norm is
+    NaN or inf: as in torch, NORM then leaves no usable gradient. `last_total_grad_norm` shows this.
 
     Args:
         optimizer: keyed optimizer to wrap.
@@ -43,22 +43,23 @@ class GradientClippingOptimizer(OptimizerWrapper):
         max_gradient: the bound c, at least 0.
         norm_type: exponent p of the norm, above 0; ``"inf"`` or infinity for the largest element.
         enable_global_grad_clip: take the norm over the process groups of ``param_to_pgs``.
-        param_to_pgs: for a parameter that is sharded, the process groups over which its shards
-            are spread. All other parameters count as replicated, that is once; a `DTensor` is
-            spread over its own mesh.
-        track_grad_norm: keep the norm also with VALUE (before clipping) and NONE.
+        param_to_pgs: the process groups over which the shards of a parameter are spread. A `DTensor` is
+            spread over its own mesh. All other parameters are replicated, and count once.
+        track_grad_norm: measure the norm also with VALUE (before clipping) and NONE.
 
     Raises:
-        ValueError: an argument out of its range; or a `FusedOptimizer` with parameters, whose
-            gradients are used up in the backward pass and never reach ``step``. Where only a part
-            of the combined optimizers is fused, the others are clipped and a warning says so.
+        ValueError: an argument is out of range; or `optimizer` is a `FusedOptimizer` with parameters, whose
+            gradients never reach ``step``. If only some of the combined optimizers are fused, the others are
+            clipped, with a warning.
 
-    Our own embedding modules clip in their backward pass, before the update: each by VALUE, and by NORM if no
-    other gradients are clipped. If there are others, one norm covers all, which is known after the backward
-    pass. The module then defers its update to the `step` of this optimizer. Deferred gradients are like
-    ``.grad``: backward passes add up, `zero_grad` drops them, and no checkpoint or copy has them. If the norm
-    is inf or NaN, their finite elements become 0. Another clipping optimizer around the same module replaces
-    this one, unless it wraps this one.
+    keyedopt's own embedding modules clip in their backward pass, before the update: each by VALUE, and by
+    NORM if no other gradients are clipped. If there are others, one norm covers all, which is known after the
+    backward pass. The module then defers its update to the `step` of this optimizer. Deferred gradients are
+    like ``.grad``: backward passes add up, `zero_grad` drops them, and no checkpoint or copy has them. If the
+    norm is inf or NaN, their finite elements become 0. Another clipping optimizer around the same module
+    replaces this one, unless it wraps this one.
+
+    Source: torchrec.optim.clipping.GradientClippingOptimizer.
 
     >>> from keyedopt.reference.keyed import KeyedOptimizerWrapper
     >>> weight = torch.nn.Parameter(torch.zeros(2))
@@ -140,7 +141,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
     def last_total_grad_norm(self) -> torch.Tensor | None:
         """The norm of all gradients before they were clipped in the most recent step.
 
-        None before the first step, where it is not measured, and for parameters on the meta device.
+        None before the first step, if the norm is not measured, and for parameters on the meta device.
         """
         return self._last_total_grad_norm
 
@@ -185,7 +186,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
         """Return the norm in full precision, and each distinct part of a gradient once."""
         real, deferred = self._real_parameters(), self._module_clips.deferred_gradients()
         device = next((one.device for one in (*real, *(grad for _, grad in deferred))), torch.device("cpu"))
-        # A rank that holds no shard of a parameter still takes part in its reductions.
+        # A rank without a shard of a parameter still takes part in its reductions.
         spread: dict[Groups, list[torch.Tensor]] = {groups: [] for groups in self._pgs.values()}
         for param in real:
             groups = self._pgs[param] if param in self._pgs else mesh_groups(param)
@@ -197,7 +198,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
         return norm, distinct_parts(real)
 
     def _real_parameters(self) -> list[torch.Tensor]:
-        """Return each parameter that can be clipped once, from the groups as they are now."""
+        """Return each parameter that can be clipped, once, from the current groups."""
         fused = fused_parameters(self._optimizer)
         listed = [param for group in self.param_groups for param in group["params"]]
         distinct = {id(param): param for param in listed if id(param) not in fused}

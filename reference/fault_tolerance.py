@@ -45,9 +45,9 @@ class FaultTolerantOptimizer(Hooked):
         optimizer.step()           # asks the manager; the wrapped optimizer steps only if it commits
 
     State, groups, defaults and the format of the saved state are those of the wrapped optimizer. A step that
-    is not committed changes neither parameters nor state nor gradients, nor the iteration of a schedule or the
-    window of an accumulating optimizer inside. Make this the outermost wrapper, around schedules and around
-    the combination of all optimizers of a model: the manager counts one step for each call of
+    is not committed changes neither parameters nor state nor gradients, nor the iteration of a schedule or
+    the window of an accumulating optimizer inside. Make this the outermost wrapper, around schedules and
+    around the combination of all optimizers of a model: the manager counts one step for each call of
     ``should_commit``.
 
     Args:

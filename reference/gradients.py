@@ -1,6 +1,6 @@
 """The gradients of parameters on this rank: strided tensors that may be written in place.
 
-The process groups of a parameter tell over which ranks the rest of its gradient is spread.
+The other parts of a sharded gradient are on the ranks of its process groups.
 """
 
 from collections.abc import Sequence

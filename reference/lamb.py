@@ -20,12 +20,12 @@ class LAMB(AdamLike):
 
     Args:
         params: tables (rows, width), or groups of tables.
-        lr: the learning rate γ; a tensor of one number is kept and read at each step.
+        lr: the learning rate γ; a tensor with one element is kept, and read at each step.
         betas: β₁ and β₂, each in [0, 1).
         eps: ε, at least 0.
         weight_decay: λ, at least 0.
-        maximize: ascend.
-        decay: what λ does: ``"decoupled"``, ``"l2"`` or ``"none"``.
+        maximize: step along the gradient, not against it.
+        decay: how λ is applied: ``"decoupled"``, ``"l2"`` or ``"none"``.
         bias_correction: which steps t counts: ``"global"``, all of the parameter, or ``"per_row"``, those in
             which the row had a gradient.
         rows: which rows a step updates: ``"given"`` by the gradient, ``"all"`` or ``"nonzero"``.
@@ -57,12 +57,12 @@ class PartialRowWiseLAMB(AdamLike):
 
     Args:
         params: tables (rows, width), or groups of tables.
-        lr: the learning rate γ; a tensor of one number is kept and read at each step.
+        lr: the learning rate γ; a tensor with one element is kept, and read at each step.
         betas: β₁ and β₂, each in [0, 1).
         eps: ε, at least 0.
         weight_decay: λ, at least 0.
-        maximize: ascend.
-        decay: what λ does: ``"decoupled"``, ``"l2"`` or ``"none"``.
+        maximize: step along the gradient, not against it.
+        decay: how λ is applied: ``"decoupled"``, ``"l2"`` or ``"none"``.
         bias_correction: which steps t counts: ``"global"``, all of the parameter, or ``"per_row"``, those in
             which the row had a gradient.
         rows: which rows a step updates: ``"given"`` by the gradient, ``"all"`` or ``"nonzero"``.

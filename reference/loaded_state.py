@@ -13,7 +13,8 @@ def copy_loaded_state(
     """Replace loaded values by copies, and check their names and shapes.
 
     Args:
-        state: the loaded state of the parameter, changed in place. torch shares its tensors with the checkpoint.
+        state: the loaded state of the parameter, changed in place. torch shares its tensors with the
+            checkpoint.
         initial: a new state of the same parameter, on any device; only names and shapes are read.
         shape: the shape of the parameter, for the error message.
         count_device: the device of the step count.

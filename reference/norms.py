@@ -1,4 +1,4 @@
-"""The p-norm of tensors on any layout of ranks."""
+"""The p-norm of tensors that are spread over ranks."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -16,14 +16,14 @@ def p_norm(
 ) -> torch.Tensor:
     """Return ‖x‖ₚ over all elements of all tensors, on all ranks of all groups.
 
-    With m = max|x| the norm is ``m · (Σ (|x| / m)^p)^(1/p)``, and m for p = ∞. No power of an
-    element is formed, so what overflows is only a norm that is too large itself. The sum is in
-    float64 where the device has it. Every rank takes part in every reduction, also without tensors.
+    With m = max|x| the norm is ``m · (Σ (|x| / m)^p)^(1/p)``, and m for p = ∞. Dividing by m avoids overflow
+    of the powers: the result is inf only if the norm itself is too large. The sum is in float64 if the device
+    supports it. Every rank takes part in every reduction, also without tensors.
 
     Args:
         tensors: the part on this rank, real or complex, of any dtype and shape.
         p: the exponent, above 0, or infinity.
-        device: where to reduce.
+        device: the device of the reduction and of the result.
         groups: process groups to reduce over, one after the other.
     """
     dtype = torch.float32 if device.type == "mps" else torch.float64
@@ -35,7 +35,7 @@ def p_norm(
             dist.all_reduce(value, op=operation, group=group)
         return value
 
-    # NaN goes through the sum: a maximum over ranks may lose it.
+    # A maximum over ranks may drop NaN, a sum does not.
     largest = everywhere(flat.nan_to_num(nan=0.0, posinf=math.inf).max(), dist.ReduceOp.MAX)
     if math.isinf(p):
         return largest + everywhere(flat[flat.isnan()].sum(), dist.ReduceOp.SUM)

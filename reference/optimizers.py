@@ -1,7 +1,7 @@
-"""SGD and LARS, and the names that `torchrec.optim.optimizers` has as placeholders.
+"""SGD and LARS, and the optimizers that are placeholders in `torchrec.optim.optimizers`.
 
-Every optimizer keeps its state in the dtype of the parameter and computes in float32 at least. Where
-libraries differ there is an argument.
+State has the dtype of the parameter; the computation is in float32 at least. Where libraries differ, an
+argument selects the variant.
 """
 
 import functools
@@ -34,13 +34,13 @@ class SGD(RuleOptimizer):
 
     Args:
         params: parameters, or groups of parameters.
-        lr: the learning rate γ; a tensor of one number is kept and read at each step.
+        lr: the learning rate γ; a tensor with one element is kept, and read at each step.
         momentum: μ, at least 0.
         dampening: τ, at least 0.
         weight_decay: λ, at least 0.
-        nesterov: look ahead; needs a momentum above 0 and no dampening.
-        maximize: ascend.
-        decay: what λ does: ``"l2"``, ``"decoupled"`` or ``"none"``.
+        nesterov: use Nesterov momentum; needs a momentum above 0 and no dampening.
+        maximize: step along the gradient, not against it.
+        decay: how λ is applied: ``"l2"``, ``"decoupled"`` or ``"none"``.
         rows: which rows a step updates: ``"given"`` by the gradient, ``"all"`` or ``"nonzero"``.
         error_if_nonfinite: raise RuntimeError in `step` if a gradient contains inf or NaN.
 
@@ -109,11 +109,11 @@ class LarsSGD(RuleOptimizer):
 
     Args:
         params: tables (rows, width), or groups of tables.
-        lr: the learning rate γ; a tensor of one number is kept and read at each step.
+        lr: the learning rate γ; a tensor with one element is kept, and read at each step.
         momentum: μ, at least 0.
         weight_decay: λ, at least 0.
         eta: the trust coefficient η, at least 0.
-        maximize: ascend.
+        maximize: step along the gradient, not against it.
         rows: which rows a step updates: ``"given"`` by the gradient, ``"all"`` or ``"nonzero"``.
         error_if_nonfinite: raise RuntimeError in `step` if a gradient contains inf or NaN.
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 def as_plain(value: Any) -> Any:
-    """Return an option as groups store it: the string of an enumeration's member, which anyone can load."""
+    """Return an option as groups store it: members of enumerations as strings, which any library can load."""
     return getattr(value, "value", value)
 
 

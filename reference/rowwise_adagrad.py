@@ -27,13 +27,13 @@ class Adagrad(RuleOptimizer):
 
     Args:
         params: parameters, or groups of parameters.
-        lr: the learning rate γ; a tensor of one number is kept and read at each step.
+        lr: the learning rate γ; a tensor with one element is kept, and read at each step.
         lr_decay: η, at least 0.
         weight_decay: λ, at least 0.
         initial_accumulator_value: s before the first step, at least 0.
         eps: ε, at least 0.
-        maximize: ascend.
-        decay: what λ does: ``"l2"``, ``"decoupled"`` or ``"none"``.
+        maximize: step along the gradient, not against it.
+        decay: how λ is applied: ``"l2"``, ``"decoupled"`` or ``"none"``.
         rows: which rows a step updates: ``"given"`` by the gradient, ``"all"`` or ``"nonzero"``.
         error_if_nonfinite: raise RuntimeError in `step` if a gradient contains inf or NaN.
 
@@ -117,13 +117,13 @@ class RowWiseAdagrad(Adagrad):
 
     Args:
         params: tables (rows, width), or groups of tables.
-        lr: the learning rate γ; a tensor of one number is kept and read at each step.
+        lr: the learning rate γ; a tensor with one element is kept, and read at each step.
         lr_decay: η, at least 0.
         weight_decay: λ, at least 0.
         initial_accumulator_value: s before the first step, at least 0.
         eps: ε, at least 0.
-        maximize: ascend.
-        decay: what λ does: ``"l2"``, ``"decoupled"`` or ``"none"``.
+        maximize: step along the gradient, not against it.
+        decay: how λ is applied: ``"l2"``, ``"decoupled"`` or ``"none"``.
         rows: which rows a step updates: ``"given"`` by the gradient, ``"all"`` or ``"nonzero"``.
         max_norm: the largest norm of a row after its step, at least 0; None for no limit.
         error_if_nonfinite: raise RuntimeError in `step` if a gradient contains inf or NaN.

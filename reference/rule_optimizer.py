@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from keyedopt.reference.loaded_state import copy_loaded_state
-from keyedopt.reference.option_checks import as_plain, check_flags, check_range, check_learning_rate
+from keyedopt.reference.option_checks import as_plain, check_flags, check_learning_rate, check_range
 from keyedopt.reference.rules.options import Rows
 from keyedopt.reference.rules.rows import check_rows, update_rows, updated_rows
 

@@ -1,4 +1,4 @@
-"""SparseAdam, with the surface of torch's."""
+"""SparseAdam, with the names and arguments of `torch.optim.SparseAdam`."""
 
 import functools
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from keyedopt.reference.option_checks import check_betas, check_flags, check_range, check_learning_rate
+from keyedopt.reference.option_checks import check_betas, check_flags, check_learning_rate, check_range
 from keyedopt.reference.rule_optimizer import Applied, RuleOptimizer
 from keyedopt.reference.rules import Rows, sparse_adam
 from keyedopt.reference.sparse_adam_inputs import check_parameters, copy_state, sum_listed
@@ -17,7 +17,7 @@ __all__ = ["SparseAdam"]
 
 
 class SparseAdam(RuleOptimizer):
-    r"""Adam for the elements that a sparse gradient lists, and for no others: `rules.sparse_adam`.
+    r"""Adam for only those elements that a sparse gradient lists: `rules.sparse_adam`.
 
     .. math::
         m &\leftarrow \beta_1 m + (1 - \beta_1) g, \qquad v \leftarrow \beta_2 v + (1 - \beta_2) g^2 \\
@@ -35,10 +35,10 @@ class SparseAdam(RuleOptimizer):
 
     Args:
         params: parameters, or groups of parameters; dense, real and each listed once.
-        lr: the learning rate γ; a tensor of one number is kept and read at each step.
+        lr: the learning rate γ; a tensor with one element is kept, and read at each step.
         betas: β₁ and β₂, each in [0, 1).
         eps: ε, at least 0.
-        maximize: ascend.
+        maximize: step along the gradient, not against it.
         error_if_nonfinite: raise RuntimeError in `step` if a gradient contains inf or NaN.
 
     Raises:
@@ -83,7 +83,7 @@ class SparseAdam(RuleOptimizer):
         """Add a copy of a group; options that it lacks are the defaults.
 
         Raises:
-            ValueError: an option or a parameter is not accepted. Nothing is added.
+            ValueError: an option or a parameter is invalid. Nothing is added.
         """
         if isinstance(param_group, dict):
             if "params" not in param_group:
@@ -134,14 +134,14 @@ class SparseAdam(RuleOptimizer):
         """Load copies of the state tensors, and the options; hooks are called as in torch.
 
         Raises:
-            ValueError: an option is out of range, or a state is not of its parameter. Nothing is loaded.
+            ValueError: an option is out of range, or a state does not match its parameter. Nothing is loaded.
         """
         if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= set(state_dict):
             raise ValueError("state_dict must be a mapping with state and param_groups")
         Optimizer.load_state_dict(self, state_dict)  # which calls `__setstate__`
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Check and copy the state of a checkpoint or a pickle, then take it."""
+        """Check and copy the state of a checkpoint or a pickle, then use the copy."""
         defaults = state.get("defaults", getattr(self, "defaults", {}))
         groups = [{**defaults, **group} for group in state["param_groups"]]
         for group in groups:

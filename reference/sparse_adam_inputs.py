@@ -27,20 +27,20 @@ def check_parameters(params: list[Any]) -> None:
 def sum_listed(grad: Tensor) -> tuple[tuple[Tensor, ...], Tensor]:
     """Return the distinct indices that a sparse gradient lists, and the sums of the values at each."""
     sizes = grad.shape[: grad.sparse_dim()]
-    places = torch.zeros(grad._nnz(), dtype=torch.int64, device=grad.device)
+    positions = torch.zeros(grad._nnz(), dtype=torch.int64, device=grad.device)
     for size, indices in zip(sizes, grad._indices(), strict=True):
-        places = places * size + indices
-    places, sums = coalesce(places, grad._values())
+        positions = positions * size + indices
+    positions, sums = coalesce(positions, grad._values())
     if not sizes:  # a single number
         return (), sums.sum(0)
-    return tuple(torch.unravel_index(places, sizes)), sums
+    return tuple(torch.unravel_index(positions, sizes)), sums
 
 
 def copy_state(param: Tensor, entry: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of the state of a parameter.
 
     Raises:
-        ValueError: its names, shapes or dtypes are not of this parameter.
+        ValueError: its names, shapes or dtypes do not match the parameter.
     """
     if not entry:
         return {}
@@ -53,7 +53,7 @@ def copy_state(param: Tensor, entry: Mapping[str, Any]) -> dict[str, Any]:
     for name in ("exp_avg", "exp_avg_sq"):
         value = entry[name]
         if not isinstance(value, Tensor) or value.shape != param.shape or value.dtype != param.dtype:
-            what = f"{value.dtype} of {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
-            raise ValueError(f"{name} must be {param.dtype} of {tuple(param.shape)}, not {what}")
+            got = f"{value.dtype} of {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
+            raise ValueError(f"{name} must be {param.dtype} of {tuple(param.shape)}, not {got}")
         copied[name] = value.detach().clone(memory_format=torch.preserve_format)
     return copied

@@ -11,9 +11,9 @@ from keyedopt.reference.rules.rows import coalesce
 class Window:
     """The gradients of the micro-batches of an unfinished window; follows PyTorch's stateful protocol.
 
-    Gradients are stored as they came and are summed together when the window is full: so N micro-batches
-    equal one batch of their sum, rounded once. The state (``rows``, ``gradients`` and ``count``) grows with
-    the window, so loading replaces its tensors.
+    Gradients are stored without summing, and are summed when the window is full. So N micro-batches equal one
+    batch of their sum, rounded once. The state (``rows``, ``gradients`` and ``count``) grows with the window,
+    so a load replaces its tensors.
 
     Args:
         weight: the table, (R, …).
@@ -26,8 +26,10 @@ class Window:
         self.gradients = torch.zeros(0, *self._shape[1:], dtype=dtype, device=weight.device)
         self.count = 0
 
-    def with_batch(self, rows: torch.Tensor | None, gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the stored rows and gradients followed by these, and store nothing.
+    def with_batch(
+        self, rows: torch.Tensor | None, gradients: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the stored rows and gradients, followed by those of a micro-batch; store nothing.
 
         Args:
             rows: (N,) row numbers, in any order; None for every row.
@@ -40,7 +42,7 @@ class Window:
         return torch.cat([self.rows, rows]), torch.cat([self.gradients, gradients])
 
     def total(self, rows: torch.Tensor | None, gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return the distinct rows (U,) of the window and these, and the sums of their gradients."""
+        """Return the distinct rows (U,) of the window and a micro-batch, and the sums of their gradients."""
         return coalesce(*self.with_batch(rows, gradients))
 
     def add(self, rows: torch.Tensor | None, gradients: torch.Tensor) -> None:
@@ -60,7 +62,7 @@ class Window:
         """Replace the state by a copy of another window's.
 
         Raises:
-            ValueError: it is not the state of a window of this table. Nothing is replaced.
+            ValueError: the state is malformed, or of another table. Nothing is replaced.
         """
         if not isinstance(state_dict, Mapping) or set(state_dict) != {"rows", "gradients", "count"}:
             raise ValueError("the state of a window must be a mapping with rows, gradients and count")

@@ -19,38 +19,42 @@ from keyedopt.fused.fused import FusedOptimizer
 from keyedopt.fused.keyed import CombinedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
 from keyedopt.fused.warmup import WarmupOptimizer
 
-#: Ours, which take a ``grad_scale``, as torch's fused ones do.
+#: keyedopt's optimizers with a ``grad_scale``, as torch's fused optimizers have.
 _KEYEDOPT = (optimizers.Adam, optimizers.SGD, optimizers.Adagrad)
 _DEVICES = ("cpu", "cuda")
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # ours may divide halves in half precision
+_DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # keyedopt's kernels may divide in half precision
 
 
 class StepOverrides:
-    """A context in which attributes of optimizers are set; without any it does nothing.
+    """A context in which optimizers have other attributes, so that their step clips.
 
     Args:
-        given: optimizers that do not have these attributes, and their values.
+        overrides: each optimizer, with values of attributes that it does not have. Without any the context
+            has no effect.
     """
 
-    def __init__(self, given: Sequence[tuple[Any, dict[str, Any]]] = ()) -> None:
-        self._given = given
+    def __init__(self, overrides: Sequence[tuple[Any, dict[str, Any]]] = ()) -> None:
+        self._overrides = overrides
 
     def __enter__(self) -> None:
-        for optimizer, values in self._given:
+        for optimizer, values in self._overrides:
             vars(optimizer).update(values)
 
     def __exit__(self, *error: object) -> None:
-        for optimizer, values in self._given:
+        for optimizer, values in self._overrides:
             for name in values:
                 del vars(optimizer)[name]
 
 
-def clip_norm_in_step(optimizer: Any, params: Sequence[Tensor], norm: Tensor, bound: float) -> StepOverrides | None:
-    """Return the context that clips by norm in the step of an optimizer, or None where that cannot be.
+def clip_norm_in_step(
+    optimizer: Any, params: Sequence[Tensor], norm: Tensor, bound: float
+) -> StepOverrides | None:
+    """Return a context in which the step of an optimizer clips by norm, or None if this is impossible.
 
-    The scale is ``max(1, (norm + 1e-6) / bound)``. Everything inside has to be ours or a fused one of torch,
-    nobody may look at the gradients before its kernel does, and the kernel may read each of them only once.
-    What updates in the backward pass has no part in it: its parameters are not among `params`.
+    The step divides gradients by ``max(1, (norm + 1e-6) / bound)``. All optimizers inside must be keyedopt's
+    or fused optimizers of torch, no hook may read the gradients before the kernel, and the kernel must read
+    each gradient only once. Optimizers that update in the backward pass are not affected: their parameters
+    are not in `params`.
     """
     inside = _clippable_optimizers(optimizer, params)
     if not inside:
@@ -61,9 +65,11 @@ def clip_norm_in_step(optimizer: Any, params: Sequence[Tensor], norm: Tensor, bo
     return StepOverrides([(one, {"grad_scale": scale}) for one in inside])
 
 
-def clip_known_norm_in_step(optimizer: Any, params: Sequence[Tensor], norm: float, bound: float) -> StepOverrides | None:
-    """`clip_norm_in_step` for gradients that `dense_cpu_norm` has seen: nobody needs to look at each of them again."""
-    inside = _clippable_optimizers(optimizer, params, plain=True)
+def clip_known_norm_in_step(
+    optimizer: Any, params: Sequence[Tensor], norm: float, bound: float
+) -> StepOverrides | None:
+    """Return the context of `clip_norm_in_step` for gradients that `dense_cpu_norm` has already checked."""
+    inside = _clippable_optimizers(optimizer, params, checked=True)
     return _scale_in_step(inside, norm, bound) if inside else None
 
 
@@ -82,14 +88,14 @@ def _scale_in_step(inside: Sequence[Any], norm: float, bound: float) -> StepOver
 
 
 def _scaled_step(optimizer: Any, scale: float) -> Any:
-    """Have torch's kernel divide by a scale."""
+    """Step with torch's kernel, which divides gradients by the scale."""
     values = {"grad_scale": torch.tensor(scale, dtype=torch.float32)} if scale > 1.0 else {}
     with StepOverrides([(optimizer, values)]):
         return type(optimizer).step(optimizer)
 
 
 def clip_value_in_step(optimizer: Any, params: Sequence[Tensor], bound: float) -> StepOverrides | None:
-    """Return the context that limits elements of gradients in the step of optimizers of torch, or None."""
+    """Return a context in which the steps of torch optimizers limit gradients by value, or None."""
     inside = _clippable_optimizers(optimizer, params)
     grads = [param.grad for param in params if param.grad is not None]
     if not inside or not all(type(one) in TORCH_OPTIMIZERS for one in inside):
@@ -97,7 +103,10 @@ def clip_value_in_step(optimizer: Any, params: Sequence[Tensor], bound: float) -
     if not all(grad.device.type == "cpu" and grad.is_contiguous() for grad in grads):
         return None
     return StepOverrides(
-        [(one, {"step": replacement_step(one, Clip(limit=bound), partial(_clamp, one, bound))}) for one in inside]
+        [
+            (one, {"step": replacement_step(one, Clip(limit=bound), partial(_clamp, one, bound))})
+            for one in inside
+        ]
     )
 
 
@@ -107,8 +116,14 @@ def _clamp(optimizer: Any, bound: float) -> Any:
     return type(optimizer).step(optimizer)
 
 
-def _clippable_optimizers(optimizer: Any, params: Sequence[Tensor], plain: bool = False) -> list[Any]:
-    """Return the optimizers inside, or none if the step of one cannot clip; plain gradients may always."""
+def _clippable_optimizers(optimizer: Any, params: Sequence[Tensor], checked: bool = False) -> list[Any]:
+    """Return the optimizers inside, or an empty list if the step of one cannot clip.
+
+    Args:
+        optimizer: the outermost optimizer inside the clipping optimizer.
+        params: the parameters to clip.
+        checked: whether `dense_cpu_norm` has checked the types of the gradients.
+    """
     inside = _innermost_optimizers(optimizer)
     if not inside or _global_optimizer_pre_hooks:
         return []
@@ -117,7 +132,7 @@ def _clippable_optimizers(optimizer: Any, params: Sequence[Tensor], plain: bool 
         return []
     if sum(len(group["params"]) for group in groups) != len(params):
         return []  # a parameter in two groups, or on the meta device
-    if plain:
+    if checked:
         return inside
     grads = [param.grad for param in params if param.grad is not None]
     if len(set(map(id, grads))) != len(grads):
@@ -128,7 +143,7 @@ def _clippable_optimizers(optimizer: Any, params: Sequence[Tensor], plain: bool 
 
 
 def _innermost_optimizers(optimizer: Any) -> list[Any] | None:
-    """Return the optimizers of torch inside, or None if anything else happens in a step."""
+    """Return the innermost optimizers, or None if a step runs any other code."""
     if getattr(optimizer, "_optimizer_step_pre_hooks", None) or "step" in vars(optimizer):
         return None
     if type(optimizer) in (*TORCH_OPTIMIZERS, *_KEYEDOPT):
@@ -149,7 +164,7 @@ def _innermost_optimizers(optimizer: Any) -> list[Any] | None:
 
 
 def _reads_once(optimizer: Any, group: dict[str, Any]) -> bool:
-    """Whether the step divides gradients as it reads them."""
+    """Return whether the step divides gradients as it reads them."""
     if type(optimizer) in _KEYEDOPT:
         return bool(group["rows"] != "nonzero")
     return bool(group.get("fused")) and not group.get("differentiable")

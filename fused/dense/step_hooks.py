@@ -8,7 +8,7 @@ from torch import optim
 
 from keyedopt.reference.keyed.hooked import has_observers
 
-__all__ = ["with_step_hooks", "has_observers"]
+__all__ = ["has_observers", "with_step_hooks"]
 
 
 def with_step_hooks(func: Callable[..., Any]) -> Callable[..., Any]:

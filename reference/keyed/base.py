@@ -12,7 +12,7 @@ For authors of wrappers and other subclasses:
 - A load calls `post_load_state_dict` on each optimizer of a tree directly. So a wrapper's
   `post_load_state_dict` passes the call on only while `self._loading` is False: a user has called it.
 - `step` may call `super().step()`: the hooks fire once. `init_state` runs :meth:`_dummy_step`.
-- `bulk` shows, matches and fills state. A package with faster code assigns another to the class.
+- `bulk` shows, matches and fills state. A package with faster code assigns its own `Bulk` to the class.
 """
 
 from __future__ import annotations
@@ -47,6 +47,11 @@ class KeyedOptimizer(Hooked):
         state: state by parameter, kept by reference.
         param_groups: the groups, kept by reference. They are saved and loaded only after
             `save_param_groups(True)`.
+
+    Raises:
+        ValueError: a parameter has two keys, or state belongs to no parameter or is not a mapping.
+
+    Source: torchrec.optim.keyed.KeyedOptimizer.
     """
 
     bulk: ClassVar[Bulk] = ONE_BY_ONE
@@ -86,7 +91,7 @@ class KeyedOptimizer(Hooked):
         return saved
 
     def save_param_groups(self, save: bool) -> None:
-        """Choose whether groups are part of what is saved and loaded."""
+        """Choose whether groups are saved and loaded."""
         self.defaults["_save_param_groups"] = save
 
     def _keys(self) -> dict[int, str]:
@@ -198,7 +203,7 @@ class KeyedOptimizer(Hooked):
             param_group: options, and under "params" a mapping or pairs of key and parameter.
 
         Raises:
-            ValueError: a parameter without key, or a key or parameter that is already there.
+            ValueError: a parameter has no key, or the optimizer already has the key or the parameter.
         """
         params, options = keyed_parameters(param_group, self.params)
         self._append_group(params, options)

@@ -1,9 +1,9 @@
-"""The seam for a faster implementation: show, match and fill the state of thousands of parameters at once.
+"""The interface for a faster implementation: show, match and fill the state of many parameters at once.
 
-Each keyed optimizer that holds state itself has a `Bulk` as ``bulk``. A subclass in another package assigns a
-faster one to this class attribute. Wrappers and combinations have none of their own: a load that they check
-uses that of the optimizers inside. There is no global registry, so importing a faster package never changes
-how the optimizers of this package behave.
+Each keyed optimizer with state of its own has a `Bulk` as ``bulk``. A subclass in another package assigns a
+faster `Bulk` to this class attribute. Wrappers and combinations use the ``bulk`` of the optimizers inside.
+There is no global registry, so importing a faster package never changes how the optimizers of this package
+behave.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from keyedopt.reference.keyed.values import extract, layout
 class Bulk:
     """Operations on the state of many parameters, one parameter at a time.
 
-    A faster implementation returns the same results, and may leave what it does not support to this one.
+    A faster implementation returns the same results, and may call these methods for types of state that it
+    does not support.
     """
 
     def show(self, entries: Collection[Mapping[Any, Any]]) -> list[dict[Any, Any]]:
-        """Return what is saved of each entry: live tensors, and stateful objects as their state."""
+        """Return each entry as it is saved: live tensors, and stateful objects as their state."""
         return [extract(entry) for entry in entries]
 
     def layouts(self, entries: Collection[Mapping[Any, Any]]) -> list[Any]:
@@ -55,5 +56,5 @@ class Bulk:
                 tensor.copy_(source)
 
 
-#: Handles one parameter after the other; the default.
+#: The default: one parameter after the other.
 ONE_BY_ONE = Bulk()

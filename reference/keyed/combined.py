@@ -1,4 +1,4 @@
-"""Several keyed optimizers as one."""
+"""Combine several keyed optimizers into one."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from keyedopt.reference.keyed.composition import Composition
 from keyedopt.reference.keyed.foreign_members import FLAG, check_keyed, saves_groups
 from keyedopt.reference.keyed.groups import check_groups, keyed_parameters, keys_by_id
 from keyedopt.reference.keyed.pending import PendingLoad
-from keyedopt.reference.keyed.portions import Portion, split_state, split_groups, merge, rename_group
+from keyedopt.reference.keyed.portions import Portion, merge, rename_group, split_groups, split_state
 from keyedopt.reference.keyed.views import prepend_key, strip_keys
 
 KeyedPair = tuple[str, KeyedOptimizer]
 
 
 class CombinedOptimizer(Composition):
-    """Combine keyed optimizers, say one for the dense and one for the sparse part of a model.
+    """Combine keyed optimizers, for example those of the dense and of the sparse part of a model.
 
     Args:
-        optims: the optimizers, each by itself or as ``(key, optimizer)``; the key and a dot go in
-            front of the keys of its parameters.
+        optims: the optimizers, or pairs ``(key, optimizer)``. The key and a dot become the prefix of the keys
+            of the optimizer's parameters.
 
     Raises:
-        ValueError: two parameters would have one key, one parameter would belong to two
-            optimizers, or only some of the optimizers save their groups.
+        ValueError: two parameters would have one key, one parameter would belong to two optimizers, only
+            some of the optimizers save their groups, or an optimizer is not a keyed optimizer.
+
+    Source: torchrec.optim.keyed.CombinedOptimizer.
 
     >>> from keyedopt.reference.keyed.torch_wrapper import KeyedOptimizerWrapper
     >>> tower, table = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
@@ -50,7 +52,7 @@ class CombinedOptimizer(Composition):
 
     @property
     def optimizers(self) -> list[KeyedPair]:
-        """The optimizers with their keys, ``""`` for those without."""
+        """Pairs of key and optimizer; the key is ``""`` if none was given."""
         return self._optims
 
     @property
@@ -84,10 +86,10 @@ class CombinedOptimizer(Composition):
         return loss
 
     def add_param_group(self, param_group: Mapping[str, Any]) -> None:
-        """Add a group to the one optimizer whose key its parameters' keys have in front.
+        """Add a group to the optimizer whose key is the prefix of all keys in the group.
 
         Raises:
-            ValueError: there is no such optimizer, or more than one; add the group to it directly.
+            ValueError: no optimizer, or more than one, has such a key; add the group to the optimizer itself.
         """
         params, options = keyed_parameters(param_group, self.params)
         fits = [
@@ -117,7 +119,7 @@ class CombinedOptimizer(Composition):
                 owners[id(param)] = key
 
     def _saves_groups(self) -> bool | None:
-        """Return whether the optimizers save their groups; None if only their dictionaries can tell."""
+        """Return whether the optimizers save their groups; None if only their state dicts show this."""
         if not self._optims:
             return bool(self._own_defaults[FLAG])
         return self._common_flag([saves_groups(optimizer) for _, optimizer in self._optims])
@@ -145,7 +147,7 @@ class CombinedOptimizer(Composition):
             saves.append("param_groups" in part)
             merge(state, part.pop("state"), prefix)
             groups += [rename_group(group, prefix) for group in part.pop("param_groups", ())]
-            merge(rest, part, prefix)  # whatever else an optimizer chooses to save
+            merge(rest, part, prefix)  # any other entries that an optimizer saves
         found = self._common_flag(saves) if saves else self._own_defaults[FLAG]
         return {"state": state, **({"param_groups": groups} if found else {}), **rest}
 

@@ -1,7 +1,7 @@
-"""What wrappers and combinations share: a keyed optimizer that is made of others.
+"""The base class of wrappers and combinations: a keyed optimizer that contains other optimizers.
 
-Nothing is copied from the optimizers inside: parameters, state and groups are looked up in them at
-every use. So state that they create or replace later is always seen, in any nesting.
+Parameters, state and groups are looked up in the optimizers inside at every use, never copied. So state that
+they create or replace later is always visible, in any nesting.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from keyedopt.reference.keyed.views import JoinedView, prepend_key, strip_keys
 class Composition(KeyedOptimizer):
     """Base of `OptimizerWrapper` and `CombinedOptimizer`.
 
-    Beside what the optimizers inside hold, a composition may have entries of its own: a wrapper
-    that has something to remember writes ``self.params[key] = param`` and
-    ``self.state[param] = {...}``, and they are saved and loaded with the rest.
+    A composition may add entries of its own to those of the optimizers inside: a wrapper with state writes
+    ``self.params[key] = param`` and ``self.state[param] = {...}``. These entries are saved and loaded, too.
     """
 
     def __init__(self) -> None:
@@ -57,10 +56,10 @@ class Composition(KeyedOptimizer):
 
     @property
     def param_groups(self) -> Collection[Any]:  # type: ignore[override]
-        """The groups of all optimizers inside: the very mappings that these use."""
+        """The groups of all optimizers inside: the mappings themselves, not copies."""
         return [group for _, optimizer in self._parts() for group in optimizer.param_groups]
 
-    # What is passed on
+    # Calls that go to the optimizers inside
 
     def zero_grad(self, set_to_none: bool = False) -> None:
         """Set the gradients of all parameters to zero, or to None if `set_to_none`."""
@@ -74,7 +73,7 @@ class Composition(KeyedOptimizer):
             optimizer.init_state(None if names is None else set(strip_keys(names, prefix)))
 
     def _check_complete(self) -> None:
-        """Leave it to the optimizers inside, which check their own state after their steps."""
+        """Do nothing: the optimizers inside check their own state after their steps."""
 
     def save_param_groups(self, save: bool) -> None:
         """Choose, for every optimizer inside, whether groups are saved and loaded."""
@@ -83,19 +82,19 @@ class Composition(KeyedOptimizer):
         self._own_defaults[FLAG] = save
 
     def set_optimizer_step(self, step: int) -> None:
-        """Pass a step count on to the optimizers inside that take one."""
+        """Pass a step count to the optimizers inside that have this method."""
         for _, optimizer in self._parts():
             if hasattr(optimizer, "set_optimizer_step"):
                 optimizer.set_optimizer_step(step)
 
     def update_hyper_parameters(self, params_dict: dict[str, Any]) -> None:
-        """Pass hyper-parameters on to the optimizers inside that take them."""
+        """Pass hyper-parameters to the optimizers inside that have this method."""
         for _, optimizer in self._parts():
             if hasattr(optimizer, "update_hyper_parameters"):
                 optimizer.update_hyper_parameters(params_dict)
 
     def scratch_buffers(self) -> tuple[torch.Tensor, ...]:
-        """List the working memory of the optimizers inside that is not state."""
+        """Return the working memory of the optimizers inside that is not state."""
         inside = [optimizer for _, optimizer in self._parts() if hasattr(optimizer, "scratch_buffers")]
         return tuple(buffer for optimizer in inside for buffer in optimizer.scratch_buffers())
 
@@ -125,7 +124,7 @@ class Composition(KeyedOptimizer):
         return pending
 
     def _portions(self, state_dict: dict[str, Any]) -> Sequence[tuple[str, Any, dict[str, Any]]]:
-        """Deal what is to be loaded to the optimizers inside."""
+        """Split a state dict: return key, optimizer and part for each optimizer inside."""
         raise NotImplementedError
 
     def _save(self) -> dict[str, Any]:
@@ -142,7 +141,7 @@ class Composition(KeyedOptimizer):
         raise NotImplementedError
 
     def post_load_state_dict(self) -> None:
-        """Tell the optimizers inside, which in the course of a load are told already."""
+        """Notify the optimizers inside, unless a load is running, which notifies each itself."""
         if not self._loading:
             for _, optimizer in self._parts():
                 optimizer.post_load_state_dict()

@@ -1,7 +1,7 @@
-"""What wrappers and combinations ask of their members, which may be keyed optimizers of another library.
+"""Check, load and restore the members of wrappers and combinations, which may come from another library.
 
-A member of another library is asked as rarely as possible, so that each of its hooks fires once per event:
-`state_dict` is called only to save, and a load is undone from a snapshot of the live state.
+Each hook of a member fires once per event: `state_dict` is called only to save, and a load is undone from a
+snapshot of the live state.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FLAG = "_save_param_groups"
 def prepare_load(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> PendingLoad:
     """Check a load of any keyed optimizer without writing anything.
 
-    An optimizer of another library, or one with a `load_state_dict` of its own, decides when it loads.
+    An optimizer of another library, or with its own `load_state_dict`, checks its state when it loads.
     """
     if getattr(type(optimizer), "load_state_dict", None) is KeyedOptimizer.load_state_dict:
         return optimizer._prepare_load(state_dict)  # type: ignore[attr-defined,no-any-return]
@@ -32,7 +32,7 @@ def prepare_load(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]
 
 
 def check_keyed(optimizer: object) -> None:
-    """Raise ValueError if an object is not a keyed optimizer: a plain one of torch, for example."""
+    """Raise ValueError if an object is not a keyed optimizer, for example a torch optimizer."""
     if not callable(getattr(optimizer, "save_param_groups", None)):
         hint = ""
         if isinstance(optimizer, torch.optim.Optimizer):
@@ -41,9 +41,9 @@ def check_keyed(optimizer: object) -> None:
 
 
 def saves_groups(optimizer: Any) -> bool | None:
-    """Return whether a keyed optimizer saves its groups; None if only a dictionary that it saves can tell.
+    """Return whether a keyed optimizer saves its groups; None if only its state dict shows this.
 
-    A wrapper of another library may have an outdated flag, so the innermost optimizers are asked.
+    A wrapper of another library may have an outdated flag, so the flags of the innermost optimizers decide.
     """
     inner = getattr(optimizer, "_optimizer", None)
     members = [inner] if hasattr(inner, "save_param_groups") else []
@@ -57,7 +57,7 @@ def saves_groups(optimizer: Any) -> bool | None:
 
 
 class MemberLoad(ObjectLoad):
-    """The load of an optimizer of another library, undone without a call of its `state_dict`."""
+    """The load of an optimizer of another library, which can be undone without calling `state_dict`."""
 
     def snapshot(self) -> Any:
         """Return a copy of the live state and groups. No hook fires."""
@@ -73,7 +73,7 @@ class MemberLoad(ObjectLoad):
         check_shapes_kept({"state": seen}, self.new, self.path)
 
     def restore(self, snapshot: Any) -> None:
-        """Write the live state and groups back."""
+        """Restore the live state and groups."""
         state, groups = snapshot
         state.restore(self.target.state)
         for group, saved in zip(self.target.param_groups, groups, strict=True):
@@ -82,7 +82,7 @@ class MemberLoad(ObjectLoad):
 
 @dataclass(init=False)
 class _Snapshot:
-    """A copy of everything in a mapping of state or options."""
+    """A deep copy of a mapping of state or options, to restore the mapping in place."""
 
     values: dict[Any, Any]
     inside: list[tuple[Any, _Snapshot]]
@@ -107,14 +107,14 @@ class _Snapshot:
             value.load_state_dict(saved)
         for value, nested in self.inside:
             nested.restore(value)
-        if isinstance(live, MutableMapping):  # a view of the state cannot be changed
+        if isinstance(live, MutableMapping):  # a read-only view cannot be changed
             for key in live.keys() - self.values.keys():
                 del live[key]
             live.update(self.values)
 
 
 def _pieces(value: torch.Tensor) -> list[torch.Tensor]:
-    """Return the tensors on this rank themselves: `local_tensors` detaches them."""
+    """Return the tensors on this rank, not detached as by `local_tensors`."""
     if isinstance(value, ShardedTensor):
         return [shard.tensor for shard in value.local_shards()]
     return [value] if type(value) is torch.Tensor else local_tensors(value)

@@ -1,4 +1,4 @@
-"""Parameter groups, named by the keys of their parameters instead of by position."""
+"""Parameter groups, identified by the keys of their parameters instead of by position."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from keyedopt.reference.keyed.values import kind, refusal
 
 
 def keys_by_id(params: Mapping[str, torch.Tensor]) -> dict[int, str]:
-    """Map each parameter, by its identity, to its key."""
+    """Return the key of each parameter by the id of the parameter."""
     return {id(param): key for key, param in params.items()}
 
 
@@ -35,7 +35,7 @@ def group_keys(group: Mapping[str, Any], number: int, keys: Mapping[int, str]) -
 
 
 def save_groups(groups: Collection[Mapping[str, Any]], keys: Mapping[int, str]) -> list[dict[str, Any]]:
-    """Show groups with keys in place of parameters, and copies of their options."""
+    """Return groups with keys in place of parameters, and copies of their options."""
     return [
         {"params": group_keys(group, number, keys)}
         | {key: deepcopy(value) for key, value in group.items() if key != "params"}
@@ -46,7 +46,7 @@ def save_groups(groups: Collection[Mapping[str, Any]], keys: Mapping[int, str]) 
 def check_groups(
     live: Collection[Mapping[str, Any]], new: object, keys: Mapping[int, str], pending: PendingLoad
 ) -> None:
-    """Pair groups by the set of their keys (equal sets in order) and check their options."""
+    """Match groups by their sets of keys (equal sets in order), and check their options."""
     path = ["param_groups"]
     if not isinstance(new, Collection) or isinstance(new, Mapping | str):
         raise refusal("Different kind of param_groups", path, "a list of groups", kind(new))
@@ -95,7 +95,7 @@ def _check_group(
 def _check_option(
     live: Mapping[str, Any], key: str, value: Any, new: Any, path: list[Any], pending: PendingLoad
 ) -> None:
-    if isinstance(value, torch.Tensor):  # a learning rate in a tensor keeps its identity
+    if isinstance(value, torch.Tensor):  # a learning rate that is a tensor stays the same tensor
         if isinstance(new, Number) and value.dim() == 0:
             new = torch.as_tensor(new, dtype=value.dtype)
         if not isinstance(new, torch.Tensor):
@@ -112,7 +112,7 @@ def _check_option(
 def keyed_parameters(
     param_group: object, known: Mapping[str, torch.Tensor]
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Take a new group apart: its parameters by key, and its options. Nothing is changed."""
+    """Return the parameters of a new group by key, and its options. Nothing is changed."""
     if not isinstance(param_group, Mapping) or "params" not in param_group:
         raise ValueError(f"A group is a mapping with 'params', got {kind(param_group)}")
     given = param_group["params"]
@@ -122,7 +122,7 @@ def keyed_parameters(
         if key in known or key in params:
             raise ValueError(f"Duplicate param key {key}")
         if any(param is other for other in (*known.values(), *params.values())):
-            raise ValueError(f"The parameter {key} is already there under another key")
+            raise ValueError(f"The optimizer already has the parameter {key} under another key")
         params[key] = param
     return params, {key: value for key, value in param_group.items() if key != "params"}
 
@@ -143,14 +143,14 @@ def _pairs(given: object) -> list[tuple[str, torch.Tensor]]:
 
 
 def check_construction(params: Mapping[str, torch.Tensor], state: Mapping[Any, Any]) -> None:
-    """Check that keys and parameters are one to one, and that state belongs to parameters."""
+    """Raise ValueError unless each parameter has one key, and all state belongs to parameters."""
     known = {id(param): key for key, param in params.items()}
-    strangers = [key for key in state if id(key) not in known]
-    if strangers:
-        raise ValueError(f"All state keys must be params. The following keys are not: {strangers}.")
+    unknown = [key for key in state if id(key) not in known]
+    if unknown:
+        raise ValueError(f"All state keys must be params. The following keys are not: {unknown}.")
     for key, param in params.items():
         if known[id(param)] != key:
             raise ValueError(f"One parameter has two keys: {key} and {known[id(param)]}")
     for param, entry in state.items():
         if not isinstance(entry, Mapping):
-            raise ValueError(f"The state of {known[id(param)]} is no mapping but {kind(entry)}")
+            raise ValueError(f"The state of {known[id(param)]} must be a mapping, not {kind(entry)}")

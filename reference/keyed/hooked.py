@@ -23,9 +23,9 @@ HOOKS = (
 
 
 def has_observers(optimizer: optim.Optimizer) -> bool:
-    """Return whether a hook or a profiler sees the steps of an optimizer.
+    """Return whether an optimizer has step hooks, or a profiler is running.
 
-    Without either, `Optimizer.profile_hook_step` changes nothing but costs several microseconds.
+    Without both, `Optimizer.profile_hook_step` has no effect but costs several microseconds.
     """
     hooks = optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks
     everywhere = _global_optimizer_pre_hooks or _global_optimizer_post_hooks
@@ -33,7 +33,7 @@ def has_observers(optimizer: optim.Optimizer) -> bool:
 
 
 class Hooked(optim.Optimizer):
-    """Base of the keyed optimizer: hooks that fire once per event, and copies that keep them."""
+    """Base class of the keyed optimizer: hooks fire once per event, and copies keep them."""
 
     _layouts: dict[str, frozenset[Any]]  # of each parameter's state, after its first step
     _checked_layouts: tuple[list[int], list[Any]] | None  # when `_layouts` was compared last
@@ -57,7 +57,7 @@ class Hooked(optim.Optimizer):
 
         @functools.wraps(func)
         def step(self: Hooked, *args: Any, **kwargs: Any) -> R:
-            if self._in_step:  # the step of a subclass, calling that of its base
+            if self._in_step:  # a subclass calls the step of its base class
                 return func(self, *args, **kwargs)
             self._in_step.append(None)
             try:
@@ -77,10 +77,10 @@ class Hooked(optim.Optimizer):
             self._in_step.clear()
 
     def _check_complete(self) -> None:
-        """Raise RuntimeError if the state is not valid after a step; for subclasses."""
+        """Do nothing; a subclass raises RuntimeError if the state is not valid after a step."""
 
     def __getstate__(self) -> dict[str, Any]:
-        # A scheduler puts a `step` on the instance that is bound to this very optimizer: a copy
-        # that kept it would step the original.
+        # A scheduler sets an attribute `step` that is bound to this optimizer. A copy with this attribute
+        # would step the original.
         kept = {key: value for key, value in self.__dict__.items() if key != "step"}
         return {**kept, "_checked_layouts": None, "_in_step": []}

@@ -1,8 +1,8 @@
-"""`init_state`: make the state of a first step exist, without training.
+"""`init_state`: create the state of the first step, without training.
 
-State is made by a real step with zero gradients. Whatever such a step would change besides is put
-back: parameters, options of groups, counters, and state that was already there. Weight decay is
-off meanwhile, for it would find its way from the parameters into the new moments.
+A real step with zero gradients creates the state. All other changes of that step are undone: parameters,
+options of groups, counters, and existing state. Weight decay is 0 during the step, because it would add the
+parameters to the new moments.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def initialize(optimizer: KeyedOptimizer, sparse: set[str]) -> None:
-    """Leave zero gradients (sparse for the keys in `sparse`) and complete state behind."""
+    """Create the state of all parameters, and zero gradients (sparse for the keys in `sparse`)."""
     grouped = [param for group in optimizer.param_groups for param in group["params"]]
     params = {id(param): param for param in (*grouped, *optimizer.params.values())}.values()
     pieces = [piece for param in params for piece in local_tensors(param)]

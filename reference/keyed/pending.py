@@ -1,7 +1,7 @@
-"""A load in two phases: first everything is checked, then everything is written.
+"""A load in two phases: first all state is checked, then all state is written.
 
-The checks record in a :class:`PendingLoad` what to write, or raise a ValueError. Nothing is written
-before :meth:`PendingLoad.run`. This makes a load all or nothing.
+The checks add writes to a :class:`PendingLoad`, or raise ValueError. Nothing is written before
+:meth:`PendingLoad.run`. So a load writes all state or none.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from keyedopt.reference.keyed.values import Path, clone, refusal
 
 @dataclass
 class ObjectLoad:
-    """The load of an object that decides for itself whether it accepts a state.
+    """The load of an object that checks a state itself, in `load_state_dict`.
 
     Args:
         target: the object.
@@ -32,7 +32,7 @@ class ObjectLoad:
     path: Path
 
     def snapshot(self) -> Any:
-        """Return what :meth:`restore` needs to undo the load."""
+        """Return the argument with which :meth:`restore` undoes the load."""
         return clone(self.target.state_dict())
 
     def load(self, new: Any) -> None:
@@ -41,7 +41,7 @@ class ObjectLoad:
         check_shapes_kept(self.target.state_dict(), self.new, self.path)
 
     def restore(self, snapshot: Any) -> None:
-        """Undo a load, even one that failed after it had written a part."""
+        """Undo a load, also if the load failed after it had written a part."""
         self.target.load_state_dict(snapshot)
 
 
@@ -49,28 +49,28 @@ class ObjectLoad:
 class PendingLoad:
     """The writes of a load that has been checked; nothing is written before :meth:`run`."""
 
-    #: Objects that decide for themselves whether they accept a state.
+    #: Objects that check a state themselves.
     stateful: list[ObjectLoad] = field(default_factory=list)
     #: Functions to call before tensors are copied: they resize shards.
     reshapes: list[Callable[[], None]] = field(default_factory=list)
-    #: Tensors to fill in place, and the source of each.
+    #: Tensors to fill in place; `new` has the source of each.
     live: list[torch.Tensor] = field(default_factory=list)
     new: list[torch.Tensor] = field(default_factory=list)
-    #: Values to replace: mapping, key, new.
+    #: Values to replace: mapping, key, new value.
     values: list[tuple[MutableMapping[Any, Any], Any, Any]] = field(default_factory=list)
     #: Functions to call after everything has been written.
     afterwards: list[Callable[[], None]] = field(default_factory=list)
-    #: Fills the tensors; None until an optimizer with state of its own takes part.
+    #: Fills the tensors; None while the load contains no optimizer with state of its own.
     bulk: Bulk | None = None
 
     def copy(self, live: torch.Tensor, new: torch.Tensor) -> None:
-        """Add a tensor to fill in place, which has been checked."""
+        """Add a checked tensor to fill in place."""
         self.live.append(live)
         self.new.append(new)
 
     def extend(self, other: PendingLoad) -> None:
         """Add the writes of another load: both happen, or neither."""
-        if self.bulk is not other.bulk:  # every one can fill any tensors; the plain one if they differ
+        if self.bulk is not other.bulk:  # any `Bulk` can fill all tensors; the default if they differ
             self.bulk = ONE_BY_ONE if self.bulk and other.bulk else self.bulk or other.bulk
         self.stateful += other.stateful
         self.reshapes += other.reshapes
@@ -80,7 +80,7 @@ class PendingLoad:
         self.afterwards += other.afterwards
 
     def run(self) -> None:
-        """Write everything. Objects that may still refuse come first, so that they can be restored."""
+        """Write all state. Objects that may still raise come first, so that they can be restored."""
         sources = self.new
         if self.stateful or self.reshapes:  # these may write to a source
             pairs = zip(self.live, sources, strict=True)
@@ -103,7 +103,7 @@ class PendingLoad:
                 one.load(new)
             except Exception as error:
                 for done, snapshot in reversed(snapshots[: number + 1]):
-                    with suppress(Exception):  # an object that refuses may refuse again, after writing
+                    with suppress(Exception):  # such an object may raise again, after writing
                         done.restore(snapshot)
                 raise refusal(
                     f"{type(one.target).__name__} refused its state",
@@ -114,7 +114,7 @@ class PendingLoad:
 
 
 def check_shapes_kept(seen: object, loaded: object, path: Path) -> None:
-    """Raise ValueError if an object broadcast: a tensor must keep the shape with which it came."""
+    """Raise ValueError if an object changed the shape of a tensor that it loaded (by broadcasting)."""
     if isinstance(seen, Mapping) and isinstance(loaded, Mapping):
         for key in seen.keys() & loaded.keys():
             check_shapes_kept(seen[key], loaded[key], [*path, key])
@@ -134,9 +134,9 @@ def check_tensor(live: torch.Tensor, new: torch.Tensor, path: Path, pending: Pen
 
 
 def _can_represent(dtype: torch.dtype, value: torch.Tensor) -> bool:
-    """Return whether a dtype can hold the values, except for rounding.
+    """Return whether a dtype can represent the values, except for rounding.
 
-    A fraction, a sign or an imaginary part must not be cut off, and no finite number may become
+    The conversion must not drop a fraction, a sign or an imaginary part, and no finite number may become
     infinite. A step count may be a float in one implementation and an integer in another.
     """
     if value.dtype == dtype or value.is_meta:
@@ -145,6 +145,6 @@ def _can_represent(dtype: torch.dtype, value: torch.Tensor) -> bool:
         return False
     converted = value.to(dtype)
     if dtype.is_floating_point or dtype.is_complex:
-        dense, taken = value.to_dense(), converted.to_dense()
-        return torch.equal(dense.isfinite(), taken.isfinite())
+        before, after = value.to_dense(), converted.to_dense()
+        return torch.equal(before.isfinite(), after.isfinite())
     return torch.equal(converted.to(value.dtype), value)

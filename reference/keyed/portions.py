@@ -1,4 +1,4 @@
-"""Merge what the members of a combination save, and divide what they load."""
+"""Merge the state dicts of the members of a combination, and split one to load it."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from keyedopt.reference.keyed.groups import group_keys
 from keyedopt.reference.keyed.views import prepend_key, strip_keys
 
-#: The key of an optimizer, the optimizer, and what it is to load.
+#: The key of an optimizer, the optimizer, and the state dict that it will load.
 Portion = tuple[str, Any, dict[str, Any]]
 
 
 def merge(into: dict[str, Any], part: Mapping[str, Any], prefix: str) -> None:
-    """Add the entries of `part` under longer keys; two of the same key are an error."""
+    """Add the entries of `part` under keys with a prefix; raise ValueError if a key exists."""
     for name, entry in part.items():
         key = prepend_key(name, prefix)
         if key in into:
@@ -22,12 +22,12 @@ def merge(into: dict[str, Any], part: Mapping[str, Any], prefix: str) -> None:
 
 
 def rename_group(group: Mapping[str, Any], prefix: str) -> dict[str, Any]:
-    """Give a saved group the keys that its parameters have in the combination."""
+    """Return a saved group with the keys that its parameters have in the combination."""
     return {**group, "params": sorted(prepend_key(name, prefix) for name in group["params"])}
 
 
 def split_state(parts: Sequence[tuple[str, Any]], state_dict: Mapping[str, Any]) -> list[Portion]:
-    """Give each optimizer its part of what is loaded, under the keys that it has itself."""
+    """Return the part of a state dict that each optimizer loads, under the optimizer's own keys."""
     portions: list[Portion] = []
     for prefix, optimizer in parts:
         part: dict[str, Any] = {"state": {}}
@@ -58,7 +58,7 @@ def _longest_prefix(parts: Sequence[tuple[str, Any]], key: str) -> tuple[int, st
 
 
 def split_groups(portions: Sequence[Portion], groups: Collection[Mapping[str, Any]]) -> None:
-    """Give each optimizer the groups of its parameters; that they all fit has been checked."""
+    """Add to each portion the groups of its parameters; `check_groups` has checked that all match."""
     waiting: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for group in groups:
         waiting.setdefault(tuple(sorted(group["params"])), []).append(group)

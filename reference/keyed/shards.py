@@ -1,4 +1,4 @@
-"""Sharded state: what is checked before the local shards of a distributed tensor are filled."""
+"""Check the local shards of a distributed tensor before a load fills them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from keyedopt.reference.keyed.values import refusal
 
 
 def local_tensors(value: torch.Tensor) -> list[torch.Tensor]:
-    """List the tensors that hold the data of `value` on this rank."""
+    """Return the tensors that contain the data of `value` on this rank."""
     if isinstance(value, ShardedTensor):
         return [shard.tensor.detach() for shard in value.local_shards()]
     if isinstance(value, DTensor):
@@ -23,7 +23,7 @@ def local_tensors(value: torch.Tensor) -> list[torch.Tensor]:
 
 
 def check_count(live: list[Any], new: list[Any], path: list[Any]) -> None:
-    """Check that as many local shards came as there are."""
+    """Raise ValueError unless the numbers of local shards are equal."""
     if len(live) != len(new):
         text = f"Different number of shards {len(live)} vs {len(new)}"
         raise refusal(text, path, len(live), len(new))
@@ -32,7 +32,7 @@ def check_count(live: list[Any], new: list[Any], path: list[Any]) -> None:
 def check_sharded_tensor(
     live: ShardedTensor, new: ShardedTensor, path: list[Any], pending: PendingLoad
 ) -> None:
-    """Check a ShardedTensor; only a column-wise shard may come in another width."""
+    """Check a ShardedTensor; only column-wise shards may differ in width."""
     whole, new_whole = live.metadata().size, new.metadata().size
     if whole != new_whole:
         raise refusal("Different shape", path, tuple(whole), tuple(new_whole))
@@ -50,11 +50,11 @@ def check_sharded_tensor(
     if resized:
         pending.reshapes.append(lambda: _resize(live, new))
         return
-    places, came = (
+    offsets, new_offsets = (
         [list(shard.metadata.shard_offsets) for shard in each.local_shards()] for each in (live, new)
     )
-    if places != came:  # shard by shard, columns would change places
-        raise refusal("Different places of shards", path, places, came)
+    if offsets != new_offsets:  # a copy shard by shard would move columns
+        raise refusal("Different offsets of shards", path, offsets, new_offsets)
 
 
 def _resize(live: ShardedTensor, new: ShardedTensor) -> None:
@@ -62,7 +62,7 @@ def _resize(live: ShardedTensor, new: ShardedTensor) -> None:
         if shard.tensor.shape != new_shard.tensor.shape:
             shard.tensor.resize_(new_shard.tensor.shape)
         _move(shard.metadata, new_shard.metadata)
-    # The other ranks' shards took other widths as well: the global picture follows.
+    # The shards of other ranks have changed their widths, too: update the global metadata.
     old_shards, new_shards = live.metadata().shards_metadata, new.metadata().shards_metadata
     for old, placed in zip(old_shards, new_shards, strict=False):
         _move(old, placed)
@@ -74,7 +74,7 @@ def _move(live: Any, new: Any) -> None:
 
 
 def check_dtensor(live: DTensor, new: DTensor, path: list[Any], pending: PendingLoad) -> None:
-    """Check a DTensor: the same whole, and the same pieces where it is placed alike."""
+    """Check a DTensor: the global shape, and with equal placements the local shapes."""
     if live.shape != new.shape:
         raise refusal("Different shape", path, tuple(live.shape), tuple(new.shape))
     if live.device_mesh != new.device_mesh:

@@ -1,7 +1,7 @@
 """Check state that is to be loaded against the live state.
 
-A value is loaded only over one of the same kind: tensors over tensors of the same shape, mappings over
-mappings with the same keys. Stateful objects load their own state. Numbers of any type interchange.
+A load replaces a value only by one of the same kind: a tensor by a tensor of the same shape, a mapping by a
+mapping with the same keys. Stateful objects load their own state. All types of numbers are one kind.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from keyedopt.reference.keyed.values import Path, is_stateful, kind, layout, ref
 
 
 def check_entry(live: Mapping[Any, Any], new: object, path: Path, pending: PendingLoad) -> None:
-    """Check a mapping of the live state, and everything in it, against the one to be loaded."""
+    """Check a mapping to be loaded, with all its values, against the live mapping."""
     if not isinstance(new, Mapping):
         raise refusal("Different kind of state", path, "mapping", kind(new))
     if len(live) != len(new):
@@ -65,6 +65,6 @@ def check_layouts(first: dict[str, frozenset[Any]], entries: Mapping[str, Any]) 
         if now != had:
             changed = sorted(".".join(map(str, path)) for path in now ^ had)
             raise RuntimeError(
-                f"The state of {key} has to be complete after its first step, but these of "
-                f"its keys came or went later: {changed}"
+                f"The state of {key} must be complete after its first step, but these keys were "
+                f"added or removed later: {changed}"
             )

@@ -1,4 +1,4 @@
-"""A keyed optimizer around any optimizer of torch."""
+"""A keyed optimizer around any torch optimizer."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ from keyedopt.reference.keyed.groups import check_construction
 
 
 class KeyedOptimizerWrapper(KeyedOptimizer):
-    """Give the parameters of a torch optimizer keys.
+    """Wrap a torch optimizer, and give its parameters keys.
 
     Args:
         params: the parameters by key.
-        optim_factory: makes the optimizer; called once and not kept.
-        pass_params_dict: give the factory the mapping, not a list of the parameters.
+        optim_factory: returns the optimizer of the parameters in its argument. It is called once.
+        pass_params_dict: call the factory with the mapping, not with a list of the parameters.
+
+    Raises:
+        ValueError: a parameter has two keys, or the new optimizer has state of another parameter.
+
+    Source: torchrec.optim.keyed.KeyedOptimizerWrapper.
 
     >>> weight = torch.nn.Parameter(torch.ones(2))
     >>> optimizer = KeyedOptimizerWrapper({"weight": weight}, lambda params: optim.Adagrad(params, lr=0.5))
@@ -40,11 +45,11 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
         check_construction(self.params, {})
         given: Any = dict(params) if pass_params_dict else list(params.values())
         self._optimizer = optim_factory(given)
-        # Schedulers look here to find out whether there is momentum to cycle.
+        # Schedulers read the defaults, for example to see whether there is a momentum.
         self.defaults = {**getattr(self._optimizer, "defaults", {}), "_save_param_groups": False}
         check_construction(self.params, self.state)
 
-    # Live views: torch's optimizers replace both when they load or are unpickled.
+    # Properties, because a torch optimizer replaces both in a load and when it is unpickled.
     @property
     def state(self) -> Mapping[Any, Any]:  # type: ignore[override]
         """State of the torch optimizer, by parameter."""
@@ -56,15 +61,15 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
         return self._optimizer.param_groups
 
     def step(self, closure: Any = None) -> Any:
-        """Step the torch optimizer; returns its loss."""
+        """Step the torch optimizer, and return its loss."""
         return self._optimizer.step(closure=closure)
 
     def zero_grad(self, set_to_none: bool = False) -> None:
-        """Zero the gradients, or drop them with `set_to_none`."""
+        """Set the gradients to zero, or to None if `set_to_none`."""
         self._optimizer.zero_grad(set_to_none=set_to_none)
 
     def _dummy_step(self) -> None:
-        # The torch optimizer's own hooks are no more meant for it than ours are.
+        # A dummy step fires no hooks, neither ours nor those of the torch optimizer.
         names = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
         hooks = {name: getattr(self._optimizer, name, {}) for name in names}
         try:
@@ -85,17 +90,17 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
         self.params.update(params)
 
     def set_optimizer_step(self, step: int) -> None:
-        """Pass a step count on, where the optimizer takes one."""
+        """Pass a step count to the torch optimizer if it has this method."""
         if hasattr(self._optimizer, "set_optimizer_step"):
             self._optimizer.set_optimizer_step(step)
 
     def update_hyper_parameters(self, params_dict: dict[str, Any]) -> None:
-        """Pass hyper-parameters on, where the optimizer takes them."""
+        """Pass hyper-parameters to the torch optimizer if it has this method."""
         if hasattr(self._optimizer, "update_hyper_parameters"):
             self._optimizer.update_hyper_parameters(params_dict)
 
     def scratch_buffers(self) -> tuple[torch.Tensor, ...]:
-        """List the optimizer's working memory that is not state, where it has any."""
+        """Return the working memory of the torch optimizer that is not state."""
         if hasattr(self._optimizer, "scratch_buffers"):
             return tuple(self._optimizer.scratch_buffers())
         return ()

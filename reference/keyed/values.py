@@ -1,4 +1,4 @@
-"""Values of state: their kinds, how they are shown, their copies, and the error of a refused load."""
+"""Values of state: their kinds, saved form, copies, and the error of a load."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def is_stateful(value: object) -> bool:
 
 
 def kind(value: object) -> str:
-    """Name the kind of a value: a load replaces a value only by one of the same kind."""
+    """Return the name of the kind of a value: a load replaces a value only by one of the same kind."""
     if isinstance(value, ShardedTensor):
         return "ShardedTensor"
     if isinstance(value, DTensor):
@@ -40,7 +40,7 @@ def kind(value: object) -> str:
 
 
 def extract(entry: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Show an entry of the state: tensors as they are, stateful objects as their state."""
+    """Return an entry of the state as it is saved: live tensors, and stateful objects as their state."""
     shown: dict[Any, Any] = {}
     for key, value in entry.items():
         if isinstance(value, Mapping):
@@ -63,13 +63,13 @@ def layout(entry: Mapping[Any, Any]) -> frozenset[tuple[Any, ...]]:
 
 
 def refusal(text: str, path: Path, expected: object, got: object) -> ValueError:
-    """Return the error of a refused load: the path, what was expected, and what came."""
+    """Return the error of a load, with the path, the expected value and the given value."""
     where = json.dumps(path, default=str)
     return ValueError(f"{text} for the path of {where}: expected {expected}, got {got}")
 
 
 def clone(tree: Any) -> Any:
-    """Copy a tree of state so that nothing in it is shared with the original."""
+    """Return a deep copy of a tree of state; tensors are detached."""
     if isinstance(tree, torch.Tensor):
         return tree.detach().clone()
     if isinstance(tree, Mapping):

@@ -9,12 +9,12 @@ _ABSENT: Any = object()
 
 
 def prepend_key(name: str, prefix: str) -> str:
-    """Give a parameter's key the prefix of its optimizer: ``prefix.name``."""
+    """Return a parameter's key with the prefix of its optimizer: ``prefix.name``."""
     return f"{prefix}.{name}" if name and prefix else name or prefix
 
 
 def strip_key(name: Any, prefix: str) -> Any:
-    """Undo :func:`prepend_key`; `_ABSENT` for a key that does not have the prefix."""
+    """Return a key without the prefix; `_ABSENT` if the key does not have the prefix."""
     if not prefix:
         return name
     if name == prefix:
@@ -23,17 +23,17 @@ def strip_key(name: Any, prefix: str) -> Any:
 
 
 def strip_keys(names: Iterable[str], prefix: str) -> list[str]:
-    """Undo :func:`prepend_key` for those of several keys that have the prefix."""
+    """Return those keys that have the prefix, without the prefix."""
     stripped = (strip_key(name, prefix) for name in names)
     return [name for name in stripped if name is not _ABSENT]
 
 
 class JoinedView(MutableMapping[Any, Any]):
-    """Several mappings seen as one, looked up anew at every use, so never out of date.
+    """A live view of several mappings as one: each use looks the mappings up again.
 
     Args:
-        parts: returns the mappings as they are now, each with the prefix that its keys get.
-            A key that is new is written to the last one.
+        parts: returns the current mappings, each with the prefix of its keys. A new key is written to the
+            last mapping.
     """
 
     def __init__(self, parts: Callable[[], Sequence[tuple[str, MutableMapping[Any, Any]]]]) -> None:

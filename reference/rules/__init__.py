@@ -1,7 +1,8 @@
 """The algorithms: one pure function each, in the order of its equations.
 
-A rule takes the weight, its gradient (every row once, duplicates summed) and its state, and returns new
-tensors. The dense, sparse and in-backward optimizers and the embedding modules all call these.
+The arguments of a rule are the weight, its gradient (each row once, duplicates summed) and its state. The
+result is new tensors. The dense, sparse and in-backward optimizers and the embedding modules call these
+rules.
 """
 
 from keyedopt.reference.rules.adagrad import adagrad

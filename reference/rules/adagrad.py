@@ -1,4 +1,4 @@
-"""Adagrad: a rate for every element."""
+"""Adagrad: one learning rate for each element."""
 
 from torch import Tensor
 
@@ -28,15 +28,15 @@ def adagrad(
 
     Args:
         weight: (R, D), or any shape.
-        grad: as `weight`; a row once, duplicates summed.
+        grad: as `weight`; each row once, duplicates summed.
         state_sum: s, as `weight`.
         lr: γ.
         eps: ε; 1e-10 in torch, 1e-8 in FBGEMM.
-        step: t, counted from 1, of this step.
+        step: t of this step, from 1.
         lr_decay: η.
         weight_decay: λ; FBGEMM's Adagrad ignores it.
-        decay: what λ does.
-        maximize: ascend.
+        decay: how λ is applied.
+        maximize: step along the gradient, not against it.
 
     Returns:
         weight and state_sum, in their own dtypes, computed in float32 at least.
@@ -50,6 +50,6 @@ def adagrad(
     w = widen(weight)
     g = decayed_grad(ascend(grad, maximize), w, weight_decay, decay)
     s = widen(state_sum) + g.square()
-    rate = lr / (1 + (step - 1) * lr_decay)
-    w = w - rate * quotient(g, s.sqrt() + eps) - lr * decoupled(w, weight_decay, decay)
+    decayed_lr = lr / (1 + (step - 1) * lr_decay)
+    w = w - decayed_lr * quotient(g, s.sqrt() + eps) - lr * decoupled(w, weight_decay, decay)
     return narrow(w, weight), narrow(s, state_sum)

@@ -22,7 +22,7 @@ def adam(
     eps_placement: EpsPlacement = EpsPlacement.INSIDE_DENOMINATOR,
     maximize: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Step along the mean gradient over the root of the mean square, both corrected for their start at 0.
+    r"""Step along the mean gradient divided by the root of the mean square, both with bias correction.
 
     .. math::
         g &\leftarrow g + \lambda w \qquad \text{(L2)} \\
@@ -33,23 +33,23 @@ def adam(
 
     Args:
         weight: (R, D), or any shape.
-        grad: as `weight`; a row once, duplicates summed.
+        grad: as `weight`; each row once, duplicates summed.
         exp_avg: m, as `weight`.
         exp_avg_sq: v, as `weight`.
-        step: t, counted from 1, of this step: one for all, or one a row (R,).
+        step: t of this step, from 1: one count, or one for each row (R,).
         lr: γ.
         betas: β₁ and β₂.
         eps: ε.
         weight_decay: λ.
-        decay: what λ does; L2 in torch's Adam, decoupled in AdamW and in FBGEMM's ADAM.
+        decay: how λ is applied; L2 in torch's Adam, decoupled in AdamW and in FBGEMM's ADAM.
         eps_placement: √v̂ + ε, or √v + ε before bias correction.
-        maximize: ascend.
+        maximize: step along the gradient, not against it.
 
     Returns:
         weight, exp_avg, exp_avg_sq, in their own dtypes, computed in float32 at least.
 
-    With ε = 0 the square of a small gradient may be lost in the dtype of v (in float16, below some 5e-3):
-    then m over zero makes the weight infinite at the next step, and decay may make that NaN, for good.
+    With ε = 0 the square of a small gradient may underflow in the dtype of v (in float16, below about 5e-3).
+    Then m / 0 makes the weight infinite at the next step, and decay may make it NaN permanently.
 
     Source: Kingma and Ba 2015; Loshchilov and Hutter 2019 (AdamW); torch.optim.Adam.
 
@@ -78,9 +78,9 @@ def moments(
     eps: float,
     eps_placement: EpsPlacement = EpsPlacement.INSIDE_DENOMINATOR,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Move both running means; return them and the direction of the step, which all of Adam's kin share.
+    """Return both updated running means, and the direction of the step, for all variants of Adam.
 
-    `square` is g², or a column of its means over the rows; `exp_avg_sq` has as many elements.
+    `square` is g², or a column with its mean over each row; `exp_avg_sq` has as many elements.
     """
     beta1, beta2 = betas
     m = beta1 * widen(exp_avg) + (1 - beta1) * g

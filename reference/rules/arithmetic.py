@@ -1,4 +1,4 @@
-"""What the rules share: in which precision they compute, and what they do at zero."""
+"""Functions that all rules use: precision, decay, norms and ratios with a defined result at zero."""
 
 import torch
 from torch import Tensor
@@ -7,38 +7,38 @@ from keyedopt.reference.rules.options import Decay
 
 
 def widen(tensor: Tensor) -> Tensor:
-    """Return the values in the precision of the computation: float32 at least."""
+    """Return the values in the dtype of the computation: float32 at least."""
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
 def narrow(values: Tensor, like: Tensor) -> Tensor:
-    """Round a result to the dtype, and give it the shape, of the tensor that it succeeds."""
+    """Return a result with the dtype and shape of the tensor that it replaces."""
     return values.to(like.dtype).reshape(like.shape)
 
 
 def column(per_row: Tensor) -> Tensor:
-    """Make a state of one value a row, (R,) or (R, 1), a column that broadcasts over the row."""
+    """Return a state with one value for each row, (R,) or (R, 1), as a column that broadcasts."""
     return per_row.reshape(-1, 1)
 
 
 def quotient(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """Divide, with 0 / 0 = 0: a row that never had a gradient does not move, even without eps."""
+    """Divide, with 0 / 0 = 0: a row that never had a gradient does not change, even without eps."""
     undefined = (numerator == 0) & (denominator == 0)
     return torch.where(undefined, 0.0, numerator / denominator)
 
 
 def ascend(grad: Tensor, maximize: bool) -> Tensor:
-    """Return the gradient to descend along."""
+    """Return the gradient, negated if `maximize`."""
     return -widen(grad) if maximize else widen(grad)
 
 
 def decayed_grad(grad: Tensor, weight: Tensor, weight_decay: float, decay: Decay) -> Tensor:
-    """Add L2 decay to the gradient, where that is what decay means."""
+    """Return the gradient with L2 decay added, if `decay` is L2."""
     return grad + weight_decay * weight if decay is Decay.L2 and weight_decay else grad
 
 
 def decoupled(weight: Tensor, weight_decay: float, decay: Decay) -> Tensor | float:
-    """Return what decoupled decay adds to the direction of a step."""
+    """Return the term that decoupled decay adds to the direction of a step."""
     return weight_decay * weight if decay is Decay.DECOUPLED and weight_decay else 0.0
 
 
@@ -56,12 +56,12 @@ def row_norm(values: Tensor) -> Tensor:
 
 
 def trust_ratio(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """Return the ratio of two norms, and 1 where either is zero."""
+    """Return the ratio of two norms, or 1 if either norm is zero."""
     return torch.where((numerator == 0) | (denominator == 0), 1.0, numerator / denominator)
 
 
 def limit_norm(weight: Tensor, max_norm: float | None) -> Tensor:
-    """Scale the rows longer than `max_norm` down to it; None limits nothing."""
+    """Scale rows with a norm above `max_norm` down to it; None for no limit."""
     if max_norm is None:
         return weight
     norm = row_norm(weight)
@@ -69,7 +69,7 @@ def limit_norm(weight: Tensor, max_norm: float | None) -> Tensor:
 
 
 def bias_correction(beta: float, step: int | float | Tensor, like: Tensor) -> Tensor | float:
-    """Return 1 − βᵗ, for one count t of all steps, or for a count a row (R,) as a column."""
+    """Return 1 − βᵗ for one count t, or as a column for a count of each row (R,)."""
     if not isinstance(step, Tensor):
         return 1.0 - beta**step
     exact = 1.0 - torch.as_tensor(beta, dtype=torch.float64, device=step.device) ** step.double()

@@ -1,4 +1,4 @@
-"""LAMB: Adam's direction, at the length of the row."""
+"""LAMB: the direction of Adam, with the norm of the row."""
 
 from torch import Tensor
 
@@ -30,26 +30,26 @@ def lamb(
         r &= \frac{m / (1 - \beta_1^t)}{\sqrt{v / (1 - \beta_2^t)} + \epsilon} + \lambda w \\
         w &\leftarrow w - \gamma \frac{\lVert w \rVert}{\lVert r \rVert} r
 
-    The ratio of the norms is 1 where either is zero: a row of zeros leaves its place, and a row without a
-    direction stays. FBGEMM has no such guard.
+    The ratio of the norms is 1 if either is zero: so a row of zeros changes, and a row whose direction is
+    zero does not. FBGEMM has no such special case.
 
     Args:
         weight: (R, D).
-        grad: (R, D); a row once, duplicates summed.
+        grad: (R, D); each row once, duplicates summed.
         exp_avg: m, (R, D).
         exp_avg_sq: v, (R, D).
-        step: t, counted from 1, of this step: one for all, or one a row (R,).
+        step: t of this step, from 1: one count, or one for each row (R,).
         lr: γ.
         betas: β₁ and β₂.
         eps: ε.
         weight_decay: λ.
-        decay: what λ does; L2 adds λw to g instead.
-        maximize: ascend.
+        decay: how λ is applied; L2 adds λw to g instead.
+        maximize: step along the gradient, not against it.
 
     Returns:
         weight, exp_avg, exp_avg_sq, in their own dtypes and shapes, computed in float32 at least.
 
-    Source: You et al. 2020; FBGEMM's LAMB. The paper's norms are of a layer, these of a row.
+    Source: You et al. 2020; FBGEMM's LAMB. The norms in the paper are of a layer, here of a row.
     """
     w = widen(weight)
     g = decayed_grad(ascend(grad, maximize), w, weight_decay, decay)

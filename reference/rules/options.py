@@ -1,7 +1,7 @@
-"""The differences between libraries that matter, as explicit arguments of the rules.
+"""The differences between libraries, as explicit options of the rules.
 
-Each is an enumeration whose members have strings as values, so that a string serves as well: optimizers
-keep the string in their groups, which makes a checkpoint loadable without this package.
+Each option is an enumeration whose values are strings. Optimizers accept the member or the string, and store
+the string in their groups, so a checkpoint can be loaded without this package.
 """
 
 import enum
@@ -10,20 +10,20 @@ import enum
 class Decay(enum.Enum):
     """What weight decay does."""
 
-    #: Nothing: a given `weight_decay` is ignored.
+    #: Nothing: `weight_decay` is ignored.
     NONE = "none"
-    #: It is added to the gradient (g + weight_decay · w), and so enters the state.
+    #: Add it to the gradient (g + weight_decay · w), so that it enters the state.
     L2 = "l2"
-    #: It shrinks the weight by lr · weight_decay · w, beside the step and outside the state.
+    #: Subtract lr · weight_decay · w from the weight, without effect on the state.
     DECOUPLED = "decoupled"
 
 
 class EpsPlacement(enum.Enum):
-    """Where eps stands in Adam's denominator."""
+    """Where eps is added in the denominator of Adam."""
 
     #: √v̂ + eps, after bias correction: Adam's paper, torch's Adam, FBGEMM's.
     INSIDE_DENOMINATOR = "inside_denominator"
-    #: √v + eps, before bias correction, so that eps counts for more at first: torch's SparseAdam.
+    #: √v + eps, before bias correction, so that eps has more effect in the first steps: torch's SparseAdam.
     BEFORE_BIAS_CORRECTION = "before_bias_correction"
 
 
@@ -32,16 +32,16 @@ class BiasCorrection(enum.Enum):
 
     #: All steps of the parameter.
     GLOBAL = "global"
-    #: Those in which the row had a gradient, so that a rare row's first steps are corrected as such.
+    #: Steps in which the row had a gradient, so that the first steps of a rare row are corrected, too.
     PER_ROW = "per_row"
 
 
 class Rows(enum.Enum):
-    """Which rows of a parameter a step updates; the others keep weight and state, bit by bit."""
+    """Which rows of a parameter a step updates; other rows keep the bits of weight and state."""
 
-    #: Those in the gradient: all of a dense one, the listed ones of a sparse one.
+    #: The rows in the gradient: all rows of a dense gradient, the listed rows of a sparse gradient.
     GIVEN = "given"
-    #: All of them; a row that a sparse gradient does not list has a gradient of zero.
+    #: All rows; a row that a sparse gradient does not list has a gradient of zero.
     ALL = "all"
-    #: Those whose gradient is not all zero.
+    #: The rows with a nonzero element in their gradient.
     NONZERO = "nonzero"

@@ -1,4 +1,4 @@
-"""Partial row-wise Adam: Adam with one second moment a row."""
+"""Partial row-wise Adam: Adam with one second moment for each row."""
 
 from torch import Tensor
 
@@ -22,7 +22,7 @@ def partial_rowwise_adam(
     decay: Decay = Decay.DECOUPLED,
     maximize: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    r"""Step along the mean gradient over the root of the row's mean square.
+    r"""Step along the mean gradient divided by the root of the mean square of the row.
 
     .. math::
         m &\leftarrow \beta_1 m + (1 - \beta_1) g, \qquad
@@ -32,16 +32,16 @@ def partial_rowwise_adam(
 
     Args:
         weight: (R, D).
-        grad: (R, D); a row once, duplicates summed.
+        grad: (R, D); each row once, duplicates summed.
         exp_avg: m, (R, D).
         exp_avg_sq: v, (R,) or (R, 1).
-        step: t, counted from 1, of this step: one for all, or one a row (R,).
+        step: t of this step, from 1: one count, or one for each row (R,).
         lr: γ.
         betas: β₁ and β₂.
         eps: ε.
         weight_decay: λ.
-        decay: what λ does; L2 adds λw to g instead.
-        maximize: ascend.
+        decay: how λ is applied; L2 adds λw to g instead.
+        maximize: step along the gradient, not against it.
 
     Returns:
         weight, exp_avg, exp_avg_sq, in their own dtypes and shapes, computed in float32 at least.

@@ -1,4 +1,4 @@
-"""From the gradient of a table to its rows, and a rule applied to those rows alone."""
+"""Find the rows in the gradient of a table, and apply a rule to only these rows."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,10 +12,10 @@ from keyedopt.reference.rules.options import Rows
 
 
 def check_rows(indices: Tensor, num_rows: int, name: str = "indices") -> None:
-    """Refuse row numbers that are no integers, or not in [0, num_rows).
+    """Raise ValueError unless row numbers are integers in [0, num_rows).
 
     Raises:
-        ValueError: naming the argument and the first bad row.
+        ValueError: with the name of the argument and the first invalid row.
     """
     if indices.dtype not in (torch.int32, torch.int64):
         raise ValueError(f"{name} must be int32 or int64, not {indices.dtype}")
@@ -28,7 +28,7 @@ def coalesce(indices: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
     """Sum the gradients of the same row.
 
     The sum is taken in float64 and rounded once, so its error does not grow with the number of
-    gradients: ten million of them, added up in float32 one by one, may be off by a tenth of Σ|g|.
+    gradients. (A float32 sum of ten million gradients may have an error of a tenth of Σ|g|.)
 
     Args:
         indices: (N,) row numbers, in any order.
@@ -41,9 +41,9 @@ def coalesce(indices: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
     (tensor([1, 3]), tensor([[2.],
             [5.]]))
     """
-    rows, places = torch.unique(indices, return_inverse=True)
+    rows, positions = torch.unique(indices, return_inverse=True)
     total = torch.zeros((len(rows), *grads.shape[1:]), dtype=torch.float64, device=grads.device)
-    total.index_add_(0, places, grads.double())
+    total.index_add_(0, positions, grads.double())
     return rows, total.to(widen(grads[:0]).dtype)
 
 
@@ -56,15 +56,15 @@ def update_rows(
     grads: Tensor,
     **options: Any,
 ) -> None:
-    """Apply a rule to some rows of a table, in place; every other row keeps its bits.
+    """Apply a rule to the given rows of a table, in place; every other row keeps its bits.
 
     Args:
-        rule: takes (weight, grad, *states, **options) and returns the new weight and states.
+        rule: called with (weight, grad, *states, **options); returns the new weight and states.
         weight: (R, …).
-        states: each (R, …): one entry a row.
+        states: each (R, …): one entry for each row.
         rows: (U,) distinct row numbers.
         grads: (U, …) their gradients.
-        options: passed on. A `step` of one count a row is given for the U rows.
+        options: arguments of the rule. A `step` with a count for each row has U elements.
     """
     if not len(rows):
         return

@@ -1,4 +1,4 @@
-"""Row-wise Adagrad: a rate for every row."""
+"""Row-wise Adagrad: one learning rate for each row."""
 
 from torch import Tensor
 
@@ -32,16 +32,17 @@ def rowwise_adagrad(
 
     Args:
         weight: (R, D).
-        grad: (R, D); a row once, duplicates summed.
+        grad: (R, D); each row once, duplicates summed.
         state_sum: s, (R,) in FBGEMM or (R, 1) in torchrec.
         lr: γ.
         eps: ε; 1e-10 in torchrec, 1e-8 in FBGEMM.
-        step: t, counted from 1, of this step.
+        step: t of this step, from 1.
         lr_decay: η; FBGEMM has none.
         weight_decay: λ.
-        decay: what λ does. torchrec's is L2 on every row, FBGEMM's any of them, on the rows with a gradient.
-        max_norm: largest norm of a row after the step; None limits nothing.
-        maximize: ascend.
+        decay: how λ is applied. torchrec has L2 on every row; FBGEMM has each variant, on the rows with a
+            gradient.
+        max_norm: largest norm of a row after the step; None for no limit.
+        maximize: step along the gradient, not against it.
 
     Returns:
         weight and state_sum, in their own dtypes and shapes, computed in float32 at least.
@@ -55,6 +56,6 @@ def rowwise_adagrad(
     w = widen(weight)
     g = decayed_grad(ascend(grad, maximize), w, weight_decay, decay)
     s = column(widen(state_sum)) + arithmetic.row_mean_square(g)
-    rate = lr / (1 + (step - 1) * lr_decay)
-    w = w - rate * quotient(g, s.sqrt() + eps) - lr * arithmetic.decoupled(w, weight_decay, decay)
+    decayed_lr = lr / (1 + (step - 1) * lr_decay)
+    w = w - decayed_lr * quotient(g, s.sqrt() + eps) - lr * arithmetic.decoupled(w, weight_decay, decay)
     return narrow(arithmetic.limit_norm(w, max_norm), weight), narrow(s, state_sum)

@@ -20,7 +20,7 @@ def sgd(
     decay: Decay = Decay.L2,
     maximize: bool = False,
 ) -> tuple[Tensor, ...]:
-    r"""Step along the gradient, or along its running sum.
+    r"""Step along the gradient, or along its running sum with momentum.
 
     .. math::
         g &\leftarrow g + \lambda w \qquad \text{(L2)} \\
@@ -29,19 +29,19 @@ def sgd(
 
     Args:
         weight: (R, D), or any shape.
-        grad: as `weight`; a row once, duplicates summed.
+        grad: as `weight`; each row once, duplicates summed.
         momentum_buffer: b, as `weight`; None without momentum.
         lr: γ.
         momentum: μ.
         dampening: τ.
-        nesterov: look ahead.
-        first: whether b has no past.
+        nesterov: use Nesterov momentum.
+        first: whether this is the first step, so that b ← g.
         weight_decay: λ.
-        decay: what λ does.
-        maximize: ascend.
+        decay: how λ is applied.
+        maximize: step along the gradient, not against it.
 
     Returns:
-        weight, and momentum_buffer where one was given; in their own dtypes, computed in float32 at least.
+        weight, and momentum_buffer if one was given; in their own dtypes, computed in float32 at least.
 
     Source: torch.optim.SGD. FBGEMM's exact SGD has neither momentum nor decay.
 

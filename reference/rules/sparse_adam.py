@@ -1,4 +1,4 @@
-"""SparseAdam: Adam for the rows that have a gradient."""
+"""SparseAdam: Adam for only the rows with a gradient."""
 
 from torch import Tensor
 
@@ -25,21 +25,22 @@ def sparse_adam(
         w &\leftarrow w - \gamma \frac{\sqrt{1 - \beta_2^t}}{1 - \beta_1^t} \frac{m}{\sqrt{v} + \epsilon}
 
     Args:
-        weight: (R, D), the rows that have a gradient alone.
-        grad: (R, D); a row once, duplicates summed.
+        weight: (R, D), only the rows with a gradient.
+        grad: (R, D); each row once, duplicates summed.
         exp_avg: m, (R, D).
         exp_avg_sq: v, (R, D).
-        step: t, counted from 1, of this step, by all steps of the parameter.
+        step: t of this step, from 1; counts all steps of the parameter.
         lr: γ.
         betas: β₁ and β₂.
         eps: ε.
-        maximize: ascend.
+        maximize: step along the gradient, not against it.
 
     Returns:
         weight, exp_avg, exp_avg_sq, in their own dtypes, computed in float32 at least.
 
-    Source: torch.optim.SparseAdam, whose document gives Adam's formula; it is its published code that has
-    eps before the bias correction.
+    Source: torch.optim.SparseAdam. Its documentation has the formula of Adam; its code adds eps before the
+        bias
+    correction.
     """
     return adam(
         weight,
