@@ -1,4 +1,4 @@
-"""The optimizers that accumulate gradients, with windows of bounded memory and steps by kernels."""
+"""The optimizers that accumulate gradients, with windows of bounded memory and kernels for the steps."""
 
 from keyedopt.fused import optimizers
 from keyedopt.fused.sparse.window import Window

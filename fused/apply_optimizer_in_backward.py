@@ -1,4 +1,4 @@
-"""Optimizers that step in the backward pass: the reference's own functions."""
+"""Optimizers that step in the backward pass, re-exported from the reference."""
 
 from keyedopt.reference.apply_optimizer_in_backward import (
     apply_optimizer_in_backward,

@@ -1,4 +1,4 @@
-"""Gradient clipping: the reference's, with faster norms, and clipping as a part of the step."""
+"""Gradient clipping: the class of the reference, with faster norms and clipping inside the step."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ __all__ = ["GradientClipping", "GradientClippingOptimizer"]
 class GradientClippingOptimizer(reference.GradientClippingOptimizer):
     """Clip the gradients of all parameters, then step; see `keyedopt.reference.GradientClippingOptimizer`.
 
-    Norm and factor stay on the device. If all optimizers inside are fused ones of torch, or ours, clipping is
-    a part of their step, which reads gradients once for the norm and once for the step. On the CPU our own
-    kernel then does the step, and ``.grad`` keeps the values of the backward pass. All other steps write the
-    clipped gradients to ``.grad``.
+    Norm and factor stay on the device. If all optimizers inside are keyedopt's or fused optimizers of torch,
+    their step clips, so gradients are read once for the norm and once for the step. On the CPU the step then
+    uses keyedopt's kernel, and ``.grad`` keeps the values of the backward pass. In all other cases ``.grad``
+    contains the clipped gradients.
     """
 
     _backward_clip: ClassVar[Any] = BackwardClip
@@ -47,7 +47,7 @@ class GradientClippingOptimizer(reference.GradientClippingOptimizer):
     @property
     def last_total_grad_norm(self) -> Tensor | None:
         """The norm of all gradients before they were clipped in the last step; None if not measured."""
-        if isinstance(self._last_total_grad_norm, float):  # the tensor is made only when it is read
+        if isinstance(self._last_total_grad_norm, float):  # create the tensor only when it is read
             self._last_total_grad_norm = torch.tensor(self._last_total_grad_norm, dtype=torch.float32)
         norm: Tensor | None = self._last_total_grad_norm
         return norm
@@ -63,14 +63,14 @@ class GradientClippingOptimizer(reference.GradientClippingOptimizer):
         return rounded(norm, parts)
 
     def _scale_deferred(self, norm: Tensor) -> None:
-        if self._module_clips.joint:  # if not, scaling nothing would still launch kernels
+        if self._module_clips.joint:  # scaling an empty list would launch kernels
             self._module_clips.scale(norm)
 
     def _clip(self) -> None:
         self._clip_now_or_in_step(in_step=False)
 
     def _clip_now_or_in_step(self, in_step: bool) -> StepOverrides:
-        """Clip and measure; the caller steps within the returned context if `in_step`."""
+        """Clip and measure, or with `in_step` return a context in which the caller's step clips."""
         self._last_total_grad_norm = None
         self._module_clips.clip_deferred()
         listed, nothing = self._listed_parameters(), StepOverrides()
@@ -123,7 +123,7 @@ class GradientClippingOptimizer(reference.GradientClippingOptimizer):
         return super()._measure() if measured is None else _as_tensors(measured)
 
     def _listed_parameters(self) -> list[Tensor]:
-        """Return each parameter that no fused optimizer has, once; those on the meta device, too."""
+        """Return each parameter outside fused optimizers, once, also on the meta device."""
         fused = fused_parameters(self._optimizer)
         distinct = {id(param): param for group in self.param_groups for param in group["params"]}
         for key in fused:

@@ -1,4 +1,4 @@
-"""Steps that a manager commits: the reference's own."""
+"""Steps that a manager commits, re-exported from the reference."""
 
 from keyedopt.reference.fault_tolerance import FaultTolerantOptimizer, Manager
 

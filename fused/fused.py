@@ -1,4 +1,4 @@
-"""Bases of the optimizers that update their parameters in the backward pass: the reference's own."""
+"""Base classes of optimizers that update parameters in the backward pass, re-exported from the reference."""
 
 from keyedopt.reference.fused import (
     EmptyFusedOptimizer,

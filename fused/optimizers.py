@@ -1,6 +1,6 @@
-"""The optimizers of `keyedopt.reference.optimizers`, with steps by kernels.
+"""The optimizers of `keyedopt.reference.optimizers`, with kernels for the steps.
 
-Formulas, arguments, errors and state are documented there, and the same here.
+Formulas, arguments, errors and state are those of the reference, and documented there.
 """
 
 from keyedopt.fused.rowwise_adagrad import Adagrad

@@ -1,4 +1,4 @@
-"""Adagrad and row-wise Adagrad, with steps by kernels."""
+"""Adagrad and row-wise Adagrad, with kernels for the steps."""
 
 from keyedopt.fused.rule_optimizer import RuleOptimizer
 from keyedopt.reference import rowwise_adagrad

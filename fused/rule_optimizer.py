@@ -1,4 +1,4 @@
-"""The base class of the optimizers: the reference's, with steps by kernels."""
+"""The base class of the optimizers: the class of the reference, with kernels for the steps."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -15,7 +15,7 @@ from keyedopt.reference import rule_optimizer
 from keyedopt.reference.option_checks import as_plain
 from keyedopt.reference.rules.options import Rows
 
-#: The options of a group that are numbers of a `Step` of the same name.
+#: Options of a group that are fields of a `Step` under the same name.
 NUMBERS = ("eps", "weight_decay", "momentum", "dampening", "nesterov", "eta", "lr_decay", "max_norm")
 
 
@@ -28,10 +28,10 @@ class RuleOptimizer(rule_optimizer.RuleOptimizer):
 
     #: A key of `ALGORITHMS`.
     algorithm: ClassVar[str]
-    #: Set in the body of a class, not inherited from it: `cpu_fast_path` may do its steps.
+    #: Set in the body of a class whose steps `cpu_fast_path` may do; not inherited.
     has_fast_path: ClassVar[bool]
-    #: While it is set every gradient is divided by it: a tensor of one number on the device of the gradients.
-    #: Clipping then needs no pass over memory of its own. Some kernels overwrite dense gradients.
+    #: A divisor of all gradients while it is set: a tensor with one element on the device of the gradients.
+    #: Clipping then needs no separate pass over memory. Some kernels overwrite dense gradients.
     grad_scale: Tensor
 
     profile_hook_step = staticmethod(with_step_hooks)
@@ -61,11 +61,11 @@ class RuleOptimizer(rule_optimizer.RuleOptimizer):
         return state_memory.row_state(param, *columns, start=start, dtype=dtype)
 
     def make_step(self, group: Mapping[str, Any], count: int | Tensor = 1, first: bool = False) -> Step:
-        """Return what a backend has to do for the parameters of a group.
+        """Return the step of a backend for the parameters of a group.
 
         Args:
-            group: the options, as they are now.
-            count: t, from 1, of the step that comes next.
+            group: the current options.
+            count: t of the next step, from 1.
             first: whether the state was created for this step.
         """
         options = {name: group[name] for name in NUMBERS if name in group}
@@ -78,8 +78,8 @@ class RuleOptimizer(rule_optimizer.RuleOptimizer):
         return Step(self.algorithm, lr=lr, count=count, first=first, maximize=group["maximize"], **options)
 
     def update(self, group: dict[str, Any], gradients: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Update parameters of one group, those with the same count together."""
-        alike: dict[Any, list[dense_step.Work]] = {}
+        """Update parameters of one group; parameters with the same count share a call."""
+        same_step: dict[Any, list[dense_step.Work]] = {}
         on_devices: list[Tensor] = []
         repeated: dict[Tensor, int] = {}
         for param, grad in gradients:
@@ -88,9 +88,9 @@ class RuleOptimizer(rule_optimizer.RuleOptimizer):
             if first:
                 state.update(self.initial_state(param, group))
             count: Any = state.get("step")
-            if isinstance(count, int):  # SparseAdam's
+            if isinstance(count, int):  # in SparseAdam
                 count = state["step"] = count + 1
-            elif not isinstance(count, Tensor) or count.ndim:  # the backend raises a count of each row
+            elif not isinstance(count, Tensor) or count.ndim:  # the backend increments a count of each row
                 count = 1
             elif count.device.type == "cpu":
                 count += 1
@@ -101,21 +101,21 @@ class RuleOptimizer(rule_optimizer.RuleOptimizer):
             # A parameter that is listed twice is updated twice, one update after the other.
             again = repeated[param] = repeated.get(param, -1) + 1
             key = (count, first, self._state_names(state), again)
-            alike.setdefault(key, []).append((param, grad, state))
+            same_step.setdefault(key, []).append((param, grad, state))
         if on_devices:
             torch._foreach_add_(on_devices, 1)
-        for (count, first, names, _), work in alike.items():
+        for (count, first, names, _), work in same_step.items():
             step = self.make_step(group, work[0][2]["step"] if count is None else count, first)
             self._update_alike(step, work, names, Rows(group["rows"]))
 
     def _state_names(self, state: Mapping[str, Any]) -> tuple[str, ...]:
-        """Return the names of the state tensors, in the order in which backends take them."""
+        """Return the names of the state tensors, in the order of the backends' arguments."""
         return ("momentum_buffer",) if "momentum_buffer" in state else ALGORITHMS[self.algorithm]
 
     def _update_alike(
         self, step: Step, work: list[dense_step.Work], names: tuple[str, ...], which: Rows
     ) -> None:
-        """Update parameters by one step, those with a sparse gradient through a backend."""
+        """Apply one step to parameters; sparse gradients go through a backend."""
         scale: Tensor | None = getattr(self, "grad_scale", None)
         dense = [item for item in work if not item[1].is_sparse and which is not Rows.NONZERO]
         sparse = [item for item in work if item[1].is_sparse or which is Rows.NONZERO]

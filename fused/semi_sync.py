@@ -1,4 +1,4 @@
-"""Semi-synchronous training: the reference's own."""
+"""Semi-synchronous training: re-exported from the reference."""
 
 from keyedopt.reference.semi_sync import SemisyncOptimizer
 

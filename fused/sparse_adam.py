@@ -1,4 +1,4 @@
-"""SparseAdam, with steps by kernels."""
+"""SparseAdam, with kernels for the steps."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,6 +20,6 @@ class SparseAdam(RuleOptimizer, sparse_adam.SparseAdam):
     has_fast_path = True
 
     def make_step(self, group: Mapping[str, Any], count: int | Tensor = 1, first: bool = False) -> Step:
-        """Return what a backend has to do: eps is added to √v, as in torch's code."""
+        """Return the step of a backend, with eps added to √v as in torch's code."""
         placement = EpsPlacement.BEFORE_BIAS_CORRECTION
         return super().make_step({**group, "eps_placement": placement}, count, first)

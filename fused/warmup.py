@@ -1,4 +1,4 @@
-"""Learning-rate schedules: the reference's own."""
+"""Learning-rate schedules: re-exported from the reference."""
 
 from keyedopt.reference.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 

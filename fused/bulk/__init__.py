@@ -1,14 +1,13 @@
-"""What is done to thousands of tensors at once, in C++ where it could be built.
+"""Operations on thousands of tensors in one call, in C++ if the extension was built.
 
-`native` has the functions that `module.cpp` lists; None without a compiler at install, or with a torch whose
-tensors DLPack's C interface does not show, or built from older sources than these. Callers then do the same
-through torch.
+`native` is the extension with the functions in `module.cpp`. It is None if there was no compiler at install,
+if torch lacks DLPack's C interface, or if the extension was built from older sources. Callers then use torch.
 """
 
 import importlib
 from typing import Any
 
-#: As in ``module.cpp``; raised with what functions take or return.
+#: As in ``module.cpp``; increased when arguments or results of a function change.
 REVISION = 2
 
 native: Any

@@ -16,7 +16,7 @@ from keyedopt.reference.keyed.bulk import Bulk
 from keyedopt.reference.keyed.values import extract, layout
 
 _shape, _dtype, _layout, _is_cpu = map(attrgetter, ("shape", "dtype", "layout", "is_cpu"))
-#: Types that are saved as they are; all others may be mappings, stateful objects or sharded tensors.
+#: Types that are saved unchanged; all others may be mappings, stateful objects or sharded tensors.
 _PLAIN = frozenset({Tensor, torch.nn.Parameter, int, float, bool, str, NoneType})
 
 
@@ -24,7 +24,7 @@ class NativeBulk(Bulk):
     """Operations on the state of many parameters in a few calls, in C++ if the extension was built."""
 
     def show(self, entries: Collection[Any]) -> list[dict[Any, Any]]:
-        """Return what is saved of each entry: live tensors, and stateful objects as their state."""
+        """Return each entry as it is saved: live tensors, and stateful objects as their state."""
         if native is not None:
             copied: list[dict[Any, Any]] | None = native.copies(list(entries), tuple(_PLAIN))
             return list(map(extract, entries)) if copied is None else copied
@@ -71,11 +71,11 @@ def pairs(live: dict[str, Any], new: Mapping[str, Any]) -> tuple[list[Any], list
         return found
     if live.keys() != new.keys():
         return None
-    have, came = list(live.values()), list(map(new.__getitem__, live))
-    usual = {dict}.issuperset(map(type, have)) and {dict}.issuperset(map(type, came))
-    if not usual or not all(map(eq, map(tuple, have), map(tuple, came))):
+    entries, new_entries = list(live.values()), list(map(new.__getitem__, live))
+    are_dicts = {dict}.issuperset(map(type, entries)) and {dict}.issuperset(map(type, new_entries))
+    if not are_dicts or not all(map(eq, map(tuple, entries), map(tuple, new_entries))):
         return None
-    return list(_values_of(have)), list(_values_of(came))
+    return list(_values_of(entries)), list(_values_of(new_entries))
 
 
 def fill_at_once(live: list[Any], new: list[Any]) -> bool:
@@ -123,8 +123,8 @@ def _contiguous(tensor: Tensor) -> bool:
 
 def fill(live: list[Tensor], new: list[Tensor]) -> None:
     """Copy each source to its tensor, in one call for all tensors of one dtype and device."""
-    if not disjoint(live, new):  # a write could reach another's source before it is read
-        new = [came.detach().clone() for came in new]
+    if not disjoint(live, new):  # a write could change a source that is read later
+        new = [source.detach().clone() for source in new]
     with torch.no_grad():
         for some, sources in _grouped(live, new):
             if {Tensor}.issuperset(map(type, some)) and {torch.strided}.issuperset(map(_layout, some)):

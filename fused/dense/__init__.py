@@ -1,1 +1,1 @@
-"""Steps on dense parameters: norms, clipping and kernels."""
+"""Steps with dense gradients: norms, clipping and kernels."""

@@ -1,4 +1,4 @@
-"""Steps by dense gradients on the CPU by `fused.bulk`: many tensors in one call and one pass."""
+"""Steps with dense gradients on the CPU, in the kernels of `fused.bulk`: many tensors in one call."""
 
 import math
 import os
@@ -20,7 +20,7 @@ ALGORITHMS = {"sgd": 0, "adagrad": 1, "adam": 2}
 
 @dataclass(frozen=True)
 class Clip:
-    """The change of gradients as a step reads them: ``min(max(factor · g, -limit), limit)``."""
+    """How a step clips gradients as it reads them: ``min(max(factor · g, -limit), limit)``."""
 
     factor: float = 1.0
     limit: float = math.inf
@@ -31,10 +31,15 @@ UNCLIPPED = Clip()
 
 @dataclass(frozen=True)
 class Group:
-    """Parameters of one step, their gradients, and lists of their states in the order of the algorithm.
+    """Parameters that share one step.
 
-    `counts` are the step counts of the parameters, float32 tensors of one number, which the step raises; None
-    if `step.count` is the count of all.
+    Args:
+        step: the formula and its options.
+        params: the parameters.
+        grads: their gradients.
+        states: a list of tensors for each state, in the order of `interface.ALGORITHMS`.
+        counts: the step counts of the parameters, float32 tensors with one element, which the step
+            increments; None if `step.count` is the count of all.
     """
 
     step: Step
@@ -50,10 +55,9 @@ def extension() -> Any:
 
 
 def update(groups: Sequence[Group], clip: Clip) -> bool:
-    """Update the parameters of all groups; return whether it was done. If not, nothing is written.
+    """Update the parameters of all groups and return True, or write nothing and return False.
 
-    The kernels take float32 tensors on the CPU that are contiguous and do not overlap. They leave gradients
-    unchanged.
+    The kernels require contiguous float32 tensors on the CPU that do not overlap. Gradients do not change.
     """
     if native is None or not run([_describe(group, clip) for group in groups]):
         return False
@@ -63,14 +67,14 @@ def update(groups: Sequence[Group], clip: Clip) -> bool:
 
 
 def run(described: list[tuple[Any, ...]]) -> bool:
-    """Run the kernels on (options, params, grads, states, counts) of each group; return whether they did."""
+    """Run the kernels on (options, params, grads, states, counts) of each group; return whether they ran."""
     return bool(native.step(described, torch.get_num_threads(), os.environ.get(INSTRUCTION_SET, "")))
 
 
 def describe_options(
     algorithm: str, options: Mapping[str, Any], lr: float, clip: Clip = UNCLIPPED, first: bool = False
 ) -> tuple[Any, ...]:
-    """Return options, named as in `Step`, as the kernels take them; a missing option has no effect."""
+    """Return options, named as in `Step`, as arguments of the kernels; a missing option has no effect."""
     get, decay = options.get, options["decay"]
     return (
         *(ALGORITHMS[algorithm], options["maximize"], decay == "decoupled", get("nesterov", False), first),

@@ -1,7 +1,7 @@
 """Common steps on the CPU with little Python; the general path does all other steps.
 
-Python is most of the time of a step of a small model. After the forward and backward pass of a large model
-nothing of an optimizer is left in the caches, so that every line of Python is slow.
+Python takes most of the time of a step of a small model. After the forward and backward pass of a large model
+the caches contain nothing of the optimizer, so each line of Python is slow.
 """
 
 from itertools import chain
@@ -24,10 +24,10 @@ Part = tuple[dict[str, Any], list[Tensor], list[Tensor], list[list[Any]]]
 
 
 def step(optimizer: Any) -> bool:
-    """Do the step of a `RuleOptimizer` if it is a common one; return whether it was done.
+    """Do the step of a `RuleOptimizer` and return True, or write nothing and return False.
 
-    If it was not done, because something is unusual or wrong, nothing is written. A class whose body does not
-    set `has_fast_path` is unusual: it may have extended any method.
+    The result is False if an option, a tensor or the class is not supported here, or if the step will raise.
+    A class must set `has_fast_path` in its own body, because a subclass may extend any method.
     """
     native = extension()
     if native is None or "has_fast_path" not in vars(type(optimizer)) or hasattr(optimizer, "grad_scale"):
@@ -68,13 +68,13 @@ def _dense(algorithm: str, parts: list[Part]) -> bool:
 
 
 def _options(algorithm: str, group: dict[str, Any]) -> tuple[Any, ...] | None:
-    """Return options as the kernels for dense gradients take them; None if their formula differs."""
+    """Return options as arguments of the kernels for dense gradients; None if their formula differs."""
     lr = _learning_rate(group)
     if lr is None or algorithm not in cpu_dense_steps.ALGORITHMS:
         return None
     if group.get("eps_placement", "inside_denominator") != "inside_denominator":
         return None
-    if algorithm != "sgd" and group["eps"] <= _TINY:  # the kernels make NaN of 0 / 0
+    if algorithm != "sgd" and group["eps"] <= _TINY:  # 0 / 0 is NaN in the kernels
         return None
     if algorithm != "adam" and group["decay"] == "decoupled" and group["weight_decay"]:
         return None  # the kernels round in another order

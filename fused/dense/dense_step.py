@@ -1,4 +1,4 @@
-"""Steps by dense gradients: fused kernels where they can, else torch's operators on one piece at a time."""
+"""Steps with dense gradients: by fused kernels if possible, else by torch operators on parts of a tensor."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,10 +23,10 @@ PIECE = 1 << 15
 
 
 def update(step: Step, work: Sequence[Work], names: Sequence[str], scale: Tensor | None = None) -> None:
-    """Update parameters by dense gradients, in place.
+    """Update parameters with dense gradients, in place.
 
     Args:
-        step: the formula; its count is that of all parameters. With a count on a device each has its own.
+        step: the formula. Its count holds for all parameters, unless it is a tensor: then each has its own.
         work: parameters, gradients of the same shape, and states by name.
         names: the state tensors, as `ALGORITHMS` orders them.
         scale: the divisor of all gradients, a tensor of one number. Some kernels overwrite gradients.
@@ -43,7 +43,7 @@ def update(step: Step, work: Sequence[Work], names: Sequence[str], scale: Tensor
 
 
 def _local(step: Step, item: Work, names: Sequence[str]) -> Work:
-    """Return the local shards of a DTensor if they can be updated on their own, else the DTensor."""
+    """Return the local shards of a DTensor if they can be updated separately, else the DTensor."""
     param, grad, state = item
     if not isinstance(param, DTensor):
         return item
@@ -62,7 +62,7 @@ def _local(step: Step, item: Work, names: Sequence[str]) -> Work:
 
 
 def _spread_alike(part: Any, param: DTensor) -> bool:
-    """Whether a tensor is placed on the ranks as the parameter is."""
+    """Return whether a tensor has the same placements as the parameter."""
     if not isinstance(part, DTensor):
         return False
     kinds = zip(part.placements, param.placements, param.device_mesh.shape, strict=True)
@@ -70,7 +70,7 @@ def _spread_alike(part: Any, param: DTensor) -> bool:
 
 
 def _update_as_table(step: Step, item: Work, names: Sequence[str], scale: Tensor | None) -> bool:
-    """Update a table on the CPU by a kernel for rows, which reads and writes once; return whether it can."""
+    """Update a table on the CPU by a kernel for rows, in one pass; return False if there is none."""
     param, grad, state = item
     if isinstance(param, DTensor) or param.device.type != "cpu" or param.ndim != 2:
         return False
@@ -87,7 +87,7 @@ def _update_as_table(step: Step, item: Work, names: Sequence[str], scale: Tensor
 
 
 def _update_one(step: Step, item: Work, names: Sequence[str], scale: Tensor | None) -> None:
-    """Update a parameter by `torch_rules`, as many rows at a time as fit in the cache."""
+    """Update a parameter by `torch_rules`, with as many rows at a time as fit in the cache."""
     param, grad, state = item
     if scale is not None:
         grad = grad / scale if 0 in grad.stride() else grad.div_(scale)

@@ -1,4 +1,4 @@
-"""Fused kernels for many parameters at once: `fused.bulk` on the CPU, torch's elsewhere."""
+"""Fused kernels for many parameters at once: those of `fused.bulk` on the CPU, torch's on CUDA."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ Work = tuple[Tensor, Tensor, dict[str, Any]]
 
 
 def update(step: Step, work: Sequence[Work], names: Sequence[str], scale: Tensor | None) -> None:
-    """Update parameters of one device and dtype that all `fit`; arguments as in `dense_step.update`."""
+    """Update parameters of one device and dtype for which `fit` is true; see `dense_step.update`."""
     params, grads = [param for param, _, _ in work], [grad for _, grad, _ in work]
     states = [[state[name] for _, _, state in work] for name in names]
     if params[0].device.type == "cpu" and params[0].dtype is torch.float32:
@@ -32,7 +32,7 @@ def update(step: Step, work: Sequence[Work], names: Sequence[str], scale: Tensor
 
 
 def fit(step: Step, item: Work, names: Sequence[str], scale: Tensor | None) -> bool:
-    """Whether torch's kernel has the same formula with these options, dtypes and layouts."""
+    """Return whether torch's kernel supports these options, dtypes and layouts with the same formula."""
     param, grad, state = item
     if step.algorithm not in KERNELS or not _exact(step, state, names):
         return False
@@ -43,7 +43,7 @@ def fit(step: Step, item: Work, names: Sequence[str], scale: Tensor | None) -> b
         if scale is not None or isinstance(step.lr, Tensor):  # torch's kernels read both as float32
             return False
     elif dtype is not torch.float32 and step.algorithm != "adam":
-        return False  # in half precision SGD skips elements (pytorch#191763), Adagrad rounds in between
+        return False  # in half precision SGD skips elements (pytorch#191763), Adagrad rounds more often
     for tensor in (param, grad, *[state[name] for name in names]):
         if type(tensor) not in PLAIN or tensor.dtype is not dtype:
             return False
@@ -53,10 +53,10 @@ def fit(step: Step, item: Work, names: Sequence[str], scale: Tensor | None) -> b
 
 
 def _exact(step: Step, state: dict[str, Any], names: Sequence[str]) -> bool:
-    """Whether torch's formula is the same with these options."""
+    """Return whether torch's formula is the same with these options."""
     if step.algorithm == "sgd":
         return not (step.decay == "decoupled" and step.weight_decay) and bool(names) == bool(step.momentum)
-    if step.eps <= torch.finfo(torch.float32).tiny:  # torch makes NaN of 0 / 0
+    if step.eps <= torch.finfo(torch.float32).tiny:  # 0 / 0 is NaN in torch's kernel
         return False
     if step.algorithm == "adagrad":
         return not (step.decay == "decoupled" and step.weight_decay)
@@ -64,7 +64,7 @@ def _exact(step: Step, state: dict[str, Any], names: Sequence[str]) -> bool:
 
 
 def _counts(step: Step, work: Sequence[Work]) -> list[Tensor]:
-    """Return the step counts as torch's kernels take them: float32, on the device of the parameters."""
+    """Return step counts for torch's kernels: float32, on the device of the parameters."""
     if isinstance(step.count, Tensor):
         return list(torch.stack([state["step"] for _, _, state in work]).float().unbind())
     return [torch.full((), float(step.count), device=work[0][0].device)] * len(work)

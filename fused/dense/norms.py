@@ -1,7 +1,7 @@
-"""Norms of gradients, in one pass over memory and, on CUDA, without a synchronization.
+"""Norms of gradients, in one pass over memory. On CUDA nothing synchronizes.
 
-A norm of norms is the norm of the whole, so every tensor is reduced by itself, all in one call, and the
-short list of results is put together in float64.
+The norm of the norms of all tensors is the norm of all elements. So one call reduces each tensor, and the
+short list of results is reduced in float64.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from torch import distributed as dist
 from keyedopt.fused.backends.native import INSTRUCTION_SET
 from keyedopt.fused.bulk import native
 
-_ROW = 1024  # so many float32 are summed before the sums go on in float64
+_ROW = 1024  # the number of elements that are summed in float32; these sums are added in float64
 
 
 def dense_cpu_norm(params: list[Tensor]) -> tuple[float, list[Tensor]] | None:
     """Return the 2-norm of the gradients of parameters, and the gradients, or None.
 
-    The fast path requires dense contiguous float32 on the CPU, each gradient of one parameter only, and
-    squares that fit in float32.
+    The result is None unless all gradients are dense, contiguous and float32 on the CPU, each belongs to only
+    one parameter, and no square overflows or underflows in float32.
     """
     grads: list[Tensor] | None = None if native is None else native.gradients(params)
     total = None if grads is None else _square_sum(grads)
@@ -35,7 +35,7 @@ def dense_cpu_norm(params: list[Tensor]) -> tuple[float, list[Tensor]] | None:
 
 
 def _square_sum(tensors: list[Tensor]) -> float | None:
-    """Return the sum of all squares by our own kernel, or None if it does not support a tensor."""
+    """Return the sum of all squares, or None if the kernel does not support a tensor."""
     found: float | None = native.square_sum(
         tensors, torch.get_num_threads(), os.environ.get(INSTRUCTION_SET, "")
     )
@@ -43,15 +43,15 @@ def _square_sum(tensors: list[Tensor]) -> float | None:
 
 
 def p_norm(tensors: Iterable[Tensor], p: float, device: torch.device, groups: Sequence[Any] = ()) -> Tensor:
-    """Return ‖x‖ₚ of all elements, on all ranks of all groups, in float64 where the device has it.
+    """Return ‖x‖ₚ of all elements, on all ranks of all groups, in float64 if the device supports it.
 
-    Every rank takes part in every reduction, also without tensors. No finite element is too large or too
-    small; what overflows is only a norm that is too large itself.
+    Every rank takes part in every reduction, also without tensors. Finite elements never overflow or
+    underflow: the result is inf only if the norm itself is too large.
 
     Args:
         tensors: strided, of any dtype.
         p: the exponent, above 0, or infinity.
-        device: where the result is.
+        device: the device of the result.
         groups: process groups to reduce over, one after the other.
     """
     wide = torch.float32 if device.type == "mps" else torch.float64
@@ -62,7 +62,7 @@ def p_norm(tensors: Iterable[Tensor], p: float, device: torch.device, groups: Se
 def _combined_norm(norms: Tensor, p: float, groups: Sequence[Any] = ()) -> Tensor:
     """Return ``m · (Σ (n / m)ᵖ)^(1/p)``, where m is the largest n: no power overflows the dtype."""
     top = _all_reduce(norms.masked_fill(norms.isnan(), 0.0).max(), dist.ReduceOp.MAX, groups)
-    if p == math.inf:  # a maximum over ranks may lose a NaN, a sum does not
+    if p == math.inf:  # a maximum over ranks may drop NaN, a sum does not
         return top + _all_reduce(norms.where(norms.isnan(), 0.0).sum(), dist.ReduceOp.SUM, groups)
     unit = top.where((top > 0) & top.isfinite(), 1.0)
     total = _all_reduce(((norms / unit) ** p).sum(), dist.ReduceOp.SUM, groups)
@@ -77,7 +77,7 @@ def _all_reduce(value: Tensor, operation: Any, groups: Sequence[Any]) -> Tensor:
 
 
 def _norms(tensors: list[Tensor], p: float) -> list[Tensor]:
-    """Return vectors of norms, of one or more tensors each."""
+    """Return vectors of norms; each vector covers one or more tensors."""
     by_kind: dict[Any, list[Tensor]] = {}
     for tensor in tensors:
         if tensor.numel():
@@ -90,7 +90,7 @@ def _norms(tensors: list[Tensor], p: float) -> list[Tensor]:
         elif device.type == "cpu":
             norms = _float32_norms(some, p)
             total = float(_combined_norm(norms.double(), p))
-            # Outside, squares of single elements were too large or too small for float32.
+            # Outside this range squares of elements may overflow or underflow in float32.
             safe = 1e-12 < total < math.inf or math.isinf(p)
             found.append(norms if safe else _scaled_norms(some, p))
         else:
@@ -120,7 +120,7 @@ def _float32_norms(tensors: list[Tensor], p: float) -> Tensor:
 
 
 def _scaled_norms(tensors: list[Tensor], p: float) -> Tensor:
-    """Return norms of tensors whose powers may overflow: each is divided by its largest element first."""
+    """Return norms of tensors, each divided by its largest element first, so that no power overflows."""
     wide = torch.float32 if tensors[0].device.type == "mps" else torch.float64
     sizes = [tensor.abs().to(wide) for tensor in tensors]
     return torch.stack([_combined_norm(size.reshape(-1), p) for size in sizes])

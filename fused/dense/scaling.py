@@ -1,4 +1,4 @@
-"""Scaling and clamping many gradients in place, without waiting for the factor on CUDA."""
+"""Scale and clamp many gradients in place. On CUDA nothing synchronizes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ def clipping_factor(norm: Tensor, bound: float) -> Tensor:
 
 @torch.no_grad()
 def scale_all(tensors: Iterable[Tensor], factor: Tensor) -> None:
-    """Multiply by one factor, rounded once: in float16 a small factor alone would become 0."""
+    """Multiply by one factor and round once; a small factor itself would round to 0 in float16."""
     for (device, dtype), some in _by_kind(tensors).items():
         precise = dtype is torch.float64
         if device.type == "cpu":
             number = float(factor)
             if number == 1.0:
                 continue
-            precise |= not 1e-30 < number < 1.0  # to be rounded with the product only
+            precise |= not 1e-30 < number < 1.0  # round only the product
         if dtype in _HALF or (dtype is torch.float32 and not precise):
-            # The kernel of `GradScaler`: one pass, with a float32 factor that stays on the device.
+            # The kernel of `GradScaler`: one pass, and the float32 factor stays on the device.
             inf = torch.zeros(1, device=device)
             torch._amp_foreach_non_finite_check_and_unscale_(some, inf, factor.to(device, torch.float32))
             continue
@@ -39,7 +39,7 @@ def scale_all(tensors: Iterable[Tensor], factor: Tensor) -> None:
 def clamp_all(tensors: Iterable[Tensor], bound: float) -> None:
     """Limit every element to [-bound, bound]; NaN stays."""
     for (device, _), some in _by_kind(tensors).items():
-        if device.type == "cpu":  # one pass for each instead of two
+        if device.type == "cpu":  # one pass for each tensor, not two
             for tensor in some:
                 tensor.clamp_(-bound, bound)
         else:

@@ -1,4 +1,4 @@
-"""Memory for new state: its device, its pages, and its shards."""
+"""Allocate new state: its device, its pages, and its shards."""
 
 import torch
 from torch import Tensor
@@ -13,20 +13,20 @@ def count_device(param: Tensor) -> torch.device:
 
 
 def full_state(param: Tensor, start: float = 0.0) -> Tensor:
-    """Return a state with one number for each element of a parameter, on large pages where that is faster.
+    """Return a state with one number for each element of a parameter, on large pages if that is faster.
 
-    A step reads both, so the memory of the parameter itself is moved to large pages, too.
+    The memory of the parameter is moved to large pages, too, because a step reads both.
     """
     if native is None or param.device.type != "cpu" or isinstance(param, DTensor):
         return torch.full_like(param, start, requires_grad=False)
     native.gather_pages(param)
     made = torch.empty_like(param, requires_grad=False)
-    native.large_pages(made)  # before the first write, which decides the size of its pages
+    native.large_pages(made)  # before the first write, which fixes the size of the pages
     return made.fill_(start)
 
 
 def row_state(param: Tensor, *columns: int, start: float = 0.0, dtype: torch.dtype | None = None) -> Tensor:
-    """Return a state with one number for each row, (rows,) or (rows, columns), sharded as the rows."""
+    """Return a state (rows,) or (rows, columns), sharded as the rows of the parameter."""
     shape = (len(param), *columns)
     if not isinstance(param, DTensor) or any(
         kind.is_partial() or kind.is_shard(1) for kind in param.placements

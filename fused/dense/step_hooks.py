@@ -1,4 +1,4 @@
-"""Step hooks that cost nothing while there are no hooks and no profiler."""
+"""Step hooks without cost while there are no hooks and no profiler."""
 
 import functools
 from collections.abc import Callable
@@ -12,7 +12,7 @@ __all__ = ["has_observers", "with_step_hooks"]
 
 
 def with_step_hooks(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a `step` with torch's hooks and profiler record, which are skipped while nobody uses them."""
+    """Return a `step` with torch's hooks and profiler record, which cost nothing while unused."""
     with_hooks = optim.Optimizer.profile_hook_step(func)
 
     @functools.wraps(func)

@@ -1,4 +1,4 @@
-"""Steps of torch's fused optimizers on the CPU by the kernels of `fused.bulk`, which clip as they step."""
+"""Steps of torch's fused optimizers on the CPU, by kernels of `fused.bulk` that also clip."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -13,24 +13,25 @@ from keyedopt.fused.bulk import native
 from keyedopt.fused.dense.cpu_dense_steps import Clip, Group, update
 from keyedopt.fused.dense.state_memory import full_state
 
-#: The optimizers that torch has a fused kernel for, with the algorithm and the state tensors of each.
+#: Torch optimizers with a fused kernel, each with its algorithm and state tensors.
 TORCH_OPTIMIZERS: dict[type, tuple[str, tuple[str, ...]]] = {
     optim.Adam: ("adam", ("exp_avg", "exp_avg_sq")),
     optim.AdamW: ("adam", ("exp_avg", "exp_avg_sq")),
     optim.SGD: ("sgd", ("momentum_buffer",)),
     optim.Adagrad: ("adagrad", ("sum",)),
 }
-#: Options that the kernels do not have.
+#: Options that the kernels do not support.
 UNSUPPORTED = ("amsgrad", "capturable", "differentiable")
 
 
 def replacement_step(optimizer: Any, clip: Clip, otherwise: Callable[[], Any]) -> Callable[..., Any]:
-    """Return a function to call once in place of the ``step`` of an optimizer.
+    """Return a function that replaces one call of the ``step`` of an optimizer.
 
     Args:
-        optimizer: of one of the classes in `TORCH_OPTIMIZERS`.
+        optimizer: an instance of a class in `TORCH_OPTIMIZERS`.
         clip: how to clip the gradients.
-        otherwise: steps and clips in another way; called if the kernels cannot, before anything is written.
+        otherwise: clips and steps without the kernels; called, before anything is written, if they do not
+            support the step.
     """
 
     def step(closure: Any = None) -> Any:
@@ -44,27 +45,28 @@ def replacement_step(optimizer: Any, clip: Clip, otherwise: Callable[[], Any]) -
 def _step(optimizer: Any, clip: Clip) -> bool:
     if optimizer._optimizer_step_post_hooks or _global_optimizer_post_hooks:
         return False
-    fresh: dict[Tensor, dict[str, Tensor]] = {}
-    groups = [_group(type(optimizer), options, optimizer.state, fresh) for options in optimizer.param_groups]
+    new_state: dict[Tensor, dict[str, Tensor]] = {}
+    listed = optimizer.param_groups
+    groups = [_group(type(optimizer), options, optimizer.state, new_state) for options in listed]
     known = [group for group in groups if group is not None]
     if len(known) < len(groups):
         return False
     with _recorded(f"Optimizer.step#{type(optimizer).__name__}.step"):
         done = update(known, clip)
     if done:
-        for param, entry in fresh.items():
+        for param, entry in new_state.items():
             optimizer.state[param].update(entry)
     return done
 
 
 def _recorded(name: str) -> AbstractContextManager[Any]:
-    """Return a context in which a profiler records torch's name of the step; free if no profiler runs."""
+    """Return a context that records torch's name of the step if a profiler is running."""
     profiled = torch._C._autograd._profiler_enabled()
     return torch.profiler.record_function(name) if profiled else nullcontext()
 
 
-def _group(kind: type, options: dict[str, Any], state: Any, fresh: dict[Any, Any]) -> Group | None:
-    """Return a group as the kernels take it, or None if they cannot; put state that is missing in `fresh`."""
+def _group(kind: type, options: dict[str, Any], state: Any, new_state: dict[Any, Any]) -> Group | None:
+    """Return a group for the kernels, or None if they do not support it; add missing state to `new_state`."""
     algorithm, names = TORCH_OPTIMIZERS[kind]
     if not options.get("fused") or any(options.get(name) for name in UNSUPPORTED):
         return None
@@ -83,10 +85,10 @@ def _group(kind: type, options: dict[str, Any], state: Any, fresh: dict[Any, Any
     entries = [state.get(param) or {} for param in params]
     new = [param for param, entry in zip(params, entries, strict=True) if _lacks(entry, names)]
     if new:
-        if len(new) < len(params) and algorithm == "sgd":  # `Step.first` is of the whole group
+        if len(new) < len(params) and algorithm == "sgd":  # `Step.first` holds for the whole group
             return None
-        fresh |= {param: _initial(param, algorithm, names) for param in new}
-        entries = [fresh.get(param, entry) for param, entry in zip(params, entries, strict=True)]
+        new_state |= {param: _initial(param, algorithm, names) for param in new}
+        entries = [new_state.get(param, entry) for param, entry in zip(params, entries, strict=True)]
     try:
         step = _step_of(kind, algorithm, options, first=bool(new))
         states = [[entry[name] for entry in entries] for name in names]
@@ -98,7 +100,7 @@ def _group(kind: type, options: dict[str, Any], state: Any, fresh: dict[Any, Any
 
 
 def _lacks(entry: dict[str, Any], names: Sequence[str]) -> bool:
-    """Whether torch's optimizer would create the state of a parameter."""
+    """Return whether torch's optimizer would create the state of a parameter."""
     return bool(names) and (not entry or entry.get(names[0]) is None)
 
 

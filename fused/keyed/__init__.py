@@ -1,8 +1,8 @@
-"""Keyed optimizers: the reference's classes. State of a torch optimizer is saved and loaded in bulk.
+"""Keyed optimizers: the classes of the reference, with a faster `bulk` for the state of torch optimizers.
 
-`bulk` is the only difference. It belongs to the optimizer that holds the state, so wrappers and combinations
-are the reference's own classes: they use the `bulk` of the optimizers inside. Importing this package changes
-nothing for the reference.
+`bulk` saves and loads the state of many parameters at once. It belongs to the optimizer with the state, so
+wrappers and combinations are re-exported from the reference: they use the `bulk` of the optimizers inside.
+Importing this package does not change the reference.
 """
 
 from typing import ClassVar

@@ -1,1 +1,1 @@
-"""Steps on rows: sparse gradients, and windows that accumulate them."""
+"""Steps with sparse gradients, and windows that accumulate gradients."""
