@@ -1,4 +1,4 @@
-// Many copies at once, of which none may change what another one reads.
+// Many copies in one call; no copy may write to the source of another.
 #pragma once
 
 #include <cstring>
@@ -9,7 +9,7 @@ namespace keyedopt {
 
 struct Copy { char* to; const char* from; int64_t bytes; };
 
-// Whether memory that is written to is also written or read for another tensor.
+// Return whether memory that one copy writes is read or written by another.
 inline bool overlap(const std::vector<Copy>& copies) {
     std::vector<Span> spans;
     spans.reserve(2 * copies.size());

@@ -1,7 +1,7 @@
 // Compare and copy thousands of small tensors in one call.
 //
 // A load of ten thousand state tensors spends its time on Python attributes and on the dispatch of each copy.
-// Whatever is unusual is answered by False or None, and the caller takes its general way.
+// For unsupported input functions return False or None, and the caller uses its general path.
 #include <new>
 
 #include "copies.h"
@@ -18,7 +18,7 @@ bool two_lists(PyObject* const* args, Py_ssize_t count, Py_ssize_t wanted = 2) {
     return false;
 }
 
-// The value of a key, or null; a key that is no string may run code of its own when it is compared.
+// Return the value of a key, or null. Only strings: comparing other keys may run Python code.
 PyObject* value_of(PyObject* dict, PyObject* key) {
     return PyUnicode_CheckExact(key) ? PyDict_GetItemWithError(dict, key) : nullptr;
 }
@@ -27,7 +27,7 @@ constexpr Py_ssize_t kSome = 512;  // tensors, which a core's cache holds
 
 }  // namespace
 
-// alike(live, new): whether all pairs are plain tensors of one shape and dtype each.
+// alike(live, new): return whether the tensors of each pair are plain and have the same shape and dtype.
 PyObject* alike(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (!two_lists(args, count)) return nullptr;
     for (Py_ssize_t i = 0; i < PyList_GET_SIZE(args[0]); ++i) {
@@ -41,8 +41,8 @@ PyObject* alike(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Py_RETURN_TRUE;
 }
 
-// pairs(live, new): the values of two dicts of dicts, as two lists, or None unless each has the keys of the
-// other one, and so have the dicts inside.
+// pairs(live, new): return the values of two dicts of dicts as two lists, or None unless the dicts and the dicts
+// inside have the same keys.
 PyObject* pairs(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (count != 2 || !PyDict_CheckExact(args[0]) || !PyDict_CheckExact(args[1])) {
         PyErr_SetString(PyExc_TypeError, "two dicts are needed");
@@ -68,7 +68,7 @@ PyObject* pairs(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Py_RETURN_NONE;
 }
 
-// copies(entries, types): a copy of each, or None unless all are dicts with values of these types alone.
+// copies(entries, types): return a copy of each entry, or None unless all are dicts with only values of these types.
 PyObject* copies(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (count != 2 || !PyList_CheckExact(args[0]) || !PyTuple_CheckExact(args[1])) {
         PyErr_SetString(PyExc_TypeError, "a list and a tuple are needed");

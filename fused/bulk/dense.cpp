@@ -17,7 +17,7 @@ constexpr int64_t kTensor = 1 << 6;   // a tensor takes as long as so many numbe
 
 struct Piece { const Param* param; int64_t begin, count; };
 
-// One number each. No choice here depends on it, so loops are free of branches.
+// Functions of one element. No branch depends on an element, so loops can be vectorized.
 
 template <bool kMomentum>
 struct Sgd {

@@ -1,4 +1,4 @@
-// A step of SGD, Adagrad or Adam on dense parameters: each number read and written once, gradients only read.
+// A step of SGD, Adagrad or Adam on dense parameters: each element is read and written once, gradients only read.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@ namespace keyedopt {
 
 enum Algorithm { kSgd, kAdagrad, kAdam };
 
-// The options of a step, as fused/native_steps.py lists them.
+// The options of a step, in the order of fused/dense/cpu_dense_steps.py.
 struct Options {
     int algorithm;
     bool maximize, decoupled, nesterov, first;
@@ -18,7 +18,7 @@ struct Options {
     double lr, beta1, beta2, eps, weight_decay, momentum, dampening, lr_decay;
 };
 
-// What the loops take, worked out in double precision.
+// The constants of the loops, computed in double precision.
 struct Rule {
     int algorithm;
     bool has_momentum, nesterov, first;
@@ -27,10 +27,10 @@ struct Rule {
     float beta1, rest1, beta2, rest2, unbias;  // unbias: 1 / √(1 - β₂ᵗ); SGD has μ in beta1, 1 - damping in rest1
 };
 
-// The rule of the t-th step, t from 1.
+// The constants of step t, from 1.
 Rule rule_of(const Options& options, double t);
 
-// A parameter, its gradient, and its states in the order of `ALGORITHMS`; null for those that there are not.
+// A parameter, its gradient, and its states in the order of `ALGORITHMS`; null for missing states.
 struct Param {
     float* weight;
     const float* grad;
@@ -39,7 +39,7 @@ struct Param {
     Rule rule;
 };
 
-// Memory of different parameters must not overlap. False: no memory for the plan, and nothing is done.
+// Memory of different parameters must not overlap. False if allocating the plan failed; nothing is written.
 bool step_all(const std::vector<Param>& params, int threads, Machine machine);
 
 }  // namespace keyedopt

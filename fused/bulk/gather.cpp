@@ -1,7 +1,7 @@
-// What a step asks of each parameter, for all of them at once: its gradient and its state.
+// Return the gradients and states of many parameters in one call.
 //
-// Between two steps a model runs, and nothing of an optimizer is left in a cache. Then most of what a step costs
-// besides its arithmetic is to wait for objects, and what asks for them one by one in Python waits most.
+// A model runs between two steps, so the caches contain nothing of the optimizer. Most of the time of a step is
+// then spent on cache misses for Python objects, most of all if Python code reads one object after the other.
 #include "tensors.h"
 
 #include <new>
@@ -10,19 +10,19 @@
 namespace keyedopt {
 namespace {
 
-// The gradient of a plain tensor, or None; a new reference. Null, maybe with an error, for anything else.
+// Return a new reference to the gradient of a plain tensor, or None. Null, possibly with an error, for other objects.
 PyObject* grad_of(PyObject* param) {
     static PyObject* const name = PyUnicode_InternFromString("grad");
     PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(param));
     return type == tensor_type || type == parameter_type ? PyObject_GetAttr(param, name) : nullptr;
 }
 
-// The entries of a dict by parameter, which are mostly in the order of the parameters: to look one up calls Python.
+// The entries of a dict by parameter. Most dicts have the order of the parameters; a lookup by key calls Python.
 class Entries {
   public:
     explicit Entries(PyObject* dict) : dict_(dict) {}
 
-    // Borrowed; null, maybe with an error, if there is none.
+    // A borrowed reference; null, possibly with an error, if the entry is missing.
     PyObject* of(PyObject* param) {
         PyObject *key, *value;
         if (PyDict_Next(dict_, &at_, &key, &value) && key == param) return value;
@@ -46,7 +46,7 @@ PyObject* none_unless_error() {
 
 }  // namespace
 
-// gradients(params): those that there are, or None if a parameter is no plain tensor, or two have the same one.
+// gradients(params): return all gradients, or None if a parameter is not a plain tensor or two share a gradient.
 PyObject* gradients(PyObject*, PyObject* const* args, Py_ssize_t count) try {
     if (count != 1 || !PyList_CheckExact(args[0])) {
         PyErr_SetString(PyExc_TypeError, "a list is needed");
@@ -69,8 +69,8 @@ PyObject* gradients(PyObject*, PyObject* const* args, Py_ssize_t count) try {
     return PyErr_NoMemory();
 }
 
-// gathered(params, state, names): (parameters that have a gradient, their gradients, a list for each name of what
-// their entries in `state` have there), or None if one is no plain tensor or lacks any of it.
+// gathered(params, state, names): return (parameters with a gradient, their gradients, a list of the states of each
+// name), or None if a parameter is not a plain tensor or lacks a state.
 PyObject* gathered(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (count != 3 || !PyList_CheckExact(args[0]) || !PyDict_Check(args[1]) || !PyTuple_CheckExact(args[2])) {
         PyErr_SetString(PyExc_TypeError, "a list, a dict and a tuple of names are needed");

@@ -1,6 +1,6 @@
-// Parameters with sparse gradients as the kernels of the native backend take them: addresses and sizes.
+// Describe parameters with sparse gradients by addresses and sizes, for the kernels of the native backend.
 //
-// A step with small gradients is over in microseconds, so what is as it mostly is must not cost Python.
+// A step with small gradients takes microseconds, so the common case must not run Python code.
 #include "tensors.h"
 
 namespace keyedopt {
@@ -16,7 +16,7 @@ bool on_cpu(const View& view) { return view.device.type == kCpu && view.dtype.la
 
 bool is_float(const View& view) { return view.dtype.code == kFloat && view.dtype.bits == 32; }
 
-// As kernels.h numbers them: float32, float16, bfloat16; -1 for another.
+// The number of a dtype in kernels.h (float32, float16, bfloat16), or -1.
 int number_of(const DataType& dtype) {
     if (dtype.code == kFloat && dtype.bits == 32) return 0;
     if (dtype.bits != 16) return -1;
@@ -31,7 +31,7 @@ int64_t numbers_in(const View& view) {
 
 bool contiguous(const View& view) { return on_cpu(view) && dense_bytes(view) >= 0; }
 
-// The parameter (rows, ...) and up to two states of one number for each of its own; null for anything else.
+// A parameter (rows, ...) and up to two states of the same shape; null for other input.
 PyObject* table(PyObject* param, PyObject* states, Py_ssize_t i, int64_t* rows, int64_t* dim) {
     View view, state;
     if (!look(param, &view, true) || !contiguous(view) || view.ndim < 1 || number_of(view.dtype) < 0) return nullptr;
@@ -52,7 +52,7 @@ PyObject* table(PyObject* param, PyObject* states, Py_ssize_t i, int64_t* rows, 
                          number_of(view.dtype), at[0], width[0], at[1], width[1], 0ULL);
 }
 
-// Row numbers (1, N) and gradients (N, ...) in float32; null for anything else.
+// Row numbers (1, N) and float32 gradients (N, ...); null for other input.
 PyObject* lookup(PyObject* indices, PyObject* values, Py_ssize_t i, int64_t dim) {
     View rows, grads;
     if (!look(indices, &rows) || !contiguous(rows) || rows.ndim != 2 || rows.shape[0] != 1) return nullptr;
@@ -66,8 +66,8 @@ PyObject* lookup(PyObject* indices, PyObject* values, Py_ssize_t i, int64_t dim)
 
 }  // namespace
 
-// listed(params, states, indices, values): the tables and lookups of the native backend, whose tensors the
-// caller keeps; None if one of them is unusual. `states` has a list for each state.
+// listed(params, states, indices, values): return the tables and lookups for the native backend, or None if a tensor
+// is not supported. The caller must keep the tensors alive. `states` has a list for each state.
 PyObject* listed(PyObject*, PyObject* const* args, Py_ssize_t count) {
     for (Py_ssize_t arg = 0; arg < 4; ++arg) {
         const bool fits = count == 4 && PyList_CheckExact(args[arg]) &&

@@ -12,7 +12,7 @@
 
 namespace keyedopt {
 
-// Where to ask for memory: into the second cache, which takes more requests at a time than the first.
+// Prefetch into the second cache, which accepts more requests at a time than the first.
 constexpr int kFar = 2;
 
 enum class Machine { plain, avx2, avx512, unknown };
@@ -25,7 +25,7 @@ inline bool runs(Machine machine) {
     return machine == Machine::plain;
 }
 
-// The one of a name, the best one for an empty name; unknown: this machine does not have it.
+// Return the instruction set of a name, or the best for an empty name; unknown if this machine lacks it.
 inline Machine machine_of(const char* name) {
     constexpr struct { const char* name; Machine machine; } kBestFirst[] = {
         {"avx512", Machine::avx512}, {"avx2", Machine::avx2}, {"plain", Machine::plain}};

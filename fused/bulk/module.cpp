@@ -1,4 +1,4 @@
-// The module: what can be done to many tensors at once.
+// The Python module: operations on many tensors in one call.
 #include "tensors.h"
 
 namespace keyedopt {

@@ -1,4 +1,4 @@
-// The sum of the squares of all elements of tensors of the CPU.
+// The sum of the squares of all elements of CPU tensors.
 #include <new>
 
 #include "squares.h"
@@ -6,7 +6,7 @@
 
 namespace keyedopt {
 
-// square_sum(tensors, threads, instruction_set): None if a tensor is not contiguous float32 of the CPU.
+// square_sum(tensors, threads, instruction_set): return None if a tensor is not contiguous float32 on the CPU.
 PyObject* square_sum(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (count != 3 || !PyList_CheckExact(args[0]) || !PyLong_CheckExact(args[1]) || !PyUnicode_CheckExact(args[2])) {
         PyErr_SetString(PyExc_TypeError, "a list, a number of threads and a name are needed");

@@ -1,7 +1,7 @@
-// Large pages for large tensors, where the system gives them on request alone.
+// Request large pages for large tensors, on systems that provide them only on request.
 //
-// An update of scattered rows needs another page for each row and each state, and with pages of 4 KiB the
-// processor looks most of them up in memory.
+// An update of scattered rows accesses another page for each row and each state. With pages of 4 KiB most of these
+// accesses miss the TLB.
 #include "tensors.h"
 
 #if defined(__linux__)
@@ -19,7 +19,7 @@ namespace {
 constexpr int64_t kWorth = 4 << 20;  // bytes: below, few whole large pages lie inside
 constexpr uintptr_t kLarge = 2 << 20, kSmallest = 4096;
 
-// The whole pages of a tensor of the CPU, as addresses that are multiples of `page`; false if that is not worth it.
+// Return the range of whole pages in a CPU tensor, at multiples of `page`; false if the tensor is too small.
 bool pages_of(PyObject* tensor, uintptr_t page, uintptr_t* begin, uintptr_t* end) {
     View view;
     if (!look(tensor, &view, true) || view.device.type != kCpu || dense_bytes(view) < kWorth) return false;
@@ -29,7 +29,7 @@ bool pages_of(PyObject* tensor, uintptr_t page, uintptr_t* begin, uintptr_t* end
     return *begin < *end;
 }
 
-// Whether all small pages of a large one are in memory.
+// Return whether all small pages of a large page are in memory.
 bool resident(uintptr_t large) {
     unsigned char small[kLarge / kSmallest];
     const auto size = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
@@ -37,7 +37,7 @@ bool resident(uintptr_t large) {
     return std::all_of(small, small + kLarge / size, [](unsigned char one) { return one & 1; });
 }
 
-// Bytes of memory that nobody uses.
+// Return the number of free bytes of memory.
 uint64_t unused() {
     return static_cast<uint64_t>(sysconf(_SC_AVPHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
 }
@@ -50,7 +50,7 @@ bool one_argument(Py_ssize_t count) {
 
 }  // namespace
 
-// large_pages(tensor): ask for them in the memory of a new tensor of the CPU; what is in it stays.
+// large_pages(tensor): request large pages for the memory of a new CPU tensor. Values do not change.
 PyObject* large_pages(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (!one_argument(count)) return nullptr;
 #if defined(MADV_HUGEPAGE)
@@ -61,9 +61,9 @@ PyObject* large_pages(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Py_RETURN_NONE;
 }
 
-// gather_pages(tensor): have the system put small pages of a tensor of the CPU together into large ones: those that
-// are all in memory, so that it needs no more than before, and where there is much more memory, for until it is
-// done, and for longer where another process shares the small ones, both are there.
+// gather_pages(tensor): ask the system to replace small pages of a CPU tensor by large pages, only if all small pages
+// of a large page are in memory (so that the tensor needs no more memory than before) and only if there is much free
+// memory: both copies exist during the call, and longer if another process shares the small pages.
 PyObject* gather_pages(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (!one_argument(count)) return nullptr;
 #if defined(MADV_HUGEPAGE)

@@ -1,14 +1,14 @@
-// The row numbers of a sparse gradient: whether all are in its parameter, read once and on this thread.
+// Check the row numbers of a sparse gradient in one pass on the calling thread.
 //
-// torch's own minimum and maximum start its threads, which then spin beside those of the update that follows.
+// torch's minimum and maximum start torch's threads, which then spin and compete with the threads of the update.
 #include "rows.h"
 
 #include "tensors.h"
 
 namespace keyedopt {
 
-// outside(indices, sizes): None if the numbers of each row of indices (dimensions, N) are in [0, size), else
-// (size, number) of one that is not; False if the tensor is unusual.
+// outside(indices, sizes): return None if the numbers in each row of indices (dimensions, N) are in [0, size), else
+// (size, number) of the first invalid number; False if the tensor is not supported.
 PyObject* outside(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (count != 2 || !PyTuple_Check(args[1])) {
         PyErr_SetString(PyExc_TypeError, "a tensor and a tuple of sizes are needed");

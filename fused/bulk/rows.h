@@ -1,4 +1,4 @@
-// Which of many numbers are no row of a table.
+// Find numbers that are not rows of a table.
 #pragma once
 
 #include <algorithm>
@@ -6,7 +6,7 @@
 
 namespace keyedopt {
 
-// The first of some numbers that is not in [0, size), or null.
+// Return the first number outside [0, size), or null.
 inline const int64_t* first_outside(const int64_t* numbers, int64_t count, int64_t size) {
     constexpr int64_t kStretch = 1024;
     const uint64_t last = static_cast<uint64_t>(size) - 1;

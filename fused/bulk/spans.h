@@ -1,4 +1,4 @@
-// Whether stretches of memory have bytes in common.
+// Check whether ranges of memory overlap.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,7 @@ namespace keyedopt {
 
 struct Span { uintptr_t begin; uintptr_t end; };
 
-// Sort by where spans begin, eleven bits at a time: memory is scattered over few of all addresses.
+// Radix sort of spans by their distance from the lowest start, eleven bits at a time.
 inline void sort_spans(std::vector<Span>& spans) {
     uintptr_t least = UINTPTR_MAX, most = 0;
     for (const Span& span : spans) {
@@ -26,7 +26,7 @@ inline void sort_spans(std::vector<Span>& spans) {
     }
 }
 
-// Sorts them, too; those without bytes overlap nothing and must not be among them.
+// Return whether spans overlap; sorts them. Spans must not be empty.
 inline bool any_overlap(std::vector<Span>& spans) {
     sort_spans(spans);
     uintptr_t end = 0;

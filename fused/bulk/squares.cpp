@@ -47,7 +47,7 @@ double (*sum_for(Machine machine))(const Stretch&) {
 
 }  // namespace
 
-// Each chunk has a sum of its own, so the result does not depend on who adds it up.
+// Each chunk has its own sum, so the result does not depend on which thread computes it.
 bool sum_squares(const std::vector<Stretch>& stretches, int threads, Machine machine, double* total) try {
     std::vector<Stretch> chunks;
     std::vector<size_t> tasks{0};  // where each begins in chunks

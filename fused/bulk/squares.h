@@ -10,7 +10,7 @@ namespace keyedopt {
 
 struct Stretch { const float* begin; int64_t count; };
 
-// The same bits for any number of threads and any machine. False: no memory for the sums of the parts.
+// The result has the same bits for any number of threads and any machine. False if memory ran out.
 bool sum_squares(const std::vector<Stretch>& stretches, int threads, Machine machine, double* total);
 
 }  // namespace keyedopt

@@ -1,4 +1,4 @@
-// Parameters with dense gradients as the loops of dense.cpp take them: checked as a whole, then all in one go.
+// Check all parameters with dense gradients, then update all of them with the loops of dense.cpp.
 #include <vector>
 
 #include "dense.h"
@@ -33,7 +33,7 @@ struct Plan {
     std::vector<Span> spans;
 };
 
-// The count of a parameter, which is to be one higher; negative if it is none.
+// Return the step count of a parameter, and plan its increment; negative if the tensor is not a count.
 double take_count(PyObject* tensor, Plan* plan) {
     View view;
     const bool narrow = is_float(tensor, &view);
@@ -50,7 +50,7 @@ double take_count(PyObject* tensor, Plan* plan) {
 
 bool is_list(PyObject* list, Py_ssize_t size) { return PyList_CheckExact(list) && PyList_GET_SIZE(list) == size; }
 
-// Options, in the order of fused/native_steps.py; false with a Python error.
+// Options in the order of fused/dense/cpu_dense_steps.py; false with a Python error.
 bool read_options(PyObject* from, Options* o) {
     int maximize, decoupled, nesterov, first;
     if (!PyTuple_CheckExact(from) ||
@@ -66,7 +66,7 @@ bool read_options(PyObject* from, Options* o) {
     return known;
 }
 
-// Add what a group asks for; false, without a Python error, if something is unusual.
+// Add the parameters of a group; false, without a Python error, if a tensor is not supported.
 bool add_group(PyObject* group, Plan* plan) {
     PyObject *options, *params, *grads, *states, *counts;
     if (!PyTuple_CheckExact(group) || !PyArg_ParseTuple(group, "OOOOO", &options, &params, &grads, &states, &counts)) {
@@ -122,8 +122,8 @@ bool add_group(PyObject* group, Plan* plan) {
 
 }  // namespace
 
-// step(groups, threads, instruction_set): do it, and return True; or write nothing and return False where a
-// tensor is not contiguous float32 of the CPU, not of the form of its parameter, or shares memory with another.
+// step(groups, threads, instruction_set): update and return True; or write nothing and return False if a tensor is not
+// contiguous float32 on the CPU, differs in shape from its parameter, or shares memory with another tensor.
 PyObject* step(PyObject*, PyObject* const* args, Py_ssize_t count) {
     if (count != 3 || !PyList_CheckExact(args[0]) || !PyLong_CheckExact(args[1]) || !PyUnicode_CheckExact(args[2])) {
         PyErr_SetString(PyExc_TypeError, "a list of groups, a number of threads and a name are needed");

@@ -1,5 +1,5 @@
-// Tensors as DLPack's C interface shows them, so that neither torch's headers nor its library are needed
-// (torch.Tensor.__dlpack_c_exchange_api__).
+// Access tensors through DLPack's C interface (torch.Tensor.__dlpack_c_exchange_api__), without torch's headers and
+// library.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -10,7 +10,7 @@
 
 namespace keyedopt {
 
-// The part of DLPack's binary interface (major version 1) that is used.
+// The used part of DLPack's binary interface (major version 1).
 struct Device { int32_t type; int32_t id; };
 struct DataType { uint8_t code; uint8_t bits; uint16_t lanes; };
 struct View {
@@ -39,7 +39,7 @@ extern PyObject* tensor_type;
 extern PyObject* parameter_type;  // torch.nn.Parameter, which is a plain tensor but for its type
 extern PyObject* is_neg;
 
-// False, without a Python error, for what is no plain strided tensor, nor a parameter where these are taken.
+// False, without a Python error, unless the object is a plain strided tensor, or a parameter if accepted.
 inline bool look(PyObject* tensor, View* view, bool parameters = false) {
     PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
     if (type != tensor_type && !(parameters && type == parameter_type)) return false;
@@ -48,9 +48,9 @@ inline bool look(PyObject* tensor, View* view, bool parameters = false) {
     return false;
 }
 
-// Fetch what a view of an item is read from, some items ahead: the object, then what it points to and what was
-// allocated just before. The tensors of a large state are scattered over memory, and to wait for one after the
-// other takes most of the time. A hint: nothing is read but the object, wherever a torch keeps the tensor.
+// Prefetch the memory of a tensor some items ahead: the object, then the memory that it points to and the memory just
+// before. Tensors of a large state are scattered over memory, and cache misses take most of the time. This is only a
+// hint: nothing but the object is read, so the layout of torch's tensor does not matter.
 inline void fetch_soon(PyObject* list, Py_ssize_t at) {
     constexpr Py_ssize_t kObject = 24, kTensor = 12;
     const Py_ssize_t size = PyList_GET_SIZE(list);
@@ -68,7 +68,7 @@ inline bool same_form(const View& a, const View& b) {
            a.ndim == b.ndim && std::equal(a.shape, a.shape + a.ndim, b.shape);
 }
 
-// The size in bytes of what lies in memory without gaps and in order; -1 for anything else.
+// Return the size in bytes of a contiguous tensor, or -1.
 inline int64_t dense_bytes(const View& view) {
     int64_t count = 1;
     for (int32_t dim = view.ndim; dim-- > 0;) {
@@ -81,8 +81,8 @@ inline int64_t dense_bytes(const View& view) {
     return count * ((int64_t(view.dtype.bits) * view.dtype.lanes + 7) / 8);
 }
 
-// A complex number may be stored as its conjugate. A real one may then be the second half of it, stored with
-// the opposite sign; the halves of several are not contiguous.
+// Complex tensors may be stored conjugated. A real view of the imaginary parts then has the opposite sign; a view of
+// more than one element is not contiguous.
 inline bool stored_as_is(PyObject* tensor, const View& view, int64_t bytes) {
     if (view.dtype.code == kComplex) return false;
     const auto address = reinterpret_cast<uintptr_t>(view.data) + view.byte_offset;
@@ -94,13 +94,13 @@ inline bool stored_as_is(PyObject* tensor, const View& view, int64_t bytes) {
     return plain;
 }
 
-// How many threads a Python integer asks for, from 1 to 1024; 0, with a Python error, if that is none.
+// Return a number of threads from a Python integer, from 1 to 1024; 0, with a Python error, if invalid.
 inline int threads_of(PyObject* number) {
     const long threads = PyLong_AsLong(number);
     return threads == -1 && PyErr_Occurred() ? 0 : static_cast<int>(std::clamp(threads, 1L, 1024L));
 }
 
-// Functions of the module; args are as METH_FASTCALL has them.
+// Functions of the module, with METH_FASTCALL arguments.
 PyObject* alike(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* pairs(PyObject*, PyObject* const* args, Py_ssize_t count);
 PyObject* copies(PyObject*, PyObject* const* args, Py_ssize_t count);

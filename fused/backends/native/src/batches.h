@@ -1,4 +1,4 @@
-// Runs of sorted lookups, some at a time: what one row waits for, another can do meanwhile. Included inside the
+// Sum and update several short runs of sorted lookups together, to overlap their cache misses. Included inside the
 // namespace of an instruction set, after sums.h.
 
 constexpr int64_t kListed = 512;  // lookups of a batch
@@ -21,13 +21,13 @@ struct Batch {
   int64_t number;  // of blocks; their lookups are at the end of `grads`
 };
 
-// Whether the run that begins at entry i has more than `count` lookups.
+// Return whether the run that begins at entry i has more than `count` lookups.
 template <class K>
 inline bool is_longer(const Entry<K>* entries, int64_t i, int64_t end, int64_t count) {
   return i + count < end && entries[i + count].key == entries[i].key;
 }
 
-// The end of the run that contains entry i.
+// Return the end of the run that contains entry i.
 template <class K>
 int64_t run_end(const Entry<K>* entries, int64_t i, int64_t total) {
   const K key = entries[i].key;
@@ -53,8 +53,8 @@ int64_t run_end(const Entry<K>* entries, int64_t i, int64_t total) {
 }
 
 // List whole runs from entry i on, which begins one of at most kBlock: up to `most` rows, to a longer run, or to
-// the end. Return where they end. No branch depends on where one short run goes over into the next: no processor
-// could guess it.
+// the end. Return where they end. No branch depends on the boundary between two short runs, which a processor cannot
+// predict.
 template <class Gradients, class K>
 int64_t list_runs(const Gradients& gradients, const Entry<K>* entries, int64_t i, int64_t end, int64_t most,
                   bool scaled, Batch& batch) {
@@ -93,8 +93,8 @@ int64_t list_runs(const Gradients& gradients, const Entry<K>* entries, int64_t i
   return i;
 }
 
-// Columns [c, c + 16 kVectors) of the sums, slot by slot at `sums`: each lookup writes what its run has come to,
-// and the last one of a run stays. What the next batch reads is asked for on the way.
+// Columns [c, c + 16 kVectors) of the sums, slot by slot at `sums`: each lookup writes the sum of its run so far, so
+// the last lookup of a run leaves the total. Prefetches the memory of the next batch.
 template <int kVectors, bool kScaled>
 inline void stream(const Batch& batch, const Batch* next, int64_t c, float* sums, int64_t stride) {
   const int64_t coming = next ? next->length : 0;
@@ -154,7 +154,7 @@ void sum_batch_of(const Batch& batch, const Batch* next, int64_t dim, float* sum
   }
 }
 
-// Sum a batch, and update its rows or write them down, while what the next one will touch is on its way.
+// Sum a batch, and update its rows or write the sums; prefetch the memory of the next batch.
 inline void finish(const Job& job, const Batch& batch, const Batch* next, Scratch& scratch) {
   const int64_t dim = job.table->dim, stride = job.rule ? padded(dim) : dim;
   float* sums = job.rule ? scratch.sums : job.grads + batch.first * dim;

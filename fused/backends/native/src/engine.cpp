@@ -18,7 +18,7 @@ int64_t size_of_work(const std::vector<Table>& tables, const std::vector<Lookup>
   return work;
 }
 
-// The first refusal in the order of the tasks, whichever thread finds one first.
+// The first error in the order of the tasks, independent of the threads.
 class First {
  public:
   void refuse(int64_t task, const std::string& text) {
@@ -50,7 +50,7 @@ std::string check_offsets(int64_t number, const Lookup& lookup) {
   return falling ? name + " must not fall" : "";
 }
 
-// Nothing outside a table, before anything is written.
+// Check that no lookup is outside its table, before anything is written.
 Refusal check(const std::vector<Table>& tables, const std::vector<Lookup>& lookups, const Run& run) {
   std::vector<int64_t> begins(1, 0);
   for (const Lookup& lookup : lookups) begins.push_back(begins.back() + lookup.count / kCheckEach + 1);
@@ -75,7 +75,7 @@ Refusal check(const std::vector<Table>& tables, const std::vector<Lookup>& looku
   return done ? first.text() : kNoMemory;
 }
 
-// Whether all threads should share this table, rather than have one each.
+// Return whether all threads should share this table; otherwise each thread works on a table of its own.
 bool shared(const Group& group, int64_t all, int threads) {
   return threads > 1 && group.count >= 4096 && group.count * 2 * threads > all;
 }
@@ -147,7 +147,7 @@ Refusal update(const std::vector<Table>& tables, const std::vector<Lookup>& look
                                [&](int64_t part) { sorted.run(*run.kernels, job_of(group), part, true); });
     if (!done || !sorted.finish(*run.kernels, job_of(group), run.threads)) return kNoMemory;
   }
-  // The largest first; of equal ones the last, which the forward has read last and caches may still hold.
+  // The largest first; among equal tables the last, which may still be in the caches after the forward pass.
   std::reverse(alone.begin(), alone.end());
   std::stable_sort(alone.begin(), alone.end(),
                    [](const Group* a, const Group* b) { return a->count > b->count; });

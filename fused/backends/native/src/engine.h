@@ -1,4 +1,4 @@
-// What the module offers, without Python: so that a sanitizer can look at it alone.
+// The functions of the module without Python, so that sanitizers can test them.
 #pragma once
 
 #include <string>
@@ -14,7 +14,7 @@ struct Run {
   int threads;
 };
 
-// Returned by every function: empty, or why nothing was done.
+// The result of every function: empty, or the reason why nothing was written.
 using Refusal = std::string;
 
 // The kernels of an instruction set ("plain", "avx2", "avx512"), or the best for an empty name; null if this

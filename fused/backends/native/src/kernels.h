@@ -1,4 +1,4 @@
-// What the parts of the native backend share: tables, lookups, the numbers of a step, and the table of
+// Types that all parts of the native backend use: tables, lookups, the numbers of a step, and the table of
 // kernels that each instruction set fills in. Nothing here depends on Python or torch.
 #pragma once
 
@@ -70,7 +70,7 @@ struct Rule {
   uint64_t seed;
 };
 
-// A number as the sum of two floats. Neither is negative, and both are 0 or none: infinity times it stays.
+// A number as the sum of two floats, none negative. Both are 0 or neither, so inf times the number is inf.
 inline void split(double number, float* high, float* low) {
   *high = static_cast<float>(number);
   if (*high > number) *high = std::nextafter(*high, 0.0f);
@@ -90,14 +90,14 @@ inline void correct(const Rule& rule, double t, float* gain, float* spread) {
   }
 }
 
-// A lookup in the order of rows: which row, and which gradient (source, place in it).
+// A sorted lookup: its row, and its gradient (source, index in the source).
 template <class K>
 struct Entry {
   K key;
   K place;
 };
 
-// Where gradients come from: number r of a source is row `row[r]` of its gradients, times `scale[r]`.
+// A source of gradients: gradient r is row `row[r]` of the tensor, times `scale[r]`.
 struct Source {
   const float* base;
   int64_t stride;
@@ -105,7 +105,7 @@ struct Source {
   const float* scale;   // null: 1
 };
 
-// Memory of a thread, kept from call to call.
+// Memory of a thread, reused by later calls.
 struct Scratch {
   float* sums = nullptr;  // `together` rows: gradients
   float* sum = nullptr;   // a row: the gradient of a long run
@@ -119,18 +119,18 @@ constexpr int64_t kBlock = 64;    // rows that are summed in registers
 constexpr int64_t kChunk = 4096;  // rows of a long run that one thread sums
 constexpr int64_t kHot = 16384;   // a run longer than this is shared by threads
 constexpr int64_t kCached = 1 << 20;  // bytes that a second cache holds
-constexpr int64_t kTogether = 16;  // rows that are updated in one call: as many as a vector has numbers
+constexpr int64_t kTogether = 16;  // rows that are updated in one call: the number of elements of a vector
 
-// How many rows of this width wait to be updated together: what they touch should stay in the nearest cache.
+// The number of rows of this width that are updated together, so that their memory fits in the first cache.
 inline int64_t together(int64_t dim) {
   const int64_t fit = 2048 / dim;
   return fit < 1 ? 1 : fit < kTogether ? fit : kTogether;
 }
 
-// How far apart rows of whole vectors are.
+// The distance between rows that are padded to whole vectors.
 inline int64_t padded(int64_t dim) { return (dim + 15) / 16 * 16; }
 
-// Distinct rows, kTogether at most, with their gradients, and those that come next.
+// At most kTogether distinct rows with their gradients, and the rows after them.
 struct Rows {
   const int64_t* rows;
   const float* grads;  // that of row r begins at grads + r * stride
@@ -157,7 +157,7 @@ struct Job {
   bool far = false;  // whether the gradients are more than a second cache holds
 };
 
-// A run that waits for several threads: entries [begin, end), and its row of the output.
+// A long run that several threads will sum: entries [begin, end), and its row of the output.
 struct Hot {
   int64_t begin, end, out;
 };

@@ -7,7 +7,7 @@ namespace {
 
 using namespace keyedopt;
 
-// Do it without the lock; what went wrong becomes an exception.
+// Run without the interpreter's lock; convert an error to a Python exception.
 template <class Work>
 bool without_lock(const Work& work) {
   Refusal refusal;

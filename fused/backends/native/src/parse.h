@@ -1,10 +1,9 @@
-// From Python's objects to the engine's: what the files of the module share.
+// Convert Python objects to objects of the engine.
 //
 // A table is (weight, rows, dim, dtype, state0, width0, state1, width1, counter). A lookup is (table, values,
-// count, offsets, bags, weights, mean, grad or out, stride). Addresses are integers, 0 for none. Who calls
-// has checked that the sizes are those of the memory; what the memory holds is checked here. Where there are
-// many small tables, to make these tuples takes longer than the work: tables can be held, and lookups given
-// as a tuple of columns.
+// count, offsets, bags, weights, mean, grad or out, stride). Addresses are integers, 0 for missing ones. The caller has
+// checked the sizes of the memory; the values in it are checked here. For many small tables these tuples take longer
+// than the work: so tables can be parsed once (`hold_tables`), and lookups can be a tuple of columns.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -19,7 +18,7 @@ T* pointer(unsigned long long address) {
   return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
 }
 
-// The items of a list or tuple, each a tuple, by `parse`; false with an exception set.
+// Convert the items of a list or tuple with `parse`; false with an exception set.
 template <class Parse>
 bool each(PyObject* items, const Parse& parse) {
   PyObject* sequence = PySequence_Fast(items, "a list or tuple is needed");
@@ -39,10 +38,10 @@ bool each(PyObject* items, const Parse& parse) {
   return good;
 }
 
-// What a method of a tensor without arguments returns, an address or a size; false with an exception set.
+// Call a method of a tensor that returns an address or a size; false with an exception set.
 bool ask(PyObject* tensor, PyObject* method, long long* answer);
 
-// The names of methods and attributes, made once.
+// The names of methods and attributes, created once.
 struct Methods {
   PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
   PyObject* numel = PyUnicode_InternFromString("numel");
@@ -52,7 +51,7 @@ struct Methods {
 };
 const Methods& methods_of_tensors();
 
-// Tables, and the tensors whose memory they name, as they were then.
+// Parsed tables, with the tensors that own their memory, and their addresses at the time of parsing.
 struct Held {
   struct Known {
     PyObject *tensor, *dtype;
@@ -77,7 +76,7 @@ bool parse_lookups(PyObject* items, const std::vector<Table>& tables, std::vecto
 bool parse_rule(PyObject* item, const std::vector<Table>& tables, Rule* rule);
 bool parse_run(int threads, const char* name, Run* run);
 
-// Functions of the module that are about tensors.
+// Functions of the module that inspect tensors.
 PyObject* hold_tables_py(PyObject*, PyObject* args);
 PyObject* are_current_py(PyObject*, PyObject* capsule);
 PyObject* plain_bags_py(PyObject*, PyObject* args);

@@ -21,8 +21,7 @@ inline void relax() {
 #endif
 }
 
-// How the processor rounds and whether it flushes denormals is a setting of each thread: all take the
-// caller's.
+// Rounding mode and flushing of denormals are settings of each thread: all threads use those of the caller.
 inline unsigned float_mode() {
 #if defined(__x86_64__)
   return __builtin_ia32_stmxcsr();
@@ -134,17 +133,17 @@ class Pool {
   std::atomic<uint64_t> generation_{0};
 };
 
-// Never destroyed: threads wait in it when the process ends.
+// Never destroyed, because threads may wait in it when the process ends.
 std::atomic<Pool*> the_pool{nullptr};
 std::atomic<bool> forked{false};
 
-// A child process has none of the threads, and may have a lock that nobody will open.
+// A child process has none of the threads, and may inherit a locked mutex.
 void in_child() {
   forked.store(true, std::memory_order_relaxed);
   the_pool.store(new Pool, std::memory_order_release);
 }
 
-// From when this is loaded, for a process may fork before it has used a thread of ours.
+// Registered when the module is loaded, because a process may fork before it uses these threads.
 [[maybe_unused]] const bool told_of_forks = [] {
   the_pool.store(new Pool, std::memory_order_release);
 #if defined(__unix__) || defined(__APPLE__)
@@ -153,7 +152,7 @@ void in_child() {
   return true;
 }();
 
-// --- the threads that torch has ---------------------------------------------------------------------------
+// --- torch's threads ---------------------------------------------------------------------------
 
 // Where torch computes by GNU's OpenMP, its threads spin for milliseconds after they have worked, and ours would
 // share the processors with them. So they do our work, too: GOMP_parallel(function, data, threads, flags).

@@ -1,4 +1,4 @@
-// Half precision, number by number: the same bits on every machine; and stochastic rounding.
+// Conversion of half precision, with the same bits on every machine, and stochastic rounding.
 #pragma once
 
 #include "kernels.h"
@@ -43,7 +43,7 @@ inline half nearest(float x, half) {
   return {static_cast<uint16_t>(sign | ((size - (112u << 23)) >> 13))};
 }
 
-// Round away from zero with the probability of the part that is cut off; what is exact stays.
+// Round away from zero with a probability equal to the dropped fraction; exact numbers do not change.
 inline bfloat stochastic(float x, uint32_t random, bfloat like) {
   const uint32_t bits = bits_of(x);
   if ((bits & 0x7f800000u) == 0x7f800000u) return nearest(x, like);
@@ -67,7 +67,7 @@ inline uint64_t mix(uint64_t x) {
   return x ^ (x >> 31);
 }
 
-// The random bits of an element depend on seed, table, row and column alone, so not on threads.
+// The random bits of an element depend only on seed, table, row and column, not on threads.
 inline uint64_t row_key(const Rule& rule, const Table& table, int64_t row) {
   return mix(mix(rule.seed ^ mix(static_cast<uint64_t>(table.number))) + static_cast<uint64_t>(row));
 }

@@ -1,9 +1,8 @@
 // The algorithms: a row of the table updated by its summed gradient. Included inside the namespace of an
 // instruction set, after its vectors. The formulas are those of keyedopt.reference.rules, in its order,
-// except that a factor of a whole row is formed once.
+// except that a factor of a whole row is computed once.
 
-// For each sixteen columns: `n` is less than sixteen in the last ones alone, and where kWhole is set it never
-// is.
+// Call a function for each sixteen columns: `n` is less than sixteen only for the last columns, and never if kWhole.
 #define KEYEDOPT_COLUMNS(dim) \
   for (int64_t c = 0, n = 16; c < (dim) && (kWhole || (n = (dim) - c < 16 ? (dim) - c : 16) > 0); c += 16)
 
@@ -54,7 +53,7 @@ struct Weights<float> {
   void write(int64_t c, vf x, int64_t n) const { put(p + c, x, n); }
 };
 
-// The gradient to descend along, with L2 decay.
+// The gradient, negated if `maximize`, with L2 decay.
 inline vf gradient(const Rule& rule, vf w, const float* grad, int64_t c, int64_t n) {
   const vf g = get(grad + c, n) * set1(rule.sign);
   return rule.decay == kL2 ? fma(set1(rule.weight_decay), w, g) : g;
@@ -68,12 +67,10 @@ inline vf descend(const Rule& rule, vf w, vf direction) {
 
 constexpr int64_t kAheadBytes = 2048;  // of a row that are prefetched; the hardware follows from there
 
-// Where to: into the first cache, or only into the second. The first takes few requests at a time, and whoever asks
-// for more waits; the second takes more.
+// The cache to prefetch into. The first cache accepts few requests at a time and then blocks; the second accepts more.
 constexpr int kNear = 3, kFar = 2;
 
-// Ask for bytes [begin, end) of what is at p. Inlined always: a call that only prefetches has no effect that GCC
-// knows, so it would leave it out.
+// Prefetch bytes [begin, end) at p. Always inlined: GCC removes calls of functions that only prefetch.
 template <int kWhere = kNear>
 __attribute__((always_inline)) inline void prefetch(const void* p, int64_t begin, int64_t end) {
   const char* at = static_cast<const char*>(p);
@@ -88,7 +85,7 @@ __attribute__((always_inline)) inline void prefetch_states(const Table& table, i
   if (table.counter) __builtin_prefetch(table.counter + row, 0, kWhere);
 }
 
-// Ask early for what rows will touch; a rule asks for the same into the first cache when it is near.
+// Prefetch the memory of rows early; a rule prefetches it again into the first cache shortly before use.
 __attribute__((always_inline)) inline void prefetch_rows(const Table& table, const int64_t* rows, int64_t count) {
   const int64_t size = table.dim * (table.dtype == kFloat ? 4 : 2);
   for (int64_t r = 0; r < count; ++r) {
@@ -97,7 +94,7 @@ __attribute__((always_inline)) inline void prefetch_rows(const Table& table, con
   }
 }
 
-// A rule for one row as one for some, with the memory of the next ones asked for on the way.
+// Apply a rule for one row to several rows, and prefetch the memory of the next rows.
 template <class W, void (*kRule)(const Rule&, const Table&, int64_t row, const float* grad, float* work)>
 void each(const Rule& rule, const Table& table, const Rows& rows, float* work) {
   const int64_t last = rows.count > rows.coming ? rows.count : rows.coming;
@@ -175,8 +172,8 @@ inline void rowwise_step(const Rule& rule, const Table& table, int64_t row, cons
   }
 }
 
-// In three passes, so that the roots and divisions of all rows are those of one vector. What comes next is asked for
-// in two of them, as only so much can be on its way at a time. Simple: without decay and limit.
+// In three passes, so that one vector operation computes the roots and divisions of all rows. Two of the passes prefetch
+// the next rows, because the number of requests at a time is limited. Simple: without decay and limit.
 template <class W, int kDim, bool kSimple>
 inline void rowwise_adagrad_of(const Rule& rule, const Table& table, const Rows& rows, float* work) {
   constexpr bool kWhole = kDim > 0;
@@ -232,8 +229,7 @@ void rowwise_adagrad(const Rule& rule, const Table& table, const Rows& rows, flo
   }
 }
 
-// Adam and its kin. Partial: the second moment is one number a row. Layered: the step has the length of the
-// row.
+// Adam and its variants. Partial: one second moment for each row. Layered: the step has the norm of the row.
 template <class W, bool kWhole, bool kPartial, bool kLayered>
 void adam(const Rule& rule, const Table& table, int64_t row, const float* grad, float* work) {
   const Weights<W> weights(rule, table, row);

@@ -1,13 +1,13 @@
 // From sorted lookups to updated rows, and pooling. Included inside the namespace of an instruction set,
 // after rules.h and sums.h.
 
-// Lookups of a forward between a prefetch and its use: what they touch should take little of the second cache.
+// The number of lookups between a prefetch and its use in a forward pass; their memory must fit in the second cache.
 inline int64_t ahead_of(int64_t bytes) {
   const int64_t fit = 16384 / bytes;
   return fit < 16 ? 16 : fit < 64 ? fit : 64;
 }
 
-// Where the gradients of sorted lookups are. Simple: there is one source, and what is in it comes as it is.
+// The gradients of sorted lookups. Simple: one source, whose gradients are used without row numbers and scales.
 template <class K, bool kSimple>
 struct Gradients {
   const Job& job;
@@ -45,7 +45,7 @@ void chunk(const Job& job, const Entry<K>* entries, int64_t count, Scratch& scra
   }
 }
 
-// A run of any length: chunks as `combine` would have them, but one after the other.
+// Sum a run of any length, in the same chunks as `combine`, one after the other.
 template <class K>
 void long_run(const Job& job, const Entry<K>* entries, int64_t count, Scratch& scratch, float* out) {
   const int64_t dim = job.table->dim;
@@ -61,7 +61,7 @@ void long_run(const Job& job, const Entry<K>* entries, int64_t count, Scratch& s
   total.round(out);
 }
 
-// A run that is summed by itself, as entry i begins it; return its end.
+// Sum the run that begins at entry i separately; return its end.
 template <class K>
 int64_t alone(const Job& job, const Entry<K>* entries, int64_t i, int64_t end, int64_t place, Scratch& scratch,
               Hot** hot) {

@@ -72,7 +72,7 @@ class Sorted {
   // Update the runs of a part, or sum them into rows and grads of `job`; runs above kHot are left to
   // `finish` where `share` is set.
   void run(const Kernels& kernels, Job job, int64_t part, bool share);
-  // What runs left, on all threads; false: memory ran out.
+  // Sum and update the runs that `run` left, on all threads; false if memory ran out.
   bool finish(const Kernels& kernels, Job job, int threads);
 
   void count_distinct(int64_t part);

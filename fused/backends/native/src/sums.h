@@ -1,4 +1,4 @@
-// Sums of rows that lie anywhere, in registers; long ones by blocks and chunks, so that the error stays small
+// Sums of scattered rows, in registers; long sums in blocks and chunks, so that the error stays small
 // and the order does not depend on threads. Included inside the namespace of an instruction set, after its
 // vectors.
 
@@ -76,13 +76,13 @@ inline void block(const T* const* rows, const float* scale, int64_t count, int64
   }
 }
 
-// Ask for rows that lie anywhere.
+// Prefetch scattered rows.
 template <class T>
 __attribute__((always_inline)) inline void prefetch_each(const T* const* rows, int64_t count, int64_t dim) {
   for (int64_t i = 0; i < count; ++i) prefetch<kFar>(rows[i], 0, dim * static_cast<int64_t>(sizeof(T)));
 }
 
-// Long sums are taken in double precision: it costs little, for what is added are sums of blocks.
+// Long sums use double precision, which costs little because only sums of blocks are added.
 struct Total {
   double* sum;
   int64_t dim;
@@ -98,8 +98,8 @@ struct Total {
   }
 };
 
-// Sum what `blocks` gives, block by block: fill(i, n, rows, scale) writes down n rows from row i on, far() says
-// whether it is worth while to ask for them before.
+// Sum the rows of `blocks`, block by block: fill(i, n, rows, scale) stores n rows from row i on, far() returns whether
+// to prefetch them.
 template <class T, class Blocks>
 inline void sum_of(const Blocks& blocks, int64_t count, int64_t dim, bool scaled, Scratch& scratch,
                    float* out) {
