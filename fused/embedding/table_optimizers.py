@@ -14,7 +14,9 @@ from keyedopt.fused.sparse.window import Window
 from keyedopt.fused.sparse_adam import SparseAdam
 from keyedopt.reference.embedding import table_optimizers
 
-_CLASSES: Mapping[str, type[optim.Optimizer]] = {one.__name__: one for one in (SGD, Adagrad, Adam, SparseAdam)}
+_CLASSES: Mapping[str, type[optim.Optimizer]] = {
+    one.__name__: one for one in (SGD, Adagrad, Adam, SparseAdam)
+}
 #: The fused class for each of torch's optimizers, by the reference's table.
 SUBSTITUTES: Mapping[type[optim.Optimizer], tuple[type[optim.Optimizer], Mapping[str, Any]]] = {
     given: (_CLASSES[own.__name__], defaults)
