@@ -78,14 +78,14 @@ class FusedModuleClips:
 
     def scale(self, norm: torch.Tensor) -> None:
         """Scale the deferred gradients in `joint` by min(1, bound / norm)."""
-        self.shared.scale([grad for _, grad in self.deferred_gradients()], norm)
+        self.shared.scale([grad for _, grad in self.deferred()], norm)
 
     def clip_deferred(self) -> None:
         """Clip the gradients in `separate` that are deferred for another clipping optimizer."""
         for optimizer, clip in self.separate:
             optimizer.deferred.clip(clip)
 
-    def deferred_gradients(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def deferred(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Return the tables in `joint`, and their deferred gradients (U, D)."""
         return [pair for optimizer in self.joint for pair in optimizer.deferred.gradients()]
 

@@ -184,7 +184,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
     @torch.no_grad()
     def _measure(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return the norm in full precision, and each distinct part of a gradient once."""
-        real, deferred = self._real_parameters(), self._module_clips.deferred_gradients()
+        real, deferred = self._real_parameters(), self._module_clips.deferred()
         device = next((one.device for one in (*real, *(grad for _, grad in deferred))), torch.device("cpu"))
         # A rank without a shard of a parameter still takes part in its reductions.
         spread: dict[Groups, list[torch.Tensor]] = {groups: [] for groups in self._pgs.values()}

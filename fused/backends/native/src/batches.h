@@ -1,4 +1,4 @@
-// Sum and update several short runs of sorted lookups together, to overlap their cache misses. Included inside the
+// Runs of sorted lookups, some at a time: what one row waits for, another can do meanwhile. Included inside the
 // namespace of an instruction set, after sums.h.
 
 constexpr int64_t kListed = 512;  // lookups of a batch

@@ -1,4 +1,4 @@
-// Types that all parts of the native backend use: tables, lookups, the numbers of a step, and the table of
+// What the parts of the native backend share: tables, lookups, the numbers of a step, and the table of
 // kernels that each instruction set fills in. Nothing here depends on Python or torch.
 #pragma once
 

@@ -1,9 +1,10 @@
-// Convert Python objects to objects of the engine.
+// From Python's objects to the engine's: what the files of the module share.
 //
 // A table is (weight, rows, dim, dtype, state0, width0, state1, width1, counter). A lookup is (table, values,
-// count, offsets, bags, weights, mean, grad or out, stride). Addresses are integers, 0 for missing ones. The caller has
-// checked the sizes of the memory; the values in it are checked here. For many small tables these tuples take longer
-// than the work: so tables can be parsed once (`hold_tables`), and lookups can be a tuple of columns.
+// count, offsets, bags, weights, mean, grad or out, stride). Addresses are integers, 0 for none. Who calls
+// has checked that the sizes are those of the memory; what the memory holds is checked here. Where there are
+// many small tables, to make these tuples takes longer than the work: tables can be held, and lookups given
+// as a tuple of columns.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -51,7 +52,7 @@ struct Methods {
 };
 const Methods& methods_of_tensors();
 
-// Parsed tables, with the tensors that own their memory, and their addresses at the time of parsing.
+// Tables, and the tensors whose memory they name, as they were then.
 struct Held {
   struct Known {
     PyObject *tensor, *dtype;
@@ -76,7 +77,7 @@ bool parse_lookups(PyObject* items, const std::vector<Table>& tables, std::vecto
 bool parse_rule(PyObject* item, const std::vector<Table>& tables, Rule* rule);
 bool parse_run(int threads, const char* name, Run* run);
 
-// Functions of the module that inspect tensors.
+// Functions of the module that are about tensors.
 PyObject* hold_tables_py(PyObject*, PyObject* args);
 PyObject* are_current_py(PyObject*, PyObject* capsule);
 PyObject* plain_bags_py(PyObject*, PyObject* args);

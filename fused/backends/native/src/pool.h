@@ -5,8 +5,9 @@
 
 namespace keyedopt {
 
-// Run body(context, i) for every i in [0, tasks), on up to `threads` threads including the caller; return when all are
-// done. If another call uses the threads, only the caller works. False if memory ran out in a body.
+// Run body(context, i) for every i of [0, tasks), on up to `threads` threads, this one among them; return
+// when all are done. Where the threads are busy with another call, this one does it alone. False: memory ran
+// out in a body.
 bool run_tasks(int threads, int64_t tasks, void (*body)(void*, int64_t), void* context);
 
 template <class Body>

@@ -8,7 +8,7 @@ struct ThreadMemory {
   Scratch scratch;
 };
 
-// Return whether each value needs its own entry: lookups are weighted, and a bag has several.
+// Whether gradients have numbers of their own, by value: they are weighted, and a bag has several.
 bool by_value(const Lookup& lookup) { return lookup.weights && lookup.offsets; }
 
 }  // namespace

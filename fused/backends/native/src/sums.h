@@ -1,4 +1,4 @@
-// Sums of scattered rows, in registers; long sums in blocks and chunks, so that the error stays small
+// Sums of rows that lie anywhere, in registers; long ones by blocks and chunks, so that the error stays small
 // and the order does not depend on threads. Included inside the namespace of an instruction set, after its
 // vectors.
 

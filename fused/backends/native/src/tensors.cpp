@@ -1,4 +1,4 @@
-// Read addresses, shapes and dtypes of tensors, which takes too long in Python for small steps.
+// What small steps have no time for in Python: to ask tensors where they are and what they are.
 #include <new>
 
 #include "parse.h"
@@ -49,7 +49,7 @@ bool is_plain_vector(PyObject* tensor, PyObject* type, PyObject* int64) {
 
 }  // namespace
 
-// (tables, [tensor, ...]) -> a capsule that replaces the tables in all calls while `are_current` is true
+// (tables, [tensor, ...]) -> what may stand for the tables in all calls, as long as `are_current` says so
 PyObject* hold_tables_py(PyObject*, PyObject* args) {
   PyObject *items, *tensors;
   if (!PyArg_ParseTuple(args, "OO!", &items, &PyList_Type, &tensors)) return nullptr;
@@ -69,7 +69,7 @@ PyObject* hold_tables_py(PyObject*, PyObject* args) {
   return capsule;
 }
 
-// Return whether the tensors of a capsule from `hold_tables` still have the same memory.
+// Whether the tensors of what `hold_tables` has returned have the memory that they had.
 PyObject* are_current_py(PyObject*, PyObject* capsule) {
   const auto* held = static_cast<Held*>(PyCapsule_GetPointer(capsule, kTables));
   if (!held) return nullptr;
@@ -86,7 +86,7 @@ PyObject* are_current_py(PyObject*, PyObject* capsule) {
 }
 
 // (features, names, classes of a feature, class of a tensor, torch.int64) -> for each name (values, offsets,
-// None) if the feature is a tuple of two plain vectors, or None for the general path.
+// None) if it is a tuple of two plain vectors, or None, so that somebody looks at it.
 PyObject* plain_bags_py(PyObject*, PyObject* args) {
   PyObject *features, *names, *classes, *type, *int64;
   if (!PyArg_ParseTuple(args, "O!O!O!OO", &PyDict_Type, &features, &PyList_Type, &names, &PyTuple_Type,
@@ -119,7 +119,7 @@ PyObject* plain_bags_py(PyObject*, PyObject* args) {
   return result;
 }
 
-// ([tensor or None, ...], ...) -> the sum of the version counters of all tensors
+// ([tensor or None, ...], ...) -> how often all of them together were changed in place
 PyObject* versions_py(PyObject*, PyObject* args) {
   static PyObject* const version = PyUnicode_InternFromString("_version");
   long long sum = 0;
