@@ -121,22 +121,22 @@ class WarmupOptimizer(OptimizerWrapper):
 
     def _move_to(self, iteration: int) -> None:
         """Set the learning rate of an iteration in every group, and the state."""
-        rate = self._lr * multiplier(self._stages, iteration)
+        learning_rate = self._lr * multiplier(self._stages, iteration)
         progress = self._progress()
         progress[0], progress[1] = iteration, stage_of(self._stages, iteration)
         for group in self.param_groups:
-            held = group.get(self._lr_param)
-            if isinstance(held, torch.Tensor):
-                held.detach().fill_(rate)  # a captured or compiled step reads this tensor
+            current = group.get(self._lr_param)
+            if isinstance(current, torch.Tensor):
+                current.detach().fill_(learning_rate)  # a captured or compiled step reads this tensor
             else:
-                group[self._lr_param] = rate  # type: ignore[index]  # a dict at run time
+                group[self._lr_param] = learning_rate  # type: ignore[index]  # a dict at run time
 
 
 def _learning_rate(lr: Any) -> float:
     try:
-        rate = float(lr)
+        learning_rate = float(lr)
     except (TypeError, ValueError):
-        rate = math.nan
-    if not 0.0 <= rate < math.inf or isinstance(lr, str):
+        learning_rate = math.nan
+    if not 0.0 <= learning_rate < math.inf or isinstance(lr, str):
         raise ValueError(f"lr must be a finite number of at least 0, not {lr!r}")
-    return rate
+    return learning_rate

@@ -1,4 +1,4 @@
-"""Steps by gradients that list rows: a backend sums duplicates and updates the rows in one call."""
+"""Steps with sparse gradients: a backend sums duplicates and updates the rows in one call."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ def check_indices(indices: Tensor, sizes: Sequence[int]) -> None:
     if not indices.numel():
         return
     found: Any = False if native is None else native.outside(indices, tuple(sizes))
-    if found is False:  # `native` is not built, or does not read such indices
+    if found is False:  # `native` is not built, or does not support these indices
         extremes = torch.stack(torch.aminmax(indices, dim=1)).tolist()  # synchronizes once
         pairs = [(size, bad) for size, *both in zip(sizes, *extremes, strict=False) for bad in both]
         found = next(((size, bad) for size, bad in pairs if not 0 <= bad < size), None)
@@ -30,7 +30,7 @@ def check_indices(indices: Tensor, sizes: Sequence[int]) -> None:
 
 
 def update(step: Step, work: Sequence[dense_step.Work], names: Sequence[str], which: Rows) -> None:
-    """Update parameters of one group, in place, by gradients that are sparse or have rows of zeros to skip.
+    """Update parameters of one group, in place, with gradients that are sparse or have rows of zeros to skip.
 
     Args:
         step: the formula; its count is that of all parameters.
@@ -93,7 +93,7 @@ def _update_alike(step: Step, work: Sequence[dense_step.Work], names: Sequence[s
 
 
 def _pack(strided: Sequence[bool], tables: list[Table], lookups: list[Lookup]) -> dict[int, PackedRows]:
-    """Replace strided tables, and the lookups in them, by contiguous copies of the rows in question."""
+    """Replace strided tables, and the lookups in them, by contiguous copies of the listed rows."""
     packs: dict[int, PackedRows] = {}
     places = {lookup.table: place for place, lookup in enumerate(lookups)}
     for index, packed in enumerate(strided):
@@ -137,7 +137,7 @@ def divide(grad: Tensor, scale: Tensor) -> Tensor:
 
 
 def _spread(work: dense_step.Work, found: RowGradients) -> dense_step.Work:
-    """Give every row a gradient, which is zero unless the row is listed."""
+    """Return work with a gradient for every row: zero unless the row is listed."""
     param, _, state = work
     grad = found.grads.new_zeros(len(param), found.grads.shape[1]).index_copy_(0, found.rows, found.grads)
     return param, grad.reshape(param.shape), state

@@ -15,7 +15,7 @@ from keyedopt.reference.embedding.table_collection import TableCollection
 
 
 class Lookup(NamedTuple):
-    """What has been looked up for one feature in one table: rows (N, D)."""
+    """The rows (N, D) of one table that one feature looks up."""
 
     table: EmbeddingConfig
     output: str
@@ -26,25 +26,24 @@ class Lookup(NamedTuple):
 class FusedCollection(TableCollection):
     """Embedding tables that are updated in the backward pass.
 
-    A backward pass, through whatever and how many forwards it goes, is one step: the gradients of all
-    lookups of a row are summed, and the row is updated once, with the options that are in
-    ``fused_optimizer.param_groups`` at that moment. Nothing is written before everything is computed. Tables
-    that the loss does not depend on, and those with ``requires_grad=False``, take no part. In eval mode and
-    without grad mode the tables are only read. ``torch.autograd.grad`` updates nothing. A gradient that is
-    not finite spoils its own rows and no others.
+    A backward pass, through any number of forward passes, is one step: the gradients of all lookups of a row
+    are summed, and the row is updated once, with the present options in ``fused_optimizer.param_groups``.
+    Nothing is written before everything is computed. Tables that the loss does not depend on, and tables with
+    ``requires_grad=False``, are not updated. In eval mode and without grad mode the tables are only read.
+    ``torch.autograd.grad`` updates nothing. A gradient that is inf or NaN changes only its own rows.
 
     Without an optimizer the tables are plain parameters with sparse gradients.
 
     Args:
         tables: their configurations.
         optimizer_type: the class of the optimizer of all tables: torch's SGD, Adagrad, Adam, AdamW or
-            SparseAdam, or one of ours that has a rule.
+            SparseAdam, or one of keyedopt's.
         optimizer_kwargs: its arguments, with ``error_if_nonfinite`` and, for ``Accumulate…``, the window.
         is_weighted: whether each row that is looked up has a weight.
         device: of the tables.
 
     Raises:
-        ValueError: names the argument that cannot be.
+        ValueError: names the argument that is not valid.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class FusedCollection(TableCollection):
         return found
 
     def _leaves(self) -> dict[str, torch.Tensor | None]:
-        """Return by what each table is differentiated in this forward, None for one that is only read."""
+        """Return the tensor that gets the gradient of each table, or None if the table is only read."""
         weights = self._weights()
         if not (self.training and torch.is_grad_enabled()):
             return dict.fromkeys(weights)

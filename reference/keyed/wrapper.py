@@ -23,6 +23,8 @@ class OptimizerWrapper(Composition):
     Raises:
         ValueError: the optimizer is not a keyed optimizer.
 
+    Source: torchrec.optim.keyed.OptimizerWrapper.
+
     >>> import torch
     >>> from keyedopt.reference.keyed.torch_wrapper import KeyedOptimizerWrapper
     >>> class Ascent(OptimizerWrapper):
