@@ -33,7 +33,7 @@ from keyedopt.reference.keyed.groups import (
 from keyedopt.reference.keyed.hooked import Hooked
 from keyedopt.reference.keyed.initialize import initialize
 from keyedopt.reference.keyed.pending import PendingLoad
-from keyedopt.reference.keyed.state import check_entry, check_layouts
+from keyedopt.reference.keyed.state import check_entry, check_layouts, check_parameter_keys
 from keyedopt.reference.keyed.values import kind
 
 
@@ -137,14 +137,7 @@ class KeyedOptimizer(Hooked):
         if not isinstance(new, Mapping):
             raise ValueError(f"The state is a mapping by parameter key, got {kind(new)}")
         live = dict(zip(self._state_keys(keys), self.state.values(), strict=True))
-        if len(live) != len(new):
-            raise ValueError(
-                f"Different parameter count: {len(live)} vs {len(new)}: "
-                f"expected {sorted(live)}, got {sorted(new, key=str)}"
-            )
-        for key in live:
-            if key not in new:
-                raise ValueError(f"Parameter {key} not found: got {sorted(new, key=str)}")
+        check_parameter_keys(live, new)
         matched = self.bulk.match(live, new)
         if matched is not None:
             pending.live, pending.new = matched

@@ -18,6 +18,18 @@ from keyedopt.reference.keyed.shards import check_dtensor, check_sharded_tensor
 from keyedopt.reference.keyed.values import Path, is_stateful, kind, layout, refusal
 
 
+def check_parameter_keys(live: Mapping[str, Any], new: Mapping[Any, Any]) -> None:
+    """Raise ValueError unless the live and the new state belong to parameters of the same keys."""
+    if len(live) != len(new):
+        raise ValueError(
+            f"Different parameter count: {len(live)} vs {len(new)}: "
+            f"expected {sorted(live)}, got {sorted(new, key=str)}"
+        )
+    for key in live:
+        if key not in new:
+            raise ValueError(f"Parameter {key} not found: got {sorted(new, key=str)}")
+
+
 def check_entry(live: Mapping[Any, Any], new: object, path: Path, pending: PendingLoad) -> None:
     """Check a mapping to be loaded, with all its values, against the live mapping."""
     if not isinstance(new, Mapping):
