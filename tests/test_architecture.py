@@ -129,7 +129,7 @@ def code_lines(path):
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
         for body in (getattr(node, name, None) for name in ("body", "orelse", "finalbody")):
-            if isinstance(body, list) and body:  # an empty `orelse` must stay empty: no `else:` is written
+            if isinstance(body, list) and body:  # an absent `else` must not become one
                 body[:] = [one for one in body if not skipped(one)] or [ast.Pass()]
     lines = (line.strip() for line in ast.unparse(tree).splitlines())
     return [line for line in lines if len(line) > 1 and line != "pass"]

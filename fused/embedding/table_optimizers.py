@@ -14,13 +14,14 @@ from keyedopt.fused.sparse.window import Window
 from keyedopt.fused.sparse_adam import SparseAdam
 from keyedopt.reference.embedding import table_optimizers
 
-_CLASSES: Mapping[str, type[optim.Optimizer]] = {
-    one.__name__: one for one in (SGD, Adagrad, Adam, SparseAdam)
-}
-#: The fused class for each of torch's optimizers, by the reference's table.
+#: The class used for each of torch's optimizers: the same formula and defaults, on the rows that are looked
+#: up.
 SUBSTITUTES: Mapping[type[optim.Optimizer], tuple[type[optim.Optimizer], Mapping[str, Any]]] = {
-    given: (_CLASSES[own.__name__], defaults)
-    for given, (own, defaults) in table_optimizers.SUBSTITUTES.items()
+    optim.SGD: (SGD, {}),
+    optim.Adagrad: (Adagrad, {}),
+    optim.Adam: (Adam, {}),
+    optim.SparseAdam: (SparseAdam, {}),
+    optim.AdamW: (Adam, {"weight_decay": 1e-2, "decay": "decoupled"}),
 }
 #: The algorithms that have a state with one number for each row, and the index of that state.
 ROWWISE = {"rowwise_adagrad": 0, "partial_rowwise_adam": 1, "partial_rowwise_lamb": 1}
