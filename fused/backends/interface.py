@@ -25,6 +25,8 @@ ALGORITHMS = {
     "partial_rowwise_lamb": ("exp_avg", "exp_avg_sq"),  # (R, D) and (R,)
     "lars_sgd": ("momentum_buffer",),
 }
+#: The index of the state tensor with one number for each row, for the algorithms that have such a state.
+ROW_STATE = {"rowwise_adagrad": 0, "partial_rowwise_adam": 1, "partial_rowwise_lamb": 1}
 
 
 @dataclass(frozen=True)
@@ -222,6 +224,9 @@ class Backend(Protocol):
     #: sums without synchronizing, and `Lookup.padding` may be True. If False, callers drop padding, which
     #: synchronizes.
     pads_rows: bool = False
+    #: Whether `update_rows` updates copies of the rows and writes them back. If True, dense steps, in which
+    #: every row has a gradient, use `torch_rules` on the whole parameter instead.
+    copies_rows: bool = False
     #: Whether `Step.count` must be a Python number even if the tables are on a device.
     needs_host_count: bool = False
 

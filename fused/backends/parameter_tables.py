@@ -6,10 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keyedopt.fused.backends.interface import Table
-
-#: By algorithm, the indices of the state tensors that have one number for each row.
-ROW_STATES = {"rowwise_adagrad": (0,), "partial_rowwise_adam": (1,), "partial_rowwise_lamb": (1,)}
+from keyedopt.fused.backends.interface import ROW_STATE, Table
 
 
 class ParameterTable:
@@ -36,9 +33,9 @@ class ParameterTable:
         listing_dims: int = 1,
     ) -> None:
         self._copies: list[tuple[Tensor, Tensor]] = []
-        row_states = ROW_STATES.get(algorithm, ())
+        row_state = ROW_STATE.get(algorithm)
         states = [
-            state[name].view(-1) if index in row_states else self._as_matrix(state[name], listing_dims)
+            state[name].view(-1) if index == row_state else self._as_matrix(state[name], listing_dims)
             for index, name in enumerate(names)
         ]
         counts = state.get("step")

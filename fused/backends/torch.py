@@ -17,6 +17,7 @@ class TorchBackend(Backend):
     """Sort, sum, gather the rows, apply the formula, and write the rows back, table by table."""
 
     name = "torch"
+    copies_rows = True
 
     def missing(self) -> str:
         """Return an empty reason: torch is always installed."""

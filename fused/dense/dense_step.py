@@ -78,7 +78,7 @@ def _update_as_table(step: Step, item: Work, names: Sequence[str], scale: Tensor
         return False
     view = ParameterTable(step.algorithm, param, state, names)
     backend = choose("auto", [view.table], step)
-    if backend.name == "torch":
+    if backend.copies_rows:
         return False
     grad = grad if scale is None else grad.div_(scale)
     backend.update_rows([view.table], [RowGradients(0, torch.arange(len(param)), grad)], step)

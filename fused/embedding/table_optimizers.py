@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn, optim
 
-from keyedopt.fused.backends.interface import ALGORITHMS, Table
+from keyedopt.fused.backends.interface import ALGORITHMS, ROW_STATE, Table
 from keyedopt.fused.embedding.memory import empty
 from keyedopt.fused.optimizers import SGD, Adagrad, Adam
 from keyedopt.fused.rule_optimizer import RuleOptimizer
@@ -23,8 +23,6 @@ SUBSTITUTES: Mapping[type[optim.Optimizer], tuple[type[optim.Optimizer], Mapping
     optim.SparseAdam: (SparseAdam, {}),
     optim.AdamW: (Adam, {"weight_decay": 1e-2, "decay": "decoupled"}),
 }
-#: The algorithms that have a state with one number for each row, and the index of that state.
-ROWWISE = {"rowwise_adagrad": 0, "partial_rowwise_adam": 1, "partial_rowwise_lamb": 1}
 #: The algorithms whose learning rate does not depend on a step count.
 UNCOUNTED = ("sgd", "lars_sgd")
 
@@ -60,7 +58,7 @@ def initial_state(optimizer: RuleOptimizer, table: str, weight: Tensor) -> dict[
     start = group.get("initial_accumulator_value", 0.0)
     state: dict[str, Any] = {}
     for index, key in enumerate(state_keys(optimizer, table)):
-        rowwise = ROWWISE.get(optimizer.algorithm) == index
+        rowwise = ROW_STATE.get(optimizer.algorithm) == index
         shape = weight.shape[:1] if rowwise else weight.shape
         state[key] = empty(shape, dtype, weight.device).fill_(float(start))
     if group.get("bias_correction") == "per_row":

@@ -9,8 +9,7 @@ import torch
 from keyedopt.fused import backends
 from keyedopt.fused.backends import torch_rules
 from keyedopt.fused.backends.fbgemm.arguments import Arguments, arguments, refusal
-from keyedopt.fused.backends.interface import ALGORITHMS, Lookup, Step, Table
-from keyedopt.fused.embedding.table_optimizers import ROWWISE
+from keyedopt.fused.backends.interface import ALGORITHMS, ROW_STATE, Lookup, Step, Table
 
 #: Options, and with which algorithms of which device they are done; with all others they are refused.
 ADAMS = ("adam", "sparse_adam", "partial_rowwise_adam")
@@ -156,7 +155,7 @@ def by_fbgemms_formula(given: Arguments, w, g, states):
 
 def state_of(algorithm, rows, width):
     shapes = [
-        (rows,) if ROWWISE.get(algorithm) == index else (rows, width)
+        (rows,) if ROW_STATE.get(algorithm) == index else (rows, width)
         for index in range(len(ALGORITHMS[algorithm]) if algorithm != "sgd" else 0)
     ]
     return [torch.rand(shape, dtype=torch.float64) for shape in shapes]

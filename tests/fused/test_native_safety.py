@@ -108,7 +108,7 @@ def test_what_it_cannot_do_it_says():
         "float64": Table(torch.ones(3, 4, dtype=torch.float64)),
         "contiguous": Table(torch.ones(4, 3).t()),
         "column": Table(torch.ones(3, 0)),
-        "states are": Table(torch.ones(3, 4), (torch.zeros(3, dtype=torch.float64),)),
+        "states must be": Table(torch.ones(3, 4), (torch.zeros(3, dtype=torch.float64),)),
         "row counter": Table(torch.ones(3, 4), (torch.zeros(3),), torch.zeros(3)),
         "CPU": Table(torch.ones(3, 4, device="meta")),
     }
@@ -353,10 +353,10 @@ def test_a_table_without_rows_is_no_error(algorithm):
 @pytest.mark.parametrize(
     ("weight", "state", "why"),
     [
-        (torch.float64, torch.float64, "weights are float32, float16 or bfloat16, not torch.float64"),
-        (torch.float16, torch.float16, "states are float32, not torch.float16"),
-        (torch.bfloat16, torch.bfloat16, "states are float32, not torch.bfloat16"),
-        (torch.float32, torch.float64, "states are float32, not torch.float64"),
+        (torch.float64, torch.float64, "weights must be float32, float16 or bfloat16, not torch.float64"),
+        (torch.float16, torch.float16, "states must be float32, not torch.float16"),
+        (torch.bfloat16, torch.bfloat16, "states must be float32, not torch.bfloat16"),
+        (torch.float32, torch.float64, "states must be float32, not torch.float64"),
     ],
     ids=str,
 )

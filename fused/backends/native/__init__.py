@@ -18,10 +18,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keyedopt.fused.backends.interface import Backend, Columns, Lookup, RowGradients, Step, Table, Tables
+from keyedopt.fused.backends.interface import (
+    ROW_STATE,
+    Backend,
+    Columns,
+    Lookup,
+    RowGradients,
+    Step,
+    Table,
+    Tables,
+)
 from keyedopt.fused.backends.native.describe import (
     ALGORITHM_NUMBERS,
-    ROW_STATES,
     cached_tables,
     describe_rule,
     describe_table,
@@ -167,7 +175,7 @@ class NativeBackend(Backend):
         Raises:
             ValueError: as `update`.
         """
-        if bulk is None or step.algorithm not in ALGORITHM_NUMBERS or step.algorithm in ROW_STATES:
+        if bulk is None or step.algorithm not in ALGORITHM_NUMBERS or step.algorithm in ROW_STATE:
             return False
         grads = [grad for _, grad, _ in params]
         indices, values = [grad._indices() for grad in grads], [grad._values() for grad in grads]

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keyedopt.fused.backends.interface import ALGORITHMS, Step, Table, Tables
+from keyedopt.fused.backends.interface import ALGORITHMS, ROW_STATE, Step, Table, Tables
 
 #: The numbers of kernels.h. SparseAdam is Adam with another placement of eps.
 ALGORITHM_NUMBERS = {
@@ -21,8 +21,6 @@ ALGORITHM_NUMBERS = {
     "lars_sgd": 7,
 }
 DTYPE_NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-#: The states with one number for each row, by index.
-ROW_STATES = {"rowwise_adagrad": (0,), "partial_rowwise_adam": (1,), "partial_rowwise_lamb": (1,)}
 #: The classes of tensors whose address is that of their memory.
 PLAIN = (Tensor, torch.nn.Parameter)
 DECAY_NUMBERS = {"none": 0, "l2": 1, "decoupled": 2}
@@ -127,9 +125,9 @@ def state_widths(algorithm: str, dim: int, given: int) -> tuple[int, ...]:
     Raises:
         ValueError: the number of states is not that of the algorithm.
     """
-    row_states = ROW_STATES.get(algorithm, ())
+    row_state = ROW_STATE.get(algorithm)
     count = min(given, 1) if algorithm == "sgd" else len(ALGORITHMS[algorithm])
-    widths = tuple(1 if index in row_states else dim for index in range(count))
+    widths = tuple(1 if index == row_state else dim for index in range(count))
     if given != len(widths):
         raise ValueError(f"{algorithm} must have {len(widths)} states, not {given}")
     return widths
