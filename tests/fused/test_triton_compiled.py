@@ -67,7 +67,7 @@ def launches(backend: Any) -> Iterator[tuple[str, Any]]:
     count = torch.tensor([1])
     yield "offsets", lambda: backend.check_offsets(tables, lookups_of(tables))
     yield "coalesce", lambda: backend.coalesce(tables, weighted)
-    yield "holes", lambda: backend.coalesce_padded(tables, [replace(one, padding=True) for one in weighted])
+    yield "padding", lambda: backend.coalesce_padded(tables, [replace(one, padding=True) for one in weighted])
     yield "weighted", lambda: backend.update(tables, weighted, step)
     yield "update_rows", lambda: backend.update_rows(tables, rows, step)
     yield (

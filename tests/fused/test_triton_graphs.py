@@ -28,7 +28,7 @@ def step(module: Any) -> None:
 
 
 @pytest.mark.parametrize("captured", [False, True])
-def test_an_alarm_is_not_made_in_a_capture(monkeypatch, captured):
+def test_the_error_flag_is_not_allocated_in_a_capture(monkeypatch, captured):
     from keyedopt.fused.backends.triton import device_flags
 
     monkeypatch.setattr(device_flags, "capturing", lambda device: captured)
@@ -39,7 +39,7 @@ def test_an_alarm_is_not_made_in_a_capture(monkeypatch, captured):
     device_flags._memory.cache_clear()
 
 
-def test_an_alarm_of_any_stream_is_heard_before_it_is_called_off(monkeypatch):
+def test_an_error_of_any_stream_is_raised_before_the_flag_is_cleared(monkeypatch):
     from keyedopt.fused.backends.triton import device_flags
 
     memory = torch.tensor([0, 1])

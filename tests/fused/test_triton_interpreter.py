@@ -122,8 +122,8 @@ def case_coalesce(backend: Any) -> None:
         assert all(torch.equal(a, b) for a, b in zip(left.states, right.states, strict=True))
 
 
-def case_holes(backend: Any) -> None:
-    """Without waiting for the device there is room for more rows than there are; those are −1, and zero."""
+def case_padding_rows(backend: Any) -> None:
+    """Sums without synchronizing have room for more rows than needed: padding rows, −1 and zero."""
     options = STEPS["adam"]
     step = Step(lr=0.1, **options)
     tables, twins = (tables_of(SIZES, options, torch.float32) for _ in range(2))
@@ -330,7 +330,7 @@ def cases() -> Iterator[tuple[str, Callable[[Any], None]]]:
         case_nothing,
         case_infinite,
         case_coalesce,
-        case_holes,
+        case_padding_rows,
         case_rows,
         case_device_numbers,
         case_prepared,

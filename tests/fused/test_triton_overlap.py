@@ -100,7 +100,7 @@ def case_order(asked: str, **kinds: Any) -> None:
     assert names.count("find_runs") == 3
 
 
-def case_other_stream(held: bool) -> None:
+def case_other_stream(deferred: bool) -> None:
     """The backward runs in another stream than the forward, and the next forward in a third one."""
     from triton_model import Stream
 
@@ -108,7 +108,7 @@ def case_other_stream(held: bool) -> None:
 
     module, given = made()
     clipped = fused.GradientClippingOptimizer(module.fused_optimizer, fused.GradientClipping.NORM, 0.5)
-    if not held:
+    if not deferred:
         del clipped
     with overlap("1"), model_for(module, given) as device:
         first = device.now
@@ -120,13 +120,13 @@ def case_other_stream(held: bool) -> None:
                 one.record_stream(stream)
             with device.within(stream):
                 backward(outputs)
-                if held:
+                if deferred:
                     clipped.step()
             first.wait_stream(stream)
     assert not device.wrong, device.wrong
     sorts = [one for one in device.unsaid() if " in side, " in one]
     assert not sorts, sorts
-    used = device.of("collect" if held else "update")
+    used = device.of("collect" if deferred else "update")
     assert used == [OTHER, "third"]
     assert set(device.of("find_runs")) == {SIDE}
 
@@ -253,8 +253,8 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
         ("unpooled", {"pools": False}),
     ):
         yield f"order-{name}", lambda kinds=kinds: case_order("1", **kinds)
-    for held in (False, True):
-        yield f"other_stream-{held}", lambda held=held: case_other_stream(held)
+    for deferred in (False, True):
+        yield f"other_stream-{deferred}", lambda deferred=deferred: case_other_stream(deferred)
     for how in ("eval", "no_grad", "frozen"):
         yield f"nothing_trained-{how}", lambda how=how: case_nothing_trained(how)
     yield "let_go", case_let_go

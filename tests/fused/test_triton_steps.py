@@ -22,8 +22,8 @@ from torch.utils._pytree import tree_leaves
 from triton_process import hand_over, outcomes, run_alone
 
 CPU = torch.device("cpu")
-#: What makes the host wait for a device.
-WAITS = ("_local_scalar_dense", "nonzero", "unique", "masked_select", "equal", "is_nonzero", "item")
+#: Operators that synchronize.
+SYNCHRONIZING = ("_local_scalar_dense", "nonzero", "unique", "masked_select", "equal", "is_nonzero", "item")
 #: What launches nothing: memory, views, and what is put together on the host.
 FREE = ("empty", "detach", "slice", "select", "view", "expand", "lift_fresh")
 BAD = {
@@ -36,12 +36,12 @@ BAD = {
 }
 
 
-class NoWaiting(TorchDispatchMode):
-    """Fails on every operator that would make the host wait for a device."""
+class NoSynchronization(TorchDispatchMode):
+    """Fail on every operator that synchronizes."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = str(func)
-        assert not any(wait in name for wait in WAITS), f"{name} waits for the device"
+        assert not any(one in name for one in SYNCHRONIZING), f"{name} synchronizes"
         if "index" in name:
             indices = [one for arg in args if isinstance(arg, (list, tuple)) for one in arg]
             assert all(getattr(one, "dtype", None) is not torch.bool for one in indices), f"{name} by a mask"
@@ -51,7 +51,7 @@ class NoWaiting(TorchDispatchMode):
         read = torch.Tensor.tolist
 
         def listed(tensor: torch.Tensor) -> Any:  # which is no operator on the CPU
-            assert not isinstance(_get_current_dispatch_mode(), NoWaiting), "tolist waits for the device"
+            assert not isinstance(_get_current_dispatch_mode(), NoSynchronization), "tolist synchronizes"
             return read(tensor)
 
         self._patch = patch.object(torch.Tensor, "tolist", listed)
@@ -142,8 +142,8 @@ def case_strict(pools: bool) -> None:
         module.check()
 
 
-def case_waiting(algorithm: str) -> None:
-    """Forward, backward and update, of the first step too and at a new rate, without a look at the device."""
+def case_no_synchronization(algorithm: str) -> None:
+    """Forward, backward and update do not synchronize, also in the first step and at a new learning rate."""
     from triton.runtime import interpreter
 
     from keyedopt import fused
@@ -165,7 +165,7 @@ def case_waiting(algorithm: str) -> None:
     with asks_later(), counts_on_device(), patch.object(interpreter.GridExecutor, "__call__", quiet):
         for _ in range(3):  # the first step too
             given = features()
-            with NoWaiting():
+            with NoSynchronization():
                 train(module, given)
             optimizer.step()  # the iteration of a schedule is on the CPU, wherever the tables are
     assert len(seen) == 3
@@ -273,8 +273,8 @@ def case_clipping(joint: bool) -> None:
             for _ in range(2):
                 given = features()
                 dense.grad = torch.ones(3, 4)
-                with NoWaiting() if quiet else nullcontext():
-                    for _ in range(2 if joint else 1):  # gradients that wait add up
+                with NoSynchronization() if quiet else nullcontext():
+                    for _ in range(2 if joint else 1):  # deferred gradients add up
                         train(module, given)
                     scheduled.step()
         results.append([*copies(module).values(), dense.detach(), clipped.last_total_grad_norm])
@@ -360,7 +360,10 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
             yield f"error_flag-{name}-{pools}", lambda pools=pools, name=name: case_error_flag(pools, name)
         yield f"strict-{pools}", lambda pools=pools: case_strict(pools)
     for algorithm in ("SGD", "RowWiseAdagrad", "Adam"):
-        yield f"waiting-{algorithm}", lambda algorithm=algorithm: case_waiting(algorithm)
+        yield (
+            f"no_synchronization-{algorithm}",
+            lambda algorithm=algorithm: case_no_synchronization(algorithm),
+        )
     for joint in (False, True):
         yield f"clipping-{joint}", lambda joint=joint: case_clipping(joint)
     for algorithm in ("SGD", "Adam"):

@@ -89,7 +89,7 @@ def test_the_stream_beside_is_one_and_goes_first(cuda, monkeypatch):
     assert made == [((device,), {"priority": -1})]
 
 
-def test_words_and_the_alarm_are_asked_for_where_they_are_used(monkeypatch):
+def test_device_buffers_and_the_error_flag_are_used_on_the_current_stream(monkeypatch):
     used = []
     here = StreamTensors.on_current_stream
     monkeypatch.setattr(

@@ -159,7 +159,7 @@ def count(name: str) -> dict[str, Any]:
         "grads": counter.bytes_in(grads),
         "index": counter.bytes_elsewhere([*grads, *weights, *states]),
     }
-    # On CUDA nobody asks for the alarm until the host waits anyway.
+    # On CUDA the error flag is read only when the host synchronizes anyway.
     with patch.object(TritonBackend, "_check_soon", lambda self, tables: None), Operators() as operators:
         backend.update(tables, lookups, step)
     return {

@@ -43,7 +43,7 @@ try:
     _kernels = importlib.import_module("keyedopt.fused.backends.native._kernels")
 except ImportError as error:
     _WHY = f"{error}"
-if _kernels is not None and not hasattr(_kernels, "hold_tables"):
+if _kernels is not None and not hasattr(_kernels, "cache_tables"):
     _kernels, _WHY = None, "the extension is older than its sources"
 
 #: The environment variable: ``plain``, ``avx2`` or ``avx512`` uses only those kernels.
@@ -234,7 +234,7 @@ def parse_bags(features: dict[str, Any], names: list[str], classes: tuple[type, 
         For each name ``(values, offsets, None)`` if these are contiguous int64 vectors on the CPU, without
         weights, else None. None without the extension.
     """
-    return None if _kernels is None else _kernels.plain_bags(features, names, classes, Tensor, _INT64)
+    return None if _kernels is None else _kernels.simple_bags(features, names, classes, Tensor, _INT64)
 
 
 def versions(*lists: list[Any] | None) -> int:

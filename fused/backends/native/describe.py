@@ -101,7 +101,7 @@ def cached_tables(tables: Tables, step: Step | None, kernels: Any) -> Any:
     known = tables.cache.get(key)
     if known is None or not kernels.are_current(known):
         tensors = [one for table in tables for one in _tensors(table, step)]
-        known = kernels.hold_tables([describe_table(table, step) for table in tables], tensors)
+        known = kernels.cache_tables([describe_table(table, step) for table in tables], tensors)
         tables.cache[key] = known
     return known
 

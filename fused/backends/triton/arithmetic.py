@@ -1,15 +1,14 @@
 # mypy: ignore-errors
 # ruff: noqa: N803, SIM300
-# Kernels are compiled from their source: annotations of tensors mean nothing there, constants are capitals,
-# and a branch on a constant is taken when it is compiled.
-"""What the kernels share: fields, addresses, norms, sums that lose nothing, rounding."""
+# Triton compiles this source: names of constants are in capitals; branches on them are taken at compile time.
+"""Device functions for all kernels: fields, addresses, norms, compensated sums, rounding."""
 
 import os
 
 import triton
 import triton.language as tl
 
-#: Its conversion of float32 to bfloat16 cuts off where hardware rounds to nearest.
+#: Whether kernels run in Triton's interpreter, which truncates float32 to bfloat16; hardware rounds.
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 
 
@@ -21,18 +20,18 @@ def number(step, INDEX: tl.constexpr):
 
 @triton.jit
 def pointer(fields, live, DTYPE: tl.constexpr, ALIGN: tl.constexpr):
-    """Read addresses, multiples of ALIGN bytes, which the compiler could not know."""
+    """Read addresses, and tell the compiler that they are multiples of ALIGN bytes."""
     return tl.multiple_of(tl.load(fields, mask=live, other=0).to(tl.pointer_type(DTYPE)), [ALIGN])
 
 
 @triton.jit
 def column_of(position, fields, COLUMNS: tl.constexpr):
-    """Return the last column that begins at a position or before it, by bisection, one bit after the other.
+    """Return the last column that begins at a position or before it, by bisection, bit by bit.
 
     A comparison with all columns at once would be a matrix, whose layout is not that of the rows.
     """
     column = tl.zeros_like(position).to(tl.int32)
-    for bit in tl.static_range(19, -1, -1):  # as many columns as a block may have: `device_buffers.MOST`
+    for bit in tl.static_range(19, -1, -1):  # at most `device_buffers.MOST` columns
         if COLUMNS > 2**bit:
             begins = tl.load(fields + column + 2**bit)
             column = tl.where(position >= begins, column + 2**bit, column)
@@ -41,7 +40,7 @@ def column_of(position, fields, COLUMNS: tl.constexpr):
 
 @triton.jit
 def add_exactly(high, low, more):
-    """Add to a sum of two parts, the second of which is what rounding took from the first (Knuth's 2Sum)."""
+    """Add to a sum of two parts; the second part is the rounding error of the first (Knuth's 2Sum)."""
     total = high + more
     part = total - high
     return total, low + ((high - (total - part)) + (more - part))
@@ -49,13 +48,13 @@ def add_exactly(high, low, more):
 
 @triton.jit
 def total_of(high, low):
-    """Join the two parts; where the first is infinite the second is not a number, and means nothing."""
+    """Return the sum of the two parts; if the first is infinite, the second is NaN and is ignored."""
     return tl.where(low == low, high + low, high)
 
 
 @triton.jit
 def in_float64(high, low):
-    """Join the two parts in float64, which keeps both."""
+    """Return the sum of the two parts in float64, without loss."""
     return tl.where(low == low, high.to(tl.float64) + low.to(tl.float64), high.to(tl.float64))
 
 
@@ -85,25 +84,25 @@ def row_norm(x):
 
 @triton.jit
 def trust_ratio(numerator, denominator):
-    """Divide, and return 1 where either is 0."""
+    """Divide; return 1 if either number is 0."""
     undefined = (numerator == 0) | (denominator == 0)
     return tl.where(undefined, 1.0, tl.div_rn(numerator, tl.where(undefined, 1.0, denominator)))
 
 
 @triton.jit
 def correction(log_beta, count):
-    """Return 1 − βᵗ, computed in float64, since both are close to 1."""
+    """Return 1 − βᵗ, computed in float64 because βᵗ may be close to 1."""
     return (1.0 - tl.exp(count * log_beta)).to(tl.float32)
 
 
 @triton.jit
 def round_randomly(x, bits, HALF: tl.constexpr):
-    """Round float32 up or down to the grid of float16 or bfloat16, up with the probability of the rest.
+    """Round float32 up or down to the grid of float16 or bfloat16, up with the probability of the remainder.
 
     Args:
-        x: what to round.
-        bits: uniform random uint32; 24 of them count, as many as a rest has.
-        HALF: the dtype.
+        x: the numbers.
+        bits: uniform random uint32, of which the upper 24 bits are used, as many as a remainder has.
+        HALF: the half precision dtype.
     """
     # one unit in the last place of HALF at x, a power of two, not below the smallest subnormal number
     digits: tl.constexpr = 10 if HALF == tl.float16 else 7
@@ -123,7 +122,7 @@ def round_randomly(x, bits, HALF: tl.constexpr):
 
 @triton.jit
 def round_to_nearest(x, HALF: tl.constexpr):
-    """Round float32 to a dtype, ties to even: one instruction, but in the interpreter."""
+    """Round float32 to a dtype, ties to even; one instruction except in the interpreter."""
     if INTERPRETED and HALF == tl.bfloat16:
         bits = x.to(tl.uint32, bitcast=True)
         bits = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000

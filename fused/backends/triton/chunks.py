@@ -1,13 +1,13 @@
 # mypy: ignore-errors
 # ruff: noqa: N803
-# Kernels are compiled from their source: annotations of tensors mean nothing there, constants are capitals,
-# and a branch on a constant is taken when it is compiled.
-"""Sums of gradients: of a long run, by many programs.
+# Triton compiles this source: names of constants are in capitals; branches on them are taken at compile time.
+"""Kernels that sum the gradients of long runs, each by many programs.
 
-A run of more than `chunk` positions is long. It is summed beforehand, in two stages: the chunks
-[k · chunk, (k + 1) · chunk) that lie in it wholly by `sum_chunks`, one program each; these sums, and the ends
-of the run, by `join_chunks`, whose sum is at the first multiple of `chunk` behind the begin of the run. Every
-multiple is in one run, so there is room for all, and nothing depends on the order in which programs run.
+A run of more than `chunk` positions is long. It is summed before the update, in two stages. `sum_chunks`
+sums each chunk [k · chunk, (k + 1) · chunk) that lies entirely in the run, in one program each. `join_chunks`
+adds these sums and the two ends of the run, and writes the total at the index of the first multiple of `chunk`
+after the begin of the run. Every multiple lies in one run only, so no two totals share an index, and the
+result does not depend on the order of programs.
 """
 
 import triton
@@ -95,7 +95,7 @@ def sum_chunks(
     WIDTH: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """Sum each chunk that is of one row; a program a chunk."""
+    """Sum each chunk that is part of one run; one program for each chunk."""
     if not no_error(flag, ROWS * WIDTH):
         return
     index = tl.program_id(0)
@@ -154,10 +154,10 @@ def join_chunks(
     WIDTH: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """Sum the long runs: a program for each multiple of `chunk`, of which the first in a run does it.
+    """Sum the long runs: one program for each multiple of `chunk`; the first multiple in a run sums the run.
 
-    The first of all also adds 1 to the counts of steps, whose addresses are in the fields `counters`: the
-    update, which comes next, reads them.
+    The first program also adds 1 to the step counts, whose addresses are in `counters`; the update, which
+    runs next, reads the counts.
     """
     if not no_error(flag, ROWS * WIDTH):
         return

@@ -1,10 +1,9 @@
 # mypy: ignore-errors
 # ruff: noqa: N803, D417
-# Kernels are compiled from their source: annotations of tensors mean nothing there, constants are capitals,
-# and a branch on a constant is taken when it is compiled.
-"""The sums of gradients, written down instead of used: where a norm over all of them has to be known.
+# Triton compiles this source: names of constants are in capitals; branches on them are taken at compile time.
+"""Kernels that write the sums of gradients to memory, for a norm over all of them.
 
-How many they are is known on the device alone, which need not be waited for.
+Only the device knows the number of sums, so that no one synchronizes.
 """
 
 import triton
@@ -34,15 +33,15 @@ def count_runs(
     TABLES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write how many runs there are before each table, and how many in all; one program.
+    """Write the number of runs before each table, and the number of all runs; one program.
 
     Args:
         keys, starts, counts: see `sort.find_runs`.
-        before: (blocks + 1,) how many runs there are before each block, and in all.
+        before: (blocks + 1,) number of runs before each block, then of all runs.
         tables: columns of `TABLE_FIELDS`.
         firsts: (TABLES + 1,) out.
         n: number of positions.
-        steps: of a bisection of them.
+        steps: of a bisection of the positions.
     """
     table = tl.arange(0, TABLES)
     base = tl.load(tables + table)
@@ -54,7 +53,7 @@ def count_runs(
         less = tl.load(keys + middle, mask=searched, other=0).to(tl.int64) < base
         low = tl.where(searched & less, middle + 1, low)
         high = tl.where(searched & (less == 0), middle, high)
-    # where a table begins there begins a run, unless it is behind the last
+    # a run begins where a table begins, unless the table begins after the last position
     block = tl.where(low < n, low // BLOCK, 0)
     within = (low - block * BLOCK).to(tl.int32)
     first = tl.zeros((TABLES,), tl.int32)
@@ -104,7 +103,7 @@ def collect(
     Args:
         keys, places, scales, starts, counts, ends, totals, grads, shift, chunk: see `update.update`.
         tables: columns of `TABLE_FIELDS`, but `weight` is the address of the sums of a table, `first` that of
-            their row numbers, and `second` how many rows the table has: what is behind these is no row.
+            their row numbers, and `second` the number of rows of the table; later rows are padding.
         before, firsts: see `count_runs`.
     """
     if not no_error(flag, ROWS * WIDTH):

@@ -1,4 +1,4 @@
-"""Compile what would be launched, for a GPU that is not there, and see what the compiler made of it.
+"""Compile the kernels of launches without a GPU, and report registers, spills and memory accesses.
 
 The kernels that the launcher uses are replaced by recorders: tensors are on the CPU and nothing is computed,
 but types, constants and the divisibility of addresses are those that the launcher gives.
@@ -24,9 +24,9 @@ from triton.compiler import ASTSource
 
 from keyedopt.fused.backends.triton import chunks, forward, launch, radix, sort
 
-#: The GPUs that are compiled for: A100, and H100 with H200.
+#: The target GPUs: A100; H100 and H200.
 ARCHITECTURES = (80, 90)
-#: Where the launcher finds its kernels.
+#: The names by which `launch` finds its kernels.
 KERNELS: tuple[tuple[ModuleType, str], ...] = (
     (sort, "write_keys"),
     (radix, "radix_pass"),
@@ -53,7 +53,7 @@ POINTERS = {
 
 @dataclass(frozen=True)
 class Compiled:
-    """What became of one launch.
+    """The compiled kernel of one launch.
 
     Args:
         kernel: its name.
@@ -64,7 +64,7 @@ class Compiled:
         registers: that it has.
         stack: bytes of local memory a thread, which is where spilled registers are.
         accesses: how often each form of load and store of global memory is in it.
-        together: whether all warps have met before the first branch, and so all take the same.
+        together: whether all warps synchronize before the first branch, so that all take the same branch.
     """
 
     kernel: str
@@ -117,7 +117,7 @@ def compile_for(kernel: Any, arguments: dict[str, Any], architecture: int) -> Co
 
 
 def _resources(cubin: bytes) -> dict[str, int]:
-    """Return what a kernel needs, as the tool that comes with Triton lists it."""
+    """Return the resources of a kernel, as listed by the tool that comes with Triton."""
     tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
@@ -128,7 +128,7 @@ def _resources(cubin: bytes) -> dict[str, int]:
 
 
 class Recorder:
-    """Stands for a kernel: a launch compiles it."""
+    """A replacement for a kernel: a launch compiles the kernel."""
 
     def __init__(self, kernel: Any, found: list[Compiled], architectures: tuple[int, ...]) -> None:
         self._kernel = kernel
@@ -145,7 +145,7 @@ class Recorder:
 
 @contextmanager
 def compiled(architectures: tuple[int, ...] = ARCHITECTURES) -> Iterator[list[Compiled]]:
-    """Compile what is launched inside, instead of launching it; give the list that it is put on."""
+    """Compile the kernels that the body launches, instead of launching them; return the list of results."""
     found: list[Compiled] = []
     patches = [
         patch.object(module, name, Recorder(getattr(module, name), found, architectures))

@@ -1,7 +1,6 @@
 # mypy: ignore-errors
 # ruff: noqa: N803
-# Kernels are compiled from their source: annotations of tensors mean nothing there, constants are capitals,
-# and a branch on a constant is taken when it is compiled.
+# Triton compiles this source: names of constants are in capitals; branches on them are taken at compile time.
 """The error flag of a device: a number with a bit for each kind of invalid lookup, until the host reads it.
 
 Kernels check row numbers and offsets before they read memory by them, and set a bit if they are invalid.
@@ -27,7 +26,7 @@ def set_flag(flag, wrong, BIT: tl.constexpr):
 def no_error(flag, SIZE: tl.constexpr):
     """Return whether the flag is 0; the same in all warps of a program, which have SIZE elements.
 
-    If each warp read the flag while another stream sets it, some warps could return, and the others go on
-    with memory that these have not written.
+    If each warp read the flag by itself while another stream sets it, some warps could return, and the others
+    would read memory that these warps did not write.
     """
     return tl.max(tl.load(flag + tl.zeros((SIZE,), tl.int32)), 0) == 0

@@ -1,8 +1,7 @@
 # mypy: ignore-errors
 # ruff: noqa: N803, D417
-# Kernels are compiled from their source: annotations of tensors mean nothing there, constants are capitals,
-# and a branch on a constant is taken when it is compiled.
-"""Looking up and pooling, for all lookups of a group of tables in one launch."""
+# Triton compiles this source: names of constants are in capitals; branches on them are taken at compile time.
+"""The kernels of the forward pass: look up and pool all lookups of a group of tables in one launch."""
 
 import triton
 import triton.language as tl
@@ -42,7 +41,7 @@ def pool(
         lookups: columns of `LOOKUP_FIELDS`.
         tables: for each lookup, address of the weight and width in units.
         outputs: for each lookup, address of the output, (bags, width) without gaps.
-        flag: see `error_flag`; what is no bag or no row counts for nothing.
+        flag: see `error_flag`; invalid bags and rows count as 0.
     """
     program = tl.program_id(0)
     begins = tl.load(lookups + PROGRAM * LOOKUPS + tl.arange(0, LOOKUPS))
@@ -103,7 +102,7 @@ def pool(
 
 @triton.jit
 def check_offsets(lookups, flag, LOOKUPS: tl.constexpr, BLOCK: tl.constexpr):
-    """Look at BLOCK offsets of one lookup that are not used, for without pooling only their user does.
+    """Check BLOCK offsets of one lookup without pooling, which `pool` does not read.
 
     Args:
         lookups: columns of `LOOKUP_FIELDS`.

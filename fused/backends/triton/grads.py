@@ -20,7 +20,7 @@ class Grads:
 
 
 def pack_grads(grads: Sequence[Tensor], group: Group) -> Grads:
-    """Return where the gradients are; those that no kernel can read as they are get copied."""
+    """Return the addresses of the gradients; those that kernels cannot read are copied."""
     same = len({grad.dtype for grad in grads}) == 1 and grads[0].dtype in DTYPES
     tensors = [(grad if same else grad.float()).detach() for grad in grads]
     tensors = [grad if grad.stride(1) == 1 else grad.contiguous() for grad in tensors]

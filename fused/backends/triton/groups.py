@@ -1,4 +1,4 @@
-"""Which tables go into one launch, and which kernels' constants follow from them."""
+"""The tables of one launch, and the constants of kernels that follow from them."""
 
 import math
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ class Group:
     """Tables of one device and dtype, with states of the same kinds, whatever their widths.
 
     Args:
-        tables: these.
-        numbers: where each is among the tables that the backend was given.
-        gap: how many linear rows there are behind the rows of each table: one for what is no row, or none.
+        tables: the tables.
+        numbers: the index of each table among the tables of the call.
+        gap: 1 to reserve a linear row for padding after the rows of each table, else 0.
     """
 
     tables: tuple[Table, ...]
@@ -32,7 +32,7 @@ class Group:
 
     @property
     def device(self) -> torch.device:
-        """Where all of them are."""
+        """The device of all tables."""
         return self.tables[0].weight.device
 
     @property
@@ -61,7 +61,7 @@ class Group:
 
     @property
     def columns(self) -> int:
-        """How many columns the buffer of the tables have."""
+        """The number of columns of the buffer of the tables."""
         return columns_for(len(self.tables))
 
     @property
@@ -70,7 +70,7 @@ class Group:
         return DTYPES[self.tables[0].weight.dtype]
 
     def kinds(self) -> list[str]:
-        """Return of each of two states whether it is "full", "row" or "none"."""
+        """Return the kind of each of two states: "full", "row" or "none"."""
         states = self.tables[0].states
         found = [
             "full" if state.ndim == 2 and state.shape[1:] == self.tables[0].weight.shape[1:] else "row"
@@ -79,7 +79,7 @@ class Group:
         return [*found, "none", "none"][:2]
 
     def buffer(self) -> tuple[torch.Tensor, int, int]:
-        """Return the buffer of the tables, and to how many bytes weights and states are aligned."""
+        """Return the buffer of the tables, and the alignment in bytes of weights and of states."""
         kinds = self.kinds()
         weights = [one.weight.data_ptr() for one in self.tables]
         counters = [0 if one.row_counter is None else one.row_counter.data_ptr() for one in self.tables]
@@ -98,10 +98,10 @@ class Group:
         return to_device(pack_rows(rows), self.device, self.check), row_align, align
 
     def check(self) -> None:
-        """Refuse tables whose states do not go with them, or that kernels would not read as they are.
+        """Check that states fit their tables, and that all are contiguous.
 
         Raises:
-            ValueError: says why.
+            ValueError: says which tensor is wrong.
         """
         for one in self.tables:
             why = unfit(one)
@@ -110,7 +110,7 @@ class Group:
 
 
 def unfit(table: Table) -> str:
-    """Return why a table is not as the kernels take it; empty where it is."""
+    """Return why the kernels do not support a table; empty if they do."""
     why = misfit(table)
     counter = () if table.row_counter is None else (table.row_counter,)
     if not why and any(not one.is_contiguous() for one in (table.weight, *table.states, *counter)):

@@ -1,4 +1,4 @@
-"""From a group of tables, its runs and their gradients to the arguments of the kernels."""
+"""Launches of the kernels: arguments, grids and constants for a group of tables, its runs and gradients."""
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
@@ -215,7 +215,7 @@ def run_collect(
     assert runs.counts is not None
     shape, device = group.shape, group.device
     packed = pack_grads(grads, group)
-    # Zeros, because the sizes below are read from it even if kernels are compiled and not run.
+    # Zeros, because sizes are read from it below, also if kernels are only compiled.
     bases, firsts = group.bases, torch.zeros(group.columns + 1, dtype=torch.int64, device=device)
     before = torch.zeros(len(runs.counts) + 1, dtype=torch.int64, device=device)
     torch.cumsum(runs.counts, 0, dtype=torch.int64, out=before[1:])

@@ -1,4 +1,4 @@
-"""The lookups of a group of tables, as the kernels take them that need no gradients."""
+"""The lookups of a group of tables, as arguments of the kernels that need no gradients."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,7 +14,7 @@ from keyedopt.fused.backends.triton.groups import Group, bags_of, blocks
 from keyedopt.fused.backends.triton.layout import LOOKUP_FIELDS
 from keyedopt.fused.backends.triton.shapes import Tuning
 
-#: More keys than this are sorted by torch: a word of the look-back has two bits for something else.
+#: More keys than this are sorted by torch: two bits of a word of the look-back are the status.
 MOST_KEYS = 2**29
 
 
@@ -27,12 +27,12 @@ def normalized(lookup: Lookup) -> Lookup:
 
 
 def is_scaled(lookups: Sequence[Lookup]) -> bool:
-    """Return whether any gradient of these is multiplied by something."""
+    """Return whether any lookup has weights or divides by the length of a bag."""
     return any(one.weights is not None or (one.mean and one.offsets is not None) for one in lookups)
 
 
 def lookup_buffer(group: Group, lookups: Sequence[Lookup], begins: Sequence[int]) -> list[int]:
-    """Return the buffer of some lookups in tables of a group, for programs that begin so."""
+    """Return the buffer of some lookups in tables of a group; `begins` are their first programs."""
     counts = [len(lookup.values) for lookup in lookups]
     places = [group.numbers.index(lookup.table) for lookup in lookups]
     bases = group.bases
@@ -56,8 +56,8 @@ class LookupBatch:
     """Some lookups in tables of a group; none of their memory is read here.
 
     Attributes:
-        padding: what the key of −1 is, see `sort.write_keys`.
-        reported: whether an alarm that is raised is reported, see `device_flags.error_flag`.
+        padding: the treatment of −1, see `sort.write_keys`.
+        reported: whether `check` reads the error flag, see `device_flags.error_flag`.
         buffer: on the device, see `LOOKUP_FIELDS`.
         count: number of values.
         shift, steps: see `sort.place_of`.
@@ -85,12 +85,12 @@ class LookupBatch:
 
     @property
     def bits(self) -> int:
-        """How many bits a key has that are not always 0."""
+        """The number of bits of the largest key."""
         return max(self.group.bases[-1] - 1, 1).bit_length()
 
     @property
     def narrow(self) -> bool:
-        """Whether the sort of this backend can sort these: keys of 30 bits, and not too many."""
+        """Whether `radix` can sort the keys: at most 30 bits, and at most `MOST_KEYS` keys."""
         return self.bits <= 30 and self.count < MOST_KEYS
 
     @property
@@ -105,7 +105,7 @@ class LookupBatch:
         return torch.int64 if wide else torch.int32
 
     def new(self, dtype: torch.dtype, *shape: int) -> Tensor:
-        """Return memory on the device of the tables; by default for a number of each value."""
+        """Return memory on the device of the tables; by default one number for each value."""
         return torch.empty(shape or (self.count,), dtype=dtype, device=self.group.device)
 
     def new_scales(self) -> Tensor | None:
@@ -120,7 +120,7 @@ class LookupBatch:
         totals: Tensor | None = None,
         status: Tensor | None = None,
     ) -> None:
-        """Launch `sort.write_keys`: with places, or with what `radix` needs, (passes, bins) and (…)."""
+        """Launch `sort.write_keys`, with places, or with the totals (passes, bins) and status for `radix`."""
         passes, bins = (0, 1) if totals is None else totals.shape
         sort.write_keys[(self.programs,)](
             self.buffer,
@@ -140,6 +140,6 @@ class LookupBatch:
             PASSES=passes,
             BITS=bins.bit_length() - 1,
             BLOCK=self.tuning.values,
-            num_warps=4 if bins <= 2**7 else 8,  # counts of all digits are held in registers
+            num_warps=4 if bins <= 2**7 else 8,  # counts of all digits are in registers
             maxnreg=sort.REGISTERS if bins <= 2**8 and places is None else 2 * sort.REGISTERS,
         )

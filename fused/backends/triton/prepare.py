@@ -1,4 +1,4 @@
-"""The part of the backward that does not need gradients: keys, sort, runs."""
+"""The part of the backward pass that needs no gradients: keys, sort, runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,12 +20,12 @@ class Runs:
     """The lookups of a group, as runs of the same row.
 
     Args:
-        keys, places, scales, starts, counts, ends: see `sort.find_runs`; the last three None where there are
-            no runs, but every position is a row.
+        keys, places, scales, starts, counts, ends: see `sort.find_runs`; the last three are None if every
+            position is a run of its own.
         count: number of positions.
         shift: see `sort.place_of`.
-        lookups: how many lookups there are, and so columns of the buffer of the gradients.
-        tuning: with which they were made.
+        lookups: number of lookups, which is the number of columns of the buffer of gradients.
+        tuning: the sizes that the kernels used.
     """
 
     keys: Tensor
@@ -42,12 +42,12 @@ class Runs:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the forward keeps for one lookup.
+    """The result of `prepare` for one lookup.
 
     Args:
         found: the runs of its group.
-        filled: their memory.
-        index: which of their lookups it is.
+        filled: the tensors of the runs, with the stream that fills them.
+        index: of the lookup among those of the runs.
     """
 
     found: Runs
@@ -61,7 +61,7 @@ class Prepared:
 
 
 def prepare(group: Group, lookups: Sequence[Lookup], tuning: Tuning) -> list[Prepared]:
-    """Find the runs of what is about to be looked up, beside that: it sets the error flag for both."""
+    """Find the runs in a side stream; only `forward.pool`, which checks the same lookups, reports errors."""
     parts = [part for one in lookups for part in (one.values, one.offsets, one.weights) if part is not None]
     with side_stream(group.device, sum(len(one.values) for one in lookups), parts):
         runs = make_runs(group, lookups, tuning, reported=False)
@@ -71,7 +71,7 @@ def prepare(group: Group, lookups: Sequence[Lookup], tuning: Tuning) -> list[Pre
 
 
 def make_keys(group: Group, lookups: Sequence[Lookup], tuning: Tuning) -> Runs:
-    """Write key, place and scale of every value, in the order of the lookups: each row once, or −1."""
+    """Write key, place and scale of every value, in the order of the lookups; rows are distinct or −1."""
     batch = LookupBatch(group, lookups, tuning, padding="skipped")
     keys, places, scales = batch.new(batch.key_dtype), batch.new(batch.place_dtype), batch.new_scales()
     batch.write_keys(keys, places, scales)
@@ -81,7 +81,7 @@ def make_keys(group: Group, lookups: Sequence[Lookup], tuning: Tuning) -> Runs:
 
 
 def make_runs(group: Group, lookups: Sequence[Lookup], tuning: Tuning, reported: bool = True) -> Runs:
-    """Sort the values of the lookups by row, and find where the rows begin; nothing waits for the device."""
+    """Sort the values of the lookups by row, and find the runs, without synchronizing."""
     batch = LookupBatch(group, lookups, tuning, "last" if group.gap else "none", reported)
     if batch.narrow:
         with sort_in_passes(batch) as done:

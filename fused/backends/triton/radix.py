@@ -1,16 +1,15 @@
 # mypy: ignore-errors
 # ruff: noqa: N803, D417
-# Kernels are compiled from their source: annotations of tensors mean nothing there, constants are capitals,
-# and a branch on a constant is taken when it is compiled.
-"""The sort: a pass for each digit of the keys, the lowest first, each in one launch.
+# Triton compiles this source: names of constants are in capitals; branches on them are taken at compile time.
+"""A stable radix sort: one pass for each digit of the keys, the lowest first; each pass is one launch.
 
-A program takes a tile after the other. It counts the digits of the tile, puts the tile in order, learns from
-the tiles before it how many of each digit they have (Merrill and Garland's decoupled look-back), and writes
-its elements where they belong. Equal keys stay in the order of the lookups, so every run gives the same.
+A program sorts one tile after another. It counts the digits of the tile, sorts the tile by digit, adds up
+the counts of the earlier tiles (Merrill and Garland's decoupled look-back), and writes its elements to their final
+positions. The sort is stable, so the result is deterministic.
 
-Of the look-back: a tile publishes for each digit one word, of which two bits say what it is and the others
-the number, so no other memory has to be seen with it, and relaxed atomics will do. Tiles are numbered by a
-ticket: whoever waits for a tile waits for a program that already runs, and the first tile waits for none.
+In the look-back a tile publishes one word for each digit: two bits are the status, the others the count. No
+other memory must be visible with the word, so relaxed atomics suffice. Tiles are numbered by a ticket, so a
+tile only waits for tiles of programs that already run, and the first tile waits for none: no deadlock.
 """
 
 import triton
@@ -18,21 +17,21 @@ import triton.language as tl
 
 from keyedopt.fused.backends.triton.sort import place_of
 
-#: What the word of a tile says: nothing yet, of this tile alone, or of this and all before it.
+#: The status of a published word (0 if missing): the count of this tile only, or of all tiles up to it.
 ALONE = tl.constexpr(1)
 WHOLE = tl.constexpr(2)
-#: Elements that are counted in one word, in fields of 4 bits: at most 15.
+#: Elements that are counted in one word, in fields of 4 bits; at most 15.
 GROUP = tl.constexpr(8)
-#: Of a thread, enough for nothing to be spilled: 16 warps on a multiprocessor.
+#: Registers of a thread, enough to avoid spills; 16 warps fit on a multiprocessor.
 REGISTERS = 128
 
 
 @triton.jit
 def ranks(digit, WORDS: tl.constexpr):
-    """Return where each element of a tile goes if it is sorted by this digit, those alike in their order.
+    """Return the index of each element of a tile in a stable sort by this digit.
 
-    All 16 counts of eight elements fit into one int64, in fields of 4 bits. These of a whole tile need 16
-    bits each, so they are four int64, which are added up over the groups of eight, not over the elements.
+    All 16 counts of eight elements fit into one int64, in fields of 4 bits. The counts of a whole tile need
+    16 bits each, so there are four int64, summed over groups of eight instead of elements.
 
     Args:
         digit: (TILE / 8, 8) int32 of 4 bits, below 4 · WORDS; TILE is at most 2¹⁵.
@@ -48,7 +47,7 @@ def ranks(digit, WORDS: tl.constexpr):
         four = group >> (16 * index)
         fields = (four & 0xF) | ((four & 0xF0) << 12) | ((four & 0xF00) << 24) | ((four & 0xF000) << 36)
         total = tl.sum(fields, 0)
-        # of four fields, each and those below it added up: x · (1 + 2¹⁶ + 2³² + 2⁴⁸)
+        # the prefix sum of four fields: x · (1 + 2¹⁶ + 2³² + 2⁴⁸)
         through = total + (total << 16)
         through += through << 32
         below = before + (before << 16)
@@ -61,7 +60,7 @@ def ranks(digit, WORDS: tl.constexpr):
 
 @triton.jit
 def take(word, going, open_, total, moved):
-    """Take the word of one tile before: add its number, and see whether there is more to be added."""
+    """Add the count in the word of one earlier tile; return whether to go on, and the new sums."""
     known = going & ((word & 3) != 0)
     total += tl.where(known, word >> 2, 0)
     moved += known.to(tl.int32)
@@ -71,10 +70,10 @@ def take(word, going, open_, total, moved):
 
 @triton.jit
 def look_back(status, tile, BINS: tl.constexpr):
-    """Return how many of each digit are in the tiles before this one; up to four are read at a time.
+    """Return the count of each digit in the tiles before this one; up to four tiles are read at a time.
 
-    With fewer bins than threads several threads read a word, and not all of them the same: reductions and
-    stores ask one of them alone, always the same one.
+    With fewer bins than threads several threads read the same word, and may read different values.
+    Reductions and stores use the value of one of these threads, always the same.
     """
     bins = tl.arange(0, BINS)
     total = tl.zeros((BINS,), tl.int32)
@@ -85,7 +84,7 @@ def look_back(status, tile, BINS: tl.constexpr):
         moved = tl.zeros((BINS,), tl.int32)
         going = open_
         a = tl.load(word, mask=open_, other=0, volatile=True)
-        if BINS <= 256:  # with more there are no registers for them
+        if BINS <= 256:  # more bins would spill registers
             b = tl.load(word - BINS, mask=open_ & (at >= 1), other=0, volatile=True)
             c = tl.load(word - 2 * BINS, mask=open_ & (at >= 2), other=0, volatile=True)
             d = tl.load(word - 3 * BINS, mask=open_ & (at >= 3), other=0, volatile=True)
@@ -100,7 +99,7 @@ def look_back(status, tile, BINS: tl.constexpr):
 
 @triton.jit
 def put_in_order(digit, element, scratch, BITS: tl.constexpr):
-    """Return (digit << 16 | element) of the elements of a tile, sorted by digit, those alike in their order.
+    """Return (digit << 16 | element) of the elements of a tile, in a stable sort by digit.
 
     The tile is sorted by 4 bits of the digit after the other; elements change their places by way of memory,
     which only this program uses, so they come back from a cache.
@@ -142,22 +141,22 @@ def radix_pass(
 ):
     """Sort by one digit.
 
-    Between two passes a key is without its LOW lowest bits, which then are the highest of its word of the
-    order: so keys of 16 + LOW bits take 16, and less has to be written and read again.
+    Between two passes the LOW lowest bits of a key are in the highest bits of its word of the order. So keys
+    of 16 + LOW bits need 16 bits, and passes move less memory.
 
     Args:
         keys: (n,) sorted by all lower digits; int32 if FIRST.
-        order: (n,) int32, which value each is, below 2 ** (32 - LOW); not read if FIRST: they are 0, 1, ….
+        order: (n,) int32, the index of each value, below 2 ** (32 - LOW); not read if FIRST: 0, 1, ….
         sorted_keys: (n,) out; int32 if LAST.
         sorted_order: (n,) out; if LAST the places of the values, see `sort.place_of`.
         scales: (n,) out, if LAST and SCALED.
         lookups, shift, steps: see `sort.place_of`.
-        totals: (2 ** BITS,) how many keys have each digit.
+        totals: (2 ** BITS,) the count of each digit.
         ticket: (1,) the next tile.
         status: (tiles, 2 ** BITS) int32, zero at the start.
         scratch: (programs, TILE + 2 ** BITS) int32.
         n: number of keys, below 2²⁹.
-        low: the lowest bit of the digit in what there is of the keys.
+        low: the lowest bit of the digit in the stored keys.
     """
     bins_: tl.constexpr = 2**BITS
     bins = tl.arange(0, bins_)
@@ -171,7 +170,7 @@ def radix_pass(
         count = tl.minimum(n - begin, TILE).to(tl.int32)
         key = tl.load(keys + begin + element, mask=element < count, other=0).to(tl.int32)
         digit = (key >> low) & (bins_ - 1)
-        digit = tl.where(element < count, digit, bins_ - 1)  # those beyond the end stay there
+        digit = tl.where(element < count, digit, bins_ - 1)  # padding sorts to the end
         counts = tl.histogram(tl.reshape(digit, (TILE,), can_reorder=True), bins_)
         counts = tl.where(bins == bins_ - 1, counts - (TILE - count), counts)
         mine = status + tile.to(tl.int64) * bins_ + bins

@@ -1,11 +1,10 @@
 # mypy: ignore-errors
 # ruff: noqa: N803
-# Kernels are compiled from their source: annotations of tensors mean nothing there, constants are capitals,
-# and a branch on a constant is taken when it is compiled.
-"""Sums of gradients: of the runs of several rows side by side.
+# Triton compiles this source: names of constants are in capitals; branches on them are taken at compile time.
+"""Device functions that sum gradients: the runs of several rows side by side.
 
-Sorted by row, the gradients of a row are a run of positions. A position has a place, whose high bits say
-which lookup, the others which bag or value its gradient is of. It may have a scale: weight over length.
+After the sort by row, the gradients of a row are a run of positions. Each position has a place: the high bits
+are the lookup, the low bits the bag, or the value without pooling. It may have a scale: weight over length.
 """
 
 import triton
@@ -67,7 +66,7 @@ def sum_positions(
     """Sum in each row the `length` positions first, first + EVERY, …; UNROLL loads of a row are in flight.
 
     Returns:
-        The sums, (ROWS, WIDTH), and what rounding took from them.
+        The sums, (ROWS, WIDTH), and their rounding errors.
     """
     high = tl.zeros((ROWS, WIDTH), tl.float32)
     low = tl.zeros((ROWS, WIDTH), tl.float32)
@@ -114,7 +113,7 @@ def sum_runs(
     WIDTH: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """Sum ROWS runs, (ROWS, WIDTH); those of more than `chunk` positions are summed already, see `chunks`."""
+    """Sum ROWS runs, (ROWS, WIDTH); longer runs than `chunk` are summed already, see `chunks`."""
     long = length > chunk
     high, low = sum_positions(
         position,

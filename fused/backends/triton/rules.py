@@ -1,11 +1,11 @@
 # mypy: ignore-errors
 # ruff: noqa: N803
-# Kernels are compiled from their source: annotations of tensors mean nothing there, constants are capitals,
-# and a branch on a constant is taken when it is compiled.
+# Triton compiles this source: names of constants are in capitals; branches on them are taken at compile time.
 """The algorithms, one device function each, in the order of its equations; `keyedopt.fused` documents them.
 
-A rule takes rows (ROWS, WIDTH) in float32, 0 beyond the width of a row: the weight w, its gradient g, and
-its states a and b, of which one a row is (ROWS, 1). It returns the new ones. `lr` and `count` are float64.
+A rule takes rows (ROWS, WIDTH) in float32, 0 beyond the width of a row: the weight w, the gradient g, and
+the states a and b; a state with one number for each row is (ROWS, 1). It returns the new weight and states.
+`lr` and `count` are float64.
 """
 
 import triton

@@ -1,8 +1,8 @@
-"""How much a program does at a time, by the width of the rows."""
+"""The amount of work of a program, by the width of the rows."""
 
 from dataclasses import dataclass
 
-#: Wider rows are refused: a program keeps a row, its state and its gradient in registers.
+#: The widest supported row: a program has a row, its state and its gradient in registers.
 WIDEST = 4096
 
 
@@ -15,10 +15,10 @@ class Shape:
         rows: of the tile.
         warps: that share it.
         unroll: how many loads of a row are in flight.
-        registers: that a thread gets; the compiler is told, and tests hold it to having no spills. With 4
-            elements a thread, 64 leave room for 32 warps on a multiprocessor of 65536, so for 32 · 32 · 16
-            bytes · `unroll` of gradients on their way. With 8, 128 do for 16 warps, each of which has twice
-            as much on its way.
+        registers: the most registers of a thread; tests check that nothing is spilled. With 4 elements a
+            thread, 64 registers allow 32 warps on a multiprocessor with 65536 registers, so 32 · 32 · 16
+            bytes · `unroll` of gradients are in flight. With 8 elements, 128 registers allow 16 warps, each
+            with twice as many bytes in flight.
     """
 
     width: int
@@ -30,15 +30,15 @@ class Shape:
 
 @dataclass(frozen=True)
 class Tuning:
-    """What is the same for all widths; small numbers make small tests.
+    """Sizes that are the same for all widths; tests use smaller ones.
 
     Args:
         block: positions whose runs one program of the update does, at most 256.
-        chunk: longest run that a program sums alone, a power of two, not below `block`.
+        chunk: longest run that one program sums, a power of two, at least `block`.
         values: lookups for which one program writes keys.
-        probes: positions that are looked at together for the end of a run.
+        probes: positions that are compared at once in the search for the end of a run.
         tile: keys that a program sorts at a time, a power of two up to 2¹⁵.
-        digit: most bits of a key for one pass of the sort, as long as three passes are enough.
+        digit: most bits of a pass of the sort, unless more than three passes would be needed.
     """
 
     block: int = 128
@@ -55,7 +55,7 @@ class Tuning:
             raise ValueError(f"block must be at most 256, and is {self.block}")
 
     def chunk_for(self, count: int) -> int:
-        """Return the length of a chunk: longer where there would be more than 4096 of them."""
+        """Return the length of a chunk: longer if there would be more than 4096 chunks."""
         chunk = self.chunk
         while chunk * 4096 < count:
             chunk *= 2
@@ -68,7 +68,7 @@ def shape_for(width: int, size: int = 4, aligned: bool = True) -> Shape:
     Args:
         width: of the widest row.
         size: of an element of the weight, in bytes.
-        aligned: whether rows can be read 16 bytes at a time; every element else has an address of its own.
+        aligned: whether rows can be read 16 bytes at a time; if not, each element needs its own address.
 
     >>> shape_for(64)
     Shape(width=64, rows=8, warps=4, unroll=4, registers=64)

@@ -1,10 +1,9 @@
 # mypy: ignore-errors
 # ruff: noqa: N803, D417
-# Kernels are compiled from their source: annotations of tensors mean nothing there, constants are capitals,
-# and a branch on a constant is taken when it is compiled.
-"""From lookups to runs: keys that number the rows of all tables, and where the runs of equal keys begin.
+# Triton compiles this source: names of constants are in capitals; branches on them are taken at compile time.
+"""Kernels that turn lookups into runs: keys that number the rows of all tables, and the begins of runs.
 
-Neither needs the gradients, so both are done in the forward. Between them the keys are sorted, see `radix`.
+Neither kernel needs gradients, so both run in the forward pass. `radix` sorts the keys between them.
 """
 
 import triton
@@ -24,15 +23,15 @@ WEIGHTS = tl.constexpr(LOOKUP_FIELDS.index("weights"))
 BASE = tl.constexpr(LOOKUP_FIELDS.index("base"))
 MEAN = tl.constexpr(LOOKUP_FIELDS.index("mean"))
 ROWS = tl.constexpr(LOOKUP_FIELDS.index("rows"))
-#: Of a thread: enough for 32 warps on a multiprocessor, which hide the latency of single loads.
+#: Registers of a thread: few enough for 32 warps on a multiprocessor, which hide the latency of loads.
 REGISTERS = 64
 
 
 @triton.jit
 def bag_of(position, offsets, bags, steps, live):
-    """Return the last bag that begins at a position or before it, by bisection in so many steps.
+    """Return the last bag that begins at a position or before it, by bisection in `steps` steps.
 
-    Whatever is in the offsets, no more than these are read.
+    Invalid offsets cause no read outside of the offsets.
     """
     low = tl.zeros_like(position)
     high = low + tl.maximum(bags, 1)
@@ -48,14 +47,14 @@ def bag_of(position, offsets, bags, steps, live):
 def place_of(which, live, lookups, shift, steps, LOOKUPS: tl.constexpr, SCALED: tl.constexpr):
     """Return place and scale of some values.
 
-    The place has the lookup in the bits from `shift` on, and below it the bag, or the value without pooling.
-    The scale is that by which the gradient of the bag is multiplied.
+    The bits of a place from `shift` on are the lookup; the bits below are the bag, or the value without
+    pooling. The scale is the factor of the gradient of the bag.
 
     Args:
-        which: of all values, counted over all lookups.
+        which: indices of the values, counted over all lookups.
         lookups: columns of `LOOKUP_FIELDS`.
-        shift: bits of the bags.
-        steps: of a bisection of the bags; 0 where nothing is pooled.
+        shift: number of bits of a bag.
+        steps: of a bisection of the bags; 0 if no lookup is pooled.
     """
     lookup = column_of(which, lookups + START * LOOKUPS, LOOKUPS)
     fields = lookups + lookup
@@ -97,19 +96,19 @@ def write_keys(
     BITS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Write the keys of BLOCK values of one lookup, and what the sort of them has to know beforehand.
+    """Write the keys of BLOCK values of one lookup, and the counts of digits that the sort needs.
 
     Args:
         lookups: columns of `LOOKUP_FIELDS`.
         flag: see `error_flag`.
-        keys: (N,) out: row number, counted over all tables; of a number that is none the first of its table.
+        keys: (N,) out: row number, counted over all tables; the first row of its table if invalid.
         places: (N,) out, if PLACES, see `place_of`.
         scales: (N,) out, if PLACES and SCALED.
-        totals: (PASSES, 2 ** BITS) how often each digit of a key has each value; added to.
-        status: out: `clear` words that are set to 0.
+        totals: (PASSES, 2 ** BITS) the count of each value of each digit; the kernel adds to it.
+        status: out: the first `clear` words become 0.
         shift, steps: see `place_of`.
-        PADDING: how the value −1 is handled. "none": it is wrong; "skipped": its key is −1; "last": its key
-            is the one behind the rows of the table, which the group of tables leaves free.
+        PADDING: the treatment of the value −1. "none": invalid; "skipped": the key is −1; "last": the key
+            is the one after the rows of the table, which the group of tables leaves free.
     """
     program = tl.program_id(0)
     begins = tl.load(lookups + PROGRAM * LOOKUPS + tl.arange(0, LOOKUPS))
@@ -127,10 +126,10 @@ def write_keys(
     else:
         wrong = (row < 0) | (row >= rows)
     set_flag(flag, live & wrong, BAD_VALUES)
-    hole = row == rows
+    padding = row == rows
     row = tl.where(wrong, 0, row) + tl.load(fields + BASE * LOOKUPS)
     if PADDING == "skipped":
-        row = tl.where(hole, -1, row)
+        row = tl.where(padding, -1, row)
     tl.store(keys + start + index, row.to(keys.dtype.element_ty), mask=live)
     if PLACES:
         place, scale = place_of(start + index, live, lookups, shift, steps, LOOKUPS, SCALED)
@@ -152,8 +151,8 @@ def write_keys(
 def end_of_run(keys, key, begin, n, PROBES: tl.constexpr):
     """Return the first position from `begin` on that has another key, or n.
 
-    The next positions are looked at first, for most runs are short; then the rest, sorted as it is, is cut
-    into PROBES + 1 parts again and again.
+    The next positions are compared first, because most runs are short. The rest is sorted, so it is divided
+    into PROBES + 1 parts repeatedly.
     """
     low = begin
     high = n.to(tl.int64)
@@ -209,13 +208,13 @@ def find_runs(
 
     Args:
         keys: (n,) sorted.
-        order: (n,) which value came to each position, if GATHER.
+        order: (n,) the index of the value at each position, if GATHER.
         places, scales: (n,) before the sort, if GATHER; `scales` if SCALED too.
         sorted_places, sorted_scales: (n,) out, if GATHER: in the order of the sort.
-        starts: (n,) uint8 out: block by block, where its runs begin, counted from its begin.
-        counts: (blocks,) out: how many they are.
-        ends: (blocks,) out: where the last of them ends, in this block or a later one.
-        work: out: `used` fields, which were used in the sort, are 0 again for the next.
+        starts: (n,) uint8 out: for each block the begins of its runs, relative to the block.
+        counts: (blocks,) out: the number of runs of each block.
+        ends: (blocks,) out: the end of the last run of each block, in this block or a later one.
+        work: out: the first `used` words become 0 for the next sort.
     """
     program = tl.program_id(0)
     begin = program.to(tl.int64) * BLOCK

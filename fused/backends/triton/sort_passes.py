@@ -1,4 +1,4 @@
-"""The sort of the keys of some lookups: in passes of our own, or, where keys are wide, by torch."""
+"""The sort of the keys of a batch of lookups: by `radix`, or by torch if the keys are wide or very many."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,21 +13,21 @@ from keyedopt.fused.backends.streams import capturing, current
 from keyedopt.fused.backends.triton import radix
 from keyedopt.fused.backends.triton.lookup_batch import LookupBatch
 
-#: Programs of a pass on each multiprocessor: they take tiles as long as there are any.
+#: Programs of a pass on each multiprocessor; each takes tiles until none is left.
 PROGRAMS = 2
-#: Words that are 0 between two sorts, by device and stream.
+#: Buffers of counts and tickets, by device and stream; 0 between two sorts.
 _WORK: dict[tuple[torch.device, Any], Tensor] = {}
 
 
 @dataclass(frozen=True, eq=False)
 class Sorted:
-    """Keys in order, and what has come with them.
+    """Sorted keys, with their places and scales.
 
     Args:
         keys: (n,) sorted.
-        places, scales: (n,), in the order of the keys; with `order`, still in that of the lookups.
-        order: (n,) which value came to each position, or None.
-        work: buffer that have to be 0 again for the next sort, or None.
+        places, scales: (n,), in the order of the keys; in the order of the lookups if `order` is given.
+        order: (n,) the index of the value at each position, or None.
+        work: a buffer that the caller must set to 0 for the next sort, or None.
     """
 
     keys: Tensor
@@ -38,9 +38,9 @@ class Sorted:
 
 
 def digits(bits: int, most: int = 8) -> tuple[int, int]:
-    """Return in how many passes keys of so many bits are sorted, and how many bits a pass does.
+    """Return the number of passes for keys of `bits` bits, and the bits of each pass.
 
-    Passes are at most three; so digits of more than `most` bits are for keys of more than three times that.
+    There are at most three passes, so keys of more than 3 · `most` bits get wider digits.
 
     >>> digits(5), digits(13), digits(21), digits(24), digits(31)
     ((1, 5), (2, 7), (3, 7), (3, 8), (3, 11))
@@ -50,12 +50,12 @@ def digits(bits: int, most: int = 8) -> tuple[int, int]:
 
 
 def packing(bits: int, digit: int, count: int) -> tuple[torch.dtype, int]:
-    """Return in what keys are kept between passes, and how many of their bits the order keeps, see `radix`.
+    """Return the dtype of keys between passes, and how many bits of a key the order stores, see `radix`.
 
     Args:
         bits: of a key.
-        digit: bits that a pass sorts by: what the order keeps must be behind it after the first.
-        count: of keys, by which it is known how many bits of a word of the order are free.
+        digit: bits of a pass; the first pass must sort by all bits that the order stores.
+        count: number of keys, which determines the free bits of a word of the order.
 
     >>> packing(15, 8, 2**28), packing(24, 8, 2**24), packing(24, 8, 2**24 + 1)
     ((torch.uint16, 0), (torch.uint16, 8), (torch.int32, 0))
@@ -75,9 +75,9 @@ def sort_by_torch(batch: LookupBatch) -> Sorted:
 
 @contextmanager
 def sort_in_passes(batch: LookupBatch) -> Iterator[Sorted]:
-    """Sort keys of 32 bits; who is given them sets the work to 0 again.
+    """Sort keys of 32 bits; the body must set `Sorted.work` to 0.
 
-    Only then does the next sort on the same stream get it, so one that fails spoils no other.
+    The next sort on the stream reuses the buffer only if the body did not fail.
     """
     passes, bits = digits(batch.bits, batch.tuning.digit)
     bins, tile = 2**bits, batch.tuning.tile
@@ -85,7 +85,7 @@ def sort_in_passes(batch: LookupBatch) -> Iterator[Sorted]:
     device = batch.group.device
     programs = min(tiles, PROGRAMS * _multiprocessors(device))
     captured, stream = capturing(device), current(device)
-    # A graph may be replayed beside anything else, so it gets its own.
+    # A graph may be replayed beside other work, so it gets its own buffer.
     known = None if captured else _WORK.pop((device, stream), None)
     used = passes * (bins + 1)
     if known is None or len(known) < used:
@@ -135,7 +135,7 @@ def sort_in_passes(batch: LookupBatch) -> Iterator[Sorted]:
 
 @cache
 def _multiprocessors(device: torch.device) -> int:
-    """Return how many a device has; the interpreter is one."""
+    """Return the number of multiprocessors of a device; 1 in the interpreter."""
     if device.type != "cuda":
         return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

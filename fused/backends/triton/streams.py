@@ -61,10 +61,9 @@ def side_stream(device: torch.device, count: int, given: Iterable[Tensor]) -> It
     has been read. If someone writes to it meanwhile, wrong numbers are read, and the backward pass raises an
     error.
 
-    In the capture of a CUDA graph the body runs in the captured stream: a graph may end with the forward
-        pass, when
-    the captured stream would have to wait for the other one; and uncaptured work of another thread in the
-    side stream must not get into the graph.
+    In the capture of a CUDA graph the body runs in the captured stream. A graph may end with the forward
+    pass, and the captured stream would have to wait for the side stream. Uncaptured work of another thread in
+    the side stream must not get into the graph.
 
     Args:
         device: if it has no streams, the body is run as it is.

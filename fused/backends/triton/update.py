@@ -1,7 +1,6 @@
 # mypy: ignore-errors
 # ruff: noqa: N803, D417, RET505
-# Kernels are compiled from their source: annotations of tensors mean nothing there, constants are capitals,
-# and a branch on a constant is taken when it is compiled.
+# Triton compiles this source: names of constants are in capitals; branches on them are taken at compile time.
 """The update: sum the gradients of a row, read the row and its state, apply the rule, write them back."""
 
 import triton
@@ -32,7 +31,7 @@ def draw(seed, count, row, table, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     quarter: tl.constexpr = WIDTH // 4
     column = tl.arange(0, quarter)[None, :].to(tl.uint32) + tl.zeros((ROWS, quarter), tl.uint32)
     low = row.to(tl.uint32)[:, None] + tl.zeros((ROWS, quarter), tl.uint32)
-    # tables times rows may pass 2³², columns do not pass 2¹⁶
+    # row numbers may exceed 2³², columns do not exceed 2¹⁶
     high = ((row >> 32).to(tl.uint32) + (table.to(tl.uint32) << 12))[:, None] + tl.zeros_like(low)
     step = count.to(tl.uint32) + tl.zeros_like(low)
     a, b, c, d = tl.philox(seed, low, high, column, step, 7)
@@ -42,7 +41,7 @@ def draw(seed, count, row, table, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def load_state(fields, row, live, inside, columns, width, KIND: tl.constexpr, ALIGN: tl.constexpr):
-    """Load a state of these rows: (ROWS, WIDTH), or (ROWS, 1), or 0 where there is none."""
+    """Load a state of these rows: (ROWS, WIDTH), or (ROWS, 1), or 0 without a state."""
     if KIND == "full":
         at = pointer(fields, live, tl.float32, ALIGN)[:, None] + ((row * width)[:, None] + columns[None, :])
         return tl.load(at, mask=live[:, None] & inside, other=0.0)
@@ -141,13 +140,13 @@ def update(
             position = begin + tl.load(starts + begin + run, mask=live, other=0).to(tl.int64)
         key = tl.load(keys + position, mask=live, other=0).to(tl.int64)
         if SUMMED:
-            live = live & (key >= 0)  # a key of −1 is no row
+            live = live & (key >= 0)  # a key of −1 is padding
         table = column_of(key, tables, TABLES)
         fields = tables + table
         row = key - tl.load(fields, mask=live, other=0)
         width = tl.load(fields + UNITS * TABLES, mask=live, other=1) * UNIT
         inside = columns[None, :] < width[:, None]
-        # the row and its state do not depend on the gradients: their loads are on the way meanwhile
+        # the row and its state do not depend on the gradients: load them first, to overlap both loads
         place = (row * width)[:, None] + columns[None, :]
         write = live[:, None] & inside
         weight = pointer(fields + WEIGHT_AT * TABLES, live, WEIGHT, ROW_ALIGN)[:, None] + place
@@ -158,7 +157,7 @@ def update(
         if COUNTED:
             counter = pointer(fields + COUNTER_AT * TABLES, live, tl.int64, 8) + row
             counted = tl.load(counter, mask=live, other=0) + 1
-            tl.debug_barrier()  # each warp reads for itself: none may see what another has written already
+            tl.debug_barrier()  # every warp reads the count, so all must have read before one writes
             tl.store(counter, counted, mask=live)
             t = counted.to(tl.float64)[:, None]
         if SUMMED:

@@ -4,9 +4,9 @@ namespace keyedopt {
 
 bool parse_tables(PyObject* items, std::vector<Table>* tables) {
   if (PyCapsule_CheckExact(items)) {
-    const auto* held = static_cast<Held*>(PyCapsule_GetPointer(items, kTables));
-    if (held) *tables = held->tables;
-    return held != nullptr;
+    const auto* cached = static_cast<CachedTables*>(PyCapsule_GetPointer(items, kTables));
+    if (cached) *tables = cached->tables;
+    return cached != nullptr;
   }
   return each(items, [&](PyObject* item) {
     unsigned long long weight, state0, state1, counter;

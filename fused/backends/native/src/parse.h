@@ -1,10 +1,10 @@
-// From Python's objects to the engine's: what the files of the module share.
+// Conversion of Python objects to the structures of the engine; shared by the files of the module.
 //
 // A table is (weight, rows, dim, dtype, state0, width0, state1, width1, counter). A lookup is (table, values,
-// count, offsets, bags, weights, mean, grad or out, stride). Addresses are integers, 0 for none. Who calls
-// has checked that the sizes are those of the memory; what the memory holds is checked here. Where there are
-// many small tables, to make these tuples takes longer than the work: tables can be held, and lookups given
-// as a tuple of columns.
+// count, offsets, bags, weights, mean, grad or out, stride). Addresses are integers, 0 for none. Callers
+// check that the sizes are those of the memory; this code checks the contents of the memory. With many small
+// tables, making these tuples takes longer than the update: tables can be cached, and lookups can be a tuple
+// of columns.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -52,15 +52,15 @@ struct Methods {
 };
 const Methods& methods_of_tensors();
 
-// Tables, and the tensors whose memory they name, as they were then.
-struct Held {
+// Parsed tables, and their tensors with address, size and dtype at that time.
+struct CachedTables {
   struct Known {
     PyObject *tensor, *dtype;
     long long address, size;
   };
   std::vector<Table> tables;
   std::vector<Known> known;
-  ~Held() {
+  ~CachedTables() {
     for (const Known& one : known) {
       Py_DECREF(one.tensor);
       Py_XDECREF(one.dtype);
@@ -69,7 +69,7 @@ struct Held {
 };
 constexpr char kTables[] = "keyedopt.tables";
 
-// All return false with an exception set. Tables are tuples, or what `hold_tables` has returned; lookups a list
+// All return false with an exception set. Tables are tuples, or the result of `cache_tables`; lookups a list
 // of tuples, or a tuple of columns: (numbers of tables, values, offsets or None, weights or None, means, outputs
 // or gradients).
 bool parse_tables(PyObject* items, std::vector<Table>* tables);
@@ -78,9 +78,9 @@ bool parse_rule(PyObject* item, const std::vector<Table>& tables, Rule* rule);
 bool parse_run(int threads, const char* name, Run* run);
 
 // Functions of the module that are about tensors.
-PyObject* hold_tables_py(PyObject*, PyObject* args);
+PyObject* cache_tables_py(PyObject*, PyObject* args);
 PyObject* are_current_py(PyObject*, PyObject* capsule);
-PyObject* plain_bags_py(PyObject*, PyObject* args);
+PyObject* simple_bags_py(PyObject*, PyObject* args);
 PyObject* versions_py(PyObject*, PyObject* args);
 
 }  // namespace keyedopt

@@ -1,4 +1,4 @@
-// What small steps have no time for in Python: to ask tensors where they are and what they are.
+// Addresses, sizes and dtypes of tensors, read in C++ because small steps have no time for it in Python.
 #include <new>
 
 #include "parse.h"
@@ -21,13 +21,13 @@ const Methods& methods_of_tensors() {
 namespace {
 
 void delete_tables(PyObject* capsule) {
-  delete static_cast<Held*>(PyCapsule_GetPointer(capsule, kTables));
+  delete static_cast<CachedTables*>(PyCapsule_GetPointer(capsule, kTables));
 }
 
 // Return whether an attribute, or the result of a method, is this object; false if there is an error.
 bool is_object(PyObject* found, PyObject* wanted) {
   if (!found) PyErr_Clear();
-  Py_XDECREF(found);  // None, True, False and dtypes are held elsewhere
+  Py_XDECREF(found);  // None, True, False and dtypes have other references
   return found == wanted;
 }
 
@@ -49,36 +49,37 @@ bool is_plain_vector(PyObject* tensor, PyObject* type, PyObject* int64) {
 
 }  // namespace
 
-// (tables, [tensor, ...]) -> what may stand for the tables in all calls, as long as `are_current` says so
-PyObject* hold_tables_py(PyObject*, PyObject* args) {
+// (tables, [tensor, ...]) -> parsed tables, which every call accepts instead of tuples, while `are_current`
+// returns True
+PyObject* cache_tables_py(PyObject*, PyObject* args) {
   PyObject *items, *tensors;
   if (!PyArg_ParseTuple(args, "OO!", &items, &PyList_Type, &tensors)) return nullptr;
-  Held* held = new (std::nothrow) Held;
-  if (!held) return PyErr_NoMemory();
+  CachedTables* cached = new (std::nothrow) CachedTables;
+  if (!cached) return PyErr_NoMemory();
   const Methods& methods = methods_of_tensors();
-  bool good = parse_tables(items, &held->tables);
+  bool good = parse_tables(items, &cached->tables);
   for (Py_ssize_t i = 0; good && i < PyList_GET_SIZE(tensors); ++i) {
     PyObject* tensor = PyList_GET_ITEM(tensors, i);
     Py_INCREF(tensor);
-    held->known.push_back({tensor, PyObject_GetAttr(tensor, methods.dtype), 0, 0});
-    Held::Known& one = held->known.back();
+    cached->known.push_back({tensor, PyObject_GetAttr(tensor, methods.dtype), 0, 0});
+    CachedTables::Known& one = cached->known.back();
     good = one.dtype && ask(tensor, methods.data_ptr, &one.address) && ask(tensor, methods.numel, &one.size);
   }
-  PyObject* capsule = good ? PyCapsule_New(held, kTables, delete_tables) : nullptr;
-  if (!capsule) delete held;
+  PyObject* capsule = good ? PyCapsule_New(cached, kTables, delete_tables) : nullptr;
+  if (!capsule) delete cached;
   return capsule;
 }
 
-// Whether the tensors of what `hold_tables` has returned have the memory that they had.
+// Whether the tensors of the result of `cache_tables` still have the same address, size and dtype.
 PyObject* are_current_py(PyObject*, PyObject* capsule) {
-  const auto* held = static_cast<Held*>(PyCapsule_GetPointer(capsule, kTables));
-  if (!held) return nullptr;
+  const auto* cached = static_cast<CachedTables*>(PyCapsule_GetPointer(capsule, kTables));
+  if (!cached) return nullptr;
   const Methods& methods = methods_of_tensors();
-  for (const Held::Known& one : held->known) {
+  for (const CachedTables::Known& one : cached->known) {
     long long address, size;
     if (!ask(one.tensor, methods.data_ptr, &address) || !ask(one.tensor, methods.numel, &size)) return nullptr;
     PyObject* dtype = PyObject_GetAttr(one.tensor, methods.dtype);
-    Py_XDECREF(dtype);  // which torch holds
+    Py_XDECREF(dtype);  // torch has another reference
     if (!dtype) return nullptr;
     if (address != one.address || size != one.size || dtype != one.dtype) Py_RETURN_FALSE;
   }
@@ -86,8 +87,8 @@ PyObject* are_current_py(PyObject*, PyObject* capsule) {
 }
 
 // (features, names, classes of a feature, class of a tensor, torch.int64) -> for each name (values, offsets,
-// None) if it is a tuple of two plain vectors, or None, so that somebody looks at it.
-PyObject* plain_bags_py(PyObject*, PyObject* args) {
+// None) if it is a tuple of two contiguous int64 vectors, else None: Python then parses the feature.
+PyObject* simple_bags_py(PyObject*, PyObject* args) {
   PyObject *features, *names, *classes, *type, *int64;
   if (!PyArg_ParseTuple(args, "O!O!O!OO", &PyDict_Type, &features, &PyList_Type, &names, &PyTuple_Type,
                         &classes, &type, &int64))
@@ -119,7 +120,7 @@ PyObject* plain_bags_py(PyObject*, PyObject* args) {
   return result;
 }
 
-// ([tensor or None, ...], ...) -> how often all of them together were changed in place
+// ([tensor or None, ...], ...) -> the sum of the versions, which every change in place increases
 PyObject* versions_py(PyObject*, PyObject* args) {
   static PyObject* const version = PyUnicode_InternFromString("_version");
   long long sum = 0;
