@@ -4,8 +4,8 @@
 """A stable radix sort: one pass for each digit of the keys, the lowest first; each pass is one launch.
 
 A program sorts one tile after another. It counts the digits of the tile, sorts the tile by digit, adds up
-the counts of the earlier tiles (Merrill and Garland's decoupled look-back), and writes its elements to their final
-positions. The sort is stable, so the result is deterministic.
+the counts of the earlier tiles (Merrill and Garland's decoupled look-back), and writes its elements to their
+final positions. The sort is stable, so the result is deterministic.
 
 In the look-back a tile publishes one word for each digit: two bits are the status, the others the count. No
 other memory must be visible with the word, so relaxed atomics suffice. Tiles are numbered by a ticket, so a

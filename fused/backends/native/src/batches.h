@@ -1,8 +1,8 @@
-// Runs of sorted lookups, some at a time: what one row waits for, another can do meanwhile. Included inside the
+// Runs of sorted lookups in batches, so that loads of several rows overlap. Included inside the
 // namespace of an instruction set, after sums.h.
 
 constexpr int64_t kListed = 512;  // lookups of a batch
-constexpr uint32_t kStages = 2;   // batches that are known at a time: the memory of the last is on its way
+constexpr uint32_t kStages = 2;   // batches in flight: the memory of the last is being prefetched
 
 // Runs of at most kBlock lookups. Each is summed in its slot.
 struct Batch {

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int64_t kCheckEach = 32768;       // values that one task checks
 constexpr int64_t kWorthThreads = 1 << 16;  // numbers to read, below which waking threads costs more
-constexpr int64_t kKeep = 16 << 20;         // bytes that a thread keeps from call to call
+constexpr int64_t kKeep = 16 << 20;         // bytes that a thread reuses between calls
 const char kNoMemory[] = "out of memory";
 
 int64_t size_of_work(const std::vector<Table>& tables, const std::vector<Lookup>& lookups) {

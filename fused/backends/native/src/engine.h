@@ -1,4 +1,4 @@
-// What the module offers, without Python: so that a sanitizer can look at it alone.
+// The functions of the module without Python, so that sanitizers can test them alone.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
-// What the parts of the native backend share: tables, lookups, the numbers of a step, and the table of
-// kernels that each instruction set fills in. Nothing here depends on Python or torch.
+// The structures of the native backend: tables, lookups, the numbers of a step, and the table of kernels that
+// each instruction set fills in. Nothing here depends on Python or torch.
 #pragma once
 
 #include <cmath>

@@ -6,8 +6,8 @@
 namespace keyedopt {
 
 // Run body(context, i) for every i of [0, tasks), on up to `threads` threads, this one among them; return
-// when all are done. Where the threads are busy with another call, this one does it alone. False: memory ran
-// out in a body.
+// when all are done. If the threads are busy with another call, the calling thread runs all tasks. False: a
+// body ran out of memory.
 bool run_tasks(int threads, int64_t tasks, void (*body)(void*, int64_t), void* context);
 
 template <class Body>

@@ -1,5 +1,5 @@
-// Radix sort of lookups by row: stable, by the bits that a table's rows need, in 32-bit numbers where they
-// fit.
+// Stable radix sort of lookups by row, over the bits that row numbers of the table need, in 32-bit numbers if
+// they fit.
 #pragma once
 
 #include <algorithm>

@@ -8,7 +8,7 @@ struct ThreadMemory {
   Scratch scratch;
 };
 
-// Whether gradients have numbers of their own, by value: they are weighted, and a bag has several.
+// Whether each value has its own gradient: lookups are weighted and pooled.
 bool by_value(const Lookup& lookup) { return lookup.weights && lookup.offsets; }
 
 }  // namespace

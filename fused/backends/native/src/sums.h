@@ -1,5 +1,5 @@
-// Sums of rows that lie anywhere, in registers; long ones by blocks and chunks, so that the error stays small
-// and the order does not depend on threads. Included inside the namespace of an instruction set, after its
+// Sums of gathered rows, in registers; long sums in blocks and chunks, so that the rounding error is small and
+// the order does not depend on threads. Included inside the namespace of an instruction set, after its
 // vectors.
 
 // Sixteen columns of some rows from column c on, or the last n < 16; each times its scale if kScaled.
