@@ -28,8 +28,8 @@ class FusedCollection(TableCollection):
     """Embedding tables that are updated in the backward pass.
 
     A backward pass, through any number of forward passes, is one step: the gradients of all lookups of a row
-    are summed, and the row is updated once, with the present options in ``fused_optimizer.param_groups``. Nothing
-    is written before everything is checked. Tables that the loss does not depend on, and tables with
+    are summed, and the row is updated once, with the present options in ``fused_optimizer.param_groups``.
+    Nothing is written before everything is checked. Tables that the loss does not depend on, and tables with
     ``requires_grad=False``, are not updated. In eval mode and without grad mode the tables are only read.
     ``torch.autograd.grad`` updates nothing. A gradient that is inf or NaN changes only its own rows.
 

@@ -6,8 +6,8 @@
 A run of more than `chunk` positions is long. It is summed before the update, in two stages. `sum_chunks`
 sums each chunk [k · chunk, (k + 1) · chunk) that lies entirely in the run, in one program each. `join_chunks`
 adds these sums and the two ends of the run, and writes the total at the index of the first multiple of
-`chunk` after the begin of the run. Every multiple lies in one run only, so no two totals share an index, and the
-result does not depend on the order of programs.
+`chunk` after the begin of the run. Every multiple lies in one run only, so no two totals share an index, and
+the result does not depend on the order of programs.
 """
 
 import triton
