@@ -14,10 +14,14 @@ from keyedopt.fused.sparse.window import Window
 from keyedopt.fused.sparse_adam import SparseAdam
 from keyedopt.reference.embedding import table_optimizers
 
-_OWN = {one.__name__: one for one in (SGD, Adagrad, Adam, SparseAdam)}
-#: The class used for each of torch's optimizers, as in the reference, and its defaults.
+#: The class used for each of torch's optimizers: the same formula and defaults, on the rows that are looked
+#: up.
 SUBSTITUTES: Mapping[type[optim.Optimizer], tuple[type[optim.Optimizer], Mapping[str, Any]]] = {
-    given: (_OWN[used.__name__], defaults) for given, (used, defaults) in table_optimizers.SUBSTITUTES.items()
+    optim.SGD: (SGD, {}),
+    optim.Adagrad: (Adagrad, {}),
+    optim.Adam: (Adam, {}),
+    optim.SparseAdam: (SparseAdam, {}),
+    optim.AdamW: (Adam, {"weight_decay": 1e-2, "decay": "decoupled"}),
 }
 #: The algorithms whose learning rate does not depend on a step count.
 UNCOUNTED = ("sgd", "lars_sgd")
