@@ -120,7 +120,9 @@ class Report:
             return "unverified: busy machine"
         if self.conformance is None:
             return "unverified: no --conformance"
-        return PUBLISHABLE if self.conformance["conformant"] else "unverified: not conformant"
+        if self.conformance["conformant"]:
+            return PUBLISHABLE
+        return f"unverified: {self.conformance.get('verdict', 'not conformant')}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data, with the status of each row."""

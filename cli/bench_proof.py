@@ -55,8 +55,10 @@ def on_the_spot(target: str, device: str) -> dict[str, Any]:
 
 def _conformance(result: results.Result) -> dict[str, Any]:
     everything = replace(result, options={**result.options, "areas": [], "clauses": []})
+    verdict = judge(everything)
     return {
-        "conformant": judge(everything).conformant,
+        "conformant": verdict.conformant,
+        "verdict": verdict.word,
         "suite": result.suite["hash"],
         "build": result.implementation.get("build", ""),
     }

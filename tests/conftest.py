@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import made_results
 import pytest
 from making import case_with, drawn_case, functions, observing_case, valid
 from warm_server import Warm
@@ -19,10 +20,13 @@ from keyedopt.conformance.run import processes, runner
 
 #: The files that take longest, begun first: at the end one of them would keep one process busy, and no other.
 LONGEST = (
-    *("test_mutants", "test_fused_verdict", "test_fused_checkpoints", "test_suite_verdicts"),
-    *("test_native_sanitized", "test_triton_compiled", "test_runner", "test_findings", "test_triton_traffic"),
-    *("test_benchmarks_pytest", "test_triton_interpreter", "test_reports_page", "test_cli"),
-    *("test_gpu_checks", "test_architecture"),
+    *("test_mutants", "test_fused_verdict", "test_triton_compiled", "test_reports_page"),
+    *("test_native_sanitized", "test_gpu_checks", "test_benchmarks_ab_round", "test_suite_verdicts"),
+    *("test_benchmarks_commits", "test_findings", "test_cli_outputs", "test_runner", "test_replay"),
+    *("test_cpu_dense_steps", "test_process", "test_tutorial", "test_benchmarks_killed", "test_cli"),
+    *("test_reports_like", "test_fused_checkpoints", "test_architecture", "test_triton_interpreter"),
+    *("test_triton_traffic", "test_benchmarks_asv", "test_runner_hostile", "test_reports_plots"),
+    *("test_benchmarks_tasks", "test_mutants_tool", "test_native_memory", "test_torchft_loopback"),
 )
 
 
@@ -46,17 +50,25 @@ def torchrec():
 
 @pytest.fixture(scope="session")
 def check_once(tmp_path_factory):
-    """Run the whole suite on a target once for all processes of pytest; each reads the result."""
+    """Run the suite on a target once for all processes of pytest; each reads the result.
+
+    If the environment variable KEYEDOPT_RESULTS names a folder with a result of the whole suite on the same
+    build, in the same versions, that result is taken instead (`made_results`).
+    """
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # the one folder of all workers
 
-    def check(target):
-        file = folder / f"checked-{target}.json"
-        with (folder / f"checked-{target}.lock").open("w") as lock:
+    def check(target, areas=()):
+        made = made_results.find(target)
+        if made is not None:
+            return made
+        name = "-".join((target, *areas))
+        file = folder / f"checked-{name}.json"
+        with (folder / f"checked-{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not file.exists():
-                results.write(runner.run(target), file)
+                results.write(runner.run(target, runner.Options(areas=areas)), file)
         return results.read(file)
 
     return check

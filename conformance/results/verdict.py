@@ -50,7 +50,7 @@ class Verdict:
     Args:
         word: one of `WORDS`.
         scope: the part of the suite that was run, ``areas keyed``; empty if it was the whole suite.
-        complete: whether the run was not interrupted.
+        incomplete: why the run ended before its last case; empty if the run is complete.
         checked: how many clauses and musts of the claimed areas were checked.
         clauses: the outcome of every clause that was in the run.
         counts: clauses that held of those that were checked, by area and level.
@@ -64,7 +64,7 @@ class Verdict:
 
     word: str
     scope: str
-    complete: bool
+    incomplete: str
     checked: Checked
     clauses: Mapping[str, str]
     counts: Mapping[str, Mapping[str, Count]]
@@ -74,6 +74,11 @@ class Verdict:
     reasons: tuple[str, ...]
 
     @property
+    def complete(self) -> bool:
+        """Whether every case of the run was run."""
+        return not self.incomplete
+
+    @property
     def conformant(self) -> bool:
         """Whether the word is ``conformant``."""
         return self.word == CONFORMANT
@@ -81,8 +86,8 @@ class Verdict:
     @property
     def headline(self) -> str:
         """The word, and in parentheses the part of the suite that it is about."""
-        if not self.complete:
-            return "PARTIAL: the run was interrupted, there is no verdict"
+        if self.incomplete:
+            return f"PARTIAL: {self.incomplete}, there is no verdict"
         return headline(self.word, self.scope)
 
     @property
@@ -124,6 +129,14 @@ def level_of(clause: str) -> str:
     return spec.clauses()[clause].level if clause in spec.clauses() else "unknown"
 
 
+def _incomplete(result: Result) -> str:
+    """Return why a run ended before its last case, or an empty string."""
+    if result.complete:
+        return ""
+    stopped = "stopped_at" in result.options
+    return "the run stopped at the first failing case" if stopped else "the run was interrupted"
+
+
 def judge(result: Result) -> Verdict:
     """Judge a result by the options of its run: level, suite version, areas, clauses, required areas."""
     outcomes = clause_outcomes(result)
@@ -133,7 +146,8 @@ def judge(result: Result) -> Verdict:
     claimed = result.implementation["areas"]
     asked = [clause for clause in selected(result) if clause.area in claimed]
     counts: dict[str, dict[str, Count]] = {}
-    reasons = [] if result.complete else ["the run was interrupted"]
+    incomplete = _incomplete(result)
+    reasons = [incomplete] if incomplete else []
     unchecked: list[str] = []
     bad_musts = 0
     for clause in asked:
@@ -175,7 +189,7 @@ def judge(result: Result) -> Verdict:
     return Verdict(
         word=word,
         scope=_scope(result.options),
-        complete=result.complete,
+        incomplete=incomplete,
         checked=Checked(len(ran), len(asked), musts, of_musts),
         clauses=outcomes,
         counts=counts,

@@ -84,6 +84,7 @@ class Engine:
     def _choose(self, implementation: Implementation) -> None:
         """Take the implementation, and the device and the dtypes that are asked for."""
         self.implementation, self.surface = implementation, implementation.surface()
+        self._bases: set[type] | None = None  # the classes of the implementation and their bases
         self.claimed = set(self.surface.claimed())
         self.dtypes = self._option("--keyedopt-dtype") or implementation.dtypes
         self.device = implementation.supported(self._option("--keyedopt-device"), self.dtypes)
@@ -119,6 +120,7 @@ class Engine:
         """
         self.implementation, self.surface, self.writer = implementation, implementation.surface(), writer
         self.claimed = set(self.surface.claimed())
+        self._bases = None
         self._sought = set(clauses) or None
         heads = [(item, item.stash[_HEAD]) for item in session.items]
         session.items[:] = [
@@ -212,8 +214,11 @@ class Engine:
         if hasattr(function, "hypothesis"):
             self._note_draws(head, function)
         try:
-            with _no_streams() if self.writer else contextlib.nullcontext(), _fresh(self.surface):
-                head["observed"] = plain(function(**arguments))
+            with _no_streams() if self.writer else contextlib.nullcontext():
+                if self._bases is None:
+                    self._bases = _bases(self.surface)
+                with _fresh(self._bases):
+                    head["observed"] = plain(function(**arguments))
         except MissingName as error:
             if not self.surface.claims(str(error.name)):
                 pytest.skip(f"not claimed: {error.name}")
@@ -336,16 +341,20 @@ def _has_accelerators() -> bool:
     return torch.accelerator.is_available()
 
 
+def _bases(surface: Surface) -> set[type]:
+    """Return the classes of an implementation, and their bases."""
+    names = [name for area in spec.areas().values() for name in area.names if surface.has(name)]
+    return {base for name in names for base in getattr(getattr(surface, name), "__mro__", ())}
+
+
 @contextlib.contextmanager
-def _fresh(surface: Surface) -> Iterator[None]:
+def _fresh(bases: Collection[type]) -> Iterator[None]:
     """Seed a case, and undo its changes to torch's settings and to `step` of the target's classes.
 
     torch patches `step` of a class permanently when its base is initialized or a copy is unpickled.
     """
     _seed()
     random.seed(0)
-    names = [name for area in spec.areas().values() for name in area.names if surface.has(name)]
-    bases = {base for name in names for base in getattr(getattr(surface, name), "__mro__", ())}
     before = {base: base.__dict__.get("step") for base in bases}
     folder, dtype = os.getcwd(), torch.get_default_dtype()
     try:

@@ -48,7 +48,8 @@ class Options:
         dtypes: only these dtypes.
         limit: seconds that one case may take.
         workers: number of processes; None is one per processor, at most 8.
-        exitfirst: stop at the first failing case. The result is then partial: it has no verdict.
+        exitfirst: stop at the first failing case. The result is then partial: it has no verdict, and its
+            option ``stopped_at`` is the name of that case.
     """
 
     level: str = "should"
@@ -168,6 +169,7 @@ def run(
                         journal.add(case)
                     progress(case, len(workers.collected))
                     if options.exitfirst and case.outcome in FAILING and case.case not in expected:
+                        head = dataclasses.replace(head, options={**head.options, "stopped_at": case.case})
                         break
             else:
                 complete = True

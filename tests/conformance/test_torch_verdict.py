@@ -5,14 +5,13 @@ import pytest
 from keyedopt.conformance import expectations
 from keyedopt.conformance.findings import findings
 from keyedopt.conformance.results.verdict import clause_outcomes, judge
-from keyedopt.conformance.run import runner
 
 FINDINGS = {one.path.stem: one for one in findings() if one.library == "torch" and one.there}
 
 
 @pytest.fixture(scope="module")
-def on_torch():
-    return runner.run("torch", runner.Options(areas=("algorithms", "sparse", "in_backward")))
+def on_torch(check_once):
+    return check_once("torch", areas=("algorithms", "sparse", "in_backward"))
 
 
 def test_torch_fails_only_what_is_explained(on_torch):

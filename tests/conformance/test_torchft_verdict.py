@@ -7,13 +7,12 @@ import pytest
 from keyedopt.conformance import expectations
 from keyedopt.conformance.findings import findings
 from keyedopt.conformance.results.verdict import clause_outcomes, judge
-from keyedopt.conformance.run import runner
 
 FINDINGS = {finding.path.stem: finding for finding in findings() if finding.library == "torchft"}
 
 
 @pytest.fixture(scope="module")
-def on_torchft():
+def on_torchft(check_once):
     """Skip where torchft is not installed, unless it has to be (CI)."""
     try:
         import torchft.optim  # noqa: F401 - to know whether it can be imported
@@ -21,7 +20,7 @@ def on_torchft():
         if os.environ.get("KEYEDOPT_REQUIRE_TORCHFT") == "1":
             raise
         pytest.skip(f"torchft cannot be imported ({error}): pip install 'keyedopt[torchft]'")
-    return runner.run("torchft", runner.Options(areas=("fault_tolerance",)))
+    return check_once("torchft", areas=("fault_tolerance",))
 
 
 def test_torchft_fails_only_what_is_explained(on_torchft):

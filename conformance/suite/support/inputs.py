@@ -14,9 +14,14 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 def _numbers(shape: Sequence[int], seed: int) -> torch.Tensor:
     """Make fixed, distinct numbers in (-1, 1) that are the same on every machine and version."""
-    count = math.prod(shape)
+    return (_fractions(math.prod(shape), seed) * 2 - 1).reshape(tuple(shape))
+
+
+@functools.lru_cache(maxsize=1024)
+def _fractions(count: int, seed: int) -> torch.Tensor:
+    """Return fixed, distinct numbers in [0, 1); the caller must not change the tensor, which is cached."""
     flat = [math.fmod((index + 1) * 0.6180339887 + seed * 0.7548776662, 1.0) for index in range(count)]
-    return (torch.tensor(flat, dtype=torch.float64) * 2 - 1).reshape(tuple(shape))
+    return torch.tensor(flat, dtype=torch.float64)
 
 
 def parameter(*shape: int, dtype: str = "float32", device: str = "cpu", seed: int = 0) -> torch.nn.Parameter:
