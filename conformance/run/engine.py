@@ -84,7 +84,7 @@ class Engine:
     def _choose(self, implementation: Implementation) -> None:
         """Take the implementation, and the device and the dtypes that are asked for."""
         self.implementation, self.surface = implementation, implementation.surface()
-        self._bases: set[type] | None = None  # the classes of the implementation and their bases
+        self._bases: Collection[Any] | None = None  # the classes of the implementation and their bases
         self.claimed = set(self.surface.claimed())
         self.dtypes = self._option("--keyedopt-dtype") or implementation.dtypes
         self.device = implementation.supported(self._option("--keyedopt-device"), self.dtypes)
@@ -341,14 +341,14 @@ def _has_accelerators() -> bool:
     return torch.accelerator.is_available()
 
 
-def _bases(surface: Surface) -> set[type]:
+def _bases(surface: Surface) -> Collection[Any]:
     """Return the classes of an implementation, and their bases."""
     names = [name for area in spec.areas().values() for name in area.names if surface.has(name)]
     return {base for name in names for base in getattr(getattr(surface, name), "__mro__", ())}
 
 
 @contextlib.contextmanager
-def _fresh(bases: Collection[type]) -> Iterator[None]:
+def _fresh(bases: Collection[Any]) -> Iterator[None]:
     """Seed a case, and undo its changes to torch's settings and to `step` of the target's classes.
 
     torch patches `step` of a class permanently when its base is initialized or a copy is unpickled.

@@ -99,6 +99,8 @@ class Workers:
                     done |= {record["case"] for record in found}
                     yield from found
                 time.sleep(TICK)
+            for worker in workers:
+                _ = worker.process.ended  # raises ProcessError if the last case killed the fork server
         finally:  # also idle workers: threads that a case left behind may keep them alive
             for worker in workers:
                 worker.process.stop()
