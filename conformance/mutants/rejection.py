@@ -185,11 +185,16 @@ def main(names: Sequence[str] = (), everything: bool = False) -> int:
 
     run(chosen, report, everything)
     print(f"rejected {len(chosen) - len(survived)} of {len(chosen)} mutants")
-    areas = {mutant.area for mutant in chosen}
+    whole = {
+        area
+        for area in spec.areas()
+        if {mutant for mutant in mutants().values() if mutant.area == area} <= set(chosen)
+    }
     unproven = [
         clause.id
         for clause in spec.clauses().values()
-        if clause.area in areas and clause.level != "observe" and clause.id not in proven
+        if clause.area in whole and clause.level != "observe" and clause.id not in proven
     ]
-    print(f"clauses that rejected none of these mutants: {', '.join(unproven) or 'none'}")
+    if whole:
+        print(f"clauses that rejected none of these mutants: {', '.join(unproven) or 'none'}")
     return 1 if survived else 0
