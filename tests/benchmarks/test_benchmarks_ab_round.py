@@ -182,9 +182,10 @@ py-modules = ["acme"]
 SLOW = "from keyedopt.reference import *\nimport time\n{}\n"
 
 
-def test_the_library_of_another_repository_is_gated(run_line, tmp_path, monkeypatch, quick):
+def test_the_library_of_another_repository_is_gated(run_line, tmp_path, monkeypatch, quick, request):
     """Its checkout has an uncommitted change that makes SGD slow, which the gate must find."""
-    files = {"pyproject.toml": LIBRARY, "acme.py": SLOW.format("")}
+    request.addfinalizer(lambda: sys.modules.pop("acme", None))
+    files = {"pyproject.toml": LIBRARY, "acme.py": SLOW.format(""), ".gitignore": "__pycache__/\n"}
     folder = committed(tmp_path / "acme", files)
     slow = "class SGD(SGD):\n    def step(self, *a):\n        super().step(*a)\n        sum(range(10**6))"
     (folder / "acme.py").write_text(SLOW.format(slow))
@@ -197,7 +198,6 @@ def test_the_library_of_another_repository_is_gated(run_line, tmp_path, monkeypa
     assert git(folder, "status", "--porcelain") == "M acme.py"
     assert worktrees(folder) == 0
     assert git(folder, "stash", "list") == ""
-    sys.modules.pop("acme", None)
 
 
 def test_what_a_build_needs_decides_whether_it_is_isolated(tmp_path):
