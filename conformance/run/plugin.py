@@ -1,4 +1,4 @@
-"""The pytest plugin of the suite, which ``keyedopt check`` uses in worker processes, and which works alone::
+"""The pytest plugin of the suite, for the workers of ``keyedopt check`` and for pytest without it::
 
     pytest --pyargs keyedopt.conformance.suite --implementation acme.optim
 
