@@ -22,6 +22,7 @@ from keyedopt.conformance.results.untrusted import clean, error_text, plain
 from keyedopt.conformance.results.verdict import level_of
 from keyedopt.conformance.run.protocol import Head, Writer
 from keyedopt.conformance.suite.support.assertions import Mismatch
+from keyedopt.conformance.suite.support.device import choose_device
 from keyedopt.conformance.suite.support.measured import MEASURED
 from keyedopt.conformance.targets.implementation import (
     DTYPES,
@@ -88,6 +89,7 @@ class Engine:
         self.claimed = set(self.surface.claimed())
         self.dtypes = self._option("--keyedopt-dtype") or implementation.dtypes
         self.device = implementation.supported(self._option("--keyedopt-device"), self.dtypes)
+        choose_device(self.device)
 
     def enter_worker(self, session: pytest.Session, target: str, folder: Path) -> None:
         """Import the target, and keep those of the collected cases that it supports.
@@ -130,10 +132,6 @@ class Engine:
         ]
 
     # --- fixtures -----------------------------------------------------------------------------------
-
-    @pytest.fixture(name="device")
-    def _device(self) -> str:
-        return self.device
 
     @pytest.fixture(name="impl")
     def _impl(self) -> Surface:
@@ -234,7 +232,7 @@ class Engine:
         return True
 
     def _note_inputs(self, head: Head, arguments: dict[str, Any]) -> None:
-        inputs = {name: value for name, value in arguments.items() if name not in ("impl", "device", "dtype")}
+        inputs = {name: value for name, value in arguments.items() if name not in ("impl", "dtype")}
         head["inputs"] = {name: plain(value) for name, value in inputs.items()}
         if self.writer:
             self.writer.inputs(inputs)

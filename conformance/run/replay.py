@@ -7,6 +7,7 @@ public name of the implementation lives, and the literal inputs. It exits with 1
 import ast
 import copy
 import functools
+import graphlib
 import pprint
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -51,10 +52,10 @@ def _is_harness(node: ast.stmt) -> bool:
     return any(module.partition(".")[0] in HARNESS for module in modules)
 
 
-def _needed(name: str, statements: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """Return the statements that a function needs, itself included, in the order of the source."""
+def _needed(names: Iterable[str], statements: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Return the statements that functions need, themselves included, in the order of the source."""
     needed: set[int] = set()
-    wanted, seen = [name], set()
+    wanted, seen = list(names), set()
     while wanted:
         current = wanted.pop()
         if current in seen:
@@ -95,19 +96,23 @@ def _statements(path: Path) -> list[ast.stmt]:
 
 
 def _support_files() -> list[Path]:
-    """Return the support files of the suite, first those that import no other support file."""
-    own = "keyedopt.conformance.suite.support"
-    return sorted(
-        SUITE.glob("support/*.py"),
-        key=lambda path: (own in path.read_text(encoding="utf-8"), path.name),
-    )
+    """Return the support files of the suite, each after those that it imports."""
+    own = "keyedopt.conformance.suite.support."
+    imported = {
+        path: [
+            path.with_name(f"{node.module.removeprefix(own)}.py")
+            for node in _statements(path)
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(own)
+        ]
+        for path in sorted(SUITE.glob("support/*.py"))
+    }
+    return list(graphlib.TopologicalSorter(imported).static_order())
 
 
 def _inputs(case: Case, function: ast.FunctionDef) -> str:
     """Return the keyword arguments of the call, as source."""
     wanted = [item.arg for item in function.args.args if item.arg != "impl"]
-    given = {"device": case.device, "dtype": case.dtype}
-    values = {name: value for name, value in given.items() if value is not None} | case.inputs
+    values = case.inputs if case.dtype is None else {"dtype": case.dtype, **case.inputs}
     missing = [name for name in wanted if name not in values]
     if missing:
         raise ReplayError(f"the inputs {', '.join(missing)} of {case.case} were not kept")
@@ -131,7 +136,8 @@ def script(run: Result, case: Case) -> str:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             statements[index] = bare = copy.copy(node)
             bare.decorator_list = []  # they only mark the case and give it inputs
-    parts = _needed(name, statements)
+    elsewhere = case.device != "cpu"
+    parts = _needed([name, "choose_device"] if elsewhere else [name], statements)
     found = [node for node in parts if isinstance(node, ast.FunctionDef) and node.name == name]
     if not found:
         raise ReplayError(f"the suite has no case {name} in {file}.py any more")
@@ -156,6 +162,7 @@ def script(run: Result, case: Case) -> str:
         imports="\n".join(dict.fromkeys([*_IMPORTS, *imports])),
         bodies="\n\n\n".join(bodies),
         places=places,
+        device=f"        choose_device({case.device!r})\n" if elsewhere else "",
         call=call,
         main=(_GUARDED if case.outcome == "error" else _DIRECT).format(limit=limit),
     )
@@ -198,7 +205,7 @@ def replay():
     torch.manual_seed(0)
     random.seed(0)
     try:
-        seen = {call}
+{device}        seen = {call}
     except BaseException as error:
         print(f"fails: {{type(error).__name__}}: {{error}}")
         return 1

@@ -23,6 +23,7 @@ from keyedopt.conformance.suite.support.assertions import (
     outcome,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import arange, full, ones, tensor, zeros
 
 
 def plain(kind: str) -> Any:
@@ -95,7 +96,7 @@ def test_one_update_a_window(impl, kind, layout):
 @pytest.mark.parametrize("shape", [(), (5,), (2, 3, 4), (0, 4)], ids=str)
 def test_shapes(impl, kind, shape):
     """Numbers, vectors and tensors without rows have windows; other shapes than tables may raise an error."""
-    start = torch.arange(float(math.prod(shape))).reshape(shape) - 2.5
+    start = arange(float(math.prod(shape))).reshape(shape) - 2.5
     mine, other = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.clone())
     try:
         optimizer = make_accumulating(impl, kind, [mine], 2)
@@ -157,7 +158,7 @@ def test_sum_not_mean(impl, window):
     before = mine.detach().clone()
     optimizer = make_accumulating(impl, "AccumulateSGD", [mine], window, lr=1.0)
     for _ in range(window):
-        mine.grad = torch.full((6, 4), 0.25)
+        mine.grad = full((6, 4), 0.25)
         optimizer.step()
     expect_near(before - mine.detach(), torch.full((6, 4), 0.25 * window), "what was subtracted")
 
@@ -172,9 +173,9 @@ def test_counts_once(impl):
     )
     for _ in range(3):
         for _ in range(4):
-            mine.grad = torch.full((6, 4), 0.25)
+            mine.grad = full((6, 4), 0.25)
             optimizer.step()
-        other.grad = torch.full((6, 4), 1.0)
+        other.grad = full((6, 4), 1.0)
         torchs.step()
     expect_near(mine, other, "the parameter after three windows")
 
@@ -271,7 +272,7 @@ def test_nonfinite(impl, kind, at):
     sound = make_accumulating(impl, kind, [other])
     train_window(optimizer, mine, range(at))
     before = snapshot(optimizer.state_dict()["state"])
-    mine.grad = torch.full((6, 4), float("nan"))
+    mine.grad = full((6, 4), float("nan"))
     expect_raises(optimizer.step, RuntimeError, ValueError, expected="an error for the gradient")
     expect_unchanged(before, snapshot(optimizer.state_dict()["state"]), "the state")
     train_window(optimizer, mine, range(at, 6))
@@ -289,7 +290,7 @@ def test_closure(impl):
     def closure() -> torch.Tensor:
         calls.append(torch.is_grad_enabled())
         mine.grad = gradient_of_step(len(calls) - 1)
-        return torch.tensor(2.0)
+        return tensor(2.0)
 
     for _ in range(3):
         optimizer.step(closure)
@@ -308,11 +309,11 @@ def test_rate_of_the_update(impl, kind):
         getattr(impl, kind)([other], lr=0.25),
     )
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
-    mine.grad = torch.full((6, 4), 0.5)
+    mine.grad = full((6, 4), 0.5)
     optimizer.step()
     scheduler.step()
     optimizer.step()
-    other.grad = torch.full((6, 4), 1.0)
+    other.grad = full((6, 4), 1.0)
     plainly.step()
     expect_near(mine, other, "the parameter")
 
@@ -321,10 +322,10 @@ def test_rate_of_the_update(impl, kind):
 @pytest.mark.parametrize("half", ["float16", "bfloat16"])
 def test_half(impl, half):
     """Gradients of parameters in half precision are summed in float32: small gradients are not lost."""
-    mine = torch.nn.Parameter(torch.ones(2, 4, dtype=getattr(torch, half)))
+    mine = torch.nn.Parameter(ones(2, 4, dtype=getattr(torch, half)))
     optimizer = make_accumulating(impl, "AccumulateSGD", [mine], 4096, lr=1.0)
     for _ in range(4096):
-        mine.grad = torch.full((2, 4), 2.0**-12, dtype=mine.dtype)
+        mine.grad = full((2, 4), 2.0**-12, dtype=mine.dtype)
         optimizer.step()
     expect_equal(mine.detach().float().tolist(), [[0.0] * 4] * 2, "1 - 4096 / 4096")
 
@@ -345,7 +346,7 @@ def test_empty_gradients(impl):
     """A step with a sparse gradient without rows counts as a step of the window."""
     mine, other = fixed_table(), fixed_table()
     optimizer, full = (make_accumulating(impl, "AccumulateSGD", [param], 2) for param in (mine, other))
-    empty = torch.sparse_coo_tensor(torch.zeros(1, 0, dtype=torch.int64), torch.zeros(0, 4), (6, 4))
+    empty = torch.sparse_coo_tensor(zeros(1, 0, dtype=torch.int64), zeros(0, 4), (6, 4))
     mine.grad = gradient_of_step(0, "sparse")
     optimizer.step()
     mine.grad = empty

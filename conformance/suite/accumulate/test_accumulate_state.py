@@ -23,6 +23,7 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_unchanged,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import as_tensor, full, tensor
 from keyedopt.conformance.suite.support.embedding import (
     BAGS,
     collection,
@@ -98,7 +99,7 @@ def parts_of_window(impl: Any, entry: Any) -> list[tuple[Any, str]]:
 
 def invalid_part(value: Any, wrong: str) -> Any:
     """Return an invalid part of a window: rows past the end, narrow gradients, or an invalid count."""
-    tensor = torch.as_tensor(value)
+    tensor = as_tensor(value)
     whole = tensor.dtype in (torch.int32, torch.int64)
     if wrong == "rows" and whole and tensor.ndim == 1 and len(tensor) > 1:
         return value + 100
@@ -241,9 +242,9 @@ def test_in_backward(impl, kind):
     options = {"lr": 0.125, "use_accumulate": True, "accumulate_step": 2}
     impl.apply_optimizer_in_backward(getattr(impl, kind), [table], options)
     explicit = make_accumulating(impl, kind, [other], 2)
-    rows = torch.tensor([0, 3, 3])
+    rows = tensor([0, 3, 3])
     for step in range(4):
-        factor = torch.full((3, 4), 0.25 + step)
+        factor = full((3, 4), 0.25 + step)
         before = table.detach().clone()
         (torch.nn.functional.embedding(rows, table, sparse=True) * factor).sum().backward()
         expect(table.grad is None, "no gradient left", table.grad)

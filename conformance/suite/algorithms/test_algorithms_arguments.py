@@ -21,6 +21,7 @@ from keyedopt.conformance.suite.support.assertions import (
     outcome,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import ones, tensor
 from keyedopt.conformance.suite.support.inputs import parameter, set_grads, values
 
 every = pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -249,7 +250,7 @@ def test_complex(impl, algorithm):
     """Observe whether complex parameters raise an error, or step to finite values."""
 
     def step() -> str:
-        weight = torch.nn.Parameter(torch.ones(2, 3, dtype=torch.complex64))
+        weight = torch.nn.Parameter(ones(2, 3, dtype=torch.complex64))
         optimizer = getattr(impl, algorithm)([weight], lr=0.1)
         weight.grad = torch.full_like(weight, 1 + 2j)
         optimizer.step()
@@ -272,7 +273,7 @@ def test_no_parameters(impl, algorithm):
 def test_tensor_lr(impl, algorithm):
     """A tensor as lr gives the same steps as the number, also after it was changed in place."""
     weights = [parameter(4, 3) for _ in range(2)]
-    rate = torch.tensor(0.25)
+    rate = tensor(0.25)
     one = getattr(impl, algorithm)([weights[0]], lr=rate)
     other = getattr(impl, algorithm)([weights[1]], lr=0.25)
     for lr in (0.25, 0.5):

@@ -22,6 +22,7 @@ from keyedopt.conformance.suite.support.assertions import (
     same_bits,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import ones, the_device
 from keyedopt.conformance.suite.support.doubles import single_rank
 from keyedopt.conformance.suite.support.inputs import parameter, set_grads, train, values, warmup_stages
 
@@ -213,11 +214,11 @@ def test_grad_scaler(impl, algorithm):
     params, plain = tables(1), tables(1)
     weight, other = params["t0"], plain["t0"]
     one, two = make_algorithm(impl, algorithm, [weight]), make_algorithm(impl, algorithm, [other])
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=100)
+    scaler = torch.amp.GradScaler(the_device().type, init_scale=1024.0, growth_interval=100)
     for seed in range(3):
         set_grads([weight], seed=seed)
         set_grads([other], seed=seed)
-        scaler.scale(torch.ones(()))  # begins the scale
+        scaler.scale(ones(()))  # begins the scale
         weight.grad.mul_(scaler.get_scale())
         if seed == 1:
             weight.grad[0, 0] = float("inf")
@@ -241,7 +242,7 @@ def test_autocast(impl, algorithm):
         make_algorithm(impl, algorithm, [params["t0"]]),
         make_algorithm(impl, algorithm, [plain["t0"]]),
     )
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(the_device().type, dtype=torch.bfloat16):
         train(one, params, 2)
     with torch.no_grad():
         train(one, params, 1, seed=5)
@@ -262,7 +263,7 @@ def test_dtensor(impl, algorithm, sharded):
     with single_rank():
         from torch.distributed import device_mesh, tensor
 
-        mesh = device_mesh.init_device_mesh("cpu", (1,))
+        mesh = device_mesh.init_device_mesh(the_device().type, (1,))
         placements = [tensor.Replicate() if sharded is None else tensor.Shard(sharded)]
         weight = torch.nn.Parameter(tensor.distribute_tensor(parameter(4, 3).detach(), mesh, placements))
         before = weight.detach().full_tensor().clone()

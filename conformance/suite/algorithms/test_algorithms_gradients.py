@@ -25,6 +25,7 @@ from keyedopt.conformance.suite.support.assertions import (
     ulp_errors,
     worst_of_orders,
 )
+from keyedopt.conformance.suite.support.device import arange, tensor, zeros
 from keyedopt.conformance.suite.support.draws import DRAWS
 from keyedopt.conformance.suite.support.inputs import parameter, set_grads, values
 from keyedopt.conformance.suite.support.measured import Measuring, note_error, note_median
@@ -99,7 +100,7 @@ def test_zero_without_eps(impl, algorithm):
 @every
 def test_permuted_rows(impl, algorithm):
     """Permuting the rows permutes the result."""
-    order = torch.tensor([2, 0, 3, 1])
+    order = tensor([2, 0, 3, 1])
     start, grads = parameter(4, 3), fixed_grads(3)
     plain, _ = trained_copy(impl, algorithm, start, grads, weight_decay=0.01)
     permuted, _ = trained_copy(
@@ -164,7 +165,7 @@ def test_scaled_gradients_in_half(impl, algorithm, dtype):
 @pytest.mark.parametrize("algorithm", ["LAMB", "PartialRowWiseLAMB", "LarsSGD"])
 def test_extreme_rows(impl, algorithm):
     """A row whose squares underflow or overflow float32 gives the same result as one of another scale."""
-    scale = torch.tensor([[1.0], [2.0**-80], [2.0**80], [1.0]])
+    scale = tensor([[1.0], [2.0**-80], [2.0**80], [1.0]])
     start, grads = -parameter(4, 3).detach().abs(), fixed_grads(3)
     plain, _ = trained_copy(impl, algorithm, start, grads)
     scaled, _ = trained_copy(impl, algorithm, start * scale, grads)
@@ -229,7 +230,7 @@ def test_no_row_listed(impl, algorithm):
     weight, optimizer = trained_copy(impl, algorithm, parameter(4, 3), [], **plain)
     for _ in range(2):
         before = values([weight])[0]
-        weight.grad = sparse_rows([], torch.zeros(0, 3), weight)
+        weight.grad = sparse_rows([], zeros(0, 3), weight)
         optimizer.step()
         expect_bits(weight.detach(), before, "the weight")
         weight.grad = sparse_rows([1], fixed_grads(1, 1)[0], weight)
@@ -282,7 +283,7 @@ def test_many_duplicates(impl, algorithm):
 
 def _errors_of_draws(impl: Any, algorithm: str, count: int) -> torch.Tensor:
     """Take one step with `count` gradients for each row; return the largest error of each row's sum."""
-    weight = torch.nn.Parameter(torch.zeros(DRAWS, 3))
+    weight = torch.nn.Parameter(zeros(DRAWS, 3))
     grads = parameter(count * DRAWS, 3, seed=count).detach().abs()
     exact = grads.double().reshape(count, DRAWS, 3).sum(dim=0)
     optimizer = getattr(impl, algorithm)([weight], lr=1.0)
@@ -301,10 +302,10 @@ def _sum_duplicates(impl: Any, algorithm: str, count: int, measuring: Measuring)
 
     def summed(generator: torch.Generator) -> torch.Tensor:
         order = torch.randperm(count, generator=generator)
-        columns = torch.arange(3).repeat(count)
-        return torch.zeros(3).scatter_add_(0, columns, grads[order].reshape(-1))  # one by one
+        columns = arange(3).repeat(count)
+        return zeros(3).scatter_add_(0, columns, grads[order].reshape(-1))  # one by one
 
-    weight = torch.nn.Parameter(torch.zeros(2, 3))
+    weight = torch.nn.Parameter(zeros(2, 3))
     optimizer = getattr(impl, algorithm)([weight], lr=1.0)
     weight.grad = sparse_rows([1] * count, grads, weight)
     optimizer.step()
@@ -358,7 +359,7 @@ def test_not_contiguous(impl, algorithm):
     """A weight that is a view, and a transposed gradient, give the same result as contiguous tensors."""
     start, grads = parameter(4, 3), fixed_grads(3)
     plain, _ = trained_copy(impl, algorithm, start, grads)
-    buffer = torch.zeros(3, 8)
+    buffer = zeros(3, 8)
     view = torch.nn.Parameter(buffer[:, ::2].t())
     with torch.no_grad():
         view.copy_(start)

@@ -1,7 +1,6 @@
 """Infinite and NaN gradients."""
 
 import pytest
-import torch
 
 from keyedopt.conformance.suite.support.algorithms import (
     ALGORITHMS,
@@ -17,6 +16,7 @@ from keyedopt.conformance.suite.support.assertions import (
     outcome,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import ones
 from keyedopt.conformance.suite.support.inputs import parameter, set_grads, values
 
 every = pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -59,7 +59,7 @@ def test_nonfinite_row(impl, algorithm, bad):
     for steps in (1, 3):
         grads = fixed_grads(3)
         grads[0][1, 2] = float(bad)
-        weight, _ = trained_copy(impl, algorithm, torch.ones(4, 3), grads[:steps])
+        weight, _ = trained_copy(impl, algorithm, ones(4, 3), grads[:steps])
         row = weight.detach()[1]
         seen.append("".join("n" if x.isnan() else "i" if x.isinf() else "f" for x in row))
     return seen

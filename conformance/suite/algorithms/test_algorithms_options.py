@@ -21,6 +21,7 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_equal,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import as_tensor, tensor, zeros
 from keyedopt.conformance.suite.support.inputs import parameter, set_grads, train
 
 every = pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -112,7 +113,7 @@ def expect_same_state(seen: Any, wanted: Any) -> None:
     """Expect the tensors of two states to be equal."""
     expect_equal(sorted(seen), sorted(wanted), "names in the state")
     for name, value in wanted.items():
-        tensor, exact = torch.as_tensor(seen[name]), torch.as_tensor(value).double()
+        tensor, exact = as_tensor(seen[name]), as_tensor(value).double()
         if not tensor.is_floating_point():
             tensor = tensor.double()  # a count
         expect_close(tensor, exact, f"{name} of the state", ulps=16)
@@ -292,7 +293,7 @@ def test_count_goes_on(impl, algorithm, count, dtype):
     optimizer.load_state_dict(saved)
     train(optimizer, [weight], 2)
     (state,) = optimizer.state_dict()["state"].values()
-    seen = float(torch.as_tensor(state["step"]))
+    seen = float(as_tensor(state["step"]))
     expect_equal(seen, count + 2.0, "count of steps")
 
 
@@ -302,11 +303,11 @@ def test_count_goes_on(impl, algorithm, count, dtype):
 @pytest.mark.parametrize("count", [99, 999, 9999])
 def test_rates_of_late_steps(impl, algorithm, count):
     """Bias correction and lr_decay follow their formulas at any count."""
-    weight = torch.nn.Parameter(torch.zeros(1, 2))
+    weight = torch.nn.Parameter(zeros(1, 2))
     adam = algorithm in ADAMS
     options = {"betas": (0.75, 0.9999)} if adam else {"lr_decay": 1e-3}
     optimizer = make_algorithm(impl, algorithm, [weight], **options)
-    weight.grad = torch.zeros(1, 2)
+    weight.grad = zeros(1, 2)
     optimizer.step()
     saved = snapshot(optimizer.state_dict())
     if set_count(saved, count):
@@ -314,7 +315,7 @@ def test_rates_of_late_steps(impl, algorithm, count):
     else:  # it is elsewhere, in the group for one
         for _ in range(count - 1):
             optimizer.step()
-    weight.grad = torch.tensor([[2.0, -2.0]])
+    weight.grad = tensor([[2.0, -2.0]])
     optimizer.step()
     step = count + 1
     if adam:

@@ -18,6 +18,7 @@ from keyedopt.conformance.suite.support.assertions import (
     same_bits,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import ones
 from keyedopt.conformance.suite.support.inputs import parameter, set_grads, train, values
 
 every = pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -202,7 +203,7 @@ def test_other_shapes_are_refused(impl, algorithm, shape):
         optimizer = make_algorithm(impl, algorithm, [{"params": [weight]} for weight in weights])
         train(optimizer, weights, 1)
         saved = snapshot(optimizer.state_dict())
-        saved["state"][1][name] = torch.ones(tuple(shape))
+        saved["state"][1][name] = ones(tuple(shape))
         saved["param_groups"][0]["lr"] = 0.75
         start, before = values(weights), None
         rate = optimizer.param_groups[0]["lr"]

@@ -10,6 +10,7 @@ import torch
 
 from keyedopt.conformance.suite.support.algorithms import expect_same_way, make_algorithm, trained_copy
 from keyedopt.conformance.suite.support.assertions import expect
+from keyedopt.conformance.suite.support.device import tensor, zeros
 from keyedopt.conformance.suite.support.draws import Steps, measure_trajectory
 from keyedopt.conformance.suite.support.inputs import parameter
 from keyedopt.conformance.suite.support.measured import Measuring
@@ -48,7 +49,7 @@ def follow(impl: Any, algorithm: str, made: Any, dtype: str) -> dict[str, Any]:
         for rows, given in steps:
             grads = given.to(kind)
             if rows:
-                listed = torch.tensor([rows])
+                listed = tensor([rows])
                 grads = torch.sparse_coo_tensor(listed, grads, weight.shape, check_invariants=True)
             weight.grad = grads
             optimizer.step()
@@ -345,7 +346,7 @@ def test_kernels_and_layouts(impl, algorithm, kernels, which):
     need_switch(impl, algorithm, kernels)
     start, grads = parameter(8, 4), [parameter(8, 4, seed=step).detach() for step in (1, 2)]
     plain, _ = trained_copy(impl, algorithm, start, grads)
-    buffer = torch.zeros(8, 8)
+    buffer = zeros(8, 8)
     weight = torch.nn.Parameter(buffer[:, ::2] if which == "weight" else start.detach().clone())
     weight.data.copy_(start)
     optimizer = make_algorithm(impl, algorithm, [weight], **{kernels: True})

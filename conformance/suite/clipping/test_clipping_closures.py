@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support.assertions import expect, expect_close, expect_equal, outcome
+from keyedopt.conformance.suite.support.device import ones, tensor, zeros
 from keyedopt.conformance.suite.support.doubles import clipping, recording
 from keyedopt.conformance.suite.support.inputs import sgd
 
 
 def one_parameter(*values: float) -> dict[str, Any]:
     """Make one parameter with these values."""
-    return {"p": torch.nn.Parameter(torch.tensor(values))}
+    return {"p": torch.nn.Parameter(tensor(values))}
 
 
 @pytest.mark.clause("CLIP-019")
@@ -26,7 +27,7 @@ def test_gradients_of_a_closure_are_clipped(impl: Any, kind: str, wanted: list[f
 
     def closure() -> Any:
         optimizer.zero_grad()
-        loss = (params["p"] * torch.tensor([30.0, 40.0])).sum()
+        loss = (params["p"] * tensor([30.0, 40.0])).sum()
         loss.backward()
         return loss
 
@@ -46,7 +47,7 @@ def test_every_evaluation_is_clipped(impl: Any, evaluations: int) -> None:
     def closure() -> Any:
         scales.append(10.0 ** (len(scales) + 1))
         optimizer.zero_grad()
-        loss = (params["p"] * torch.tensor([3.0, 4.0])).sum() * scales[-1]
+        loss = (params["p"] * tensor([3.0, 4.0])).sum() * scales[-1]
         loss.backward()
         return loss
 
@@ -83,7 +84,7 @@ def test_lbfgs_sees_clipped_gradients(impl: Any) -> None:
 def test_closure_that_accumulates(impl: Any) -> None:
     """A gradient from before the closure is clipped once, together with what the closure adds."""
     params = one_parameter(0.0, 0.0)
-    params["p"].grad = torch.tensor([0.0, 40.0])
+    params["p"].grad = tensor([0.0, 40.0])
     optimizer, recorder = clipping(impl, params, "NORM", 1.0)
 
     def closure() -> Any:
@@ -103,7 +104,7 @@ def test_closure_under_no_grad(impl: Any) -> None:
 
     def closure() -> Any:
         optimizer.zero_grad()
-        loss = (params["p"] * torch.tensor([3.0, 4.0])).sum()
+        loss = (params["p"] * tensor([3.0, 4.0])).sum()
         loss.backward()
         return loss
 
@@ -116,11 +117,11 @@ def test_closure_under_no_grad(impl: Any) -> None:
 def test_what_step_returns(impl: Any) -> dict[str, str]:
     """Observe what step returns, with a closure and without."""
     params = one_parameter(0.0)
-    params["p"].grad = torch.ones(1)
+    params["p"].grad = ones(1)
     optimizer = impl.GradientClippingOptimizer(sgd(impl, params, lr=0.0), impl.GradientClipping.NORM, 1.0)
     return {
         "without a closure": outcome(optimizer.step),
-        "with a closure": outcome(lambda: optimizer.step(lambda: torch.tensor(7.0))),
+        "with a closure": outcome(lambda: optimizer.step(lambda: tensor(7.0))),
     }
 
 
@@ -128,7 +129,7 @@ def test_what_step_returns(impl: Any) -> dict[str, str]:
 def test_failing_closure(impl: Any) -> None:
     """A step raises an error of its closure, and updates no parameter."""
     params = one_parameter(1.0, 2.0)
-    params["p"].grad = torch.tensor([3.0, 4.0])
+    params["p"].grad = tensor([3.0, 4.0])
     optimizer = impl.GradientClippingOptimizer(sgd(impl, params, lr=1.0), impl.GradientClipping.NORM, 1.0)
 
     def closure() -> Any:
@@ -147,11 +148,11 @@ def test_failing_closure(impl: Any) -> None:
 def test_pre_hook_cannot_pass_the_bound(impl: Any, kind: str) -> None:
     """Gradients that a step pre-hook of the clipping optimizer writes are clipped."""
     params = one_parameter(0.0, 0.0)
-    params["p"].grad = torch.zeros(2)
+    params["p"].grad = zeros(2)
     optimizer, recorder = clipping(impl, params, kind, 1.0)
 
     def unscale(*_: Any) -> None:
-        params["p"].grad = torch.tensor([0.0, 40.0])
+        params["p"].grad = tensor([0.0, 40.0])
 
     optimizer.register_step_pre_hook(unscale)
     optimizer.step()
@@ -162,7 +163,7 @@ def test_pre_hook_cannot_pass_the_bound(impl: Any, kind: str) -> None:
 def test_step_hooks_fire_once(impl: Any) -> None:
     """Step hooks of the clipping optimizer run once per step, the post-hook after the update."""
     params = one_parameter(0.0, 0.0)
-    params["p"].grad = torch.tensor([3.0, 4.0])
+    params["p"].grad = tensor([3.0, 4.0])
     optimizer = impl.GradientClippingOptimizer(sgd(impl, params, lr=1.0), impl.GradientClipping.VALUE, 1.0)
     events: list[tuple[str, list[float]]] = []
     optimizer.register_step_pre_hook(lambda *_: events.append(("pre", params["p"].tolist())))

@@ -20,6 +20,7 @@ from keyedopt.conformance.suite.support.assertions import (
     snapshot,
 )
 from keyedopt.conformance.suite.support.clipping import zeros_with_grads
+from keyedopt.conformance.suite.support.device import full, ones, tensor, the_device
 from keyedopt.conformance.suite.support.doubles import clipping, recording
 from keyedopt.conformance.suite.support.inputs import adagrad, adam, parameter, parameters, sgd, train, values
 
@@ -145,7 +146,7 @@ def test_mixed_tree(impl: Any, kind: str) -> None:
         parts = [("dense", sgd(impl, params, lr=1.0)), ("table", fused(impl, table))]
         optimizer = clip(impl, impl.CombinedOptimizer(parts), kind)
         for _ in range(3):
-            params["p0"].grad = torch.tensor([30.0, 40.0])
+            params["p0"].grad = tensor([30.0, 40.0])
             optimizer.step()
     step = [0.6, 0.8] if kind == "NORM" else [1.0, 1.0]
     expect_close(params["p0"].detach(), -3 * torch.tensor(step), "dense parameter", ulps=8)
@@ -171,7 +172,7 @@ def test_empty_fused(impl: Any, kind: str, norm_type: float, beside: bool) -> No
         optimizer.zero_grad()
     expect_equal([str(item.message) for item in caught if item.category is UserWarning], [], "warnings")
     if beside:
-        wanted = torch.tensor([0.0, -40.0 if kind == "NONE" else -1.0])
+        wanted = tensor([0.0, -40.0 if kind == "NONE" else -1.0])
         expect_close(params["p0"].detach(), wanted, "dense parameter")
 
 
@@ -184,10 +185,10 @@ def test_copies_clip_their_own_gradients(impl: Any, how: str, kind: str) -> None
     optimizer = clip(impl, sgd(impl, params, lr=1.0), kind)
     other = copy.deepcopy(optimizer) if how == "deepcopy" else pickle.loads(pickle.dumps(optimizer))
     (param,) = other.params.values()
-    param.grad = torch.tensor([30.0, 40.0])
-    params["p0"].grad = torch.tensor([300.0, 400.0])
+    param.grad = tensor([30.0, 40.0])
+    params["p0"].grad = tensor([300.0, 400.0])
     other.step()
-    wanted = torch.tensor([0.6, 0.8] if kind == "NORM" else [1.0, 1.0])
+    wanted = tensor([0.6, 0.8] if kind == "NORM" else [1.0, 1.0])
     expect_close(param.detach(), -wanted, "parameter of the copy")
     expect_equal(params["p0"].tolist(), [0.0, 0.0], "parameter of the original")
     expect_equal(params["p0"].grad.tolist(), [300.0, 400.0], "gradient of the original")
@@ -265,7 +266,7 @@ def test_zero_grad_and_the_next_step(impl: Any, kind: str) -> None:
     optimizer, recorder = clipping(impl, params, kind, 1.0)
     for grad in ([30.0, 40.0], [0.3, 0.4], [300.0, 400.0]):
         optimizer.zero_grad(set_to_none=True)
-        params["p0"].grad = torch.tensor(grad)
+        params["p0"].grad = tensor(grad)
         optimizer.step()
     big = [0.6, 0.8] if kind == "NORM" else [1.0, 1.0]
     for seen, wanted in zip(recorder.received, (big, [0.3, 0.4], big), strict=True):
@@ -280,7 +281,7 @@ def test_with_a_scheduler(impl: Any) -> None:
     optimizer = clip(impl, keyed)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=1, gamma=0.5)
     for _ in range(2):
-        params["p0"].grad = torch.tensor([30.0, 40.0])
+        params["p0"].grad = tensor([30.0, 40.0])
         optimizer.step()
         scheduler.step()
     expect_equal(recorder.rates, [[1.0], [0.5]], "learning rates in use")
@@ -294,12 +295,12 @@ def test_with_a_gradient_scaler(impl: Any, bad: bool) -> None:
     """GradScaler.step unscales before clipping, and skips a step whose gradients overflowed."""
     params = zeros_with_grads([0.0, 0.0])
     optimizer = clip(impl, sgd(impl, params, lr=1.0), "NORM", 1.0, track_grad_norm=True)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    loss = (params["p0"] * torch.tensor([0.3, float("inf") if bad else 0.4])).sum()
+    scaler = torch.amp.GradScaler(the_device().type, init_scale=1024.0)
+    loss = (params["p0"] * tensor([0.3, float("inf") if bad else 0.4])).sum()
     scaler.scale(loss).backward()
     scaler.step(optimizer)
     scaler.update()
-    wanted = torch.tensor([0.0, 0.0] if bad else [-0.3, -0.4])
+    wanted = tensor([0.0, 0.0] if bad else [-0.3, -0.4])
     expect_close(params["p0"].detach(), wanted, "parameter after scaler.step")
     if not bad:
         expect_close(optimizer.last_total_grad_norm.float(), 0.5, "norm, unscaled")
@@ -309,10 +310,10 @@ def test_with_a_gradient_scaler(impl: Any, bad: bool) -> None:
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_with_autocast(impl: Any, kind: str) -> None:
     """Gradients of a model that runs in bfloat16 under autocast are clipped."""
-    params = {"w": torch.nn.Parameter(torch.ones(2, 2))}
+    params = {"w": torch.nn.Parameter(ones(2, 2))}
     optimizer, recorder = clipping(impl, params, kind, 0.5)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        loss: Any = (torch.full((3, 2), 100.0) @ params["w"]).float().square().sum()
+    with torch.autocast(the_device().type, dtype=torch.bfloat16):
+        loss: Any = (full((3, 2), 100.0) @ params["w"]).float().square().sum()
     loss.backward()
     optimizer.step()
     (seen,) = recorder.received[0]

@@ -14,6 +14,7 @@ import torch
 
 from keyedopt.conformance.suite.support.assertions import expect, expect_close, expect_equal, outcome, p_norm
 from keyedopt.conformance.suite.support.clipping import local, spread, world
+from keyedopt.conformance.suite.support.device import tensor, zeros
 from keyedopt.conformance.suite.support.doubles import clipping, single_rank
 
 
@@ -21,8 +22,8 @@ def given_grads(**grads: list[float] | None) -> dict[str, Any]:
     """Make parameters of two zeros with these gradients; None for none."""
     params: dict[str, Any] = {}
     for key, grad in grads.items():
-        params[key] = torch.nn.Parameter(torch.zeros(2 if grad is None else len(grad)))
-        params[key].grad = None if grad is None else torch.tensor(grad)
+        params[key] = torch.nn.Parameter(zeros(2 if grad is None else len(grad)))
+        params[key].grad = None if grad is None else tensor(grad)
     return params
 
 
@@ -33,11 +34,11 @@ def given_grads(**grads: list[float] | None) -> dict[str, Any]:
 def test_dtensor(impl: Any, kind: str, placement: str, beside: bool) -> None:
     """The gradient of a DTensor parameter is clipped, also beside a plain one, or the step raises."""
     with single_rank():
-        params = {"d": torch.nn.Parameter(spread(torch.zeros(2), placement))}
-        params["d"].grad = spread(torch.tensor([30.0, -40.0]), placement)
+        params = {"d": torch.nn.Parameter(spread(zeros(2), placement))}
+        params["d"].grad = spread(tensor([30.0, -40.0]), placement)
         if beside:
-            params["p"] = torch.nn.Parameter(torch.zeros(1))
-            params["p"].grad = torch.tensor([120.0])
+            params["p"] = torch.nn.Parameter(zeros(1))
+            params["p"].grad = tensor([120.0])
         optimizer, recorder = clipping(impl, params, kind, 1.0)
         try:
             optimizer.step()
@@ -59,14 +60,14 @@ def test_dtensor(impl: Any, kind: str, placement: str, beside: bool) -> None:
 def test_norm_of_a_dtensor(impl: Any, kind: str, placement: str) -> None:
     """The tracked norm includes the gradients of DTensor parameters."""
     with single_rank():
-        params = {"d": torch.nn.Parameter(spread(torch.zeros(2), placement))}
-        params["d"].grad = spread(torch.tensor([30.0, 40.0]), placement)
+        params = {"d": torch.nn.Parameter(spread(zeros(2), placement))}
+        params["d"].grad = spread(tensor([30.0, 40.0]), placement)
         optimizer, _ = clipping(impl, params, kind, 1.0, track_grad_norm=True)
         optimizer.step()
         norm = optimizer.last_total_grad_norm
         expect(norm is not None, "a norm of 50", norm)
         expect_close(local(norm), 50.0, "norm")
-        params["d"].grad = spread(torch.tensor([6.0, 8.0]), placement)
+        params["d"].grad = spread(tensor([6.0, 8.0]), placement)
         computed, _ = optimizer.compute_total_grad_norm()
         expect_close(local(computed), 10.0, "norm that is computed")
 
@@ -80,10 +81,10 @@ def test_sharded_tensor_passes(impl: Any, kind: str) -> None:
 
     with single_rank(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        shard = Shard.from_tensor_and_offsets(torch.zeros(2, 2), [0, 0], 0)
+        shard = Shard.from_tensor_and_offsets(zeros(2, 2), [0, 0], 0)
         table = init_from_local_shards([shard], 2, 2)
-        dense: Any = torch.nn.Parameter(torch.zeros(2))
-        dense.grad = torch.tensor([0.0, 40.0])
+        dense: Any = torch.nn.Parameter(zeros(2))
+        dense.grad = tensor([0.0, 40.0])
         received: list[torch.Tensor] = []
 
         class Listed(impl.KeyedOptimizer):  # type: ignore[misc]
@@ -123,7 +124,7 @@ def test_global_norm(impl: Any, norm_type: float, sharded: list[str], way: str) 
             expect_close(optimizer.clip_grad_norm_(), norm, "norm", ulps=8)
             clipped = [param.grad for param in params.values()]
         for seen, grad in zip(clipped, ([3.0, -4.0], [12.0, 0.0]), strict=True):
-            wanted = torch.tensor(grad) / (norm + 1e-6)
+            wanted = tensor(grad) / (norm + 1e-6)
             expect_close(seen, wanted, "gradient", ulps=8)
 
 
@@ -152,8 +153,8 @@ def test_rank_without_gradients(impl: Any, norm_type: float, missing: str, empty
         params = given_grads(a=[30.0, 40.0], b=[30.0, 40.0])
         for key, kind in (("a", "sharded"), ("b", "replicated")):
             if missing in (kind, "both"):
-                params[key] = torch.nn.Parameter(torch.zeros(0 if empty else 2))
-                params[key].grad = torch.zeros(0) if empty else None
+                params[key] = torch.nn.Parameter(zeros(0 if empty else 2))
+                params[key].grad = zeros(0) if empty else None
         optimizer, recorder = clipping(
             impl,
             params,
@@ -167,7 +168,7 @@ def test_rank_without_gradients(impl: Any, norm_type: float, missing: str, empty
         norm = p_norm([30.0, 40.0], norm_type)
         for key, seen in zip(params, recorder.received[0], strict=True):
             if params[key].numel() and params[key].grad is not None:
-                wanted = torch.tensor([30.0 / norm, 40.0 / norm])
+                wanted = tensor([30.0 / norm, 40.0 / norm])
                 expect_close(seen, wanted, f"received gradient of {key!r}")
 
 
@@ -198,7 +199,7 @@ def test_local_without_groups(impl: Any, enabled: bool) -> None:
     params = given_grads(a=[3.0, 4.0], b=[12.0, 0.0])
     optimizer, recorder = clipping(impl, params, "NORM", 1.0, enable_global_grad_clip=enabled)
     optimizer.step()
-    wanted = torch.tensor([3.0, 4.0]) / 13.0
+    wanted = tensor([3.0, 4.0]) / 13.0
     expect_close(recorder.received[0][0], wanted, "received gradient", ulps=8)
 
 
@@ -209,8 +210,8 @@ def test_local_without_groups(impl: Any, enabled: bool) -> None:
 def test_global_norm_in_half_precision(impl: Any, scale: float, bound: float) -> None:
     """Over process groups float16 gradients are scaled correctly, also if squares overflow."""
     with single_rank():
-        param = torch.nn.Parameter(torch.zeros(2, dtype=torch.float16))
-        param.grad = torch.tensor([3.0 * scale, 4.0 * scale], dtype=torch.float16)
+        param = torch.nn.Parameter(zeros(2, dtype=torch.float16))
+        param.grad = tensor([3.0 * scale, 4.0 * scale], dtype=torch.float16)
         grad = param.grad.tolist()
         optimizer, recorder = clipping(
             impl,
@@ -243,7 +244,7 @@ def test_copy_with_process_groups(impl: Any) -> str:
         def copy_and_step() -> list[float]:
             other = copy.deepcopy(optimizer)
             (param,) = other.params.values()
-            param.grad = torch.tensor([30.0, 40.0])
+            param.grad = tensor([30.0, 40.0])
             other.step()
             return [round(element, 4) for element in param.grad.tolist()]
 

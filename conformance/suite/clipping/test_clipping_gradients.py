@@ -14,13 +14,14 @@ from keyedopt.conformance.suite.support.assertions import (
     p_norm,
 )
 from keyedopt.conformance.suite.support.clipping import zeros_with_grads
+from keyedopt.conformance.suite.support.device import full, tensor, zeros
 from keyedopt.conformance.suite.support.doubles import clipping
 from keyedopt.conformance.suite.support.inputs import sgd
 
 
-def zeros(*shapes: Any) -> dict[str, Any]:
+def zero_params(*shapes: Any) -> dict[str, Any]:
     """Make parameters of these shapes, filled with zeros."""
-    return {f"p{index}": torch.nn.Parameter(torch.zeros(shape)) for index, shape in enumerate(shapes)}
+    return {f"p{index}": torch.nn.Parameter(zeros(shape)) for index, shape in enumerate(shapes)}
 
 
 def try_step(optimizer: Any, recorder: Any) -> bool:
@@ -38,17 +39,17 @@ def try_step(optimizer: Any, recorder: Any) -> bool:
 @pytest.mark.parametrize("coalesced", [True, False])
 def test_sparse_gradients(impl: Any, kind: str, coalesced: bool) -> None:
     """A sparse gradient is clipped by the sum per row, or the step raises; it is never left unclipped."""
-    params = zeros((4, 2), 2)
-    rows = torch.tensor([[3.0, 0.0], [3.0, 0.0], [0.0, 8.0]])
-    grad = torch.sparse_coo_tensor(torch.tensor([[1, 1, 2]]), rows, (4, 2), check_invariants=False)
+    params = zero_params((4, 2), 2)
+    rows = tensor([[3.0, 0.0], [3.0, 0.0], [0.0, 8.0]])
+    grad = torch.sparse_coo_tensor(tensor([[1, 1, 2]]), rows, (4, 2), check_invariants=False)
     params["p0"].grad = grad.coalesce() if coalesced else grad
-    params["p1"].grad = torch.tensor([24.0, 0.0])
+    params["p1"].grad = tensor([24.0, 0.0])
     optimizer, recorder = clipping(impl, params, kind, 2.0)
     if not try_step(optimizer, recorder):
         return
     factor = 2.0 / (26.0 + 1e-6)
     big, small = (6.0 * factor, 8.0 * factor) if kind == "NORM" else (2.0, 2.0)
-    dense = torch.zeros(4, 2)
+    dense = zeros(4, 2)
     dense[1, 0], dense[2, 1] = big, small
     seen, other = recorder.received[0]
     expect_close(seen.to_dense(), dense, "sparse received gradient")
@@ -61,12 +62,12 @@ def test_sparse_gradients(impl: Any, kind: str, coalesced: bool) -> None:
 def test_strides(impl: Any, kind: str, layout: str) -> None:
     """A gradient that is not contiguous is clipped like any other, or the step raises."""
     grads = {
-        "transposed": torch.tensor([[3.0, 0.0], [4.0, 0.0]]).t(),
-        "strided": torch.tensor([3.0, 99.0, 4.0, 99.0, 0.0, 99.0])[::2],
-        "expanded": torch.tensor([2.5]).expand(4),
+        "transposed": tensor([[3.0, 0.0], [4.0, 0.0]]).t(),
+        "strided": tensor([3.0, 99.0, 4.0, 99.0, 0.0, 99.0])[::2],
+        "expanded": tensor([2.5]).expand(4),
     }
     grad = grads[layout]
-    params = zeros(grad.shape)
+    params = zero_params(grad.shape)
     params["p0"].grad = grad
     before = grad.clone()
     optimizer, recorder = clipping(impl, params, kind, 1.0)
@@ -82,8 +83,8 @@ def test_strides(impl: Any, kind: str, layout: str) -> None:
 @pytest.mark.parametrize("where", ["first", "last"])
 def test_missing_gradients(impl: Any, kind: str, norm_type: float, where: str) -> None:
     """A parameter without a gradient still has none, and the others are clipped."""
-    params = zeros(2, 2) if where == "last" else dict(reversed(zeros(2, 2).items()))
-    params["p0"].grad = torch.tensor([30.0, 40.0])
+    params = zero_params(2, 2) if where == "last" else dict(reversed(zero_params(2, 2).items()))
+    params["p0"].grad = tensor([30.0, 40.0])
     optimizer, recorder = clipping(impl, params, kind, 1.0, norm_type=norm_type)
     optimizer.step()
     received = dict(zip(params, recorder.received[0], strict=True))
@@ -102,12 +103,12 @@ def test_missing_gradients(impl: Any, kind: str, norm_type: float, where: str) -
 @pytest.mark.parametrize("track", [False, True])
 def test_empty_gradients(impl: Any, kind: str, norm_type: float, track: bool) -> None:
     """A gradient without elements raises no error, for any norm."""
-    params = zeros(0, 2)
-    params["p0"].grad = torch.zeros(0)
-    params["p1"].grad = torch.tensor([0.0, 40.0])
+    params = zero_params(0, 2)
+    params["p0"].grad = zeros(0)
+    params["p1"].grad = tensor([0.0, 40.0])
     optimizer, recorder = clipping(impl, params, kind, 1.0, norm_type=norm_type, track_grad_norm=track)
     optimizer.step()
-    wanted = torch.tensor([0.0, 40.0 if kind == "NONE" else 1.0])
+    wanted = tensor([0.0, 40.0 if kind == "NONE" else 1.0])
     expect_close(recorder.received[0][1], wanted, "received gradient")
 
 
@@ -117,7 +118,7 @@ def test_empty_gradients(impl: Any, kind: str, norm_type: float, track: bool) ->
 @pytest.mark.parametrize("track", [False, True])
 def test_no_gradient_at_all(impl: Any, kind: str, norm_type: float, track: bool) -> None:
     """A step without any gradient succeeds, as it does without clipping."""
-    params = zeros(2, 2)
+    params = zero_params(2, 2)
     optimizer, recorder = clipping(impl, params, kind, 1.0, norm_type=norm_type, track_grad_norm=track)
     optimizer.step()
     expect_equal(recorder.received, [[None, None]], "received gradients")
@@ -127,16 +128,16 @@ def test_no_gradient_at_all(impl: Any, kind: str, norm_type: float, track: bool)
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_frozen_parameters(impl: Any, kind: str) -> None:
     """A frozen parameter does not affect the others; a gradient that it still has is clipped."""
-    params = zeros(2, 2, 2)
+    params = zero_params(2, 2, 2)
     params["p0"].requires_grad_(False)
-    params["p1"].grad = torch.tensor([0.0, 40.0])
+    params["p1"].grad = tensor([0.0, 40.0])
     optimizer, recorder = clipping(impl, params, kind, 1.0)
     optimizer.step()
     expect_close(recorder.received[0][1], torch.tensor([0.0, 1.0]), "received gradient")
-    params["p1"].grad, params["p2"].grad = torch.tensor([0.0, 4.0]), torch.tensor([3.0, 0.0])
+    params["p1"].grad, params["p2"].grad = tensor([0.0, 4.0]), tensor([3.0, 0.0])
     params["p2"].requires_grad_(False)
     optimizer.step()
-    wanted = torch.tensor([0.0, 0.8, 0.6, 0.0] if kind == "NORM" else [0.0, 1.0, 1.0, 0.0])
+    wanted = tensor([0.0, 0.8, 0.6, 0.0] if kind == "NORM" else [0.0, 1.0, 1.0, 0.0])
     expect_close(torch.cat(recorder.received[1][1:]), wanted, "later received gradients", ulps=16)
 
 
@@ -145,8 +146,8 @@ def test_frozen_parameters(impl: Any, kind: str) -> None:
 @pytest.mark.parametrize("norm_type", [2.0, math.inf], ids=["2", "inf"])
 def test_nan_is_not_turned_into_a_number(impl: Any, kind: str, norm_type: float) -> None:
     """A NaN gradient reaches the wrapped optimizer as NaN, or the step raises."""
-    params = zeros(3)
-    params["p0"].grad = torch.tensor([1.0, math.nan, 2.0])
+    params = zero_params(3)
+    params["p0"].grad = tensor([1.0, math.nan, 2.0])
     optimizer, recorder = clipping(impl, params, kind, 1.0, norm_type=norm_type)
     if try_step(optimizer, recorder):
         seen = recorder.received[0][0]
@@ -158,9 +159,9 @@ def test_nan_is_not_turned_into_a_number(impl: Any, kind: str, norm_type: float)
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_what_nonfinite_gradients_become(impl: Any, kind: str, bad: str) -> Any:
     """Observe how one non-finite element affects itself, its neighbours and other gradients."""
-    params = zeros(2, 2)
-    params["p0"].grad = torch.tensor([float(bad), 1.0])
-    params["p1"].grad = torch.tensor([3.0, 4.0])
+    params = zero_params(2, 2)
+    params["p0"].grad = tensor([float(bad), 1.0])
+    params["p1"].grad = tensor([3.0, 4.0])
     optimizer, recorder = clipping(impl, params, kind, 1.0)
     if not try_step(optimizer, recorder):
         return "refused"
@@ -171,8 +172,8 @@ def test_what_nonfinite_gradients_become(impl: Any, kind: str, bad: str) -> Any:
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_in_place(impl: Any, kind: str) -> dict[str, bool]:
     """Observe whether .grad contains the clipped gradient after the step."""
-    params = zeros(2)
-    grad = params["p0"].grad = torch.tensor([30.0, 40.0])
+    params = zero_params(2)
+    grad = params["p0"].grad = tensor([30.0, 40.0])
     clipping(impl, params, kind, 1.0)[0].step()
     return {
         "grad is clipped": bool((params["p0"].grad.abs() <= 1).all()),
@@ -196,10 +197,10 @@ def test_meta_parameters_pass(impl: Any, kind: str) -> None:
 def test_meta_parameters_do_not_switch_clipping_off(impl: Any, kind: str) -> None:
     """A parameter on the meta device does not disable clipping of the others."""
     params = {
-        "real": torch.nn.Parameter(torch.zeros(2)),
+        "real": torch.nn.Parameter(zeros(2)),
         "meta": torch.nn.Parameter(torch.zeros(2, device="meta")),
     }
-    params["real"].grad = torch.tensor([0.0, 40.0])
+    params["real"].grad = tensor([0.0, 40.0])
     optimizer, recorder = clipping(impl, params, kind, 1.0)
     optimizer.step()
     expect_close(recorder.received[0][0], torch.tensor([0.0, 1.0]), "received gradient")
@@ -209,8 +210,8 @@ def test_meta_parameters_do_not_switch_clipping_off(impl: Any, kind: str) -> Non
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_a_parameter_in_two_groups_counts_once(impl: Any, kind: str) -> None:
     """A parameter that is listed in two groups is counted and scaled once."""
-    (param,) = zeros(2).values()
-    param.grad = torch.tensor([30.0, 40.0])
+    (param,) = zero_params(2).values()
+    param.grad = tensor([30.0, 40.0])
     received: list[torch.Tensor] = []
 
     class Listed(impl.KeyedOptimizer):  # type: ignore[misc]
@@ -225,7 +226,7 @@ def test_a_parameter_in_two_groups_counts_once(impl: Any, kind: str) -> None:
         inner, getattr(impl.GradientClipping, kind), 1.0, track_grad_norm=True
     )
     optimizer.step()
-    wanted = torch.tensor([0.6, 0.8] if kind == "NORM" else [1.0, 1.0])
+    wanted = tensor([0.6, 0.8] if kind == "NORM" else [1.0, 1.0])
     expect_close(received[0], wanted, "received gradient")
     expect_close(optimizer.last_total_grad_norm, 50.0, "norm")
 
@@ -234,7 +235,7 @@ def test_a_parameter_in_two_groups_counts_once(impl: Any, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_groups_that_come_later_are_clipped(impl: Any, kind: str) -> None:
     """Parameters that are added to the wrapped optimizer after wrapping are clipped."""
-    params = zeros(1, 1)
+    params = zero_params(1, 1)
     raw: list[torch.optim.SGD] = []
 
     def factory(listed: Any) -> torch.optim.SGD:
@@ -243,11 +244,11 @@ def test_groups_that_come_later_are_clipped(impl: Any, kind: str) -> None:
 
     keyed = impl.KeyedOptimizerWrapper({"p0": params["p0"]}, factory)
     optimizer = impl.GradientClippingOptimizer(keyed, getattr(impl.GradientClipping, kind), 1.0)
-    params["p0"].grad = torch.tensor([0.0])
+    params["p0"].grad = tensor([0.0])
     optimizer.step()
     raw[0].add_param_group({"params": [params["p1"]]})  # as when a frozen layer is unfrozen
-    params["p0"].grad = torch.tensor([3.0])
-    params["p1"].grad = torch.tensor([4.0])
+    params["p0"].grad = tensor([3.0])
+    params["p1"].grad = tensor([4.0])
     optimizer.step()
     moved = [-float(param.detach()) for param in params.values()]
     wanted = [0.6, 0.8] if kind == "NORM" else [1.0, 1.0]
@@ -258,7 +259,7 @@ def test_groups_that_come_later_are_clipped(impl: Any, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_add_param_group(impl: Any, kind: str) -> None:
     """A group that is added to the clipping optimizer is clipped, or adding it raises an error."""
-    params = zeros(1, 1)
+    params = zero_params(1, 1)
     optimizer = impl.GradientClippingOptimizer(
         sgd(impl, {"p0": params["p0"]}, lr=1.0), getattr(impl.GradientClipping, kind), 1.0
     )
@@ -267,7 +268,7 @@ def test_add_param_group(impl: Any, kind: str) -> None:
     except (ValueError, TypeError, NotImplementedError):
         expect_equal(len(optimizer.param_groups), 1, "groups after an error")
         return
-    params["p1"].grad = torch.tensor([4.0])
+    params["p1"].grad = tensor([4.0])
     optimizer.step()
     expect_close(params["p1"].detach(), torch.tensor([-1.0]), "the new parameter after a step")
 
@@ -275,8 +276,8 @@ def test_add_param_group(impl: Any, kind: str) -> None:
 @pytest.mark.clause("CLIP-041")
 def test_step_leaves_parameters_and_state_to_the_wrapped_optimizer(impl: Any) -> None:
     """Clipping modifies only gradients."""
-    params = zeros(2)
-    params["p0"].grad = torch.tensor([30.0, 40.0])
+    params = zero_params(2)
+    params["p0"].grad = tensor([30.0, 40.0])
     before = params["p0"].detach().clone()
     optimizer, _ = clipping(impl, params, "NORM", 1.0)
     optimizer.step()
@@ -289,8 +290,8 @@ def test_step_leaves_parameters_and_state_to_the_wrapped_optimizer(impl: Any) ->
 @pytest.mark.parametrize("at", ["first", "last"])
 def test_a_single_number(impl: Any, kind: str, at: str) -> None:
     """A parameter without dimensions, for example a temperature, is clipped like any other."""
-    scalar: Any = torch.nn.Parameter(torch.tensor(0.0))
-    scalar.grad = torch.tensor(-30.0)
+    scalar: Any = torch.nn.Parameter(tensor(0.0))
+    scalar.grad = tensor(-30.0)
     others = zeros_with_grads([40.0, 0.0])
     params = {"t": scalar, **others} if at == "first" else {**others, "t": scalar}
     optimizer, recorder = clipping(impl, params, kind, 1.0)
@@ -309,5 +310,5 @@ def test_many_parameters(impl: Any, kind: str) -> None:
     optimizer, recorder = clipping(impl, params, kind, 1.0)
     optimizer.step()
     seen = torch.cat(recorder.received[0])
-    wanted = torch.full((1600,), 3.0 / (120.0 + 1e-6) if kind == "NORM" else 1.0)
+    wanted = full((1600,), 3.0 / (120.0 + 1e-6) if kind == "NORM" else 1.0)
     expect_close(seen, wanted, "received gradients", ulps=8)

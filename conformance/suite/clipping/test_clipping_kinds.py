@@ -17,6 +17,7 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_raises,
     p_norm,
 )
+from keyedopt.conformance.suite.support.device import tensor, zeros
 from keyedopt.conformance.suite.support.doubles import clipping
 from keyedopt.conformance.suite.support.inputs import parameters, set_grads, sgd, values
 
@@ -25,11 +26,10 @@ def make(impl: Any, grads: list[list[float]], *args: Any, **options: Any) -> tup
     """Make a clipping optimizer around a recorder, for parameters with these gradients."""
     dtype = options.pop("dtype", torch.float32)
     params = {
-        f"p{index}": torch.nn.Parameter(torch.zeros(len(grad), dtype=dtype))
-        for index, grad in enumerate(grads)
+        f"p{index}": torch.nn.Parameter(zeros(len(grad), dtype=dtype)) for index, grad in enumerate(grads)
     }
     for param, grad in zip(params.values(), grads, strict=True):
-        param.grad = torch.tensor(grad, dtype=dtype)
+        param.grad = tensor(grad, dtype=dtype)
     optimizer, recorder = clipping(impl, params, *args, **options)
     return optimizer, recorder, list(params.values())
 
@@ -71,8 +71,8 @@ def test_none_clips_nothing(impl: Any, explicit: bool) -> None:
 @pytest.mark.clause("CLIP-004")
 def test_default_bound(impl: Any) -> None:
     """The default of max_gradient is 0.1."""
-    params = {"p": torch.nn.Parameter(torch.zeros(2))}
-    params["p"].grad = torch.tensor([3.0, -4.0])
+    params = {"p": torch.nn.Parameter(zeros(2))}
+    params["p"].grad = tensor([3.0, -4.0])
     impl.GradientClippingOptimizer(sgd(impl, params, lr=1.0), impl.GradientClipping.VALUE).step()
     expect_close(params["p"].detach(), torch.tensor([-0.1, 0.1]), "parameter after the step")
 
@@ -156,8 +156,8 @@ def test_senseless_bounds_are_refused(impl: Any, kind: str, bound: float) -> Non
 @pytest.mark.parametrize("kind", ["norm", "VALUE", "l2", 2], ids=lambda value: str(value))
 def test_clipping_that_is_no_member(impl: Any, kind: Any) -> None:
     """An argument that is not a GradientClipping is understood or raises an error."""
-    params = {"p": torch.nn.Parameter(torch.zeros(2))}
-    params["p"].grad = torch.tensor([30.0, -40.0])
+    params = {"p": torch.nn.Parameter(zeros(2))}
+    params["p"].grad = tensor([30.0, -40.0])
     try:
         impl.GradientClippingOptimizer(sgd(impl, params, lr=1.0), kind, 1.0).step()
     except (ValueError, TypeError):
@@ -239,8 +239,8 @@ def test_dtypes_are_clipped_together(impl: Any) -> None:
     """Gradients of several dtypes have a joint norm."""
     params: dict[str, Any] = {}
     for name in ("float16", "float32", "float64"):
-        params[name] = torch.nn.Parameter(torch.zeros(2, dtype=getattr(torch, name)))
-        params[name].grad = torch.tensor([3.0, 4.0], dtype=params[name].dtype)
+        params[name] = torch.nn.Parameter(zeros(2, dtype=getattr(torch, name)))
+        params[name].grad = tensor([3.0, 4.0], dtype=params[name].dtype)
     optimizer, recorder = clipping(impl, params, "NORM", 1.0)
     optimizer.step()
     factor = 1.0 / (p_norm([3.0, 4.0] * 3) + 1e-6)
@@ -257,8 +257,8 @@ def test_dtypes_are_clipped_together(impl: Any) -> None:
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_complex_gradients(impl: Any, kind: str) -> None:
     """Complex gradients are clipped by magnitude, or the step raises."""
-    params = {"p": torch.nn.Parameter(torch.zeros(2, dtype=torch.complex64))}
-    params["p"].grad = torch.tensor([3 + 4j, 12j])
+    params = {"p": torch.nn.Parameter(zeros(2, dtype=torch.complex64))}
+    params["p"].grad = tensor([3 + 4j, 12j])
     optimizer, recorder = clipping(impl, params, kind, 1.0)
     try:
         optimizer.step()
@@ -269,5 +269,5 @@ def test_complex_gradients(impl: Any, kind: str) -> None:
     if kind == "VALUE":
         expect(bool((seen.abs() <= 1 + 1e-6).all()), "magnitudes at most 1", seen.tolist())
         return
-    wanted = torch.tensor([(3 + 4j), 12j], dtype=torch.complex128) / (13 + 1e-6)
+    wanted = tensor([(3 + 4j), 12j], dtype=torch.complex128) / (13 + 1e-6)
     expect_close(torch.view_as_real(seen), torch.view_as_real(wanted), "received gradient")

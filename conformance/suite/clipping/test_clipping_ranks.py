@@ -11,6 +11,7 @@ import torch
 
 from keyedopt.conformance.suite.support.assertions import expect, expect_close, expect_equal, p_norm
 from keyedopt.conformance.suite.support.clipping import local, spread, world, zeros_with_grads
+from keyedopt.conformance.suite.support.device import tensor, zeros
 from keyedopt.conformance.suite.support.doubles import clipping
 from keyedopt.conformance.suite.support.mirror import mirrored_ranks
 
@@ -60,7 +61,7 @@ def test_groups_of_other_ranks(impl: Any) -> None:
         optimizer.step()
         norm = math.sqrt(2 * 1.0 + 4 * 4.0 + 16.0 + 64.0)
         seen = torch.cat(recorder.received[0])
-        wanted = torch.tensor([1.0, 2.0, 4.0, 8.0]) / (norm + 1e-6)
+        wanted = tensor([1.0, 2.0, 4.0, 8.0]) / (norm + 1e-6)
         expect_close(seen, wanted, "received gradients", ulps=8)
 
 
@@ -104,10 +105,10 @@ def test_dtensor_over_ranks(impl: Any, norm_type: float, placement: str) -> None
     """A sharded DTensor counts with the shards of all ranks, a replicated one once; or the step raises."""
     with mirrored_ranks(2 ** len(placement.split())):
         params: dict[str, Any] = {
-            "d": torch.nn.Parameter(spread(torch.zeros(2), placement, 2)),
+            "d": torch.nn.Parameter(spread(zeros(2), placement, 2)),
             **zeros_with_grads(THERE),
         }
-        params["d"].grad = spread(torch.tensor(HERE), placement, 2)
+        params["d"].grad = spread(tensor(HERE), placement, 2)
         optimizer, recorder = clipping(impl, params, "NORM", 1.0, norm_type=norm_type, track_grad_norm=True)
         try:
             optimizer.step()
@@ -118,5 +119,5 @@ def test_dtensor_over_ranks(impl: Any, norm_type: float, placement: str) -> None
         expect(optimizer.last_total_grad_norm is not None, "a norm", None)
         expect_close(local(optimizer.last_total_grad_norm).float(), norm, "norm", ulps=8)
         for seen, grad in zip(recorder.received[0], (HERE, THERE), strict=True):
-            wanted = torch.tensor(grad) / (norm + 1e-6)
+            wanted = tensor(grad) / (norm + 1e-6)
             expect_close(local(seen), wanted, "received gradient", ulps=8)

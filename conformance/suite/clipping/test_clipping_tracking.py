@@ -14,6 +14,7 @@ from keyedopt.conformance.suite.support.assertions import (
     p_norm,
 )
 from keyedopt.conformance.suite.support.clipping import zeros_with_grads
+from keyedopt.conformance.suite.support.device import as_tensor, full, ones, tensor, zeros
 from keyedopt.conformance.suite.support.doubles import clipping
 from keyedopt.conformance.suite.support.inputs import parameters, set_grads
 
@@ -38,7 +39,7 @@ def test_norm_of_the_last_step(impl: Any, kind: str, norm_type: float) -> None:
     wanted = p_norm([3.0, -4.0, 12.0], norm_type)
     expect_close(optimizer.last_total_grad_norm, wanted, "norm of the first step")
     for param, grad in zip(params.values(), ([0.0, 0.5], [0.25]), strict=True):
-        param.grad = torch.tensor(grad)
+        param.grad = tensor(grad)
     optimizer.step()
     wanted = p_norm([0.5, 0.25], norm_type)
     expect_close(optimizer.last_total_grad_norm, wanted, "norm of the second step")
@@ -68,8 +69,8 @@ def test_norm_of_nothing(impl: Any, kind: str, norm_type: float, empty: bool) ->
     params = zeros_with_grads([1.0])
     params["p0"].grad = None
     if empty:
-        params["p1"] = torch.nn.Parameter(torch.zeros(0))
-        params["p1"].grad = torch.zeros(0)
+        params["p1"] = torch.nn.Parameter(zeros(0))
+        params["p1"].grad = zeros(0)
     optimizer, _ = clipping(impl, params, kind, 1.0, norm_type=norm_type, track_grad_norm=True)
     optimizer.step()
     norm = optimizer.last_total_grad_norm
@@ -80,7 +81,7 @@ def test_norm_of_nothing(impl: Any, kind: str, norm_type: float, empty: bool) ->
 @pytest.mark.parametrize("kind", ["NORM", "VALUE", "NONE"])
 def test_norm_holds_no_graph(impl: Any, kind: str) -> None:
     """The norm holds neither an autograd graph nor a gradient."""
-    param: Any = torch.nn.Parameter(torch.tensor([3.0]))
+    param: Any = torch.nn.Parameter(tensor([3.0]))
     optimizer, _ = clipping(impl, {"p": param}, kind, 1.0, track_grad_norm=True)
     (param**3).sum().backward(create_graph=True)
     optimizer.step()
@@ -117,7 +118,7 @@ def test_norm_of_a_closure(impl: Any, kind: str) -> None:
 
     def closure() -> Any:
         optimizer.zero_grad()
-        loss = (params["p0"] * torch.tensor([3.0, 4.0])).sum()
+        loss = (params["p0"] * tensor([3.0, 4.0])).sum()
         loss.backward()
         return loss
 
@@ -130,8 +131,8 @@ def test_norm_of_a_closure(impl: Any, kind: str) -> None:
 @pytest.mark.parametrize("scale", [1.0, 1e4])
 def test_norm_in_half_precision(impl: Any, scale: float) -> None:
     """The norm of float16 gradients is correct, also if float16 cannot represent it."""
-    param = torch.nn.Parameter(torch.zeros(4, dtype=torch.float16))
-    param.grad = torch.tensor([6.0, 6.0, 6.0, 6.0], dtype=torch.float16) * scale
+    param = torch.nn.Parameter(zeros(4, dtype=torch.float16))
+    param.grad = tensor([6.0, 6.0, 6.0, 6.0], dtype=torch.float16) * scale
     optimizer, _ = clipping(impl, {"p": param}, "NONE", 1.0, track_grad_norm=True)
     optimizer.step()
     norm = float(optimizer.last_total_grad_norm)
@@ -145,8 +146,8 @@ def test_what_the_norm_is_made_of(impl: Any, kind: str, track: bool) -> dict[str
     """Observe which kinds record a norm without track_grad_norm, and its dtype."""
     seen = {}
     for dtype in (torch.float16, torch.float32, torch.float64):
-        param = torch.nn.Parameter(torch.zeros(2, dtype=dtype))
-        param.grad = torch.ones(2, dtype=dtype)
+        param = torch.nn.Parameter(zeros(2, dtype=dtype))
+        param.grad = ones(2, dtype=dtype)
         optimizer, _ = clipping(impl, {"p": param}, kind, 1.0, track_grad_norm=track)
         optimizer.step()
         norm = optimizer.last_total_grad_norm
@@ -159,7 +160,7 @@ def test_what_the_norm_is_made_of(impl: Any, kind: str, track: bool) -> dict[str
 def test_compute_total_grad_norm(impl: Any, norm_type: float) -> None:
     """compute_total_grad_norm returns the norm and the flat list of gradients, and does not clip."""
     params = zeros_with_grads([3.0, -4.0], [12.0])
-    params["p2"] = torch.nn.Parameter(torch.zeros(2))
+    params["p2"] = torch.nn.Parameter(zeros(2))
     before = [params["p0"].grad.clone(), params["p1"].grad.clone()]
     optimizer, _ = clipping(impl, params, "NORM", 1.0, norm_type=norm_type)
     norm, grads = optimizer.compute_total_grad_norm()
@@ -180,7 +181,7 @@ def test_clip_grad_norm(impl: Any, norm_type: float, kind: str) -> None:
     norm = p_norm([3.0, -4.0, 12.0], norm_type)
     expect_close(optimizer.clip_grad_norm_(), norm, "what it returns")
     for param, old in zip(params.values(), ([3.0, -4.0], [12.0]), strict=True):
-        wanted = torch.tensor([element / (norm + 1e-6) for element in old])
+        wanted = tensor([element / (norm + 1e-6) for element in old])
         expect_close(param.grad, wanted, "gradient")
     expect_equal(recorder.received, [], "steps taken")
 
@@ -196,18 +197,18 @@ def test_methods_on_special_gradients(impl: Any, method: str, case: str) -> None
     if case == "none":
         params["p0"].grad, wanted = None, 0.0
     elif case == "empty":
-        params["p0"] = torch.nn.Parameter(torch.zeros(0))
-        params["p0"].grad, wanted = torch.zeros(0), 0.0
+        params["p0"] = torch.nn.Parameter(zeros(0))
+        params["p0"].grad, wanted = zeros(0), 0.0
     elif case == "shared":
         groups = 2
     elif case == "sparse":
-        params["p0"] = torch.nn.Parameter(torch.zeros(4))
-        index = torch.tensor([[1, 1, 2]])
-        values = torch.tensor([15.0, 15.0, 40.0])
+        params["p0"] = torch.nn.Parameter(zeros(4))
+        index = tensor([[1, 1, 2]])
+        values = tensor([15.0, 15.0, 40.0])
         params["p0"].grad = torch.sparse_coo_tensor(index, values, (4,), check_invariants=False)
     elif case == "float16":
-        params["p0"] = torch.nn.Parameter(torch.zeros(4, dtype=torch.float16))
-        params["p0"].grad = torch.full((4,), 6e4, dtype=torch.float16)
+        params["p0"] = torch.nn.Parameter(zeros(4, dtype=torch.float16))
+        params["p0"].grad = full((4,), 6e4, dtype=torch.float16)
         wanted = 2 * float(params["p0"].grad[0])
     elif case == "nan":
         params["p0"].grad[1], wanted = math.nan, math.nan
@@ -244,9 +245,9 @@ def test_norms_that_are_kept(impl: Any, kind: str) -> None:
     other, _ = clipping(impl, zeros_with_grads([1.0, 0.0]), kind, 1.0, track_grad_norm=True)
     kept = []
     for scale in (1.0, 10.0, 100.0):
-        params["p0"].grad = torch.tensor([3.0 * scale, 4.0 * scale])
+        params["p0"].grad = tensor([3.0 * scale, 4.0 * scale])
         optimizer.step()
         other.step()
         kept.append(optimizer.last_total_grad_norm)
-    seen = torch.stack([torch.as_tensor(norm).float() for norm in kept])
+    seen = torch.stack([as_tensor(norm).float() for norm in kept])
     expect_close(seen, torch.tensor([5.0, 50.0, 500.0]), "norms of three steps")

@@ -13,6 +13,7 @@ from keyedopt.conformance.suite.support.assertions import (
     snapshot,
 )
 from keyedopt.conformance.suite.support.combined import combined_pair
+from keyedopt.conformance.suite.support.device import full, ones, the_device
 from keyedopt.conformance.suite.support.doubles import recording
 from keyedopt.conformance.suite.support.inputs import parameter, set_grads, sgd, train
 from keyedopt.conformance.suite.support.wrapper import copy_optimizer, count_call, record_load
@@ -204,16 +205,16 @@ def test_a_scaler_unscales_and_skips(impl):
     params = [parameter(2, seed=seed) for seed in range(2)]
     keyed, recorders = zip(*(recording(impl, {"p": param}) for param in params), strict=True)
     combined = impl.CombinedOptimizer([("a", keyed[0]), ("b", keyed[1])])
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    scaler.scale(torch.ones(1))
+    scaler = torch.amp.GradScaler(the_device().type, init_scale=4.0)
+    scaler.scale(ones(1))
     for param in params:
-        param.grad = torch.full((2,), 2.0)
+        param.grad = full((2,), 2.0)
     scaler.step(combined)
     scaler.update()
     for recorder in recorders:
         expect_bits(recorder.received[0][0], torch.full((2,), 0.5), "the unscaled gradient")
     for param in params:
-        param.grad = torch.full((2,), 2.0)
+        param.grad = full((2,), 2.0)
     params[1].grad[0] = float("inf")
     scaler.step(combined)
     scaler.update()

@@ -15,6 +15,7 @@ from keyedopt.conformance.suite.support.assertions import (
     snapshot,
 )
 from keyedopt.conformance.suite.support.combined import combined_pair, loadable_parts
+from keyedopt.conformance.suite.support.device import full, ones, the_device, zeros
 from keyedopt.conformance.suite.support.doubles import Stateful, single_rank
 from keyedopt.conformance.suite.support.inputs import adam, parameter, set_grads, train, values
 
@@ -92,17 +93,17 @@ def damage(given: Any, how: str) -> None:
     elif how == "parameter unknown":
         state["c.p"] = state.pop("b.p")
     elif how == "parameter beyond":
-        state["b.q"] = {"momentum_buffer": torch.zeros(2)}
+        state["b.q"] = {"momentum_buffer": zeros(2)}
     elif how == "entry missing":
         del state["b.p"]["momentum_buffer"]
     elif how == "entry unknown":
         state["b.p"]["velocity"] = state["b.p"].pop("momentum_buffer")
     elif how == "shape":
-        state["b.p"]["momentum_buffer"] = torch.full((2, 1), 9.0)
+        state["b.p"]["momentum_buffer"] = full((2, 1), 9.0)
     elif how == "kind":
         state["b.p"]["momentum_buffer"] = {"x": 1}
     elif how == "entry no mapping":
-        state["b.p"] = torch.zeros(2, 2)
+        state["b.p"] = zeros(2, 2)
     else:
         given["state"] = ["a.p", "b.p"]
 
@@ -141,16 +142,14 @@ def test_a_malformed_state_is_refused_as_a_whole(impl, how):
 def test_an_object_that_refuses_takes_the_other_optimizers_back(impl):
     """If a stateful object raises, all optimizers are restored."""
     params = [parameter(2, seed=1), parameter(2, seed=2)]
-    numbers = torch.ones(2)
+    numbers = ones(2)
     inner = [
         impl.KeyedOptimizer({"p": params[0]}, {params[0]: {"m": numbers, "n": 1.0}}, []),
-        impl.KeyedOptimizer(
-            {"p": params[1]}, {params[1]: {"object": Stateful(torch.zeros(2), refuse=True)}}, []
-        ),
+        impl.KeyedOptimizer({"p": params[1]}, {params[1]: {"object": Stateful(zeros(2), refuse=True)}}, []),
     ]
     combined = impl.CombinedOptimizer([("a", inner[0]), ("b", inner[1])])
     given = copy.deepcopy(combined.state_dict())
-    given["state"]["a.p"] = {"m": torch.full((2,), 9.0), "n": 9.0}
+    given["state"]["a.p"] = {"m": full((2,), 9.0), "n": 9.0}
     inner[1].state[params[1]]["object"].refuse = True
     expect_raises(lambda: combined.load_state_dict(given), ValueError, expected="a ValueError")
     expect_bits(numbers, torch.ones(2), "the tensor of the first optimizer")
@@ -176,7 +175,7 @@ def test_each_optimizer_is_told_of_a_load_once(impl):
         pass
 
     params = [parameter(2, seed=seed) for seed in range(3)]
-    shared = [torch.zeros(2) for _ in params]
+    shared = [zeros(2) for _ in params]
     told = [
         Told({"p": param}, {param: {"m": tensor}}, []) for param, tensor in zip(params, shared, strict=True)
     ]
@@ -203,7 +202,7 @@ def test_nobody_is_told_of_a_refused_load(impl):
         pass
 
     params = [parameter(2, seed=seed) for seed in range(2)]
-    told = [Told({"p": param}, {param: {"m": torch.zeros(2)}}, []) for param in params]
+    told = [Told({"p": param}, {param: {"m": zeros(2)}}, []) for param in params]
     combined = impl.CombinedOptimizer([("a", told[0]), ("b", told[1])])
     given = copy.deepcopy(combined.state_dict())
     given["state"]["b.p"]["other"] = given["state"]["b.p"].pop("m")
@@ -255,9 +254,11 @@ def test_sharded_state_is_loaded_in_place(impl, kind):
     from torch.distributed.device_mesh import init_device_mesh
 
     def sharded(values, rows=4):
-        data = torch.full((rows, 2), values)
+        data = full((rows, 2), values)
         if kind == "DTensor":
-            return dtensor.distribute_tensor(data, init_device_mesh("cpu", (1,)), [dtensor.Shard(0)])
+            return dtensor.distribute_tensor(
+                data, init_device_mesh(the_device().type, (1,)), [dtensor.Shard(0)]
+            )
         spec = sharding_spec.ChunkShardingSpec(dim=0, placements=["rank:0/cpu"])
         return sharded_tensor.full(spec, (rows, 2), fill_value=values)
 

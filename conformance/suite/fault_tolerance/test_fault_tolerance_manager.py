@@ -12,6 +12,7 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_unchanged,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import arange
 from keyedopt.conformance.suite.support.doubles import Recorder
 from keyedopt.conformance.suite.support.inputs import parameter, parameters, set_grads, values
 from keyedopt.conformance.suite.support.replicas import ScriptedManager, saved_contents, torch_optimizer
@@ -180,7 +181,7 @@ def test_closure(impl, commits):
     def closure() -> torch.Tensor:
         manager.events.append("closure")
         optimizer.zero_grad()
-        loss = (param * torch.arange(3.0)).sum()
+        loss = (param * arange(3.0)).sum()
         loss.backward()
         return loss
 
@@ -193,7 +194,7 @@ def test_closure(impl, commits):
         return
     expect_equal(manager.events, ["closure", "quorum", "commit"], "order of closure, quorum and commit")
     if commits == [True]:
-        other.grad = torch.arange(3.0)
+        other.grad = arange(3.0)
         torch.optim.SGD([other], lr=0.1).step()
     expect_unchanged(values([other]), values([param]), "parameter")
 

@@ -17,6 +17,7 @@ from keyedopt.conformance.suite.support.assertions import (
     outcome,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import arange, linear, tensor, the_device
 from keyedopt.conformance.suite.support.inputs import parameter, parameters, set_grads, train, values
 from keyedopt.conformance.suite.support.replicas import ScriptedManager, torch_optimizer
 
@@ -125,7 +126,7 @@ def test_add_param_group(impl):
     expect_equal(len(optimizer.param_groups), 2, "groups in param_groups")
     expect_equal(optimizer.param_groups[1]["lr"], 0.5, "learning rate of the new group")
     expect_equal(optimizer.param_groups[1]["betas"], (0.9, 0.999), "default of the wrapped optimizer")
-    late.grad = torch.tensor([1.0, -2.0])
+    late.grad = tensor([1.0, -2.0])
     optimizer.step()
     expect_unchanged(before, values([late]), "new parameter after a step that was not committed")
     optimizer.step()
@@ -311,13 +312,13 @@ def test_grad_scaler(impl, commits):
     """A GradScaler unscales each gradient once before the step is committed or skipped."""
     param, other = parameter(3), parameter(3)
     optimizer = impl.FaultTolerantOptimizer(ScriptedManager(commits), torch.optim.SGD([param], lr=0.1))
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler = torch.amp.GradScaler(the_device().type, init_scale=1024.0)
     optimizer.zero_grad()
-    scaler.scale((param * torch.arange(3.0)).sum()).backward()
+    scaler.scale((param * arange(3.0)).sum()).backward()
     scaler.step(optimizer)
     scaler.update()
     if commits == [True]:
-        other.grad = torch.arange(3.0)
+        other.grad = arange(3.0)
         torch.optim.SGD([other], lr=0.1).step()
     expect_unchanged(values([other]), values([param]), "parameter")
 
@@ -327,9 +328,9 @@ def test_grad_scaler_with_infinite_gradients(impl):
     """With an infinite gradient a GradScaler skips the step, whatever the manager decides."""
     param = parameter(3)
     optimizer = impl.FaultTolerantOptimizer(ScriptedManager(), torch.optim.SGD([param], lr=0.1))
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler = torch.amp.GradScaler(the_device().type, init_scale=1024.0)
     before = values([param])
-    scaler.scale((param * torch.tensor([1.0, float("inf"), 1.0])).sum()).backward()
+    scaler.scale((param * tensor([1.0, float("inf"), 1.0])).sum()).backward()
     scaler.step(optimizer)
     scaler.update()
     expect_unchanged(before, values([param]), "parameter")
@@ -341,7 +342,7 @@ def test_distributed_checkpoint_of_a_fresh_optimizer(impl):
     """Observe the manager's calls when distributed checkpoint creates the state."""
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-    model = torch.nn.Linear(2, 1)
+    model = linear(2, 1)
     manager = ScriptedManager()
     optimizer = impl.FaultTolerantOptimizer(manager, torch.optim.Adam(model.parameters()))
     with warnings.catch_warnings():

@@ -15,6 +15,7 @@ from keyedopt.conformance.suite.support.assertions import (
     outcome,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import arange, ones, tensor, the_device
 from keyedopt.conformance.suite.support.doubles import Recorder, single_rank
 from keyedopt.conformance.suite.support.inputs import parameters, set_grads, values
 from keyedopt.conformance.suite.support.replicas import ScriptedManager, saved_contents, torch_optimizer
@@ -107,8 +108,8 @@ def test_sparse_and_missing_gradients(impl):
     params = parameters(3, (4, 2))
     recorder = Recorder([*params.values()])
     optimizer = impl.FaultTolerantOptimizer(ScriptedManager(), recorder)
-    given = torch.sparse_coo_tensor(torch.tensor([[1, 1]]), torch.ones(2, 2), (4, 2), check_invariants=True)
-    params["p0"].grad, params["p1"].grad = given, torch.ones(4, 2)
+    given = torch.sparse_coo_tensor(tensor([[1, 1]]), ones(2, 2), (4, 2), check_invariants=True)
+    params["p0"].grad, params["p1"].grad = given, ones(4, 2)
     optimizer.step()
     seen = recorder.received[0]
     expect(seen[0] is not None and seen[0].is_sparse, "a sparse gradient", seen[0])
@@ -125,14 +126,14 @@ def test_dtensor_parameters(impl):
 
     with single_rank(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        mesh = init_device_mesh("cpu", (1,))
-        param, other = (torch.nn.Parameter(distribute_tensor(torch.ones(4), mesh)) for _ in range(2))
+        mesh = init_device_mesh(the_device().type, (1,))
+        param, other = (torch.nn.Parameter(distribute_tensor(ones(4), mesh)) for _ in range(2))
         optimizer = impl.FaultTolerantOptimizer(
             ScriptedManager([True, False]), torch_optimizer("Adam", [param])
         )
         bare = torch_optimizer("Adam", [other])
         for one in (param, other):
-            one.grad = distribute_tensor(torch.arange(4.0), mesh)
+            one.grad = distribute_tensor(arange(4.0), mesh)
         optimizer.step()
         bare.step()
         optimizer.step()

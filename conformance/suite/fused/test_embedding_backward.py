@@ -17,6 +17,7 @@ from keyedopt.conformance.suite.support.assertions import (
     outcome,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import arange, full, ones, tensor, the_device
 from keyedopt.conformance.suite.support.embedding import (
     BAGS,
     FUSED_OPTIMIZERS,
@@ -123,12 +124,12 @@ def test_gradient_of_weights(impl, pooling):
     """The weights of lookups receive their gradient, computed with the rows as they were looked up."""
     module = collection(impl, tables=ONE_TABLE, weighted=True, pooling=pooling)
     before = tables_of(module)["t"].detach().clone()
-    values, offsets = torch.tensor([0, 1, 1]), torch.tensor([0, 2, 3])
-    weights = torch.tensor([0.5, 2.0, -1.0], requires_grad=True)
+    values, offsets = tensor([0, 1, 1]), tensor([0, 2, 3])
+    weights = tensor([0.5, 2.0, -1.0], requires_grad=True)
     output = module({"f": (values, offsets, weights)})["f"]
-    grads = torch.tensor([[1.0, -2.0, 0.5, 3.0], [0.25, 1.0, -1.0, 2.0]])
+    grads = tensor([[1.0, -2.0, 0.5, 3.0], [0.25, 1.0, -1.0, 2.0]])
     (output * grads).sum().backward()
-    counts = torch.tensor([2.0, 2.0, 1.0]) if pooling == "MEAN" else torch.ones(3)
+    counts = tensor([2.0, 2.0, 1.0]) if pooling == "MEAN" else ones(3)
     wanted = (before[values] * grads[[0, 0, 1]]).sum(dim=1) / counts
     expect_close(weights.grad, wanted.double(), "gradient of the weights", ulps=32)
 
@@ -157,7 +158,7 @@ def test_half_tables(impl):
     with torch.no_grad():
         tables_of(module)["t"].fill_(1.0)
     train_rows(
-        module, [2] * 4096, torch.full((4096, 4), 2.0**-26)
+        module, [2] * 4096, full((4096, 4), 2.0**-26)
     )  # each of these gradients underflows to 0 in float16
     wanted = torch.tensor([0.5] * 4, dtype=torch.float64)
     expect_close(tables_of(module)["t"].detach()[2], wanted, "the row after 4096 small gradients", ulps=1)
@@ -168,7 +169,7 @@ def test_half_tables(impl):
 def test_autograd_grad(impl):
     """Observe what torch.autograd.grad for another input does to the tables of a module in the graph."""
     module = collection(impl)
-    factor = torch.ones((), requires_grad=True)
+    factor = ones((), requires_grad=True)
     before = snapshot(tables_of(module))
 
     def differentiate() -> str:
@@ -184,7 +185,7 @@ def test_autograd_grad(impl):
 def test_autocast(impl):
     """Under torch.autocast lookups and updates are the same as without."""
     module, other = collection(impl), collection(impl)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(the_device().type, dtype=torch.bfloat16):
         output = module(jagged(BAGS))["f"]
     expect_bits(output.detach(), other(jagged(BAGS))["f"].detach(), "output")
     output.sum().backward()
@@ -197,7 +198,7 @@ def test_autocast(impl):
 def test_scaled_loss(impl):
     """Observe whether a loss that GradScaler scales gives a scaled update."""
     module, other = collection(impl, tables=ONE_TABLE), collection(impl, tables=ONE_TABLE)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler = torch.amp.GradScaler(the_device().type, init_scale=4.0)
     train_rows(other, [1], [[1.0] * 4])
 
     def train() -> str:
@@ -246,7 +247,7 @@ def test_precision_of_sums(impl, count):
     with torch.no_grad():
         tables_of(module)["t"].zero_()
     grads = (torch.arange(1, count + 1, dtype=torch.float64) * 0.6180339887498949 % 1).float()
-    features = {"f": (torch.ones(count, dtype=torch.int64), torch.arange(count + 1))}
+    features = {"f": (ones(count, dtype=torch.int64), arange(count + 1))}
     (module(features)["f"] * grads[:, None]).sum().backward()
     total = float(grads.double().sum())
     error = abs(float(-tables_of(module)["t"].detach()[1, 0].double()) - total) / total

@@ -13,6 +13,7 @@ from keyedopt.conformance.suite.support.assertions import (
     same_bits,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import as_tensor, tensor
 from keyedopt.conformance.suite.support.embedding import (
     BAGS,
     FUSED_OPTIMIZERS,
@@ -48,7 +49,7 @@ def train_unfused(chosen: Any, weight: torch.nn.Parameter, steps: list[Any]) -> 
     """Train with sparse gradients: rows, with repetitions, and the gradient of each."""
     for rows, grads in steps:
         weight.grad = torch.sparse_coo_tensor(
-            torch.tensor([rows]), torch.tensor(grads), weight.shape, check_invariants=True
+            tensor([rows]), tensor(grads), weight.shape, check_invariants=True
         )
         chosen.step()
 
@@ -191,7 +192,7 @@ def test_unfused_checkpoint(impl, optimizer, variant, options, way):
             table.copy_(weight)
         state = module.fused_optimizer.state_dict()["state"]["t.weight"]
         for key, value in state.items():
-            held = torch.as_tensor(chosen.state[weight][names[key.removeprefix("t.")]])
+            held = as_tensor(chosen.state[weight][names[key.removeprefix("t.")]])
             value.copy_(held.reshape(value.shape))
     train_fused(module, gradients_of_three_steps(5))
     train_unfused(chosen, weight, gradients_of_three_steps(5))

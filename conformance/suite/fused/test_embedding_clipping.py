@@ -10,6 +10,7 @@ import torch
 
 from keyedopt.conformance.suite.support.accumulate import expect_near
 from keyedopt.conformance.suite.support.assertions import expect, expect_close, expect_equal, snapshot
+from keyedopt.conformance.suite.support.device import ones, tensor, zeros
 from keyedopt.conformance.suite.support.embedding import (
     ONE_TABLE,
     collection,
@@ -43,11 +44,11 @@ def test_clipping_by_value(impl, window):
     before = tables_of(module)["t"].detach().clone()
     rows = [[0, [0.25, 0.5, -0.5, 0.0]], [0, [0.125, 0.5, -0.5, 0.0]], [1, [0.25, -8.0, 0.0, 0.5]]]
     for _ in range(window):
-        scale = torch.tensor([grad for _, grad in rows]) / window
+        scale = tensor([grad for _, grad in rows]) / window
         (module(jagged({"f": [[row] for row, _ in rows]}))["f"] * scale).sum().backward()
-    wanted = torch.zeros(6, 4)
-    wanted[0] = torch.tensor([0.375, 0.5, -0.5, 0.0])
-    wanted[1] = torch.tensor([0.25, -0.5, 0.0, 0.5])
+    wanted = zeros(6, 4)
+    wanted[0] = tensor([0.375, 0.5, -0.5, 0.0])
+    wanted[1] = tensor([0.25, -0.5, 0.0, 0.5])
     expect_close(before - tables_of(module)["t"].detach(), wanted.double(), "what was subtracted", ulps=2**22)
 
 
@@ -64,11 +65,11 @@ def test_clipping_by_norm(impl, norm_type):
     before = snapshot(tables_of(module))
     wrapper.zero_grad()
     outputs = module(jagged({"f": [[0], [0], [1]], "h": [[3], [3], []]}))
-    grads = torch.tensor([[1.0, 2.0, 0.0, 0.0], [2.0, 2.0, 0.0, 0.0], [0.0, 0.0, -4.0, 0.0]])
+    grads = tensor([[1.0, 2.0, 0.0, 0.0], [2.0, 2.0, 0.0, 0.0], [0.0, 0.0, -4.0, 0.0]])
     ((outputs["f"] * grads).sum() + outputs["h"][:, :1].sum()).backward()
     wrapper.step()
-    total = {"t": torch.zeros(6, 4), "u": torch.zeros(5, 4)}
-    total["t"][0], total["t"][1], total["u"][3, 0] = torch.tensor([3.0, 4.0, 0, 0]), grads[2], 2.0
+    total = {"t": zeros(6, 4), "u": zeros(5, 4)}
+    total["t"][0], total["t"][1], total["u"][3, 0] = tensor([3.0, 4.0, 0, 0]), grads[2], 2.0
     flat = torch.cat([each.reshape(-1) for each in total.values()]).double()
     norm = torch.linalg.vector_norm(flat, float(norm_type))
     for name, table in tables_of(module).items():
@@ -89,7 +90,7 @@ def test_clipped_gradients_make_the_state(impl, optimizer, kind):
     if wrapper is None:
         return
     for sizes in ([0.25, -8.0, 0.125, 2.0], [0.125, 0.25, -0.125, 0.25]):
-        grads = torch.tensor([sizes, sizes[::-1]])
+        grads = tensor([sizes, sizes[::-1]])
         factor = min(1.0, 0.5 / (float(grads.double().norm()) + 1e-6))
         train_rows(module, [0, 3], grads)
         wrapper.step()
@@ -104,7 +105,7 @@ def test_clipping_by_norm_nonfinite(impl):
     module = collection(impl, "SGD", {"lr": 1.0}, tables=ONE_TABLE)
     if clipped(impl, module.fused_optimizer, "NORM", 1.0) is None:
         return
-    grads = torch.ones(2, 4)
+    grads = ones(2, 4)
     grads[0, 0] = float("nan")
     (module(jagged({"f": [[0], [1]]}))["f"] * grads).sum().backward()
     expect(torch.isfinite(tables_of(module)["t"].detach()[1:]).all(), "finite rows", tables_of(module)["t"])
@@ -134,8 +135,8 @@ def dense_with_joint_clipping(impl: Any, member: Any, kind: str = "NORM", **opti
 
 def backpropagate(module: Any, weight: torch.Tensor, rows: Any, grads: Any, dense: Any) -> None:
     """Backpropagate gradients to rows of the table, and add one to the gradient of a dense parameter."""
-    (module(jagged({"f": [[row] for row in rows]}))["f"] * torch.tensor(grads)).sum().backward()
-    added = torch.tensor(dense)
+    (module(jagged({"f": [[row] for row in rows]}))["f"] * tensor(grads)).sum().backward()
+    added = tensor(dense)
     weight.grad = added if weight.grad is None else weight.grad + added
 
 
@@ -172,15 +173,15 @@ def test_norm_of_a_mixed_tree(impl, norm_type, times):
     if whole is None or warned:
         return
     table = tables_of(module)["t"]
-    grads = torch.tensor([[1.0, 2.0, 0.0, 0.0], [2.0, 2.0, 0.0, 0.0], [0.0, 0.0, -4.0, 0.0]]) * times
+    grads = tensor([[1.0, 2.0, 0.0, 0.0], [2.0, 2.0, 0.0, 0.0], [0.0, 0.0, -4.0, 0.0]]) * times
     for size in (1.0, 2.0**-10, 4.0):
         whole.zero_grad()
         before, weight = table.detach().clone(), dense.detach().clone()
         backpropagate(module, dense, [0, 0, 1], (grads * size).tolist(), [0.0, 12.0 * size, 0.0])
         whole.step()
-        total = torch.zeros(6, 4).double()
+        total = zeros(6, 4).double()
         total[0], total[1] = (grads[0] + grads[1]) * size, grads[2] * size
-        other = torch.tensor([0.0, 12.0 * size, 0.0]).double()
+        other = tensor([0.0, 12.0 * size, 0.0]).double()
         norm = torch.linalg.vector_norm(torch.cat([total.reshape(-1), other]), float(norm_type))
         factor = min(1.0, 0.5 / (float(norm) + 1e-6))
         expect_close((before - table.detach()).double(), total * factor, "the step of the table", ulps=2**36)
@@ -222,7 +223,7 @@ def test_two_modules_by_norm(impl):
     before = [tables_of(module)["t"].detach().clone() for module in modules]
     for size, module in zip((3.0, 4.0), modules, strict=True):
         output = module(jagged({"f": [[2]]}))["f"]
-        (output * torch.tensor([[size, 0.0, 0.0, 0.0]])).sum().backward()
+        (output * tensor([[size, 0.0, 0.0, 0.0]])).sum().backward()
     wrapper.step()
     for size, module, old in zip((3.0, 4.0), modules, before, strict=True):
         taken = float((old - tables_of(module)["t"].detach())[2, 0])
@@ -245,9 +246,9 @@ def test_backward_passes_before_a_step(impl):
     expect_equal(torch.equal(table.detach(), before), True, "a table before the step unchanged")
     backpropagate(module, dense, [2, 3], [[2.0, 0.0, 0.0, 0.0], [0.0, 6.0, 0.0, 0.0]], [0.0, 2.0, 0.0])
     whole.step()
-    total = torch.zeros(6, 4).double()
+    total = zeros(6, 4).double()
     total[2, 0], total[3, 1] = 3.0, 6.0
-    other = torch.tensor([2.0, 2.0, 0.0]).double()
+    other = tensor([2.0, 2.0, 0.0]).double()
     factor = 0.5 / (53**0.5 + 1e-6)
     expect_close((before - table.detach()).double(), total * factor, "the step of the table", ulps=2**34)
     expect_close((weight - dense.detach()).double(), other * factor, "the dense step", ulps=2**34)

@@ -7,6 +7,7 @@ import torch
 
 from keyedopt.conformance.suite.support.accumulate import expect_near
 from keyedopt.conformance.suite.support.assertions import expect_bits, expect_close, snapshot
+from keyedopt.conformance.suite.support.device import tensor, zeros
 from keyedopt.conformance.suite.support.embedding import (
     BAGS,
     FUSED_OPTIMIZERS,
@@ -55,7 +56,7 @@ def test_gradient_of_rows(impl, kind, pooling, weighted, layout):
     before = {name: table.detach().double() for name, table in tables.items()}
     wanted = {name: table.clone() for name, table in before.items()}
     outputs = module(with_gaps(jagged(BAGS, WEIGHTS if weighted else None), layout))
-    loss = torch.zeros(())
+    loss = zeros(())
     for seed, (feature, name) in enumerate((("f", "t"), ("g", "t"), ("h", "u"))):
         output = outputs[feature]
         grads = _numbers(output.shape[::-1], seed).t().to(output.device, output.dtype)
@@ -83,8 +84,8 @@ def test_gradient_of_unpooled_weights(impl):
     """Without pooling, the weights of lookups also receive their gradient."""
     module = collection(impl, kind="EmbeddingCollection", tables=ONE_TABLE, weighted=True)
     rows = tables_of(module)["t"].detach().double()[[0, 1, 1]]
-    weights = torch.tensor([0.5, 2.0, -1.0], requires_grad=True)
-    output = module({"f": (torch.tensor([0, 1, 1]), torch.tensor([0, 2, 3]), weights)})["f"]
+    weights = tensor([0.5, 2.0, -1.0], requires_grad=True)
+    output = module({"f": (tensor([0, 1, 1]), tensor([0, 2, 3]), weights)})["f"]
     grads = _numbers((3, 4), 5)
     (output * grads.to(output.dtype)).sum().backward()
     expect_close(weights.grad, (rows * grads).sum(dim=1), "gradient of the weights", ulps=64)
@@ -102,7 +103,7 @@ def test_a_row_of_many(impl, kind, optimizer, times):
     often = [7 if i % 3 else (i * 31) % 300 for i in range(3 * times // 2)] + [7, 299]
     for step in range(2):
         grads = (_numbers((len(often), 4), step) * 64).round() / 64  # sums of these are exact in float32
-        rows, places = torch.tensor(often).unique(return_inverse=True)
+        rows, places = tensor(often).unique(return_inverse=True)
         total = torch.zeros(len(rows), 4, dtype=torch.float64).index_add(0, places, grads)
         train_rows(module, often, grads)
         train_rows(other, rows.tolist(), total)

@@ -5,6 +5,7 @@ import torch
 
 from keyedopt.conformance.suite.support.accumulate import expect_near
 from keyedopt.conformance.suite.support.assertions import expect, expect_bits, expect_close, expect_equal
+from keyedopt.conformance.suite.support.device import tensor
 from keyedopt.conformance.suite.support.embedding import (
     BAGS,
     ONE_TABLE,
@@ -52,7 +53,7 @@ def test_sums(impl, dtype):
     module = collection(impl, tables=ONE_TABLE, dtype=dtype, options={"lr": 0.25})
     with torch.no_grad():
         tables_of(module)["t"].fill_(1.0)
-    train_rows(module, [2] * (MANY + 1), torch.tensor([1.0] + [2.0**-12] * MANY)[:, None].expand(-1, 4))
+    train_rows(module, [2] * (MANY + 1), tensor([1.0] + [2.0**-12] * MANY)[:, None].expand(-1, 4))
     wanted = torch.tensor([0.75 - MANY * 2.0**-14] * 4, dtype=torch.float64)
     expect_close(tables_of(module)["t"].detach()[2], wanted, "the row", ulps=1)
 
@@ -67,7 +68,7 @@ def test_state(impl, optimizer, dtype):
     with torch.no_grad():
         table.fill_(1.0)
     for _ in range(2):
-        train_rows(module, [1, 4], torch.tensor([2.0**-13, -(2.0**10)])[:, None].expand(-1, 4))
+        train_rows(module, [1, 4], tensor([2.0**-13, -(2.0**10)])[:, None].expand(-1, 4))
     moved = 0.125 * (1 + 2**-0.5) if "Adagrad" in optimizer else 0.25
     wanted = torch.ones(6, 4, dtype=torch.float64)
     wanted[1], wanted[4] = 1 - moved, 1 + moved

@@ -15,6 +15,7 @@ from keyedopt.conformance.suite.support.assertions import (
     outcome,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import tensor
 from keyedopt.conformance.suite.support.embedding import (
     BAGS,
     ONE_TABLE,
@@ -50,19 +51,19 @@ def invalid_feature(which: str) -> dict[str, Any]:
     """Make a feature with one invalid part."""
     values, offsets = jagged({"f": BAGS["f"]})["f"]
     bad = {
-        "negative": lambda: (torch.tensor([0, -1, 1, 2]), offsets),
-        "too large": lambda: (torch.tensor([0, 6, 1, 2]), offsets),
-        "much too large": lambda: (torch.tensor([0, 2**40, 1, 2]), offsets),
+        "negative": lambda: (tensor([0, -1, 1, 2]), offsets),
+        "too large": lambda: (tensor([0, 6, 1, 2]), offsets),
+        "much too large": lambda: (tensor([0, 2**40, 1, 2]), offsets),
         "float values": lambda: (values.float(), offsets),
         "bool values": lambda: (values.bool(), offsets),
         "values in two dimensions": lambda: (values[None], offsets),
         "float offsets": lambda: (values, offsets.float()),
         "offsets in two dimensions": lambda: (values, offsets[:, None]),
-        "falling offsets": lambda: (values, torch.tensor([0, 5, 4])),
-        "falling offsets within": lambda: (values, torch.tensor([0, -1, 4])),
-        "offsets past the end": lambda: (values, torch.tensor([0, 3, 9])),
-        "offsets before the end": lambda: (values, torch.tensor([0, 3, 3])),
-        "offsets not from 0": lambda: (values, torch.tensor([1, 3, 4])),
+        "falling offsets": lambda: (values, tensor([0, 5, 4])),
+        "falling offsets within": lambda: (values, tensor([0, -1, 4])),
+        "offsets past the end": lambda: (values, tensor([0, 3, 9])),
+        "offsets before the end": lambda: (values, tensor([0, 3, 3])),
+        "offsets not from 0": lambda: (values, tensor([1, 3, 4])),
         "no offsets": lambda: (values, offsets[:0]),
     }
     return {"f": bad[which]()}

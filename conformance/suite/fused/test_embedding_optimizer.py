@@ -14,6 +14,7 @@ from keyedopt.conformance.suite.support.assertions import (
     outcome,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import ones, tensor
 from keyedopt.conformance.suite.support.embedding import (
     BAGS,
     FUSED_OPTIMIZERS,
@@ -146,7 +147,7 @@ def test_rate_of_the_backward(impl, optimizer):
 @pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.tensor_rate")
 def test_rate_in_a_tensor(impl):
     """A learning rate may be a tensor whose value the caller changes."""
-    rate = torch.tensor(0.5)
+    rate = tensor(0.5)
     module = collection(impl, options={"lr": rate}, tables=ONE_TABLE)
     expect_close(decrease_of_row_0(module), 0.5, "first step", ulps=2**30)
     module.fused_optimizer.param_groups[0]["lr"].fill_(0.25)
@@ -205,6 +206,6 @@ def test_bad_rate(impl, rate):
 def test_no_group_from_outside(impl):
     """Adding a group of other parameters raises an error: the module would never train them."""
     module = collection(impl)
-    group = {"params": {"p": torch.nn.Parameter(torch.ones(2))}}
+    group = {"params": {"p": torch.nn.Parameter(ones(2))}}
     expect_raises(lambda: module.fused_optimizer.add_param_group(group), ValueError, expected="ValueError")
     expect_equal(len(module.fused_optimizer.param_groups), 1, "number of groups")

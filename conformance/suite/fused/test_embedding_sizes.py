@@ -14,6 +14,7 @@ from keyedopt.conformance.suite.support.assertions import (
     same_bits,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import arange, full, tensor, zeros
 from keyedopt.conformance.suite.support.embedding import (
     BAGS,
     ONE_TABLE,
@@ -49,11 +50,11 @@ def test_width(impl, width):
     before = tables_of(module)["t"].detach().clone()
     features = jagged({"f": [[1, 4, 1], [], [0]]})
     output = module(features)["f"]
-    wanted = torch.stack([2 * before[1].double() + before[4], torch.zeros(width), before[0].double()])
+    wanted = torch.stack([2 * before[1].double() + before[4], zeros(width), before[0].double()])
     expect_close(output.detach(), wanted, "the output", ulps=8)
     factor = parameter(3, width, seed=7).detach()
     (output * factor).sum().backward()
-    rows = torch.tensor([1, 4, 1, 0])
+    rows = tensor([1, 4, 1, 0])
     expect_sums(module, rows, factor[torch.tensor([0, 0, 0, 2])], before)
 
 
@@ -65,9 +66,9 @@ def test_many_lookups(impl, rows, bags):
     """Bags of any length and batches of any size are looked up and updated completely."""
     module = collection(impl, tables=[("t", rows, 4, ("f",))])
     before = tables_of(module)["t"].detach().clone()
-    values = torch.arange(LOOKUPS) * 7919 % rows
+    values = arange(LOOKUPS) * 7919 % rows
     length = LOOKUPS // bags
-    offsets = torch.arange(bags + 1) * length
+    offsets = arange(bags + 1) * length
     output = module({"f": (values, offsets)})["f"]
     wanted = before.double()[values].reshape(bags, length, 4).sum(1)
     off = float((output.detach().double() - wanted).abs().max()) / length
@@ -180,7 +181,7 @@ def test_late_steps(impl, optimizer, count):
     saved["state"]["t.weight"]["t.iter"].fill_(count)
     module.fused_optimizer.load_state_dict(saved)
     before = tables_of(module)["t"].detach()[2].double().clone()
-    train_rows(module, [2], torch.full((1, 4), 2.0))
+    train_rows(module, [2], full((1, 4), 2.0))
     m, v = 0.25 * 2.0 / (1 - 0.75 ** (count + 1)), 1e-4 * 4.0 / (1 - 0.9999 ** (count + 1))
     moved = before - tables_of(module)["t"].detach()[2].double()
     off = float((moved / (0.125 * m / v**0.5) - 1).abs().max())

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support.assertions import expect_bits, expect_unchanged, snapshot
+from keyedopt.conformance.suite.support.device import tensor
 from keyedopt.conformance.suite.support.embedding import (
     ONE_TABLE,
     collection,
@@ -62,7 +63,7 @@ def test_compiled(impl, what):
         return value.detach()
 
     compiled = torch.compile(loss if what == "model" else step, backend="eager")
-    for scale in (torch.tensor(2.0), torch.tensor(-3.0)):
+    for scale in (tensor(2.0), tensor(-3.0)):
         seen = compiled(module, jagged(BAG), scale)
         if what == "model":
             seen.backward()

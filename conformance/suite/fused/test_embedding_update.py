@@ -16,6 +16,7 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_unchanged,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import arange, tensor
 from keyedopt.conformance.suite.support.draws import Steps, measure_trajectory
 from keyedopt.conformance.suite.support.embedding import (
     BAGS,
@@ -155,11 +156,11 @@ def test_extreme_rows(impl, optimizer):
     module, other = (collection(impl, optimizer, tables=ONE_TABLE) for _ in range(2))
     table, plain = tables_of(module)["t"], tables_of(other)["t"]
     start = snapshot(plain)
-    scale = torch.tensor([[1.0], [2.0**-80], [2.0**80], [2.0**-80], [2.0**80], [1.0]])
+    scale = tensor([[1.0], [2.0**-80], [2.0**80], [2.0**-80], [2.0**80], [1.0]])
     with torch.no_grad():
         table.mul_(scale)
     for step in range(3):
-        grads = torch.arange(24.0).reshape(6, 4) / 8 - 1 + step
+        grads = arange(24.0).reshape(6, 4) / 8 - 1 + step
         for each in (module, other):
             train_rows(each, range(6), grads)
     expect_same_way(table.detach() / scale, plain, start, "the table, by its scale,")
@@ -220,7 +221,7 @@ def test_two_forwards_one_backward(impl, optimizer):
         collection(impl, optimizer, tables=ONE_TABLE),
     )
     start = snapshot(tables_of(module)["t"])
-    grads = torch.arange(16.0).reshape(4, 4) / 8 - 1
+    grads = arange(16.0).reshape(4, 4) / 8 - 1
     for _ in range(2):
         first = module(jagged({"f": [[0, 1], [1]]}))["f"]
         second = module(jagged({"f": [[1], [4]]}))["f"]
@@ -251,7 +252,7 @@ def test_features_of_a_table(impl, optimizer):
     other = collection(impl, optimizer, tables=ONE_TABLE)
     outputs = module(jagged({"f": [[0, 1], [1]], "g": [[1], [4]]}))
     joined = other(jagged({"f": [[0, 1], [1], [1], [4]]}))["f"]
-    grads = torch.arange(16.0).reshape(4, 4) / 8 - 1
+    grads = arange(16.0).reshape(4, 4) / 8 - 1
     ((outputs["f"] * grads[:2]).sum() + (outputs["g"] * grads[2:]).sum()).backward()
     (joined * grads).sum().backward()
     expect_close(
@@ -318,7 +319,7 @@ def test_split_table(impl, optimizer):
         tables_of(halves)["a"].copy_(full[:3])
         tables_of(halves)["b"].copy_(full[3:])
     for step in range(3):
-        grads = torch.arange(16.0).reshape(4, 4) / 8 - 1 + step
+        grads = arange(16.0).reshape(4, 4) / 8 - 1 + step
         (whole(jagged({"f": [[0], [2], [3], [5]]}))["f"] * grads).sum().backward()
         outputs = halves(jagged({"f": [[0], [2]], "g": [[0], [2]]}))
         ((outputs["f"] * grads[:2]).sum() + (outputs["g"] * grads[2:]).sum()).backward()

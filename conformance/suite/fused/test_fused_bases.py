@@ -20,6 +20,7 @@ from keyedopt.conformance.suite.support.assertions import (
     outcome,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import arange, full, ones, tensor, the_device, zeros
 from keyedopt.conformance.suite.support.doubles import Stateful, single_rank
 from keyedopt.conformance.suite.support.inputs import parameter, parameters, sgd
 
@@ -40,7 +41,7 @@ def fused_class(impl: Any) -> Any:
 def table(impl: Any, state: Any = None) -> tuple[Any, Any]:
     """Make a fused optimizer of one table with one state tensor, and return it with the table."""
     weight = parameter(4, 2)
-    held = {"table.momentum1": torch.arange(4.0)} if state is None else state
+    held = {"table.momentum1": arange(4.0)} if state is None else state
     groups = [{"params": [weight], "lr": 0.1}]
     return fused_class(impl)({"table.weight": weight}, {weight: held}, groups), weight
 
@@ -135,7 +136,7 @@ def test_loads_in_place(impl: Any, wrapping: str) -> None:
         "wrapper": lambda: impl.OptimizerWrapper(fused),
         "combined": lambda: impl.CombinedOptimizer([fused, impl.EmptyFusedOptimizer()]),
     }[wrapping]()
-    wanted = torch.tensor([9.0, 8.0, 7.0, 6.0])
+    wanted = tensor([9.0, 8.0, 7.0, 6.0])
     optimizer.load_state_dict({"state": {"table.weight": {"table.momentum1": wanted.clone()}}})
     expect_bits(used, wanted, "the state tensor that was there before")
 
@@ -146,7 +147,7 @@ def test_wrong_checkpoints_change_nothing(impl: Any, wrong: str) -> None:
     """Loading a checkpoint that does not fit raises ValueError and writes nothing."""
     optimizer, _ = table(impl)
     before = snapshot(optimizer.state_dict())
-    other = torch.full((4,), 5.0)
+    other = full((4,), 5.0)
     state: dict[str, Any] = {
         "no state": {},
         "other key": {"other.weight": {"table.momentum1": other}},
@@ -185,7 +186,7 @@ def test_kinds_of_state(impl: Any, kind: str) -> None:
                 from torch.distributed.device_mesh import init_device_mesh
                 from torch.distributed.tensor import Shard, distribute_tensor
 
-                return distribute_tensor(numbers, init_device_mesh("cpu", (1,)), [Shard(0)])
+                return distribute_tensor(numbers, init_device_mesh(the_device().type, (1,)), [Shard(0)])
             from torch.distributed._shard.sharded_tensor import init_from_local_shards
             from torch.distributed._shard.sharded_tensor.shard import Shard as LocalShard
 
@@ -197,9 +198,9 @@ def test_kinds_of_state(impl: Any, kind: str) -> None:
                 return value.tensor
             return value.to_local() if kind == "dtensor" else value.local_shards()[0].tensor
 
-        held = make(torch.zeros(4, 1))
+        held = make(zeros(4, 1))
         optimizer, _ = table(impl, {"table.momentum1": held})
-        other, _ = table(impl, {"table.momentum1": make(torch.arange(4.0).reshape(4, 1))})
+        other, _ = table(impl, {"table.momentum1": make(arange(4.0).reshape(4, 1))})
         optimizer.load_state_dict(other.state_dict())
         expect_bits(read(held), torch.arange(4.0).reshape(4, 1), "state that was there before")
 
@@ -260,7 +261,7 @@ def test_empty_loads(impl: Any) -> None:
     optimizer = impl.EmptyFusedOptimizer()
     optimizer.load_state_dict(optimizer.state_dict())
     expect_raises(
-        lambda: optimizer.load_state_dict({"state": {"w": {"sum": torch.zeros(1)}}}),
+        lambda: optimizer.load_state_dict({"state": {"w": {"sum": zeros(1)}}}),
         ValueError,
         expected="ValueError for state that the optimizer lacks",
     )
@@ -291,7 +292,7 @@ def test_empty_in_compositions(impl: Any) -> None:
     combined = impl.CombinedOptimizer([("dense", dense), ("none", impl.EmptyFusedOptimizer())])
     stages = [impl.WarmupStage(impl.WarmupPolicy.CONSTANT, max_iters=10, value=0.5)]
     optimizer = impl.WarmupOptimizer(combined, stages, lr=0.2)
-    params["p0"].grad = torch.ones(3)
+    params["p0"].grad = ones(3)
     before = params["p0"].detach().clone()
     optimizer.step()
     optimizer.zero_grad()

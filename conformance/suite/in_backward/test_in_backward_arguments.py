@@ -14,6 +14,7 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_raises,
     outcome,
 )
+from keyedopt.conformance.suite.support.device import linear, ones, tensor, zeros
 from keyedopt.conformance.suite.support.in_backward import apply_in_backward, optimizers_of
 from keyedopt.conformance.suite.support.inputs import parameter, values
 
@@ -21,7 +22,7 @@ from keyedopt.conformance.suite.support.inputs import parameter, values
 def expect_untouched(*params: Any) -> None:
     """Expect that no optimizer steps these parameters in a backward pass."""
     before = values(params)
-    sum((param.sum() for param in params), torch.zeros(())).backward()
+    sum((param.sum() for param in params), zeros(())).backward()
     for param, old in zip(params, before, strict=True):
         expect_bits(param.detach(), old, "a parameter of a call that was refused, after a backward pass")
         expect(param.grad is not None, "its gradient is kept", param.grad)
@@ -30,14 +31,14 @@ def expect_untouched(*params: Any) -> None:
 def wrong_params(kind: str, param: Any) -> Any:
     """Make a params argument that is not an iterable of trainable parameters."""
     made: dict[str, Any] = {
-        "bare parameter": torch.nn.Parameter(torch.ones(())),
+        "bare parameter": torch.nn.Parameter(ones(())),
         "none": None,
         "text": "weight",
         "names and parameters": [("weight", param)],
         "groups": [{"params": [param]}],
         "optimizers": [torch.optim.SGD([param], lr=0.1)],
         "none among them": [param, None],
-        "module": torch.nn.Linear(2, 2),
+        "module": linear(2, 2),
     }
     return made[kind]
 
@@ -66,14 +67,14 @@ def test_call(impl, by):
 @pytest.mark.clause("INBW-005")
 def test_documented_example(impl):
     """The first parameter of a generator gets one optimizer, the remaining ones another."""
-    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.Linear(2, 1))
+    model = torch.nn.Sequential(linear(3, 2), linear(2, 1))
     generator = model.parameters()
     first = next(generator)
     rest = list(generator)
     apply_in_backward(impl, torch.optim.SGD, [first], {"lr": 0.02})
     apply_in_backward(impl, torch.optim.Adam, rest, {"lr": 0.04})
     before = values(rest)
-    model(torch.ones(1, 3)).sum().backward()
+    model(ones(1, 3)).sum().backward()
     expect_equal(type(optimizers_of(first)[0]).__name__, "SGD", "the optimizer of the first")
     expect_equal({type(optimizers_of(one)[0]).__name__ for one in rest}, {"Adam"}, "those of the others")
     moved = [float((old - new.detach()).abs().max()) for old, new in zip(before, rest, strict=True)]
@@ -84,7 +85,7 @@ def test_documented_example(impl):
 @pytest.mark.parametrize("form", ["list", "tuple", "generator", "module"])
 def test_iterables(impl, form):
     """The argument params may be any iterable, also one that can be read only once."""
-    layer = torch.nn.Linear(3, 2)
+    layer = linear(3, 2)
     listed = list(layer.parameters())
     params = {
         "list": listed,
@@ -94,7 +95,7 @@ def test_iterables(impl, form):
     }
     apply_in_backward(impl, torch.optim.SGD, params[form])
     before = values(listed)
-    sum((one.sum() for one in listed), torch.zeros(())).backward()
+    sum((one.sum() for one in listed), zeros(())).backward()
     for param, old in zip(listed, before, strict=True):
         expect_bits(param.detach(), old - 0.25, "a parameter")
 
@@ -270,7 +271,7 @@ def test_kwargs_are_not_shared(impl):
 def test_rate_tensor_is_not_shared(impl):
     """Schedulers of two parameters do not share a learning rate that was given as one tensor."""
     params = [parameter(4, 3), parameter(4, 3, seed=1)]
-    apply_in_backward(impl, torch.optim.SGD, params, {"lr": torch.tensor(0.25)})
+    apply_in_backward(impl, torch.optim.SGD, params, {"lr": tensor(0.25)})
     listed = [optimizers_of(param)[0] for param in params]
     schedulers = [torch.optim.lr_scheduler.ExponentialLR(one, gamma=0.5) for one in listed]
     for param in params:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support.assertions import expect, expect_bits, expect_equal, outcome
+from keyedopt.conformance.suite.support.device import linear, ones
 from keyedopt.conformance.suite.support.in_backward import apply_in_backward, optimizers_of
 from keyedopt.conformance.suite.support.inputs import parameter, values
 
@@ -17,10 +18,10 @@ from keyedopt.conformance.suite.support.inputs import parameter, values
 @pytest.mark.clause("INBW-028")
 def test_copied_parameter(impl):
     """Observe whether a deep copy of a module is trained in its own backward pass."""
-    layer = torch.nn.Linear(3, 2)
+    layer = linear(3, 2)
     apply_in_backward(impl, torch.optim.SGD, layer.parameters())
     twin = copy.deepcopy(layer)
-    twin(torch.ones(1, 3)).sum().backward()
+    twin(ones(1, 3)).sum().backward()
     return {
         "moved": bool((twin.bias != layer.bias).any()),
         "gradient": twin.bias.grad is not None,
@@ -32,14 +33,14 @@ def test_copied_parameter(impl):
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_copy_leaves_the_original_alone(impl, how):
     """Training a copy of a module does not affect the original, which still trains."""
-    layer = torch.nn.Linear(3, 2)
+    layer = linear(3, 2)
     apply_in_backward(impl, torch.optim.SGD, layer.parameters())
-    layer(torch.ones(1, 3)).sum().backward()
+    layer(ones(1, 3)).sum().backward()
     twin = copy.deepcopy(layer) if how == "deepcopy" else pickle.loads(pickle.dumps(layer))
     before = layer.bias.detach().clone()
-    twin(torch.ones(1, 3)).sum().backward()
+    twin(ones(1, 3)).sum().backward()
     expect_bits(layer.bias.detach(), before, "the original after the copy was trained")
-    layer(torch.ones(1, 3)).sum().backward()
+    layer(ones(1, 3)).sum().backward()
     expect_bits(layer.bias.detach(), before - 0.25, "the original after a step of its own")
 
 
@@ -47,12 +48,12 @@ def test_copy_leaves_the_original_alone(impl, how):
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_copy_is_whole(impl, how):
     """A copy of a module trains and has optimizers, or keeps its gradients and has none."""
-    layer = torch.nn.Linear(3, 2)
+    layer = linear(3, 2)
     apply_in_backward(impl, torch.optim.SGD, layer.parameters())
-    layer(torch.ones(1, 3)).sum().backward()
+    layer(ones(1, 3)).sum().backward()
     twin = copy.deepcopy(layer) if how == "deepcopy" else pickle.loads(pickle.dumps(layer))
     before = twin.bias.detach().clone()
-    twin(torch.ones(1, 3)).sum().backward()
+    twin(ones(1, 3)).sum().backward()
     moved, kept = bool((twin.bias != before).any()), twin.bias.grad is not None
     says = bool(optimizers_of(twin.bias))
     expect(
@@ -83,7 +84,7 @@ def test_freed(impl, used):
 @pytest.mark.parametrize("include", [True, False, None])
 def test_filter(impl, include):
     """The filter returns the parameters without an optimizer in the backward pass, or the others."""
-    layer = torch.nn.Linear(3, 2)
+    layer = linear(3, 2)
     apply_in_backward(impl, torch.optim.SGD, [layer.weight])
     options = {} if include is None else {"include": include}
     seen = list(impl.in_backward_optimizer_filter(layer.named_parameters(), **options))
@@ -95,7 +96,7 @@ def test_filter(impl, include):
 @pytest.mark.needs("in_backward_optimizer_filter")
 def test_filter_of_an_iterator(impl):
     """The filter preserves order, reads an iterator once, and partitions the parameters."""
-    layers = torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(3)))
+    layers = torch.nn.Sequential(*(linear(2, 2) for _ in range(3)))
     apply_in_backward(impl, torch.optim.SGD, [layers[1].weight, layers[2].bias])
     names = [name for name, _ in layers.named_parameters()]
     halves = [
@@ -113,11 +114,11 @@ def test_filter_of_an_iterator(impl):
 @pytest.mark.needs("in_backward_optimizer_filter")
 def test_filter_after_a_copy(impl):
     """In a deep copy, the filter returns every parameter that the backward pass does not train."""
-    layer = torch.nn.Linear(3, 2)
+    layer = linear(3, 2)
     apply_in_backward(impl, torch.optim.SGD, [layer.weight])
     twin = copy.deepcopy(layer)
     before = values(twin.parameters())
-    twin(torch.ones(1, 3)).sum().backward()
+    twin(ones(1, 3)).sum().backward()
     moved = {
         name
         for (name, param), old in zip(twin.named_parameters(), before, strict=True)

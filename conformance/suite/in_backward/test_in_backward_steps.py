@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support.assertions import expect, expect_bits, expect_close, expect_equal
+from keyedopt.conformance.suite.support.device import full, linear, ones, tensor, the_device, zeros
 from keyedopt.conformance.suite.support.in_backward import (
     apply_in_backward,
     leaf_copies,
@@ -113,10 +114,10 @@ def test_used_several_times(impl, uses):
     (twin,) = leaf_copies(param)
     apply_in_backward(impl, torch.optim.Adam, [param], {"lr": 0.25})
     for _ in range(2):
-        sum((quadratic_loss(param, seed=use) for use in range(uses)), torch.zeros(())).backward()
+        sum((quadratic_loss(param, seed=use) for use in range(uses)), zeros(())).backward()
     ordinary = torch.optim.Adam([twin], lr=0.25)
     for _ in range(2):
-        sum((quadratic_loss(twin, seed=use) for use in range(uses)), torch.zeros(())).backward()
+        sum((quadratic_loss(twin, seed=use) for use in range(uses)), zeros(())).backward()
         ordinary.step()
         ordinary.zero_grad()
     expect_bits(param.detach(), twin.detach(), "the parameter")
@@ -125,11 +126,11 @@ def test_used_several_times(impl, uses):
 @pytest.mark.clause("INBW-010")
 def test_shared_by_modules(impl):
     """A parameter that two modules share is updated once per backward pass."""
-    first, second = torch.nn.Linear(3, 3, bias=False), torch.nn.Linear(3, 3, bias=False)
+    first, second = linear(3, 3, bias=False), linear(3, 3, bias=False)
     second.weight = first.weight
     before = first.weight.detach().clone()
     apply_in_backward(impl, torch.optim.SGD, torch.nn.Sequential(first, second).parameters(), {"lr": 1.0})
-    inputs = torch.ones(1, 3)
+    inputs = ones(1, 3)
     (gradient,) = torch.autograd.grad(second(first(inputs)).sum(), first.weight)
     second(first(inputs)).sum().backward()
     expect_bits(first.weight.detach(), before - gradient, "the weight")
@@ -142,7 +143,7 @@ def test_each_backward_is_a_step(impl, graph):
     param = parameter(4, 3)
     apply_in_backward(impl, torch.optim.SGD, [param], {"lr": 0.25, "momentum": 0.5})
     before = param.detach().clone()
-    factors = torch.full((4, 3), 0.5)
+    factors = full((4, 3), 0.5)
     if graph == "another":
         for _ in range(2):
             (param * factors).sum().backward()
@@ -202,16 +203,16 @@ def test_grad_scaler(impl):
     """Observe how far a parameter moves, in units of the unscaled step, with a GradScaler of 8."""
     param = parameter(4, 3)
     apply_in_backward(impl, torch.optim.SGD, [param], {"lr": 1.0})
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    scaler = torch.amp.GradScaler(the_device().type, init_scale=8.0)
     before = param.detach().clone()
     scaler.scale(param.sum()).backward()
     return round(float((before - param.detach()).mean()), 3)
 
 
 @pytest.mark.clause("INBW-024")
-def test_dtypes(impl, dtype, device):
+def test_dtypes(impl, dtype):
     """A parameter of any dtype is updated like a step of its optimizer."""
-    param = parameter(4, 3, dtype=dtype, device=device)
+    param = parameter(4, 3, dtype=dtype)
     (twin,) = leaf_copies(param)
     apply_in_backward(impl, torch.optim.Adagrad, [param], {"lr": 0.25})
     ordinary = torch.optim.Adagrad([twin], lr=0.25)
@@ -227,12 +228,12 @@ def test_dtypes(impl, dtype, device):
 @pytest.mark.parametrize("to", ["float64", "bfloat16"])
 def test_moved_module(impl, to):
     """A module that is converted to another dtype after the call continues to train."""
-    layer = torch.nn.Linear(3, 2)
+    layer = linear(3, 2)
     apply_in_backward(impl, torch.optim.SGD, layer.parameters(), {"lr": 0.25})
-    layer(torch.ones(1, 3)).sum().backward()
+    layer(ones(1, 3)).sum().backward()
     layer.to(getattr(torch, to))
     before = layer.bias.detach().clone()
-    layer(torch.ones(1, 3, dtype=getattr(torch, to))).sum().backward()
+    layer(ones(1, 3, dtype=getattr(torch, to))).sum().backward()
     expect_bits(layer.bias.detach(), before - 0.25, "the bias after another step")
     expect_equal(layer.bias.grad, None, "its gradient")
 
@@ -246,8 +247,8 @@ def test_sparse_gradients(impl):
     apply_in_backward(impl, torch.optim.SparseAdam, table.parameters(), {"lr": 0.25})
     ordinary = torch.optim.SparseAdam(twin.parameters(), lr=0.25)
     for rows in ([1, 3, 1], [0, 3]):
-        table(torch.tensor(rows)).square().sum().backward()
-        twin(torch.tensor(rows)).square().sum().backward()
+        table(tensor(rows)).square().sum().backward()
+        twin(tensor(rows)).square().sum().backward()
         ordinary.step()
         ordinary.zero_grad()
     expect_bits(table.weight.detach(), twin.weight.detach(), "the table")

@@ -14,6 +14,7 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_unchanged,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import linear, ones, the_device
 from keyedopt.conformance.suite.support.doubles import single_rank
 from keyedopt.conformance.suite.support.in_backward import (
     COMPILED,
@@ -109,7 +110,7 @@ def test_checkpointed_segments(impl, reentrant):
     apply_in_backward(impl, torch.optim.SGD, [param], {"lr": 0.25})
     calls: list[int] = []
     optimizers_of(param)[0].register_step_post_hook(lambda *_: calls.append(1))
-    inputs = torch.ones(3, requires_grad=True)
+    inputs = ones(3, requires_grad=True)
     middle = checkpoint(lambda x: x * param, inputs, use_reentrant=reentrant)
     checkpoint(lambda x: x * param, middle, use_reentrant=reentrant).sum().backward()
     return len(calls)
@@ -133,7 +134,7 @@ def test_gradient_from_before(impl):
     param = parameter(4, 3)
     apply_in_backward(impl, torch.optim.SGD, [param], {"lr": 1.0})
     before = param.detach().clone()
-    param.grad = torch.ones(4, 3)
+    param.grad = ones(4, 3)
     (param * 2).sum().backward()
     return round(float((before - param.detach()).mean()), 3) - 2
 
@@ -147,7 +148,7 @@ def test_dtensor(impl):
     plain = parameter(4, 3)
     before = plain.detach().clone()
     with single_rank():
-        mesh = init_device_mesh("cpu", (1,))
+        mesh = init_device_mesh(the_device().type, (1,))
         param = torch.nn.Parameter(distribute_tensor(before, mesh, [Shard(0)]))
         apply_in_backward(impl, torch.optim.SGD, [param], {"lr": 0.25})
         param.sum().backward()
@@ -159,14 +160,14 @@ def test_dtensor(impl):
 @pytest.mark.parametrize("dtype_of_autocast", ["bfloat16"])
 def test_autocast(impl, dtype_of_autocast):
     """Under autocast a parameter is updated as without autocast."""
-    layer = torch.nn.Linear(3, 2)
-    twin = torch.nn.Linear(3, 2)
+    layer = linear(3, 2)
+    twin = linear(3, 2)
     twin.load_state_dict(layer.state_dict())
     apply_in_backward(impl, torch.optim.SGD, layer.parameters(), {"lr": 0.25})
     ordinary = torch.optim.SGD(twin.parameters(), lr=0.25)
     for one in (layer, twin):
-        with torch.autocast("cpu", dtype=getattr(torch, dtype_of_autocast)):
-            value = one(torch.ones(2, 3)).sum()
+        with torch.autocast(the_device().type, dtype=getattr(torch, dtype_of_autocast)):
+            value = one(ones(2, 3)).sum()
         value.backward()
     ordinary.step()
     expect_unchanged(

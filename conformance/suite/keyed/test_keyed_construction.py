@@ -12,6 +12,7 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_raises,
     outcome,
 )
+from keyedopt.conformance.suite.support.device import ones
 from keyedopt.conformance.suite.support.inputs import parameters, set_grads, values
 
 
@@ -69,7 +70,7 @@ def test_state_and_groups_are_live(impl):
     optimizer = impl.KeyedOptimizer(params, state, groups)
     optimizer.save_param_groups(True)
     expect_equal(optimizer.state_dict()["state"], {}, "state before there is any")
-    state[params["p0"]] = {"moment": torch.ones(3)}
+    state[params["p0"]] = {"moment": ones(3)}
     groups[0]["lr"] = 0.5
     saved = optimizer.state_dict()
     expect_equal(list(saved["state"]), ["p0"], "keys of state that was filled later")
@@ -128,7 +129,7 @@ def test_unusual_groups_are_taken(impl, groups):
     }[groups]
     optimizer = impl.KeyedOptimizer(params, momentum_like(params), listed)
     expect_equal(sorted(optimizer.state_dict()["state"]), ["p0", "p1"], "keys of the state")
-    optimizer.load_state_dict({"state": {key: {"moment": torch.ones(3)} for key in params}})
+    optimizer.load_state_dict({"state": {key: {"moment": ones(3)} for key in params}})
     expect_bits(optimizer.state[params["p1"]]["moment"], torch.ones(3), "the loaded state")
 
 
@@ -182,7 +183,7 @@ def test_parameters_added_to_the_mapping_later(impl):
 def test_state_that_is_no_mapping(impl, entry):
     """Observe what happens to a state entry that is not a mapping."""
     params = parameters(1)
-    value = {"number": 1.0, "tensor": torch.ones(2), "list": [1.0]}[entry]
+    value = {"number": 1.0, "tensor": ones(2), "list": [1.0]}[entry]
 
     def build():
         impl.KeyedOptimizer(params, {params["p0"]: value}, [])

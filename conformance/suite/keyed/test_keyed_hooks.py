@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support.assertions import expect, expect_bits, expect_equal, outcome
+from keyedopt.conformance.suite.support.device import full, ones, zeros
 from keyedopt.conformance.suite.support.inputs import parameters, set_grads, train
 
 
@@ -22,7 +23,7 @@ def stepping(impl):
             return closure
 
     params = parameters(2)
-    state = {param: {"m": torch.zeros(3), "count": 1} for param in params.values()}
+    state = {param: {"m": zeros(3), "count": 1} for param in params.values()}
     return Own(params, state, [{"params": list(params.values()), "lr": 0.1}]), params
 
 
@@ -143,7 +144,7 @@ def test_load_hooks(impl):
 
     optimizer.register_load_state_dict_pre_hook(before)
     optimizer.register_load_state_dict_post_hook(after)
-    given = {f"old.{key}": {"m": torch.full((3,), 6.0), "count": 1} for key in params}
+    given = {f"old.{key}": {"m": full((3,), 6.0), "count": 1} for key in params}
     optimizer.load_state_dict({"state": given})
     expect_equal(seen, ["before", ("after", 6.0)], "hooks of one load")
     expect_equal(sorted(given), ["old.p0", "old.p1"], "keys of the caller's state dict")
@@ -155,7 +156,7 @@ def test_a_load_hook_gets_a_shallow_copy(impl):
     optimizer, params = stepping(impl)
 
     def before(own, state_dict):
-        state_dict["state"] = {key: {"m": torch.ones(3), "count": 1} for key in params}
+        state_dict["state"] = {key: {"m": ones(3), "count": 1} for key in params}
 
     optimizer.register_load_state_dict_pre_hook(before)
     given = {"state": {}}

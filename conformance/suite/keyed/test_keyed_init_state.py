@@ -12,6 +12,7 @@ from keyedopt.conformance.suite.support.assertions import (
     outcome,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import ones, tensor
 from keyedopt.conformance.suite.support.inputs import (
     adagrad,
     adam,
@@ -144,8 +145,8 @@ def test_step_counts_anywhere_start_at_nothing(impl):
                 for param in group["params"]:
                     self.state[param].update(
                         moment=torch.zeros_like(param),
-                        step=torch.ones(()),
-                        inner={"moment": torch.zeros_like(param), "step": torch.ones(())},
+                        step=ones(()),
+                        inner={"moment": torch.zeros_like(param), "step": ones(())},
                     )
 
     params = parameters(2)
@@ -258,7 +259,7 @@ def test_names_that_are_not_here_are_no_error(impl):
 def test_options_of_groups_stay(impl):
     """Learning rates, decay and all other group options do not change."""
     params = parameters(1)
-    optimizer = adam(impl, params, weight_decay=0.5, lr=torch.tensor(0.25))
+    optimizer = adam(impl, params, weight_decay=0.5, lr=tensor(0.25))
     rate = optimizer.param_groups[0]["lr"]
     before = snapshot({k: v for k, v in optimizer.param_groups[0].items() if k != "params"})
     optimizer.init_state()
@@ -278,7 +279,7 @@ def test_an_option_that_a_step_changes(impl):
                 group["lr"].mul_(0.5)
 
     params = parameters(1)
-    rate = torch.tensor(0.25)
+    rate = tensor(0.25)
     optimizer = impl.KeyedOptimizerWrapper(params, lambda listed: Decaying(listed, lr=rate, momentum=0.9))
     optimizer.init_state()
     expect(optimizer.param_groups[0]["lr"] is rate, "the same tensor for the learning rate", "another")
@@ -305,7 +306,7 @@ def test_a_step_that_requires_its_argument(impl):
 @pytest.mark.parametrize("special", ["nan", "inf", "-0.0"])
 def test_non_finite_parameters_do_not_change(impl, special):
     """init_state keeps NaN, infinities and signed zeros, and out of moments."""
-    param = torch.nn.Parameter(torch.tensor([1.0, float(special), -2.0]))
+    param = torch.nn.Parameter(tensor([1.0, float(special), -2.0]))
     optimizer = adam(impl, {"p0": param}, weight_decay=0.1)
     before = param.detach().clone()
     optimizer.init_state()

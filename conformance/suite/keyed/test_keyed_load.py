@@ -12,6 +12,7 @@ from keyedopt.conformance.suite.support.assertions import (
     outcome,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import full, ones, tensor, zeros
 from keyedopt.conformance.suite.support.inputs import adam, parameters, train, values
 
 
@@ -39,9 +40,9 @@ def test_tensors_are_loaded_in_place(impl, dtype):
     live = {key: new.state[param]["exp_avg"] for key, param in params.items()}
     memory = {key: tensor.data_ptr() for key, tensor in live.items()}
     new.load_state_dict(snapshot(old.state_dict()))
-    for key, tensor in live.items():
+    for key, old_tensor in live.items():
         now = new.state[params[key]]["exp_avg"]
-        expect(now is tensor, f"the same tensor for {key}", "another tensor")
+        expect(now is old_tensor, f"the same tensor for {key}", "another tensor")
         expect_equal(now.data_ptr(), memory[key], f"memory of {key}")
         expect_bits(now, old.state[old_params[key]]["exp_avg"], f"state of {key}")
 
@@ -78,8 +79,8 @@ def test_training_goes_on_from_a_checkpoint(impl, algorithm, dtype):
 @pytest.mark.parametrize("which", ["all", "one"])
 def test_an_empty_state_is_not_loaded_into_an_initialized_optimizer(impl, which):
     """Loading empty state into initialized state raises."""
-    optimizer = keyed(impl, [{"moment": torch.ones(3)}, {"moment": torch.ones(3)}])
-    loaded = {} if which == "all" else {"p0": {"moment": torch.zeros(3)}}
+    optimizer = keyed(impl, [{"moment": ones(3)}, {"moment": ones(3)}])
+    loaded = {} if which == "all" else {"p0": {"moment": zeros(3)}}
     refuses(optimizer, {"state": loaded}, ValueError, expected="a ValueError for missing state")
 
 
@@ -100,7 +101,7 @@ def test_state_is_not_loaded_into_an_optimizer_that_has_none(impl):
 @pytest.mark.clause("KEYED-023")
 def test_the_empty_entry_of_a_parameter_is_refused(impl):
     """Loading an empty entry for a parameter raises, like missing state."""
-    optimizer = keyed(impl, [{"moment": torch.ones(3)}])
+    optimizer = keyed(impl, [{"moment": ones(3)}])
     refuses(optimizer, {"state": {"p0": {}}}, ValueError, expected="a ValueError for an empty entry")
 
 
@@ -123,8 +124,8 @@ def test_state_that_was_filled_in_place_can_be_loaded(impl):
 @pytest.mark.parametrize(("live", "given"), [([2, 3], [1]), ([2, 3], [3]), ([2, 3], [1, 3]), ([3], [])])
 def test_loading_never_broadcasts(impl, live, given):
     """Loading a state tensor of another shape raises an error and writes nothing."""
-    optimizer = keyed(impl, [{"moment": torch.ones(live)}])
-    wrong = {"state": {"p0": {"moment": torch.full(given, 5.0)}}}
+    optimizer = keyed(impl, [{"moment": ones(live)}])
+    wrong = {"state": {"p0": {"moment": full(given, 5.0)}}}
     refuses(
         optimizer,
         wrong,
@@ -137,10 +138,10 @@ def test_loading_never_broadcasts(impl, live, given):
 @pytest.mark.clause("KEYED-025")
 def test_as_many_elements_in_another_shape_are_refused(impl):
     """A tensor of another shape raises even with as many elements."""
-    optimizer = keyed(impl, [{"moment": torch.ones(2, 3)}])
+    optimizer = keyed(impl, [{"moment": ones(2, 3)}])
     refuses(
         optimizer,
-        {"state": {"p0": {"moment": torch.zeros(3, 2)}}},
+        {"state": {"p0": {"moment": zeros(3, 2)}}},
         ValueError,
         RuntimeError,
         expected="a refusal of shape (3, 2) over shape (2, 3)",
@@ -151,16 +152,16 @@ def test_as_many_elements_in_another_shape_are_refused(impl):
 @pytest.mark.parametrize("fault", ["shape", "missing key", "size", "kind"])
 def test_a_refused_load_changes_nothing(impl, fault):
     """If the second parameter does not fit, the first one is not written either."""
-    optimizer = keyed(impl, [{"m": torch.ones(3), "n": 1}, {"m": torch.ones(3), "n": 2}])
+    optimizer = keyed(impl, [{"m": ones(3), "n": 1}, {"m": ones(3), "n": 2}])
     broken = {
-        "shape": {"m": torch.zeros(4), "n": 8},
-        "missing key": {"m": torch.zeros(3), "other": 8},
-        "size": {"m": torch.zeros(3)},
+        "shape": {"m": zeros(4), "n": 8},
+        "missing key": {"m": zeros(3), "other": 8},
+        "size": {"m": zeros(3)},
         "kind": {"m": "zeros", "n": 8},
     }[fault]
     refuses(
         optimizer,
-        {"state": {"p0": {"m": torch.zeros(3), "n": 9}, "p1": broken}},
+        {"state": {"p0": {"m": zeros(3), "n": 9}, "p1": broken}},
         Exception,
         expected=f"a refusal ({fault})",
     )
@@ -169,11 +170,11 @@ def test_a_refused_load_changes_nothing(impl, fault):
 @pytest.mark.clause("KEYED-026")
 def test_an_unknown_parameter_changes_nothing(impl):
     """If one parameter has another name, the other parameters do not change."""
-    optimizer = keyed(impl, [{"m": torch.ones(3)}, {"m": torch.ones(3)}])
-    zeros = {"m": torch.zeros(3)}
+    optimizer = keyed(impl, [{"m": ones(3)}, {"m": ones(3)}])
+    wrong = {"m": zeros(3)}
     refuses(
         optimizer,
-        {"state": {"p0": zeros, "other": zeros}},
+        {"state": {"p0": wrong, "other": wrong}},
         ValueError,
         mentions=["p1"],
         expected="a ValueError that names p1",
@@ -184,9 +185,9 @@ def test_an_unknown_parameter_changes_nothing(impl):
 @pytest.mark.parametrize("deep", [False, True])
 def test_keys_that_the_optimizer_does_not_have_are_refused(impl, deep):
     """Entries that the optimizer lacks raise, at every depth."""
-    entry = {"deep": {"m": torch.ones(3)}, "n": 1}
-    given = {"deep": {"m": torch.zeros(3)}, "n": 2}
-    (given["deep"] if deep else given)["extra"] = torch.zeros(3)
+    entry = {"deep": {"m": ones(3)}, "n": 1}
+    given = {"deep": {"m": zeros(3)}, "n": 2}
+    (given["deep"] if deep else given)["extra"] = zeros(3)
     refuses(
         keyed(impl, [entry]),
         {"state": {"p0": given}},
@@ -204,8 +205,8 @@ def test_only_like_is_loaded_over_like(impl, live, given):
     if live == given:
         return
     made = {
-        "tensor": torch.ones(3),
-        "mapping": {"m": torch.ones(3)},
+        "tensor": ones(3),
+        "mapping": {"m": ones(3)},
         "number": 1.0,
         "text": "m",
         "none": None,
@@ -245,8 +246,8 @@ def test_type_of_a_loaded_number(impl, live, given):
 )
 def test_state_of_another_dtype(impl, live, given):
     """Observe whether a checkpoint in another dtype is converted in place, or raises an error."""
-    optimizer = keyed(impl, [{"m": torch.zeros(2, dtype=getattr(torch, live))}])
-    loaded = torch.tensor([1, 3], dtype=getattr(torch, given))
+    optimizer = keyed(impl, [{"m": zeros(2, dtype=getattr(torch, live))}])
+    loaded = tensor([1, 3], dtype=getattr(torch, given))
 
     def load():
         optimizer.load_state_dict({"state": {"p0": {"m": loaded}}})
@@ -269,8 +270,8 @@ def test_state_of_another_dtype(impl, live, given):
 )
 def test_values_that_the_live_dtype_cannot_hold_are_refused(impl, live, given, values_given):
     """Values that the live dtype cannot represent raise an error."""
-    optimizer = keyed(impl, [{"m": torch.zeros(2, dtype=getattr(torch, live))}])
-    loaded = torch.tensor(values_given, dtype=getattr(torch, given))
+    optimizer = keyed(impl, [{"m": zeros(2, dtype=getattr(torch, live))}])
+    loaded = tensor(values_given, dtype=getattr(torch, given))
     refuses(
         optimizer,
         {"state": {"p0": {"m": loaded}}},
@@ -283,8 +284,8 @@ def test_values_that_the_live_dtype_cannot_hold_are_refused(impl, live, given, v
 @pytest.mark.filterwarnings("ignore")
 def test_complex_state_is_not_cut_to_its_real_part(impl):
     """Loading complex numbers over real state raises an error."""
-    optimizer = keyed(impl, [{"m": torch.zeros(2)}])
-    loaded = torch.tensor([1 + 2j, 3 - 1j])
+    optimizer = keyed(impl, [{"m": zeros(2)}])
+    loaded = tensor([1 + 2j, 3 - 1j])
     refuses(
         optimizer,
         {"state": {"p0": {"m": loaded}}},
@@ -296,7 +297,7 @@ def test_complex_state_is_not_cut_to_its_real_part(impl):
 @pytest.mark.clause("KEYED-033")
 def test_a_state_dict_with_swapped_keys_loads_what_it_held(impl):
     """Loading a live state dict with swapped entries swaps state."""
-    optimizer = keyed(impl, [{"m": torch.full((3,), 1.0)}, {"m": torch.full((3,), 2.0)}])
+    optimizer = keyed(impl, [{"m": full((3,), 1.0)}, {"m": full((3,), 2.0)}])
     saved = optimizer.state_dict()
     saved["state"]["p0"], saved["state"]["p1"] = saved["state"]["p1"], saved["state"]["p0"]
     optimizer.load_state_dict(saved)
@@ -308,8 +309,8 @@ def test_a_state_dict_with_swapped_keys_loads_what_it_held(impl):
 @pytest.mark.clause("KEYED-034")
 def test_what_was_loaded_is_not_shared(impl):
     """Changing a checkpoint after a load does not affect the optimizer, nor the reverse."""
-    optimizer = keyed(impl, [{"m": torch.ones(3), "hist": [1, 2], "n": 1.0}])
-    given = {"m": torch.zeros(3), "hist": [3, 4], "n": 2.0}
+    optimizer = keyed(impl, [{"m": ones(3), "hist": [1, 2], "n": 1.0}])
+    given = {"m": zeros(3), "hist": [3, 4], "n": 2.0}
     optimizer.load_state_dict({"state": {"p0": given}})
     given["m"].fill_(9.0)
     given["hist"].append(5)
@@ -329,9 +330,9 @@ def test_what_is_no_state_dict_is_refused(impl, given):
         "list": [1],
         "no state": {"param_groups": []},
         "state is a list": {"state": [1]},
-        "entry is a list": {"state": {"p0": [torch.zeros(3)]}},
+        "entry is a list": {"state": {"p0": [zeros(3)]}},
     }[given]
-    optimizer = keyed(impl, [{"m": torch.ones(3)}])
+    optimizer = keyed(impl, [{"m": ones(3)}])
     refuses(optimizer, wrong, Exception, expected=f"an error ({given})")
 
 
@@ -339,12 +340,12 @@ def test_what_is_no_state_dict_is_refused(impl, given):
 @pytest.mark.parametrize("fault", ["shape", "missing key", "nested key", "kind", "no state"])
 def test_a_refusal_is_a_value_error_that_says_where(impl, fault):
     """A rejected load raises a ValueError with the parameter and the key."""
-    entry = {"m": torch.ones(3), "deep": {"n": torch.ones(2)}}
+    entry = {"m": ones(3), "deep": {"n": ones(2)}}
     given = {
-        "shape": {"m": torch.zeros(4), "deep": {"n": torch.zeros(2)}},
-        "missing key": {"other": torch.zeros(3), "deep": {"n": torch.zeros(2)}},
-        "nested key": {"m": torch.zeros(3), "deep": {"other": torch.zeros(2)}},
-        "kind": {"m": 1.0, "deep": {"n": torch.zeros(2)}},
+        "shape": {"m": zeros(4), "deep": {"n": zeros(2)}},
+        "missing key": {"other": zeros(3), "deep": {"n": zeros(2)}},
+        "nested key": {"m": zeros(3), "deep": {"other": zeros(2)}},
+        "kind": {"m": 1.0, "deep": {"n": zeros(2)}},
         "no state": None,
     }[fault]
     names = {

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support.assertions import expect_bits, expect_equal, outcome, snapshot
+from keyedopt.conformance.suite.support.device import full, ones, tensor, zeros
 from keyedopt.conformance.suite.support.inputs import parameter, parameters, sgd, train, values
 
 
@@ -17,8 +18,8 @@ def test_after_a_load(impl):
             seen.append(float(self.state_dict()["state"]["p0"]["m"][0]))
 
     params = parameters(1)
-    optimizer = Noting(params, {params["p0"]: {"m": torch.ones(3)}}, [])
-    optimizer.load_state_dict({"state": {"p0": {"m": torch.full((3,), 4.0)}}})
+    optimizer = Noting(params, {params["p0"]: {"m": ones(3)}}, [])
+    optimizer.load_state_dict({"state": {"p0": {"m": full((3,), 4.0)}}})
     expect_equal(seen, [4.0], "what post_load_state_dict saw")
     outcome(lambda: optimizer.load_state_dict({"state": {}}))
     expect_equal(seen, [4.0], "what it saw after a failed load")
@@ -34,7 +35,7 @@ def test_a_good_load_after_a_refused_one(impl):
     train(optimizer, params, 2, seed=30)
     wanted = values(params)
     broken = snapshot(saved)
-    broken["state"]["p1"]["momentum_buffer"] = torch.zeros(7)
+    broken["state"]["p1"]["momentum_buffer"] = zeros(7)
     outcome(lambda: optimizer.load_state_dict(broken))
     with torch.no_grad():
         for param, value in zip(params.values(), at, strict=True):
@@ -52,8 +53,8 @@ def test_sparse_state(impl):
     old, new = sgd(impl, params, momentum=0.9), sgd(impl, others, momentum=0.9)
     for step, optimizer in enumerate((old, old, new)):
         listed = params if optimizer is old else others
-        rows = torch.tensor([[step, 3]])
-        listed["p0"].grad = torch.sparse_coo_tensor(rows, torch.ones(2, 2), (4, 2))
+        rows = tensor([[step, 3]])
+        listed["p0"].grad = torch.sparse_coo_tensor(rows, ones(2, 2), (4, 2))
         optimizer.step()
     new.load_state_dict(snapshot(old.state_dict()))
     loaded = new.state[others["p0"]]["momentum_buffer"].to_dense()

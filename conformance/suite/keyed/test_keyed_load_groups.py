@@ -1,7 +1,6 @@
 """Keyed optimizers: saving and loading parameter groups, which are identified by their parameters."""
 
 import pytest
-import torch
 
 from keyedopt.conformance.suite.support.assertions import (
     expect,
@@ -11,6 +10,7 @@ from keyedopt.conformance.suite.support.assertions import (
     outcome,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import ones, tensor, zeros
 from keyedopt.conformance.suite.support.inputs import adam, parameters, train
 
 
@@ -18,7 +18,7 @@ def grouped(impl, groups, keys=3, moments=False):
     """Make an optimizer that saves its groups, given as (keys, options)."""
     params = parameters(keys)
     listed = [{"params": [params[key] for key in names], **options} for names, options in groups]
-    state = {param: {"m": torch.ones(3)} for param in params.values()} if moments else {}
+    state = {param: {"m": ones(3)} for param in params.values()} if moments else {}
     optimizer = impl.KeyedOptimizer(params, state, listed)
     optimizer.save_param_groups(True)
     return optimizer
@@ -134,7 +134,7 @@ def test_refused_groups_leave_state_and_groups_alone(impl, fault):
         "member": [first, {"params": ["p1"], "lr": 9.0}],
         "option": [first, {"params": ["p1", "p2"], "rate": 9.0}],
     }[fault]
-    loaded = {"state": {key: {"m": torch.zeros(3)} for key in ("p0", "p1", "p2")}}
+    loaded = {"state": {key: {"m": zeros(3)} for key in ("p0", "p1", "p2")}}
     if given is not None:
         loaded["param_groups"] = given
     before = snapshot(optimizer.state_dict())
@@ -199,9 +199,9 @@ def test_loaded_groups_are_not_shared(impl):
 @pytest.mark.clause("KEYED-049")
 def test_a_rate_in_a_tensor(impl):
     """Observe whether a load fills a learning rate tensor in place or replaces it."""
-    rate = torch.tensor(0.5)
+    rate = tensor(0.5)
     optimizer = grouped(impl, [(["p0"], {"lr": rate})])
-    given = [{"params": ["p0"], "lr": torch.tensor(2.0)}]
+    given = [{"params": ["p0"], "lr": tensor(2.0)}]
     optimizer.load_state_dict({"state": {}, "param_groups": given})
     now = optimizer.param_groups[0]["lr"]
     return {"value": float(now), "same tensor": now is rate}
@@ -227,7 +227,7 @@ def test_options_of_another_type(impl, change):
     live, given = {
         "a list for a tuple": ((0.9, 0.99), [0.8, 0.88]),
         "None to False": (None, False),
-        "a tensor for a float": (0.5, torch.tensor(2.0)),
+        "a tensor for a float": (0.5, tensor(2.0)),
     }[change]
     optimizer = grouped(impl, [(["p0"], {"option": live})])
 

@@ -10,6 +10,7 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_unchanged,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import full, ones, zeros
 from keyedopt.conformance.suite.support.inputs import parameter, parameters, values
 
 
@@ -19,11 +20,10 @@ from keyedopt.conformance.suite.support.inputs import parameter, parameters, val
 def test_keys_that_begin_alike(impl, names, turned):
     """Each parameter gets the state of its own key, also if one key is a prefix of another."""
     params = {name: parameter(2, seed=index) for index, name in enumerate(names)}
-    state = {param: {"moment": torch.zeros(2), "count": 0} for param in params.values()}
+    state = {param: {"moment": zeros(2), "count": 0} for param in params.values()}
     optimizer = impl.KeyedOptimizer(params, state, [])
     given = {
-        name: {"moment": torch.full((2,), index + 1.0), "count": index + 1}
-        for index, name in enumerate(names)
+        name: {"moment": full((2,), index + 1.0), "count": index + 1} for index, name in enumerate(names)
     }
     listed = reversed(names) if turned else names
     optimizer.load_state_dict({"state": {name: given[name] for name in listed}})
@@ -36,7 +36,7 @@ def test_keys_that_begin_alike(impl, names, turned):
 def test_state_with_other_strides_is_loaded(impl):
     """State of a transposed parameter is loaded in place like contiguous state."""
     param = torch.nn.Parameter(parameter(3, 4).detach().t())
-    moment = torch.zeros(3, 4).t()
+    moment = zeros(3, 4).t()
     optimizer = impl.KeyedOptimizer({"p": param}, {param: {"moment": moment}}, [])
     given = parameter(4, 3, seed=5).detach()
     optimizer.load_state_dict({"state": {"p": {"moment": given}}})
@@ -51,10 +51,10 @@ def test_state_with_other_strides_is_loaded(impl):
 def test_dimensions_of_one_are_dimensions(impl, live, given):
     """Loading a tensor with another number of dimensions raises, whatever its values."""
     param = parameter(3)
-    optimizer = impl.KeyedOptimizer({"p": param}, {param: {"moment": torch.ones(tuple(live))}}, [])
+    optimizer = impl.KeyedOptimizer({"p": param}, {param: {"moment": ones(tuple(live))}}, [])
     before = snapshot(optimizer.state_dict())
     expect_raises(
-        lambda: optimizer.load_state_dict({"state": {"p": {"moment": torch.zeros(tuple(given))}}}),
+        lambda: optimizer.load_state_dict({"state": {"p": {"moment": zeros(tuple(given))}}}),
         ValueError,
         RuntimeError,
         expected=f"an error for shape {tuple(given)} over shape {tuple(live)}",
@@ -67,9 +67,9 @@ def test_dimensions_of_one_are_dimensions(impl, live, given):
 def test_a_number_of_nothing_is_loaded(impl, given):
     """A count of 0 is loaded over a nonzero count."""
     param = parameter(3)
-    state = {param: {"count": 7, "moment": torch.ones(3)}}
+    state = {param: {"count": 7, "moment": ones(3)}}
     optimizer = impl.KeyedOptimizer({"p": param}, state, [])
-    optimizer.load_state_dict({"state": {"p": {"count": given, "moment": torch.zeros(3)}}})
+    optimizer.load_state_dict({"state": {"p": {"count": given, "moment": zeros(3)}}})
     expect_equal(float(state[param]["count"]), 0.0, "the count")
     expect_bits(state[param]["moment"], torch.zeros(3), "the moment")
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support.assertions import expect_equal, outcome
+from keyedopt.conformance.suite.support.device import ones
 from keyedopt.conformance.suite.support.inputs import parameters, sgd, warmup_stages
 
 
@@ -15,7 +16,7 @@ class Spare(torch.optim.SGD):
     def __init__(self, listed):
         super().__init__(listed, lr=0.1)
         self.told = []
-        self.buffer = torch.ones(2)
+        self.buffer = ones(2)
 
     def set_optimizer_step(self, step):
         """Record a step count."""

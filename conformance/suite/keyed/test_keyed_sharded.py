@@ -12,6 +12,7 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_raises,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import full, ones, the_device
 from keyedopt.conformance.suite.support.doubles import single_rank
 from keyedopt.conformance.suite.support.inputs import parameter, parameters, set_grads, train
 
@@ -29,13 +30,13 @@ def sharded(pieces, offsets, size):
 
 def whole(value, *size):
     """Make a ShardedTensor of a single shard, filled with a value."""
-    return sharded([torch.full(size, value)], [[0] * len(size)], size)
+    return sharded([full(size, value)], [[0] * len(size)], size)
 
 
 def columns(value, *widths):
     """Make a ShardedTensor of three rows, cut into shards of the given widths."""
     offsets = [[0, sum(widths[:number])] for number in range(len(widths))]
-    return sharded([torch.full((3, width), value) for width in widths], offsets, (3, sum(widths)))
+    return sharded([full((3, width), value) for width in widths], offsets, (3, sum(widths)))
 
 
 def expect_columns(live, value, *widths):
@@ -80,7 +81,7 @@ def test_every_local_shard_is_filled_by_its_own(impl, cut):
     def pieces(*numbers):
         offsets = [[0, 2 * i] if cut == "columns" else [3 * i, 0] for i in range(len(numbers))]
         size = (3, 2 * len(numbers)) if cut == "columns" else (3 * len(numbers), 2)
-        return sharded([torch.full((3, 2), number) for number in numbers], offsets, size)
+        return sharded([full((3, 2), number) for number in numbers], offsets, size)
 
     with warnings.catch_warnings(), single_rank():
         warnings.simplefilter("ignore")
@@ -104,13 +105,9 @@ def test_sharded_tensors_that_do_not_fit_are_refused(impl, given):
         wrong = {
             "more shards": lambda: columns(5.0, 1, 1, 2),
             "other whole": lambda: columns(5.0, 3, 3),
-            "other rows": lambda: sharded(
-                [torch.full((2, 2), 5.0), torch.full((2, 2), 5.0)], [[0, 0], [0, 2]], (2, 4)
-            ),
-            "cut by rows": lambda: sharded(
-                [torch.full((1, 4), 5.0), torch.full((2, 4), 5.0)], [[0, 0], [1, 0]], (3, 4)
-            ),
-            "plain": lambda: torch.full((3, 4), 5.0),
+            "other rows": lambda: sharded([full((2, 2), 5.0), full((2, 2), 5.0)], [[0, 0], [0, 2]], (2, 4)),
+            "cut by rows": lambda: sharded([full((1, 4), 5.0), full((2, 4), 5.0)], [[0, 0], [1, 0]], (3, 4)),
+            "plain": lambda: full((3, 4), 5.0),
         }[given]()
         expect_raises(
             lambda: optimizer.load_state_dict({"state": {"p0": {"m": wrong}}}),
@@ -129,7 +126,7 @@ def test_shards_in_another_order(impl, cut):
     def pieces(numbers, more=0.0):
         offsets = [[0, 2 * number] if cut == "columns" else [3 * number, 0] for number in numbers]
         size = (3, 4) if cut == "columns" else (6, 2)
-        return sharded([torch.full((3, 2), number + more) for number in numbers], offsets, size)
+        return sharded([full((3, 2), number + more) for number in numbers], offsets, size)
 
     with warnings.catch_warnings(), single_rank():
         warnings.simplefilter("ignore")
@@ -191,12 +188,12 @@ def test_dtensors_are_loaded_in_place(impl, placement):
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     with single_rank():
-        mesh = init_device_mesh("cpu", (1,))
+        mesh = init_device_mesh(the_device().type, (1,))
         placements = [Shard(0) if placement == "shard" else Replicate()]
-        live = distribute_tensor(torch.ones(4, 2), mesh, placements)
+        live = distribute_tensor(ones(4, 2), mesh, placements)
         memory = live.to_local().data_ptr()
         optimizer = keyed(impl, {"m": live})
-        given = distribute_tensor(torch.full((4, 2), 5.0), mesh, placements)
+        given = distribute_tensor(full((4, 2), 5.0), mesh, placements)
         optimizer.load_state_dict({"state": {"p0": {"m": given}}})
         expect(next(iter(optimizer.state.values()))["m"] is live, "the same DTensor", "another")
         expect_equal(live.to_local().data_ptr(), memory, "memory of the local part")
@@ -210,11 +207,11 @@ def test_dtensors_that_are_placed_otherwise(impl):
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     with single_rank():
-        mesh = init_device_mesh("cpu", (1,))
-        live = distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)])
+        mesh = init_device_mesh(the_device().type, (1,))
+        live = distribute_tensor(ones(4, 2), mesh, [Shard(0)])
         optimizer = keyed(impl, {"m": live})
         value = 5.0
-        given = distribute_tensor(torch.full((4, 2), value), mesh, [Replicate()])
+        given = distribute_tensor(full((4, 2), value), mesh, [Replicate()])
         try:
             optimizer.load_state_dict({"state": {"p0": {"m": given}}})
         except Exception:
@@ -233,10 +230,10 @@ def test_dtensors_of_several_local_shards(impl, placement):
     from torch.distributed.tensor._shards_wrapper import LocalShardsWrapper
 
     with single_rank():
-        mesh = init_device_mesh("cpu", (1,))
+        mesh = init_device_mesh(the_device().type, (1,))
 
         def made(*numbers):
-            columns = [torch.full((3, 2), number) for number in numbers]
+            columns = [full((3, 2), number) for number in numbers]
             local = LocalShardsWrapper(columns, [(0, 2 * index) for index in range(len(columns))])
             where, size = [Shard(1) if placement == "shard" else Replicate()], (3, 2 * len(columns))
             whole = DTensor.from_local(local, mesh, where, run_check=False, shape=size, stride=(size[1], 1))
@@ -262,11 +259,11 @@ def test_dtensors_that_do_not_fit_are_refused(impl, given):
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     with single_rank():
-        mesh = init_device_mesh("cpu", (1,))
-        live = distribute_tensor(torch.ones(4, 2), mesh, [Replicate()])
+        mesh = init_device_mesh(the_device().type, (1,))
+        live = distribute_tensor(ones(4, 2), mesh, [Replicate()])
         optimizer = keyed(impl, {"m": live})
         what, _, split = given.partition(", ")
-        wrong = torch.full({"shape": (3, 2), "plain": (4, 2), "broadcast": (1, 2)}[what], 5.0)
+        wrong = full({"shape": (3, 2), "plain": (4, 2), "broadcast": (1, 2)}[what], 5.0)
         if given != "plain":
             wrong = distribute_tensor(wrong, mesh, [Shard(0) if split else Replicate()])
         expect_raises(
@@ -284,7 +281,7 @@ def test_parameters_may_be_dtensors(impl):
     from torch.distributed.tensor import Shard, distribute_tensor
 
     with single_rank():
-        mesh = init_device_mesh("cpu", (1,))
+        mesh = init_device_mesh(the_device().type, (1,))
         plain = {"p0": parameter(4, 2)}
         split = {"p0": torch.nn.Parameter(distribute_tensor(plain["p0"].detach().clone(), mesh, [Shard(0)]))}
 

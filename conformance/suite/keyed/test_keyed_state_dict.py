@@ -12,6 +12,7 @@ from keyedopt.conformance.suite.support.assertions import (
     same_bits,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import full, ones, tensor, zeros
 from keyedopt.conformance.suite.support.doubles import Stateful
 from keyedopt.conformance.suite.support.inputs import adam, parameters, set_grads, sgd, train
 
@@ -33,7 +34,7 @@ def test_state_belongs_to_the_parameter_of_its_key(impl):
     """The state under a key belongs to that parameter, in any group order."""
     params = parameters(3)
     backwards = [{"params": [params[key]], "lr": 0.1} for key in ("p2", "p0", "p1")]
-    state = {params[key]: {"tag": torch.full((2,), number)} for number, key in enumerate(("p1", "p2", "p0"))}
+    state = {params[key]: {"tag": full((2,), number)} for number, key in enumerate(("p1", "p2", "p0"))}
     saved = impl.KeyedOptimizer(params, state, backwards).state_dict()["state"]
     seen = {key: int(entry["tag"][0]) for key, entry in saved.items()}
     expect_equal(seen, {"p1": 0, "p2": 1, "p0": 2}, "tags by key")
@@ -85,7 +86,7 @@ def test_saved_tensors_are_the_live_ones(impl, dtype):
 def test_saved_groups_are_copies(impl):
     """A saved group keeps its values when the live group changes, and the reverse."""
     params = parameters(1)
-    groups = [{"params": [params["p0"]], "lr": torch.tensor(0.1), "betas": [0.9, 0.99]}]
+    groups = [{"params": [params["p0"]], "lr": tensor(0.1), "betas": [0.9, 0.99]}]
     optimizer = impl.KeyedOptimizer(params, {}, groups)
     optimizer.save_param_groups(True)
     saved = optimizer.state_dict()["param_groups"][0]
@@ -105,8 +106,8 @@ def test_stateful_objects_appear_as_their_state(impl):
     params = parameters(1)
     state = {
         params["p0"]: {
-            "object": Stateful(torch.tensor([1.0, 2.0])),
-            "deep": {"object": Stateful(torch.tensor([3.0]))},
+            "object": Stateful(tensor([1.0, 2.0])),
+            "deep": {"object": Stateful(tensor([3.0]))},
         }
     }
     saved = impl.KeyedOptimizer(params, state, []).state_dict()["state"]["p0"]
@@ -119,12 +120,12 @@ def test_stateful_objects_appear_as_their_state(impl):
 def test_the_shape_of_the_live_state_is_not_the_callers_to_change(impl):
     """Changing keys of a state dict has no effect."""
     params = parameters(1)
-    state = {params["p0"]: {"deep": {"moment": torch.ones(3)}, "count": 3}}
+    state = {params["p0"]: {"deep": {"moment": ones(3)}, "count": 3}}
     optimizer = impl.KeyedOptimizer(params, state, [])
     before = snapshot(optimizer.state_dict())
     saved = optimizer.state_dict()
-    saved["state"]["p0"]["deep"]["more"] = torch.zeros(1)
-    saved["state"]["p0"]["deep"]["moment"] = torch.zeros(1)
+    saved["state"]["p0"]["deep"]["more"] = zeros(1)
+    saved["state"]["p0"]["deep"]["moment"] = zeros(1)
     saved["state"]["p0"].pop("count")
     saved["state"]["p1"] = {}
     expect_unchanged(before, optimizer.state_dict(), "state dict")
@@ -144,7 +145,7 @@ def test_what_is_optimized_without_a_key_is_not_left_out(impl, where):
     else:
         state = {}
         optimizer = impl.KeyedOptimizer(keyed, state, [])
-        state[params["p1"]] = {"moment": torch.ones(3)}
+        state[params["p1"]] = {"moment": ones(3)}
     expect_raises(
         optimizer.state_dict, ValueError, KeyError, expected="an error for a parameter without a key"
     )
@@ -167,10 +168,10 @@ def test_order_of_keys(impl):
 def test_non_finite_state_is_saved_and_loaded_bit_by_bit(impl, special):
     """NaN, infinities and signed zeros survive save and load."""
     params, others = parameters(1), parameters(1)
-    tensor = torch.tensor(special)
-    old = impl.KeyedOptimizer(params, {params["p0"]: {"m": tensor, "x": float("nan")}}, [])
-    new = impl.KeyedOptimizer(others, {others["p0"]: {"m": torch.zeros(3), "x": 0.0}}, [])
+    held = tensor(special)
+    old = impl.KeyedOptimizer(params, {params["p0"]: {"m": held, "x": float("nan")}}, [])
+    new = impl.KeyedOptimizer(others, {others["p0"]: {"m": zeros(3), "x": 0.0}}, [])
     new.load_state_dict(old.state_dict())
     loaded = new.state[others["p0"]]
-    expect(same_bits(loaded["m"], tensor), f"{special}", loaded["m"])
+    expect(same_bits(loaded["m"], held), f"{special}", loaded["m"])
     expect(loaded["x"] != loaded["x"], "nan", loaded["x"])

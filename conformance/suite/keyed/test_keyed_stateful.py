@@ -12,6 +12,7 @@ from keyedopt.conformance.suite.support.assertions import (
     outcome,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import ones, tensor, zeros
 from keyedopt.conformance.suite.support.doubles import Stateful
 from keyedopt.conformance.suite.support.inputs import parameters
 
@@ -66,9 +67,9 @@ def test_stateful_objects_load_their_own_state(impl):
 @pytest.mark.clause("KEYED-052")
 def test_stateful_tensors_are_filled(impl):
     """A stateful object that copies in place keeps the identity of its tensors."""
-    held = torch.tensor([1.0, 2.0])
+    held = tensor([1.0, 2.0])
     optimizer = keyed(impl, [{"object": Stateful(held)}])
-    optimizer.load_state_dict({"state": {"p0": {"object": {"tensor": torch.tensor([5.0, 6.0])}}}})
+    optimizer.load_state_dict({"state": {"p0": {"object": {"tensor": tensor([5.0, 6.0])}}}})
     expect_bits(held, torch.tensor([5.0, 6.0]), "the tensor of the object")
 
 
@@ -76,10 +77,10 @@ def test_stateful_tensors_are_filled(impl):
 @pytest.mark.parametrize("where", ["first", "last"])
 def test_an_object_that_refuses_undoes_the_load(impl, where):
     """If a stateful object raises in a load, it and all else are restored."""
-    refusing = Stateful(torch.tensor([1.0, 2.0]), refuse=True)
+    refusing = Stateful(tensor([1.0, 2.0]), refuse=True)
     entries = [
-        {"m": torch.ones(2), "n": 1, "object": Stateful(torch.tensor([3.0, 4.0]))},
-        {"m": torch.ones(2), "n": 1, "object": Stateful(torch.tensor([5.0, 6.0]))},
+        {"m": ones(2), "n": 1, "object": Stateful(tensor([3.0, 4.0]))},
+        {"m": ones(2), "n": 1, "object": Stateful(tensor([5.0, 6.0]))},
     ]
     entries[0 if where == "first" else 1]["object"] = refusing
     optimizer = keyed(impl, entries)
@@ -96,9 +97,9 @@ def test_an_object_that_refuses_undoes_the_load(impl, where):
 @pytest.mark.clause("KEYED-053")
 def test_a_later_fault_undoes_what_an_object_took(impl):
     """If state after a stateful object does not fit, the object is restored."""
-    entries = [{"object": Stateful(torch.ones(2))}, {"m": torch.ones(3)}]
+    entries = [{"object": Stateful(ones(2))}, {"m": ones(3)}]
     optimizer = keyed(impl, entries)
-    given = {"p0": {"object": {"tensor": torch.zeros(2)}}, "p1": {"other": torch.zeros(3)}}
+    given = {"p0": {"object": {"tensor": zeros(2)}}, "p1": {"other": zeros(3)}}
     before = snapshot(optimizer.state_dict())
     expect_raises(lambda: optimizer.load_state_dict({"state": given}), Exception, expected="an error")
     expect_unchanged(before, optimizer.state_dict(), "state after a failed load")
@@ -107,12 +108,10 @@ def test_a_later_fault_undoes_what_an_object_took(impl):
 @pytest.mark.clause("KEYED-054")
 def test_an_object_is_never_replaced_by_its_state(impl):
     """An object without load_state_dict is not replaced, or the load raises."""
-    entry = {"object": Saved(), "m": torch.ones(2)}
+    entry = {"object": Saved(), "m": ones(2)}
     optimizer = keyed(impl, [entry])
 
-    outcome(
-        lambda: optimizer.load_state_dict({"state": {"p0": {"object": {"calls": 3}, "m": torch.zeros(2)}}})
-    )
+    outcome(lambda: optimizer.load_state_dict({"state": {"p0": {"object": {"calls": 3}, "m": zeros(2)}}}))
     outcome(lambda: optimizer.load_state_dict(snapshot(optimizer.state_dict())))
     expect(
         isinstance(entry["object"], Saved), "the object itself in the state", type(entry["object"]).__name__
@@ -124,10 +123,10 @@ def test_an_object_is_never_replaced_by_its_state(impl):
 def test_an_object_does_not_get_what_is_no_state(impl, given):
     """A tensor or a number in place of an object's state raises an error."""
     target = Counting(1)
-    optimizer = keyed(impl, [{"object": target, "m": torch.ones(2)}])
-    wrong = torch.zeros(2) if given == "tensor" else 3.0
+    optimizer = keyed(impl, [{"object": target, "m": ones(2)}])
+    wrong = zeros(2) if given == "tensor" else 3.0
     expect_raises(
-        lambda: optimizer.load_state_dict({"state": {"p0": {"object": wrong, "m": torch.zeros(2)}}}),
+        lambda: optimizer.load_state_dict({"state": {"p0": {"object": wrong, "m": zeros(2)}}}),
         Exception,
         expected=f"an error for a {given} in the place of an object's state",
     )
@@ -138,7 +137,7 @@ def test_an_object_does_not_get_what_is_no_state(impl, given):
 def test_nested_state_is_saved_and_loaded_in_place(impl, dtype):
     """State in nested mappings is loaded in place at every level."""
     number = getattr(torch, dtype)
-    inner = torch.ones(3, dtype=number)
+    inner = ones(3, dtype=number)
     optimizer = keyed(impl, [{"a": {"b": {"m": inner, "n": 1}}}])
     saved = snapshot(optimizer.state_dict())
     saved["state"]["p0"]["a"]["b"]["m"].fill_(2.0)
@@ -151,6 +150,6 @@ def test_nested_state_is_saved_and_loaded_in_place(impl, dtype):
 @pytest.mark.clause("KEYED-056")
 def test_keys_that_are_no_text(impl):
     """Nested state may have numbers as keys."""
-    optimizer = keyed(impl, [{0: {1: torch.ones(2)}}])
-    optimizer.load_state_dict({"state": {"p0": {0: {1: torch.zeros(2)}}}})
+    optimizer = keyed(impl, [{0: {1: ones(2)}}])
+    optimizer.load_state_dict({"state": {"p0": {0: {1: zeros(2)}}}})
     expect_bits(optimizer.state_dict()["state"]["p0"][0][1], torch.zeros(2), "state under 0, 1")

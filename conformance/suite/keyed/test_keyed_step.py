@@ -14,6 +14,7 @@ from keyedopt.conformance.suite.support.assertions import (
     outcome,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import ones, tensor, the_device
 from keyedopt.conformance.suite.support.doubles import recording
 from keyedopt.conformance.suite.support.inputs import (
     adam,
@@ -123,9 +124,9 @@ def test_zero_grad_sets_gradients_to_zero(impl, kind, dtype):
         if kind != "sparse":
             set_grads(params, scale=float("nan") if kind == "nan" else 1.0)
         else:
-            rows = torch.tensor([[0, 2]])
+            rows = tensor([[0, 2]])
             for param in params.values():
-                param.grad = torch.sparse_coo_tensor(rows, torch.ones(2, 2, dtype=number), (4, 2))
+                param.grad = torch.sparse_coo_tensor(rows, ones(2, 2, dtype=number), (4, 2))
         optimizer.zero_grad(**arguments)
         for key, param in params.items():
             expect(
@@ -186,8 +187,8 @@ def test_sparse_and_empty_gradients_reach_the_optimizer(impl):
     optimizer, plain = impl.KeyedOptimizerWrapper(params, make), make(list(others.values()))
     for rows in ([0, 2], [1, 1], []):
         for listed, own in ((params, optimizer), (others, plain)):
-            indices = torch.tensor([rows], dtype=torch.int64)
-            listed["p0"].grad = torch.sparse_coo_tensor(indices, torch.ones(len(rows), 2), (4, 2))
+            indices = tensor([rows], dtype=torch.int64)
+            listed["p0"].grad = torch.sparse_coo_tensor(indices, ones(len(rows), 2), (4, 2))
             own.step()
     expect_bits(params["p0"], others["p0"], "the parameter after three steps")
 
@@ -265,7 +266,7 @@ def test_a_grad_scaler_steps_or_skips(impl, overflow):
     """A GradScaler unscales, steps, and skips the step if a gradient is not finite."""
     params = parameters(1)
     optimizer = adam(impl, params)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler = torch.amp.GradScaler(the_device().type, init_scale=1024.0)
     before = values(params)
     loss = (params["p0"] * (float("inf") if overflow else 1.0)).sum()
     scaler.scale(loss).backward()
@@ -299,7 +300,7 @@ def test_autocast_does_not_change_a_step(impl):
     params, others = parameters(1), parameters(1)
     optimizer, plain = adam(impl, params), adam(impl, others)
     train(plain, others, 2)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast(the_device().type, dtype=torch.bfloat16):
         optimizer.init_state()
         train(optimizer, params, 2)
         optimizer.load_state_dict(snapshot(plain.state_dict()))

@@ -13,6 +13,7 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_raises,
     expect_unchanged,
 )
+from keyedopt.conformance.suite.support.device import ones, the_device
 from keyedopt.conformance.suite.support.inputs import adam, parameter, parameters, sgd, train, values
 from keyedopt.conformance.suite.support.replicas import GLOBAL_COUNTER, LOCAL_COUNTER, Outer, semisync
 
@@ -183,12 +184,12 @@ def test_what_is_passed_on(impl):
 
 @pytest.mark.clause("SEMI-036")
 @pytest.mark.parametrize("non_blocking", [False, True])
-def test_offloading(impl, device, non_blocking):
+def test_offloading(impl, non_blocking):
     """Offloading changes no number and keeps parameters of only the global optimizer in CPU memory."""
 
     def make(**options: Any) -> Any:
-        params = parameters(device=device)
-        extra = parameter(4, seed=9, device=device)
+        params = parameters()
+        extra = parameter(4, seed=9)
         every = {**params, "x": extra}
         made = semisync(
             impl,
@@ -209,7 +210,7 @@ def test_offloading(impl, device, non_blocking):
         expect_equal(extra.device.type, "cpu", "device of a parameter that only the global optimizer has")
     expect_unchanged(values(others), values(params), "parameters")
     expect_bits(extra.detach().cpu(), other_extra.detach().cpu(), "parameter of the global optimizer")
-    expect_equal(params["p0"].device.type, torch.device(device).type, "device of a trained parameter")
+    expect_equal(params["p0"].device.type, the_device().type, "device of a trained parameter")
 
 
 @pytest.mark.clause("SEMI-033")
@@ -233,6 +234,6 @@ def test_new_group(impl):
         expect_equal(len(optimizer.param_groups), 2, "groups after an error")
         expect("late" not in optimizer.params, "no new parameter after an error", list(optimizer.params))
         return
-    late.grad = torch.ones(2)
+    late.grad = ones(2)
     optimizer.step()
     expect(not torch.equal(late.detach(), before[0]), "the new parameter trained", late)

@@ -17,6 +17,7 @@ from keyedopt.conformance.suite.support.assertions import (
     outcome,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import arange, full, ones, the_device
 from keyedopt.conformance.suite.support.doubles import Recorder, single_rank
 from keyedopt.conformance.suite.support.inputs import adam, parameters, sgd, train, values
 from keyedopt.conformance.suite.support.replicas import Outer, semisync
@@ -50,8 +51,8 @@ def test_grad_scaler(impl, unscale):
         params, lambda listed: torch.optim.SGD([{"params": [param]} for param in listed], lr=0.1)
     )
     optimizer = semisync(impl, params, local=local)[0]
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    loss = sum((params[key] * torch.arange(3.0)).sum() for key in ("p0", "p1"))
+    scaler = torch.amp.GradScaler(the_device().type, init_scale=1024.0)
+    loss = sum((params[key] * arange(3.0)).sum() for key in ("p0", "p1"))
     scaler.scale(loss).backward()
     before = values(params)
     try:
@@ -62,7 +63,7 @@ def test_grad_scaler(impl, unscale):
         expect_unchanged(before, values(params), "parameters after an error")
         return
     for key in ("p0", "p1"):  # the last one has no gradient
-        others[key].grad = torch.arange(3.0)
+        others[key].grad = arange(3.0)
     sgd(impl, others).step()
     expect_unchanged(values(others), values(params), "parameters")
 
@@ -72,7 +73,7 @@ def test_grad_scaler_with_infinite_gradients(impl):
     """With an infinite gradient a GradScaler skips the step, which is not counted."""
     params = parameters()
     optimizer, _, outer = semisync(impl, params, every=2)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    scaler = torch.amp.GradScaler(the_device().type, init_scale=1024.0)
     before = values(params)
     for _ in range(2):
         optimizer.zero_grad()
@@ -98,7 +99,7 @@ def test_clipping_around_it(impl):
     optimizer = semisync(impl, params, local=impl.KeyedOptimizerWrapper(params, factory))[0]
     clipped = impl.GradientClippingOptimizer(optimizer, impl.GradientClipping.NORM, 1.0)
     for param in params.values():
-        param.grad = torch.full((3,), 10.0)
+        param.grad = full((3,), 10.0)
     clipped.step()
     for seen in recorder[0].received[0]:
         expect_close(seen, torch.full((3,), 1 / math.sqrt(6)), "clipped gradient", ulps=16)
@@ -195,17 +196,17 @@ def test_dtensor_parameters(impl):
 
     with single_rank(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        mesh = init_device_mesh("cpu", (1,))
+        mesh = init_device_mesh(the_device().type, (1,))
 
         def make(seed: int) -> Any:
-            whole = torch.arange(4.0) + seed
+            whole = arange(4.0) + seed
             params = {"p": torch.nn.Parameter(distribute_tensor(whole, mesh))}
             return params, semisync(impl, params, every=2, local=sgd(impl, params, momentum=0.9))[0]
 
         (params, optimizer), (others, resumed) = make(0), make(1)
         for given, one in ((params, optimizer), (others, resumed)):
             for _ in range(3):
-                given["p"].grad = distribute_tensor(torch.ones(4) * (1 if one is optimizer else 2), mesh)
+                given["p"].grad = distribute_tensor(ones(4) * (1 if one is optimizer else 2), mesh)
                 one.step()
         resumed.load_state_dict(snapshot_of(optimizer.state_dict()))
         expected, seen = optimizer.state_dict()["state"]["p"], resumed.state_dict()["state"]["p"]

@@ -13,6 +13,7 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_unchanged,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import tensor, zeros
 from keyedopt.conformance.suite.support.inputs import adam, parameters, set_grads, sgd, train, warmup_stages
 from keyedopt.conformance.suite.support.replicas import (
     GLOBAL_COUNTER,
@@ -95,13 +96,13 @@ def test_malformed_state(impl, wrong):
     elif wrong == "no local counter":
         del entry[LOCAL_COUNTER]
     elif wrong == "counters differ":
-        entry[LOCAL_COUNTER] = torch.tensor(3)
+        entry[LOCAL_COUNTER] = tensor(3)
     elif wrong == "negative counter":
         for each in state.values():
-            each[LOCAL_COUNTER] = torch.tensor(-3)
+            each[LOCAL_COUNTER] = tensor(-3)
     elif wrong == "counter is no number":
         for each in state.values():
-            each[LOCAL_COUNTER] = torch.tensor([3, 4])
+            each[LOCAL_COUNTER] = tensor([3, 4])
     elif wrong == "parameter missing":
         del state["p1"]
     elif wrong == "parameter too many":
@@ -112,15 +113,15 @@ def test_malformed_state(impl, wrong):
         for key in [key for key in entry if key.startswith("semi_sync_global_")]:
             del entry[key]
     elif wrong == "key too many":
-        entry["semi_sync_local_more"] = torch.zeros(3)
+        entry["semi_sync_local_more"] = zeros(3)
     elif wrong == "key without prefix":
         entry["momentum"] = entry.pop("semi_sync_global_momentum")
     elif wrong == "key too many, without prefix":
-        entry["momentum"] = torch.zeros(3)
+        entry["momentum"] = zeros(3)
     elif wrong == "shape":
-        entry["semi_sync_local_exp_avg"] = torch.zeros(1)
+        entry["semi_sync_local_exp_avg"] = zeros(1)
     elif wrong == "global shape":
-        entry["semi_sync_global_momentum"] = torch.zeros(1)
+        entry["semi_sync_global_momentum"] = zeros(1)
     elif wrong == "empty":
         given["state"] = {}
     elif wrong == "empty entry too many":
@@ -361,7 +362,7 @@ def test_refused_load_in_a_combination(impl):
     train(combined, params, 5)
     given = snapshot(combined.state_dict())
     train(combined, params, 2, seed=8)
-    given["state"]["b.p1"]["exp_avg"] = torch.zeros(7)
+    given["state"]["b.p1"]["exp_avg"] = zeros(7)
     before = snapshot(combined.state_dict())
     set_grads(params)
     expect_raises(lambda: combined.load_state_dict(given), ValueError, expected="a ValueError")

@@ -16,6 +16,7 @@ from keyedopt.conformance.suite.support.assertions import (
     outcome,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import arange, tensor
 from keyedopt.conformance.suite.support.doubles import Recorder
 from keyedopt.conformance.suite.support.inputs import adam, parameters, set_grads, train, values
 from keyedopt.conformance.suite.support.replicas import GLOBAL_COUNTER, LOCAL_COUNTER, Outer, semisync
@@ -43,7 +44,7 @@ def train_separately(
         local.step()
         if (step + 1) % every == 0:
             outer.zero_grad()
-            outer.global_step(torch.tensor(step + 1))
+            outer.global_step(tensor(step + 1))
 
 
 @pytest.mark.clause("SEMI-005")
@@ -84,7 +85,7 @@ def test_parameters_of_one_optimizer_alone(impl):
     by_hand = Outer([others["p1"], others["p2"]])
     train(optimizer, both, 2)
     train(bare, {"p0": others["p0"], "p1": others["p1"]}, 2)
-    by_hand.global_step(torch.tensor(2))
+    by_hand.global_step(tensor(2))
     expect_unchanged(values(others), values(params), "parameters")
     expect_equal(outer.counts, [2], "local steps at each global step")
 
@@ -151,13 +152,13 @@ def test_closure(impl, kind):
     def closure() -> torch.Tensor:
         seen.append(torch.is_grad_enabled())
         params["p0"].grad = None
-        loss = (params["p0"] * torch.arange(3.0)).sum()
+        loss = (params["p0"] * arange(3.0)).sum()
         loss.backward()
         return loss
 
     optimizer.step(closure)
     expect_equal(seen, [True], "gradients enabled at each evaluation")
-    others["p0"].grad = torch.arange(3.0)
+    others["p0"].grad = arange(3.0)
     torch.optim.SGD([others["p0"]], lr=0.1).step()
     expect_close(params["p0"], others["p0"].detach(), "parameter", ulps=1)
     outer.evaluates = True

@@ -17,19 +17,20 @@ from keyedopt.conformance.suite.support.assertions import (
     outcome,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import full, ones, tensor
 from keyedopt.conformance.suite.support.inputs import parameter, set_sparse_grad, train_sparse, values
 
 
-def tables(count: int = 1, dtype: str = "float32", device: str = "cpu") -> list[Any]:
+def tables(count: int = 1, dtype: str = "float32") -> list[Any]:
     """Make fixed tables of 5 rows."""
-    return [parameter(5, 2, dtype=dtype, device=device, seed=index) for index in range(count)]
+    return [parameter(5, 2, dtype=dtype, seed=index) for index in range(count)]
 
 
 def wrong_parameter(kind: str) -> torch.Tensor:
     """Make a tensor that SparseAdam does not accept as a parameter."""
     if kind == "sparse":
         return torch.eye(3).to_sparse().requires_grad_()
-    return torch.ones(3, 2, dtype=torch.complex64).requires_grad_()
+    return ones(3, 2, dtype=torch.complex64).requires_grad_()
 
 
 @pytest.mark.clause("SPARSE-001")
@@ -56,9 +57,7 @@ def test_params(impl, form):
     optimizer = impl.SparseAdam(given, lr=0.25)
     before = values(weights)
     for weight in weights:
-        weight.grad = torch.sparse_coo_tensor(
-            torch.tensor([[1]]), torch.ones(1, 2), (5, 2), check_invariants=True
-        )
+        weight.grad = torch.sparse_coo_tensor(tensor([[1]]), ones(1, 2), (5, 2), check_invariants=True)
     optimizer.step()
     rates = [0.5 if form == "groups" else 0.25, 0.25]
     for weight, old, rate in zip(weights, before, rates, strict=True):
@@ -92,14 +91,12 @@ def test_options_set_between_steps(impl, option):
 def test_rate_tensor(impl, shape):
     """Each step reads a learning rate tensor, so filling the tensor changes the learning rate."""
     weight = tables()[0]
-    rate = torch.full(shape, 0.25)
+    rate = full(shape, 0.25)
     optimizer = impl.SparseAdam([weight], lr=rate)
     for lr in (0.25, 0.125):
         rate.fill_(lr)
         old = weight.detach().clone()
-        weight.grad = torch.sparse_coo_tensor(
-            torch.tensor([[1]]), torch.ones(1, 2), (5, 2), check_invariants=True
-        )
+        weight.grad = torch.sparse_coo_tensor(tensor([[1]]), ones(1, 2), (5, 2), check_invariants=True)
         optimizer.step()
         expect_close(
             weight.detach()[1], old[1].double() - lr, f"the row after a step with learning rate {lr}", ulps=64
@@ -128,7 +125,7 @@ def test_options_out_of_range(impl, options):
 def test_rate_tensor_of_two(impl):
     """A learning rate tensor of two numbers raises ValueError."""
     expect_raises(
-        lambda: impl.SparseAdam(tables(), lr=torch.tensor([0.1, 0.2])),
+        lambda: impl.SparseAdam(tables(), lr=tensor([0.1, 0.2])),
         ValueError,
         expected="an error for an lr of two numbers",
     )

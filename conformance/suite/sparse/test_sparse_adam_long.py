@@ -12,6 +12,7 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_equal,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import arange, tensor, zeros
 from keyedopt.conformance.suite.support.inputs import parameter, set_sparse_grad, train_sparse
 
 #: Two values of an option.
@@ -59,7 +60,7 @@ def test_each_option_of_a_group(impl, option, way):
 @pytest.mark.parametrize("count", [99, 999, 9999])
 def test_late_steps(impl, count):
     """The bias correction follows its formula at any count."""
-    weight = torch.nn.Parameter(torch.zeros(3, 2))
+    weight = torch.nn.Parameter(zeros(3, 2))
     optimizer = impl.SparseAdam([weight], lr=0.1, betas=(0.75, 0.9999))
     set_sparse_grad(weight, [0])
     optimizer.step()
@@ -67,8 +68,8 @@ def test_late_steps(impl, count):
     step = saved["state"][0]["step"]
     saved["state"][0]["step"] = torch.full_like(step, count) if isinstance(step, torch.Tensor) else count
     optimizer.load_state_dict(saved)
-    rows = torch.tensor([[1]])
-    weight.grad = torch.sparse_coo_tensor(rows, torch.tensor([[2.0, -2.0]]), (3, 2), check_invariants=True)
+    rows = tensor([[1]])
+    weight.grad = torch.sparse_coo_tensor(rows, tensor([[2.0, -2.0]]), (3, 2), check_invariants=True)
     optimizer.step()
     m, v = 0.25 * 2.0 / (1 - 0.75 ** (count + 1)), 1e-4 * 4.0 / (1 - 0.9999 ** (count + 1))
     moved = 0.1 * m / v**0.5
@@ -80,15 +81,13 @@ def test_late_steps(impl, count):
 @pytest.mark.parametrize("rows", [3, 5000])
 def test_long_gradients(impl, rows):
     """A gradient of 20,000 rows, with many or few duplicates, acts like its coalesced form."""
-    places = torch.arange(20_000) * 7919 % rows
+    places = arange(20_000) * 7919 % rows
     listed = parameter(20_000, 1, dtype="float64").detach()
     total = torch.zeros(rows, 1, dtype=torch.float64).index_add_(0, places, listed)
     weights = [parameter(rows, 1, dtype="float64") for _ in range(2)]
     optimizers = [impl.SparseAdam([weight], lr=0.1, eps=1e-3) for weight in weights]
     weights[0].grad = torch.sparse_coo_tensor(places[None], listed, (rows, 1), check_invariants=True)
-    weights[1].grad = torch.sparse_coo_tensor(
-        torch.arange(rows)[None], total, (rows, 1), check_invariants=True
-    )
+    weights[1].grad = torch.sparse_coo_tensor(arange(rows)[None], total, (rows, 1), check_invariants=True)
     for optimizer in optimizers:
         optimizer.step()
     off = float((weights[0].detach() - weights[1].detach()).abs().max())

@@ -16,6 +16,7 @@ from keyedopt.conformance.suite.support.assertions import (
     outcome,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import zeros
 from keyedopt.conformance.suite.support.inputs import parameter, train_sparse
 
 
@@ -45,9 +46,9 @@ def invalid_checkpoint(saved: dict[str, Any], how: str) -> dict[str, Any]:
     entry, group = saved["state"][0], saved["param_groups"][0]
     if how in ("wider", "fewer rows", "one row", "flat"):
         shape = {"wider": (5, 3), "fewer rows": (4, 2), "one row": (1, 2), "flat": (10,)}[how]
-        entry["exp_avg"] = torch.zeros(shape)
+        entry["exp_avg"] = zeros(shape)
     elif how == "second moment":
-        saved["state"][1]["exp_avg_sq"] = torch.zeros(1)
+        saved["state"][1]["exp_avg_sq"] = zeros(1)
     elif how == "no first moment":
         del entry["exp_avg"]
     elif how == "no step":

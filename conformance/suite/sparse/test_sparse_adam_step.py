@@ -16,22 +16,21 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_unchanged,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import ones, tensor, the_device, zeros
 from keyedopt.conformance.suite.support.inputs import parameter, set_grads, set_sparse_grad, train_sparse
 
 
-def table(dtype: str = "float32", device: str = "cpu", seed: int = 0) -> Any:
+def table(dtype: str = "float32", seed: int = 0) -> Any:
     """Make a fixed table of 5 rows."""
-    return parameter(5, 2, dtype=dtype, device=device, seed=seed)
+    return parameter(5, 2, dtype=dtype, seed=seed)
 
 
 def sparse(
     rows: Any, listed: Any, shape: Any, dtype: Any = torch.float32, check: bool = True
 ) -> torch.Tensor:
     """Make a sparse tensor from lists."""
-    indices = torch.tensor(rows if isinstance(rows[0], list) else [rows], dtype=torch.int64)
-    return torch.sparse_coo_tensor(
-        indices, torch.tensor(listed, dtype=dtype), tuple(shape), check_invariants=check
-    )
+    indices = tensor(rows if isinstance(rows[0], list) else [rows], dtype=torch.int64)
+    return torch.sparse_coo_tensor(indices, tensor(listed, dtype=dtype), tuple(shape), check_invariants=check)
 
 
 def live_data(optimizer: Any, weights: Any) -> dict[str, Any]:
@@ -41,9 +40,9 @@ def live_data(optimizer: Any, weights: Any) -> dict[str, Any]:
 
 
 @pytest.mark.clause("SPARSE-004")
-def test_other_rows_keep_their_bits(impl, dtype, device):
+def test_other_rows_keep_their_bits(impl, dtype):
     """Rows that the gradient does not list keep their bits, in parameter and moments."""
-    weight = table(dtype, device)
+    weight = table(dtype)
     optimizer = impl.SparseAdam([weight], lr=0.25)
     for rows in ([0, 1, 2, 3, 4], [1, 3, 1], [2]):
         state = optimizer.state.get(weight, {})
@@ -95,16 +94,16 @@ def test_empty_gradient(impl, rows, fresh):
     if not fresh and rows:
         train_sparse(optimizer, [weight], 2)
     state = optimizer.state.get(weight, {})
-    zeros = torch.zeros_like(weight.detach())
-    before = snapshot({name: state.get(name, zeros) for name in ("exp_avg", "exp_avg_sq")})
+    nothing = torch.zeros_like(weight.detach())
+    before = snapshot({name: state.get(name, nothing) for name in ("exp_avg", "exp_avg_sq")})
     old = weight.detach().clone()
     weight.grad = torch.sparse_coo_tensor(
-        torch.zeros(1, 0, dtype=torch.int64), torch.zeros(0, 2), (rows, 2), check_invariants=True
+        zeros(1, 0, dtype=torch.int64), zeros(0, 2), (rows, 2), check_invariants=True
     )
     optimizer.step()
     expect_bits(weight.detach(), old, "the parameter")
     for name, moment in before.items():
-        expect_bits(optimizer.state.get(weight, {}).get(name, zeros), moment, name)
+        expect_bits(optimizer.state.get(weight, {}).get(name, nothing), moment, name)
 
 
 @pytest.mark.clause("SPARSE-013")
@@ -114,7 +113,7 @@ def test_empty_gradient_counts(impl):
     optimizer = impl.SparseAdam([weight])
     train_sparse(optimizer, [weight], 2)
     weight.grad = torch.sparse_coo_tensor(
-        torch.zeros(1, 0, dtype=torch.int64), torch.zeros(0, 2), (5, 2), check_invariants=True
+        zeros(1, 0, dtype=torch.int64), zeros(0, 2), (5, 2), check_invariants=True
     )
     optimizer.step()
     return float(optimizer.state[weight]["step"]) - 2
@@ -138,7 +137,7 @@ def test_without_gradient(impl):
 )
 def test_single_elements(impl, dense):
     """A gradient may be sparse in single elements, in any number of dimensions; the others keep bits."""
-    gradient = torch.tensor(dense)
+    gradient = tensor(dense)
     weight = torch.nn.Parameter(torch.ones_like(gradient))
     weight.grad = gradient.to_sparse()
     impl.SparseAdam([weight], lr=0.25).step()
@@ -148,10 +147,10 @@ def test_single_elements(impl, dense):
 @pytest.mark.clause("SPARSE-015")
 def test_strides(impl):
     """A parameter that is not contiguous is updated in its own memory."""
-    storage = torch.ones(2, 5)
+    storage = ones(2, 5)
     weight = torch.nn.Parameter(storage.t())
     set_sparse_grad(weight, [1, 3], scale=4.0)
-    expected = torch.nn.Parameter(torch.ones(5, 2))
+    expected = torch.nn.Parameter(ones(5, 2))
     set_sparse_grad(expected, [1, 3], scale=4.0)
     for one in (weight, expected):
         optimizer = impl.SparseAdam([one], lr=0.25)
@@ -209,7 +208,7 @@ def test_rows_past_the_end(impl, row, fresh):
 def test_negative_rows(impl):
     """A gradient for row -1 raises and changes nothing, in particular no memory before the parameter."""
     store = [
-        torch.ones(5, 2) for _ in range(3)
+        ones(5, 2) for _ in range(3)
     ]  # parameter and moments are inside a larger buffer, so that a defect does no harm
     weight = torch.nn.Parameter(store[0][1:4])
     optimizer = impl.SparseAdam([weight], lr=0.25)
@@ -279,7 +278,7 @@ def test_closure(impl):
     weight = table()
     alone = weight.detach().clone().requires_grad_()
     calls: list[bool] = []
-    rows = torch.tensor([1, 3, 1])
+    rows = tensor([1, 3, 1])
 
     def closure() -> torch.Tensor:
         calls.append(torch.is_grad_enabled())
@@ -324,7 +323,7 @@ def test_embedding(impl):
     embedding = torch.nn.Embedding(5, 2, sparse=True)
     optimizer = impl.SparseAdam(embedding.parameters(), lr=0.25)
     before = embedding.weight.detach().clone()
-    embedding(torch.tensor([1, 3, 1])).sum().backward()
+    embedding(tensor([1, 3, 1])).sum().backward()
     optimizer.step()
     expect_close(embedding.weight.detach()[[1, 3]], before[[1, 3]].double() - 0.25, "rows 1 and 3", ulps=64)
     expect_bits(embedding.weight.detach()[[0, 2, 4]], before[[0, 2, 4]], "rows 0, 2, 4")
@@ -352,8 +351,8 @@ def test_grad_scaler(impl):
     """With a GradScaler the update uses the unscaled gradient, and an overflow changes nothing."""
     weight, alone = table(), table()
     optimizer = impl.SparseAdam([weight], lr=0.25)
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
-    rows = torch.tensor([1, 3])
+    scaler = torch.amp.GradScaler(the_device().type, init_scale=8.0)
+    rows = tensor([1, 3])
     for factor in (1.0, float("inf")):
         optimizer.zero_grad()
         loss = torch.nn.functional.embedding(rows, weight, sparse=True).square().sum() * factor

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from keyedopt.conformance.suite.support.device import tensor
 from keyedopt.conformance.suite.support.draws import Steps, measure_trajectory
 from keyedopt.conformance.suite.support.measured import Measuring
 
@@ -34,7 +35,7 @@ def follow(impl: Any, made: Any, dtype: str) -> dict[str, Any]:
         weight = torch.nn.Parameter(start.to(kind))
         optimizer = impl.SparseAdam([weight], **made["options"])
         for rows, grads in steps:
-            listed = torch.tensor([rows], dtype=torch.int64)
+            listed = tensor([rows], dtype=torch.int64)
             weight.grad = torch.sparse_coo_tensor(listed, grads.to(kind), weight.shape, check_invariants=True)
             optimizer.step()
             yield tensors(optimizer, weight)

@@ -5,23 +5,22 @@ from typing import Any
 import torch
 
 from keyedopt.conformance.suite.support.assertions import expect
+from keyedopt.conformance.suite.support.device import arange, tensor
 
 ACCUMULATING = ("AccumulateSGD", "AccumulateAdagrad", "AccumulateAdam")
 
 
 def fixed_table(dtype: str = "float32") -> torch.nn.Parameter:
     """Make a table of fixed numbers."""
-    return torch.nn.Parameter(
-        ((torch.arange(24.0).reshape(6, 4) * 7 % 24 - 11) / 8).to(getattr(torch, dtype))
-    )
+    return torch.nn.Parameter(((arange(24.0).reshape(6, 4) * 7 % 24 - 11) / 8).to(getattr(torch, dtype)))
 
 
 def gradient_of_step(step: int, layout: str = "dense") -> torch.Tensor:
     """Make the gradient of a step: dense, or sparse with duplicate rows."""
-    numbers = (torch.arange(24.0).reshape(6, 4) * (5 + step) % 23 - 11) / 16
+    numbers = (arange(24.0).reshape(6, 4) * (5 + step) % 23 - 11) / 16
     if layout == "dense":
         return numbers
-    rows = torch.tensor([[(step + i * i) % 5 for i in range(6)]])
+    rows = tensor([[(step + i * i) % 5 for i in range(6)]])
     return torch.sparse_coo_tensor(rows, numbers, (6, 4), check_invariants=True)
 
 

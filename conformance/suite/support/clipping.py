@@ -4,13 +4,15 @@ from typing import Any
 
 import torch
 
+from keyedopt.conformance.suite.support.device import tensor, the_device, zeros
+
 
 def zeros_with_grads(*grads: list[float]) -> dict[str, Any]:
     """Make parameters of zeros with these gradients."""
     params: dict[str, Any] = {}
     for index, grad in enumerate(grads):
-        params[f"p{index}"] = torch.nn.Parameter(torch.zeros(len(grad)))
-        params[f"p{index}"].grad = torch.tensor(grad)
+        params[f"p{index}"] = torch.nn.Parameter(zeros(len(grad)))
+        params[f"p{index}"].grad = tensor(grad)
     return params
 
 
@@ -24,7 +26,7 @@ def spread(tensor: torch.Tensor, placement: str, ranks: int = 1) -> Any:
 
     placements = {"shard": Shard(0), "replicate": Replicate()}
     words = placement.split()
-    mesh = init_device_mesh("cpu", (ranks,) * len(words))
+    mesh = init_device_mesh(the_device().type, (ranks,) * len(words))
     return DTensor.from_local(tensor, mesh, [placements[word] for word in words], run_check=False)
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from keyedopt.conformance.suite.support.device import as_tensor, the_device
 from keyedopt.conformance.suite.support.inputs import _numbers
 
 #: Two tables: name, rows, width, features.
@@ -44,7 +45,7 @@ def collection(
     pooling: str = "SUM",
     dtype: str = "float32",
     weighted: bool = False,
-    device: str = "cpu",
+    device: Any = None,
 ) -> Any:
     """Make the implementation's embedding module, with fixed weights; ``lr`` is 0.125 unless given."""
     bags = kind == "EmbeddingBagCollection"
@@ -64,14 +65,14 @@ def collection(
     ]
     chosen = None if optimizer is None else getattr(impl, optimizer)
     kwargs = {"lr": 0.125, **(options or {})} if optimizer else {}
-    return getattr(impl, kind)(configs, chosen, kwargs, is_weighted=weighted, device=device)
+    return getattr(impl, kind)(configs, chosen, kwargs, is_weighted=weighted, device=device or the_device())
 
 
 def jagged(
-    bags: Mapping[str, Any], weights: Mapping[str, Any] | None = None, device: str = "cpu"
+    bags: Mapping[str, Any], weights: Mapping[str, Any] | None = None, device: Any = None
 ) -> dict[str, Any]:
     """Make features from bags of row numbers: values, offsets, and weights if given."""
-    made: dict[str, Any] = {}
+    device, made = device or the_device(), dict[str, Any]()
     for name, listed in bags.items():
         values = torch.tensor([row for bag in listed for row in bag], dtype=torch.int64, device=device)
         ends = [sum(map(len, listed[:end])) for end in range(len(listed) + 1)]
@@ -112,4 +113,4 @@ def fit(module: Any, features: Any, steps: int = 1, seed: int = 1) -> None:
 def train_rows(module: Any, rows: Sequence[int], grads: Any) -> None:
     """Train these rows of the only table with these gradients, one bag per row."""
     output = module(jagged({"f": [[row] for row in rows]}))["f"]
-    (output * torch.as_tensor(grads).to(output.dtype)).sum().backward()
+    (output * as_tensor(grads).to(output.dtype)).sum().backward()

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from keyedopt.conformance.suite.support.device import zeros
 from keyedopt.conformance.suite.support.inputs import parameter
 
 #: What to compile. With a backward pass in a step, later compilations of torch 2.11 sometimes crash.
@@ -25,7 +26,7 @@ def optimizers_of(param: Any) -> list[Any]:
 
 def quadratic_loss(*params: Any, seed: int = 1) -> torch.Tensor:
     """Make a loss with a different gradient for each element and seed."""
-    total = torch.zeros((), dtype=params[0].dtype)
+    total = zeros((), dtype=params[0].dtype)
     for index, param in enumerate(params):
         factors = parameter(*param.shape, seed=seed + 10 * index).detach().to(param.dtype)
         total = total + (param * factors).sum() + (param * param).sum() / 2

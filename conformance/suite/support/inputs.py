@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from keyedopt.conformance.suite.support.device import the_device
+
 #: Whether kernels run in Triton's interpreter, which takes minutes for a million sums.
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -24,13 +26,13 @@ def _fractions(count: int, seed: int) -> torch.Tensor:
     return torch.tensor(flat, dtype=torch.float64)
 
 
-def parameter(*shape: int, dtype: str = "float32", device: str = "cpu", seed: int = 0) -> torch.nn.Parameter:
+def parameter(*shape: int, dtype: str = "float32", device: Any = None, seed: int = 0) -> torch.nn.Parameter:
     """Make a parameter with fixed values in (-1, 1)."""
-    return torch.nn.Parameter(_numbers(shape, seed).to(device, getattr(torch, dtype)))
+    return torch.nn.Parameter(_numbers(shape, seed).to(device or the_device(), getattr(torch, dtype)))
 
 
 def parameters(
-    n: int = 2, shape: Sequence[int] = (3,), dtype: str = "float32", device: str = "cpu"
+    n: int = 2, shape: Sequence[int] = (3,), dtype: str = "float32", device: Any = None
 ) -> dict[str, torch.nn.Parameter]:
     """Make ``n`` parameters with the keys ``p0``, ``p1``, …"""
     return {f"p{index}": parameter(*shape, dtype=dtype, device=device, seed=index) for index in range(n)}

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from keyedopt.conformance.suite.support.assertions import expect_unchanged, snapshot
+from keyedopt.conformance.suite.support.device import zeros
 from keyedopt.conformance.suite.support.inputs import _listed, adam, train, values
 
 LOCAL_COUNTER = "__semisync_local_step_counter__"
@@ -85,7 +86,7 @@ class Outer(torch.optim.Optimizer):
                     self.state[param] = {
                         "anchor": param.detach().clone(),
                         "momentum": torch.zeros_like(param, requires_grad=False),
-                        "step": 0 if self._numbers else torch.zeros(()),
+                        "step": 0 if self._numbers else zeros(()),
                     }
 
     @torch.no_grad()

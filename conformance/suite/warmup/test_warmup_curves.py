@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support.assertions import expect, snapshot
+from keyedopt.conformance.suite.support.device import tensor
 from keyedopt.conformance.suite.support.inputs import parameters, sgd, train, warmup_stages
 from keyedopt.conformance.suite.support.measured import Measuring
 
@@ -61,7 +62,7 @@ def jump(impl: Any, curve: Any) -> None:
     optimizer.init_state()
     saved = snapshot(optimizer.state_dict())
     for point in reversed(curve["points"]):
-        saved["state"]["__warmup"]["warmup"] = torch.tensor(point[:2])
+        saved["state"]["__warmup"]["warmup"] = tensor(point[:2])
         optimizer.load_state_dict(snapshot(saved))
         expect_rate(optimizer, point)
 
@@ -183,7 +184,7 @@ def test_transformer(impl, curve):
     saved = snapshot(optimizer.state_dict())
     rates, wrong = [], []
     for point in curve["points"]:
-        saved["state"]["__warmup"]["warmup"] = torch.tensor(point[:2])
+        saved["state"]["__warmup"]["warmup"] = tensor(point[:2])
         optimizer.load_state_dict(snapshot(saved))
         rate = float(optimizer.param_groups[0]["lr"])
         rates.append([point[0], rate])

@@ -14,6 +14,7 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_raises,
     outcome,
 )
+from keyedopt.conformance.suite.support.device import ones, tensor
 from keyedopt.conformance.suite.support.doubles import recording
 from keyedopt.conformance.suite.support.inputs import (
     adam,
@@ -63,9 +64,9 @@ def test_rate_of_each_step(impl):
         "INTERPOLATE",
     ],
 )
-def test_training_as_by_hand(impl, dtype, device, kind, policy):
+def test_training_as_by_hand(impl, dtype, kind, policy):
     """Training with a schedule equals training with the same learning rates set manually."""
-    ours, theirs = (parameters(dtype=dtype, device=device) for _ in range(2))
+    ours, theirs = (parameters(dtype=dtype) for _ in range(2))
     build = {"sgd": sgd, "adam": adam}[kind]
     options = {"momentum": 0.9} if kind == "sgd" else {}
     stage = {"policy": policy, "max_iters": 5, "value": 0.5, "sgdr_period": 3}
@@ -118,7 +119,7 @@ def test_every_group(impl):
 def test_rate_in_a_tensor(impl, dtype_of_rate):
     """A learning rate tensor stays the same tensor and is filled with the scheduled value."""
     params = parameters()
-    rate = torch.tensor(9.0, dtype=getattr(torch, dtype_of_rate))
+    rate = tensor(9.0, dtype=getattr(torch, dtype_of_rate))
     inner = grouped(impl, dict(params), [{"params": list(params.values()), "lr": rate}])
     optimizer = poly_ramp(impl, inner)
     for iteration in range(6):
@@ -127,7 +128,7 @@ def test_rate_in_a_tensor(impl, dtype_of_rate):
         expect_close(rate, POLY_RATES[iteration], f"lr at iteration {iteration}", ulps=8)
         optimizer.step()
     state = copy.deepcopy(optimizer.state_dict())
-    state["state"]["__warmup"]["warmup"] = torch.tensor([2, 0])
+    state["state"]["__warmup"]["warmup"] = tensor([2, 0])
     optimizer.load_state_dict(state)
     expect(optimizer.param_groups[0]["lr"] is rate, "the caller's tensor after a load", "another")
     expect_close(rate, POLY_RATES[2], "lr after a load", ulps=8)
@@ -144,8 +145,8 @@ def test_group_that_comes_later(impl, kind):
     elif kind == "combined":
         optimizer = impl.CombinedOptimizer([optimizer])
     train(optimizer, params, 2)
-    late = torch.nn.Parameter(torch.ones(2))
-    rate = torch.tensor(7.0) if kind == "tensor" else 7.0
+    late = torch.nn.Parameter(ones(2))
+    rate = tensor(7.0) if kind == "tensor" else 7.0
     try:
         optimizer.add_param_group({"params": {"late": late}, "lr": rate})
     except (NotImplementedError, ValueError):
@@ -167,7 +168,7 @@ def test_group_that_cannot_be(impl, kind):
     params = parameters()
     optimizer = poly_ramp(impl, sgd(impl, dict(params)))
     train(optimizer, params, 2)
-    late = torch.nn.Parameter(torch.ones(2))
+    late = torch.nn.Parameter(ones(2))
     given = {
         "key of the schedule": {"__warmup": late},
         "known key": {"p1": late},
@@ -225,7 +226,7 @@ def test_closures(impl, evaluations):
         seen[-1].append(optimizer.param_groups[0]["lr"])
         expect(torch.is_grad_enabled(), "gradients enabled in the closure", False)
         set_grads(params)
-        return torch.tensor(2.5)
+        return tensor(2.5)
 
     for iteration in range(6):
         seen.append([])

@@ -18,6 +18,7 @@ from keyedopt.conformance.suite.support.assertions import (
     outcome,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import tensor, zeros
 from keyedopt.conformance.suite.support.inputs import adam, parameters, sgd, train, values
 from keyedopt.conformance.suite.support.warmup import LINEAR_RATES, linear_ramp
 
@@ -69,7 +70,7 @@ def test_saved_state_is_live(impl):
         expect_bits(momentum, optimizer.state[params["p0"]]["momentum_buffer"], "momentum")
         seen = saved["__warmup"]["warmup"].tolist()
         expect_equal(seen, [iteration, int(iteration > 4)], "state in the earlier state dict")
-    saved["__warmup"]["warmup"].copy_(torch.tensor([2, 0]))
+    saved["__warmup"]["warmup"].copy_(tensor([2, 0]))
     expect_equal(warmup_state(optimizer).tolist(), [2, 0], "state written through the state dict")
 
 
@@ -213,7 +214,7 @@ def test_stage_follows_from_the_iteration(impl, state, rate):
     """A checkpoint of a run with other stages resumes at this schedule's learning rate."""
     params, optimizer = trained(impl, 1)
     saved = snapshot(optimizer.state_dict())
-    saved["state"]["__warmup"]["warmup"] = torch.tensor(state)
+    saved["state"]["__warmup"]["warmup"] = tensor(state)
     optimizer.load_state_dict(saved)
     expect_close(optimizer.param_groups[0]["lr"], rate, f"lr at iteration {state[0]}", ulps=8)
     train(optimizer, params, 1)
@@ -226,7 +227,7 @@ def test_integers_of_another_width(impl):
     """State of another integer dtype is loaded by value."""
     _, optimizer = trained(impl, 1)
     saved = snapshot(optimizer.state_dict())
-    saved["state"]["__warmup"]["warmup"] = torch.tensor([6, 1], dtype=torch.int32)
+    saved["state"]["__warmup"]["warmup"] = tensor([6, 1], dtype=torch.int32)
     optimizer.load_state_dict(saved)
     expect_at(optimizer, 6)
     expect_equal(warmup_state(optimizer).dtype, torch.int64, "dtype of the state")
@@ -261,7 +262,7 @@ def test_malformed_state_is_refused(impl, state):
     if state is None:
         del saved["state"]["__warmup"]
     else:
-        saved["state"]["__warmup"] = {key: torch.tensor(value) for key, value in state.items()}
+        saved["state"]["__warmup"] = {key: tensor(value) for key, value in state.items()}
     before, weights = snapshot(optimizer.state_dict()), values(params)
     expect_raises(lambda: optimizer.load_state_dict(saved), ValueError, expected=f"ValueError for {state}")
     expect_unchanged(before, optimizer.state_dict(), "state")
@@ -288,7 +289,7 @@ def test_refused_load_leaves_the_schedule(impl, kind):
     saved = snapshot(source.state_dict())
     params, optimizer = trained(impl, 0 if kind == "uninitialized" else 2, momentum=0.9)
     if kind == "shape":
-        saved["state"]["p1"]["momentum_buffer"] = torch.zeros(5)
+        saved["state"]["p1"]["momentum_buffer"] = zeros(5)
     elif kind == "missing":
         del saved["state"]["p1"]
     steps = 0 if kind == "uninitialized" else 2
@@ -303,10 +304,10 @@ def test_refused_load_leaves_the_schedule(impl, kind):
 def test_state_that_was_loaded_in_place(impl):
     """State that was written in place takes effect with post_load_state_dict."""
     params, optimizer = trained(impl, 1)
-    warmup_state(optimizer).copy_(torch.tensor([6, 1]))
+    warmup_state(optimizer).copy_(tensor([6, 1]))
     optimizer.load_state_dict(optimizer.state_dict())
     expect_at(optimizer, 6)
-    warmup_state(optimizer).copy_(torch.tensor([2, 0]))
+    warmup_state(optimizer).copy_(tensor([2, 0]))
     optimizer.post_load_state_dict()
     expect_at(optimizer, 2)
     train(optimizer, params, 1)
@@ -336,7 +337,7 @@ def test_hooks_of_saving_and_loading(impl):
     def before_load(_: Any, state_dict: Any) -> Any:
         seen.append("load")
         changed = snapshot(state_dict)
-        changed["state"]["__warmup"]["warmup"] = torch.tensor([6, 1])
+        changed["state"]["__warmup"]["warmup"] = tensor([6, 1])
         return changed
 
     optimizer.register_state_dict_pre_hook(lambda _: seen.append("save"))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support.assertions import expect, expect_equal, outcome
+from keyedopt.conformance.suite.support.device import arange, ones, tensor, the_device, zeros
 from keyedopt.conformance.suite.support.doubles import Recorder, recording, single_rank
 from keyedopt.conformance.suite.support.inputs import parameters, set_grads, sgd, warmup_stages
 from keyedopt.conformance.suite.support.warmup import expect_poly_rate, poly_ramp
@@ -19,22 +20,22 @@ def test_distributed_parameters(impl):
     from torch.distributed.tensor import DTensor, Replicate
 
     with single_rank():
-        mesh = init_device_mesh("cpu", (1,))
+        mesh = init_device_mesh(the_device().type, (1,))
 
         def build() -> tuple[Any, Any]:
-            local = torch.arange(4.0)
+            local = arange(4.0)
             param = torch.nn.Parameter(DTensor.from_local(local, mesh, [Replicate()]))
             return param, poly_ramp(impl, sgd(impl, {"p": param}, momentum=0.9))
 
         param, optimizer = build()
         twin, resumed = build()
         for _ in range(3):
-            param.grad = DTensor.from_local(torch.ones(4), mesh, [Replicate()])
+            param.grad = DTensor.from_local(ones(4), mesh, [Replicate()])
             optimizer.step()
         state = optimizer.state_dict()["state"]["__warmup"]["warmup"]
         expect(not isinstance(state, DTensor), "a plain tensor as state", type(state).__name__)
         expect_equal(state.tolist(), [3, 0], "state")
-        twin.grad = DTensor.from_local(torch.zeros(4), mesh, [Replicate()])
+        twin.grad = DTensor.from_local(zeros(4), mesh, [Replicate()])
         resumed.step()
         resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
         expect_poly_rate(resumed, 3)
@@ -68,11 +69,11 @@ def test_gradient_scaler(impl):
     """A step that a GradScaler skips for overflow does not advance the schedule; others do."""
     params: Any = parameters()
     optimizer = poly_ramp(impl, sgd(impl, dict(params)))
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    scaler = torch.amp.GradScaler(the_device().type, init_scale=2.0)
     iteration = 0
     for overflow in (False, True, False, True, False):
         set_grads(params)
-        scaler.scale(torch.tensor(1.0))
+        scaler.scale(tensor(1.0))
         if overflow:
             params["p1"].grad[0] = float("inf")
         scaler.step(optimizer)
@@ -89,7 +90,7 @@ def test_modes_of_torch(impl, how):
     optimizer = poly_ramp(impl, impl.KeyedOptimizerWrapper(dict(params), Recorder))
     for iteration in range(6):
         expect_poly_rate(optimizer, iteration)
-        with torch.autocast("cpu") if how == "autocast" else torch.no_grad():
+        with torch.autocast(the_device().type) if how == "autocast" else torch.no_grad():
             optimizer.step()
     expect_equal(optimizer.state_dict()["state"]["__warmup"]["warmup"].tolist(), [6, 1], "state")
     optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))

@@ -13,6 +13,7 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_unchanged,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import tensor, zeros
 from keyedopt.conformance.suite.support.inputs import adam, parameters, sgd, train, values, warmup_stages
 from keyedopt.conformance.suite.support.warmup import LINEAR_RATES, linear_ramp
 
@@ -212,10 +213,10 @@ def test_refused_load_of_a_combination(impl, kind):
     optimizer = build(impl, kind, params)
     train(optimizer, params, 3)
     saved = snapshot(optimizer.state_dict())
-    saved["state"]["b.p1"]["momentum_buffer"] = torch.zeros(7)
+    saved["state"]["b.p1"]["momentum_buffer"] = zeros(7)
     for key in saved["state"]:
         if key.endswith("__warmup"):
-            saved["state"][key]["warmup"] = torch.tensor([9, 1])
+            saved["state"][key]["warmup"] = tensor([9, 1])
     expect_raises(lambda: optimizer.load_state_dict(saved), Exception, expected="an error")
     expect_at(optimizer, 3)
     train(optimizer, params, 1)

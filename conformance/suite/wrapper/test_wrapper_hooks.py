@@ -13,6 +13,7 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_unchanged,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import ones, tensor, the_device
 from keyedopt.conformance.suite.support.doubles import recording
 from keyedopt.conformance.suite.support.inputs import adam, parameter, set_grads, sgd, train
 from keyedopt.conformance.suite.support.wrapper import copy_optimizer, count_call, record_load
@@ -273,10 +274,10 @@ def test_a_scaler_unscales_and_skips(impl, kind):
     param = parameter(2)
     inner, recorder = recording(impl, {"p": param})
     wrapper = layer(impl, kind, inner)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    scaler.scale(torch.ones(1))
+    scaler = torch.amp.GradScaler(the_device().type, init_scale=4.0)
+    scaler.scale(ones(1))
     for value in (2.0, float("inf")):
-        param.grad = torch.tensor([2.0, value])
+        param.grad = tensor([2.0, value])
         scaler.step(wrapper)
         scaler.update()
     expect_equal(len(recorder.received), 1, "steps taken")
@@ -291,8 +292,8 @@ def test_a_scaler_and_clipping_agree(impl):
     param = parameter(2)
     inner, recorder = recording(impl, {"p": param})
     wrapper = impl.GradientClippingOptimizer(inner, impl.GradientClipping.VALUE, 0.25)
-    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    scaler.scale(torch.ones(1))
-    param.grad = torch.tensor([0.5, 8.0])
+    scaler = torch.amp.GradScaler(the_device().type, init_scale=4.0)
+    scaler.scale(ones(1))
+    param.grad = tensor([0.5, 8.0])
     scaler.step(wrapper)
     expect_bits(recorder.received[0][0], torch.tensor([0.125, 0.25]), "the received gradient")

@@ -14,6 +14,7 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_unchanged,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import full, the_device
 from keyedopt.conformance.suite.support.doubles import single_rank
 from keyedopt.conformance.suite.support.inputs import adam, parameter, sgd, train
 from keyedopt.conformance.suite.support.wrapper import wrap_plainly, wrapped_adam
@@ -94,7 +95,7 @@ def test_a_malformed_state_is_refused_as_a_whole(impl, depth, how):
     elif how == "unknown":
         last["v"] = last.pop("exp_avg_sq")
     elif how == "shape":
-        last["exp_avg_sq"] = torch.full((1,), 9.0)
+        last["exp_avg_sq"] = full((1,), 9.0)
     elif how == "kind":
         last["exp_avg_sq"] = {"v": 9.0}
     elif how == "no state":
@@ -243,8 +244,10 @@ def test_sharded_state_is_loaded_in_place(impl, kind):
 
     def sharded(value):
         if kind == "DTensor":
-            data = torch.full((4, 2), value)
-            return dtensor.distribute_tensor(data, init_device_mesh("cpu", (1,)), [dtensor.Shard(0)])
+            data = full((4, 2), value)
+            return dtensor.distribute_tensor(
+                data, init_device_mesh(the_device().type, (1,)), [dtensor.Shard(0)]
+            )
         spec = sharding_spec.ChunkShardingSpec(dim=0, placements=["rank:0/cpu"])
         return sharded_tensor.full(spec, (4, 2), fill_value=value)
 

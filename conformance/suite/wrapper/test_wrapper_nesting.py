@@ -14,6 +14,7 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_unchanged,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import full
 from keyedopt.conformance.suite.support.doubles import recording
 from keyedopt.conformance.suite.support.inputs import adam, parameter, set_grads, sgd, train
 
@@ -265,7 +266,7 @@ def test_a_malformed_state_is_refused_through_all_layers(impl, inner, outer):
     first = next(key for key in keys if key.endswith("p") and "warmup" not in key)
     last = next(key for key in keys if key.endswith("q"))
     given["state"][first]["exp_avg"].fill_(9.0)
-    given["state"][last]["exp_avg"] = torch.full((1, 2), 9.0)
+    given["state"][last]["exp_avg"] = full((1, 2), 9.0)
     before = snapshot([nested.state_dict(), [group["lr"] for group in nested.param_groups]])
     try:
         nested.load_state_dict(given)
