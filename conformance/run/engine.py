@@ -193,6 +193,9 @@ class Engine:
         A name in the mark ``needs`` may contain an input of the case: ``"{algorithm}.decay"``.
         """
         if _HEAD in item.stash:
+            for mark in item.iter_markers("cpu_only"):
+                if torch.device(self.device).type != "cpu":
+                    pytest.skip(f"runs on the CPU only: {mark.args[0]}")
             missing = sorted(_areas(item.stash[_HEAD]["clauses"]) - self.claimed)
             inputs = item.callspec.params if hasattr(item, "callspec") else {}
             needed = [name.format(**inputs) for mark in item.iter_markers("needs") for name in mark.args]

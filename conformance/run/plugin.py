@@ -33,6 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Find the implementation, once per process."""
     config.addinivalue_line("markers", "clause(*ids): the clauses of the specification a case tests")
     config.addinivalue_line("markers", "needs(*names): names without which a case is unsupported")
+    config.addinivalue_line("markers", "cpu_only(reason): a case that no other device can run")
     if not config.getoption("--implementation"):
         return
     if not hasattr(config, "workerinput") and config.getoption("numprocesses", None):

@@ -7,6 +7,9 @@ from typing import Any
 
 import torch
 
+from keyedopt.conformance.suite.support.device import the_device
+from keyedopt.conformance.suite.support.mirror import mirrored_ranks
+
 
 class Recorder(torch.optim.Optimizer):
     """An optimizer that changes nothing and records the gradients and learning rates of each step.
@@ -155,9 +158,13 @@ class ForeignKeyed(torch.optim.Optimizer):
 
 @contextlib.contextmanager
 def single_rank() -> Iterator[None]:
-    """Set up torch.distributed with one gloo rank, in memory and without a network."""
+    """Set up torch.distributed with one rank, in memory and without a network: gloo, on a CPU."""
     from torch import distributed
 
+    if the_device().type != "cpu":
+        with mirrored_ranks(1):
+            yield
+        return
     store = distributed.HashStore()  # type: ignore[attr-defined]  # public, but not in __all__
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from keyedopt.conformance.suite.support.device import the_device
+
 MIRROR = "mirror"
 # Base classes of process groups and of their results; the types differ between builds.
 _AnyWork: Any = torch.distributed._Work  # type: ignore[attr-defined]
@@ -109,6 +111,12 @@ class Mirror(_ProcessGroup):  # type: ignore[misc]
             self._allgather_base(output, tensor)
         return _MirrorWork(outputs)
 
+    def scatter(self, outputs: Any, inputs: Any, options: Any = None) -> _MirrorWork:
+        """Return the part of this rank."""
+        for output, parts in zip(outputs, inputs, strict=True):
+            output.copy_(parts[0])
+        return _MirrorWork(outputs)
+
     def broadcast(self, tensors: Any, options: Any = None) -> _MirrorWork:
         """Change nothing."""
         return _MirrorWork(tensors)
@@ -127,10 +135,12 @@ def mirrored_ranks(size: int = 2) -> Iterator[None]:
     """Set up torch.distributed with ranks that all have the data of this one, rank 0."""
     if not hasattr(torch.distributed.Backend, MIRROR.upper()):
         torch.distributed.Backend.register_backend(MIRROR, _make_mirror, devices=["cpu"])
+    kinds = dict.fromkeys(["cpu", the_device().type])
+    backends = ",".join(f"{kind}:{MIRROR}" for kind in kinds)
     store = torch.distributed.HashStore()  # type: ignore[attr-defined]  # public, but not in __all__
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        torch.distributed.init_process_group(MIRROR, store=store, rank=0, world_size=size)
+        torch.distributed.init_process_group(backends, store=store, rank=0, world_size=size)
         try:
             yield
         finally:
