@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from keyedopt.conformance.pretend import device_module, operators
+from keyedopt.conformance.pretend import device_guard, device_module, operators
 from keyedopt.conformance.pretend.devices import NAME, device_of
 from keyedopt.conformance.pretend.memory import storage_on
 
@@ -28,6 +28,7 @@ def register() -> None:
             "which torch has one; use a process that does not import it"
         )
     _setup_privateuseone_for_python_backend(NAME, backend_module=device_module)
+    device_guard.install()
     library = torch.library.Library("_", "IMPL")
     for key in ("PrivateUse1", "SparsePrivateUse1"):
         library.fallback(operators.run, dispatch_key=key)
