@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from keyedopt.conformance.pretend.devices import COUNT, current_device, set_device
+from keyedopt.conformance.pretend.devices import COUNT, current_device, exchange_device
 from keyedopt.conformance.pretend.streams import synchronize
 
 _ROOT = os.path.dirname(torch.__file__)
@@ -29,16 +29,14 @@ def _pack(index: int) -> int:
     return _TYPE | index << 8
 
 
-def _set(this: int, device: int) -> None:
-    index = device >> 8
-    if index < COUNT:  # torch sets -1 to change nothing
-        set_device(index)
-
-
 def _exchange(this: int, device: int) -> int:
-    outer = current_device()
-    _set(this, device)
-    return _pack(outer)
+    index = device >> 8
+    # torch sets -1 to change nothing.
+    return _pack(exchange_device(index) if index < COUNT else current_device())
+
+
+def _set(this: int, device: int) -> None:
+    _exchange(this, device)
 
 
 _GUARD: dict[str, tuple[Any, Callable[..., Any]]] = {

@@ -1,6 +1,7 @@
 """The indices of the pretend device, and the current one of a thread."""
 
 import threading
+from functools import cache
 from types import TracebackType
 from typing import Any
 
@@ -25,13 +26,18 @@ def device_of(device: Any = None) -> torch.device:
         RuntimeError: there is no such device.
     """
     if device is None or device == -1:
-        return torch.device(NAME, _current.index)
+        return _device(_current.index)
     found = torch.device(NAME, device) if isinstance(device, int) else torch.device(device)
     if found.type == NAME and found.index is None:
-        return torch.device(NAME, _current.index)
+        return _device(_current.index)
     if found.type != NAME or found.index >= COUNT:
         raise RuntimeError(f"there is no device {str(found)!r} here: use {NAME}:0 to {NAME}:{COUNT - 1}")
     return found
+
+
+@cache
+def _device(index: int) -> torch.device:
+    return torch.device(NAME, index)
 
 
 def current_device() -> int:
@@ -41,7 +47,13 @@ def current_device() -> int:
 
 def set_device(device: Any) -> None:
     """Make a device the current one of this thread."""
-    _current.index = device_of(device).index
+    exchange_device(device_of(device).index)
+
+
+def exchange_device(index: int) -> int:
+    """Make the device of an index the current one of this thread; return the index of the last one."""
+    outer, _current.index = _current.index, index
+    return outer
 
 
 class on_device:  # noqa: N801 - named as in torch.cuda, where it is `torch.cuda.device`

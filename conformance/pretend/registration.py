@@ -35,12 +35,19 @@ def register() -> None:
     library.fallback(torch.library.fallthrough_kernel, dispatch_key="AutocastPrivateUse1")
     own = torch.library.Library("aten", "IMPL")
     own.impl("_to_copy", operators.to_copy, "PrivateUse1")
-    # Some operators on sparse tensors have a default for all devices that comes before the fallback.
-    for name in torch._C._dispatch_get_registrations_for_dispatch_key("SparseCPU"):
-        if name.startswith("aten::"):
-            own.impl(name, partial(operators.run, _overload(name)), "SparsePrivateUse1")
+    # Defaults of torch for all devices come before the fallback: some do not know sparse tensors of the device, and
+    # others take two operators where one does it.
+    _prefer_fallback(own, "SparseCPU", "SparsePrivateUse1")
+    _prefer_fallback(own, "CompositeExplicitAutogradNonFunctional", "PrivateUse1")
     _libraries.extend((library, own))
     _construct_storages()
+
+
+def _prefer_fallback(library: torch.library.Library, kernels: str, key: str) -> None:
+    """Let the operators that have a kernel of one kind run as the others do for a key of the device."""
+    for name in torch._C._dispatch_get_registrations_for_dispatch_key(kernels):
+        if name.startswith("aten::"):
+            library.impl(name, partial(operators.run, _overload(name)), key)
 
 
 def _overload(name: str) -> Any:
