@@ -1,11 +1,17 @@
-"""``keyedopt list``: list the targets, the clauses or the areas."""
+"""``keyedopt list``: list the targets, the clauses, the areas or the devices."""
+
+from collections.abc import Sequence
 
 from keyedopt.conformance import spec
 
 
-def listing(what: str) -> None:
-    """Print one line for each target, clause or area."""
-    {"targets": _targets, "clauses": _clauses, "areas": _areas}[what]()
+def listing(what: str, imports: Sequence[str] = ()) -> None:
+    """Import modules, then print one line for each target, clause, area or device."""
+    from keyedopt.conformance.targets.implementation import load
+
+    for module in imports:
+        load(module)
+    {"targets": _targets, "clauses": _clauses, "areas": _areas, "devices": _devices}[what]()
 
 
 def _targets() -> None:
@@ -48,3 +54,10 @@ def _clauses() -> None:
 def _areas() -> None:
     for area in spec.areas().values():
         print(f"{area.name:10} {len(area.clauses):3} clauses  {area.title}: {', '.join(area.names)}")
+
+
+def _devices() -> None:
+    from keyedopt.conformance.targets.devices import devices
+
+    for device in devices():
+        print(f"{device.name:10} {device.about}; dtypes: {', '.join(device.dtypes) or 'none'}")

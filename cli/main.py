@@ -38,6 +38,7 @@ class What(StrEnum):
     targets = "targets"
     clauses = "clauses"
     areas = "areas"
+    devices = "devices"
 
 
 class Form(StrEnum):
@@ -74,6 +75,16 @@ def fail(message: str) -> NoReturn:
     raise typer.Exit(say(message))
 
 
+Imports = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import",
+        metavar="MODULE",
+        help="Import this module first, such as torch_npu, which registers a device; repeatable.",
+    ),
+]
+
+
 @app.command(epilog=RULE)
 def check(
     targets: Annotated[
@@ -94,7 +105,11 @@ def check(
         str | None, typer.Option(metavar="AREA,...", help="Fail if one of these is not claimed.")
     ] = None,
     area: Annotated[list[str] | None, typer.Option(help="Check only this area; repeatable.")] = None,
-    device: Annotated[str | None, typer.Option(help="Where cases run; default: the target's first.")] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(help="Where cases run, such as cuda:1; default: the target's first. See `list devices`."),
+    ] = None,
+    imports: Imports = None,
     dtype: Annotated[
         list[str] | None,
         typer.Option(help="Only this dtype; repeatable. Default: all of the target's."),
@@ -142,6 +157,7 @@ def check(
         "suite": suite,
         "areas": tuple(area or ()),
         "require_areas": tuple(name.strip() for name in (require_areas or "").split(",") if name.strip()),
+        "imports": tuple(imports or ()),
         "device": device,
         "dtypes": tuple(dtype or ()),
         "limit": time_limit,
@@ -167,11 +183,13 @@ def explain(clause: Annotated[str, typer.Argument(metavar="CLAUSE", show_default
 
 
 @app.command("list")
-def list_(what: Annotated[What, typer.Argument(help="What to list.")] = What.targets) -> None:
-    """List the known targets, the clauses, or the areas of the surface."""
+def list_(
+    what: Annotated[What, typer.Argument(help="What to list.")] = What.targets, imports: Imports = None
+) -> None:
+    """List the known targets, the clauses, the areas of the surface, or the devices that torch finds here."""
     from keyedopt.cli.listing import listing
 
-    listing(what.value)
+    listing(what.value, tuple(imports or ()))
 
 
 @app.command()

@@ -87,8 +87,9 @@ class Engine:
         self.implementation, self.surface = implementation, implementation.surface()
         self._bases: Collection[Any] | None = None  # the classes of the implementation and their bases
         self.claimed = set(self.surface.claimed())
-        self.dtypes = self._option("--keyedopt-dtype") or implementation.dtypes
-        self.device = implementation.supported(self._option("--keyedopt-device"), self.dtypes)
+        device = self._option("--keyedopt-device")
+        self.dtypes = self._option("--keyedopt-dtype") or implementation.dtypes_on(device)
+        self.device = implementation.supported(device, self.dtypes)
         choose_device(self.device)
 
     def enter_worker(self, session: pytest.Session, target: str, folder: Path) -> None:
@@ -98,7 +99,7 @@ class Engine:
             UsageError: the target cannot be imported, although the smoke stage imported it.
         """
         try:
-            self._choose(find(target))
+            self._choose(find(target, self._option("--keyedopt-import") or ()))
         except TargetError as error:
             raise pytest.UsageError(str(error)) from error
         self.turn_to(self.implementation, Writer(folder), session, (), self.dtypes)

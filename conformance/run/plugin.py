@@ -21,6 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Declare the options of the suite."""
     group = parser.getgroup("keyedopt", "conformance of optimizers")
     group.addoption("--implementation", metavar="TARGET", help="the implementation to check")
+    group.addoption("--keyedopt-import", action="append", help="import this module before the target")
     group.addoption("--keyedopt-device", default=None, help="device of the cases (default: its first)")
     group.addoption("--keyedopt-dtype", action="append", help="only these dtypes (default: all of its)")
     group.addoption("--keyedopt-area", action="append", help="only cases with a clause of these areas")
@@ -42,7 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
     try:
         deferred = config.getoption("--keyedopt-defer")
-        implementation = None if deferred else find(config.getoption("--implementation"))
+        imports = config.getoption("--keyedopt-import") or ()
+        implementation = None if deferred else find(config.getoption("--implementation"), imports)
         from keyedopt.conformance.run.engine import Engine
 
         config.pluginmanager.register(Engine(config, implementation), "keyedopt-engine")

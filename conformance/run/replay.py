@@ -159,13 +159,19 @@ def script(run: Result, case: Case) -> str:
     limit = float(run.options.get("limit") or 30)
     return _SCRIPT.format(
         docstring=_docstring(f"{title}\n\n{statement}\n\n{_ABOUT}"),
-        imports="\n".join(dict.fromkeys([*_IMPORTS, *imports])),
+        imports="\n".join(dict.fromkeys([*_IMPORTS, *imports, *_modules(run)])),
         bodies="\n\n\n".join(bodies),
         places=places,
         device=f"        choose_device({case.device!r})\n" if elsewhere else "",
         call=call,
         main=(_GUARDED if case.outcome == "error" else _DIRECT).format(limit=limit),
     )
+
+
+def _modules(run: Result) -> list[str]:
+    """Return the imports of the modules that register a device."""
+    names = run.options.get("imports") or ()
+    return [f"import {name}" for name in names if all(part.isidentifier() for part in name.split("."))]
 
 
 def _docstring(text: str) -> str:

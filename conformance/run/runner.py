@@ -44,6 +44,7 @@ class Options:
         areas: only these areas.
         require_areas: areas that the target must claim.
         clauses: only the cases of these clauses.
+        imports: modules to import before the target, such as one that registers a device.
         device: the device of the cases; None is the first one that the implementation supports.
         dtypes: only these dtypes.
         limit: seconds that one case may take.
@@ -57,6 +58,7 @@ class Options:
     areas: tuple[str, ...] = ()
     require_areas: tuple[str, ...] = ()
     clauses: tuple[str, ...] = ()
+    imports: tuple[str, ...] = ()
     device: str | None = None
     dtypes: tuple[str, ...] = ()
     limit: float = 30.0
@@ -82,6 +84,7 @@ def _examine(
     report = processes.folder / "report.json"
     request = {
         "target": target,
+        "imports": options.imports,
         "device": options.device,
         "dtypes": options.dtypes,
         "seconds": seconds + 5,
@@ -215,6 +218,7 @@ def pytest_arguments(target: str, options: Options, folder: Path) -> list[str]:
     if options.device:
         arguments += ["--keyedopt-device", options.device]
     for name, values in (
+        ("--keyedopt-import", options.imports),
         ("--keyedopt-area", options.areas),
         ("--keyedopt-clause", options.clauses),
         ("--keyedopt-dtype", options.dtypes),

@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from keyedopt.conformance.targets.implementation import Implementation
+from keyedopt.conformance.targets.implementation import ANY_DEVICE, Implementation
 
-#: Where these libraries run.
-ON = ("cpu", "cuda")
+#: These run wherever torch does.
+EVERYWHERE = ("cpu", "cuda", ANY_DEVICE)
 
 #: The specification in readable torch.
 reference = Implementation(
@@ -25,7 +25,7 @@ reference = Implementation(
         "sparse",
         "in_backward",
     ),
-    devices=ON,
+    devices=EVERYWHERE,
     distributions=("keyedopt",),
 )
 
@@ -60,7 +60,7 @@ torchrec = Implementation(
         "RowWiseAdagrad.sparse",  # its docstring says that it does not take them
         *(f"RowWiseAdagrad.{name}" for name in ("decay", "rows", "max_norm", "error_if_nonfinite")),
     ),
-    devices=ON,
+    devices=EVERYWHERE,
     distributions=("torchrec",),
     install=(
         "pip install --no-deps torchrec==1.8.0 && "
@@ -74,6 +74,7 @@ torchft = Implementation(
     root="torchft.optim",
     names={"FaultTolerantOptimizer": "torchft.optim:OptimizerWrapper"},
     areas=("fault_tolerance",),
+    devices=EVERYWHERE,
     distributions=("torchft",),
     install="pip install 'keyedopt[torchft]'",
 )
@@ -103,7 +104,7 @@ fbgemm = Implementation(
         *("*.any_width", "*.frozen_tables", "*.shared_features", "*.converted_tables"),
         *("EmbeddingBagCollection.state_dict", "EmbeddingBagCollection.initial_values"),
     ),
-    devices=ON,
+    devices=("cpu", "cuda"),
     dtypes=("float32", "float16"),
     distributions=("fbgemm-gpu-cpu", "fbgemm-gpu"),
     install="pip install 'keyedopt[cpu]'",
@@ -126,7 +127,7 @@ torch = Implementation(
             for name in ("decay", "rows", "bias_correction", "eps_placement", "error_if_nonfinite")
         ),
     ),
-    devices=ON,
+    devices=EVERYWHERE,
     distributions=("torch",),
     install="pip install 'keyedopt[cpu]'",
 )

@@ -40,6 +40,8 @@ from keyedopt.conformance.results.untrusted import error_text, one_line
 
 #: The dtypes that cases run in.
 DTYPES = ("float64", "float32", "bfloat16", "float16")
+#: Stands for every type of device that torch knows.
+ANY_DEVICE = "*"
 GROUP = "keyedopt.implementations"
 
 
@@ -72,7 +74,11 @@ class Implementation:
         placeholders: names that exist but do not work; they count as missing and are not claimed.
         absent: classes and arguments (``"LAMB"``, ``"Adam.decay"``, ``"*.rows"``; shell patterns) of claimed
             areas that are not claimed: the cases that need one are unsupported.
-        devices, dtypes: the supported ones; the default of ``--device`` and ``--dtype``.
+        devices: the supported types of device, such as ``"cuda"``; the first one is the default of
+            ``--device``. `ANY_DEVICE` stands for every type that torch knows after the imports.
+        dtypes: the supported dtypes; the default of ``--dtype``.
+        device_dtypes: the dtypes of a type of device, if they are others.
+        imports: modules to import first, such as ``"torch_npu"``, which registers its devices with torch.
         factories: builders of objects without a public name, such as an embedding module, by name;
             each a callable or ``module:attribute``.
         variants: the documented variant of a formula, by algorithm, if several are in use.
@@ -89,6 +95,8 @@ class Implementation:
     absent: tuple[str, ...] = ()
     devices: tuple[str, ...] = ("cpu",)
     dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16", "float16")
+    device_dtypes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    imports: tuple[str, ...] = ()
     factories: Mapping[str, Callable[..., Any] | str] = field(default_factory=dict)
     variants: Mapping[str, str] = field(default_factory=dict)
     distributions: tuple[str, ...] = ()
@@ -96,15 +104,20 @@ class Implementation:
 
     def __post_init__(self) -> None:
         """Check the types: a string instead of a tuple of strings would give a wrong verdict."""
-        for part in ("areas", "placeholders", "absent", "devices", "dtypes", "distributions"):
+        for part in ("areas", "placeholders", "absent", "devices", "dtypes", "imports", "distributions"):
             value = getattr(self, part)
             if part == "areas" and value is None:
                 continue
             if isinstance(value, str) or not all(isinstance(item, str) for item in value):
                 raise TypeError(f"{part} of an Implementation must be a tuple of strings, not {value!r}")
             object.__setattr__(self, part, tuple(value))
-        for part, known in (("areas", tuple(spec.areas())), ("dtypes", DTYPES)):
-            unknown = [item for item in getattr(self, part) or () if item not in known]
+        of_devices = tuple(dtype for dtypes in self.device_dtypes.values() for dtype in dtypes)
+        for part, given, known in (
+            ("areas", self.areas or (), tuple(spec.areas())),
+            ("dtypes", self.dtypes, DTYPES),
+            ("device_dtypes", of_devices, DTYPES),
+        ):
+            unknown = [item for item in given if item not in known]
             if unknown:
                 raise ValueError(
                     f"{part} of an Implementation: there is no {unknown[0]!r}; there are {known}"
@@ -122,18 +135,26 @@ class Implementation:
         """Return the device, or the first supported one if it is None.
 
         Raises:
-            TargetError: the device or a dtype is not supported.
+            TargetError: the type of the device or a dtype is not supported.
         """
+        device = device or self.devices[0]
         kinds = [known.partition(":")[0] for known in self.devices]
-        if device and device.partition(":")[0] not in kinds:
+        if device.partition(":")[0] not in kinds and ANY_DEVICE not in kinds:
             raise TargetError(f"{self.name} supports the devices {', '.join(self.devices)}, not {device!r}")
+        supported = self.dtypes_on(device)
         for dtype in dtypes:
-            if dtype not in self.dtypes:
-                raise TargetError(f"{self.name} supports the dtypes {', '.join(self.dtypes)}, not {dtype!r}")
-        return device or self.devices[0]
+            if dtype not in supported:
+                raise TargetError(f"{self.name} supports the dtypes {', '.join(supported)}, not {dtype!r}")
+        return device
+
+    def dtypes_on(self, device: str | None) -> tuple[str, ...]:
+        """Return the dtypes that are supported on a device, or on the first one."""
+        return tuple(self.device_dtypes.get((device or self.devices[0]).partition(":")[0], self.dtypes))
 
     def surface(self) -> "Surface":
         """Import the target, and return an object that has its public names as attributes."""
+        for module in self.imports:
+            load(module)
         return Surface(self)
 
 
@@ -283,12 +304,18 @@ def _is_ours(point: importlib.metadata.EntryPoint) -> bool:
     return point.module.startswith("keyedopt.")
 
 
-def find(target: str) -> Implementation:
+def find(target: str, imports: Sequence[str] = ()) -> Implementation:
     """Return the implementation of a target. Imports its adapter, or the target itself.
+
+    Args:
+        target: as on the command line.
+        imports: modules to import first.
 
     Raises:
         TargetError: the target does not exist, or cannot be imported.
     """
+    for module in imports:
+        load(module)
     known = registered()
     names = ", ".join(sorted(known))
     if target in known:

@@ -1,8 +1,8 @@
 """The smoke stage: find, import and build the target.
 
 Runs as ``python -m keyedopt.conformance.targets.smoke REQUEST`` in a process of its own, because a target
-may end the interpreter when it is imported. ``REQUEST`` is JSON: target, device, dtypes, seconds, and the
-file for the report. In the report, ``problem`` is one line that says what to do, or empty; the rest
+may end the interpreter when it is imported. ``REQUEST`` is JSON: target, imports, device, dtypes, seconds,
+and the file for the report. In the report, ``problem`` is one line that says what to do, or empty; the rest
 identifies the implementation and its environment.
 """
 
@@ -19,6 +19,7 @@ from typing import Any
 
 from keyedopt.conformance.results.digest import digest
 from keyedopt.conformance.results.untrusted import error_text, one_line
+from keyedopt.conformance.targets.devices import check_device, description
 from keyedopt.conformance.targets.implementation import (
     Implementation,
     MissingName,
@@ -56,8 +57,9 @@ def environment(device: str) -> dict[str, Any]:
         "keyedopt": importlib.metadata.version("keyedopt"),
         "device": device,
     }
+    if name := description(device):
+        described["gpu"] = name
     if device.startswith("cuda"):
-        described["gpu"] = torch.cuda.get_device_name(device)
         described["cuda"] = torch.version.cuda
     return described
 
@@ -96,16 +98,19 @@ def build(surface: Surface, name: str, device: str) -> None:
         ) from error
 
 
-def examine(target: str, device: str | None, dtypes: Sequence[str]) -> dict[str, Any]:
+def examine(
+    target: str, device: str | None, dtypes: Sequence[str], imports: Sequence[str] = ()
+) -> dict[str, Any]:
     """Find, import and build a target; return the report."""
     hint = ""
     try:
-        implementation = find(target)
+        implementation = find(target, imports)
         chosen = implementation.supported(device, dtypes)
         hint = implementation.install and f"; install it with: {implementation.install}"
         surface = implementation.surface()
         areas = surface.claimed()
         hint = ""
+        check_device(chosen)
         build(surface, implementation.name, chosen)
     except TargetError as error:
         return {"problem": f"{error}{hint}"}
@@ -119,7 +124,7 @@ def examine(target: str, device: str | None, dtypes: Sequence[str]) -> dict[str,
             "versions": found,
             "build": digest(implementation.root),
             "areas": list(areas),
-            "dtypes": list(implementation.dtypes),
+            "dtypes": list(implementation.dtypes_on(chosen)),
             "variants": dict(implementation.variants),
             "places": surface.places(),
         },
@@ -131,7 +136,7 @@ def main() -> None:
     """Examine the target that the request names."""
     request = json.loads(sys.argv[1])
     faulthandler.dump_traceback_later(request["seconds"], exit=True)
-    outcome = examine(request["target"], request["device"], request["dtypes"])
+    outcome = examine(request["target"], request["device"], request["dtypes"], request["imports"])
     scratch = Path(f"{request['report']}.new")
     scratch.write_text(json.dumps(outcome), encoding="utf-8")
     scratch.replace(request["report"])

@@ -1,0 +1,82 @@
+"""What C++ code of torch asks about the device: how many there are, which one is current.
+
+torch 2.13 lets Python register a device guard, but calls only its ``type_`` (``torch/csrc/acc/Module.cpp``): there is
+one device, and setting the current one does nothing. The backward pass on a second index would fail an internal
+assertion. So the table of virtual functions of the guard is replaced by a copy in which some entries call Python.
+The order of the entries comes from the header that torch installs.
+"""
+
+import ctypes
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from keyedopt.conformance.pretend.devices import COUNT, current_device, exchange_device
+from keyedopt.conformance.pretend.streams import synchronize
+
+_ROOT = os.path.dirname(torch.__file__)
+_TYPE = 20  # c10::DeviceType::PrivateUse1
+_this, _index, _device = ctypes.c_void_p, ctypes.c_int8, ctypes.c_uint16
+#: What torch's C++ code still uses: without a reference, Python would free it.
+_kept: list[Any] = []
+
+
+def _pack(index: int) -> int:
+    """Return a ``c10::Device``: a byte for the type and one for the index."""
+    return _TYPE | index << 8
+
+
+def _exchange(this: int, device: int) -> int:
+    index = device >> 8
+    # torch sets -1 to change nothing.
+    return _pack(exchange_device(index) if index < COUNT else current_device())
+
+
+def _set(this: int, device: int) -> None:
+    _exchange(this, device)
+
+
+_GUARD: dict[str, tuple[Any, Callable[..., Any]]] = {
+    "deviceCount": (ctypes.CFUNCTYPE(_index, _this), lambda this: COUNT),
+    "getDevice": (ctypes.CFUNCTYPE(_device, _this), lambda this: _pack(current_device())),
+    "setDevice": (ctypes.CFUNCTYPE(None, _this, _device), _set),
+    "uncheckedSetDevice": (ctypes.CFUNCTYPE(None, _this, _device), _set),
+    "exchangeDevice": (ctypes.CFUNCTYPE(_device, _this, _device), _exchange),
+    "synchronizeDevice": (ctypes.CFUNCTYPE(None, _this, _index), lambda this, index: synchronize(index)),
+}
+
+
+def install() -> None:
+    """Let the device guard that is registered with torch answer for all indices."""
+    library = ctypes.CDLL(os.path.join(_ROOT, "lib", "libc10.so"))
+    registry = (ctypes.c_void_p * (_TYPE + 1)).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
+    entries = _virtual_functions("c10/core/impl/DeviceGuardImplInterface.h", "DeviceGuardImplInterface")
+    _replace(registry[_TYPE], entries, _GUARD)
+
+
+def _virtual_functions(header: str, struct: str) -> list[str]:
+    """Return the names of the virtual functions of a struct in a header of torch, in the order of their table."""
+    with open(os.path.join(_ROOT, "include", header)) as file:
+        text = file.read()
+    body = text[re.search(rf"struct \w+ {struct} ", text).end() :].split("\n};", 1)[0]
+    code = re.sub(r"/\*.*?\*/|//[^\n]*", "", body, flags=re.DOTALL)
+    return re.findall(r"virtual [^(~]*?(~?\w+)\(", code)
+
+
+def _replace(this: int, entries: list[str], functions: dict[str, tuple[Any, Callable[..., Any]]]) -> None:
+    """Give a C++ object a copy of its table of virtual functions, with some entries replaced."""
+    pointer = ctypes.c_void_p.from_address(this)
+    # Two words before the functions belong to the table, and a destructor at its end takes two.
+    words = len(entries) + 3
+    table = (ctypes.c_void_p * words).from_buffer_copy(
+        (ctypes.c_void_p * words).from_address(pointer.value - 2 * ctypes.sizeof(ctypes.c_void_p))
+    )
+    for name, (kind, function) in functions.items():
+        callback = kind(function)
+        table[2 + entries.index(name)] = ctypes.cast(callback, ctypes.c_void_p).value
+        _kept.append(callback)
+    _kept.append(table)
+    pointer.value = ctypes.addressof(table) + 2 * ctypes.sizeof(ctypes.c_void_p)

@@ -1,0 +1,73 @@
+"""The indices of the pretend device, and the current one of a thread."""
+
+import threading
+from functools import cache
+from types import TracebackType
+from typing import Any
+
+import torch
+
+NAME = "npu"
+#: The number of pretend devices: ``npu:0`` and ``npu:1``.
+COUNT = 2
+
+
+class _Current(threading.local):
+    index = 0
+
+
+_current = _Current()
+
+
+def device_of(device: Any = None) -> torch.device:
+    """Return a device with its index; without a device or an index it is the current one.
+
+    Raises:
+        RuntimeError: there is no such device.
+    """
+    if device is None or device == -1:
+        return _device(_current.index)
+    found = torch.device(NAME, device) if isinstance(device, int) else torch.device(device)
+    if found.type == NAME and found.index is None:
+        return _device(_current.index)
+    if found.type != NAME or found.index >= COUNT:
+        raise RuntimeError(f"there is no device {str(found)!r} here: use {NAME}:0 to {NAME}:{COUNT - 1}")
+    return found
+
+
+@cache
+def _device(index: int) -> torch.device:
+    return torch.device(NAME, index)
+
+
+def current_device() -> int:
+    """Return the index of the current device of this thread."""
+    return _current.index
+
+
+def set_device(device: Any) -> None:
+    """Make a device the current one of this thread."""
+    exchange_device(device_of(device).index)
+
+
+def exchange_device(index: int) -> int:
+    """Make the device of an index the current one of this thread; return the index of the last one."""
+    outer, _current.index = _current.index, index
+    return outer
+
+
+class on_device:  # noqa: N801 - named as in torch.cuda, where it is `torch.cuda.device`
+    """Make a device the current one inside a ``with`` block."""
+
+    def __init__(self, device: Any) -> None:
+        self.idx = device_of(device).index
+        self._outer: list[int] = []
+
+    def __enter__(self) -> None:
+        self._outer.append(_current.index)
+        _current.index = self.idx
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _current.index = self._outer.pop()

@@ -1,0 +1,72 @@
+"""Registration of the pretend device with torch."""
+
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from keyedopt.conformance.pretend import device_guard, device_module, operators
+from keyedopt.conformance.pretend.devices import NAME, device_of
+from keyedopt.conformance.pretend.memory import storage_on
+
+_libraries: list[torch.library.Library] = []
+
+
+def register() -> None:
+    """Register the device with torch, once in a process.
+
+    Raises:
+        RuntimeError: another accelerator uses torch's only place for one, PrivateUse1.
+    """
+    if _libraries:
+        return
+    taken = torch._C._get_privateuse1_backend_name()
+    if taken != "privateuseone" or hasattr(torch, NAME):
+        raise RuntimeError(
+            f"the pretend accelerator {NAME!r} cannot be registered: {taken!r} is registered as PrivateUse1, of "
+            "which torch has one; use a process that does not import it"
+        )
+    _setup_privateuseone_for_python_backend(NAME, backend_module=device_module)
+    device_guard.install()
+    library = torch.library.Library("_", "IMPL")
+    for key in ("PrivateUse1", "SparsePrivateUse1"):
+        library.fallback(operators.run, dispatch_key=key)
+    library.fallback(torch.library.fallthrough_kernel, dispatch_key="AutocastPrivateUse1")
+    own = torch.library.Library("aten", "IMPL")
+    own.impl("_to_copy", operators.to_copy, "PrivateUse1")
+    # Defaults of torch for all devices come before the fallback: some do not know sparse tensors of the device, and
+    # others take two operators where one does it.
+    _prefer_fallback(own, "SparseCPU", "SparsePrivateUse1")
+    _prefer_fallback(own, "CompositeExplicitAutogradNonFunctional", "PrivateUse1")
+    _libraries.extend((library, own))
+    _construct_storages()
+
+
+def _prefer_fallback(library: torch.library.Library, kernels: str, key: str) -> None:
+    """Let the operators that have a kernel of one kind run as the others do for a key of the device."""
+    for name in torch._C._dispatch_get_registrations_for_dispatch_key(kernels):
+        if name.startswith("aten::"):
+            library.impl(name, partial(operators.run, _overload(name)), key)
+
+
+def _overload(name: str) -> Any:
+    """Return the operator of a name such as ``aten::add.out``."""
+    packet, _, overload = name.removeprefix("aten::").partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def _construct_storages() -> None:
+    """Let ``torch.UntypedStorage(bytes, device="npu")`` work, for which torch wants an allocator in C++."""
+    construct = torch.UntypedStorage.__new__
+
+    def __new__(cls, *args, device=None, **kwargs):  # noqa: N807
+        if device is None or torch.device(device).type != NAME:
+            return (
+                construct(cls, *args, **kwargs)
+                if device is None
+                else construct(cls, *args, device=device, **kwargs)
+            )
+        return storage_on(device_of(device), construct(cls, *args, **kwargs))
+
+    torch.UntypedStorage.__new__ = __new__
