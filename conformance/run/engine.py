@@ -7,9 +7,11 @@ import functools
 import os
 import random
 import sys
+import time
 import traceback
 import unittest
-from collections.abc import Collection, Generator, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,8 @@ from keyedopt.conformance.targets.implementation import (
 LONGEST = ("test_accumulate_precision::test_precision[equal-10000000", "compile")
 
 _HEAD = pytest.StashKey[Head]()
+#: The names that a case needs. A name in the mark ``needs`` may contain an input: ``"{algorithm}.decay"``.
+_NEEDS = pytest.StashKey[list[str]]()
 
 hypothesis.settings.register_profile(
     "keyedopt",
@@ -85,7 +89,7 @@ class Engine:
     def _choose(self, implementation: Implementation) -> None:
         """Take the implementation, and the device and the dtypes that are asked for."""
         self.implementation, self.surface = implementation, implementation.surface()
-        self._bases: Collection[Any] | None = None  # the classes of the implementation and their bases
+        self._steps: Mapping[Any, Any] | None = None  # `step` of each class before the first case
         self.claimed = set(self.surface.claimed())
         device = self._option("--keyedopt-device")
         self.dtypes = self._option("--keyedopt-dtype") or implementation.dtypes_on(device)
@@ -123,7 +127,7 @@ class Engine:
         """
         self.implementation, self.surface, self.writer = implementation, implementation.surface(), writer
         self.claimed = set(self.surface.claimed())
-        self._bases = None
+        self._steps = None
         self._sought = set(clauses) or None
         heads = [(item, item.stash[_HEAD]) for item in session.items]
         session.items[:] = [
@@ -154,13 +158,15 @@ class Engine:
                 kept.append(item)
                 continue
             ids = [clause for mark in item.iter_markers("clause") for clause in mark.args]
-            parameters = item.callspec.params if hasattr(item, "callspec") else {}
+            parameters = _parameters(item)
             item.stash[_HEAD] = {
                 "case": case_name(item),
                 "clauses": ids,
                 "device": self.device,
                 "dtype": parameters.get("dtype"),
             }
+            needed = [name for mark in item.iter_markers("needs") for name in mark.args]
+            item.stash[_NEEDS] = [name.format(**parameters) for name in needed]
             wanted = self.areas & _areas(ids) and (not self.clauses or self.clauses & set(ids))
             (kept if wanted else dropped).append(item)
         items[:] = kept
@@ -176,51 +182,73 @@ class Engine:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
-        """In a worker, run the cases that no other worker has taken."""
+        """In a worker, run the cases that no other worker has taken, and write their records.
+
+        pytest's own protocol of hooks, fixtures and reports would take longer than most cases.
+        """
         if self.writer is None or session.testsfailed:
             return None
-        for item in session.items:
-            head = item.stash[_HEAD]
-            if self._sought is not None and self._sought.isdisjoint(head["clauses"]):
-                continue
-            if self.writer.claim(head["case"]):
-                with self.writer.running(head):
-                    item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+        with _null_device() as discard_output:
+            for item in session.items:
+                head = item.stash[_HEAD]
+                if self._sought is not None and self._sought.isdisjoint(head["clauses"]):
+                    continue
+                if self.writer.claim(head["case"]):
+                    with self.writer.running(head):
+                        discard_output()
+                        self.writer.add(self._record(item))
         return True
 
-    def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """Skip a case whose area, or a name that it needs, the implementation does not claim.
+    def _record(self, item: Any) -> Head:
+        """Run a case without pytest, and return its record."""
+        head, began = item.stash[_HEAD], time.perf_counter()
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self.pytest_runtest_setup(item)
+                self._call(item, {"impl": self.surface, "device": self.device, **_parameters(item)})
+        except pytest.skip.Exception as reason:  # a skip by the case itself has escaped
+            found = {"outcome": "unsupported", "seen": clean(str(reason))}
+        except BaseException as error:
+            found = _failure(item, error)
+            if self._sought is not None:
+                self._sought -= set(head["clauses"])
+        else:
+            observed = {level_of(clause) for clause in head["clauses"]} == {"observe"}
+            found = {"outcome": "observed" if observed else "pass"}
+        return {**head, "seconds": round(time.perf_counter() - began, 4), **found}
 
-        A name in the mark ``needs`` may contain an input of the case: ``"{algorithm}.decay"``.
-        """
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Skip a case whose area, or a name that it needs, the implementation does not claim."""
         if _HEAD in item.stash:
             for mark in item.iter_markers("cpu_only"):
                 if torch.device(self.device).type != "cpu":
                     pytest.skip(f"runs on the CPU only: {mark.args[0]}")
             missing = sorted(_areas(item.stash[_HEAD]["clauses"]) - self.claimed)
-            inputs = item.callspec.params if hasattr(item, "callspec") else {}
-            needed = [name.format(**inputs) for mark in item.iter_markers("needs") for name in mark.args]
-            missing += [name for name in needed if self.surface.lacks(name)]
+            missing += [name for name in item.stash[_NEEDS] if self.surface.lacks(name)]
             if missing:
                 pytest.skip(f"not claimed: {', '.join(missing)}")
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
-        """Call a case with fresh seeds, and keep the returned observation."""
+        """Call a case without the runner."""
         if _HEAD not in pyfuncitem.stash:
             return None
-        head = pyfuncitem.stash[_HEAD]
-        function = pyfuncitem.obj
-        arguments = {name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}
+        self._call(pyfuncitem, pyfuncitem.funcargs)
+        return True
+
+    def _call(self, item: Any, values: Mapping[str, Any]) -> None:
+        """Call a case with fresh seeds, and keep the returned observation."""
+        head, function = item.stash[_HEAD], item.obj
+        arguments = {name: values[name] for name in item._fixtureinfo.argnames}
         self._note_inputs(head, arguments)
         if hasattr(function, "hypothesis"):
             self._note_draws(head, function)
         try:
-            with _no_streams() if self.writer else contextlib.nullcontext():
-                if self._bases is None:
-                    self._bases = _bases(self.surface)
-                with _fresh(self._bases):
-                    head["observed"] = plain(function(**arguments))
+            if self._steps is None:
+                self._steps = _steps(self.surface)
+            with _fresh(self._steps):
+                head["observed"] = plain(function(**arguments))
         except MissingName as error:
             if not self.surface.claims(str(error.name)):
                 pytest.skip(f"not claimed: {error.name}")
@@ -233,7 +261,6 @@ class Engine:
             if isinstance(error, KeyboardInterrupt) and self.writer is None:
                 raise  # Ctrl-C without the runner
             raise Escaped(error) from None
-        return True
 
     def _note_inputs(self, head: Head, arguments: dict[str, Any]) -> None:
         inputs = {name: value for name, value in arguments.items() if name not in ("impl", "dtype")}
@@ -252,30 +279,6 @@ class Engine:
             return inner(*args, **kwargs)
 
         handle.inner_test = noted
-
-    # --- the record ---------------------------------------------------------------------------------
-
-    @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(
-        self, item: pytest.Item, call: pytest.CallInfo[None]
-    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Write the record of a case after its call, or after a setup that skipped it or failed."""
-        report = yield
-        if _HEAD not in item.stash or (call.when != "call" and call.excinfo is None):
-            return report
-        record = item.stash[_HEAD] | {"seconds": round(call.duration, 4)}
-        if call.excinfo is None:
-            levels = {level_of(clause) for clause in record["clauses"]}
-            record["outcome"] = "observed" if levels == {"observe"} else "pass"
-        elif report.outcome == "skipped":
-            record.update(outcome="unsupported", seen=clean(str(call.excinfo.value)))
-        else:
-            record.update(_failure(item, call.excinfo.value))
-            if self._sought is not None:
-                self._sought -= set(record["clauses"])
-        if self.writer:
-            self.writer.add(record)
-        return report
 
 
 def _failure(item: pytest.Item, error: BaseException) -> dict[str, Any]:
@@ -296,6 +299,11 @@ def _failure(item: pytest.Item, error: BaseException) -> dict[str, Any]:
     return record
 
 
+def _parameters(item: Any) -> Mapping[str, Any]:
+    """Return the literal inputs of a case."""
+    return item.callspec.params if hasattr(item, "callspec") else {}
+
+
 def _starts_late(item: pytest.Item) -> bool:
     return _HEAD not in item.stash or not any(part in item.stash[_HEAD]["case"] for part in LONGEST)
 
@@ -309,21 +317,28 @@ def _areas(clauses: list[str]) -> set[str]:
 
 
 @contextlib.contextmanager
-def _no_streams() -> Iterator[None]:
-    """Replace the streams while a case runs: it may print megabytes, or close them."""
+def _null_device() -> Iterator[Callable[[], None]]:
+    """Return a function that points the streams to the null device, for all cases until the end.
+
+    A case may print megabytes. It may also close or replace the streams, so each case gets new ones.
+    """
     usual = sys.stdout, sys.stderr
     saved = os.dup(1), os.dup(2)
-    with open(os.devnull, "w") as out, open(os.devnull, "w") as err:
-        os.dup2(out.fileno(), 1)
-        os.dup2(err.fileno(), 2)
-        sys.stdout, sys.stderr = out, err
-        try:
-            yield
-        finally:
-            sys.stdout, sys.stderr = usual
-            for number, stream in enumerate(saved, 1):
-                os.dup2(stream, number)
-                os.close(stream)
+    null = os.open(os.devnull, os.O_WRONLY)
+
+    def redirect() -> None:
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        sys.stdout, sys.stderr = (os.fdopen(stream, "w", closefd=False) for stream in (1, 2))
+
+    try:
+        yield redirect
+    finally:
+        sys.stdout, sys.stderr = usual
+        for number, stream in enumerate(saved, 1):
+            os.dup2(stream, number)
+            os.close(stream)
+        os.close(null)
 
 
 def _seed() -> None:
@@ -343,29 +358,31 @@ def _has_accelerators() -> bool:
     return torch.accelerator.is_available()
 
 
-def _bases(surface: Surface) -> Collection[Any]:
-    """Return the classes of an implementation, and their bases."""
+def _steps(surface: Surface) -> dict[Any, Any]:
+    """Return `step` of the classes of an implementation and of their bases; None if a class inherits it."""
     names = [name for area in spec.areas().values() for name in area.names if surface.has(name)]
-    return {base for name in names for base in getattr(getattr(surface, name), "__mro__", ())}
+    classes = {base for name in names for base in getattr(getattr(surface, name), "__mro__", ())}
+    return {base: base.__dict__.get("step") for base in classes}
 
 
 @contextlib.contextmanager
-def _fresh(bases: Collection[Any]) -> Iterator[None]:
+def _fresh(steps: Mapping[Any, Any]) -> Iterator[None]:
     """Seed a case, and undo its changes to torch's settings and to `step` of the target's classes.
 
     torch patches `step` of a class permanently when its base is initialized or a copy is unpickled.
     """
     _seed()
     random.seed(0)
-    before = {base: base.__dict__.get("step") for base in bases}
     folder, dtype = os.getcwd(), torch.get_default_dtype()
     try:
         yield
     finally:
-        for base, step in before.items():
-            if step is None and "step" in base.__dict__:
+        for base, step in steps.items():
+            if base.__dict__.get("step") is step:
+                continue
+            if step is None:
                 del base.step
-            elif base.__dict__.get("step") is not step:
+            else:
                 base.step = step
         os.chdir(folder)
         torch.set_default_dtype(dtype)

@@ -3,7 +3,8 @@
 ======================  ======================================================================
 ``collected.json``      the head of every case: its name, clauses, device, dtype
 ``claimed-DIGEST``      a worker runs or ran this case; no other worker will
-``running-PID``         the case that a worker runs: its head, its inputs and, after a crash, the stack
+``running-PID``         the case that a worker runs: its head, its inputs and, after a crash, the stack;
+                        empty between cases
 ``records-PID.jsonl``   the cases that a worker has finished, one per line
 ======================  ======================================================================
 """
@@ -35,7 +36,7 @@ class Writer:
         self.folder = folder
         self._limit = limit
         self._pid = os.getpid()
-        self._running: IO[str] | None = None
+        self._running: IO[str] = (folder / f"running-{self._pid}").open("a", encoding="utf-8")
         self._records = (folder / f"records-{self._pid}.jsonl").open("a", encoding="utf-8")
 
     def collected(self, heads: Mapping[str, Head]) -> None:
@@ -56,30 +57,26 @@ class Writer:
     @contextlib.contextmanager
     def running(self, head: Head) -> Iterator[None]:
         """Note which case runs, for the record of a crash; end the process if it takes too long."""
-        path = self.folder / f"running-{self._pid}"
-        with path.open("w", encoding="utf-8") as self._running:
-            self._note(head)
-            faulthandler.enable(file=self._running, all_threads=False)
-            if self._limit:  # a thread in C that needs no interpreter lock: it ends a hanging extension too
-                faulthandler.dump_traceback_later(self._limit, exit=True, file=self._running)
-            try:
-                yield
-            finally:
-                if os.getpid() != self._pid:
-                    os._exit(0)  # a fork that the case made of the worker
-                faulthandler.cancel_dump_traceback_later()
-                faulthandler.disable()
-                self._running = None
-        path.unlink()
+        self._note(head)
+        faulthandler.enable(file=self._running, all_threads=False)
+        if self._limit:  # a thread in C that needs no interpreter lock: it ends a hanging extension too
+            faulthandler.dump_traceback_later(self._limit, exit=True, file=self._running)
+        try:
+            yield
+        finally:
+            if os.getpid() != self._pid:
+                os._exit(0)  # a fork that the case made of the worker
+            faulthandler.cancel_dump_traceback_later()
+            faulthandler.disable()
+        self._running.truncate(0)
 
     def inputs(self, inputs: Mapping[str, Any]) -> None:
         """Note the inputs of the case before it runs."""
         self._note({"inputs": {name: plain(value) for name, value in inputs.items()}})
 
     def _note(self, what: Mapping[str, Any]) -> None:
-        if self._running is not None:
-            self._running.write(json.dumps(what) + "\n")
-            self._running.flush()
+        self._running.write(json.dumps(what) + "\n")
+        self._running.flush()
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Write the record of a finished case."""
