@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from keyedopt.conformance.pretend import device_guard, device_module, operators
+from keyedopt.conformance.pretend import autocast, device_guard, device_module, operators
 from keyedopt.conformance.pretend.devices import NAME, device_of
 from keyedopt.conformance.pretend.memory import storage_on
 
@@ -35,6 +35,7 @@ def register() -> None:
     library.fallback(torch.library.fallthrough_kernel, dispatch_key="AutocastPrivateUse1")
     own = torch.library.Library("aten", "IMPL")
     own.impl("_to_copy", operators.to_copy, "PrivateUse1")
+    autocast.register(own)
     # Defaults of torch for all devices come before the fallback: some do not know sparse tensors of the device, and
     # others take two operators where one does it.
     _prefer_fallback(own, "SparseCPU", "SparsePrivateUse1")
