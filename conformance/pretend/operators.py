@@ -47,6 +47,10 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
         named["device"] = CPU
     if plan.waits or (plan.indexing and _needs_host(plan, args, call.others)):
         wait(device, plan.name)
+    for position in plan.tensors:
+        if position < len(on_host) and type(on_host[position]) in (int, float, bool, complex):
+            op = op.overloadpacket  # which takes a number
+            break
     result = generators.run(op, plan, device, on_host, named) if plan.random else op(*on_host, **named)
     for key in plan.written:
         given, memory = (
