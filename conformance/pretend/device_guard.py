@@ -39,44 +39,61 @@ def _set(this: int, device: int) -> None:
     _exchange(this, device)
 
 
+def _synchronize_all() -> None:
+    """Wait for all: streams and events of C++, such as `torch.Event`, know no index and no stream of Python."""
+    for index in range(COUNT):
+        synchronize(index)
+
+
 _GUARD: dict[str, tuple[Any, Callable[..., Any]]] = {
     "deviceCount": (ctypes.CFUNCTYPE(_index, _this), lambda this: COUNT),
     "getDevice": (ctypes.CFUNCTYPE(_device, _this), lambda this: _pack(current_device())),
     "setDevice": (ctypes.CFUNCTYPE(None, _this, _device), _set),
     "uncheckedSetDevice": (ctypes.CFUNCTYPE(None, _this, _device), _set),
     "exchangeDevice": (ctypes.CFUNCTYPE(_device, _this, _device), _exchange),
+    "synchronizeStream": (ctypes.CFUNCTYPE(None, _this, _this), lambda this, stream: _synchronize_all()),
+    "synchronizeEvent": (ctypes.CFUNCTYPE(None, _this, _this), lambda this, event: _synchronize_all()),
     "synchronizeDevice": (ctypes.CFUNCTYPE(None, _this, _index), lambda this, index: synchronize(index)),
 }
 
 
 def install() -> None:
-    """Let the device guard that is registered with torch answer for all indices."""
-    library = ctypes.CDLL(os.path.join(_ROOT, "lib", "libc10.so"))
-    registry = (ctypes.c_void_p * (_TYPE + 1)).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
+    """Let the guard and the hooks that are registered with torch answer for all indices."""
+    core, cpu = (ctypes.CDLL(os.path.join(_ROOT, "lib", f"lib{name}.so")) for name in ("c10", "torch_cpu"))
+    registry = (ctypes.c_void_p * (_TYPE + 1)).in_dll(core, "_ZN3c104impl26device_guard_impl_registryE")
     entries = _virtual_functions("c10/core/impl/DeviceGuardImplInterface.h", "DeviceGuardImplInterface")
     _replace(registry[_TYPE], entries, _GUARD)
+    hooks, allocator = cpu._ZN2at6detail19getPrivateUse1HooksEv, core._ZN3c1015GetCPUAllocatorEv
+    hooks.restype = allocator.restype = ctypes.c_void_p
+    # Pinned memory is memory of the CPU.
+    pinned = {"getPinnedMemoryAllocator": (ctypes.CFUNCTYPE(ctypes.c_void_p, _this), lambda this: allocator())}
+    entries = [
+        entry
+        for struct in ("AcceleratorHooksInterface", "PrivateUse1HooksInterface")
+        for entry in _virtual_functions(f"ATen/detail/{struct}.h", struct)
+    ]
+    _replace(hooks(), entries, pinned)
 
 
 def _virtual_functions(header: str, struct: str) -> list[str]:
     """Return the names of the virtual functions of a struct in a header of torch, in the order of their table."""
-    with open(os.path.join(_ROOT, "include", header)) as file:
-        text = file.read()
-    body = text[re.search(rf"struct \w+ {struct} ", text).end() :].split("\n};", 1)[0]
-    code = re.sub(r"/\*.*?\*/|//[^\n]*", "", body, flags=re.DOTALL)
-    return re.findall(r"virtual [^(~]*?(~?\w+)\(", code)
+    with open(os.path.join(_ROOT, "include", header), encoding="utf-8") as file:
+        _, _, text = file.read().partition(f"_API {struct} ")
+    code = re.sub(r"/\*.*?\*/|//[^\n]*", "", text.partition("\n};")[0], flags=re.DOTALL)
+    names = re.findall(r"virtual [^(~]*?(~?\w+)\(", code)
+    return [entry for name in names for entry in ([name, ""] if name.startswith("~") else [name])]
 
 
 def _replace(this: int, entries: list[str], functions: dict[str, tuple[Any, Callable[..., Any]]]) -> None:
     """Give a C++ object a copy of its table of virtual functions, with some entries replaced."""
+    word = ctypes.sizeof(ctypes.c_void_p)
     pointer = ctypes.c_void_p.from_address(this)
-    # Two words before the functions belong to the table, and a destructor at its end takes two.
-    words = len(entries) + 3
-    table = (ctypes.c_void_p * words).from_buffer_copy(
-        (ctypes.c_void_p * words).from_address(pointer.value - 2 * ctypes.sizeof(ctypes.c_void_p))
-    )
-    for name, (kind, function) in functions.items():
-        callback = kind(function)
+    # Two words before the functions belong to the table.
+    kind = ctypes.c_void_p * (2 + len(entries))
+    table = kind.from_buffer_copy(kind.from_address(pointer.value - 2 * word))
+    for name, (signature, function) in functions.items():
+        callback = signature(function)
         table[2 + entries.index(name)] = ctypes.cast(callback, ctypes.c_void_p).value
         _kept.append(callback)
     _kept.append(table)
-    pointer.value = ctypes.addressof(table) + 2 * ctypes.sizeof(ctypes.c_void_p)
+    pointer.value = ctypes.addressof(table) + 2 * word

@@ -22,6 +22,7 @@ from keyedopt.conformance.pretend.streams import (
     set_stream,
     synchronize,
 )
+from keyedopt.conformance.pretend.synchronizations import synchronizations
 
 __all__ = [
     "Event",
@@ -45,6 +46,7 @@ __all__ = [
     "set_rng_state",
     "set_stream",
     "stream",
+    "synchronizations",
     "synchronize",
 ]
 

@@ -47,6 +47,10 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
         named["device"] = CPU
     if plan.waits or (plan.indexing and _needs_host(plan, args, call.others)):
         wait(device, plan.name)
+    for position in plan.tensors:
+        if position < len(on_host) and type(on_host[position]) in (int, float, bool, complex):
+            op = op.overloadpacket  # which takes a number
+            break
     result = generators.run(op, plan, device, on_host, named) if plan.random else op(*on_host, **named)
     for key in plan.written:
         given, memory = (
@@ -54,32 +58,21 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
         )
         if isinstance(given, torch.Tensor) and (given.is_sparse or given.shape != memory.shape):
             take_over(given, memory)
+    if isinstance(result, tuple):
+        keys = plan.returned
+        return tuple(_given(key, args, kwargs, item, device) for key, item in zip(keys, result, strict=True))
+    return _given(plan.returned[0], args, kwargs, result, device) if plan.returned else result
+
+
+def _given(key: int | str | None, args: Any, kwargs: Any, result: Any, device: torch.device | None) -> Any:
+    """Return a result: the argument that it is, or the new tensor on the device."""
+    if key is not None:
+        return kwargs[key] if isinstance(key, str) else args[key]
     if isinstance(result, torch.Tensor):
-        key = plan.returned[0]
-        return (
-            to_device(result, device) if key is None else kwargs[key] if isinstance(key, str) else args[key]
-        )
-    if isinstance(result, (tuple, list)):
-        return _results(result, plan, args, kwargs, device)
+        return to_device(result, device)
+    if isinstance(result, list):
+        return [_given(None, args, kwargs, item, device) for item in result]
     return result
-
-
-def _results(
-    results: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device
-) -> Any:
-    """Return several results, or a list of tensors, on the device."""
-    if len(plan.returned) == 1:  # a list of tensors
-        return [to_device(item, device) if isinstance(item, torch.Tensor) else item for item in results]
-    found = []
-    for key, item in zip(plan.returned, results, strict=True):
-        if key is not None:
-            item = kwargs[key] if isinstance(key, str) else args[key]
-        elif isinstance(item, torch.Tensor):
-            item = to_device(item, device)
-        elif isinstance(item, list):
-            item = [to_device(tensor, device) for tensor in item]
-        found.append(item)
-    return tuple(found)
 
 
 class _Call:
@@ -107,7 +100,7 @@ class _Call:
                     raise _two_devices(self.device, device)
                 self.device = device
             return to_host(value)
-        if isinstance(value, (list, tuple)) and any(isinstance(item, torch.Tensor) for item in value):
+        if isinstance(value, (list, tuple)) and any(isinstance(item, (torch.Tensor, list)) for item in value):
             return [self.to_host(item) for item in value]
         return value
 

@@ -1,12 +1,12 @@
 """Registration of the pretend device with torch."""
 
+import warnings
 from functools import partial
-from typing import Any
 
 import torch
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from keyedopt.conformance.pretend import device_guard, device_module, operators
+from keyedopt.conformance.pretend import autocast, device_guard, device_module, operators
 from keyedopt.conformance.pretend.devices import NAME, device_of
 from keyedopt.conformance.pretend.memory import storage_on
 
@@ -35,25 +35,28 @@ def register() -> None:
     library.fallback(torch.library.fallthrough_kernel, dispatch_key="AutocastPrivateUse1")
     own = torch.library.Library("aten", "IMPL")
     own.impl("_to_copy", operators.to_copy, "PrivateUse1")
+    autocast.register(own)
     # Defaults of torch for all devices come before the fallback: some do not know sparse tensors of the device, and
     # others take two operators where one does it.
     _prefer_fallback(own, "SparseCPU", "SparsePrivateUse1")
     _prefer_fallback(own, "CompositeExplicitAutogradNonFunctional", "PrivateUse1")
-    _libraries.extend((library, own))
+    # Collectives of any process group that works on the CPU, such as Gloo's.
+    collectives = torch.library.Library("c10d", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that they replace torch's
+        _prefer_fallback(collectives, "PrivateUse1", "PrivateUse1")
+    _libraries.extend((library, own, collectives))
     _construct_storages()
 
 
 def _prefer_fallback(library: torch.library.Library, kernels: str, key: str) -> None:
-    """Let the operators that have a kernel of one kind run as the others do for a key of the device."""
+    """Let the operators of a library that have a kernel of one kind run as the others do for a key of the device."""
     for name in torch._C._dispatch_get_registrations_for_dispatch_key(kernels):
-        if name.startswith("aten::"):
-            library.impl(name, partial(operators.run, _overload(name)), key)
-
-
-def _overload(name: str) -> Any:
-    """Return the operator of a name such as ``aten::add.out``."""
-    packet, _, overload = name.removeprefix("aten::").partition(".")
-    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+        space, _, name = name.partition("::")
+        if space == library.ns:
+            packet, _, overload = name.partition(".")
+            op = getattr(getattr(getattr(torch.ops, space), packet), overload or "default")
+            library.impl(name, partial(operators.run, op), key)
 
 
 def _construct_storages() -> None:

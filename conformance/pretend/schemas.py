@@ -31,6 +31,7 @@ class Plan:
         generator: whether the operator takes a generator of random numbers.
         waits: whether the host needs numbers of the device before it can go on.
         indexing: whether the second argument is a list of indices.
+        tensors: the positions of tensors. The dispatcher gives a Python number in place of a tensor made of one.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Plan:
     generator: bool
     waits: bool
     indexing: bool
+    tensors: tuple[int, ...]
 
 
 def plan_of(op: Any) -> Plan:
@@ -62,4 +64,5 @@ def plan_of(op: Any) -> Plan:
         generator=any(argument.name == "generator" for argument in schema.arguments),
         waits=not indexing and (bool(_WAITING.intersection(op.tags)) or name.startswith(_WAITING_NAMES)),
         indexing=indexing,
+        tensors=tuple(i for i, argument in enumerate(schema.arguments) if str(argument.type) == "Tensor"),
     )
