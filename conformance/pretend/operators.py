@@ -4,10 +4,12 @@ Operators that torch composes of others arrive here as those others. What an ope
 from its schema, which is read once (`plan_of`).
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from keyedopt.conformance.pretend import generators
 from keyedopt.conformance.pretend.devices import NAME, device_of, on_device
@@ -155,8 +157,12 @@ def to_copy(tensor: torch.Tensor, *, dtype: Any = None, device: Any = None, **kw
     """Copy a tensor; torch's own takes pinned memory for a copy to the host that does not block."""
     kwargs["memory_format"] = kwargs.get("memory_format") or torch.preserve_format
     non_blocking, _ = kwargs.pop("non_blocking", False), kwargs.pop("pin_memory", None)
-    empty = _aten.empty_like.default(tensor, dtype=dtype, device=device or tensor.device, **kwargs)
-    return _aten.copy_.default(empty, tensor, non_blocking)
+    # torch.tensor copies with its dispatch modes switched off but not removed, and then torch looks for the fallback
+    # of the device among the operators that were registered one by one.
+    hidden = torch._C._len_torch_dispatch_stack() > 0
+    with _disable_current_modes() if hidden else contextlib.nullcontext():
+        empty = _aten.empty_like.default(tensor, dtype=dtype, device=device or tensor.device, **kwargs)
+        return _aten.copy_.default(empty, tensor, non_blocking)
 
 
 def _resize_(

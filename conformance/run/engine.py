@@ -22,6 +22,7 @@ import torch
 from keyedopt.conformance import spec
 from keyedopt.conformance.results.untrusted import clean, error_text, plain
 from keyedopt.conformance.results.verdict import level_of
+from keyedopt.conformance.run.device_seen import DeviceSeen, packages_of
 from keyedopt.conformance.run.protocol import Head, Writer
 from keyedopt.conformance.suite.support.assertions import Mismatch
 from keyedopt.conformance.suite.support.device import choose_device
@@ -90,6 +91,7 @@ class Engine:
         """Take the implementation, and the device and the dtypes that are asked for."""
         self.implementation, self.surface = implementation, implementation.surface()
         self._steps: Mapping[Any, Any] | None = None  # `step` of each class before the first case
+        self._packages: Collection[str] | None = None  # those with functions of the implementation
         self.claimed = set(self.surface.claimed())
         device = self._option("--keyedopt-device")
         self.dtypes = self._option("--keyedopt-dtype") or implementation.dtypes_on(device)
@@ -127,7 +129,7 @@ class Engine:
         """
         self.implementation, self.surface, self.writer = implementation, implementation.surface(), writer
         self.claimed = set(self.surface.claimed())
-        self._steps = None
+        self._steps, self._packages = None, None
         self._sought = set(clauses) or None
         heads = [(item, item.stash[_HEAD]) for item in session.items]
         session.items[:] = [
@@ -244,10 +246,11 @@ class Engine:
         self._note_inputs(head, arguments)
         if hasattr(function, "hypothesis"):
             self._note_draws(head, function)
+        if self._steps is None:
+            self._steps = _steps(self.surface)
+        seen = self._device_seen()
         try:
-            if self._steps is None:
-                self._steps = _steps(self.surface)
-            with _fresh(self._steps):
+            with _fresh(self._steps), seen or contextlib.nullcontext():
                 head["observed"] = plain(function(**arguments))
         except MissingName as error:
             if not self.surface.claims(str(error.name)):
@@ -261,6 +264,21 @@ class Engine:
             if isinstance(error, KeyboardInterrupt) and self.writer is None:
                 raise  # Ctrl-C without the runner
             raise Escaped(error) from None
+        finally:
+            if seen is not None:
+                head["device"] = seen.device
+        if seen is not None and seen.device not in (None, self.device):
+            pytest.skip(f"the implementation ran on {seen.device} only, not on {self.device}")
+
+    def _device_seen(self) -> DeviceSeen | None:
+        """Return an observer of the device on which the implementation runs, which is not in doubt on a CPU."""
+        if torch.device(self.device).type == "cpu":
+            return None
+        if self._packages is None:
+            places = {place.partition(":")[0] for place in self.surface.places().values()}
+            bases = {str(base.__module__) for base in self._steps or ()}
+            self._packages = packages_of(places | {name for name in bases if not name.startswith("torch.")})
+        return DeviceSeen(self.device, self._packages)
 
     def _note_inputs(self, head: Head, arguments: dict[str, Any]) -> None:
         inputs = {name: value for name, value in arguments.items() if name not in ("impl", "dtype")}

@@ -1,0 +1,75 @@
+"""Observe on which device the operators of the target run while a case runs."""
+
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from types import FrameType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+#: The frames of a case are those of these modules; what it calls itself is not the target's.
+SUITE = "keyedopt.conformance.suite."
+
+
+class DeviceSeen(TorchDispatchMode):
+    """A context in which `device` becomes where operators of the target ran; None if it ran none.
+
+    An operator is the target's if a function of the target's packages called it, however deep, and no function
+    of the suite in between. Once it ran on the device under test, nothing more is observed.
+    """
+
+    def __init__(self, wanted: str, packages: Collection[str]) -> None:
+        super().__init__()
+        self.device: str | None = None
+        self._wanted = torch.device(wanted)
+        self._packages = tuple(f"{package}." for package in packages)
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let torch.compile work inside the context."""
+        return True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run an operator, and note its device if the target called it."""
+        result = func(*args, **(kwargs or {}))
+        if (self.device is None or self.device == "cpu") and self._is_targets(sys._getframe(1)):
+            for tensor in _tensors((result, *args, *(kwargs or {}).values())):
+                if tensor.device.type == self._wanted.type:
+                    self.device = str(self._wanted)
+                    break
+                self.device = self.device or str(tensor.device)
+        return result
+
+    def _is_targets(self, frame: FrameType | None) -> bool:
+        while frame is not None:
+            module = f"{frame.f_globals.get('__name__', '')}."
+            if module.startswith(SUITE):
+                return False
+            if module.startswith(self._packages):
+                return True
+            frame = frame.f_back
+        return False
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += _tensors(value)
+    return found
+
+
+def packages_of(modules: Collection[str]) -> set[str]:
+    """Return the packages whose functions are the target's: torch and keyedopt contain more than the target.
+
+    >>> sorted(packages_of(["acme.optim.sgd", "keyedopt.reference.keyed", "torch.optim.adam"]))
+    ['acme', 'keyedopt.reference', 'torch.optim']
+    """
+    parts = {module: module.split(".") for module in modules}
+    depth = {"torch": 2, "keyedopt": 2}
+    return {".".join(names[: depth.get(names[0], 1)]) for names in parts.values()}
