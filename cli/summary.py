@@ -39,9 +39,7 @@ def show(result: Result, verdict: Verdict) -> None:
     if verdict.unsupported:
         console.print(f"unsupported (not claimed): {', '.join(verdict.unsupported)}")
     if verdict.unchecked:
-        console.print(
-            f"not checked, as their cases need names that are not claimed: {_few(verdict.unchecked)}"
-        )
+        console.print(f"not checked, as their cases are unsupported: {_few(verdict.unchecked)}")
     for clause in failing(verdict):
         console.print(_line(result, clause))
     for reason in other_reasons(verdict):

@@ -10,7 +10,8 @@ from keyedopt.conformance.results.model import Case, Result
 from keyedopt.conformance.results.untrusted import one_line
 
 #: Outcomes from the most to the least serious. A clause has the most serious outcome of its cases. A case is
-#: unsupported if it needs an area or a name that the implementation does not claim.
+#: unsupported if it needs an area or a name that the implementation does not claim, or shows nothing of the
+#: device.
 SEVERITY = ("error", "fail", "unexpected-pass", "known", "pass", "observed", "unsupported")
 GREEN = ("pass", "observed")
 FAILING = ("fail", "error")
@@ -32,15 +33,17 @@ class Count:
 
 @dataclass(frozen=True)
 class Checked:
-    """Clauses and musts that were checked, of those of the claimed areas."""
+    """Clauses and musts that were checked on a device, of those of the claimed areas."""
 
     clauses: int = 0
     of_clauses: int = 0
     musts: int = 0
     of_musts: int = 0
+    device: str = "cpu"
 
     def __str__(self) -> str:
-        return f"checked {self.clauses} of {self.of_clauses} clauses, {self.musts} of {self.of_musts} musts"
+        musts = f"{self.musts} of {self.of_musts} musts"
+        return f"checked {self.clauses} of {self.of_clauses} clauses, {musts} on {self.device}"
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,8 @@ class Verdict:
         clauses: the outcome of every clause that was in the run.
         counts: clauses that held of those that were checked, by area and level.
         unsupported: areas that the implementation does not claim.
-        unchecked: clauses of claimed areas of which every case needs an area or a name that is not claimed.
+        unchecked: clauses of claimed areas of which every case is unsupported: it needs an area or a name
+            that is not claimed, or ran on the CPU only.
         green: the gate: all clauses of its level held except for known failures, the list of known failures
             is true, musts of every claimed area were checked, and every required area is claimed and all of
             its musts were checked.
@@ -168,12 +172,11 @@ def judge(result: Result) -> Verdict:
     lost = {clause: spec.clauses()[clause].area for clause in unchecked if level_of(clause) == "must"}
     blank = [area for area in dict.fromkeys(lost.values()) if "must" not in counts.get(area, ())]
     reasons += [
-        f"{area}: none of its musts could be checked, as their cases need names that are not claimed"
-        for area in blank
+        f"{area}: none of its musts could be checked, as their cases are unsupported" for area in blank
     ]
     reasons += [f"the area {area} is required, and not claimed" for area in required if area not in claimed]
     reasons += [
-        f"{clause}: its area is required, and its cases need names that are not claimed"
+        f"{clause}: its area is required, and its cases are unsupported"
         for clause, area in lost.items()
         if area in required
     ]
@@ -190,7 +193,7 @@ def judge(result: Result) -> Verdict:
         word=word,
         scope=_scope(result.options),
         incomplete=incomplete,
-        checked=Checked(len(ran), len(asked), musts, of_musts),
+        checked=Checked(len(ran), len(asked), musts, of_musts, _device(result)),
         clauses=outcomes,
         counts=counts,
         unsupported=tuple(
@@ -215,18 +218,24 @@ def _scope(options: Mapping[str, Any]) -> str:
 
 
 def selected(result: Result) -> list[spec.Clause]:
-    """Return the clauses that a run was to check: those of its suite's version, areas and clauses."""
+    """Return the clauses that a run was to check: those of its suite's version, areas, clauses and device."""
     options = result.options
     areas, ids = options.get("areas") or spec.areas(), options.get("clauses") or spec.clauses()
     try:
         version = spec.version_key(options.get("suite") or result.suite["version"])
     except ValueError:  # a file may hold any text as the version of its suite
         version = spec.version_key(spec.SUITE_VERSION)
+    on_cpu = _device(result).partition(":")[0] == "cpu"
     return [
         clause
         for clause in spec.clauses().values()
         if clause.area in areas and clause.id in ids and spec.version_key(clause.since) <= version
+        if not (clause.accelerator and on_cpu)
     ]
+
+
+def _device(result: Result) -> str:
+    return one_line(str(result.environment["device"]), 40)
 
 
 def failing(verdict: Verdict) -> list[str]:

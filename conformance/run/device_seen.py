@@ -15,8 +15,8 @@ SUITE = "keyedopt.conformance.suite."
 class DeviceSeen(TorchDispatchMode):
     """A context in which `device` becomes where operators of the target ran; None if it ran none.
 
-    An operator is the target's if a function of the target's packages called it, however deep, and no function
-    of the suite in between. Once it ran on the device under test, nothing more is observed.
+    An operator is the target's if a function of the target's packages called it, however deep, and no
+    function of the suite in between. Once one ran on the device under test, nothing more is observed.
     """
 
     def __init__(self, wanted: str, packages: Collection[str]) -> None:

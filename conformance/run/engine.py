@@ -223,9 +223,12 @@ class Engine:
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Skip a case whose area, or a name that it needs, the implementation does not claim."""
         if _HEAD in item.stash:
+            on_cpu = torch.device(self.device).type == "cpu"
             for mark in item.iter_markers("cpu_only"):
-                if torch.device(self.device).type != "cpu":
+                if not on_cpu:
                     pytest.skip(f"runs on the CPU only: {mark.args[0]}")
+            if on_cpu and all(spec.clauses()[clause].accelerator for clause in item.stash[_HEAD]["clauses"]):
+                pytest.skip("needs an accelerator")
             missing = sorted(_areas(item.stash[_HEAD]["clauses"]) - self.claimed)
             missing += [name for name in item.stash[_NEEDS] if self.surface.lacks(name)]
             if missing:
@@ -271,7 +274,7 @@ class Engine:
             pytest.skip(f"the implementation ran on {seen.device} only, not on {self.device}")
 
     def _device_seen(self) -> DeviceSeen | None:
-        """Return an observer of the device on which the implementation runs, which is not in doubt on a CPU."""
+        """Return an observer of where the implementation runs; on the CPU there is no doubt."""
         if torch.device(self.device).type == "cpu":
             return None
         if self._packages is None:

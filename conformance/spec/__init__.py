@@ -25,7 +25,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Clause:
-    """One promise, its level, where it comes from, and the cells of the matrix it fills."""
+    """One promise, its level, where it comes from, and the cells of the matrix it fills.
+
+    If ``accelerator`` is set, it is not asked of a run on the CPU, which cannot show it.
+    """
 
     id: str
     area: str
@@ -36,6 +39,7 @@ class Clause:
     heading: str
     covers: tuple[str, ...]
     rationale: str = ""
+    accelerator: bool = False
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ def lost(*names):
 
 
 def said(clauses, of_musts, asked=ALL, of=12):
-    return f"checked {clauses} of {asked} clauses, {of_musts} of {of} musts"
+    return f"checked {clauses} of {asked} clauses, {of_musts} of {of} musts on cpu"
 
 
 #: Results, each with its verdict, how much of it was checked, and the gate.

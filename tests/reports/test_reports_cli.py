@@ -131,7 +131,7 @@ def test_markdown_and_badges_show_what_strangers_write_and_do_not_obey_it(run_li
 
 #: The number of clauses of the area `wrapper`, of which 12 are musts and one is an observation.
 ALL = len(spec.areas()["wrapper"].clauses)
-WHOLE = f"checked {ALL} of {ALL} clauses, 12 of 12 musts"
+WHOLE = f"checked {ALL} of {ALL} clauses, 12 of 12 musts on cpu"
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ WHOLE = f"checked {ALL} of {ALL} clauses, 12 of 12 musts"
         (
             {},
             {},
-            f"conformant | checked {ALL} of {ALL} clauses, 12 of 12 musts | 12/12 must, {ALL - 13}/",
+            f"conformant | checked {ALL} of {ALL} clauses, 12 of 12 musts on cpu | 12/12 must, {ALL - 13}/",
             GREEN,
         ),
         (
@@ -152,7 +152,7 @@ WHOLE = f"checked {ALL} of {ALL} clauses, 12 of 12 musts"
         (
             {"WRAP-001": "unsupported"},
             {},
-            f"partly checked | checked {ALL - 1} of {ALL} clauses, 11 of 12 musts",
+            f"partly checked | checked {ALL - 1} of {ALL} clauses, 11 of 12 musts on cpu",
             AMBER,
         ),
         (
