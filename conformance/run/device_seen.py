@@ -17,6 +17,7 @@ class DeviceSeen(TorchDispatchMode):
 
     An operator is the target's if a function of the target's packages called it, however deep, and no
     function of the suite in between. Once one ran on the device under test, nothing more is observed.
+    Integers on the CPU alone, such as a step count, show nothing.
     """
 
     def __init__(self, wanted: str, packages: Collection[str]) -> None:
@@ -40,7 +41,8 @@ class DeviceSeen(TorchDispatchMode):
                 if tensor.device.type == self._wanted.type:
                     self.device = str(self._wanted)
                     break
-                self.device = self.device or str(tensor.device)
+                if tensor.is_floating_point() or tensor.is_complex():
+                    self.device = str(tensor.device)
         return result
 
     def _is_targets(self, frame: FrameType | None) -> bool:
