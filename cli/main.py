@@ -107,7 +107,9 @@ def check(
     area: Annotated[list[str] | None, typer.Option(help="Check only this area; repeatable.")] = None,
     device: Annotated[
         str | None,
-        typer.Option(help="Where cases run, such as cuda:1; default: the target's first. See `list devices`."),
+        typer.Option(
+            help="Where cases run, such as cuda:1; default: the target's first. See `list devices`."
+        ),
     ] = None,
     imports: Imports = None,
     dtype: Annotated[

@@ -66,7 +66,9 @@ def install() -> None:
     hooks, allocator = cpu._ZN2at6detail19getPrivateUse1HooksEv, core._ZN3c1015GetCPUAllocatorEv
     hooks.restype = allocator.restype = ctypes.c_void_p
     # Pinned memory is memory of the CPU.
-    pinned = {"getPinnedMemoryAllocator": (ctypes.CFUNCTYPE(ctypes.c_void_p, _this), lambda this: allocator())}
+    pinned = {
+        "getPinnedMemoryAllocator": (ctypes.CFUNCTYPE(ctypes.c_void_p, _this), lambda this: allocator())
+    }
     entries = [
         entry
         for struct in ("AcceleratorHooksInterface", "PrivateUse1HooksInterface")
