@@ -108,7 +108,7 @@ def check(
     device: Annotated[
         str | None,
         typer.Option(
-            help="Where cases run, such as cuda:1; default: its first. See `list devices`."
+            help="Where cases run, such as cuda:1; default: the target's first. See `list devices`."
         ),
     ] = None,
     imports: Imports = None,
