@@ -1,4 +1,7 @@
-"""Assertions of the cases: expected and seen values, errors in ULPs, raised exceptions."""
+"""Assertions of the cases: expected and seen values, errors in ULPs, raised exceptions.
+
+Tensors may be on any device; they are compared on the CPU.
+"""
 
 import copy
 import math
@@ -42,8 +45,6 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     if one.layout != torch.strided:
         one, other = one.coalesce(), other.coalesce()
         return same_bits(one.indices(), other.indices()) and same_bits(one.values(), other.values())
-    if one.device.type == "meta":
-        return True
     raw = (tensor.detach().cpu().contiguous().reshape(-1) for tensor in (one, other))
     return torch.equal(*(tensor.view(torch.uint8) for tensor in raw))
 
@@ -62,14 +63,21 @@ def expect_close(
     magnitudes, element by element; equal infinities and two NaNs agree.
     """
     have = torch.as_tensor(seen, dtype=None if isinstance(seen, torch.Tensor) else torch.float64)
-    want = torch.as_tensor(expected, dtype=torch.float64)
+    want = exactly(expected)
     expect(have.shape == want.shape, f"{what} of shape {tuple(want.shape)}", tuple(have.shape))
     info = torch.finfo(have.dtype)
-    exact = have.detach().cpu().double()
+    exact = exactly(have)
     larger = torch.maximum(exact.abs(), want.abs())
     unit = torch.exp2(torch.floor(torch.log2(larger.clamp(min=info.smallest_normal)))) * info.eps
     agree = (exact == want) | (exact.isnan() & want.isnan()) | ((exact - want).abs() <= ulps * unit)
     expect(agree.all(), f"{what} within {ulps:g} ULP of {_text(want)}", _text(have))
+
+
+def exactly(value: torch.Tensor | float) -> torch.Tensor:
+    """Return a number or a tensor as a float64 tensor on the CPU, detached."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().cpu().double()
+    return torch.as_tensor(value, dtype=torch.float64)
 
 
 def ulp_error(seen: torch.Tensor, exact: torch.Tensor, before: torch.Tensor | float = 0.0) -> float:
@@ -85,8 +93,8 @@ def ulp_error(seen: torch.Tensor, exact: torch.Tensor, before: torch.Tensor | fl
 def ulp_errors(seen: torch.Tensor, exact: torch.Tensor, before: torch.Tensor | float = 0.0) -> torch.Tensor:
     """Return the error of each element, as defined by `ulp_error`."""
     info = torch.finfo(seen.dtype)
-    have = seen.detach().cpu().double()
-    larger = torch.maximum(exact.abs(), torch.as_tensor(before, dtype=torch.float64).abs())
+    have, exact = exactly(seen), exactly(exact)
+    larger = torch.maximum(exact.abs(), exactly(before).abs())
     unit = torch.exp2(torch.floor(torch.log2(larger.clamp(min=info.smallest_normal)))) * info.eps
     agree = (have == exact) | (have.isnan() & exact.isnan())
     return torch.where(agree, 0.0, ((have - exact).abs() / unit).nan_to_num(nan=math.inf))

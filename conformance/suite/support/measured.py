@@ -13,7 +13,13 @@ from typing import Any
 
 import torch
 
-from keyedopt.conformance.suite.support.assertions import Mismatch, error_budget, expect_within, ulp_error
+from keyedopt.conformance.suite.support.assertions import (
+    Mismatch,
+    error_budget,
+    exactly,
+    expect_within,
+    ulp_error,
+)
 
 #: The attribute of an error that contains the measurements before it.
 MEASURED = "keyedopt_measured"
@@ -95,7 +101,7 @@ def measure_relative(
     measuring: Measuring, seen: torch.Tensor, exact: torch.Tensor, size: torch.Tensor, what: str, **entry: Any
 ) -> None:
     """Record an error in float64 relative to the size of each value, and expect it within 1e-12."""
-    gap = (seen.double() - exact).abs()
+    gap = (exactly(seen) - exact).abs()
     relative = torch.where(gap == 0, 0.0, gap / size).nan_to_num(nan=float("inf"))
     error = float(f"{float(relative.max()):.2g}") if relative.numel() else 0.0
     numbers = {"error": _finite(error), "budget": 1e-12, "unit": "relative"}
