@@ -191,11 +191,10 @@ class Engine:
         if self.writer is None or session.testsfailed:
             return None
         with _null_device() as discard_output:
-            for item in session.items:
+            while (number := self.writer.claim()) < len(session.items):
+                item = session.items[number]
                 head = item.stash[_HEAD]
-                if self._sought is not None and self._sought.isdisjoint(head["clauses"]):
-                    continue
-                if self.writer.claim(head["case"]):
+                if self._sought is None or not self._sought.isdisjoint(head["clauses"]):
                     with self.writer.running(head):
                         discard_output()
                         self.writer.add(self._record(item))
@@ -287,7 +286,7 @@ class Engine:
         inputs = {name: value for name, value in arguments.items() if name not in ("impl", "dtype")}
         head["inputs"] = {name: plain(value) for name, value in inputs.items()}
         if self.writer:
-            self.writer.inputs(inputs)
+            self.writer.inputs(head["inputs"])
 
     def _note_draws(self, head: Head, function: Any) -> None:
         """Note each drawn input before the case runs, so that the record of a crash has it."""

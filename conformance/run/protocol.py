@@ -2,7 +2,7 @@
 
 ======================  ======================================================================
 ``collected.json``      the head of every case: its name, clauses, device, dtype
-``claimed-DIGEST``      a worker runs or ran this case; no other worker will
+``claimed``             one byte for each case, in the order of collection, that a worker runs or ran
 ``running-PID``         the case that a worker runs: its head, its inputs and, after a crash, the stack;
                         empty between cases
 ``records-PID.jsonl``   the cases that a worker has finished, one per line
@@ -11,14 +11,13 @@
 
 import contextlib
 import faulthandler
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from keyedopt.conformance.results.untrusted import clean, plain
+from keyedopt.conformance.results.untrusted import clean
 
 #: What is known of a case before it runs: name, clauses, device, dtype.
 Head = dict[str, Any]
@@ -37,6 +36,7 @@ class Writer:
         self._limit = limit
         self._pid = os.getpid()
         self._running: IO[str] = (folder / f"running-{self._pid}").open("a", encoding="utf-8")
+        self._claimed = os.open(folder / "claimed", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self._records = (folder / f"records-{self._pid}.jsonl").open("a", encoding="utf-8")
 
     def collected(self, heads: Mapping[str, Head]) -> None:
@@ -45,14 +45,13 @@ class Writer:
         scratch.write_text(json.dumps(heads), encoding="utf-8")
         scratch.replace(self.folder / "collected.json")
 
-    def claim(self, case: str) -> bool:
-        """Take a case; return False if another worker has taken it."""
-        digest = hashlib.sha256(case.encode()).hexdigest()[:24]
-        try:
-            os.close(os.open(self.folder / f"claimed-{digest}", os.O_CREAT | os.O_EXCL))
-        except FileExistsError:
-            return False
-        return True
+    def claim(self) -> int:
+        """Take the next case that no worker has taken; return its number, also after the last case.
+
+        Appending to a file is atomic: the position afterwards tells which byte is this worker's.
+        """
+        os.write(self._claimed, b".")
+        return os.lseek(self._claimed, 0, os.SEEK_CUR) - 1
 
     @contextlib.contextmanager
     def running(self, head: Head) -> Iterator[None]:
@@ -72,7 +71,7 @@ class Writer:
 
     def inputs(self, inputs: Mapping[str, Any]) -> None:
         """Note the inputs of the case before it runs."""
-        self._note({"inputs": {name: plain(value) for name, value in inputs.items()}})
+        self._note({"inputs": inputs})
 
     def _note(self, what: Mapping[str, Any]) -> None:
         self._running.write(json.dumps(what) + "\n")
@@ -93,8 +92,10 @@ def collected(folder: Path) -> dict[str, Head]:
 
 
 def claimed(folder: Path) -> int:
-    """Return how many cases have been taken by workers."""
-    return sum(1 for _ in folder.glob("claimed-*"))
+    """Return how many cases workers have taken, or more if they have looked for another one in vain."""
+    with contextlib.suppress(FileNotFoundError):
+        return (folder / "claimed").stat().st_size
+    return 0
 
 
 class Reader:

@@ -207,7 +207,7 @@ def pytest_arguments(target: str, options: Options, folder: Path) -> list[str]:
     """Return pytest's command line, which ignores settings and plugins of the environment."""
     (folder / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
     arguments = ["-c", str(folder / "pytest.ini"), "--rootdir", str(folder), "--noconftest"]
-    arguments += ["-q", "-s", "--tb=native", "--no-summary", "-W", "ignore"]
+    arguments += ["-q", "-s", "--tb=native", "--no-summary", "-W", "ignore", "--assert=plain"]
     arguments += ["-p", "keyedopt.conformance.run.plugin"]
     # cases do not need these; `logging` visits every logger of torch six times per case
     unused = ("faulthandler", "cacheprovider", "logging", "unraisableexception", "threadexception")

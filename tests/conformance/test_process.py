@@ -8,7 +8,7 @@ import sys
 import pytest
 from making import CLAUSE, left_behind, mark, module
 
-from keyedopt.conformance.run import runner
+from keyedopt.conformance.run import protocol, runner
 from keyedopt.conformance.run.processes import ProcessError, Processes
 from keyedopt.conformance.run.runner import Options, RunError
 
@@ -64,7 +64,8 @@ def test_the_suite_is_collected_once_and_without_the_target(tmp_path):
         assert [worker.code for worker in workers] == [0, 0]
     assert "target" not in (tmp_path / "server.log").read_text()
     taken = [len(path.read_text().splitlines()) for path in tmp_path.glob("records-*")]
-    assert sum(taken) == len(list(tmp_path.glob("claimed-*"))) > 0
+    assert sum(taken) + len(workers) == protocol.claimed(tmp_path)  # each finds at the end that none is left
+    assert sum(taken) == len(protocol.collected(tmp_path)) > 0
 
 
 def test_a_file_of_the_suite_that_cannot_be_imported_is_reported(tmp_path):

@@ -14,6 +14,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import unittest
 
 import torch
@@ -195,10 +196,10 @@ def trapped(init):
 
     @functools.wraps(init)
     def trap(self, *args, **kwargs):
-        case = os.environ.get("PYTEST_CURRENT_TEST", "").partition("::")[2].partition(" ")[0]
-        action = PLAN.pop(case.partition("[")[0], None)
-        if action:
-            globals()[action]()
+        functions = (frame.f_code.co_name for frame, _ in traceback.walk_stack(sys._getframe()))
+        case = next(filter(PLAN.__contains__, functions), None)
+        if case:
+            globals()[PLAN.pop(case)]()
         init(self, *args, **kwargs)
 
     return trap

@@ -51,7 +51,8 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 def expect_bits(seen: torch.Tensor, expected: torch.Tensor, what: str) -> None:
     """Expect two tensors to be bit-identical."""
-    expect(same_bits(seen, expected), f"{what} bit-identical to {_text(expected)}", _text(seen))
+    if not same_bits(seen, expected):
+        raise Mismatch(f"{what} bit-identical to {_text(expected)}", _text(seen))
 
 
 def expect_close(
@@ -70,7 +71,8 @@ def expect_close(
     larger = torch.maximum(exact.abs(), want.abs())
     unit = torch.exp2(torch.floor(torch.log2(larger.clamp(min=info.smallest_normal)))) * info.eps
     agree = (exact == want) | (exact.isnan() & want.isnan()) | ((exact - want).abs() <= ulps * unit)
-    expect(agree.all(), f"{what} within {ulps:g} ULP of {_text(want)}", _text(have))
+    if not agree.all():
+        raise Mismatch(f"{what} within {ulps:g} ULP of {_text(want)}", _text(have))
 
 
 def exactly(value: torch.Tensor | float) -> torch.Tensor:
@@ -122,7 +124,8 @@ def expect_within(
     """Expect an error of at most ``budget`` units in the last place; return it, to be recorded."""
     expect(seen.shape == exact.shape, f"{what} of shape {tuple(exact.shape)}", tuple(seen.shape))
     error = ulp_error(seen, exact, before)
-    expect(error <= budget, f"{what} within {budget:g} ULP of {_text(exact)}", f"{error:g} in {_text(seen)}")
+    if not error <= budget:
+        raise Mismatch(f"{what} within {budget:g} ULP of {_text(exact)}", f"{error:g} in {_text(seen)}")
     return error
 
 
@@ -180,7 +183,8 @@ def expect_unchanged(before: Any, tree: Any, what: str) -> None:
     """Expect ``tree`` to equal, bit by bit, its earlier `snapshot`."""
     if isinstance(before, torch.Tensor):
         expect(isinstance(tree, torch.Tensor), f"{what} still a tensor", type(tree).__name__)
-        expect(same_bits(tree, before), f"{what} unchanged, {_text(before)}", _text(tree))
+        if not same_bits(tree, before):
+            raise Mismatch(f"{what} unchanged, {_text(before)}", _text(tree))
     elif isinstance(before, dict):
         expect(isinstance(tree, Mapping), f"{what} still a mapping", type(tree).__name__)
         expect_equal(set(tree), set(before), f"keys of {what}")

@@ -1,5 +1,6 @@
 """Helpers for cases of embedding modules: tables, features, lookups."""
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -75,7 +76,7 @@ def jagged(
     device, made = device or the_device(), dict[str, Any]()
     for name, listed in bags.items():
         values = torch.tensor([row for bag in listed for row in bag], dtype=torch.int64, device=device)
-        ends = [sum(map(len, listed[:end])) for end in range(len(listed) + 1)]
+        ends = list(itertools.accumulate(map(len, listed), initial=0))
         parts = [values, torch.tensor(ends, dtype=torch.int64, device=device)]
         if weights is not None:
             parts.append(torch.tensor([w for bag in weights[name] for w in bag], device=device))
