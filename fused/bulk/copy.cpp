@@ -23,9 +23,10 @@ PyObject* value_of(PyObject* dict, PyObject* key) {
     return PyUnicode_CheckExact(key) ? PyDict_GetItemWithError(dict, key) : nullptr;
 }
 
-constexpr Py_ssize_t kSome = 512;  // tensors, which a core's cache holds
+constexpr Py_ssize_t kSome = 512;  // tensors that fit in the caches of a core
 
-// Prefetch the memory of a dict some items ahead: the object, then its table, then its values. Like `fetch_soon`, a hint.
+// Prefetch the memory of a dict some items ahead: the object, then its table, then its values. Only a hint, like
+// `fetch_soon`.
 void fetch_dict_soon(PyObject* const* dicts, Py_ssize_t size, Py_ssize_t at) {
     constexpr Py_ssize_t kObject = 24, kTable = 16, kValues = 8;
     if (at + kObject < size) __builtin_prefetch(dicts[at + kObject]);
@@ -56,7 +57,7 @@ PyObject* alike(PyObject*, PyObject* const* args, Py_ssize_t count) {
 
 // pairs(live, new): return the values of two dicts of dicts as two lists, or None unless the dicts and the dicts
 // inside have the same keys.
-PyObject* pairs(PyObject*, PyObject* const* args, Py_ssize_t count) {
+PyObject* pairs(PyObject*, PyObject* const* args, Py_ssize_t count) try {
     if (count != 2 || !PyDict_CheckExact(args[0]) || !PyDict_CheckExact(args[1])) {
         PyErr_SetString(PyExc_TypeError, "two dicts are needed");
         return nullptr;
@@ -87,6 +88,8 @@ PyObject* pairs(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Py_XDECREF(came);
     if (fits || PyErr_Occurred()) return result;
     Py_RETURN_NONE;
+} catch (const std::bad_alloc&) {
+    return PyErr_NoMemory();
 }
 
 // copies(entries, types): return a copy of each entry, or None unless all are dicts with only values of these types.
@@ -117,9 +120,9 @@ PyObject* copies(PyObject*, PyObject* const* args, Py_ssize_t count) {
     Py_RETURN_NONE;
 }
 
-// copy(live, new, written): fill tensors of the CPU, call `written` with all of them, some at a time, and
-// return True; or write nothing and return False where one is
-// not contiguous, not on the CPU, not alike, or shares memory with another.
+// copy(live, new, written): compare and fill CPU tensors, call `written` with all of them, some at a time, and return
+// True. Write nothing and return False if a tensor is not contiguous, not on the CPU, differs from its source in shape
+// or dtype, or shares memory with another tensor.
 PyObject* copy(PyObject*, PyObject* const* args, Py_ssize_t count) try {
     if (!two_lists(args, count, 3)) return nullptr;
     const Py_ssize_t size = PyList_GET_SIZE(args[0]);
