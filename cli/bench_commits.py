@@ -1,6 +1,5 @@
 """``keyedopt bench commits A B``: build both, measure them alternately, show ratios."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -37,7 +36,7 @@ def compare_commits(names: tuple[str, str], asked: Asked) -> int:
             "threads": asked.threads,
             "rows": [asdict(row) for row in found],
         }
-        results.write_atomically(asked.output, json.dumps(report, indent=1) + "\n")
+        results.write_report(asked.output, report)
     show(found, names)
     return 0
 

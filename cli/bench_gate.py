@@ -1,6 +1,5 @@
 """``keyedopt bench gate BASE``: compare the checkout with a base commit, and name what takes longer."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -46,7 +45,7 @@ def run_gate(base: str, asked: Asked) -> int:
             "rows": [_row(key, change, noise[key]) for key, change in found.items()],
             "left_out": [_named(key) | {"why": why} for key, why in left_out.items()],
         }
-        results.write_atomically(asked.output, json.dumps(report, indent=1) + "\n")
+        results.write_report(asked.output, report)
     show(found, left_out, f"{asked.implementation} of {commits[1][:10]} against {base} ({commits[0][:10]})")
     return int(any(change.verdict in ALARMS for change in found.values()))
 

@@ -1,6 +1,5 @@
 """``keyedopt bench harness``: how long imports and commands of keyedopt take."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -33,7 +32,7 @@ def time_harness(seconds: float, output: Path | None) -> int:
     if output is not None:
         rows = [asdict(row) for row in found]
         report = {"kind": "keyedopt-harness", "schema": 1, "environment": where, "rows": rows}
-        results.write_atomically(output, json.dumps(report, indent=1) + "\n")
+        results.write_report(output, report)
     show(found)
     return 0
 

@@ -1,6 +1,5 @@
 """``keyedopt bench run``: measure an implementation beside its peers, show ratios, write JSON."""
 
-import json
 import math
 import os
 from collections.abc import Iterator
@@ -160,7 +159,7 @@ class _PartialReport:
             self._partial.unlink(missing_ok=True)
 
     def _write(self, path: Path, report: Report) -> None:
-        results.write_atomically(path, json.dumps(report.to_dict(), indent=1) + "\n")
+        results.write_report(path, report.to_dict())
 
 
 def _why_nothing(report: Report) -> str:

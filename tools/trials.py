@@ -22,6 +22,7 @@ from keyedopt.benchmarks.ab_round import Key, Request
 from keyedopt.benchmarks.compare import DEFAULT
 from keyedopt.benchmarks.environment import environment
 from keyedopt.benchmarks.gate import Limits
+from keyedopt.conformance.results import model as results
 
 #: The plant of each task of the default set.
 PLANTS = {
@@ -56,7 +57,7 @@ def run(folder: Path, trials: int, rounds: int, wanted: Sequence[Key] = WANTED) 
             noise, _ = gate.noise_floor(request, wanted, rounds, _print)
             rows = [{"workload": key[0], "task": key[1], "slowdowns": each} for key, each in noise.items()]
             stored = {"commit": commit, "environment": environment("cpu"), "rows": rows}
-            file.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+            results.write_report(file, stored)
         noise = {(row["workload"], row["task"]): row["slowdowns"] for row in stored["rows"]}
         _make_missing(folder, trials, request, noise)
 

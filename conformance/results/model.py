@@ -11,6 +11,7 @@ import json
 import os
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,18 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def write_report(path: Path, plain: Mapping[str, Any]) -> None:
+    """Write a report as JSON: a line for each entry, and for each item of a list of mappings."""
+
+    def text(value: Any) -> str:
+        if isinstance(value, list) and value and isinstance(value[0], Mapping):
+            return "[\n  {}\n ]".format(",\n  ".join(map(json.dumps, value)))
+        return json.dumps(value)
+
+    entries = [f"{json.dumps(name)}: {text(value)}" for name, value in plain.items()]
+    write_atomically(path, "{{\n {}\n}}\n".format(",\n ".join(entries)))
 
 
 def refuse_unwritable(path: Path) -> None:

@@ -34,10 +34,17 @@ class NativeBulk(Bulk):
         """Return the keys of each entry, in their order."""
         return list(map(tuple if _are_plain(entries) else layout, entries))
 
-    def match(self, live: dict[str, Any], new: Mapping[Any, Any]) -> tuple[list[Tensor], list[Tensor]] | None:
-        """Return all tensors if the entries are dicts of plain tensors that differ in values only."""
-        values = pairs(live, new)
-        return values if values is not None and alike(*values) else None
+    def pair(self, live: dict[str, Any], new: Mapping[Any, Any]) -> tuple[list[Any], list[Any]] | None:
+        """Return the values of entries as two lists if all entries are dicts and their keys match."""
+        return pairs(live, new)
+
+    def match(self, live: list[Any], new: list[Any]) -> bool:
+        """Return whether all values are plain tensors, and pairs have the same shape, dtype and layout."""
+        return alike(live, new)
+
+    def fill_exact(self, live: list[Any], new: list[Any]) -> bool:
+        """Compare and fill in one call of the extension, or write nothing and return False."""
+        return fill_at_once(live, new)
 
     def fill(self, live: Sequence[Tensor], new: Sequence[Tensor]) -> None:
         """Copy new tensors into live ones, all in one call if possible."""

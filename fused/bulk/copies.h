@@ -1,4 +1,4 @@
-// Many copies in one call; no copy may write to the source of another.
+// Make many copies in one call. No copy may write to the source of another one.
 #pragma once
 
 #include <cstring>
@@ -9,7 +9,7 @@ namespace keyedopt {
 
 struct Copy { char* to; const char* from; int64_t bytes; };
 
-// Return whether memory that one copy writes is read or written by another.
+// Return whether the memory of two copies, sources included, overlaps.
 inline bool overlap(const std::vector<Copy>& copies) {
     std::vector<Span> spans;
     spans.reserve(2 * copies.size());

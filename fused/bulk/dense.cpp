@@ -10,10 +10,10 @@ namespace keyedopt {
 namespace {
 
 constexpr int kLanes = 64;
-constexpr int64_t kAhead = 256;       // what is fetched meanwhile: a processor stops at the end of a page by itself
-constexpr int64_t kMost = 1 << 17;    // what a thread takes at a time: a stream needs some pages to get going
-constexpr int64_t kLeast = 1 << 13;   // what is worth another thread
-constexpr int64_t kTensor = 1 << 6;   // a tensor takes as long as so many numbers, besides its own
+constexpr int64_t kAhead = 256;       // elements to prefetch ahead: processors stop prefetching at the end of a page
+constexpr int64_t kMost = 1 << 17;    // elements of a task: shorter streams of memory are slower
+constexpr int64_t kLeast = 1 << 13;   // fewer elements are not worth another thread
+constexpr int64_t kTensor = 1 << 6;   // constant cost of a tensor, in elements
 
 struct Piece { const Param* param; int64_t begin, count; };
 
@@ -61,7 +61,7 @@ struct Sweep {
     INLINE void one(int64_t i) const {
         const Rule& r = formula.r;
         float unused = 0.0f, grad = g[i] * r.factor;
-        grad = r.sign * (grad < -r.limit ? -r.limit : grad > r.limit ? r.limit : grad);  // NaN stays
+        grad = r.sign * (grad < -r.limit ? -r.limit : grad > r.limit ? r.limit : grad);  // NaN remains NaN
         grad = r.l2 != 0.0f ? grad + r.l2 * w[i] : grad;
         formula(w[i], grad, Formula::kStates > 0 ? a[i] : unused, Formula::kStates > 1 ? b[i] : unused);
     }
@@ -149,7 +149,7 @@ bool step_all(const std::vector<Param>& params, int threads, Machine machine) tr
     for (const Param& param : params) total += param.count + kTensor;
     const int64_t share = std::clamp(total / (4 * std::max(threads, 1)), kLeast, kMost);
     std::vector<Piece> pieces;
-    std::vector<size_t> tasks{0};  // where each begins in pieces
+    std::vector<size_t> tasks{0};  // the first piece of each task
     int64_t taken = 0;
     for (const Param& param : params) {
         for (int64_t at = 0; at < param.count;) {

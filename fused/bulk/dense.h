@@ -14,7 +14,7 @@ enum Algorithm { kSgd, kAdagrad, kAdam };
 struct Options {
     int algorithm;
     bool maximize, decoupled, nesterov, first;
-    double factor, limit;  // of gradients, which are multiplied, then limited to [-limit, limit]
+    double factor, limit;  // gradients are multiplied by `factor`, then clamped to [-limit, limit]
     double lr, beta1, beta2, eps, weight_decay, momentum, dampening, lr_decay;
 };
 
@@ -22,7 +22,7 @@ struct Options {
 struct Rule {
     int algorithm;
     bool has_momentum, nesterov, first;
-    float factor, limit, sign, l2, keep;  // keep: what decoupled decay leaves of a weight
+    float factor, limit, sign, l2, keep;  // keep: 1 - lr * weight_decay, for decoupled decay
     float rate, eps;
     float beta1, rest1, beta2, rest2, unbias;  // unbias: 1 / √(1 - β₂ᵗ); SGD has μ in beta1, 1 - damping in rest1
 };
@@ -39,7 +39,7 @@ struct Param {
     Rule rule;
 };
 
-// Memory of different parameters must not overlap. False if allocating the plan failed; nothing is written.
+// Memory of different parameters must not overlap. False, and nothing is written, if memory for the plan ran out.
 bool step_all(const std::vector<Param>& params, int threads, Machine machine);
 
 }  // namespace keyedopt

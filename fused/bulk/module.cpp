@@ -18,21 +18,21 @@ constexpr PyMethodDef method(const char* name, const char* text) {
 }
 
 PyMethodDef functions[] = {
-    method<alike>("alike", "alike(live, new): whether all pairs are plain tensors of one shape and dtype each"),
-    method<pairs>("pairs", "pairs(live, new): the values of two dicts of dicts, as lists, or None if their keys differ"),
-    method<copies>("copies", "copies(entries, types): a copy of each dict; None unless all values are of these types"),
-    method<copy>("copy", "copy(live, new, written): fill tensors of the CPU; False, and nothing written, if one is odd"),
-    method<square_sum>("square_sum", "square_sum(tensors, threads, instruction_set): of all elements; None if a tensor is odd"),
-    method<gradients>("gradients", "gradients(params): those that there are; None if one is odd or two are the same"),
-    method<gathered>("gathered", "gathered(params, state, names): with gradients and state; None if one is odd"),
-    method<outside>("outside", "outside(indices, sizes): (size, number) of a number that is none of its dimension"),
-    method<listed>("listed", "listed(params, states, indices, values): as the native backend takes them, or None"),
-    method<large_pages>("large_pages", "large_pages(tensor): ask the system for them in the memory of a new tensor"),
-    method<gather_pages>("gather_pages", "gather_pages(tensor): have the system put its small pages into large ones"),
-    method<step>("step", "step(groups, threads, instruction_set): of dense gradients; False if a tensor is unusual"),
+    method<alike>("alike", "alike(live, new): whether all pairs are plain tensors of the same shape and dtype"),
+    method<pairs>("pairs", "pairs(live, new): the values of two dicts of dicts as lists, or None if keys differ"),
+    method<copies>("copies", "copies(entries, types): a copy of each dict, or None if a value has another type"),
+    method<copy>("copy", "copy(live, new, written): fill CPU tensors, or write nothing and return False"),
+    method<square_sum>("square_sum", "square_sum(tensors, threads, instruction_set): of all elements, or None"),
+    method<gradients>("gradients", "gradients(params): all gradients, or None if two parameters share one"),
+    method<gathered>("gathered", "gathered(params, state, names): parameters, gradients and states, or None"),
+    method<outside>("outside", "outside(indices, sizes): (size, number) of the first invalid number, or None"),
+    method<listed>("listed", "listed(params, states, indices, values): tables and lookups, or None"),
+    method<large_pages>("large_pages", "large_pages(tensor): request large pages for a new tensor"),
+    method<gather_pages>("gather_pages", "gather_pages(tensor): request to replace small pages by large ones"),
+    method<step>("step", "step(groups, threads, instruction_set): update, or write nothing and return False"),
     {nullptr, nullptr, 0, nullptr},
 };
-PyModuleDef module = {PyModuleDef_HEAD_INIT, "_bulk", "What is done to many tensors at once.", -1,
+PyModuleDef module = {PyModuleDef_HEAD_INIT, "_bulk", "Operations on many tensors in one call.", -1,
                       functions, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace

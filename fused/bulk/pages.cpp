@@ -16,7 +16,7 @@ namespace keyedopt {
 namespace {
 
 #if defined(MADV_HUGEPAGE)
-constexpr int64_t kWorth = 4 << 20;  // bytes: below, few whole large pages lie inside
+constexpr int64_t kWorth = 4 << 20;  // bytes: smaller tensors contain few whole large pages
 constexpr uintptr_t kLarge = 2 << 20, kSmallest = 4096;
 
 // Return the range of whole pages in a CPU tensor, at multiples of `page`; false if the tensor is too small.
@@ -56,7 +56,7 @@ PyObject* large_pages(PyObject*, PyObject* const* args, Py_ssize_t count) {
 #if defined(MADV_HUGEPAGE)
     uintptr_t begin, end;
     if (pages_of(args[0], static_cast<uintptr_t>(sysconf(_SC_PAGESIZE)), &begin, &end))
-        madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // a wish: an error changes nothing
+        madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);  // only a hint: an error changes nothing
 #endif
     Py_RETURN_NONE;
 }

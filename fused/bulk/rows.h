@@ -1,4 +1,4 @@
-// Find numbers that are not rows of a table.
+// Find row numbers outside a table.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ inline const int64_t* first_outside(const int64_t* numbers, int64_t count, int64
     const int64_t* const end = numbers + count;
     for (; numbers < end; numbers += std::min<int64_t>(kStretch, end - numbers)) {
         const int64_t stretch = std::min<int64_t>(kStretch, end - numbers);
-        uint64_t signs = 0;  // of one that is outside: it is negative, or the last row minus it is
+        uint64_t signs = 0;  // the sign bit is set if a number is negative or greater than the last row
         for (int64_t i = 0; i < stretch; ++i)
             signs |= static_cast<uint64_t>(numbers[i]) | (last - static_cast<uint64_t>(numbers[i]));
         if (!(signs >> 63)) continue;

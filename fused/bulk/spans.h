@@ -9,7 +9,7 @@ namespace keyedopt {
 
 struct Span { uintptr_t begin; uintptr_t end; };
 
-// Radix sort of spans by their distance from the lowest start, eleven bits at a time.
+// Radix-sort spans by their distance from the lowest start, eleven bits at a time.
 inline void sort_spans(std::vector<Span>& spans) {
     uintptr_t least = UINTPTR_MAX, most = 0;
     for (const Span& span : spans) {

@@ -9,11 +9,11 @@ namespace keyedopt {
 namespace {
 
 constexpr int kLanes = 64;
-constexpr int64_t kBlock = 1024;     // so many squares are summed in float, in 64 sums, before they go to double
-constexpr int64_t kAhead = 512;      // what is fetched meanwhile: a processor stops at the end of a page by itself
-constexpr int64_t kChunk = 1 << 17;  // what has a sum of its own
-constexpr int64_t kLeast = 1 << 14;  // what is worth another thread
-constexpr int64_t kTensor = 1 << 6;  // a tensor takes as long as so many numbers, besides its own
+constexpr int64_t kBlock = 1024;     // squares that are summed in float, in 64 sums, before they are added in double
+constexpr int64_t kAhead = 512;      // elements to prefetch ahead: processors stop prefetching at the end of a page
+constexpr int64_t kChunk = 1 << 17;  // elements with a separate sum
+constexpr int64_t kLeast = 1 << 14;  // fewer elements are not worth another thread
+constexpr int64_t kTensor = 1 << 6;  // constant cost of a tensor, in elements
 
 INLINE double sum_chunk(const float* x, int64_t count) {
     double total = 0.0;
@@ -50,7 +50,7 @@ double (*sum_for(Machine machine))(const Stretch&) {
 // Each chunk has its own sum, so the result does not depend on which thread computes it.
 bool sum_squares(const std::vector<Stretch>& stretches, int threads, Machine machine, double* total) try {
     std::vector<Stretch> chunks;
-    std::vector<size_t> tasks{0};  // where each begins in chunks
+    std::vector<size_t> tasks{0};  // the first chunk of each task
     int64_t taken = 0;
     for (const Stretch& one : stretches)
         for (int64_t at = 0; at < one.count; at += kChunk) {

@@ -8,7 +8,7 @@
 namespace keyedopt {
 namespace {
 
-constexpr int kStates[] = {1, 1, 2};  // of each algorithm, the momentum of SGD among them
+constexpr int kStates[] = {1, 1, 2};  // number of states of each algorithm; SGD's is the momentum
 
 bool is_float(PyObject* tensor, View* view, bool parameter = false, int bits = 32) {
     if (!look(tensor, view, parameter) || view->device.type != kCpu) return false;
@@ -28,7 +28,7 @@ void add_span(std::vector<Span>* spans, const void* begin, int64_t bytes) {
 
 struct Plan {
     std::vector<Param> params;
-    std::vector<float*> counts;  // to be one higher, these and those of our own optimizers
+    std::vector<float*> counts;  // step counts to increment after the update
     std::vector<double*> wide_counts;
     std::vector<Span> spans;
 };
@@ -86,7 +86,7 @@ bool add_group(PyObject* group, Plan* plan) {
     }
     Rule rule{};
     if (PyFloat_CheckExact(counts)) rule = rule_of(o, PyFloat_AS_DOUBLE(counts));
-    double before = -1.0;  // no count
+    double before = -1.0;  // unknown
     for (Py_ssize_t i = 0; i < size; ++i) {
         fetch_soon(params, i);
         fetch_soon(grads, i);

@@ -10,7 +10,7 @@
 
 namespace keyedopt {
 
-// The used part of DLPack's binary interface (major version 1).
+// The part of DLPack's binary interface (major version 1) that this extension uses.
 struct Device { int32_t type; int32_t id; };
 struct DataType { uint8_t code; uint8_t bits; uint16_t lanes; };
 struct View {
@@ -36,7 +36,7 @@ constexpr uint8_t kInt = 0, kFloat = 2, kComplex = 5;
 
 extern const ExchangeApi* api;
 extern PyObject* tensor_type;
-extern PyObject* parameter_type;  // torch.nn.Parameter, which is a plain tensor but for its type
+extern PyObject* parameter_type;  // torch.nn.Parameter: its tensors have the layout of plain ones
 extern PyObject* is_neg;
 
 // False, without a Python error, unless the object is a plain strided tensor, or a parameter if accepted.

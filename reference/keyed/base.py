@@ -12,12 +12,14 @@ For authors of wrappers and other subclasses:
 - A load calls `post_load_state_dict` on each optimizer of a tree directly. So a wrapper's
   `post_load_state_dict` passes the call on only while `self._loading` is False: a user has called it.
 - `step` may call `super().step()`: the hooks fire once. `init_state` runs :meth:`_dummy_step`.
-- `bulk` shows, matches and fills state. A package with faster code assigns its own `Bulk` to the class.
+- `bulk` shows, pairs and fills state. A package with faster code assigns its own `Bulk` to the class; it may
+  compare values only when `PendingLoad.check` or `PendingLoad.run` asks for it, before the first write.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, MutableSequence
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -33,7 +35,7 @@ from keyedopt.reference.keyed.groups import (
 from keyedopt.reference.keyed.hooked import Hooked
 from keyedopt.reference.keyed.initialize import initialize
 from keyedopt.reference.keyed.pending import PendingLoad
-from keyedopt.reference.keyed.state import check_entry, check_layouts, check_parameter_keys
+from keyedopt.reference.keyed.state import check_entries, check_layouts, check_parameter_keys
 from keyedopt.reference.keyed.values import kind
 
 
@@ -103,10 +105,11 @@ class KeyedOptimizer(Hooked):
 
     def _state_keys(self, keys: Mapping[int, str]) -> list[str]:
         """Return the key of each parameter that has state."""
-        for param in self.state:
-            if id(param) not in keys:
-                raise ValueError(f"The state of {kind(param)} {param!r} has no key")
-        return [keys[id(param)] for param in self.state]
+        try:
+            return [keys[id(param)] for param in self.state]
+        except KeyError:
+            param = next(param for param in self.state if id(param) not in keys)
+            raise ValueError(f"The state of {kind(param)} {param!r} has no key") from None
 
     # Loading
 
@@ -137,13 +140,12 @@ class KeyedOptimizer(Hooked):
         if not isinstance(new, Mapping):
             raise ValueError(f"The state is a mapping by parameter key, got {kind(new)}")
         live = dict(zip(self._state_keys(keys), self.state.values(), strict=True))
-        check_parameter_keys(live, new)
-        matched = self.bulk.match(live, new)
-        if matched is not None:
-            pending.live, pending.new = matched
+        paired = self.bulk.pair(live, new)
+        if paired is not None:
+            pending.unchecked.append((*paired, partial(check_entries, live, new)))
         else:
-            for key, entry in live.items():
-                check_entry(entry, new[key], [key], pending)
+            check_parameter_keys(live, new)
+            check_entries(live, new, pending)
         if self.defaults["_save_param_groups"]:
             if "param_groups" not in state_dict:
                 raise ValueError("Expected 'param_groups' beside 'state', got none")

@@ -1,4 +1,4 @@
-"""The interface for a faster implementation: show, match and fill the state of many parameters at once.
+"""The interface for a faster implementation: show, pair and fill the state of many parameters at once.
 
 Each keyed optimizer with state of its own has a `Bulk` as ``bulk``. A subclass in another package assigns a
 faster `Bulk` to this class attribute. Wrappers and combinations use the ``bulk`` of the optimizers inside.
@@ -31,19 +31,21 @@ class Bulk:
         """Return the keys of each entry, in a form that compares equal while the keys stay the same."""
         return [layout(entry) for entry in entries]
 
-    def match(
-        self, live: dict[str, Any], new: Mapping[Any, Any]
-    ) -> tuple[list[torch.Tensor], list[torch.Tensor]] | None:
-        """Return all live tensors, and a new one for each, if all entries match and copying is exact.
+    def pair(self, live: dict[str, Any], new: Mapping[Any, Any]) -> tuple[list[Any], list[Any]] | None:
+        """Return all live values, and the new value for each, if all entries have the same keys.
 
-        Args:
-            live: the live entries by parameter key.
-            new: the entries to be loaded.
-
-        Returns:
-            The tensors, or None if every entry must be checked. This implementation always returns None.
+        The values are compared later, by `match` or `fill_exact`. None, which this implementation returns
+        always, has every entry checked at once.
         """
         return None
+
+    def match(self, live: list[Any], new: list[Any]) -> bool:
+        """Return whether all values are tensors, and each new tensor can be copied exactly."""
+        return False
+
+    def fill_exact(self, live: list[Any], new: list[Any]) -> bool:
+        """Compare and fill in one pass if all values match; otherwise write nothing and return False."""
+        return False
 
     def fill(self, live: Sequence[torch.Tensor], new: Sequence[torch.Tensor]) -> None:
         """Copy new tensors into live ones, which may share memory with any of the new ones."""

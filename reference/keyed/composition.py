@@ -113,9 +113,10 @@ class Composition(KeyedOptimizer):
             if key not in state:
                 raise ValueError(f"Parameter {key} not found: got {sorted(state, key=str)}")
             check_entry(entry, state.pop(key), [key], pending)
-        for prefix, optimizer, part in self._portions({**state_dict, "state": state}):
+        portions = self._portions({**state_dict, "state": state})
+        for prefix, optimizer, part in portions:
             try:
-                found = prepare_load(optimizer, part)
+                found = prepare_load(optimizer, part, alone=len(portions) == 1 and not prefix)
             except ValueError as error:
                 raise ValueError(f"{error} (in the optimizer {prefix!r})" if prefix else error) from error
             for one in found.stateful:

@@ -21,13 +21,19 @@ from keyedopt.reference.keyed.values import clone, extract, is_stateful
 FLAG = "_save_param_groups"
 
 
-def prepare_load(optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any]) -> PendingLoad:
+def prepare_load(
+    optimizer: torch.optim.Optimizer, state_dict: Mapping[str, Any], alone: bool = False
+) -> PendingLoad:
     """Check a load of any keyed optimizer without writing anything.
 
-    An optimizer of another library, or with its own `load_state_dict`, checks its state when it loads.
+    An optimizer of another library, or with its own `load_state_dict`, checks its state when it loads. If
+    the optimizer is `alone` in the load, values may also be compared when they are written.
     """
     if getattr(type(optimizer), "load_state_dict", None) is KeyedOptimizer.load_state_dict:
-        return optimizer._prepare_load(state_dict)  # type: ignore[attr-defined,no-any-return]
+        pending: PendingLoad = optimizer._prepare_load(state_dict)  # type: ignore[attr-defined]
+        if not alone:
+            pending.check()
+        return pending
     return PendingLoad(stateful=[MemberLoad(optimizer, state_dict, [])])
 
 

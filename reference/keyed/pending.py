@@ -56,6 +56,9 @@ class PendingLoad:
     #: Tensors to fill in place; `new` has the source of each.
     live: list[torch.Tensor] = field(default_factory=list)
     new: list[torch.Tensor] = field(default_factory=list)
+    #: Values of entries with the same keys, not compared yet: live values, new values, and a function that
+    #: checks the entries one by one. Empty unless `bulk` compares values while it fills them.
+    unchecked: list[tuple[list[Any], list[Any], Callable[[PendingLoad], None]]] = field(default_factory=list)
     #: Values to replace: mapping, key, new value.
     values: list[tuple[MutableMapping[Any, Any], Any, Any]] = field(default_factory=list)
     #: Functions to call after everything has been written.
@@ -76,11 +79,37 @@ class PendingLoad:
         self.reshapes += other.reshapes
         self.live += other.live
         self.new += other.new
+        self.unchecked += other.unchecked
         self.values += other.values
         self.afterwards += other.afterwards
 
+    def check(self) -> None:
+        """Check now what `run` would compare while it fills; raise ValueError if a value does not match."""
+        unchecked, self.unchecked = self.unchecked, []
+        for live, new, check_entries in unchecked:
+            if self.bulk and self.bulk.match(live, new):
+                self.live += live
+                self.new += new
+            else:
+                check_entries(self)
+
+    def _fill_unchecked(self) -> bool:
+        """Compare and fill all tensors in one pass, or write nothing and return False."""
+        if not self.unchecked or self.bulk is None or self.stateful or self.reshapes or self.values:
+            return False  # these may raise, so they come before the first tensor
+        live, new = list(self.live), list(self.new)
+        for some, sources, _ in self.unchecked:
+            live += some
+            new += sources
+        if not self.bulk.fill_exact(live, new):
+            return False
+        self.live, self.new, self.unchecked = [], [], []
+        return True
+
     def run(self) -> None:
         """Write all state. Objects that may still raise come first, so that they can be restored."""
+        if not self._fill_unchecked():
+            self.check()
         sources = self.new
         if self.stateful or self.reshapes:  # these may write to a source
             pairs = zip(self.live, sources, strict=True)

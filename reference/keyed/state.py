@@ -30,6 +30,12 @@ def check_parameter_keys(live: Mapping[str, Any], new: Mapping[Any, Any]) -> Non
             raise ValueError(f"Parameter {key} not found: got {sorted(new, key=str)}")
 
 
+def check_entries(live: Mapping[str, Any], new: Mapping[Any, Any], pending: PendingLoad) -> None:
+    """Check all entries to be loaded, by parameter key."""
+    for key, entry in live.items():
+        check_entry(entry, new[key], [key], pending)
+
+
 def check_entry(live: Mapping[Any, Any], new: object, path: Path, pending: PendingLoad) -> None:
     """Check a mapping to be loaded, with all its values, against the live mapping."""
     if not isinstance(new, Mapping):

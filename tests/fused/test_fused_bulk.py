@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from keyedopt.fused import GradientClipping, GradientClippingOptimizer, KeyedOptimizerWrapper
+from keyedopt.fused import (
+    GradientClipping,
+    GradientClippingOptimizer,
+    KeyedOptimizerWrapper,
+    OptimizerWrapper,
+)
 from keyedopt.fused.backends.interface import Lookup, Step, Table
 from keyedopt.fused.backends.native import _with_gradients
 from keyedopt.fused.backends.native.describe import describe_table
@@ -289,6 +294,21 @@ def test_loads_with_and_without_the_extension(monkeypatch, extension):
     wrong = {**saved, "p2": {**saved["p2"], "sum": torch.ones(1)}}
     with pytest.raises(ValueError, match=r'"p2", "sum"'):
         trained(2).load_state_dict({"state": wrong})
+
+
+@built
+def test_a_load_compares_values_while_it_copies_them(monkeypatch):
+    source, target = trained(0), OptimizerWrapper(trained(1))
+    with monkeypatch.context() as patch:
+        patch.setattr(bulk_fill, "alike", None)  # a second pass would call it
+        target.load_state_dict(source.state_dict())
+    saved = source.state_dict()["state"]
+    for key, entry in target.state_dict()["state"].items():
+        assert all(torch.equal(value, saved[key][name]) for name, value in entry.items())
+    wrong = {**trained(2).state_dict()["state"], "p4": {**saved["p4"], "sum": torch.ones(1)}}
+    with pytest.raises(ValueError, match=r'"p4", "sum"'):
+        target.load_state_dict({"state": wrong})
+    assert torch.equal(target.state_dict()["state"]["p0"]["sum"], saved["p0"]["sum"])
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from keyedopt import fused, reference
-from keyedopt.fused.backends.rounding import round_into
 from keyedopt.fused.backends.sums import PIECE
 from keyedopt.fused.dense import cpu_dense_steps
 
@@ -266,37 +265,6 @@ def test_no_synchronization_for_a_rate_on_the_device(algorithm):
     assert all(count.device.type == "cuda" for count in counts)
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_stochastic_rounding(dtype):
-    info = torch.finfo(dtype)
-    some = [
-        1 + info.eps / 3,
-        -1 - info.eps / 3,
-        0.0,
-        1.5,
-        info.tiny * 1.0001,
-        -info.tiny / 3,
-        info.max,
-        65519.0,
-    ]
-    values = torch.tensor(some)
-    drawn = torch.empty(len(some), 20_000, dtype=dtype)
-    round_into(drawn, values[:, None].expand_as(drawn).contiguous(), seed=1)
-    again = torch.empty_like(drawn)
-    round_into(again, values[:, None].expand_as(drawn).contiguous(), seed=1)
-    assert torch.equal(drawn, again)
-    for value, seen in zip(values.tolist(), drawn.double(), strict=True):
-        exact = torch.tensor(value, dtype=torch.float64)
-        nearest = exact.to(dtype).double()
-        if nearest == exact:
-            assert (seen == exact).all()
-            continue
-        gap = (seen.max() - seen.min()).item()
-        assert seen.unique().numel() == 2 or value > info.max * 0.999  # the neighbours, and nothing else
-        assert seen.min() <= exact <= seen.max() or value > info.max * 0.999
-        assert abs(seen.mean() - exact) <= 4 * gap / 2 / 20_000**0.5 or value > info.max * 0.999
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("sparse", [False, True])
 @pytest.mark.parametrize("decay", ["none", "l2", "decoupled"])
@@ -317,15 +285,6 @@ def test_without_eps_what_is_lost_of_squares_shows_in_the_same_places(dtype, spa
     for weight in trained:
         assert torch.equal(weight.isfinite(), kept)
     torch.testing.assert_close(trained[1][kept], trained[0][kept], rtol=1e-3, atol=1e-3)
-
-
-def test_rounding_of_what_is_not_finite():
-    values = torch.tensor([float("inf"), -float("inf"), float("nan"), 1e30])
-    seen = torch.empty(4, dtype=torch.float16)
-    round_into(seen, values, seed=3)
-    assert seen[:2].tolist() == [float("inf"), -float("inf")]
-    assert seen[2].isnan()
-    assert seen[3].isinf()
 
 
 @pytest.mark.parametrize("library", [reference, fused])

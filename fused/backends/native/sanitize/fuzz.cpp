@@ -1,5 +1,6 @@
-// Feeds the engine, and by fuzz_bulk.cpp what fused/bulk does to memory, random calls, good and bad ones, for a
-// number of seconds: to be built with sanitizers, see run.sh. What it checks itself: bad calls are refused and write nothing, good ones do not depend on threads.
+// Call the engine, and by fuzz_bulk.cpp the loops of fused/bulk, at random for a number of seconds, with valid and
+// invalid input. Built with sanitizers, see run.sh. Assertions: invalid calls are refused and write nothing, and
+// results of valid calls do not depend on threads.
 #include "fuzz.h"
 
 #include <chrono>
@@ -13,13 +14,13 @@ namespace {
 
 struct Memory {
   std::vector<std::vector<uint16_t>>
-      weights;  // exactly as long as a table is, so that a byte beyond is found
+      weights;  // exactly as long as the table, so that sanitizers notice accesses beyond its end
   std::vector<std::vector<float>> states;
   std::vector<std::vector<int64_t>> counters;
   std::vector<Table> tables;
 };
 
-// Lookups and the memory that they name.
+// Lookups and their memory.
 struct Call {
   std::vector<std::vector<int64_t>> values, offsets;
   std::vector<std::vector<float>> weights, grads, outs;
@@ -208,7 +209,7 @@ int main(int count, char** arguments) {
     };
     if (seed % 5) {
       call(seed);
-    } else {  // two calls at the same time
+    } else {  // two calls in parallel
       std::thread other([&] { call(seed + 1000000); });
       call(seed);
       other.join();

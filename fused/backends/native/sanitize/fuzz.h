@@ -1,4 +1,4 @@
-// What the files of the fuzzer share.
+// Functions that both files of the fuzzer use.
 #pragma once
 
 #include <cstdint>
@@ -6,12 +6,12 @@
 #include <cstdlib>
 #include <random>
 
-// End the run with what is wrong, and the seed that shows it again.
+// Print the error and the seed that reproduces it, and end the run.
 inline void expect(bool good, const char* what, uint64_t seed) {
   if (good) return;
   std::fprintf(stderr, "seed %llu: %s\n", static_cast<unsigned long long>(seed), what);
   std::exit(1);
 }
 
-// A call of each function of fused/bulk.
+// Call each function of fused/bulk once.
 void bulk_once(uint64_t seed);

@@ -1,6 +1,6 @@
-// Feeds what fused/bulk does to memory with random calls, see run.sh: dense steps, sums of squares, copies, row
-// numbers. What it checks itself: results depend neither on threads nor on the instruction set, nothing beside
-// them is written, and overlaps and bad rows are found where a slow search finds them.
+// Call the loops of fused/bulk at random, see run.sh: dense steps, sums of squares, copies, row numbers. Assertions:
+// results depend neither on threads nor on the instruction set, no other memory is written, and overlaps and bad rows
+// are the same as those that a slow search finds.
 #include "fuzz.h"
 
 #include <cmath>
@@ -24,9 +24,9 @@ class Fuzz {
   float number() { return static_cast<float>(below(2001) - 1000) / 500.0f; }
   int64_t size() {
     const int64_t most[] = {2, 70, 3000, 40000};
-    return below(below(60) ? most[below(4)] : 300000);  // a thread takes 131072 at a time
+    return below(below(60) ? most[below(4)] : 300000);  // a thread processes 131072 at a time
   }
-  // Memory of exactly this size behind up to 15 numbers that nobody may touch, so that rows are not aligned.
+  // Memory of exactly this size after up to 15 floats that must not be written, so that rows are not aligned.
   std::vector<float> numbers(int64_t count, int64_t before) {
     std::vector<float> made(static_cast<size_t>(before + count), 77.0f);
     for (int64_t i = before; i < before + count; ++i) made[static_cast<size_t>(i)] = number();
@@ -38,7 +38,7 @@ class Fuzz {
 };
 
 struct Parameters {
-  std::vector<std::vector<float>> memory;  // weight, gradient, two states of each
+  std::vector<std::vector<float>> memory;  // weight, gradient and two states of each parameter
   std::vector<int64_t> before;
   std::vector<Param> params;
 
@@ -85,7 +85,7 @@ Options options(Fuzz* fuzz) {
 }
 
 bool same(const Parameters& a, const Parameters& b) {
-  for (size_t i = 0; i < a.memory.size(); ++i)  // as bits, for a NaN is not equal to itself
+  for (size_t i = 0; i < a.memory.size(); ++i)  // compare bits, because NaN is not equal to itself
     if (!a.memory[i].empty() &&
         std::memcmp(a.memory[i].data(), b.memory[i].data(), a.memory[i].size() * sizeof(float)))
       return false;

@@ -1,24 +1,24 @@
-// Runs of sorted lookups in batches, so that loads of several rows overlap. Included inside the
+// Sum runs (the sorted lookups of one row) in batches, so that loads of several rows overlap. Included inside the
 // namespace of an instruction set, after sums.h.
 
-constexpr int64_t kListed = 512;  // lookups of a batch
-constexpr uint32_t kStages = 2;   // batches in flight: the memory of the last is being prefetched
+constexpr int64_t kListed = 512;  // most lookups in a batch
+constexpr uint32_t kStages = 2;   // batches in work: the first is summed while the memory of the second is prefetched
 
-// Runs of at most kBlock lookups. Each is summed in its slot.
+// A batch: runs of at most kBlock lookups, each with a slot for its sum.
 struct Batch {
-  // A run of more than kShort lookups, of which the first is `grads[at]`.
+  // A run of more than kShort lookups; `grads[at]` is its first.
   struct Block {
     uint32_t slot, at, count;
   };
-  int64_t first;   // its first row of the output, where sums are written
-  int64_t count;   // rows
-  int64_t length;  // lookups of short runs, from the beginning of `grads`
+  int64_t first;   // output row of the first run, if sums are written
+  int64_t count;   // runs, one for each row
+  int64_t length;  // lookups of short runs, at the beginning of `grads`
   int64_t rows[kTogether];
   const float* grads[kListed];
   float scales[kListed];
   uint32_t slots[kListed];
   Block blocks[kTogether];
-  int64_t number;  // of blocks; their lookups are at the end of `grads`
+  int64_t number;  // runs longer than kShort; their lookups are at the end of `grads`
 };
 
 // Return whether the run that begins at entry i has more than `count` lookups.
@@ -40,7 +40,7 @@ int64_t run_end(const Entry<K>* entries, int64_t i, int64_t total) {
     j += step;
     step *= 2;
   }
-  int64_t high = j + step < total ? j + step : total;  // entries[j - 1] is of the run, entries[high] is not
+  int64_t high = j + step < total ? j + step : total;  // entries[j - 1] is in the run, entries[high] is not
   while (j < high) {
     const int64_t middle = j + (high - j) / 2;
     if (entries[middle].key == key) {
@@ -52,9 +52,9 @@ int64_t run_end(const Entry<K>* entries, int64_t i, int64_t total) {
   return j;
 }
 
-// List whole runs from entry i on, which begins one of at most kBlock: up to `most` rows, to a longer run, or to
-// the end. Return where they end. No branch depends on the boundary between two short runs, which a processor cannot
-// predict.
+// List whole runs from entry i on, where a run of at most kBlock begins. Stop after `most` rows, before a longer run,
+// or at the end; return the end of the listed runs. No branch depends on the boundary between two short runs, because
+// a processor cannot predict it.
 template <class Gradients, class K>
 int64_t list_runs(const Gradients& gradients, const Entry<K>* entries, int64_t i, int64_t end, int64_t most,
                   bool scaled, Batch& batch) {
@@ -68,7 +68,7 @@ int64_t list_runs(const Gradients& gradients, const Entry<K>* entries, int64_t i
     slot += fresh;
     before = key;
     batch.rows[slot] = static_cast<int64_t>(key);
-    // Within a short run this is not so, or it would have been where the run begins.
+    // True only at the beginning of a longer run: inside a short run the entry so far ahead has another row.
     if (is_longer(entries, i, end, kShort)) {
       if (is_longer(entries, i, end, kBlock)) {
         --slot;
@@ -93,8 +93,8 @@ int64_t list_runs(const Gradients& gradients, const Entry<K>* entries, int64_t i
   return i;
 }
 
-// Columns [c, c + 16 kVectors) of the sums, slot by slot at `sums`: each lookup writes the sum of its run so far, so
-// the last lookup of a run leaves the total. Prefetches the memory of the next batch.
+// Sum columns [c, c + 16 kVectors) of all runs into their slots. Each lookup writes the sum of its run so far, so the
+// last lookup of a run writes the total. Prefetch the memory of the next batch.
 template <int kVectors, bool kScaled>
 inline void stream(const Batch& batch, const Batch* next, int64_t c, float* sums, int64_t stride) {
   const int64_t coming = next ? next->length : 0;

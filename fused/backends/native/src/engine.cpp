@@ -7,9 +7,9 @@
 namespace keyedopt {
 namespace {
 
-constexpr int64_t kCheckEach = 32768;       // values that one task checks
-constexpr int64_t kWorthThreads = 1 << 16;  // numbers to read, below which waking threads costs more
-constexpr int64_t kKeep = 16 << 20;         // bytes that a thread reuses between calls
+constexpr int64_t kCheckEach = 32768;       // lookups that one task checks
+constexpr int64_t kWorthThreads = 1 << 16;  // fewer floats are read faster by one thread
+constexpr int64_t kKeep = 16 << 20;         // largest buffer, in bytes, that a thread keeps between calls
 const char kNoMemory[] = "out of memory";
 
 int64_t size_of_work(const std::vector<Table>& tables, const std::vector<Lookup>& lookups) {
@@ -18,7 +18,7 @@ int64_t size_of_work(const std::vector<Table>& tables, const std::vector<Lookup>
   return work;
 }
 
-// The first error in the order of the tasks, independent of the threads.
+// The error of the first task that failed, in the order of the tasks: the same for any number of threads.
 class First {
  public:
   void refuse(int64_t task, const std::string& text) {
@@ -50,7 +50,7 @@ std::string check_offsets(int64_t number, const Lookup& lookup) {
   return falling ? name + " must not fall" : "";
 }
 
-// Check that no lookup is outside its table, before anything is written.
+// Check before the first write that no lookup is outside its table.
 Refusal check(const std::vector<Table>& tables, const std::vector<Lookup>& lookups, const Run& run) {
   std::vector<int64_t> begins(1, 0);
   for (const Lookup& lookup : lookups) begins.push_back(begins.back() + lookup.count / kCheckEach + 1);
@@ -147,7 +147,7 @@ Refusal update(const std::vector<Table>& tables, const std::vector<Lookup>& look
                                [&](int64_t part) { sorted.run(*run.kernels, job_of(group), part, true); });
     if (!done || !sorted.finish(*run.kernels, job_of(group), run.threads)) return kNoMemory;
   }
-  // The largest first; among equal tables the last, which may still be in the caches after the forward pass.
+  // Largest table first. Among equal tables the last: the forward pass may have left it in the caches.
   std::reverse(alone.begin(), alone.end());
   std::stable_sort(alone.begin(), alone.end(),
                    [](const Group* a, const Group* b) { return a->count > b->count; });

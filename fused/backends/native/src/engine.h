@@ -1,4 +1,4 @@
-// The functions of the module without Python, so that sanitizers can test them alone.
+// The functions of the module without Python, so that sanitizers can test them separately.
 #pragma once
 
 #include <string>
@@ -8,24 +8,24 @@
 
 namespace keyedopt {
 
-// Which kernels, and on how many threads. Results do not depend on the number of threads.
+// The kernels and the number of threads. Results do not depend on the number of threads.
 struct Run {
   const Kernels* kernels;
   int threads;
 };
 
-// The result of every function: empty, or the reason why nothing was written.
+// The result of every function: empty, or the reason why the function wrote nothing.
 using Refusal = std::string;
 
-// The kernels of an instruction set ("plain", "avx2", "avx512"), or the best for an empty name; null if this
-// machine or this build does not have it.
+// Return the kernels of an instruction set ("plain", "avx2", "avx512"), or the fastest for an empty name; null if
+// this machine or this build lacks it.
 const Kernels* kernels_named(const std::string& name);
 
 Refusal look_up(const std::vector<Table>& tables, const std::vector<Lookup>& lookups, const Run& run);
 Refusal update(const std::vector<Table>& tables, const std::vector<Lookup>& lookups, const Rule& rule,
                const Run& run);
 
-// Summed gradients of a table: distinct rows, ascending.
+// Summed gradients of a table: distinct rows in ascending order.
 struct Summed {
   int64_t table;
   int64_t* rows;
@@ -36,15 +36,15 @@ struct Summed {
 Refusal update_rows(const std::vector<Table>& tables, const std::vector<Summed>& gradients, const Rule& rule,
                     const Run& run);
 
-// Sorted lookups of one table, between counting its distinct rows and summing their gradients.
+// Sorted lookups of one call, between counting the distinct rows of each table and summing their gradients.
 class Sorted;
 struct Coalescing {
   Coalescing();
   ~Coalescing();
-  std::vector<Table> described;   // all of the call; what is sorted points to them
-  std::vector<Sorted*> sorted;    // one a table that was looked up
-  std::vector<int64_t> tables;    // which
-  std::vector<int64_t> distinct;  // how many rows
+  std::vector<Table> described;   // all tables of the call; `sorted` points to them
+  std::vector<Sorted*> sorted;    // one for each table with lookups
+  std::vector<int64_t> tables;    // their numbers in the call
+  std::vector<int64_t> distinct;  // their numbers of distinct rows
 };
 Refusal sort_lookups(const std::vector<Table>& tables, const std::vector<Lookup>& lookups, const Run& run,
                      Coalescing* result);

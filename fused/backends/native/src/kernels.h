@@ -1,5 +1,5 @@
-// The structures of the native backend: tables, lookups, the numbers of a step, and the table of kernels that
-// each instruction set fills in. Nothing here depends on Python or torch.
+// The structures of the native backend: tables, lookups, the constants of a step, and the kernels of an instruction
+// set. Nothing here depends on Python or torch.
 #pragma once
 
 #include <cmath>
@@ -24,7 +24,7 @@ enum Algorithm : int {
 };
 enum Decay : int { kNoDecay = 0, kL2 = 1, kDecoupled = 2 };
 
-// Storage of half precision; computing is in float.
+// Storage of half precision; kernels compute in float.
 struct half {
   uint16_t bits;
 };
@@ -37,48 +37,48 @@ struct Table {
   int64_t rows;
   int64_t dim;
   int dtype;
-  float* state[2];   // null where the algorithm has fewer
-  int64_t width[2];  // dim, or 1 for a state of one number a row, or 0
-  int64_t* counter;  // (rows,), steps of each row; null for one count of all
-  int64_t number;    // which table of the call: part of the key of stochastic rounding
+  float* state[2];   // null for missing states
+  int64_t width[2];  // dim; 1 for a state with one number per row; 0 for missing states
+  int64_t* counter;  // (rows,), the step count of each row; null for one count per table
+  int64_t number;    // number of the table in the call: part of the key of stochastic rounding
 };
 
 struct Lookup {
   int64_t table;
   const int64_t* values;  // (count,)
   int64_t count;
-  const int64_t* offsets;  // (bags + 1,); null without pooling, and then bags == count
+  const int64_t* offsets;  // (bags + 1,); null without pooling, which means bags == count
   int64_t bags;
   const float* weights;  // (count,) or null
   bool mean;
   const float* grad;  // row b begins at grad + b * stride
   int64_t stride;
-  float* out;  // (bags, dim), of a forward
+  float* out;  // (bags, dim), output of a forward pass
 };
 
-// One step's numbers, as the formulas use them.
+// The constants of a step, as the formulas use them.
 struct Rule {
   int algorithm;
   int decay;
   bool nesterov, first, before_correction, stochastic;
   float lr, rate, eps, sign, weight_decay, momentum, undamped, eta;
   float beta1, rest1, beta2, rest2;  // rest = 1 - beta
-  float low1, low2, rest_low2;       // what they lack as float32, which would err alike in every step
+  float low1, low2, rest_low2;       // what rounding to float32 cuts off, or all steps would err alike
   double exact_beta1, exact_beta2;
   float max_norm;      // negative: no limit
   float gain, spread;  // direction = gain * m / (spread * sqrt(v) + eps)
   uint64_t seed;
 };
 
-// A number as the sum of two floats, none negative. Both are 0 or neither, so inf times the number is inf.
+// Split a number into a sum of two floats, none negative. Both are 0 or neither is, so inf times the number is inf.
 inline void split(double number, float* high, float* low) {
   *high = static_cast<float>(number);
   if (*high > number) *high = std::nextafter(*high, 0.0f);
   *low = static_cast<float>(number - *high);
-  if (*low == 0.0f && number > 0.0) *low = std::numeric_limits<float>::min();  // which is nothing beside it
+  if (*low == 0.0f && number > 0.0) *low = std::numeric_limits<float>::min();  // negligible beside `high`
 }
 
-// Bias corrections of count t, as `gain` and `spread`.
+// Set `gain` and `spread` to the bias corrections of step count t.
 inline void correct(const Rule& rule, double t, float* gain, float* spread) {
   const double one = 1.0 - std::pow(rule.exact_beta1, t), two = 1.0 - std::pow(rule.exact_beta2, t);
   if (rule.before_correction) {
@@ -90,7 +90,7 @@ inline void correct(const Rule& rule, double t, float* gain, float* spread) {
   }
 }
 
-// A sorted lookup: its row, and its gradient (source, index in the source).
+// A sorted lookup: its row, and the place of its gradient (source, index in the source).
 template <class K>
 struct Entry {
   K key;
@@ -105,35 +105,35 @@ struct Source {
   const float* scale;   // null: 1
 };
 
-// Memory of a thread, reused by later calls.
+// Working memory of a thread, reused by later calls.
 struct Scratch {
-  float* sums = nullptr;  // `together` rows: gradients
-  float* sum = nullptr;   // a row: the gradient of a long run
-  float* work = nullptr;  // a row: what a rule needs
-  float* leaf = nullptr;  // a row: a block of a long run
-  double* blocks = nullptr;  // a row: the sum of blocks
-  double* chunks = nullptr;  // a row: the sum of chunks
+  float* sums = nullptr;  // together(dim) rows: summed gradients
+  float* sum = nullptr;   // one row: the gradient of a long run
+  float* work = nullptr;  // one row: working memory of a rule
+  float* leaf = nullptr;  // one row: the sum of a block of a long run
+  double* blocks = nullptr;  // one row: the sum of blocks
+  double* chunks = nullptr;  // one row: the sum of chunks
 };
-constexpr int64_t kShort = 8;     // rows that are summed one after the other
-constexpr int64_t kBlock = 64;    // rows that are summed in registers
+constexpr int64_t kShort = 8;     // longest run that is summed row by row
+constexpr int64_t kBlock = 64;    // rows that are summed in registers at a time
 constexpr int64_t kChunk = 4096;  // rows of a long run that one thread sums
-constexpr int64_t kHot = 16384;   // a run longer than this is shared by threads
-constexpr int64_t kCached = 1 << 20;  // bytes that a second cache holds
-constexpr int64_t kTogether = 16;  // rows that are updated in one call: the number of elements of a vector
+constexpr int64_t kHot = 16384;   // longer runs are shared by threads
+constexpr int64_t kCached = 1 << 20;  // bytes that fit in the second cache
+constexpr int64_t kTogether = 16;  // rows that are updated in one call: as many as a vector has elements
 
-// The number of rows of this width that are updated together, so that their memory fits in the first cache.
+// Return how many rows of this width are updated together, so that their memory fits in the first cache.
 inline int64_t together(int64_t dim) {
   const int64_t fit = 2048 / dim;
   return fit < 1 ? 1 : fit < kTogether ? fit : kTogether;
 }
 
-// The distance between rows that are padded to whole vectors.
+// Return the distance between rows that are padded to whole vectors.
 inline int64_t padded(int64_t dim) { return (dim + 15) / 16 * 16; }
 
-// At most kTogether distinct rows with their gradients, and the rows after them.
+// At most kTogether distinct rows with their gradients, and the next rows, which are prefetched.
 struct Rows {
   const int64_t* rows;
-  const float* grads;  // that of row r begins at grads + r * stride
+  const float* grads;  // the gradient of row r begins at grads + r * stride
   int64_t stride;
   int64_t count;
   const int64_t* next;
@@ -143,18 +143,18 @@ struct Rows {
 // Update rows by their gradients.
 using Update = void (*)(const Rule&, const Table&, const Rows&, float* work);
 
-// A sorted table: what its kernels need to know.
+// What kernels need to know of a sorted table.
 struct Job {
   const Table* table;
-  const Rule* rule;  // null: write sums to `rows` and `grads` instead
+  const Rule* rule;  // null: write sums to `rows` and `grads`, and update nothing
   Update update;
   const Source* sources;
   int shift;      // place >> shift is the source
-  uint64_t mask;  // place & mask is the number in it
+  uint64_t mask;  // place & mask is the index in the source
   bool scaled;    // whether any source has `row` or `scale`
   int64_t* rows;  // (U,)
   float* grads;   // (U, dim)
-  bool far = false;  // whether the gradients are more than a second cache holds
+  bool far = false;  // whether the gradients do not fit in the second cache
 };
 
 // A long run that several threads will sum: entries [begin, end), and its row of the output.
@@ -165,8 +165,8 @@ struct Hot {
 // Kernels of one instruction set.
 struct Kernels {
   Update update[kAlgorithms][3][4];  // by algorithm, dtype and width: any, whole vectors, 64, 128
-  // Sum and update the runs of sorted entries [begin, end), into row `first` and on of the output where sums
-  // are written; runs above kHot are put into `hot` (room for all) when it is not null.
+  // Sum the runs of sorted entries [begin, end), and update their rows, or write the sums to the output from row
+  // `first` on. If `hot` is not null, runs longer than kHot are appended to it instead; it has room for all.
   void (*segment32)(const Job&, const Entry<uint32_t>*, int64_t begin, int64_t end, int64_t first, Scratch&,
                     Hot* hot);
   void (*segment64)(const Job&, const Entry<uint64_t>*, int64_t begin, int64_t end, int64_t first, Scratch&,
@@ -174,14 +174,14 @@ struct Kernels {
   // Sum one chunk of a long run into `out`.
   void (*chunk32)(const Job&, const Entry<uint32_t>*, int64_t count, Scratch&, float* out);
   void (*chunk64)(const Job&, const Entry<uint64_t>*, int64_t count, Scratch&, float* out);
-  // Sum `count` chunk sums, one after the other in memory, into `out`.
+  // Add `count` chunk sums, which are contiguous in memory, into `out`.
   void (*combine)(const float* sums, int64_t count, int64_t dim, Scratch&, float* out);
-  // Pool bags [begin, end), or copy rows [begin, end) without offsets.
+  // Pool bags [begin, end); without offsets, copy rows [begin, end).
   void (*look_up)(const Table&, const Lookup&, int64_t begin, int64_t end, Scratch&);
-  // Update rows[begin..end) by gradients that are summed already.
+  // Update rows[begin..end) by summed gradients.
   void (*update_rows)(const Rule&, const Table&, Update, const int64_t* rows, const float* grads,
                       int64_t stride, int64_t begin, int64_t end, Scratch&);
-  // Position of the first value outside [0, rows) in values[begin..end), or `end`.
+  // Return the position of the first value outside [0, rows) in values[begin..end), or `end`.
   int64_t (*outside)(const int64_t* values, int64_t begin, int64_t end, int64_t rows);
 };
 
@@ -191,7 +191,7 @@ inline Update update_of(const Kernels& kernels, const Rule& rule, const Table& t
 }
 
 const Kernels* kernels_plain();
-const Kernels* kernels_avx2();    // null where it was not compiled
-const Kernels* kernels_avx512();  // null where it was not compiled
+const Kernels* kernels_avx2();    // null on other architectures
+const Kernels* kernels_avx512();  // null on other architectures
 
 }  // namespace keyedopt

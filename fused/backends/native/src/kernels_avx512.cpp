@@ -1,11 +1,12 @@
-// The kernels in AVX512; called on machines that have it.
+// The kernels for machines with AVX-512.
 #include "kernels.h"
 #include "rounding.h"
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 
-// Headers stay outside, so that no function that is shared between files is compiled for this machine alone.
+// Standard headers are included before the instruction set is switched on: the linker keeps one copy of their inline
+// functions for all files, and this copy must run on every machine.
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,fma,f16c"))), \
                              apply_to = function)

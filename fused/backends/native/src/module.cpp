@@ -1,4 +1,4 @@
-// The Python module: addresses and sizes in, work without the interpreter's lock, errors as exceptions.
+// The Python module: it takes addresses and sizes, works without the interpreter's lock, and raises exceptions.
 #include <new>
 
 #include "parse.h"
@@ -130,7 +130,7 @@ PyObject* sort_py(PyObject*, PyObject* args) {
   return Py_BuildValue("NN", capsule, list);
 }
 
-// (capsule, [(rows, grads), ...], threads, name): write what was sorted, summed.
+// (capsule, [(rows, grads), ...], threads, name): write the distinct rows and summed gradients of the sorted lookups.
 PyObject* sum_py(PyObject*, PyObject* args) {
   PyObject *capsule, *items;
   int threads;

@@ -33,13 +33,13 @@ bool parse_tables(PyObject* items, std::vector<Table>* tables) {
 
 namespace {
 
-// The sequences of one call, each as long as the first.
+// The sequences of one call, all of the same length.
 class Sequences {
  public:
   ~Sequences() {
     for (PyObject* one : held_) Py_DECREF(one);
   }
-  // Items of a list or tuple, or null for None; `good` is false, with an exception set, if it is too short.
+  // Return the items of a list or tuple, or null for None. If it is too short, `good` is false with an exception set.
   PyObject** items(PyObject* object, bool* good) {
     if (object == Py_None || !*good) return nullptr;
     PyObject* sequence = PySequence_Fast(object, "a list or tuple is needed");
@@ -59,8 +59,8 @@ class Sequences {
   Py_ssize_t count_ = 0;
 };
 
-// Lookups as columns: (numbers of tables, values, offsets or None, weights or None, means, outputs or
-// gradients). What these tensors are was checked by who calls, but for their sizes.
+// Parse lookups given as columns: (numbers of tables, values, offsets or None, weights or None, means, outputs or
+// gradients). The caller has checked dtypes, devices and strides of these tensors; sizes are checked here.
 bool parse_columns(PyObject* columns, const std::vector<Table>& tables, std::vector<Lookup>* lookups) {
   PyObject *numbers, *values, *offsets, *weights, *means, *rows;
   if (!PyArg_ParseTuple(columns, "OOOOOO", &numbers, &values, &offsets, &weights, &means, &rows))
@@ -165,7 +165,7 @@ bool parse_rule(PyObject* item, const std::vector<Table>& tables, Rule* rule) {
                                                                                                       : 2;
   for (const Table& table : tables)
     for (int i = 0; i < needed; ++i)
-      if (table.rows && !table.state[i]) {  // memory of no bytes may be nowhere
+      if (table.rows && !table.state[i]) {  // an empty tensor may have a null address
         PyErr_SetString(PyExc_ValueError, "a table has too few states for the algorithm");
         return false;
       }

@@ -19,7 +19,7 @@ T* pointer(unsigned long long address) {
   return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
 }
 
-// Convert the items of a list or tuple with `parse`; false with an exception set.
+// Convert the items of a list or tuple with `parse`; return false with an exception set if one is invalid.
 template <class Parse>
 bool each(PyObject* items, const Parse& parse) {
   PyObject* sequence = PySequence_Fast(items, "a list or tuple is needed");
@@ -39,10 +39,10 @@ bool each(PyObject* items, const Parse& parse) {
   return good;
 }
 
-// Call a method of a tensor that returns an address or a size; false with an exception set.
+// Call a method of a tensor that returns an address or a size; return false with an exception set if it fails.
 bool ask(PyObject* tensor, PyObject* method, long long* answer);
 
-// The names of methods and attributes, created once.
+// Names of methods and attributes as Python strings, created once.
 struct Methods {
   PyObject* data_ptr = PyUnicode_InternFromString("data_ptr");
   PyObject* numel = PyUnicode_InternFromString("numel");
@@ -52,7 +52,7 @@ struct Methods {
 };
 const Methods& methods_of_tensors();
 
-// Parsed tables, and their tensors with address, size and dtype at that time.
+// Parsed tables, and their tensors with the address, size and dtype at the time of parsing.
 struct CachedTables {
   struct Known {
     PyObject *tensor, *dtype;
@@ -69,15 +69,15 @@ struct CachedTables {
 };
 constexpr char kTables[] = "keyedopt.tables";
 
-// All return false with an exception set. Tables are tuples, or the result of `cache_tables`; lookups a list
-// of tuples, or a tuple of columns: (numbers of tables, values, offsets or None, weights or None, means, outputs
-// or gradients).
+// All return false with an exception set if the input is invalid. Tables are tuples, or the result of `cache_tables`.
+// Lookups are a list of tuples, or a tuple of columns: (numbers of tables, values, offsets or None, weights or None,
+// means, outputs or gradients).
 bool parse_tables(PyObject* items, std::vector<Table>* tables);
 bool parse_lookups(PyObject* items, const std::vector<Table>& tables, std::vector<Lookup>* lookups);
 bool parse_rule(PyObject* item, const std::vector<Table>& tables, Rule* rule);
 bool parse_run(int threads, const char* name, Run* run);
 
-// Functions of the module that are about tensors.
+// Functions of the module that read tensors.
 PyObject* cache_tables_py(PyObject*, PyObject* args);
 PyObject* are_current_py(PyObject*, PyObject* capsule);
 PyObject* simple_bags_py(PyObject*, PyObject* args);

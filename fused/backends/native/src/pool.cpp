@@ -21,7 +21,7 @@ inline void relax() {
 #endif
 }
 
-// Rounding mode and flushing of denormals are settings of each thread: all threads use those of the caller.
+// Rounding mode and flushing of denormals are settings of each thread: all threads use the settings of the caller.
 inline unsigned float_mode() {
 #if defined(__x86_64__)
   return __builtin_ia32_stmxcsr();
@@ -80,7 +80,7 @@ class Pool {
     try {
       std::thread([this] { live(); }).detach();
       return true;
-    } catch (...) {  // no more threads: the others do the work
+    } catch (...) {  // the system starts no more threads: the others do the work
       return false;
     }
   }
@@ -118,8 +118,8 @@ class Pool {
     }
   }
 
-  std::mutex busy_;   // held by the call whose work it is
-  std::mutex state_;  // guards what follows
+  std::mutex busy_;   // locked by the call that uses the threads
+  std::mutex state_;  // guards the members below
   std::condition_variable wake_;
   int workers_ = 0, sleeping_ = 0, places_ = 0;
   bool open_ = false;
@@ -133,17 +133,17 @@ class Pool {
   std::atomic<uint64_t> generation_{0};
 };
 
-// Never destroyed, because threads may wait in it when the process ends.
+// Never destroyed, because threads may still wait for work when the process ends.
 std::atomic<Pool*> the_pool{nullptr};
 std::atomic<bool> forked{false};
 
-// A child process has none of the threads, and may inherit a locked mutex.
+// A forked process has none of the threads and may inherit a locked mutex: give it a new pool.
 void in_child() {
   forked.store(true, std::memory_order_relaxed);
   the_pool.store(new Pool, std::memory_order_release);
 }
 
-// Registered when the module is loaded, because a process may fork before it uses these threads.
+// Registered when the module is loaded, because a process may fork before its first call.
 [[maybe_unused]] const bool told_of_forks = [] {
   the_pool.store(new Pool, std::memory_order_release);
 #if defined(__unix__) || defined(__APPLE__)
@@ -154,21 +154,21 @@ void in_child() {
 
 // --- torch's threads ---------------------------------------------------------------------------
 
-// Where torch computes by GNU's OpenMP, its threads spin for milliseconds after they have worked, and ours would
-// share the processors with them. So they do our work, too: GOMP_parallel(function, data, threads, flags).
+// If torch uses GNU's OpenMP, its threads spin for milliseconds after their work and would compete with our threads for
+// the processors. So the threads of OpenMP do our work, too: GOMP_parallel(function, data, threads, flags).
 using Team = void (*)(void (*)(void*), void*, unsigned, unsigned);
 
 Team find_team() {
 #if defined(__linux__)
   const char* const policy = std::getenv("OMP_WAIT_POLICY");
-  if (policy && (*policy == 'p' || *policy == 'P')) return nullptr;  // they sleep, and ours wake sooner
+  if (policy && (*policy == 'p' || *policy == 'P')) return nullptr;  // passive: they sleep, and our threads wake sooner
   return reinterpret_cast<Team>(dlsym(RTLD_DEFAULT, "GOMP_parallel"));
 #else
   return nullptr;
 #endif
 }
 
-// The tasks of a call, for whoever takes part in it.
+// The tasks of a call, for all threads that take part.
 struct Shared {
   void (*body)(void*, int64_t);
   void* context;

@@ -5,9 +5,9 @@
 
 namespace keyedopt {
 
-// Run body(context, i) for every i of [0, tasks), on up to `threads` threads, this one among them; return
-// when all are done. If the threads are busy with another call, the calling thread runs all tasks. False: a
-// body ran out of memory.
+// Run body(context, i) for every i of [0, tasks) on up to `threads` threads, including the calling thread. Return when
+// all tasks are done; false if a body ran out of memory. If another call uses the threads, the calling thread runs all
+// tasks.
 bool run_tasks(int threads, int64_t tasks, void (*body)(void*, int64_t), void* context);
 
 template <class Body>

@@ -54,7 +54,7 @@ inline half stochastic(float x, uint32_t random, half like) {
   const uint32_t bits = bits_of(x), sign = (bits >> 16) & 0x8000u, size = bits & 0x7fffffffu;
   if (size >= 0x477fe000u) return nearest(x, like);  // the largest number, infinity, NaN
   if (size < 0x38800000u) {
-    const float fraction = static_cast<float>(random & 0x1fffu) * 0x1p-13f;  // so few bits: the sum is exact
+    const float fraction = static_cast<float>(random & 0x1fffu) * 0x1p-13f;  // 13 bits, so that the sum is exact
     return {static_cast<uint16_t>(sign | static_cast<uint32_t>(float_of(size) * 0x1p24f + fraction))};
   }
   return {static_cast<uint16_t>(sign | ((size + (random & 0x1fffu) - (112u << 23)) >> 13))};

@@ -1,8 +1,8 @@
-// The algorithms: a row of the table updated by its summed gradient. Included inside the namespace of an
-// instruction set, after its vectors. The formulas are those of keyedopt.reference.rules, in its order,
-// except that a factor of a whole row is computed once.
+// The algorithms: update a row of a table by its summed gradient. Included inside the namespace of an instruction set,
+// after its vectors. The formulas and their order are those of keyedopt.reference.rules, except that a factor of a
+// whole row is computed once.
 
-// Call a function for each sixteen columns: `n` is less than sixteen only for the last columns, and never if kWhole.
+// Call a function for every sixteen columns. `n` is less than sixteen only for the last columns, and never if kWhole.
 #define KEYEDOPT_COLUMNS(dim) \
   for (int64_t c = 0, n = 16; c < (dim) && (kWhole || (n = (dim) - c < 16 ? (dim) - c : 16) > 0); c += 16)
 
@@ -19,7 +19,7 @@ inline void put(W* p, vf x, int64_t n) {
   }
 }
 
-// A row of weights, as it is rounded.
+// A row of weights, which is rounded when it is written.
 template <class W>
 struct Weights {
   W* p;
@@ -53,21 +53,21 @@ struct Weights<float> {
   void write(int64_t c, vf x, int64_t n) const { put(p + c, x, n); }
 };
 
-// The gradient, negated if `maximize`, with L2 decay.
+// Return the gradient with L2 decay, negated if `maximize`.
 inline vf gradient(const Rule& rule, vf w, const float* grad, int64_t c, int64_t n) {
   const vf g = get(grad + c, n) * set1(rule.sign);
   return rule.decay == kL2 ? fma(set1(rule.weight_decay), w, g) : g;
 }
 
-// w - lr * (direction + decoupled decay)
+// Return w - lr * (direction + decoupled decay).
 inline vf descend(const Rule& rule, vf w, vf direction) {
   if (rule.decay == kDecoupled) direction = fma(set1(rule.weight_decay), w, direction);
   return fnma(set1(rule.lr), direction, w);
 }
 
-constexpr int64_t kAheadBytes = 2048;  // of a row that are prefetched; the hardware follows from there
+constexpr int64_t kAheadBytes = 2048;  // bytes of a row to prefetch; the hardware prefetches the rest
 
-// The cache to prefetch into. The first cache accepts few requests at a time and then blocks; the second accepts more.
+// The cache to prefetch into. The first cache blocks after few requests at a time; the second cache accepts more.
 constexpr int kNear = 3, kFar = 2;
 
 // Prefetch bytes [begin, end) at p. Always inlined: GCC removes calls of functions that only prefetch.
@@ -85,7 +85,7 @@ __attribute__((always_inline)) inline void prefetch_states(const Table& table, i
   if (table.counter) __builtin_prefetch(table.counter + row, 0, kWhere);
 }
 
-// Prefetch the memory of rows early; a rule prefetches it again into the first cache shortly before use.
+// Prefetch the memory of rows early. A rule prefetches it again, into the first cache, shortly before use.
 __attribute__((always_inline)) inline void prefetch_rows(const Table& table, const int64_t* rows, int64_t count) {
   const int64_t size = table.dim * (table.dtype == kFloat ? 4 : 2);
   for (int64_t r = 0; r < count; ++r) {
@@ -144,7 +144,7 @@ inline float trust(float numerator, float denominator) {
   return numerator == 0.0f || denominator == 0.0f ? 1.0f : numerator / denominator;
 }
 
-// The row by a factor of its gradient, or by quotients where the factor may overflow and they do not.
+// Update the row by a factor times its gradient, or by quotients if the factor may overflow and the quotients do not.
 template <class W, bool kWhole>
 inline void rowwise_step(const Rule& rule, const Table& table, int64_t row, const float* grad, float denominator,
                          float factor, float* work) {
@@ -172,8 +172,8 @@ inline void rowwise_step(const Rule& rule, const Table& table, int64_t row, cons
   }
 }
 
-// In three passes, so that one vector operation computes the roots and divisions of all rows. Two of the passes prefetch
-// the next rows, because the number of requests at a time is limited. Simple: without decay and limit.
+// Three passes, so that one vector operation computes the roots and divisions of all rows. Two passes prefetch the next
+// rows, because a processor accepts few requests at a time. Simple: no decay and no limit of the norm.
 template <class W, int kDim, bool kSimple>
 inline void rowwise_adagrad_of(const Rule& rule, const Table& table, const Rows& rows, float* work) {
   constexpr bool kWhole = kDim > 0;
@@ -229,7 +229,7 @@ void rowwise_adagrad(const Rule& rule, const Table& table, const Rows& rows, flo
   }
 }
 
-// Adam and its variants. Partial: one second moment for each row. Layered: the step has the norm of the row.
+// Adam and its variants. Partial: one second moment per row. Layered: the step is scaled to the norm of the row (LAMB).
 template <class W, bool kWhole, bool kPartial, bool kLayered>
 void adam(const Rule& rule, const Table& table, int64_t row, const float* grad, float* work) {
   const Weights<W> weights(rule, table, row);

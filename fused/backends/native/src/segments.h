@@ -1,13 +1,13 @@
-// From sorted lookups to updated rows, and pooling. Included inside the namespace of an instruction set,
-// after rules.h and sums.h.
+// Update rows from sorted lookups, and pool rows. Included inside the namespace of an instruction set, after rules.h
+// and sums.h.
 
-// The number of lookups between a prefetch and its use in a forward pass; their memory must fit in the second cache.
+// Number of lookups between a prefetch and its use in a forward pass. Their memory must fit in the second cache.
 inline int64_t ahead_of(int64_t bytes) {
   const int64_t fit = 16384 / bytes;
   return fit < 16 ? 16 : fit < 64 ? fit : 64;
 }
 
-// The gradients of sorted lookups. Simple: one source, whose gradients are used without row numbers and scales.
+// The gradients of sorted lookups. Simple: one source without row numbers and scales.
 template <class K, bool kSimple>
 struct Gradients {
   const Job& job;
@@ -45,7 +45,7 @@ void chunk(const Job& job, const Entry<K>* entries, int64_t count, Scratch& scra
   }
 }
 
-// Sum a run of any length, in the same chunks as `combine`, one after the other.
+// Sum a run of any length on this thread, in the same chunks as `combine`, so with the same bits.
 template <class K>
 void long_run(const Job& job, const Entry<K>* entries, int64_t count, Scratch& scratch, float* out) {
   const int64_t dim = job.table->dim;
@@ -123,7 +123,7 @@ struct Bag {
   const int64_t* values;
   const float* weights;
 
-  bool far() const { return false; }  // they were asked for, bags ahead
+  bool far() const { return false; }  // earlier bags have prefetched them
   void fill(int64_t from, int64_t count, const W** rows, float* scale) const {
     for (int64_t i = 0; i < count; ++i) {
       rows[i] = weight + values[from + i] * dim;
@@ -187,7 +187,7 @@ int64_t outside(const int64_t* values, int64_t begin, int64_t end, int64_t rows)
   return end;
 }
 
-// Rules by width: any (0), whole vectors (16), 64 and 128.
+// A rule for each width: any (0), whole vectors (16), 64 and 128.
 template <class W, int kDim>
 constexpr Update kSgdRule = each<W, sgd<W, (kDim > 0)>>;
 template <class W, int kDim>

@@ -1,4 +1,4 @@
-// Stable radix sort of lookups by row, over the bits that row numbers of the table need, in 32-bit numbers if
+// Stable radix sort of lookups by row, over the bits that the row numbers of the table need, with 32-bit entries if
 // they fit.
 #pragma once
 
@@ -30,7 +30,7 @@ inline Digits digits_for(int bits, int64_t count) {
   return {passes, std::max(1, (bits + passes - 1) / passes)};
 }
 
-// Sort `count` entries, in `from` or in `to`; return where the result is. One thread.
+// Sort `count` entries on one thread; return the buffer with the result, `from` or `to`.
 template <class K>
 Entry<K>* sort_entries(Entry<K>* from, Entry<K>* to, int64_t count, int bits) {
   if (count <= 32) {
@@ -44,7 +44,7 @@ Entry<K>* sort_entries(Entry<K>* from, Entry<K>* to, int64_t count, int bits) {
   }
   const Digits digits = digits_for(bits, count);
   const K mask = static_cast<K>((1u << digits.width) - 1u);
-  int64_t starts[8][1 << kMaxDigit];  // 128 KiB of stack; passes above the first are few
+  int64_t starts[8][1 << kMaxDigit];  // 128 KiB of stack
   for (int pass = 0; pass < digits.passes; ++pass)
     std::memset(starts[pass], 0, sizeof(int64_t) << digits.width);
   for (int64_t i = 0; i < count; ++i)
@@ -53,7 +53,7 @@ Entry<K>* sort_entries(Entry<K>* from, Entry<K>* to, int64_t count, int bits) {
   for (int pass = 0; pass < digits.passes; ++pass) {
     int64_t* start = starts[pass];
     const int shift = pass * digits.width;
-    if (start[from[0].key >> shift & mask] == count) continue;  // one digit: in order already
+    if (start[from[0].key >> shift & mask] == count) continue;  // all entries have the same digit
     int64_t sum = 0;
     for (int64_t d = 0; d <= static_cast<int64_t>(mask); ++d) {
       const int64_t number = start[d];
@@ -66,7 +66,7 @@ Entry<K>* sort_entries(Entry<K>* from, Entry<K>* to, int64_t count, int bits) {
   return from;
 }
 
-// The same on many threads, each pass in parts of the input; null: memory ran out.
+// The same on many threads: each pass sorts parts of the input. Null if memory ran out.
 template <class K>
 Entry<K>* sort_entries(Entry<K>* from, Entry<K>* to, int64_t count, int bits, int threads) {
   const Digits digits = digits_for(bits, count);

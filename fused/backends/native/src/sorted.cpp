@@ -8,7 +8,7 @@ struct ThreadMemory {
   Scratch scratch;
 };
 
-// Whether each value has its own gradient: lookups are weighted and pooled.
+// Return whether the gradients of the values of a bag differ: the lookups are weighted and pooled.
 bool by_value(const Lookup& lookup) { return lookup.weights && lookup.offsets; }
 
 }  // namespace
@@ -18,7 +18,7 @@ Scratch& scratch_for(int64_t dim) {
   const int64_t row = padded(dim);
   const int64_t some = together(dim) * row;
   float* rows = memory.rows.array<float>(some + 3 * row + 16);
-  rows += (64 - reinterpret_cast<uintptr_t>(rows) % 64) % 64 / sizeof(float);  // a vector is in one line
+  rows += (64 - reinterpret_cast<uintptr_t>(rows) % 64) % 64 / sizeof(float);  // one cache line per vector
   memory.scratch.sums = rows;
   memory.scratch.sum = rows + some;
   memory.scratch.work = memory.scratch.sum + row;
@@ -77,7 +77,7 @@ void Sorted::make_sources(const Group& group) {
   }
 }
 
-// Entries of bags [begin, end), with the bag of each found on the way.
+// Write the entries of bags [begin, end), each with the number of its bag.
 template <class K>
 void Sorted::generate(const Lookup& lookup, int64_t number, Entry<K>* entries, int64_t begin,
                       int64_t end) const {

@@ -1,4 +1,4 @@
-// The lookups of one table, sorted by row, and what kernels need to sum and update them.
+// The lookups of one table, sorted by row, so that kernels can sum and update them.
 #pragma once
 
 #include <cstdlib>
@@ -11,7 +11,7 @@
 
 namespace keyedopt {
 
-// Memory that grows and is not cleared.
+// Memory that grows when needed and is not cleared.
 class Buffer {
  public:
   Buffer() = default;
@@ -48,17 +48,17 @@ class Buffer {
 struct Group {
   const Table* table;
   std::vector<const Lookup*> lookups;
-  int64_t count = 0;  // of values
-  int bits = 0;       // of a row
-  int shift = 64;     // where the number of the lookup begins in a place; 64: there is one lookup
-  bool wide = false;  // 64-bit numbers
+  int64_t count = 0;  // number of values
+  int bits = 0;       // of the largest row number
+  int shift = 64;     // lowest bit of the lookup's number in a place; 64 if there is one lookup
+  bool wide = false;  // 64-bit entries
   bool scaled = false;
   int64_t bags = 0;  // rows of gradients
 };
 
 std::vector<Group> group_by_table(const std::vector<Table>& tables, const std::vector<Lookup>& lookups);
 
-// A thread's own rows for kernels of this width.
+// Return the working memory of this thread for kernels of this width.
 Scratch& scratch_for(int64_t dim);
 
 class Sorted {
@@ -69,14 +69,15 @@ class Sorted {
   void cut(int64_t parts);
   int64_t parts() const { return static_cast<int64_t>(cuts_.size()) - 1; }
 
-  // Update the runs of a part, or sum them into rows and grads of `job`; runs above kHot are left to
-  // `finish` where `share` is set.
+  // Update the rows of a part, or write the sums to `rows` and `grads` of `job`. With `share`, runs longer than kHot
+  // are left to `finish`.
   void run(const Kernels& kernels, Job job, int64_t part, bool share);
-  // Sum and update the runs that `run` left, on all threads; false if memory ran out.
+  // Sum and update the runs that `run` left, on all threads. False if memory ran out.
   bool finish(const Kernels& kernels, Job job, int threads);
 
   void count_distinct(int64_t part);
-  int64_t number_rows();  // after count_distinct of all parts: where each begins; returns the distinct rows
+  // Set the output row of each part, after count_distinct of all parts; return the number of distinct rows.
+  int64_t number_rows();
 
   const Table* table() const { return table_; }
   int64_t bytes() const { return first_.size() + second_.size() + extra_.size(); }
@@ -100,7 +101,7 @@ class Sorted {
   void* entries_ = nullptr;
   Buffer first_, second_, extra_;
   std::vector<Source> sources_;
-  std::vector<int64_t> cuts_, begins_;  // begins_[p]: row of the output where part p begins
+  std::vector<int64_t> cuts_, begins_;  // begins_[p]: output row where part p begins
   std::vector<std::vector<Hot>> hot_;
 };
 

@@ -1,8 +1,7 @@
-// Sums of gathered rows, in registers; long sums in blocks and chunks, so that the rounding error is small and
-// the order does not depend on threads. Included inside the namespace of an instruction set, after its
-// vectors.
+// Sum gathered rows in registers. Long sums are made of blocks and chunks, so that the rounding error is small and the
+// order does not depend on threads. Included inside the namespace of an instruction set, after its vectors.
 
-// Sixteen columns of some rows from column c on, or the last n < 16; each times its scale if kScaled.
+// Load sixteen columns from column c on, or the last n < 16, of each row; multiply by its scale if kScaled.
 template <class T, bool kScaled, bool kWhole>
 struct Column {
   const T* const* rows;
@@ -16,8 +15,8 @@ struct Column {
   vf eight(int64_t i) const { return four(i) + four(i + 4); }
 };
 
-// Sum columns [c, c + 16 kVectors), or the last n, of `count` rows. Eights are summed by halves: so the error
-// grows with an eighth of the rows, and several loads are under way.
+// Sum columns [c, c + 16 kVectors), or the last n, of `count` rows. Eight rows are summed pairwise: the error then
+// grows with an eighth of the number of rows, and several loads overlap.
 template <class T, int kVectors, bool kScaled, bool kWhole = true>
 inline void strip(const T* const* rows, const float* scale, int64_t count, int64_t c, int64_t n, float* out) {
   vf sum[kVectors];
@@ -26,7 +25,7 @@ inline void strip(const T* const* rows, const float* scale, int64_t count, int64
       sum[k] + Column<T, kScaled, kWhole>{rows, scale, c + 16 * k, n}.terms(i)
   int64_t i = 0;
 #pragma GCC unroll 8
-  for (int k = 0; k < kVectors; ++k) sum[k] = set1(-0.0f);  // to which a number is added without a trace
+  for (int k = 0; k < kVectors; ++k) sum[k] = set1(-0.0f);  // -0 + x has the bits of x, also for x = -0
   if (count & 1) {
     KEYEDOPT_ADD(one);
     i += 1;
@@ -66,7 +65,7 @@ inline void block_of(const T* const* rows, const float* scale, int64_t count, in
   if (c < dim) strip<T, 1, kScaled, false>(rows, scale, count, c, dim - c, out);
 }
 
-// Sum of 1 to kBlock rows, each times its scale unless that is null.
+// Sum 1 to kBlock rows, each times its scale unless `scale` is null.
 template <class T>
 inline void block(const T* const* rows, const float* scale, int64_t count, int64_t dim, float* out) {
   if (scale) {
@@ -82,7 +81,7 @@ __attribute__((always_inline)) inline void prefetch_each(const T* const* rows, i
   for (int64_t i = 0; i < count; ++i) prefetch<kFar>(rows[i], 0, dim * static_cast<int64_t>(sizeof(T)));
 }
 
-// Long sums use double precision, which costs little because only sums of blocks are added.
+// Long sums are in double precision, which costs little: only sums of blocks are added.
 struct Total {
   double* sum;
   int64_t dim;

@@ -1,4 +1,4 @@
-// Addresses, sizes and dtypes of tensors, read in C++ because small steps have no time for it in Python.
+// Read addresses, sizes and dtypes of tensors. In Python this takes longer than a small step.
 #include <new>
 
 #include "parse.h"
@@ -24,14 +24,14 @@ void delete_tables(PyObject* capsule) {
   delete static_cast<CachedTables*>(PyCapsule_GetPointer(capsule, kTables));
 }
 
-// Return whether an attribute, or the result of a method, is this object; false if there is an error.
+// Return whether an attribute, or the result of a method, is this object; false after an error.
 bool is_object(PyObject* found, PyObject* wanted) {
   if (!found) PyErr_Clear();
   Py_XDECREF(found);  // None, True, False and dtypes have other references
   return found == wanted;
 }
 
-// A vector of int64 on the CPU, without strides.
+// Return whether a tensor is a contiguous vector of int64 on the CPU.
 bool is_plain_vector(PyObject* tensor, PyObject* type, PyObject* int64) {
   static PyObject* const is_cpu = PyUnicode_InternFromString("is_cpu");
   static PyObject* const is_contiguous = PyUnicode_InternFromString("is_contiguous");
@@ -49,8 +49,8 @@ bool is_plain_vector(PyObject* tensor, PyObject* type, PyObject* int64) {
 
 }  // namespace
 
-// (tables, [tensor, ...]) -> parsed tables, which every call accepts instead of tuples, while `are_current`
-// returns True
+// (tables, [tensor, ...]) -> parsed tables. Every call accepts them instead of tuples as long as `are_current` returns
+// True.
 PyObject* cache_tables_py(PyObject*, PyObject* args) {
   PyObject *items, *tensors;
   if (!PyArg_ParseTuple(args, "OO!", &items, &PyList_Type, &tensors)) return nullptr;
@@ -70,7 +70,7 @@ PyObject* cache_tables_py(PyObject*, PyObject* args) {
   return capsule;
 }
 
-// Whether the tensors of the result of `cache_tables` still have the same address, size and dtype.
+// Return whether the tensors of a result of `cache_tables` still have the same address, size and dtype.
 PyObject* are_current_py(PyObject*, PyObject* capsule) {
   const auto* cached = static_cast<CachedTables*>(PyCapsule_GetPointer(capsule, kTables));
   if (!cached) return nullptr;
@@ -120,7 +120,7 @@ PyObject* simple_bags_py(PyObject*, PyObject* args) {
   return result;
 }
 
-// ([tensor or None, ...], ...) -> the sum of the versions, which every change in place increases
+// ([tensor or None, ...], ...) -> the sum of the version counters, which every change in place increases.
 PyObject* versions_py(PyObject*, PyObject* args) {
   static PyObject* const version = PyUnicode_InternFromString("_version");
   long long sum = 0;

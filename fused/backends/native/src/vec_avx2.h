@@ -1,5 +1,4 @@
-// Sixteen floats in AVX2 with FMA and F16C. Included inside a namespace, with the instruction set switched
-// on.
+// Sixteen floats in AVX2 with FMA and F16C. Included inside a namespace, with the instruction set switched on.
 
 struct vf {
   __m256 a, b;
@@ -44,7 +43,7 @@ inline void store(bfloat* p, vf x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), narrow_bfloat(x.b));
 }
 
-// Less than sixteen: through memory of sixteen.
+// Fewer than sixteen floats go through a buffer of sixteen.
 template <class W>
 inline vf load(const W* p, int64_t n) {
   W all[16] = {};
@@ -70,7 +69,7 @@ inline vf fnma(vf x, vf y, vf z) {  // z - x y
 }
 inline vf root(vf x) { return {_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)}; }
 
-// x if `keep` is all ones; if it is 0, numbers that can be added to without a trace
+// x if `keep` is all ones; -0 if `keep` is 0, because -0 + y has the bits of y
 inline vf keep_if(uint32_t keep, vf x) {
   const __m256 all = _mm256_castsi256_ps(_mm256_set1_epi32(static_cast<int>(keep))), none = _mm256_set1_ps(-0.0f);
   return {_mm256_blendv_ps(none, x.a, all), _mm256_blendv_ps(none, x.b, all)};

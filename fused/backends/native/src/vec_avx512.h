@@ -47,7 +47,7 @@ inline vf fma(vf a, vf b, vf c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }    
 inline vf fnma(vf a, vf b, vf c) { return {_mm512_fnmadd_ps(a.v, b.v, c.v)}; }  // c - a b
 inline vf root(vf a) { return {_mm512_sqrt_ps(a.v)}; }
 
-// a if `keep` is all ones; if it is 0, numbers that can be added to without a trace
+// a if `keep` is all ones; -0 if `keep` is 0, because -0 + y has the bits of y
 inline vf keep_if(uint32_t keep, vf a) {
   return {_mm512_mask_mov_ps(_mm512_set1_ps(-0.0f), static_cast<__mmask16>(keep), a.v)};
 }

@@ -1,5 +1,4 @@
-// Sixteen floats in plain C++, which any compiler can vectorize as the machine allows. Included inside a
-// namespace.
+// Sixteen floats in plain C++, which any compiler can vectorize. Included inside a namespace.
 
 struct vf {
   float x[16];
@@ -41,7 +40,7 @@ inline vf operator+(const vf& a, const vf& b) { KEYEDOPT_EACH(a.x[i] + b.x[i]); 
 inline vf operator-(const vf& a, const vf& b) { KEYEDOPT_EACH(a.x[i] - b.x[i]); }
 inline vf operator*(const vf& a, const vf& b) { KEYEDOPT_EACH(a.x[i] * b.x[i]); }
 inline vf operator/(const vf& a, const vf& b) { KEYEDOPT_EACH(a.x[i] / b.x[i]); }
-// Rounded once, as on machines with such an instruction.
+// Rounded once, as by the instruction of other machines.
 inline vf fma(const vf& a, const vf& b, const vf& c) {
   KEYEDOPT_EACH(static_cast<float>(c.x[i] + static_cast<double>(a.x[i]) * b.x[i]));
 }
@@ -53,7 +52,7 @@ inline vf root(const vf& a) { KEYEDOPT_EACH(std::sqrt(a.x[i])); }
 inline vf quotient(const vf& a, const vf& b) {
   KEYEDOPT_EACH(a.x[i] == 0.0f && b.x[i] == 0.0f ? 0.0f : a.x[i] / b.x[i]);
 }
-// a if `keep` is all ones; if it is 0, numbers that can be added to without a trace
+// a if `keep` is all ones; -0 if `keep` is 0, because -0 + y has the bits of y
 inline vf keep_if(uint32_t keep, const vf& a) { KEYEDOPT_EACH(keep ? a.x[i] : -0.0f); }
 #undef KEYEDOPT_EACH
 
