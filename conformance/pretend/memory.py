@@ -2,8 +2,8 @@
 
 The storage of a tensor has an address that is mapped nowhere, so C++ code that reads the memory of the device
 on the host crashes, as with the memory of a GPU. The Python object of the storage holds the CPU storage with
-the numbers (``storage.host``); `to_host` gives a CPU tensor over it to the CPU's operators. A sparse tensor holds
-dense indices and values of the device.
+the numbers (``storage.host``); `to_host` gives a CPU tensor over it to the CPU's operators. A sparse tensor
+holds dense indices and values of the device.
 """
 
 import ctypes

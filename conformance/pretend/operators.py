@@ -45,8 +45,10 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     if call.others:
         call.check_others(op, plan, args, kwargs)
     if "device" in named:
-        device = device_of(named["device"] or device)
-        named["device"] = CPU
+        wanted = named["device"] or device
+        if torch.device(wanted).type != NAME:
+            return op(*on_host, **named)
+        device, named["device"] = device_of(wanted), CPU
     if plan.waits or (plan.indexing and _needs_host(plan, args, call.others)):
         wait(device, plan.name)
     for position in plan.tensors:
