@@ -158,8 +158,8 @@ def to_copy(tensor: torch.Tensor, *, dtype: Any = None, device: Any = None, **kw
     """Copy a tensor; torch's own takes pinned memory for a copy to the host that does not block."""
     kwargs["memory_format"] = kwargs.get("memory_format") or torch.preserve_format
     non_blocking, _ = kwargs.pop("non_blocking", False), kwargs.pop("pin_memory", None)
-    # torch.tensor copies with its dispatch modes switched off but not removed, and then torch looks for the fallback
-    # of the device among the operators that were registered one by one.
+    # torch.tensor copies with its dispatch modes switched off but not removed; torch then looks for the
+    # fallback of the device among the operators that were registered one by one.
     hidden = torch._C._len_torch_dispatch_stack() > 0
     with _disable_current_modes() if hidden else contextlib.nullcontext():
         empty = _aten.empty_like.default(tensor, dtype=dtype, device=device or tensor.device, **kwargs)
