@@ -188,7 +188,7 @@ def _through(op: Any, keys: Any) -> Callable[..., Any]:
     """Return the CPU's kernel of an operator that works on tensors of any device."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if "device" not in kwargs:
+        if torch.device(kwargs.get("device", CPU)).type != NAME:
             return op.redispatch(keys, *args, **kwargs)
         device = kwargs["device"] = device_of(kwargs["device"])
         with on_device(device):  # C++ makes empty indices and values on the current device
