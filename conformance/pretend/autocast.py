@@ -9,11 +9,11 @@ from torch.utils._pytree import tree_map
 from keyedopt.conformance.pretend.devices import NAME
 
 _KEY = "AutocastPrivateUse1"
-_OTHERS = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+_OTHERS = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, _KEY))
 _HALF = "addbmm addmm addmv baddbmm bmm conv1d conv2d conv3d linear matmul mm mv"
 _FLOAT32 = (
-    "binary_cross_entropy_with_logits cosine_similarity cross_entropy_loss cumprod cumsum exp l1_loss layer_norm "
-    "log log_softmax.int mse_loss nll_loss pow.Tensor_Scalar prod softmax.int sum sum.dim_IntList"
+    "binary_cross_entropy_with_logits cosine_similarity cross_entropy_loss cumprod cumsum exp l1_loss "
+    "layer_norm log log_softmax.int mse_loss nll_loss pow.Tensor_Scalar prod softmax.int sum sum.dim_IntList"
 )
 
 

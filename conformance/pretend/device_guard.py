@@ -1,9 +1,9 @@
 """What C++ code of torch asks about the device: how many there are, which one is current.
 
-torch 2.13 lets Python register a device guard, but calls only its ``type_`` (``torch/csrc/acc/Module.cpp``): there is
-one device, and setting the current one does nothing. The backward pass on a second index would fail an internal
-assertion. So the table of virtual functions of the guard is replaced by a copy in which some entries call Python.
-The order of the entries comes from the header that torch installs.
+torch 2.13 lets Python register a device guard, but calls only its ``type_`` (``torch/csrc/acc/Module.cpp``):
+there is one device, setting the current one does nothing, and the backward pass on a second index would fail
+an internal assertion. So the table of virtual functions of the guard is replaced by a copy in which some
+entries call Python. The order of the entries comes from the header that torch installs.
 """
 
 import ctypes
@@ -40,7 +40,7 @@ def _set(this: int, device: int) -> None:
 
 
 def _synchronize_all() -> None:
-    """Wait for all: streams and events of C++, such as `torch.Event`, know no index and no stream of Python."""
+    """Wait for all devices: streams and events of C++, such as `torch.Event`, do not say which."""
     for index in range(COUNT):
         synchronize(index)
 
@@ -62,7 +62,9 @@ def install() -> None:
     core, cpu = (ctypes.CDLL(os.path.join(_ROOT, "lib", f"lib{name}.so")) for name in ("c10", "torch_cpu"))
     registry = (ctypes.c_void_p * (_TYPE + 1)).in_dll(core, "_ZN3c104impl26device_guard_impl_registryE")
     entries = _virtual_functions("c10/core/impl/DeviceGuardImplInterface.h", "DeviceGuardImplInterface")
-    _replace(registry[_TYPE], entries, _GUARD)
+    guard = registry[_TYPE]
+    assert guard is not None, "torch registered the guard"
+    _replace(guard, entries, _GUARD)
     hooks, allocator = cpu._ZN2at6detail19getPrivateUse1HooksEv, core._ZN3c1015GetCPUAllocatorEv
     hooks.restype = allocator.restype = ctypes.c_void_p
     # Pinned memory is memory of the CPU.
@@ -78,7 +80,7 @@ def install() -> None:
 
 
 def _virtual_functions(header: str, struct: str) -> list[str]:
-    """Return the names of the virtual functions of a struct in a header of torch, in the order of their table."""
+    """Return the virtual functions of a struct in a header of torch, in the order of their table."""
     with open(os.path.join(_ROOT, "include", header), encoding="utf-8") as file:
         _, _, text = file.read().partition(f"_API {struct} ")
     code = re.sub(r"/\*.*?\*/|//[^\n]*", "", text.partition("\n};")[0], flags=re.DOTALL)
@@ -92,6 +94,7 @@ def _replace(this: int, entries: list[str], functions: dict[str, tuple[Any, Call
     pointer = ctypes.c_void_p.from_address(this)
     # Two words before the functions belong to the table.
     kind = ctypes.c_void_p * (2 + len(entries))
+    assert pointer.value is not None, "an object with virtual functions has their table"
     table = kind.from_buffer_copy(kind.from_address(pointer.value - 2 * word))
     for name, (signature, function) in functions.items():
         callback = signature(function)

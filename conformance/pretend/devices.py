@@ -27,7 +27,7 @@ def device_of(device: Any = None) -> torch.device:
     """
     if device is None or device == -1:
         return _device(_current.index)
-    found = torch.device(NAME, device) if isinstance(device, int) else torch.device(device)
+    found: Any = torch.device(NAME, device) if isinstance(device, int) else torch.device(device)
     if found.type == NAME and found.index is None:
         return _device(_current.index)
     if found.type != NAME or found.index >= COUNT:

@@ -1,20 +1,21 @@
 """Tensors of the pretend device: plain `torch.Tensor` objects whose storage belongs to the device.
 
-The storage of a tensor has an address that is mapped nowhere, so C++ code that reads the memory of the device on
-the host crashes, as it does with the memory of a GPU. The Python object of the storage holds the CPU storage with
-the numbers (``storage.host``); `to_host` gives a CPU tensor over it to the CPU's operators. A sparse tensor holds
-dense indices and values of the device.
+The storage of a tensor has an address that is mapped nowhere, so C++ code that reads the memory of the device
+on the host crashes, as with the memory of a GPU. The Python object of the storage holds the CPU storage with
+the numbers (``storage.host``); `to_host` gives a CPU tensor over it to the CPU's operators. A sparse tensor
+holds dense indices and values of the device.
 """
 
 import ctypes
 from contextlib import nullcontext
 from functools import cache
+from typing import Any
 
 import torch
 
 from keyedopt.conformance.pretend.devices import on_device
 
-# torch has no kernels for the device, but those of the CPU that only look at shapes and storages work on its tensors.
+# torch has no kernels for the device, but the CPU's kernels that look only at shapes and storages work on it.
 CPU_KERNEL = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 SPARSE_KERNEL = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCPU)
 CPU = torch.device("cpu")
@@ -25,7 +26,7 @@ _set = _aten.set_.source_Storage_storage_offset.redispatch
 _indices = _aten._indices.default.redispatch
 _values = _aten._values.default.redispatch
 _sparse = _aten._sparse_coo_tensor_with_dims_and_tensors.default.redispatch
-_storage_at = torch._C._construct_storage_from_data_pointer
+_storage_at: Any = torch._C._construct_storage_from_data_pointer
 
 # Beyond the 57 bits of the addresses of processes, so that the memory of the device is mapped nowhere.
 _OFFSET = 1 << 57
@@ -34,7 +35,7 @@ _OFFSET = 1 << 57
 def storage_on(device: torch.device, host: torch.UntypedStorage) -> torch.UntypedStorage:
     """Return a storage of the device for the bytes of a CPU storage."""
     size = host.nbytes()
-    storage = _storage_at(host.data_ptr() + _OFFSET if size else 0, device, size)
+    storage: Any = _storage_at(host.data_ptr() + _OFFSET if size else 0, device, size)
     storage.host = host
     return storage
 
@@ -42,7 +43,7 @@ def storage_on(device: torch.device, host: torch.UntypedStorage) -> torch.Untype
 def _memory(storage: torch.UntypedStorage) -> torch.UntypedStorage:
     """Return the CPU storage of a storage of the device."""
     try:
-        return storage.host
+        return storage.host  # type: ignore[attr-defined]  # set by storage_on
     except AttributeError:  # C++ made this one from the address of another
         return _storage_at(storage.data_ptr() - _OFFSET, CPU, storage.nbytes())
 
@@ -99,8 +100,8 @@ class _Name(ctypes.Structure):
 def _template(device: torch.device, dtype: torch.dtype) -> torch.Tensor:
     """Return a tensor of a device and dtype, whose aliases get a storage in `to_device`.
 
-    Python makes a plain tensor of any index of the device only from a DLPack capsule. This is the one of a CPU
-    tensor; its device, which follows the address of the data, is replaced by DLPack's name of PrivateUse1.
+    Python makes a plain tensor of any index of the device only from a DLPack capsule. This is the one of a
+    CPU tensor, with its device, which follows the address of the data, replaced by DLPack's for PrivateUse1.
     """
     capsule = torch._C._to_dlpack(torch.empty(0, dtype=dtype, device=CPU))
     pointer = ctypes.pythonapi.PyCapsule_GetPointer

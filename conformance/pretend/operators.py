@@ -1,7 +1,7 @@
 """The operators of the pretend device: those of the CPU, over the memory of the tensors.
 
-Operators that torch composes of others arrive here as those others. What an operator promises about aliases comes
-from its schema, which is read once (`plan_of`).
+Operators that torch composes of others arrive here as those others. What an operator promises about aliases
+comes from its schema, which is read once (`plan_of`).
 """
 
 import contextlib
@@ -41,12 +41,14 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     call = _Call()
     on_host = [call.to_host(value) for value in args]
     named = {name: call.to_host(value) for name, value in kwargs.items()}
-    device = call.device
+    device: Any = call.device
     if call.others:
         call.check_others(op, plan, args, kwargs)
     if "device" in named:
-        device = device_of(named["device"] or device)
-        named["device"] = CPU
+        wanted = named["device"] or device
+        if torch.device(wanted).type != NAME:
+            return op(*on_host, **named)
+        device, named["device"] = device_of(wanted), CPU
     if plan.waits or (plan.indexing and _needs_host(plan, args, call.others)):
         wait(device, plan.name)
     for position in plan.tensors:
@@ -55,9 +57,8 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
             break
     result = generators.run(op, plan, device, on_host, named) if plan.random else op(*on_host, **named)
     for key in plan.written:
-        given, memory = (
-            (kwargs.get(key), named.get(key)) if isinstance(key, str) else (args[key], on_host[key])
-        )
+        given: Any = kwargs[key] if isinstance(key, str) else args[key]
+        memory: Any = named[key] if isinstance(key, str) else on_host[key]
         if isinstance(given, torch.Tensor) and (given.is_sparse or given.shape != memory.shape):
             take_over(given, memory)
     if isinstance(result, tuple):
@@ -66,7 +67,7 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
     return _given(plan.returned[0], args, kwargs, result, device) if plan.returned else result
 
 
-def _given(key: int | str | None, args: Any, kwargs: Any, result: Any, device: torch.device | None) -> Any:
+def _given(key: int | str | None, args: Any, kwargs: Any, result: Any, device: torch.device) -> Any:
     """Return a result: the argument that it is, or the new tensor on the device."""
     if key is not None:
         return kwargs[key] if isinstance(key, str) else args[key]
@@ -107,7 +108,7 @@ class _Call:
         return value
 
     def check_others(self, op: Any, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Raise RuntimeError for tensors elsewhere, except for numbers and indices on the CPU, as CUDA takes them."""
+        """Raise RuntimeError for tensors elsewhere, except for numbers and indices on the CPU, as on CUDA."""
         written = [kwargs.get(key) if isinstance(key, str) else args[key] for key in plan.written]
         for tensor in self.others:
             index = plan.indexing and any(tensor is item for item in args[1])
@@ -124,7 +125,7 @@ def _two_devices(one: torch.device | None, other: torch.device, op: Any = "") ->
 
 
 def _needs_host(plan: Plan, args: tuple[Any, ...], others: list[torch.Tensor]) -> bool:
-    """Return whether indexing needs the host: it counts the rows of a mask, or copies indices from the CPU."""
+    """Return whether indexing needs the host: to count the rows of a mask or to copy indices."""
     indices = [index for index in args[1] if index is not None]
     if any(index.device.type != NAME for index in indices):
         return True
@@ -157,8 +158,8 @@ def to_copy(tensor: torch.Tensor, *, dtype: Any = None, device: Any = None, **kw
     """Copy a tensor; torch's own takes pinned memory for a copy to the host that does not block."""
     kwargs["memory_format"] = kwargs.get("memory_format") or torch.preserve_format
     non_blocking, _ = kwargs.pop("non_blocking", False), kwargs.pop("pin_memory", None)
-    # torch.tensor copies with its dispatch modes switched off but not removed, and then torch looks for the fallback
-    # of the device among the operators that were registered one by one.
+    # torch.tensor copies with its dispatch modes switched off but not removed; torch then looks for the
+    # fallback of the device among the operators that were registered one by one.
     hidden = torch._C._len_torch_dispatch_stack() > 0
     with _disable_current_modes() if hidden else contextlib.nullcontext():
         empty = _aten.empty_like.default(tensor, dtype=dtype, device=device or tensor.device, **kwargs)
@@ -187,7 +188,7 @@ def _through(op: Any, keys: Any) -> Callable[..., Any]:
     """Return the CPU's kernel of an operator that works on tensors of any device."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if "device" not in kwargs:
+        if torch.device(kwargs.get("device", CPU)).type != NAME:
             return op.redispatch(keys, *args, **kwargs)
         device = kwargs["device"] = device_of(kwargs["device"])
         with on_device(device):  # C++ makes empty indices and values on the current device

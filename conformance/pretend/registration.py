@@ -2,13 +2,14 @@
 
 import warnings
 from functools import partial
+from typing import Any
 
 import torch
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from keyedopt.conformance.pretend import autocast, device_guard, device_module, operators
 from keyedopt.conformance.pretend.devices import NAME, device_of
-from keyedopt.conformance.pretend.memory import storage_on
+from keyedopt.conformance.pretend.memory import CPU, storage_on
 
 _libraries: list[torch.library.Library] = []
 
@@ -24,8 +25,8 @@ def register() -> None:
     taken = torch._C._get_privateuse1_backend_name()
     if taken != "privateuseone" or hasattr(torch, NAME):
         raise RuntimeError(
-            f"the pretend accelerator {NAME!r} cannot be registered: {taken!r} is registered as PrivateUse1, of "
-            "which torch has one; use a process that does not import it"
+            f"the pretend accelerator {NAME!r} cannot be registered: {taken!r} is registered as PrivateUse1, "
+            "of which torch has one; use a process that does not import it"
         )
     _setup_privateuseone_for_python_backend(NAME, backend_module=device_module)
     device_guard.install()
@@ -36,8 +37,8 @@ def register() -> None:
     own = torch.library.Library("aten", "IMPL")
     own.impl("_to_copy", operators.to_copy, "PrivateUse1")
     autocast.register(own)
-    # Defaults of torch for all devices come before the fallback: some do not know sparse tensors of the device, and
-    # others take two operators where one does it.
+    # Defaults of torch for all devices come before the fallback. Some do not know sparse tensors of the
+    # device, and others take two operators where one does it.
     _prefer_fallback(own, "SparseCPU", "SparsePrivateUse1")
     _prefer_fallback(own, "CompositeExplicitAutogradNonFunctional", "PrivateUse1")
     # Collectives of any process group that works on the CPU, such as Gloo's.
@@ -50,7 +51,7 @@ def register() -> None:
 
 
 def _prefer_fallback(library: torch.library.Library, kernels: str, key: str) -> None:
-    """Let the operators of a library that have a kernel of one kind run as the others do for a key of the device."""
+    """Let the operators of a library that have a kernel of one kind run like the others for a key."""
     for name in torch._C._dispatch_get_registrations_for_dispatch_key(kernels):
         space, _, name = name.partition("::")
         if space == library.ns:
@@ -61,15 +62,13 @@ def _prefer_fallback(library: torch.library.Library, kernels: str, key: str) -> 
 
 def _construct_storages() -> None:
     """Let ``torch.UntypedStorage(bytes, device="npu")`` work, for which torch wants an allocator in C++."""
-    construct = torch.UntypedStorage.__new__
+    storages: Any = torch.UntypedStorage
+    construct = storages.__new__
 
-    def __new__(cls, *args, device=None, **kwargs):  # noqa: N807
+    def new(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
         if device is None or torch.device(device).type != NAME:
-            return (
-                construct(cls, *args, **kwargs)
-                if device is None
-                else construct(cls, *args, device=device, **kwargs)
-            )
-        return storage_on(device_of(device), construct(cls, *args, **kwargs))
+            return construct(cls, *args, **kwargs)
+        return storage_on(device_of(device), construct(cls, *args, **{**kwargs, "device": CPU}))
 
-    torch.UntypedStorage.__new__ = __new__
+    storages.__new__ = new

@@ -20,7 +20,7 @@ _WAITING_NAMES = (
 
 @dataclass(frozen=True)
 class Plan:
-    """How the device runs an operator. A written argument is known by its position, or name if it has only that.
+    """How the device runs an operator. A written argument is known by its position, or by its name.
 
     Args:
         name: the name of the operator, such as ``aten::add.out``.
@@ -31,7 +31,7 @@ class Plan:
         generator: whether the operator takes a generator of random numbers.
         waits: whether the host needs numbers of the device before it can go on.
         indexing: whether the second argument is a list of indices.
-        tensors: the positions of tensors. The dispatcher gives a Python number in place of a tensor made of one.
+        tensors: the positions of tensors. The dispatcher gives a number in place of a tensor made of one.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """The current device, streams and events, and the copies that the host sees only after it synchronizes.
 
-Operators run at once. A copy to the host with ``non_blocking=True`` fills its target with poison; the numbers arrive
-when the host waits for the stream, for an event after the copy, or for the device.
+Operators run at once. A copy to the host with ``non_blocking=True`` fills its target with poison; the numbers
+arrive when the host waits for the stream, for an event after the copy, or for the device.
 """
 
 import threading
@@ -54,8 +54,9 @@ def copy_late(to: torch.Tensor, numbers: torch.Tensor, device: torch.device) -> 
 
 
 def deliver(device: torch.device, streams: dict[int, float] | None = None) -> bool:
-    """Deliver the copies of a device, or those of streams up to a number each; return whether there were any."""
-    found, kept = [], []
+    """Deliver the copies of a device, or of streams up to a number each; return whether there were any."""
+    found: list[_Copy] = []
+    kept: list[_Copy] = []
     for copy in _late[device.index]:
         ready = streams is None or copy.number <= streams.get(copy.stream, 0)
         (found if ready else kept).append(copy)

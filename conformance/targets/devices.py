@@ -14,7 +14,7 @@ _HINT = "`keyedopt list devices` shows those here, and `--import MODULE` imports
 
 @dataclass(frozen=True)
 class Device:
-    """A device that is here: its name as for ``--device``, its description, and the dtypes that work on it."""
+    """A device that is here: its name as for ``--device``, what it is, and the dtypes that work on it."""
 
     name: str
     about: str

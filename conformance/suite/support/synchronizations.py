@@ -11,8 +11,8 @@ import torch
 def host_synchronizations(device: torch.device) -> Iterator[list[str]]:
     """Give a list that has one line for each wait of the host for a device, when the block has ended.
 
-    On CUDA they are the warnings of `torch.cuda.set_sync_debug_mode`, elsewhere what ``synchronizations`` of the
-    device's module lists, such as the pretend accelerator's. The CPU has none.
+    On CUDA they are the warnings of `torch.cuda.set_sync_debug_mode`, elsewhere what ``synchronizations`` of
+    the device's module lists, such as the pretend accelerator's. The CPU has none.
 
     Raises:
         NotImplementedError: torch cannot tell on this type of device.

@@ -36,8 +36,13 @@ def ones(device=NPU):
         lambda: ones().index_select(0, torch.tensor([1], device=OTHER)),
         lambda: torch._fused_sgd_(
             *([ones()], [torch.ones(2, 3)], []),
-            weight_decay=0.0, momentum=0.0, lr=0.1, dampening=0.0, nesterov=False,
-            maximize=False, is_first_step=True,
+            weight_decay=0.0,
+            momentum=0.0,
+            lr=0.1,
+            dampening=0.0,
+            nesterov=False,
+            maximize=False,
+            is_first_step=True,
         ),
     ],
 )
@@ -186,6 +191,8 @@ def test_sparse_tensors():
     assert merged.to_dense()[2].tolist() == [10.0, 10.0]
     assert sparse.add_(merged).cpu().to_dense()[0].tolist() == [7.0, 7.0]
     assert sparse.to(NPU).device == torch.device(NPU)
+    assert sparse.to("cpu", torch.float64).to_dense()[0].tolist() == [7.0, 7.0]
+    assert torch.empty_like(dense, device="cpu").device == torch.device("cpu")
     with pytest.raises(RuntimeError, match="device"):
         torch.zeros(4, 2).add_(sparse)
 

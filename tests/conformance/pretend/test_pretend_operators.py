@@ -1,4 +1,4 @@
-"""Operators on the pretend accelerator give the CPU's results, bit for bit, with the same layout and gradients."""
+"""Operators on the pretend accelerator give the CPU's bits, strides and gradients."""
 
 import pytest
 import torch
