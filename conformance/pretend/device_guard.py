@@ -7,9 +7,12 @@ entries call Python. The order of the entries comes from the header that torch i
 """
 
 import ctypes
+import mmap
 import os
+import platform
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -22,6 +25,12 @@ _TYPE = 20  # c10::DeviceType::PrivateUse1
 _this, _index, _device = ctypes.c_void_p, ctypes.c_int8, ctypes.c_uint16
 #: What torch's C++ code still uses: without a reference, Python would free it.
 _kept: list[Any] = []
+
+
+#: Returns a ``c10::Stream`` of zeros, the CPU's, in two registers, as no function of Python can.
+_CPU_STREAM = bytes.fromhex(
+    {"x86_64": "31c031d2c3", "aarch64": "000080d2010080d2c0035fd6"}[platform.machine()]
+)
 
 
 def _pack(index: int) -> int:
@@ -62,9 +71,11 @@ def install() -> None:
     core, cpu = (ctypes.CDLL(os.path.join(_ROOT, "lib", f"lib{name}.so")) for name in ("c10", "torch_cpu"))
     registry = (ctypes.c_void_p * (_TYPE + 1)).in_dll(core, "_ZN3c104impl26device_guard_impl_registryE")
     entries = _virtual_functions("c10/core/impl/DeviceGuardImplInterface.h", "DeviceGuardImplInterface")
+    # The backward pass puts a guard on the stream of a node. When a hook raises, the guard of a stream of this
+    # device would call Python before the exception has arrived; that of the CPU's stream does nothing.
     guard = registry[_TYPE]
     assert guard is not None, "torch registered the guard"
-    _replace(guard, entries, _GUARD)
+    _replace(guard, entries, _GUARD, machine_code={"getStream": _CPU_STREAM})
     hooks, allocator = cpu._ZN2at6detail19getPrivateUse1HooksEv, core._ZN3c1015GetCPUAllocatorEv
     hooks.restype = allocator.restype = ctypes.c_void_p
     # Pinned memory is memory of the CPU.
@@ -88,8 +99,13 @@ def _virtual_functions(header: str, struct: str) -> list[str]:
     return [entry for name in names for entry in ([name, ""] if name.startswith("~") else [name])]
 
 
-def _replace(this: int, entries: list[str], functions: dict[str, tuple[Any, Callable[..., Any]]]) -> None:
-    """Give a C++ object a copy of its table of virtual functions, with some entries replaced."""
+def _replace(
+    this: int,
+    entries: list[str],
+    functions: dict[str, tuple[Any, Callable[..., Any]]],
+    machine_code: Mapping[str, bytes] = MappingProxyType({}),
+) -> None:
+    """Give a C++ object a copy of its table of virtual functions, in which some are replaced."""
     word = ctypes.sizeof(ctypes.c_void_p)
     pointer = ctypes.c_void_p.from_address(this)
     # Two words before the functions belong to the table.
@@ -100,5 +116,10 @@ def _replace(this: int, entries: list[str], functions: dict[str, tuple[Any, Call
         callback = signature(function)
         table[2 + entries.index(name)] = ctypes.cast(callback, ctypes.c_void_p).value
         _kept.append(callback)
+    for name, code in machine_code.items():
+        memory = mmap.mmap(-1, len(code), prot=mmap.PROT_READ | mmap.PROT_WRITE | mmap.PROT_EXEC)
+        memory.write(code)
+        table[2 + entries.index(name)] = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+        _kept.append(memory)
     _kept.append(table)
     pointer.value = ctypes.addressof(table) + 2 * word

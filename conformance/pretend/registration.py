@@ -10,6 +10,7 @@ from torch.utils.backend_registration import _setup_privateuseone_for_python_bac
 from keyedopt.conformance.pretend import autocast, device_guard, device_module, operators
 from keyedopt.conformance.pretend.devices import NAME, device_of
 from keyedopt.conformance.pretend.memory import CPU, storage_on
+from keyedopt.conformance.pretend.streams import current_stream
 
 _libraries: list[torch.library.Library] = []
 
@@ -48,6 +49,7 @@ def register() -> None:
         _prefer_fallback(collectives, "PrivateUse1", "PrivateUse1")
     _libraries.extend((library, own, collectives))
     _construct_storages()
+    torch.accelerator.current_stream = current_stream  # that of C++ is the CPU's: see `device_guard`
 
 
 def _prefer_fallback(library: torch.library.Library, kernels: str, key: str) -> None:

@@ -12,7 +12,7 @@ from keyedopt.conformance.suite.support.algorithms import (
     trained_copy,
 )
 from keyedopt.conformance.suite.support.assertions import expect, expect_close
-from keyedopt.conformance.suite.support.device import arange
+from keyedopt.conformance.suite.support.device import arange, zeros
 from keyedopt.conformance.suite.support.inputs import INTERPRETED, parameter
 
 every = pytest.mark.parametrize("algorithm", ALGORITHMS)
@@ -56,7 +56,7 @@ def test_long_sparse_gradients(impl, algorithm, rows):
     """A gradient of 70,000 rows, with many or few duplicates, acts like its coalesced form."""
     places = arange(70_000) * 7919 % rows
     listed = parameter(70_000, 1, dtype="float64").detach()
-    total = torch.zeros(rows, 1, dtype=torch.float64).index_add_(0, places, listed)
+    total = zeros(rows, 1, dtype=torch.float64).index_add_(0, places, listed)
     start = parameter(rows, 1, dtype="float64")
     options = {"momentum": 0.0} if algorithm == "SGD" else {}
     long = torch.sparse_coo_tensor(places[None], listed, (rows, 1), check_invariants=True)

@@ -10,7 +10,7 @@ import torch
 
 from keyedopt.conformance.suite.support.algorithms import expect_same_way, make_algorithm, trained_copy
 from keyedopt.conformance.suite.support.assertions import expect
-from keyedopt.conformance.suite.support.device import tensor, zeros
+from keyedopt.conformance.suite.support.device import as_tensor, tensor, zeros
 from keyedopt.conformance.suite.support.draws import Steps, measure_trajectory
 from keyedopt.conformance.suite.support.inputs import parameter
 from keyedopt.conformance.suite.support.measured import Measuring
@@ -44,10 +44,10 @@ def follow(impl: Any, algorithm: str, made: Any, dtype: str) -> dict[str, Any]:
     """Train along a trajectory; expect every tensor within its budget, and return the errors."""
 
     def train(start: Any, steps: Steps, kind: torch.dtype) -> Iterator[dict[str, torch.Tensor]]:
-        weight = torch.nn.Parameter(start.to(kind))
+        weight = torch.nn.Parameter(as_tensor(start, dtype=kind))
         optimizer = getattr(impl, algorithm)([weight], **made["options"])
         for rows, given in steps:
-            grads = given.to(kind)
+            grads = as_tensor(given, dtype=kind)
             if rows:
                 listed = tensor([rows])
                 grads = torch.sparse_coo_tensor(listed, grads, weight.shape, check_invariants=True)

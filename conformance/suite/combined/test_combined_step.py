@@ -15,7 +15,7 @@ from keyedopt.conformance.suite.support.assertions import (
     snapshot,
 )
 from keyedopt.conformance.suite.support.combined import combined_pair
-from keyedopt.conformance.suite.support.device import ones
+from keyedopt.conformance.suite.support.device import ones, tensor
 from keyedopt.conformance.suite.support.doubles import recording
 from keyedopt.conformance.suite.support.inputs import parameter, set_grads, sgd, train
 
@@ -149,7 +149,9 @@ def test_sparse_and_dense_gradients_go_to_their_optimizers(impl):
     sparse = impl.KeyedOptimizerWrapper({"t": table}, lambda listed: torch.optim.SparseAdam(listed, lr=0.1))
     combined = impl.CombinedOptimizer([("s", sparse), ("d", sgd(impl, {"p": dense}, lr=0.5))])
     before = snapshot([table, dense])
-    table.grad = torch.sparse_coo_tensor([[1, 1]], [[1.0, 2.0], [1.0, 2.0]], (4, 2), check_invariants=True)
+    table.grad = torch.sparse_coo_tensor(
+        tensor([[1, 1]]), tensor([[1.0, 2.0]] * 2), (4, 2), check_invariants=True
+    )
     dense.grad = ones(3)
     combined.step()
     moved = (table.detach() != before[0]).any(dim=1).tolist()

@@ -83,7 +83,7 @@ def test_long_gradients(impl, rows):
     """A gradient of 20,000 rows, with many or few duplicates, acts like its coalesced form."""
     places = arange(20_000) * 7919 % rows
     listed = parameter(20_000, 1, dtype="float64").detach()
-    total = torch.zeros(rows, 1, dtype=torch.float64).index_add_(0, places, listed)
+    total = zeros(rows, 1, dtype=torch.float64).index_add_(0, places, listed)
     weights = [parameter(rows, 1, dtype="float64") for _ in range(2)]
     optimizers = [impl.SparseAdam([weight], lr=0.1, eps=1e-3) for weight in weights]
     weights[0].grad = torch.sparse_coo_tensor(places[None], listed, (rows, 1), check_invariants=True)

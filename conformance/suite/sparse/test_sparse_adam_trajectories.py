@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from keyedopt.conformance.suite.support.device import tensor
+from keyedopt.conformance.suite.support.device import as_tensor, tensor
 from keyedopt.conformance.suite.support.draws import Steps, measure_trajectory
 from keyedopt.conformance.suite.support.measured import Measuring
 
@@ -32,11 +32,13 @@ def follow(impl: Any, made: Any, dtype: str) -> dict[str, Any]:
     """Train along a trajectory; expect every tensor within its budget, and return the errors."""
 
     def train(start: Any, steps: Steps, kind: torch.dtype) -> Iterator[dict[str, torch.Tensor]]:
-        weight = torch.nn.Parameter(start.to(kind))
+        weight = torch.nn.Parameter(as_tensor(start, dtype=kind))
         optimizer = impl.SparseAdam([weight], **made["options"])
         for rows, grads in steps:
             listed = tensor([rows], dtype=torch.int64)
-            weight.grad = torch.sparse_coo_tensor(listed, grads.to(kind), weight.shape, check_invariants=True)
+            weight.grad = torch.sparse_coo_tensor(
+                listed, as_tensor(grads, dtype=kind), weight.shape, check_invariants=True
+            )
             optimizer.step()
             yield tensors(optimizer, weight)
 

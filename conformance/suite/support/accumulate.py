@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from keyedopt.conformance.suite.support.assertions import expect
+from keyedopt.conformance.suite.support.assertions import exactly, expect
 from keyedopt.conformance.suite.support.device import arange, tensor
 
 ACCUMULATING = ("AccumulateSGD", "AccumulateAdagrad", "AccumulateAdam")
@@ -39,5 +39,5 @@ def train_window(optimizer: Any, param: torch.nn.Parameter, steps: Any, layout: 
 
 def expect_near(seen: torch.Tensor, wanted: torch.Tensor, what: str) -> None:
     """Expect values around 1 to agree after several steps in float32."""
-    error = float((seen.detach().double() - wanted.detach().double()).abs().max())
+    error = float((exactly(seen) - exactly(wanted)).abs().max())
     expect(error <= 2e-6, f"{what} within 2e-6", f"an error of {error}")

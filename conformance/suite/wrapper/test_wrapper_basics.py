@@ -15,6 +15,7 @@ from keyedopt.conformance.suite.support.assertions import (
     outcome,
     snapshot,
 )
+from keyedopt.conformance.suite.support.device import tensor
 from keyedopt.conformance.suite.support.doubles import recording
 from keyedopt.conformance.suite.support.inputs import adam, parameter, set_grads, train
 from keyedopt.conformance.suite.support.wrapper import wrap_plainly, wrapped_adam
@@ -178,7 +179,8 @@ def test_gradients_arrive_as_they_are(impl, kind):
     if kind in ("nan", "inf"):
         grad[0, 1] = float(kind)
     elif kind == "sparse":
-        grad = torch.sparse_coo_tensor([[1, 1]], [[1.0, 2.0], [3.0, 4.0]], (3, 2), check_invariants=True)
+        rows = tensor([[1.0, 2.0], [3.0, 4.0]])
+        grad = torch.sparse_coo_tensor(tensor([[1, 1]]), rows, (3, 2), check_invariants=True)
     param.grad = None if kind == "missing" else grad
     before = snapshot(param.grad)
     wrapper.step()
