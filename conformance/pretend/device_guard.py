@@ -71,8 +71,8 @@ def install() -> None:
     core, cpu = (ctypes.CDLL(os.path.join(_ROOT, "lib", f"lib{name}.so")) for name in ("c10", "torch_cpu"))
     registry = (ctypes.c_void_p * (_TYPE + 1)).in_dll(core, "_ZN3c104impl26device_guard_impl_registryE")
     entries = _virtual_functions("c10/core/impl/DeviceGuardImplInterface.h", "DeviceGuardImplInterface")
-    # The backward pass puts a guard on the stream of a node. When a hook raises, the guard of a stream of this
-    # device would call Python before the exception has arrived; that of the CPU's stream does nothing.
+    # The backward pass puts a guard on the stream of a node. When a hook raises, the guard of a stream of
+    # this device would call Python before the exception has arrived; that of the CPU's does nothing.
     guard = registry[_TYPE]
     assert guard is not None, "torch registered the guard"
     _replace(guard, entries, _GUARD, machine_code={"getStream": _CPU_STREAM})

@@ -17,7 +17,7 @@ class DeviceSeen(TorchDispatchMode):
 
     An operator is the target's if a function of the target's packages called it, however deep, and no
     function of the suite in between. Once one ran on the device under test, nothing more is observed.
-    Integers on the CPU alone, such as a step count, show nothing.
+    One or two numbers on the CPU, such as a step count or the position of a schedule, show nothing.
     """
 
     def __init__(self, wanted: str, packages: Collection[str]) -> None:
@@ -41,7 +41,7 @@ class DeviceSeen(TorchDispatchMode):
                 if tensor.device.type == self._wanted.type:
                     self.device = str(self._wanted)
                     break
-                if tensor.is_floating_point() or tensor.is_complex():
+                if tensor.numel() > 2:
                     self.device = str(tensor.device)
         return result
 

@@ -15,6 +15,7 @@ from keyedopt.conformance.suite.support.algorithms import (
     trained_copy,
 )
 from keyedopt.conformance.suite.support.assertions import (
+    exactly,
     expect,
     expect_bits,
     expect_close,
@@ -324,7 +325,7 @@ def test_rates_of_late_steps(impl, algorithm, count):
     else:
         moved = 0.1 / (1 + (step - 1) * 1e-3)
     wanted = torch.tensor([[-moved, moved]], dtype=torch.float64)
-    off = float(((weight.detach().double() - wanted) / wanted).abs().max())
+    off = float(((exactly(weight) - wanted) / wanted).abs().max())
     expect(off < 1e-4, f"the weight {wanted.tolist()} to four digits", weight.tolist())
 
 

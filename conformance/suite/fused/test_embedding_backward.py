@@ -246,7 +246,7 @@ def test_precision_of_sums(impl, count):
     module = collection(impl, options={"lr": 1.0}, tables=(("t", 2, 4, ("f",)),))
     with torch.no_grad():
         tables_of(module)["t"].zero_()
-    grads = (torch.arange(1, count + 1, dtype=torch.float64) * 0.6180339887498949 % 1).float()
+    grads = (arange(1, count + 1, dtype=torch.float64) * 0.6180339887498949 % 1).float()
     features = {"f": (ones(count, dtype=torch.int64), arange(count + 1))}
     (module(features)["f"] * grads[:, None]).sum().backward()
     total = float(grads.double().sum())

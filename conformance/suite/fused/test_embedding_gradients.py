@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support.accumulate import expect_near
-from keyedopt.conformance.suite.support.assertions import expect_bits, expect_close, snapshot
-from keyedopt.conformance.suite.support.device import tensor, zeros
+from keyedopt.conformance.suite.support.assertions import exactly, expect_bits, expect_close, snapshot
+from keyedopt.conformance.suite.support.device import as_tensor, tensor, zeros
 from keyedopt.conformance.suite.support.embedding import (
     BAGS,
     FUSED_OPTIMIZERS,
@@ -53,7 +53,7 @@ def test_gradient_of_rows(impl, kind, pooling, weighted, layout):
     """A row gets the gradient of its bag, times its weight, divided by the number of rows for MEAN."""
     module = collection(impl, options={"lr": 1.0}, kind=kind, pooling=pooling or "SUM", weighted=weighted)
     tables = tables_of(module)
-    before = {name: table.detach().double() for name, table in tables.items()}
+    before = {name: exactly(table) for name, table in tables.items()}
     wanted = {name: table.clone() for name, table in before.items()}
     outputs = module(with_gaps(jagged(BAGS, WEIGHTS if weighted else None), layout))
     loss = zeros(())
@@ -68,11 +68,11 @@ def test_gradient_of_rows(impl, kind, pooling, weighted, layout):
                 factor = WEIGHTS[feature][bag][place] if weighted else 1.0
                 at = len(rows) if pooling is None else bag
                 share = len(listed) if pooling == "MEAN" else 1
-                wanted[name][row] -= factor / share * grads[at].double().cpu()
+                wanted[name][row] -= factor / share * exactly(grads[at])
                 rows.append(factor * before[name][row])
         if pooling is None:
             expect_close(output.detach(), torch.stack(rows), f"output of {feature}")
-        loss = loss + (output * grads).sum().cpu()
+        loss = loss + (output * grads).sum()
     loss.backward()
     for name, table in tables.items():
         expect_near(table, wanted[name], f"table {name}")
@@ -86,7 +86,7 @@ def test_gradient_of_unpooled_weights(impl):
     rows = tables_of(module)["t"].detach().double()[[0, 1, 1]]
     weights = tensor([0.5, 2.0, -1.0], requires_grad=True)
     output = module({"f": (tensor([0, 1, 1]), tensor([0, 2, 3]), weights)})["f"]
-    grads = _numbers((3, 4), 5)
+    grads = as_tensor(_numbers((3, 4), 5))
     (output * grads.to(output.dtype)).sum().backward()
     expect_close(weights.grad, (rows * grads).sum(dim=1), "gradient of the weights", ulps=64)
 
@@ -103,7 +103,7 @@ def test_a_row_of_many(impl, kind, optimizer, times):
     often = [7 if i % 3 else (i * 31) % 300 for i in range(3 * times // 2)] + [7, 299]
     for step in range(2):
         grads = (_numbers((len(often), 4), step) * 64).round() / 64  # sums of these are exact in float32
-        rows, places = tensor(often).unique(return_inverse=True)
+        rows, places = torch.tensor(often).unique(return_inverse=True)
         total = torch.zeros(len(rows), 4, dtype=torch.float64).index_add(0, places, grads)
         train_rows(module, often, grads)
         train_rows(other, rows.tolist(), total)
@@ -148,7 +148,9 @@ def test_tables_of_one_module(impl, optimizer):
         for modules in ([whole], parts):  # the parts in one backward pass, too
             outputs = {name: output for each in modules for name, output in each(jagged(bags)).items()}
             sum(
-                (outputs[one] * _numbers(outputs[one].shape, ord(one)).to(outputs[one].dtype)).sum()
+                (
+                    outputs[one] * as_tensor(_numbers(outputs[one].shape, ord(one)), dtype=outputs[one].dtype)
+                ).sum()
                 for one in outputs
             ).backward()
     for part in parts:
@@ -188,7 +190,7 @@ def test_changed_features(impl, part, pooling):
     before = tables_of(module)["t"].detach().clone()
     features, later = jagged(bags, weights), jagged({"f": [[3], [0, 5]]}, {"f": [[4.0], [8.0, 16.0]]})
     loss, wanted = (
-        (each(one)["f"] * _numbers((2, 4), 3)).sum()
+        (each(one)["f"] * as_tensor(_numbers((2, 4), 3))).sum()
         for each, one in ((module, features), (other, jagged(bags, weights)))
     )
     number = ("values", "offsets", "weights").index(part)

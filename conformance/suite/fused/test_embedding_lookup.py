@@ -15,7 +15,7 @@ from keyedopt.conformance.suite.support.assertions import (
     outcome,
     snapshot,
 )
-from keyedopt.conformance.suite.support.device import tensor
+from keyedopt.conformance.suite.support.device import tensor, the_device
 from keyedopt.conformance.suite.support.embedding import (
     BAGS,
     ONE_TABLE,
@@ -340,7 +340,8 @@ def test_bad_tables(impl, name, value):
     fields[name] = torch.int64 if value == "int64" else value
 
     def make() -> None:
-        impl.EmbeddingBagCollection([impl.EmbeddingBagConfig(**fields)], impl.SGD, {"lr": 0.1})
+        configs = [impl.EmbeddingBagConfig(**fields)]
+        impl.EmbeddingBagCollection(configs, impl.SGD, {"lr": 0.1}, device=the_device())
 
     expect_raises(make, ValueError, mentions=[name], expected=f"ValueError for {name}={value!r}")
 
@@ -386,5 +387,7 @@ def test_bad_optimizer(impl, wrong):
     config = impl.EmbeddingBagConfig(num_embeddings=4, embedding_dim=4, name="t", feature_names=["f"])
     chosen, options = (torch.optim.LBFGS, {}) if wrong == "LBFGS" else (impl.SGD, {"lr": 0.1, "speed": 3})
     expect_raises(
-        lambda: impl.EmbeddingBagCollection([config], chosen, options), ValueError, expected="ValueError"
+        lambda: impl.EmbeddingBagCollection([config], chosen, options, device=the_device()),
+        ValueError,
+        expected="ValueError",
     )

@@ -16,7 +16,7 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_unchanged,
     snapshot,
 )
-from keyedopt.conformance.suite.support.device import arange, tensor
+from keyedopt.conformance.suite.support.device import arange, tensor, the_device
 from keyedopt.conformance.suite.support.draws import Steps, measure_trajectory
 from keyedopt.conformance.suite.support.embedding import (
     BAGS,
@@ -62,7 +62,8 @@ def follow(impl: Any, optimizer: str, made: Any, dtype: str, steps: int) -> dict
             data_type=kind,
             init_fn=lambda table: table.detach().copy_(start),
         )
-        module = impl.EmbeddingBagCollection([config], getattr(impl, optimizer), made["options"])
+        made_with = getattr(impl, optimizer), made["options"]
+        module = impl.EmbeddingBagCollection([config], *made_with, device=the_device())
         for rows, grads in steps:
             train_rows(module, rows or list(range(len(start))), grads)
             yield {"weight": tables_of(module)["t"]}

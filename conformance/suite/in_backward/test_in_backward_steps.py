@@ -241,8 +241,8 @@ def test_moved_module(impl, to):
 @pytest.mark.clause("INBW-025")
 def test_sparse_gradients(impl):
     """A sparse gradient, coalesced or not, reaches the optimizer unchanged."""
-    table = torch.nn.Embedding(5, 2, sparse=True)
-    twin = torch.nn.Embedding(5, 2, sparse=True)
+    table = torch.nn.Embedding(5, 2, sparse=True, device=the_device())
+    twin = torch.nn.Embedding(5, 2, sparse=True, device=the_device())
     twin.load_state_dict(table.state_dict())
     apply_in_backward(impl, torch.optim.SparseAdam, table.parameters(), {"lr": 0.25})
     ordinary = torch.optim.SparseAdam(twin.parameters(), lr=0.25)
