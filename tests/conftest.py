@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import idle_threads  # noqa: F401 - before torch is imported
 import made_results
 import pytest
 from making import case_with, drawn_case, functions, observing_case, valid
