@@ -9,11 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import idle_threads  # noqa: F401 - before torch is imported
 import made_results
 import pytest
 from making import case_with, drawn_case, functions, observing_case, valid
 from warm_server import Warm
+from warm_worker import WarmWorkers
 
+from keyedopt.benchmarks import build_process
 from keyedopt.cli import main as cli
 from keyedopt.conformance.results import model as results
 from keyedopt.conformance.run import processes, runner
@@ -82,6 +85,19 @@ def warm():
     yield started
     patch.undo()
     started.end()
+
+
+@pytest.fixture(scope="session")
+def _workers():
+    started = WarmWorkers()
+    yield started
+    started.end()
+
+
+@pytest.fixture
+def warm_workers(_workers, monkeypatch):
+    """Fork the measuring processes of benchmarks from one process that has imported torch."""
+    monkeypatch.setattr(build_process, "subprocess", _workers)
 
 
 @pytest.fixture

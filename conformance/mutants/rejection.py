@@ -27,12 +27,14 @@ from keyedopt.conformance.run import protocol
 from keyedopt.conformance.run.engine import case_name
 from keyedopt.conformance.run.protocol import Writer
 from keyedopt.conformance.run.runner import Options, pytest_arguments
-from keyedopt.conformance.targets.implementation import find
+from keyedopt.conformance.targets.implementation import Implementation
 
 #: Receives a mutant and the clauses that rejected it.
 Report = Callable[[Mutant, set[str]], None]
 #: Seconds that a case may take on a mutant; a fault that hangs is rejected.
 LIMIT = 20.0
+#: The implementation that a process of a mutant imports.
+MUTANT = Implementation(name=planting.PACKAGE, root=planting.PACKAGE)
 
 
 class _Forks:
@@ -60,11 +62,13 @@ class _Forks:
         context = multiprocessing.get_context("fork")  # of a process that has started no threads
         gc.freeze()  # objects made so far stay in memory pages that all processes share
         running: dict[int, tuple[Mutant, Path, ForkProcess]] = {}
+        cases = _by_clause(session.items)
         while self._waiting or running:
             while self._waiting and len(running) < len(os.sched_getaffinity(0)):
                 mutant, code = self._waiting.pop()
                 folder = self._scratch / mutant.name
                 folder.mkdir()
+                session.items[:] = self._needed(mutant, cases)
                 process = context.Process(
                     target=self._run_suite, args=(mutant, code, folder, session), daemon=True
                 )
@@ -77,6 +81,15 @@ class _Forks:
                 self._report(mutant, self._rejecting(folder, process))
         return True
 
+    def _needed(self, mutant: Mutant, cases: Mapping[str, Sequence[pytest.Item]]) -> list[pytest.Item]:
+        """Return the cases for a mutant, fast ones first.
+
+        They are chosen before the fork: a process that looks at all cases copies their memory pages.
+        """
+        clauses = cases if self._everything else mutant.rejected_by
+        chosen = {case_name(item): item for clause in clauses for item in cases.get(clause, ())}
+        return [chosen[name] for name in sorted(chosen, key=lambda name: self._seconds.get(name, 0.0))]
+
     def _run_suite(
         self, mutant: Mutant, code: Mapping[str, CodeType], folder: Path, session: pytest.Session
     ) -> None:
@@ -88,8 +101,7 @@ class _Forks:
         sys.meta_path.insert(0, planting.Importer(code))
         engine: Any = session.config.pluginmanager.get_plugin("keyedopt-engine")
         clauses = () if self._everything else mutant.rejected_by
-        engine.turn_to(find(planting.PACKAGE), Writer(folder, LIMIT), session, clauses, mutant.dtypes)
-        session.items.sort(key=lambda item: self._seconds.get(case_name(item), 0.0))
+        engine.turn_to(MUTANT, Writer(folder, LIMIT), session, clauses, mutant.dtypes)
         engine.pytest_runtestloop(session)
         os._exit(0)
 
@@ -101,6 +113,15 @@ class _Forks:
         self._seconds |= {record["case"]: record["seconds"] for record in records}
         found = [*records, *filter(None, [crash])]
         return {clause for case in found if case["outcome"] in FAILING for clause in case["clauses"]}
+
+
+def _by_clause(items: Sequence[pytest.Item]) -> dict[str, list[pytest.Item]]:
+    """Return the cases of each clause."""
+    found: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        for clause in (clause for mark in item.iter_markers("clause") for clause in mark.args):
+            found.setdefault(clause, []).append(item)
+    return found
 
 
 def run(chosen: Sequence[Mutant], report: Report, everything: bool = False) -> None:

@@ -137,7 +137,7 @@ class SparseAdam:
 
 
 @pytest.fixture
-def quick(monkeypatch):
+def quick(monkeypatch, warm_workers):
     for name, value in {"SECONDS": 0.0, "LEAST": 2, "TURN": 0.0}.items():
         monkeypatch.setattr(build_process, name, value)
 

@@ -54,7 +54,7 @@ BUILT = {}
     ("names", "same"), [(("HEAD~2", "HEAD~1"), True), (("HEAD~1", "HEAD"), False)], ids=["same", "other"]
 )
 def test_two_commits_are_built_and_measured(
-    run_line, repository, built_once, monkeypatch, tmp_path, names, same
+    run_line, repository, built_once, warm_workers, monkeypatch, tmp_path, names, same
 ):
     for name, value in {"SECONDS": 0.0, "LEAST": 2, "TURN": 0.0}.items():
         monkeypatch.setattr(build_process, name, value)
@@ -73,7 +73,7 @@ def test_two_commits_are_built_and_measured(
     assert git(repository, "status", "--porcelain") == ""
 
 
-def test_what_a_commit_cannot_do_is_said(run_line, repository, built_once, monkeypatch):
+def test_what_a_commit_cannot_do_is_said(run_line, repository, built_once, warm_workers, monkeypatch):
     """This repository has no fused, and the one that is installed must not be measured in its stead."""
     monkeypatch.chdir(repository)
     done = run_line("bench", "commits", "HEAD~1", "HEAD", "--workload", "sparse-zipf", "--rounds", "1")

@@ -181,8 +181,9 @@ def test_without_a_gpu_it_says_so(capsys, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-#: Stands for Python in the script: notes what is asked for, and writes what the parts of the script read.
-RECORDER = """#!{python}
+#: Stands for Python in the script: notes what is asked for, and writes what the parts of the script read. It
+#: needs no installed package, so it starts without them, in half the time.
+RECORDER = """#!{python} -IS
 import json, os, pathlib, sys
 
 words, log = sys.argv[1:], pathlib.Path({log!r})
