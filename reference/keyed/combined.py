@@ -91,7 +91,7 @@ class CombinedOptimizer(Composition):
         Raises:
             ValueError: no optimizer, or more than one, has such a key; add the group to the optimizer itself.
         """
-        params, options = keyed_parameters(param_group, self.params)
+        params, options = keyed_parameters(param_group, self.params, self.param_groups)
         fits = [
             (optimizer, dict(zip(strip_keys(params, prefix), params.values(), strict=False)))
             for prefix, optimizer in self._optims
