@@ -1,7 +1,7 @@
 """``python -m keyedopt.tools.spec_pages`` generates the pages of the specification.
 
-``CLAUSES.md`` lists the rules, and every clause with the sentences that it tests. ``MATRIX.md`` shows, for every
-public method and situation, the clauses of the cell or the reason why it has none. The last section of
+``CLAUSES.md`` lists the rules, and every clause with the sentences that it tests. ``MATRIX.md`` shows, for
+every public method and situation, the clauses of the cell or the reason why it has none. The last section of
 ``conformance/README.md`` lists the findings. A test compares the pages with the data.
 """
 

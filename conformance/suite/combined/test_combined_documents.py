@@ -1,0 +1,93 @@
+"""Combinations: sentences of the documents about names, gradients and loading."""
+
+import copy
+import inspect
+from typing import Any
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.support.assertions import (
+    expect,
+    expect_bits,
+    expect_equal,
+    expect_raises,
+)
+from keyedopt.conformance.suite.support.combined import combined_pair
+from keyedopt.conformance.suite.support.inputs import parameter, set_grads, sgd
+
+
+@pytest.mark.clause("COMB-046")
+def test_names_of_arguments(impl: Any) -> None:
+    """Every argument can be given by its documented name; prepend_opt_key is static and returns a string."""
+    param = parameter(3)
+    combined = impl.CombinedOptimizer(optims=[("a", sgd(impl, {"p": param}, momentum=0.5))])
+    set_grads([param])
+    combined.step(closure=None)
+    combined.save_param_groups(save=True)
+    saved = copy.deepcopy(combined.state_dict())
+    expect("param_groups" in saved, "the groups in the state_dict", sorted(saved))
+    combined.load_state_dict(state_dict=saved)
+    combined.zero_grad(set_to_none=True)
+    expect_equal(param.grad, None, "the gradient")
+    static = inspect.getattr_static(impl.CombinedOptimizer, "prepend_opt_key")
+    expect(isinstance(static, staticmethod), "a static method", type(static))
+    joined = impl.CombinedOptimizer.prepend_opt_key(opt_key="a", name="p")
+    expect(isinstance(joined, str) and joined.startswith("a") and joined.endswith("p"), "a key", joined)
+    expect_equal(list(combined.params), [joined], "keys of the combination")
+
+
+@pytest.mark.clause("COMB-047")
+def test_a_step_does_not_modify_gradients(impl: Any) -> None:
+    """After a step each .grad is the same tensor with the same values."""
+    combined, _, params = combined_pair(impl, steps=1)
+    set_grads(params)
+    given = [param.grad for param in params]
+    before = [grad.clone() for grad in given]
+    combined.step()
+    for param, grad, old in zip(params, given, before, strict=True):
+        expect(param.grad is grad, "the same tensor as gradient", param.grad)
+        expect_bits(grad, old, "the gradient after a step")
+
+
+@pytest.mark.clause("COMB-048")
+@pytest.mark.parametrize("place", [0, -1])
+@pytest.mark.parametrize("fault", ["parameter", "entry", "more", "shape"])
+def test_incompatible_state_is_an_error(impl: Any, place: int, fault: str) -> None:
+    """State that does not fit the first or the last optimizer raises an error."""
+    combined, _, _ = combined_pair(impl, steps=1)
+    saved = copy.deepcopy(combined.state_dict())
+    key = list(saved["state"])[place]
+    if fault == "parameter":
+        del saved["state"][key]
+    elif fault == "entry":
+        saved["state"][key].popitem()
+    elif fault == "more":
+        saved["state"][key]["more"] = torch.zeros(3)
+    else:
+        name = next(name for name, value in saved["state"][key].items() if value.numel() > 1)
+        saved["state"][key][name] = torch.zeros(7, 5)
+    expect_raises(lambda: combined.load_state_dict(saved), Exception, expected=f"an error ({fault} of {key})")
+
+
+@pytest.mark.clause("COMB-049")
+def test_post_load_state_dict(impl: Any) -> None:
+    """A load calls post_load_state_dict of each combined optimizer when its state is loaded."""
+    seen: dict[float, float] = {}
+
+    class Noting(impl.KeyedOptimizer):  # type: ignore[misc]
+        def post_load_state_dict(self) -> None:
+            (entry,) = self.state_dict()["state"].values()
+            seen[float(entry["number"][0])] = float(entry["m"][0])
+
+    listed = []
+    for number in (1.0, 2.0):
+        param = parameter(3)
+        state = {"m": torch.zeros(3), "number": torch.full((3,), number)}
+        listed.append((f"k{number:.0f}", Noting({"p": param}, {param: state}, [])))
+    combined = impl.CombinedOptimizer(listed)
+    saved = copy.deepcopy(combined.state_dict())
+    for entry in saved["state"].values():
+        entry["m"].fill_(4.0)
+    combined.load_state_dict(saved)
+    expect_equal(seen, {1.0: 4.0, 2.0: 4.0}, "the state that each post_load_state_dict saw")
