@@ -21,8 +21,8 @@ SUITE_VERSION = "0.1"
 class Clause:
     """One promise, its level, the rules and reasons behind it, and the cells of the matrix it fills.
 
-    ``sentences.by_clause`` has the sentences of the documents that the clause tests. If ``accelerator`` is set,
-    the clause is not asked of a run on the CPU, which cannot show it.
+    ``sentences.by_clause`` has the sentences of the documents that the clause tests. If ``accelerator`` is
+    set, the clause is not asked of a run on the CPU, which cannot show it.
     """
 
     id: str

@@ -1,6 +1,7 @@
 """Combinations: sentences of the documents about names, gradients and loading."""
 
 import copy
+import functools
 import inspect
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from keyedopt.conformance.suite.support.assertions import (
     expect,
     expect_bits,
+    expect_close,
     expect_equal,
     expect_raises,
 )
@@ -91,3 +93,44 @@ def test_post_load_state_dict(impl: Any) -> None:
         entry["m"].fill_(4.0)
     combined.load_state_dict(saved)
     expect_equal(seen, {1.0: 4.0, 2.0: 4.0}, "the state that each post_load_state_dict saw")
+
+
+@pytest.mark.clause("COMB-050")
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_an_optimizer_that_evaluates_the_closure_several_times(impl: Any, place: int) -> None:
+    """LBFGS steps as by itself, and the others step on the gradients of the first evaluation."""
+    params, others = ([parameter(3, dtype="float64", seed=seed) for seed in range(3)] for _ in range(2))
+
+    def make(number: int, listed: list[Any]) -> Any:
+        if number == place:
+            return torch.optim.LBFGS(listed, lr=0.25, max_iter=3, tolerance_change=0.0)
+        return torch.optim.SGD(listed, lr=0.5, momentum=0.5)
+
+    def closure(listed: list[Any]) -> Any:
+        for param in listed:
+            param.grad = None
+        fixed = listed[place].detach()
+        loss = sum(
+            ((param - 1) if param is listed[place] else param * fixed).square().sum() for param in listed
+        )
+        loss.backward()
+        return loss
+
+    combined = impl.CombinedOptimizer(
+        [
+            (f"k{number}", impl.KeyedOptimizerWrapper({"p": param}, functools.partial(make, number)))
+            for number, param in enumerate(params)
+        ]
+    )
+    plain = [make(number, [param]) for number, param in enumerate(others)]
+    for _ in range(2):
+        combined.step(lambda: closure(params))
+        closure(others)
+        grads = [param.grad for param in others]
+        plain[place].step(lambda: closure(others))
+        for param, grad, optimizer in zip(others, grads, plain, strict=True):
+            if optimizer is not plain[place]:
+                param.grad = grad
+                optimizer.step()
+    for param, other in zip(params, others, strict=True):
+        expect_close(param.detach(), other.detach(), "a parameter after two steps", ulps=64)
