@@ -7,6 +7,7 @@ import torch
 
 from keyedopt.conformance.suite.support.assertions import expect_close, expect_equal, p_norm
 from keyedopt.conformance.suite.support.clipping import expect_scaled
+from keyedopt.conformance.suite.support.device import tensor, zeros
 from keyedopt.conformance.suite.support.doubles import clipping
 from keyedopt.conformance.suite.support.inputs import parameters, set_grads, sgd
 
@@ -18,8 +19,8 @@ def test_norm_is_one_factor(impl: Any, bound: float, dtype: str) -> None:
     grads = [[3.0, -4.0], [12.0], [0.0, 84.0]]
     params = {}
     for index, grad in enumerate(grads):
-        params[f"p{index}"] = torch.nn.Parameter(torch.zeros(len(grad), dtype=getattr(torch, dtype)))
-        params[f"p{index}"].grad = torch.tensor(grad, dtype=getattr(torch, dtype))
+        params[f"p{index}"] = torch.nn.Parameter(zeros(len(grad), dtype=getattr(torch, dtype)))
+        params[f"p{index}"].grad = tensor(grad, dtype=getattr(torch, dtype))
     optimizer, recorder = clipping(impl, params, "NORM", bound)
     optimizer.step()
     expect_scaled(recorder.received[0], grads, bound, p_norm([3.0, 4.0, 12.0, 84.0]))

@@ -16,6 +16,7 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_raises,
 )
 from keyedopt.conformance.suite.support.combined import combined_pair
+from keyedopt.conformance.suite.support.device import full, zeros
 from keyedopt.conformance.suite.support.inputs import parameter, set_grads, sgd
 
 
@@ -65,10 +66,10 @@ def test_incompatible_state_is_an_error(impl: Any, place: int, fault: str) -> No
     elif fault == "entry":
         saved["state"][key].popitem()
     elif fault == "more":
-        saved["state"][key]["more"] = torch.zeros(3)
+        saved["state"][key]["more"] = zeros(3)
     else:
         name = next(name for name, value in saved["state"][key].items() if value.numel() > 1)
-        saved["state"][key][name] = torch.zeros(7, 5)
+        saved["state"][key][name] = zeros(7, 5)
     expect_raises(lambda: combined.load_state_dict(saved), Exception, expected=f"an error ({fault} of {key})")
 
 
@@ -85,7 +86,7 @@ def test_post_load_state_dict(impl: Any) -> None:
     listed = []
     for number in (1.0, 2.0):
         param = parameter(3)
-        state = {"m": torch.zeros(3), "number": torch.full((3,), number)}
+        state = {"m": zeros(3), "number": full((3,), number)}
         listed.append((f"k{number:.0f}", Noting({"p": param}, {param: state}, [])))
     combined = impl.CombinedOptimizer(listed)
     saved = copy.deepcopy(combined.state_dict())

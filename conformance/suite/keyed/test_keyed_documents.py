@@ -14,6 +14,7 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_raises,
     expect_unchanged,
 )
+from keyedopt.conformance.suite.support.device import full, ones
 from keyedopt.conformance.suite.support.inputs import (
     adam,
     parameters,
@@ -156,6 +157,6 @@ def test_post_load_state_dict(impl: Any) -> None:
             seen.extend(float(entry["m"][0]) for entry in self.state_dict()["state"].values())
 
     params = parameters(2)
-    optimizer = Noting(params, {param: {"m": torch.ones(3)} for param in params.values()}, [])
-    optimizer.load_state_dict({"state": {key: {"m": torch.full((3,), 4.0)} for key in params}})
+    optimizer = Noting(params, {param: {"m": ones(3)} for param in params.values()}, [])
+    optimizer.load_state_dict({"state": {key: {"m": full((3,), 4.0)} for key in params}})
     expect_equal(set(seen), {4.0}, "the state that post_load_state_dict saw")

@@ -13,6 +13,7 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_raises,
     expect_unchanged,
 )
+from keyedopt.conformance.suite.support.device import full, ones, zeros
 from keyedopt.conformance.suite.support.doubles import Stateful
 from keyedopt.conformance.suite.support.inputs import adam, parameter, parameters, set_grads, train
 
@@ -39,7 +40,7 @@ def test_names_of_arguments(impl: Any) -> None:
 def test_stateful_objects(impl: Any) -> None:
     """A stateful object in the state is saved as its state dict and loaded through its load_state_dict."""
     param = parameter(3)
-    held = Stateful(torch.ones(3))
+    held = Stateful(ones(3))
     inner = impl.KeyedOptimizer({"p": param}, {param: {"object": held}}, [{"params": [param]}])
     wrapper = impl.OptimizerWrapper(inner)
     saved = copy.deepcopy(wrapper.state_dict())
@@ -66,9 +67,9 @@ def test_incompatible_state_is_an_error(impl: Any, fault: str) -> None:
     elif fault == "entry":
         entry.popitem()
     elif fault == "more":
-        entry["more"] = torch.zeros(3)
+        entry["more"] = zeros(3)
     elif fault == "shape":
-        entry[next(name for name, value in entry.items() if value.numel() > 1)] = torch.zeros(7, 5)
+        entry[next(name for name, value in entry.items() if value.numel() > 1)] = zeros(7, 5)
     else:
         saved["param_groups"][0]["params"] = ["p0"]
     expect_raises(lambda: wrapper.load_state_dict(saved), Exception, expected=f"an error ({fault})")
@@ -99,6 +100,6 @@ def test_post_load_state_dict(impl: Any) -> None:
             seen.append(float(self.state_dict()["state"]["p"]["m"][0]))
 
     param = parameter(3)
-    wrapper = impl.OptimizerWrapper(Noting({"p": param}, {param: {"m": torch.zeros(3)}}, []))
-    wrapper.load_state_dict({"state": {"p": {"m": torch.full((3,), 4.0)}}})
+    wrapper = impl.OptimizerWrapper(Noting({"p": param}, {param: {"m": zeros(3)}}, []))
+    wrapper.load_state_dict({"state": {"p": {"m": full((3,), 4.0)}}})
     expect_equal(set(seen), {4.0}, "the state that post_load_state_dict saw")

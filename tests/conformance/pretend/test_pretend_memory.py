@@ -36,13 +36,8 @@ def ones(device=NPU):
         lambda: ones().index_select(0, torch.tensor([1], device=OTHER)),
         lambda: torch._fused_sgd_(
             *([ones()], [torch.ones(2, 3)], []),
-            weight_decay=0.0,
-            momentum=0.0,
-            lr=0.1,
-            dampening=0.0,
-            nesterov=False,
-            maximize=False,
-            is_first_step=True,
+            weight_decay=0.0, momentum=0.0, lr=0.1, dampening=0.0, nesterov=False,
+            maximize=False, is_first_step=True,
         ),
     ],
 )
