@@ -1,7 +1,5 @@
 """Accumulating optimizers: what the document says about arguments that belong together."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -13,7 +11,7 @@ from keyedopt.conformance.suite.support.assertions import expect
 @pytest.mark.needs("{kind}")
 @pytest.mark.parametrize("kind", ACCUMULATING)
 @pytest.mark.parametrize("given", ["use_accumulate", "accumulate_step"])
-def test_arguments_that_belong_together(impl: Any, kind: str, given: str) -> None:
+def test_arguments_that_belong_together(impl, kind, given):
     """With one of the two arguments, the other has its documented default, or an error is raised."""
     param = fixed_table()
     try:

@@ -1,7 +1,5 @@
 """The algorithms: what docstrings say in words and not in a formula."""
 
-from typing import Any
-
 import pytest
 
 from keyedopt.conformance.suite.support.assertions import expect_close
@@ -10,7 +8,7 @@ from keyedopt.conformance.suite.support.inputs import parameter, set_grads
 
 @pytest.mark.clause("ALGO-098")
 @pytest.mark.needs("RowWiseAdagrad")
-def test_rowwise_adagrad_weight_decay_is_l2(impl: Any) -> None:
+def test_rowwise_adagrad_weight_decay_is_l2(impl):
     """A step with weight decay equals a step with the gradient of the loss and its L2 penalty."""
     decayed, plain = parameter(4, 3, dtype="float64"), parameter(4, 3, dtype="float64")
     with_decay = impl.RowWiseAdagrad([decayed], lr=0.1, weight_decay=0.25)

@@ -1,7 +1,5 @@
 """Clipping: what the documents say about names and about the kinds of clipping."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -14,7 +12,7 @@ from keyedopt.conformance.suite.support.inputs import parameters, set_grads, sgd
 
 @pytest.mark.clause("CLIP-006")
 @pytest.mark.parametrize("bound", [1.0, 5, 0.01])
-def test_norm_is_one_factor(impl: Any, bound: float, dtype: str) -> None:
+def test_norm_is_one_factor(impl, bound, dtype):
     """NORM multiplies all gradients by one factor, so that the norm of all is the bound."""
     grads = [[3.0, -4.0], [12.0], [0.0, 84.0]]
     params = {}
@@ -27,7 +25,7 @@ def test_norm_is_one_factor(impl: Any, bound: float, dtype: str) -> None:
 
 
 @pytest.mark.clause("CLIP-082")
-def test_names_of_arguments(impl: Any) -> None:
+def test_names_of_arguments(impl):
     """The arguments can be given as optimizer, clipping and max_gradient, and the closure as closure."""
     params = parameters(1)
     set_grads(params)

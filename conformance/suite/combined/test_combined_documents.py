@@ -21,7 +21,7 @@ from keyedopt.conformance.suite.support.inputs import parameter, set_grads, sgd
 
 
 @pytest.mark.clause("COMB-046")
-def test_names_of_arguments(impl: Any) -> None:
+def test_names_of_arguments(impl):
     """Every argument can be given by its documented name; prepend_opt_key is static and returns a string."""
     param = parameter(3)
     combined = impl.CombinedOptimizer(optims=[("a", sgd(impl, {"p": param}, momentum=0.5))])
@@ -41,7 +41,7 @@ def test_names_of_arguments(impl: Any) -> None:
 
 
 @pytest.mark.clause("COMB-047")
-def test_a_step_does_not_modify_gradients(impl: Any) -> None:
+def test_a_step_does_not_modify_gradients(impl):
     """After a step each .grad is the same tensor with the same values."""
     combined, _, params = combined_pair(impl, steps=1)
     set_grads(params)
@@ -56,7 +56,7 @@ def test_a_step_does_not_modify_gradients(impl: Any) -> None:
 @pytest.mark.clause("COMB-048")
 @pytest.mark.parametrize("place", [0, -1])
 @pytest.mark.parametrize("fault", ["parameter", "entry", "more", "shape"])
-def test_incompatible_state_is_an_error(impl: Any, place: int, fault: str) -> None:
+def test_incompatible_state_is_an_error(impl, place, fault):
     """State that does not fit the first or the last optimizer raises an error."""
     combined, _, _ = combined_pair(impl, steps=1)
     saved = copy.deepcopy(combined.state_dict())
@@ -74,11 +74,11 @@ def test_incompatible_state_is_an_error(impl: Any, place: int, fault: str) -> No
 
 
 @pytest.mark.clause("COMB-049")
-def test_post_load_state_dict(impl: Any) -> None:
+def test_post_load_state_dict(impl):
     """A load calls post_load_state_dict of each combined optimizer when its state is loaded."""
     seen: dict[float, float] = {}
 
-    class Noting(impl.KeyedOptimizer):  # type: ignore[misc]
+    class Noting(impl.KeyedOptimizer):
         def post_load_state_dict(self) -> None:
             (entry,) = self.state_dict()["state"].values()
             seen[float(entry["number"][0])] = float(entry["m"][0])
@@ -98,7 +98,7 @@ def test_post_load_state_dict(impl: Any) -> None:
 
 @pytest.mark.clause("COMB-050")
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_an_optimizer_that_evaluates_the_closure_several_times(impl: Any, place: int) -> None:
+def test_an_optimizer_that_evaluates_the_closure_several_times(impl, place):
     """LBFGS steps as by itself, and the others step on the gradients of the first evaluation."""
     params, others = ([parameter(3, dtype="float64", seed=seed) for seed in range(3)] for _ in range(2))
 

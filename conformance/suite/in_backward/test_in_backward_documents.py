@@ -1,7 +1,5 @@
 """Optimizers in the backward pass: what the document says about failures."""
 
-from typing import Any
-
 import pytest
 import torch
 
@@ -13,7 +11,7 @@ from keyedopt.conformance.suite.support.inputs import parameter
 @pytest.mark.clause("INBW-052")
 @pytest.mark.parametrize("name", ["SGD", "Adagrad", "Adam"])
 @pytest.mark.parametrize("own", [False, True])
-def test_accumulation_of_a_class_that_does_not_accumulate(impl: Any, name: str, own: bool) -> None:
+def test_accumulation_of_a_class_that_does_not_accumulate(impl, name, own):
     """use_accumulate for a class that does not accumulate raises an error."""
     kind = getattr(impl if own else torch.optim, name)
     options = {"lr": 0.25, "use_accumulate": True, "accumulate_step": 2}
@@ -26,7 +24,7 @@ def test_accumulation_of_a_class_that_does_not_accumulate(impl: Any, name: str, 
 
 @pytest.mark.clause("INBW-053")
 @pytest.mark.parametrize("wrong", ["class", "module class", "kwargs"])
-def test_failures_are_exceptions(impl: Any, wrong: str) -> None:
+def test_failures_are_exceptions(impl, wrong):
     """An argument of another kind raises an exception."""
     kind = {"class": "SGD", "module class": torch.nn.Linear}.get(wrong, torch.optim.SGD)
     options = 0.1 if wrong == "kwargs" else {"lr": 0.25}

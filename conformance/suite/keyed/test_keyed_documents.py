@@ -1,7 +1,6 @@
 """Keyed optimizers: sentences of the documents about names, gradients, groups and loading."""
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -27,7 +26,7 @@ from keyedopt.conformance.suite.support.inputs import (
 
 
 @pytest.mark.clause("KEYED-113")
-def test_names_of_arguments(impl: Any) -> None:
+def test_names_of_arguments(impl):
     """Every argument can be given by its documented name."""
     params = parameters(2)
     plain = impl.KeyedOptimizer(param_groups=[{"params": list(params.values())}], state={}, params=params)
@@ -50,7 +49,7 @@ def test_names_of_arguments(impl: Any) -> None:
 
 @pytest.mark.clause("KEYED-114")
 @pytest.mark.parametrize("name", ["SGD", "Adam", "Adagrad", "SparseAdam"])
-def test_a_step_does_not_modify_gradients(impl: Any, name: str) -> None:
+def test_a_step_does_not_modify_gradients(impl, name):
     """After a step each .grad is the same tensor with the same values."""
     params = parameters(2, (4, 2))
     optimizer = impl.KeyedOptimizerWrapper(params, lambda listed: getattr(torch.optim, name)(listed, lr=0.1))
@@ -68,7 +67,7 @@ def test_a_step_does_not_modify_gradients(impl: Any, name: str) -> None:
 
 
 @pytest.mark.clause("KEYED-115")
-def test_is_a_torch_optimizer(impl: Any) -> None:
+def test_is_a_torch_optimizer(impl):
     """KeyedOptimizer and KeyedOptimizerWrapper derive from torch.optim.Optimizer."""
     for name in ("KeyedOptimizer", "KeyedOptimizerWrapper"):
         expect_derived(getattr(impl, name), torch.optim.Optimizer)
@@ -77,7 +76,7 @@ def test_is_a_torch_optimizer(impl: Any) -> None:
 
 
 @pytest.mark.clause("KEYED-116")
-def test_a_frozen_parameter_is_added(impl: Any) -> None:
+def test_a_frozen_parameter_is_added(impl):
     """A parameter that has a key but is in no group can be added, is trained and is saved."""
     params, others = parameters(2), parameters(2)
     late = params["p1"].requires_grad_(False)
@@ -100,7 +99,7 @@ def test_a_frozen_parameter_is_added(impl: Any) -> None:
 
 @pytest.mark.clause("KEYED-117")
 @pytest.mark.parametrize("none", [True, False])
-def test_gradients_after_zero_grad(impl: Any, none: bool) -> None:
+def test_gradients_after_zero_grad(impl, none):
     """A parameter without a gradient stays None and is skipped; one with a zero gradient is stepped."""
     params = parameters(2)
     optimizer = sgd(impl, params, momentum=0.5)
@@ -117,11 +116,11 @@ def test_gradients_after_zero_grad(impl: Any, none: bool) -> None:
 
 @pytest.mark.clause("KEYED-119")
 @pytest.mark.parametrize("nested", [False, True])
-def test_late_state_is_an_error(impl: Any, nested: bool) -> None:
+def test_late_state_is_an_error(impl, nested):
     """A second step that adds state raises an error."""
 
     class Growing(torch.optim.SGD):
-        def step(self, closure: Any = None) -> None:
+        def step(self, closure=None):
             for param in self.param_groups[0]["params"]:
                 entry = self.state[param].setdefault("more", {}) if nested else self.state[param]
                 entry[f"m{len(entry)}"] = torch.zeros_like(param)
@@ -134,7 +133,7 @@ def test_late_state_is_an_error(impl: Any, nested: bool) -> None:
 
 @pytest.mark.clause("KEYED-120")
 @pytest.mark.parametrize("fault", ["parameter", "entry"])
-def test_missing_state_is_an_error(impl: Any, fault: str) -> None:
+def test_missing_state_is_an_error(impl, fault):
     """Loading state that lacks a parameter, or an entry of one, raises an error."""
     params = parameters(2)
     optimizer = adam(impl, params)
@@ -148,11 +147,11 @@ def test_missing_state_is_an_error(impl: Any, fault: str) -> None:
 
 
 @pytest.mark.clause("KEYED-121")
-def test_post_load_state_dict(impl: Any) -> None:
+def test_post_load_state_dict(impl):
     """load_state_dict calls post_load_state_dict when everything is loaded."""
     seen: list[float] = []
 
-    class Noting(impl.KeyedOptimizer):  # type: ignore[misc]
+    class Noting(impl.KeyedOptimizer):
         def post_load_state_dict(self) -> None:
             seen.extend(float(entry["m"][0]) for entry in self.state_dict()["state"].values())
 

@@ -1,7 +1,5 @@
 """Semi-synchronous training: what the docstring says about memory."""
 
-from typing import Any
-
 import pytest
 
 from keyedopt.conformance.suite.support.assertions import expect_equal
@@ -10,7 +8,7 @@ from keyedopt.conformance.suite.support.replicas import semisync
 
 
 @pytest.mark.clause("SEMI-042")
-def test_offloaded_parameters(impl: Any) -> None:
+def test_offloaded_parameters(impl):
     """With offloading, a parameter that only the global optimizer has is in CPU memory after each step."""
     params, extra = parameters(), parameter(4, seed=9)
     options = {"offload_global_model": True}

@@ -20,7 +20,7 @@ def two_groups(impl: Any) -> tuple[Any, list[Any]]:
 
 @pytest.mark.clause("SPARSE-080")
 @pytest.mark.parametrize("ids", [[7, 3, 5], ["c", "a", "b"], [1, 2, 0]], ids=["numbers", "text", "permuted"])
-def test_ids_are_only_ids(impl: Any, ids: list[Any]) -> None:
+def test_ids_are_only_ids(impl, ids):
     """State is loaded by the order of the ids in the groups, whatever the ids are."""
     optimizer, weights = two_groups(impl)
     train_sparse(optimizer, weights, 2)
@@ -44,7 +44,7 @@ def test_ids_are_only_ids(impl: Any, ids: list[Any]) -> None:
 
 
 @pytest.mark.clause("SPARSE-081")
-def test_saved_groups_have_every_option(impl: Any) -> None:
+def test_saved_groups_have_every_option(impl):
     """Each saved group has each option, with the group's own value or the default."""
     optimizer, _ = two_groups(impl)
     first, second = optimizer.state_dict()["param_groups"]
@@ -58,7 +58,7 @@ def test_saved_groups_have_every_option(impl: Any) -> None:
 
 
 @pytest.mark.clause("SPARSE-082")
-def test_gradients_after_zero_grad(impl: Any) -> None:
+def test_gradients_after_zero_grad(impl):
     """After zero_grad and a backward pass, a table that was not looked up has no gradient."""
     optimizer, weights = two_groups(impl)
     train_sparse(optimizer, weights, 1)

@@ -1,7 +1,5 @@
 """Warmup: what the documents say about gradients."""
 
-from typing import Any
-
 import pytest
 
 from keyedopt.conformance.suite.support.assertions import expect, expect_bits
@@ -10,7 +8,7 @@ from keyedopt.conformance.suite.support.warmup import linear_ramp
 
 
 @pytest.mark.clause("WARM-078")
-def test_a_step_does_not_modify_gradients(impl: Any) -> None:
+def test_a_step_does_not_modify_gradients(impl):
     """After a step each .grad is the same tensor with the same values, at every learning rate."""
     params = parameters(2)
     optimizer = linear_ramp(impl, adam(impl, params))

@@ -1,7 +1,6 @@
 """Wrappers: sentences of the documents about names, stateful objects, groups and loading."""
 
 import copy
-from typing import Any
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from keyedopt.conformance.suite.support.inputs import adam, parameter, parameter
 
 
 @pytest.mark.clause("WRAP-035")
-def test_names_of_arguments(impl: Any) -> None:
+def test_names_of_arguments(impl):
     """Every argument can be given by its documented name."""
     params = parameters(2)
     wrapper = impl.OptimizerWrapper(optimizer=adam(impl, params))
@@ -37,7 +36,7 @@ def test_names_of_arguments(impl: Any) -> None:
 
 
 @pytest.mark.clause("WRAP-036")
-def test_stateful_objects(impl: Any) -> None:
+def test_stateful_objects(impl):
     """A stateful object in the state is saved as its state dict and loaded through its load_state_dict."""
     param = parameter(3)
     held = Stateful(ones(3))
@@ -54,7 +53,7 @@ def test_stateful_objects(impl: Any) -> None:
 
 @pytest.mark.clause("WRAP-037")
 @pytest.mark.parametrize("fault", ["parameter", "entry", "more", "shape", "groups"])
-def test_incompatible_state_is_an_error(impl: Any, fault: str) -> None:
+def test_incompatible_state_is_an_error(impl, fault):
     """State or groups that do not fit the wrapped optimizer raise an error."""
     params = parameters(2)
     wrapper = impl.OptimizerWrapper(adam(impl, params))
@@ -76,7 +75,7 @@ def test_incompatible_state_is_an_error(impl: Any, fault: str) -> None:
 
 
 @pytest.mark.clause("WRAP-038")
-def test_a_frozen_parameter_is_added(impl: Any) -> None:
+def test_a_frozen_parameter_is_added(impl):
     """A parameter that has a key but is in no group can be added through a wrapper, and is then trained."""
     params = parameters(2)
     late = params["p1"].requires_grad_(False)
@@ -91,11 +90,11 @@ def test_a_frozen_parameter_is_added(impl: Any) -> None:
 
 
 @pytest.mark.clause("WRAP-039")
-def test_post_load_state_dict(impl: Any) -> None:
+def test_post_load_state_dict(impl):
     """A load calls post_load_state_dict of the wrapped optimizer when its state is loaded."""
     seen: list[float] = []
 
-    class Noting(impl.KeyedOptimizer):  # type: ignore[misc]
+    class Noting(impl.KeyedOptimizer):
         def post_load_state_dict(self) -> None:
             seen.append(float(self.state_dict()["state"]["p"]["m"][0]))
 
