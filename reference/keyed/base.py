@@ -195,8 +195,7 @@ class KeyedOptimizer(Hooked):
         """Add a group of parameters that are in no group; new ones come with their keys.
 
         Args:
-            param_group: options, and under "params" a mapping or pairs of key and parameter, or parameters
-                that the optimizer has, such as frozen ones.
+            param_group: options, and "params": a mapping or pairs of key and parameter, or known parameters.
 
         Raises:
             ValueError: a parameter has no key, or the optimizer already has the key or the parameter.
