@@ -1,4 +1,4 @@
-"""``keyedopt explain``: show a clause, its source, and the cases that test it."""
+"""``keyedopt explain``: show a clause, its sources, and the cases that test it."""
 
 import difflib
 import textwrap
@@ -10,16 +10,18 @@ from keyedopt.conformance.run.case_sources import cases_by_clause
 
 
 def explain_clause(name: str, fail: Callable[[str], NoReturn]) -> None:
-    """Print a clause, its source and rationale, and its cases."""
+    """Print a clause, its sources and rationale, and its cases."""
     clause = spec.clauses().get(name.upper())
     if clause is None:
         near = difflib.get_close_matches(name.upper(), spec.clauses(), n=3)
         hint = f"did you mean {', '.join(near)}?" if near else "see `keyedopt list clauses`"
         fail(f"there is no clause {name!r}; {hint}")
-    source = spec.sources()[clause.document]
     print(f"{clause.id}  {clause.level}, area {clause.area}, since suite {clause.since}\n")
     print(textwrap.fill(clause.statement, 90))
-    print(f"\nsource: {source.title}: {clause.heading}")
+    if clause.grounds:
+        print("\nsources:")
+        for ground in clause.grounds:
+            print(textwrap.indent(textwrap.fill(ground, 86, break_on_hyphens=False), "  "))
     if clause.rationale:
         print("\nwhy:")
         print(textwrap.indent(textwrap.fill(clause.rationale, 86), "  "))

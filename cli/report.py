@@ -24,7 +24,7 @@ def clauses() -> dict[str, Clause]:
             area=clause.area,
             level=clause.level,
             statement=clause.statement,
-            source=f"{spec.sources()[clause.document].title}: {clause.heading}",
+            source=" ".join(clause.grounds),
             rationale=clause.rationale,
             since=clause.since,
         )

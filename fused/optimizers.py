@@ -6,8 +6,18 @@ Formulas, arguments, errors and state are those of the reference, and documented
 from keyedopt.fused.rowwise_adagrad import Adagrad
 from keyedopt.fused.rule_optimizer import RuleOptimizer
 from keyedopt.reference import optimizers
+from keyedopt.reference.optimizers import in_backward_optimizer_filter
 
-__all__ = ["LAMB", "SGD", "Adagrad", "Adam", "LarsSGD", "PartialRowWiseAdam", "PartialRowWiseLAMB"]
+__all__ = [
+    "LAMB",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "LarsSGD",
+    "PartialRowWiseAdam",
+    "PartialRowWiseLAMB",
+    "in_backward_optimizer_filter",
+]
 
 
 class SGD(RuleOptimizer, optimizers.SGD):

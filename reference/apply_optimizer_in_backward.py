@@ -33,7 +33,8 @@ def apply_optimizer_in_backward(
 
     The optimizers stay with a parameter that moves to another device or dtype; a copy or a pickle of the
     parameter has none. A module that trains itself in the backward pass (`EmbeddingBagCollection`) creates
-    the optimizer of its weights.
+    the optimizer of its tables: it has the formula of the class, but updates only the rows that were looked
+    up, as the class does with a sparse gradient of these rows.
 
     Differences from torch: all arguments are checked, and nothing is changed if one raises an error; an
     optimizer steps once in each backward pass, not once for each optimizer of the parameter; a parameter that

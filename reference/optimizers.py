@@ -13,13 +13,23 @@ from torch.optim.optimizer import ParamsT
 
 from keyedopt.reference import rules
 from keyedopt.reference.adam import Adam, PartialRowWiseAdam
+from keyedopt.reference.apply_optimizer_in_backward import in_backward_optimizer_filter
 from keyedopt.reference.lamb import LAMB, PartialRowWiseLAMB
 from keyedopt.reference.option_checks import check_range
 from keyedopt.reference.rowwise_adagrad import Adagrad
 from keyedopt.reference.rule_optimizer import Applied, RuleOptimizer
 from keyedopt.reference.rules.options import Decay, Rows
 
-__all__ = ["LAMB", "SGD", "Adagrad", "Adam", "LarsSGD", "PartialRowWiseAdam", "PartialRowWiseLAMB"]
+__all__ = [
+    "LAMB",
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "LarsSGD",
+    "PartialRowWiseAdam",
+    "PartialRowWiseLAMB",
+    "in_backward_optimizer_filter",
+]
 
 
 class SGD(RuleOptimizer):

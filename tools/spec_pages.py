@@ -1,8 +1,8 @@
 """``python -m keyedopt.tools.spec_pages`` generates the pages of the specification.
 
-``CLAUSES.md`` lists every clause. ``MATRIX.md`` shows, for every public method and situation, the clauses
-of the cell or the reason why it has none. The last section of ``conformance/README.md`` lists the findings.
-A test compares the pages with the data.
+``CLAUSES.md`` lists the rules, and every clause with the sentences that it tests. ``MATRIX.md`` shows, for
+every public method and situation, the clauses of the cell or the reason why it has none. The last section of
+``conformance/README.md`` lists the findings. A test compares the pages with the data.
 """
 
 from pathlib import Path
@@ -10,6 +10,7 @@ from pathlib import Path
 from keyedopt.conformance import spec
 from keyedopt.conformance.findings import findings
 from keyedopt.conformance.run.case_sources import cases_by_clause
+from keyedopt.conformance.spec import sentences
 
 FOLDER = Path(__file__).parents[1] / "conformance"
 README = FOLDER / "README.md"
@@ -26,6 +27,8 @@ def clauses_page() -> str:
     total = {level: sum(c.level == level for c in spec.clauses().values()) for level in spec.LEVELS}
     lines = ["# Clauses", "", NOTE, ""]
     lines += [f"Suite {spec.SUITE_VERSION}: {', '.join(f'{n} {level}' for level, n in total.items())}.", ""]
+    lines += ["## Rules", "", "Where the documents are silent, these rules of keyedopt decide.", ""]
+    lines += [f"{n}. **{rule.title}.** {rule.text}" for n, rule in sentences.rules().items()] + [""]
     for area in spec.areas().values():
         lines += [
             f"## {area.name}: {area.title}",
@@ -34,11 +37,14 @@ def clauses_page() -> str:
             "",
         ]
         for clause in area.clauses:
-            source = f"{spec.sources()[clause.document].title}: {clause.heading}"
             cases = ", ".join(f"`{case.file}::{case.name}`" for case in cases_by_clause().get(clause.id, ()))
             lines += [f"**{clause.id}** ({clause.level}, since {clause.since}). {_escaped(clause.statement)}"]
             lines += [f"*Why*: {_escaped(clause.rationale)}"] if clause.rationale else []
-            lines += [f"*Source*: {_escaped(source)}. *Cases*: {cases}.", ""]
+            for document, sentence in sentences.by_clause().get(clause.id, ()):
+                where = f"[{sentence.heading}]({document.address})"
+                lines += [f"*{sentence.id}*: {_escaped(sentence.content)} ({where})"]
+            lines += [f"*Rule {n} of keyedopt*: {sentences.rules()[n].title}." for n in clause.rules]
+            lines += [f"*Cases*: {cases}.", ""]
     return "\n".join(lines)
 
 

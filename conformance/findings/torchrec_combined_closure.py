@@ -5,7 +5,7 @@ a closure that accumulates gradients doubles them, metrics count the batch sever
 one forward and backward pass per optimizer. Gradients are not enabled for the closure either, unless each
 of the optimizers does so itself.
 
-Clauses: COMB-024, COMB-025.
+Clauses: COMB-024, COMB-025, COMB-050.
 """
 
 import functools

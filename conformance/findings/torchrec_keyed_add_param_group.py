@@ -3,7 +3,7 @@
 The documentation of the class says that the method serves to make frozen layers trainable during
 fine-tuning. Instead, users have to rebuild the optimizer and lose its state or move it manually.
 
-Clauses: KEYED-085, WRAP-022.
+Clauses: KEYED-085, KEYED-116, WRAP-022, WRAP-038.
 """
 
 import sys

@@ -4,7 +4,7 @@ The documentation requires optimizers to create their complete state in the firs
 does not is accepted: checkpoints of its first and second step do not fit each other, and the error comes at
 a restart, or, for nested state, never.
 
-Clauses: KEYED-096.
+Clauses: KEYED-096, KEYED-119.
 """
 
 import sys

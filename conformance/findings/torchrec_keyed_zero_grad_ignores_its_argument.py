@@ -5,7 +5,7 @@ argument is not passed on, and torch's default removes the gradients. Code that 
 after zero_grad() fails on None, optimizers skip parameters instead of applying momentum and decay, and
 gradient memory is freed and allocated again.
 
-Clauses: KEYED-091, COMB-029, WRAP-012.
+Clauses: KEYED-091, KEYED-117, COMB-029, WRAP-012.
 """
 
 import sys

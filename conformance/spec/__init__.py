@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from keyedopt.conformance.spec import sentences
+
 FOLDER = Path(__file__).parent
 LEVELS = ("must", "should", "observe")
 
@@ -16,18 +18,11 @@ SUITE_VERSION = "0.1"
 
 
 @dataclass(frozen=True)
-class Source:
-    """A document that clauses cite."""
-
-    title: str
-    file: str | None = None
-
-
-@dataclass(frozen=True)
 class Clause:
-    """One promise, its level, where it comes from, and the cells of the matrix it fills.
+    """One promise, its level, the rules and reasons behind it, and the cells of the matrix it fills.
 
-    If ``accelerator`` is set, it is not asked of a run on the CPU, which cannot show it.
+    ``sentences.by_clause`` has the sentences of the documents that the clause tests. If ``accelerator`` is
+    set, the clause is not asked of a run on the CPU, which cannot show it.
     """
 
     id: str
@@ -35,11 +30,15 @@ class Clause:
     level: str
     since: str
     statement: str
-    document: str
-    heading: str
     covers: tuple[str, ...]
+    rules: tuple[int, ...] = ()
     rationale: str = ""
     accelerator: bool = False
+
+    @property
+    def grounds(self) -> list[str]:
+        """The sentences and rules that the clause rests on, each as a text with its address."""
+        return sentences.grounds(self.id, self.rules)
 
 
 @dataclass(frozen=True)
@@ -75,12 +74,6 @@ def _table(name: str) -> dict[str, Any]:
 
 def _tuples(entry: Mapping[str, Any]) -> dict[str, Any]:
     return {key: tuple(value) if isinstance(value, list) else value for key, value in entry.items()}
-
-
-@functools.cache
-def sources() -> Mapping[str, Source]:
-    """Return the documents by the short name that clauses use."""
-    return {name: Source(**entry) for name, entry in _table("sources").items()}
 
 
 @functools.cache

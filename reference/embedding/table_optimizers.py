@@ -1,5 +1,6 @@
 """Which optimizer a table has: the unfused one, whose rule, options and state the fused one uses."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -48,6 +49,8 @@ def make_optimizer(
             "optimizer_type must be SGD, Adagrad, Adam, AdamW or SparseAdam of torch, or one of keyedopt's "
             f"optimizers, not {optimizer_class!r}"
         )
+    if optimizer_class in substitutes:
+        kwargs = _known_to_tables(optimizer_class, found, kwargs)
     try:
         optimizer = found(list(params), **{**defaults, **kwargs})
     except TypeError as error:
@@ -55,6 +58,21 @@ def make_optimizer(
     if optimizer.param_groups[0].get("dampening"):
         raise ValueError("dampening must be 0, because state is made before the first step")
     return optimizer
+
+
+def _known_to_tables(
+    asked: type[optim.Optimizer], found: type[Any], kwargs: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments without options of torch's class that tables lack and that have their default."""
+    accepted, of_tables = inspect.signature(asked).parameters, inspect.signature(found).parameters
+    lacking = {name: accepted[name].default for name in kwargs if name in accepted and name not in of_tables}
+    for name, default in lacking.items():
+        if kwargs[name] != default:
+            raise ValueError(
+                f"optimizer_kwargs: tables do not support the option {name} of torch.optim.{asked.__name__}: "
+                f"leave it out, got {kwargs[name]!r}"
+            )
+    return {name: value for name, value in kwargs.items() if name not in lacking}
 
 
 def algorithm(optimizer: RuleOptimizer) -> str:

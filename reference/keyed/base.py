@@ -192,15 +192,15 @@ class KeyedOptimizer(Hooked):
     # Groups
 
     def add_param_group(self, param_group: Mapping[str, Any]) -> None:
-        """Add a group whose parameters come with their keys.
+        """Add a group of parameters that are in no group; new ones come with their keys.
 
         Args:
-            param_group: options, and under "params" a mapping or pairs of key and parameter.
+            param_group: options, and "params": a mapping or pairs of key and parameter, or known parameters.
 
         Raises:
             ValueError: a parameter has no key, or the optimizer already has the key or the parameter.
         """
-        params, options = keyed_parameters(param_group, self.params)
+        params, options = keyed_parameters(param_group, self.params, self.param_groups)
         self._append_group(params, options)
 
     def _append_group(self, params: dict[str, torch.Tensor], options: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ from keyedopt.reference.keyed.foreign_members import FLAG, check_keyed, saves_gr
 from keyedopt.reference.keyed.groups import check_groups, keyed_parameters, keys_by_id
 from keyedopt.reference.keyed.pending import PendingLoad
 from keyedopt.reference.keyed.portions import Portion, merge, rename_group, split_groups, split_state
+from keyedopt.reference.keyed.replayed_closure import ReplayedClosure
 from keyedopt.reference.keyed.views import prepend_key, strip_keys
 
 KeyedPair = tuple[str, KeyedOptimizer]
@@ -74,6 +75,8 @@ class CombinedOptimizer(Composition):
     def step(self, closure: Any = None) -> Any:
         """Evaluate the closure once, then step every optimizer on those gradients.
 
+        An optimizer that evaluates its closure gets this evaluation first, and may ask for more.
+
         Returns:
             What the closure returned: the loss.
         """
@@ -82,7 +85,10 @@ class CombinedOptimizer(Composition):
             with torch.enable_grad():
                 loss = closure()
         for _, optimizer in self._optims:
-            optimizer.step(closure=None)
+            replayed = None if closure is None else ReplayedClosure(closure, loss, self, optimizer)
+            optimizer.step(closure=replayed)
+            if replayed is not None:
+                replayed.restore()
         return loss
 
     def add_param_group(self, param_group: Mapping[str, Any]) -> None:
@@ -91,7 +97,7 @@ class CombinedOptimizer(Composition):
         Raises:
             ValueError: no optimizer, or more than one, has such a key; add the group to the optimizer itself.
         """
-        params, options = keyed_parameters(param_group, self.params)
+        params, options = keyed_parameters(param_group, self.params, self.param_groups)
         fits = [
             (optimizer, dict(zip(strip_keys(params, prefix), params.values(), strict=False)))
             for prefix, optimizer in self._optims

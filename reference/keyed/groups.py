@@ -110,30 +110,37 @@ def _check_option(
 
 
 def keyed_parameters(
-    param_group: object, known: Mapping[str, torch.Tensor]
+    param_group: object, known: Mapping[str, torch.Tensor], groups: Iterable[Mapping[str, Any]] = ()
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """Return the parameters of a new group by key, and its options. Nothing is changed."""
+    """Return the parameters of a new group by key, and its options. Nothing is changed.
+
+    Parameters that have a key but are in none of the groups, such as frozen ones, need no key again.
+    """
     if not isinstance(param_group, Mapping) or "params" not in param_group:
         raise ValueError(f"A group is a mapping with 'params', got {kind(param_group)}")
     given = param_group["params"]
-    pairs = _pairs(given.items() if isinstance(given, Mapping) else given)
+    grouped = {id(param) for group in groups for param in group["params"]}
+    names = {id(param): key for key, param in known.items()}
+    free = {param: key for param, key in names.items() if param not in grouped}
     params: dict[str, torch.Tensor] = {}
-    for key, param in pairs:
-        if key in known or key in params:
+    for key, param in _pairs(given.items() if isinstance(given, Mapping) else given, free):
+        if key in params or (key in known and free.get(id(param)) != key):
             raise ValueError(f"Duplicate param key {key}")
-        if any(param is other for other in (*known.values(), *params.values())):
+        if names.get(id(param), key) != key or any(param is other for other in params.values()):
             raise ValueError(f"The optimizer already has the parameter {key} under another key")
         params[key] = param
     return params, {key: value for key, value in param_group.items() if key != "params"}
 
 
-def _pairs(given: object) -> list[tuple[str, torch.Tensor]]:
+def _pairs(given: object, free: Mapping[int, str]) -> list[tuple[str, torch.Tensor]]:
     several = isinstance(given, Iterable) and not isinstance(given, torch.Tensor)
     pairs = []
     for pair in given if several else [given]:  # type: ignore[attr-defined]
         match pair:
             case (str() as key, torch.Tensor() as param):
                 pairs.append((key, param))
+            case torch.Tensor() if id(pair) in free:
+                pairs.append((free[id(pair)], pair))
             case _:
                 raise ValueError(
                     "The parameters of a group need keys: give a mapping from key to parameter, "

@@ -68,7 +68,7 @@ class OptimizerWrapper(Composition):
     def add_param_group(self, param_group: Mapping[str, Any]) -> None:
         """Add a group to the wrapped optimizer; see `KeyedOptimizer.add_param_group`."""
         if self._own_params:  # the wrapped optimizer cannot check these keys
-            keyed_parameters(param_group, self._own_params)
+            keyed_parameters(param_group, self.params, self.param_groups)
         self._optimizer.add_param_group(param_group)
 
     def _save_parts(self) -> dict[str, Any]:

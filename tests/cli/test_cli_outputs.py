@@ -190,7 +190,7 @@ def test_a_clause_is_explained(run_line):
     clause = spec.clauses()[CLAUSE]
     assert done.returncode == 0
     assert clause.level in done.stdout
-    assert spec.sources()[clause.document].title in done.stdout
+    assert all(" ".join(ground.split()) in " ".join(done.stdout.split()) for ground in clause.grounds)
     assert " ".join(clause.statement.split()) in " ".join(done.stdout.split())
     assert "cases:" in done.stdout
 
@@ -233,7 +233,10 @@ def test_a_sound_library_from_end_to_end(acme, tmp_path):
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     assert done.stdout.isascii()
     assert "acme unknown (torch " in done.stdout
-    verdict = r"conformant \(areas fused only\); checked 92 of 92 clauses, 9 of 9 musts on cpu\ngate: green; "
+    clauses = spec.areas()["fused"].clauses
+    of, musts = len(clauses), sum(clause.level == "must" for clause in clauses)
+    checked = f"checked {of} of {of} clauses, {musts} of {musts} musts on cpu"
+    verdict = rf"conformant \(areas fused only\); {checked}\ngate: green; "
     assert re.search(verdict, done.stdout)
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
     assert judge(results.read(tmp_path / "x.json")).conformant

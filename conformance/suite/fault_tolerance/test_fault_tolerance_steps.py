@@ -118,7 +118,7 @@ def test_sparse_and_missing_gradients(impl):
     expect(seen[2] is None, "a missing gradient", seen[2])
 
 
-@pytest.mark.clause("FT-006")
+@pytest.mark.clause("FT-035")
 def test_dtensor_parameters(impl):
     """A committed step on a DTensor equals the wrapped optimizer's; an uncommitted one changes nothing."""
     from torch.distributed.device_mesh import init_device_mesh

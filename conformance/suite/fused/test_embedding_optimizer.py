@@ -58,10 +58,20 @@ def decrease_of_row_0(module: Any, row: int = 0) -> float:
 @pytest.mark.needs("{kind}", "KeyedOptimizer")
 @pytest.mark.parametrize("kind", ["EmbeddingBagCollection", "EmbeddingCollection"])
 def test_is_fused_optimizer_module(impl, kind):
-    """The module is a FusedOptimizerModule; fused_optimizer is always one FusedOptimizer."""
+    """The module is a FusedOptimizerModule; its fused_optimizer is a KeyedOptimizer."""
     module = collection(impl, kind=kind)
     expect(isinstance(module, impl.FusedOptimizerModule), "a FusedOptimizerModule", type(module).__mro__)
     expect(isinstance(module, torch.nn.Module), "a module of torch", type(module).__mro__)
+    optimizer = module.fused_optimizer
+    expect(isinstance(optimizer, impl.KeyedOptimizer), "a KeyedOptimizer", type(optimizer).__mro__)
+
+
+@pytest.mark.clause("FUSED-093")
+@pytest.mark.needs("{kind}")
+@pytest.mark.parametrize("kind", ["EmbeddingBagCollection", "EmbeddingCollection"])
+def test_is_one_fused_optimizer(impl, kind):
+    """The fused_optimizer of a module is always the same FusedOptimizer."""
+    module = collection(impl, kind=kind)
     optimizer = module.fused_optimizer
     expect(isinstance(optimizer, impl.FusedOptimizer), "a FusedOptimizer", type(optimizer).__mro__)
     expect(module.fused_optimizer is optimizer, "the same optimizer", "another one")

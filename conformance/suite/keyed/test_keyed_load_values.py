@@ -95,7 +95,7 @@ def test_options_of_nothing_are_loaded(impl, option, live, given):
     expect_equal(next(iter(optimizer.param_groups))[option], given, f"the restored {option}")
 
 
-@pytest.mark.clause("KEYED-065")
+@pytest.mark.clause("KEYED-118")
 def test_hooks_run_after_a_step_that_failed(impl):
     """After a step that raises, later steps still run their hooks."""
     param = parameter(3)

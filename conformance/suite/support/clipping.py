@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 
+from keyedopt.conformance.suite.support.assertions import expect, expect_close
 from keyedopt.conformance.suite.support.device import tensor, the_device, zeros
 
 
@@ -39,3 +40,15 @@ def local(tensor: Any) -> torch.Tensor:
     """Return the local part of a DTensor, or the tensor itself."""
     found: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     return found.detach()
+
+
+def expect_scaled(seen: Any, grads: list[list[float]], bound: float, norm: float) -> None:
+    """Expect gradients multiplied by one factor between bound / (norm + 1e-6) and bound / norm."""
+    flat = torch.tensor([element for grad in grads for element in grad], dtype=torch.float64)
+    have = torch.cat([one.detach().cpu().flatten() for one in seen])
+    largest = int(flat.abs().argmax())
+    factor = float(have[largest]) / float(flat[largest])
+    slack = 8 * torch.finfo(have.dtype).eps
+    low, high = bound / (norm + 1e-6) * (1 - slack), bound / norm * (1 + slack)
+    expect(low <= factor <= high, f"a factor between {low} and {high}", factor)
+    expect_close(have, flat * factor, "received gradients", ulps=8)

@@ -78,6 +78,13 @@ def train_sparse(optimizer: Any, params: Any, steps: int, seed: int = 1) -> None
         optimizer.step()
 
 
+def moments(optimizer: Any, param: Any) -> dict[str, torch.Tensor]:
+    """Return the state tensors with the shape of a parameter, whatever their names are."""
+    state = optimizer.state.get(param, {})
+    listed = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
+    return {name: value for name, value in listed.items() if value.shape == param.shape}
+
+
 def sgd(impl: Any, params: Mapping[str, Any], lr: float = 0.1, **options: Any) -> Any:
     """Wrap ``torch.optim.SGD`` in the implementation's `KeyedOptimizerWrapper`."""
     return impl.KeyedOptimizerWrapper(params, functools.partial(torch.optim.SGD, lr=lr, **options))
