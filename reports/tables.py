@@ -247,7 +247,8 @@ def held(clauses: Frame) -> tuple[int, int]:
 def checked(run: Mapping[str, Any]) -> Checked:
     """Return how many clauses and musts were checked, of a row of `runs`."""
     names = ("clauses_checked", "clauses_claimed", "musts_checked", "musts_claimed")
-    return Checked(*(int(run[name]) for name in names), device=str(run["device"]))
+    clauses, of_clauses, musts, of_musts = (int(run[name]) for name in names)
+    return Checked(clauses, of_clauses, musts, of_musts, device=str(run["device"]))
 
 
 def described() -> str:

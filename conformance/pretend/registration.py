@@ -49,7 +49,8 @@ def register() -> None:
         _prefer_fallback(collectives, "PrivateUse1", "PrivateUse1")
     _libraries.extend((library, own, collectives))
     _construct_storages()
-    torch.accelerator.current_stream = current_stream  # that of C++ is the CPU's: see `device_guard`
+    # That of C++ is the CPU's: see `device_guard`.
+    torch.accelerator.current_stream = current_stream  # type: ignore[assignment]
 
 
 def _prefer_fallback(library: torch.library.Library, kernels: str, key: str) -> None:

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 SUITE = "keyedopt.conformance.suite."
 
 
-class DeviceSeen(TorchDispatchMode):
+class DeviceSeen(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base class has no types
     """A context in which `device` becomes where operators of the target ran; None if it ran none.
 
     An operator is the target's if a function of the target's packages called it, however deep, and no
@@ -21,7 +21,7 @@ class DeviceSeen(TorchDispatchMode):
     """
 
     def __init__(self, wanted: str, packages: Collection[str]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.device: str | None = None
         self._wanted = torch.device(wanted)
         self._packages = tuple(f"{package}." for package in packages)

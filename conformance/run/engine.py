@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import functools
-import os
-import random
-import sys
 import time
 import traceback
 import unittest
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +19,7 @@ from keyedopt.conformance import spec
 from keyedopt.conformance.results.untrusted import clean, error_text, plain
 from keyedopt.conformance.results.verdict import level_of
 from keyedopt.conformance.run.device_seen import DeviceSeen, packages_of
+from keyedopt.conformance.run.fresh import fresh, null_device, steps_of
 from keyedopt.conformance.run.protocol import Head, Writer
 from keyedopt.conformance.suite.support.assertions import Mismatch
 from keyedopt.conformance.suite.support.device import choose_device
@@ -190,7 +187,7 @@ class Engine:
         """
         if self.writer is None or session.testsfailed:
             return None
-        with _null_device() as discard_output:
+        with null_device() as discard_output:
             while (number := self.writer.claim()) < len(session.items):
                 item = session.items[number]
                 head = item.stash[_HEAD]
@@ -249,10 +246,10 @@ class Engine:
         if hasattr(function, "hypothesis"):
             self._note_draws(head, function)
         if self._steps is None:
-            self._steps = _steps(self.surface)
+            self._steps = steps_of(self.surface)
         seen = self._device_seen()
         try:
-            with _fresh(self._steps), seen or contextlib.nullcontext():
+            with fresh(self._steps), seen or contextlib.nullcontext():
                 head["observed"] = plain(function(**arguments))
         except MissingName as error:
             if not self.surface.claims(str(error.name)):
@@ -334,76 +331,3 @@ def _is_case(module: Any) -> bool:
 
 def _areas(clauses: list[str]) -> set[str]:
     return {spec.clauses()[clause].area for clause in clauses if clause in spec.clauses()}
-
-
-@contextlib.contextmanager
-def _null_device() -> Iterator[Callable[[], None]]:
-    """Return a function that points the streams to the null device, for all cases until the end.
-
-    A case may print megabytes. It may also close or replace the streams, so each case gets new ones.
-    """
-    usual = sys.stdout, sys.stderr
-    saved = os.dup(1), os.dup(2)
-    null = os.open(os.devnull, os.O_WRONLY)
-
-    def redirect() -> None:
-        os.dup2(null, 1)
-        os.dup2(null, 2)
-        sys.stdout, sys.stderr = (os.fdopen(stream, "w", closefd=False) for stream in (1, 2))
-
-    try:
-        yield redirect
-    finally:
-        sys.stdout, sys.stderr = usual
-        for number, stream in enumerate(saved, 1):
-            os.dup2(stream, number)
-            os.close(stream)
-        os.close(null)
-
-
-def _seed() -> None:
-    """Seed torch on the CPU, and on accelerators if there are any.
-
-    Without accelerators, `torch.manual_seed` queues a call with its stack for each kind of them, which takes
-    milliseconds before every case.
-    """
-    if _has_accelerators():
-        torch.manual_seed(0)
-    else:
-        torch.default_generator.manual_seed(0)
-
-
-@functools.cache
-def _has_accelerators() -> bool:
-    return torch.accelerator.is_available()
-
-
-def _steps(surface: Surface) -> dict[Any, Any]:
-    """Return `step` of the classes of an implementation and of their bases; None if a class inherits it."""
-    names = [name for area in spec.areas().values() for name in area.names if surface.has(name)]
-    classes = {base for name in names for base in getattr(getattr(surface, name), "__mro__", ())}
-    return {base: base.__dict__.get("step") for base in classes}
-
-
-@contextlib.contextmanager
-def _fresh(steps: Mapping[Any, Any]) -> Iterator[None]:
-    """Seed a case, and undo its changes to torch's settings and to `step` of the target's classes.
-
-    torch patches `step` of a class permanently when its base is initialized or a copy is unpickled.
-    """
-    _seed()
-    random.seed(0)
-    folder, dtype = os.getcwd(), torch.get_default_dtype()
-    try:
-        yield
-    finally:
-        for base, step in steps.items():
-            if base.__dict__.get("step") is step:
-                continue
-            if step is None:
-                del base.step
-            else:
-                base.step = step
-        os.chdir(folder)
-        torch.set_default_dtype(dtype)
-        torch.set_grad_enabled(True)

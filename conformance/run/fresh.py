@@ -1,0 +1,87 @@
+"""What one case may change and the next must not see: streams, seeds, settings of torch, patched classes."""
+
+import contextlib
+import functools
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from keyedopt.conformance import spec
+from keyedopt.conformance.targets.implementation import Surface
+
+
+@contextlib.contextmanager
+def null_device() -> Iterator[Callable[[], None]]:
+    """Return a function that points the streams to the null device, for all cases until the end.
+
+    A case may print megabytes. It may also close or replace the streams, so each case gets new ones.
+    """
+    usual = sys.stdout, sys.stderr
+    saved = os.dup(1), os.dup(2)
+    null = os.open(os.devnull, os.O_WRONLY)
+
+    def redirect() -> None:
+        os.dup2(null, 1)
+        os.dup2(null, 2)
+        sys.stdout, sys.stderr = (os.fdopen(stream, "w", closefd=False) for stream in (1, 2))
+
+    try:
+        yield redirect
+    finally:
+        sys.stdout, sys.stderr = usual
+        for number, stream in enumerate(saved, 1):
+            os.dup2(stream, number)
+            os.close(stream)
+        os.close(null)
+
+
+def _seed() -> None:
+    """Seed torch on the CPU, and on accelerators if there are any.
+
+    Without accelerators, `torch.manual_seed` queues a call with its stack for each kind of them, which takes
+    milliseconds before every case.
+    """
+    if _has_accelerators():
+        torch.manual_seed(0)
+    else:
+        torch.default_generator.manual_seed(0)
+
+
+@functools.cache
+def _has_accelerators() -> bool:
+    return torch.accelerator.is_available()
+
+
+def steps_of(surface: Surface) -> dict[Any, Any]:
+    """Return `step` of the classes of an implementation and of their bases; None if a class inherits it."""
+    names = [name for area in spec.areas().values() for name in area.names if surface.has(name)]
+    classes = {base for name in names for base in getattr(getattr(surface, name), "__mro__", ())}
+    return {base: base.__dict__.get("step") for base in classes}
+
+
+@contextlib.contextmanager
+def fresh(steps: Mapping[Any, Any]) -> Iterator[None]:
+    """Seed a case, and undo its changes to torch's settings and to `step` of the target's classes.
+
+    torch patches `step` of a class permanently when its base is initialized or a copy is unpickled.
+    """
+    _seed()
+    random.seed(0)
+    folder, dtype = os.getcwd(), torch.get_default_dtype()
+    try:
+        yield
+    finally:
+        for base, step in steps.items():
+            if base.__dict__.get("step") is step:
+                continue
+            if step is None:
+                del base.step
+            else:
+                base.step = step
+        os.chdir(folder)
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(True)
