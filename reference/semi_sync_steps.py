@@ -69,7 +69,7 @@ class GlobalModel:
     def on_training_device(self) -> Iterator[None]:
         """Move the parameters to their original device for the time of a global step."""
         for param, device in self._devices:
-            param.data = param.data.to(device, non_blocking=self._non_blocking)
+            _move(param, param.detach().to(device, non_blocking=self._non_blocking))
         try:
             yield
         finally:
@@ -77,7 +77,17 @@ class GlobalModel:
 
     def _offload(self) -> None:
         for param, _ in self._devices:
-            param.data = param.data.to("cpu")  # synchronizes: any code may read the parameter now
+            _move(param, param.detach().to("cpu"))  # synchronizes: any code may read the parameter now
+
+
+def _move(param: torch.Tensor, data: torch.Tensor) -> None:
+    """Give a parameter its data on another device; it stays the same object."""
+    try:
+        param.data = data
+    except RuntimeError:  # torch allows this between its own types of device only
+        moved = torch.nn.Parameter(data, param.requires_grad)
+        vars(moved).update(vars(param))
+        torch.utils.swap_tensors(param, moved)
 
 
 @dataclass
