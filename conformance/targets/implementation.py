@@ -246,13 +246,15 @@ class Surface:
         return not self._implementation.lacks(name) and any(name in areas[a].names for a in self.claimed())
 
     def claimed(self) -> tuple[str, ...]:
-        """Return the areas that the implementation claims."""
+        """Return the areas that the implementation claims; one without names is claimed with any other."""
         stated = self._implementation.areas
-        return tuple(
+        own = [
             area.name
             for area in spec.areas().values()
             if (area.name in stated if stated is not None else any(map(self.has, area.names)))
-        )
+        ]
+        across = [area.name for area in spec.areas().values() if not area.names] if own else []
+        return tuple(dict.fromkeys([*own, *across]))
 
     def places(self) -> dict[str, str]:
         """Return ``module:attribute`` of each public name that can be imported."""

@@ -55,7 +55,12 @@ def gather(weight: torch.Tensor, leaf: torch.Tensor | None, rows: torch.Tensor) 
         weight: the table, (R, D).
         leaf: its stand-in, whose gradient is wanted; None where there is none to take.
         rows: checked row numbers, (N,).
+
+    Raises:
+        ValueError: the row numbers are not on the device of the table.
     """
+    if rows.device != weight.device:
+        raise ValueError(f"indices must be on the device of the table, {weight.device}, not on {rows.device}")
     if leaf is None:
         return weight.detach()[rows].to(gradient_dtype(weight.dtype))
     gathered: torch.Tensor = _Gather.apply(leaf, weight, rows)  # type: ignore[no-untyped-call, unused-ignore]
