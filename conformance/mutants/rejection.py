@@ -102,6 +102,9 @@ class _Forks:
         engine: Any = session.config.pluginmanager.get_plugin("keyedopt-engine")
         clauses = () if self._everything else mutant.rejected_by
         engine.turn_to(MUTANT, Writer(folder, LIMIT), session, clauses, mutant.dtypes)
+        if all(spec.clauses()[clause].accelerator for clause in mutant.rejected_by):
+            importlib.import_module("keyedopt.conformance.pretend")
+            engine.use_device("npu")
         engine.pytest_runtestloop(session)
         os._exit(0)
 

@@ -92,8 +92,12 @@ class Engine:
         self.claimed = set(self.surface.claimed())
         device = self._option("--keyedopt-device")
         self.dtypes = self._option("--keyedopt-dtype") or implementation.dtypes_on(device)
-        self.device = implementation.supported(device, self.dtypes)
-        choose_device(self.device)
+        self.use_device(implementation.supported(device, self.dtypes))
+
+    def use_device(self, device: str) -> None:
+        """Run the cases on a device."""
+        self.device = device
+        choose_device(device)
 
     def enter_worker(self, session: pytest.Session, target: str, folder: Path) -> None:
         """Import the target, and keep those of the collected cases that it supports.
