@@ -69,7 +69,7 @@ class GlobalModel:
     def on_training_device(self) -> Iterator[None]:
         """Move the parameters to their original device for the time of a global step."""
         for param, device in self._devices:
-            param.data = param.data.to(device, non_blocking=self._non_blocking)
+            _replace_data(param, param.data.to(device, non_blocking=self._non_blocking))
         try:
             yield
         finally:
@@ -77,7 +77,18 @@ class GlobalModel:
 
     def _offload(self) -> None:
         for param, _ in self._devices:
-            param.data = param.data.to("cpu")  # synchronizes: any code may read the parameter now
+            _replace_data(param, param.data.to("cpu"))  # synchronizes: code may read the parameter now
+
+
+def _replace_data(param: torch.Tensor, data: torch.Tensor) -> None:
+    """Give a parameter other memory, as ``torch.nn.Module.to`` does if it has to keep the parameter's identity."""
+    if torch._has_compatible_shallow_copy_type(param, data):
+        param.data = data
+    else:  # a device that is registered from outside of torch
+        moved = torch.nn.Parameter(data, param.requires_grad)
+        if param.grad is not None:
+            moved.grad = param.grad.to(data.device)
+        torch.utils.swap_tensors(param, moved)
 
 
 @dataclass
