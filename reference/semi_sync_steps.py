@@ -81,7 +81,7 @@ class GlobalModel:
 
 
 def _replace_data(param: torch.Tensor, data: torch.Tensor) -> None:
-    """Give a parameter other memory, as ``torch.nn.Module.to`` does if it has to keep the parameter's identity."""
+    """Give a parameter other memory and keep its identity, as ``torch.nn.Module.to`` can."""
     if torch._has_compatible_shallow_copy_type(param, data):
         param.data = data
     else:  # a device that is registered from outside of torch

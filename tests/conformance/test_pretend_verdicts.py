@@ -1,4 +1,4 @@
-"""Reference and fused are conformant on the pretend accelerator, with every case that is not for the CPU only."""
+"""Reference and fused are conformant on the pretend accelerator, with every case that is not CPU-only."""
 
 import pytest
 from making import NOT_OURS, functions, left_out
