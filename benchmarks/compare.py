@@ -199,10 +199,17 @@ class Contestant:
     launches: int | None = None
 
 
-def start(make: Callable[[], Job], clock: Clock, warmup: float) -> Contestant:
-    """Make a job, run it `RUNS` times for its results, and warm it up."""
+def start(make: Callable[[], Job], clock: Clock, warmup: float, device: str) -> Contestant:
+    """Make a job, run it `RUNS` times for its results, and warm it up.
+
+    Raises:
+        NotOffered: the tensors of the job are not on the device.
+    """
     job = make()
     before = job.results()
+    places = {tensor.device.type for tensor in before.values()}
+    if places and torch.device(device).type not in places:
+        raise NotOffered(f"its tensors are on {', '.join(sorted(places))}, not on {device}")
     times = []
     for _ in range(RUNS):
         times.append(timing.once(clock, job))
@@ -297,7 +304,7 @@ def _attempt(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # libraries warn about themselves
             _refuse_too_large(task, work, device)
-            made = start(lambda: maker(surface, task, work, device), clock, budget.warmup)
+            made = start(lambda: maker(surface, task, work, device), clock, budget.warmup, device)
             made.job.prepare()
             made.memory = resources.extra_memory(made.job.run, device)
             if torch.device(device).type == "cuda":

@@ -96,9 +96,22 @@ class CudaClock(CpuClock):
         return float(start.elapsed_time(end)) / 1e3 + time.perf_counter() - then
 
 
+class AcceleratorClock(CpuClock):
+    """Time from an idle accelerator until it has finished all work. Synchronizes."""
+
+    def time(self, run: Callable[[], object]) -> float:
+        """Return the seconds from the call until the accelerator is idle."""
+        torch.accelerator.synchronize()
+        start = time.perf_counter()
+        run()
+        torch.accelerator.synchronize()
+        return time.perf_counter() - start
+
+
 def clock_of(device: str) -> Clock:
-    """Return `CudaClock` for a CUDA device, else `CpuClock`."""
-    return CudaClock() if torch.device(device).type == "cuda" else CpuClock()
+    """Return `CudaClock` for a CUDA device, `CpuClock` for the CPU, else `AcceleratorClock`."""
+    clocks = {"cuda": CudaClock, "cpu": CpuClock}
+    return clocks.get(torch.device(device).type, AcceleratorClock)()
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ Tasks = Annotated[
 Target = Annotated[
     str, typer.Option("--implementation", metavar="TARGET", help="The target to measure, as for `check`.")
 ]
-Device = Annotated[str, typer.Option(help="cpu or cuda.")]
+Device = Annotated[str, typer.Option(help="cpu, cuda, or another device of torch.")]
 Output = Annotated[Path | None, typer.Option(metavar="FILE", help="Write every sample and verdict as JSON.")]
 OneThread = Annotated[int, typer.Option(help="Threads of torch.", min=1)]
 
@@ -41,6 +41,10 @@ def run(
         ),
     ] = None,
     device: Device = "cpu",
+    imports: Annotated[
+        list[str] | None,
+        typer.Option("--import", metavar="MODULE", help="Import this module first; repeatable."),
+    ] = None,
     output: Output = None,
     conformance: Annotated[
         Path | None,
@@ -90,6 +94,7 @@ def run(
         cold=cold,
         trace=trace,
         dim=dim,
+        imports=tuple(imports or ()),
     )
     _exit(lambda: measure(asked))
 

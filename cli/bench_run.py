@@ -1,5 +1,6 @@
 """``keyedopt bench run``: measure an implementation beside its peers, show ratios, write JSON."""
 
+import importlib
 import math
 import os
 from collections.abc import Iterator
@@ -50,6 +51,7 @@ class Asked:
     cold: bool = False
     trace: Path | None = None
     dim: int | None = None
+    imports: tuple[str, ...] = ()
 
 
 def measure(asked: Asked) -> int:
@@ -60,6 +62,11 @@ def measure(asked: Asked) -> int:
     """
     _check_options(asked)
     pairs = _pairs(asked)
+    for name in asked.imports:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise RequestError(f"--import {name} failed: {error_text(error)}") from error
     check_device(asked.device)
     if asked.output is not None:
         results.refuse_unwritable(asked.output)
@@ -110,14 +117,14 @@ def check_threads(threads: int | None) -> None:
 
 
 def check_device(device: str) -> None:
-    """Raise RequestError if a device cannot be used or has no clock."""
+    """Raise RequestError if a device cannot be used."""
     try:
         kind = torch.device(device).type
     except RuntimeError as error:
-        raise RequestError(f"{device!r} is not a device: give cpu or cuda") from error
-    if kind not in ("cpu", "cuda"):
-        raise RequestError(f"{kind!r} cannot be timed: give cpu or cuda")
-    if kind == "cuda":
+        raise RequestError(f"{device!r} is not a device: see `keyedopt list devices`") from error
+    if kind == "meta":
+        raise RequestError("'meta' cannot be timed: its tensors have no data")
+    if kind != "cpu":
         try:
             torch.empty(1, device=device)
         except (RuntimeError, AssertionError) as error:

@@ -69,7 +69,7 @@ class GlobalModel:
     def on_training_device(self) -> Iterator[None]:
         """Move the parameters to their original device for the time of a global step."""
         for param, device in self._devices:
-            _move(param, param.detach().to(device, non_blocking=self._non_blocking))
+            _replace_data(param, param.data.to(device, non_blocking=self._non_blocking))
         try:
             yield
         finally:
@@ -77,16 +77,17 @@ class GlobalModel:
 
     def _offload(self) -> None:
         for param, _ in self._devices:
-            _move(param, param.detach().to("cpu"))  # synchronizes: any code may read the parameter now
+            _replace_data(param, param.data.to("cpu"))  # synchronizes: code may read the parameter now
 
 
-def _move(param: torch.Tensor, data: torch.Tensor) -> None:
-    """Give a parameter its data on another device; it stays the same object."""
-    try:
+def _replace_data(param: torch.Tensor, data: torch.Tensor) -> None:
+    """Give a parameter other memory and keep its identity, as ``torch.nn.Module.to`` can."""
+    if torch._has_compatible_shallow_copy_type(param, data):
         param.data = data
-    except RuntimeError:  # torch allows this between its own types of device only
+    else:  # a device that is registered from outside of torch
         moved = torch.nn.Parameter(data, param.requires_grad)
-        vars(moved).update(vars(param))
+        if param.grad is not None:
+            moved.grad = param.grad.to(data.device)
         torch.utils.swap_tensors(param, moved)
 
 

@@ -76,14 +76,14 @@ def _adagrad(w: Tensor, g: Tensor, states: Sequence[Tensor], step: Step, count: 
     (s,) = states
     s.addcmul_(g, g)
     _decouple(w, step)
-    _descend(w, g, s.sqrt(), step.eps, _falling_rate(step, count))
+    _descend(w, g, s.sqrt(), step.eps, _falling_rate(step, count, w))
 
 
 def _rowwise_adagrad(w: Tensor, g: Tensor, states: Sequence[Tensor], step: Step, count: Number) -> None:
     s = states[0].view(-1, 1)
     s += _mean_square(g)
     _decouple(w, step)
-    _descend(w, g, s.sqrt(), step.eps, _falling_rate(step, count))
+    _descend(w, g, s.sqrt(), step.eps, _falling_rate(step, count, w))
     if step.max_norm is not None:
         length = row_norm(w)
         w *= torch.where(length > step.max_norm, step.max_norm / length, 1.0).to(w.dtype)
@@ -163,9 +163,14 @@ def _correction(beta: float, count: Number, like: Tensor) -> Number:
     return exact.to(like.dtype)
 
 
-def _falling_rate(step: Step, count: Number) -> Number:
-    """Return lr / (1 + (t − 1) lr_decay)."""
-    return step.lr / (1 + (count - 1) * step.lr_decay) if step.lr_decay else step.lr
+def _falling_rate(step: Step, count: Number, like: Tensor) -> Number:
+    """Return lr / (1 + (t − 1) lr_decay), computed in float64."""
+    if not step.lr_decay:
+        return step.lr
+    if not isinstance(count, Tensor):
+        return step.lr / (1 + (count - 1) * step.lr_decay)
+    exact = step.lr / (1 + (count.to(like.device, torch.float64) - 1) * step.lr_decay)
+    return exact.to(like.dtype)
 
 
 def _decouple(w: Tensor, step: Step) -> None:

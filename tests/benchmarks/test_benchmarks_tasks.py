@@ -55,7 +55,7 @@ class Asked:
 
 def begun(name, task):
     surface = find(name).surface()
-    return compare.start(lambda: make(surface, task, WORKS[task.kind], "cpu"), CountingClock(), 0.0)
+    return compare.start(lambda: make(surface, task, WORKS[task.kind], "cpu"), CountingClock(), 0.0, "cpu")
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -188,3 +188,13 @@ def test_tasks_need_the_public_names_of_an_implementation_and_no_more():
                 assert all(name[1] == "benchmarks" for name in ours), f"{path} imports {ours}"
                 waiting |= {name[2] for name in ours if len(name) > 2} - seen
     assert {"timing", "workloads"} <= seen
+
+
+def test_a_task_whose_tensors_are_elsewhere_is_refused():
+    from keyedopt.conformance import pretend  # noqa: F401 - registers npu
+
+    surface, task = find("fused").surface(), TASKS["clip-adam"]
+    work = WORKS["dense"]
+    assert compare.start(lambda: make(surface, task, work, "npu"), CountingClock(), 0.0, "npu").first == 1.0
+    with pytest.raises(NotOffered, match="its tensors are on cpu, not on npu"):
+        compare.start(lambda: make(surface, task, work, "cpu"), CountingClock(), 0.0, "npu")

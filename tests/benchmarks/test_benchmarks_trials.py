@@ -50,7 +50,7 @@ def test_a_planted_optimizer_of_tables_does_the_same_work_slowly(optimizer, monk
 
     def run(surface, name):
         task = TASKS[f"train-{name}"]
-        return compare.start(lambda: make(surface, task, TINY, "cpu"), CpuClock(), 0.0)
+        return compare.start(lambda: make(surface, task, TINY, "cpu"), CpuClock(), 0.0, "cpu")
 
     assert compare.error_between(run(slow, optimizer), run(plain, optimizer)) == 0
     looked = fake.at

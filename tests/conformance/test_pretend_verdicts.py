@@ -1,0 +1,37 @@
+"""Reference and fused are conformant on the pretend accelerator, with every case that is not CPU-only."""
+
+import pytest
+from making import NOT_OURS, functions, left_out
+
+from keyedopt.conformance.results.verdict import judge
+
+#: The clauses of cases that only the CPU can run: local shards in the memory of the host.
+CPU_ONLY = {"COMB-022", "WRAP-021"}
+
+
+@pytest.fixture(scope="module", params=["reference", "fused"])
+def on_npu(request, check_once):
+    return check_once(request.param, device="npu", imports=("keyedopt.conformance.pretend",))
+
+
+def test_every_clause_holds(on_npu):
+    verdict = judge(on_npu)
+    assert verdict.reasons == ()
+    assert verdict.conformant
+    assert left_out(on_npu) == NOT_OURS | {(clause, "unsupported") for clause in CPU_ONLY}
+
+
+def test_cases_run_where_the_verdict_says(on_npu):
+    elsewhere = {case.case for case in on_npu.cases if (case.device or "npu").partition(":")[0] != "npu"}
+    reasons = {case.case for case in on_npu.cases if case.outcome == "unsupported"}
+    assert elsewhere <= reasons
+    assert on_npu.environment["device"].partition(":")[0] == "npu"
+
+
+def test_few_cases_are_for_the_cpu_only():
+    marked = [case for case, function in functions().items() if _marks(function, "cpu_only")]
+    assert len(marked) <= 0.1 * len(functions())
+
+
+def _marks(function, name):
+    return [mark for mark in getattr(function, "pytestmark", ()) if mark.name == name]
