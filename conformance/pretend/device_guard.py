@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from keyedopt.conformance.pretend.devices import COUNT, current_device, exchange_device
+from keyedopt.conformance.pretend.devices import COUNT, current_device, exchange_device, last_index
 from keyedopt.conformance.pretend.streams import synchronize
 
 _ROOT = os.path.dirname(torch.__file__)
@@ -58,7 +58,6 @@ _GUARD: dict[str, tuple[Any, Callable[..., Any]]] = {
     "deviceCount": (ctypes.CFUNCTYPE(_index, _this), lambda this: COUNT),
     "getDevice": (ctypes.CFUNCTYPE(_device, _this), lambda this: _pack(current_device())),
     "setDevice": (ctypes.CFUNCTYPE(None, _this, _device), _set),
-    "uncheckedSetDevice": (ctypes.CFUNCTYPE(None, _this, _device), _set),
     "exchangeDevice": (ctypes.CFUNCTYPE(_device, _this, _device), _exchange),
     "synchronizeStream": (ctypes.CFUNCTYPE(None, _this, _this), lambda this, stream: _synchronize_all()),
     "synchronizeEvent": (ctypes.CFUNCTYPE(None, _this, _this), lambda this, event: _synchronize_all()),
@@ -75,7 +74,8 @@ def install() -> None:
     # this device would call Python before the exception has arrived; that of the CPU's does nothing.
     guard = registry[_TYPE]
     assert guard is not None, "torch registered the guard"
-    _replace(guard, entries, _GUARD, machine_code={"getStream": _CPU_STREAM})
+    code = {"getStream": _CPU_STREAM, "uncheckedSetDevice": _set_unless_set()}
+    _replace(guard, entries, _GUARD, machine_code=code)
     hooks, allocator = cpu._ZN2at6detail19getPrivateUse1HooksEv, core._ZN3c1015GetCPUAllocatorEv
     hooks.restype = allocator.restype = ctypes.c_void_p
     # Pinned memory is memory of the CPU.
@@ -88,6 +88,22 @@ def install() -> None:
         for entry in _virtual_functions(f"ATen/detail/{struct}.h", struct)
     ]
     _replace(hooks(), entries, pinned)
+
+
+def _set_unless_set() -> bytes:
+    """Return code that calls `_set` only if another index was set last.
+
+    A guard ends with it, also while an exception of Python passes, which would be lost if Python ran.
+    """
+    callback = ctypes.CFUNCTYPE(None, _this, _device)(_set)
+    _kept.append(callback)
+    there = ctypes.cast(callback, ctypes.c_void_p).value or 0
+    address, function = (value.to_bytes(8, "little") for value in (ctypes.addressof(last_index), there))
+    if platform.machine() == "aarch64":  # always calls it
+        return bytes.fromhex("49000058 20011fd6") + function
+    # mov rax, address; mov ecx, esi; shr ecx, 8; cmp cl, [rax]; je end; mov rax, function; jmp rax; end: ret
+    begin, jump = bytes.fromhex("89f1 c1e908 3a08 740c 48b8"), bytes.fromhex("ffe0 c3")
+    return bytes.fromhex("48b8") + address + begin + function + jump
 
 
 def _virtual_functions(header: str, struct: str) -> list[str]:

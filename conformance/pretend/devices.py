@@ -1,5 +1,6 @@
 """The indices of the pretend device, and the current one of a thread."""
 
+import ctypes
 import threading
 from functools import cache
 from types import TracebackType
@@ -17,6 +18,8 @@ class _Current(threading.local):
 
 
 _current = _Current()
+#: The index that was set last, in any thread, for code of C.
+last_index = ctypes.c_uint8(0)
 
 
 def device_of(device: Any = None) -> torch.device:
@@ -53,6 +56,7 @@ def set_device(device: Any) -> None:
 def exchange_device(index: int) -> int:
     """Make the device of an index the current one of this thread; return the index of the last one."""
     outer, _current.index = _current.index, index
+    last_index.value = index
     return outer
 
 
@@ -64,10 +68,9 @@ class on_device:  # noqa: N801 - named as in torch.cuda, where it is `torch.cuda
         self._outer: list[int] = []
 
     def __enter__(self) -> None:
-        self._outer.append(_current.index)
-        _current.index = self.idx
+        self._outer.append(exchange_device(self.idx))
 
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        _current.index = self._outer.pop()
+        exchange_device(self._outer.pop())
