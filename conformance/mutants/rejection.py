@@ -101,10 +101,10 @@ class _Forks:
         sys.meta_path.insert(0, planting.Importer(code))
         engine: Any = session.config.pluginmanager.get_plugin("keyedopt-engine")
         clauses = () if self._everything else mutant.rejected_by
-        engine.turn_to(MUTANT, Writer(folder, LIMIT), session, clauses, mutant.dtypes)
         if all(spec.clauses()[clause].accelerator for clause in mutant.rejected_by):
             importlib.import_module("keyedopt.conformance.pretend")
             engine.use_device("npu")
+        engine.turn_to(MUTANT, Writer(folder, LIMIT), session, clauses, mutant.dtypes)
         engine.pytest_runtestloop(session)
         os._exit(0)
 

@@ -133,10 +133,13 @@ class Engine:
         self._steps, self._packages = None, None
         self._sought = set(clauses) or None
         heads = [(item, item.stash[_HEAD]) for item in session.items]
+        on_cpu = torch.device(self.device).type == "cpu"
         session.items[:] = [
             item
             for item, head in heads
-            if head["dtype"] in (None, *dtypes) and (not clauses or set(clauses) & set(head["clauses"]))
+            if head["dtype"] in (None, *dtypes)
+            and (not clauses or set(clauses) & set(head["clauses"]))
+            and not (on_cpu and _needs_accelerator(head))
         ]
 
     # --- fixtures -----------------------------------------------------------------------------------
@@ -227,7 +230,7 @@ class Engine:
             for mark in item.iter_markers("cpu_only"):
                 if not on_cpu:
                     pytest.skip(f"runs on the CPU only: {mark.args[0]}")
-            if on_cpu and all(spec.clauses()[clause].accelerator for clause in item.stash[_HEAD]["clauses"]):
+            if on_cpu and _needs_accelerator(item.stash[_HEAD]):
                 pytest.skip("needs an accelerator")
             missing = sorted(_areas(item.stash[_HEAD]["clauses"]) - self.claimed)
             missing += [name for name in item.stash[_NEEDS] if self.surface.lacks(name)]
@@ -331,6 +334,10 @@ def _starts_late(item: pytest.Item) -> bool:
 
 def _is_case(module: Any) -> bool:
     return str(module.__name__).startswith("keyedopt.conformance.suite.")
+
+
+def _needs_accelerator(head: Head) -> bool:
+    return all(spec.clauses()[clause].accelerator for clause in head["clauses"])
 
 
 def _areas(clauses: list[str]) -> set[str]:

@@ -106,13 +106,14 @@ def test_the_gate_and_conformance(clause, outcome, level, green, conformant):
 
 def test_silence_is_never_a_pass():
     empty = result(options={})
+    asked = [clause for clause in spec.clauses().values() if not clause.accelerator]  # it was made on a CPU
     verdict = judge(empty)
     assert not verdict.green
     assert not verdict.conformant
-    assert len(verdict.reasons) == len(spec.clauses())
+    assert len(verdict.reasons) == len(asked)
     assert f"{MUST}: it was not run" in verdict.reasons
     totals = [count for row in verdict.counts.values() for count in row.values()]
-    assert sum(count.total for count in totals) == len(spec.clauses())
+    assert sum(count.total for count in totals) == len(asked)
     assert sum(count.passed for count in totals) == 0
 
 

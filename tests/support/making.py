@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 from keyedopt.conformance import spec
@@ -58,17 +59,20 @@ def drawn(case):
 
 
 def plain_cases():
-    """Return cases that take nothing, make an optimizer, and are the only ones of their only clause."""
+    """Return cases on the CPU that take nothing, make an optimizer, and alone have their name and clause."""
+    names = Counter(case.name for case in functions())
     makers = ("sgd(", "adam(", "recording(", "KeyedOptimizerWrapper(")
     return [
         case
         for case, function in functions().items()
         if takes(case)
+        and names[case.name] == 1
         and len(case.clauses) == 1
         and len(cases_by_clause()[case.clauses[0]]) == 1
         and any(maker in inspect.getsource(function) for maker in makers)
         and "compile" not in case.name  # takes seconds
         and level(case) != "observe"
+        and not spec.clauses()[case.clauses[0]].accelerator
     ]
 
 
