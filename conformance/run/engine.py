@@ -24,6 +24,7 @@ from keyedopt.conformance.run.protocol import Head, Writer
 from keyedopt.conformance.suite.support.assertions import Mismatch
 from keyedopt.conformance.suite.support.device import choose_device
 from keyedopt.conformance.suite.support.measured import MEASURED
+from keyedopt.conformance.targets.devices import check_device
 from keyedopt.conformance.targets.implementation import (
     DTYPES,
     Implementation,
@@ -93,6 +94,7 @@ class Engine:
         device = self._option("--keyedopt-device")
         self.dtypes = self._option("--keyedopt-dtype") or implementation.dtypes_on(device)
         self.use_device(implementation.supported(device, self.dtypes))
+        check_device(self.device)
 
     def use_device(self, device: str) -> None:
         """Run the cases on a device."""

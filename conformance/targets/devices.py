@@ -25,7 +25,7 @@ def check_device(device: str) -> None:
     """Check that torch has a device, such as ``cuda`` or ``npu:1``.
 
     Raises:
-        TargetError: there is no such device; the message says what to do.
+        TargetError: there is no such device, or it does not compute, as ``meta``, whose tensors have no data.
     """
     import torch
 
@@ -37,6 +37,8 @@ def check_device(device: str) -> None:
     if (found.index or 0) >= count:
         here = ", ".join(f"{found.type}:{index}" for index in range(count)) or f"none of type {found.type}"
         raise TargetError(f"the device {device!r} is not here (there is {here}): {_HINT}")
+    if not _computes(device, torch.float32):
+        raise TargetError(f"the device {device!r} does not add numbers, so nothing can be checked on it")
 
 
 def description(device: str) -> str | None:

@@ -37,6 +37,10 @@ def test_a_built_in_target_is_checked_on_a_device_of_an_imported_module(device):
         (("reference", "--device", "xpu"), "the device 'xpu' is not here (there is none of type xpu)"),
         (("reference", "--device", "cpu:1"), "the device 'cpu:1' is not here"),
         (
+            ("reference", "--device", "meta"),
+            "the device 'meta' does not add numbers, so nothing can be checked",
+        ),
+        (
             ("reference", "--import", "no_such_module"),
             "there is no module 'no_such_module' in this environment",
         ),
@@ -55,7 +59,8 @@ def test_an_adapter_names_its_modules_devices_and_dtypes(tmp_path):
         "ACME = Implementation(\n"
         "    name='acme', root='keyedopt.reference', areas=('keyed',), devices=('npu', 'cpu'),\n"
         "    device_dtypes={'npu': ('float32',)}, imports=('keyedopt.conformance.pretend',),\n"
-        ")\n",
+        ")\n"
+        "NO_DATA = Implementation(name='acme', root='keyedopt.reference', devices=('meta',))\n",
     )
 
     def check(**options):
@@ -67,6 +72,8 @@ def test_an_adapter_names_its_modules_devices_and_dtypes(tmp_path):
     assert result.environment["device"] == "npu"
     assert result.implementation["dtypes"] == ["float32"]
     assert {case.dtype for case in result.cases} <= {None, "float32"}
+    with pytest.raises(RunError, match="the device 'meta' does not add numbers"):
+        runner.run("acme_devices:NO_DATA", Options(clauses=("KEYED-001",)), path=[str(tmp_path)])
     for options, said in (
         ({"dtypes": ("bfloat16",)}, "acme supports the dtypes float32, not 'bfloat16'"),
         ({"device": "cuda"}, "acme supports the devices npu, cpu, not 'cuda'"),
