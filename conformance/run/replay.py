@@ -136,7 +136,8 @@ def script(run: Result, case: Case) -> str:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             statements[index] = bare = copy.copy(node)
             bare.decorator_list = []  # they only mark the case and give it inputs
-    elsewhere = case.device != "cpu"
+    device = str(run.environment["device"])  # that of the case is where operators ran
+    elsewhere = device != "cpu"
     parts = _needed([name, "choose_device"] if elsewhere else [name], statements)
     found = [node for node in parts if isinstance(node, ast.FunctionDef) and node.name == name]
     if not found:
@@ -162,7 +163,7 @@ def script(run: Result, case: Case) -> str:
         imports="\n".join(dict.fromkeys([*_IMPORTS, *imports, *_modules(run)])),
         bodies="\n\n\n".join(bodies),
         places=places,
-        device=f"        choose_device({case.device!r})\n" if elsewhere else "",
+        device=f"        choose_device({device!r})\n" if elsewhere else "",
         call=call,
         main=(_GUARDED if case.outcome == "error" else _DIRECT).format(limit=limit),
     )

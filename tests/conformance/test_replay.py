@@ -14,6 +14,7 @@ from keyedopt.conformance import spec
 from keyedopt.conformance.results.untrusted import plain
 from keyedopt.conformance.run import case_sources, replay
 from keyedopt.conformance.run.replay import ReplayError
+from keyedopt.conformance.targets.implementation import find
 
 #: Runs scripts without keyedopt, and prints the exit code and the last line of each.
 DRIVER = """\
@@ -140,6 +141,20 @@ def test_a_script_of_a_crash_survives_it(tmp_path, acme, fault, said):
         timeout=60,
     )
     assert (done.returncode, done.stdout.strip()) == (bool(fault), said), done.stderr
+
+
+def test_a_script_runs_on_the_device_of_the_run(tmp_path):
+    case = plain_cases()[0]
+    made = result({"case": f"{case.file}::{case.name}", "clauses": case.clauses, "device": None})
+    made.environment["device"] = "npu:1"
+    made.options["imports"] = ["keyedopt.conformance.pretend"]
+    made.implementation["places"] = find("reference").surface().places()
+    script = tmp_path / "again.py"
+    text = replay.script(made, made.cases[0])
+    assert "choose_device('npu:1')" in text
+    script.write_text(text)
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout.strip()) == (0, "holds"), done.stderr
 
 
 def test_every_case_can_be_written_as_a_script(tmp_path):
