@@ -80,7 +80,7 @@ def test_bytes_follow_from_the_work():
 def run(name, task, work):
     about = find(name)
     made = compare.start(
-        lambda: OWN_WAY.get(name, make)(about.surface(), task, work, "cpu"), UnitClock(), warmup=0.0
+        lambda: OWN_WAY.get(name, make)(about.surface(), task, work, "cpu"), UnitClock(), 0.0, "cpu"
     )
     again = {key: value.clone() for key, value in made.before.items()}
     assert any(not torch.equal(value, made.after[key]) for key, value in again.items())

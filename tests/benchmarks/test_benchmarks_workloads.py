@@ -22,7 +22,7 @@ GOOD = {"indices": [4, 0, 4, 2], "offsets": [0, 3, 3], "lengths": [3, 0, 1]}
 def run(name, task, work):
     surface = find(name).surface()
     made = compare.start(
-        lambda: OWN_WAY.get(name, make)(surface, TASKS[task], work, "cpu"), CpuClock(), warmup=0.0
+        lambda: OWN_WAY.get(name, make)(surface, TASKS[task], work, "cpu"), CpuClock(), 0.0, "cpu"
     )
     assert any(not torch.equal(value, made.after[key]) for key, value in made.before.items())
     return made
