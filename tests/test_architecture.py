@@ -301,7 +301,7 @@ def test_types(tmp_path):
 
 
 def modules():
-    """Yield all modules but the pretend accelerator's, which change torch for the process that imports them."""
+    """Yield all modules but the pretend accelerator's, which change torch for a process."""
     for part in FOLDERS:
         package = importlib.import_module(f"keyedopt.{part}")
         yield package.__name__
