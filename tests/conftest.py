@@ -32,7 +32,7 @@ LONGEST = (
     *("test_benchmarks_tasks", "test_mutants_tool", "test_native_memory", "test_torchft_loopback"),
 )
 
-#: Registering the pretend accelerator changes torch for a process: `test_pretend` runs these tests in another.
+#: Registering the pretend accelerator changes torch for a process: `test_pretend` runs these tests elsewhere.
 collect_ignore_glob = [] if os.environ.get("KEYEDOPT_TESTS_PRETEND") == "1" else ["conformance/pretend/*"]
 
 
