@@ -88,7 +88,7 @@ def _replace_data(param: torch.Tensor, data: torch.Tensor) -> None:
         moved = torch.nn.Parameter(data, param.requires_grad)
         if param.grad is not None:
             moved.grad = param.grad.to(data.device)
-        torch.utils.swap_tensors(param, moved)
+        torch.utils.swap_tensors(param, moved)  # type: ignore[no-untyped-call]
 
 
 @dataclass

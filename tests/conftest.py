@@ -65,11 +65,11 @@ def check_once(tmp_path_factory):
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # the one folder of all workers
 
-    def check(target, areas=(), device="cpu", imports=()):
-        made = made_results.find(target) if device == "cpu" else None
+    def check(target, areas=(), device=None, imports=()):
+        made = made_results.find(target) if device is None else None
         if made is not None:
             return made
-        name = "-".join((target, device, *areas))
+        name = "-".join((target, device or "cpu", *areas))
         file = folder / f"checked-{name}.json"
         with (folder / f"checked-{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import LONGEST
 
+import keyedopt
 from keyedopt import fused, reference
 from keyedopt.conformance.run import replay
 from keyedopt.reference.keyed.bulk import ONE_BY_ONE
@@ -300,14 +301,13 @@ def test_types(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def modules():
+def modules(package=keyedopt):
     """Yield all modules but the pretend accelerator's, which change torch for a process."""
-    for part in FOLDERS:
-        package = importlib.import_module(f"keyedopt.{part}")
-        yield package.__name__
-        for item in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-            if not any(part in item.name for part in ("findings.", "conformance.pretend", "__main__")):
-                yield item.name
+    for item in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+        if not any(part in item.name for part in ("findings.", "conformance.pretend", "__main__")):
+            yield item.name
+            if item.ispkg:
+                yield from modules(importlib.import_module(item.name))
 
 
 @pytest.mark.parametrize("name", list(modules()))
