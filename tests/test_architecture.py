@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 from conftest import LONGEST
 
-import keyedopt
 from keyedopt import fused, reference
 from keyedopt.conformance.run import replay
 from keyedopt.reference.keyed.bulk import ONE_BY_ONE
@@ -301,13 +300,14 @@ def test_types(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def modules(package=keyedopt):
+def modules(names=tuple(f"keyedopt.{part}" for part in FOLDERS)):
     """Yield all modules but the pretend accelerator's, which change torch for a process."""
-    for item in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-        if not any(part in item.name for part in ("findings.", "conformance.pretend", "__main__")):
-            yield item.name
-            if item.ispkg:
-                yield from modules(importlib.import_module(item.name))
+    for name in names:
+        if any(part in name for part in ("findings.", "conformance.pretend", "__main__")):
+            continue
+        yield name
+        path = getattr(importlib.import_module(name), "__path__", ())
+        yield from modules([item.name for item in pkgutil.iter_modules(path, f"{name}.")])
 
 
 @pytest.mark.parametrize("name", list(modules()))
