@@ -35,7 +35,7 @@ def synchronizations() -> Iterator[list[Synchronization]]:
 
 
 def note(operator: str) -> None:
-    """Record that the host waits for the device in an operator."""
+    """Record that an operator makes the host wait for the device."""
     if _recordings:
         record = Synchronization(operator, _place(sys._getframe(1)))
         for recording in _recordings:

@@ -36,13 +36,14 @@ class DeviceSeen(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
     ) -> Any:
         """Run an operator, and note its device if the target called it."""
         result = func(*args, **(kwargs or {}))
-        if (self.device is None or self.device == "cpu") and self._is_targets(sys._getframe(1)):
+        if self.device != str(self._wanted) and self._is_targets(sys._getframe(1)):
             for tensor in _tensors((result, *args, *(kwargs or {}).values())):
-                if tensor.device.type == self._wanted.type:
+                where = tensor.device
+                if where.type == self._wanted.type and self._wanted.index in (None, where.index):
                     self.device = str(self._wanted)
                     break
                 if tensor.numel() > 2:
-                    self.device = str(tensor.device)
+                    self.device = str(where)
         return result
 
     def _is_targets(self, frame: FrameType | None) -> bool:

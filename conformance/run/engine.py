@@ -213,7 +213,7 @@ class Engine:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 self.pytest_runtest_setup(item)
-                self._call(item, {"impl": self.surface, "device": self.device, **_parameters(item)})
+                self._call(item, {"impl": self.surface, **_parameters(item)})
         except pytest.skip.Exception as reason:  # a skip by the case itself has escaped
             found = {"outcome": "unsupported", "seen": clean(str(reason))}
         except BaseException as error:

@@ -32,6 +32,11 @@ def test_the_device_that_was_asked_for_counts_most():
     assert seen(lambda: (there.step(), here.step(), there.step())) == "npu"
 
 
+def test_another_index_is_another_device():
+    assert seen(stepped("npu:0")[0].step, wanted="npu:1") == "npu:0"
+    assert seen(stepped("npu:1")[0].step, wanted="npu:1") == "npu:1"
+
+
 def test_what_others_run_does_not_count():
     _, weight = stepped("npu")
     assert seen(lambda: weight.detach() * 2) is None
