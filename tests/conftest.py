@@ -42,6 +42,15 @@ def pytest_collection_modifyitems(items):
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
+if collect_ignore_glob:
+
+    @pytest.fixture(autouse=True)
+    def pretend_stays_out():
+        """Fail the test that registers the pretend accelerator here, and not those that it disturbs."""
+        yield
+        assert "keyedopt.conformance.pretend" not in sys.modules, "this test belongs in conformance/pretend/"
+
+
 @pytest.fixture(scope="session")
 def torchrec():
     """Skip where torchrec is not installed, unless it has to be (CI)."""

@@ -4,6 +4,7 @@ import os
 
 import pytest
 import torch
+from clocks import UnitClock
 
 from keyedopt.benchmarks import compare
 from keyedopt.benchmarks.tasks import TASKS, NotOffered, dense, make, tables
@@ -24,21 +25,6 @@ NOT_TIMED = {
 }
 
 
-class CountingClock:
-    """A clock that runs things and says that a second has passed."""
-
-    def __init__(self):
-        self.at = 0.0
-
-    def now(self):
-        return self.at
-
-    def time(self, run):
-        run()
-        self.at += 1.0
-        return 1.0
-
-
 class Asked:
     """An implementation's names, and which of them were asked for."""
 
@@ -55,7 +41,7 @@ class Asked:
 
 def begun(name, task):
     surface = find(name).surface()
-    return compare.start(lambda: make(surface, task, WORKS[task.kind], "cpu"), CountingClock(), 0.0, "cpu")
+    return compare.start(lambda: make(surface, task, WORKS[task.kind], "cpu"), UnitClock(), 0.0, "cpu")
 
 
 @pytest.mark.parametrize("name", TASKS)
@@ -188,13 +174,3 @@ def test_tasks_need_the_public_names_of_an_implementation_and_no_more():
                 assert all(name[1] == "benchmarks" for name in ours), f"{path} imports {ours}"
                 waiting |= {name[2] for name in ours if len(name) > 2} - seen
     assert {"timing", "workloads"} <= seen
-
-
-def test_a_task_whose_tensors_are_elsewhere_is_refused():
-    from keyedopt.conformance import pretend  # noqa: F401 - registers npu
-
-    surface, task = find("fused").surface(), TASKS["clip-adam"]
-    work = WORKS["dense"]
-    assert compare.start(lambda: make(surface, task, work, "npu"), CountingClock(), 0.0, "npu").first == 1.0
-    with pytest.raises(NotOffered, match="its tensors are on cpu, not on npu"):
-        compare.start(lambda: make(surface, task, work, "cpu"), CountingClock(), 0.0, "npu")
