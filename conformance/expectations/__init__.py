@@ -8,7 +8,7 @@ Each entry names a clause and its failing cases, gives the reason, and links to 
     reason = "the norm is taken of local tensors, which have no gradient"
     link = "conformance/findings/torchrec_dtensor_not_clipped.py"
     expires = 2027-05-31                      # optional
-    when = { torchrec = ">=1.8,<1.9", device = "cpu" }   # optional: versions, device, dtype
+    when = { torchrec = ">=1.8,<1.9", device = "cpu" }   # optional: versions, dtype, device (or "!=cpu")
 
 A failing case that is listed becomes ``known``. An entry whose case passes, that names a case or a
 clause that does not exist, or that has expired, fails the gate, so that the list stays true.
@@ -60,13 +60,21 @@ class Known:
             if name == "dtype":
                 met = case.dtype in (None, wanted)
             elif name == "device":
-                met = case.device is None or wanted in (case.device, case.device.partition(":")[0])
+                met = _is_device(case.device, wanted)
             else:
                 have = versions.get(canonicalize_name(name), "")
                 met = is_version(have) and SpecifierSet(wanted).contains(have, prereleases=True)
             if not met:
                 return False
         return True
+
+
+def _is_device(device: str | None, wanted: str) -> bool:
+    """Whether a case ran on a device, or with ``!=`` before it, on another one; None ran no operator."""
+    if device is None:
+        return not wanted.startswith("!=")
+    same = wanted.removeprefix("!=") in (device, device.partition(":")[0])
+    return same != wanted.startswith("!=")
 
 
 def is_version(text: str) -> bool:

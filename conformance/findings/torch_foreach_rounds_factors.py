@@ -3,7 +3,9 @@
 ``torch._foreach_mul_`` rounds a Python number to the dtype of the tensors before it multiplies; ``mul_``
 keeps the number in float32. With a constant gradient, the buffer converges to a different multiple of it.
 
-Clauses: ALGO-097.
+On accelerators this path is the default.
+
+Clauses: ALGO-030, ALGO-097.
 """
 
 import sys

@@ -136,8 +136,13 @@ def _needs_host(plan: Plan, args: tuple[Any, ...], others: list[torch.Tensor]) -
     return not fills
 
 
-def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
-    """Copy between devices, or to and from the CPU."""
+def _copy_from(
+    source: torch.Tensor | complex, target: torch.Tensor, non_blocking: bool = False
+) -> torch.Tensor:
+    """Copy between devices, or to and from the CPU; ``copy_`` also takes a number."""
+    if not isinstance(source, torch.Tensor):
+        to_host(target).fill_(source)
+        return target
     if target.device.type == NAME:
         if source.device.type != NAME:
             if not non_blocking:

@@ -189,6 +189,12 @@ def test_a_device_with_a_number_is_a_device_of_its_kind():
     assert entry.holds(result({"device": "cuda:1"}).cases[0], {})
 
 
+@pytest.mark.parametrize(("device", "met"), [("cpu", False), ("npu", True), ("npu:1", True), (None, False)])
+def test_an_entry_can_hold_on_every_accelerator(device, met):
+    entry = Known(CLAUSE, (CASE,), "r", "l", when={"device": "!=cpu"})
+    assert entry.holds(result({"device": device}).cases[0], {}) is met
+
+
 def test_the_list_itself_is_not_changed_by_an_unsupported_case(listed):
     run = applied(listed(ENTRY), result({"outcome": "unsupported"}))
     assert run.cases[0].outcome == "unsupported"

@@ -3,6 +3,7 @@
 import pytest
 from making import NOT_OURS, left_out
 
+from keyedopt.conformance import expectations
 from keyedopt.conformance.results.verdict import judge
 
 #: The clauses of cases that only the CPU can run: local shards in the memory of the host.
@@ -32,3 +33,15 @@ def test_few_cases_are_for_the_cpu_only(on_npu):
     left = [case for case in on_npu.cases if case.outcome == "unsupported"]
     for_the_cpu = [case for case in left if not case.seen.startswith("not claimed")]
     assert len(for_the_cpu) <= 0.1 * len(on_npu.cases)
+
+
+def test_the_gate_of_torchrec_is_green(check_once, torchrec):
+    """What torchrec does wrong on accelerators only is in its list."""
+    areas = ("clipping", "semi_sync", "devices")
+    result = check_once("torchrec", areas, "npu", imports=("keyedopt.conformance.pretend",))
+    path = expectations.find("torchrec")
+    known = expectations.read(path)
+    gated = expectations.apply(result, known, path)
+    assert judge(gated).reasons == ()
+    here = {case for entry in known if entry.when.get("device") == "!=cpu" for case in entry.cases}
+    assert here == {case.case for case in gated.cases if case.outcome == "known"} & here != set()
