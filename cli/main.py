@@ -12,6 +12,7 @@ import typer
 from keyedopt.cli import bench
 from keyedopt.conformance.results import RULE
 from keyedopt.conformance.results.errors import KeyedoptError
+from keyedopt.conformance.results.untrusted import one_line
 
 app = typer.Typer(
     name="keyedopt",
@@ -66,7 +67,7 @@ NEEDS_REPORTS = "install it with: pip install 'keyedopt[reports]'"
 
 def say(message: str) -> int:
     """Print an error on one line of stderr; return its exit code, 2."""
-    sys.stderr.write(f"keyedopt: {' '.join(message.split())}\n")
+    sys.stderr.write(f"keyedopt: {one_line(message)}\n")
     return 2
 
 
@@ -199,9 +200,7 @@ def replay(
     result: Annotated[Path, typer.Argument(metavar="RESULT", help="A result file (.json).")],
     case: Annotated[
         str | None,
-        typer.Argument(
-            metavar="CASE", help="CLAUSE, CLAUSE[n], or the name of a case.", show_default=False
-        ),
+        typer.Argument(metavar="CASE", help="CLAUSE, CLAUSE[n], or the name of a case.", show_default=False),
     ] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the script here; default: print it.")
@@ -218,7 +217,9 @@ def replay(
     ] = False,
     target: Annotated[
         str | None,
-        typer.Option(metavar="TARGET", help="The implementation, if the one of the result is not registered."),
+        typer.Option(
+            metavar="TARGET", help="The implementation, if the one of the result is not registered."
+        ),
     ] = None,
     imports: Imports = None,
 ) -> None:

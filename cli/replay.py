@@ -1,7 +1,7 @@
 """``keyedopt replay``: write a case of a result as a script that runs without keyedopt.
 
-The result file may be forged. Which code runs is decided by the command line: the case must be one of the suite,
-and the names of the implementation are looked up in a target that is registered or given with ``--target``.
+The result file may be forged. The command line decides which code runs: the case must be one of the suite,
+and the names of the implementation are those of a target that is registered or given with ``--target``.
 """
 
 import os
@@ -22,7 +22,6 @@ from keyedopt.conformance.results.verdict import FAILING, cases_of
 from keyedopt.conformance.run import replay, replay_all, runner
 from keyedopt.conformance.run.replay import Declared, ReplayError
 from keyedopt.conformance.targets.implementation import registered
-
 
 #: A failure is the recorded one if it begins with this many characters of what was seen.
 ALIKE = 30
@@ -74,8 +73,8 @@ def replay_case(asked: Asked, fail: Callable[[str], NoReturn]) -> int:
     case = choose(found, asked.case)
     if case is None:
         fail(
-            f"{asked.path} has no case {asked.case!r}: give a clause as CLAUSE or CLAUSE[n], or the name of a "
-            "case"
+            f"{asked.path} has no case {asked.case!r}: give a clause as CLAUSE or CLAUSE[n], or the name of "
+            "a case"
         )
     target, examined, declared = _trusted(found, [case], asked)
     _say_more(found, case, target)
@@ -120,7 +119,9 @@ def _script(
     found: Result, case: Case, examined: dict[str, Any], declared: dict[str, Any], asked: Asked
 ) -> str:
     if case.case not in declared:
-        raise ReplayError(f"the suite has no case {one_line(case.case, 200)}; the result is of another version")
+        raise ReplayError(
+            f"the suite has no case {one_line(case.case, 200)}; the result is of another version"
+        )
     said = declared[case.case]
     inputs = Declared(said["inputs"], tuple(said["drawn"])).check(case)
     return replay.script(found, case, inputs, examined["implementation"]["places"], asked.imports)

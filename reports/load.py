@@ -12,7 +12,7 @@ from typing import Any
 from keyedopt.conformance.results.errors import ResultError
 from keyedopt.conformance.results.files import parse_json, read_text
 from keyedopt.conformance.results.model import Result
-from keyedopt.conformance.results.untrusted import one_line
+from keyedopt.conformance.results.untrusted import error_text, one_line
 from keyedopt.reports import bench, conformance, history
 from keyedopt.reports.parsed import Parsed
 from keyedopt.reports.tables import COLUMNS, Clause, Tables, tables_of
@@ -25,6 +25,8 @@ OURS = (
     *("keyedopt-baseline", "keyedopt-gate", "keyedopt-diff", "keyedopt-commits"),
     *("keyedopt-harness", "keyedopt-gpu", "keyedopt-gpu-checks"),
 )
+#: Errors of a reader that meets a value of another type than its format says.
+DAMAGE = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 #: What the label of a run has after its name and version.
 SUFFIXES = {"conformance": "", "bench": " bench", "asv": "", "pytest-benchmark": ""}
 
@@ -46,6 +48,9 @@ def load(paths: Iterable[Path | str], clauses: Mapping[str, Clause] | None = Non
                 one = _parsed(file, clauses or {}, seen, done)
             except ResultError as why:
                 problems.append((one_line(str(file)), one_line(str(why), 400)))
+            except DAMAGE as why:  # found by a reader that does not check each value
+                text = one_line(error_text(why), 200)
+                problems.append((one_line(str(file)), f"it is not as its format says ({text})"))
             else:
                 found += [one] if one else []
     return _together(found, problems)

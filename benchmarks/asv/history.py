@@ -19,6 +19,7 @@ from typing import Any
 
 from keyedopt.conformance.results.errors import KeyedoptError, ResultError
 from keyedopt.conformance.results.files import parse_json, read_text
+from keyedopt.conformance.results.untrusted import error_text, one_line
 
 #: The versions of asv's formats that this module reads.
 RESULTS_VERSION, BENCHMARKS_VERSION = 2, 2
@@ -140,7 +141,7 @@ def _measurements(path: Path, about: dict[str, Any]) -> Iterable[Measurement]:
                     samples=_at(row, "stats_repeat", index),
                 )
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, OSError) as error:
-        raise HistoryError(f"{path} is not a result of asv: {error!r}") from error
+        raise HistoryError(f"{path} is not a result of asv: {one_line(error_text(error), 200)}") from error
 
 
 def _at(row: dict[str, Any], column: str, index: int) -> Any:

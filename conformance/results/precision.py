@@ -24,7 +24,7 @@ from pathlib import Path
 
 from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.model import Result, read
-from keyedopt.conformance.results.untrusted import number, text
+from keyedopt.conformance.results.untrusted import number, one_line, text
 
 #: The bound: at most TIMES the reference's error, or UNITS in the last place if that is larger.
 TIMES, UNITS = 2.0, 1.0
@@ -79,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         reference, other = (read(Path(name)) for name in given)
         compared = list(compare(reference, other))
     except (OSError, KeyedoptError) as error:
-        print(error, file=sys.stderr)
+        print(f"keyedopt: {one_line(str(error))}", file=sys.stderr)
         return 2
     beyond = [one for one in compared if not one.holds()]
     if not compared:

@@ -75,7 +75,7 @@ def _defined(node: ast.stmt) -> set[str]:
 class _Bare(ast.NodeTransformer):
     """Drops what a script does not need: annotations, and decorators that mark cases and give them inputs."""
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:  # noqa: N802 - ast's name
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         """Drop annotations and decorators of a function."""
         self.generic_visit(node)
         node.returns = None
@@ -83,14 +83,14 @@ class _Bare(ast.NodeTransformer):
             node.decorator_list = []
         return node
 
-    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:  # noqa: N802 - ast's name
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
         """Drop annotations of a class, but those of a dataclass or a tuple make its fields."""
         if not node.decorator_list and not any("Tuple" in ast.unparse(base) for base in node.bases):
             self.generic_visit(node)
             node.body = node.body or [ast.Pass()]
         return node
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.Assign | None:  # noqa: N802 - ast's name
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.Assign | None:
         """Turn an annotated assignment into a plain one."""
         value = node.value
         return ast.copy_location(ast.Assign([node.target], value), node) if value else None

@@ -1,7 +1,7 @@
 """Run many scripts of `replay` in forks of one process that has imported the implementation.
 
-Runs as ``python -m keyedopt.conformance.run.replay_all``: reads ``{"modules": […], "scripts": [path, …]}`` from
-stdin, and prints ``[path, exit status, output]`` for each script, as a line of JSON.
+Runs as ``python -m keyedopt.conformance.run.replay_all``: reads ``{"modules": […], "scripts": [path, …]}``
+from stdin, and prints ``[path, exit status, output]`` for each script, as a line of JSON.
 """
 
 import contextlib
