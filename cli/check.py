@@ -158,7 +158,8 @@ def _check(target: str, request: Request) -> int:
     verdict = judge(found)
     show(found, verdict)
     _write(found, outputs)
-    for line in next_steps(verdict, next((str(o) for o in outputs if o.suffix == ".json"), None)):
+    written = next((str(output) for output in outputs if output.suffix == ".json"), None)
+    for line in next_steps(verdict, written, target):
         print(line)
     return 0 if verdict.green else 1
 

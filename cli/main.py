@@ -12,6 +12,7 @@ import typer
 from keyedopt.cli import bench
 from keyedopt.conformance.results import RULE
 from keyedopt.conformance.results.errors import KeyedoptError
+from keyedopt.conformance.results.untrusted import one_line
 
 app = typer.Typer(
     name="keyedopt",
@@ -66,7 +67,7 @@ NEEDS_REPORTS = "install it with: pip install 'keyedopt[reports]'"
 
 def say(message: str) -> int:
     """Print an error on one line of stderr; return its exit code, 2."""
-    sys.stderr.write(f"keyedopt: {' '.join(message.split())}\n")
+    sys.stderr.write(f"keyedopt: {one_line(message)}\n")
     return 2
 
 
@@ -197,21 +198,43 @@ def list_(
 @app.command()
 def replay(
     result: Annotated[Path, typer.Argument(metavar="RESULT", help="A result file (.json).")],
-    case: Annotated[str, typer.Argument(metavar="CASE", help="CLAUSE, CLAUSE[n], or the name of a case.")],
+    case: Annotated[
+        str | None,
+        typer.Argument(metavar="CASE", help="CLAUSE, CLAUSE[n], or the name of a case.", show_default=False),
+    ] = None,
     output: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the script here; default: print it.")
     ] = None,
     run: Annotated[
         bool, typer.Option("--run", help="Run the script; the exit code is 1 while the case fails.")
     ] = False,
+    everything: Annotated[
+        bool,
+        typer.Option(
+            "--all",
+            help="Run the script of every failing and known case; the exit code is 1 if one does not fail.",
+        ),
+    ] = False,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TARGET", help="The implementation, if the one of the result is not registered."
+        ),
+    ] = None,
+    imports: Imports = None,
 ) -> None:
     """Write a case as a stand-alone script that needs only torch and the implementation, or run it.
 
+    Of a clause, the first failing case is taken, else the first known failure. A result file may come from
+    anywhere: only cases of the suite run, on an implementation that is registered or that you name.
+
     Example: keyedopt replay results/torchrec.json CLIP-007[1] --output clip.py
     """
-    from keyedopt.cli.replay import replay_case
+    from keyedopt.cli.replay import Asked, replay_case
 
-    raise typer.Exit(replay_case(result, case, output, run, fail))
+    if everything == (case is not None) or (everything and (run or output)):
+        fail("name one CASE, or give --all without a case, --run and --output")
+    raise typer.Exit(replay_case(Asked(result, case, output, run, target, tuple(imports or ())), fail))
 
 
 @app.command()

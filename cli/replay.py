@@ -1,55 +1,174 @@
-"""``keyedopt replay``: write a case of a result as a script that runs without keyedopt."""
+"""``keyedopt replay``: write a case of a result as a script that runs without keyedopt.
+
+The result file may be forged. The command line decides which code runs: the case must be one of the suite,
+and the names of the implementation are those of a target that is registered or given with ``--target``.
+"""
 
 import os
 import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from keyedopt.conformance.findings import findings
 from keyedopt.conformance.results import model
 from keyedopt.conformance.results.model import Case, Result
+from keyedopt.conformance.results.untrusted import one_line
 from keyedopt.conformance.results.verdict import FAILING, cases_of
-from keyedopt.conformance.run import replay
+from keyedopt.conformance.run import replay, replay_all, runner
+from keyedopt.conformance.run.replay import Declared, ReplayError
+from keyedopt.conformance.targets.implementation import registered
+
+#: A failure is the recorded one if it begins with this many characters of what was seen.
+ALIKE = 30
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The arguments of the command line; `target` and `imports` are trusted, the file `path` is not."""
+
+    path: Path
+    case: str | None
+    output: Path | None = None
+    run: bool = False
+    target: str | None = None
+    imports: tuple[str, ...] = ()
 
 
 def choose(run: Result, name: str) -> Case | None:
     """Return the case that ``CLAUSE``, ``CLAUSE[n]`` or the name of a case selects.
 
-    ``CLAUSE[n]`` is the n-th case of the clause, from 1; ``CLAUSE`` its first failing one, or its first.
+    ``CLAUSE[n]`` is the n-th case of the clause, from 1; ``CLAUSE`` its first failing one, else its first
+    known failure, else its first.
     """
     exact = [case for case in run.cases if case.case == name]
     if exact:
         return exact[0]
-    match = re.fullmatch(r"([A-Za-z_]+-\d+)(?:\[(\d+)\])?", name)
+    match = re.fullmatch(r"([A-Za-z_]+-\d+)(?:\[(\d{1,9})\])?", name)
     cases = cases_of(run, match[1].upper()) if match else []
     if not match or not cases:
         return None
     if match[2]:
         number = int(match[2])
         return cases[number - 1] if 1 <= number <= len(cases) else None
-    return next((case for case in cases if case.outcome in FAILING), cases[0])
+    order = [*_with(cases, FAILING), *_with(cases, ("known",)), *cases]
+    return order[0]
 
 
-def replay_case(
-    path: Path, name: str, output: Path | None, run: bool, fail: Callable[[str], NoReturn]
-) -> int:
+def _with(cases: Sequence[Case], outcomes: Sequence[str]) -> list[Case]:
+    return [case for case in cases if case.outcome in outcomes]
+
+
+def replay_case(asked: Asked, fail: Callable[[str], NoReturn]) -> int:
     """Write the script of a case to a file, or print it, or run it; return 0, or 1 if it ran and fails."""
-    if output is not None:
-        model.refuse_unwritable(output)
-    found = model.read(path, partial=True)
-    case = choose(found, name)
+    if asked.output is not None:
+        model.refuse_unwritable(asked.output)
+    found = model.read(asked.path, partial=True)
+    if asked.case is None:
+        return _replay_all(found, asked)
+    case = choose(found, asked.case)
     if case is None:
-        fail(f"{path} has no case {name!r}: give a clause as CLAUSE or CLAUSE[n], or the name of a case")
-    text = replay.script(found, case)
-    if output is not None:
-        model.write_atomically(output, text)
-        print(f"written: {output}" if run else f"written: {output}; run it with python", flush=True)
-    elif not run:
+        fail(
+            f"{asked.path} has no case {asked.case!r}: give a clause as CLAUSE or CLAUSE[n], or the name of "
+            "a case"
+        )
+    target, examined, declared = _trusted(found, [case], asked)
+    _say_more(found, case, target)
+    text = _script(found, case, examined, declared, asked)
+    if asked.output is not None:
+        model.write_atomically(asked.output, text)
+        print(f"written: {asked.output}" if asked.run else f"written: {asked.output}; run it with python")
+        sys.stdout.flush()
+    elif not asked.run:
         print(text, end="")
-    return _run(text) if run else 0
+    return _run(text) if asked.run else 0
+
+
+def _trusted(
+    found: Result, cases: Sequence[Case], asked: Asked
+) -> tuple[str, dict[str, Any], dict[str, Any]]:
+    """Return the target, the report of its smoke stage, and what the suite declares of the cases.
+
+    Raises:
+        ReplayError: the target of the file, or a module that it was run with, is not named by the user.
+        RunError: the target cannot be imported and built.
+    """
+    clauses = {clause for case in cases for clause in replay.source_of(case.case).clauses}
+    target = asked.target or found.implementation["target"]
+    if asked.target is None and target not in registered():
+        raise ReplayError(
+            f"{asked.path} is a result of {one_line(target, 100)}, which is not registered; a result cannot "
+            "choose what is imported: name the implementation with --target"
+        )
+    lacking = [name for name in found.options.get("imports") or () if name not in asked.imports]
+    if lacking:
+        raise ReplayError(f"the run imported {one_line(str(lacking[0]), 100)} first: name it with --import")
+    options = runner.Options(
+        clauses=tuple(sorted(clauses)),
+        imports=asked.imports,
+        device=found.environment["device"],
+    )
+    return (target, *runner.declared(target, options, path=[os.getcwd()]))
+
+
+def _script(
+    found: Result, case: Case, examined: dict[str, Any], declared: dict[str, Any], asked: Asked
+) -> str:
+    if case.case not in declared:
+        raise ReplayError(
+            f"the suite has no case {one_line(case.case, 200)}; the result is of another version"
+        )
+    said = declared[case.case]
+    inputs = Declared(said["inputs"], tuple(said["drawn"])).check(case)
+    return replay.script(found, case, inputs, examined["implementation"]["places"], asked.imports)
+
+
+def _say_more(found: Result, case: Case, target: str) -> None:
+    """Print, on stderr, a shorter reproducer if there is one, the outcome, and the other failing cases."""
+    clauses = replay.source_of(case.case).clauses
+    lines = [
+        f"a shorter reproducer of {', '.join(set(clauses) & set(finding.clauses))}: keyedopt findings "
+        f"{finding.path.stem} ({finding.path})"
+        for finding in findings()
+        if finding.library == target and set(clauses) & set(finding.clauses)
+    ]
+    alike = [other for clause in clauses for other in cases_of(found, clause)]
+    bad = list(dict.fromkeys(other.case for other in _with(alike, (*FAILING, "known"))))
+    if case.case not in bad:
+        lines.append(f"{case.case} did not fail in this result ({case.outcome})")
+    others = [name for name in bad if name != case.case]
+    if others:
+        lines.append(f"replayed: {case.case}; {len(others)} more failed: {', '.join(others)}")
+    for line in lines:
+        sys.stderr.write(f"keyedopt: {one_line(line)}\n")
+
+
+def _replay_all(found: Result, asked: Asked) -> int:
+    """Replay every failing and known case; return 1 if one of them does not fail again as recorded."""
+    cases = _with(found.cases, (*FAILING, "known"))
+    if not cases:
+        print("no case of this result failed")
+        return 0
+    _, examined, declared = _trusted(found, cases, asked)
+    bad = 0
+    outcomes = {case.case: case.seen for case in cases if case.outcome != "error"}
+    scripts = {case.case: _script(found, case, examined, declared, asked) for case in cases}
+    modules = {place.partition(":")[0] for place in examined["implementation"]["places"].values()}
+    for name, failed, said in replay_all.run(scripts, (*asked.imports, *sorted(modules))):
+        if not failed or _plain(outcomes.get(name, ""))[:ALIKE] not in _plain(said):
+            bad += 1
+            print(one_line(f"not repeated: {name}: {said}"))
+    print(f"{len(cases) - bad} of {len(cases)} failing and known cases fail again, with what was seen")
+    return 1 if bad else 0
+
+
+def _plain(text: str) -> str:
+    """Return a text without numbers, which may be addresses, and on one line."""
+    return re.sub(r"\d+", "0", one_line(text))
 
 
 def _run(text: str) -> int:

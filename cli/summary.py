@@ -20,6 +20,7 @@ from keyedopt.conformance.results.verdict import (
     other_reasons,
     worst_of,
 )
+from keyedopt.conformance.targets.implementation import registered
 
 
 def show(result: Result, verdict: Verdict) -> None:
@@ -53,14 +54,16 @@ def show(result: Result, verdict: Verdict) -> None:
     console.print(f"gate: {verdict.gate}{why}; {len(result.cases)} cases in {result.seconds:.1f} s")
 
 
-def next_steps(verdict: Verdict, written: str | None) -> list[str]:
-    """Return the commands that explain the first failing clause and repeat its case."""
+def next_steps(verdict: Verdict, written: str | None, target: str) -> list[str]:
+    """Return the commands that explain the first failing clause and repeat its case on the target."""
     bad = [clause for clause in failing(verdict) if verdict.clauses[clause] in FAILING]
     if not bad:
         return []
     file = shlex.quote(written) if written is not None else "FILE.json"
     before = "" if written is not None else "give --output FILE.json, then "
-    return [f"why:   keyedopt explain {bad[0]}", f"again: {before}keyedopt replay {file} {bad[0]} --run"]
+    named = "" if target in registered() else f" --target {shlex.quote(target)}"
+    again = f"keyedopt replay {file} {bad[0]} --run{named}"
+    return [f"why:   keyedopt explain {bad[0]}", f"again: {before}{again}"]
 
 
 def _few(names: Sequence[str], many: int = 6) -> str:

@@ -1,5 +1,6 @@
 """Results of `keyedopt check` as rows of tables."""
 
+import itertools
 import json
 import shlex
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,8 @@ from keyedopt.conformance.results.verdict import FAILING, GREEN, clause_outcomes
 from keyedopt.reports.parsed import Parsed, moment
 from keyedopt.reports.tables import Clause
 
+#: The most measurements or records of a case, and the longest path of a record; the suite's have 400 and 60.
+MEASUREMENTS, PATH = 10_000, 400
 #: Inputs of a case that name the algorithm.
 SUBJECTS = ("algorithm", "optimizer", "name", "kind")
 
@@ -93,6 +96,9 @@ def _case(parsed: Parsed, file: str, case: Case) -> None:
     )
     measured = observed if isinstance(observed, dict) else {}
     errors, rates = measured.get("errors"), measured.get("rates")
+    for each in (errors, rates):
+        if isinstance(each, list) and len(each) > MEASUREMENTS:
+            raise ResultError(f"{name} has {len(each):,} measurements; at most {MEASUREMENTS:,} are read")
     for clause in case.clauses:
         head = (name, one_line(clause, 40))
         parsed.rows["cases"].append((*head, *parts))
@@ -102,7 +108,10 @@ def _case(parsed: Parsed, file: str, case: Case) -> None:
         elif isinstance(rates, list):
             parsed.rows["schedules"] += [(*head, *row) for row in _rates(inputs, rates)]
         elif observed is not None:
-            parsed.rows["records"] += [(*head, *leaf) for leaf in leaves(observed)]
+            found = list(itertools.islice(leaves(observed), MEASUREMENTS + 1))
+            if len(found) > MEASUREMENTS:
+                raise ResultError(f"{name} has more than {MEASUREMENTS:,} records")
+            parsed.rows["records"] += [(*head, *leaf) for leaf in found]
 
 
 def _subject(inputs: Mapping[str, Any]) -> str:
@@ -163,7 +172,7 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, float | None, str,
     elif isinstance(value, dict | list) and value:
         items = value.items() if isinstance(value, dict) else enumerate(value)
         for key, item in items:
-            yield from leaves(item, f"{path}/{one_line(str(key), 200)}".lstrip("/"))
+            yield from leaves(item, one_line(f"{path}/{key}".lstrip("/"), PATH))
     elif isinstance(value, str):
         yield path, None, clean(value), None
     elif isinstance(value, bool | int | float):

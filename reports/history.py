@@ -4,13 +4,13 @@ import ast
 import datetime
 import functools
 import itertools
-import json
 import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from keyedopt.conformance.results.errors import ResultError
+from keyedopt.conformance.results.files import parse_json, read_text
 from keyedopt.conformance.results.untrusted import get, number, one_line, text
 from keyedopt.reports.parsed import Parsed, moment
 
@@ -49,7 +49,7 @@ def asv(file: str, path: Path, plain: Mapping[str, Any]) -> Parsed:
     machine, commit = text(about, "machine"), text(plain, "commit_hash")
     made = get(plain, "date", (int, float))
     try:
-        date = datetime.datetime.fromtimestamp(made / 1000, datetime.UTC).isoformat()
+        date = moment(datetime.datetime.fromtimestamp(made / 1000, datetime.UTC).isoformat())
     except (OverflowError, OSError, ValueError) as error:
         raise ResultError(f"{made!r} is not a time in milliseconds") from error
     parsed = Parsed(name="asv", version=commit[:8])
@@ -83,8 +83,10 @@ def asv(file: str, path: Path, plain: Mapping[str, Any]) -> Parsed:
 def _described(path: Path) -> dict[str, Any]:
     """Return the units and the names of parameters of asv's benchmarks, from the file beside the results."""
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        plain = parse_json(read_text(path))
+    except (ResultError, ValueError):
+        return {}
+    if not isinstance(plain, dict):
         return {}
     return {key: value for key, value in plain.items() if isinstance(value, dict)}
 
@@ -98,11 +100,12 @@ def _points(name: str, cells: Mapping[str, Any], about: Mapping[str, Any]) -> It
     unit = one_line(get(about, "unit", str, _unit(name)), 40)
     names = get(about, "param_names", list, [])
     values = cells.get("params") or []
-    if not all(isinstance(each, list) for each in values):
+    if not isinstance(values, list) or not all(isinstance(each, list) for each in values):
         raise ResultError(f"the parameters of {name} are not lists")
-    combinations = list(itertools.product(*values)) or [()]
-    if len(combinations) != len(results):
-        raise ResultError(f"{name} has {len(results)} results for {len(combinations)} combinations")
+    count = math.prod(map(len, values))
+    if count != len(results):  # before the combinations are made: a small file may ask for any number
+        raise ResultError(f"{name} has {len(results)} results for {count} combinations")
+    combinations = itertools.product(*values)
     lows, highs = (cells.get(f"stats_ci_99_{end}") for end in "ab")
     for index, (chosen, value) in enumerate(zip(combinations, results, strict=True)):
         if not isinstance(value, int | float) or not math.isfinite(value):

@@ -5,14 +5,14 @@ out: its name and the reason go into the table ``problems``.
 """
 
 import hashlib
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from keyedopt.conformance.results.errors import ResultError
+from keyedopt.conformance.results.files import parse_json, read_text
 from keyedopt.conformance.results.model import Result
-from keyedopt.conformance.results.untrusted import one_line
+from keyedopt.conformance.results.untrusted import error_text, one_line
 from keyedopt.reports import bench, conformance, history
 from keyedopt.reports.parsed import Parsed
 from keyedopt.reports.tables import COLUMNS, Clause, Tables, tables_of
@@ -25,6 +25,8 @@ OURS = (
     *("keyedopt-baseline", "keyedopt-gate", "keyedopt-diff", "keyedopt-commits"),
     *("keyedopt-harness", "keyedopt-gpu", "keyedopt-gpu-checks"),
 )
+#: Errors of a reader that meets a value of another type than its format says.
+DAMAGE = (TypeError, ValueError, LookupError, ArithmeticError, AttributeError, RecursionError)
 #: What the label of a run has after its name and version.
 SUFFIXES = {"conformance": "", "bench": " bench", "asv": "", "pytest-benchmark": ""}
 
@@ -46,8 +48,9 @@ def load(paths: Iterable[Path | str], clauses: Mapping[str, Clause] | None = Non
                 one = _parsed(file, clauses or {}, seen, done)
             except ResultError as why:
                 problems.append((one_line(str(file)), one_line(str(why), 400)))
-            except RecursionError:
-                problems.append((one_line(str(file)), "it is nested too deeply to be a result"))
+            except DAMAGE as why:  # found by a reader that does not check each value
+                text = one_line(error_text(why), 200)
+                problems.append((one_line(str(file)), f"it is not as its format says ({text})"))
             else:
                 found += [one] if one else []
     return _together(found, problems)
@@ -94,13 +97,8 @@ def _parsed(
     """
     file = one_line(str(path))
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise ResultError(f"it cannot be read: {error.strerror or error}") from error
-    try:
-        plain = json.loads(data.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ResultError("it is not text, so not a result file") from error
+        data = read_text(path)
+        plain = parse_json(data)
     except ValueError as error:
         what = "it is empty" if not data.strip() else f"it is truncated, or not JSON ({error})"
         raise ResultError(f"{what}; make it again") from error
@@ -108,7 +106,7 @@ def _parsed(
         raise ResultError(f"it is JSON, but not a result: a {type(plain).__name__}")
     if history.is_beside(path, plain) or plain.get("kind") in OURS:
         return None
-    first = seen.setdefault(hashlib.sha256(data).hexdigest(), file)
+    first = seen.setdefault(hashlib.sha256(data.encode()).hexdigest(), file)
     if first != file:
         raise ResultError(f"it is a copy of {first}, which is in the report already")
     if path.resolve() in done:

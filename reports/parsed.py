@@ -8,6 +8,9 @@ from typing import Any
 from keyedopt.conformance.results.errors import ResultError
 from keyedopt.conformance.results.untrusted import one_line
 
+#: The years that are read; pandas holds times from 1677 to 2262.
+YEARS = (1970, 2200)
+
 
 @dataclass
 class Parsed:
@@ -29,9 +32,12 @@ def moment(text: str) -> str:
     """Return a time in ISO 8601.
 
     Raises:
-        ResultError: the text is not such a time.
+        ResultError: the text is not such a time, or not of the years that a table can hold.
     """
     try:
-        return datetime.datetime.fromisoformat(text).isoformat()
+        found = datetime.datetime.fromisoformat(text)
     except ValueError as error:
         raise ResultError(f"{one_line(text, 40)!r} is not a time in ISO 8601") from error
+    if not YEARS[0] <= found.year <= YEARS[1]:
+        raise ResultError(f"{one_line(text, 40)!r} is not a time of the years {YEARS[0]} to {YEARS[1]}")
+    return found.isoformat()

@@ -9,7 +9,6 @@ up of seconds or bytes by more than the threshold. Throughput has no regressions
 
 import argparse
 import itertools
-import json
 import math
 import sys
 from collections.abc import Iterable, Sequence
@@ -18,7 +17,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from keyedopt.conformance.results.errors import KeyedoptError
+from keyedopt.conformance.results.errors import KeyedoptError, ResultError
+from keyedopt.conformance.results.files import parse_json, read_text
+from keyedopt.conformance.results.untrusted import error_text, one_line
 
 #: The versions of asv's formats that this module reads.
 RESULTS_VERSION, BENCHMARKS_VERSION = 2, 2
@@ -101,10 +102,10 @@ def read(folder: Path) -> list[Measurement]:
 
 def _load(path: Path, version: int) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = parse_json(read_text(path))
         seen = data["version"]
-    except OSError as error:
-        raise HistoryError(f"{path} cannot be read: {error.strerror}") from error
+    except ResultError as error:
+        raise HistoryError(f"{path}: {error}") from error
     except (ValueError, KeyError, TypeError) as error:
         raise HistoryError(f"{path} is not a file of asv") from error
     if seen != version:
@@ -119,6 +120,8 @@ def _measurements(path: Path, about: dict[str, Any]) -> Iterable[Measurement]:
         date = datetime.fromtimestamp(data["date"] / 1000, UTC)
         for name, listed in data["results"].items():
             row = dict(zip(data["result_columns"], listed, strict=False))
+            if row.get("result") is None:
+                continue  # every combination of parameters failed
             known = about.get(name, {})
             names = known.get("param_names") or [f"param{place}" for place in range(len(row["params"]))]
             for index, chosen in enumerate(itertools.product(*row["params"])):
@@ -137,8 +140,8 @@ def _measurements(path: Path, about: dict[str, Any]) -> Iterable[Measurement]:
                     high=_bound(_at(row, "stats_ci_99_b", index)),
                     samples=_at(row, "stats_repeat", index),
                 )
-    except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise HistoryError(f"{path} is not a result of asv: {error!r}") from error
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, OSError) as error:
+        raise HistoryError(f"{path} is not a result of asv: {one_line(error_text(error), 200)}") from error
 
 
 def _at(row: dict[str, Any], column: str, index: int) -> Any:

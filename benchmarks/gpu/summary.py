@@ -15,6 +15,7 @@ from typing import Any
 
 from keyedopt.benchmarks.asv import history
 from keyedopt.conformance.results import model as results
+from keyedopt.conformance.results.files import parse_json, read_text
 
 SUMMARY, CONFIG = "summary.json", "asv.conf.json"
 
@@ -26,8 +27,8 @@ def read(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
         if path.name in (SUMMARY, CONFIG):
             continue
         try:
-            plain = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            plain = parse_json(read_text(path))
+        except (results.ResultError, ValueError):
             plain = None
         if isinstance(plain, dict):
             found[path.stem] = plain

@@ -30,7 +30,8 @@ from packaging.version import InvalidVersion, Version
 from tomlkit.items import AoT, Array, Table
 
 from keyedopt.conformance import spec
-from keyedopt.conformance.results.errors import KeyedoptError
+from keyedopt.conformance.results.errors import KeyedoptError, ResultError
+from keyedopt.conformance.results.files import read_text
 from keyedopt.conformance.results.model import Case, Result, write_atomically
 from keyedopt.conformance.results.untrusted import one_line
 from keyedopt.conformance.results.verdict import FAILING, GREEN
@@ -115,8 +116,8 @@ def read(path: Path) -> tuple[Known, ...]:
         ExpectationsError: the file is not TOML, or an entry is not as documented.
     """
     try:
-        plain = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:  # missing, not UTF-8, not TOML
+        plain = tomllib.loads(read_text(path))
+    except (ResultError, ValueError, RecursionError) as error:  # missing, not UTF-8, not TOML
         raise ExpectationsError(f"{path} cannot be read: {error}") from error
     if set(plain) - {"known"} or not isinstance(plain.get("known", []), list):
         raise ExpectationsError(f"{path} may hold [[known]] entries only, not {', '.join(plain)}")

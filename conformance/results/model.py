@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from keyedopt.conformance.results.errors import ResultError as ResultError
+from keyedopt.conformance.results.files import parse_json, read_text
 from keyedopt.conformance.results.untrusted import one_line
 
 #: The version of the format.
@@ -170,14 +171,11 @@ def read(path: Path, *, partial: bool = False) -> Result:
         ResultError: the file is missing, truncated, of another format or version, or partial.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        raise ResultError(f"{path} cannot be read: {error}") from error
-    try:
-        plain = _journal(text) if partial and path.suffix == ".journal" else json.loads(text)
+        text = read_text(path)
+        plain = _journal(text) if partial and path.suffix == ".journal" else parse_json(text)
     except ResultError as error:
-        raise ResultError(f"{path}: {error}") from error
-    except (ValueError, RecursionError) as error:
+        raise ResultError(f"{path} {str(error).removeprefix('it ')}") from error
+    except ValueError as error:
         raise ResultError(f"{path} is not a result file, or is truncated ({error}); {AGAIN}") from error
     try:
         return parse(plain, partial=partial)
@@ -222,7 +220,7 @@ def _journal(text: str) -> dict[str, Any]:
     lines: list[Any] = []
     for line in text.splitlines():
         try:
-            lines.append(json.loads(line))
+            lines.append(parse_json(line))
         except ValueError:
             break
     if not lines or not isinstance(lines[0], dict):

@@ -24,6 +24,7 @@ from pathlib import Path
 
 from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.model import Result, read
+from keyedopt.conformance.results.untrusted import number, one_line, text
 
 #: The bound: at most TIMES the reference's error, or UNITS in the last place if that is larger.
 TIMES, UNITS = 2.0, 1.0
@@ -52,11 +53,11 @@ def median_errors(result: Result) -> dict[tuple[str, str, str], float]:
     """Return the medians of errors in ULP, by case, quantity and dtype; infinity if not finite."""
     found: dict[tuple[str, str, str], float] = {}
     for case in result.cases:
-        for record in case.observed.get("errors", ()) if isinstance(case.observed, Mapping) else ():
-            if record.get("unit") == "ULP" and "draws" in record:
-                error = record["error"]
-                key = (case.case, str(record["quantity"]), str(record["dtype"]))
-                found[key] = math.inf if error is None else float(error)
+        errors = case.observed.get("errors") if isinstance(case.observed, Mapping) else None
+        for record in errors if isinstance(errors, list) else ():
+            if text(record, "unit", None) == "ULP" and "draws" in record:
+                key = (case.case, text(record, "quantity"), text(record, "dtype"))
+                found[key] = number(record, "error", math.inf)
     return found
 
 
@@ -76,10 +77,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         reference, other = (read(Path(name)) for name in given)
+        compared = list(compare(reference, other))
     except (OSError, KeyedoptError) as error:
-        print(error, file=sys.stderr)
+        print(f"keyedopt: {one_line(str(error))}", file=sys.stderr)
         return 2
-    compared = list(compare(reference, other))
     beyond = [one for one in compared if not one.holds()]
     if not compared:
         print("the two results have no median of errors in common", file=sys.stderr)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import json
 import time
 import traceback
 import unittest
@@ -143,6 +145,19 @@ class Engine:
             and (not clauses or set(clauses) & set(head["clauses"]))
             and not (on_cpu and _needs_accelerator(head))
         ]
+
+    def declare(self, session: pytest.Session, file: Path) -> None:
+        """Write the inputs of each collected case, which replay compares with those of a result."""
+        found = {}
+        for item in session.items:
+            function, given = getattr(item, "obj", None), _parameters(item)
+            inner = getattr(getattr(function, "hypothesis", None), "inner_test", None)
+            names = inspect.signature(inner).parameters if inner else ()
+            found[item.stash[_HEAD]["case"]] = {
+                "inputs": {name: plain(value) for name, value in given.items()},
+                "drawn": [name for name in names if name not in ("impl", *given)],
+            }
+        file.write_text(json.dumps(found), encoding="utf-8")
 
     # --- fixtures -----------------------------------------------------------------------------------
 

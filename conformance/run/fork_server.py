@@ -82,6 +82,9 @@ def _collect(arguments: list[str], next_request: Callable[[], Request | None]) -
                 return True
             gc.set_threshold(GARBAGE)
             engine: Any = session.config.pluginmanager.get_plugin("keyedopt-engine")
+            if "declare" in request:
+                engine.declare(session, Path(request["declare"]))
+                return True
             engine.enter_worker(session, request["target"], Path(request["records"]))
             found: bool = engine.pytest_runtestloop(session)
             return found

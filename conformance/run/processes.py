@@ -115,6 +115,19 @@ class Processes:
         """
         self._send({"collect": list(arguments)})
 
+    def declared(self) -> dict[str, Any]:
+        """Return the inputs of each collected case by name: ``inputs`` as literals, names of ``drawn`` ones.
+
+        Raises:
+            ProcessError: no process can be started, or it did not write them.
+        """
+        file = self.folder / "declared.json"
+        process = self._start({"declare": str(file)}, "worker")
+        if process.code != 0 or not file.exists():
+            raise ProcessError(f"the cases could not be listed ({process.ending()}): {process.last_words()}")
+        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        return found
+
     def start_worker(self, target: str) -> "Process":
         """Run the collected cases on a target; their records are written to the folder.
 

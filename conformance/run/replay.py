@@ -1,7 +1,8 @@
 """Write a case as a stand-alone script that imports only torch and the implementation.
 
-The script contains the code that the case needs from ``suite/support/`` and from its own file, where each
-public name of the implementation lives, and the literal inputs. It exits with 1 while the case fails.
+The script contains the case and the code of the suite that the case uses, where each public name of the
+implementation lives, and the literal inputs. It exits with 1 while the case fails. Names of cases and inputs
+come from a result file, which may be forged: only cases of the suite are written, and only literals.
 """
 
 import ast
@@ -9,21 +10,53 @@ import copy
 import functools
 import graphlib
 import pprint
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from keyedopt.conformance import spec
 from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.model import Case, Result
-from keyedopt.conformance.results.untrusted import source
+from keyedopt.conformance.results.untrusted import one_line, source
+from keyedopt.conformance.run import case_sources
 
 SUITE = Path(__file__).parents[1] / "suite"
 #: Never imported by a script: they only mark cases and give them inputs.
 HARNESS = ("keyedopt", "pytest", "hypothesis")
+SUPPORT = "keyedopt.conformance.suite.support."
 
 
 class ReplayError(KeyedoptError):
     """A case cannot be written as a script; the message says why."""
+
+
+@dataclass(frozen=True)
+class Declared:
+    """What the suite says of a case.
+
+    Args:
+        inputs: the literal inputs, and the dtype.
+        drawn: the names of the inputs that Hypothesis draws.
+    """
+
+    inputs: Mapping[str, Any]
+    drawn: tuple[str, ...] = ()
+
+    def check(self, case: Case) -> Mapping[str, Any]:
+        """Return the inputs of a case of a result.
+
+        Raises:
+            ReplayError: the inputs of the result are not those that the suite declares.
+        """
+        unknown = [name for name in case.inputs if name not in (*self.inputs, *self.drawn)]
+        other = [name for name, value in self.inputs.items() if case.inputs.get(name, value) != value]
+        if unknown or other:
+            raise ReplayError(
+                f"the input {one_line((unknown or other)[0], 100)!r} of {case.case} is not that of the "
+                "suite: the result is of another version, or was changed"
+            )
+        return {**case.inputs, **self.inputs}
 
 
 def _defined(node: ast.stmt) -> set[str]:
@@ -39,6 +72,35 @@ def _defined(node: ast.stmt) -> set[str]:
     return set()
 
 
+class _Bare(ast.NodeTransformer):
+    """Drops what a script does not need: annotations, and decorators that mark cases and give them inputs."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        """Drop annotations and decorators of a function."""
+        self.generic_visit(node)
+        node.returns = None
+        if node.name.startswith("test_"):
+            node.decorator_list = []
+        return node
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> ast.ClassDef:
+        """Drop annotations of a class, but those of a dataclass or a tuple make its fields."""
+        if not node.decorator_list and not any("Tuple" in ast.unparse(base) for base in node.bases):
+            self.generic_visit(node)
+            node.body = node.body or [ast.Pass()]
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.Assign | None:
+        """Turn an annotated assignment into a plain one."""
+        value = node.value
+        return ast.copy_location(ast.Assign([node.target], value), node) if value else None
+
+    def visit_arg(self, node: ast.arg) -> ast.arg:
+        """Drop the annotation of an argument."""
+        node.annotation = None
+        return node
+
+
 def _used(node: ast.AST) -> set[str]:
     return {item.id for item in ast.walk(node) if isinstance(item, ast.Name)}
 
@@ -52,20 +114,50 @@ def _is_harness(node: ast.stmt) -> bool:
     return any(module.partition(".")[0] in HARNESS for module in modules)
 
 
-def _needed(names: Iterable[str], statements: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """Return the statements that functions need, themselves included, in the order of the source."""
-    needed: set[int] = set()
-    wanted, seen = list(names), set()
-    while wanted:
-        current = wanted.pop()
-        if current in seen:
-            continue
-        seen.add(current)
-        for index, node in enumerate(statements):
-            if current in _defined(node) and index not in needed:
-                needed.add(index)
-                wanted += _used(node)
-    return [statements[index] for index in sorted(needed)]
+@functools.cache
+def _statements(path: Path) -> list[ast.stmt]:
+    return _Bare().visit(ast.parse(path.read_text(encoding="utf-8"))).body  # type: ignore[no-any-return]
+
+
+@functools.cache
+def _names(path: Path) -> Mapping[str, list[tuple[Path, int]]]:
+    """Return the statements that bind each name of a file of the suite, also in the files that it imports."""
+    found: dict[str, list[tuple[Path, int]]] = {}
+    for index, node in enumerate(_statements(path)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(SUPPORT):
+            other = SUITE / "support" / f"{str(node.module).removeprefix(SUPPORT)}.py"
+            found |= {alias.name: _names(other).get(alias.name, []) for alias in node.names}
+        elif not _is_harness(node):
+            for name in _defined(node):
+                found.setdefault(name, []).append((path, index))
+    return found
+
+
+def _needed(wanted: Iterable[tuple[Path, str]]) -> list[ast.stmt]:
+    """Return the statements that names of files need, in an order in which they can run.
+
+    Raises:
+        ReplayError: two files bind the same name to different things.
+    """
+    done: dict[tuple[Path, int], ast.stmt] = {}
+
+    def add(path: Path, name: str) -> None:
+        for place in _names(path).get(name, ()):
+            if place not in done:
+                node = _statements(place[0])[place[1]]
+                done[place] = node
+                for used in sorted(_used(node)):
+                    add(place[0], used)
+
+    for path, name in wanted:
+        add(path, name)
+    bound: dict[str, Path] = {}
+    for (path, _), node in done.items():
+        for name in () if isinstance(node, ast.Import | ast.ImportFrom) else _defined(node):
+            if bound.setdefault(name, path) != path:
+                raise ReplayError(f"{name} is another thing in {path.name} than in {bound[name].name}")
+    depth = {path: place for place, path in enumerate(_support_files())}
+    return [done[key] for key in sorted(done, key=lambda key: (depth.get(key[0], len(depth)), key[1]))]
 
 
 def _imports(statements: Sequence[ast.stmt]) -> list[str]:
@@ -83,96 +175,108 @@ def _imports(statements: Sequence[ast.stmt]) -> list[str]:
 
 
 @functools.cache
-def _source(name: str) -> list[ast.stmt]:
-    found = sorted(SUITE.glob(f"*/{name}.py")) if name.isidentifier() else []
-    if not found:
-        raise ReplayError(f"the suite has no file {name}.py any more; the result is of another version")
-    return _statements(found[0])
-
-
-@functools.cache
-def _statements(path: Path) -> list[ast.stmt]:
-    return ast.parse(path.read_text(encoding="utf-8")).body
-
-
 def _support_files() -> list[Path]:
     """Return the support files of the suite, each after those that it imports."""
-    own = "keyedopt.conformance.suite.support."
     imported = {
         path: [
-            path.with_name(f"{node.module.removeprefix(own)}.py")
+            path.with_name(f"{node.module.removeprefix(SUPPORT)}.py")
             for node in _statements(path)
-            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(own)
+            if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(SUPPORT)
         ]
         for path in sorted(SUITE.glob("support/*.py"))
     }
     return list(graphlib.TopologicalSorter(imported).static_order())
 
 
-def _inputs(case: Case, function: ast.FunctionDef) -> str:
+def source_of(name: str) -> case_sources.CaseSource:
+    """Return the source of a case that a result names.
+
+    Raises:
+        ReplayError: the suite has no such case.
+    """
+    file, _, rest = name.partition("::")
+    for found in case_sources.cases():
+        if (found.file, found.name) == (file, rest.partition("[")[0]):
+            return found
+    raise ReplayError(f"the suite has no case {one_line(name, 200)}; the result is of another version")
+
+
+def _inputs(case: str, function: ast.FunctionDef, values: Mapping[str, Any]) -> str:
     """Return the keyword arguments of the call, as source."""
     wanted = [item.arg for item in function.args.args if item.arg != "impl"]
-    values = case.inputs if case.dtype is None else {"dtype": case.dtype, **case.inputs}
     missing = [name for name in wanted if name not in values]
     if missing:
-        raise ReplayError(f"the inputs {', '.join(missing)} of {case.case} were not kept")
+        raise ReplayError(f"the inputs {', '.join(missing)} of {case} were not kept")
     try:
         return "".join(f", {name}={source(values[name])}" for name in wanted)
     except ValueError as error:
-        raise ReplayError(f"an input of {case.case} was not kept as a literal: {error}") from error
+        raise ReplayError(f"an input of {case} was not kept as a literal: {error}") from error
 
 
-def script(run: Result, case: Case) -> str:
+def script(
+    run: Result,
+    case: Case,
+    inputs: Mapping[str, Any],
+    places: Mapping[str, str],
+    imports: Sequence[str] = (),
+) -> str:
     """Return the script that repeats a case of a result.
+
+    Args:
+        run: the result; only its texts, its device and its time limit are used.
+        case: the case.
+        inputs: see `Declared.check`.
+        places: where each public name of the implementation lives.
+        imports: modules that register the device.
 
     Raises:
         ReplayError: the suite has no such case, or the result has no literal of an input.
     """
-    file, _, rest = case.case.partition("::")
-    name = rest.partition("[")[0]
-    shared = [node for path in _support_files() for node in _statements(path)]
-    statements = [node for node in [*shared, *_source(file)] if not _is_harness(node)]
-    for index, node in enumerate(statements):
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            statements[index] = bare = copy.copy(node)
-            bare.decorator_list = []  # they only mark the case and give it inputs
+    about = run.implementation
+    found = source_of(case.case)
+    path = SUITE / found.area / f"{found.file}.py"
+    if not places:
+        raise ReplayError(
+            f"{one_line(about['name'])} is an object that no script can import; give it a place in a module"
+        )
     device = str(run.environment["device"])  # that of the case is where operators ran
     elsewhere = device != "cpu"
-    parts = _needed([name, "choose_device"] if elsewhere else [name], statements)
-    found = [node for node in parts if isinstance(node, ast.FunctionDef) and node.name == name]
-    if not found:
-        raise ReplayError(f"the suite has no case {name} in {file}.py any more")
-    call = f"{name}(Implementation(){_inputs(case, found[-1])})"
-    imports = _imports(parts)
+    wanted = [(path, found.name)]
+    parts = _needed([*wanted, (SUITE / "support" / "device.py", "choose_device")] if elsewhere else wanted)
+    (function,) = (node for node in parts if isinstance(node, ast.FunctionDef) and node.name == found.name)
+    parts = [node for node in parts if node is not function]
+    call = f"{found.name}(Implementation(){_inputs(case.case, function, inputs)})"
+    used = _imports([*parts, function])
     bodies = [ast.unparse(node) for node in parts if not isinstance(node, ast.Import | ast.ImportFrom)]
-    about = run.implementation
-    if not about.get("places"):
-        raise ReplayError(
-            f"{about['name']} is an object that no script can import; give it a place in a module"
-        )
-    title = f"{' '.join(case.clauses)} on {about['name']} {about['version']}."
+    title = f"{' '.join(found.clauses)} on {one_line(about['name'], 100)} {one_line(about['version'], 100)}."
     statement = "\n".join(
         f"{clause} ({spec.clauses()[clause].level}): {spec.clauses()[clause].statement}"
-        for clause in case.clauses
-        if clause in spec.clauses()
+        for clause in found.clauses
     )
-    places = pprint.pformat(about["places"], width=100)
     limit = float(run.options.get("limit") or 30)
+    guarded = case.outcome == "error"
+    modules = (*_IMPORTS, *(("subprocess",) if guarded else ()), *imports)
     return _SCRIPT.format(
         docstring=_docstring(f"{title}\n\n{statement}\n\n{_ABOUT}"),
-        imports="\n".join(dict.fromkeys([*_IMPORTS, *imports, *_modules(run)])),
-        bodies="\n\n\n".join(bodies),
-        places=places,
+        imports="\n".join(dict.fromkeys([*(f"import {name}" for name in modules), *used])),
+        case=ast.unparse(function),
+        bodies="".join(f"{body}\n\n\n" for body in bodies),
+        places=pprint.pformat(_asked(places, [*parts, function, ast.parse(call)]), width=100),
         device=f"        choose_device({device!r})\n" if elsewhere else "",
         call=call,
-        main=(_GUARDED if case.outcome == "error" else _DIRECT).format(limit=limit),
+        main=(_GUARDED if guarded else _DIRECT).format(limit=limit),
     )
 
 
-def _modules(run: Result) -> list[str]:
-    """Return the imports of the modules that register a device."""
-    names = run.options.get("imports") or ()
-    return [f"import {name}" for name in names if all(part.isidentifier() for part in name.split("."))]
+def _asked(places: Mapping[str, str], parts: Sequence[ast.AST]) -> dict[str, str]:
+    """Return the places of the names that the parts mention, as an attribute or in a text."""
+    texts = {
+        getattr(node, "attr", None) or getattr(node, "value", None) or getattr(node, "id", None)
+        for part in parts
+        for node in ast.walk(part)
+        if isinstance(node, ast.Attribute | ast.Constant | ast.Name)
+    }
+    return {name: place for name, place in places.items() if name in texts}
 
 
 def _docstring(text: str) -> str:
@@ -181,7 +285,7 @@ def _docstring(text: str) -> str:
 
 
 _ABOUT = "Needs only torch and the implementation. Exits with 1 while the case fails."
-_IMPORTS = ("import importlib", "import random", "import subprocess", "import sys", "import torch")
+_IMPORTS = ("importlib", "random", "sys", "torch")
 
 _SCRIPT = """\
 {docstring}
@@ -190,10 +294,11 @@ from __future__ import annotations
 
 {imports}
 
-{bodies}
+
+{case}
 
 
-PLACES = {places}
+{bodies}PLACES = {places}
 
 
 class Implementation:

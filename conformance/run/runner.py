@@ -78,6 +78,22 @@ def smoke(
         return _examine(target, options, seconds, processes)
 
 
+def declared(
+    target: str, options: Options = Options(), path: Sequence[str] = ()
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the report of the smoke stage, and the inputs of each selected case by name.
+
+    Raises:
+        RunError: the target failed the smoke stage, or the cases cannot be collected.
+    """
+    with _scratch() as name, Processes(Path(name), path) as processes:
+        examined = _examine(target, options, SMOKE_LIMIT, processes, collect=True)
+        try:
+            return examined, processes.declared()
+        except ProcessError as error:
+            raise RunError(f"the suite could not be collected: {error}") from error
+
+
 def _examine(
     target: str, options: Options, seconds: float, processes: Processes, collect: bool = False
 ) -> dict[str, Any]:

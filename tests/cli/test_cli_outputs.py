@@ -79,7 +79,7 @@ def test_a_check_shows_and_writes_what_it_found(run_line, checked, failed, tmp_p
     assert [clause for clause, _ in shown] == failing(judge(failed))
     levels = [level for _, level in shown]
     assert levels == sorted(levels, key=spec.LEVELS.index), "the most serious first"
-    again = f"keyedopt replay out/x.json {shown[0][0]} --run"
+    again = f"keyedopt replay out/x.json {shown[0][0]} --run --target acme"
     assert done.stdout.endswith(f"why:   keyedopt explain {shown[0][0]}\nagain: {again}\n")
     assert results.read(tmp_path / "out" / "x.json").cases == failed.cases
     assert ElementTree.parse(tmp_path / "x.xml").getroot().tag == "testsuites"
@@ -158,16 +158,19 @@ def test_a_partial_run_is_shown_as_such_and_leaves_the_list_alone(run_line, chec
     assert not results.read(tmp_path / "x.partial.json", partial=True).complete
 
 
-def test_a_script_is_written(run_line, files, failed):
-    clause = failing(judge(failed))[0]
-    printed = run_line("replay", "x.json", clause)
+def test_a_script_is_written(run_line, files, failed, acme):
+    (files / "acme").symlink_to(acme["wrong"] / "acme")
+    clause, target = failing(judge(failed))[0], ("--target", "acme")
+    printed = run_line("replay", "x.json", clause, *target)
     assert printed.returncode == 0
     for name in (f"{clause}[1]", clause.lower(), "x.partial.json"):
         source = "x.partial.json" if name == "x.partial.json" else "x.json"
-        done = run_line("replay", source, clause if source != "x.json" else name, "--output", "again.py")
+        chosen = clause if source != "x.json" else name
+        done = run_line("replay", source, chosen, "--output", "again.py", *target)
         assert done.returncode == 0, done.stderr
         compile((files / "again.py").read_text(), "again.py", "exec")
-    exact = run_line("replay", "x.json", next(case.case for case in failed.cases if clause in case.clauses))
+    name = next(case.case for case in failed.cases if clause in case.clauses)
+    exact = run_line("replay", "x.json", name, *target)
     assert exact.returncode == 0
 
 
