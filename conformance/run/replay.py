@@ -139,6 +139,9 @@ def script(run: Result, case: Case) -> str:
     device = str(run.environment["device"])  # that of the case is where operators ran
     elsewhere = device != "cpu"
     parts = _needed([name, "choose_device"] if elsewhere else [name], statements)
+    on_ranks = any("on_ranks" in _defined(node) for node in parts)
+    if on_ranks:
+        parts = _needed([name, "choose_ranks"], statements)
     found = [node for node in parts if isinstance(node, ast.FunctionDef) and node.name == name]
     if not found:
         raise ReplayError(f"the suite has no case {name} in {file}.py any more")
@@ -164,6 +167,7 @@ def script(run: Result, case: Case) -> str:
         bodies="\n\n\n".join(bodies),
         places=places,
         device=f"        choose_device({device!r})\n" if elsewhere else "",
+        ranks=f"        choose_ranks({int(run.options.get('nproc') or 2)})\n" if on_ranks else "",
         call=call,
         main=(_GUARDED if case.outcome == "error" else _DIRECT).format(limit=limit),
     )
@@ -212,7 +216,7 @@ def replay():
     torch.manual_seed(0)
     random.seed(0)
     try:
-{device}        seen = {call}
+{device}{ranks}        seen = {call}
     except BaseException as error:
         print(f"fails: {{type(error).__name__}}: {{error}}")
         return 1
