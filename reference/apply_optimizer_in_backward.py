@@ -34,7 +34,8 @@ def apply_optimizer_in_backward(
     checkpoints, and their classes and arguments in ``_optimizer_classes`` and ``_optimizer_kwargs``. The
     arguments are copied deeply for each parameter: to change a learning rate, change it in each optimizer.
 
-    DistributedDataParallel that wraps the parameters later steps the optimizers with the reduced gradients.
+    DistributedDataParallel that wraps the parameters later steps the optimizers with the reduced gradients;
+    on the CPU it raises ValueError. Initialize torch.distributed before this call.
 
     The optimizers stay with a parameter that moves to another device or dtype; a copy or a pickle of the
     parameter has none. A module that trains itself in the backward pass (`EmbeddingBagCollection`) creates
@@ -127,8 +128,8 @@ def _checked(params: Any) -> list[torch.nn.Parameter]:
             raise ValueError(f"params[{index}] is computed, not a leaf: it has no gradient of its own")
         if id(param) in replicated:
             raise ValueError(
-                f"params[{index}] is already in DistributedDataParallel, which would reduce its gradient after "
-                "the step: call apply_optimizer_in_backward before wrapping the model"
+                f"params[{index}] is already in DistributedDataParallel, which would reduce its gradient "
+                "after the step: call apply_optimizer_in_backward before wrapping the model"
             )
         first = places.setdefault(id(param), index)
         if first != index:
@@ -150,11 +151,29 @@ def _attach(param: torch.nn.Parameter, optimizer: Optimizer, kwargs: dict[str, A
         noted._in_backward_optimizers, noted._optimizer_classes, noted._optimizer_kwargs = [], [], []
         # A hook of the tensor, because a move to another dtype replaces the tensor's node in the graph.
         handle = param.register_post_accumulate_grad_hook(_step)  # type: ignore[no-untyped-call]
-        # DistributedDataParallel removes the hook, and steps the optimizers when it has reduced the gradient.
-        noted._optimizer_hook_handles = [handle]
+        if dist.is_available() and dist.is_initialized():
+            # DistributedDataParallel calls `remove`, and steps the optimizers when it has reduced a gradient.
+            from torch.distributed.optim import apply_optimizer_in_backward as registry
+
+            registry.param_to_optim_hook_handle_map[param] = [_Handle(handle)]
     noted._in_backward_optimizers.append(optimizer)
     noted._optimizer_classes.append(type(optimizer))
     noted._optimizer_kwargs.append(kwargs)
+
+
+class _Handle:
+    """The hook of a parameter, which DistributedDataParallel removes when it wraps the parameter."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    def remove(self) -> None:
+        if not torch.accelerator.is_available():
+            raise ValueError(
+                "DistributedDataParallel steps optimizers in the backward pass on accelerators only: on the "
+                "CPU use an optimizer whose step() is called after the backward pass"
+            )
+        self._handle.remove()
 
 
 @_disable_dynamo  # a compiled step that includes the backward pass must not trace this

@@ -31,10 +31,11 @@ class SpreadNorm:
         self._pgs, self._everyone = pgs, (everyone,)
         self._joins = joins
         self._agreed: set[Place] = set()
+        self._met = False  # whether the ranks have agreed
         self._groups: dict[Place, Groups] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_everyone": (None,), "_groups": {}, "_agreed": set()}
+        return {**self.__dict__, "_everyone": (None,), "_groups": {}, "_agreed": set(), "_met": False}
 
     def __deepcopy__(self, memo: Any) -> "SpreadNorm":
         pgs = {memo.get(id(param), param): groups for param, groups in self._pgs.items()}
@@ -85,7 +86,7 @@ class SpreadNorm:
                 f"rank {dist.get_rank()} is not in the mesh of {self._keys(params, self._is_outside)}, so it "
                 "cannot know the norm: on all ranks pass enable_global_grad_clip=True and param_to_pgs={}"
             )
-        if self.joined and not self._agreed >= held.keys():
+        if self.joined and not (self._met and self._agreed >= held.keys()):
             self._agree(set(held))
         norms: dict[Place, torch.Tensor] = {}
         for place in sorted(self._agreed | held.keys() if self.joined else held):
@@ -143,6 +144,7 @@ class SpreadNorm:
 
     def _agree(self, held: set[Place]) -> None:
         """Learn the places of all ranks."""
+        self._met = True
         everywhere: list[Any] = [None] * self._size()
         dist.all_gather_object(everywhere, held, group=self._everyone[0])
         self._agreed = set().union(*everywhere) - {HERE} | held

@@ -182,7 +182,8 @@ def _outcome(join: Callable[[], None], body: Callable[..., Any], arguments: Sequ
     except Mismatch as error:
         found = ("mismatch", (error.expected, error.seen))
     except BaseException as error:  # also an exit of the code under test
-        found = ("raised", f"{type(error).__name__}: {error}")
+        lost = "by peer" in str(error)  # gloo's words; another rank is the cause
+        found = ("raised", "a lost connection" if lost else f"{type(error).__name__}: {error}")
     if not _torchrun():
         return found
     everywhere: list[Any] = [None] * torch.distributed.get_world_size()
@@ -210,7 +211,7 @@ def _results(outcomes: Sequence[Any], size: int) -> list[Any]:
     if _torchrun() and outcomes[0][0] == "result":
         outcomes = outcomes[0][1]
     bad = [(rank, *outcome) for rank, outcome in enumerate(outcomes) if outcome[0] != "result"]
-    bad.sort(key=lambda one: "by peer" in str(one[2]))  # a rank that has lost another one is no cause
+    bad.sort(key=lambda one: one[2] == "a lost connection")
     if not bad:
         return [value for _, value in outcomes]
     wrong = next((f"rank {rank}: {text[0]}" for rank, kind, text in bad if kind == "mismatch"), "")
