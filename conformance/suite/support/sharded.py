@@ -48,6 +48,13 @@ def whole(tensor: torch.Tensor) -> torch.Tensor:
     return found.detach().clone()
 
 
+def local_parts(tensor: Any) -> list[torch.Tensor]:
+    """Return the tensors on this rank of a DTensor or a ShardedTensor, or the tensor itself."""
+    if hasattr(tensor, "local_shards"):
+        return [shard.tensor for shard in tensor.local_shards()]
+    return [tensor.to_local() if hasattr(tensor, "to_local") else tensor.detach()]
+
+
 def table(rows: int, columns: int = 4, seed: int = 0) -> torch.Tensor:
     """Return fixed values in (-1, 1), the same on each rank."""
     return _numbers((rows, columns), seed).float()
