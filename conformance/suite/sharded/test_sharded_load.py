@@ -1,7 +1,5 @@
 """Loading state that ranks share: on all ranks or on none, also onto other placements and rank counts."""
 
-import tempfile
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +7,7 @@ import torch
 
 from keyedopt.conformance.suite.support.assertions import expect, expect_bits, expect_equal, same_bits
 from keyedopt.conformance.suite.support.doubles import Stateful
-from keyedopt.conformance.suite.support.ranks import on_ranks, the_ranks
+from keyedopt.conformance.suite.support.ranks import on_ranks
 from keyedopt.conformance.suite.support.sharded import (
     PLACEMENTS,
     distributed,
@@ -51,10 +49,8 @@ def fill(optimizer: Any, seed: int) -> None:
     """Write numbers of a seed to the accumulated squares."""
     with torch.no_grad():
         for number, (_, entry) in enumerate(sorted(optimizer.state_dict()["state"].items())):
-            for value in entry.values():
-                if getattr(value, "ndim", 0):
-                    for part in local_parts(value):
-                        part.fill_(seed + number)
+            for part in local_parts(entry["sum"]) if "sum" in entry else ():
+                part.fill_(seed + number)
 
 
 def contents(optimizer: Any) -> list[torch.Tensor]:
@@ -119,7 +115,7 @@ def test_a_rank_refuses(impl: Any, wrapping: str) -> None:
 
 @pytest.mark.clause("SHARD-007")
 def test_an_object_refuses(impl: Any) -> None:
-    """If a stateful object refuses its state on one rank, it is restored on all ranks, and nothing is loaded."""
+    """If a stateful object refuses its state on one rank, it is restored, and no rank loads anything."""
 
     def make(seed: int, refuse: bool) -> tuple[Any, Any]:
         param = torch.nn.Parameter(distributed(table(4), "row"))
@@ -168,9 +164,6 @@ def test_placements_that_differ(impl: Any) -> None:
     def body() -> None:
         optimizer = adagrad(impl, seed=1)
         rows, columns = adagrad(impl).state_dict(), adagrad(impl, placement="column").state_dict()
-        expect_refused(
-            optimizer, columns if rank() == 0 and size() > 1 else {**rows, "state": {}}, list(range(size()))
-        )
         before = contents(optimizer)
         error = error_of(lambda: optimizer.load_state_dict(columns if rank() == 0 else rows))
         if size() > 1:
