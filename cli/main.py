@@ -144,6 +144,7 @@ def check(
     workers: Annotated[
         int | None, typer.Option(help="Worker processes; default: one per processor.", min=1)
     ] = None,
+    nproc: Annotated[int, typer.Option(help="Ranks of the cases in the area sharded.", min=1, max=8)] = 2,
     exitfirst: Annotated[
         bool,
         typer.Option("-x", "--exitfirst", help="Stop at the first failing case that is not a known failure."),
@@ -165,6 +166,7 @@ def check(
         "dtypes": tuple(dtype or ()),
         "limit": time_limit,
         "workers": workers,
+        "nproc": nproc,
         "exitfirst": exitfirst,
     }
     if like is not None:

@@ -74,7 +74,7 @@ class GradientClippingOptimizer(reference.GradientClippingOptimizer):
         self._last_total_grad_norm = None
         self._module_clips.clip_deferred()
         listed, nothing = self._listed_parameters(), StepOverrides()
-        if not listed and not self._module_clips.joint:
+        if not (listed or self._module_clips.joint or self._spread_norm.joined):
             if self._module_clips.separate:
                 self._last_total_grad_norm = self._module_clips.separate[0][1].last_norm
                 return nothing
@@ -114,7 +114,7 @@ class GradientClippingOptimizer(reference.GradientClippingOptimizer):
 
     def _dense_cpu_norm(self, listed: list[Tensor]) -> tuple[float, list[Tensor]] | None:
         """Return the 2-norm of all gradients, and the gradients, if all are dense float32 on the CPU."""
-        if self._norm_type != 2.0 or self._pgs or self._module_clips.joint:
+        if self._norm_type != 2.0 or not self._spread_norm.alone or self._module_clips.joint:
             return None
         return dense_cpu_norm(listed)
 

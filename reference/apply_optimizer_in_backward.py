@@ -1,12 +1,15 @@
 """Optimizers that step in the backward pass, one parameter at a time."""
 
 import copy
+import gc
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch import distributed as dist
 from torch._compile import _disable_dynamo
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim.optimizer import Optimizer
 
 from keyedopt.reference.fused import Owner, owner_of
@@ -31,6 +34,9 @@ def apply_optimizer_in_backward(
     checkpoints, and their classes and arguments in ``_optimizer_classes`` and ``_optimizer_kwargs``. The
     arguments are copied deeply for each parameter: to change a learning rate, change it in each optimizer.
 
+    DistributedDataParallel that wraps the parameters later steps the optimizers with the reduced gradients;
+    on the CPU it raises ValueError. Initialize torch.distributed before this call.
+
     The optimizers stay with a parameter that moves to another device or dtype; a copy or a pickle of the
     parameter has none. A module that trains itself in the backward pass (`EmbeddingBagCollection`) creates
     the optimizer of its tables: it has the formula of the class, but updates only the rows that were looked
@@ -47,7 +53,8 @@ def apply_optimizer_in_backward(
 
     Raises:
         TypeError: an argument has the wrong type; the message names it.
-        ValueError: a parameter does not require a gradient, is not a leaf, or is listed twice; an option is
+        ValueError: a parameter does not require a gradient, is not a leaf, is listed twice, or is already in
+            DistributedDataParallel; an option is
             out of range; or the optimizer of a table has another type than the one it was created with.
 
     Source: torch.distributed.optim; torchrec.optim.apply_optimizer_in_backward.
@@ -109,6 +116,7 @@ def _checked(params: Any) -> list[torch.nn.Parameter]:
         raise TypeError(f"params must be an iterable of parameters, not a {type(params).__name__}")
     listed = list(params)
     places: dict[int, int] = {}
+    replicated = _replicated()
     for index, param in enumerate(listed):
         if not isinstance(param, Tensor):
             raise TypeError(f"params[{index}] must be a parameter, not a {type(param).__name__}")
@@ -118,10 +126,23 @@ def _checked(params: Any) -> list[torch.nn.Parameter]:
             )
         if not param.is_leaf:
             raise ValueError(f"params[{index}] is computed, not a leaf: it has no gradient of its own")
+        if id(param) in replicated:
+            raise ValueError(
+                f"params[{index}] is already in DistributedDataParallel, which would reduce its gradient "
+                "after the step: call apply_optimizer_in_backward before wrapping the model"
+            )
         first = places.setdefault(id(param), index)
         if first != index:
             raise ValueError(f"params[{index}] is params[{first}]: it would be updated twice")
     return listed
+
+
+def _replicated() -> set[int]:
+    """Return the ids of the parameters that DistributedDataParallel modules reduce."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return set()
+    modules = [one for one in gc.get_objects() if isinstance(one, DistributedDataParallel)]
+    return {id(param) for module in modules for param in module._module_parameters}
 
 
 def _attach(param: torch.nn.Parameter, optimizer: Optimizer, kwargs: dict[str, Any]) -> None:
@@ -129,10 +150,30 @@ def _attach(param: torch.nn.Parameter, optimizer: Optimizer, kwargs: dict[str, A
     if not hasattr(param, "_in_backward_optimizers"):
         noted._in_backward_optimizers, noted._optimizer_classes, noted._optimizer_kwargs = [], [], []
         # A hook of the tensor, because a move to another dtype replaces the tensor's node in the graph.
-        param.register_post_accumulate_grad_hook(_step)  # type: ignore[no-untyped-call]
+        handle = param.register_post_accumulate_grad_hook(_step)  # type: ignore[no-untyped-call]
+        if dist.is_available() and dist.is_initialized():
+            # DistributedDataParallel calls `remove`, and steps the optimizers when it has reduced a gradient.
+            from torch.distributed.optim import apply_optimizer_in_backward as registry
+
+            registry.param_to_optim_hook_handle_map[param] = [_Handle(handle)]
     noted._in_backward_optimizers.append(optimizer)
     noted._optimizer_classes.append(type(optimizer))
     noted._optimizer_kwargs.append(kwargs)
+
+
+class _Handle:
+    """The hook of a parameter, which DistributedDataParallel removes when it wraps the parameter."""
+
+    def __init__(self, handle: Any) -> None:
+        self._handle = handle
+
+    def remove(self) -> None:
+        if not torch.accelerator.is_available():
+            raise ValueError(
+                "DistributedDataParallel steps optimizers in the backward pass on accelerators only: on the "
+                "CPU use an optimizer whose step() is called after the backward pass"
+            )
+        self._handle.remove()
 
 
 @_disable_dynamo  # a compiled step that includes the backward pass must not trace this

@@ -9,10 +9,11 @@ import torch
 
 from keyedopt.reference.backward_clip import BackwardClip, clip_in_backward
 from keyedopt.reference.fused import fused_parameters
-from keyedopt.reference.gradients import Groups, distinct_parts, gradient_parts, mesh_groups, rounded
+from keyedopt.reference.gradients import distinct_parts, gradient_parts, rounded
 from keyedopt.reference.keyed import KeyedOptimizer, OptimizerWrapper
 from keyedopt.reference.norms import p_norm
 from keyedopt.reference.process_groups import shared_groups
+from keyedopt.reference.spread_norm import SpreadNorm
 
 
 @enum.unique
@@ -44,8 +45,11 @@ class GradientClippingOptimizer(OptimizerWrapper):
         norm_type: exponent p of the norm, above 0; ``"inf"`` or infinity for the largest element.
         enable_global_grad_clip: take the norm over the process groups of ``param_to_pgs``.
         param_to_pgs: the process groups over which the shards of a parameter are spread. A `DTensor` is
-            spread over its own mesh. All other parameters are replicated, and count once.
+            spread over its own mesh. All other parameters are replicated, and count once. Every rank passes a
+            mapping, which is empty on a rank without such a parameter; without a mapping the norm is local.
         track_grad_norm: measure the norm also with VALUE (before clipping) and NONE.
+        process_group: the ranks that pass a mapping, and so take part in every step; the default group if it
+            is None. Their first step exchanges which reductions there are.
 
     Raises:
         ValueError: an argument is out of range; or `optimizer` is a `FusedOptimizer` with parameters, whose
@@ -83,6 +87,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
         enable_global_grad_clip: bool = False,
         param_to_pgs: Mapping[Any, Sequence[Any]] | None = None,
         track_grad_norm: bool = False,
+        process_group: Any = None,
     ) -> None:
         super().__init__(optimizer)
         if not isinstance(clipping, GradientClipping):
@@ -95,6 +100,8 @@ class GradientClippingOptimizer(OptimizerWrapper):
         if not self._norm_type > 0:
             raise ValueError(f"norm_type must be above 0, not {norm_type!r}")
         self._pgs = shared_groups(param_to_pgs if enable_global_grad_clip else None)
+        self._joins = enable_global_grad_clip and param_to_pgs is not None
+        self._spread_norm = SpreadNorm(self._pgs, self._joins, process_group)
         self._track_grad_norm = track_grad_norm
         self._last_total_grad_norm: torch.Tensor | None = None
         self._install_backward_clipping()
@@ -103,7 +110,8 @@ class GradientClippingOptimizer(OptimizerWrapper):
         """Let fused modules clip in their backward pass; raise or warn about parameters that cannot clip."""
         kind, track = self._clipping.value, self._track_grad_norm
         bound = self._backward_clip(kind, self._max_gradient, self._norm_type, track)
-        self._module_clips = clip_in_backward(self._optimizer, bound, {id(param) for param in self._pgs})
+        listed = self._pgs if not self._joins else self.params.values()
+        self._module_clips = clip_in_backward(self._optimizer, bound, {id(param) for param in listed})
         if self._clipping is GradientClipping.NONE and not self._track_grad_norm:
             return
         fused = fused_parameters(self._optimizer) - self._module_clips.bounded
@@ -169,7 +177,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
         if not real and self._module_clips.separate and not self._module_clips.joint:
             self._last_total_grad_norm = self._module_clips.separate[0][1].last_norm
             return
-        if not real and _on_meta(self.param_groups):
+        if not real and _on_meta(self.param_groups) and not self._spread_norm.joined:
             return
         if self._clipping is GradientClipping.NORM:
             self._last_total_grad_norm = self.clip_grad_norm_()
@@ -185,16 +193,10 @@ class GradientClippingOptimizer(OptimizerWrapper):
     def _measure(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """Return the norm in full precision, and each distinct part of a gradient once."""
         real, deferred = self._real_parameters(), self._module_clips.deferred()
-        device = next((one.device for one in (*real, *(grad for _, grad in deferred))), torch.device("cpu"))
-        # A rank without a shard of a parameter still takes part in its reductions.
-        spread: dict[Groups, list[torch.Tensor]] = {groups: [] for groups in self._pgs.values()}
-        for param in real:
-            groups = self._pgs[param] if param in self._pgs else mesh_groups(param)
-            spread.setdefault(groups, []).extend(gradient_parts(param))
-        for weight, grad in deferred:
-            spread.setdefault(self._pgs.get(weight, ()), []).append(grad)
-        norms = [self._norm(parts, self._norm_type, device, groups) for groups, parts in spread.items()]
-        norm = norms[0] if len(norms) == 1 else self._norm(norms, self._norm_type, device)
+        device = next((one.device for one in (*real, *(grad for _, grad in deferred))), None)
+        parts = [(param, gradient_parts(param)) for param in real]
+        parts += [(weight, [grad]) for weight, grad in deferred]
+        norm = self._spread_norm.norm(parts, self._norm, self._norm_type, device, self.params)
         return norm, distinct_parts(real)
 
     def _real_parameters(self) -> list[torch.Tensor]:

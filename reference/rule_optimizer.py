@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from keyedopt.reference.loaded_state import copy_loaded_state
@@ -159,6 +160,8 @@ class RuleOptimizer(Optimizer):
             state.update(self.initial_state(param, group))
         if "step" in state and state["step"].ndim == 0:  # a rule increments a count of each row itself
             state["step"] += 1
+        if not param.numel():
+            return  # a DTensor without elements cannot be reshaped
         # A Python float whatever the dtype of lr: a rule multiplies it by other numbers before the weights.
         rule, names = self.rule({**group, "lr": float(group["lr"])}, state, first)
         tensors = [state[name] for name in names]
@@ -167,6 +170,8 @@ class RuleOptimizer(Optimizer):
             update_rows(rule, param, tensors, rows, grads)
             return
         for tensor, new in zip([param, *tensors], rule(param, grads, *tensors), strict=True):
+            if isinstance(tensor, DTensor):  # a table of one row may have been gathered
+                new = new.redistribute(None, tensor.placements)  # type: ignore[attr-defined]
             tensor.copy_(new)
 
     # --- loading ----------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from keyedopt.conformance.run.protocol import Head, Writer
 from keyedopt.conformance.suite.support.assertions import Mismatch
 from keyedopt.conformance.suite.support.device import choose_device
 from keyedopt.conformance.suite.support.measured import MEASURED
+from keyedopt.conformance.suite.support.ranks import choose_ranks
 from keyedopt.conformance.targets.devices import check_device
 from keyedopt.conformance.targets.implementation import (
     DTYPES,
@@ -79,6 +80,7 @@ class Engine:
         self._option = option = config.getoption
         self.areas = set(option("--keyedopt-area") or spec.areas())
         self.clauses = set(option("--keyedopt-clause") or ())
+        choose_ranks(option("--keyedopt-nproc"))
         self.device = ""
         self.dtypes: Sequence[str] = option("--keyedopt-dtype") or DTYPES
         folder = option("--keyedopt-records")

@@ -24,6 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--keyedopt-import", action="append", help="import this module before the target")
     group.addoption("--keyedopt-device", default=None, help="device of the cases (default: its first)")
     group.addoption("--keyedopt-dtype", action="append", help="only these dtypes (default: all of its)")
+    group.addoption("--keyedopt-nproc", type=int, default=2, help="ranks of cases that start ranks")
     group.addoption("--keyedopt-area", action="append", help="only cases with a clause of these areas")
     group.addoption("--keyedopt-clause", action="append", help="only cases of these clauses")
     group.addoption("--keyedopt-defer", action="store_true", help="import it in workers (for the runner)")

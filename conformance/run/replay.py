@@ -242,7 +242,12 @@ def script(
     device = str(run.environment["device"])  # that of the case is where operators ran
     elsewhere = device != "cpu"
     wanted = [(path, found.name)]
-    parts = _needed([*wanted, (SUITE / "support" / "device.py", "choose_device")] if elsewhere else wanted)
+    if elsewhere:
+        wanted.append((SUITE / "support" / "device.py", "choose_device"))
+    parts = _needed(wanted)
+    on_ranks = any("on_ranks" in _defined(node) for node in parts)
+    if on_ranks:
+        parts = _needed([*wanted, (SUITE / "support" / "ranks.py", "choose_ranks")])
     (function,) = (node for node in parts if isinstance(node, ast.FunctionDef) and node.name == found.name)
     parts = [node for node in parts if node is not function]
     call = f"{found.name}(Implementation(){_inputs(case.case, function, inputs)})"
@@ -263,6 +268,7 @@ def script(
         bodies="".join(f"{body}\n\n\n" for body in bodies),
         places=pprint.pformat(_asked(places, [*parts, function, ast.parse(call)]), width=100),
         device=f"        choose_device({device!r})\n" if elsewhere else "",
+        ranks=f"        choose_ranks({int(run.options.get('nproc') or 2)})\n" if on_ranks else "",
         call=call,
         main=(_GUARDED if guarded else _DIRECT).format(limit=limit),
     )
@@ -317,7 +323,7 @@ def replay():
     torch.manual_seed(0)
     random.seed(0)
     try:
-{device}        seen = {call}
+{device}{ranks}        seen = {call}
     except BaseException as error:
         print(f"fails: {{type(error).__name__}}: {{error}}")
         return 1

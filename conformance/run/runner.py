@@ -49,6 +49,7 @@ class Options:
         dtypes: only these dtypes.
         limit: seconds that one case may take.
         workers: number of processes; None is one per processor, at most 8.
+        nproc: number of ranks of the cases that start ranks.
         exitfirst: stop at the first failing case. The result is then partial: it has no verdict, and its
             option ``stopped_at`` is the name of that case.
     """
@@ -63,6 +64,7 @@ class Options:
     dtypes: tuple[str, ...] = ()
     limit: float = 30.0
     workers: int | None = None
+    nproc: int = 2
     exitfirst: bool = False
 
 
@@ -231,6 +233,7 @@ def pytest_arguments(target: str, options: Options, folder: Path) -> list[str]:
         arguments += ["-p", f"no:{builtin}"]
     modules = case_sources.modules(options.areas, options.clauses)
     arguments += ["--implementation", target, "--pyargs", *modules]
+    arguments += ["--keyedopt-nproc", str(options.nproc)]
     if options.device:
         arguments += ["--keyedopt-device", options.device]
     for name, values in (

@@ -50,6 +50,9 @@ class FusedCollection(TableCollection):
         strict: whether invalid row numbers and offsets raise at once on every device. On CUDA this
             synchronizes in each forward pass. Without it invalid lookups read and write nothing, every later
             update is suppressed, and `check` raises the error.
+        process_group: the ranks with replicas of the tables, which begin with the rows of the first rank. A
+            backward pass updates all replicas alike, by the mean over the ranks of their gradients, as
+            DistributedDataParallel does. All ranks of the group take part in each backward pass.
 
     Raises:
         ValueError: names the argument that is not valid.
@@ -70,9 +73,11 @@ class FusedCollection(TableCollection):
         backend: str = "auto",
         rounding_seed: int | None = None,
         strict: bool = False,
+        process_group: Any = None,
     ) -> None:
         check_name(backend)
-        super().__init__(tables, EmbeddingFusedOptimizer(backend, rounding_seed), is_weighted, device)
+        optimizer = EmbeddingFusedOptimizer(backend, rounding_seed)
+        super().__init__(tables, optimizer, is_weighted, device, process_group)
         self._strict = strict
         self._rows: dict[str, int] = {}
         for table in self._configs:
@@ -118,6 +123,8 @@ class FusedCollection(TableCollection):
         layout = self._current_layout()
         layout.check_devices(inputs)
         training = self.training and torch.is_grad_enabled()
+        if training:
+            self._check_replication()
         by_autograd = training and any(part.trains_by_autograd() for part in layout.parts)
         if by_autograd or not layout.checks_contents or inputs.has_no_bags():
             inputs.check_contents(self._rows)

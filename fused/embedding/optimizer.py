@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, optim
 
+from keyedopt.fused.backends.interface import Lookup
 from keyedopt.fused.bulk.bulk_fill import NATIVE
 from keyedopt.fused.embedding import update
 from keyedopt.fused.embedding.backward import GroupLookups
@@ -16,6 +17,7 @@ from keyedopt.fused.embedding.table_optimizers import initial_state, make_optimi
 from keyedopt.fused.fused import FusedOptimizer
 from keyedopt.fused.rule_optimizer import RuleOptimizer
 from keyedopt.reference.embedding.optimizer_base import EmbeddingOptimizerBase
+from keyedopt.reference.embedding.replicas import Replicas
 from keyedopt.reference.keyed.bulk import Bulk
 
 
@@ -85,6 +87,8 @@ class EmbeddingFusedOptimizer(EmbeddingOptimizerBase, FusedOptimizer):
             RuntimeError: a gradient is not finite and ``error_if_nonfinite`` is set.
             ValueError: an option is out of range.
         """
+        if self.replicas is not None:
+            lookups = self._exchanged(self.replicas, lookups)
         if self.deferred.requested():
             step = update.plan_sums(self._regroup_if_changed(lookups), self.deferred.sums)
             self.deferred.add_planned(step, self._clips)
@@ -94,6 +98,16 @@ class EmbeddingFusedOptimizer(EmbeddingOptimizerBase, FusedOptimizer):
         step = update.plan_step(self._regroup_if_changed(lookups), self._clips, self._seed())
         self.rounding_steps += 1
         step.apply()
+
+    def _exchanged(self, replicas: Replicas, lookups: Sequence[GroupLookups]) -> Sequence[GroupLookups]:
+        """Return the gradients of all replicas, as lookups of rows."""
+        sums = update.row_sums(self._regroup_if_changed(lookups))
+        places = self._places()
+        found = []
+        for weight, (rows, grads) in replicas.exchange(list(self.params.values()), sums).items():
+            group, table = places[self._names[weight]]
+            found.append((group, [Lookup(table, rows, grad=grads)]))
+        return found
 
     @torch.no_grad()
     def apply_deferred(self) -> None:
@@ -132,15 +146,15 @@ class EmbeddingFusedOptimizer(EmbeddingOptimizerBase, FusedOptimizer):
 
     def _regroup(self, lookups: Sequence[GroupLookups]) -> Sequence[GroupLookups]:
         """Return lookups in the present table groups."""
-        weights = {name: weight for weight, name in self._names.items()}
-        places = {
-            name: (group, index)
-            for group in self.table_groups(weights)
-            for index, name in enumerate(group.names)
-        }
+        places = self._places()
         found = []
         for old, listed in lookups:
             for lookup in listed:
                 group, table = places[old.names[lookup.table]]
                 found.append((group, [replace(lookup, table=table, prepared=None)]))
         return found
+
+    def _places(self) -> dict[str, tuple[TableGroup, int]]:
+        """Return the present group of each table, by name, and the index in it."""
+        groups = self.table_groups({name: weight for weight, name in self._names.items()})
+        return {name: (group, index) for group in groups for index, name in enumerate(group.names)}

@@ -123,6 +123,15 @@ def plan_deferred(lookups: Iterable[GroupLookups], seed: tuple[int, int] | None)
     return step
 
 
+def row_sums(lookups: Iterable[GroupLookups]) -> dict[Tensor, tuple[Tensor, Tensor]]:
+    """Return the summed gradients of the rows of each table, by weight, without checks."""
+    found = {}
+    for group, listed in _by_group(lookups):
+        for one in _every_table(listed, coalesce(group.backend, group.tables, listed, exact=True)):
+            found[group.tables[one.table].weight] = one.rows, one.grads
+    return found
+
+
 def _grad_of(lookup: Lookup) -> Tensor:
     assert lookup.grad is not None
     return lookup.grad
@@ -253,6 +262,11 @@ def _coalesced(update: GroupUpdate, lookups: Sequence[Lookup], exact: bool = Tru
     group = update.group
     sums = coalesce(update.backend, group.tables, lookups, exact) if lookups else []
     _check_all_finite(group, sums)
+    return _every_table(lookups, sums)
+
+
+def _every_table(lookups: Sequence[Lookup], sums: list[RowGradients]) -> list[RowGradients]:
+    """Return the sums with an empty one for each table whose lookups have no values."""
     found = {one.table for one in sums}
     for lookup in lookups:
         if lookup.table not in found and lookup.grad is not None:

@@ -41,6 +41,9 @@ class FusedCollection(TableCollection):
         optimizer_kwargs: its arguments, with ``error_if_nonfinite`` and, for ``Accumulate…``, the window.
         is_weighted: whether each row that is looked up has a weight.
         device: of the tables.
+        process_group: the ranks with replicas of the tables, which begin with the rows of the first rank. A
+            backward pass updates all replicas alike, by the mean over the ranks of their gradients, as
+            DistributedDataParallel does. All ranks of the group take part in each backward pass.
 
     Raises:
         ValueError: names the argument that is not valid.
@@ -53,8 +56,9 @@ class FusedCollection(TableCollection):
         optimizer_kwargs: Mapping[str, Any] | None = None,
         is_weighted: bool = False,
         device: torch.device | str | None = None,
+        process_group: Any = None,
     ) -> None:
-        super().__init__(tables, EmbeddingFusedOptimizer(), is_weighted, device)
+        super().__init__(tables, EmbeddingFusedOptimizer(), is_weighted, device, process_group)
         self._backward = Backward(self._optim.update)
         self.set_first_optimizer(optimizer_type, optimizer_kwargs)
 
@@ -78,6 +82,7 @@ class FusedCollection(TableCollection):
         weights = self._weights()
         if not (self.training and torch.is_grad_enabled()):
             return dict.fromkeys(weights)
+        self._check_replication()
         fused = {name: weight for name, weight in weights.items() if weight in self._optim.state}
         leaves = {**weights, **self._backward.leaves(fused)}
         return {name: leaf if weights[name].requires_grad else None for name, leaf in leaves.items()}

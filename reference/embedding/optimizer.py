@@ -52,6 +52,9 @@ class EmbeddingFusedOptimizer(EmbeddingOptimizerBase, FusedOptimizer):
             self.apply_deferred()  # deferred for a clip that no longer exists
         unfinished: list[tuple[Window, torch.Tensor, torch.Tensor]] = []
         sums: list[Sum] = []
+        if self.replicas is not None:
+            coalesced = {weight: coalesce(*rows_and_grads) for weight, rows_and_grads in gradients}
+            gradients = list(self.replicas.exchange(list(self.params.values()), coalesced).items())
         for weight, (rows, grads) in gradients:
             group = self._checked_group(weight, grads)
             window = self.state[weight].get(f"{self._names[weight]}.window")

@@ -9,6 +9,7 @@ from torch import optim
 
 from keyedopt.reference.backward_clip import BackwardClip
 from keyedopt.reference.embedding.deferred_gradients import DeferredGradients
+from keyedopt.reference.embedding.replicas import Replicas
 
 
 class EmbeddingOptimizerBase(abc.ABC):
@@ -24,6 +25,8 @@ class EmbeddingOptimizerBase(abc.ABC):
     param_groups: list[dict[str, Any]]
     #: The gradients that are deferred to `step`; see `defer_updates`.
     deferred: DeferredGradients
+    #: The ranks that have replicas of the tables; None if this rank has the only one.
+    replicas: Replicas | None
 
     def __init__(self) -> None:
         super().__init__({}, {}, [])  # type: ignore[call-arg]  # of the fused optimizer that a subclass is
@@ -31,6 +34,7 @@ class EmbeddingOptimizerBase(abc.ABC):
         self._names: dict[torch.Tensor, str] = {}
         self._clips: list[BackwardClip] = []
         self.deferred = DeferredGradients()
+        self.replicas = None
 
     @abc.abstractmethod
     def apply_deferred(self) -> None:

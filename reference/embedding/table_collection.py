@@ -6,9 +6,11 @@ from typing import Any, ClassVar, Self
 
 import torch
 from torch import nn, optim
+from torch.nn.parallel import DistributedDataParallel
 
 from keyedopt.reference.embedding.config import EmbeddingConfig, check_tables
 from keyedopt.reference.embedding.optimizer_base import EmbeddingOptimizerBase
+from keyedopt.reference.embedding.replicas import Replicas, check_replication
 from keyedopt.reference.fused import FusedOptimizerModule, own
 
 
@@ -37,6 +39,7 @@ class TableCollection(nn.Module, FusedOptimizerModule):
         optimizer: has no tables yet; `set_optimizer` adds them.
         is_weighted: whether each row that is looked up has a weight.
         device: of the tables.
+        process_group: ranks with replicas of the tables; None if this rank has the only one.
 
     Raises:
         ValueError: names the argument that is not valid.
@@ -53,6 +56,7 @@ class TableCollection(nn.Module, FusedOptimizerModule):
         optimizer: EmbeddingOptimizerBase,
         is_weighted: bool = False,
         device: torch.device | str | None = None,
+        process_group: Any = None,
     ) -> None:
         super().__init__()
         check_tables(tables)
@@ -62,6 +66,9 @@ class TableCollection(nn.Module, FusedOptimizerModule):
         children = {table.name: self.table_class(table, device) for table in tables}
         self.add_module(self.children_name, nn.ModuleDict(children))
         own(self, list(self._weights().values()))
+        if process_group is not None:
+            self._optim.replicas = Replicas(process_group)
+            self._optim.replicas.make_equal(self._weights().values())
 
     @property
     def fused_optimizer(self) -> Any:
@@ -95,6 +102,12 @@ class TableCollection(nn.Module, FusedOptimizerModule):
     def trains(self, weight: torch.Tensor) -> bool:
         """Return whether a table has an optimizer."""
         return weight in self._optim.state
+
+    def _check_replication(self) -> None:
+        """Raise RuntimeError inside DistributedDataParallel if it reduces tables that have an optimizer."""
+        if DistributedDataParallel._active_ddp_module is not None:
+            trained = {name: weight for name, weight in self._weights().items() if self.trains(weight)}
+            check_replication(trained, self._optim.replicas is not None)
 
     def _weights(self) -> dict[str, torch.Tensor]:
         children = self.get_submodule(self.children_name).named_children()

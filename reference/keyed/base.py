@@ -6,7 +6,7 @@ For authors of wrappers and other subclasses:
   them a property, and then does not call `KeyedOptimizer.__init__`; hooks still work.
 - Override :meth:`_save` to change what `state_dict` returns; `state_dict` runs the hooks around it.
 - :meth:`_check_load` returns the writes of a load as a :class:`PendingLoad` or raises a ValueError, and
-  writes nothing; :meth:`_apply_load` writes. A wrapper's `_check_load` checks its own entry, and extends
+  writes nothing; :meth:`PendingLoad.run` writes. A wrapper's `_check_load` checks its own entry, and extends
   its pending load by `prepare_load` (in `foreign_members.py`) of each member, so all members are checked
   before anything is written. A member of another library that refuses is rolled back.
 - A load calls `post_load_state_dict` on each optimizer of a tree directly. So a wrapper's
@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from keyedopt.reference.keyed.agreement import agreement, shared_refusal
 from keyedopt.reference.keyed.bulk import ONE_BY_ONE, Bulk
 from keyedopt.reference.keyed.groups import (
     check_construction,
@@ -113,13 +114,20 @@ class KeyedOptimizer(Hooked):
 
     # Loading
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Fill the live state from `state_dict`, in place and all or nothing.
+    def load_state_dict(self, state_dict: Mapping[str, Any], process_group: Any = None) -> None:
+        """Fill the live state from `state_dict`, in place and all or nothing, on all ranks that share state.
+
+        Ranks that share state load together, on all of them or on none: those in `process_group`, by default
+        those over which the state is sharded.
 
         Raises:
-            ValueError: something does not match the live state; nothing has been written.
+            ValueError: something does not match the live state of a rank; the message names these ranks.
         """
-        self._apply_load(self._prepare_load(state_dict))
+        together = agreement(process_group, self.params.values(), self.state.values())
+        with shared_refusal(together):
+            pending = self._prepare_load(state_dict)
+        pending.agreement = together
+        pending.run()
 
     def _prepare_load(self, state_dict: Mapping[str, Any]) -> PendingLoad:
         """Run the pre-hooks and the check; the pending load ends with :meth:`_after_load`."""
@@ -151,9 +159,6 @@ class KeyedOptimizer(Hooked):
                 raise ValueError("Expected 'param_groups' beside 'state', got none")
             check_groups(self.param_groups, state_dict["param_groups"], keys, pending)
         return pending
-
-    def _apply_load(self, pending: PendingLoad) -> None:
-        pending.run()
 
     def _after_load(self) -> None:
         self._loading = True

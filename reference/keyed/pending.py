@@ -6,13 +6,14 @@ The checks add writes to a :class:`PendingLoad`, or raise ValueError. Nothing is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from keyedopt.reference.keyed.agreement import Agreement, shared_refusal
 from keyedopt.reference.keyed.bulk import ONE_BY_ONE, Bulk
 from keyedopt.reference.keyed.values import Path, clone, refusal
 
@@ -63,6 +64,10 @@ class PendingLoad:
     values: list[tuple[MutableMapping[Any, Any], Any, Any]] = field(default_factory=list)
     #: Functions to call after everything has been written.
     afterwards: list[Callable[[], None]] = field(default_factory=list)
+    #: State with other placements than the live `DTensor`: path, live tensor, new tensor.
+    redistributed: list[tuple[Path, Any, Any]] = field(default_factory=list)
+    #: The ranks that load together; None is this rank only.
+    agreement: Agreement | None = None
     #: Fills the tensors; None while the load contains no optimizer with state of its own.
     bulk: Bulk | None = None
 
@@ -77,6 +82,7 @@ class PendingLoad:
             self.bulk = ONE_BY_ONE if self.bulk and other.bulk else self.bulk or other.bulk
         self.stateful += other.stateful
         self.reshapes += other.reshapes
+        self.redistributed += other.redistributed
         self.live += other.live
         self.new += other.new
         self.unchecked += other.unchecked
@@ -95,7 +101,9 @@ class PendingLoad:
 
     def _fill_unchecked(self) -> bool:
         """Compare and fill all tensors in one pass, or write nothing and return False."""
-        if not self.unchecked or self.bulk is None or self.stateful or self.reshapes or self.values:
+        if not self.unchecked or self.bulk is None or self.agreement or self.redistributed:
+            return False  # another rank may refuse
+        if self.stateful or self.reshapes or self.values:
             return False  # these may raise, so they come before the first tensor
         live, new = list(self.live), list(self.new)
         for some, sources, _ in self.unchecked:
@@ -108,14 +116,16 @@ class PendingLoad:
 
     def run(self) -> None:
         """Write all state. Objects that may still raise come first, so that they can be restored."""
-        if not self._fill_unchecked():
-            self.check()
-        sources = self.new
-        if self.stateful or self.reshapes:  # these may write to a source
-            pairs = zip(self.live, sources, strict=True)
-            sources = [new if new is live else new.detach().clone() for live, new in pairs]
-        values = [(mapping, key, clone(new)) for mapping, key, new in self.values]
-        self._load_stateful()
+        with shared_refusal(self.agreement):
+            if not self._fill_unchecked():
+                self.check()
+            sources = self.new
+            if self.stateful or self.reshapes:  # these may write to a source
+                pairs = zip(self.live, sources, strict=True)
+                sources = [new if new is live else new.detach().clone() for live, new in pairs]
+            values = [(mapping, key, clone(new)) for mapping, key, new in self.values]
+            loaded = self._load_stateful()
+        self._agree(loaded)
         for reshape in self.reshapes:
             reshape()
         (self.bulk or ONE_BY_ONE).fill(self.live, sources)
@@ -124,22 +134,43 @@ class PendingLoad:
         for notify in self.afterwards:
             notify()
 
-    def _load_stateful(self) -> None:
+    def _agree(self, loaded: Sequence[tuple[ObjectLoad, Any]]) -> None:
+        """Agree with the other ranks, or restore the objects that were loaded; then redistribute state."""
+        self.redistributed.sort(key=lambda item: str(item[0]))  # ranks may list parameters in any order
+        if self.agreement is not None:
+            plan = [(path, live.placements, new.placements) for path, live, new in self.redistributed]
+            try:
+                self.agreement.accept(plan)
+            except ValueError:
+                _restore(loaded)
+                raise
+        pairs = [(live, new.redistribute(None, live.placements)) for _, live, new in self.redistributed]
+        with torch.no_grad():
+            for live, new in pairs:
+                live.copy_(new)
+
+    def _load_stateful(self) -> list[tuple[ObjectLoad, Any]]:
+        """Load the objects that check a state themselves; return each with what restores it."""
         copied = [clone(one.new) for one in self.stateful]
         snapshots = [(one, one.snapshot()) for one in self.stateful]
         for number, (one, new) in enumerate(zip(self.stateful, copied, strict=True)):
             try:
                 one.load(new)
             except Exception as error:
-                for done, snapshot in reversed(snapshots[: number + 1]):
-                    with suppress(Exception):  # such an object may raise again, after writing
-                        done.restore(snapshot)
+                _restore(snapshots[: number + 1])
                 raise refusal(
                     f"{type(one.target).__name__} refused its state",
                     one.path,
                     "a state that it accepts",
                     f"{type(error).__name__}: {error}",
                 ) from error
+        return snapshots
+
+
+def _restore(snapshots: Sequence[tuple[ObjectLoad, Any]]) -> None:
+    for done, snapshot in reversed(snapshots):
+        with suppress(Exception):  # such an object may raise again, after writing
+            done.restore(snapshot)
 
 
 def check_shapes_kept(seen: object, loaded: object, path: Path) -> None:

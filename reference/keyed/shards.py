@@ -80,7 +80,7 @@ def check_dtensor(live: DTensor, new: DTensor, path: list[Any], pending: Pending
     if live.device_mesh != new.device_mesh:
         raise refusal("Different device mesh", path, live.device_mesh, new.device_mesh)
     if live.placements != new.placements:
-        pending.copy(live, new)  # copying redistributes
+        pending.redistributed.append((path, live, new))
         return
     pieces, new_pieces = local_tensors(live), local_tensors(new)
     check_count(pieces, new_pieces, path)

@@ -1,0 +1,223 @@
+"""Real ranks: forks of this process that form a process group (gloo), with a time limit.
+
+This process has imported torch and the implementation, so ranks start in milliseconds. Under torchrun each of
+its processes forks its own rank of the case. No rank listens on a fixed port or writes a file; ranks end with
+this process, however it ends.
+"""
+
+import ctypes
+import datetime
+import faulthandler
+import functools
+import os
+import pickle
+import select
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from keyedopt.conformance.suite.support.assertions import Mismatch
+
+#: Seconds that the ranks of a case may take.
+LIMIT = 10.0
+#: Seconds that the other ranks may take to end after one has failed: they lose a peer in a collective.
+GRACE = 2.0
+_NUMBER_OF_RANKS = [2]
+_RUNS = [0]
+
+
+def the_ranks() -> int:
+    """Return the number of ranks of each case."""
+    return int(os.environ["WORLD_SIZE"]) if _torchrun() else _NUMBER_OF_RANKS[0]
+
+
+def choose_ranks(ranks: int) -> None:
+    """Set the number of ranks of each case."""
+    _NUMBER_OF_RANKS[0] = ranks
+
+
+def on_ranks(
+    body: Callable[..., Any], *arguments: Any, ranks: int | None = None, limit: float = LIMIT
+) -> list[Any]:
+    """Call a function on each rank, and return the results in the order of the ranks.
+
+    Args:
+        body: runs with an initialized default group.
+        arguments: its arguments, the same on each rank.
+        ranks: the number of ranks; without it `the_ranks`. Under torchrun it is the number of processes.
+        limit: seconds until ranks that still run are killed.
+
+    Raises:
+        Mismatch: names each rank that failed, and how: by an error, by a signal, or where it hung.
+    """
+    size = the_ranks() if ranks is None or _torchrun() else ranks
+    _RUNS[0] += 1
+    numbers = [int(os.environ["RANK"])] if _torchrun() else range(size)
+    store = f"/proc/{os.getpid()}/fd/{os.memfd_create('store')}"
+    started = []
+    try:
+        for number in numbers:
+            started.append(
+                _Rank(number, functools.partial(_join, store, number, size, limit), body, arguments)
+            )
+        _wait(started, limit)
+    finally:
+        for rank in started:
+            rank.end()
+        os.close(int(store.rpartition("/")[2]))
+    return _results([rank.found for rank in started], size)
+
+
+def _torchrun() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def _join(store: str, number: int, size: int, limit: float) -> None:
+    """Make the default group of the ranks of a case."""
+    distributed: Any = torch.distributed
+    timeout = datetime.timedelta(
+        seconds=2 * limit
+    )  # the limit ends a hanging rank first, and says where it was
+    if _torchrun():
+        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        master = distributed.TCPStore(address, port, size, number == 0 and not _agent(), timeout)
+        shared = distributed.PrefixStore(f"case {_RUNS[0]}", master)
+    else:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        shared = distributed.FileStore(store, size)
+    distributed.init_process_group("gloo", store=shared, rank=number, world_size=size, timeout=timeout)
+
+
+def _agent() -> bool:
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
+class _Rank:
+    """A fork that runs a function; its outcome comes back in memory that both processes have."""
+
+    def __init__(
+        self, number: int, join: Callable[[], None], body: Callable[..., Any], arguments: Sequence[Any]
+    ) -> None:
+        self.number = number
+        self._said, self._stack = os.memfd_create("outcome"), os.memfd_create("stack")
+        self.status: int | None = None
+        parent = os.getpid()
+        sys.stdout.flush()
+        self._pid = os.fork()
+        if not self._pid:
+            code = 70
+            try:
+                _end_with(parent)
+                faulthandler.register(signal.SIGUSR1, file=self._stack, all_threads=False)
+                self._write(_outcome(join, body, arguments))
+                code = 0
+            finally:
+                os._exit(code)  # without the exit handlers of the forked process
+        self.process = os.pidfd_open(self._pid)
+
+    def _write(self, outcome: Any) -> None:
+        with os.fdopen(os.dup(self._said), "wb") as file:
+            pickle.dump(outcome, file)
+
+    def reap(self) -> None:
+        """Note how the process ended."""
+        self.status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+
+    @property
+    def failed(self) -> bool:
+        """Whether the process has ended with an error."""
+        return self.status is not None and (self.status != 0 or self.outcome()[0] != "result")
+
+    def where(self) -> str:
+        """Return where the running process is: the innermost line outside torch."""
+        os.kill(self._pid, signal.SIGUSR1)
+        end = time.monotonic() + 1.0
+        while os.fstat(self._stack).st_size == 0 and time.monotonic() < end:
+            time.sleep(0.01)
+        lines = os.pread(self._stack, 1 << 16, 0).decode(errors="replace").splitlines()[1:]
+        ours = [line.strip() for line in lines if f"{os.sep}torch{os.sep}" not in line]
+        return ours[0] if ours else "an unknown place"
+
+    def end(self) -> None:
+        """Kill the process if it still runs, after noting where it was."""
+        if self.status is None:
+            self._write(("hung", self.where()))
+            os.kill(self._pid, signal.SIGKILL)
+            self.reap()
+            self.status = 0
+        self.found = self.outcome()
+        for descriptor in (self.process, self._said, self._stack):
+            os.close(descriptor)
+
+    def outcome(self) -> Any:
+        """Return ``("result", value)``, or the kind of a failure and its text."""
+        if self.status:
+            how = f"killed by signal {-self.status}" if self.status < 0 else f"exit status {self.status}"
+            return "ended", how
+        with os.fdopen(os.dup(self._said), "rb") as file:
+            file.seek(0)
+            return pickle.load(file)
+
+
+def _end_with(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(70)
+
+
+def _outcome(join: Callable[[], None], body: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    """Call the function on this rank; under torchrun, return the outcomes of all ranks."""
+    torch.set_num_threads(1)  # the threads of the parent are not in this process
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            join()
+            found: Any = ("result", body(*arguments))
+    except Mismatch as error:
+        found = ("mismatch", (error.expected, error.seen))
+    except BaseException as error:  # also an exit of the code under test
+        lost = "by peer" in str(error)  # gloo's words; another rank is the cause
+        found = ("raised", "a lost connection" if lost else f"{type(error).__name__}: {error}")
+    if not _torchrun():
+        return found
+    everywhere: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(everywhere, found)
+    return "result", everywhere
+
+
+def _wait(ranks: Sequence[_Rank], limit: float) -> None:
+    """Wait until all ranks have ended; shorter after one has failed."""
+    running = {rank.process: rank for rank in ranks}
+    poll = select.poll()
+    for process in running:
+        poll.register(process, select.POLLIN)
+    end = time.monotonic() + limit
+    while running and (left := end - time.monotonic()) > 0:
+        for process, _ in poll.poll(left * 1000):
+            poll.unregister(process)
+            rank = running.pop(process)
+            rank.reap()
+            if rank.failed:
+                end = min(end, time.monotonic() + GRACE)
+
+
+def _results(outcomes: Sequence[Any], size: int) -> list[Any]:
+    if _torchrun() and outcomes[0][0] == "result":
+        outcomes = outcomes[0][1]
+    bad = [(rank, *outcome) for rank, outcome in enumerate(outcomes) if outcome[0] != "result"]
+    bad.sort(key=lambda one: one[2] == "a lost connection")
+    if not bad:
+        return [value for _, value in outcomes]
+    wrong = next((f"rank {rank}: {text[0]}" for rank, kind, text in bad if kind == "mismatch"), "")
+    verbs = {"mismatch": "saw", "raised": "raised", "hung": "hung in", "ended": "ended:"}
+    texts = [
+        f"rank {rank} of {size} {verbs[kind]} {text[1] if kind == 'mismatch' else text}"
+        for rank, kind, text in bad
+    ]
+    raise Mismatch(wrong or f"all {size} ranks to end", "; ".join(texts))

@@ -1,0 +1,76 @@
+"""Helpers for cases of several ranks: distributed tensors, and what each rank did."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from keyedopt.conformance.suite.support.inputs import _numbers
+
+#: The ways in which a table (rows, columns) may be spread over ranks.
+PLACEMENTS = ("row", "column", "replicated", "row of two dimensions")
+
+
+def rank() -> int:
+    """Return the number of this rank."""
+    return int(torch.distributed.get_rank())
+
+
+def size() -> int:
+    """Return the number of ranks."""
+    return int(torch.distributed.get_world_size())
+
+
+def everyone() -> Any:
+    """Return the process group of all ranks."""
+    return torch.distributed.group.WORLD
+
+
+def distributed(whole: torch.Tensor, placement: str, ranks: Sequence[int] | None = None) -> Any:
+    """Return a DTensor with these values, on a mesh of all ranks or of the given ones.
+
+    With ``"row of two dimensions"`` the mesh is (n, 1), or (n / 2, 2), and rows are on its second dimension.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    numbers = torch.tensor(range(size()) if ranks is None else ranks)
+    kinds: dict[str, list[Any]] = {"row": [Shard(0)], "column": [Shard(1)], "replicated": [Replicate()]}
+    if placement == "row of two dimensions":
+        numbers = numbers.reshape(-1, 2 if len(numbers) % 2 == 0 else 1)
+        return distribute_tensor(whole, DeviceMesh("cpu", numbers), [Replicate(), Shard(0)])
+    return distribute_tensor(whole, DeviceMesh("cpu", numbers), kinds[placement])
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """Return all elements of a DTensor, or the tensor itself, detached."""
+    found: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return found.detach().clone()
+
+
+def local_parts(tensor: Any) -> list[torch.Tensor]:
+    """Return the tensors on this rank of a DTensor or a ShardedTensor, or the tensor itself."""
+    if hasattr(tensor, "local_shards"):
+        return [shard.tensor for shard in tensor.local_shards()]
+    return [tensor.to_local() if hasattr(tensor, "to_local") else tensor.detach()]
+
+
+def table(rows: int, columns: int = 4, seed: int = 0) -> torch.Tensor:
+    """Return fixed values in (-1, 1), the same on each rank."""
+    return _numbers((rows, columns), seed).float()
+
+
+def error_of(call: Callable[[], Any]) -> str:
+    """Return the type and text of the error that a call raises, or an empty string."""
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def everywhere(value: Any) -> list[Any]:
+    """Return a value of each rank."""
+    found: list[Any] = [None] * size()
+    torch.distributed.all_gather_object(found, value)
+    return found
