@@ -33,6 +33,7 @@ ALLOWED = {
     "fused": {"fused", "reference"},  # but none of the reference's arithmetic
     "conformance": {"conformance"},
     "benchmarks": {"benchmarks", "conformance"},
+    "ptx": {"ptx"},
     "reports": {"reports", "conformance"},  # of conformance only the packages below
     "cli": {"cli", "conformance", "reference", "fused", "benchmarks", "reports"},
     "tools": {"tools", "conformance", "reference", "fused", "benchmarks", "reports", "cli"},
