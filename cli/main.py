@@ -331,11 +331,14 @@ def mutants(
             metavar="[AREA | NAME]...", help="Only these mutants. Default: all.", show_default=False
         ),
     ] = None,
+    base: Annotated[
+        str, typer.Option(help="Only mutants of this base: reference, fused, torch or torchrec.")
+    ] = "",
     everything: Annotated[
         bool, typer.Option("--all", help="Run the whole suite on each mutant, not only the clauses it names.")
     ] = False,
 ) -> None:
-    """Plant faults in the reference, and show which of them the suite does not reject.
+    """Plant faults in implementations, and show which of them the suite does not reject.
 
     Exit code 1: a mutant survives.
 
@@ -343,7 +346,7 @@ def mutants(
     """
     from keyedopt.conformance.mutants.rejection import main as plant
 
-    raise typer.Exit(plant(names or (), everything))
+    raise typer.Exit(plant(names or (), base, everything))
 
 
 @app.command()

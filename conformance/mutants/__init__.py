@@ -1,6 +1,7 @@
 """Mutants: implementations with one small, realistic fault each, which the suite must reject.
 
-A mutant replaces code of the reference. The files ``AREA.toml`` list the mutants of each area::
+A mutant replaces code of a base. The files ``AREA.toml`` list the mutants of the reference by area, and
+``BASE/AREA.toml`` those of the other bases::
 
     [[mutant]]
     name = "wrapper-copies-groups"
@@ -13,6 +14,7 @@ A mutant replaces code of the reference. The files ``AREA.toml`` list the mutant
 """
 
 import functools
+import itertools
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,14 +24,19 @@ from typing import Any
 from keyedopt.conformance import spec
 from keyedopt.conformance.results.errors import KeyedoptError
 
+#: The base of most mutants. It is copied, and faults are planted in the copy.
+SOUND = "reference"
+#: The other bases, and the package of each that paths of files begin in. Their own functions are changed.
+PACKAGES = {"fused": "keyedopt.fused", "torch": "torch", "torchrec": "torchrec"}
+
 
 class MutantError(KeyedoptError):
-    """A mutant is not well written, or does not fit the code of the reference."""
+    """A mutant is not well written, or does not fit the code of its base."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """One replacement in one file of the reference.
+    """One replacement in one file of a base.
 
     Args:
         file: path of the file in the package.
@@ -57,6 +64,7 @@ class Mutant:
         rejected_by: ids of the clauses that reject the mutant, each of them.
         changes: the replacements that plant the fault; ``also`` is the second, or a list of further ones.
         dtypes: the dtypes in which cases run.
+        base: the implementation that the fault is planted in.
     """
 
     name: str
@@ -64,6 +72,7 @@ class Mutant:
     rejected_by: tuple[str, ...]
     changes: tuple[Change, ...]
     dtypes: tuple[str, ...] = ("float32",)
+    base: str = SOUND
 
 
 @functools.cache
@@ -74,18 +83,18 @@ def mutants() -> Mapping[str, Mutant]:
         MutantError: an entry has a wrong key, or two mutants have the same name.
     """
     found: dict[str, Mutant] = {}
-    for area in spec.areas():
-        path = Path(__file__).with_name(f"{area}.toml")
+    for base, area in itertools.product((SOUND, *PACKAGES), spec.areas()):
+        path = Path(__file__).parent / ("" if base == SOUND else base) / f"{area}.toml"
         entries = tomllib.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         for entry in entries.get("mutant", ()):
-            mutant = parsed(area, entry)
+            mutant = parsed(area, entry, base)
             if mutant.name in found:
                 raise MutantError(f"two mutants have the name {mutant.name!r}: rename one")
             found[mutant.name] = mutant
     return found
 
 
-def parsed(area: str, entry: Mapping[str, Any]) -> Mutant:
+def parsed(area: str, entry: Mapping[str, Any], base: str = SOUND) -> Mutant:
     """Return the mutant that an entry of a TOML file describes.
 
     Raises:
@@ -97,7 +106,7 @@ def parsed(area: str, entry: Mapping[str, Any]) -> Mutant:
     lists = {key: tuple(rest.pop(key)) for key in ("rejected_by", "dtypes") if key in rest}
     try:
         changes = tuple(_change(**change) for change in (rest, *also))
-        return Mutant(name=name, area=area, changes=changes, **lists)
+        return Mutant(name=name, area=area, changes=changes, base=base, **lists)
     except TypeError as error:
         raise MutantError(f"mutant {name} in {area}.toml: {error}") from error
 

@@ -1,6 +1,8 @@
-"""Plant mutants: compile the reference with a fault in it, and import the result under a name of its own.
+"""Plant mutants: compile the files of a base with a fault in them.
 
-Nothing is written to disk. A process that checks a mutant has the sound reference too, under its own name.
+A mutant of the reference is imported under a name of its own, beside the sound reference. Other bases are
+already imported, and other libraries refer to them; so their functions get the code of the mutant, in place.
+Nothing is written to disk.
 """
 
 import ast
@@ -9,23 +11,23 @@ import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
 
-from keyedopt.conformance.mutants import Change, Mutant, MutantError, fragments
+from keyedopt.conformance.mutants import PACKAGES, SOUND, Change, Mutant, MutantError, fragments
 from keyedopt.conformance.targets.implementation import find
 
-#: The implementation that faults are planted in.
-SOUND = "reference"
 #: The name under which the package of a mutant is imported.
 PACKAGE = "keyedopt_mutant"
 
 
 @dataclass(frozen=True)
 class Source:
-    """A file of the sound package, with the package's name replaced by that of a mutant."""
+    """A file of a base; for the reference, with the package's name replaced by that of a mutant."""
 
     path: Path
     module: str
@@ -59,23 +61,95 @@ def sound_code() -> Mapping[str, tuple[Source, CodeType]]:
     return {source.module: (source, source.compiled(source.text)) for source in sources().values()}
 
 
+def _source(base: str, file: str) -> Source:
+    """Return a file of a base.
+
+    Raises:
+        MutantError: the base has no such file.
+    """
+    if base == SOUND:
+        if file not in sources():
+            raise MutantError(f"the package of {SOUND} has no such file")
+        return sources()[file]
+    found = importlib.util.find_spec(PACKAGES[base])
+    assert found is not None, f"{base} is not installed"
+    assert found.origin is not None
+    path = Path(found.origin).parent / file
+    if not path.exists():
+        raise MutantError(f"the package {PACKAGES[base]} has no such file")
+    module = ".".join((PACKAGES[base], *Path(file).with_suffix("").parts)).removesuffix(".__init__")
+    return Source(path, module, path.read_text(encoding="utf-8"))
+
+
 def plant(mutant: Mutant) -> dict[str, CodeType]:
     """Return the compiled code of the modules that a mutant changes, by the names of the modules.
 
     Raises:
-        MutantError: the mutant does not fit the reference; the message names mutant, file and function.
+        MutantError: the mutant does not fit its base; the message names mutant, file and function.
     """
     planted: dict[str, CodeType] = {}
     for file in dict.fromkeys(change.file for change in mutant.changes):
-        changes = [_renamed(change) for change in mutant.changes if change.file == file]
+        changes = [change for change in mutant.changes if change.file == file]
         try:
-            if file not in sources():
-                raise MutantError(f"the package of {SOUND} has no such file")
-            planted[sources()[file].module] = _changed(sources()[file], changes)
+            source = _source(mutant.base, file)
+            named = [_renamed(change) for change in changes] if mutant.base == SOUND else changes
+            planted[source.module] = _changed(source, named)
+            if mutant.base != SOUND:
+                _check_grafts(source.compiled(source.text), planted[source.module], changes)
         except MutantError as error:
             functions = " and ".join(dict.fromkeys(change.function or "text" for change in changes))
             raise MutantError(f"mutant {mutant.name}, {file}, {functions}: {error}") from error
     return planted
+
+
+def _check_grafts(sound: CodeType, planted: CodeType, changes: Sequence[Change]) -> None:
+    """Raise MutantError unless the changes are inside functions whose code can be exchanged."""
+    for name in {str(change.function) for change in changes}:
+        pairs = list(zip(codes(sound, name), codes(planted, name), strict=True))
+        if all(one == other for one, other in pairs):
+            raise MutantError("only the body of a function can be changed")
+        if any(one.co_freevars != other.co_freevars for one, other in pairs):
+            raise MutantError(f"keep the outer variables of {name} in use, such as that of `super`")
+
+
+def codes(module: CodeType, function: str) -> list[CodeType]:
+    """Return the code of the functions with a qualified name: several for a property with a setter."""
+    found = []
+    for part in (part for part in module.co_consts if isinstance(part, CodeType)):
+        found += [part] if part.co_qualname == function else codes(part, function)
+    return found
+
+
+def graft(mutant: Mutant, planted: Mapping[str, CodeType]) -> None:
+    """Give the functions of the modules of a base the code of a mutant.
+
+    Raises:
+        MutantError: a function cannot be found in its module.
+    """
+    for change in mutant.changes:
+        source, name = _source(mutant.base, change.file), str(change.function)
+        live = list(_functions(importlib.import_module(source.module), name))
+        new = {code.co_firstlineno: code for code in codes(planted[source.module], name)}
+        for old in codes(source.compiled(source.text), name):
+            known = [each for each in live if each.__code__.co_firstlineno == old.co_firstlineno]
+            if not known:
+                raise MutantError(f"mutant {mutant.name}: there is no function {name} in {source.module}")
+            for each in known:
+                each.__code__ = new[old.co_firstlineno]
+
+
+def _functions(module: ModuleType, name: str) -> Iterator[FunctionType]:
+    """Yield the functions behind a qualified name, without their decorators."""
+    found: Any = module
+    for part in name.split("."):
+        found = inspect.getattr_static(found, part)
+    waiting = [found]
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, FunctionType):
+            yield each
+        inner = ("fget", "fset", "fdel", "__func__", "__wrapped__")
+        waiting += [part for part in (getattr(each, attribute, None) for attribute in inner) if part]
 
 
 def _renamed(change: Change) -> Change:

@@ -1,6 +1,7 @@
-"""``keyedopt mutants [AREA | NAME]...``: does the suite reject every mutant?
+"""``keyedopt mutants [AREA | NAME]... [--base BASE]``: does the suite reject every mutant?
 
 All mutants are planted first. Then a process collects the cases once, and forks a process for each mutant.
+A clause that fails on a base itself cannot reject its mutants, so each base is run without a fault too.
 """
 
 import contextlib
@@ -21,19 +22,19 @@ from typing import Any
 import pytest
 
 from keyedopt.conformance import spec
-from keyedopt.conformance.mutants import Mutant, MutantError, mutants, planting
+from keyedopt.conformance.mutants import PACKAGES, SOUND, Mutant, MutantError, mutants, planting
 from keyedopt.conformance.results.verdict import FAILING
 from keyedopt.conformance.run import protocol
 from keyedopt.conformance.run.engine import case_name
 from keyedopt.conformance.run.protocol import Writer
 from keyedopt.conformance.run.runner import Options, pytest_arguments
-from keyedopt.conformance.targets.implementation import Implementation
+from keyedopt.conformance.targets.implementation import Implementation, find
 
 #: Receives a mutant and the clauses that rejected it.
 Report = Callable[[Mutant, set[str]], None]
 #: Seconds that a case may take on a mutant; a fault that hangs is rejected.
 LIMIT = 20.0
-#: The implementation that a process of a mutant imports.
+#: What a process of a mutant of the reference imports.
 MUTANT = Implementation(name=planting.PACKAGE, root=planting.PACKAGE)
 
 
@@ -98,13 +99,17 @@ class _Forks:
         for number in (0, 1, 2):
             os.dup2(null, number)
         os.chdir(folder)
-        sys.meta_path.insert(0, planting.Importer(code))
+        if mutant.base == SOUND:
+            sys.meta_path.insert(0, planting.Importer(code))
+        else:
+            planting.graft(mutant, code)
         engine: Any = session.config.pluginmanager.get_plugin("keyedopt-engine")
         clauses = () if self._everything else mutant.rejected_by
         if all(spec.clauses()[clause].accelerator for clause in mutant.rejected_by):
             importlib.import_module("keyedopt.conformance.pretend")
             engine.use_device("npu")
-        engine.turn_to(MUTANT, Writer(folder, LIMIT), session, clauses, mutant.dtypes)
+        target = MUTANT if mutant.base == SOUND else find(mutant.base)
+        engine.turn_to(target, Writer(folder, LIMIT), session, clauses, mutant.dtypes)
         engine.pytest_runtestloop(session)
         os._exit(0)
 
@@ -138,6 +143,8 @@ def run(chosen: Sequence[Mutant], report: Report, everything: bool = False) -> N
     importlib.import_module(
         "torch._dynamo"
     )  # the first optimizer of a process imports it, which takes a second
+    for base in {mutant.base for mutant in chosen} - {SOUND}:
+        importlib.import_module(find(base).root)
     for name in [name for name in os.environ if name.startswith("PYTEST_")]:
         del os.environ[name]
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
@@ -145,7 +152,7 @@ def run(chosen: Sequence[Mutant], report: Report, everything: bool = False) -> N
     dtypes = {dtype for mutant in chosen for dtype in mutant.dtypes}
     options = Options(clauses=tuple(sorted(clauses)), dtypes=tuple(sorted(dtypes)))
     with tempfile.TemporaryDirectory(prefix="keyedopt-", ignore_cleanup_errors=True) as scratch:
-        arguments = pytest_arguments(planting.SOUND, options, Path(scratch))
+        arguments = pytest_arguments(SOUND, options, Path(scratch))
         output = io.StringIO()
         with contextlib.redirect_stdout(output):
             code = pytest.main(arguments, [_Forks(planted, everything, report, Path(scratch))])
@@ -167,48 +174,83 @@ def _planted(chosen: Sequence[Mutant]) -> list[tuple[Mutant, Mapping[str, CodeTy
 
 
 def survivors(chosen: Sequence[Mutant]) -> dict[str, tuple[str, ...]]:
-    """Return the mutants that a clause in ``rejected_by`` did not reject, each with these clauses."""
+    """Return the mutants that a clause in ``rejected_by`` did not reject, each with these clauses.
+
+    A base that fails some of these clauses without a fault is returned too.
+    """
     silent = {mutant.name: mutant.rejected_by for mutant in chosen}
 
     def report(mutant: Mutant, found: set[str]) -> None:
-        silent[mutant.name] = tuple(clause for clause in mutant.rejected_by if clause not in found)
+        silent[mutant.name] = _silent(mutant, found)
 
-    run(chosen, report)
+    run([*sound(chosen), *chosen], report)
     return {name: clauses for name, clauses in silent.items() if clauses}
 
 
-def main(names: Sequence[str] = (), everything: bool = False) -> int:
-    """Check mutants, and print a line for each, the score, and the clauses that rejected no mutant.
+def sound(chosen: Sequence[Mutant]) -> list[Mutant]:
+    """Return each base of mutants, other than the reference, as a mutant without a fault."""
+    bases = dict.fromkeys(mutant.base for mutant in chosen if mutant.base != SOUND)
+    return [
+        Mutant(
+            f"{base} without a fault",
+            area="",
+            rejected_by=tuple({clause for one in chosen if one.base == base for clause in one.rejected_by}),
+            changes=(),
+            dtypes=tuple({dtype for one in chosen if one.base == base for dtype in one.dtypes}),
+            base=base,
+        )
+        for base in bases
+    ]
+
+
+def _silent(mutant: Mutant, found: set[str]) -> tuple[str, ...]:
+    """Return the clauses that should have rejected a mutant; those that rejected a sound base."""
+    if not mutant.changes:
+        return tuple(sorted(found & set(mutant.rejected_by)))
+    return tuple(clause for clause in mutant.rejected_by if clause not in found)
+
+
+def main(names: Sequence[str] = (), base: str = "", everything: bool = False) -> int:
+    """Check mutants, and print a line for each, the scores, and the clauses that rejected no mutant.
 
     Args:
         names: areas or names of mutants; none are all.
+        base: only mutants of this base.
         everything: run the whole suite on each mutant, so that every clause that rejects it counts, instead
             of only the clauses in ``rejected_by``.
 
     Returns:
-        1 if a mutant survives, else 0.
+        1 if a mutant survives, or a base fails without a fault, else 0.
 
     Raises:
-        MutantError: a name is unknown, or mutants cannot be planted.
+        MutantError: a name or the base is unknown, or mutants cannot be planted.
     """
+    if base not in ("", SOUND, *PACKAGES):
+        raise MutantError(f"there is no base {base!r}: give one of {', '.join((SOUND, *PACKAGES))}")
     every = mutants().values()
     unknown = set(names) - {name for mutant in every for name in (mutant.area, mutant.name)}
     if unknown:
         raise MutantError(f"there is no area or mutant {min(unknown)!r}: see {Path(__file__).parent}")
-    chosen = [mutant for mutant in every if not names or {mutant.area, mutant.name} & set(names)]
+    chosen = [
+        mutant
+        for mutant in every
+        if base in ("", mutant.base) and (not names or {mutant.area, mutant.name} & set(names))
+    ]
     proven: set[str] = set()
-    survived: list[Mutant] = []
+    failed: list[Mutant] = []
     output = sys.stdout
 
     def report(mutant: Mutant, found: set[str]) -> None:
-        proven.update(found)
-        silent = [clause for clause in mutant.rejected_by if clause not in found]
-        survived.extend([mutant] if silent else [])
-        said = f"NOT rejected by {', '.join(silent)}" if silent else "rejected"
-        print(f"{mutant.name:45} {said}", flush=True, file=output)
+        proven.update(found if mutant.changes else ())
+        silent = _silent(mutant, found)
+        failed.extend([mutant] if silent else [])
+        if mutant.changes or silent:
+            by = "NOT rejected by" if mutant.changes else "FAILS"
+            said = f"{by} {', '.join(silent)}" if silent else "rejected"
+            print(f"{mutant.name:45} {said}", flush=True, file=output)
 
-    run(chosen, report, everything)
-    print(f"rejected {len(chosen) - len(survived)} of {len(chosen)} mutants")
+    run([*sound(chosen), *chosen], report, everything)
+    _print_scores(chosen, failed)
     whole = {
         area
         for area in spec.areas()
@@ -221,4 +263,16 @@ def main(names: Sequence[str] = (), everything: bool = False) -> int:
     ]
     if whole:
         print(f"clauses that rejected none of these mutants: {', '.join(unproven) or 'none'}")
-    return 1 if survived else 0
+    return 1 if failed else 0
+
+
+def _print_scores(chosen: Sequence[Mutant], failed: Sequence[Mutant]) -> None:
+    """Print how many mutants were rejected, by base and area, and in all."""
+    for base in dict.fromkeys(mutant.base for mutant in chosen):
+        scores = []
+        for area in dict.fromkeys(mutant.area for mutant in chosen if mutant.base == base):
+            planted = [mutant for mutant in chosen if (mutant.base, mutant.area) == (base, area)]
+            scores.append(f"{area} {len(set(planted) - set(failed))}/{len(planted)}")
+        print(f"{base}: {', '.join(scores)}")
+    survived = [mutant for mutant in failed if mutant.changes]
+    print(f"rejected {len(chosen) - len(survived)} of {len(chosen)} mutants")

@@ -1,0 +1,220 @@
+"""Several parameters that differ, tables larger than a block, version counters, and effects of options."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.algorithms.test_algorithms_options import (
+    AT_FIRST,
+    EACH,
+    TWO,
+    with_required_options,
+    with_zeros,
+)
+from keyedopt.conformance.suite.support.algorithms import (
+    ALGORITHMS,
+    MOMENTUM,
+    expect_same_way,
+    make_algorithm,
+    resumed_with,
+    sparse_rows,
+)
+from keyedopt.conformance.suite.support.assertions import (
+    expect,
+    expect_bits,
+    expect_raises,
+    same_bits,
+)
+from keyedopt.conformance.suite.support.device import on_host, ones
+from keyedopt.conformance.suite.support.inputs import moments, parameter, set_grads
+
+every = pytest.mark.parametrize("algorithm", ALGORITHMS)
+
+#: Shapes of tables, from one element to more than one block of 4096.
+SHAPES = ((4, 3), (70, 60), (1, 1), (4, 3))
+#: Which parameters have a gradient in each step: no two are updated equally often.
+PRESENT = ((0,), (0, 1), (0, 1, 2), (0, 2, 3), (0, 1, 2, 3))
+#: Options with which the size of a step depends on the step count.
+COUNTED = {"Adagrad": {"lr_decay": 0.5}, "RowWiseAdagrad": {"lr_decay": 0.5}}
+
+
+def give(weights: list[Any], step: int, layout: str) -> None:
+    """Give gradients to the parameters of a step; all others have none."""
+    for at, weight in enumerate(weights):
+        weight.grad = None
+        if at in PRESENT[step]:
+            set_grads([weight], seed=10 * step + at)
+            if layout == "sparse":
+                rows = [len(weight) - 1, 0, len(weight) - 1]
+                weight.grad = sparse_rows(rows, weight.grad[rows], weight)
+
+
+@pytest.mark.clause("ALGO-099")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_parameters_with_unlike_step_counts(impl: Any, algorithm: str) -> None:
+    """Parameters of a group that were updated unequally often train like each one by itself."""
+    expect_apart(impl, algorithm, "dense")
+
+
+@pytest.mark.clause("ALGO-099")
+@pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
+@every
+def test_parameters_with_unlike_step_counts_and_sparse_gradients(impl: Any, algorithm: str) -> None:
+    """Parameters of a group with sparse gradients train like each one by itself."""
+    expect_apart(impl, algorithm, "sparse")
+
+
+def expect_apart(impl: Any, algorithm: str, layout: str) -> None:
+    """Expect parameters of one optimizer to train like each in an optimizer of its own, state included."""
+    together, apart = ([parameter(*shape, seed=at) for at, shape in enumerate(SHAPES)] for _ in range(2))
+    options = COUNTED.get(algorithm, {})
+    one = make_algorithm(impl, algorithm, together, **options)
+    others = [make_algorithm(impl, algorithm, [weight], **options) for weight in apart]
+    for step in range(len(PRESENT)):
+        give(together, step, layout)
+        give(apart, step, layout)
+        one.step()
+        for other in others:
+            other.step()
+    for at, (seen, wanted) in enumerate(zip(together, apart, strict=True)):
+        start = parameter(*SHAPES[at], seed=at)
+        expect_same_way(seen, wanted, start, f"parameter {at}", steps=len(PRESENT))
+
+
+# --- more than one block --------------------------------------------------------------------------
+
+
+ROWS, WIDTH = 300, 17
+
+
+def unlike_rows(dtype: str, step: int) -> torch.Tensor:
+    """Make gradients of a table whose rows differ in magnitude by factors of up to 4096."""
+    rows = torch.arange(ROWS) * 7 % 13 - 6.0
+    found = on_host(parameter(ROWS, WIDTH, dtype="float64", seed=step)) * torch.exp2(rows)[:, None]
+    return found.to(getattr(torch, dtype))
+
+
+def trained(impl: Any, algorithm: str, start: Any, grads: list[Any], resume: bool = False) -> Any:
+    """Train a table with these gradients; with `resume` in a new optimizer after the first step."""
+    weight = torch.nn.Parameter(start.detach().clone())
+    options: dict[str, Any] = {} if algorithm in ("SGD", "LarsSGD") else {"eps": 1e-3}
+    optimizer = make_algorithm(impl, algorithm, [weight], **options)
+    for step, grad in enumerate(grads):
+        weight.grad = grad.to(weight.device, weight.dtype, copy=True)
+        if resume and step == 1:
+            made = make_algorithm(impl, algorithm, [weight], **options)
+            optimizer = resumed(made, optimizer)
+        optimizer.step()
+    return weight
+
+
+def resumed(fresh: Any, old: Any) -> Any:
+    """Load the state of an optimizer into another one."""
+    fresh.load_state_dict(old.state_dict())
+    return fresh
+
+
+@pytest.mark.clause("ALGO-100")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_rows_of_a_large_table(impl: Any, algorithm: str, dtype: str) -> None:
+    """Rows of a table of several blocks do not depend on their places, on other rows, or on a checkpoint."""
+    start = parameter(ROWS, WIDTH, dtype=dtype)
+    grads = [unlike_rows(dtype, step) for step in range(3)]
+    whole = trained(impl, algorithm, start, grads)
+
+    order = torch.arange(ROWS) * 7 % ROWS
+    permuted = trained(impl, algorithm, start[order], [grad[order] for grad in grads])
+    expect_same_way(permuted, whole[order], start[order], "the permuted table")
+
+    some = torch.arange(0, ROWS, 29)
+    alone = trained(impl, algorithm, start[some], [grad[some] for grad in grads])
+    expect_same_way(alone, whole[some], start[some], "rows in a table of their own")
+
+    expect_bits(trained(impl, algorithm, start, grads, resume=True), whole, "the table after a checkpoint")
+
+    spoiled = [grad.clone() for grad in grads]
+    spoiled[1][100:103, 3] = torch.tensor([float("inf"), float("nan"), 1e3])
+    others = (torch.arange(ROWS) < 100) | (torch.arange(ROWS) > 102)
+    seen = trained(impl, algorithm, start, spoiled)
+    expect_same_way(seen[others], whole[others], start[others], "rows beside inf, NaN and 1000")
+
+
+# --- version counters -----------------------------------------------------------------------------
+
+
+def expect_versions(impl: Any, algorithm: str, layout: str) -> None:
+    """Expect a graph that saved parameters or state to raise after a step."""
+    weights = [parameter(*shape, seed=at) for at, shape in enumerate(SHAPES)]
+    optimizer = make_algorithm(impl, algorithm, weights)
+    for step in range(2):
+        give(weights, len(PRESENT) - 1, layout)
+        if step == 0:
+            optimizer.step()
+    saved = {}
+    for at, weight in enumerate(weights):
+        saved[f"parameter {at}"] = (weight * weight).sum()
+        for name, state in moments(optimizer, weight).items():
+            saved[f"{name} of parameter {at}"] = (ones(1, requires_grad=True) * state).sum()
+    optimizer.step()
+    for what, graph in saved.items():
+        expect_raises(
+            graph.backward, RuntimeError, expected=f"RuntimeError: {what} was modified after it was saved"
+        )
+
+
+@pytest.mark.clause("ALGO-101")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_versions(impl: Any, algorithm: str) -> None:
+    """A graph that was saved before a step raises in its backward pass."""
+    expect_versions(impl, algorithm, "dense")
+
+
+@pytest.mark.clause("ALGO-101")
+@pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
+@every
+def test_versions_after_sparse_gradients(impl: Any, algorithm: str) -> None:
+    """A graph that was saved before a step with sparse gradients raises in its backward pass."""
+    expect_versions(impl, algorithm, "sparse")
+
+
+# --- options --------------------------------------------------------------------------------------
+
+
+@pytest.mark.clause("ALGO-092")
+@pytest.mark.needs("{algorithm}", "{algorithm}.{option}")
+@pytest.mark.parametrize(("algorithm", "option"), [pair for pair in EACH if pair[1] not in AT_FIRST])
+def test_options_have_an_effect(impl: Any, algorithm: str, option: str) -> None:
+    """Two values of an option that is set between two steps lead to different weights."""
+    kind, seen = getattr(impl, algorithm), []
+    more = MOMENTUM.get(algorithm, {}) if option == "decay" else {}
+    for value in TWO[option]:
+        weight = parameter(4, 3)
+        optimizer = kind([weight], **more, **with_required_options(option, TWO[option][0]))
+        for seed in range(4):
+            if seed == 1:
+                changed = {**more, **with_required_options(option, value)}
+                optimizer = resumed_with(kind, optimizer, weight, **changed)
+            with_zeros([weight], seed)
+            optimizer.step()
+        seen.append(weight.detach())
+    expect(not same_bits(*seen), f"other weights with {option} = {TWO[option]}", seen)
+
+
+@pytest.mark.clause("ALGO-041")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_gradients_of_several_steps_are_left(impl: Any, algorithm: str) -> None:
+    """A step without options modifies no gradient, also none of an earlier step."""
+    weights = [parameter(*shape, seed=at) for at, shape in enumerate(SHAPES[:2])]
+    optimizer = make_algorithm(impl, algorithm, weights)
+    given: list[tuple[Any, Any]] = []
+    for seed in range(2):
+        set_grads(weights, seed=seed)
+        given += [(weight.grad, weight.grad.clone()) for weight in weights]
+        optimizer.step()
+    for grad, before in given:
+        expect_bits(grad, before, "the gradient")

@@ -1,0 +1,396 @@
+"""Clipping around each kind of wrapped optimizer: a step equals clipping by hand, then the optimizer's step."""
+
+import copy
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import optimizer as torch_hooks
+
+from keyedopt.conformance.suite.support.assertions import (
+    exactly,
+    expect,
+    expect_equal,
+    expect_raises,
+)
+from keyedopt.conformance.suite.support.device import tensor
+from keyedopt.conformance.suite.support.inputs import parameter, set_grads
+
+#: Optimizers of torch. A large eps makes the step depend on the size of a gradient, not only on its sign.
+INNER: dict[str, tuple[Any, dict[str, Any]]] = {
+    "Adam": (torch.optim.Adam, {"eps": 0.1, "betas": (0.5, 0.8)}),
+    "Adam-amsgrad": (torch.optim.Adam, {"eps": 0.1, "betas": (0.5, 0.8), "amsgrad": True}),
+    "Adam-l2": (torch.optim.Adam, {"eps": 0.1, "maximize": True, "weight_decay": 0.5}),
+    "Adam-decoupled": (
+        torch.optim.Adam,
+        {"eps": 0.1, "weight_decay": 0.5, "decoupled_weight_decay": True},
+    ),
+    "AdamW": (torch.optim.AdamW, {"eps": 0.1, "weight_decay": 0.5}),
+    "SGD": (torch.optim.SGD, {"weight_decay": 0.5, "maximize": True}),
+    "SGD-momentum": (torch.optim.SGD, {"momentum": 0.9, "dampening": 0.5}),
+    "SGD-nesterov": (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
+    "Adagrad": (torch.optim.Adagrad, {"eps": 0.1, "lr_decay": 0.5, "weight_decay": 0.5}),
+}
+#: Optimizers of the implementation.
+OWN: dict[str, dict[str, Any]] = {
+    "Adam": {"eps": 0.1, "weight_decay": 0.5},
+    "SGD": {"momentum": 0.9, "dampening": 0.5},
+    "Adagrad": {"eps": 0.1, "lr_decay": 0.5},
+}
+#: Formulas for which an implementation may have slower kernels.
+DECOUPLED = {"weight_decay": 0.5, "decay": "decoupled"}
+BOUND = 2.0
+#: The sizes of the gradients of each step: those of the second step are within the bound.
+SCALES = (4.0, 1e-3, 30.0)
+
+
+def weights(dtype: str = "float32") -> dict[str, Any]:
+    """Make parameters of one element, of a few, and of more than one block."""
+    shapes = ((3,), (70, 70), (1,))
+    return {f"p{at}": parameter(*shape, dtype=dtype, seed=at) for at, shape in enumerate(shapes)}
+
+
+def give_grads(params: dict[str, Any], step: int) -> None:
+    """Set the gradients of a step; the second parameter has its first one later than the others."""
+    give_early_grads(params, step)
+    if step == 0:
+        params["p1"].grad = None
+
+
+def give_early_grads(params: dict[str, Any], step: int) -> None:
+    """Set the gradients of a step; all parameters have one in the first step."""
+    set_grads(params, seed=step + 1, scale=SCALES[step])
+    if step == 2:
+        params["p0"].grad = None
+
+
+def clip_by_hand(params: dict[str, Any], kind: str, norm_type: float) -> float:
+    """Clip gradients in float64, rounded once, and return their norm."""
+    grads = [param.grad for param in params.values() if param.grad is not None]
+    norm = float(torch.cat([exactly(grad).flatten() for grad in grads]).norm(norm_type))
+    bound, factor = BOUND, min(1.0, BOUND / (norm + 1e-6))
+    for grad in grads:
+        exact = exactly(grad)
+        grad.copy_(exact.clamp(-bound, bound) if kind == "VALUE" else exact * factor)
+    return norm
+
+
+Factory = Callable[[Any], Any]
+
+
+def expect_as_by_hand(
+    impl: Any,
+    make: Factory,
+    plain: Factory,
+    kind: str,
+    dtype: str = "float32",
+    give: Any = give_grads,
+    **options: Any,
+) -> list[tuple[Any, float]]:
+    """Expect three clipped steps to equal three steps of a plain optimizer after clipping by hand.
+
+    Args:
+        impl: the implementation.
+        make: makes the keyed optimizer to clip, of parameters by key.
+        plain: makes the optimizer to compare with, of the same parameters.
+        kind: of clipping.
+        dtype: of the parameters.
+        give: sets the gradients of a step.
+        options: of the clipping optimizer.
+
+    Returns:
+        The tracked norm of each step, if it is tracked, and the norm by hand.
+    """
+    norms = []
+    params, others = weights(dtype), weights(dtype)
+    clipped = impl.GradientClippingOptimizer(
+        make(params), clipping=impl.GradientClipping[kind], max_gradient=BOUND, **options
+    )
+    by_hand = plain(others)
+    for step in range(len(SCALES)):
+        for some in (params, others):
+            give(some, step)
+        clipped.step()
+        norm = clip_by_hand(others, kind, options.get("norm_type", 2.0))
+        norms.append((clipped.last_total_grad_norm if options.get("track_grad_norm") else None, norm))
+        by_hand.step()
+        # A gradient rounded to the dtype or not, in weights of at most 4 that move a few times.
+        budget = 32 * torch.finfo(getattr(torch, dtype)).eps
+        for key, wanted in others.items():
+            error = float((exactly(params[key]) - exactly(wanted)).abs().max())
+            expect(error <= budget, f"{key} after step {step} within {budget:.2g} of clipping by hand", error)
+    return norms
+
+
+def keyed(impl: Any, factory: Factory) -> Factory:
+    """Return a function that wraps the optimizer of a factory."""
+    return lambda params: impl.KeyedOptimizerWrapper(params, factory)
+
+
+def listed(factory: Factory) -> Factory:
+    """Return a factory that takes parameters by key."""
+    return lambda params: factory(list(params.values()))
+
+
+@pytest.mark.clause("CLIP-083")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE"])
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("inner", list(INNER))
+def test_clipped_step(impl: Any, inner: str, fused: bool, kind: str) -> None:
+    """A clipped step of an optimizer of torch equals clipping by hand, then its step."""
+    cls, options = INNER[inner]
+    made = keyed(impl, lambda params: cls(params, lr=0.1, fused=fused, **options))
+    plain = listed(lambda params: cls(params, lr=0.1, **options))
+    # torch's fused SGD raises TypeError if a parameter gets its momentum later than another one
+    give = give_early_grads if "momentum" in options else give_grads
+    expect_as_by_hand(impl, made, plain, kind, give=give)
+
+
+@pytest.mark.clause("CLIP-083")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE"])
+def test_clipped_step_of_unlike_groups(impl: Any, kind: str) -> None:
+    """A clipped step covers a second group with other kernels and options than the first."""
+
+    def factory(params: Any) -> Any:
+        second = {"params": params[1:], "fused": False, "lr": 0.3, "weight_decay": 0.5}
+        return torch.optim.Adam([{"params": params[:1], "fused": True}, second], lr=0.1, eps=0.1)
+
+    expect_as_by_hand(impl, keyed(impl, factory), listed(factory), kind)
+
+
+@pytest.mark.clause("CLIP-083")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE"])
+@pytest.mark.parametrize("fused", [(True, True), (True, False)])
+def test_clipped_step_of_unlike_members(impl: Any, fused: tuple[bool, bool], kind: str) -> None:
+    """A clipped step of a combination covers each of its optimizers, whose kernels differ."""
+
+    def combined(params: dict[str, Any]) -> Any:
+        first, rest = {"p0": params["p0"]}, {key: params[key] for key in ("p1", "p2")}
+        adam = keyed(impl, lambda some: torch.optim.Adam(some, lr=0.1, eps=0.1, fused=fused[0]))
+        sgd = keyed(impl, lambda some: torch.optim.SGD(some, lr=0.1, momentum=0.9, fused=fused[1]))
+        return impl.CombinedOptimizer([("a", adam(first)), ("b", sgd(rest))])
+
+    def plain(params: dict[str, Any]) -> Any:
+        adam = torch.optim.Adam([params["p0"]], lr=0.1, eps=0.1)
+        sgd = torch.optim.SGD([params["p1"], params["p2"]], lr=0.1, momentum=0.9)
+        return types.SimpleNamespace(step=lambda: (adam.step(), sgd.step()))
+
+    expect_as_by_hand(impl, combined, plain, kind, give=give_early_grads)
+
+
+@pytest.mark.clause("CLIP-083")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE"])
+@pytest.mark.parametrize("algorithm", list(OWN))
+def test_clipped_step_of_own(impl: Any, algorithm: str, kind: str, dtype: str) -> None:
+    """A clipped step of an optimizer of the implementation equals clipping by hand, then its step."""
+
+    def factory(params: Any) -> Any:
+        return getattr(impl, algorithm)(params, lr=0.1, **OWN[algorithm])
+
+    expect_as_by_hand(impl, keyed(impl, factory), listed(factory), kind, dtype)
+
+
+@pytest.mark.clause("CLIP-083")
+@pytest.mark.needs("{algorithm}", "{algorithm}.decay")
+@pytest.mark.parametrize("algorithm", ["SGD", "Adagrad"])
+def test_clipped_step_with_decoupled_decay(impl: Any, algorithm: str) -> None:
+    """A clipped step with decoupled decay, also of a strided parameter, equals clipping by hand."""
+
+    def factory(params: Any) -> Any:
+        for param in params[:1]:
+            param.data = torch.stack([param.data, param.data], dim=1)[:, 0]
+        return getattr(impl, algorithm)(params, lr=0.1, **DECOUPLED)
+
+    expect_as_by_hand(impl, keyed(impl, factory), listed(factory), "NORM")
+
+
+@pytest.mark.clause("CLIP-083")
+@pytest.mark.needs("{algorithm}", "{algorithm}.rows")
+@pytest.mark.parametrize("algorithm", ["SGD", "Adagrad"])
+def test_clipped_step_of_nonzero_rows(impl: Any, algorithm: str) -> None:
+    """A clipped step of rows whose gradient is not zero, in the second group, equals clipping by hand."""
+
+    def factory(params: Any) -> Any:
+        groups = [{"params": params[1:]}, {"params": params[:1], "rows": "nonzero"}]
+        return getattr(impl, algorithm)(groups, lr=0.1, weight_decay=0.5)
+
+    def give(params: dict[str, Any], step: int) -> None:
+        give_grads(params, step)
+        if params["p0"].grad is not None:
+            params["p0"].grad[1] = 0.0
+
+    expect_as_by_hand(impl, keyed(impl, factory), listed(factory), "NORM", give=give)
+
+
+class Doubling(torch.optim.Adam):
+    """Doubles each gradient before the step."""
+
+    def step(self, closure: Any = None) -> Any:
+        """Step with doubled gradients."""
+        double_gradients(self)
+        return super().step(closure)
+
+
+def double_gradients(optimizer: Any, *_: Any) -> None:
+    """Double each gradient in place."""
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            if param.grad is not None:
+                param.grad.mul_(2.0)
+
+
+def halve_weights(optimizer: Any, *_: Any) -> None:
+    """Halve each parameter in place."""
+    with torch.no_grad():
+        for group in optimizer.param_groups:
+            for param in group["params"]:
+                param.mul_(0.5)
+
+
+@pytest.mark.clause("CLIP-084")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE"])
+@pytest.mark.parametrize("where", ["pre-hook", "post-hook", "replaced", "overridden", "grad_scale"])
+def test_clipping_around_hooks(impl: Any, where: str, kind: str) -> None:
+    """Hooks of the wrapped optimizer, and a replaced step, take effect on clipped gradients."""
+
+    def factory(params: Any) -> Any:
+        cls = Doubling if where == "overridden" else torch.optim.Adam
+        made = cls(params, lr=0.1, eps=0.1, fused=True)
+        if where == "pre-hook":
+            made.register_step_pre_hook(double_gradients)
+        elif where == "post-hook":
+            made.register_step_post_hook(halve_weights)
+        elif where == "replaced":
+            inner = made.step
+            made.step = lambda closure=None: (double_gradients(made), inner(closure))  # type: ignore[method-assign, assignment]
+        elif where == "grad_scale":
+            made.grad_scale, made.found_inf = tensor(2.0), tensor(0.0)  # type: ignore[attr-defined]
+        return made
+
+    expect_as_by_hand(impl, keyed(impl, factory), listed(factory), kind)
+
+
+@pytest.mark.clause("CLIP-084")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE"])
+@pytest.mark.parametrize("when", ["pre", "post"])
+def test_clipping_with_global_hooks(impl: Any, when: str, kind: str) -> None:
+    """Hooks of all optimizers run once per step of the wrapped optimizer, on clipped gradients."""
+    ran: list[Any] = []
+
+    def hook(optimizer: Any, *_: Any) -> None:
+        if type(optimizer) is torch.optim.Adam:
+            ran.append(optimizer)
+            (double_gradients if when == "pre" else halve_weights)(optimizer)
+
+    register = getattr(torch_hooks, f"register_optimizer_step_{when}_hook")
+
+    def factory(params: Any) -> Any:
+        return torch.optim.Adam(params, lr=0.1, eps=0.1, fused=True)
+
+    handle = register(hook)
+    try:
+        expect_as_by_hand(impl, keyed(impl, factory), listed(factory), kind)
+    finally:
+        handle.remove()
+    expect_equal(len(ran), 2 * len(SCALES), "calls of a global hook, here and by hand")
+
+
+@pytest.mark.clause("CLIP-083", "CLIP-044")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE"])
+@pytest.mark.parametrize("norm_type", [1.0, 2.0, 3.0, float("inf")])
+def test_tracked_norm_of_a_clipped_step(impl: Any, norm_type: float, kind: str) -> None:
+    """Each exponent gives the norm before clipping and the clipped step, also with a fused kernel."""
+    factory = functools.partial(torch.optim.Adam, lr=0.1, eps=0.1, fused=True)
+    norms = expect_as_by_hand(
+        *(impl, keyed(impl, factory), listed(factory), kind), norm_type=norm_type, track_grad_norm=True
+    )
+    for seen, wanted in norms:
+        error = abs(float(seen) - wanted)
+        expect(error <= 1e-4 * wanted, f"the norm {wanted}", float(seen))
+
+
+@pytest.mark.clause("CLIP-015")
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("scale", [3e38, 1e-25])
+def test_clipped_step_of_extreme_gradients(impl: Any, scale: float, fused: bool) -> None:
+    """A clipped step is right if squares, or the norm, are out of the range of float32."""
+    params = weights()
+    bound = 0.1 * min(scale, 1e30)
+    inner = keyed(impl, lambda some: torch.optim.SGD(some, lr=1.0 / bound, fused=fused))(params)
+    clipped = impl.GradientClippingOptimizer(inner, clipping=impl.GradientClipping.NORM, max_gradient=bound)
+    before = [exactly(param) for param in params.values()]
+    set_grads(params, scale=scale)
+    exact = [exactly(param.grad) for param in params.values()]
+    norm = float(torch.cat([grad.flatten() for grad in exact]).norm())
+    clipped.step()
+    moved = [start - exactly(param) for param, start in zip(params.values(), before, strict=True)]
+    length = float(torch.cat([one.flatten() for one in moved]).norm())
+    expect(length <= 1 + 1e-5, "a step no longer than the bound allows, which is 1", length)
+    for seen, grad in zip(moved, exact, strict=True):
+        error = float((seen - grad / norm).abs().max()) if scale > 1 else 0.0
+        expect(error <= 1e-5, "a step along the clipped gradient within 1e-5", error)
+
+
+@pytest.mark.clause("CLIP-084")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE"])
+def test_clipping_after_a_step_that_raised(impl: Any, kind: str) -> None:
+    """A step that raises leaves nothing behind: the next step clips by its own gradients."""
+
+    class Stop(Exception):  # noqa: N818 - an interruption
+        pass
+
+    def stop(*_: Any) -> None:
+        raise Stop
+
+    made = []
+
+    def factory(params: Any) -> Any:
+        made.append(torch.optim.Adam(params, lr=0.1, eps=0.1, fused=True))
+        return made[-1]
+
+    params = weights()
+    clipped = impl.GradientClippingOptimizer(
+        keyed(impl, factory)(params), clipping=impl.GradientClipping[kind], max_gradient=BOUND
+    )
+    handle = made[0].register_step_post_hook(stop)
+    give_early_grads(params, 2)
+    expect_raises(clipped.step, Stop, expected="the error of the hook")
+    handle.remove()
+    others = {key: torch.nn.Parameter(param.detach().clone()) for key, param in params.items()}
+    by_hand = torch.optim.Adam(list(others.values()), lr=0.1, eps=0.1)
+    by_hand.load_state_dict(copy.deepcopy(made[0].state_dict()))
+    for some in (params, others):
+        give_early_grads(some, 0)
+    clipped.step()
+    clip_by_hand(others, kind, 2.0)
+    by_hand.step()
+    for key, wanted in others.items():
+        error = float((exactly(params[key]) - exactly(wanted)).abs().max())
+        expect(error <= 4e-6, f"{key} within 4e-6 of clipping by hand", error)
+
+
+@pytest.mark.clause("CLIP-083")
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
+def test_non_finite_norm(impl: Any, bad: float, fused: bool) -> None:
+    """The kernel does not change how a gradient that is not finite is clipped."""
+    results = []
+    for fast in (False, fused):
+        params = weights()
+        inner = keyed(impl, lambda some, fast=fast: torch.optim.SGD(some, lr=0.1, fused=fast))(params)
+        clipped = impl.GradientClippingOptimizer(
+            inner, clipping=impl.GradientClipping.NORM, max_gradient=BOUND
+        )
+        give_grads(params, 1)
+        params["p0"].grad[1] = bad
+        try:
+            clipped.step()
+        except Exception as error:
+            results.append(type(error).__name__)
+        else:
+            results.append([exactly(param).isfinite().tolist() for param in params.values()])
+    expect_equal(results[1], results[0], "finite weights with and without a fused kernel")
