@@ -167,12 +167,15 @@ class _Run:
         options = result.options
         parts = any(options.get(name) for name in ("areas", "clauses", "dtypes"))
         self._whole = result.complete and not parts
+        self._device = result.environment["device"]
         self._suite = spec.version_key(options.get("suite") or spec.SUITE_VERSION)
 
     def judges(self, entry: Known, name: str) -> bool:
         """Whether the run can judge a case of an entry; some are outside a part of the suite."""
         if name in self.cases:
             return entry.holds(self.cases[name], self._versions)
+        if not _is_device(self._device, entry.when.get("device", self._device)):
+            return False
         clause = spec.clauses().get(entry.clause)
         return self._whole and (clause is None or spec.version_key(clause.since) <= self._suite)
 

@@ -195,6 +195,12 @@ def test_an_entry_can_hold_on_every_accelerator(device, met):
     assert entry.holds(result({"device": device}).cases[0], {}) is met
 
 
+def test_a_case_of_accelerators_that_a_run_on_the_cpu_does_not_have_is_not_stale(listed):
+    other, whole = ENTRY.replace(CASE, OTHER), result({}, options=WHOLE)
+    assert applied(listed(other + 'when = { device = "!=cpu" }'), whole).expectations["problems"] == []
+    assert applied(listed(other), whole).expectations["problems"]
+
+
 def test_the_list_itself_is_not_changed_by_an_unsupported_case(listed):
     run = applied(listed(ENTRY), result({"outcome": "unsupported"}))
     assert run.cases[0].outcome == "unsupported"
