@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn, optim
 
-from keyedopt.reference.embedding.config import EmbeddingConfig, check_tables
+from keyedopt.reference.embedding.config import EmbeddingConfig, check_tables, own_config
 from keyedopt.reference.embedding.optimizer_base import EmbeddingOptimizerBase
 from keyedopt.reference.fused import FusedOptimizerModule, own
 
@@ -33,7 +33,7 @@ class TableCollection(nn.Module, FusedOptimizerModule):
     """Embedding tables, and the optimizer that updates them in the backward pass; no lookups.
 
     Args:
-        tables: their configurations.
+        tables: their configurations, keyedopt's or torchrec's.
         optimizer: has no tables yet; `set_optimizer` adds them.
         is_weighted: whether each row that is looked up has a weight.
         device: of the tables.
@@ -55,6 +55,7 @@ class TableCollection(nn.Module, FusedOptimizerModule):
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
+        tables = [own_config(table) for table in tables]
         check_tables(tables)
         self._configs = [replace(table, init_fn=None) for table in tables]  # a function may not be copied
         self._is_weighted = is_weighted
@@ -62,6 +63,15 @@ class TableCollection(nn.Module, FusedOptimizerModule):
         children = {table.name: self.table_class(table, device) for table in tables}
         self.add_module(self.children_name, nn.ModuleDict(children))
         own(self, list(self._weights().values()))
+
+    def is_weighted(self) -> bool:
+        """Return whether each row that is looked up has a weight."""
+        return self._is_weighted
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the first table."""
+        return next(iter(self._weights().values())).device
 
     @property
     def fused_optimizer(self) -> Any:
