@@ -12,7 +12,7 @@ from torch import Tensor
 
 from keyedopt.benchmarks import resources, tasks, timing
 from keyedopt.benchmarks.environment import environment, free_memory
-from keyedopt.benchmarks.peers import OWN_WAY
+from keyedopt.benchmarks.peers import ONE_THREAD, OWN_WAY
 from keyedopt.benchmarks.tasks import TASKS, NotOffered, Task
 from keyedopt.benchmarks.timing import Budget, Clock, Job
 from keyedopt.benchmarks.workloads import STATE, WORKLOADS, Lookups, Workload
@@ -22,6 +22,8 @@ from keyedopt.conformance.targets.implementation import Implementation, TargetEr
 
 #: The version of the format of a report.
 SCHEMA = 1
+#: A ratio is withheld if the ends of its interval are further apart than by this factor.
+WIDEST = 2.0
 #: Results match if `timing.relative_error` is at most this.
 TOLERANCE = 1e-3
 #: Runs of each job before its results are compared; the first one creates state.
@@ -64,6 +66,7 @@ class Comparison:
         samples, peer_samples: the seconds of each run.
         memory, peer_memory: the peak memory of a run beyond the memory in use before it, in bytes.
         launches, peer_launches: the number of kernels that a run starts on a GPU.
+        threads, peer_threads: of the CPU.
     """
 
     workload: str
@@ -90,6 +93,13 @@ class Comparison:
     peer_memory: int | None = None
     launches: int | None = None
     peer_launches: int | None = None
+    threads: int | None = None
+    peer_threads: int | None = None
+
+    @property
+    def withheld(self) -> bool:
+        """Whether the interval is so wide that the ratio says nothing."""
+        return not self.high <= WIDEST * self.low
 
 
 @dataclass(frozen=True)
@@ -116,6 +126,8 @@ class Report:
         """Return `PUBLISHABLE`, or why a ratio may not be published."""
         if not row.matches:
             return f"unverified: {row.peer}'s results differ"
+        if row.withheld:
+            return "withheld: wide interval"
         if self.environment["load"][0] > self.environment["cores"]:
             return "unverified: busy machine"
         if self.conformance is None:
@@ -165,10 +177,17 @@ def _usual_tasks(kind: str, usual: Sequence[tuple[str, str]]) -> list[str]:
     return list(dict.fromkeys(task for _, task in usual if TASKS[task].kind == kind))
 
 
-def implementations(target: str, against: Sequence[str] | None) -> Iterator[tuple[Implementation, Any]]:
+def implementations(
+    target: str,
+    against: Sequence[str] | None,
+    leave_out: Callable[[str, str], None] = lambda name, why: None,
+) -> Iterator[tuple[Implementation, Any]]:
     """Yield the implementation, then its peers, each with its surface.
 
-    Default peers are left out if they are not installed.
+    Args:
+        target: the implementation.
+        against: the peers; None for the default peers that are installed.
+        leave_out: called with the name of a default peer that is not installed, and the reason.
 
     Raises:
         TargetError: a target that was named cannot be loaded.
@@ -185,6 +204,7 @@ def implementations(target: str, against: Sequence[str] | None) -> Iterator[tupl
         except TargetError as error:
             if against is not None:
                 raise TargetError(f"{error}{install}") from error
+            leave_out(name, f"{error}{install}")
 
 
 @dataclass
@@ -363,4 +383,6 @@ def _row(
         peer_memory=theirs.memory,
         launches=mine.launches,
         peer_launches=theirs.launches,
+        threads=torch.get_num_threads(),
+        peer_threads=1 if head[3] in ONE_THREAD else torch.get_num_threads(),
     )

@@ -132,6 +132,10 @@ def with_fbgemm(surface: Any, task: Task, work: Workload, device: str) -> Job:
     return training_job(task, forward, backward, Rows(work, weights, device), device)
 
 
+#: Peers that use one thread of a CPU, however many torch has: FBGEMM's wheel for the CPU has no OpenMP.
+ONE_THREAD = ("fbgemm",)
+
+
 class TorchrecTables(tables.Tables):
     """torchrec's ``FusedEmbeddingBagCollection``, which contains FBGEMM.
 

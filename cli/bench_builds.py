@@ -9,7 +9,8 @@ from typing import Any
 from keyedopt.benchmarks import commit_builds
 from keyedopt.benchmarks.ab_round import Key, Request
 from keyedopt.benchmarks.compare import chosen
-from keyedopt.cli.bench_run import check_device, check_threads, progress_bar
+from keyedopt.cli.bench_run import check_device, check_threads
+from keyedopt.cli.progress import progress
 from keyedopt.conformance.results import model as results
 from keyedopt.conformance.targets.implementation import find
 
@@ -50,7 +51,7 @@ def built_pair(
     Raises:
         BuildError: a commit cannot be built.
     """
-    with progress_bar() as step, commit_builds.built_commits(root, commits, step) as trees:
+    with progress("starting") as step, commit_builds.built_commits(root, commits, step) as trees:
         first, second = (trees[commit] for commit in commits)
         targets = (asked.implementation, asked.implementation)
         yield Request((first, second), targets, asked.device, asked.threads), step

@@ -10,8 +10,8 @@ from keyedopt.benchmarks import harness
 from keyedopt.benchmarks.environment import environment
 from keyedopt.benchmarks.harness import Took
 from keyedopt.benchmarks.timing import Budget, CpuClock
-from keyedopt.cli.bench_run import progress_bar
 from keyedopt.cli.bench_table import console
+from keyedopt.cli.progress import progress
 from keyedopt.conformance.results import model as results
 
 #: The least number of pairs; each takes seconds.
@@ -27,7 +27,7 @@ def time_harness(seconds: float, output: Path | None) -> int:
     if output is not None:
         results.refuse_unwritable(output)
     where = environment("cpu")
-    with progress_bar() as step:
+    with progress("starting") as step:
         found = harness.measure(CpuClock(), Budget(seconds=seconds, least=PAIRS), step)
     if output is not None:
         rows = [asdict(row) for row in found]

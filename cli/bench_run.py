@@ -3,15 +3,11 @@
 import importlib
 import math
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from keyedopt.benchmarks import traces
 from keyedopt.benchmarks.compare import Report, RequestError, chosen, compare, implementations
@@ -20,9 +16,10 @@ from keyedopt.benchmarks.timing import Budget, clock_of
 from keyedopt.benchmarks.workloads import WORKLOADS, Workload
 from keyedopt.cli import bench_proof
 from keyedopt.cli.bench_table import show
+from keyedopt.cli.progress import progress
 from keyedopt.conformance.results import model as results
 from keyedopt.conformance.results.errors import KeyedoptError
-from keyedopt.conformance.results.untrusted import error_text
+from keyedopt.conformance.results.untrusted import error_text, one_line
 
 #: The default row width of the tables of a trace.
 DIM = 64
@@ -72,11 +69,12 @@ def measure(asked: Asked) -> int:
         results.refuse_unwritable(asked.output)
     if asked.threads is not None:
         torch.set_num_threads(asked.threads)
-    found = list(implementations(asked.implementation, asked.against))
+    left_out: dict[str, str] = {}
+    found = list(implementations(asked.implementation, asked.against, left_out.__setitem__))
     proof: dict[str, Any] | None = None
     if asked.conformance is not None:
         proof = bench_proof.from_file(asked.conformance, asked.implementation, asked.device)
-    with progress_bar() as step:
+    with progress("starting") as step:
         if asked.check:
             step("conformance", 0, 1)
             proof = bench_proof.on_the_spot(asked.implementation, asked.device)
@@ -92,6 +90,8 @@ def measure(asked: Asked) -> int:
         except KeyboardInterrupt as error:
             raise InterruptedRunError(f"interrupted; {partial.place}") from error
     show(report)
+    for name, why in left_out.items():
+        print(one_line(f"left out: {name}: {why}"))
     return 0
 
 
@@ -176,17 +176,3 @@ def _why_nothing(report: Report) -> str:
         return "there is no peer; name one with --against"
     first = reasons[0]
     return f"{first['workload']} {first['task']} by {first['who']}: {first['why']}"
-
-
-@contextmanager
-def progress_bar() -> Iterator[Any]:
-    """Yield a function that shows the next step, the number of finished steps and their total."""
-    console = Console(stderr=True)
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        line = bar.add_task("starting", total=None)
-
-        def step(text: str, done: int, total: int) -> None:
-            bar.update(line, description=text, completed=done, total=total)
-
-        yield step

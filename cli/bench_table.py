@@ -9,7 +9,7 @@ from keyedopt.benchmarks.workloads import WORKLOADS, Dense, Lookups
 from keyedopt.conformance.results.untrusted import one_line
 
 #: The width of tables; a narrow terminal wraps them.
-WIDTH = 170
+WIDTH = 180
 
 
 def console() -> Console:
@@ -55,7 +55,7 @@ def show(report: Report) -> None:
         f"load {where['load'][0]:.1f}); memory bandwidth {report.bandwidth / 1e9:.1f} GB/s"
     )
     table = Table(box=None, pad_edge=False)
-    for column in ("workload", "task", "against"):
+    for column in ("workload", "task", "against", "threads"):
         table.add_column(column)
     counted = any(row.launches is not None for row in report.rows)
     numbers = ("ms", "theirs", "ratio", "95 %", "noise", "MB", "of bound", "of copy", "extra MB", "theirs")
@@ -70,9 +70,10 @@ def show(report: Report) -> None:
             row.workload,
             row.task,
             row.peer,
+            f"{row.threads} / {row.peer_threads}",
             f"{mine * 1e3:.3f}",
             f"{row.peer_seconds['median'] * 1e3:.3f}",
-            f"{row.ratio:.2f}",
+            "-" if row.withheld else f"{row.ratio:.2f}",
             f"{row.low:.2f}-{row.high:.2f}",
             f"{row.noise:.1%}",
             f"{row.bytes / 1e6:.1f}",
@@ -85,7 +86,8 @@ def show(report: Report) -> None:
         )
     out.print(table)
     out.print(
-        "ratio: how many times as long the peer takes; noise: the implementation against itself; "
+        "threads: ours / the peer's; ratio: how many times as long the peer takes; "
+        "noise: the implementation against itself; "
         "of bound: time over that of the bytes that must move, at the best memory bandwidth; "
         "of copy: the same at the bandwidth of a copy; extra MB: peak memory of a run"
     )

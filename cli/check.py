@@ -7,17 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from keyedopt.cli.interrupts import interruptible
-from keyedopt.cli.summary import next_steps, show
+from keyedopt.cli.progress import progress
+from keyedopt.cli.summary import next_steps, ran, show, show_all
 from keyedopt.conformance import expectations, spec
 from keyedopt.conformance.results import model
 from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.output import FORMATS, write
 from keyedopt.conformance.results.untrusted import one_line
-from keyedopt.conformance.results.verdict import FAILING, judge
+from keyedopt.conformance.results.verdict import FAILING, Verdict, judge
 from keyedopt.conformance.run import runner
 from keyedopt.conformance.targets.implementation import DTYPES
 
@@ -32,6 +30,7 @@ class Request:
     update: bool
     options: runner.Options
     like: str | None = None
+    verbose: bool = False
 
     def files(self, target: str) -> list[Path]:
         """Return the files to write for a target; with several targets, outputs are folders."""
@@ -55,23 +54,28 @@ def check_targets(
     update: bool,
     options: dict[str, Any],
     like: str | None = None,
+    verbose: bool = False,
 ) -> int:
     """Check each target in turn; return 0 if every gate is green, 1 if one is not, 2 on bad input."""
     request = Request(
-        tuple(targets), tuple(map(Path, outputs)), known, update, runner.Options(**options), like
+        tuple(targets), tuple(map(Path, outputs)), known, update, runner.Options(**options), like, verbose
     )
     _validate(request)
     worst = 0
+    judged: dict[str, tuple[model.Result, Verdict] | str] = {}
     with interruptible():
         for target in request.targets:
             try:
-                worst = max(worst, _check(target, request))
+                worst = max(worst, _check(target, request, judged))
             except PROBLEMS as error:
                 _say(str(error))
+                judged[target] = str(error)
                 worst = 2
             except KeyboardInterrupt:
                 _say("interrupted; nothing more was written")
                 return 2
+    if len(request.targets) > 1:
+        show_all(judged)
     return worst
 
 
@@ -116,26 +120,25 @@ def run(
     target: str, options: runner.Options, outputs: Sequence[Path] = (), expected: Collection[str] = ()
 ) -> model.Result:
     """Run the suite on a target, with a progress bar on a terminal."""
-    with Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    ) as bar:
-        task = bar.add_task(f"checking {target}", total=None)
+    text, done = f"checking {target}", 0
+    with progress(text) as step:
+
+        def ended(_: model.Case, total: int) -> None:
+            nonlocal done
+            done += 1
+            step(text, done, total)
+
         return runner.run(
             target,
             options,
             output=next((path for path in outputs if path.suffix == ".json"), None),
-            progress=lambda _, total: bar.update(task, advance=1, total=total),
+            progress=ended,
             expected=expected,
         )
 
 
-def _check(target: str, request: Request) -> int:
+def _check(target: str, request: Request, judged: dict[str, tuple[model.Result, Verdict] | str]) -> int:
+    """Check a target, and add its result and verdict to `judged`; return the exit code."""
     if request.like is not None:
         return check_like(target, request)
     outputs = request.files(target)
@@ -156,7 +159,8 @@ def _check(target: str, request: Request) -> int:
             _say(f"{path}: entries to be explained: {unexplained}")
         found = expectations.apply(found, known, path)
     verdict = judge(found)
-    show(found, verdict)
+    judged[target] = (found, verdict)
+    show(found, verdict, request.verbose)
     _write(found, outputs)
     written = next((str(output) for output in outputs if output.suffix == ".json"), None)
     for line in next_steps(verdict, written, target):
@@ -185,7 +189,7 @@ def _show_first(found: model.Result, failed: Sequence[model.Case], outputs: Sequ
             f"{about['name']} {about['version']}: PARTIAL: stopped at the first failing case, no verdict"
         )
     )
-    print(f"{len(found.cases)} cases in {found.seconds:.1f} s")
+    print(ran(found))
     for output in outputs:
         print(f"written: {write(found, output)}")
     return 1

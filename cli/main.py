@@ -1,17 +1,18 @@
 """``keyedopt``: the verbs and their options. This module imports neither torch nor the suite."""
 
 import contextlib
+import re
 import sys
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from keyedopt.cli import bench
 from keyedopt.conformance.results import RULE
-from keyedopt.conformance.results.errors import KeyedoptError
+from keyedopt.conformance.results.errors import KeyedoptError, did_you_mean
 from keyedopt.conformance.results.untrusted import one_line
 
 app = typer.Typer(
@@ -20,10 +21,10 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Exit codes: 0 all held, 1 something did not, 2 the harness or its input was wrong.",
 )
-app.add_typer(bench.app, name="bench")
+app.add_typer(bench.app, name="bench", short_help=bench.app.info.help)
 
 
 class Level(StrEnum):
@@ -76,6 +77,26 @@ def fail(message: str) -> NoReturn:
     raise typer.Exit(say(message))
 
 
+def _version(asked: bool) -> None:
+    """Print the versions of keyedopt and of the suite, and exit."""
+    if asked:
+        from importlib.metadata import version
+
+        from keyedopt.conformance import spec
+
+        print(f"keyedopt {version('keyedopt')}, suite {spec.SUITE_VERSION}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    _: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version, and exit.")
+    ] = False,
+) -> None:
+    """Take the options that every verb has."""
+
+
 Imports = Annotated[
     list[str] | None,
     typer.Option(
@@ -105,17 +126,20 @@ def check(
     require_areas: Annotated[
         str | None, typer.Option(metavar="AREA,...", help="Fail if one of these is not claimed.")
     ] = None,
-    area: Annotated[list[str] | None, typer.Option(help="Check only this area; repeatable.")] = None,
+    area: Annotated[
+        list[str] | None, typer.Option(metavar="AREA", help="Check only this area; repeatable.")
+    ] = None,
     device: Annotated[
         str | None,
         typer.Option(
-            help="Where cases run, such as cuda:1; default: the target's first. See `list devices`."
+            metavar="DEVICE",
+            help="Where cases run, such as cuda:1; default: the target's first. See `list devices`.",
         ),
     ] = None,
     imports: Imports = None,
     dtype: Annotated[
         list[str] | None,
-        typer.Option(help="Only this dtype; repeatable. Default: all of the target's."),
+        typer.Option(metavar="DTYPE", help="Only this dtype; repeatable. Default: all of the target's."),
     ] = None,
     output: Annotated[
         list[str] | None,
@@ -140,15 +164,18 @@ def check(
             "the exit code says whether they do.",
         ),
     ] = None,
-    time_limit: Annotated[float, typer.Option(help="Seconds that a case may take.", min=0.1)] = 30.0,
+    time_limit: Annotated[
+        float, typer.Option(metavar="SECONDS", help="Seconds that a case may take.", min=0.1)
+    ] = 30.0,
     workers: Annotated[
-        int | None, typer.Option(help="Worker processes; default: one per processor.", min=1)
+        int | None, typer.Option(metavar="N", help="Worker processes; default: one per processor.", min=1)
     ] = None,
     nproc: Annotated[int, typer.Option(help="Ranks of the cases in the area sharded.", min=1, max=8)] = 2,
     exitfirst: Annotated[
         bool,
         typer.Option("-x", "--exitfirst", help="Stop at the first failing case that is not a known failure."),
     ] = False,
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show each known failure.")] = False,
 ) -> None:
     """Give a verdict on implementations.
 
@@ -172,7 +199,7 @@ def check(
     if like is not None:
         with _reports():
             import keyedopt.cli.like  # noqa: F401 - what it needs is missed now, not after the runs
-    code = check_targets(targets, output or [], expectations, update_expectations, options, like)
+    code = check_targets(targets, output or [], expectations, update_expectations, options, like, verbose)
     raise typer.Exit(code)
 
 
@@ -391,8 +418,30 @@ def main() -> None:
             error.show()  # type: ignore[attr-defined]
             code = 2
         else:  # typer's message for a wrong option, on one line
-            code = say(f"{error.format_message().rstrip('.')}; see `keyedopt --help`")
+            code = say(_usage(error))
     sys.exit(code or 0)
+
+
+def _usage(error: Any) -> str:
+    """Return what is wrong with a command line, the nearest name, and the command that helps."""
+    text = error.format_message().rstrip(".").replace("Value error, ", "")
+    given, _, choices = text.partition(" is not one of ")
+    text += did_you_mean(given.rpartition(" ")[2].strip("'"), re.findall(r"'([^']*)'", choices))
+    place = error.ctx.command_path if getattr(error, "ctx", None) else "keyedopt"
+    return f"{text}; see `{place} --help`"
+
+
+def _uncut(group: typer.Typer) -> None:
+    """Show the first line of each verb's help as a whole: click cuts a line that it makes itself."""
+    for command in group.registered_commands:
+        lines = (command.callback.__doc__ or "").splitlines() if command.callback else []
+        command.short_help = lines[0] if lines else None
+    for found in group.registered_groups:
+        if found.typer_instance is not None:
+            _uncut(found.typer_instance)
+
+
+_uncut(app)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The summary of ``keyedopt check``: counts by area and level, failing clauses, the verdict."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -22,10 +22,42 @@ from keyedopt.conformance.results.verdict import (
 )
 from keyedopt.conformance.targets.implementation import registered
 
+#: The colours of lines on a terminal.
+STYLES = {"fail": "red", "error": "red", "unexpected-pass": "yellow", "known": "yellow"}
 
-def show(result: Result, verdict: Verdict) -> None:
-    """Print the summary of a run."""
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+def _console() -> Console:
+    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+
+
+def ran(result: Result) -> str:
+    """Return how many cases were run, and the seconds; cases that need what is not claimed did not run."""
+    count = sum(case.outcome != "unsupported" for case in result.cases)
+    return f"{count} cases in {result.seconds:.1f} s"
+
+
+def show_all(judged: Mapping[str, tuple[Result, Verdict] | str]) -> None:
+    """Print one table of the verdicts on several targets; a text says why a target has none."""
+    table = Table(box=None, pad_edge=False)
+    for column in ("target", "verdict", "gate", *spec.LEVELS[:2]):
+        table.add_column(column)
+    for target, found in judged.items():
+        if isinstance(found, str):
+            table.add_row(one_line(target), "no verdict: see above", "red", style="red")
+            continue
+        _, verdict = found
+        rows = verdict.counts.values()
+        ratios = [_ratio([row[level] for row in rows if level in row]) for level in spec.LEVELS[:2]]
+        style = "green" if verdict.green else "red"
+        table.add_row(one_line(target), one_line(verdict.headline), verdict.gate, *ratios, style=style)
+    console = _console()
+    console.print()
+    console.print(table)
+
+
+def show(result: Result, verdict: Verdict, verbose: bool = False) -> None:
+    """Print the summary of a run; known failures are counted unless `verbose`."""
+    console = _console()
     about = result.implementation
     table = Table(box=None, pad_edge=False)
     table.add_column("area")
@@ -41,17 +73,22 @@ def show(result: Result, verdict: Verdict) -> None:
         console.print(f"unsupported (not claimed): {', '.join(verdict.unsupported)}")
     if verdict.unchecked:
         console.print(f"not checked, as their cases are unsupported: {_few(verdict.unchecked)}")
+    known = [clause for clause in failing(verdict) if verdict.clauses[clause] == "known"]
     for clause in failing(verdict):
-        console.print(_line(result, clause))
+        if verbose or clause not in known:
+            console.print(_line(result, clause), style=STYLES.get(verdict.clauses[clause]))
+    if known and not verbose:
+        console.print(f"{len(known)} known, unchanged (-v shows them)", style="yellow")
     for reason in other_reasons(verdict):
-        console.print(one_line(f"red   {reason}"))
+        console.print(one_line(f"red   {reason}"), style="red")
     where = f"torch {result.environment['torch']}, {result.environment['device']}"
     console.print(
-        one_line(f"{about['name']} {about['version']} ({where}): {verdict.headline}; {verdict.checked}")
+        one_line(f"{about['name']} {about['version']} ({where}): {verdict.headline}; {verdict.checked}"),
+        style="bold",
     )
     count = len(verdict.reasons)
     why = "" if verdict.green else f" ({count} reason{'s' if count != 1 else ''})"
-    console.print(f"gate: {verdict.gate}{why}; {len(result.cases)} cases in {result.seconds:.1f} s")
+    console.print(f"gate: {verdict.gate}{why}; {ran(result)}", style="green" if verdict.green else "red")
 
 
 def next_steps(verdict: Verdict, written: str | None, target: str) -> list[str]:

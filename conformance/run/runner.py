@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from keyedopt.conformance import spec
-from keyedopt.conformance.results.errors import KeyedoptError
+from keyedopt.conformance.results.errors import KeyedoptError, did_you_mean
 from keyedopt.conformance.results.model import Case, Journal, Result, case_from
 from keyedopt.conformance.results.verdict import FAILING
 from keyedopt.conformance.run import case_sources
@@ -254,4 +254,5 @@ def known_names(names: Sequence[str], known: Sequence[str], what: str) -> None:
     """
     for name in names:
         if name not in known:
-            raise RunError(f"there is no {what} {name!r}; there are: {', '.join(known)}")
+            near = did_you_mean(name, known)
+            raise RunError(f"there is no {what} {name!r}; there are: {', '.join(known)}{near}")

@@ -35,7 +35,7 @@ from types import ModuleType
 from typing import Any
 
 from keyedopt.conformance import spec
-from keyedopt.conformance.results.errors import KeyedoptError
+from keyedopt.conformance.results.errors import KeyedoptError, did_you_mean
 from keyedopt.conformance.results.untrusted import error_text, one_line
 
 #: The dtypes that cases run in.
@@ -335,5 +335,6 @@ def find(target: str, imports: Sequence[str] = ()) -> Implementation:
     try:
         found = load(target)
     except NotFoundError as error:
-        raise TargetError(f"{error}; install it, or name one of: {names}") from error
+        near = did_you_mean(target, known)
+        raise TargetError(f"{error}; install it, or name one of: {names}{near}") from error
     return found if isinstance(found, Implementation) else Implementation(name=target, root=target)

@@ -56,6 +56,7 @@ __all__ = [
     "available",
     "check_name",
     "choose",
+    "explain",
     "first",
     "get",
     "order",
@@ -170,3 +171,27 @@ def choose(backend: str, tables: Sequence[Table], step: Step) -> Backend:
         if not isinstance(candidate, MissingBackend) and not candidate.refuses(tables, step):
             return candidate
     return get("torch")
+
+
+def explain(chosen: Backend, tables: Sequence[Table], step: Step) -> dict[str, str]:
+    """Return every backend other than the chosen one, with the reason why it does not run.
+
+    Args:
+        chosen: the backend of the tables.
+        tables: of one device and dtype.
+        step: the algorithm with its options.
+
+    Returns:
+        The reason by name: the backend is missing, cannot do the step, or ``"auto"`` prefers the chosen one.
+    """
+    reasons = {}
+    for name in BACKENDS:
+        backend = _load(name)
+        if name == chosen.name:
+            continue
+        if isinstance(backend, MissingBackend):
+            reasons[name] = backend.missing()
+        else:
+            slower = f"could run; {chosen.name} is preferred (backend={name!r} asks for {name})"
+            reasons[name] = backend.refuses(tables, step) or slower
+    return reasons

@@ -236,12 +236,23 @@ class Backend(Protocol):
     def refuses(self, tables: Sequence[Table], step: Step) -> str:
         """Return why the backend cannot do this (device, dtype, algorithm, option); empty if it can."""
 
+    def kernels(self) -> str:
+        """Return which kernels run, for people; empty if the name of the backend says it."""
+        return ""
+
     def counts_steps(self, device: torch.device) -> bool:
         """Return whether updates on this device add 1 to `Step.counters`; if not, callers add 1."""
         return False
 
     def look_up(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[Tensor]:
         """Return the output of each lookup: (B, D) with pooling, (N, D) without; float32 at least."""
+
+    def look_up_into(
+        self, tables: Sequence[Table], lookups: Sequence[Lookup], outputs: Sequence[Tensor]
+    ) -> None:
+        """Write the output of each lookup into memory of its shape and dtype; only rows are contiguous."""
+        for output, found in zip(outputs, self.look_up(tables, lookups), strict=True):
+            output.copy_(found)
 
     def check_offsets(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> None:
         """Check offsets that `look_up` does not use, as those without pooling; errors as `look_up`'s."""

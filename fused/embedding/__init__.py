@@ -3,7 +3,7 @@
 from keyedopt.fused.embedding.collection import EmbeddingBagCollection, EmbeddingCollection, FusedCollection
 from keyedopt.fused.embedding.optimizer import EmbeddingFusedOptimizer
 from keyedopt.reference.embedding.config import EmbeddingBagConfig, EmbeddingConfig, PoolingType
-from keyedopt.reference.embedding.inputs import Jagged
+from keyedopt.reference.embedding.jagged import Jagged
 
 __all__ = [
     "EmbeddingBagCollection",

@@ -1,8 +1,9 @@
 """Lookups in the graph of autograd: a node for each forward pass, a leaf for each module."""
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import accumulate, islice
 from typing import Any
 
 import torch
@@ -112,7 +113,8 @@ class ForwardPass:
 
     Attributes:
         parts: table groups, the lookups in each, and whether each lookup is differentiated by its table.
-        results: the outputs, until they are returned.
+        results: the outputs, until they are returned; if joined, one tensor.
+        columns: the columns of each output in the joined tensor, in the order of `parts`; None if not joined.
         gradients: of each backward pass through this forward pass.
     """
 
@@ -120,6 +122,7 @@ class ForwardPass:
         self.backward = backward
         self.parts: list[tuple[TableGroup, Columns | list[Lookup], list[bool]]] = []
         self.results: list[Tensor] = []
+        self.columns: list[slice] | None = None
         self.gradients: dict[int, ForwardGradients] = {}
         self._names: list[str] = []
 
@@ -130,14 +133,44 @@ class ForwardPass:
             self.parts.append((layout.group, layout.columns(inputs, offsets=layout.pools), trained))
             self._names += layout.outputs
 
-    def run(self) -> None:
-        """Look everything up; prepare the update first, because lookups would fill a device."""
+    def run(self, widths: Mapping[str, int] | None = None) -> None:
+        """Look everything up; prepare the update first, because lookups would fill a device.
+
+        Args:
+            widths: the columns of each output by name, in the order of one joined tensor; None
+                for a tensor for each output.
+        """
         self._prepare()
+        if widths is not None:
+            self._run_joined(widths)
+            return
         for group, lookups, _ in self.parts:
             self.results += group.backend.look_up(group.tables, lookups)
 
+    def _run_joined(self, widths: Mapping[str, int]) -> None:
+        ends = dict(zip(widths, accumulate(widths.values()), strict=True))
+        self.columns = [slice(ends[name] - widths[name], ends[name]) for name in self._names]
+        group, lookups, _ = self.parts[0]
+        offsets = lookups[0].offsets
+        assert offsets is not None  # outputs are joined only with pooling
+        dtype = torch.promote_types(group.dtype, torch.float32)
+        size = (offsets.numel() - 1, sum(widths.values()))
+        whole = torch.empty(size, dtype=dtype, device=group.device)
+        views = iter([whole[:, one] for one in self.columns])
+        for group, lookups, _ in self.parts:
+            group.backend.look_up_into(group.tables, lookups, list(islice(views, len(lookups))))
+        self.results = [whole]
+
+    def joined_output(self) -> Tensor:
+        """Return the one tensor of all outputs, differentiable as `outputs` are."""
+        (output,) = self._differentiable()
+        return output
+
     def outputs(self) -> Iterator[tuple[str, Tensor]]:
         """Return the outputs by name, differentiable by the tables and by the weights of the lookups."""
+        return zip(self._names, self._differentiable(), strict=True)
+
+    def _differentiable(self) -> Sequence[Tensor]:
         any_trained = any(any(trained) for _, _, trained in self.parts)
         weights = [weight for _, lookups, _ in self.parts for weight in _weights_of(lookups)]
         results: Sequence[Tensor] = self.results
@@ -146,7 +179,7 @@ class ForwardPass:
         ):
             leaf = self.backward.leaf(results[0].device) if any_trained else None
             results = LookedUp.apply(leaf, self, *weights)  # type: ignore[no-untyped-call, unused-ignore]
-        return zip(self._names, results, strict=True)
+        return results
 
     def _prepare(self) -> None:
         for index, (group, columns, trained) in enumerate(self.parts):
@@ -224,6 +257,9 @@ class LookedUp(torch.autograd.Function):
             raise RuntimeError(
                 "values, offsets or weights were modified by an inplace operation since the lookup"
             )
+        if call.columns is not None:
+            (whole,) = grads
+            grads = tuple(None if whole is None else whole[:, one] for one in call.columns)
         gradients = ForwardGradients(first.device)
         of_weights: list[Tensor | None] = []
         place = 0

@@ -10,11 +10,11 @@ from torch._compile import _disable_dynamo
 from keyedopt.fused.backends import check_name
 from keyedopt.fused.embedding.backward import Backward, ForwardPass
 from keyedopt.fused.embedding.feature_layout import FeatureLayout, make_slots
-from keyedopt.fused.embedding.inputs import parse
+from keyedopt.fused.embedding.inputs import Inputs, parse
 from keyedopt.fused.embedding.memory import empty
 from keyedopt.fused.embedding.optimizer import EmbeddingFusedOptimizer
-from keyedopt.reference.embedding.config import EmbeddingConfig
-from keyedopt.reference.embedding.inputs import Features
+from keyedopt.reference.embedding.config import EmbeddingBagConfig, EmbeddingConfig
+from keyedopt.reference.embedding.jagged import Features, is_keyed, jagged_tensors, keyed_tensor
 from keyedopt.reference.embedding.table_collection import Table, TableCollection
 
 
@@ -36,7 +36,7 @@ class FusedCollection(TableCollection):
     Without an optimizer the tables are plain parameters with sparse gradients.
 
     Args:
-        tables: their configurations.
+        tables: their configurations, keyedopt's or torchrec's.
         optimizer_type: the class of the optimizer of all tables: torch's SGD, Adagrad, Adam, AdamW or
             SparseAdam, or one of keyedopt's.
         optimizer_kwargs: its arguments, with ``error_if_nonfinite`` and, for ``Accumulate…``, the window.
@@ -85,7 +85,8 @@ class FusedCollection(TableCollection):
                 self._rows[feature] = min(table.num_embeddings, self._rows.get(feature, table.num_embeddings))
         self._features = list(self._rows)
         self._slots = make_slots(self._configs, self._features, self.pools)
-        self._outputs = [slot.output for slot in self._slots]
+        widths = {table.name: table.embedding_dim for table in self._configs}
+        self._widths = {slot.output: widths[slot.table] for slot in self._slots}
         self._backward = Backward(self._optim.update)
         self._layout: FeatureLayout | None = None
         self.set_first_optimizer(optimizer_type, optimizer_kwargs)
@@ -100,16 +101,18 @@ class FusedCollection(TableCollection):
         super().set_optimizer(optimizer_class, weights, optimizer_kwargs)
         self._layout = None
 
-    def forward(self, features: Features) -> dict[str, Tensor]:
+    def forward(self, features: Features) -> Any:
         """Look up, and pool in an `EmbeddingBagCollection`.
 
         Args:
-            features: for each feature ``(values, offsets)``, with weights ``(values, offsets, weights)``; see
-                `Jagged`.
+            features: for each feature ``(values, offsets)``, with weights ``(values, offsets, weights)``, or
+                a `JaggedTensor`; or torchrec's `KeyedJaggedTensor`, whose weights are ignored if
+                `is_weighted` is False.
 
         Returns:
             The output by feature, or by ``feature@table`` if several tables have the feature: (B, D) with
-            pooling; (N, D) without, with the offsets of the input.
+            pooling; (N, D) without, with the offsets of the input. For a `KeyedJaggedTensor` a `KeyedTensor`
+            with pooling, whose one tensor (B, sum of D) the kernels write; a `JaggedTensor` by name without.
 
         Raises:
             ValueError: names the feature and what is wrong with it; no table is read.
@@ -118,7 +121,7 @@ class FusedCollection(TableCollection):
             return _look_up(self, features)
         return self._look_up(features)
 
-    def _look_up(self, features: Features) -> dict[str, Tensor]:
+    def _look_up(self, features: Features) -> Any:
         inputs = parse(features, self._features, self._is_weighted)
         layout = self._current_layout()
         layout.check_devices(inputs)
@@ -128,7 +131,7 @@ class FusedCollection(TableCollection):
         by_autograd = training and any(part.trains_by_autograd() for part in layout.parts)
         if by_autograd or not layout.checks_contents or inputs.has_no_bags():
             inputs.check_contents(self._rows)
-        outputs: dict[str, Any] = dict.fromkeys(self._outputs)
+        outputs: dict[str, Any] = dict.fromkeys(self._widths)
         forward = ForwardPass(self._backward)
         for part in layout.parts:
             if by_autograd and part.trains_by_autograd():
@@ -138,14 +141,36 @@ class FusedCollection(TableCollection):
                 forward.add(part, inputs, training)
         try:
             layout.check_offsets(inputs)
-            forward.run()
+            joins = layout.joins_outputs and not by_autograd and is_keyed(features)
+            forward.run(self._widths if joins else None)
             if self._strict:
                 self.check()
         except ValueError:  # a backend does not know which feature is wrong
             inputs.check_contents(self._rows)
             raise
+        if joins:
+            return keyed_tensor(features, self._widths, forward.joined_output())
         outputs.update(forward.outputs())
-        return outputs
+        return self._as_torchrec(features, outputs, inputs) if is_keyed(features) else outputs
+
+    def _as_torchrec(self, features: Features, outputs: dict[str, Tensor], inputs: Inputs) -> Any:
+        if not self.pools:
+            bags = [inputs.offsets[slot.feature] for slot in self._slots]
+            return jagged_tensors(features, outputs, bags)
+        return keyed_tensor(features, self._widths, torch.cat(list(outputs.values()), dim=1))
+
+    def explain(self) -> str:
+        """Return which backend and kernels run for which tables, and why no other backend does.
+
+        Tables without an optimizer that need a gradient are looked up by torch's operators, whatever the
+        backend.
+        """
+        return "\n".join(group.explain() for group in self._current_layout().groups)
+
+    def extra_repr(self) -> str:
+        """Return the backend of the tables, for ``repr``; see `explain`."""
+        groups = self._current_layout().groups
+        return "\n".join(f"{', '.join(group.names)}: backend={group.backend.name!r}" for group in groups)
 
     def check(self) -> None:
         """Synchronize, and raise what was wrong with lookups since the last call.
@@ -210,6 +235,10 @@ class EmbeddingBagCollection(FusedCollection):
 
     children_name = "embedding_bags"
 
+    def embedding_bag_configs(self) -> Sequence[EmbeddingBagConfig]:
+        """Return the configurations of the tables, as torchrec's collection does."""
+        return self._configs  # type: ignore[return-value]  # a table without pooling type is summed
+
 
 class EmbeddingCollection(FusedCollection):
     """Tables whose rows are not pooled: for each feature and table one output (N, D), a row for each value.
@@ -219,3 +248,7 @@ class EmbeddingCollection(FusedCollection):
 
     children_name = "embeddings"
     pools = False
+
+    def embedding_configs(self) -> Sequence[EmbeddingConfig]:
+        """Return the configurations of the tables, as torchrec's collection does."""
+        return self._configs

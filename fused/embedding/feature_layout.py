@@ -129,6 +129,10 @@ class FeatureLayout:
             for group in groups
         ]
         self._on_cpu = all(group.device.type == "cpu" for group in groups)
+        #: Whether one tensor can have all outputs of a forward pass.
+        self.joins_outputs = (
+            pools and len({torch.promote_types(group.dtype, torch.float32) for group in groups}) == 1
+        )
         backends = [group.backend for group in groups]
         #: Whether the backends check the contents of inputs.
         self.checks_contents = all(

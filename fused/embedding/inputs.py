@@ -8,12 +8,11 @@ from torch import Tensor
 
 from keyedopt.fused.backends.native import parse_bags
 from keyedopt.reference.embedding.inputs import (
-    Features,
-    Jagged,
+    by_feature,
     check_contents,
-    check_mapping,
     parse_feature,
 )
+from keyedopt.reference.embedding.jagged import Features, Jagged
 
 
 @dataclass(frozen=True, eq=False)
@@ -89,12 +88,12 @@ def parse(features: Features, names: list[str], weighted: bool) -> Inputs:
     Raises:
         ValueError: names the feature and what is wrong with it.
     """
+    features = by_feature(features, weighted)
     if not weighted and type(features) is dict:
         parsed = parse_bags(features, names, (tuple, Jagged))
         if parsed and None not in parsed:
             values, offsets, _ = zip(*parsed, strict=True)
             return Inputs(names, values, offsets)
-    check_mapping(features)
     found = [parse_feature(features, name, weighted) for name in names]
     return Inputs(
         names,

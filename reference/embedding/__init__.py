@@ -2,7 +2,7 @@
 
 from keyedopt.reference.embedding.collection import FusedCollection
 from keyedopt.reference.embedding.config import EmbeddingBagConfig, EmbeddingConfig, PoolingType
-from keyedopt.reference.embedding.inputs import Jagged
+from keyedopt.reference.embedding.jagged import Jagged
 from keyedopt.reference.embedding.module import EmbeddingBagCollection, EmbeddingCollection
 from keyedopt.reference.embedding.optimizer import EmbeddingFusedOptimizer
 

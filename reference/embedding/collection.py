@@ -8,7 +8,8 @@ from torch import optim
 
 from keyedopt.reference.embedding.backward import Backward
 from keyedopt.reference.embedding.config import EmbeddingConfig, output_names
-from keyedopt.reference.embedding.inputs import Features, Jagged, check_features
+from keyedopt.reference.embedding.inputs import check_features
+from keyedopt.reference.embedding.jagged import Features, Jagged
 from keyedopt.reference.embedding.lookup import gather
 from keyedopt.reference.embedding.optimizer import EmbeddingFusedOptimizer
 from keyedopt.reference.embedding.table_collection import TableCollection
@@ -35,7 +36,7 @@ class FusedCollection(TableCollection):
     Without an optimizer the tables are plain parameters with sparse gradients.
 
     Args:
-        tables: their configurations.
+        tables: their configurations, keyedopt's or torchrec's.
         optimizer_type: the class of the optimizer of all tables: torch's SGD, Adagrad, Adam, AdamW or
             SparseAdam, or one of keyedopt's.
         optimizer_kwargs: its arguments, with ``error_if_nonfinite`` and, for ``Accumulate…``, the window.

@@ -3,13 +3,19 @@
 import enum
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 import torch
 from torch import nn
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+
+#: torchrec's names of data types that tables can have.
+DATA_TYPES = {"FP32": torch.float32, "FP16": torch.float16, "BF16": torch.bfloat16}
+#: Fields of torchrec's configurations that say how tables are spread over ranks; no result depends on them.
+PLACEMENT = ("need_pos", "input_dim", "total_num_buckets")
 
 
 @enum.unique
@@ -65,6 +71,32 @@ class EmbeddingBagConfig(EmbeddingConfig):
     """
 
     pooling: PoolingType = PoolingType.SUM
+
+
+def own_config(table: Any) -> EmbeddingConfig:
+    """Return a configuration of torchrec as one of keyedopt; one of keyedopt as a copy.
+
+    Members of torchrec's `PoolingType` and `DataType` are converted by their names, also in keyedopt's
+    classes. A table of torchrec without features has the feature of its name, as in torchrec.
+
+    Raises:
+        ValueError: a field has a value that keyedopt does not support.
+    """
+    own = EmbeddingBagConfig if hasattr(table, "pooling") else EmbeddingConfig
+    values = {each.name: getattr(table, each.name) for each in fields(table)}
+    known = {each.name for each in fields(own)}
+    for each in fields(table):
+        value, default = values[each.name], each.default if each.default is not MISSING else None
+        if each.name not in known and each.name not in PLACEMENT and value != default:
+            raise ValueError(f"{each.name} of table {table.name!r} is not supported: leave it {default!r}")
+    values = {name: value for name, value in values.items() if name in known}
+    data_type, pooling = values["data_type"], values.get("pooling")
+    values["data_type"] = DATA_TYPES.get(getattr(data_type, "name", ""), data_type)
+    if isinstance(pooling, enum.Enum) and pooling.name in PoolingType.__members__:
+        values["pooling"] = PoolingType[pooling.name]
+    if not isinstance(table, EmbeddingConfig) and not values["feature_names"]:
+        values["feature_names"] = [table.name]
+    return own(**values)
 
 
 def check_tables(tables: Sequence[EmbeddingConfig]) -> None:

@@ -1,28 +1,13 @@
 """The input of a lookup: bags of row numbers by feature, checked before use."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
+from keyedopt.reference.embedding.jagged import Features, Jagged, as_jagged, is_keyed, split
+
 INTEGERS = (torch.int64, torch.int32)
-
-
-class Jagged(NamedTuple):
-    """The bags of one feature; any tuple of these is one, with or without the weights.
-
-    Args:
-        values: the row numbers of all bags, shape (N,), int64 or int32.
-        offsets: bag b is ``values[offsets[b]:offsets[b + 1]]``: shape (B + 1,), from 0 to N, never falling.
-        weights: by what each row is multiplied before it is pooled, shape (N,), floating point.
-    """
-
-    values: torch.Tensor
-    offsets: torch.Tensor
-    weights: torch.Tensor | None = None
-
-
-Features = Mapping[str, Jagged | Sequence[Any]]
 
 
 def check_features(
@@ -38,22 +23,30 @@ def check_features(
     Raises:
         ValueError: names the feature and what is wrong with it.
     """
-    check_mapping(features)
+    features = by_feature(features, weighted)
     checked = {name: parse_feature(features, name, weighted) for name in rows}
     for name, jagged in checked.items():
         check_contents(name, jagged, min(rows[name]))
     return checked
 
 
-def check_mapping(features: Any) -> None:
-    """Raise ValueError if `features` is not a mapping."""
+def by_feature(features: Features, weighted: bool) -> Mapping[str, Any]:
+    """Return the input of a forward pass by feature; a `KeyedJaggedTensor` is split into views.
+
+    Raises:
+        ValueError: the input is neither a mapping nor a `KeyedJaggedTensor` with one number of bags.
+    """
+    if is_keyed(features):
+        return split(features, weighted)
     if not isinstance(features, Mapping):
         raise ValueError(
-            f"features must be a mapping from feature to (values, offsets), not {type(features).__name__}"
+            "features must be a KeyedJaggedTensor or a mapping from feature to (values, offsets), "
+            f"not {type(features).__name__}"
         )
+    return features
 
 
-def parse_feature(features: Features, name: str, weighted: bool) -> Jagged:
+def parse_feature(features: Mapping[str, Any], name: str, weighted: bool) -> Jagged:
     """Return a feature with its types, dtypes, shapes and devices checked; the contents are not read.
 
     Raises:
@@ -61,7 +54,7 @@ def parse_feature(features: Features, name: str, weighted: bool) -> Jagged:
     """
     if name not in features:
         raise ValueError(f"features has no {name!r}: give each feature of every table, if need be empty")
-    given = features[name]
+    given = as_jagged(features[name], weighted)
     if not isinstance(given, Sequence) or not 2 <= len(given) <= 3:
         raise ValueError(
             f"feature {name!r} must be (values, offsets) or (values, offsets, weights), not {given!r}"

@@ -1,10 +1,13 @@
 """The two collections of embedding tables: with pooling, and without."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 
 from keyedopt.reference.embedding.collection import FusedCollection
-from keyedopt.reference.embedding.config import PoolingType
-from keyedopt.reference.embedding.inputs import Features
+from keyedopt.reference.embedding.config import EmbeddingBagConfig, EmbeddingConfig, PoolingType
+from keyedopt.reference.embedding.jagged import Features, is_keyed, jagged_tensors, keyed_tensor
 from keyedopt.reference.embedding.lookup import pool, uncompiled
 
 
@@ -30,21 +33,27 @@ class EmbeddingBagCollection(FusedCollection):
 
     children_name = "embedding_bags"
 
+    def embedding_bag_configs(self) -> Sequence[EmbeddingBagConfig]:
+        """Return the configurations of the tables, as torchrec's collection does."""
+        return self._configs  # type: ignore[return-value]  # a table without pooling type is summed
+
     @uncompiled
-    def forward(self, features: Features) -> dict[str, torch.Tensor]:
+    def forward(self, features: Features) -> Any:
         """Look up and pool.
 
         Args:
-            features: for each feature ``(values, offsets)``, with weights ``(values, offsets, weights)``; see
-                `Jagged`.
+            features: for each feature ``(values, offsets)``, with weights ``(values, offsets, weights)``, or
+                a `JaggedTensor`; or torchrec's `KeyedJaggedTensor`, whose weights are ignored if
+                `is_weighted` is False.
 
         Returns:
-            (B, D) by feature, or by ``feature@table`` where several tables have the feature.
+            (B, D) by feature, or by ``feature@table`` where several tables have the feature. For a
+            `KeyedJaggedTensor` a `KeyedTensor` with these keys.
 
         Raises:
             ValueError: names the feature and what is wrong with it; nothing has been looked up.
         """
-        return {
+        outputs = {
             found.output: pool(
                 found.rows,
                 found.bags.offsets,
@@ -53,6 +62,10 @@ class EmbeddingBagCollection(FusedCollection):
             )
             for found in self._look_up(features)
         }
+        if not is_keyed(features):
+            return outputs
+        widths = {name: output.shape[1] for name, output in outputs.items()}
+        return keyed_tensor(features, widths, torch.cat(list(outputs.values()), dim=1))
 
 
 class EmbeddingCollection(FusedCollection):
@@ -63,12 +76,30 @@ class EmbeddingCollection(FusedCollection):
 
     children_name = "embeddings"
 
+    def embedding_configs(self) -> Sequence[EmbeddingConfig]:
+        """Return the configurations of the tables, as torchrec's collection does."""
+        return self._configs
+
     @uncompiled
-    def forward(self, features: Features) -> dict[str, torch.Tensor]:
-        """Look up, as `EmbeddingBagCollection` does; the offsets of the input are those of the output."""
+    def forward(self, features: Features) -> Any:
+        """Look up, as `EmbeddingBagCollection` does.
+
+        Args:
+            features: as in `EmbeddingBagCollection`.
+
+        Returns:
+            (N, D) by feature, or by ``feature@table`` where several tables have the feature; the offsets of
+            the input are those of the output. For a `KeyedJaggedTensor` a `JaggedTensor` in place of each.
+
+        Raises:
+            ValueError: names the feature and what is wrong with it; nothing has been looked up.
+        """
         outputs = {}
-        for found in self._look_up(features):
+        looked_up = self._look_up(features)
+        for found in looked_up:
             weights = found.bags.weights
             scale = 1.0 if weights is None else weights.to(found.rows.dtype)[:, None]
             outputs[found.output] = found.rows * scale
-        return outputs
+        if not is_keyed(features):
+            return outputs
+        return jagged_tensors(features, outputs, [found.bags.offsets for found in looked_up])

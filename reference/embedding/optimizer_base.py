@@ -2,7 +2,7 @@
 
 import abc
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import optim
@@ -58,6 +58,10 @@ class EmbeddingOptimizerBase(abc.ABC):
         self, optimizer: Any, weights: Mapping[str, torch.Tensor], states: Mapping[torch.Tensor, Any]
     ) -> None:
         """Raise a ValueError if these tables cannot be updated by this optimizer."""
+
+    def __call__(self) -> Self:
+        """Return this optimizer: ``fused_optimizer`` is a method of torchrec's fused embedding modules."""
+        return self
 
     def step(self, closure: Any = None) -> Any:
         """Evaluate the closure, and apply the deferred update, if any; the backward pass does all others."""

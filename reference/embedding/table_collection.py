@@ -8,7 +8,7 @@ import torch
 from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
-from keyedopt.reference.embedding.config import EmbeddingConfig, check_tables
+from keyedopt.reference.embedding.config import EmbeddingConfig, check_tables, own_config
 from keyedopt.reference.embedding.optimizer_base import EmbeddingOptimizerBase
 from keyedopt.reference.embedding.replicas import Replicas, check_replication
 from keyedopt.reference.fused import FusedOptimizerModule, own
@@ -35,7 +35,7 @@ class TableCollection(nn.Module, FusedOptimizerModule):
     """Embedding tables, and the optimizer that updates them in the backward pass; no lookups.
 
     Args:
-        tables: their configurations.
+        tables: their configurations, keyedopt's or torchrec's.
         optimizer: has no tables yet; `set_optimizer` adds them.
         is_weighted: whether each row that is looked up has a weight.
         device: of the tables.
@@ -59,6 +59,7 @@ class TableCollection(nn.Module, FusedOptimizerModule):
         process_group: Any = None,
     ) -> None:
         super().__init__()
+        tables = [own_config(table) for table in tables]
         check_tables(tables)
         self._configs = [replace(table, init_fn=None) for table in tables]  # a function may not be copied
         self._is_weighted = is_weighted
@@ -69,6 +70,15 @@ class TableCollection(nn.Module, FusedOptimizerModule):
         if process_group is not None:
             self._optim.replicas = Replicas(process_group)
             self._optim.replicas.make_equal(self._weights().values())
+
+    def is_weighted(self) -> bool:
+        """Return whether each row that is looked up has a weight."""
+        return self._is_weighted
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the first table."""
+        return next(iter(self._weights().values())).device
 
     @property
     def fused_optimizer(self) -> Any:

@@ -21,9 +21,10 @@ from keyedopt.reference.keyed.values import Path, is_stateful, kind, layout, ref
 def check_parameter_keys(live: Mapping[str, Any], new: Mapping[Any, Any]) -> None:
     """Raise ValueError unless the live and the new state belong to parameters of the same keys."""
     if len(live) != len(new):
+        advice = "" if live else "; call init_state() first: a fresh optimizer has no state to load into"
         raise ValueError(
             f"Different parameter count: {len(live)} vs {len(new)}: "
-            f"expected {sorted(live)}, got {sorted(new, key=str)}"
+            f"expected {sorted(live)}, got {sorted(new, key=str)}{advice}"
         )
     for key in live:
         if key not in new:

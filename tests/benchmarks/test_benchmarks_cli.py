@@ -4,6 +4,7 @@ import dataclasses
 import io
 import itertools
 import json
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -17,7 +18,7 @@ from keyedopt.benchmarks import compare, harness
 from keyedopt.benchmarks.timing import Bandwidth
 from keyedopt.benchmarks.workloads import WORKLOADS, Lookups, SparseGradients
 from keyedopt.cli import bench_proof as proof
-from keyedopt.cli import bench_run
+from keyedopt.cli import bench_run, progress
 from keyedopt.conformance import spec
 from keyedopt.conformance.results import model as results
 from keyedopt.conformance.results.digest import digest
@@ -258,6 +259,7 @@ def test_the_suite_can_be_run_on_the_spot(run_line, small, tmp_path, monkeypatch
         return results.read(path)
 
     monkeypatch.setattr(proof.runner, "run", instead)
+    monkeypatch.setattr(compare, "WIDEST", float("inf"))  # hundredths of a second give any interval
     line = (*LINE, "--workload", "tiny", "--task", "train-sgd", "--against", "torch", "--check")
     done = run_line(*line, "--output", tmp_path / "x.json")
     assert done.returncode == 0, done.stderr
@@ -288,8 +290,10 @@ def test_a_bar_shows_what_comes_next_on_a_terminal_alone(monkeypatch):
     for terminal in (True, False):
         shown = io.StringIO()
         console = Console(file=shown, force_terminal=terminal, width=100)
-        monkeypatch.setattr(bench_run, "Console", lambda console=console, **_: console)
-        with bench_run.progress_bar() as step:
+        monkeypatch.setattr(progress, "Console", lambda console=console, **_: console)
+        monkeypatch.setattr(sys, "stderr", shown)
+        monkeypatch.setattr(shown, "isatty", lambda terminal=terminal: terminal, raising=False)
+        with progress.progress("starting") as step:
             step("tiny train-sgd: torch", 3, 7)
         assert ("tiny train-sgd: torch" in shown.getvalue()) == terminal
         assert ("3/7" in shown.getvalue()) == terminal
@@ -356,3 +360,12 @@ def test_the_script_for_a_gpu_host_asks_for_what_there_is():
         ]
         assert compare.chosen(*given)
         assert {word for word in words if word.startswith("--")} <= {"--workload", "--task", "--seconds"}
+
+
+def test_a_ratio_with_a_wide_interval_is_withheld_and_a_missing_peer_is_named(run_line, small, monkeypatch):
+    monkeypatch.setattr(compare, "WIDEST", 0.0)
+    monkeypatch.setattr(compare, "PEERS", ("torch", "nothing_of_this_name"))
+    done = run_line(*LINE, "--workload", "tiny", "--task", "train-sgd")
+    assert "withheld: wide interval" in done.stdout
+    assert re.search(r"torch +\d+ / \d+ +[\d.]+ +[\d.]+ +- ", done.stdout)
+    assert "left out: nothing_of_this_name: there is no module" in done.stdout

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 
 import pytest
 from making import (
@@ -19,6 +20,7 @@ from making import (
     refused,
 )
 
+from keyedopt.conformance import spec
 from keyedopt.conformance.results import model as results
 from keyedopt.conformance.results.markdown import markdown
 from keyedopt.conformance.results.verdict import failing, judge
@@ -42,6 +44,28 @@ def test_help_says_something_and_imports_nothing_heavy(arguments):
     assert done.stdout.endswith("set()\n")
     assert "Usage: keyedopt" in done.stdout
     assert "\x1b" not in done.stdout
+
+
+def test_help_is_short_to_type_and_no_line_of_it_is_cut(run_line):
+    done = run_line("-h")
+    assert done.returncode == 0
+    assert "..." not in done.stdout.replace("[ARGS]...", "")
+    assert run_line("--version").stdout == f"keyedopt {version('keyedopt')}, suite {spec.SUITE_VERSION}\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("check reference --level mus", "did you mean must?; see `keyedopt check --help`"),
+        ("check reference --area keyd", "did you mean keyed?"),
+        ("check torchrc", "did you mean torchrec"),
+        ("bench run --nope", "see `keyedopt bench run --help`"),
+    ],
+)
+def test_a_mistake_names_the_nearest_name_and_the_help_of_the_verb(run_line, line, said):
+    message = refused(run_line(*line.split()))
+    assert said in message
+    assert "Value error" not in message
 
 
 def test_no_arguments_show_the_help(run_line):

@@ -43,7 +43,7 @@ try:
     _kernels = importlib.import_module("keyedopt.fused.backends.native._kernels")
 except ImportError as error:
     _WHY = f"{error}"
-if _kernels is not None and not hasattr(_kernels, "cache_tables"):
+if _kernels is not None and not hasattr(_kernels, "look_up_rows"):
     _kernels, _WHY = None, "the extension is older than its sources"
 
 #: The environment variable: ``plain``, ``avx2`` or ``avx512`` uses only those kernels.
@@ -92,6 +92,10 @@ class NativeBackend(Backend):
             return f"algorithm {step.algorithm!r} is unknown"
         return next((why for why in map(refused_table, tables) if why), "")
 
+    def kernels(self) -> str:
+        """Return the instruction set and the number of threads."""
+        return f"C++ kernels for {self._set or self.instruction_sets()[0]}, {self._count()} threads"
+
     def look_up(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[Tensor]:
         """Return the output of each lookup, in float32.
 
@@ -101,18 +105,34 @@ class NativeBackend(Backend):
         """
         if type(lookups) is Columns and type(tables) is Tables:
             outputs = _outputs(tables, lookups)
-            columns = _columns(lookups, outputs)
-            _kernels.look_up(cached_tables(tables, None, _kernels), columns, self._count(), self._set)
-            return outputs
-        outputs, items, kept = [], [], []
-        for lookup in lookups:
-            item, parts = _describe(tables, lookup)
-            out = torch.empty(item[4], tables[lookup.table].weight.shape[1], dtype=_FLOAT32, device=_CPU)
-            items.append((*item, out.data_ptr(), 0))
-            outputs.append(out)
-            kept.append(parts)
-        _kernels.look_up([describe_table(table) for table in tables], items, self._count(), self._set)
+        else:
+            outputs = []
+            for one in lookups:
+                (_, _, _, _, bags, *_), _ = _describe(tables, one)
+                width = tables[one.table].weight.shape[1]
+                outputs.append(torch.empty(bags, width, dtype=_FLOAT32, device=_CPU))
+        self.look_up_into(tables, lookups, outputs)
         return outputs
+
+    def look_up_into(
+        self, tables: Sequence[Table], lookups: Sequence[Lookup], outputs: Sequence[Tensor]
+    ) -> None:
+        """Write the output of each lookup into memory in float32 whose rows may be apart.
+
+        Raises:
+            ValueError: as `look_up`.
+        """
+        if type(lookups) is Columns and type(tables) is Tables:
+            columns = _columns(lookups, outputs)
+            _kernels.look_up_rows(cached_tables(tables, None, _kernels), columns, self._count(), self._set)
+            return
+        items, kept = [], []
+        for lookup, out in zip(lookups, outputs, strict=True):
+            item, parts = _describe(tables, lookup)
+            items.append((*item, out.data_ptr(), out.stride(0)))
+            kept.append(parts)
+        described = [describe_table(table) for table in tables]
+        _kernels.look_up_rows(described, items, self._count(), self._set)
 
     def coalesce(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[RowGradients]:
         """Sum the gradients of every row, in float32.
@@ -291,7 +311,7 @@ def _widths(tables: Tables) -> list[int]:
     return widths
 
 
-def _columns(lookups: Columns, rows: list[Tensor]) -> tuple[Any, ...]:
+def _columns(lookups: Columns, rows: Sequence[Tensor]) -> tuple[Any, ...]:
     """Return checked lookups as the kernels take them, with their outputs or gradients."""
     weights = lookups.weights
     if weights is not None:

@@ -51,7 +51,7 @@ struct Lookup {
   int64_t bags;
   const float* weights;  // (count,) or null
   bool mean;
-  const float* grad;  // row b begins at grad + b * stride
+  const float* grad;  // row b begins at grad + b * stride, or at out + b * stride
   int64_t stride;
   float* out;  // (bags, dim), output of a forward pass
 };

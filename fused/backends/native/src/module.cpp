@@ -177,7 +177,7 @@ PyMethodDef methods[] = {
      "cache_tables(tables, tensors) -> parsed tables, which every call accepts instead of tuples"},
     {"are_current", are_current_py, METH_O,
      "are_current(cached) -> whether the tensors have the same memory as when they were cached"},
-    {"look_up", look_up_py, METH_VARARGS, "look_up(tables, lookups, threads, instruction_set)"},
+    {"look_up_rows", look_up_py, METH_VARARGS, "look_up_rows(tables, lookups, threads, instruction_set)"},
     {"update", update_py, METH_VARARGS, "update(tables, lookups, rule, threads, instruction_set)"},
     {"update_rows", update_rows_py, METH_VARARGS,
      "update_rows(tables, gradients, rule, threads, instruction_set)"},

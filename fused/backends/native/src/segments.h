@@ -144,7 +144,7 @@ void look_up_as(const Table& table, const Lookup& lookup, int64_t begin, int64_t
     const int64_t j = lookup.offsets ? lookup.offsets[b + 1] : b + 1;
     for (const int64_t until = j + distance < last ? j + distance : last; ahead < until; ++ahead)
       prefetch<kFar>(weight + lookup.values[ahead] * dim, 0, size);
-    float* out = lookup.out + b * dim;
+    float* out = lookup.out + b * lookup.stride;
     if (i == j) {
       std::memset(out, 0, static_cast<size_t>(dim) * sizeof(float));
       continue;

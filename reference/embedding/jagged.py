@@ -1,0 +1,116 @@
+"""The input of a lookup: tuples of tensors, or torchrec's jagged tensors, without an import of torchrec.
+
+A `KeyedJaggedTensor` and a `JaggedTensor` are recognized by their methods. The classes of the output are
+those that the module of the input defines: torchrec's for torchrec's input.
+"""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+
+class Jagged(NamedTuple):
+    """The bags of one feature; any tuple of these is one, with or without the weights.
+
+    Args:
+        values: the row numbers of all bags, shape (N,), int64 or int32.
+        offsets: bag b is ``values[offsets[b]:offsets[b + 1]]``: shape (B + 1,), from 0 to N, never falling.
+        weights: by what each row is multiplied before it is pooled, shape (N,), floating point.
+    """
+
+    values: torch.Tensor
+    offsets: torch.Tensor
+    weights: torch.Tensor | None = None
+
+
+#: The input of a forward pass: a `Jagged` or a `JaggedTensor` for each feature, or a `KeyedJaggedTensor`.
+Features = Mapping[str, Jagged | Sequence[Any]] | Any
+
+_JAGGED = ("values", "offsets", "weights_or_none")
+_KEYED = ("keys", "stride", "variable_stride_per_key", "inverse_indices_or_none", *_JAGGED)
+
+
+def is_keyed(features: Any) -> bool:
+    """Return whether this is a `KeyedJaggedTensor`."""
+    return all(callable(getattr(features, name, None)) for name in _KEYED)
+
+
+def as_jagged(given: Any, weighted: bool) -> Any:
+    """Return a `JaggedTensor` as a `Jagged`, with its weights if `weighted`; anything else as it is."""
+    if not all(callable(getattr(given, name, None)) for name in _JAGGED):
+        return given
+    return Jagged(given.values(), given.offsets(), given.weights_or_none() if weighted else None)
+
+
+def split(features: Any, weighted: bool) -> dict[str, Jagged]:
+    """Return the features of a `KeyedJaggedTensor`, as views of its values.
+
+    Args:
+        features: B bags of each of F keys.
+        weighted: whether its weights are used; as in torchrec they are ignored otherwise.
+
+    Raises:
+        ValueError: the bags of the keys differ in number, or offsets are not those of F × B bags.
+    """
+    if features.inverse_indices_or_none() is not None or features.variable_stride_per_key():
+        raise ValueError(
+            "features must have the same number of bags for each key: a variable batch size (stride_per_key "
+            "or inverse_indices) is not supported; expand the features first"
+        )
+    keys, batch = list(features.keys()), features.stride()
+    values, offsets = features.values(), features.offsets()
+    weights = features.weights_or_none() if weighted else None
+    if offsets.dim() != 1 or offsets.numel() != len(keys) * batch + 1:
+        raise ValueError(
+            f"offsets of features must have shape ({len(keys)} keys × {batch} bags + 1,), "
+            f"not {tuple(offsets.shape)}"
+        )
+    # Not `offset_per_key()`, which the caller may have given and nobody has compared with the offsets.
+    places = torch.arange(len(keys) + 1, device=offsets.device) * batch
+    begins = offsets[places].tolist()
+    if begins != sorted(begins) or begins[0] != 0 or begins[-1] != values.numel():
+        raise ValueError(
+            f"offsets of features must rise from 0 to the number of values, {values.numel()}, "
+            f"but the keys begin and end at {begins[:20]}"
+        )
+    of_keys = [
+        offsets[number * batch : (number + 1) * batch + 1] - begin for number, begin in enumerate(begins)
+    ]
+    return {
+        key: Jagged(values[begin:end], bags, None if weights is None else weights[begin:end])
+        for key, begin, end, bags in zip(keys, begins, begins[1:], of_keys, strict=False)
+    }
+
+
+def keyed_tensor(features: Any, widths: Mapping[str, int], joined: torch.Tensor) -> Any:
+    """Return the `KeyedTensor` of outputs.
+
+    Args:
+        features: the input.
+        widths: of each output, by name.
+        joined: all outputs beside each other, (B, sum of widths).
+    """
+    return _beside(features, "KeyedTensor")(list(widths), list(widths.values()), joined)
+
+
+def jagged_tensors(features: Any, outputs: Mapping[str, torch.Tensor], bags: Sequence[torch.Tensor]) -> Any:
+    """Return a `JaggedTensor` for each output (N, D), with the offsets of its bags."""
+    jagged_tensor = _beside(features, "JaggedTensor")
+    return {
+        name: jagged_tensor(values, lengths=offsets.diff(), offsets=offsets)
+        for (name, values), offsets in zip(outputs.items(), bags, strict=True)
+    }
+
+
+def _beside(features: Any, name: str) -> Any:
+    """Return the class of this name in the module that defines the class of the features, or a base of it."""
+    for base in type(features).__mro__:
+        found = getattr(sys.modules.get(base.__module__), name, None)
+        if found is not None:
+            return found
+    raise ValueError(
+        f"no {name} beside {type(features).__name__} in {type(features).__module__}: give features as a "
+        "mapping from feature to (values, offsets), which returns a mapping"
+    )
