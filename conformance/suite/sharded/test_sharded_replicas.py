@@ -75,7 +75,7 @@ def test_ranks_that_reach_other_tables(impl: Any) -> None:
             outputs = replica(jagged(BATCHES[0]))
             chosen = {key: value for key, value in outputs.items() if (key == "h") == (rank() % 2 == step)}
             loss_of(chosen).backward()
-        expect_same_on_all_ranks(replica)
+            expect_same_on_all_ranks(replica)
         dense = torch.nn.Parameter(table(2))
         inner = impl.KeyedOptimizerWrapper({"dense": dense}, lambda params: torch.optim.SGD(params, lr=0.5))
         both = impl.CombinedOptimizer([("tables", replica.fused_optimizer), ("dense", inner)])

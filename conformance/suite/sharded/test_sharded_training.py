@@ -72,7 +72,7 @@ def expect_like(seen: torch.Tensor, wanted: torch.Tensor, exact: bool, what: str
 
 
 @pytest.mark.clause("SHARD-011", "SHARD-012")
-@pytest.mark.needs("{algorithm}")
+@pytest.mark.needs("{algorithm}.step")
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_algorithm(impl: Any, algorithm: str) -> None:
     """An algorithm trains DTensors as plain tables, with uneven, empty and globally empty shards."""
@@ -119,7 +119,7 @@ NAMES = {
 
 
 @pytest.mark.clause("SHARD-013")
-@pytest.mark.needs("{name}")
+@pytest.mark.needs("{name}", "KeyedOptimizerWrapper")
 @pytest.mark.parametrize(("wrapping", "name"), NAMES.items(), ids=NAMES)
 def test_wrapping(impl: Any, wrapping: str, name: str) -> None:
     """A wrapper trains and saves DTensors as plain tables, and a checkpoint resumes bit by bit."""
@@ -153,6 +153,7 @@ def test_accumulation(impl: Any, algorithm: str) -> None:
 
 
 @pytest.mark.clause("SHARD-014")
+@pytest.mark.needs("KeyedOptimizerWrapper")
 def test_init_state(impl: Any) -> None:
     """init_state makes state like the parameters' shards, changes no value, and steps continue from zero."""
 
@@ -176,6 +177,7 @@ def test_init_state(impl: Any) -> None:
 
 
 @pytest.mark.clause("SHARD-015")
+@pytest.mark.needs("GradientClippingOptimizer")
 @pytest.mark.parametrize("kind", ["FSDP2", "DistributedDataParallel"])
 def test_data_parallel(impl: Any, kind: str) -> None:
     """With parameters of FSDP2 and DistributedDataParallel, clipped training equals one process."""
@@ -217,6 +219,7 @@ def test_data_parallel(impl: Any, kind: str) -> None:
 
 
 @pytest.mark.clause("SHARD-016")
+@pytest.mark.needs("KeyedOptimizer")
 def test_sharded_tensors(impl: Any) -> None:
     """State in ShardedTensors, unevenly by rows, is saved as it is and loaded in place, shard by shard."""
 
