@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import ParamsT
 
 from keyedopt.reference.optimizers import SGD, Adagrad, Adam
@@ -86,13 +87,17 @@ class Accumulating(RuleOptimizer):
             self.state[param]["window"].clear()
 
     def _total(self, group: Mapping[str, Any], param: Tensor) -> Tensor | None:
-        """Return the sum of a window that this gradient fills; else store the gradient and return None."""
-        grad, state = param.grad, self.state[param]
-        assert grad is not None
+        """Return the sum of a window that this gradient fills; else store the gradient and return None.
+
+        The window of a `DTensor` has the gradients of its local shard.
+        """
+        state, spread = self.state[param], param.grad
+        assert spread is not None
+        grad, local = _local(spread), _local(param)
         if "window" not in state:
             for name, value in self.initial_state(param, group).items():
                 state.setdefault(name, value)
-            state["window"] = self.window_type(param)
+            state["window"] = self.window_type(local)
         window: Window = state["window"]
         rows, grads = (grad._indices()[0], grad._values()) if grad.is_sparse else (None, grad)
         if window.count + 1 < group["accumulate_step"]:
@@ -101,9 +106,13 @@ class Accumulating(RuleOptimizer):
         rows, sums = window.total(rows, grads)
         if grad.is_sparse:
             return torch.sparse_coo_tensor(rows[None], sums, param.shape, check_invariants=False)
-        if sums.numel() == param.numel():  # every row, in order
-            return sums.reshape(param.shape)
-        return sums.new_zeros(tuple(param.shape) or (1,)).index_copy_(0, rows, sums).reshape(param.shape)
+        if sums.numel() != local.numel():  # or else every row, in order
+            sums = sums.new_zeros(tuple(local.shape) or (1,)).index_copy_(0, rows, sums)
+        total = sums.reshape(local.shape)
+        if not isinstance(spread, DTensor):
+            return total
+        where = {"shape": spread.shape, "stride": spread.stride()}
+        return DTensor.from_local(total, spread.device_mesh, spread.placements, run_check=False, **where)
 
     # --- saving and loading: a window is saved as a dictionary of tensors -------------------------
 
@@ -132,7 +141,7 @@ class Accumulating(RuleOptimizer):
                 if number in windows:
                     if not group["use_accumulate"]:
                         raise ValueError("a window has gradients, but use_accumulate is False")
-                    window = self.window_type(param)
+                    window = self.window_type(_local(param))
                     window.load_state_dict(windows[number])
                     self.state[param]["window"] = window
         except Exception:
@@ -153,6 +162,10 @@ class AccumulateAdagrad(Accumulating, Adagrad):
 
 class AccumulateAdam(Accumulating, Adam):
     """`Adam` over windows of backward passes; takes its arguments and those of `Accumulating`."""
+
+
+def _local(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _with_plain_window(entry: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Clipping where ranks differ: other parameters, other orders, other shards."""
 
 import math
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -22,7 +23,10 @@ from keyedopt.conformance.suite.support.sharded import (
     whole,
 )
 
-pytestmark = pytest.mark.cpu_only("its ranks are forks that communicate by gloo")
+pytestmark = [
+    pytest.mark.cpu_only("its ranks are forks that communicate by gloo"),
+    pytest.mark.needs("GradientClippingOptimizer", "KeyedOptimizerWrapper"),
+]
 
 NORMS = (1.0, 2.0, 3.0, math.inf)
 BOUND = 0.25
@@ -226,10 +230,16 @@ def test_tables_of_other_ranks(impl: Any) -> None:
             optimizer.step()
         return optimizer, dense, {one: next(module.parameters()) for one, module in modules.items()}
 
+    def exact_norm() -> float:
+        counts = [Counter([one % 6, 1, 3]) for one in range(size())]  # of the rows in the second step
+        tables = [count * (one + 1) for one in range(size()) for count in counts[one].values()] * 4
+        return p_norm([*[2.0] * 8, *map(float, tables)])
+
     def body() -> None:
         optimizer, dense, weights = train([rank()], True)
         other, wanted, all_weights = train(list(range(size())), False)
         norm = other.last_total_grad_norm
+        expect_close(norm.float(), exact_norm(), "norm of one process", ulps=8)
         expect_close(optimizer.last_total_grad_norm.float(), norm.float(), "norm", ulps=8)
         expect_close(dense, wanted, "dense parameter", ulps=8)
         expect_close(weights[rank()], all_weights[rank()], "table", ulps=8)

@@ -20,7 +20,10 @@ from keyedopt.conformance.suite.support.sharded import (
     whole,
 )
 
-pytestmark = pytest.mark.cpu_only("its ranks are forks that communicate by gloo")
+pytestmark = [
+    pytest.mark.cpu_only("its ranks are forks that communicate by gloo"),
+    pytest.mark.needs("KeyedOptimizerWrapper", "CombinedOptimizer", "WarmupOptimizer"),
+]
 
 #: What is wrong with the state on one rank.
 WRONG = ("shape", "kind", "missing parameter", "missing entry", "not a mapping", "groups")

@@ -47,6 +47,7 @@ def collection(
     dtype: str = "float32",
     weighted: bool = False,
     device: Any = None,
+    **arguments: Any,
 ) -> Any:
     """Make the implementation's embedding module, with fixed weights; ``lr`` is 0.125 unless given."""
     bags = kind == "EmbeddingBagCollection"
@@ -66,7 +67,8 @@ def collection(
     ]
     chosen = None if optimizer is None else getattr(impl, optimizer)
     kwargs = {"lr": 0.125, **(options or {})} if optimizer else {}
-    return getattr(impl, kind)(configs, chosen, kwargs, is_weighted=weighted, device=device or the_device())
+    arguments = {"is_weighted": weighted, "device": device or the_device(), **arguments}
+    return getattr(impl, kind)(configs, chosen, kwargs, **arguments)
 
 
 def jagged(

@@ -1,0 +1,221 @@
+"""Checkpoints of torch.distributed.checkpoint: onto other ranks and shards, in place, asynchronous."""
+
+import contextlib
+import os
+import signal
+import tempfile
+import warnings
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.support.assertions import expect, expect_bits
+from keyedopt.conformance.suite.support.ranks import on_ranks, the_ranks
+from keyedopt.conformance.suite.support.sharded import distributed, error_of, local_parts, rank, table, whole
+
+pytestmark = [
+    pytest.mark.cpu_only("its ranks are forks that communicate by gloo"),
+    pytest.mark.needs("GradientClippingOptimizer", "WarmupOptimizer"),
+]
+
+
+def trained(impl: Any, placement: str, steps: int) -> Any:
+    """Return a scheduled and clipped optimizer of two tables and a bias after some steps."""
+    params: dict[str, Any] = {f"t{n}": distributed(table(6, seed=n), placement) for n in range(2)}
+    params = {key: torch.nn.Parameter(value) for key, value in params.items()}
+    params["bias"] = torch.nn.Parameter(table(2, seed=4))
+    inner = impl.KeyedOptimizerWrapper(params, lambda given: torch.optim.Adam(given, lr=0.1))
+    clip = impl.GradientClippingOptimizer(inner, impl.GradientClipping.NORM, 0.5)
+    stage = impl.WarmupStage(impl.WarmupPolicy.LINEAR, max_iters=9, value=0.1)
+    optimizer = impl.WarmupOptimizer(clip, [stage], lr=0.1)
+    optimizer.init_state()
+    train(optimizer, range(steps))
+    return optimizer
+
+
+def train(optimizer: Any, steps: Any) -> None:
+    """Take steps whose gradients depend on their numbers."""
+    for step in steps:
+        for number, (key, param) in enumerate(sorted(optimizer.params.items())):
+            if hasattr(param, "device_mesh"):
+                from torch.distributed.tensor import distribute_tensor
+
+                values = table(6, seed=10 * step + number)
+                param.grad = distribute_tensor(values, param.device_mesh, param.placements)
+            elif key == "bias":
+                param.grad = table(2, seed=10 * step + number)
+        optimizer.step()
+
+
+def everything(optimizer: Any) -> dict[str, torch.Tensor]:
+    """Return all weights and state, whole, by name."""
+    found = {key: whole(param) for key, param in sorted(optimizer.params.items())}
+    for key, entry in sorted(optimizer.state_dict()["state"].items()):
+        for name, value in sorted(entry.items()):
+            if isinstance(value, torch.Tensor):
+                found[f"{key}.{name}"] = whole(value)
+    return found
+
+
+def savable(optimizer: Any) -> dict[str, Any]:
+    """Return what a checkpoint has: live weights and live state."""
+    params = {key: param.detach() for key, param in optimizer.params.items()}
+    return {"model": params, "optimizer": optimizer.state_dict()}
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[Any]:
+    """Import torch.distributed.checkpoint, and ignore its warnings."""
+    import torch.distributed.checkpoint as checkpoints
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield checkpoints
+
+
+def restored(impl: Any, folder: str, placement: str) -> Any:
+    """Return an optimizer with a checkpoint, loaded in place into live state."""
+    optimizer = trained(impl, placement, 0)
+    with quiet() as checkpoints:
+        saved = savable(optimizer)
+        checkpoints.load(saved, checkpoint_id=folder)
+        optimizer.load_state_dict(saved["optimizer"])
+    return optimizer
+
+
+@pytest.mark.clause("SHARD-021")
+def test_other_ranks_and_placements(impl: Any) -> None:
+    """A checkpoint of some ranks resumes on fewer and on more ranks, by rows and by columns, bit by bit."""
+
+    def save(folder: str, placement: str) -> Any:
+        optimizer = trained(impl, placement, 2)
+        with quiet() as checkpoints:
+            checkpoints.save(savable(optimizer), checkpoint_id=folder)
+        saved = everything(optimizer)
+        train(optimizer, range(2, 4))
+        return saved, everything(optimizer)
+
+    def resume(folder: str, placement: str) -> Any:
+        optimizer = restored(impl, folder, placement)
+        loaded = everything(optimizer)
+        train(optimizer, range(2, 4))
+        return loaded, everything(optimizer)
+
+    for placement, other in (("row", "column"), ("column", "row")):
+        with tempfile.TemporaryDirectory(prefix="keyedopt-") as folder:
+            wanted = on_ranks(save, folder, placement)[0]
+            for ranks in {max(1, the_ranks() - 1), the_ranks() + 1}:
+                for pair in on_ranks(resume, folder, other, ranks=ranks):
+                    for seen, one, when in zip(
+                        pair, wanted, ("after the load", "two steps later"), strict=True
+                    ):
+                        expect(seen.keys() == one.keys(), f"the keys {sorted(one)}", sorted(seen))
+                        for name in one:
+                            what = f"{name} by {other} on {ranks} ranks {when}"
+                            if when == "after the load":
+                                expect_bits(seen[name], one[name], what)
+                            else:
+                                near = torch.allclose(seen[name], one[name], rtol=0, atol=1e-6)
+                                expect(near, f"{what} within 1e-6 of {one[name]}", seen[name])
+
+
+@pytest.mark.clause("SHARD-022")
+def test_asynchronous_save(impl: Any) -> None:
+    """An asynchronous checkpoint has the state of its moment, although training goes on at once."""
+
+    def body(folder: str) -> None:
+        optimizer = trained(impl, "row", 2)
+        wanted = everything(optimizer)
+        with quiet() as checkpoints:
+            group = torch.distributed.new_group(backend="gloo")
+            running = checkpoints.async_save(savable(optimizer), checkpoint_id=folder, process_group=group)
+            train(optimizer, range(2, 5))
+            running.result()
+        seen = everything(restored(impl, folder, "row"))
+        for name, value in wanted.items():
+            expect_bits(seen[name], value, f"{name} of the checkpoint")
+
+    with tempfile.TemporaryDirectory(prefix="keyedopt-") as folder:
+        on_ranks(body, folder)
+
+
+@pytest.mark.clause("SHARD-023")
+def test_load_in_place(impl: Any) -> None:
+    """A load from torch.distributed.checkpoint fills the live tensors, and copies no state."""
+
+    def body(folder: str) -> None:
+        optimizer = trained(impl, "row", 1)
+        with quiet() as checkpoints:
+            checkpoints.save(savable(optimizer), checkpoint_id=folder)
+            train(optimizer, range(1, 3))
+            saved = savable(optimizer)
+            before = addresses(optimizer)
+            checkpoints.load(saved, checkpoint_id=folder)
+            with Allocations() as allocated:
+                optimizer.load_state_dict(saved["optimizer"])
+        expect(addresses(optimizer) == before, "state in the same memory", "other memory")
+        moments = sum(part.numel() for part in local_parts(optimizer.state_dict()["state"]["t0"]["exp_avg"]))
+        expect(
+            allocated.numbers < max(64, moments),
+            "no second copy of the state",
+            f"{allocated.numbers} numbers",
+        )
+
+    with tempfile.TemporaryDirectory(prefix="keyedopt-") as folder:
+        on_ranks(body, folder)
+
+
+class Allocations(torch.utils._python_dispatch.TorchDispatchMode):
+    """Counts the numbers in the tensors that operators make."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and func in (
+            torch.ops.aten.clone.default,
+            torch.ops.aten._to_copy.default,
+            torch.ops.aten.empty_like.default,
+        ):
+            self.numbers += result.numel()
+        return result
+
+
+def addresses(optimizer: Any) -> list[int]:
+    """Return where the state is."""
+    entries = [entry for _, entry in sorted(optimizer.state_dict()["state"].items())]
+    tensors = [value for entry in entries for value in entry.values() if isinstance(value, torch.Tensor)]
+    return [part.data_ptr() for value in tensors for part in local_parts(value)]
+
+
+@pytest.mark.clause("SHARD-024")
+def test_killed_writer(impl: Any) -> None:
+    """If a rank is killed while it writes a checkpoint, the previous checkpoint still loads, bit by bit."""
+
+    def save(folder: str) -> Any:
+        optimizer = trained(impl, "row", 2)
+        with quiet() as checkpoints:
+            checkpoints.save(savable(optimizer), checkpoint_id=f"{folder}/2")
+        return everything(optimizer)
+
+    def die(folder: str) -> None:
+        optimizer = trained(impl, "row", 3)
+        with quiet() as checkpoints:
+            if rank() == the_ranks() - 1:
+                writer = checkpoints.FileSystemWriter(f"{folder}/3")
+                writer.write_data = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+                checkpoints.save(savable(optimizer), storage_writer=writer)
+            checkpoints.save(savable(optimizer), checkpoint_id=f"{folder}/3")
+
+    with tempfile.TemporaryDirectory(prefix="keyedopt-") as folder:
+        wanted = on_ranks(save, folder)[0]
+        killed = error_of(lambda: on_ranks(die, folder))
+        expect("killed by signal 9" in killed, "a rank that is killed", killed)
+        seen = on_ranks(lambda: everything(restored(impl, f"{folder}/2", "row")))[0]
+        for name, value in wanted.items():
+            expect_bits(seen[name], value, f"{name} of the previous checkpoint")
+        expect(not os.path.exists(f"{folder}/3/.metadata"), "no complete checkpoint 3", "its metadata")

@@ -1,0 +1,203 @@
+"""Replicas of tables: identical on all ranks, or refused."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from keyedopt.conformance.suite.support.assertions import expect, expect_bits, expect_close, expect_equal
+from keyedopt.conformance.suite.support.embedding import FUSED_OPTIMIZERS, collection, jagged
+from keyedopt.conformance.suite.support.ranks import on_ranks
+from keyedopt.conformance.suite.support.sharded import error_of, everyone, everywhere, rank, size, table
+
+pytestmark = pytest.mark.cpu_only("its ranks are forks that communicate by gloo")
+
+#: The bags of each rank: rows of several ranks, of one rank, and none at all.
+BATCHES = (
+    {"f": [[0, 1, 1], [2]], "g": [[], [1, 5]], "h": [[3, 3], [0]]},
+    {"f": [[5, 1], []], "g": [[2], [0]], "h": [[], []]},
+    {"f": [[1], [3]], "g": [[], []], "h": [[4, 4], [0]]},
+    {"f": [[], []], "g": [[], []], "h": [[], []]},
+)
+
+
+def loss_of(outputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Return a loss whose gradient differs by bag and column."""
+    return torch.stack([output.square().sum() + output[:, 0].sum() for output in outputs.values()]).sum()
+
+
+def tables_of(module: torch.nn.Module) -> list[torch.Tensor]:
+    """Return copies of all tables and states of a module."""
+    optimizer: Any = module.fused_optimizer
+    entries = [entry for _, entry in sorted(optimizer.state_dict()["state"].items())]
+    states = [value for entry in entries for value in entry.values() if isinstance(value, torch.Tensor)]
+    return [value.detach().clone() for value in (*module.state_dict().values(), *states)]
+
+
+def expect_same_on_all_ranks(module: torch.nn.Module) -> None:
+    """Expect identical tables and states on all ranks."""
+    for each in everywhere(tables_of(module)):
+        for seen, wanted in zip(each, tables_of(module), strict=True):
+            expect_bits(seen, wanted, "table or state of each rank")
+
+
+@pytest.mark.clause("SHARD-017")
+@pytest.mark.needs("EmbeddingBagCollection.process_group", "{algorithm}")
+@pytest.mark.parametrize("algorithm", FUSED_OPTIMIZERS)
+def test_replicated_tables(impl: Any, algorithm: str) -> None:
+    """Tables with a process group are identical on all ranks, and train with the mean of all gradients."""
+
+    def body() -> None:
+        options = {"lr": 0.01}
+        replica = collection(impl, algorithm, options, process_group=everyone())
+        single = collection(impl, algorithm, options)
+        merged = {key: [bag for batch in BATCHES[: size()] for bag in batch[key]] for key in BATCHES[0]}
+        for step in range(3):
+            outputs = replica(jagged(BATCHES[(rank() + step) % size()]))
+            loss_of(outputs).backward()
+            (loss_of(single(jagged(merged))) / size()).backward()
+        expect_same_on_all_ranks(replica)
+        for seen, wanted in zip(tables_of(replica), tables_of(single), strict=True):
+            error = float((seen.double() - wanted.double()).abs().max())
+            expect(error <= 2e-5 * max(1.0, float(wanted.abs().max())), "the tables of one process", error)
+
+    on_ranks(body)
+
+
+@pytest.mark.clause("SHARD-018")
+@pytest.mark.needs("EmbeddingBagCollection.process_group", "Adam")
+def test_ranks_that_reach_other_tables(impl: Any) -> None:
+    """Replicas are updated alike if ranks reach different tables, or if clipping defers the updates."""
+
+    def body() -> None:
+        replica = collection(impl, "Adam", process_group=everyone())
+        for step in range(2):
+            outputs = replica(jagged(BATCHES[0]))
+            chosen = {key: value for key, value in outputs.items() if (key == "h") == (rank() % 2 == step)}
+            loss_of(chosen).backward()
+            expect_same_on_all_ranks(replica)
+        dense = torch.nn.Parameter(table(2))
+        inner = impl.KeyedOptimizerWrapper({"dense": dense}, lambda params: torch.optim.SGD(params, lr=0.5))
+        both = impl.CombinedOptimizer([("tables", replica.fused_optimizer), ("dense", inner)])
+        optimizer = impl.GradientClippingOptimizer(both, impl.GradientClipping.NORM, 0.5)
+        (loss_of(replica(jagged(BATCHES[rank()]))) + dense.sum()).backward()
+        optimizer.step()
+        expect_same_on_all_ranks(replica)
+        norms = everywhere(float(optimizer.last_total_grad_norm))
+        expect_equal(len(set(norms)), 1, "number of different norms")
+
+    on_ranks(body)
+
+
+@pytest.mark.clause("SHARD-018")
+@pytest.mark.needs("EmbeddingBagCollection.process_group", "SGD")
+def test_replicas_begin_alike(impl: Any) -> None:
+    """Replicas begin with the rows of one rank, although each rank has drawn its own."""
+
+    def body() -> None:
+        torch.manual_seed(rank())
+        config = impl.EmbeddingBagConfig(num_embeddings=6, embedding_dim=4, name="t", feature_names=["f"])
+        module = impl.EmbeddingBagCollection([config], impl.SGD, {"lr": 0.1}, process_group=everyone())
+        expect_same_on_all_ranks(module)
+
+    on_ranks(body)
+
+
+@pytest.mark.clause("SHARD-019")
+@pytest.mark.needs("EmbeddingBagCollection", "Adagrad")
+@pytest.mark.parametrize("group", [False, True])
+def test_tables_in_data_parallel(impl: Any, group: bool) -> None:
+    """In DistributedDataParallel tables stay identical, or the forward pass raises before any has changed."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            options = {"process_group": everyone()} if group else {}
+            self.tables = collection(impl, "Adagrad", **options)
+            self.top = torch.nn.Linear(8, 1)
+
+        def forward(self, features: Any) -> torch.Tensor:
+            outputs = self.tables(features)
+            return torch.as_tensor(self.top(outputs["h"]).sum() + loss_of(outputs))
+
+    def body() -> None:
+        torch.manual_seed(0)
+        model = Model()
+        before = tables_of(model.tables)
+        parallel: Any = torch.nn.parallel.DistributedDataParallel
+        if group:
+            names = [name for name, _ in model.named_parameters() if name.startswith("tables.")]
+            parallel._set_params_and_buffers_to_ignore_for_model(model, names)
+        runner = parallel(model)
+
+        def train() -> None:
+            for step in range(3):
+                runner(jagged(BATCHES[(rank() + step) % size()])).backward()
+
+        error = error_of(train)
+        if error and size() > 1:
+            expect(not group, "training", error)
+            for seen, wanted in zip(tables_of(model.tables), before, strict=True):
+                expect_bits(seen, wanted, "table after an error")
+            return
+        expect(not error, "training", error)
+        expect_same_on_all_ranks(model.tables)
+
+    on_ranks(body)
+
+
+@pytest.mark.clause("SHARD-020")
+@pytest.mark.needs("apply_optimizer_in_backward")
+@pytest.mark.parametrize("order", ["before", "after"])
+def test_in_backward_in_data_parallel(impl: Any, order: str) -> None:
+    """DistributedDataParallel keeps replicas with such optimizers identical, or an error is raised."""
+
+    def body() -> None:
+        torch.manual_seed(0)
+        layer = torch.nn.Linear(4, 2)
+        before = [param.detach().clone() for param in layer.parameters()]
+
+        def apply() -> None:
+            impl.apply_optimizer_in_backward(torch.optim.Adagrad, layer.parameters(), {"lr": 0.1})
+
+        def train() -> None:
+            if order == "before":
+                apply()
+            runner = torch.nn.parallel.DistributedDataParallel(layer)
+            if order == "after":
+                apply()
+            for step in range(3):
+                runner(table(3, seed=step + 5 * rank())).square().sum().backward()
+
+        error = error_of(train)
+        seen = [param.detach().clone() for param in layer.parameters()]
+        for each in everywhere(seen):
+            for one, wanted in zip(each, before if error else seen, strict=True):
+                expect_bits(one, wanted, f"parameter on each rank after {error or 'training'}")
+
+    on_ranks(body)
+
+
+@pytest.mark.clause("SHARD-020")
+@pytest.mark.needs("apply_optimizer_in_backward")
+def test_in_backward_with_fsdp(impl: Any) -> None:
+    """Optimizers in the backward pass step the shards of FSDP2 with the reduced gradients."""
+
+    def body() -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+
+        torch.manual_seed(0)
+        many, one = torch.nn.Linear(4, 5), torch.nn.Linear(4, 5)
+        one.load_state_dict(many.state_dict())
+        fully_shard(many, mesh=init_device_mesh("cpu", (size(),)))
+        for layer in (many, one):
+            impl.apply_optimizer_in_backward(torch.optim.Adagrad, layer.parameters(), {"lr": 0.1})
+        for step in range(3):
+            batches = [table(3, seed=step + 5 * each) for each in range(size())]
+            many(batches[rank()]).square().sum().backward()
+            torch.stack([one(batch).square().sum() for batch in batches]).mean().backward()
+        for seen, wanted in zip(many.parameters(), one.parameters(), strict=True):
+            expect_close(seen.full_tensor(), wanted, "parameter", ulps=64)
+
+    on_ranks(body)
