@@ -1,4 +1,4 @@
-"""Clipping around each kind of wrapped optimizer: a step equals clipping by hand, then the optimizer's step."""
+"""Clipping around each kind of optimizer: a step equals clipping by hand, then the step of the optimizer."""
 
 import copy
 import functools
