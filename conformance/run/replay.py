@@ -138,7 +138,8 @@ def script(run: Result, case: Case) -> str:
             bare.decorator_list = []  # they only mark the case and give it inputs
     device = str(run.environment["device"])  # that of the case is where operators ran
     elsewhere = device != "cpu"
-    parts = _needed([name, "choose_device"] if elsewhere else [name], statements)
+    needed = [name, "described"] + (["choose_device"] if elsewhere else [])
+    parts = _needed(needed, statements)
     found = [node for node in parts if isinstance(node, ast.FunctionDef) and node.name == name]
     if not found:
         raise ReplayError(f"the suite has no case {name} in {file}.py any more")
@@ -163,6 +164,7 @@ def script(run: Result, case: Case) -> str:
         imports="\n".join(dict.fromkeys([*_IMPORTS, *imports, *_modules(run)])),
         bodies="\n\n\n".join(bodies),
         places=places,
+        adapter=pprint.pformat(about.get("adapter", {}), width=100),
         device=f"        choose_device({device!r})\n" if elsewhere else "",
         call=call,
         main=(_GUARDED if case.outcome == "error" else _DIRECT).format(limit=limit),
@@ -196,7 +198,18 @@ from __future__ import annotations
 PLACES = {places}
 
 
+ADAPTER = {adapter}
+
+
 class Implementation:
+    adapter = ADAPTER
+
+    def lacks(self, name):
+        return False
+
+    def stated(self, name):
+        return True
+
     def __getattr__(self, name):
         if name not in PLACES:
             raise AttributeError(f"the implementation has no {{name}}")
@@ -204,7 +217,7 @@ class Implementation:
         found = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-        return found
+        return described(found, name, ADAPTER)
 
 
 def replay():
