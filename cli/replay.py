@@ -124,7 +124,8 @@ def _script(
         )
     said = declared[case.case]
     inputs = Declared(said["inputs"], tuple(said["drawn"])).check(case)
-    return replay.script(found, case, inputs, examined["implementation"]["places"], asked.imports)
+    target = examined["implementation"]
+    return replay.script(found, case, inputs, target["places"], asked.imports, target["adapter"])
 
 
 def _say_more(found: Result, case: Case, target: str) -> None:

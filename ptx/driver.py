@@ -45,7 +45,9 @@ class Session:
         """All findings, one line each."""
         return [f"{one.kernel}, {one.schedule}: {found}" for one in self.reports for found in one.findings]
 
-    def launch(self, kernel: Any, types: Sequence[str], grid: tuple[int, int, int], values: Sequence[Any]) -> None:
+    def launch(
+        self, kernel: Any, types: Sequence[str], grid: tuple[int, int, int], values: Sequence[Any]
+    ) -> None:
         """Run a compiled kernel.
 
         Raises:
@@ -143,7 +145,9 @@ class _Driver:
 
         self.session, self.target, self.launcher_cls, self.utils = session, target, Launcher, self
 
-    def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[int, int, int, int, int]:
+    def load_binary(
+        self, name: str, kernel: bytes, shared: int, device: int
+    ) -> tuple[int, int, int, int, int]:
         return 1, 2, 0, 0, 1024
 
     def get_device_properties(self, device: int) -> dict[str, int]:

@@ -128,7 +128,9 @@ def _library() -> Any:
     """
     spec = importlib.util.find_spec("keyedopt.ptx._machine")
     if spec is None or spec.origin is None:
-        raise RuntimeError("the PTX executor was not built: install keyedopt with a C++20 compiler (g++ 10 or later)")
+        raise RuntimeError(
+            "the PTX executor was not built: install keyedopt with a C++20 compiler (g++ 10 or later)"
+        )
     library = ctypes.CDLL(spec.origin)
     library.ptx_operations.restype = ctypes.c_char_p
     library.ptx_launch.restype = ctypes.c_int64
@@ -181,7 +183,15 @@ def run(
     flat = [(number + 2**63) % 2**64 - 2**63 for row in constants for number in row]
     found, counters = (int64 * (9 * ROOM))(), (int64 * 4)()
     order, drain = ORDERS.index(schedule.order), DRAINS.index(schedule.drain)
-    how = [schedule.seed, schedule.resident, order, drain, schedule.slice, int(schedule.starve), schedule.limit]
+    how = [
+        schedule.seed,
+        schedule.resident,
+        order,
+        drain,
+        schedule.slice,
+        int(schedule.starve),
+        schedule.limit,
+    ]
     count = _library().ptx_launch(
         _words(code),
         int64(len(code.words) // 14),
@@ -197,9 +207,7 @@ def run(
         counters,
     )
     rows = [found[9 * k : 9 * k + 9] for k in range(min(count, ROOM))]
-    return Report(
-        code.parsed.name, grid, schedule, tuple(_finding(code, row) for row in rows), *counters
-    )
+    return Report(code.parsed.name, grid, schedule, tuple(_finding(code, row) for row in rows), *counters)
 
 
 def _finding(code: Code, row: Sequence[int]) -> Finding:

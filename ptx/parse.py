@@ -83,7 +83,9 @@ def parse(ptx: str) -> Parsed:
     for declared in re.findall(r"^\s*\.(?:extern |visible |func).*$", ptx, re.MULTILINE):
         if "global_smem" not in declared and ".entry" not in declared:
             raise UnsupportedInstruction(declared.strip())
-    files = {number: path.rpartition("/")[2] for number, path in re.findall(r'\.file\s+(\d+)\s+"([^"]*)"', ptx)}
+    files = {
+        number: path.rpartition("/")[2] for number, path in re.findall(r'\.file\s+(\d+)\s+"([^"]*)"', ptx)
+    }
     begin = ptx.index("{", entry.end())
     first = ptx.count("\n", 0, begin) + 1
     registers: dict[str, str] = {}

@@ -49,7 +49,9 @@ class Code:
 
 def bits_of(kind: str) -> int:
     """Return the number of bytes of a type: 1 for b8, 2 for bf16."""
-    return 1 if kind == "pred" else int(kind.lstrip("usbf").removesuffix("x2") or 0) // 8 * (1 + ("x2" in kind))
+    return (
+        1 if kind == "pred" else int(kind.lstrip("usbf").removesuffix("x2") or 0) // 8 * (1 + ("x2" in kind))
+    )
 
 
 class Translator:
@@ -85,7 +87,9 @@ class Translator:
         self._emit("ret")
         for at, label in self._branches:
             self._words[at] = self._labels[label]
-        grid = tuple(self._special.get(name, -1) for name in ("%nctaid.x", "%nctaid.y", "%nctaid.z", "%ntid.x"))
+        grid = tuple(
+            self._special.get(name, -1) for name in ("%nctaid.x", "%nctaid.y", "%nctaid.z", "%ntid.x")
+        )
         return Code(
             self._parsed,
             tuple(self._words),
@@ -131,7 +135,9 @@ class Translator:
             return self._constant(int(floating[2], 16), width)
         if re.fullmatch(r"-?\d+\.\d+(?:[eE][+-]?\d+)?", name):
             code = "<fi" if width == 4 else "<dq"
-            return self._constant(struct.unpack(f"<{code[2]}", struct.pack(f"<{code[1]}", float(name)))[0], width)
+            return self._constant(
+                struct.unpack(f"<{code[2]}", struct.pack(f"<{code[1]}", float(name)))[0], width
+            )
         if re.fullmatch(r"-?(?:0[xX][0-9a-fA-F]+|\d+)U?", name):
             return self._constant(int(name.rstrip("U"), 0), width)
         raise UnsupportedInstruction(f"line {self._line}: operand {name}")
@@ -145,7 +151,9 @@ class Translator:
     def _width(self, name: str) -> int:
         return WIDTHS[self._parsed.registers[name]]
 
-    def _emit(self, name: str, *x: int, count: int = 1, flags: int = 0, guard: Statement | None = None) -> None:
+    def _emit(
+        self, name: str, *x: int, count: int = 1, flags: int = 0, guard: Statement | None = None
+    ) -> None:
         if name in CONTROL:
             number = CONTROL.index(name)
         elif name.startswith("atom "):
@@ -184,9 +192,20 @@ class Translator:
             widths[0] = 2 * size
             if head == "mad":
                 widths[3] = 2 * size
-        elif head in ("add", "sub", "mul", "mad", "and", "or", "xor", "not", "neg", "shl", "mov", "selp") and (
-            kind[0] in "usb" and not kind.startswith("bf")
-        ):
+        elif head in (
+            "add",
+            "sub",
+            "mul",
+            "mad",
+            "and",
+            "or",
+            "xor",
+            "not",
+            "neg",
+            "shl",
+            "mov",
+            "selp",
+        ) and (kind[0] in "usb" and not kind.startswith("bf")):
             middle = ".lo" if "lo" in options else ""
             name = f"{head}.{'hi.' + kind if 'hi' in options else f'{8 * size}'}"
             if middle:
@@ -195,7 +214,9 @@ class Translator:
             name = f"{head}.{8 * size}"
         else:
             name = ".".join([head, *(option for option in options if option != "approx" or size == 4), kind])
-            name = name.replace("div.approx", "div").replace("sqrt.approx", "sqrt").replace("rcp.approx", "rcp")
+            name = (
+                name.replace("div.approx", "div").replace("sqrt.approx", "sqrt").replace("rcp.approx", "rcp")
+            )
             name = name.replace("approx.ftz", "approx")
             if head == "shr" and kind[0] == "b":
                 name = f"shr.u{kind[1:]}"
@@ -211,9 +232,7 @@ class Translator:
             widths[0] = 4
         elif head == "selp":
             widths[3] = 1
-        self._emit(
-            name, *(self._slot(*pair) for pair in zip(operands, widths, strict=True)), guard=one
-        )
+        self._emit(name, *(self._slot(*pair) for pair in zip(operands, widths, strict=True)), guard=one)
 
     def _do_setp(self, one: Statement, parts: list[str]) -> None:
         compare, kind = parts[1], parts[-1]
@@ -327,12 +346,16 @@ class Translator:
             raise UnsupportedInstruction(f"line {one.line}: {one.name}")
         strong = {"volatile", "relaxed", "acquire", "release", "acq_rel"} & set(parts)
         flags = STRONG * bool(strong) + SHARED * shared
-        flags |= ACQUIRE * bool({"acquire", "acq_rel"} & strong) + RELEASE * bool({"release", "acq_rel"} & strong)
+        flags |= ACQUIRE * bool({"acquire", "acq_rel"} & strong) + RELEASE * bool(
+            {"release", "acq_rel"} & strong
+        )
         return shared, flags
 
     def _do_atom(self, one: Statement, parts: list[str]) -> None:
         shared, flags = self._memory(one, parts)
-        operation = next(part for part in parts if part in ("add", "exch", "or", "and", "xor", "min", "max", "cas"))
+        operation = next(
+            part for part in parts if part in ("add", "exch", "or", "and", "xor", "min", "max", "cas")
+        )
         kind, size = parts[-1], bits_of(parts[-1])
         if operation in ("min", "max"):
             operation += f".{kind[0]}"
@@ -358,9 +381,7 @@ class Translator:
         to = self._slot(target, 4 if parts[2] == "ballot" else 1)
         predicate = self._slot(given.lstrip("!"), 1)
         negated = int(given.startswith("!"))
-        self._emit(
-            f"vote.{parts[2]}", to, predicate, -1, -1, self._slot(mask, 4), flags=negated, guard=one
-        )
+        self._emit(f"vote.{parts[2]}", to, predicate, -1, -1, self._slot(mask, 4), flags=negated, guard=one)
 
     def _do_redux(self, one: Statement, parts: list[str]) -> None:
         name = f"redux.{parts[2]}.{parts[3]}" if parts[2] in ("min", "max") else f"redux.{parts[2]}"
@@ -371,7 +392,9 @@ class Translator:
         names = _names(one.operands[0])
         address, offset = self._address(one.operands[1], shared=True)
         slots = [self._slot(name, 4) for name in names] + [-1] * (5 - len(names))
-        self._emit("ldmatrix", *slots, address, offset, count=len(names), flags=int("trans" in parts), guard=one)
+        self._emit(
+            "ldmatrix", *slots, address, offset, count=len(names), flags=int("trans" in parts), guard=one
+        )
 
 
 def _names(operand: str) -> list[str]:

@@ -20,7 +20,9 @@ def section(doc, name):
 
 def documented(doc):
     """Return the arguments that a docstring names."""
-    names = re.findall(r"^((?:\*{0,2}\w+(?:, )?)+)(?: \([^)]*\))?:", textwrap.dedent(section(doc, "Args")), re.M)
+    names = re.findall(
+        r"^((?:\*{0,2}\w+(?:, )?)+)(?: \([^)]*\))?:", textwrap.dedent(section(doc, "Args")), re.M
+    )
     return {name.strip(" *") for group in names for name in group.split(",")}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import re
 import time
 import traceback
 import unittest
@@ -283,7 +284,9 @@ class Engine:
             raise
         except (unittest.SkipTest, pytest.exit.Exception) as error:
             raise Escaped(error) from None
-        except Exception:
+        except Exception as error:
+            if missing := _missing_argument(error) or _sparse_refusal(error, item.stash[_NEEDS]):
+                pytest.skip(f"not claimed: {missing}")
             raise
         except BaseException as error:
             if isinstance(error, KeyboardInterrupt) and self.writer is None:
@@ -340,6 +343,26 @@ def _failure(item: pytest.Item, error: BaseException) -> dict[str, Any]:
     with contextlib.suppress(Exception):  # untrusted: reading an attribute of the error may raise
         record["observed"] = plain(vars(error)[MEASURED])
     return record
+
+
+#: What Python says of an argument that a function does not take, and torch of one that a group may not have.
+_UNKNOWN_ARGUMENT = re.compile(r"([\w.<>]+)\(\) got an unexpected keyword argument '(\w+)'")
+
+
+def _missing_argument(error: Exception) -> str:
+    """Return the documented argument that a call by the case itself found missing, or an empty string."""
+    told = _UNKNOWN_ARGUMENT.search(str(error)) if isinstance(error, TypeError) else None
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    by_case = last is not None and Path(last.tb_frame.f_code.co_filename).parents[1].name == "suite"
+    return f"{told[1].removesuffix('.__init__')} has no argument {told[2]}" if told and by_case else ""
+
+
+def _sparse_refusal(error: Exception, needs: Sequence[str]) -> str:
+    """Return the refusal of an optimizer whose own error says that it takes no sparse gradients."""
+    says = isinstance(error, RuntimeError) and "support sparse gradients" in str(error)
+    return f"{needs[0]}.sparse: {error}" if says and any(name.endswith(".sparse") for name in needs) else ""
 
 
 def _parameters(item: Any) -> Mapping[str, Any]:

@@ -13,6 +13,7 @@ import pprint
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from keyedopt.conformance import spec
@@ -219,6 +220,7 @@ def script(
     inputs: Mapping[str, Any],
     places: Mapping[str, str],
     imports: Sequence[str] = (),
+    adapter: Mapping[str, Any] = MappingProxyType({}),
 ) -> str:
     """Return the script that repeats a case of a result.
 
@@ -228,6 +230,7 @@ def script(
         inputs: see `Declared.check`.
         places: where each public name of the implementation lives.
         imports: modules that register the device.
+        adapter: what the adapter of the implementation says that cases need.
 
     Raises:
         ReplayError: the suite has no such case, or the result has no literal of an input.
@@ -242,6 +245,8 @@ def script(
     device = str(run.environment["device"])  # that of the case is where operators ran
     elsewhere = device != "cpu"
     wanted = [(path, found.name)]
+    if adapter:
+        wanted.append((SUITE / "support" / "described.py", "described"))
     if elsewhere:
         wanted.append((SUITE / "support" / "device.py", "choose_device"))
     parts = _needed(wanted)
@@ -267,6 +272,8 @@ def script(
         case=ast.unparse(function),
         bodies="".join(f"{body}\n\n\n" for body in bodies),
         places=pprint.pformat(_asked(places, [*parts, function, ast.parse(call)]), width=100),
+        adapter=pprint.pformat(dict(adapter), width=100),
+        found="described(found, name, self.adapter)" if adapter else "found",
         device=f"        choose_device({device!r})\n" if elsewhere else "",
         ranks=f"        choose_ranks({int(run.options.get('nproc') or 2)})\n" if on_ranks else "",
         call=call,
@@ -308,6 +315,14 @@ from __future__ import annotations
 
 
 class Implementation:
+    adapter = {adapter}
+
+    def lacks(self, name):
+        return False
+
+    def stated(self, name):
+        return True
+
     def __getattr__(self, name):
         if name not in PLACES:
             raise AttributeError(f"the implementation has no {{name}}")
@@ -315,7 +330,7 @@ class Implementation:
         found = importlib.import_module(module)
         for part in attribute.split("."):
             found = getattr(found, part)
-        return found
+        return {found}
 
 
 def replay():

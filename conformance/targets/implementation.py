@@ -37,6 +37,7 @@ from typing import Any
 from keyedopt.conformance import spec
 from keyedopt.conformance.results.errors import KeyedoptError, did_you_mean
 from keyedopt.conformance.results.untrusted import error_text, one_line
+from keyedopt.conformance.suite.support.described import MissingName, described
 
 #: The dtypes that cases run in.
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -51,10 +52,6 @@ class TargetError(KeyedoptError):
 
 class NotFoundError(TargetError):
     """The module of a target does not exist."""
-
-
-class MissingName(AttributeError):  # noqa: N818 - read as "fails: missing name"
-    """A public name that an implementation does not have."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +78,14 @@ class Implementation:
         imports: modules to import first, such as ``"torch_npu"``, which registers its devices with torch.
         factories: builders of objects without a public name, such as an embedding module, by name;
             each a callable or ``module:attribute``.
-        variants: the documented variant of a formula, by algorithm, if several are in use.
+        option_names: names of options in the target, by documented name (``{"LARS.eta": "trust"}``; the class
+            may be a shell pattern).
+        fixed_options: options that each construction passes unless a case gives another value
+            (``{"LarsSGD.lr": 0.1}``).
+        defaults: documented defaults of the target where they differ (``{"Adam.eps": 1e-6}``).
+        state_names: names of entries of the state, by documented name (``{"Adam.exp_avg": "m"}``).
+        variants: the documented variant of a formula, by algorithm, if several are in use; see
+            `keyedopt.conformance.targets.variants`.
         distributions: the installed distributions whose versions identify the implementation; the version
             of the first one is shown.
         install: how to install it, shown if it is missing.
@@ -98,6 +102,10 @@ class Implementation:
     device_dtypes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     imports: tuple[str, ...] = ()
     factories: Mapping[str, Callable[..., Any] | str] = field(default_factory=dict)
+    option_names: Mapping[str, str] = field(default_factory=dict)
+    fixed_options: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    state_names: Mapping[str, str] = field(default_factory=dict)
     variants: Mapping[str, str] = field(default_factory=dict)
     distributions: tuple[str, ...] = ()
     install: str = ""
@@ -125,10 +133,23 @@ class Implementation:
         if not (self.devices and self.dtypes):
             raise ValueError("an Implementation supports at least one device and one dtype")
 
+    def adapter(self) -> dict[str, dict[str, Any]]:
+        """Return what cases need to know about the classes of the target, as plain data."""
+        parts = {
+            "options": self.option_names,
+            "fixed": self.fixed_options,
+            "defaults": self.defaults,
+            "state": self.state_names,
+            "variants": self.variants,
+        }
+        return {part: dict(value) for part, value in parts.items() if value}
+
     def lacks(self, name: str) -> bool:
         """Whether the implementation does not claim a name, or the class of the name."""
         owner = name.partition(".")[0]
         unclaimed = (*self.absent, *self.placeholders)
+        if name == f"{owner}.by_row" and "per_tensor" in self.variants.get(owner, ""):
+            return True  # its norms are those of whole tensors
         return any(fnmatch.fnmatchcase(part, pattern) for part in (name, owner) for pattern in unclaimed)
 
     def supported(self, device: str | None, dtypes: Sequence[str] = ()) -> str:
@@ -167,11 +188,13 @@ class Surface:
         self._root = load(root) if isinstance(root, str) else root
         self._found: dict[str, tuple[Any, str]] = {}
         self._missing: dict[str, str] = {}
+        #: What cases read; replayed scripts contain it.
+        self.adapter = implementation.adapter()
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
-        return self._find(name)[0]
+        return described(self._find(name)[0], name, self.adapter)
 
     def _find(self, name: str) -> tuple[Any, str]:
         """Return the object of a name, and its ``module:attribute``, empty if it cannot be imported."""
@@ -239,6 +262,10 @@ class Surface:
         about, owner = self._implementation, name.partition(".")[0]
         stated = any(owner in spec.areas()[area].names for area in about.areas or ())
         return about.lacks(name) or (not stated and not self.has(owner))
+
+    def stated(self, name: str) -> bool:
+        """Whether the description claims a name of a class; what was only found claims no names of state."""
+        return self._implementation.areas is not None and not self.lacks(name)
 
     def claims(self, name: str) -> bool:
         """Whether a claimed area has a public name that is not excluded."""

@@ -126,6 +126,7 @@ def examine(
             "areas": list(areas),
             "dtypes": list(implementation.dtypes_on(chosen)),
             "variants": dict(implementation.variants),
+            "adapter": surface.adapter,
             "places": surface.places(),
         },
         "environment": environment(chosen),

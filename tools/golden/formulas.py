@@ -65,9 +65,10 @@ def adagrad(a: Any, w: Row, g: Row, s: State, t: int, o: Options) -> Row:
 
 
 def rowwise_adagrad(a: Any, w: Row, g: Row, s: State, t: int, o: Options) -> Row:
-    """Row-wise Adagrad: one sum of mean squares per row, and max_norm."""
+    """Row-wise Adagrad: one sum of mean squares (or sums of squares) per row, and max_norm."""
     g = l2(a, w, g, o)
-    s["sum"] = [s["sum"][0] + mean_square(a, g)]
+    square = a.total([x * x for x in g]) if o.get("accumulate") == "sum" else mean_square(a, g)
+    s["sum"] = [s["sum"][0] + square]
     w = rated(a, w, g, s["sum"] * len(w), t, o)
     length, most = norm(a, w), o.get("max_norm")
     if most is not None and length > a.scalar(most):
@@ -96,11 +97,14 @@ def direction(a: Any, w: Row, g: Row, s: State, t: int, o: Options, partial: boo
         s["step"] = [s["step"][0] + 1]
         t = int(s["step"][0])
     first, second = 1 - a.scalar(beta1) ** t, 1 - a.scalar(beta2) ** t
+    if o.get("bias_correction") == "none":
+        first, second = a.scalar(1.0), a.scalar(1.0)
     roots = [root(a, v, second, o) for v in s["exp_avg_sq"]] * (len(w) if partial else 1)
     result = []
     for x, m, (over, under) in zip(w, s["exp_avg"], roots, strict=True):
         step = a.product([m, *over], [first, under])
-        result.append(step + a.scalar(decoupled(o)) * x)
+        rest = 0.0 if o.get("decay_after") else decoupled(o)
+        result.append(step + a.scalar(rest) * x if rest else step)
     return result
 
 
@@ -109,6 +113,8 @@ def root(a: Any, v: Any, correction: Any, o: Options) -> tuple[Row, Any]:
     eps = a.scalar(o["eps"])
     if o.get("eps_placement") == "before_bias_correction":
         return [a.sqrt(correction)], a.sqrt(v) + eps
+    if o.get("eps_placement") == "in_root":
+        return [], a.sqrt(v / correction + eps)
     if a.either("root"):
         return [], a.sqrt(v / correction) + eps
     return [], a.sqrt(v) / a.sqrt(correction) + eps
@@ -117,7 +123,15 @@ def root(a: Any, v: Any, correction: Any, o: Options) -> tuple[Row, Any]:
 def adam(a: Any, w: Row, g: Row, s: State, t: int, o: Options, partial: bool = False) -> Row:
     """Adam and AdamW; with `partial`, one second moment per row."""
     steps = direction(a, w, l2(a, w, g, o), s, t, o, partial)
-    return [x - a.scalar(o["lr"]) * d for x, d in zip(w, steps, strict=True)]
+    return decayed_after(a, [x - a.scalar(o["lr"]) * d for x, d in zip(w, steps, strict=True)], o)
+
+
+def decayed_after(a: Any, w: Row, o: Options) -> Row:
+    """Shrink the row after its step by 1 − lr·weight_decay, in the variant that decays then."""
+    if not o.get("decay_after") or not o["weight_decay"]:
+        return w
+    kept = 1 - a.product([a.scalar(o["lr"]), a.scalar(o["weight_decay"])])
+    return [x * kept for x in w]
 
 
 def lamb(a: Any, w: Row, g: Row, s: State, t: int, o: Options, partial: bool = False) -> Row:
@@ -126,7 +140,8 @@ def lamb(a: Any, w: Row, g: Row, s: State, t: int, o: Options, partial: bool = F
     over, under = norm(a, w), norm(a, steps)
     ratio = ([over], [under]) if over and under else ([], [])
     lr = a.scalar(o["lr"])
-    return [x - a.product([lr, d, *ratio[0]], ratio[1]) for x, d in zip(w, steps, strict=True)]
+    moved = [x - a.product([lr, d, *ratio[0]], ratio[1]) for x, d in zip(w, steps, strict=True)]
+    return decayed_after(a, moved, o)
 
 
 def lars(a: Any, w: Row, g: Row, s: State, t: int, o: Options) -> Row:
@@ -158,6 +173,22 @@ FORMULAS: dict[str, Callable[..., Row]] = {
     "LAMB": lamb,
     "PartialRowWiseLAMB": _partial(lamb),
     "LarsSGD": lars,
+}
+#: Variants of formulas that libraries document, by the words of `Implementation.variants`.
+VARIANTS: dict[str, Options] = {
+    "per_tensor": {"norms": "tensor"},  # norms of the whole parameter
+    "no_debias": {"bias_correction": "none"},
+    "eps_in_root": {"eps_placement": "in_root"},
+    "decoupled": {"decay": "decoupled"},
+    "decay_after": {"decay_after": True},  # the weights that moved are decayed
+    "sum": {"accumulate": "sum"},  # of the squares of a row, not their mean
+}
+OF: dict[str, tuple[str, ...]] = {
+    "LAMB": ("no_debias", "decay_after", "per_tensor", "per_tensor no_debias", "per_tensor decay_after"),
+    "LarsSGD": ("per_tensor",),
+    "SGD": ("decoupled",),
+    "Adam": ("eps_in_root", "no_debias", "decoupled", "decoupled eps_in_root", "decoupled decay_after"),
+    "RowWiseAdagrad": ("sum",),
 }
 #: What the options are when they are not given, as documented.
 ADAM: Options = {"betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0, "decay": "l2"}

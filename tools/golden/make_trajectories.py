@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from keyedopt.tools.golden.arithmetic import FORMATS, Exact, Rounded
-from keyedopt.tools.golden.formulas import DEFAULTS, FORMULAS
+from keyedopt.tools.golden.formulas import DEFAULTS, FORMULAS, OF, VARIANTS
 
 DATA = Path(__file__).parents[2] / "conformance" / "golden" / "trajectories.json"
 Trajectory = dict[str, Any]
@@ -49,6 +49,19 @@ def start(algorithm: str, options: Trajectory, width: int) -> dict[str, list[flo
 def run(made: Trajectory, a: Any) -> list[dict[str, list[Any]]]:
     """Train; return the tensors before the first step and after each step."""
     formula, options = FORMULAS[made["algorithm"]], {**DEFAULTS[made["algorithm"]], **made["options"]}
+    for word in made.get("variant", "").split():
+        options |= VARIANTS[word]
+    if options.get("norms") == "tensor":  # to the formula, the table is one row
+        steps = [{"rows": [], "grads": _one_row(step["grads"])} for step in made["steps"]]
+        return _run({**made, "weight": _one_row(made["weight"]), "steps": steps}, a, formula, options)
+    return _run(made, a, formula, options)
+
+
+def _one_row(table: list[list[Any]]) -> list[list[Any]]:
+    return [[x for row in table for x in row]]
+
+
+def _run(made: Trajectory, a: Any, formula: Any, options: Trajectory) -> list[dict[str, list[Any]]]:
     width = len(made["weight"][0])
     weight = [[a.number(x / 64) for x in row] for row in made["weight"]]
     fresh = start(made["algorithm"], made["options"], width)
@@ -88,7 +101,9 @@ def error(seen: float, exact: Any, power: int | None, dtype: str) -> float:
 
 
 def oracle(made: Trajectory) -> Trajectory:
-    """Add the exact values, and the exponents of their units."""
+    """Add the exact values, and the exponents of their units, to a trajectory and its variants."""
+    for one in made.get("variants", {}).values():
+        oracle(one)
     exact = run(made, Exact())
     made["after"] = {t: {name: [float(x) for x in row] for name, row in exact[t].items()} for t in RECORDED}
     made["exponent"] = {
@@ -154,6 +169,10 @@ def trajectory(
     }  # fmt: skip
 
 
+#: The trajectories that are made in each variant too.
+IN_VARIANTS = ("plain", "decay", "betas", "momentum", "lr-decay")
+
+
 def drawn() -> dict[str, Trajectory]:
     """Draw every trajectory, named by its algorithm and its special property."""
     found: dict[str, Trajectory] = {}
@@ -187,6 +206,10 @@ def drawn() -> dict[str, Trajectory]:
     add("LarsSGD", "momentum", lr=0.5, momentum=0.5, eta=0.01, weight_decay=0.01)
     add("Adam", "eps-placement", lr=0.1, eps=0.01, eps_placement="before_bias_correction")
     add("RowWiseAdagrad", "max-norm", lr=0.1, max_norm=1.0)
+    for name, made in found.items():
+        algorithm, _, special = name.partition("-")
+        if algorithm in OF and special in IN_VARIANTS:
+            made["variants"] = {word: {**made, "variant": word} for word in OF[algorithm]}
     return found
 
 
@@ -199,8 +222,9 @@ def main() -> None:
     """Write the file, with one trajectory per line."""
     made = make()
     for one in made.values():
-        found = {dtype: budget(one, dtype) for dtype in one.pop("dtypes")}
-        one["worst"] = {dtype: worst for dtype, worst in found.items() if worst is not None}
+        for each in (one, *one.get("variants", {}).values()):
+            found = {dtype: budget(each, dtype) for dtype in each.pop("dtypes")}
+            each["worst"] = {dtype: worst for dtype, worst in found.items() if worst is not None}
     lines = [f'  "{name}": {json.dumps(one, separators=(",", ":"))}' for name, one in made.items()]
     body = ",\n".join(lines)
     DATA.write_text(f'{{"about": {json.dumps(ABOUT, indent=2)},\n"trajectories": {{\n{body}\n}}}}\n', "utf-8")

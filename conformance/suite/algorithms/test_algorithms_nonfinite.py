@@ -23,7 +23,7 @@ every = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
 
 @pytest.mark.clause("ALGO-044")
-@pytest.mark.needs("{algorithm}")
+@pytest.mark.needs("{algorithm}", "{algorithm}.by_row")
 @every
 @pytest.mark.parametrize("bad", ["inf", "-inf", "nan"])
 def test_nonfinite_stays_in_its_row(impl, algorithm, bad):
@@ -36,7 +36,7 @@ def test_nonfinite_stays_in_its_row(impl, algorithm, bad):
 
 
 @pytest.mark.clause("ALGO-044")
-@pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
+@pytest.mark.needs("{algorithm}", "{algorithm}.sparse", "{algorithm}.by_row")
 @every
 @pytest.mark.parametrize("bad", ["inf", "nan"])
 def test_nonfinite_stays_in_its_sparse_row(impl, algorithm, bad):
@@ -50,7 +50,7 @@ def test_nonfinite_stays_in_its_sparse_row(impl, algorithm, bad):
 
 
 @pytest.mark.clause("ALGO-045")
-@pytest.mark.needs("{algorithm}")
+@pytest.mark.needs("{algorithm}", "{algorithm}.by_row")
 @every
 @pytest.mark.parametrize("bad", ["inf", "nan"])
 def test_nonfinite_row(impl, algorithm, bad):

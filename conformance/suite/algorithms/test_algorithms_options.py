@@ -1,5 +1,6 @@
 """Options per group, in combination, and over many steps."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_equal,
     snapshot,
 )
+from keyedopt.conformance.suite.support.described import documented_state, named
 from keyedopt.conformance.suite.support.device import as_tensor, tensor, zeros
 from keyedopt.conformance.suite.support.inputs import parameter, set_grads, train
 
@@ -83,6 +85,7 @@ def with_zeros(weights: Any, seed: int) -> None:
 def expect_separate(impl: Any, algorithm: str, option: str, way: str) -> None:
     """Expect groups with two values of an option to train like two optimizers."""
     kind = getattr(impl, algorithm)
+    own = functools.partial(named, impl, algorithm)
     for pair in (TWO[option], TWO[option][::-1]):
         together = [parameter(4, 3, seed=index) for index in range(2)]
         apart = [parameter(4, 3, seed=index) for index in range(2)]
@@ -91,14 +94,14 @@ def expect_separate(impl: Any, algorithm: str, option: str, way: str) -> None:
             one = kind([{"params": [together[0]], **first}, {"params": [together[1]], **second}])
         elif way == "added":
             one = kind([together[0]], **first)
-            one.add_param_group({"params": [together[1]], **second})
+            one.add_param_group({"params": [together[1]], **own(second)})
         else:
             one = kind([{"params": [weight]} for weight in together], **first)
         at_first = (first, first if way == "set" else second)
         others = [kind([weight], **more) for weight, more in zip(apart, at_first, strict=True)]
         for seed in range(3):
             if way == "set" and seed:
-                one.param_groups[1].update(second)
+                one.param_groups[1].update(own(second))
                 others[1] = resumed_with(kind, others[1], apart[1], **second)
             with_zeros(together, seed)
             with_zeros(apart, seed)
@@ -269,13 +272,14 @@ def test_rate_of_zero_with_sparse_gradients(impl, algorithm):
     expect_state_at_rate_of_zero(impl, algorithm, grads, **plain)
 
 
-def set_count(saved: Any, count: int) -> bool:
+def set_count(impl: Any, algorithm: str, saved: Any, count: int) -> bool:
     """Set the step count in a saved state; return whether the state has one."""
     (state,) = saved["state"].values()
-    if "step" not in state:
+    known = documented_state(impl, algorithm, state)
+    if "step" not in known:
         return False
-    value = state["step"]
-    state["step"] = torch.full_like(value, count) if isinstance(value, torch.Tensor) else count
+    value = known["step"]
+    state[known.own("step")] = torch.full_like(value, count) if isinstance(value, torch.Tensor) else count
     return True
 
 
@@ -289,12 +293,12 @@ def test_count_goes_on(impl, algorithm, count, dtype):
     optimizer = make_algorithm(impl, algorithm, [weight])
     train(optimizer, [weight], 1)
     saved = snapshot(optimizer.state_dict())
-    if not set_count(saved, count):
+    if not set_count(impl, algorithm, saved, count):
         return
     optimizer.load_state_dict(saved)
     train(optimizer, [weight], 2)
     (state,) = optimizer.state_dict()["state"].values()
-    seen = float(as_tensor(state["step"]))
+    seen = float(as_tensor(documented_state(impl, algorithm, state)["step"]))
     expect_equal(seen, count + 2.0, "count of steps")
 
 
@@ -311,7 +315,7 @@ def test_rates_of_late_steps(impl, algorithm, count):
     weight.grad = zeros(1, 2)
     optimizer.step()
     saved = snapshot(optimizer.state_dict())
-    if set_count(saved, count):
+    if set_count(impl, algorithm, saved, count):
         optimizer.load_state_dict(saved)
     else:  # it is elsewhere, in the group for one
         for _ in range(count - 1):

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from keyedopt.conformance.suite.support.algorithms import expect_same_way, make_algorithm, trained_copy
+from keyedopt.conformance.suite.support.algorithms import (
+    expect_same_way,
+    known_state,
+    make_algorithm,
+    trained_copy,
+    variant_of,
+)
 from keyedopt.conformance.suite.support.assertions import expect
 from keyedopt.conformance.suite.support.device import as_tensor, tensor, zeros
 from keyedopt.conformance.suite.support.draws import Steps, measure_trajectory
@@ -34,14 +40,9 @@ def special(which: str) -> list[str]:
     return [name for name in GOLDEN if name.partition("-")[2] == which]
 
 
-def tensors(optimizer: Any, weight: Any, exact: Any) -> dict[str, torch.Tensor]:
-    """Return the weight and the state, in row order."""
-    state = optimizer.state[weight]
-    return {"weight": weight.detach()} | {name: state[name] for name in exact if name != "weight"}
-
-
 def follow(impl: Any, algorithm: str, made: Any, dtype: str) -> dict[str, Any]:
-    """Train along a trajectory; expect every tensor within its budget, and return the errors."""
+    """Train along a trajectory; expect every known tensor within its budget, and return the errors."""
+    made = variant_of(impl, algorithm, made)
 
     def train(start: Any, steps: Steps, kind: torch.dtype) -> Iterator[dict[str, torch.Tensor]]:
         weight = torch.nn.Parameter(as_tensor(start, dtype=kind))
@@ -53,7 +54,8 @@ def follow(impl: Any, algorithm: str, made: Any, dtype: str) -> dict[str, Any]:
                 grads = torch.sparse_coo_tensor(listed, grads, weight.shape, check_invariants=True)
             weight.grad = grads
             optimizer.step()
-            yield tensors(optimizer, weight, made["after"]["1"])
+            state = known_state(impl, algorithm, optimizer, weight, made["after"]["1"])
+            yield {"weight": weight.detach(), **state}
 
     with Measuring({"errors": []}) as measuring:
         measure_trajectory(measuring, made, dtype, train)

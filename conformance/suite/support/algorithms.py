@@ -5,6 +5,7 @@ from typing import Any
 import torch
 
 from keyedopt.conformance.suite.support.assertions import expect_within, snapshot
+from keyedopt.conformance.suite.support.described import MissingName, documented_state
 from keyedopt.conformance.suite.support.inputs import parameter
 
 ROW_WISE = ("RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD")
@@ -22,12 +23,36 @@ def resumed_with(kind: Any, old: Any, weight: Any, **options: Any) -> Any:
     """Make an optimizer with other options that resumes from the state of an old one.
 
     Cases compare an option that is set between two steps with this optimizer. Comparing two optimizers in
-    which the option is set would pass if neither read it.
+    which the option is set would pass if neither read it. Entries of a group that are not options, such as
+    a step count, come from the old optimizer.
     """
     fresh = kind([weight], **options)
-    state = snapshot(old.state_dict()["state"])
-    fresh.load_state_dict({"state": state, "param_groups": fresh.state_dict()["param_groups"]})
+    saved = snapshot(old.state_dict())
+    for group, new in zip(saved["param_groups"], fresh.param_groups, strict=True):
+        group.update({name: value for name, value in new.items() if name in fresh.defaults})
+    fresh.load_state_dict(saved)
     return fresh
+
+
+def variant_of(impl: Any, algorithm: str, made: Any) -> Any:
+    """Return a golden trajectory in the variant of the formula that the target documents.
+
+    Raises:
+        MissingName: there is no such trajectory of the variant.
+    """
+    variant = impl.adapter.get("variants", {}).get(algorithm)
+    if variant is None:
+        return made
+    if variant not in made.get("variants", {}):
+        name = f"{algorithm} {variant}"
+        raise MissingName(f"{name} has no such golden trajectory", name=f"{algorithm}.{variant}")
+    return made["variants"][variant]
+
+
+def known_state(impl: Any, algorithm: str, optimizer: Any, weight: Any, names: Any) -> dict[str, Any]:
+    """Return the entries of the state, of these documented names, that the target has."""
+    state = documented_state(impl, algorithm, optimizer.state[weight])
+    return {name: state[name] for name in names if name in state}
 
 
 def expect_same_way(seen: Any, wanted: Any, start: Any, what: str, steps: int = 3) -> None:

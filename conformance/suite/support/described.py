@@ -1,0 +1,145 @@
+"""What an adapter says about the classes of a target: names of options and of state, defaults, variants."""
+
+import inspect
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+_ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0, "maximize": False}
+_ADAGRAD = {"lr": 1e-2, "lr_decay": 0, "weight_decay": 0, "initial_accumulator_value": 0, "eps": 1e-10}
+_LIKE_ADAM = {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0}
+#: The documented defaults, on which cases rely.
+DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "SGD": {"lr": 1e-3, "momentum": 0, "dampening": 0, "weight_decay": 0, "nesterov": False},
+    "Adagrad": _ADAGRAD,
+    "RowWiseAdagrad": {**_ADAGRAD, "maximize": False},
+    "Adam": _ADAM,
+    "PartialRowWiseAdam": _LIKE_ADAM,
+    "LAMB": _LIKE_ADAM,
+    "PartialRowWiseLAMB": _LIKE_ADAM,
+    "LarsSGD": {"momentum": 0.9, "weight_decay": 0, "eta": 1e-3},
+}
+
+
+class MissingName(AttributeError):  # noqa: N818 - read as "fails: missing name"
+    """A name that is missing: of a class, an argument, an option or an entry of the state."""
+
+
+def said(adapter: Mapping[str, Mapping[str, Any]], part: str, owner: str) -> dict[str, Any]:
+    """Return what a part of an adapter says about a class: the entries for ``owner.name``, by name."""
+    found = {}
+    for key, value in adapter.get(part, {}).items():
+        pattern, _, name = key.partition(".")
+        if fnmatchcase(owner, pattern):
+            found[name] = value
+    return found
+
+
+class Described:
+    """A class of a target that is called with the documented names of options.
+
+    It returns objects of the class itself, and stands for the class in `isinstance` and as a base.
+    """
+
+    def __init__(self, kind: Any, names: Mapping[str, str], fixed: Mapping[str, Any]) -> None:
+        self.kind, self._names, self._fixed = kind, dict(names), dict(fixed)
+        documented = {own: name for name, own in names.items()}
+        signature = inspect.signature(kind)
+        takes = signature.parameters.values()
+        if not any(
+            one.kind is inspect.Parameter.VAR_KEYWORD for one in takes
+        ):  # a pattern may name any class
+            self._fixed = {
+                name: one for name, one in fixed.items() if names.get(name, name) in signature.parameters
+            }
+        renamed = [
+            one.replace(name=documented.get(one.name, one.name)) for one in signature.parameters.values()
+        ]
+        self.__signature__ = signature.replace(parameters=renamed)
+
+    def __call__(self, params: Any = (), *args: Any, **options: Any) -> Any:
+        """Make an optimizer of the class."""
+        if isinstance(params, list | tuple):
+            params = [self.renamed(one) if isinstance(one, dict) else one for one in params]
+        return self.kind(params, *args, **self.renamed({**({} if args else self._fixed), **options}))
+
+    def renamed(self, options: Mapping[str, Any]) -> dict[str, Any]:
+        """Return options under the names of the class."""
+        return {self._names.get(name, name): value for name, value in options.items()}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.kind, name)
+
+    def __instancecheck__(self, instance: Any) -> bool:
+        return isinstance(instance, self.kind)
+
+    def __subclasscheck__(self, other: Any) -> bool:
+        return issubclass(other, self.kind)
+
+    def __mro_entries__(self, bases: Any) -> tuple[Any, ...]:
+        return (self.kind,)
+
+
+def described(kind: Any, owner: str, adapter: Mapping[str, Mapping[str, Any]]) -> Any:
+    """Return a class, called with documented names if its adapter says that it has others."""
+    names, documented = said(adapter, "options", owner), DEFAULTS.get(owner, {})
+    differing = {name: documented[name] for name in said(adapter, "defaults", owner) if name in documented}
+    fixed = {**differing, **said(adapter, "fixed", owner)}
+    is_optimizer = isinstance(kind, type) and hasattr(kind, "add_param_group")
+    return Described(kind, names, fixed) if is_optimizer and (names or fixed) else kind
+
+
+def default_of(impl: Any, algorithm: str, option: str) -> Any:
+    """Return the default that the target documents for an option.
+
+    Raises:
+        MissingName: the option has no default; its adapter passes a fixed value.
+    """
+    if option in said(impl.adapter, "fixed", algorithm):
+        raise MissingName(f"{algorithm} has no default of {option}", name=f"{algorithm}.{option}")
+    return said(impl.adapter, "defaults", algorithm).get(option, DEFAULTS[algorithm][option])
+
+
+def named(impl: Any, algorithm: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a group under the names of the target."""
+    kind = getattr(impl, algorithm)
+    return kind.renamed(options) if isinstance(kind, Described) else dict(options)
+
+
+class State(Mapping[str, Any]):
+    """The state of a parameter by documented names.
+
+    Raises:
+        MissingName: on access to an entry that is not there, so the case is unsupported.
+    """
+
+    def __init__(self, owner: str, entries: Mapping[str, Any], names: Mapping[str, str]) -> None:
+        self._owner, self._entries = owner, entries
+        own = {
+            name: names.get(name, name) for name in (*names, *(n for n in entries if n not in names.values()))
+        }
+        self._names = {name: one for name, one in own.items() if one in entries}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._names:
+            raise MissingName(f"{self._owner} has no {name} in its state", name=f"{self._owner}.{name}")
+        return self._entries[self._names[name]]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def own(self, name: str) -> str:
+        """Return the name of the target for a documented name."""
+        self[name]
+        return self._names[name]
+
+
+def documented_state(impl: Any, algorithm: str, entries: Mapping[str, Any]) -> State:
+    """Return the state of a parameter by documented names."""
+    return State(algorithm, entries, said(impl.adapter, "state", algorithm))

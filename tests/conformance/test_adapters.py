@@ -1,0 +1,73 @@
+"""Each case honours each field of an adapter: shown on the reference with every name and default changed.
+
+The copy differs from the reference only in what its adapter says, so each case must end as it does on the
+reference, or be unsupported for a reason that the adapter gives.
+"""
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from keyedopt.conformance.results.verdict import FAILING
+from keyedopt.conformance.run import runner
+
+REFERENCE = Path(__file__).parents[2] / "reference"
+OPTIONS = {"weight_decay": "shrink", "betas": "keep", "momentum": "mu", "dampening": "damp", "eta": "trust"}
+OPTIONS |= {"lr_decay": "slower", "nesterov": "look_ahead", "initial_accumulator_value": "first_sum"}
+STATE = {"exp_avg": "m", "exp_avg_sq": "v", "momentum_buffer": "velocity", "sum": "squares"}
+ADAMS = ("Adam", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB")
+CLASSES = ("SGD", "Adagrad", "RowWiseAdagrad", *ADAMS)
+
+
+def renamed(folder: Path) -> None:
+    """Write the copy as the package ``renamed``, with an adapter as ``described``."""
+    for path in sorted(REFERENCE.rglob("*.py")):
+        text = path.read_text(encoding="utf-8").replace("keyedopt.reference", "renamed")
+        for old, new in OPTIONS.items():
+            text = re.sub(rf"\b{old}\b", new, text)
+        for old, new in STATE.items():
+            text = text.replace(f'"{old}"', f'"{new}"')
+        text = re.sub(r"lr: float \| Tensor = [-\de.]+,", "lr: float | Tensor,", text)
+        text = re.sub(r"eps: float = 1e-8", "eps: float = 1e-3", text)
+        copy = folder / "renamed" / path.relative_to(REFERENCE)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.write_text(text, encoding="utf-8")
+    (folder / "described.py").write_text(
+        f"""
+from keyedopt.conformance.targets.implementation import Implementation
+IMPLEMENTATION = Implementation(
+    name="renamed",
+    root="renamed",
+    areas=("algorithms",),
+    absent=("Accumulate*",),
+    option_names={{f"*.{{name}}": own for name, own in {OPTIONS}.items()}},
+    state_names={{f"*.{{name}}": own for name, own in {STATE}.items()}},
+    fixed_options={{"*.lr": 0.1}},
+    defaults={{f"{{name}}.eps": 1e-3 for name in {ADAMS}}},
+    dtypes=("float32", "float64"),
+)
+""",
+        encoding="utf-8",
+    )
+
+
+@pytest.fixture(name="folder")
+def _folder(tmp_path):
+    renamed(tmp_path)
+    yield tmp_path
+    shutil.rmtree(tmp_path / "renamed")
+
+
+def test_every_case_honours_names_of_options_and_state_fixed_options_defaults_and_dtypes(folder):
+    result = runner.run("described:IMPLEMENTATION", path=[str(folder)])
+    bad = {case.case: case.seen for case in result.cases if case.outcome in FAILING}
+    assert bad == {}
+    held = {case.case for case in result.cases if case.outcome == "pass"}
+    assert {case.dtype for case in result.cases if case.case in held} == {None, "float32", "float64"}
+    reasons = {str(case.seen) for case in result.cases if case.outcome == "unsupported"}
+    assert {reason for reason in reasons if not reason.startswith("not claimed: ")} == set()
+    for algorithm in CLASSES:  # the formulas, the state, and the defaults were judged
+        assert any("test_precision[" in name and f"{algorithm}-plain" in name for name in held), algorithm
+        assert any("test_names_and_shapes" in name and f"[{algorithm}-" in name for name in held), algorithm
