@@ -81,8 +81,7 @@ class Engine:
         self.clauses = set(option("--keyedopt-clause") or ())
         self.device = ""
         self.dtypes: Sequence[str] = option("--keyedopt-dtype") or DTYPES
-        folder = option("--keyedopt-records")
-        self.writer = Writer(Path(folder)) if folder else None
+        self.writer: Writer | None = None  # of a worker
         self._sought: set[str] | None = None  # run only these clauses, each until one of its cases fails
         if implementation is not None:
             self._choose(implementation)
@@ -103,17 +102,18 @@ class Engine:
         self.device = device
         choose_device(device)
 
-    def enter_worker(self, session: pytest.Session, target: str, folder: Path) -> None:
-        """Import the target, and keep those of the collected cases that it supports.
+    def enter_worker(self, session: pytest.Session, target: str, folder: Path, channel: int) -> None:
+        """Claim the channel, import the target, and keep those of the collected cases that it supports.
 
         Raises:
             UsageError: the target cannot be imported, although the smoke stage imported it.
         """
+        writer = Writer(folder, channel=channel)  # before the target's code runs
         try:
             self._choose(find(target, self._option("--keyedopt-import") or ()))
         except TargetError as error:
             raise pytest.UsageError(str(error)) from error
-        self.turn_to(self.implementation, Writer(folder), session, (), self.dtypes)
+        self.turn_to(self.implementation, writer, session, (), self.dtypes)
         heads = [item.stash[_HEAD] for item in session.items]
         for head in heads:
             head["device"] = self.device
@@ -198,8 +198,6 @@ class Engine:
         items.sort(key=_starts_late)
         if dropped:
             config.hook.pytest_deselected(items=dropped)
-        if self.writer:
-            self.writer.collected({item.stash[_HEAD]["case"]: item.stash[_HEAD] for item in kept})
 
     # --- running a case -----------------------------------------------------------------------------
 
