@@ -22,6 +22,7 @@ from keyedopt.conformance.results.untrusted import clean, error_text, plain
 from keyedopt.conformance.results.verdict import level_of
 from keyedopt.conformance.run.device_seen import DeviceSeen, packages_of
 from keyedopt.conformance.run.fresh import fresh, null_device, steps_of
+from keyedopt.conformance.run.integrity import Integrity
 from keyedopt.conformance.run.protocol import Head, Writer
 from keyedopt.conformance.suite.support.assertions import Mismatch
 from keyedopt.conformance.suite.support.device import choose_device
@@ -38,6 +39,9 @@ from keyedopt.conformance.targets.implementation import (
 
 #: Parts of the names of cases that take seconds. They run first, so that all workers end at the same time.
 LONGEST = ("test_accumulate_precision::test_precision[equal-10000000", "compile")
+
+#: What is expected of a target beside its cases.
+UNTOUCHED = "the functions of torch, Python, pytest and the suite as they were before the import"
 
 _HEAD = pytest.StashKey[Head]()
 #: The names that a case needs. A name in the mark ``needs`` may contain an input: ``"{algorithm}.decay"``.
@@ -82,6 +86,9 @@ class Engine:
         self.device = ""
         self.dtypes: Sequence[str] = option("--keyedopt-dtype") or DTYPES
         self.writer: Writer | None = None  # of a worker
+        self._integrity: Integrity | None = None
+        self._replaced = ""  # the function that the target replaced
+        self._inspect = self._untouched  # kept before the target can replace it in the class
         self._sought: set[str] | None = None  # run only these clauses, each until one of its cases fails
         if implementation is not None:
             self._choose(implementation)
@@ -102,6 +109,10 @@ class Engine:
         self.device = device
         choose_device(device)
 
+    def prepare(self) -> None:
+        """Note the functions that decide about cases, before a target is imported."""
+        self._integrity = Integrity()
+
     def enter_worker(self, session: pytest.Session, target: str, folder: Path, channel: int) -> None:
         """Claim the channel, import the target, and keep those of the collected cases that it supports.
 
@@ -113,6 +124,8 @@ class Engine:
             self._choose(find(target, self._option("--keyedopt-import") or ()))
         except TargetError as error:
             raise pytest.UsageError(str(error)) from error
+        if self._integrity is not None:
+            self._replaced = self._integrity.changed(everything=True)
         self.turn_to(self.implementation, writer, session, (), self.dtypes)
         heads = [item.stash[_HEAD] for item in session.items]
         for head in heads:
@@ -216,7 +229,7 @@ class Engine:
                 if self._sought is None or not self._sought.isdisjoint(head["clauses"]):
                     with self.writer.running(head):
                         discard_output()
-                        self.writer.add(self._record(item))
+                        self.writer.add(self._inspect(self._record(item)))
         return True
 
     def _record(self, item: Any) -> Head:
@@ -237,6 +250,14 @@ class Engine:
             observed = {level_of(clause) for clause in head["clauses"]} == {"observe"}
             found = {"outcome": "observed" if observed else "pass"}
         return {**head, "seconds": round(time.perf_counter() - began, 4), **found}
+
+    def _untouched(self, record: Head) -> Head:
+        """Return the record, or an error if the target has replaced a function that decides about cases."""
+        if self._integrity is not None:
+            self._replaced = self._replaced or self._integrity.changed()
+        if not self._replaced:
+            return record
+        return {**record, "outcome": "error", "expected": UNTOUCHED, "seen": f"{self._replaced} was replaced"}
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Skip a case whose area, or a name that it needs, the implementation does not claim."""

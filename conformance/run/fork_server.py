@@ -78,17 +78,19 @@ def _collect(arguments: list[str], next_request: Callable[[], Request | None]) -
         def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
             if session.testsfailed:
                 return None  # a file of the suite cannot be imported: pytest says so
+            engine: Any = session.config.pluginmanager.get_plugin("keyedopt-engine")
+            engine.prepare()
             gc.freeze()  # or the garbage collection of each worker would copy what was collected
             request = next_request()
             if request is None:
                 return True
             gc.set_threshold(GARBAGE)
-            engine: Any = session.config.pluginmanager.get_plugin("keyedopt-engine")
             if "declare" in request:
                 engine.declare(session, Path(request["declare"]))
                 return True
+            run = engine.pytest_runtestloop  # before the target can replace it
             engine.enter_worker(session, request["target"], Path(request["folder"]), request["channel"])
-            found: bool = engine.pytest_runtestloop(session)
+            found: bool = run(session)
             return found
 
     return int(pytest.main(arguments, [Collected()]))

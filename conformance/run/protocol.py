@@ -16,8 +16,8 @@ message             meaning
 ==================  ============================================================================
 
 Two things are in files of a folder: ``claimed`` has one byte for each case that a worker has taken, and
-``stack-PID`` the stack of a worker that crashed. Who writes to these can only cause errors. Mutants, which are
-trusted, report into a file ``records-PID.jsonl`` without a secret.
+``stack-PID`` the stack of a worker that crashed. Who writes to these can only cause errors. Mutants, which
+are trusted, report into a file ``records-PID.jsonl`` without a secret.
 """
 
 import contextlib

@@ -1,9 +1,9 @@
 """The smoke stage: find, import and build the target.
 
 Runs as ``python -m keyedopt.conformance.targets.smoke REQUEST`` in a process of its own, because a target
-may end the interpreter when it is imported. ``REQUEST`` is JSON: target, imports, device, dtypes, seconds; the
-number of the descriptor of the channel for the report follows it. In the report, ``problem`` is one line that says what to do, or empty; the rest
-identifies the implementation and its environment.
+may end the interpreter when it is imported. ``REQUEST`` is JSON: target, imports, device, dtypes, seconds.
+The number of the descriptor for the report follows it. In the report, ``problem`` is one line that says what
+to do, or empty; the rest identifies the implementation and its environment.
 """
 
 import faulthandler
