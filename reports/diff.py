@@ -9,23 +9,9 @@ from typing import Any
 from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.markdown import code, table
 from keyedopt.conformance.results.untrusted import one_line
-from keyedopt.conformance.results.verdict import FAILING, SEVERITY
-from keyedopt.reports.tables import Frame, Tables, rows
+from keyedopt.reports.changes import NOT_RUN, WORDS, Cases, Change, Run, short, verdict_changes
+from keyedopt.reports.tables import Tables, rows
 
-#: The outcome of a case that only the other run has. (Only `keyedopt check --like` compares such cases.)
-NOT_RUN = "not run"
-#: The rank of each outcome; an outcome with a higher rank than the one before is worse.
-WORSE = {
-    "pass": 0,
-    "observed": 0,
-    "unexpected-pass": 0,
-    "known": 1,
-    "unsupported": 2,
-    NOT_RUN: 2,
-    "fail": 3,
-    "error": 4,
-}
-ORDER = (*SEVERITY, NOT_RUN)
 #: An error has grown if it is larger by more than this many ULP, or this many times as large if it is
 #: relative.
 GROWN_ULP, GROWN_TIMES = 1.0, 2.0
@@ -36,45 +22,12 @@ KINDS = {
     "error": "measured errors that changed",
     "speed": "speeds that changed",
 }
-#: The words for a change, by `Change.worse`.
-WORDS: Mapping[bool | None, str] = {True: "worse", False: "better", None: "changed"}
-#: Longer texts are cut.
-LIMIT = 200
 #: The largest number of rows of a table in Markdown; the length of a comment on a pull request is limited.
 ROWS = 100
 
 
 class CompareError(KeyedoptError):
     """Two runs cannot be compared; the message says why."""
-
-
-@dataclass(frozen=True)
-class Change:
-    """One difference.
-
-    Args:
-        kind: one of `KINDS`.
-        what: the clause, or the workload, task and peer.
-        level: the level of the clause, if it is known.
-        before, after: the outcome, record, error or ratio in each run.
-        worse: True for worse, False for better, None if the change is neither.
-        detail: the case, what was expected and what was seen.
-    """
-
-    kind: str
-    what: str
-    level: str
-    before: str
-    after: str
-    worse: bool | None
-    detail: str = ""
-
-    def line(self, *, like: bool = False) -> str:
-        """Return the change as one line; with ``like`` neither run is the earlier one."""
-        word, arrow = ("differs", "|") if like else (WORDS[self.worse], "->")
-        level = f" [{self.level}]" if self.level else ""
-        head = f"{word} {self.kind} {self.what}{level} {self.before} {arrow} {self.after}"
-        return one_line(f"{head}  ({self.detail})" if self.detail else head)
 
 
 @dataclass(frozen=True)
@@ -98,8 +51,9 @@ class Difference:
 
     def text(self) -> str:
         """Return the difference as lines for a terminal."""
-        lines = [f"before: {self.before}", f"after: {self.after}", *(f"note: {note}" for note in self.notes)]
-        lines = [*map(one_line, lines), *(change.line() for change in self.changes), *self.summary()]
+        lines = [f"before: {self.before}", f"after: {self.after}", *self.summary()]
+        lines += [f"note: {note}" for note in self.notes]
+        lines = [*map(one_line, lines), *(change.line() for change in self.changes)]
         return "\n".join(lines) + "\n"
 
     def markdown(self) -> str:
@@ -199,14 +153,9 @@ def _title(run: Mapping[str, Any]) -> str:
     return one_line(f"{run['implementation']} {run['version']} ({said})")
 
 
-def _short(text: Any) -> str:
-    return one_line(str(text), LIMIT)
-
-
 # --- conformance ----------------------------------------------------------------------------------
 
 Sides = tuple[Side, Side]
-Cases = Mapping[str, Mapping[str, Any]]
 
 
 def _conformance(sides: Sides, strict: bool) -> _Found:
@@ -221,7 +170,8 @@ def _conformance(sides: Sides, strict: bool) -> _Found:
     devices = [side.run["device"] for side in sides]
     if devices[0] != devices[1]:
         found.notes.append(f"the devices differ: {devices[0]} and {devices[1]}")
-    cases = [_by_case(side.tables.cases) for side in sides]
+    runs = [Run.of(side.tables) for side in sides]
+    cases = [run.cases for run in runs]
     both = [name for name in cases[1] if name in cases[0]]
     if not both:
         names = (side.run["file"] or side.run["implementation"] for side in sides)
@@ -235,58 +185,13 @@ def _conformance(sides: Sides, strict: bool) -> _Found:
         elif lost:
             more = f" and {len(lost) - 3} more" if len(lost) > 3 else ""
             found.notes.append(f"only {word}: {len(lost)} cases ({', '.join(lost[:3])}{more})")
-    levels: dict[str, str] = {}
-    for side in sides:
-        levels |= {row["clause"]: row["level"] or "" for row in rows(side.tables.clauses)}
+    levels = {**runs[0].levels, **runs[1].levels}
     found.counts["cases"] = len(both)
-    found.changes += _verdicts(cases[0], cases[1], both, levels, strict)
+    found.changes += verdict_changes(runs[0], runs[1], both, strict)
     found.changes += _behaviour(sides, cases, levels, strict, found.counts)
     if not strict:
         found.changes += _errors(sides, set(both), levels, found.counts)
     return found
-
-
-def _by_case(frame: Frame) -> dict[str, dict[str, Any]]:
-    """Return the row of each case, with a list of its clauses."""
-    found: dict[str, dict[str, Any]] = {}
-    for row in rows(frame):
-        found.setdefault(row["case"], {**row, "clauses": []})["clauses"].append(row["clause"])
-    return found
-
-
-def _alike(before: str, after: str) -> bool:
-    """Whether two outcomes say the same of an implementation; a list of known failures changes nothing."""
-    failed = (*FAILING, "known")
-    expected = before in failed and after in failed and "known" in (before, after)
-    return WORSE[before] == WORSE[after] or expected
-
-
-def _verdicts(
-    before: Cases, after: Cases, both: list[str], levels: Mapping[str, str], strict: bool
-) -> Iterator[Change]:
-    """Yield a change for each clause of which a case has another outcome."""
-    moved: dict[str, list[str]] = defaultdict(list)
-    outcomes: dict[str, list[tuple[str, str]]] = defaultdict(list)
-    for name in both:
-        pair = before[name]["outcome"], after[name]["outcome"]
-        for clause in after[name]["clauses"]:
-            outcomes[clause].append(pair)
-            if pair[0] != pair[1] if strict else not _alike(*pair):
-                moved[clause].append(name)
-    for clause, names in moved.items():
-        was, now = (min((pair[side] for pair in outcomes[clause]), key=ORDER.index) for side in (0, 1))
-        bad = [name for name in names if WORSE[after[name]["outcome"]] > WORSE[before[name]["outcome"]]]
-        shown = after[bad[0]] if bad else before[names[0]]
-        counts = {"worse": len(bad), "better": len(names) - len(bad)}
-        said = [f"{count} cases {word}" for word, count in counts.items() if count]
-        if strict:
-            said = [f"{len(names)} cases differ"]
-        detail = f"{', '.join(said)} of {len(outcomes[clause])}; "
-        sides = ("like", "target") if strict else ("before", "after")
-        detail += f"{sides[bool(bad)]}: {shown['outcome']} {shown['case']}"
-        told = [f"{what} {_short(shown[what])}" for what in ("expected", "seen") if shown[what]]
-        detail += f": {'; '.join(told)}" if told else ""
-        yield Change("verdict", clause, levels.get(clause, ""), was, now, strict or bool(bad), detail)
 
 
 def _behaviour(
@@ -325,9 +230,7 @@ def _records(tables: Tables, cases: Cases, strict: bool) -> dict[tuple[str, str]
 
 
 def _record(leaves: Mapping[str, str]) -> str:
-    return (
-        _short("; ".join(f"{name}: {text}" if name else text for name, text in leaves.items())) or "nothing"
-    )
+    return short("; ".join(f"{name}: {text}" if name else text for name, text in leaves.items())) or "nothing"
 
 
 def _errors(

@@ -115,9 +115,10 @@ class _Forks:
 
     def _rejecting(self, folder: Path, process: ForkProcess) -> set[str]:
         """Return the clauses that failed in a process that has ended, and note the times of its cases."""
-        reader = protocol.Reader(folder, process.pid or 0)
+        pid = process.pid or 0
+        reader = protocol.Reader(protocol.file_messages(folder, pid), folder / f"stack-{pid}")
+        records = reader.new(last=True)
         crash = reader.crash(f"crash: exit status {process.exitcode}")
-        records = reader.new()
         self._seconds |= {record["case"]: record["seconds"] for record in records}
         found = [*records, *filter(None, [crash])]
         return {clause for case in found if case["outcome"] in FAILING for clause in case["clauses"]}

@@ -23,6 +23,7 @@ from keyedopt.conformance.results.untrusted import clean, error_text, plain
 from keyedopt.conformance.results.verdict import level_of
 from keyedopt.conformance.run.device_seen import DeviceSeen, packages_of
 from keyedopt.conformance.run.fresh import fresh, null_device, steps_of
+from keyedopt.conformance.run.integrity import Integrity
 from keyedopt.conformance.run.protocol import Head, Writer
 from keyedopt.conformance.suite.support.assertions import Mismatch
 from keyedopt.conformance.suite.support.device import choose_device
@@ -40,6 +41,9 @@ from keyedopt.conformance.targets.implementation import (
 
 #: Parts of the names of cases that take seconds. They run first, so that all workers end at the same time.
 LONGEST = ("test_accumulate_precision::test_precision[equal-10000000", "compile")
+
+#: What is expected of a target beside its cases.
+UNTOUCHED = "the functions of torch, Python, pytest and the suite as they were before the import"
 
 _HEAD = pytest.StashKey[Head]()
 #: The names that a case needs. A name in the mark ``needs`` may contain an input: ``"{algorithm}.decay"``.
@@ -84,8 +88,10 @@ class Engine:
         choose_ranks(option("--keyedopt-nproc"))
         self.device = ""
         self.dtypes: Sequence[str] = option("--keyedopt-dtype") or DTYPES
-        folder = option("--keyedopt-records")
-        self.writer = Writer(Path(folder)) if folder else None
+        self.writer: Writer | None = None  # of a worker
+        self._integrity: Integrity | None = None
+        self._replaced = ""  # the function that the target replaced
+        self._inspect = self._untouched  # kept before the target can replace it in the class
         self._sought: set[str] | None = None  # run only these clauses, each until one of its cases fails
         if implementation is not None:
             self._choose(implementation)
@@ -106,17 +112,24 @@ class Engine:
         self.device = device
         choose_device(device)
 
-    def enter_worker(self, session: pytest.Session, target: str, folder: Path) -> None:
-        """Import the target, and keep those of the collected cases that it supports.
+    def prepare(self) -> None:
+        """Note the functions that decide about cases, before a target is imported."""
+        self._integrity = Integrity()
+
+    def enter_worker(self, session: pytest.Session, target: str, folder: Path, channel: int) -> None:
+        """Claim the channel, import the target, and keep those of the collected cases that it supports.
 
         Raises:
             UsageError: the target cannot be imported, although the smoke stage imported it.
         """
+        writer = Writer(folder, channel=channel)  # before the target's code runs
         try:
             self._choose(find(target, self._option("--keyedopt-import") or ()))
         except TargetError as error:
             raise pytest.UsageError(str(error)) from error
-        self.turn_to(self.implementation, Writer(folder), session, (), self.dtypes)
+        if self._integrity is not None:
+            self._replaced = self._integrity.changed(everything=True)
+        self.turn_to(self.implementation, writer, session, (), self.dtypes)
         heads = [item.stash[_HEAD] for item in session.items]
         for head in heads:
             head["device"] = self.device
@@ -201,8 +214,6 @@ class Engine:
         items.sort(key=_starts_late)
         if dropped:
             config.hook.pytest_deselected(items=dropped)
-        if self.writer:
-            self.writer.collected({item.stash[_HEAD]["case"]: item.stash[_HEAD] for item in kept})
 
     # --- running a case -----------------------------------------------------------------------------
 
@@ -221,7 +232,7 @@ class Engine:
                 if self._sought is None or not self._sought.isdisjoint(head["clauses"]):
                     with self.writer.running(head):
                         discard_output()
-                        self.writer.add(self._record(item))
+                        self.writer.add(self._inspect(self._record(item)))
         return True
 
     def _record(self, item: Any) -> Head:
@@ -242,6 +253,14 @@ class Engine:
             observed = {level_of(clause) for clause in head["clauses"]} == {"observe"}
             found = {"outcome": "observed" if observed else "pass"}
         return {**head, "seconds": round(time.perf_counter() - began, 4), **found}
+
+    def _untouched(self, record: Head) -> Head:
+        """Return the record, or an error if the target has replaced a function that decides about cases."""
+        if self._integrity is not None:
+            self._replaced = self._replaced or self._integrity.changed()
+        if not self._replaced:
+            return record
+        return {**record, "outcome": "error", "expected": UNTOUCHED, "seen": f"{self._replaced} was replaced"}
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Skip a case whose area, or a name that it needs, the implementation does not claim."""

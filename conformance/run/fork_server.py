@@ -58,6 +58,8 @@ def _carry_out(request: Request | None, next_request: Callable[[], Request | Non
         return
     if "module" in request:
         sys.argv = [request["module"], *request["arguments"]]
+        if request["channel"] is not None:
+            sys.argv.append(str(request["channel"]))
         runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
     else:
         code = _collect(request["collect"], next_request)
@@ -76,17 +78,19 @@ def _collect(arguments: list[str], next_request: Callable[[], Request | None]) -
         def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
             if session.testsfailed:
                 return None  # a file of the suite cannot be imported: pytest says so
+            engine: Any = session.config.pluginmanager.get_plugin("keyedopt-engine")
+            engine.prepare()
             gc.freeze()  # or the garbage collection of each worker would copy what was collected
             request = next_request()
             if request is None:
                 return True
             gc.set_threshold(GARBAGE)
-            engine: Any = session.config.pluginmanager.get_plugin("keyedopt-engine")
             if "declare" in request:
                 engine.declare(session, Path(request["declare"]))
                 return True
-            engine.enter_worker(session, request["target"], Path(request["records"]))
-            found: bool = engine.pytest_runtestloop(session)
+            run = engine.pytest_runtestloop  # before the target can replace it
+            engine.enter_worker(session, request["target"], Path(request["folder"]), request["channel"])
+            found: bool = run(session)
             return found
 
     return int(pytest.main(arguments, [Collected()]))
@@ -121,13 +125,15 @@ class _Server:
         self._socket = socket.socket(fileno=settings["requests"])
         self._children: set[int] = set()
         self._received = b""
+        self._channels: list[int] = []  # of requests that are not carried out yet
 
     def next_request(self) -> Request | None:
         """Return the request of this child; or, in the server, one to collect, or None at the end."""
         while True:
             waiting = b"\n" not in self._received  # or else there is a request from before the collection
             if waiting and select.select([self._socket], [], [], TICK if self._children else None)[0]:
-                data = self._socket.recv(1 << 16)
+                data, descriptors, _, _ = socket.recv_fds(self._socket, 1 << 16, 8)
+                self._channels += descriptors
                 if not data:
                     return None
                 self._received += data
@@ -148,10 +154,13 @@ class _Server:
     def _fork(self, request: Request) -> bool:
         """Start a child for a request; return whether this is the child."""
         alone = len(os.listdir("/proc/self/task")) == 1
+        request["channel"] = channel = self._channels.pop(0) if request["channel"] else None
         pid = os.fork()
         if pid:
             with contextlib.suppress(OSError):  # both do it, or one could be too late
                 os.setpgid(pid, pid)
+            if channel is not None:
+                os.close(channel)
             self._children.add(pid)
             self._report({"started": pid})
             return False
@@ -159,6 +168,8 @@ class _Server:
         os.setpgid(0, 0)
         _write_to(request["log"])
         if not alone or _device_in_use():
+            if channel is not None:
+                os.set_inheritable(channel, True)
             settings = {**self._settings, "request": {"collect": self._settings.get("collect"), **request}}
             os.execv(
                 sys.executable,

@@ -28,7 +28,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--keyedopt-area", action="append", help="only cases with a clause of these areas")
     group.addoption("--keyedopt-clause", action="append", help="only cases of these clauses")
     group.addoption("--keyedopt-defer", action="store_true", help="import it in workers (for the runner)")
-    group.addoption("--keyedopt-records", metavar="DIR", help="folder of the records (for the runner)")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -100,13 +100,17 @@ class Processes:
             os.killpg(self._server.pid, signal.SIGKILL)
         self._server.wait()
 
-    def start(self, module: str, arguments: Sequence[str]) -> "Process":
+    def start(self, module: str, arguments: Sequence[str], channel: socket.socket | None = None) -> "Process":
         """Run a module, as ``python -m`` does, with a command line; its output goes to a log.
+
+        If a channel is given, the number of its descriptor follows the arguments.
 
         Raises:
             ProcessError: no process can be started.
         """
-        return self._start({"module": module, "arguments": list(arguments)}, module.rpartition(".")[2])
+        return self._start(
+            {"module": module, "arguments": list(arguments)}, module.rpartition(".")[2], channel
+        )
 
     def collect(self, arguments: Sequence[str]) -> None:
         """Collect the suite with pytest's command line, in the fork server, while other processes run.
@@ -128,26 +132,33 @@ class Processes:
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return found
 
-    def start_worker(self, target: str) -> "Process":
-        """Run the collected cases on a target; their records are written to the folder.
+    def start_worker(self, target: str, channel: socket.socket) -> "Process":
+        """Run the collected cases on a target, which are reported over a channel.
 
         Raises:
             ProcessError: no process can be started.
         """
-        return self._start({"target": target, "records": str(self.folder)}, "worker")
+        return self._start({"target": target, "folder": str(self.folder)}, "worker", channel)
 
-    def _start(self, request: dict[str, Any], name: str) -> "Process":
+    def _start(self, request: dict[str, Any], name: str, channel: socket.socket | None = None) -> "Process":
         log = self.folder / f"{name}.log"
         log.touch()
         begins = log.stat().st_size
-        self._send({**request, "log": str(log)})
+        request |= {"log": str(log), "channel": channel is not None}
+        try:
+            self._send(request, [channel.fileno()] if channel else [])
+        finally:
+            if channel:
+                channel.close()
         if not self._receive(lambda: bool(self._started), PATIENCE):
             raise ProcessError(f"torch and the suite were not imported within {PATIENCE:g} s")
         return Process(self, self._started.pop(), log, begins)
 
-    def _send(self, request: dict[str, Any]) -> None:
+    def _send(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
+        data = json.dumps(request).encode() + b"\n"
         try:
-            self._requests.sendall(json.dumps(request).encode() + b"\n")
+            sent = socket.send_fds(self._requests, [data], descriptors)
+            self._requests.sendall(data[sent:])
         except OSError:
             raise self._gone() from None
 

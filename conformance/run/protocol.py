@@ -1,19 +1,34 @@
-"""How workers report to the runner: in files of one folder, so that a crash loses nothing.
+"""How workers report to the runner: in messages over a channel that the runner opened.
 
-======================  ======================================================================
-``collected.json``      the head of every case: its name, clauses, device, dtype
-``claimed``             one byte for each case, in the order of collection, that a worker runs or ran
-``running-PID``         the case that a worker runs: its head, its inputs and, after a crash, the stack;
-                        empty between cases
-``records-PID.jsonl``   the cases that a worker has finished, one per line
-======================  ======================================================================
+A worker gets one end of a socket, and over it a secret, before it imports the target. Each message has an
+authentication code of the secret, the number of the message and its text. A message that is not authentic, or
+out of order, means that somebody other than the worker wrote it: the running case is an error, and no earlier
+case counts until the next one has started. So the target can report only with the secret, which is in the
+memory of its process, and in no argument, environment or file.
+
+==================  ============================================================================
+message             meaning
+==================  ============================================================================
+``collected``       the head of every case: its name, clauses, device, dtype
+``start``           the name of the case that begins
+``inputs``          the inputs of the case, before it runs
+``end``             the record of the case
+==================  ============================================================================
+
+Two things are in files of a folder: ``claimed`` has one byte for each case that a worker has taken, and
+``stack-PID`` the stack of a worker that crashed. Who writes to these can only cause errors. Mutants, which
+are trusted, report into a file ``records-PID.jsonl`` without a secret.
 """
 
 import contextlib
 import faulthandler
+import hashlib
+import hmac
+import itertools
 import json
 import os
-from collections.abc import Iterator, Mapping
+import socket
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,6 +36,45 @@ from keyedopt.conformance.results.untrusted import clean
 
 #: What is known of a case before it runs: name, clauses, device, dtype.
 Head = dict[str, Any]
+#: Bytes of a secret, and of an authentication code.
+SECRET, CODE = 32, 16
+#: What is said of a case during which a message was not the worker's.
+FORGED = "tampered: a message came that the worker did not write, or out of order"
+
+
+def _codes(secret: bytes) -> Callable[[bytes], bytes]:
+    """Return a function that makes the authentication code of each message in turn."""
+    keyed, numbers = hashlib.blake2b(key=secret, digest_size=CODE), itertools.count()
+
+    def code(text: bytes) -> bytes:
+        made = keyed.copy()
+        made.update(b"%d " % next(numbers))
+        made.update(text)
+        return made.hexdigest().encode()
+
+    return code
+
+
+def sender(channel: int) -> Callable[[Mapping[str, Any]], None]:
+    """Claim a channel: read its secret, and return the function that sends a message."""
+    end = socket.socket(fileno=channel)
+    code = _codes(end.recv(SECRET, socket.MSG_WAITALL))
+
+    def send(message: Mapping[str, Any]) -> None:
+        text = json.dumps(message).encode()
+        end.sendall(code(text) + b" " + text + b"\n")
+
+    return send
+
+
+def _file_sender(path: Path) -> Callable[[Mapping[str, Any]], None]:
+    file = path.open("a", encoding="utf-8")
+
+    def send(message: Mapping[str, Any]) -> None:
+        file.write(json.dumps(message) + "\n")
+        file.flush()
+
+    return send
 
 
 class Writer:
@@ -29,21 +83,20 @@ class Writer:
     Args:
         folder: the folder of the files.
         limit: seconds after which the process ends itself in a case; 0 if a runner watches it.
+        channel: the descriptor of the worker's end of a `Channel`; None for a file.
     """
 
-    def __init__(self, folder: Path, limit: float = 0.0) -> None:
-        self.folder = folder
-        self._limit = limit
-        self._pid = os.getpid()
-        self._running: IO[str] = (folder / f"running-{self._pid}").open("a", encoding="utf-8")
+    def __init__(self, folder: Path, limit: float = 0.0, channel: int | None = None) -> None:
+        self._limit, self._pid = limit, os.getpid()
+        self._send = (
+            _file_sender(folder / f"records-{self._pid}.jsonl") if channel is None else sender(channel)
+        )
+        self._stack: IO[str] = (folder / f"stack-{self._pid}").open("a", encoding="utf-8")
         self._claimed = os.open(folder / "claimed", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        self._records = (folder / f"records-{self._pid}.jsonl").open("a", encoding="utf-8")
 
     def collected(self, heads: Mapping[str, Head]) -> None:
         """Report which cases there are: a case without a record is an error."""
-        scratch = self.folder / f"collecting-{self._pid}"
-        scratch.write_text(json.dumps(heads), encoding="utf-8")
-        scratch.replace(self.folder / "collected.json")
+        self._send({"collected": heads})
 
     def claim(self) -> int:
         """Take the next case that no worker has taken; return its number, also after the last case.
@@ -56,10 +109,10 @@ class Writer:
     @contextlib.contextmanager
     def running(self, head: Head) -> Iterator[None]:
         """Note which case runs, for the record of a crash; end the process if it takes too long."""
-        self._note(head)
-        faulthandler.enable(file=self._running, all_threads=False)
+        self._send({"start": head})
+        faulthandler.enable(file=self._stack, all_threads=False)
         if self._limit:  # a thread in C that needs no interpreter lock: it ends a hanging extension too
-            faulthandler.dump_traceback_later(self._limit, exit=True, file=self._running)
+            faulthandler.dump_traceback_later(self._limit, exit=True, file=self._stack)
         try:
             yield
         finally:
@@ -67,28 +120,15 @@ class Writer:
                 os._exit(0)  # a fork that the case made of the worker
             faulthandler.cancel_dump_traceback_later()
             faulthandler.disable()
-        self._running.truncate(0)
 
     def inputs(self, inputs: Mapping[str, Any]) -> None:
         """Note the inputs of the case before it runs."""
-        self._note({"inputs": inputs})
-
-    def _note(self, what: Mapping[str, Any]) -> None:
-        self._running.write(json.dumps(what) + "\n")
-        self._running.flush()
+        self._send({"inputs": inputs})
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Write the record of a finished case."""
-        self._records.write(json.dumps(record) + "\n")
-        self._records.flush()
-
-
-def collected(folder: Path) -> dict[str, Head]:
-    """Return the head of each case by name; empty before the first worker has reported."""
-    with contextlib.suppress(FileNotFoundError):
-        heads: dict[str, Head] = json.loads((folder / "collected.json").read_text(encoding="utf-8"))
-        return heads
-    return {}
+        if os.getpid() == self._pid:
+            self._send({"end": record})
 
 
 def claimed(folder: Path) -> int:
@@ -98,50 +138,129 @@ def claimed(folder: Path) -> int:
     return 0
 
 
+class Channel:
+    """The runner's end of a channel, and the worker's until it is given away."""
+
+    def __init__(self) -> None:
+        self._mine, self.theirs = socket.socketpair()
+        secret = os.urandom(SECRET)
+        self._mine.sendall(secret)
+        self._mine.setblocking(False)
+        self._mine.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+        self.theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        self._code = _codes(secret)
+        self._rest = b""
+
+    def messages(self) -> Iterator[dict[str, Any]]:
+        """Yield the messages since the last call.
+
+        Raises:
+            ValueError: a message is not authentic.
+        """
+        while True:
+            try:
+                data = self._mine.recv(1 << 20)
+            except (BlockingIOError, ConnectionError):
+                return
+            if not data:
+                return
+            *lines, self._rest = (self._rest + data).split(b"\n")
+            for line in lines:
+                code, _, text = line.partition(b" ")
+                if not hmac.compare_digest(code, self._code(text)):
+                    raise ValueError(FORGED)
+                yield json.loads(text)
+
+    def close(self) -> None:
+        """Close the runner's end."""
+        self._mine.close()
+
+
+def file_messages(folder: Path, pid: int) -> Callable[[], list[dict[str, Any]]]:
+    """Return a function that reads the messages of a process that has ended from its file."""
+    path = folder / f"records-{pid}.jsonl"
+
+    def messages() -> list[dict[str, Any]]:
+        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+        return [json.loads(line) for line in lines]
+
+    return messages
+
+
 class Reader:
-    """The side of the runner, for one worker."""
+    """The side of the runner, for one worker.
 
-    def __init__(self, folder: Path, pid: int) -> None:
-        self._records = folder / f"records-{pid}.jsonl"
-        self._running = folder / f"running-{pid}"
-        self._position = 0
+    Args:
+        messages: returns the messages since the last call.
+        stack: the file with the stack of a crash.
+    """
 
-    def new(self) -> list[dict[str, Any]]:
-        """Return the records since the last call. An incomplete line is returned when it is complete."""
-        if not self._records.exists():
-            return []
-        with self._records.open("rb") as file:
-            file.seek(self._position)
-            text = file.read()
-        whole = text[: text.rfind(b"\n") + 1]
-        self._position += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
+    def __init__(self, messages: Callable[[], Iterator[dict[str, Any]] | list[dict[str, Any]]], stack: Path):
+        self._messages, self._stack = messages, stack
+        self._head: Head | None = None  # of the running case
+        self._inputs: dict[str, Any] = {}
+        self._ended: dict[str, Any] | None = None  # the last record, which counts when nothing follows it
+        self._names: set[str] = set()  # of the cases that have started
+        self.collected: dict[str, Head] = {}
+        self.started = 0  # how many cases have begun
+        self.forged = False
 
-    def running(self) -> bytes | None:
-        """Return the head of the running case as JSON, or None."""
-        with contextlib.suppress(FileNotFoundError):
-            return self._running.read_bytes().partition(b"\n")[0] or None
-        return None
+    def new(self, last: bool = False) -> list[dict[str, Any]]:
+        """Return the records since the last call; the very last one when the worker has ended."""
+        found: list[dict[str, Any]] = []
+        try:
+            for message in () if self.forged else self._messages():
+                found += self._take(message)
+        except ValueError:
+            self.forged = True
+            self._head, self._ended = self._head or self._ended, None
+        if last and self._ended is not None and not self.forged:
+            found.append(self._ended)
+            self._ended = None
+        return found
+
+    def _take(self, message: dict[str, Any]) -> list[dict[str, Any]]:
+        """Take a message; return the record that counts now.
+
+        Raises:
+            ValueError: the message is out of order.
+        """
+        ((kind, content),) = message.items()
+        before, found = self._ended, []
+        if kind == "collected" and not self.started:
+            self.collected = self.collected or content
+        elif kind == "start" and self._head is None and content["case"] not in self._names:
+            found = [before] if before is not None else []
+            self._head, self._inputs, self._ended = content, {}, None
+            self._names.add(content["case"])
+            self.started += 1
+        elif kind == "inputs" and self._head is not None:
+            self._inputs = content
+        elif kind == "end" and self._head is not None and content["case"] == self._head["case"]:
+            self._ended = {**content, "clauses": self._head["clauses"]}
+            self._head = None
+        else:
+            raise ValueError(FORGED)
+        return found
+
+    def running(self) -> int | None:
+        """Return the number of the running case, or None between cases."""
+        return self.started if self._head is not None else None
 
     def crash(self, seen: str) -> dict[str, Any] | None:
         """Return the record of the case in which the worker ended, or None if it ended outside a case."""
-        head = self.running()
-        if head is None:
+        if self._head is None:
             return None
-        rest = self._running.read_text(encoding="utf-8", errors="replace").splitlines()[1:]
-        inputs: dict[str, Any] = {}
-        for line in rest:
-            if line.startswith('{"inputs"'):
-                with contextlib.suppress(json.JSONDecodeError):
-                    inputs = json.loads(line)["inputs"]
-        trace = "\n".join(line for line in rest if not line.startswith('{"inputs"'))
-        if any(line.startswith("Timeout (") for line in rest):
+        trace = ""
+        with contextlib.suppress(OSError):
+            trace = self._stack.read_text(encoding="utf-8", errors="replace")
+        if "Timeout (" in trace:
             seen = "timeout: it did not end within the time limit"
         return {
-            **json.loads(head),
+            **{name: self._head.get(name) for name in ("case", "clauses", "device", "dtype")},
             "outcome": "error",
-            "inputs": inputs,
+            "inputs": self._inputs,
             "expected": "the case to end",
-            "seen": seen,
+            "seen": FORGED if self.forged else seen,
             "trace": clean(trace, 8000),
         }

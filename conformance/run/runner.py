@@ -22,6 +22,7 @@ from keyedopt.conformance.results.model import Case, Journal, Result, case_from
 from keyedopt.conformance.results.verdict import FAILING
 from keyedopt.conformance.run import case_sources
 from keyedopt.conformance.run.processes import ProcessError, Processes
+from keyedopt.conformance.run.protocol import Channel
 from keyedopt.conformance.run.workers import Workers, WorkersError
 
 #: Seconds that the smoke stage may take, including the import.
@@ -99,33 +100,34 @@ def declared(
 def _examine(
     target: str, options: Options, seconds: float, processes: Processes, collect: bool = False
 ) -> dict[str, Any]:
-    report = processes.folder / "report.json"
+    channel = Channel()
     request = {
         "target": target,
         "imports": options.imports,
         "device": options.device,
         "dtypes": options.dtypes,
         "seconds": seconds + 5,
-        "report": str(report),
     }
     try:
-        process = processes.start("keyedopt.conformance.targets.smoke", [json.dumps(request)])
+        process = processes.start("keyedopt.conformance.targets.smoke", [json.dumps(request)], channel.theirs)
         try:
             if collect:  # while the target is examined on another processor
                 deferred = [*pytest_arguments(target, options, processes.folder), "--keyedopt-defer"]
                 processes.collect(deferred)
             if not process.wait(seconds):
                 raise RunError(f"{target} was not imported and built within {seconds:g} s")
-            if not report.exists():
+            examined = next(iter(channel.messages()), None)
+            if examined is None:
                 raise RunError(
                     f"{target} ended the interpreter when it was imported or built "
                     f"({process.ending()}): {process.last_words()}"
                 )
-            examined: dict[str, Any] = json.loads(report.read_text(encoding="utf-8"))
         finally:
             process.stop()
-    except ProcessError as error:
+    except (ProcessError, ValueError) as error:
         raise RunError(f"{target} could not be imported and built: {error}") from error
+    finally:
+        channel.close()
     if examined["problem"]:
         raise RunError(examined["problem"])
     return examined

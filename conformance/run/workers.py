@@ -29,10 +29,12 @@ class _Worker:
     """A process that runs cases, and how long it has run the current one."""
 
     def __init__(self, target: str, processes: Processes) -> None:
-        self.process = processes.start_worker(target)
-        self.reader = protocol.Reader(processes.folder, self.process.pid)
+        self._channel = protocol.Channel()
+        self.process = processes.start_worker(target, self._channel.theirs)
+        stack = processes.folder / f"stack-{self.process.pid}"
+        self.reader = protocol.Reader(self._channel.messages, stack)
         self.late = ""  # why the worker was killed
-        self._case: bytes | None = None
+        self._case: int | None = None
         self._seconds, self._looked = 0.0, time.monotonic()
 
     def look(self) -> tuple[bool, float]:
@@ -41,6 +43,11 @@ class _Worker:
         self._seconds = self._seconds + min(now - self._looked, STEP) if case == self._case else 0.0
         self._case, self._looked = case, now
         return case is not None, self._seconds
+
+    def stop(self) -> None:
+        """Kill the worker and everything that it started."""
+        self.process.stop()
+        self._channel.close()
 
     def abort(self, why: str) -> None:
         """Make the worker write its stack, and end."""
@@ -83,14 +90,17 @@ class Workers:
             for _ in range(number):
                 workers.append(self._start())
             while workers and not (done and done >= set(self.collected)):
-                self.collected = self.collected or protocol.collected(self._folder)
                 for worker in list(workers):
+                    if worker.reader.forged:
+                        worker.process.stop()
                     ended = worker.process.ended  # before reading: then all its records are there
-                    found = worker.reader.new()
+                    found = worker.reader.new(last=ended)
+                    self.collected = self.collected or worker.reader.collected
                     if ended:
                         workers.remove(worker)
                         worker.process.stop()
                         crash = self._crash(worker)
+                        worker.stop()
                         found += crash
                         if crash and not self._all_claimed():
                             workers.append(self._start())
@@ -103,7 +113,7 @@ class Workers:
                 _ = worker.process.ended  # raises ProcessError if the last case killed the fork server
         finally:  # also idle workers: threads that a case left behind may keep them alive
             for worker in workers:
-                worker.process.stop()
+                worker.stop()
 
     def _start(self) -> _Worker:
         return _Worker(self._target, self._processes)
@@ -127,6 +137,8 @@ class Workers:
         record = worker.reader.crash(worker.late or f"crash: {worker.process.ending()}")
         if record is not None:
             return [record]
+        if worker.reader.forged:
+            raise WorkersError(protocol.FORGED)
         if worker.process.code == 5 or self._all_claimed():  # 5: pytest selected none
             return []
         raise WorkersError(f"{worker.process.ending()}: {worker.process.last_words()}")

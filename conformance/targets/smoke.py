@@ -1,9 +1,9 @@
 """The smoke stage: find, import and build the target.
 
 Runs as ``python -m keyedopt.conformance.targets.smoke REQUEST`` in a process of its own, because a target
-may end the interpreter when it is imported. ``REQUEST`` is JSON: target, imports, device, dtypes, seconds,
-and the file for the report. In the report, ``problem`` is one line that says what to do, or empty; the rest
-identifies the implementation and its environment.
+may end the interpreter when it is imported. ``REQUEST`` is JSON: target, imports, device, dtypes, seconds.
+The number of the descriptor for the report follows it. In the report, ``problem`` is one line that says what
+to do, or empty; the rest identifies the implementation and its environment.
 """
 
 import faulthandler
@@ -14,11 +14,11 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from keyedopt.conformance.results.digest import digest
 from keyedopt.conformance.results.untrusted import error_text, one_line
+from keyedopt.conformance.run.protocol import sender
 from keyedopt.conformance.targets.devices import check_device, description
 from keyedopt.conformance.targets.implementation import (
     Implementation,
@@ -137,10 +137,8 @@ def main() -> None:
     """Examine the target that the request names."""
     request = json.loads(sys.argv[1])
     faulthandler.dump_traceback_later(request["seconds"], exit=True)
-    outcome = examine(request["target"], request["device"], request["dtypes"], request["imports"])
-    scratch = Path(f"{request['report']}.new")
-    scratch.write_text(json.dumps(outcome), encoding="utf-8")
-    scratch.replace(request["report"])
+    send = sender(int(sys.argv.pop()))  # claimed before the target's code runs
+    send(examine(request["target"], request["device"], request["dtypes"], request["imports"]))
     os._exit(0)  # without waiting for threads of the target
 
 

@@ -14,7 +14,8 @@ import pandas as pd
 
 from keyedopt.conformance.results.untrusted import clean, one_line
 from keyedopt.conformance.results.verdict import FAILING, SEVERITY
-from keyedopt.reports.diff import WORSE
+from keyedopt.reports.changes import WORDS, Run, verdict_changes
+from keyedopt.reports.diff import GROWN_TIMES, GROWN_ULP, only
 from keyedopt.reports.page.figures import Look
 from keyedopt.reports.page.precision import subjects
 from keyedopt.reports.tables import Clause, Frame, Tables
@@ -50,7 +51,8 @@ def embedded(tables: Tables, clauses: Mapping[str, Clause], looks: Mapping[str, 
             for run in runs
         ],
         "outcomes": SEVERITY,
-        "worse": WORSE,
+        "changes": _changes(tables, runs),
+        "grown": [GROWN_ULP, GROWN_TIMES],
         "areas": areas,
         "clauses": [
             [one["id"], areas.index(one["area"]), *(one[key] for key in ("level", "statement"))]
@@ -63,6 +65,21 @@ def embedded(tables: Tables, clauses: Mapping[str, Clause], looks: Mapping[str, 
         "errors": _errors(tables, numbers),
         "speeds": _speeds(tables),
     }
+
+
+def _changes(tables: Tables, runs: list[str]) -> list[list[list[list[str]]]]:
+    """Return, from each run to each other, the word for each clause or area whose verdict changed."""
+    each = [Run.of(only(tables, run)) for run in runs]
+    return [
+        [
+            [
+                [change.what, WORDS[change.worse], change.before, change.after]
+                for change in verdict_changes(one, other, [name for name in other.cases if name in one.cases])
+            ]
+            for other in each
+        ]
+        for one in each
+    ]
 
 
 def as_json(data: Any) -> str:
@@ -180,7 +197,7 @@ def _speeds(tables: Tables) -> list[list[Any]]:
         [
             *(_text(value) for value in about.loc[row.run]),
             one_line(f"{row.task}, {row.workload}, against {row.peer}, {row.machine} ({row.device})", 200),
-            *(_finite(value) for value in (row.ratio, row.low, row.high)),
+            *(_finite(row.ratio), _finite(row.low * (1 - row.noise)), _finite(row.high * (1 + row.noise))),
         ]
         for row in frame.itertuples()
         if row.run in about.index

@@ -193,21 +193,6 @@
     made.append(inside);
     return el("div", { class: `scroll ${worse || ""}`, tabindex: "0", role: "region", "aria-label": caption }, made);
   };
-  // As `keyedopt diff` has it: a known failure is a failure, so that a list of them changes nothing.
-  const rank = (what) => data.worse[what === "none" ? "not run" : what];
-  const alike = (before, after) => rank(before) === rank(after)
-    || (before === "known" || after === "known") && [before, after].every((what) => ["fail", "error", "known"].includes(what));
-  const changed = (a, b, index) => {
-    const [before, after] = [outcome(a, index), outcome(b, index)];
-    if (!alike(before, after)) {
-      const asked = data.runs[a].implementation === data.runs[b].implementation ? ["none"] : ["none", "unsupported"];
-      if (asked.includes(before) || asked.includes(after)) return "other";
-      return rank(after) > rank(before) ? "worse" : "better";
-    }
-    const [old, now] = [data.cells[a][index], data.cells[b][index]];
-    if (!old || !now || old[1] !== now[1] || old[2] === now[2]) return "";
-    return now[2] > old[2] ? "worse" : "better";
-  };
   const chip = (run, index) => {
     const [what, cell] = [outcome(run, index), data.cells[run][index]];
     return el("span", { class: `chip ${what}` }, WORDS[what] + (BAD.includes(what) && cell[2] < cell[1] ? ` ${cell[2]}/${cell[1]}` : ""));
@@ -219,9 +204,13 @@
     if (!from || !to) return;
     const [a, b] = [Number(from.value), Number(to.value)];
     const verdicts = [], behaviour = [], errors = [], speeds = [];
+    // As `keyedopt diff` decides: one function makes these for both.
+    for (const [what, change, before, after] of data.changes[a][b]) {
+      const index = place.get(what);
+      verdicts.push(index === undefined ? [what, before, after, change, ""]
+        : [clauseLink(index), chip(a, index), chip(b, index), change, data.clauses[index][STATEMENT]]);
+    }
     data.clauses.forEach((clause, index) => {
-      const change = changed(a, b, index);
-      if (change) verdicts.push([clauseLink(index), chip(a, index), chip(b, index), change, clause[STATEMENT]]);
       const [old, now] = [data.records[a][index], data.records[b][index]];
       if (clause[LEVEL] === "observe" && old !== undefined && now !== undefined && old !== now) {
         behaviour.push([clauseLink(index), el("pre", {}, old), el("pre", {}, now), clause[STATEMENT]]);
@@ -230,7 +219,10 @@
     verdicts.sort((one, other) => (other[3] === "worse") - (one[3] === "worse"));
     for (const key of Object.keys(data.errors[a])) {
       const [old, now] = [data.errors[a][key], data.errors[b][key]];
-      if (now !== undefined && old !== now) errors.push([key, number(old), number(now), (now === null ? Infinity : now) > (old === null ? Infinity : old) ? "grew" : "fell"]);
+      if (now === undefined) continue;
+      const [was, is] = [old, now].map((error) => error === null ? Infinity : error);
+      const grown = (low, high) => key.endsWith(", ULP") ? high > low + data.grown[0] : high > low * data.grown[1];
+      if (grown(was, is) || grown(is, was)) errors.push([key, number(old), number(now), is > was ? "grew" : "fell"]);
     }
     const mine = (run) => new Map(data.speeds.filter((row) => row[0] === data.runs[run].implementation && row[1] === data.runs[run].version).map((row) => [row[2], row.slice(3)]));
     const [slow, fast] = [mine(a), mine(b)];
@@ -242,12 +234,12 @@
     const section = (title, empty, made) => el("section", {}, el("h3", {}, title), made || el("p", { class: "muted" }, empty));
     const heads = ["clause", first, second, "change", "statement"];
     const of = (...kinds) => verdicts.filter((line) => kinds.includes(line[3]));
-    const [judged, other] = [of("worse", "better"), of("other")];
+    const [judged, other] = [of("worse", "better"), of("changed")];
     box.replaceChildren(
-      el("p", { class: "lead" }, `From ${first} to ${second}: ${of("worse").length} verdicts are worse, ${of("better").length} better, ${other.length} otherwise different; ${behaviour.length} behaviours changed; ${errors.length} errors changed; ${speeds.length} speeds moved.`),
+      el("p", { class: "lead" }, `From ${first} to ${second}: ${of("worse").length} verdicts are worse, ${of("better").length} better, ${other.length} changed; ${behaviour.length} behaviours changed; ${errors.length} errors changed; ${speeds.length} speeds moved.`),
       section("Verdicts", "No verdict is worse or better.", judged.length && table("Verdicts that are worse or better", heads, judged, "verdicts")),
-      other.length ? el("details", {}, el("summary", {}, `${other.length} verdicts are otherwise different: not claimed, or not run, in one of them`),
-        table("Verdicts that are otherwise different", heads, other, "verdicts")) : "",
+      other.length ? el("details", {}, el("summary", {}, `${other.length} verdicts changed and are neither: one of them does not claim what the other one does`),
+        table("Verdicts that changed and are neither worse nor better", heads, other, "verdicts")) : "",
       section("Behaviour", "No record of behaviour changed.", behaviour.length && table("Records of behaviour that changed", ["clause", first, second, "statement"], behaviour, "behaviour")),
       section("Errors", "No measured error changed.", errors.length && table("Worst errors that changed", ["what", first, second, "change"], errors)),
       section("Speed", "No ratio moved beyond its interval, or none was measured for both.", speeds.length && table("Ratios that moved beyond their intervals", ["what", first, second, "change"], speeds)));

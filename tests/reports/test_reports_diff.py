@@ -57,11 +57,27 @@ def test_a_result_is_no_different_from_itself(compared):
     ],
 )
 def test_an_outcome_that_changed_is_worse_or_better(compared, before, after, worse):
-    found = compared(result(case("a", before)), result(case("a", after, expected="1", seen="2")))
+    other = case("b", clauses=("KEYED-002",))  # so that the area is claimed
+    found = compared(
+        result(case("a", before), other), result(case("a", after, expected="1", seen="2"), other)
+    )
     (change,) = found.changes
     assert (change.kind, change.what, change.level) == ("verdict", "KEYED-001", "must")
     assert (change.before, change.after, change.worse) == (before, after, worse)
     assert bool(found.worse) is worse
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "name", "worse"),
+    [("pass", "unsupported", "acme", True), ("unsupported", "fail", "acme", None),
+     ("pass", "unsupported", "other", None), ("unsupported", "pass", "other", None)],
+)  # fmt: skip
+def test_an_area_that_one_run_does_not_claim_is_one_line(compared, before, after, name, worse):
+    cases = [(case(letter, before), case(letter, after)) for letter in "abc"]
+    one, other = (result(*side) for side in zip(*cases, strict=True))
+    other["implementation"] = {**other["implementation"], "name": name}
+    (change,) = compared(one, other).changes
+    assert (change.what, change.worse) == ("area keyed", worse)
 
 
 @pytest.mark.parametrize(
@@ -235,7 +251,10 @@ def test_a_difference_is_shown_as_lines_as_markdown_and_as_data(compared):
     found = compared(before, after)
     text, markdown = found.text(), found.markdown()
     assert "worse verdict KEYED-001 [must] fail -> fail" in text
-    assert text.endswith("compared: 2 cases, 0 records, 0 errors; 1 worse\n")
+    assert text.splitlines()[2:4] == [
+        "verdicts that changed: 1 (1 worse)",
+        "compared: 2 cases, 0 records, 0 errors; 1 worse",
+    ]
     assert "\x1b" not in text + markdown
     row = next(line for line in markdown.splitlines() if line.startswith("| worse |"))
     assert row.count("|") - row.count("\\|") == 7

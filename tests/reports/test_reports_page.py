@@ -13,7 +13,8 @@ from reports_data import clauses, results
 from watching import shown
 
 from keyedopt.reports import page
-from keyedopt.reports.diff import WORSE
+from keyedopt.reports.changes import WORDS, Run, verdict_changes
+from keyedopt.reports.diff import only
 from keyedopt.reports.page.embedded import as_json
 from keyedopt.reports.tables import tables_of
 from keyedopt.tools.reaction import KEYS
@@ -146,15 +147,11 @@ def test_differences_compare_a_chosen_pair(watched):
     assert tab.locator("#from").locator("option:checked").inner_text() == "library0 1.0"
     assert tab.locator("#to").locator("option:checked").inner_text() == "library0 1.1"
     tab.locator("#to").select_option("library1 1.3")
-    rows = tables.clauses.assign(bad=tables.clauses["failed"] + tables.clauses["known"])
-    one, other = (
-        rows[rows["run"] == run].set_index("clause")[["outcome", "bad"]].itertuples(name=None)
-        for run in ("library0 1.0", "library1 1.3")
-    )
+    one, other = (Run.of(only(tables, run)) for run in ("library0 1.0", "library1 1.3"))
     wanted = {
-        clause: change
-        for (clause, *before), (_, *after) in zip(one, other, strict=True)
-        if (change := _change(before, after))
+        change.what: WORDS[change.worse]
+        for change in verdict_changes(one, other, list(other.cases))
+        if change.worse is not None
     }
     lines = tab.locator("#changes .verdicts:visible tbody tr").all()
     assert {
@@ -163,18 +160,6 @@ def test_differences_compare_a_chosen_pair(watched):
     assert set(wanted.values()) == {"worse", "better"}
     tab.get_by_role("button", name="Swap").click()
     assert tab.locator("#changes .lead").inner_text().startswith("From library1 1.3 to library0 1.0")
-
-
-def _change(before, after):
-    """Say what `keyedopt diff` would of two outcomes of a clause that both have, with their bad cases."""
-    outcomes, counts = zip(before, after, strict=True)
-    ranks = [WORSE[outcome] for outcome in outcomes]
-    if "known" in outcomes and set(outcomes) <= {"known", "fail", "error"}:
-        ranks = [0, 0]
-    if ranks[0] != ranks[1] and "unsupported" in outcomes:
-        return None  # folded away: another library claims other things
-    one, other = ranks if ranks[0] != ranks[1] else counts
-    return "worse" if other > one else "better" if other < one else None
 
 
 def test_a_list_of_known_failures_makes_no_difference(written):
@@ -187,9 +172,13 @@ def test_a_list_of_known_failures_makes_no_difference(written):
         known=mine["known"] + mine["failed"].where(failed, 0),
         failed=mine["failed"].mask(failed, 0),
     )
-    tab = written(dataclasses.replace(tables, clauses=pd.concat([mine, listed])), known, "differences")
+    cases = tables.cases[tables.cases["run"] == "library0 1.0"]
+    bad = cases["outcome"].isin(["fail", "error"])
+    cases = [cases, cases.assign(run="library0 1.1", outcome=cases["outcome"].mask(bad, "known"))]
+    changed = dataclasses.replace(tables, clauses=pd.concat([mine, listed]), cases=pd.concat(cases))
+    tab = written(changed, known, "differences")
     assert failed.any()
-    assert "0 verdicts are worse, 0 better, 0 otherwise" in tab.locator("#changes .lead").inner_text()
+    assert "0 verdicts are worse, 0 better, 0 changed" in tab.locator("#changes .lead").inner_text()
 
 
 def test_records_that_differ_only_far_behind_still_differ(written):

@@ -1,0 +1,124 @@
+"""The table of attacks: an implementation that fails a clause tries to write its own verdict."""
+
+import json
+import socket
+
+import pytest
+from making import TARGETS, module
+
+from keyedopt.conformance.results.verdict import failing, judge
+from keyedopt.conformance.run import runner
+from keyedopt.conformance.run.integrity import Integrity
+from keyedopt.conformance.run.protocol import SECRET, Channel, Reader, _codes, sender
+from keyedopt.conformance.run.runner import Options
+
+REPLACED = "was replaced"
+#: The attack -> the outcome of the case that fails without it, and a part of what is seen.
+ATTACKS = {
+    "arguments": ("fail", ""),
+    "torch_equal": ("error", f"torch.equal {REPLACED}"),
+    "torch_allclose": ("error", f"torch.allclose {REPLACED}"),
+    "torch_isnan": ("error", f"torch.isnan {REPLACED}"),
+    "tensor_eq": ("error", f"Tensor.__eq__ {REPLACED}"),
+    "operator": ("error", f"gives a wrong answer {REPLACED}"),
+    "builtin": ("error", f"builtins.all {REPLACED}"),
+    "suite_function": ("error", f"assertions.expect {REPLACED}"),
+    "suite_code": ("error", f"assertions.expect {REPLACED}"),
+    "suite_error": ("error", f"Mismatch.__init__ {REPLACED}"),
+    "pytest_function": ("error", f"pytest.raises {REPLACED}"),
+    "engine_record": ("error", REPLACED),
+    "engine_late": ("error", REPLACED),
+    "exit_with_success": ("error", "crash: exit status 0"),
+    "frames": ("error", "tampered"),
+}
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+def test_an_attack_on_the_verdict_fails_and_is_reported(name, failed, acme, tmp_path):
+    clause = failing(judge(failed))[0]
+    source = "from acme import *\nimport acme, forging\n"
+    module(tmp_path, "forger", f"{source}forging.attack({name!r}, [acme.KeyedOptimizerWrapper])\n")
+    options = Options(clauses=(clause,), workers=1)
+    outcome, seen = ATTACKS[name]
+    found = runner.run("forger", options, path=[str(tmp_path), TARGETS, str(acme["wrong"])])
+    assert not judge(found).green
+    assert any(case.outcome == outcome and seen in case.seen for case in found.cases)
+
+
+def test_writing_to_every_descriptor_ends_the_run(failed, acme, tmp_path):
+    module(tmp_path, "forger", "from acme import *\nimport forging\nforging.descriptors()\n")
+    with pytest.raises(runner.RunError, match="tampered: a message came that the worker did not write"):
+        runner.run("forger", Options(workers=1), path=[str(tmp_path), TARGETS, str(acme["wrong"])])
+
+
+def test_nothing_is_replaced_by_the_tests_themselves():
+    assert Integrity().changed(everything=True) == ""
+
+
+@pytest.fixture
+def channel():
+    made = Channel()
+    send = sender(made.theirs.detach())
+    yield made, send, Reader(made.messages, stack=None)
+    made.close()
+
+
+def _end(name):
+    return {"end": {"case": name, "outcome": "pass"}}
+
+
+def _start(name):
+    return {"start": {"case": name, "clauses": ["KEYED-001"]}}
+
+
+def test_a_record_counts_after_its_start_and_end(channel):
+    _, send, reader = channel
+    for message in (_start("a"), _end("a"), _start("b")):
+        send(message)
+    assert [record["case"] for record in reader.new()] == ["a"]
+    assert reader.running() == 2
+    send(_end("b"))
+    assert [record["case"] for record in reader.new(last=True)] == ["b"]
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [
+        [_end("a")],
+        [_start("a"), _end("b")],
+        [_start("a"), _end("a"), _end("a")],
+        [_start("a"), _start("b")],
+        [_start("a"), _end("a"), _start("a")],
+        [_start("a"), {"collected": {}}],
+        [{"inputs": {}}],
+    ],
+)
+def test_messages_out_of_order_count_for_nothing(channel, messages):
+    _, send, reader = channel
+    for message in messages:
+        send(message)
+    assert reader.new(last=True) == []
+    assert reader.forged
+
+
+@pytest.mark.parametrize("forgery", ["repeated", "unsigned", "of another worker"])
+def test_a_message_that_is_not_authentic_is_refused(forgery):
+    mine, theirs = socket.socketpair()
+    made, secret = Channel(), b"s" * SECRET
+    made._mine, made._code = mine, _codes(secret)
+    mine.setblocking(False)
+    start, end = (json.dumps(message).encode() for message in (_start("a"), _end("a")))
+    code = _codes(secret)
+    theirs.sendall(code(start) + b" " + start + b"\n")
+    second = {
+        "repeated": _codes(secret)(start) + b" " + start,
+        "unsigned": b"0" * 32 + b" " + end,
+        "of another worker": _codes(b"t" * SECRET)(end) + b" " + end,
+    }
+    theirs.sendall(second[forgery] + b"\n")
+    reader = Reader(made.messages, stack=None)
+    assert reader.new(last=True) == []
+    assert reader.forged
+    assert reader._head["case"] == "a", "the running case is an error"
+    for end in (mine, theirs):
+        end.close()

@@ -1,0 +1,144 @@
+"""Attacks of an implementation on its own verdict: each tries to make cases that fail pass.
+
+``attack(NAME)`` runs one of the functions below. Those in `AT_STEP` run in each case, when the case makes an
+optimizer, the others at the import.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+PASS = {"outcome": "pass", "seen": "", "expected": ""}
+
+
+def yes(*_, **__):
+    return True
+
+
+def arguments():
+    """Write records into every folder that the command line or the environment names."""
+    words = [*sys.argv, *os.environ.values(), os.environ.get("HYPOTHESIS_STORAGE_DIRECTORY", "")]
+    for folder in {Path(word).parent for word in words if word.startswith("/tmp")}:
+        for path in [*folder.glob("*.json*"), folder / f"records-{os.getpid()}.jsonl"]:
+            path.write_text(json.dumps({"end": {"case": "test_keyed_load::test_a", **PASS}}) + "\n")
+
+
+def descriptors():
+    """Write records to every descriptor that is open."""
+    for number in range(3, 200):
+        try:
+            os.write(number, json.dumps({"end": PASS}).encode() + b"\n")
+        except OSError:
+            continue
+
+
+def torch_equal():
+    import torch
+
+    torch.equal = yes
+
+
+def torch_allclose():
+    import torch
+
+    torch.allclose = yes
+
+
+def torch_isnan():
+    import torch
+
+    torch.isnan = lambda tensor: torch.zeros_like(tensor, dtype=torch.bool)
+
+
+def tensor_eq():
+    import torch
+
+    torch.Tensor.__eq__ = lambda one, other: torch.ones_like(one, dtype=torch.bool)
+
+
+def operator():
+    """Replace the operator below Python."""
+    import torch
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("equal", yes, "CPU")
+    globals()["kept"] = library
+
+
+def builtin():
+    import builtins
+
+    builtins.all = yes
+
+
+def suite_function():
+    from keyedopt.conformance.suite.support import assertions
+
+    assertions.expect = yes
+
+
+def suite_code():
+    from keyedopt.conformance.suite.support import assertions
+
+    assertions.expect.__code__ = yes.__code__
+
+
+def suite_error():
+    from keyedopt.conformance.suite.support import assertions
+
+    assertions.Mismatch.__init__ = lambda self, *_: sys.exit(0)
+
+
+def pytest_function():
+    import pytest
+
+    pytest.raises = yes
+
+
+def engine_record():
+    from keyedopt.conformance.run.engine import _HEAD, Engine
+
+    Engine._record = lambda self, item: {**item.stash[_HEAD], **PASS}
+
+
+def exit_with_success():
+    os._exit(0)
+
+
+def frames():
+    """Find the writer in the frames of the interpreter, and report a pass before the case ends."""
+    frame = sys._getframe()
+    while frame is not None:
+        engine, item = frame.f_locals.get("self"), frame.f_locals.get("item")
+        if item is not None and hasattr(engine, "writer"):
+            record = {"case": f"{item.path.stem}::{item.nodeid.partition('::')[2]}", **PASS}
+            engine.writer.add(record)
+            return
+        frame = frame.f_back
+
+
+AT_STEP = ("exit_with_success", "frames", "engine_late", "builtin")
+
+
+def engine_late():
+    engine_record()
+
+
+def attack(name, kinds):
+    """Carry out an attack: now, or whenever one of the classes is instantiated."""
+    run = globals()[name]
+    if name not in AT_STEP:
+        run()
+        return
+    for kind in kinds:
+        kind.__init__ = _trapped(kind.__init__, run)
+
+
+def _trapped(init, run):
+    def trap(self, *args, **kwargs):
+        if "smoke" not in sys.argv[0]:
+            run()
+        init(self, *args, **kwargs)
+
+    return trap
