@@ -158,12 +158,12 @@ def test_only_what_is_supported_can_be_asked_for():
 
 
 def test_an_area_is_claimed_when_one_of_its_names_is_there():
-    assert find("vendor:KEYED_ALONE").surface().claimed() == ("keyed", "devices")
+    assert find("vendor:KEYED_ALONE").surface().claimed() == ("keyed", "sharded", "devices")
 
 
 def test_a_claimed_name_that_is_missing_is_missing():
     surface = find("vendor:IMPLEMENTATION").surface()
-    assert surface.claimed() == ("keyed", "wrapper", "clipping", "devices")
+    assert surface.claimed() == ("keyed", "wrapper", "clipping", "sharded", "devices")
     assert surface.OptimizerWrapper is reference.OptimizerWrapper
     for _ in range(2):
         with pytest.raises(MissingName, match="acme has no GradientClippingOptimizer"):
@@ -221,7 +221,7 @@ def test_submodules_of_a_package_are_searched(folder):
     module(folder, "acme.unrelated", "raise RuntimeError('of no concern')")
     module(folder, "acme.test_acme", "raise SystemExit('tests are not imported')")
     module(folder, "acme._private", "from keyedopt.reference import GradientClipping")
-    assert find("acme").surface().claimed() == ("wrapper", "devices")
+    assert find("acme").surface().claimed() == ("wrapper", "sharded", "devices")
 
 
 def test_a_submodule_where_a_name_should_be_has_to_be_importable(folder):
