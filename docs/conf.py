@@ -13,7 +13,7 @@ sys.path.insert(0, str(HERE))
 
 import pages  # noqa: E402 - beside this file
 
-project, author, copyright = "keyedopt", "The keyedopt developers", "The keyedopt developers"  # noqa: A001
+project, author, copyright = "keyedopt", "The keyedopt developers", "The keyedopt developers"
 release = version = version_of("keyedopt")
 
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]

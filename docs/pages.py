@@ -16,6 +16,10 @@ MADE = ("clauses", "findings")
 def write(folder: Path) -> None:
     """Write the pages into the folder of the sources; files that would not change stay."""
     made = dict([*_clauses(), *_findings(), *_api(), ("contributing.md", _contributing())])
+    for name in MADE:
+        for path in (folder / name).glob("*.md"):
+            if f"{name}/{path.name}" not in made:
+                path.unlink()
     for name, text in made.items():
         path = folder / name
         path.parent.mkdir(exist_ok=True)
@@ -54,26 +58,31 @@ def _clauses():
 
 
 def _findings():
-    found = findings()
+    """Yield a page for each library; the address of a finding is the name of its script."""
     known = {clause.id: area.name for area in spec.areas().values() for clause in area.clauses}
-    rows = [f"| [{_title(one)}]({one.path.stem}.md) | {one.library} {one.versions} |" for one in found]
-    toc = "\n".join(one.path.stem for one in found)
+    libraries = {}
+    for one in findings():
+        libraries.setdefault(one.library, []).append(one)
+    rows = [f"| [{name}]({name}.md) | {len(found)} |" for name, found in libraries.items()]
+    toc = "\n".join(libraries)
     yield (
         "findings/index.md",
-        "# Findings\n\nDefects of published libraries. Each has a script that needs only torch and the library, "
-        "and exits with 1 if the installed version has the defect; `keyedopt findings` runs all of them.\n\n"
-        "| what happens | library |\n|---|---|\n" + "\n".join(rows) + f"\n\n```{{toctree}}\n:hidden:\n\n{toc}\n```\n",
+        "# Findings\n\nDefects of published libraries. Each has a script that needs only torch and the "
+        "library, and exits with 1 if the installed version has the defect; `keyedopt findings` runs all of "
+        "them. The address of a finding is `findings/LIBRARY.html#SCRIPT`.\n\n| library | findings |\n|---|---|\n"
+        + "\n".join(rows)
+        + f"\n\n```{{toctree}}\n:hidden:\n\n{toc}\n```\n",
     )
-    for one in found:
-        source = one.path.read_text(encoding="utf-8")
-        about, code = source.split('"""', 2)[1:]
-        text = re.split(r"\n(?:Clauses|Affected|Versions):", about)[0].partition("\n")[2].strip()
-        links = ", ".join(f"[{name}](../clauses/{known[name]}.md#{name.lower()})" for name in one.clauses)
-        yield (
-            f"findings/{one.path.stem}.md",
-            f"# {_title(one)}\n\nLibrary: {one.library} {one.versions}. Clauses: {links}.\n\n{_plain(text)}\n\n"
-            f"```python\n{code.strip()}\n```\n",
-        )
+    for library, found in libraries.items():
+        lines = [f"# {library}", ""]
+        for one in found:
+            about = one.path.read_text(encoding="utf-8").split('"""', 2)[1]
+            text = re.split(r"\n(?:Clauses|Affected|Versions):", about)[0].partition("\n")[2].strip()
+            links = [f"[{name}](../clauses/{known[name]}.md#{name.lower()})" for name in one.clauses]
+            lines += [f"({one.path.stem.replace('_', '-')})=", f"## {_title(one)}", "", _plain(text), ""]
+            lines += [f"Versions: {one.versions or 'all that were checked'}. Clauses: {', '.join(links)}."]
+            lines += [f"Script: `conformance/findings/{one.path.name}`.", ""]
+        yield f"findings/{library}.md", "\n".join(lines)
 
 
 def _title(finding) -> str:
@@ -90,13 +99,20 @@ def _api():
         lines = [f"# keyedopt.{short}", "", f"`keyedopt.{short}` is {about[short]}.", ""]
         for name in sorted(package.__all__, key=str.lower):
             kind = "class" if isinstance(getattr(package, name), type) else "function"
-            members = ":members:\n:inherited-members: Module, Optimizer, Enum, tuple, ABC" if kind == "class" else ""
+            members = (
+                ":members:\n:inherited-members: Module, Optimizer, Enum, tuple, ABC"
+                if kind == "class"
+                else ""
+            )
             found = getattr(package, name)
             if package is fused and found.__module__.startswith(reference.__name__):
                 members += "\n:no-index:"  # the page of the reference has the entry of the index
             lines += [f"## {name}", ""]
             if package is fused and "Args:" not in (found.__doc__ or "") and name in reference.__all__:
-                lines += [f"Arguments, errors and state: [keyedopt.reference.{name}](reference.md#{name.lower()}).", ""]
+                lines += [
+                    f"Arguments, errors and state: [keyedopt.reference.{name}](reference.md#{name.lower()}).",
+                    "",
+                ]
             lines += ["```{eval-rst}", f".. auto{kind}:: keyedopt.{short}.{name}"]
             lines += [f"   {line}" for line in members.split("\n") if line] + ["```", ""]
         yield f"api/{short}.md", "\n".join(lines)

@@ -39,7 +39,7 @@ class RuleOptimizer(Optimizer):
     # --- defined by a subclass --------------------------------------------------------------------
 
     def initial_state(self, param: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state of `param`, in a `group` with these options, before its first step; in its dtype."""
+        """Return the state of `param`, in a `group` with these options, before its first step."""
         raise NotImplementedError
 
     def rule(self, group: Mapping[str, Any], state: Mapping[str, Any], first: bool) -> Applied:
