@@ -71,7 +71,7 @@ class AdamLike(RuleOptimizer):
         return {"step": count, "exp_avg": self.full_state(param), "exp_avg_sq": square}
 
     def options(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of the rule, all but `step`."""
+        """Return the options of the rule from those of `group`, all but `step`."""
         names = ("lr", "betas", "eps", "weight_decay", "maximize")
         return {name: group[name] for name in names} | {"decay": Decay(group["decay"])}
 
@@ -162,7 +162,7 @@ class Adam(AdamLike):
         EpsPlacement(group["eps_placement"])
 
     def options(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options of the rule, all but `step`."""
+        """Return the options of the rule from those of `group`, all but `step`."""
         return super().options(group) | {"eps_placement": EpsPlacement(group["eps_placement"])}
 
 

@@ -102,6 +102,9 @@ def in_backward_optimizer_filter(
     Args:
         named_parameters: names and parameters, as ``module.named_parameters()`` yields them.
         include: yield the parameters with an optimizer, not those without.
+
+    Returns:
+        An iterator of names and parameters.
     """
     for name, param in named_parameters:
         owner = owner_of(param)

@@ -94,7 +94,7 @@ class Adagrad(RuleOptimizer):
         return functools.partial(adagrad, **self.shared(group, state)), ("sum",)
 
     def shared(self, group: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options that both rules take."""
+        """Return the options of `group` and the count in `state` that both rules take."""
         names = ("lr", "lr_decay", "weight_decay", "eps", "maximize")
         return {name: group[name] for name in names} | {
             "step": float(state["step"]),

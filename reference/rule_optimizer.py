@@ -40,15 +40,15 @@ class RuleOptimizer(Optimizer):
     # --- defined by a subclass --------------------------------------------------------------------
 
     def initial_state(self, param: Tensor, group: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the state of a parameter before its first step, in the dtype of the parameter."""
+        """Return the state of `param`, in a `group` with these options, before its first step."""
         raise NotImplementedError
 
     def rule(self, group: Mapping[str, Any], state: Mapping[str, Any], first: bool) -> Applied:
-        """Return the rule to apply; `first` says whether the state was created for this step."""
+        """Return the rule for the options of `group` and a `state`; `first`: the state is of this step."""
         raise NotImplementedError
 
     def check_options(self, group: Mapping[str, Any]) -> None:
-        """Raise ValueError, naming the option, if one is out of range. Subclasses extend this."""
+        """Raise ValueError, naming the option, if one of `group` is out of range. Subclasses extend this."""
         check_learning_rate(group["lr"])
         check_range("weight_decay", group["weight_decay"])
         Rows(group["rows"])

@@ -108,7 +108,7 @@ class SparseAdam(RuleOptimizer):
         return rule, ("exp_avg", "exp_avg_sq")
 
     def check_layout(self, grad: Tensor) -> None:
-        """Raise RuntimeError unless a gradient is sparse COO."""
+        """Raise RuntimeError unless `grad` is sparse COO."""
         if grad.layout is not torch.sparse_coo:
             raise RuntimeError(
                 f"SparseAdam takes sparse COO gradients, not {grad.layout}; for dense ones use Adam"

@@ -1,21 +1,23 @@
 """Every public class and function says what its arguments, its result and its exceptions are."""
 
+import dataclasses
+import enum
 import inspect
 import re
 import textwrap
 
 import pytest
+import torch
 
 from keyedopt import fused, reference
 
-#: Methods that torch calls, or that have torch's signature and meaning.
-OF_TORCH = {"extra_repr"}
+#: What torch documents: methods of these names have torch's signature and meaning.
+OF_TORCH = {name for name in vars(torch.optim.Optimizer) if not name.startswith("_")}
 
 
 def section(doc, name):
     """Return a section of a docstring in Google's style."""
-    found = re.search(rf"^{name}:\n(.*?)(?=^\S|\Z)", doc, re.M | re.S)
-    return found[1] if found else ""
+    return "".join(re.findall(rf"^{name}:\n(.*?)(?=^\S|\Z)", doc, re.M | re.S))
 
 
 def documented(doc):
@@ -26,8 +28,29 @@ def documented(doc):
     return {name.strip(" *") for group in names for name in group.split(",")}
 
 
-def arguments(function):
-    return [name for name in inspect.signature(function).parameters if name not in ("self", "cls", "_")]
+def arguments(found):
+    """Return the arguments that a docstring has to document."""
+    if (inspect.isclass(found) and issubclass(found, enum.Enum)) or found.__name__ in OF_TORCH:
+        return []
+    return [name for name in inspect.signature(found).parameters if name not in ("self", "cls", "_")]
+
+
+def names_in(doc):
+    return documented(doc) | set(re.findall(r"`(\w+)`", doc))
+
+
+def inherited(name, found):
+    """Return the docstrings of a class down to the one with the constructor, or of a method in all bases."""
+    package, kind, *method = name.removeprefix("keyedopt.").split(".")
+    bases = getattr(getattr({"reference": reference, "fused": fused}[package], kind), "__mro__", [found])
+    if method:
+        docs = [getattr(base, method[0], None) for base in bases]
+    elif dataclasses.is_dataclass(found):
+        docs = list(bases)
+    else:
+        own = [place for place, base in enumerate(bases) if "__init__" in vars(base)]
+        docs = list(bases[: own[0] + 1 if own else None])
+    return "\n".join(inspect.cleandoc(one.__doc__ or "") + "\n" for one in docs if one is not None)
 
 
 def surface():
@@ -46,14 +69,13 @@ def missing(name, found):
     doc = inspect.cleandoc(found.__doc__ or "")
     if not doc:
         return ["docstring"]
-    if re.search(r"see `(keyedopt\.|\w+\.)?\w+", doc, re.I):  # documented there
-        return []
-    lacking = [one for one in arguments(found) if one not in documented(doc) and f"`{one}`" not in doc]
+    known = names_in(inherited(name, found))
+    lacking = [one for one in arguments(found) if one not in known]
     if inspect.isclass(found):
         return lacking
     first = doc.split("\n")[0]
     returns = inspect.signature(found).return_annotation not in (None, "None", inspect.Signature.empty)
-    if returns and not section(doc, "Returns") and "eturn" not in first:
+    if found.__name__ not in OF_TORCH and returns and not section(doc, "Returns") and "eturn" not in first:
         lacking.append("Returns")
     raises = re.findall(r"^ +raise (\w+)\(", inspect.getsource(found), re.M)
     lacking += [one for one in set(raises) if one not in doc and one != "NotImplementedError"]

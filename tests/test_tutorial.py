@@ -1,4 +1,4 @@
-"""The tutorial in the README: its commands as they stand, in an empty folder, and what it says they print."""
+"""The tutorial of the vendor: its commands as they stand, in an empty folder, and what it says they print."""
 
 import os
 import re
@@ -11,13 +11,12 @@ import pytest
 from making import without_progress
 
 ROOT = Path(__file__).parents[1]
-HEADING = "## Tutorial: your own optimizer"
+TUTORIAL = ROOT / "docs" / "tutorials" / "vendor.md"
 
 
 def blocks():
     """Return the tutorial's commands, each with what is shown of its output."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    tutorial = text.partition(f"\n{HEADING}\n")[2].partition("\n## ")[0]
+    tutorial = TUTORIAL.read_text(encoding="utf-8").partition("\n## ")[0]
     found = []
     for kind, body in re.findall(r"^```(\w*)\n(.*?)^```$", tutorial, flags=re.M | re.S):
         if kind == "bash":

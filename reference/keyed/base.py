@@ -94,7 +94,7 @@ class KeyedOptimizer(Hooked):
         return saved
 
     def save_param_groups(self, save: bool) -> None:
-        """Choose whether groups are saved and loaded."""
+        """Choose by `save` whether groups are saved and loaded."""
         self.defaults["_save_param_groups"] = save
 
     def _keys(self) -> dict[int, str]:

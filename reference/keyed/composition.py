@@ -82,13 +82,13 @@ class Composition(KeyedOptimizer):
         self._own_defaults[FLAG] = save
 
     def set_optimizer_step(self, step: int) -> None:
-        """Pass a step count to the optimizers inside that have this method."""
+        """Pass the count `step` to the optimizers inside that have this method."""
         for _, optimizer in self._parts():
             if hasattr(optimizer, "set_optimizer_step"):
                 optimizer.set_optimizer_step(step)
 
     def update_hyper_parameters(self, params_dict: dict[str, Any]) -> None:
-        """Pass hyper-parameters to the optimizers inside that have this method."""
+        """Pass hyper-parameters, `params_dict`, to the optimizers inside that have this method."""
         for _, optimizer in self._parts():
             if hasattr(optimizer, "update_hyper_parameters"):
                 optimizer.update_hyper_parameters(params_dict)

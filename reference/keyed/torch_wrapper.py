@@ -90,12 +90,12 @@ class KeyedOptimizerWrapper(KeyedOptimizer):
         self.params.update(params)
 
     def set_optimizer_step(self, step: int) -> None:
-        """Pass a step count to the torch optimizer if it has this method."""
+        """Pass the count `step` to the torch optimizer if it has this method."""
         if hasattr(self._optimizer, "set_optimizer_step"):
             self._optimizer.set_optimizer_step(step)
 
     def update_hyper_parameters(self, params_dict: dict[str, Any]) -> None:
-        """Pass hyper-parameters to the torch optimizer if it has this method."""
+        """Pass hyper-parameters, `params_dict`, to the torch optimizer if it has this method."""
         if hasattr(self._optimizer, "update_hyper_parameters"):
             self._optimizer.update_hyper_parameters(params_dict)
 

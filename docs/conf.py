@@ -1,0 +1,51 @@
+"""Sphinx builds the documentation: ``sphinx-build -W --keep-going docs site/docs``."""
+
+import sys
+from importlib.metadata import version as version_of
+from pathlib import Path
+from typing import Any
+
+from docutils import nodes
+from latex2mathml.converter import convert
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+
+import pages  # noqa: E402 - beside this file
+
+project, author, copyright = "keyedopt", "The keyedopt developers", "The keyedopt developers"
+release = version = version_of("keyedopt")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+myst_enable_extensions = ["colon_fence", "deflist"]
+myst_heading_anchors = 3
+default_role = "code"
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = f"keyedopt {release}"
+html_static_path = ["_static"]
+html_css_files = ["keyedopt.css"]
+html_show_sphinx = False
+html_math_renderer = "mathml"
+
+autodoc_typehints = "none"  # the signature has them
+autodoc_member_order = "bysource"
+autodoc_inherit_docstrings = True
+napoleon_google_docstring, napoleon_numpy_docstring = True, False
+
+pages.write(HERE)
+
+
+def setup(app: Any) -> None:
+    """Show formulas as MathML, which browsers draw without a request to elsewhere."""
+
+    def inline(translator: Any, node: Any) -> None:
+        translator.body.append(convert(node.astext()))
+        raise nodes.SkipNode
+
+    def block(translator: Any, node: Any) -> None:
+        source = f"\\begin{{align}}{node.astext()}\\end{{align}}"
+        translator.body.append(f'<div class="formula" tabindex="0">{convert(source, display="block")}</div>')
+        raise nodes.SkipNode
+
+    app.add_html_math_renderer("mathml", (inline, None), (block, None))

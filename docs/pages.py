@@ -1,0 +1,124 @@
+"""Pages that are made of data: the clauses of each area, the findings, the API, the contributors' page."""
+
+import re
+from pathlib import Path
+
+from keyedopt.conformance import spec
+from keyedopt.conformance.findings import findings
+from keyedopt.conformance.run.case_sources import cases_by_clause
+from keyedopt.conformance.spec import sentences
+
+ROOT = Path(__file__).parents[1]
+#: Folders that are made anew by each build.
+MADE = ("clauses", "findings")
+
+
+def write(folder: Path) -> None:
+    """Write the pages into the folder of the sources; files that would not change stay."""
+    made = dict([*_clauses(), *_findings(), *_api(), ("contributing.md", _contributing())])
+    for name in MADE:
+        for path in (folder / name).glob("*.md"):
+            if f"{name}/{path.name}" not in made:
+                path.unlink()
+    for name, text in made.items():
+        path = folder / name
+        path.parent.mkdir(exist_ok=True)
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"([<>\[\]*_{}|$])", r"\\\1", text.replace("\\", "\\\\"))
+
+
+def _clauses():
+    areas = spec.areas().values()
+    rows = [f"| [{one.name}]({one.name}.md) | {len(one.clauses)} | {_plain(one.title)} |" for one in areas]
+    toc = "\n".join(one.name for one in areas)
+    rules = [f"{n}. **{rule.title}.** {_plain(rule.text)}" for n, rule in sentences.rules().items()]
+    yield (
+        "clauses/index.md",
+        "# Clauses\n\nEach clause has an address that never changes: `clauses/AREA.html#ID`, with the id in "
+        "lower case.\n\n| area | clauses | about |\n|---|---|---|\n" + "\n".join(rows) + "\n\n## Rules\n\n"
+        "Where the documents are silent, these rules of keyedopt decide.\n\n" + "\n".join(rules) + "\n\n"
+        f"```{{toctree}}\n:hidden:\n\n{toc}\n```\n",
+    )
+    for area in areas:
+        lines = [f"# {area.name}: {_plain(area.title)}", ""]
+        for clause in area.clauses:
+            lines += [f"({clause.id.lower()})=", f"## {clause.id}", ""]
+            lines += [f"**{clause.level}**, since suite {clause.since}. {_plain(clause.statement)}", ""]
+            lines += [f"Why: {_plain(clause.rationale)}", ""] if clause.rationale else []
+            for document, sentence in sentences.by_clause().get(clause.id, ()):
+                lines += [f"> {_plain(sentence.content)}", ">", f"> [{sentence.id}]({document.address})", ""]
+            for case in cases_by_clause().get(clause.id, ()):
+                lines += [f"- `{case.name}`: {_plain(' '.join(case.expectation.split()))}"]
+            lines += [""]
+        yield f"clauses/{area.name}.md", "\n".join(lines)
+
+
+def _findings():
+    """Yield a page for each library; the address of a finding is the name of its script."""
+    known = {clause.id: area.name for area in spec.areas().values() for clause in area.clauses}
+    libraries = {}
+    for one in findings():
+        libraries.setdefault(one.library, []).append(one)
+    rows = [f"| [{name}]({name}.md) | {len(found)} |" for name, found in libraries.items()]
+    toc = "\n".join(libraries)
+    yield (
+        "findings/index.md",
+        "# Findings\n\nDefects of published libraries. Each has a script that needs only torch and the "
+        "library, and exits with 1 if the installed version has the defect; `keyedopt findings` runs all of "
+        "them. The address of a finding is `findings/LIBRARY.html#SCRIPT`.\n\n| library | findings |\n|---|---|\n"
+        + "\n".join(rows)
+        + f"\n\n```{{toctree}}\n:hidden:\n\n{toc}\n```\n",
+    )
+    for library, found in libraries.items():
+        lines = [f"# {library}", ""]
+        for one in found:
+            about = one.path.read_text(encoding="utf-8").split('"""', 2)[1]
+            text = re.split(r"\n(?:Clauses|Affected|Versions):", about)[0].partition("\n")[2].strip()
+            links = [f"[{name}](../clauses/{known[name]}.md#{name.lower()})" for name in one.clauses]
+            lines += [f"({one.path.stem.replace('_', '-')})=", f"## {_title(one)}", "", _plain(text), ""]
+            lines += [f"Versions: {one.versions or 'all that were checked'}. Clauses: {', '.join(links)}."]
+            lines += [f"Script: `conformance/findings/{one.path.name}`.", ""]
+        yield f"findings/{library}.md", "\n".join(lines)
+
+
+def _title(finding) -> str:
+    return _plain(finding.summary.rstrip(".").replace("``", ""))
+
+
+def _api():
+    """Yield a page for each package, with a section for each public name."""
+    from keyedopt import fused, reference
+
+    about = {"reference": "the specification in readable torch", "fused": "the same surface, fast"}
+    for package in (reference, fused):
+        short = package.__name__.rpartition(".")[2]
+        lines = [f"# keyedopt.{short}", "", f"`keyedopt.{short}` is {about[short]}.", ""]
+        for name in sorted(package.__all__, key=str.lower):
+            kind = "class" if isinstance(getattr(package, name), type) else "function"
+            members = (
+                ":members:\n:inherited-members: Module, Optimizer, Enum, tuple, ABC"
+                if kind == "class"
+                else ""
+            )
+            found = getattr(package, name)
+            if package is fused and found.__module__.startswith(reference.__name__):
+                members += "\n:no-index:"  # the page of the reference has the entry of the index
+            lines += [f"## {name}", ""]
+            if package is fused and "Args:" not in (found.__doc__ or "") and name in reference.__all__:
+                lines += [
+                    f"Arguments, errors and state: [keyedopt.reference.{name}](reference.md#{name.lower()}).",
+                    "",
+                ]
+            lines += ["```{eval-rst}", f".. auto{kind}:: keyedopt.{short}.{name}"]
+            lines += [f"   {line}" for line in members.split("\n") if line] + ["```", ""]
+        yield f"api/{short}.md", "\n".join(lines)
+
+
+def _contributing() -> str:
+    """Return CONTRIBUTING.md with its links to files as code: the files are not part of the site."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    return re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]+\)", r"`\1`", text)

@@ -1,0 +1,84 @@
+"""The documentation builds without a warning, its links lead somewhere, and its examples run."""
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from keyedopt.conformance import spec
+from keyedopt.conformance.findings import findings
+
+ROOT = Path(__file__).parents[1]
+
+
+class Page(HTMLParser):
+    """The ids of a page, its links, and what it loads."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.ids, self.links, self.loads = set(), [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        attrs = dict(attrs)
+        self.ids |= {attrs[name] for name in ("id", "name") if attrs.get(name)}
+        if tag == "a" and attrs.get("href"):
+            self.links.append(attrs["href"])
+        elif tag in ("script", "img", "link", "iframe"):
+            self.loads += [attrs[name] for name in ("src", "href") if attrs.get(name)]
+
+
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("docs")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", ROOT / "docs", folder]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    return {
+        path.relative_to(folder).as_posix(): Page(path.read_text(encoding="utf-8"))
+        for path in folder.rglob("*.html")
+    }
+
+
+def test_links_inside_lead_to_a_page_and_a_place(pages):
+    wrong = []
+    for name, page in pages.items():
+        for link in page.links:
+            if re.match(r"[a-z]+:", link):
+                continue
+            path, _, place = link.partition("#")
+            target = ((Path("/") / name).parent / path).resolve().as_posix()[1:] if path else name
+            if path and not target.endswith(".html"):
+                continue
+            if target not in pages or (place and unquote(place) not in pages[target].ids):
+                wrong.append((name, link))
+    assert not wrong
+
+
+def test_nothing_is_loaded_from_elsewhere(pages):
+    assert not [load for page in pages.values() for load in page.loads if re.match(r"(https?:)?//", load)]
+
+
+def test_every_clause_and_finding_has_an_address(pages):
+    for area in spec.areas().values():
+        assert {clause.id.lower() for clause in area.clauses} <= pages[f"clauses/{area.name}.html"].ids
+    for one in findings():
+        assert one.path.stem.replace("_", "-") in pages[f"findings/{one.library}.html"].ids
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/started.md"])
+def test_the_python_of_a_document_runs(name, capsys):
+    blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / name).read_text(encoding="utf-8"), re.M | re.S)
+    assert blocks
+    exec("\n".join(blocks), {})
+
+
+def test_the_readme_is_short_and_its_links_lead_to_files():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert text.count("\n") <= 150
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)", text):
+        assert (ROOT / link).exists(), link
