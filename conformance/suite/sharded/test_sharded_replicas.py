@@ -105,7 +105,10 @@ def test_replicas_begin_alike(impl: Any) -> None:
 
 @pytest.mark.clause("SHARD-019")
 @pytest.mark.needs("EmbeddingBagCollection", "Adagrad")
-@pytest.mark.parametrize("group", [False, True])
+@pytest.mark.parametrize(
+    "group",
+    [False, pytest.param(True, marks=pytest.mark.needs("EmbeddingBagCollection.process_group"))],
+)
 def test_tables_in_data_parallel(impl: Any, group: bool) -> None:
     """In DistributedDataParallel tables stay identical, or the forward pass raises before any has changed."""
 
