@@ -104,12 +104,20 @@ def plant(mutant: Mutant) -> dict[str, CodeType]:
 
 def _check_grafts(sound: CodeType, planted: CodeType, changes: Sequence[Change]) -> None:
     """Raise MutantError unless the changes are inside functions whose code can be exchanged."""
-    for name in {str(change.function) for change in changes}:
+    for name in {_outer(sound, change) for change in changes}:
         pairs = list(zip(codes(sound, name), codes(planted, name), strict=True))
         if all(one == other for one, other in pairs):
             raise MutantError("only the body of a function can be changed")
         if any(one.co_freevars != other.co_freevars for one, other in pairs):
             raise MutantError(f"keep the outer variables of {name} in use, such as that of `super`")
+
+
+def _outer(module: CodeType, change: Change) -> str:
+    """Return the qualified name of the function that contains a change, and is in no other function."""
+    name = str(change.function)
+    while "." in name and not codes(module, name):
+        name = name.rpartition(".")[0]
+    return name
 
 
 def codes(module: CodeType, function: str) -> list[CodeType]:
@@ -127,10 +135,12 @@ def graft(mutant: Mutant, planted: Mapping[str, CodeType]) -> None:
         MutantError: a function cannot be found in its module.
     """
     for change in mutant.changes:
-        source, name = _source(mutant.base, change.file), str(change.function)
+        source = _source(mutant.base, change.file)
+        sound = source.compiled(source.text)
+        name = _outer(sound, change)
         live = list(_functions(importlib.import_module(source.module), name))
         new = {code.co_firstlineno: code for code in codes(planted[source.module], name)}
-        for old in codes(source.compiled(source.text), name):
+        for old in codes(sound, name):
             known = [each for each in live if each.__code__.co_firstlineno == old.co_firstlineno]
             if not known:
                 raise MutantError(f"mutant {mutant.name}: there is no function {name} in {source.module}")

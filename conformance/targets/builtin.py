@@ -100,7 +100,7 @@ fbgemm = Implementation(
         *("EmbeddingCollection", "EmbeddingConfig"),
         # its documents do not promise them
         *("SGD.momentum", "Adagrad.lr_decay", "RowWiseAdagrad.step", "*.error_if_nonfinite"),
-        *("*.checks_options", "*.checks_rates", "*.errors_name_arguments", "*.tensor_rate"),
+        *("*.rows", "*.checks_options", "*.checks_rates", "*.errors_name_arguments", "*.tensor_rate"),
         *("*.any_width", "*.process_group", "*.frozen_tables", "*.shared_features", "*.converted_tables"),
         *("EmbeddingBagCollection.state_dict", "EmbeddingBagCollection.initial_values"),
     ),

@@ -13,7 +13,7 @@ from keyedopt.reference.keyed.foreign_members import FLAG, check_keyed, saves_gr
 from keyedopt.reference.keyed.groups import check_groups, keyed_parameters, keys_by_id
 from keyedopt.reference.keyed.pending import PendingLoad
 from keyedopt.reference.keyed.portions import Portion, merge, rename_group, split_groups, split_state
-from keyedopt.reference.keyed.replayed_closure import ReplayedClosure
+from keyedopt.reference.keyed.replayed_closure import ReplayedClosure, needs_closure
 from keyedopt.reference.keyed.views import prepend_key, strip_keys
 
 KeyedPair = tuple[str, KeyedOptimizer]
@@ -79,8 +79,13 @@ class CombinedOptimizer(Composition):
 
         Returns:
             What the closure returned: the loss.
+
+        Raises:
+            TypeError: an optimizer needs a closure, and there is none; no optimizer has stepped.
         """
         loss = None
+        if closure is None and any(needs_closure(optimizer) for _, optimizer in self._optims):
+            raise TypeError("a combination with LBFGS needs a closure: call step(closure)")
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()

@@ -6,6 +6,13 @@ from typing import Any
 import torch
 
 
+def needs_closure(optimizer: Any) -> bool:
+    """Return whether a step without a closure raises: LBFGS, by itself or inside."""
+    inside = [part for _, part in getattr(optimizer, "optimizers", ())]
+    inside += [optimizer._optimizer] if hasattr(optimizer, "_optimizer") else []
+    return isinstance(optimizer, torch.optim.LBFGS) or any(map(needs_closure, inside))
+
+
 class ReplayedClosure:
     """Return the known loss in the first call, and evaluate the original closure in later ones.
 

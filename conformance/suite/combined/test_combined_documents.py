@@ -135,3 +135,21 @@ def test_an_optimizer_that_evaluates_the_closure_several_times(impl, place):
                 optimizer.step()
     for param, other in zip(params, others, strict=True):
         expect_close(param.detach(), other.detach(), "a parameter after two steps", ulps=64)
+
+
+@pytest.mark.clause("COMB-051")
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_step_without_the_closure_that_a_member_needs(impl, nested):
+    """Without a closure a combination with LBFGS raises an error before any optimizer has stepped."""
+    params = [parameter(3, seed=seed) for seed in range(2)]
+    first = impl.KeyedOptimizerWrapper({"p": params[0]}, functools.partial(torch.optim.SGD, lr=0.5))
+    second = impl.KeyedOptimizerWrapper({"p": params[1]}, torch.optim.LBFGS)
+    if nested:
+        second = impl.OptimizerWrapper(impl.CombinedOptimizer([("b", second)]))
+    combined = impl.CombinedOptimizer([("a", first), ("b", second)])
+    for param in params:
+        param.grad = torch.ones_like(param)
+    before = [param.detach().clone() for param in params]
+    expect_raises(combined.step, Exception, expected="an error: LBFGS needs a closure")
+    for param, old in zip(params, before, strict=True):
+        expect_bits(param.detach(), old, "a parameter after the error")
