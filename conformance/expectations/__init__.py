@@ -10,6 +10,11 @@ Each entry names a clause and its failing cases, gives the reason, and links to 
     expires = 2027-05-31                      # optional
     when = { torchrec = ">=1.8,<1.9", device = "cpu" }   # optional: versions, dtype, device (or "!=cpu")
 
+A list may inherit the defects of a base class, which another list marks with ``inherited = true``: a failing
+case of the same function is known, whatever its inputs, and is charged to the library of the base class::
+
+    inherits = ["torch"]
+
 A failing case that is listed becomes ``known``. An entry whose case passes, that names a case or a
 clause that does not exist, or that has expired, fails the gate, so that the list stays true.
 """
@@ -54,6 +59,16 @@ class Known:
     link: str
     expires: datetime.date | None = None
     when: Mapping[str, str] = field(default_factory=dict)
+    inherited: bool = False
+
+    def covers(self, case: Case, versions: Mapping[str, str]) -> bool:
+        """Whether a case of a library that inherits the entry fails like the cases of the entry."""
+        functions = {name.partition("[")[0] for name in self.cases}
+        return (
+            self.clause in case.clauses
+            and case.case.partition("[")[0] in functions
+            and self.holds(case, versions)
+        )
 
     def holds(self, case: Case, versions: Mapping[str, str]) -> bool:
         """Whether a case of a run with these versions meets the conditions of the entry."""
@@ -119,7 +134,7 @@ def read(path: Path) -> tuple[Known, ...]:
         plain = tomllib.loads(read_text(path))
     except (ResultError, ValueError, RecursionError) as error:  # missing, not UTF-8, not TOML
         raise ExpectationsError(f"{path} cannot be read: {error}") from error
-    if set(plain) - {"known"} or not isinstance(plain.get("known", []), list):
+    if set(plain) - {"known", "inherits"} or not isinstance(plain.get("known", []), list):
         raise ExpectationsError(f"{path} may hold [[known]] entries only, not {', '.join(plain)}")
     entries = tuple(_entry(path, number, item) for number, item in enumerate(plain.get("known", ()), 1))
     listed = Counter((e.clause, case, *sorted(e.when.items())) for e in entries for case in e.cases)
@@ -127,6 +142,23 @@ def read(path: Path) -> tuple[Known, ...]:
     if twice:
         raise ExpectationsError(f"{path} lists {twice[0]} twice")
     return entries
+
+
+def inherited(path: Path) -> tuple[Known, ...]:
+    """Return the entries that an expectations file inherits from the lists of base classes.
+
+    Raises:
+        ExpectationsError: a list does not exist, or cannot be read.
+    """
+    names = tomllib.loads(path.read_text(encoding="utf-8")).get("inherits", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ExpectationsError(f"{path}: 'inherits' must list names of libraries, such as [\"torch\"]")
+    return tuple(
+        dataclasses.replace(entry, reason=f"inherited from {name}: {entry.reason}")
+        for name in names
+        for entry in read(find(name))
+        if entry.inherited
+    )
 
 
 def _entry(path: Path, number: int, item: Any) -> Known:
@@ -140,6 +172,8 @@ def _entry(path: Path, number: int, item: Any) -> Known:
     cases = item.get("cases")
     if not isinstance(cases, list) or not cases or not all(isinstance(case, str) for case in cases):
         raise ExpectationsError(f"{where}: 'cases' must list the names of the failing cases")
+    if not isinstance(item.get("inherited", False), bool):
+        raise ExpectationsError(f"{where}: 'inherited' must be true or false")
     expires = item.get("expires")
     if expires is not None and (
         not isinstance(expires, datetime.date) or isinstance(expires, datetime.datetime)
@@ -163,7 +197,7 @@ class _Run:
     def __init__(self, result: Result) -> None:
         self.cases = {case.case: case for case in result.cases}
         versions = {**result.implementation["versions"], "torch": result.environment["torch"]}
-        self._versions = {str(canonicalize_name(name)): text for name, text in versions.items()}
+        self.versions = {str(canonicalize_name(name)): text for name, text in versions.items()}
         options = result.options
         parts = any(options.get(name) for name in ("areas", "clauses", "dtypes"))
         self._whole = result.complete and not parts
@@ -173,7 +207,7 @@ class _Run:
     def judges(self, entry: Known, name: str) -> bool:
         """Whether the run can judge a case of an entry; some are outside a part of the suite."""
         if name in self.cases:
-            return entry.holds(self.cases[name], self._versions)
+            return entry.holds(self.cases[name], self.versions)
         if not _is_device(self._device, entry.when.get("device", self._device)):
             return False
         clause = spec.clauses().get(entry.clause)
@@ -210,6 +244,11 @@ def apply(result: Result, known: Sequence[Known], path: Path, today: datetime.da
             elif case.outcome in GREEN:
                 problems.append(f"unexpected pass: {entry.clause} by {name}; delete it from the list")
                 marked[name] = dataclasses.replace(case, outcome="unexpected-pass")
+    for entry in inherited(path) if path.exists() else ():
+        for name, case in marked.items():
+            if case.outcome in FAILING and entry.covers(case, run.versions):
+                about = {"reason": entry.reason, "link": entry.link}
+                marked[name] = dataclasses.replace(case, outcome="known", known=about)
     return dataclasses.replace(
         result,
         cases=tuple(marked[case.case] for case in result.cases),
@@ -229,10 +268,11 @@ def update(path: Path, result: Result) -> int:
     """
     old = read(path) if path.exists() else ()
     run = _Run(result)
+    base = inherited(path) if path.exists() else ()
     failing = {
         (clause, case.case): case
         for case in result.cases
-        if case.outcome in FAILING
+        if case.outcome in FAILING and not any(entry.covers(case, run.versions) for entry in base)
         for clause in case.clauses
     }
     kept = [
@@ -281,6 +321,8 @@ def _table(entry: Known) -> Table:
     table["link"] = entry.link
     if entry.expires is not None:
         table["expires"] = entry.expires
+    if entry.inherited:
+        table["inherited"] = True
     if entry.when:
         when = tomlkit.inline_table()
         when.update(dict(entry.when))

@@ -179,6 +179,7 @@ VARIANTS: dict[str, Options] = {
     "per_tensor": {"norms": "tensor"},  # norms of the whole parameter
     "no_debias": {"bias_correction": "none"},
     "eps_in_root": {"eps_placement": "in_root"},
+    "eps_before": {"eps_placement": "before_bias_correction"},
     "decoupled": {"decay": "decoupled"},
     "decay_after": {"decay_after": True},  # the weights that moved are decayed
     "sum": {"accumulate": "sum"},  # of the squares of a row, not their mean
@@ -187,7 +188,10 @@ OF: dict[str, tuple[str, ...]] = {
     "LAMB": ("no_debias", "decay_after", "per_tensor", "per_tensor no_debias", "per_tensor decay_after"),
     "LarsSGD": ("per_tensor",),
     "SGD": ("decoupled",),
-    "Adam": ("eps_in_root", "no_debias", "decoupled", "decoupled eps_in_root", "decoupled decay_after"),
+    "Adam": (
+        *("eps_in_root", "no_debias", "decoupled", "decoupled eps_in_root", "decoupled decay_after"),
+        "decoupled decay_after eps_before",
+    ),
     "RowWiseAdagrad": ("sum",),
 }
 #: What the options are when they are not given, as documented.

@@ -38,7 +38,6 @@ def expect_refused(impl: Any, algorithm: str, option: str, value: Any) -> None:
     error = expect_raises(
         lambda: getattr(impl, algorithm)([parameter(4, 3)], **{option: value}),
         ValueError,
-        TypeError,
         expected=f"ValueError for {option}={value!r}",
     )
     text = str(error).lower()
@@ -140,12 +139,13 @@ def test_adagrad_options(impl, algorithm, option, value):
 )
 def test_variants(impl, algorithm, option, value):
     """An out-of-range option or an unknown variant raises ValueError."""
-    expect_raises(
+    error = expect_raises(
         lambda: getattr(impl, algorithm)([parameter(4, 3)], lr=0.1, **{option: value}),
         ValueError,
-        mentions=(str(value),),
         expected=f"ValueError for {option}={value!r}",
     )
+    names = (str(value), option, *named(impl, algorithm, {option: value}))
+    expect(any(name in str(error) for name in names), f"an error that names {option} or {value!r}", error)
 
 
 @pytest.mark.clause("ALGO-061")

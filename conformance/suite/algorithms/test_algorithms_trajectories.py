@@ -16,6 +16,7 @@ from keyedopt.conformance.suite.support.algorithms import (
     variant_of,
 )
 from keyedopt.conformance.suite.support.assertions import expect
+from keyedopt.conformance.suite.support.described import MissingName
 from keyedopt.conformance.suite.support.device import as_tensor, tensor, zeros
 from keyedopt.conformance.suite.support.draws import Steps, measure_trajectory
 from keyedopt.conformance.suite.support.inputs import parameter
@@ -43,6 +44,9 @@ def special(which: str) -> list[str]:
 def follow(impl: Any, algorithm: str, made: Any, dtype: str) -> dict[str, Any]:
     """Train along a trajectory; expect every known tensor within its budget, and return the errors."""
     made = variant_of(impl, algorithm, made)
+    for option in made["options"]:
+        if impl.lacks(f"{algorithm}.{option}"):
+            raise MissingName(f"{algorithm} has no {option}", name=f"{algorithm}.{option}")
 
     def train(start: Any, steps: Steps, kind: torch.dtype) -> Iterator[dict[str, torch.Tensor]]:
         weight = torch.nn.Parameter(as_tensor(start, dtype=kind))

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from keyedopt.conformance.suite.support.assertions import expect_within, snapshot
-from keyedopt.conformance.suite.support.described import MissingName, documented_state
+from keyedopt.conformance.suite.support.described import Described, MissingName, documented_state
 from keyedopt.conformance.suite.support.inputs import parameter
 
 ROW_WISE = ("RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD")
@@ -23,13 +23,14 @@ def resumed_with(kind: Any, old: Any, weight: Any, **options: Any) -> Any:
     """Make an optimizer with other options that resumes from the state of an old one.
 
     Cases compare an option that is set between two steps with this optimizer. Comparing two optimizers in
-    which the option is set would pass if neither read it. Entries of a group that are not options, such as
-    a step count, come from the old optimizer.
+    which the option is set would pass if neither read it. Everything else in a group, such as a step count,
+    comes from the old optimizer.
     """
     fresh = kind([weight], **options)
     saved = snapshot(old.state_dict())
+    own = kind.renamed(options) if isinstance(kind, Described) else options
     for group, new in zip(saved["param_groups"], fresh.param_groups, strict=True):
-        group.update({name: value for name, value in new.items() if name in fresh.defaults})
+        group.update({name: new[name] for name in own if name in new})
     fresh.load_state_dict(saved)
     return fresh
 

@@ -1,0 +1,156 @@
+"""Published libraries that the panel checks, each pinned in an environment of its own.
+
+An adapter says what a library documents. `python -m keyedopt.tools.panel` installs and checks them;
+[PANEL.md](../PANEL.md) has the verdicts.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from keyedopt.conformance.targets.implementation import ANY_DEVICE, Implementation
+
+#: Options and behaviour that only the reference documents.
+_OWN = ("decay", "rows", "bias_correction", "eps_placement", "error_if_nonfinite")
+#: What the cases of an area need from others, and torch's own kernels.
+_ELSEWHERE = ("KeyedOptimizerWrapper", "GradientClippingOptimizer", "WarmupOptimizer", "*.fused", "*.foreach")
+_ALGORITHMS = ("SGD", "Adagrad", "RowWiseAdagrad", "Adam", "PartialRowWiseAdam")
+_ALGORITHMS += ("LAMB", "PartialRowWiseLAMB", "LarsSGD")
+
+
+def _library(
+    name: str, package: str, classes: Mapping[str, str], absent: tuple[str, ...] = (), **more: Any
+) -> Implementation:
+    """Describe a library with some of the algorithms: documented name -> ``module:class``."""
+    missing = tuple(each for each in _ALGORITHMS if each not in classes)
+    return Implementation(
+        name=name,
+        root=package,
+        names=classes,
+        areas=("algorithms",),
+        absent=(*_ELSEWHERE, "Accumulate*", *(f"*.{one}" for one in _OWN), *missing, *absent),
+        devices=("cpu", "cuda", ANY_DEVICE),
+        **{"dtypes": ("float32",), "distributions": (name,), **more},
+    )
+
+
+_LAMB = {"LAMB.eps": 1e-6}
+
+timm = _library(
+    "timm",
+    "timm.optim",
+    {"LAMB": "timm.optim.lamb:Lamb", "LarsSGD": "timm.optim.lars:Lars", "SGD": "timm.optim.sgdw:SGDW"},
+    absent=("*.sparse", "LAMB.maximize", "LarsSGD.maximize", "LarsSGD.momentum_buffer", "*.positional"),
+    option_names={"LarsSGD.eta": "trust_coeff"},
+    defaults={**_LAMB, "LAMB.weight_decay": 0.01, "LarsSGD.momentum": 0},
+    fixed_options={
+        "LAMB.always_adapt": True,
+        "LAMB.max_grad_norm": None,
+        "LarsSGD.always_adapt": True,
+        "LarsSGD.eps": 0.0,
+    },
+    state_names={"LarsSGD.momentum_buffer": ""},  # without the learning rate
+    variants={"LAMB": "per_tensor", "LarsSGD": "per_tensor", "SGD": "decoupled"},
+)
+pytorch_optimizer = _library(
+    "pytorch-optimizer",
+    "pytorch_optimizer",
+    {"LAMB": "pytorch_optimizer:Lamb", "LarsSGD": "pytorch_optimizer:LARS", "SGD": "pytorch_optimizer:SGDW"},
+    absent=("*.sparse", "*.positional", "LarsSGD.momentum_buffer"),
+    option_names={"LarsSGD.eta": "trust_coefficient"},
+    defaults={**_LAMB, "SGD.lr": 1e-4},
+    fixed_options={"LAMB.weight_decouple": False},
+    state_names={"LarsSGD.momentum_buffer": ""},
+    variants={"LAMB": "per_tensor no_debias", "LarsSGD": "per_tensor", "SGD": "decoupled"},
+    distributions=("pytorch_optimizer",),
+)
+torch_optimizer = _library(
+    "torch-optimizer",
+    "torch_optimizer",
+    {
+        "LAMB": "torch_optimizer:Lamb",
+        "LarsSGD": "torch_optimizer:LARS",
+        "SGD": "torch_optimizer:SGDW",
+    },
+    absent=("*.sparse", "*.maximize", "*.positional", "LarsSGD.momentum_buffer"),
+    option_names={"LarsSGD.eta": "trust_coefficient"},
+    defaults={**_LAMB, "LarsSGD.lr": 1e-2, "LarsSGD.momentum": 0},
+    fixed_options={"LarsSGD.eps": 0.0, "LarsSGD.trust_coefficient": 1e-3},
+    state_names={"LarsSGD.momentum_buffer": ""},
+    variants={"LAMB": "per_tensor no_debias", "LarsSGD": "per_tensor", "SGD": "decoupled"},
+    distributions=("torch-optimizer",),
+)
+pytorch_lamb = _library(
+    "pytorch-lamb",
+    "pytorch_lamb",
+    {"LAMB": "pytorch_lamb:Lamb"},
+    absent=("*.sparse", "*.maximize"),
+    defaults=_LAMB,
+    variants={"LAMB": "per_tensor no_debias"},
+    distributions=("pytorch-lamb",),
+)
+optimi = _library(
+    "optimi",
+    "optimi",
+    {"SGD": "optimi:SGD", "Adam": "optimi:Adam"},
+    absent=(
+        *("*.sparse", "*.maximize", "*.positional", "SGD.dampening", "SGD.nesterov"),
+        *("SGD.momentum_buffer", "Adam.exp_avg", "Adam.exp_avg_sq"),
+    ),
+    defaults={"Adam.betas": (0.9, 0.99), "Adam.eps": 1e-6},
+    fixed_options={"*.lr": 1e-3},
+    state_names={"SGD.momentum_buffer": "exp_avg", "Adam.exp_avg": "", "Adam.exp_avg_sq": ""},  # corrected
+    distributions=("torch-optimi",),
+)
+torchao = _library(
+    "torchao",
+    "torchao.optim",
+    {"Adam": "torchao.optim:Adam8bit"},
+    absent=("*.sparse", "*.maximize"),
+)
+bitsandbytes = _library(
+    "bitsandbytes",
+    "bitsandbytes.optim",
+    {
+        "SGD": "bitsandbytes.optim:SGD32bit",
+        "Adam": "bitsandbytes.optim:Adam32bit",
+        "LAMB": "bitsandbytes.optim:LAMB32bit",
+        "LarsSGD": "bitsandbytes.optim:LARS32bit",
+        "Adagrad": "bitsandbytes.optim:Adagrad32bit",
+    },
+    absent=("*.sparse", "*.maximize", "*.positional"),
+    fixed_options={"SGD.lr": 1e-3, "SGD.momentum": 0.9, "LarsSGD.lr": 0.1},
+)
+heavyball = _library(
+    "heavyball",
+    "heavyball",
+    {"Adam": "heavyball:AdamW"},
+    absent=("*.sparse", "*.maximize", "*.positional", "Adam.exp_avg", "Adam.exp_avg_sq"),
+    defaults={"Adam.lr": 0.0025, "Adam.betas": (0.9, 0.99)},
+    fixed_options={"Adam.compile_step": False},
+    variants={"Adam": "decoupled"},
+)
+galore = _library(
+    "galore-torch",
+    "galore_torch",
+    {"Adam": "galore_torch.adamw:AdamW"},
+    absent=("*.sparse", "*.maximize", "*.positional"),
+    defaults={"Adam.eps": 1e-6},
+    fixed_options={"Adam.no_deprecation_warning": True},
+    variants={"Adam": "decoupled decay_after eps_before"},
+)
+apollo = _library(
+    "apollo-torch",
+    "apollo_torch",
+    {"Adam": "apollo_torch.apollo:AdamW"},
+    absent=("*.sparse", "*.maximize", "*.positional"),
+    defaults={"Adam.eps": 1e-6},
+    fixed_options={"Adam.no_deprecation_warning": True},
+    variants={"Adam": "decoupled decay_after eps_before"},
+)
+dlrm = _library(
+    "dlrm",
+    "rwsadagrad",
+    {"Adagrad": "rwsadagrad:RWSAdagrad"},  # its rows are those of sparse gradients only
+    absent=("*.sparse", "*.maximize"),
+    distributions=(),
+)
