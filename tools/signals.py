@@ -1,8 +1,8 @@
 """Send signals to commands at random moments: each ends with 0, 1 or 2 and a line, and leaves nothing behind.
 
 ``python -m keyedopt.tools.signals [COUNT] [SEED]`` starts ``check``, ``bench``, ``report`` and ``diff`` in
-turn, 1,000 times in all by default, and sends SIGINT, SIGTERM or SIGHUP after a random time. It prints a line for each
-command that ends otherwise, and exits with 1 if there is one.
+turn, 1,000 times in all by default, and sends SIGINT, SIGTERM or SIGHUP after a random time. It prints a line
+for each command that ends otherwise, and exits with 1 if there is one.
 """
 
 import json

@@ -128,7 +128,10 @@ def examine(
             "variants": dict(implementation.variants),
             "places": surface.places(),
         },
-        "environment": environment(chosen),
+        "environment": {
+            **environment(chosen),
+            "backend": os.environ.get(implementation.backend_variable or "") or None,
+        },
     }
 
 
