@@ -3,6 +3,7 @@
 import contextlib
 import re
 import sys
+import traceback
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -13,7 +14,7 @@ import typer
 from keyedopt.cli import bench
 from keyedopt.conformance.results import RULE
 from keyedopt.conformance.results.errors import KeyedoptError, did_you_mean
-from keyedopt.conformance.results.untrusted import one_line
+from keyedopt.conformance.results.untrusted import error_text, one_line
 
 app = typer.Typer(
     name="keyedopt",
@@ -62,6 +63,8 @@ class DiffForm(StrEnum):
     json = "json"
 
 
+#: What typer returns for an interrupt.
+INTERRUPTED = 130
 #: What has to be installed for a report.
 NEEDS_REPORTS = "install it with: pip install 'keyedopt[reports]'"
 
@@ -409,16 +412,21 @@ def main() -> None:
         code = app(prog_name="keyedopt", standalone_mode=False)
     except (OSError, KeyedoptError) as error:
         code = say(str(error))
+    except KeyboardInterrupt:
+        sys.exit(say("interrupted; nothing was written"))
     except Exception as error:
         if type(error).__name__ == "Abort":  # typer's error for an interrupt
             sys.exit(say("interrupted; nothing was written"))
-        if not hasattr(error, "format_message"):
-            raise
+        if not hasattr(error, "format_message"):  # a defect of keyedopt; 1 would say that something failed
+            traceback.print_exc()
+            sys.exit(say(f"a defect of keyedopt: {error_text(error)}"))
         if type(error).__name__ == "NoArgsIsHelpError":
             error.show()  # type: ignore[attr-defined]
             code = 2
         else:  # typer's message for a wrong option, on one line
             code = say(_usage(error))
+    if code == INTERRUPTED:
+        code = say("interrupted; nothing was written")
     sys.exit(code or 0)
 
 

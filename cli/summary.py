@@ -82,6 +82,8 @@ def show(result: Result, verdict: Verdict, verbose: bool = False) -> None:
     for reason in other_reasons(verdict):
         console.print(one_line(f"red   {reason}"), style="red")
     where = f"torch {result.environment['torch']}, {result.environment['device']}"
+    if result.environment.get("backend"):
+        where += f", backend {result.environment['backend']}"
     console.print(
         one_line(f"{about['name']} {about['version']} ({where}): {verdict.headline}; {verdict.checked}"),
         style="bold",

@@ -34,7 +34,9 @@ def rows(file: str, plain: Mapping[str, Any], clauses: Mapping[str, Clause]) -> 
     result = model.parse(plain)
     verdict = judge(result)
     about, where, suite = result.implementation, result.environment, result.suite
-    parsed = Parsed(name=one_line(about["name"]), version=one_line(about["version"]))
+    asked = where.get("backend")
+    name = f"{about['name']}:{asked}" if asked else about["name"]  # a name says what ran
+    parsed = Parsed(name=one_line(name), version=one_line(about["version"]))
     parsed.run = {
         "kind": "conformance",
         "file": file,
@@ -86,6 +88,7 @@ def _case(parsed: Parsed, file: str, case: Case) -> None:
         case.outcome,
         one_line(case.device) if case.device is not None else None,
         one_line(case.dtype) if case.dtype is not None else None,
+        one_line(case.backend) if case.backend is not None else None,
         clean(case.expected),
         clean(case.seen),
         _json(inputs) if inputs else "",

@@ -97,6 +97,7 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
         "outcome": Column(TEXT, "outcome of the case"),
         "device": Column(TEXT, "device, if the case asks for one"),
         "dtype": Column(TEXT, "dtype, if the case asks for one"),
+        "backend": Column(TEXT, "the backends that ran, if the implementation has several"),
         "expected": Column(TEXT, "of a failure: what was expected"),
         "seen": Column(TEXT, "of a failure: what was seen instead"),
         "inputs": Column(TEXT, "literal inputs, as JSON"),

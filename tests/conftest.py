@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,11 @@ from keyedopt.benchmarks import build_process
 from keyedopt.cli import main as cli
 from keyedopt.conformance.results import model as results
 from keyedopt.conformance.run import processes, runner
+
+#: A shell in the background, nohup and some CI systems ignore these. Processes inherit that, not a handler.
+for _number in (signal.SIGINT, signal.SIGHUP):
+    if signal.getsignal(_number) is signal.SIG_IGN:
+        signal.signal(_number, lambda *_: None)
 
 #: The files that take longest, begun first: at the end one of them would keep one process busy, and no other.
 LONGEST = (

@@ -102,7 +102,13 @@ def job_of(implementation: str, task: str, work: Workload, device: str) -> Job:
         return maker(surface, TASKS[task], work, device)
     _check(backend)
     with _preferring(backend):
+        _ran()
         made = maker(surface, TASKS[task], work, device)
+        made.prepare()
+        made.run()
+        others = [name for name in _ran() if name != backend]
+    if others:
+        raise NotOffered(f"not by {backend}: {', '.join(others)} ran")
     run, results, prepare = (_with(backend, part) for part in (made.run, made.results, made.prepare))
     return Job(run, results, prepare, made.less and _with(backend, made.less))
 
@@ -118,6 +124,11 @@ def _check(backend: str) -> None:
         raise NotOffered(f"no backend {backend}: {missing}")
     if getattr(backends, "PREFERRED", None) != PREFERRED:
         raise NotOffered(f"no selection of backends by {PREFERRED}")
+
+
+def _ran() -> tuple[str, ...]:
+    """Return the backends that ran since the last call; none if the commit cannot tell."""
+    return tuple(getattr(importlib.import_module("keyedopt.fused.backends"), "ran", tuple)())
 
 
 @contextmanager

@@ -35,6 +35,7 @@ class Case:
         outcome: ``pass``, ``fail``, ``error`` (crash, timeout), ``unsupported``, ``known``,
             ``unexpected-pass``, or ``observed`` for a case that has no verdict.
         device, dtype, inputs: what the case ran with.
+        backend: the names of the backends of the implementation that ran, if it has several.
         expected, seen: for a failure, what was expected and what was seen, one line each.
         observed: what an observing case recorded; for other cases the measured errors, if there are any.
         seconds: the duration of the case.
@@ -47,6 +48,7 @@ class Case:
     outcome: str
     device: str | None = None
     dtype: str | None = None
+    backend: str | None = None
     inputs: dict[str, Any] = field(default_factory=dict)
     expected: str = ""
     seen: str = ""

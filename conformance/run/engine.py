@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
+import os
 import re
 import time
 import traceback
@@ -37,6 +38,7 @@ from keyedopt.conformance.targets.implementation import (
     Surface,
     TargetError,
     find,
+    load,
 )
 
 #: Parts of the names of cases that take seconds. They run first, so that all workers end at the same time.
@@ -294,6 +296,7 @@ class Engine:
         if self._steps is None:
             self._steps = steps_of(self.surface)
         seen = self._device_seen()
+        self._ran()
         try:
             with fresh(self._steps), seen or contextlib.nullcontext():
                 head["observed"] = plain(function(**arguments))
@@ -314,8 +317,17 @@ class Engine:
         finally:
             if seen is not None:
                 head["device"] = seen.device
+            head["backend"] = ", ".join(self._ran()) or None
+        asked = os.environ.get(self.implementation.backend_variable or "", "")
+        if asked and head["backend"] not in (None, asked):
+            pytest.skip(f"asked of the backend {asked}, but {head['backend']} ran")
         if seen is not None and seen.device not in (None, self.device):
             pytest.skip(f"the implementation ran on {seen.device} only, not on {self.device}")
+
+    def _ran(self) -> tuple[str, ...]:
+        """Return the backends that ran since the last call, if the implementation can name them."""
+        place = self.implementation.backends
+        return tuple(map(str, load(place)())) if place else ()
 
     def _device_seen(self) -> DeviceSeen | None:
         """Return an observer of where the implementation runs; on the CPU there is no doubt."""

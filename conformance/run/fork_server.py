@@ -24,10 +24,11 @@ import select
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+from keyedopt.conformance.run import family
 
 #: What a step of one of torch's optimizers imports.
 IMPORTED = ("torch", "torch._dynamo", "torch.distributed.tensor")
@@ -35,6 +36,8 @@ IMPORTED = ("torch", "torch._dynamo", "torch.distributed.tensor")
 TICK = 0.02
 #: Objects that are allocated before a worker looks for reference cycles. Python's 700 costs a fifth of a run.
 GARBAGE = 50_000
+#: The number of the process that is the server.
+_SERVER = [0]
 
 Request = dict[str, Any]
 
@@ -46,9 +49,20 @@ def main() -> None:
         _enter(settings)
         _carry_out(settings["request"], lambda: settings["request"])
         return
+    family.adopt_orphans()
+    family.end_with_parent(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, lambda *_: _end(0))
     gc.disable()  # an import makes no garbage; each child enables it
     import_all(IMPORTED)
-    _carry_out(None, _Server(settings).next_request)
+    server = _Server(settings)
+    _carry_out(None, server.next_request)
+    _end(0)
+
+
+def _end(code: int) -> NoReturn:
+    """End the server, and first everything that it started."""
+    family.end_children()
+    os._exit(code)
 
 
 def _carry_out(request: Request | None, next_request: Callable[[], Request | None]) -> None:
@@ -66,6 +80,8 @@ def _carry_out(request: Request | None, next_request: Callable[[], Request | Non
         with contextlib.suppress(OSError, ValueError):  # a case may have closed them
             sys.stdout.flush()
             sys.stderr.flush()
+        if _SERVER[0] == os.getpid():
+            family.end_children()
         os._exit(code)  # without waiting for threads of the target
 
 
@@ -105,16 +121,12 @@ def import_all(names: Iterable[str]) -> None:
 
 
 def _enter(settings: dict[str, Any]) -> None:
-    """Prepare a child for the code of a target, and end it with the process that asked for it."""
+    """Prepare a child for the code of a target: it ends with the server, and its memory is bounded."""
     gc.enable()
     sys.path += settings["path"]
-
-    def wait() -> None:
-        with contextlib.suppress(OSError):
-            os.read(settings["lifeline"], 1)
-            os.killpg(0, signal.SIGKILL)
-
-    threading.Thread(target=wait, daemon=True).start()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    family.end_with_parent(signal.SIGKILL)
+    family.bound_memory()
 
 
 class _Server:
@@ -122,6 +134,7 @@ class _Server:
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self._settings = settings
+        _SERVER[0] = os.getpid()
         self._socket = socket.socket(fileno=settings["requests"])
         self._children: set[int] = set()
         self._received = b""
@@ -149,6 +162,7 @@ class _Server:
                 ended, status = os.waitpid(pid, os.WNOHANG)
                 if ended:
                     self._children.remove(pid)
+                    family.end_children(self._children)  # what it left behind in other sessions
                     self._report({"ended": pid, "code": os.waitstatus_to_exitcode(status)})
 
     def _fork(self, request: Request) -> bool:

@@ -20,9 +20,12 @@ from typing import IO, Any, Self
 
 from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.untrusted import one_line
+from keyedopt.conformance.run import family
 
 #: Seconds that the import of torch and the collection of the suite may take.
 PATIENCE = 180.0
+#: Seconds that the fork server may take to end everything that it started.
+GRACE = 5.0
 
 
 class ProcessError(KeyedoptError):
@@ -74,18 +77,15 @@ class Processes:
         self._started: list[int] = []  # processes that `start` has not returned yet
         self._received = b""
         self._requests, requests = socket.socketpair()
-        # The processes hold the read end: it reports end of file when this process is gone, however it ended.
-        read, self._lifeline = os.pipe()
-        settings = {"requests": requests.fileno(), "lifeline": read, "path": [*path, os.getcwd()]}
+        # The server ends, with everything that it started, when the other end of its socket is closed.
+        settings = {"requests": requests.fileno(), "path": [*path, os.getcwd()]}
         try:
             with (folder / "server.log").open("ab") as log:
-                self._server = start_server(settings, _environment(folder), log, (requests.fileno(), read))
+                self._server = start_server(settings, _environment(folder), log, (requests.fileno(),))
         except BaseException:
-            os.close(self._lifeline)
             self._requests.close()
             raise
         finally:
-            os.close(read)
             requests.close()
 
     def __enter__(self) -> Self:
@@ -94,8 +94,13 @@ class Processes:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.close(self._lifeline)
         self._requests.close()
+        for number in (signal.SIGTERM, signal.SIGCONT):  # it may have been stopped
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self._server.pid, number)
+        end = time.monotonic() + GRACE
+        while family.state(self._server.pid) not in ("", "Z", "X") and time.monotonic() < end:
+            time.sleep(0.005)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._server.pid, signal.SIGKILL)
         self._server.wait()
@@ -175,8 +180,13 @@ class Processes:
         """Receive reports until there are enough; return False if the time is over before."""
         end = time.monotonic() + seconds
         while not enough():
-            if not select.select([self._requests], [], [], max(0.0, end - time.monotonic()))[0]:
-                return False
+            left = max(0.0, end - time.monotonic())
+            if not select.select([self._requests], [], [], min(left, 0.5))[0]:
+                if family.state(self._server.pid) == "T":
+                    raise ProcessError("the process that starts the others was stopped by the target")
+                if left <= 0.5:
+                    return False
+                continue
             data = b""
             with contextlib.suppress(ConnectionError):
                 data = self._requests.recv(1 << 16)
@@ -204,6 +214,7 @@ class Process:
     def __init__(self, processes: Processes, pid: int, log: Path, begins: int) -> None:
         self.pid = pid
         self._processes, self._log, self._begins = processes, log, begins
+        self._used: tuple[float, float] | None = None  # a time, and the CPU time that was used until then
 
     def wait(self, seconds: float) -> bool:
         """Wait for the end; return whether the process ended in time.
@@ -233,6 +244,17 @@ class Process:
         if code is None:
             raise ProcessError(f"process {self.pid} does not end")
         return code
+
+    def hangs(self, seconds: float, limit: float) -> bool:
+        """Whether the process, after so many seconds, is stuck: it used its limit of CPU time, or uses none.
+
+        A busy machine makes an import slow, and does not make it hang.
+        """
+        used, before = family.cpu_seconds(self.pid), self._used
+        idle = before is not None and used - before[1] < 0.01 * (seconds - before[0])
+        if before is None or seconds - before[0] > 5:
+            self._used = seconds, used
+        return (seconds > limit and (used >= limit or idle)) or seconds > PATIENCE
 
     def ending(self) -> str:
         """Return how the process ended: a signal or an exit status."""

@@ -7,11 +7,13 @@ interpreter. This process starts them and reads their records. It never imports 
 import contextlib
 import dataclasses
 import datetime
+import fcntl
 import json
 import os
+import shutil
 import tempfile
 import time
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,14 +23,12 @@ from keyedopt.conformance.results.errors import KeyedoptError, did_you_mean
 from keyedopt.conformance.results.model import Case, Journal, Result, case_from
 from keyedopt.conformance.results.verdict import FAILING
 from keyedopt.conformance.run import case_sources
-from keyedopt.conformance.run.processes import ProcessError, Processes
+from keyedopt.conformance.run.processes import PATIENCE, ProcessError, Processes
 from keyedopt.conformance.run.protocol import Channel
 from keyedopt.conformance.run.workers import Workers, WorkersError
 
-#: Seconds that the smoke stage may take, including the import.
-SMOKE_LIMIT = 180.0
-#: Seconds that a worker may take to start its first case.
-PATIENCE = 180.0
+#: Seconds of CPU time that the import of a target may take, or the time limit of a case if that is longer.
+IMPORT_LIMIT = 30.0
 
 
 class RunError(KeyedoptError):
@@ -70,7 +70,7 @@ class Options:
 
 
 def smoke(
-    target: str, options: Options = Options(), seconds: float = SMOKE_LIMIT, path: Sequence[str] = ()
+    target: str, options: Options = Options(), seconds: float = IMPORT_LIMIT, path: Sequence[str] = ()
 ) -> dict[str, Any]:
     """Find, import and build a target in a process of its own.
 
@@ -90,7 +90,7 @@ def declared(
         RunError: the target failed the smoke stage, or the cases cannot be collected.
     """
     with _scratch() as name, Processes(Path(name), path) as processes:
-        examined = _examine(target, options, SMOKE_LIMIT, processes, collect=True)
+        examined = _examine(target, options, IMPORT_LIMIT, processes, collect=True)
         try:
             return examined, processes.declared()
         except ProcessError as error:
@@ -106,7 +106,7 @@ def _examine(
         "imports": options.imports,
         "device": options.device,
         "dtypes": options.dtypes,
-        "seconds": seconds + 5,
+        "seconds": PATIENCE + 5,
     }
     try:
         process = processes.start("keyedopt.conformance.targets.smoke", [json.dumps(request)], channel.theirs)
@@ -114,8 +114,10 @@ def _examine(
             if collect:  # while the target is examined on another processor
                 deferred = [*pytest_arguments(target, options, processes.folder), "--keyedopt-defer"]
                 processes.collect(deferred)
-            if not process.wait(seconds):
-                raise RunError(f"{target} was not imported and built within {seconds:g} s")
+            began = time.monotonic()
+            while not process.wait(0.2):
+                if process.hangs(time.monotonic() - began, seconds):
+                    raise RunError(f"{target} was not imported and built within {seconds:g} s")
             examined = next(iter(channel.messages()), None)
             if examined is None:
                 raise RunError(
@@ -133,8 +135,19 @@ def _examine(
     return examined
 
 
-def _scratch() -> "tempfile.TemporaryDirectory[str]":
-    return tempfile.TemporaryDirectory(prefix="keyedopt-", ignore_cleanup_errors=True)
+@contextlib.contextmanager
+def _scratch() -> Iterator[str]:
+    """Yield a temporary folder, and remove those of earlier runs that were killed."""
+    for lock in Path(tempfile.gettempdir()).glob("keyedopt-*/lock"):
+        with contextlib.suppress(OSError), lock.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises while that run goes on
+            shutil.rmtree(lock.parent, ignore_errors=True)
+    with (
+        tempfile.TemporaryDirectory(prefix="keyedopt-", ignore_cleanup_errors=True) as folder,
+        Path(folder, "lock").open("w") as file,
+    ):
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield folder
 
 
 def run(
@@ -168,7 +181,8 @@ def run(
         processes = stack.enter_context(Processes(Path(stack.enter_context(_scratch())), path))
         if not case_sources.modules(options.areas, options.clauses):
             raise RunError("no case of the suite is selected by these options")
-        examined = _examine(target, options, SMOKE_LIMIT, processes, collect=True)
+        import_limit = max(IMPORT_LIMIT, options.limit)
+        examined = _examine(target, options, import_limit, processes, collect=True)
         head = Result(
             implementation=examined["implementation"],
             environment=examined["environment"],
@@ -181,7 +195,7 @@ def run(
         )
         journal = stack.enter_context(Journal(output, head)) if output else None
         try:
-            workers = Workers(target, options.limit, PATIENCE, processes)
+            workers = Workers(target, options.limit, import_limit, processes)
             number = options.workers or min(len(os.sched_getaffinity(0)), 8)
             for record in stack.enter_context(contextlib.closing(_every_case(workers, number))):
                 case = case_from(record)

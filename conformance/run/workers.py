@@ -129,7 +129,7 @@ class Workers:
             worker.process.stop()
         elif busy and seconds > self._limit and not worker.late:
             worker.abort("timeout: it did not end within the time limit")
-        elif not busy and seconds > self._patience and not self._all_claimed():
+        elif not busy and not self._all_claimed() and worker.process.hangs(seconds, self._patience):
             raise WorkersError(f"a worker ran no case within {self._patience:g} s")
 
     def _crash(self, worker: _Worker) -> list[dict[str, Any]]:

@@ -30,7 +30,13 @@ reference = Implementation(
 )
 
 #: The same surface, as fast as the hardware allows.
-fused = replace(reference, name="fused", root="keyedopt.fused")
+fused = replace(
+    reference,
+    name="fused",
+    root="keyedopt.fused",
+    backends="keyedopt.fused.backends:ran",
+    backend_variable="KEYEDOPT_BACKEND",
+)
 
 #: torchrec.optim as published.
 torchrec = Implementation(

@@ -89,6 +89,9 @@ class Implementation:
         distributions: the installed distributions whose versions identify the implementation; the version
             of the first one is shown.
         install: how to install it, shown if it is missing.
+        backends: ``module:function`` that returns the names of the backends that ran since its last call.
+        backend_variable: the environment variable that asks for one backend. A case in which another one ran
+            is unsupported then.
     """
 
     name: str
@@ -109,6 +112,8 @@ class Implementation:
     variants: Mapping[str, str] = field(default_factory=dict)
     distributions: tuple[str, ...] = ()
     install: str = ""
+    backends: str = ""
+    backend_variable: str = ""
 
     def __post_init__(self) -> None:
         """Check the types: a string instead of a tuple of strings would give a wrong verdict."""

@@ -129,7 +129,10 @@ def examine(
             "adapter": surface.adapter,
             "places": surface.places(),
         },
-        "environment": environment(chosen),
+        "environment": {
+            **environment(chosen),
+            "backend": os.environ.get(implementation.backend_variable or "") or None,
+        },
     }
 
 

@@ -48,6 +48,8 @@ BACKENDS = {
 }
 #: The environment variable that names the backend that ``"auto"`` tries first.
 PREFERRED = "KEYEDOPT_BACKEND"
+#: The names of the backends that were chosen, see `ran`.
+_RAN: dict[str, None] = {}
 
 __all__ = [
     "BACKENDS",
@@ -60,6 +62,7 @@ __all__ = [
     "first",
     "get",
     "order",
+    "ran",
 ]
 
 
@@ -160,6 +163,7 @@ def choose(backend: str, tables: Sequence[Table], step: Step) -> Backend:
         why = chosen.refuses(tables, step)
         if why:
             raise ValueError(f"backend {backend!r} cannot do this: {why}")
+        _RAN[backend] = None
         return chosen
     names = order(tables[0].weight.device.type)
     preferred = os.environ.get(PREFERRED)
@@ -169,7 +173,9 @@ def choose(backend: str, tables: Sequence[Table], step: Step) -> Backend:
     for name in names:
         candidate = _load(name)
         if not isinstance(candidate, MissingBackend) and not candidate.refuses(tables, step):
+            _RAN[name] = None
             return candidate
+    _RAN["torch"] = None
     return get("torch")
 
 
@@ -195,3 +201,13 @@ def explain(chosen: Backend, tables: Sequence[Table], step: Step) -> dict[str, s
             slower = f"could run; {chosen.name} is preferred (backend={name!r} asks for {name})"
             reasons[name] = backend.refuses(tables, step) or slower
     return reasons
+
+
+def ran() -> tuple[str, ...]:
+    """Return the names of the backends that were chosen since the last call, in order.
+
+    ``"auto"`` chooses another backend than the preferred one if that cannot do a step.
+    """
+    names = tuple(_RAN)
+    _RAN.clear()
+    return names

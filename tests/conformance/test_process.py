@@ -60,19 +60,21 @@ def test_the_suite_is_collected_once_and_without_the_target(tmp_path):
         before = processes.start("one", [])
         processes.collect([*runner.pytest_arguments("target", options, tmp_path), "--keyedopt-defer"])
         assert before.code == 0
-        workers = [processes.start_worker("target") for _ in range(2)]
+        channels = [protocol.Channel() for _ in range(2)]
+        workers = [processes.start_worker("target", channel.theirs) for channel in channels]
         assert [worker.code for worker in workers] == [0, 0]
     assert "target" not in (tmp_path / "server.log").read_text()
-    taken = [len(path.read_text().splitlines()) for path in tmp_path.glob("records-*")]
-    assert sum(taken) + len(workers) == protocol.claimed(tmp_path)  # each finds at the end that none is left
-    assert sum(taken) == len(protocol.collected(tmp_path)) > 0
+    readers = [protocol.Reader(channel.messages, tmp_path) for channel in channels]
+    taken = sum(len(reader.new(last=True)) for reader in readers)
+    assert taken + len(workers) == protocol.claimed(tmp_path)  # each finds at the end that none is left
+    assert taken == len(readers[0].collected) > 0
 
 
 def test_a_file_of_the_suite_that_cannot_be_imported_is_reported(tmp_path):
     with Processes(tmp_path) as processes:
         processes.collect(["--implementation", "x", "--keyedopt-defer", "--pyargs", "not_there"])
         with pytest.raises(ProcessError, match="exit status 4"):
-            processes.start_worker("x")
+            processes.start_worker("x", protocol.Channel().theirs)
 
 
 def test_a_worker_of_a_server_with_threads_is_a_new_process(at_start, tmp_path):

@@ -50,6 +50,10 @@ def check_precision(reference, result, least):
     assert [str(one) for one in compared if not one.holds()] == []
 
 
+#: The errors that a backend measures; FBGEMM follows the specification in few steps.
+LEAST = {"fbgemm": 10}
+
+
 @pytest.fixture
 def backend(request, monkeypatch):
     """Make `"auto"` try one backend first, in every process of a run."""
@@ -77,8 +81,10 @@ def test_every_backend_passes(backend, reference, request):
     else:
         result = runner.run("fused", runner.Options(areas=BACKED))
     assert judge(result).reasons == ()
-    assert left_out(result) == NOT_OURS
-    check_precision(reference, result, least=250)
+    assert {outcome for _, outcome in left_out(result)} == {"unsupported"}
+    for case in result.cases:  # a case that another backend ran does not count
+        assert case.outcome not in ("pass", "observed") or case.backend in (None, backend), case.case
+    check_precision(reference, result, least=LEAST.get(backend, 250))
 
 
 def test_the_kernels_for_cuda_pass_in_the_interpreter(monkeypatch, reference):

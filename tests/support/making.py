@@ -136,7 +136,7 @@ def module(folder, name, source):
 
 def command(*arguments):
     """Return a command line of keyedopt."""
-    return [sys.executable, "-m", "keyedopt.cli.main", *map(str, arguments)]
+    return [sys.executable, "-m", "keyedopt.cli.start", *map(str, arguments)]
 
 
 def keyedopt(*arguments, **options):

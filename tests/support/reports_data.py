@@ -107,7 +107,20 @@ def results(implementations=10, count=500, cases=4, measurements=100_000, commit
                 failed = what in SEVERITY[:4]
                 words = [say(text) if failed else "" for _ in range(4)]
                 rows["cases"].append(
-                    (row[0], title, clause.id, what, "cpu", "float32", *words[:2], "", *words[2:], 0.01, "x")
+                    (
+                        row[0],
+                        title,
+                        clause.id,
+                        what,
+                        "cpu",
+                        "float32",
+                        None,
+                        *words[:2],
+                        "",
+                        *words[2:],
+                        0.01,
+                        "x",
+                    )
                 )
                 if what == "observed":
                     record = say(text) if text else f"behaviour {dice.randint(0, 2)}"

@@ -51,7 +51,7 @@ class Warm:
         settings: Mapping[str, Any],
         environment: Mapping[str, str],
         log: IO[bytes],
-        kept: tuple[int, int],
+        kept: tuple[int, ...],
     ) -> "Server | subprocess.Popen[bytes]":
         if _shared(environment) != self._environment:
             return self.start_new(settings, environment, log, kept)
@@ -83,7 +83,7 @@ def _shared(environment: Mapping[str, str]) -> dict[str, str]:
 def _go_on(message: dict[str, Any], numbers: list[int]) -> None:
     """Become the fork server of a run, in a fork of the warm process."""
     os.setsid()
-    requests, lifeline, log, tell = numbers
+    requests, log, tell = numbers
     os.write(tell, b"%d\n" % os.getpid())
     os.close(tell)
     for output in (1, 2):
@@ -91,7 +91,7 @@ def _go_on(message: dict[str, Any], numbers: list[int]) -> None:
     os.close(log)
     os.chdir(message["folder"])
     os.environ[OWN] = message[OWN]
-    sys.argv[1:] = [json.dumps({**message["settings"], "requests": requests, "lifeline": lifeline})]
+    sys.argv[1:] = [json.dumps({**message["settings"], "requests": requests})]
     fork_server.main()
 
 
