@@ -4,7 +4,8 @@
 file         contents
 ===========  ============================================================================================
 `parse`      the text of a kernel as statements
-`translate`  statements as numbers for the machine
+`encode`     registers and constants as slots, instructions as numbers for the machine
+`translate`  statements as instructions
 `machine`    the machine in C++: one launch under one schedule, and what it found
 `driver`     a driver for Triton: kernels that are launched run in the machine
 `src`        the machine

@@ -87,12 +87,15 @@ class Finding:
     program: int
     thread: int
 
-    def __str__(self) -> str:
+    @property
+    def label(self) -> str:
+        """The kind and the instructions, without what differs between schedules."""
         other = f"; before that {self.other}" if self.other else ""
-        return (
-            f"{self.kind}: {self.source} `{self.instruction}` by thread {self.thread} of program {self.program}"
-            f" at {self.address:#x}, {self.count} times{other}"
-        )
+        return f"{self.kind}: {self.source} `{self.instruction}`{other}"
+
+    def __str__(self) -> str:
+        first = f"thread {self.thread} of program {self.program} at {self.address:#x}"
+        return f"{self.label}; {self.count} times, first by {first}"
 
 
 @dataclass(frozen=True)
@@ -128,9 +131,7 @@ def _library() -> Any:
     """
     spec = importlib.util.find_spec("keyedopt.ptx._machine")
     if spec is None or spec.origin is None:
-        raise RuntimeError(
-            "the PTX executor was not built: install keyedopt with a C++20 compiler (g++ 10 or later)"
-        )
+        raise RuntimeError("the PTX executor was not built: install keyedopt with g++ 10 or later")
     library = ctypes.CDLL(spec.origin)
     library.ptx_operations.restype = ctypes.c_char_p
     library.ptx_launch.restype = ctypes.c_int64

@@ -10,7 +10,7 @@ WIDTHS |= {f"{kind}{bits}": max(2, bits // 8) for kind in "us" for bits in (8, 1
 _STATEMENT = re.compile(r"(?:@(!?)(%\w+)\s+)?([a-z]\w*(?:[.:]+\w+)*)\s*(.*)", re.DOTALL)
 
 
-class UnsupportedInstruction(Exception):
+class UnsupportedInstructionError(Exception):
     """The executor has no model of an instruction or declaration; the message quotes it."""
 
 
@@ -74,15 +74,15 @@ def parse(ptx: str) -> Parsed:
     """Parse a module with one kernel.
 
     Raises:
-        UnsupportedInstruction: the module has a declaration that the executor does not model.
+        UnsupportedInstructionError: the module has a declaration that the executor does not model.
     """
     entry = re.search(r"\.visible\s+\.entry\s+(\w+)\(([^)]*)\)", ptx)
     if entry is None:
-        raise UnsupportedInstruction("the PTX has no .visible .entry")
+        raise UnsupportedInstructionError("the PTX has no .visible .entry")
     parameters = tuple(re.findall(r"\.param\s+\.(\w+)[^,]*?(\w+)\s*(?:,|$)", entry[2].strip()))
     for declared in re.findall(r"^\s*\.(?:extern |visible |func).*$", ptx, re.MULTILINE):
         if "global_smem" not in declared and ".entry" not in declared:
-            raise UnsupportedInstruction(declared.strip())
+            raise UnsupportedInstructionError(declared.strip())
     files = {
         number: path.rpartition("/")[2] for number, path in re.findall(r'\.file\s+(\d+)\s+"([^"]*)"', ptx)
     }
@@ -136,6 +136,6 @@ def _declare(kind: str, names: str, scope: str, registers: dict[str, str]) -> No
 def _statement(text: str, line: int) -> Statement:
     matched = _STATEMENT.fullmatch(text)
     if matched is None:
-        raise UnsupportedInstruction(f"line {line}: {text}")
+        raise UnsupportedInstructionError(f"line {line}: {text}")
     negated, predicate, name, operands = matched.groups()
     return Statement(name, split_operands(operands), predicate or "", bool(negated), line)

@@ -1,77 +1,27 @@
-"""Statements as numbers for the executor: an operation, and the slots of its operands in the register file."""
+"""Statements as numbers for the machine: an operation, and the slots of its operands in the register file."""
 
-import re
-import struct
-from dataclasses import dataclass
-
-from keyedopt.ptx.parse import WIDTHS, Parsed, Statement, UnsupportedInstruction, parse
-
-#: Instructions that the warp or the program takes part in; the order is that of `Control` in machine.h.
-CONTROL = (
-    *("bra", "ret", "bar", "ld", "st", "fence"),
-    *("shfl.bfly", "shfl.up", "shfl.down", "shfl.idx", "vote.ballot", "vote.any", "vote.all"),
-    *("redux.add", "redux.min.s32", "redux.max.s32", "redux.min.u32", "redux.max.u32"),
-    *("redux.and", "redux.or", "redux.xor", "ldmatrix", "warp_sync", "active"),
+from keyedopt.ptx.encode import (
+    ACQUIRE,
+    RELEASE,
+    SHARED,
+    SIGNED,
+    SIZE,
+    SPECIAL,
+    STRONG,
+    WIDTH,
+    Code,
+    Encoder,
+    size_of,
 )
-#: Atomics; the order is that of `Atomic` in memory.cpp.
-ATOMICS = ("add", "exch", "or", "and", "xor", "min.u", "max.u", "min.s", "max.s", "cas", "add.f32", "add.f64")
-MOST_ATOMICS = 16
-#: Registers that the machine fills when a program begins; the order is that of `begin` in launch.cpp.
-SPECIAL = ("%tid.x", "%ctaid.x", "%ctaid.y", "%ctaid.z", "%laneid", "%warpid")
-STRONG, ACQUIRE, RELEASE, SIGNED, SHARED, SIZE, WIDTH = 1, 2, 4, 8, 16, 1 << 8, 1 << 16
+from keyedopt.ptx.parse import WIDTHS, Statement, UnsupportedInstructionError, parse
+
 #: Modifiers that change nothing here.
 _IGNORED = {"sync", "aligned", "cta", "gpu", "sys", "rn", "to", "uni", "sat", "full", "b16x2", "noftz"}
 _NOTHING = ("nanosleep", "prefetch", "prefetchu", "discard", "griddepcontrol", "pragma")
 
 
-@dataclass(frozen=True, eq=False)
-class Code:
-    """A kernel as the machine runs it.
-
-    Args:
-        parsed: the kernel.
-        words: fourteen numbers for each instruction, see `Instruction` in machine.h.
-        constants: slot, width in bytes and value of every constant.
-        parameters: for each parameter the slots that get its value, each with its width.
-        special: the slots of `SPECIAL`, −1 for those that are not used.
-        grid: the slots of the size of the grid, in x, y and z, and of the threads of a program.
-        slots: of the register file.
-    """
-
-    parsed: Parsed
-    words: tuple[int, ...]
-    constants: tuple[tuple[int, int, int], ...]
-    parameters: tuple[tuple[tuple[int, int], ...], ...]
-    special: tuple[int, ...]
-    grid: tuple[int, ...]
-    slots: int
-
-
-def bits_of(kind: str) -> int:
-    """Return the number of bytes of a type: 1 for b8, 2 for bf16."""
-    return (
-        1 if kind == "pred" else int(kind.lstrip("usbf").removesuffix("x2") or 0) // 8 * (1 + ("x2" in kind))
-    )
-
-
-class Translator:
+class Translator(Encoder):
     """Translates one kernel."""
-
-    def __init__(self, parsed: Parsed, operations: dict[str, int]) -> None:
-        self._parsed, self._operations = parsed, operations
-        self._words: list[int] = []
-        self._constants: dict[tuple[int, int], int] = {}
-        self._parameters: list[list[tuple[int, int]]] = [[] for _ in parsed.parameters]
-        self._names = {name: index for index, (_, name) in enumerate(parsed.parameters)}
-        self._special: dict[str, int] = {}
-        self._labels: dict[str, int] = {}
-        self._branches: list[tuple[int, str]] = []
-        self._slots = 0
-        self._last = _last_uses(parsed)
-        self._local = {name for names in self._last.values() for name in names}
-        self._free: dict[int, list[int]] = {}  # by width: lanes of another width lie elsewhere
-        self._held: dict[str, int] = {}
-        self._line = 0
 
     def run(self) -> Code:
         """Translate all statements."""
@@ -100,74 +50,6 @@ class Translator:
             self._slots,
         )
 
-    # --- operands ---------------------------------------------------------------------------------
-
-    def _new(self) -> int:
-        self._slots += 1
-        return self._slots - 1
-
-    def _constant(self, value: int, width: int) -> int:
-        value = (value + (1 << 63)) % (1 << 64) - (1 << 63)
-        key = (width, value)
-        if key not in self._constants:
-            self._constants[key] = self._new()
-        return self._constants[key]
-
-    def _slot(self, name: str, width: int) -> int:
-        """Return the slot of a register, a number or a symbol that is read or written with this width."""
-        name = name.strip()
-        if name in SPECIAL or name.startswith(("%nctaid", "%ntid")):
-            if name not in self._special:
-                self._special[name] = self._new()
-            return self._special[name]
-        if name in ("%tid.y", "%tid.z"):
-            return self._constant(0, width)
-        if name in self._parsed.registers:
-            if name not in self._held:
-                free = self._free.get(self._width(name)) if name in self._local else None
-                self._held[name] = free.pop() if free else self._new()
-            return self._held[name]
-        if name == "global_smem" or name.startswith("_$_str"):
-            return self._constant(0, width)
-        if name == "WARP_SZ":
-            return self._constant(32, width)
-        if floating := re.fullmatch(r"0([fd])([0-9a-fA-F]+)", name):
-            return self._constant(int(floating[2], 16), width)
-        if re.fullmatch(r"-?\d+\.\d+(?:[eE][+-]?\d+)?", name):
-            code = "<fi" if width == 4 else "<dq"
-            return self._constant(
-                struct.unpack(f"<{code[2]}", struct.pack(f"<{code[1]}", float(name)))[0], width
-            )
-        if re.fullmatch(r"-?(?:0[xX][0-9a-fA-F]+|\d+)U?", name):
-            return self._constant(int(name.rstrip("U"), 0), width)
-        raise UnsupportedInstruction(f"line {self._line}: operand {name}")
-
-    def _address(self, operand: str, shared: bool) -> tuple[int, int]:
-        matched = re.fullmatch(r"\[\s*(%?[\w$.]+)\s*(?:\+\s*(-?\d+))?\s*\]", operand)
-        if matched is None:
-            raise UnsupportedInstruction(f"line {self._line}: address {operand}")
-        return self._slot(matched[1], 4 if shared else 8), int(matched[2] or 0)
-
-    def _width(self, name: str) -> int:
-        return WIDTHS[self._parsed.registers[name]]
-
-    def _emit(
-        self, name: str, *x: int, count: int = 1, flags: int = 0, guard: Statement | None = None
-    ) -> None:
-        if name in CONTROL:
-            number = CONTROL.index(name)
-        elif name.startswith("atom "):
-            number = len(CONTROL) + ATOMICS.index(name[5:])
-        elif name in self._operations:
-            number = len(CONTROL) + MOST_ATOMICS + self._operations[name]
-        else:
-            text = self._parsed.text[self._line - 1].strip()
-            raise UnsupportedInstruction(f"line {self._line}: {text} ({name})")
-        predicate = self._slot(guard.predicate, 1) if guard and guard.predicate else -1
-        negated = int(guard.negated) if guard else 0
-        words = [number, predicate, negated, self._line, count, flags, *x, *[-1] * (8 - len(x))]
-        self._words += [(word + (1 << 31)) % (1 << 32) - (1 << 31) for word in words]
-
     # --- statements -------------------------------------------------------------------------------
 
     def _statement(self, one: Statement) -> None:
@@ -183,7 +65,7 @@ class Translator:
         """Translate an instruction whose lanes do not interact; type and options make up its name."""
         head, kind, *_ = parts[0], parts[-1]
         options = [part for part in parts[1:-1] if part not in _IGNORED]
-        operands, size = list(one.operands), max(bits_of(kind), 1)
+        operands, size = list(one.operands), max(size_of(kind), 1)
         widths = [size] * len(operands)
         if kind == "pred":
             name = f"{head}.pred"
@@ -239,7 +121,7 @@ class Translator:
         if kind[0] == "b" and not kind.startswith("bf"):
             kind = f"u{kind[1:]}"
         compare = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}.get(compare, compare)
-        size = bits_of(kind)
+        size = size_of(kind)
         target, *other = one.operands[0].split("|")
         left, right = (self._slot(operand, size) for operand in one.operands[1:3])
         self._emit(f"setp.{compare}.{kind}", self._slot(target, 1), left, right, guard=one)
@@ -255,19 +137,27 @@ class Translator:
         to, source = parts[-2], parts[-1]
         integers = "us"
         if to[0] in integers and source[0] in integers:
-            name = f"cvt.{max(16, 8 * bits_of(to))}.{source}"
-            if bits_of(to) == 1:
+            name = f"cvt.{max(16, 8 * size_of(to))}.{source}"
+            if size_of(to) == 1:
                 name = f"cvt.16.{to}"
         elif source[0] in integers:
             name = f"cvt.{to}.{source}"
         else:
             name = ".".join(["cvt", *options, to, source])
-        widths = [self._width(one.operands[0]), *[max(2, bits_of(source))] * (len(one.operands) - 1)]
-        self._emit(name, *(self._slot(*pair) for pair in zip(one.operands, widths, strict=True)), guard=one)
+        width = max(2, size_of(source))
+        slots = [self._slot(one.operands[0], max(2, size_of(to)))]
+        slots += [
+            self._slot(name, 0 if name in self._parsed.registers else width) for name in one.operands[1:]
+        ]
+        held = self._parsed.registers.get(one.operands[1], "")
+        if held and WIDTHS[held] > width:  # only the low bits are read
+            slots[1] = self._new()
+            self._emit(f"cvt.{8 * width}.u{8 * WIDTHS[held]}", slots[1], self._slot(one.operands[1], 0))
+        self._emit(name, *slots, guard=one)
 
     def _do_mov(self, one: Statement, parts: list[str]) -> None:
         to, source = one.operands
-        whole = bits_of(parts[1])
+        whole = size_of(parts[1])
         if to.startswith("{"):
             names = _names(to)
             slots = [-1 if name == "_" else self._slot(name, 0) for name in names]
@@ -300,7 +190,7 @@ class Translator:
         elif "sync" in parts and one.operands == ("0",):
             self._emit("bar", guard=one)
         else:
-            raise UnsupportedInstruction(f"line {one.line}: {one.name} {', '.join(one.operands)}")
+            raise UnsupportedInstructionError(f"line {one.line}: {one.name} {', '.join(one.operands)}")
 
     _do_barrier = _do_bar
 
@@ -315,11 +205,11 @@ class Translator:
     def _do_ld(self, one: Statement, parts: list[str]) -> None:
         if "param" in parts:
             name = one.operands[1].strip("[] ")
-            if name not in self._names:
-                raise UnsupportedInstruction(f"line {one.line}: {one.name} {one.operands[1]}")
+            if name not in self._indices:
+                raise UnsupportedInstructionError(f"line {one.line}: {one.name} {one.operands[1]}")
             width = self._width(one.operands[0])
             slot = self._new()
-            self._parameters[self._names[name]].append((slot, width))
+            self._parameters[self._indices[name]].append((slot, width))
             self._emit(f"mov.{8 * width}", self._slot(one.operands[0], width), slot, guard=one)
             return
         shared, flags = self._memory(one, parts)
@@ -327,13 +217,13 @@ class Translator:
         address, offset = self._address(one.operands[1], shared)
         widths = [self._width(name) for name in names if name != "_"]
         slots = [-1 if name == "_" else self._slot(name, 0) for name in names]
-        flags |= SIZE * bits_of(parts[-1]) + WIDTH * widths[0] + SIGNED * (parts[-1][0] == "s")
+        flags |= SIZE * size_of(parts[-1]) + WIDTH * widths[0] + SIGNED * (parts[-1][0] == "s")
         self._emit("ld", *(slots + [-1] * 4)[:4], address, offset, count=len(names), flags=flags, guard=one)
 
     def _do_st(self, one: Statement, parts: list[str]) -> None:
         shared, flags = self._memory(one, parts)
         address, offset = self._address(one.operands[0], shared)
-        names, size = _names(one.operands[1]), bits_of(parts[-1])
+        names, size = _names(one.operands[1]), size_of(parts[-1])
         widths = [self._width(name) for name in names if name in self._parsed.registers]
         width = widths[0] if widths else max(size, 2)
         slots = [self._slot(name, width) for name in names]
@@ -343,7 +233,7 @@ class Translator:
     def _memory(self, one: Statement, parts: list[str]) -> tuple[bool, int]:
         shared = "shared" in parts
         if not shared and "global" not in parts:
-            raise UnsupportedInstruction(f"line {one.line}: {one.name}")
+            raise UnsupportedInstructionError(f"line {one.line}: {one.name}")
         strong = {"volatile", "relaxed", "acquire", "release", "acq_rel"} & set(parts)
         flags = STRONG * bool(strong) + SHARED * shared
         flags |= ACQUIRE * bool({"acquire", "acq_rel"} & strong) + RELEASE * bool(
@@ -356,7 +246,7 @@ class Translator:
         operation = next(
             part for part in parts if part in ("add", "exch", "or", "and", "xor", "min", "max", "cas")
         )
-        kind, size = parts[-1], bits_of(parts[-1])
+        kind, size = parts[-1], size_of(parts[-1])
         if operation in ("min", "max"):
             operation += f".{kind[0]}"
         elif operation == "add" and kind in ("f32", "f64"):
@@ -401,33 +291,6 @@ def _names(operand: str) -> list[str]:
     return [name.strip() for name in operand.strip("{} ").split(",")]
 
 
-def _last_uses(parsed: Parsed) -> dict[int, list[str]]:
-    """Return the registers whose slot is free after a statement: they are used in one block only, first written."""
-    blocks: dict[str, set[int]] = {}
-    first: dict[str, bool] = {}
-    last: dict[str, int] = {}
-    block = 0
-    for index, one in enumerate(parsed.body):
-        if isinstance(one, str):
-            block += 1
-            continue
-        named = [one.predicate] if one.predicate else []
-        given = [name for operand in one.operands[1:] for name in re.findall(r"%\w+", operand)]
-        to = re.findall(r"%\w+", one.operands[0]) if one.operands else []
-        written = set() if one.name.startswith("st") else set(to) - set(given)
-        for name in (*named, *to, *given):
-            blocks.setdefault(name, set()).add(block)
-            first.setdefault(name, name in written and not one.predicate)
-            last[name] = index
-        if one.name.startswith("bra"):
-            block += 1
-    found: dict[int, list[str]] = {}
-    for name, index in last.items():
-        if len(blocks[name]) == 1 and first[name] and name in parsed.registers:
-            found.setdefault(index, []).append(name)
-    return found
-
-
 def translate(ptx: str, operations: dict[str, int]) -> Code:
     """Translate the text of a module with one kernel.
 
@@ -436,6 +299,6 @@ def translate(ptx: str, operations: dict[str, int]) -> Code:
         operations: the numbers of the machine's operations, by name.
 
     Raises:
-        UnsupportedInstruction: names an instruction that the machine does not have.
+        UnsupportedInstructionError: names an instruction that the machine does not have.
     """
     return Translator(parse(ptx), operations).run()

@@ -146,6 +146,7 @@ class FusedCollection(TableCollection):
             if self._strict:
                 self.check()
         except ValueError:  # a backend does not know which feature is wrong
+            layout.forget_counts()
             inputs.check_contents(self._rows)
             raise
         if joins:
@@ -178,14 +179,17 @@ class FusedCollection(TableCollection):
         Raises:
             ValueError: says what was wrong; no table on that device was updated since.
         """
-        layout = self._current_layout()
-        for group in layout.groups:
-            try:
-                group.backend.check(group.device)
-            except ValueError:
-                for each in layout.groups:
-                    each.forget_counts()
-                raise
+        self._current_layout().check()
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the state of the module as torch does, after `check`: invalid lookups suppress updates.
+
+        Raises:
+            ValueError: earlier lookups were invalid.
+        """
+        if self._layout is not None:
+            self._layout.check()
+        return super().state_dict(*args, **kwargs)
 
     def _current_layout(self) -> FeatureLayout:
         """Return the layout, made anew if a tensor or a parameter group was replaced."""

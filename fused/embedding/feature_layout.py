@@ -147,6 +147,24 @@ class FeatureLayout:
             for group in self.groups
         )
 
+    def check(self) -> None:
+        """Synchronize, and raise what was wrong with lookups since the last call.
+
+        Raises:
+            ValueError: says what was wrong.
+        """
+        for group in self.groups:
+            try:
+                group.backend.check(group.device)
+            except ValueError:
+                self.forget_counts()
+                raise
+
+    def forget_counts(self) -> None:
+        """Drop the known step counts: the counters on the device differ after suppressed updates."""
+        for group in self.groups:
+            group.forget_counts()
+
     def check_devices(self, inputs: Inputs) -> None:
         """Check that values are on the device of their table, or raise ValueError."""
         if not (self._on_cpu and inputs.on_cpu()):

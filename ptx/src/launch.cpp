@@ -69,6 +69,9 @@ bool pass_barrier(Program& p) {
     return true;
 }
 
+// So many strong reads in a row change nothing: programs wait for what does not come.
+constexpr u64 SPINS = 4'000'000;
+
 bool done(Program& p) {
     return std::all_of(p.warps.begin(), p.warps.end(), [](Warp& w) { return w.lanes(Lane::DONE) == ALL; });
 }
@@ -83,7 +86,7 @@ void execute(Launch& launch, const Input& in) {
     size_t next = 0, victim = 0;
     while ((next < order.size() || !live.empty()) && !launch.stopped) {
         while (live.size() < how.resident && next < order.size()) live.push_back(begin(launch, in, order[next++]));
-        if (launch.random() % 256 == 0) victim = launch.random();
+        if (launch.random() % 2048 == 0) victim = launch.random();
         size_t chosen = launch.random() % live.size();
         if (how.starve && live.size() > 1 && chosen == victim % live.size() && launch.random() % 64) continue;
         Program& p = *live[chosen];
@@ -92,20 +95,19 @@ void execute(Launch& launch, const Input& in) {
             if (runnable(w)) ready.push_back(&w);
         if (!ready.empty()) run(*ready[launch.random() % ready.size()], 1 + u32(launch.random() % how.slice));
         if (how.drain == 2 && launch.random() % 8 == 0) drain_some(p);
-        if (!ready.empty() && launch.instructions < how.limit) {
+        bool spins = launch.spins > SPINS;
+        if (!ready.empty() && launch.instructions < how.limit && !spins) {
             bool waits = std::none_of(p.warps.begin(), p.warps.end(), runnable);
             if (!waits) continue;
         }
         if (done(p)) {
             drain(p);
             live.erase(live.begin() + chosen);
-        } else if (!pass_barrier(p) && ready.empty()) {
-            launch.note(DEADLOCK, 0, 0, 0, p, 0, -1, 0);
-            launch.stopped = true;
-        }
-        if (launch.instructions >= how.limit) {
+        } else
+            pass_barrier(p);
+        if (launch.instructions >= how.limit || spins) {
             Warp* where = ready.empty() ? &p.warps[0] : ready[0];
-            launch.note(LIMIT, launch.code[where->pc[0]].line, 0, 0, p, 0, -1, 0);
+            launch.note(spins ? DEADLOCK : LIMIT, launch.code[where->pc[0]].line, 0, 0, p, 0, -1, 0);
             launch.stopped = true;
         }
     }

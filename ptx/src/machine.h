@@ -125,6 +125,7 @@ struct Launch {
     std::map<std::pair<int, std::pair<s32, s32>>, Finding> findings;
     std::unordered_map<u64, std::unordered_map<s32, u32>> published;
     u64 instructions = 0, read = 0, written = 0, atomics = 0;
+    u64 spins = 0;  // strong reads since memory changed
     bool stopped = false;
 
     void note(Kind kind, s32 line, s32 other_line, u64 address, const Program& program, u32 thread, s32 other_program,

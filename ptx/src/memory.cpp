@@ -248,6 +248,7 @@ void load(Warp& w, const Instruction& i, u32 mask) {
             shadow_global(w, i, l, region, address, whole, false, nullptr, i.flags & STRONG);
             for (s32 k = 0; k < i.count; k++) peek(p, address + k * size, data + k * size, size);
             p.launch->read += whole;
+            p.launch->spins += i.flags & STRONG;
         }
         for (s32 k = 0; k < i.count; k++)
             if (i.x[k] >= 0) put(w, i.x[k], l, data + k * size, size, width_of(i), i.flags & SIGNED);
@@ -280,6 +281,7 @@ void store(Warp& w, const Instruction& i, u32 mask) {
             } else
                 poke(p, address, data, whole);
             p.launch->written += whole;
+            p.launch->spins = 0;
         }
     }
 }
@@ -347,6 +349,7 @@ void atomic(Warp& w, const Instruction& i, u32 mask, int kind) {
         }
         std::memcpy(&old, at, size);
         u64 next = combined(kind, old, value, other, size);
+        p.launch->spins = next == old ? p.launch->spins + 1 : 0;
         if (i.flags & SHARED) shadow_shared(w, l, u32(address), size, i.line, true, nullptr, true);
         std::memcpy(at, &next, size);
         if (i.x[0] >= 0) put(w, i.x[0], l, reinterpret_cast<u8*>(&old), size, size, false);

@@ -107,8 +107,6 @@ void collective(Warp& w, const Instruction& i, u32 mask) {
         if (mask >> l & 1) w.at<u32>(i.x[0])[l] = value;
 }
 
-bool is_collective(s32 op) { return op >= SHFL_BFLY && op <= WARP_SYNC; }
-
 void set(Warp& w, u32 mask, s32 pc, Lane state) {
     for (u32 l = 0; l < 32; l++)
         if (mask >> l & 1) w.pc[l] = pc, w.state[l] = state;

@@ -57,7 +57,13 @@ class TritonBackend(Backend):
 
     @torch.no_grad()
     def look_up(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[Tensor]:
-        """Return the output of each lookup: (B, D) pooled, (N, D) not; in float32."""
+        """Return the output of each lookup: (B, D) pooled, (N, D) not; in float32.
+
+        Raises:
+            ValueError: lookups of an earlier call were invalid, see `check`.
+        """
+        for device in {table.weight.device for table in tables}:
+            device_flags.check_arrived(device)
         outputs = []
         for lookup in lookups:
             weight = tables[lookup.table].weight
@@ -80,8 +86,9 @@ class TritonBackend(Backend):
     def check(self, device: torch.device) -> None:
         """Synchronize, and raise what was wrong with lookups on a device since the last call.
 
-        Invalid row numbers and offsets read no memory, and set the error flag of the device. Until this
-        method is called, no table, state or step count on the device is written.
+        Invalid row numbers and offsets read no memory, and set the error flag of the device, which each call
+        copies to the host without synchronizing. The first `look_up` after the flag has arrived raises the
+        error, or this method. Until then no table, state or step count on the device is written.
 
         Raises:
             ValueError: says what was wrong.
@@ -159,10 +166,9 @@ class TritonBackend(Backend):
         self._check_soon(tables)
 
     def _check_soon(self, tables: Sequence[Table]) -> None:
-        """Raise errors at once on the CPU, where reading the flag is free."""
+        """Send the error flag to the host, where the next `look_up` reads it; on the CPU, raise the error."""
         for device in {table.weight.device for table in tables}:
-            if device.type == "cpu":
-                device_flags.check(device)
+            device_flags.send_flag(device)
 
     def _runs(self, group: Group, lookups: Sequence[Lookup]) -> tuple[Runs | None, list[Tensor]]:
         """Return the runs of the lookups that have a gradient, made by `prepare` or here; and the gradients.

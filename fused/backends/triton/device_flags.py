@@ -1,11 +1,13 @@
 """The error flag of each device, on the host; `error_flag` has the device functions."""
 
+from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from keyedopt.fused.backends.streams import capturing
+from keyedopt.fused.backends.streams import capturing, current
 from keyedopt.fused.backends.triton.streams import TOO_SOON, StreamTensors
 
 #: The meaning of the bits of the flag.
@@ -22,7 +24,9 @@ def _memory(device: torch.device) -> StreamTensors:
 
 
 def error_flag(device: torch.device, reported: bool = True) -> Tensor:
-    """Return the error flag of a device, (1,) int32; 0 while all lookups were valid.
+    """Return the error flag of a device, int32, of which the first is 0 while all lookups were valid.
+
+    Kernels that set it write `step_increment`, too, which is the third.
 
     Args:
         device: of the tables.
@@ -31,13 +35,51 @@ def error_flag(device: torch.device, reported: bool = True) -> Tensor:
             the memory of its input was reused.
     """
     (memory,) = _memory(device).on_current_stream()
-    return memory[0 if reported else 2 :].view(torch.int32)[:1]
+    return memory[0 if reported else 2 :].view(torch.int32)[:3]
 
 
 def step_increment(device: torch.device) -> Tensor:
     """Return what a step adds to step counts, (1,) int64 on the device: 1; 0 once the error flag is set."""
     (memory,) = _memory(device).on_current_stream()
     return memory[1:2]
+
+
+@dataclass(frozen=True)
+class _Copy:
+    """The flag on its way to the host: pinned memory, and an event after the copy."""
+
+    host: Tensor
+    event: Any
+
+
+#: The copy of the flag of each device that was begun last.
+_COPIES: dict[torch.device, _Copy] = {}
+
+
+def send_flag(device: torch.device) -> None:
+    """Begin to copy the flag to the host, unless a copy is on its way; on the CPU, raise what was wrong."""
+    if device.type == "cpu":
+        check(device)
+        return
+    if device in _COPIES or capturing(device):
+        return
+    host = torch.empty(1, dtype=torch.int32, pin_memory=True)
+    host.copy_(error_flag(device)[:1], non_blocking=True)
+    _COPIES[device] = _Copy(host, current(device).record_event())
+
+
+def check_arrived(device: torch.device) -> None:
+    """Raise what was wrong with earlier lookups, if that is known on the host; does not synchronize.
+
+    Raises:
+        ValueError: says what was wrong; no table was updated since.
+    """
+    copy = _COPIES.get(device)
+    if copy is None or capturing(device) or not copy.event.query():
+        return
+    _COPIES.pop(device, None)
+    if int(copy.host):
+        check(device)
 
 
 def check(device: torch.device) -> None:
@@ -48,7 +90,8 @@ def check(device: torch.device) -> None:
     """
     if device.type == "cuda":  # all streams: another one could set the flag just before it is cleared
         torch.cuda.synchronize(device)
-    flag = error_flag(device)
+    _COPIES.pop(device, None)
+    flag = error_flag(device)[:1]
     bits = int(flag)
     if bits:
         flag.zero_()

@@ -1,0 +1,130 @@
+"""The compiled Triton kernels on the CPU: the cases of the interpreter tests, in the PTX executor.
+
+Here a sample runs, and a few planted faults. ``python tests/fused/test_triton_executed.py --rounds 4`` runs every
+case for both architectures with other schedules in each round, then all planted faults, and prints what happened.
+Triton must not interpret kernels, so this file is the script of a process of its own.
+"""
+
+import argparse
+import importlib.util
+import sys
+from typing import Any
+
+import pytest
+import torch
+from test_triton_interpreter import cases
+from triton_executor import OWN, outcome, run_rounds
+from triton_faults import FAULTS
+from triton_process import hand_over, run_alone
+
+SAMPLE = (
+    *(
+        "step-rowwise-float32",
+        "step-partial_adam-float32",
+        "step-adam-bfloat16",
+        "width-8",
+        "pooling-weighted_mean",
+    ),
+    *("sort-packed", "sort-all_the_same", "runs-chunks", "coalesce", "random-float16", *OWN),
+)
+SAMPLE_FAULTS = (
+    "no barrier before the scratch is read",
+    "the count of a tile is published by a store",
+    "tiles are taken in the order of programs",
+    "an atomic exchange becomes a store",
+    "a mask of a load is dropped",
+    "a shuffle is of half a warp",
+)
+KERNELS = {
+    "write_keys",
+    "radix_pass",
+    "find_runs",
+    "check_offsets",
+    "pool",
+    "sum_chunks",
+    "join_chunks",
+    "update",
+}
+
+
+def small_backend() -> Any:
+    from keyedopt.fused.backends.triton import TritonBackend
+    from keyedopt.fused.backends.triton.shapes import Tuning
+
+    torch.set_num_threads(1)
+    return TritonBackend(Tuning(block=16, chunk=16, values=16, probes=4, tile=128))
+
+
+def every_case() -> dict[str, Any]:
+    return dict(cases()) | OWN
+
+
+# --- in the process without the interpreter -------------------------------------------------------
+
+
+def run_sample() -> dict[str, Any]:
+    every, backend = every_case(), small_backend()
+    wrong, seen = run_rounds([(name, every[name]) for name in SAMPLE], backend, (90,), 1)
+    faults = [fault for fault in FAULTS if fault.name in SAMPLE_FAULTS]
+    return {
+        "wrong": wrong,
+        "kernels": list(seen),
+        "faults": {fault.name: outcome(fault, every, backend) for fault in faults},
+    }
+
+
+def run_everything(rounds: int, architectures: tuple[int, ...], names: list[str]) -> None:
+    every, backend = every_case(), small_backend()
+    schedules: dict[str, int] = {}
+    for name, case in every.items():
+        if names and name not in names:
+            continue
+        wrong, seen = run_rounds([(name, case)], backend, architectures, rounds)
+        for kernel, count in seen.items():
+            schedules[kernel] = schedules.get(kernel, 0) + count
+        print(f"{name}: {wrong[name] or 'right'}", flush=True)
+    print("schedules:", schedules, flush=True)
+    for fault in FAULTS:
+        if not names or fault.name in names:
+            print(f"{fault.name}: {outcome(fault, every, backend) or 'not seen ' + fault.hidden}", flush=True)
+
+
+# --- in the process of pytest ---------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    if importlib.util.find_spec("keyedopt.ptx._machine") is None:
+        pytest.fail("the PTX executor was not built: pip install -e . with g++ 10 or later")
+    return run_alone(tmp_path_factory, __file__, interpret=False)
+
+
+@pytest.mark.parametrize("name", SAMPLE)
+def test_compiled_kernels_are_right_under_any_schedule(found: dict[str, Any], name: str) -> None:
+    assert not found["wrong"][name], found["wrong"][name]
+
+
+def test_the_sample_runs_every_kernel(found: dict[str, Any]) -> None:
+    assert set(found["kernels"]) >= KERNELS | {"count_runs", "collect"}
+
+
+@pytest.mark.parametrize("name", SAMPLE_FAULTS)
+def test_a_planted_fault_is_found(found: dict[str, Any], name: str) -> None:
+    assert found["faults"][name]
+
+
+def test_faults_have_a_reason_if_they_are_hidden() -> None:
+    assert len({fault.name for fault in FAULTS}) == len(FAULTS) >= 30
+    assert set(SAMPLE_FAULTS) <= {fault.name for fault in FAULTS if not fault.hidden}
+
+
+if __name__ == "__main__":
+    if sys.argv[1].startswith("--"):
+        parser = argparse.ArgumentParser(description=__doc__)
+        parser.add_argument("--rounds", type=int, default=1)
+        parser.add_argument("--architectures", type=int, nargs="+", default=[80, 90])
+        parser.add_argument("names", nargs="*")
+        given = parser.parse_args()
+        run_everything(given.rounds, tuple(given.architectures), given.names)
+    else:
+        hand_over(run_sample())

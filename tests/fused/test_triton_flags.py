@@ -1,0 +1,78 @@
+"""The error flag of a device reaches the host without synchronizing; streams are patched."""
+
+from unittest.mock import patch
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from keyedopt.fused.backends.triton import device_flags
+
+DEVICE = torch.device("cuda", 0)
+
+
+class Event:
+    """An event that is over when a test says so."""
+
+    done = False
+
+    def query(self):
+        return self.done
+
+
+@pytest.fixture
+def event(monkeypatch):
+    """Return the event of each copy; the flag is on the CPU, and nothing may synchronize."""
+    one, memory = Event(), torch.tensor([0, 1])
+    empty = torch.empty
+
+    class Stream:
+        def record_event(self):
+            return one
+
+    monkeypatch.setattr(device_flags, "_COPIES", {})
+    monkeypatch.setattr(device_flags, "capturing", lambda device: False)
+    monkeypatch.setattr(device_flags, "current", lambda device: Stream())
+    monkeypatch.setattr(device_flags, "error_flag", lambda device: memory.view(torch.int32)[:3])
+    monkeypatch.setattr(device_flags, "step_increment", lambda device: memory[1:])
+    monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory=False, **more: empty(*shape, **more))
+    one.memory = memory
+    return one
+
+
+def synchronizing():
+    return patch.object(torch.cuda, "synchronize")
+
+
+def test_a_flag_is_raised_at_the_first_step_after_it_arrived(event):
+    event.memory.copy_(torch.tensor([1, 0]))
+    device_flags.send_flag(DEVICE)
+    with synchronizing() as synchronized:
+        device_flags.check_arrived(DEVICE)
+        assert not synchronized.called
+        event.done = True
+        with pytest.raises(ValueError, match="row numbers"):
+            device_flags.check_arrived(DEVICE)
+        assert synchronized.called
+    assert event.memory.tolist() == [0, 1]
+    device_flags.check_arrived(DEVICE)
+
+
+def test_valid_steps_never_synchronize(event):
+    event.done = True
+    with synchronizing() as synchronized:
+        for _ in range(3):
+            device_flags.check_arrived(DEVICE)
+            device_flags.send_flag(DEVICE)
+    assert not synchronized.called
+
+
+def test_a_flag_that_was_set_after_a_copy_is_seen_by_the_next(event):
+    device_flags.send_flag(DEVICE)
+    event.memory.copy_(torch.tensor([2, 0]))
+    event.done = True
+    device_flags.check_arrived(DEVICE)
+    device_flags.send_flag(DEVICE)
+    with synchronizing(), pytest.raises(ValueError, match="offsets"):
+        device_flags.check_arrived(DEVICE)

@@ -1,0 +1,293 @@
+"""Faults to plant in kernels and in their PTX, so that the executor is tested itself."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault.
+
+    Args:
+        name: says what is wrong.
+        where: "module.function" of the source, or the name of the kernel for PTX.
+        old: the text that is replaced, or the expression in PTX.
+        new: what it is replaced by.
+        cases: of the interpreter tests that reach it.
+        which: of the places where `old` is, from 0.
+        ptx: whether PTX is changed.
+        hidden: why nothing shows, or "".
+    """
+
+    name: str
+    where: str
+    old: str
+    new: str
+    cases: tuple[str, ...] = ("step-rowwise-float32",)
+    which: int = 0
+    ptx: bool = False
+    hidden: str = ""
+
+
+SORT = ("sort-two_digits",)
+TILES = ("sort-all_the_same",)
+COUNTED = ("step-partial_adam-float32",)
+BARRIER = r"^\s*bar\.sync.*$"
+
+FAULTS = (
+    # --- the sort
+    Fault("no barrier before the scratch is read", "radix.put_in_order", "tl.debug_barrier()", "pass", SORT),
+    Fault(
+        "no barrier before the scratch is reused",
+        "radix.put_in_order",
+        "tl.debug_barrier()",
+        "pass",
+        SORT,
+        1,
+        hidden="`ranks` exchanges sums in shared memory, so another barrier follows in the compiled kernel",
+    ),
+    Fault("no barrier before places are read", "radix.radix_pass", "tl.debug_barrier()", "pass", SORT),
+    Fault(
+        "no barrier before the next tile",
+        "radix.radix_pass",
+        "        tl.debug_barrier()\n        tile =",
+        "        tile =",
+        SORT,
+        hidden="the ticket is handed out in shared memory, so another barrier follows in the compiled kernel",
+    ),
+    Fault(
+        "the count of a tile is published by a store",
+        "radix.radix_pass",
+        'tl.atomic_xchg(mine, (counts << 2) | tl.where(tile == 0, WHOLE, ALONE), sem="relaxed")',
+        "tl.store(mine, (counts << 2) | tl.where(tile == 0, WHOLE, ALONE))",
+        SORT,
+    ),
+    Fault(
+        "the sum of the tiles is published by a store",
+        "radix.radix_pass",
+        'tl.atomic_xchg(mine, ((before + counts) << 2) | WHOLE, sem="relaxed")',
+        "tl.store(mine, ((before + counts) << 2) | WHOLE)",
+        TILES,
+    ),
+    Fault("the look-back reads without volatile", "radix.look_back", ", volatile=True", "", SORT),
+    Fault(
+        "tiles are taken in the order of programs",
+        "radix.radix_pass",
+        'tl.atomic_add(ticket, 1, sem="relaxed")',
+        "tl.program_id(0)",
+        SORT,
+    ),
+    Fault(
+        "the look-back begins with its own tile",
+        "radix.look_back",
+        "total + (tile - 1)",
+        "total + tile",
+        SORT,
+    ),
+    Fault("keys are read without a mask", "radix.radix_pass", "mask=element < count, other=0", "", SORT),
+    Fault(
+        "one element too many at the end of a tile",
+        "radix.radix_pass",
+        "live = element < count",
+        "live = element <= count",
+        SORT,
+    ),
+    Fault(
+        "padding is counted",
+        "radix.radix_pass",
+        "counts - (TILE - count)",
+        "counts",
+        SORT,
+        hidden="only the last tile has padding, and no tile reads its counts: results are the same",
+    ),
+    Fault(
+        "padding is not the last digit",
+        "radix.radix_pass",
+        "digit = tl.where(element < count, digit, bins_ - 1)",
+        "digit = digit + 0",
+        SORT,
+    ),
+    Fault("ranks begin with 1", "radix.ranks", "+ here - 1", "+ here", SORT),
+    Fault(
+        "a race on the histogram",
+        "sort.write_keys",
+        'tl.atomic_add(totals + one * bins + tl.arange(0, bins), counts, mask=counts > 0, sem="relaxed")',
+        "tl.store(totals + one * bins + tl.arange(0, bins), counts + "
+        "tl.load(totals + one * bins + tl.arange(0, bins)), mask=counts > 0)",
+        SORT,
+    ),
+    Fault("the status is not cleared", "sort.write_keys", "mask=word < clear", "mask=word < 0", TILES),
+    Fault(
+        "values are read without a mask",
+        "sort.write_keys",
+        "tl.load(values + index, mask=live, other=0)",
+        "tl.load(values + index)",
+        SORT,
+    ),
+    # --- runs
+    Fault("the last block ends too late", "sort.find_runs", "tl.minimum(begin + BLOCK, n)", "begin + BLOCK"),
+    Fault("every position begins a run", "sort.find_runs", "live & (key != before)", "live & (key >= 0)"),
+    Fault("begins of runs collide", "sort.find_runs", "begin + rank,", "begin + rank // 2,"),
+    # --- pooling
+    Fault(
+        "columns are read without a mask",
+        "forward.pool",
+        "mask=more[:, None] & inside, other=0.0",
+        "mask=more[:, None], other=0.0",
+        ("every_row",),
+    ),
+    Fault(
+        "outputs have the stride of the tile",
+        "forward.pool",
+        "(bag * width)[:, None]",
+        "(bag * WIDTH)[:, None]",
+        ("pooling-sum",),
+    ),
+    Fault(
+        "bags after the last are written",
+        "forward.pool",
+        "mask=live[:, None] & inside",
+        "mask=inside",
+        ("pooling-sum",),
+    ),
+    Fault("invalid rows are read", "forward.pool", "more &= bad == 0", "more &= bad < 2", ("invalid",)),
+    # --- sums and update
+    Fault("one position too many in a run", "reduce.sum_positions", "at < length,", "at <= length,"),
+    Fault(
+        "the ends of a long run are dropped", "chunks.join_chunks", "range(2)", "range(1)", ("runs-chunks",)
+    ),
+    Fault(
+        "sums of chunks overlap", "chunks.sum_chunks", "index.to(tl.int64) * WIDTH", "index.to(tl.int64) * 2"
+    ),
+    Fault("runs of the next block are summed", "update.update", "run + 1 < runs", "run < runs"),
+    Fault(
+        "columns are written without a mask",
+        "update.update",
+        "tl.store(weight, round_to_nearest(w, WEIGHT), mask=write)",
+        "tl.store(weight, round_to_nearest(w, WEIGHT), mask=live[:, None])",
+    ),
+    Fault("rows are written without a mask", "update.update", "live = run < runs", "live = run < ROWS * 2"),
+    Fault(
+        "the counter is written before all read it",
+        "update.update",
+        "tl.debug_barrier()",
+        "tl.zeros((1,), tl.int32)",
+        COUNTED,
+    ),
+    Fault("a table begins one row later", "arithmetic.column_of", "position >= begins", "position > begins"),
+    Fault(
+        "an invalid row sets no flag",
+        "error_flag.set_flag",
+        'tl.atomic_or(flag, BIT, sem="relaxed")',
+        "pass",
+        ("invalid",),
+    ),
+    Fault(
+        "the flag is read by each warp",
+        "error_flag.no_error",
+        "tl.max(tl.load(flag + tl.zeros((SIZE,), tl.int32)), 0) == 0",
+        "tl.load(flag) == 0",
+        hidden="another stream must set the flag while the kernel runs; the executor runs one launch at a time. "
+        "tests/fused/test_triton_compiled.py looks at the instructions instead",
+    ),
+    # --- PTX
+    *(
+        Fault(f"barrier {which} of {kernel} is removed", kernel, BARRIER, "", SORT, which, ptx=True)
+        for kernel, which in (("radix_pass", 8), ("radix_pass", 30), ("radix_pass", -1), ("write_keys", -1))
+    ),
+    Fault("the first barrier of the update is removed", "update", BARRIER, "", ptx=True),
+    Fault("a barrier of the sums of chunks is removed", "sum_chunks", BARRIER, "", which=1, ptx=True),
+    Fault("a barrier is met by one warp only", "radix_pass", BARRIER, "@%p1 bar.sync 0;", SORT, -3, ptx=True),
+    Fault(
+        "an atomic exchange becomes a store",
+        "radix_pass",
+        r"atom\.global\.gpu\.relaxed\.exch\.b32 (%r\d+), \[ (%rd\d+) \+ 0 \], (%r\d+);",
+        r"st.global.b32 [ \2 + 0 ], \3;",
+        SORT,
+        ptx=True,
+    ),
+    Fault(
+        "an atomic addition becomes a load and a store",
+        "write_keys",
+        r"(@%p\d+) atom\.global\.gpu\.relaxed\.add\.u32 (%r\d+), \[ (%rd\d+) \+ 0 \], (%r\d+);",
+        r"\1 ld.global.b32 \2, [ \3 + 0 ];\n\1 add.s32 \2, \2, \4;\n\1 st.global.b32 [ \3 + 0 ], \2;",
+        SORT,
+        ptx=True,
+    ),
+    Fault(
+        "the ticket becomes a load and a store",
+        "radix_pass",
+        r"(@%p\d+) atom\.global\.gpu\.relaxed\.add\.u32 (%r\d+), \[ (%rd\d+) \+ 0 \], (%r\d+);",
+        r"\1 ld.global.b32 \2, [ \3 + 0 ];\n\1 st.global.b32 [ \3 + 0 ], \4;",
+        SORT,
+        ptx=True,
+    ),
+    Fault(
+        "an atomic in shared memory becomes a store",
+        "radix_pass",
+        r"atom\.shared\.add\.u32\s+(%r\d+), \[(%r\d+)\], (%r\d+);",
+        r"st.shared.b32 [\2], \3;",
+        SORT,
+        ptx=True,
+    ),
+    Fault(
+        "a volatile load becomes plain", "radix_pass", r"ld\.volatile\.global", "ld.global", SORT, ptx=True
+    ),
+    Fault(
+        "a store is executed by every replica of a thread",
+        "radix_pass",
+        r"@%p\d+ (st\.shared\.b32.*)",
+        r"\1",
+        SORT,
+        1,
+        ptx=True,
+    ),
+    Fault("a mask of a load is dropped", "radix_pass", r"@%p\d+ (ld\.global\.b32)", r"\1", SORT, ptx=True),
+    Fault(
+        "a shuffle is of half a warp",
+        "radix_pass",
+        r"(shfl\.sync\.up\.b32.*), -1;",
+        r"\1, 65535;",
+        SORT,
+        ptx=True,
+    ),
+    Fault(
+        "a shuffle reads another lane",
+        "update",
+        r"(shfl\.sync\.bfly\.b32\s+%r\d+, %r\d+), 1,",
+        r"\1, 2,",
+        ptx=True,
+    ),
+    Fault(
+        "a vector is loaded 4 bytes further",
+        "update",
+        r"(ld\.global\.v4\.b32[^\[]*\[ %rd\d+ \+ )0",
+        r"\g<1>4",
+        ("width-8",),
+        ptx=True,
+    ),
+    Fault(
+        "shared memory is read beyond its end",
+        "radix_pass",
+        r"ld\.shared\.b64\s+(%rd\d+), \[(%r\d+)\+(\d+)\]",
+        r"ld.shared.b64 \1, [\2+65536]",
+        SORT,
+        ptx=True,
+    ),
+    Fault(
+        "a warp leaves before the barrier",
+        "radix_pass",
+        BARRIER,
+        r"@%p1 ret;\nbar.sync 0;",
+        SORT,
+        4,
+        ptx=True,
+    ),
+    Fault(
+        "the look-back never ends",
+        "radix_pass",
+        r"(@%p\d+ )?ld\.volatile\.global\.b32 \{ (%r\d+) \}.*",
+        r"mov.b32 \2, 0;",
+        SORT,
+        ptx=True,
+    ),
+)
