@@ -1,7 +1,7 @@
 """Run a script whose Triton kernels get tensors on the CPU, and report what hardware may do wrong.
 
-The script launches kernels as on a GPU, with ``device="cpu"`` for its tensors. It runs once for each seed, and
-each launch under another schedule.
+The script launches kernels as on a GPU, with tensors on the CPU. It runs once for each seed, and each launch
+under another schedule.
 """
 
 import argparse

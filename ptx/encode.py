@@ -46,9 +46,10 @@ class Code:
 
 def size_of(kind: str) -> int:
     """Return the number of bytes of a type: 1 for b8, 2 for bf16."""
-    return (
-        1 if kind == "pred" else int(kind.lstrip("usbf").removesuffix("x2") or 0) // 8 * (1 + ("x2" in kind))
-    )
+    matched = re.fullmatch(r"(?:[usb]|b?f)(\d+)(x2)?", kind)
+    if kind != "pred" and matched is None:
+        raise UnsupportedInstructionError(f"the type {kind}")
+    return 1 if matched is None else int(matched[1]) // 8 * (2 if matched[2] else 1)
 
 
 class Encoder:
@@ -92,10 +93,7 @@ class Encoder:
             return self._constant(0, width)
         if name in self._parsed.registers:
             if width not in (0, self._width(name)):
-                text = self._parsed.text[self._line - 1].strip()
-                raise UnsupportedInstructionError(
-                    f"line {self._line}: {text}: {name} has {self._width(name)} bytes"
-                )
+                raise UnsupportedInstructionError(f"{name} has {self._width(name)} bytes")
             if name not in self._held:
                 free = self._free.get(self._width(name)) if name in self._local else None
                 self._held[name] = free.pop() if free else self._new()
@@ -113,12 +111,12 @@ class Encoder:
             )
         if re.fullmatch(r"-?(?:0[xX][0-9a-fA-F]+|\d+)U?", name):
             return self._constant(int(name.rstrip("U"), 0), width)
-        raise UnsupportedInstructionError(f"line {self._line}: operand {name}")
+        raise UnsupportedInstructionError(f"operand {name}")
 
     def _address(self, operand: str, shared: bool) -> tuple[int, int]:
         matched = re.fullmatch(r"\[\s*(%?[\w$.]+)\s*(?:\+\s*(-?\d+))?\s*\]", operand)
         if matched is None:
-            raise UnsupportedInstructionError(f"line {self._line}: address {operand}")
+            raise UnsupportedInstructionError(f"address {operand}")
         return self._slot(matched[1], 4 if shared else 8), int(matched[2] or 0)
 
     def _width(self, name: str) -> int:
@@ -134,8 +132,7 @@ class Encoder:
         elif name in self._operations:
             number = len(CONTROL) + MOST_ATOMICS + self._operations[name]
         else:
-            text = self._parsed.text[self._line - 1].strip()
-            raise UnsupportedInstructionError(f"line {self._line}: {text} ({name})")
+            raise UnsupportedInstructionError(name)
         predicate = self._slot(guard.predicate, 1) if guard and guard.predicate else -1
         negated = int(guard.negated) if guard else 0
         words = [number, predicate, negated, self._line, count, flags, *x, *[-1] * (8 - len(x))]
@@ -143,7 +140,7 @@ class Encoder:
 
 
 def _last_uses(parsed: Parsed) -> dict[int, list[str]]:
-    """Return the registers whose slot is free after a statement: used in one block only, and first written."""
+    """Return the registers whose slot is free after a statement: of one block only, and first written."""
     blocks: dict[str, set[int]] = {}
     first: dict[str, bool] = {}
     last: dict[str, int] = {}

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from keyedopt.ptx.translate import Code, translate
+from keyedopt.ptx.encode import Code
+from keyedopt.ptx.translate import translate
 
 #: What can be wrong; the order is that of `Kind` in machine.h.
 KINDS = (

@@ -56,10 +56,14 @@ class Translator(Encoder):
         parts = one.name.replace("::", ".").split(".")
         head = parts[0]
         handler = getattr(self, f"_do_{head}", None)
-        if handler is not None:
-            handler(one, parts)
-        elif head not in _NOTHING:
-            self._plain(one, parts)
+        try:
+            if handler is not None:
+                handler(one, parts)
+            elif head not in _NOTHING:
+                self._plain(one, parts)
+        except (UnsupportedInstructionError, ValueError) as error:
+            text = self._parsed.text[one.line - 1].strip()
+            raise UnsupportedInstructionError(f"line {one.line}: {text}: {error}") from error
 
     def _plain(self, one: Statement, parts: list[str]) -> None:
         """Translate an instruction whose lanes do not interact; type and options make up its name."""
@@ -167,8 +171,10 @@ class Translator(Encoder):
         elif source.startswith("{"):
             names = _names(source)
             part = whole // len(names)
-            given = [self._slot(name, max(part, 2)) for name in names]
-            self._emit("pack", self._slot(to, 0), -1, -1, -1, *given, count=len(names), flags=part, guard=one)
+            parts_of = [self._slot(name, max(part, 2)) for name in names]
+            self._emit(
+                "pack", self._slot(to, 0), -1, -1, -1, *parts_of, count=len(names), flags=part, guard=one
+            )
         else:
             self._plain(one, parts)
 
@@ -190,7 +196,7 @@ class Translator(Encoder):
         elif "sync" in parts and one.operands == ("0",):
             self._emit("bar", guard=one)
         else:
-            raise UnsupportedInstructionError(f"line {one.line}: {one.name} {', '.join(one.operands)}")
+            raise UnsupportedInstructionError("this barrier")
 
     _do_barrier = _do_bar
 
@@ -206,7 +212,7 @@ class Translator(Encoder):
         if "param" in parts:
             name = one.operands[1].strip("[] ")
             if name not in self._indices:
-                raise UnsupportedInstructionError(f"line {one.line}: {one.name} {one.operands[1]}")
+                raise UnsupportedInstructionError("this parameter")
             width = self._width(one.operands[0])
             slot = self._new()
             self._parameters[self._indices[name]].append((slot, width))
@@ -233,7 +239,7 @@ class Translator(Encoder):
     def _memory(self, one: Statement, parts: list[str]) -> tuple[bool, int]:
         shared = "shared" in parts
         if not shared and "global" not in parts:
-            raise UnsupportedInstructionError(f"line {one.line}: {one.name}")
+            raise UnsupportedInstructionError("this memory")
         strong = {"volatile", "relaxed", "acquire", "release", "acq_rel"} & set(parts)
         flags = STRONG * bool(strong) + SHARED * shared
         flags |= ACQUIRE * bool({"acquire", "acq_rel"} & strong) + RELEASE * bool(

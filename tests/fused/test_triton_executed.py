@@ -1,8 +1,8 @@
 """The compiled Triton kernels on the CPU: the cases of the interpreter tests, in the PTX executor.
 
-Here a sample runs, and a few planted faults. ``python tests/fused/test_triton_executed.py --rounds 4`` runs every
-case for both architectures with other schedules in each round, then all planted faults, and prints what happened.
-Triton must not interpret kernels, so this file is the script of a process of its own.
+Here a sample runs, and a few planted faults. ``python tests/fused/test_triton_executed.py --rounds 4`` runs
+every case for both architectures with other schedules in each round, then all planted faults, and prints what
+happened. Triton must not interpret kernels, so this file is the script of a process of its own.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""The cases of the interpreter tests, run on the compiled PTX; and faults planted in kernels or in their PTX."""
+"""The cases of the interpreter tests on the compiled PTX, and faults planted in kernels or in their PTX."""
 
 import re
 import traceback
@@ -54,7 +54,7 @@ def run_rounds(
     architectures: tuple[int, ...],
     rounds: int,
 ) -> tuple[dict[str, str], Counter[str]]:
-    """Run cases with other schedules in each round; return what went wrong, and the schedules of each kernel."""
+    """Run cases, in each round with other schedules; return what went wrong, and launches by kernel."""
     wrong: dict[str, str] = {}
     seen: Counter[str] = Counter()
     for name, case in cases:

@@ -186,7 +186,7 @@ FAULTS = (
         "error_flag.no_error",
         "tl.max(tl.load(flag + tl.zeros((SIZE,), tl.int32)), 0) == 0",
         "tl.load(flag) == 0",
-        hidden="another stream must set the flag while the kernel runs; the executor runs one launch at a time. "
+        hidden="another stream must set the flag meanwhile; the executor runs one launch at a time. "
         "tests/fused/test_triton_compiled.py looks at the instructions instead",
     ),
     # --- PTX
