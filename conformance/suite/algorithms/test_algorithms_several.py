@@ -69,7 +69,9 @@ def test_parameters_with_unlike_step_counts_and_sparse_gradients(impl: Any, algo
 def expect_apart(impl: Any, algorithm: str, layout: str) -> None:
     """Expect parameters of one optimizer to train like each in an optimizer of its own, state included."""
     together, apart = ([parameter(*shape, seed=at) for at, shape in enumerate(SHAPES)] for _ in range(2))
-    options = COUNTED.get(algorithm, {})
+    options = dict(COUNTED.get(algorithm, {}))
+    if algorithm == "SGD" and not impl.lacks("SGD.dampening"):
+        options["dampening"] = 0.5
     one = make_algorithm(impl, algorithm, together, **options)
     others = [make_algorithm(impl, algorithm, [weight], **options) for weight in apart]
     for step in range(len(PRESENT)):
@@ -218,3 +220,48 @@ def test_gradients_of_several_steps_are_left(impl: Any, algorithm: str) -> None:
         optimizer.step()
     for grad, before in given:
         expect_bits(grad, before, "the gradient")
+
+
+@pytest.mark.clause("ALGO-022")
+@pytest.mark.needs("{algorithm}", "{algorithm}.decay")
+@pytest.mark.parametrize("algorithm", [one for one in ALGORITHMS if one != "LarsSGD"])
+@pytest.mark.parametrize("layout", ["dense", "sparse"])
+def test_no_decay(impl: Any, algorithm: str, layout: str) -> None:
+    """An option decay='none' means no decay, whatever weight_decay is, or raises ValueError."""
+    weights = [parameter(*SHAPES[0]) for _ in range(2)]
+    try:
+        optimizers = [
+            make_algorithm(impl, algorithm, [weights[0]], decay="none", weight_decay=0.5),
+            make_algorithm(impl, algorithm, [weights[1]], weight_decay=0.0),
+        ]
+    except ValueError:
+        return
+    for _ in range(2):
+        for weight, optimizer in zip(weights, optimizers, strict=True):
+            give([weight], 0, "dense" if impl.lacks(f"{algorithm}.sparse") else layout)
+            optimizer.step()
+    expect_bits(weights[0].detach(), weights[1].detach(), "the weight without decay")
+
+
+@pytest.mark.clause("ALGO-040")
+@pytest.mark.needs("{algorithm}", "{algorithm}.rows")
+@every
+def test_rows_that_count_as_zero(impl: Any, algorithm: str) -> None:
+    """With rows='nonzero' a row is left only if its whole gradient is 0; tiny numbers and NaN are not 0."""
+    nan = float("nan")
+    grads = torch.tensor([[0.0, 0.0, 1.0], [0.0, nan, 0.0], [0.0, 0.0, 0.0], [0.0, 1e-30, 0.0]])
+    before, found = list[Any](), list[Any]()
+    for rows in ("nonzero", "given"):
+        weight = parameter(4, 3)
+        optimizer = make_algorithm(impl, algorithm, [weight], rows=rows)
+        set_grads([weight])
+        optimizer.step()
+        before = [*before, weight.detach().clone()]
+        weight.grad = grads.to(weight.device, copy=True)
+        optimizer.step()
+        found.append(weight.detach())
+    nonzero, given = found
+    expect_bits(nonzero[2], before[0][2], "the row whose gradient is zero")
+    for row in (0, 3):
+        expect_same_way(nonzero[row], given[row], before[0][row], f"row {row} as with rows='given'", steps=2)
+    expect(not same_bits(nonzero[1], before[0][1]), "a change of the row with NaN", nonzero[1])
