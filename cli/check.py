@@ -10,6 +10,7 @@ from typing import Any
 from keyedopt.cli.interrupts import interruptible
 from keyedopt.cli.progress import progress
 from keyedopt.cli.summary import next_steps, ran, show, show_all
+from keyedopt.cli.verify import sign as sign_file
 from keyedopt.conformance import expectations, spec
 from keyedopt.conformance.results import model
 from keyedopt.conformance.results.errors import KeyedoptError
@@ -31,6 +32,7 @@ class Request:
     options: runner.Options
     like: str | None = None
     verbose: bool = False
+    sign: Path | None = None
 
     def files(self, target: str) -> list[Path]:
         """Return the files to write for a target; with several targets, outputs are folders."""
@@ -55,10 +57,18 @@ def check_targets(
     options: dict[str, Any],
     like: str | None = None,
     verbose: bool = False,
+    sign: Path | None = None,
 ) -> int:
     """Check each target in turn; return 0 if every gate is green, 1 if one is not, 2 on bad input."""
     request = Request(
-        tuple(targets), tuple(map(Path, outputs)), known, update, runner.Options(**options), like, verbose
+        tuple(targets),
+        tuple(map(Path, outputs)),
+        known,
+        update,
+        runner.Options(**options),
+        like,
+        verbose,
+        sign,
     )
     _validate(request)
     worst = 0
@@ -99,6 +109,10 @@ def _validate(request: Request) -> None:
             raise InputError(f"--output {output}: the name has to end in {', '.join(FORMATS)}")
     for path in (path for target in request.targets for path in request.files(target)):
         model.refuse_unwritable(path)
+    if request.sign is not None and (
+        request.like is not None or not (several or any(each.suffix == ".json" for each in request.outputs))
+    ):
+        raise InputError("--sign signs the result of a check: give --output FILE.json, and no --like")
     if options.exitfirst and (request.like is not None or request.update):
         raise InputError("-x stops early: it goes neither with --like nor with --update-expectations")
     if request.like is not None and (several or request.expectations is not None):
@@ -162,6 +176,9 @@ def _check(target: str, request: Request, judged: dict[str, tuple[model.Result, 
     judged[target] = (found, verdict)
     show(found, verdict, request.verbose)
     _write(found, outputs)
+    if request.sign is not None:
+        for output in (each for each in outputs if each.suffix == ".json"):
+            print(f"signed: {sign_file(output, request.sign)}")
     written = next((str(output) for output in outputs if output.suffix == ".json"), None)
     for line in next_steps(verdict, written, target):
         print(line)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from keyedopt.conformance import spec
+from keyedopt.conformance.findings import findings
 from keyedopt.conformance.run.case_sources import cases_by_clause
 
 
@@ -30,4 +31,10 @@ def explain_clause(name: str, fail: Callable[[str], NoReturn]) -> None:
     for case in cases_by_clause().get(clause.id, ()):
         print(f"  {case.file}::{case.name}")
         print(textwrap.indent(textwrap.fill(case.expectation, 84), "    "))
+    known = [finding for finding in findings() if clause.id in finding.clauses]
+    if known:
+        print("\ndefects found, each with a script that needs only torch and the library:")
+    for finding in known:
+        print(f"  keyedopt findings {finding.path.stem}  ({finding.path})")
+        print(textwrap.indent(textwrap.fill(finding.summary, 84), "    "))
     print(f"\ncheck it: keyedopt check TARGET --area {clause.area}")

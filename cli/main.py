@@ -174,6 +174,10 @@ def check(
         int | None, typer.Option(metavar="N", help="Worker processes; default: one per processor.", min=1)
     ] = None,
     nproc: Annotated[int, typer.Option(help="Ranks of the cases in the area sharded.", min=1, max=8)] = 2,
+    sign: Annotated[
+        Path | None,
+        typer.Option(metavar="KEY", help="Sign the .json result with this key of ssh, in FILE.sig."),
+    ] = None,
     exitfirst: Annotated[
         bool,
         typer.Option("-x", "--exitfirst", help="Stop at the first failing case that is not a known failure."),
@@ -202,7 +206,9 @@ def check(
     if like is not None:
         with _reports():
             import keyedopt.cli.like  # noqa: F401 - what it needs is missed now, not after the runs
-    code = check_targets(targets, output or [], expectations, update_expectations, options, like, verbose)
+    code = check_targets(
+        targets, output or [], expectations, update_expectations, options, like, verbose, sign
+    )
     raise typer.Exit(code)
 
 
@@ -267,6 +273,28 @@ def replay(
     if everything == (case is not None) or (everything and (run or output)):
         fail("name one CASE, or give --all without a case, --run and --output")
     raise typer.Exit(replay_case(Asked(result, case, output, run, target, tuple(imports or ())), fail))
+
+
+@app.command()
+def verify(
+    result: Annotated[Path, typer.Argument(metavar="RESULT", help="A result file (.json).")],
+    allowed_signers: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="The keys that may sign, as ssh-keygen's ALLOWED SIGNERS."),
+    ] = None,
+    identity: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Who must have signed it, as the file of keys says.")
+    ] = None,
+) -> None:
+    """Check a result: its format, its hashes against what is installed, and its signature RESULT.sig.
+
+    Exit code 1: a part differs, or the signature is not valid.
+
+    Example: keyedopt verify results/torchrec.json
+    """
+    from keyedopt.cli.verify import verify as compare
+
+    raise typer.Exit(compare(result, allowed_signers, identity))
 
 
 @app.command()

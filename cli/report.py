@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from keyedopt.conformance import spec
+from keyedopt.conformance.findings import findings
 from keyedopt.conformance.results.untrusted import one_line
 from keyedopt.reports import badge, export, summary
 from keyedopt.reports.load import load
@@ -18,6 +19,7 @@ from keyedopt.reports.tables import Clause, Tables, rows
 
 def clauses() -> dict[str, Clause]:
     """Return the texts of the clauses of the suite, by id."""
+    known = findings()
     return {
         clause.id: Clause(
             id=clause.id,
@@ -27,6 +29,11 @@ def clauses() -> dict[str, Clause]:
             source=" ".join(clause.grounds),
             rationale=clause.rationale,
             since=clause.since,
+            reproducers=tuple(
+                (one.library, one.path.stem, one.path.read_text(encoding="utf-8"))
+                for one in known
+                if clause.id in one.clauses
+            ),
         )
         for clause in spec.clauses().values()
     }

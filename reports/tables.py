@@ -32,7 +32,11 @@ class Column:
 
 @dataclass(frozen=True)
 class Clause:
-    """The text of a clause, which results do not contain."""
+    """The text of a clause, which results do not contain.
+
+    Args:
+        reproducers: of each known defect the library, the name of its script, and the script.
+    """
 
     id: str
     area: str
@@ -41,6 +45,7 @@ class Clause:
     source: str
     rationale: str = ""
     since: str = ""
+    reproducers: tuple[tuple[str, str, str], ...] = ()
 
 
 _RUN = Column(TEXT, "label of the run, unique among those that were read")

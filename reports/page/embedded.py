@@ -64,6 +64,7 @@ def embedded(tables: Tables, clauses: Mapping[str, Clause], looks: Mapping[str, 
         "failures": _failures(tables, numbers, places),
         "errors": _errors(tables, numbers),
         "speeds": _speeds(tables),
+        "reproducers": _reproducers(tables, clauses, places),
     }
 
 
@@ -100,7 +101,26 @@ def _clause(name: str, clause: Clause | None) -> dict[str, str]:
         return {"id": name, "area": "unknown", "level": ""} | dict.fromkeys(
             ("statement", "source", "rationale", "since"), ""
         )
-    return {key: str(getattr(clause, key)) for key in Clause.__dataclass_fields__}
+    return {key: str(getattr(clause, key)) for key in Clause.__dataclass_fields__ if key != "reproducers"}
+
+
+def _reproducers(
+    tables: Tables, clauses: Mapping[str, Clause], places: Mapping[str, int]
+) -> dict[int, list[list[str]]]:
+    """Return, by clause, the scripts of the known defects of the implementations that fail it."""
+    frame: Frame = tables.clauses[tables.clauses["outcome"].isin(SHOWN)]
+    names = dict(zip(tables.runs["run"], tables.runs["implementation"], strict=True))
+    failing: dict[str, set[str]] = {}
+    for run, clause in zip(frame["run"], frame["clause"], strict=True):
+        failing.setdefault(clause, set()).add(str(names.get(run)))
+    return {
+        places[clause]: scripts
+        for clause, who in failing.items()
+        if clause in clauses
+        and (
+            scripts := [[name, text] for library, name, text in clauses[clause].reproducers if library in who]
+        )
+    }
 
 
 def _cells(tables: Tables, runs: list[str], places: Mapping[str, int]) -> list[list[Any]]:

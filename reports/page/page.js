@@ -104,6 +104,16 @@
   const command = (run, name) => `keyedopt replay ${quoted(data.runs[run].file)} ${quoted(name)} --run`;
   const quoted = (text) => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\"'\"'")}'`;
   const counted = (cases) => `${cases} case${cases === 1 ? "" : "s"}`;
+  const found = (clause, link) => (data.reproducers[clause] || []).find(([name]) => link.endsWith(`/${name}.py`));
+  const script = ([name, text]) => {
+    const code = el("pre", { tabindex: "0" }, text);
+    const copy = el("button", { type: "button" }, "Copy");
+    copy.addEventListener("click", () => {
+      getSelection().selectAllChildren(code);  // where the clipboard is closed to a page, the text is selected
+      if (navigator.clipboard) navigator.clipboard.writeText(text).catch(() => {});
+    });
+    return el("details", {}, el("summary", {}, `${name}.py: a script that needs only torch and the library`), copy, code);
+  };
   const failing = (run, clause) => {
     const cases = data.failures[run][clause] || [];
     const cell = data.cells[run][clause];
@@ -114,7 +124,7 @@
       made.append(el("div", { class: "case" }, el("h4", {}, name), list([
         ["expected", data.outcomes[which] === "unexpected-pass" ? "a failure, as the list of known ones says" : expected, "pre"],
         ["seen", data.outcomes[which] === "unexpected-pass" ? "it passes" : seen, "pre"],
-        ["known", reason], ["more", link && linked(link)],
+        ["known", reason], ["more", link && (found(clause, link) ? `the script ${found(clause, link)[0]} below` : linked(link))],
         ["repeat", el("code", {}, command(run, name))],
       ])));
     }
@@ -130,6 +140,7 @@
       list([["area", data.areas[clause[AREA]]], ["level", clause[LEVEL]], ["source", clause[SOURCE]],
         ["rationale", clause[RATIONALE]], ["since", clause[SINCE] && `version ${clause[SINCE]} of the suite`]]));
     if (bad.length) box.append(part("What fails", ...bad.map((run) => failing(run, index))));
+    if (data.reproducers[index]) box.append(part("Reproducers", ...data.reproducers[index].map(script)));
     if (clause[LEVEL] === "observe") {
       const letter = letters(index);
       for (const one of [...new Set(letter)].filter(Boolean).sort()) {
