@@ -47,13 +47,22 @@ def resume(impl: Any, folder: Path) -> tuple[int, Any]:
 def train_until_killed(impl: Any, folder: Path, victim: int, seconds: float) -> None:
     """Train and save after each step; one rank is killed after some seconds."""
     warnings.simplefilter("ignore")
+    step, optimizer = resume(impl, folder)
     if rank() == victim:
         threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
-    step, optimizer = resume(impl, folder)
     while step < STEPS:
         train(optimizer, [step])
         step += 1
         checkpoints.save(savable(optimizer), checkpoint_id=folder / str(step))
+
+
+def ending(impl: Any, folder: Path, victim: int, seconds: float) -> str:
+    """Train until a rank is killed, and return how the ranks ended."""
+    try:
+        on_ranks(train_until_killed, impl, folder, victim, seconds, ranks=RANKS, limit=60)
+    except Mismatch as error:
+        return error.seen
+    return "nobody was killed"
 
 
 def contents(impl: Any, folder: Path) -> tuple[int, dict[str, torch.Tensor]]:
@@ -78,16 +87,15 @@ def run(impl: Any, kills: int, seed: int) -> int:
     with tempfile.TemporaryDirectory(prefix="keyedopt-") as name:
         folder = Path(name)
         for number in range(kills):
-            seconds, victim = draw.uniform(0.05, 0.6), draw.randrange(RANKS)
-            try:
-                on_ranks(train_until_killed, impl, folder, victim, seconds, ranks=RANKS, limit=60)
-            except Mismatch as error:
-                assert "killed by signal 9" in error.seen, error
+            seconds, victim = draw.uniform(0.0, 0.3), draw.randrange(RANKS)
+            end = ending(impl, folder, victim, seconds)
+            assert "killed by signal 9" in end, end
             found = on_ranks(contents, impl, folder, ranks=RANKS, limit=60)
             step, seen = found[0]
             assert step >= last, f"kill {number}: step {step} after step {last}"
             for other_step, other in found:
-                assert other_step == step and all(torch.equal(other[key], seen[key]) for key in seen)
+                assert other_step == step
+                assert all(torch.equal(other[key], seen[key]) for key in seen)
             wanted = on_ranks(undisturbed, impl, step, ranks=RANKS, limit=60)[0]
             for key, value in wanted.items():
                 assert torch.equal(seen[key], value), f"kill {number}: {key} at step {step}"

@@ -176,7 +176,7 @@ def replay(committed):
 
 @pytest.mark.parametrize("wrapper", ["keyedopt", "torchft"])
 def test_three_groups_lose_and_double_no_step(lighthouse, wrapper):
-    """One of three is killed in a step, one hangs, one is killed while it heals, and one returns and heals."""
+    """One of three is killed in a step, one hangs, one is killed as it heals, and one returns and heals."""
     deadline = time.monotonic() + LIMIT
     first = 10 if wrapper == "torchft" else 20
     replicas = []
