@@ -39,12 +39,12 @@ def lighthouse():
 class Replica:
     """A replica in a process of its own, and what it says."""
 
-    def __init__(self, lighthouse, name, deadline):
+    def __init__(self, lighthouse, name, deadline, wrapper="keyedopt"):
         self.lighthouse, self.name, self.deadline = lighthouse, name, deadline
         self.said = []
         self._lines = Queue()
         self.process = subprocess.Popen(
-            [sys.executable, str(REPLICA), lighthouse, name],
+            [sys.executable, str(REPLICA), lighthouse, name, wrapper],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -154,6 +154,13 @@ def test_a_replica_that_joins_is_healed_and_agrees_with_the_others(story):
 
 def test_training_was_training_on_the_committed_gradients(story):
     """The same optimizer without a manager, on the gradients that were committed, comes out alike."""
+    committed = [said for said in story["replica_0"].attempts if said["committed"]]
+    assert [said["step"] for said in committed] == list(range(10))
+    assert replay(committed) == story["replica_0"].end["contents"]
+
+
+def replay(committed):
+    """Train with the committed gradients, without a manager, and return the contents."""
     sys.path.insert(0, str(REPLICA.parent))
     try:
         replica = importlib.import_module("torchft_replica")
@@ -161,11 +168,60 @@ def test_training_was_training_on_the_committed_gradients(story):
         sys.path.remove(str(REPLICA.parent))
     param = torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
     optimizer = replica.build(param)
-    committed = [said for said in story["replica_0"].attempts if said["committed"]]
-    assert [said["step"] for said in committed] == list(range(10))
     for said in committed:
         param.grad = torch.tensor(said["grad"])
         optimizer.step()
-    end = story["replica_0"].end["contents"]
-    assert param.tolist() == end["p"]
-    assert replica.plain(optimizer.state_dict()["state"]) == end["state"]
+    return {"p": param.tolist(), "state": replica.plain(optimizer.state_dict()["state"])}
+
+
+@pytest.mark.parametrize("wrapper", ["keyedopt", "torchft"])
+def test_three_groups_lose_and_double_no_step(lighthouse, wrapper):
+    """One of three is killed in a step, one hangs, one is killed as it heals, and one returns and heals."""
+    deadline = time.monotonic() + LIMIT
+    first = 10 if wrapper == "torchft" else 20
+    replicas = []
+
+    def start():
+        replicas.append(
+            Replica(lighthouse, f"group{first + len(replicas)}_{len(replicas)}", deadline, wrapper)
+        )
+        replicas[-1].appear()
+        return replicas[-1]
+
+    def run(step, *chosen):
+        for replica in chosen:
+            replica.tell(f"run {step}")
+        for replica in chosen:
+            replica.hear("ran")
+
+    try:
+        one, two, three = start(), start(), start()
+        run(3, one, two, three)
+        three.tell("die")
+        run(5, one, two)
+        falls = start()
+        falls.tell("fall")
+        falls.tell("run 9")
+        run(7, one, two)
+        two.tell("hang")
+        run(9, one)
+        two.process.kill()
+        back = start()
+        run(12, one, back)
+        for replica in (one, back):
+            replica.tell("stop")
+            replica.end = replica.hear("contents")
+        committed = [said for said in one.attempts if said["committed"]]
+        assert [said["step"] for said in committed] == list(range(12)), "no step is lost or doubled"
+        assert {said["participants"] for said in committed[:3]} == {3}
+        assert back.attempts[0]["healing"]
+        assert back.end["contents"] == one.end["contents"], "survivors are bit-identical"
+        replayed = replay(committed)
+        assert replayed == one.end["contents"], (
+            "schedule, window and counters are those of the committed steps"
+        )
+        assert falls.process.wait(timeout=10) < 0, "it was killed while it healed"
+    finally:
+        for replica in replicas:
+            replica.process.kill()
+            replica.process.wait()

@@ -4,6 +4,8 @@ It is told what to do by lines on its standard input, and tells what it did in l
 
     run STEP    train until STEP steps are committed, and report each attempt
     die         begin a step, and be killed in the middle of it, between quorum and all-reduce
+    hang        begin a step, and stop in the middle of it, until it is killed
+    fall        be killed in the load with which it heals
     stop        report everything, and end
 """
 
@@ -17,8 +19,10 @@ from datetime import timedelta
 import torch
 from torch.distributed import TCPStore
 from torchft.manager import Manager
+from torchft.optim import OptimizerWrapper
 from torchft.process_group import ProcessGroupGloo
 
+from keyedopt import reference
 from keyedopt.reference import FaultTolerantOptimizer, KeyedOptimizerWrapper, WarmupOptimizer, WarmupStage
 from keyedopt.reference import WarmupPolicy as Policy
 
@@ -26,9 +30,13 @@ LIMIT = timedelta(seconds=10)
 
 
 def build(param):
-    """Adam with a schedule, whose state would show any step too many or too few."""
-    keyed = KeyedOptimizerWrapper({"p": param}, functools.partial(torch.optim.Adam, lr=0.1))
-    optimizer = WarmupOptimizer(keyed, [WarmupStage(Policy.LINEAR, max_iters=20, value=0.1)], lr=0.3)
+    """Every wrapper of the keyed family; counters, windows and schedule show any step too many or too few."""
+    adam = functools.partial(reference.AccumulateAdam, lr=0.1, use_accumulate=True, accumulate_step=2)
+    keyed = reference.CombinedOptimizer([("a", KeyedOptimizerWrapper({"p": param}, adam))])
+    clipped = reference.GradientClippingOptimizer(
+        reference.OptimizerWrapper(keyed), reference.GradientClipping.NORM, 1.0
+    )
+    optimizer = WarmupOptimizer(clipped, [WarmupStage(Policy.LINEAR, max_iters=20, value=0.1)], lr=0.3)
     optimizer.init_state()  # so that a replica that joins late can load in place
     return optimizer
 
@@ -45,7 +53,8 @@ def say(**what):
 
 
 class Replica:
-    def __init__(self, lighthouse, name):
+    def __init__(self, lighthouse, name, wrapper="keyedopt"):
+        self.falls = False
         self.param = torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
         self.inner = build(self.param)
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -67,10 +76,13 @@ class Replica:
             connect_timeout=LIMIT,
         )
         self.store = store
-        self.optimizer = FaultTolerantOptimizer(self.manager, self.inner)
+        outer = OptimizerWrapper if wrapper == "torchft" else FaultTolerantOptimizer
+        self.optimizer = outer(self.manager, self.inner)
         self.seed = int(name[-1])
 
     def load(self, saved):
+        if self.falls:
+            os.kill(os.getpid(), signal.SIGKILL)
         self.param.data.copy_(saved["p"])
         self.optimizer.load_state_dict(saved["optim"])
 
@@ -114,6 +126,12 @@ class Replica:
                 self.begin()
                 self.manager.wait_quorum()
                 os.kill(os.getpid(), signal.SIGKILL)
+            elif command == "hang":
+                self.begin()
+                self.manager.wait_quorum()
+                os.kill(os.getpid(), signal.SIGSTOP)
+            elif command == "fall":
+                self.falls = True
             else:
                 break
         say(step=self.manager.current_step(), contents=self.contents())

@@ -24,7 +24,7 @@ import torch
 from keyedopt.conformance.suite.support.assertions import Mismatch
 
 #: Seconds that the ranks of a case may take.
-LIMIT = 10.0
+LIMIT = 20.0
 #: Seconds that the other ranks may take to end after one has failed: they lose a peer in a collective.
 GRACE = 2.0
 _NUMBER_OF_RANKS = [2]
