@@ -18,6 +18,8 @@ from keyedopt.conformance.results.model import Case, Result
 from keyedopt.conformance.results.untrusted import source
 
 SUITE = Path(__file__).parents[1] / "suite"
+#: The dtypes of results that do not name those of the target.
+DTYPES = ("float32", "float64", "bfloat16", "float16")
 #: Never imported by a script: they only mark cases and give them inputs.
 HARNESS = ("keyedopt", "pytest", "hypothesis")
 
@@ -164,6 +166,7 @@ def script(run: Result, case: Case) -> str:
         imports="\n".join(dict.fromkeys([*_IMPORTS, *imports, *_modules(run)])),
         bodies="\n\n\n".join(bodies),
         places=places,
+        dtypes=tuple(about.get("dtypes") or DTYPES),
         adapter=pprint.pformat(about.get("adapter", {}), width=100),
         device=f"        choose_device({device!r})\n" if elsewhere else "",
         call=call,
@@ -203,6 +206,7 @@ ADAPTER = {adapter}
 
 class Implementation:
     adapter = ADAPTER
+    dtypes = {dtypes!r}
 
     def lacks(self, name):
         return False
