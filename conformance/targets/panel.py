@@ -1,7 +1,7 @@
 """Adapters of the published libraries that the panel checks, each in an environment of its own.
 
 An adapter says what a library documents. `python -m keyedopt.tools.panel` installs and checks them;
-[PANEL.md](../PANEL.md) has the verdicts.
+``conformance/PANEL.md`` has the verdicts.
 """
 
 from collections.abc import Mapping
@@ -100,12 +100,6 @@ optimi = _library(
     fixed_options={"*.lr": 1e-3},
     state_names={"SGD.momentum_buffer": "exp_avg", "Adam.exp_avg": "", "Adam.exp_avg_sq": ""},  # corrected
     distributions=("torch-optimi",),
-)
-torchao = _library(
-    "torchao",
-    "torchao.optim",
-    {"Adam": "torchao.optim:Adam8bit"},
-    absent=("*.sparse", "*.maximize"),
 )
 bitsandbytes = _library(  # its LAMB and LARS bound the norm of the update, and are other algorithms
     "bitsandbytes",
