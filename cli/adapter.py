@@ -1,8 +1,10 @@
 """``keyedopt init-adapter``: a small package that makes a library known to keyedopt."""
 
+import dataclasses
 import importlib.util
 import keyword
 import os
+import pprint
 import re
 import shutil
 import sys
@@ -11,14 +13,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from keyedopt.conformance.targets.implementation import registered
+from keyedopt.conformance.targets.implementation import TargetError, registered
 
 #: Names of packages that are taken, whoever has them installed.
 TAKEN = ("keyedopt", "torch", "conformance", "test", "tests")
 
 
-def init_adapter(name: str, output: Path, fail: Callable[[str], NoReturn]) -> int:
-    """Write the package into a new folder; return 0."""
+def init_adapter(name: str, output: Path, fail: Callable[[str], NoReturn], library: str | None = None) -> int:
+    """Write the package into a new folder, for a library with what its signatures show; return 0."""
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name) or name.endswith("_") or keyword.iskeyword(name):
         fail(f"{name!r} cannot be a name: use lower-case letters, digits and _, beginning with a letter")
     package = f"{name}_keyedopt"
@@ -29,13 +31,17 @@ def init_adapter(name: str, output: Path, fail: Callable[[str], NoReturn]) -> in
     folder = output / f"{name.replace('_', '-')}-keyedopt"
     if os.path.lexists(folder):
         fail(f"{folder} exists already: choose another name, or another --output")
+    texts = files(name, package)
+    if library is not None:
+        texts[f"{package}/__init__.py"] = _proposed(name, library, fail)
+        del texts[f"{package}/optimizers.py"]
     try:
         output.mkdir(parents=True, exist_ok=True)
         scratch = Path(tempfile.mkdtemp(prefix=".keyedopt-", dir=output))
     except OSError as error:
         fail(f"{output} cannot be written ({error.strerror}): name another folder")
     try:
-        for path, text in files(name, package).items():
+        for path, text in texts.items():
             (scratch / path).parent.mkdir(parents=True, exist_ok=True)
             (scratch / path).write_text(text, encoding="utf-8")
         scratch.chmod(0o755)
@@ -45,6 +51,21 @@ def init_adapter(name: str, output: Path, fail: Callable[[str], NoReturn]) -> in
         fail(f"{folder} cannot be written: {error}")
     print(f"written: {folder}; next: pip install -e {folder} && keyedopt check {name}")
     return 0
+
+
+def _proposed(name: str, library: str, fail: Callable[[str], NoReturn]) -> str:
+    """Return the adapter of a library, as its classes and signatures show it."""
+    from keyedopt.conformance.targets.proposal import propose
+
+    try:
+        found = propose(library)
+    except TargetError as error:
+        fail(str(error))
+    if not found.names:
+        fail(f"{library} has no class with a common name of an algorithm: write the adapter without --from")
+    parts = {part.name: getattr(found, part.name) for part in dataclasses.fields(found)}
+    fields = "\n".join(f"    {part}={pprint.pformat(value)}," for part, value in parts.items() if value)
+    return _PROPOSED.replace("@NAME@", name).replace("@LIBRARY@", library).replace("@FIELDS@", fields)
 
 
 def files(name: str, package: str) -> dict[str, str]:
@@ -105,6 +126,22 @@ IMPLEMENTATION = Implementation(
     # The distributions whose versions identify it; the first one's is shown.
     distributions=("@PACKAGE@",),
     install="pip install @PACKAGE@",
+)
+'''
+
+_PROPOSED = '''\
+"""What @NAME@ says about itself to keyedopt: proposed from its signatures. Correct it by its documents."""
+
+from keyedopt.conformance.targets.implementation import Implementation
+
+IMPLEMENTATION = Implementation(
+    name="@NAME@",
+    root="@LIBRARY@",
+    # Claimed: what is named here. `variants` are described in tools/golden/formulas.py of keyedopt.
+    areas=("algorithms",),
+@FIELDS@
+    devices=("cpu", "cuda"),
+    dtypes=("float32",),
 )
 '''
 

@@ -355,14 +355,18 @@ def diff(
 def init_adapter(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What `keyedopt check NAME` shall know.")],
     output: Annotated[Path, typer.Option(metavar="DIR", help="Where the new folder goes.")] = Path(),
+    library: Annotated[
+        str | None,
+        typer.Option("--from", metavar="MODULE", help="Propose what its classes and signatures show."),
+    ] = None,
 ) -> None:
     """Write a small package that makes a library known to keyedopt, with a CI workflow.
 
-    Example: keyedopt init-adapter acme
+    Example: keyedopt init-adapter acme --from acme.optim
     """
     from keyedopt.cli.adapter import init_adapter as write
 
-    raise typer.Exit(write(name, output, fail))
+    raise typer.Exit(write(name, output, fail, library))
 
 
 @app.command()

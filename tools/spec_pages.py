@@ -113,7 +113,7 @@ def readme_page() -> str:
 
 
 #: The last version of each library on which the scripts were run.
-CHECKED = {"fbgemm": "1.9.0", "torch": "2.15.0", "torchft": "0.2.0", "torchrec": "1.9.2"}
+CHECKED = {"fbgemm": "1.9.0", "optimi": "0.3.3", "torch": "2.15.0", "torchft": "0.2.0", "torchrec": "1.9.2"}
 
 PAGES = {
     FOLDER / "spec" / "CLAUSES.md": clauses_page,

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from keyedopt.conformance import spec
-from keyedopt.conformance.results.untrusted import clean, error_text, plain
+from keyedopt.conformance.results.untrusted import clean, error_text, one_line, plain
 from keyedopt.conformance.results.verdict import level_of
 from keyedopt.conformance.run.device_seen import DeviceSeen, packages_of
 from keyedopt.conformance.run.fresh import fresh, null_device, steps_of
@@ -307,7 +307,11 @@ class Engine:
         except (unittest.SkipTest, pytest.exit.Exception) as error:
             raise Escaped(error) from None
         except Exception as error:
-            if missing := _missing_argument(error) or _sparse_refusal(error, item.stash[_NEEDS]):
+            if missing := (
+                _missing_argument(error)
+                or _sparse_refusal(error, item.stash[_NEEDS])
+                or _refused_option(error)
+            ):
                 pytest.skip(f"not claimed: {missing}")
             raise
         except BaseException as error:
@@ -388,6 +392,16 @@ def _missing_argument(error: Exception) -> str:
         last = last.tb_next
     by_case = last is not None and Path(last.tb_frame.f_code.co_filename).parents[1].name == "suite"
     return f"{told[1].removesuffix('.__init__')} has no argument {told[2]}" if told and by_case else ""
+
+
+def _refused_option(error: Exception) -> str:
+    """Return what a constructor says is not supported: a refusal that states itself is no defect."""
+    if not isinstance(error, NotImplementedError | ValueError) or "not supported" not in str(error):
+        return ""
+    frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    by_case = [number for number, code in enumerate(frames) if "suite" in Path(code.co_filename).parts]
+    callee = frames[by_case[-1] + 1 :] if by_case else []
+    return one_line(str(error), 200) if callee and callee[0].co_name == "__init__" else ""
 
 
 def _sparse_refusal(error: Exception, needs: Sequence[str]) -> str:

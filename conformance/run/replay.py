@@ -23,6 +23,8 @@ from keyedopt.conformance.results.untrusted import one_line, source
 from keyedopt.conformance.run import case_sources
 
 SUITE = Path(__file__).parents[1] / "suite"
+#: The dtypes that a target may have; all of them, if its result does not name its own.
+DTYPES = ("float32", "float64", "bfloat16", "float16")
 #: Never imported by a script: they only mark cases and give them inputs.
 HARNESS = ("keyedopt", "pytest", "hypothesis")
 SUPPORT = "keyedopt.conformance.suite.support."
@@ -274,6 +276,7 @@ def script(
         places=pprint.pformat(_asked(places, [*parts, function, ast.parse(call)]), width=100),
         adapter=pprint.pformat(dict(adapter), width=100),
         found="described(found, name, self.adapter)" if adapter else "found",
+        dtypes=tuple(dtype for dtype in DTYPES if dtype in about.get("dtypes", DTYPES)),
         device=f"        choose_device({device!r})\n" if elsewhere else "",
         ranks=f"        choose_ranks({int(run.options.get('nproc') or 2)})\n" if on_ranks else "",
         call=call,
@@ -316,6 +319,7 @@ from __future__ import annotations
 
 class Implementation:
     adapter = {adapter}
+    dtypes = {dtypes!r}
 
     def lacks(self, name):
         return False

@@ -195,6 +195,7 @@ class Surface:
         self._missing: dict[str, str] = {}
         #: What cases read; replayed scripts contain it.
         self.adapter = implementation.adapter()
+        self.dtypes = implementation.dtypes
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

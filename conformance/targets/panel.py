@@ -1,7 +1,7 @@
-"""Published libraries that the panel checks, each pinned in an environment of its own.
+"""Adapters of the published libraries that the panel checks, each in an environment of its own.
 
 An adapter says what a library documents. `python -m keyedopt.tools.panel` installs and checks them;
-[PANEL.md](../PANEL.md) has the verdicts.
+``conformance/PANEL.md`` has the verdicts.
 """
 
 from collections.abc import Mapping
@@ -58,7 +58,7 @@ pytorch_optimizer = _library(
     absent=("*.sparse", "*.positional", "LarsSGD.momentum_buffer"),
     option_names={"LarsSGD.eta": "trust_coefficient"},
     defaults={**_LAMB, "SGD.lr": 1e-4},
-    fixed_options={"LAMB.weight_decouple": False},
+    fixed_options={"LAMB.weight_decouple": False, "LAMB.adam_debias": True},
     state_names={"LarsSGD.momentum_buffer": ""},
     variants={"LAMB": "per_tensor no_debias", "LarsSGD": "per_tensor", "SGD": "decoupled"},
     distributions=("pytorch_optimizer",),
@@ -101,42 +101,24 @@ optimi = _library(
     state_names={"SGD.momentum_buffer": "exp_avg", "Adam.exp_avg": "", "Adam.exp_avg_sq": ""},  # corrected
     distributions=("torch-optimi",),
 )
-torchao = _library(
-    "torchao",
-    "torchao.optim",
-    {"Adam": "torchao.optim:Adam8bit"},
-    absent=("*.sparse", "*.maximize"),
-)
-bitsandbytes = _library(
+bitsandbytes = _library(  # its LAMB and LARS bound the norm of the update, and are other algorithms
     "bitsandbytes",
     "bitsandbytes.optim",
     {
         "SGD": "bitsandbytes.optim:SGD32bit",
         "Adam": "bitsandbytes.optim:Adam32bit",
-        "LAMB": "bitsandbytes.optim:LAMB32bit",
-        "LarsSGD": "bitsandbytes.optim:LARS32bit",
         "Adagrad": "bitsandbytes.optim:Adagrad32bit",
     },
-    absent=("*.sparse", "*.maximize", "*.positional"),
-    fixed_options={"SGD.lr": 1e-3, "SGD.momentum": 0.9, "LarsSGD.lr": 0.1},
-)
-heavyball = _library(
-    "heavyball",
-    "heavyball",
-    {"Adam": "heavyball:AdamW"},
-    absent=("*.sparse", "*.maximize", "*.positional", "Adam.exp_avg", "Adam.exp_avg_sq"),
-    defaults={"Adam.lr": 0.0025, "Adam.betas": (0.9, 0.99)},
-    fixed_options={"Adam.compile_step": False},
-    variants={"Adam": "decoupled"},
-)
-galore = _library(
-    "galore-torch",
-    "galore_torch",
-    {"Adam": "galore_torch.adamw:AdamW"},
-    absent=("*.sparse", "*.maximize", "*.positional"),
-    defaults={"Adam.eps": 1e-6},
-    fixed_options={"Adam.no_deprecation_warning": True},
-    variants={"Adam": "decoupled decay_after eps_before"},
+    absent=(
+        *("*.sparse", "*.maximize", "*.positional", "*.exp_avg*", "*.sum", "*.momentum_buffer"),
+        *("Adagrad.lr_decay", "Adagrad.initial_accumulator_value"),
+    ),
+    fixed_options={"SGD.lr": 1e-3, "SGD.momentum": 0.9},
+    state_names={
+        **{f"Adam.{name}": "" for name in ("exp_avg", "exp_avg_sq")},
+        "Adagrad.sum": "",
+        "SGD.momentum_buffer": "",
+    },
 )
 apollo = _library(
     "apollo-torch",

@@ -12,6 +12,8 @@ import pytest
 
 from keyedopt.conformance.results.verdict import FAILING
 from keyedopt.conformance.run import runner
+from keyedopt.conformance.targets.implementation import TargetError
+from keyedopt.conformance.targets.proposal import propose
 
 REFERENCE = Path(__file__).parents[2] / "reference"
 OPTIONS = {"weight_decay": "shrink", "betas": "keep", "momentum": "mu", "dampening": "damp", "eta": "trust"}
@@ -71,3 +73,25 @@ def test_every_case_honours_names_of_options_and_state_fixed_options_defaults_an
     for algorithm in CLASSES:  # the formulas, the state, and the defaults were judged
         assert any("test_precision[" in name and f"{algorithm}-plain" in name for name in held), algorithm
         assert any("test_names_and_shapes" in name and f"[{algorithm}-" in name for name in held), algorithm
+
+
+LIBRARY = """
+import torch
+from torch.optim import Adam
+class Lamb(torch.optim.Optimizer):
+    def __init__(self, params, lr, betas=(0.9, 0.999), eps=1e-6, weight_decay=0): ...
+class SGDW(torch.optim.SGD): ...
+"""
+
+
+def test_a_proposal_shows_common_names_missing_options_and_other_defaults(tmp_path, monkeypatch):
+    (tmp_path / "some_library.py").write_text(LIBRARY, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    proposal = propose("some_library")
+    assert proposal.names == {"LAMB": "some_library:Lamb", "SGD": "some_library:SGDW"}  # Adam is torch's
+    assert proposal.defaults == {"LAMB.eps": 1e-6}
+    assert proposal.variants == {"SGD": "decoupled"}
+    assert {"Adam", "LAMB.maximize"} <= set(proposal.absent)
+    assert not {"LAMB", "SGD", "SGD.maximize"} & set(proposal.absent)
+    with pytest.raises(TargetError, match="no module"):
+        propose("no_such_library")

@@ -14,7 +14,7 @@ from keyedopt.conformance.findings import findings
 FINDINGS = {finding.path.stem: finding for finding in findings()}
 LIBRARIES = tuple(dict.fromkeys(finding.library for finding in FINDINGS.values()))
 #: What need not be installed, but where it has to be (CI).
-OPTIONAL = ("torchrec", "torchft")
+OPTIONAL = ("torchrec", "torchft", "optimi")
 
 
 def need(library):

@@ -10,6 +10,7 @@ from keyedopt.conformance.suite.support.algorithms import (
     expect_same_way,
     fixed_grads,
     make_algorithm,
+    need_dtype,
     sparse_rows,
     trained_copy,
 )
@@ -145,6 +146,7 @@ def test_row_of_its_own(impl, algorithm, dtype):
 @pytest.mark.parametrize("power", [-12, 12])
 def test_scaled_gradients(impl, algorithm, power):
     """Gradients scaled by a power of two lead to the same weights."""
+    need_dtype(impl, algorithm, "float64")  # for the eps
     start, grads = parameter(4, 3, dtype="float64"), fixed_grads(4, dtype="float64")
     options = {} if algorithm == "LarsSGD" else {"eps": 1e-200}
     plain, _ = trained_copy(impl, algorithm, start, grads, **options)
@@ -334,12 +336,25 @@ def _sum_duplicates(impl: Any, algorithm: str, count: int, measuring: Measuring)
 
 
 @pytest.mark.clause("ALGO-041")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_dense_gradient_is_left_with_decay(impl, algorithm):
+    """A step with weight decay does not modify a dense gradient."""
+    expect_dense_gradient_left(impl, algorithm)
+
+
+@pytest.mark.clause("ALGO-041")
 @pytest.mark.needs("{algorithm}", "{algorithm}.maximize")
 @every
 def test_dense_gradient_is_left(impl, algorithm):
-    """A step does not modify a dense gradient."""
+    """A step with weight decay and maximize does not modify a dense gradient."""
+    expect_dense_gradient_left(impl, algorithm, maximize=True)
+
+
+def expect_dense_gradient_left(impl: Any, algorithm: str, **options: Any) -> None:
+    """Expect two steps to leave their gradients as they are."""
     weight = parameter(4, 3)
-    optimizer = make_algorithm(impl, algorithm, [weight], weight_decay=0.1, maximize=True)
+    optimizer = make_algorithm(impl, algorithm, [weight], weight_decay=0.1, **options)
     for seed in range(2):
         set_grads([weight], seed=seed)
         before = weight.grad.clone()

@@ -9,6 +9,7 @@ from keyedopt.conformance.suite.support.algorithms import (
     expect_same_way,
     fixed_grads,
     make_algorithm,
+    need_dtype,
     trained_copy,
 )
 from keyedopt.conformance.suite.support.assertions import expect, expect_close
@@ -55,6 +56,7 @@ def test_width(impl, algorithm, width):
 @pytest.mark.parametrize("rows", [3, 5000])
 def test_long_sparse_gradients(impl, algorithm, rows):
     """A gradient of 70,000 rows, with many or few duplicates, acts like its coalesced form."""
+    need_dtype(impl, algorithm, "float64")
     places = arange(70_000) * 7919 % rows
     listed = parameter(70_000, 1, dtype="float64").detach()
     total = zeros(rows, 1, dtype=torch.float64).index_add_(0, places, listed)

@@ -9,9 +9,12 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support.algorithms import (
+    exact_dtype,
     expect_same_way,
     known_state,
     make_algorithm,
+    need_dtype,
+    relied_on,
     trained_copy,
     variant_of,
 )
@@ -43,16 +46,18 @@ def special(which: str) -> list[str]:
 
 def follow(impl: Any, algorithm: str, made: Any, dtype: str) -> dict[str, Any]:
     """Train along a trajectory; expect every known tensor within its budget, and return the errors."""
+    need_dtype(impl, algorithm, dtype)
     made = variant_of(impl, algorithm, made)
+    options = relied_on(impl, algorithm) | made["options"]
     for option in made["options"]:
         if impl.lacks(f"{algorithm}.{option}"):
             raise MissingName(f"{algorithm} has no {option}", name=f"{algorithm}.{option}")
 
     def train(start: Any, steps: Steps, kind: torch.dtype) -> Iterator[dict[str, torch.Tensor]]:
         weight = torch.nn.Parameter(as_tensor(start, dtype=kind))
-        optimizer = getattr(impl, algorithm)([weight], **made["options"])
+        optimizer = getattr(impl, algorithm)([weight], **options)
         for rows, given in steps:
-            grads = as_tensor(given, dtype=kind)
+            grads = as_tensor(given, dtype=kind).clone()  # a step may modify the gradient
             if rows:
                 listed = tensor([rows])
                 grads = torch.sparse_coo_tensor(listed, grads, weight.shape, check_invariants=True)
@@ -74,7 +79,7 @@ def follow(impl: Any, algorithm: str, made: Any, dtype: str) -> dict[str, Any]:
 @pytest.mark.parametrize(**golden("SGD-plain"))
 def test_sgd(impl, algorithm, made):
     """SGD subtracts lr times the gradient."""
-    follow(impl, algorithm, made, "float64")
+    follow(impl, algorithm, made, exact_dtype(impl))
 
 
 @pytest.mark.clause("ALGO-002")
@@ -82,7 +87,7 @@ def test_sgd(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("SGD-momentum", "SGD-dampening", "SGD-nesterov"))
 def test_sgd_momentum(impl, algorithm, made):
     """SGD has a momentum buffer, applies dampening from the second step on, and looks ahead with nesterov."""
-    follow(impl, algorithm, made, "float64")
+    follow(impl, algorithm, made, exact_dtype(impl))
 
 
 @pytest.mark.clause("ALGO-003")
@@ -90,7 +95,7 @@ def test_sgd_momentum(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("SGD-decay"))
 def test_sgd_weight_decay(impl, algorithm, made):
     """SGD adds weight_decay times the weight to the gradient."""
-    follow(impl, algorithm, made, "float64")
+    follow(impl, algorithm, made, exact_dtype(impl))
 
 
 @pytest.mark.clause("ALGO-004")
@@ -98,7 +103,7 @@ def test_sgd_weight_decay(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("Adagrad-plain"))
 def test_adagrad(impl, algorithm, made):
     """Adagrad divides by the square root of the sum of squares plus eps."""
-    follow(impl, algorithm, made, "float64")
+    follow(impl, algorithm, made, exact_dtype(impl))
 
 
 @pytest.mark.clause("ALGO-005")
@@ -106,7 +111,7 @@ def test_adagrad(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("Adagrad-lr-decay"))
 def test_adagrad_lr_decay(impl, algorithm, made):
     """Adagrad's learning rate decreases with lr_decay; its sum starts at initial_accumulator_value."""
-    follow(impl, algorithm, made, "float64")
+    follow(impl, algorithm, made, exact_dtype(impl))
 
 
 @pytest.mark.clause("ALGO-006")
@@ -114,7 +119,7 @@ def test_adagrad_lr_decay(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("Adagrad-decay"))
 def test_adagrad_weight_decay(impl, algorithm, made):
     """Adagrad adds weight_decay times the weight to the gradient."""
-    follow(impl, algorithm, made, "float64")
+    follow(impl, algorithm, made, exact_dtype(impl))
 
 
 @pytest.mark.clause("ALGO-007")
@@ -122,7 +127,7 @@ def test_adagrad_weight_decay(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("RowWiseAdagrad-plain"))
 def test_rowwise_adagrad(impl, algorithm, made):
     """Row-wise Adagrad divides by the square root of the sum of the row's mean squares, plus eps."""
-    follow(impl, algorithm, made, "float64")
+    follow(impl, algorithm, made, exact_dtype(impl))
 
 
 @pytest.mark.clause("ALGO-008")
@@ -130,7 +135,7 @@ def test_rowwise_adagrad(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("RowWiseAdagrad-lr-decay"))
 def test_rowwise_adagrad_lr_decay(impl, algorithm, made):
     """Row-wise Adagrad applies lr_decay, and its sum starts at initial_accumulator_value."""
-    follow(impl, algorithm, made, "float64")
+    follow(impl, algorithm, made, exact_dtype(impl))
 
 
 @pytest.mark.clause("ALGO-009")
@@ -138,7 +143,7 @@ def test_rowwise_adagrad_lr_decay(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("RowWiseAdagrad-decay"))
 def test_rowwise_adagrad_weight_decay(impl, algorithm, made):
     """Row-wise Adagrad adds weight_decay times the weight to the gradient, in all rows if it is dense."""
-    follow(impl, algorithm, made, "float64")
+    follow(impl, algorithm, made, exact_dtype(impl))
 
 
 @pytest.mark.clause("ALGO-010")
@@ -146,7 +151,7 @@ def test_rowwise_adagrad_weight_decay(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("Adam-plain", "Adam-betas"))
 def test_adam(impl, algorithm, made):
     """Adam divides the corrected mean by the square root of the corrected mean square plus eps."""
-    follow(impl, algorithm, made, "float64")
+    follow(impl, algorithm, made, exact_dtype(impl))
 
 
 @pytest.mark.clause("ALGO-011")
@@ -154,7 +159,7 @@ def test_adam(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("Adam-decay"))
 def test_adam_weight_decay(impl, algorithm, made):
     """Adam adds weight_decay times the weight to the gradient."""
-    follow(impl, algorithm, made, "float64")
+    follow(impl, algorithm, made, exact_dtype(impl))
 
 
 @pytest.mark.clause("ALGO-012")
@@ -162,7 +167,7 @@ def test_adam_weight_decay(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("PartialRowWiseAdam-plain", "PartialRowWiseAdam-betas"))
 def test_partial_rowwise_adam(impl, algorithm, made):
     """Partial row-wise Adam keeps the mean of the row's mean squares."""
-    follow(impl, algorithm, made, "float64")
+    follow(impl, algorithm, made, exact_dtype(impl))
 
 
 @pytest.mark.clause("ALGO-013")
@@ -170,7 +175,7 @@ def test_partial_rowwise_adam(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("PartialRowWiseAdam-decay"))
 def test_partial_rowwise_adam_weight_decay(impl, algorithm, made):
     """Partial row-wise Adam's decay is decoupled from the moments."""
-    follow(impl, algorithm, made, "float64")
+    follow(impl, algorithm, made, exact_dtype(impl))
 
 
 @pytest.mark.clause("ALGO-014")
@@ -178,7 +183,7 @@ def test_partial_rowwise_adam_weight_decay(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("LAMB-plain", "LAMB-betas"))
 def test_lamb(impl, algorithm, made):
     """LAMB scales Adam's direction by the ratio of the row's norms."""
-    follow(impl, algorithm, made, "float64")
+    follow(impl, algorithm, made, exact_dtype(impl))
 
 
 @pytest.mark.clause("ALGO-015")
@@ -186,7 +191,7 @@ def test_lamb(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("LAMB-decay"))
 def test_lamb_weight_decay(impl, algorithm, made):
     """LAMB adds the decay to the direction before it computes the ratio."""
-    follow(impl, algorithm, made, "float64")
+    follow(impl, algorithm, made, exact_dtype(impl))
 
 
 @pytest.mark.clause("ALGO-016")
@@ -194,7 +199,7 @@ def test_lamb_weight_decay(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("PartialRowWiseLAMB-plain", "PartialRowWiseLAMB-betas"))
 def test_partial_rowwise_lamb(impl, algorithm, made):
     """Partial row-wise LAMB is LAMB with the mean of the row's mean squares."""
-    follow(impl, algorithm, made, "float64")
+    follow(impl, algorithm, made, exact_dtype(impl))
 
 
 @pytest.mark.clause("ALGO-017")
@@ -202,7 +207,7 @@ def test_partial_rowwise_lamb(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("PartialRowWiseLAMB-decay"))
 def test_partial_rowwise_lamb_weight_decay(impl, algorithm, made):
     """Partial row-wise LAMB adds the decay to the direction before it computes the ratio."""
-    follow(impl, algorithm, made, "float64")
+    follow(impl, algorithm, made, exact_dtype(impl))
 
 
 @pytest.mark.clause("ALGO-018")
@@ -210,7 +215,7 @@ def test_partial_rowwise_lamb_weight_decay(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("LarsSGD-plain", "LarsSGD-momentum"))
 def test_lars_sgd(impl, algorithm, made):
     """LARS scales the gradient by eta times the ratio of the row's norms and adds it to a momentum buffer."""
-    follow(impl, algorithm, made, "float64")
+    follow(impl, algorithm, made, exact_dtype(impl))
 
 
 @pytest.mark.clause("ALGO-019")
@@ -218,7 +223,7 @@ def test_lars_sgd(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("LarsSGD-decay"))
 def test_lars_sgd_weight_decay(impl, algorithm, made):
     """LARS adds weight_decay times the weight to the gradient, and times its norm to the denominator."""
-    follow(impl, algorithm, made, "float64")
+    follow(impl, algorithm, made, exact_dtype(impl))
 
 
 # --- variants and kinds of gradients --------------------------------------------------------------
@@ -231,7 +236,7 @@ def test_lars_sgd_weight_decay(impl, algorithm, made):
 )
 def test_maximize(impl, algorithm, made):
     """With maximize the objective increases."""
-    follow(impl, algorithm, made, "float64")
+    follow(impl, algorithm, made, exact_dtype(impl))
 
 
 @pytest.mark.clause("ALGO-021")
@@ -239,7 +244,7 @@ def test_maximize(impl, algorithm, made):
 @pytest.mark.parametrize(**golden(*(f"{name}-maximize" for name in KIN)))
 def test_maximize_rowwise(impl, algorithm, made):
     """With maximize the objective increases."""
-    follow(impl, algorithm, made, "float64")
+    follow(impl, algorithm, made, exact_dtype(impl))
 
 
 @pytest.mark.clause("ALGO-022")
@@ -247,7 +252,7 @@ def test_maximize_rowwise(impl, algorithm, made):
 @pytest.mark.parametrize(**golden(*special("decay-decoupled"), *special("decay-l2")))
 def test_other_decay(impl, algorithm, made):
     """The argument decay selects L2 or decoupled decay."""
-    follow(impl, algorithm, made, "float64")
+    follow(impl, algorithm, made, exact_dtype(impl))
 
 
 @pytest.mark.clause("ALGO-023")
@@ -255,7 +260,7 @@ def test_other_decay(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("Adam-eps-placement"))
 def test_eps_placement(impl, algorithm, made):
     """The argument eps_placement adds eps before the bias correction."""
-    follow(impl, algorithm, made, "float64")
+    follow(impl, algorithm, made, exact_dtype(impl))
 
 
 @pytest.mark.clause("ALGO-024")
@@ -263,7 +268,7 @@ def test_eps_placement(impl, algorithm, made):
 @pytest.mark.parametrize(**golden(*special("per-row")))
 def test_bias_correction_per_row(impl, algorithm, made):
     """The argument bias_correction corrects every row by the number of its own steps."""
-    follow(impl, algorithm, made, "float64")
+    follow(impl, algorithm, made, exact_dtype(impl))
 
 
 @pytest.mark.clause("ALGO-025")
@@ -271,7 +276,7 @@ def test_bias_correction_per_row(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("RowWiseAdagrad-max-norm"))
 def test_max_norm(impl, algorithm, made):
     """The argument max_norm limits the norm of every row after the step."""
-    follow(impl, algorithm, made, "float64")
+    follow(impl, algorithm, made, exact_dtype(impl))
 
 
 @pytest.mark.clause("ALGO-026")
@@ -279,7 +284,7 @@ def test_max_norm(impl, algorithm, made):
 @pytest.mark.parametrize(**golden(*special("sparse")))
 def test_sparse(impl, algorithm, made):
     """A sparse gradient updates each row that it lists once, with the sum of its duplicates."""
-    follow(impl, algorithm, made, "float64")
+    follow(impl, algorithm, made, exact_dtype(impl))
 
 
 @pytest.mark.clause("ALGO-040")
@@ -287,7 +292,7 @@ def test_sparse(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("SGD-momentum-sparse"))
 def test_sparse_momentum(impl, algorithm, made):
     """With a sparse gradient only the listed rows move, and only their momentum decays."""
-    follow(impl, algorithm, made, "float64")
+    follow(impl, algorithm, made, exact_dtype(impl))
 
 
 @pytest.mark.clause("ALGO-027")

@@ -5,7 +5,13 @@ from typing import Any
 import torch
 
 from keyedopt.conformance.suite.support.assertions import expect_within, snapshot
-from keyedopt.conformance.suite.support.described import Described, MissingName, documented_state
+from keyedopt.conformance.suite.support.described import (
+    DEFAULTS,
+    Described,
+    MissingName,
+    documented_state,
+    said,
+)
 from keyedopt.conformance.suite.support.inputs import parameter
 
 ROW_WISE = ("RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD")
@@ -33,6 +39,23 @@ def resumed_with(kind: Any, old: Any, weight: Any, **options: Any) -> Any:
         group.update({name: new[name] for name in own if name in new})
     fresh.load_state_dict(saved)
     return fresh
+
+
+def exact_dtype(impl: Any) -> str:
+    """Return the most precise dtype of the target."""
+    return "float64" if "float64" in impl.dtypes else "float32"
+
+
+def need_dtype(impl: Any, algorithm: str, dtype: str) -> None:
+    """Raise MissingName if the target does not support a dtype, so the case is unsupported."""
+    if dtype not in impl.dtypes:
+        raise MissingName(f"{algorithm} does not support {dtype}", name=f"{algorithm}.{dtype}")
+
+
+def relied_on(impl: Any, algorithm: str) -> dict[str, Any]:
+    """Return the documented defaults that the target's adapter replaces by fixed options."""
+    fixed = said(impl.adapter, "fixed", algorithm)
+    return {name: value for name, value in DEFAULTS[algorithm].items() if name in fixed}
 
 
 def variant_of(impl: Any, algorithm: str, made: Any) -> Any:

@@ -1,0 +1,96 @@
+"""``python -m keyedopt.tools.panel [NAME…]`` checks published libraries, each in an environment of its own.
+
+Each library is installed at its pinned version into ``--environments``, in a folder that sees the
+packages of this environment, such as torch and keyedopt. The results go to ``--output``; a table is printed.
+The exit code is 1 if a library fails a clause that its list in ``conformance/expectations/`` does not have.
+"""
+
+import argparse
+import site
+import subprocess
+import sys
+import urllib.request
+import venv
+from pathlib import Path
+
+from keyedopt.conformance.results.model import Result, read
+from keyedopt.conformance.results.verdict import FAILING
+
+TARGETS = "keyedopt.conformance.targets.panel"
+#: What to install for each library; the adapters are in `keyedopt.conformance.targets.panel`.
+PINNED = {
+    "apollo": ("apollo-torch==1.0.3", "transformers==4.46.3", "bitsandbytes==0.50.2"),
+    "bitsandbytes": ("bitsandbytes==0.50.2",),
+    "dlrm": (
+        "https://raw.githubusercontent.com/facebookresearch/dlrm/"
+        "090956ee2319ddd349a42232958aefccfe3f7b0a/optim/rwsadagrad.py",
+    ),
+    "optimi": ("torch-optimi==0.3.3",),
+    "pytorch_lamb": ("pytorch-lamb==1.0.0",),
+    "pytorch_optimizer": ("pytorch_optimizer==4.1.0",),
+    "timm": ("timm==1.0.31", "torchvision==0.28.0"),
+    "torch_optimizer": ("torch-optimizer==0.3.0", "pytorch-ranger==0.1.1"),
+}
+
+
+def install(name: str, folder: Path) -> Path:
+    """Make the environment of a library if it is missing; return its interpreter."""
+    python = folder / name / "bin" / "python"
+    if not python.exists():
+        venv.create(folder / name, with_pip=False)
+        (own,) = (folder / name).glob("lib/python*/site-packages")
+        shared = "; ".join(f"site.addsitedir({path!r})" for path in site.getsitepackages())
+        (own / "shared.pth").write_text(f"import site; {shared}\n", encoding="utf-8")
+        for address in (item for item in PINNED[name] if "://" in item):  # a module that is no package
+            urllib.request.urlretrieve(address, own / Path(address).name)
+        packages = [item for item in PINNED[name] if "://" not in item]
+        pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
+        if packages:
+            subprocess.run([*pip, *packages], check=True)
+    return python
+
+
+def check(name: str, python: Path, output: Path) -> Result:
+    """Check a library with its list of known failures; return the result."""
+    path = output / f"{name}.json"
+    verb = "from keyedopt.cli.main import app; app()"
+    arguments = ["check", f"{TARGETS}:{name}", "--expectations", name, "--output", str(path)]
+    subprocess.run([python, "-c", verb, *arguments], check=False)
+    return read(path)
+
+
+def row(name: str, result: Result) -> str:
+    """Return the line of the table: library, version, clauses held and checked, known and new failures."""
+    clauses: dict[str, set[str]] = {}
+    for case in result.cases:
+        for clause in case.clauses:
+            clauses.setdefault(clause, set()).add(case.outcome)
+    checked = {clause: seen for clause, seen in clauses.items() if seen - {"unsupported"}}
+    known = sum("known" in seen for seen in checked.values())
+    new = sum(bool(seen & set(FAILING)) for seen in checked.values())
+    held = len(checked) - sum("known" in seen or bool(seen & set(FAILING)) for seen in checked.values())
+    version = result.implementation["version"]
+    return f"| {name} | {version} | {held} of {len(checked)} | {known} | {new} |"
+
+
+def main() -> int:
+    """Check the libraries that are named, or all."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PINNED)}")
+    parser.add_argument("--environments", type=Path, default=Path("panel"))
+    parser.add_argument("--output", type=Path, default=Path("results"))
+    options = parser.parse_args()
+    if unknown := [name for name in options.names if name not in PINNED]:
+        parser.error(f"there is no library {unknown[0]!r}; there are: {', '.join(PINNED)}")
+    options.output.mkdir(parents=True, exist_ok=True)
+    lines, failed = ["| library | version | clauses held | known | new |", "|---|---|---|---|---|"], False
+    for name in options.names or PINNED:
+        result = check(name, install(name, options.environments.resolve()), options.output)
+        lines.append(row(name, result))
+        failed = failed or any(case.outcome in FAILING for case in result.cases)
+    print("\n".join(lines))
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
