@@ -47,6 +47,7 @@
     const bad = BAD.includes(what) && cell[2] < cell[1] ? ` ${cell[2]}/${cell[1]}` : "";
     const text = what === "observed" && letter ? `${letter}` : WORDS[what] + bad;
     const made = el("td", { role: "cell", class: `o ${what}` }, SIGNS[what] || el("span", {}, text));
+    made.dataset.run = data.runs[run].name; // shown on a phone, where cells have no heading
     made.title = `${data.runs[run].name}: ${SAID[what]}${bad ? `, ${cell[2]} of ${cell[1]} cases` : ""}`;
     return made;
   };
@@ -103,6 +104,14 @@
     ? el("a", { href: text, rel: "noreferrer noopener" }, text) : text;
   const command = (run, name) => `keyedopt replay ${quoted(data.runs[run].file)} ${quoted(name)} --run`;
   const quoted = (text) => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\"'\"'")}'`;
+  const copied = (text) => {
+    const button = el("button", { type: "button", class: "copy" }, "Copy");
+    button.addEventListener("click", async () => {
+      await navigator.clipboard.writeText(text);
+      button.textContent = "Copied";
+    });
+    return el("span", {}, el("code", {}, text), " ", navigator.clipboard ? button : "");
+  };
   const counted = (cases) => `${cases} case${cases === 1 ? "" : "s"}`;
   const failing = (run, clause) => {
     const cases = data.failures[run][clause] || [];
@@ -115,7 +124,7 @@
         ["expected", data.outcomes[which] === "unexpected-pass" ? "a failure, as the list of known ones says" : expected, "pre"],
         ["seen", data.outcomes[which] === "unexpected-pass" ? "it passes" : seen, "pre"],
         ["known", reason], ["more", link && linked(link)],
-        ["repeat", el("code", {}, command(run, name))],
+        ["repeat", copied(command(run, name))],
       ])));
     }
     if (cell[2] > cases.length) made.append(el("p", { class: "muted" }, `… and ${cell[2] - cases.length} more in ${data.runs[run].file}`));
@@ -159,6 +168,21 @@
     const wanted = !rows[index].detail;
     open(index, wanted);
     history.replaceState(null, "", wanted ? `#clause=${data.clauses[index][ID]}` : "#matrix");
+  });
+  body.addEventListener("keydown", (event) => {
+    const row = event.target.closest("tr");
+    const shown = rows.filter((one) => !one.row.hidden);
+    const place = shown.findIndex((one) => one.row === row || one.detail === row);
+    if (place < 0) return;
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (step && event.target === shown[place].button) {
+      event.preventDefault();
+      (shown[place + step] || shown[place]).button.focus();
+    } else if (event.key === "Escape" && shown[place].detail) {
+      open(rows.indexOf(shown[place]), false);
+      shown[place].button.focus();
+      history.replaceState(null, "", "#matrix");
+    }
   });
   let waiting = 0;
   controls.forEach((control) => control.addEventListener("input", () => {
