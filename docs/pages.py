@@ -69,7 +69,8 @@ def _findings():
         "findings/index.md",
         "# Findings\n\nDefects of published libraries. Each has a script that needs only torch and the "
         "library, and exits with 1 if the installed version has the defect; `keyedopt findings` runs all of "
-        "them. The address of a finding is `findings/LIBRARY.html#SCRIPT`.\n\n| library | findings |\n|---|---|\n"
+        "them. The address of a finding is `findings/LIBRARY.html#SCRIPT`.\n\n"
+        "| library | findings |\n|---|---|\n"
         + "\n".join(rows)
         + f"\n\n```{{toctree}}\n:hidden:\n\n{toc}\n```\n",
     )

@@ -19,7 +19,21 @@ def view(tables: Tables, looks: Mapping[str, Look]) -> dict[str, Any]:
     runs = [row for row in listed.to_dict("records") if row["run"] in looks]
     precision = _precision(tables)
     cards = [_card(run, tables, precision) for run in runs]
-    return {"cards": cards, "areas": _areas(tables, list(looks)), "levels": LEVELS}
+    ranked = sorted(cards, key=_worst_first)
+    return {"cards": cards, "ranked": ranked, "areas": _areas(tables, list(looks)), "levels": LEVELS}
+
+
+def _worst_first(card: Mapping[str, Any]) -> tuple[float, ...]:
+    """Return the key by which the worst verdict comes first: musts, then the share of shoulds."""
+    missed, of = card["shoulds"]
+    return (-card["musts"], -(missed / of if of else 0), card["state"] == "pass")
+
+
+def _state(verdict: str, missed: int, precision: Mapping[str, Any] | None) -> str:
+    """Return the colour of a verdict: amber, ``partly``, if it is conformant with a reservation."""
+    exact = precision is None or np.isfinite(precision["worst"]["error"])
+    states = {"conformant": "partly" if missed or not exact else "pass", "partly checked": "partly"}
+    return {**states, "not conformant": "fail"}.get(verdict, "none")
 
 
 def _card(run: dict[str, Any], tables: Tables, precision: Mapping[str, Any]) -> dict[str, Any]:
@@ -29,8 +43,11 @@ def _card(run: dict[str, Any], tables: Tables, precision: Mapping[str, Any]) -> 
     expected = [] if pd.isna(bad) or not bad else str(bad).split("\n")
     fresh = tried["outcome"].isin(["fail", "error"])
     musts = tried[(tried["level"] == "must") & ~tried["outcome"].isin(GREEN)]
+    kept, of = held(tried[tried["level"] == "should"])
     return {
         **run,
+        "shoulds": (of - kept, of),
+        "state": _state(run["verdict"], of - kept, precision.get(run["run"])),
         "headline": headline(run["verdict"], run["scope"]),
         "checked": checked(run),
         "levels": [(level, *held(tried[tried["level"] == level])) for level in LEVELS],

@@ -47,6 +47,7 @@
     const bad = BAD.includes(what) && cell[2] < cell[1] ? ` ${cell[2]}/${cell[1]}` : "";
     const text = what === "observed" && letter ? `${letter}` : WORDS[what] + bad;
     const made = el("td", { role: "cell", class: `o ${what}` }, SIGNS[what] || el("span", {}, text));
+    made.dataset.run = data.runs[run].name; // shown on a phone, where cells have no heading
     made.title = `${data.runs[run].name}: ${SAID[what]}${bad ? `, ${cell[2]} of ${cell[1]} cases` : ""}`;
     return made;
   };
@@ -103,6 +104,81 @@
     ? el("a", { href: text, rel: "noreferrer noopener" }, text) : text;
   const command = (run, name) => `keyedopt replay ${quoted(data.runs[run].file)} ${quoted(name)} --run`;
   const quoted = (text) => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\"'\"'")}'`;
+  // Where the clipboard is closed to a page, the text is selected.
+  const copyButton = (code) => {
+    const button = el("button", { type: "button", class: "copy" }, "Copy");
+    button.addEventListener("click", async () => {
+      getSelection().selectAllChildren(code);
+      try { await navigator.clipboard.writeText(code.textContent); button.textContent = "Copied"; } catch { /* selected */ }
+    });
+    return button;
+  };
+  const copied = (text) => {
+    const code = el("code", {}, text);
+    return el("span", {}, code, " ", copyButton(code));
+  };
+  const counted = (cases) => `${cases} case${cases === 1 ? "" : "s"}`;
+  const found = (clause, link) => (data.reproducers[clause] || []).find(([name]) => link.endsWith(`/${name}.py`));
+  const script = ([name, text]) => {
+    const code = el("pre", { tabindex: "0" }, text);
+    return el("details", {}, el("summary", {}, `${name}.py: a script that needs only torch and the library`), copyButton(code), code);
+  };
+  const failing = data.runs.flatMap((_, run) => (data.failures[run][index] || []).flat());
+      rows.push({
+        row, button, detail: null, found,
+        text: [...clause.slice(2), clause[ID], data.areas[clause[AREA]], ...failing].join("\n").toLowerCase(),
+        differs: new Set(clause[LEVEL] === "observe" ? letter.filter(Boolean)
+          : found.filter((one) => one !== "unsupported" && one !== "none")).size > 1,
+      });
+      all.append(row);
+    });
+    body.append(all);
+    body.parentElement.style.setProperty("--columns", data.runs.length);
+  };
+  const controls = ["area", "level", "outcome", "run", "text"].map((name) => $(`filter-${name}`));
+  const filter = () => {
+    build();
+    const [area, level, wanted, run, text] = controls.map((control) => control.value);
+    const words = text.toLowerCase().split(/\s+/).filter(Boolean);
+    const among = run === "" ? data.runs.map((_, index) => index) : [Number(run)];
+    let count = 0;
+    rows.forEach((one, index) => {
+      const clause = data.clauses[index];
+      const fits = (area === "" || data.areas[clause[AREA]] === area) && (level === "" || clause[LEVEL] === level)
+        && (wanted === "" || (wanted === "differs" ? one.differs
+          : wanted === "bad" ? among.some((each) => BAD.includes(one.found[each]))
+            : among.some((each) => one.found[each] === wanted)))
+        && words.every((word) => one.text.includes(word));
+      if (one.row.hidden === fits) one.row.hidden = !fits;
+      if (one.detail) one.detail.hidden = !fits;
+      count += fits;
+    });
+    $("count").textContent = `${count} of ${rows.length} clauses`;
+    $("nothing").hidden = count > 0;
+  };
+  const part = (title, ...children) => el("div", { class: "part" }, el("h3", {}, title), ...children);
+  const list = (pairs) => {
+    const made = el("dl");
+    for (const [term, value, kind] of pairs) if (value) made.append(el("dt", {}, term), el("dd", kind ? { class: kind } : {}, value));
+    return made;
+  };
+  const linked = (text) => /^https?:\/\/\S+$/.test(text)
+    ? el("a", { href: text, rel: "noreferrer noopener" }, text) : text;
+  const command = (run, name) => `keyedopt replay ${quoted(data.runs[run].file)} ${quoted(name)} --run`;
+  const quoted = (text) => /^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", "'\"'\"'")}'`;
+  // Where the clipboard is closed to a page, the text is selected.
+  const copyButton = (code) => {
+    const button = el("button", { type: "button", class: "copy" }, "Copy");
+    button.addEventListener("click", async () => {
+      getSelection().selectAllChildren(code);
+      try { await navigator.clipboard.writeText(code.textContent); button.textContent = "Copied"; } catch { /* selected */ }
+    });
+    return button;
+  };
+  const copied = (text) => {
+    const code = el("code", {}, text);
+    return el("span", {}, code, " ", copyButton(code));
+  };
   const counted = (cases) => `${cases} case${cases === 1 ? "" : "s"}`;
   const found = (clause, link) => (data.reproducers[clause] || []).find(([name]) => link.endsWith(`/${name}.py`));
   const script = ([name, text]) => {
@@ -125,7 +201,7 @@
         ["expected", data.outcomes[which] === "unexpected-pass" ? "a failure, as the list of known ones says" : expected, "pre"],
         ["seen", data.outcomes[which] === "unexpected-pass" ? "it passes" : seen, "pre"],
         ["known", reason], ["more", link && (found(clause, link) ? `the script ${found(clause, link)[0]} below` : linked(link))],
-        ["repeat", el("code", {}, command(run, name))],
+        ["repeat", copied(command(run, name))],
       ])));
     }
     if (cell[2] > cases.length) made.append(el("p", { class: "muted" }, `… and ${cell[2] - cases.length} more in ${data.runs[run].file}`));
@@ -170,6 +246,21 @@
     const wanted = !rows[index].detail;
     open(index, wanted);
     history.replaceState(null, "", wanted ? `#clause=${data.clauses[index][ID]}` : "#matrix");
+  });
+  body.addEventListener("keydown", (event) => {
+    const row = event.target.closest("tr");
+    const shown = rows.filter((one) => !one.row.hidden);
+    const place = shown.findIndex((one) => one.row === row || one.detail === row);
+    if (place < 0) return;
+    const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+    if (step && event.target === shown[place].button) {
+      event.preventDefault();
+      (shown[place + step] || shown[place]).button.focus();
+    } else if (event.key === "Escape" && shown[place].detail) {
+      open(rows.indexOf(shown[place]), false);
+      shown[place].button.focus();
+      history.replaceState(null, "", "#matrix");
+    }
   });
   let waiting = 0;
   controls.forEach((control) => control.addEventListener("input", () => {

@@ -29,7 +29,20 @@ def view(tables: Tables, looks: Mapping[str, Look], folder: Path | None) -> dict
         broken = _broken(tables, rows, looks)
         groups.setdefault(group, []).append(_curve(name(), curve, policy, rows, broken, looks, folder))
     order = [*ORDER, *sorted(set(groups) - {*ORDER, SEVERAL}), SEVERAL]
-    return {"groups": [(policy, groups[policy]) for policy in order if policy in groups]}
+    curves = [curve for group in groups.values() for curve in group]
+    found = {run: sum(run in dict(curve["depart"]) for curve in curves) for run in looks}
+    departures = [(run, count, len(curves)) for run, count in found.items() if count]
+    shown = [(policy, *_departing_first(groups[policy])) for policy in order if policy in groups]
+    return {
+        "groups": sorted(shown, key=lambda group: not group[1]),
+        "departures": sorted(departures, key=lambda one: -one[1]),
+    }
+
+
+def _departing_first(curves: list[dict[str, Any]]) -> tuple[int, list[dict[str, Any]]]:
+    """Return how many curves an implementation departs from, and all of them, these first."""
+    count = sum(bool(curve["depart"]) for curve in curves)
+    return count, sorted(curves, key=lambda curve: not curve["depart"])
 
 
 def _broken(tables: Tables, rows: Frame, looks: Mapping[str, Look]) -> list[str]:
