@@ -64,8 +64,8 @@ def main() -> NoReturn:
         sys.stderr.write("keyedopt: interrupted; nothing more was written\n")
     except SystemExit as end:
         code = end.code
-    for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
     os._exit(code if isinstance(code, int) else 2 if code else 0)
 
 

@@ -111,8 +111,8 @@ class Accumulating(RuleOptimizer):
         total = sums.reshape(local.shape)
         if not isinstance(spread, DTensor):
             return total
-        where = {"shape": spread.shape, "stride": spread.stride()}
-        return DTensor.from_local(total, spread.device_mesh, spread.placements, run_check=False, **where)
+        shape, stride, where = spread.shape, spread.stride(), (spread.device_mesh, spread.placements)
+        return DTensor.from_local(total, *where, run_check=False, shape=shape, stride=stride)
 
     # --- saving and loading: a window is saved as a dictionary of tensors -------------------------
 

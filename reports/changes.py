@@ -120,7 +120,7 @@ def verdict_changes(before: Run, after: Run, both: Collection[str], strict: bool
         strict: whether every difference counts, and is worse.
     """
     same = before.implementation == after.implementation
-    areas = before.areas | after.areas
+    areas = {**before.areas, **after.areas}
     apart = frozenset() if strict else before.unclaimed ^ after.unclaimed
     found = [_area(area, area in after.unclaimed, same, areas) for area in sorted(apart)]
     moved: dict[str, list[str]] = defaultdict(list)

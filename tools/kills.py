@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as checkpoints
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
 from keyedopt.conformance.suite.sharded.test_sharded_checkpoints import everything, savable, train, trained
 from keyedopt.conformance.suite.support.assertions import Mismatch
@@ -39,7 +39,7 @@ def resume(impl: Any, folder: Path) -> tuple[int, Any]:
     optimizer, step = trained(impl, "row", 0), max(complete(folder), default=0)
     if step:
         saved = savable(optimizer)
-        checkpoints.load(saved, checkpoint_id=folder / str(step))
+        state_dict_loader.load(saved, checkpoint_id=folder / str(step))
         optimizer.load_state_dict(saved["optimizer"])
     return step, optimizer
 
@@ -53,7 +53,7 @@ def train_until_killed(impl: Any, folder: Path, victim: int, seconds: float) -> 
     while step < STEPS:
         train(optimizer, [step])
         step += 1
-        checkpoints.save(savable(optimizer), checkpoint_id=folder / str(step))
+        state_dict_saver.save(savable(optimizer), checkpoint_id=folder / str(step))
 
 
 def ending(impl: Any, folder: Path, victim: int, seconds: float) -> str:

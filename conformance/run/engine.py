@@ -27,6 +27,7 @@ from keyedopt.conformance.run.fresh import fresh, null_device, steps_of
 from keyedopt.conformance.run.integrity import Integrity
 from keyedopt.conformance.run.protocol import Head, Writer
 from keyedopt.conformance.suite.support.assertions import Mismatch
+from keyedopt.conformance.suite.support.described import MissingName
 from keyedopt.conformance.suite.support.device import choose_device
 from keyedopt.conformance.suite.support.measured import MEASURED
 from keyedopt.conformance.suite.support.ranks import choose_ranks
@@ -34,7 +35,6 @@ from keyedopt.conformance.targets.devices import check_device
 from keyedopt.conformance.targets.implementation import (
     DTYPES,
     Implementation,
-    MissingName,
     Surface,
     TargetError,
     find,

@@ -13,8 +13,10 @@ from keyedopt.conformance.targets.implementation import ANY_DEVICE, Implementati
 _OWN = ("decay", "rows", "bias_correction", "eps_placement", "error_if_nonfinite")
 #: What the cases of an area need from others, and torch's own kernels.
 _ELSEWHERE = ("KeyedOptimizerWrapper", "GradientClippingOptimizer", "WarmupOptimizer", "*.fused", "*.foreach")
-_ALGORITHMS = ("SGD", "Adagrad", "RowWiseAdagrad", "Adam", "PartialRowWiseAdam")
-_ALGORITHMS += ("LAMB", "PartialRowWiseLAMB", "LarsSGD")
+_ALGORITHMS = (
+    *("SGD", "Adagrad", "RowWiseAdagrad", "Adam", "PartialRowWiseAdam"),
+    *("LAMB", "PartialRowWiseLAMB", "LarsSGD"),
+)
 
 
 def _library(

@@ -19,10 +19,10 @@ from typing import Any
 from keyedopt.conformance.results.digest import digest
 from keyedopt.conformance.results.untrusted import error_text, one_line
 from keyedopt.conformance.run.protocol import sender
+from keyedopt.conformance.suite.support.described import MissingName
 from keyedopt.conformance.targets.devices import check_device, description
 from keyedopt.conformance.targets.implementation import (
     Implementation,
-    MissingName,
     Surface,
     TargetError,
     find,

@@ -82,7 +82,7 @@ class Replicas:
         padded = flat.new_zeros(max(map(sum, sizes)))
         padded[: len(flat)] = flat
         parts = [
-            each[: sum(lengths)].split(lengths)
+            torch.split(each[: sum(lengths)], lengths)
             for each, lengths in zip(self._gather(padded, len(numbers)), sizes, strict=True)
         ]
         return [

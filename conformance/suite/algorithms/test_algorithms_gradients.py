@@ -353,7 +353,7 @@ def test_dense_gradient_is_left(impl, algorithm):
 
 def expect_dense_gradient_left(impl: Any, algorithm: str, **options: Any) -> None:
     """Expect two steps to leave their gradients as they are."""
-    weight = parameter(4, 3)
+    weight: Any = parameter(4, 3)
     optimizer = make_algorithm(impl, algorithm, [weight], weight_decay=0.1, **options)
     for seed in range(2):
         set_grads([weight], seed=seed)

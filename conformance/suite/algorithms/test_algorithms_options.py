@@ -25,63 +25,22 @@ from keyedopt.conformance.suite.support.assertions import (
 )
 from keyedopt.conformance.suite.support.described import documented_state, named
 from keyedopt.conformance.suite.support.device import as_tensor, tensor, zeros
-from keyedopt.conformance.suite.support.inputs import parameter, set_grads, train
+from keyedopt.conformance.suite.support.inputs import parameter, train
+from keyedopt.conformance.suite.support.options import (
+    ADAGRADS,
+    ADAMS,
+    EACH,
+    SET,
+    START,
+    TWO,
+    with_required_options,
+    with_zeros,
+)
 
 every = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
-ADAMS = ("Adam", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB")
-ADAGRADS = ("Adagrad", "RowWiseAdagrad")
-#: Two values of an option that lead to different weights.
-TWO: dict[str, tuple[Any, Any]] = {
-    "lr": (0.1, 0.25),
-    "betas": ((0.9, 0.999), (0.5, 0.75)),
-    "eps": (1e-8, 0.125),
-    "momentum": (0.5, 0.75),
-    "dampening": (0.0, 0.25),
-    "nesterov": (False, True),
-    "lr_decay": (0.0, 0.5),
-    "initial_accumulator_value": (0.0, 0.25),
-    "eta": (1e-3, 0.25),
-    "maximize": (False, True),
-    "max_norm": (None, 0.5),
-    "decay": ("l2", "decoupled"),
-    "rows": ("given", "nonzero"),
-    "eps_placement": ("inside_denominator", "before_bias_correction"),
-    "bias_correction": ("global", "per_row"),
-}
-#: The options of each algorithm beside lr and weight_decay.
-OPTIONS = {
-    "SGD": "momentum dampening nesterov maximize decay rows",
-    "Adagrad": "eps lr_decay initial_accumulator_value maximize decay rows",
-    "RowWiseAdagrad": "eps lr_decay initial_accumulator_value maximize max_norm decay rows",
-    "Adam": "betas eps maximize eps_placement bias_correction decay rows",
-    "PartialRowWiseAdam": "betas eps maximize bias_correction decay rows",
-    "LAMB": "betas eps maximize bias_correction decay rows",
-    "PartialRowWiseLAMB": "betas eps maximize bias_correction decay rows",
-    "LarsSGD": "momentum eta maximize rows",
-}
-EACH = [(algorithm, option) for algorithm, options in OPTIONS.items() for option in options.split()]
 #: The documented names of state.
 STATE = {"step", "exp_avg", "exp_avg_sq", "momentum_buffer", "sum"}
-#: Where sums start.
-START = "initial_accumulator_value"
-#: What shapes the state when it is made.
-AT_FIRST = ("initial_accumulator_value", "bias_correction")
-#: What can be set between two steps.
-SET = [(algorithm, "lr") for algorithm in OPTIONS] + [pair for pair in EACH if pair[1] not in AT_FIRST]
-
-
-def with_required_options(option: str, value: Any) -> dict[str, Any]:
-    """Return an option together with the options that it needs to have an effect."""
-    more: dict[str, Any] = {"momentum": 0.5} if option in ("dampening", "nesterov") else {}
-    return {"lr": 0.1, "weight_decay": 0.125, **more, option: value}
-
-
-def with_zeros(weights: Any, seed: int) -> None:
-    """Give each weight a gradient whose third row is zero."""
-    set_grads(weights, seed=seed)
-    for weight in weights:
-        weight.grad[2] = 0
 
 
 def expect_separate(impl: Any, algorithm: str, option: str, way: str) -> None:

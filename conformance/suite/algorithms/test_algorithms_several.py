@@ -5,13 +5,6 @@ from typing import Any
 import pytest
 import torch
 
-from keyedopt.conformance.suite.algorithms.test_algorithms_options import (
-    AT_FIRST,
-    EACH,
-    TWO,
-    with_required_options,
-    with_zeros,
-)
 from keyedopt.conformance.suite.support.algorithms import (
     ALGORITHMS,
     MOMENTUM,
@@ -28,6 +21,13 @@ from keyedopt.conformance.suite.support.assertions import (
 )
 from keyedopt.conformance.suite.support.device import on_host, ones
 from keyedopt.conformance.suite.support.inputs import moments, parameter, set_grads
+from keyedopt.conformance.suite.support.options import (
+    AT_FIRST,
+    EACH,
+    TWO,
+    with_required_options,
+    with_zeros,
+)
 
 every = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
@@ -216,7 +216,8 @@ def test_gradients_of_several_steps_are_left(impl: Any, algorithm: str) -> None:
     given: list[tuple[Any, Any]] = []
     for seed in range(2):
         set_grads(weights, seed=seed)
-        given += [(weight.grad, weight.grad.clone()) for weight in weights]
+        grads: list[Any] = [weight.grad for weight in weights]
+        given += [(grad, grad.clone()) for grad in grads]
         optimizer.step()
     for grad, before in given:
         expect_bits(grad, before, "the gradient")

@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support.assertions import expect, expect_close, expect_equal, outcome, p_norm
-from keyedopt.conformance.suite.support.clipping import local, spread, world
+from keyedopt.conformance.suite.support.clipping import local, spread
 from keyedopt.conformance.suite.support.device import tensor, zeros
 from keyedopt.conformance.suite.support.doubles import clipping, single_rank
+from keyedopt.conformance.suite.support.sharded import everyone
 
 
 def given_grads(**grads: list[float] | None) -> dict[str, Any]:
@@ -113,7 +114,7 @@ def test_global_norm(impl: Any, norm_type: float, sharded: list[str], way: str) 
             1.0,
             norm_type=norm_type,
             enable_global_grad_clip=True,
-            param_to_pgs={params[key]: [world()] for key in sharded},
+            param_to_pgs={params[key]: [everyone()] for key in sharded},
         )
         norm = p_norm([3.0, -4.0, 12.0], norm_type)
         if way == "step":
@@ -134,7 +135,7 @@ def test_several_groups(impl: Any) -> None:
     with single_rank():
         params = given_grads(a=[3.0, 0.0], b=[4.0, 0.0], c=[12.0, 0.0])
         other = torch.distributed.new_group([0])
-        groups = {params["a"]: [world()], params["b"]: [other], params["c"]: [world(), other]}
+        groups = {params["a"]: [everyone()], params["b"]: [other], params["c"]: [everyone(), other]}
         optimizer, recorder = clipping(
             impl, params, "NORM", 1.0, enable_global_grad_clip=True, param_to_pgs=groups
         )
@@ -162,7 +163,7 @@ def test_rank_without_gradients(impl: Any, norm_type: float, missing: str, empty
             1.0,
             norm_type=norm_type,
             enable_global_grad_clip=True,
-            param_to_pgs={params["a"]: [world()]},
+            param_to_pgs={params["a"]: [everyone()]},
         )
         optimizer.step()
         norm = p_norm([30.0, 40.0], norm_type)
@@ -178,7 +179,7 @@ def test_value_of_sharded_parameters(impl: Any, kind: str) -> None:
     """VALUE and NONE also work for sharded parameters, or the constructor raises an error."""
     with single_rank():
         params = given_grads(a=[30.0, -40.0], b=[0.5, 12.0])
-        groups = {params["a"]: [world()]}
+        groups = {params["a"]: [everyone()]}
         options = {"enable_global_grad_clip": True, "param_to_pgs": groups, "track_grad_norm": True}
         try:
             optimizer, recorder = clipping(impl, params, kind, 1.0, **options)
@@ -219,7 +220,7 @@ def test_global_norm_in_half_precision(impl: Any, scale: float, bound: float) ->
             "NORM",
             bound,
             enable_global_grad_clip=True,
-            param_to_pgs={param: [world()]},
+            param_to_pgs={param: [everyone()]},
         )
         optimizer.step()
         factor = bound / (p_norm(grad) + 1e-6)
@@ -238,7 +239,7 @@ def test_copy_with_process_groups(impl: Any) -> str:
             "NORM",
             1.0,
             enable_global_grad_clip=True,
-            param_to_pgs={params["a"]: [world()]},
+            param_to_pgs={params["a"]: [everyone()]},
         )
 
         def copy_and_step() -> list[float]:

@@ -266,7 +266,12 @@ def test_clipping_around_hooks(impl: Any, where: str, kind: str) -> None:
             made.register_step_post_hook(halve_weights)
         elif where == "replaced":
             inner = made.step
-            made.step = lambda closure=None: (double_gradients(made), inner(closure))  # type: ignore[method-assign, assignment]
+
+            def doubled(closure: Any = None) -> Any:
+                double_gradients(made)
+                return inner(closure)
+
+            made.step = doubled  # type: ignore[method-assign]
         elif where == "grad_scale":
             made.grad_scale, made.found_inf = tensor(2.0), tensor(0.0)  # type: ignore[attr-defined]
         return made
@@ -378,10 +383,10 @@ def test_clipping_after_a_step_that_raised(impl: Any, kind: str) -> None:
 @pytest.mark.parametrize("bad", [float("inf"), float("nan")])
 def test_non_finite_norm(impl: Any, bad: float, fused: bool) -> None:
     """The kernel does not change how a gradient that is not finite is clipped."""
-    results = []
+    results: list[Any] = []
     for fast in (False, fused):
         params = weights()
-        inner = keyed(impl, lambda some, fast=fast: torch.optim.SGD(some, lr=0.1, fused=fast))(params)
+        inner = keyed(impl, functools.partial(torch.optim.SGD, lr=0.1, fused=fast))(params)
         clipped = impl.GradientClippingOptimizer(
             inner, clipping=impl.GradientClipping.NORM, max_gradient=BOUND
         )

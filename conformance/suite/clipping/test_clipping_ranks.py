@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support.assertions import expect, expect_close, expect_equal, p_norm
-from keyedopt.conformance.suite.support.clipping import local, spread, world, zeros_with_grads
+from keyedopt.conformance.suite.support.clipping import local, spread, zeros_with_grads
 from keyedopt.conformance.suite.support.device import tensor, zeros
 from keyedopt.conformance.suite.support.doubles import clipping
 from keyedopt.conformance.suite.support.mirror import mirrored_ranks
+from keyedopt.conformance.suite.support.sharded import everyone
 
 HERE = [3.0, -4.0]
 THERE = [12.0, 0.0]
@@ -34,7 +35,7 @@ def test_global_norm_over_ranks(impl: Any, norm_type: float, sharded: list[str],
             1.0,
             norm_type=norm_type,
             enable_global_grad_clip=True,
-            param_to_pgs={params[key]: [world()] for key in sharded},
+            param_to_pgs={params[key]: [everyone()] for key in sharded},
         )
         optimizer.step()
         everywhere = [
@@ -54,7 +55,7 @@ def test_groups_of_other_ranks(impl: Any) -> None:
     with mirrored_ranks(2):
         params = zeros_with_grads([1.0], [2.0], [4.0], [8.0])
         both, alone = torch.distributed.new_group([0, 1]), torch.distributed.new_group([0])
-        groups = {params["p0"]: [world()], params["p1"]: [world(), both], params["p2"]: [alone]}
+        groups = {params["p0"]: [everyone()], params["p1"]: [everyone(), both], params["p2"]: [alone]}
         optimizer, recorder = clipping(
             impl, params, "NORM", 1.0, enable_global_grad_clip=True, param_to_pgs=groups
         )
@@ -74,7 +75,7 @@ def test_local_norm_among_ranks(impl: Any, given: str) -> None:
         choices: dict[str, dict[str, Any]] = {
             "nothing": {},
             "flag": {"enable_global_grad_clip": True},
-            "groups": {"param_to_pgs": {params["p0"]: [world()]}},
+            "groups": {"param_to_pgs": {params["p0"]: [everyone()]}},
         }
         optimizer, recorder = clipping(impl, params, "NORM", 1.0, **choices[given])
         optimizer.step()
@@ -87,7 +88,7 @@ def test_norm_of_other_kinds_over_ranks(impl: Any, kind: str) -> None:
     """The tracked norm covers all ranks for the other kinds too, or they raise an error."""
     with mirrored_ranks(2):
         params = zeros_with_grads(HERE, THERE)
-        groups = {params["p0"]: [world()]}
+        groups = {params["p0"]: [everyone()]}
         options = {"enable_global_grad_clip": True, "param_to_pgs": groups, "track_grad_norm": True}
         try:
             optimizer, _ = clipping(impl, params, kind, 1.0, **options)

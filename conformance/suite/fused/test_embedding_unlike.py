@@ -149,7 +149,7 @@ def test_rows_that_count_as_zero(impl: Any, optimizer: str) -> None:
 
 
 #: Bags of two features, with a weight for each value; both have the same number of values.
-BAGS = {"f": [[0, 1, 1], [], [2]], "g": [[3, 0], [0], [1]]}
+UNLIKE = {"f": [[0, 1, 1], [], [2]], "g": [[3, 0], [0], [1]]}
 WEIGHTS = {"f": [[0.5, 2.0, -1.0], [], [3.0]], "g": [[1.0, -2.0], [0.25], [1.5]]}
 
 
@@ -174,11 +174,11 @@ def test_unlike_poolings(impl: Any, trained: str, weighted: bool, poolings: tupl
     optimizer = (impl.SGD, {"lr": 1.0}) if trained == "fused" else (None, None)
     module = impl.EmbeddingBagCollection(configs, *optimizer, is_weighted=weighted, device=the_device())
     exact = [on_host(parameter(4, 2, seed=seed)).double().requires_grad_() for seed in range(2)]
-    outputs = module(jagged(BAGS, WEIGHTS if weighted else None))
+    outputs = module(jagged(UNLIKE, WEIGHTS if weighted else None))
     loss = torch.zeros((), dtype=torch.float64)
     for table, feature, pooling in zip(exact, "fg", poolings, strict=True):
         wanted = []
-        for bag, factors in zip(BAGS[feature], WEIGHTS[feature], strict=True):
+        for bag, factors in zip(UNLIKE[feature], WEIGHTS[feature], strict=True):
             rows = [table[row] * (one if weighted else 1.0) for row, one in zip(bag, factors, strict=True)]
             total = sum(rows, torch.zeros(2, dtype=torch.float64))
             wanted.append(total / max(1, len(bag)) if pooling == "MEAN" else total)
@@ -190,4 +190,5 @@ def test_unlike_poolings(impl: Any, trained: str, weighted: bool, poolings: tupl
     for name, seed, table in zip("tu", range(2), exact, strict=True):
         weight = module.embedding_bags[name].weight
         found = parameter(4, 2, seed=seed) - weight if trained == "fused" else weight.grad.to_dense()
-        expect_near(found, table.grad, f"the gradient of table {name}")
+        wanted: Any = table.grad
+        expect_near(found, wanted, f"the gradient of table {name}")

@@ -8,12 +8,20 @@ import torch
 from keyedopt.conformance.suite.support.assertions import expect, expect_bits, expect_close, expect_equal
 from keyedopt.conformance.suite.support.embedding import FUSED_OPTIMIZERS, collection, jagged
 from keyedopt.conformance.suite.support.ranks import on_ranks
-from keyedopt.conformance.suite.support.sharded import error_of, everyone, everywhere, rank, size, table
+from keyedopt.conformance.suite.support.sharded import (
+    error_of,
+    everyone,
+    everywhere,
+    rank,
+    size,
+    table,
+    whole,
+)
 
 pytestmark = pytest.mark.cpu_only("its ranks are forks that communicate by gloo")
 
 #: The bags of each rank: rows of several ranks, of one rank, and none at all.
-BATCHES = (
+BATCHES: tuple[dict[str, Any], ...] = (
     {"f": [[0, 1, 1], [2]], "g": [[], [1, 5]], "h": [[3, 3], [0]]},
     {"f": [[5, 1], []], "g": [[2], [0]], "h": [[], []]},
     {"f": [[1], [3]], "g": [[], []], "h": [[4, 4], [0]]},
@@ -201,6 +209,6 @@ def test_in_backward_with_fsdp(impl: Any) -> None:
             many(batches[rank()]).square().sum().backward()
             torch.stack([one(batch).square().sum() for batch in batches]).mean().backward()
         for seen, wanted in zip(many.parameters(), one.parameters(), strict=True):
-            expect_close(seen.full_tensor(), wanted, "parameter", ulps=64)
+            expect_close(whole(seen), wanted, "parameter", ulps=64)
 
     on_ranks(body)

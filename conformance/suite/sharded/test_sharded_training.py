@@ -161,7 +161,7 @@ def test_init_state(impl: Any) -> None:
 
     def body() -> None:
         for placement in PLACEMENTS:
-            param = torch.nn.Parameter(distributed(table(5), placement))
+            param: Any = torch.nn.Parameter(distributed(table(5), placement))
             optimizer = impl.KeyedOptimizerWrapper(
                 {"p": param}, lambda given: torch.optim.Adam(given, lr=0.1)
             )
@@ -199,7 +199,7 @@ def test_data_parallel(impl: Any, kind: str) -> None:
             from torch.distributed.device_mesh import init_device_mesh
             from torch.distributed.fsdp import fully_shard
 
-            runner = fully_shard(many, mesh=init_device_mesh("cpu", (size(),)))
+            runner: Any = fully_shard(many, mesh=init_device_mesh("cpu", (size(),)))
         else:
             runner = torch.nn.parallel.DistributedDataParallel(many)
         single, sharded = optimizer_of(one), optimizer_of(many)
@@ -226,7 +226,8 @@ def test_sharded_tensors(impl: Any) -> None:
     """State in ShardedTensors, unevenly by rows, is saved as it is and loaded in place, shard by shard."""
 
     def state_of(seed: int) -> Any:
-        from torch.distributed._shard.sharded_tensor import Shard, init_from_local_shards
+        from torch.distributed._shard.sharded_tensor import init_from_local_shards
+        from torch.distributed._shard.sharded_tensor.shard import Shard
 
         bounds = [0, *(5 * (each + 1) // size() for each in range(size()))]
         mine = table(5, seed=seed)[bounds[rank()] : bounds[rank() + 1]].clone()

@@ -34,6 +34,12 @@ def give(weights: list[Any], step: int) -> None:
             set_sparse_grad(weight, [len(weight) - 1, 0, len(weight) - 1], seed=10 * step + at + 1)
 
 
+def elements(grad: Any) -> torch.Tensor:
+    """Return a gradient whose every element is sparse."""
+    found: torch.Tensor = grad.to_dense().to_sparse()
+    return found
+
+
 @pytest.mark.clause("SPARSE-031")
 def test_parameters_with_unlike_step_counts(impl: Any) -> None:
     """Parameters of a group that were updated unequally often train like each one by itself."""
@@ -107,7 +113,7 @@ def test_strided_parameters_over_several_steps(impl: Any, kind: str) -> None:
         for weight in (plain, strided):
             set_sparse_grad(weight, [step, 5, step], seed=step + 1)
             if kind == "elements":
-                weight.grad = weight.grad.to_dense().to_sparse()
+                weight.grad = elements(weight.grad)
         for optimizer in optimizers:
             optimizer.step()
     expect_same_way(strided, plain, parameter(6, 4), "the strided parameter")
@@ -129,7 +135,7 @@ def test_versions(impl: Any, kind: str) -> None:
         graphs += [(ones(1, requires_grad=True) * one).sum() for one in moments(optimizer, weight).values()]
         set_sparse_grad(weight, [1, 3, 1])
         if kind == "elements":
-            weight.grad = weight.grad.to_dense().to_sparse()
+            weight.grad = elements(weight.grad)
     optimizer.step()
     for graph in graphs:
         expect_raises(graph.backward, RuntimeError, expected="RuntimeError: a saved tensor was modified")

@@ -31,11 +31,6 @@ def spread(tensor: torch.Tensor, placement: str, ranks: int = 1) -> Any:
     return DTensor.from_local(tensor, mesh, [placements[word] for word in words], run_check=False)
 
 
-def world() -> Any:
-    """Return the process group of all ranks."""
-    return torch.distributed.group.WORLD
-
-
 def local(tensor: Any) -> torch.Tensor:
     """Return the local part of a DTensor, or the tensor itself."""
     found: torch.Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
