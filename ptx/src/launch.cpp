@@ -86,7 +86,7 @@ void execute(Launch& launch, const Input& in) {
     size_t next = 0, victim = 0;
     while ((next < order.size() || !live.empty()) && !launch.stopped) {
         while (live.size() < how.resident && next < order.size()) live.push_back(begin(launch, in, order[next++]));
-        if (launch.random() % 2048 == 0) victim = launch.random();
+        if (launch.random() % 256 == 0) victim = launch.random();
         size_t chosen = launch.random() % live.size();
         if (how.starve && live.size() > 1 && chosen == victim % live.size() && launch.random() % 64) continue;
         Program& p = *live[chosen];
