@@ -72,8 +72,8 @@ def _source(base: str, file: str) -> Source:
             raise MutantError(f"the package of {SOUND} has no such file")
         return sources()[file]
     found = importlib.util.find_spec(PACKAGES[base])
-    assert found is not None, f"{base} is not installed"
-    assert found.origin is not None
+    if found is None or found.origin is None:
+        raise MutantError(f"{base} is not installed")
     path = Path(found.origin).parent / file
     if not path.exists():
         raise MutantError(f"the package {PACKAGES[base]} has no such file")

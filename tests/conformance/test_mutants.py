@@ -13,6 +13,12 @@ def test_there_are_mutants_of_every_area_with_clauses():
     assert {mutant.area for mutant in mutants.mutants().values()} == set(spec.areas())
 
 
+def test_there_are_mutants_of_every_base():
+    planted = [mutant.base for mutant in mutants.mutants().values()]
+    assert set(planted) == {mutants.SOUND, *mutants.PACKAGES}
+    assert sum(base != mutants.SOUND for base in planted) >= 150
+
+
 def test_every_clause_with_a_verdict_rejects_a_mutant():
     from keyedopt.conformance import spec
 
@@ -23,10 +29,12 @@ def test_every_clause_with_a_verdict_rejects_a_mutant():
 def test_every_mutant_is_planted_and_rejected_by_the_clauses_named():
     """In a process of its own: it forks, which a process that has run torch must not."""
     code = (
-        "import json\n"
+        "import importlib.util, json\n"
         "from keyedopt.conformance import mutants\n"
         "from keyedopt.conformance.mutants.rejection import survivors\n"
-        "print(json.dumps(survivors(list(mutants.mutants().values()))))\n"
+        "here = [one for one in mutants.mutants().values()\n"
+        "        if importlib.util.find_spec(mutants.PACKAGES.get(one.base, 'keyedopt'))]\n"
+        "print(json.dumps(survivors(here)))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
