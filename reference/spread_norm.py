@@ -97,7 +97,7 @@ class SpreadNorm:
                 norms[place] = p_norm(held.get(place, ()), p, device, groups)
             except RuntimeError as error:
                 ranks = [dist.get_process_group_ranks(group) for group in groups]
-                what = self._keys(params, lambda other, place=place: other == place)
+                what = self._keys(params, place.__eq__)
                 raise RuntimeError(
                     f"rank {dist.get_rank()} could not reduce the norm of {what} over the ranks {ranks}: "
                     f"{error}"

@@ -82,7 +82,7 @@ class Replicas:
         padded = flat.new_zeros(max(map(sum, sizes)))
         padded[: len(flat)] = flat
         parts = [
-            each[: sum(lengths)].split(lengths)
+            each[: sum(lengths)].split(lengths)  # type: ignore[no-untyped-call]
             for each, lengths in zip(self._gather(padded, len(numbers)), sizes, strict=True)
         ]
         return [

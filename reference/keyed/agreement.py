@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import torch
 from torch import distributed as dist
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 
@@ -97,9 +98,9 @@ def agreement(process_group: Any, params: Iterable[Any], state: Iterable[Any]) -
     if not meshes:
         return None
     mesh = next(iter(meshes))
-    if len(meshes) > 1 or (isinstance(mesh, dist.DeviceMesh) and _may_lack_ranks(mesh)):
+    if len(meshes) > 1 or (isinstance(mesh, DeviceMesh) and _may_lack_ranks(mesh)):
         return Agreement([dist.group.WORLD])
-    return Agreement(mesh.get_all_groups() if isinstance(mesh, dist.DeviceMesh) else [mesh])
+    return Agreement(mesh.get_all_groups() if isinstance(mesh, DeviceMesh) else [mesh])
 
 
 def _may_lack_ranks(mesh: Any) -> bool:
