@@ -48,8 +48,7 @@ class GradientClippingOptimizer(OptimizerWrapper):
             spread over its own mesh. All other parameters are replicated, and count once. Every rank passes a
             mapping, which is empty on a rank without such a parameter; without a mapping the norm is local.
         track_grad_norm: measure the norm also with VALUE (before clipping) and NONE.
-        process_group: the ranks that pass a mapping, and so take part in every step; the default group if it
-            is None. Their first step exchanges which reductions there are.
+        process_group: the ranks that pass a mapping and take part in every step; None is the default group.
 
     Raises:
         ValueError: an argument is out of range; or `optimizer` is a `FusedOptimizer` with parameters, whose

@@ -197,6 +197,8 @@ def run(
         try:
             workers = Workers(target, options.limit, import_limit, processes)
             number = options.workers or min(len(os.sched_getaffinity(0)), 8)
+            if "TORCHELASTIC_RUN_ID" in os.environ:  # all processes of torchrun run the cases in one order
+                number = 1
             for record in stack.enter_context(contextlib.closing(_every_case(workers, number))):
                 case = case_from(record)
                 case = dataclasses.replace(case, clauses=tuple(i for i in case.clauses if i in kept))

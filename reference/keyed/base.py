@@ -72,8 +72,6 @@ class KeyedOptimizer(Hooked):
         self.param_groups = param_groups  # type: ignore[assignment]
         self.defaults = {"_save_param_groups": False}
 
-    # Saving
-
     def state_dict(self) -> dict[str, Any]:
         """Return state by key: live tensors, not copies, and stateful objects as their state."""
         for pre_hook in list(self._optimizer_state_dict_pre_hooks.values()):
@@ -117,11 +115,8 @@ class KeyedOptimizer(Hooked):
     def load_state_dict(self, state_dict: Mapping[str, Any], process_group: Any = None) -> None:
         """Fill the live state from `state_dict`, in place and all or nothing, on all ranks that share state.
 
-        Ranks that share state load together, on all of them or on none: those in `process_group`, by default
-        those over which the state is sharded.
-
-        Raises:
-            ValueError: something does not match the live state of a rank; the message names these ranks.
+        The ranks of `process_group`, by default those over which state is sharded, load all or none. A
+        ValueError says what does not match the live state, and on which ranks.
         """
         together = agreement(process_group, self.params.values(), self.state.values())
         with shared_refusal(together):
@@ -171,8 +166,6 @@ class KeyedOptimizer(Hooked):
 
     def post_load_state_dict(self) -> None:
         """Do nothing; a subclass may update itself after each load."""
-
-    # Stepping
 
     def init_state(self, sparse_grad_parameter_names: set[str] | None = None) -> None:
         """Create the state that the first step would create, and zero gradients; change nothing else.

@@ -28,7 +28,7 @@ LIMIT = 20.0
 #: Seconds that the other ranks may take to end after one has failed: they lose a peer in a collective.
 GRACE = 2.0
 _NUMBER_OF_RANKS = [2]
-_RUNS = [0]
+_RUNS: dict[str, int] = {}  # how often each function has run
 
 
 def the_ranks() -> int:
@@ -56,14 +56,20 @@ def on_ranks(
         Mismatch: names each rank that failed, and how: by an error, by a signal, or where it hung.
     """
     size = the_ranks() if ranks is None or _torchrun() else ranks
-    _RUNS[0] += 1
+    called = f"{body.__module__}.{body.__qualname__}"
+    _RUNS[called] = _RUNS.get(called, 0) + 1
     numbers = [int(os.environ["RANK"])] if _torchrun() else range(size)
     store = f"/proc/{os.getpid()}/fd/{os.memfd_create('store')}"
     started = []
     try:
         for number in numbers:
             started.append(
-                _Rank(number, functools.partial(_join, store, number, size, limit), body, arguments)
+                _Rank(
+                    number,
+                    functools.partial(_join, store, number, size, limit, f"{called} {_RUNS[called]}"),
+                    body,
+                    arguments,
+                )
             )
         _wait(started, limit)
     finally:
@@ -77,7 +83,7 @@ def _torchrun() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-def _join(store: str, number: int, size: int, limit: float) -> None:
+def _join(store: str, number: int, size: int, limit: float, run: str) -> None:
     """Make the default group of the ranks of a case."""
     distributed: Any = torch.distributed
     timeout = datetime.timedelta(
@@ -86,7 +92,7 @@ def _join(store: str, number: int, size: int, limit: float) -> None:
     if _torchrun():
         address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         master = distributed.TCPStore(address, port, size, number == 0 and not _agent(), timeout)
-        shared = distributed.PrefixStore(f"case {_RUNS[0]}", master)
+        shared = distributed.PrefixStore(run, master)
     else:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         shared = distributed.FileStore(store, size)
