@@ -1,20 +1,18 @@
 """``keyedopt``: the verbs and their options. This module imports neither torch nor the suite."""
 
-import contextlib
-import re
 import sys
 import traceback
-from collections.abc import Iterator
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated
 
 import typer
 
 from keyedopt.cli import bench
+from keyedopt.cli.choices import DiffForm, Form, Imports, Level, What
+from keyedopt.cli.messages import fail, say, uncut, usage, with_reports
 from keyedopt.conformance.results import RULE
-from keyedopt.conformance.results.errors import KeyedoptError, did_you_mean
-from keyedopt.conformance.results.untrusted import error_text, one_line
+from keyedopt.conformance.results.errors import KeyedoptError
+from keyedopt.conformance.results.untrusted import error_text
 
 app = typer.Typer(
     name="keyedopt",
@@ -28,56 +26,8 @@ app = typer.Typer(
 app.add_typer(bench.app, name="bench", short_help=bench.app.info.help)
 
 
-class Level(StrEnum):
-    """Which clauses a gate covers."""
-
-    must = "must"
-    should = "should"
-
-
-class What(StrEnum):
-    """What `keyedopt list` can list."""
-
-    targets = "targets"
-    clauses = "clauses"
-    areas = "areas"
-    devices = "devices"
-
-
-class Form(StrEnum):
-    """What a report can be."""
-
-    html = "html"
-    csv = "csv"
-    parquet = "parquet"
-    markdown = "markdown"
-    json = "json"
-    badge = "badge"
-
-
-class DiffForm(StrEnum):
-    """How a difference can be shown."""
-
-    text = "text"
-    markdown = "markdown"
-    json = "json"
-
-
 #: What typer returns for an interrupt.
 INTERRUPTED = 130
-#: What has to be installed for a report.
-NEEDS_REPORTS = "install it with: pip install 'keyedopt[reports]'"
-
-
-def say(message: str) -> int:
-    """Print an error on one line of stderr; return its exit code, 2."""
-    sys.stderr.write(f"keyedopt: {one_line(message)}\n")
-    return 2
-
-
-def fail(message: str) -> NoReturn:
-    """Print an error on one line of stderr, and exit with 2."""
-    raise typer.Exit(say(message))
 
 
 def _version(asked: bool) -> None:
@@ -98,16 +48,6 @@ def options(
     ] = False,
 ) -> None:
     """Take the options that every verb has."""
-
-
-Imports = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--import",
-        metavar="MODULE",
-        help="Import this module first, such as torch_npu, which registers a device; repeatable.",
-    ),
-]
 
 
 @app.command(epilog=RULE)
@@ -204,7 +144,7 @@ def check(
         "exitfirst": exitfirst,
     }
     if like is not None:
-        with _reports():
+        with with_reports():
             import keyedopt.cli.like  # noqa: F401 - what it needs is missed now, not after the runs
     code = check_targets(
         targets, output or [], expectations, update_expectations, options, like, verbose, sign
@@ -325,7 +265,7 @@ def report(
 
     Example: keyedopt report results/ --output site --format html --format csv
     """
-    with _reports():
+    with with_reports():
         from keyedopt.cli.report import report as make
 
         formats = [form.value for form in format_ or [Form.html]]
@@ -345,7 +285,7 @@ def diff(
 
     Example: keyedopt diff results/torchrec-1.6.1.json results/torchrec-1.8.0.json
     """
-    with _reports():
+    with with_reports():
         from keyedopt.cli.diff import diff as compare
 
     raise typer.Exit(compare(before, after, format_.value, fail))
@@ -426,15 +366,6 @@ def findings(
     raise typer.Exit(reproduce(text))
 
 
-@contextlib.contextmanager
-def _reports() -> Iterator[None]:
-    """Print in one line what to install if a library for reports is missing."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        fail(f"reports need {error.name}; {NEEDS_REPORTS}")
-
-
 def main() -> None:
     """Run the command line."""
     for stream in (sys.stdout, sys.stderr):
@@ -456,32 +387,13 @@ def main() -> None:
             error.show()  # type: ignore[attr-defined]
             code = 2
         else:  # typer's message for a wrong option, on one line
-            code = say(_usage(error))
+            code = say(usage(error))
     if code == INTERRUPTED:
         code = say("interrupted; nothing was written")
     sys.exit(code or 0)
 
 
-def _usage(error: Any) -> str:
-    """Return what is wrong with a command line, the nearest name, and the command that helps."""
-    text = error.format_message().rstrip(".").replace("Value error, ", "")
-    given, _, choices = text.partition(" is not one of ")
-    text += did_you_mean(given.rpartition(" ")[2].strip("'"), re.findall(r"'([^']*)'", choices))
-    place = error.ctx.command_path if getattr(error, "ctx", None) else "keyedopt"
-    return f"{text}; see `{place} --help`"
-
-
-def _uncut(group: typer.Typer) -> None:
-    """Show the first line of each verb's help as a whole: click cuts a line that it makes itself."""
-    for command in group.registered_commands:
-        lines = (command.callback.__doc__ or "").splitlines() if command.callback else []
-        command.short_help = lines[0] if lines else None
-    for found in group.registered_groups:
-        if found.typer_instance is not None:
-            _uncut(found.typer_instance)
-
-
-_uncut(app)
+uncut(app)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import contextlib
 import inspect
 import json
 import os
-import re
 import time
 import traceback
 import unittest
@@ -20,12 +19,13 @@ import pytest
 import torch
 
 from keyedopt.conformance import spec
-from keyedopt.conformance.results.untrusted import clean, error_text, one_line, plain
+from keyedopt.conformance.results.untrusted import clean, error_text, plain
 from keyedopt.conformance.results.verdict import level_of
 from keyedopt.conformance.run.device_seen import DeviceSeen, packages_of
 from keyedopt.conformance.run.fresh import fresh, null_device, steps_of
 from keyedopt.conformance.run.integrity import Integrity
 from keyedopt.conformance.run.protocol import Head, Writer
+from keyedopt.conformance.run.refusals import unclaimed
 from keyedopt.conformance.suite.support.assertions import Mismatch
 from keyedopt.conformance.suite.support.described import MissingName
 from keyedopt.conformance.suite.support.device import choose_device
@@ -307,11 +307,7 @@ class Engine:
         except (unittest.SkipTest, pytest.exit.Exception) as error:
             raise Escaped(error) from None
         except Exception as error:
-            if missing := (
-                _missing_argument(error)
-                or _sparse_refusal(error, item.stash[_NEEDS])
-                or _refused_option(error)
-            ):
+            if missing := unclaimed(error, item.stash[_NEEDS]):
                 pytest.skip(f"not claimed: {missing}")
             raise
         except BaseException as error:
@@ -378,36 +374,6 @@ def _failure(item: pytest.Item, error: BaseException) -> dict[str, Any]:
     with contextlib.suppress(Exception):  # untrusted: reading an attribute of the error may raise
         record["observed"] = plain(vars(error)[MEASURED])
     return record
-
-
-#: What Python says of an argument that a function does not take, and torch of one that a group may not have.
-_UNKNOWN_ARGUMENT = re.compile(r"([\w.<>]+)\(\) got an unexpected keyword argument '(\w+)'")
-
-
-def _missing_argument(error: Exception) -> str:
-    """Return the documented argument that a call by the case itself found missing, or an empty string."""
-    told = _UNKNOWN_ARGUMENT.search(str(error)) if isinstance(error, TypeError) else None
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    by_case = last is not None and Path(last.tb_frame.f_code.co_filename).parents[1].name == "suite"
-    return f"{told[1].removesuffix('.__init__')} has no argument {told[2]}" if told and by_case else ""
-
-
-def _refused_option(error: Exception) -> str:
-    """Return what a constructor says is not supported: a refusal that states itself is no defect."""
-    if not isinstance(error, NotImplementedError | ValueError) or "not supported" not in str(error):
-        return ""
-    frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-    by_case = [number for number, code in enumerate(frames) if "suite" in Path(code.co_filename).parts]
-    callee = frames[by_case[-1] + 1 :] if by_case else []
-    return one_line(str(error), 200) if callee and callee[0].co_name == "__init__" else ""
-
-
-def _sparse_refusal(error: Exception, needs: Sequence[str]) -> str:
-    """Return the refusal of an optimizer whose own error says that it takes no sparse gradients."""
-    says = isinstance(error, RuntimeError) and "support sparse gradients" in str(error)
-    return f"{needs[0]}.sparse: {error}" if says and any(name.endswith(".sparse") for name in needs) else ""
 
 
 def _parameters(item: Any) -> Mapping[str, Any]:

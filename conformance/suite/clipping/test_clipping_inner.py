@@ -387,9 +387,8 @@ def test_non_finite_norm(impl: Any, bad: float, fused: bool) -> None:
     for fast in (False, fused):
         params = weights()
         inner = keyed(impl, functools.partial(torch.optim.SGD, lr=0.1, fused=fast))(params)
-        clipped = impl.GradientClippingOptimizer(
-            inner, clipping=impl.GradientClipping.NORM, max_gradient=BOUND
-        )
+        kind = impl.GradientClipping.NORM
+        clipped = impl.GradientClippingOptimizer(inner, clipping=kind, max_gradient=BOUND)
         give_grads(params, 1)
         params["p0"].grad[1] = bad
         try:

@@ -190,5 +190,5 @@ def test_unlike_poolings(impl: Any, trained: str, weighted: bool, poolings: tupl
     for name, seed, table in zip("tu", range(2), exact, strict=True):
         weight = module.embedding_bags[name].weight
         found = parameter(4, 2, seed=seed) - weight if trained == "fused" else weight.grad.to_dense()
-        wanted: Any = table.grad
-        expect_near(found, wanted, f"the gradient of table {name}")
+        given: Any = table.grad
+        expect_near(found, given, f"the gradient of table {name}")

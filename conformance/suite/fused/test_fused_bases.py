@@ -38,7 +38,7 @@ def fused_class(impl: Any) -> Any:
     return Fused
 
 
-def table(impl: Any, state: Any = None) -> tuple[Any, Any]:
+def of_one_table(impl: Any, state: Any = None) -> tuple[Any, Any]:
     """Make a fused optimizer of one table with one state tensor, and return it with the table."""
     weight = parameter(4, 2)
     held = {"table.momentum1": arange(4.0)} if state is None else state
@@ -71,7 +71,7 @@ def test_is_keyed(impl: Any, name: str) -> None:
 @pytest.mark.clause("FUSED-003")
 def test_constructor(impl: Any) -> None:
     """The constructor takes parameters, state and groups and exposes them; state_dict has the keys."""
-    optimizer, weight = table(impl)
+    optimizer, weight = of_one_table(impl)
     expect_equal(list(optimizer.params), ["table.weight"], "keys of params")
     expect(optimizer.params["table.weight"] is weight, "the parameter itself", optimizer.params)
     expect_equal([group["lr"] for group in optimizer.param_groups], [0.1], "learning rates of the groups")
@@ -94,7 +94,7 @@ def test_state_of_a_stranger(impl: Any) -> None:
 @pytest.mark.clause("FUSED-005")
 def test_repr(impl: Any) -> None:
     """The text of repr shows the name of the class and the options of the groups."""
-    optimizer, _ = table(impl)
+    optimizer, _ = of_one_table(impl)
     shown = repr(optimizer)
     for part in ("Fused", "lr: 0.1"):
         expect(part in shown, f"{part!r} in repr()", shown)
@@ -129,7 +129,7 @@ def test_rate_is_live(impl: Any) -> None:
 @pytest.mark.parametrize("wrapping", ["none", "wrapper", "combined"])
 def test_loads_in_place(impl: Any, wrapping: str) -> None:
     """A load writes into the state tensors that the backward pass uses, through any wrapping."""
-    fused, weight = table(impl)
+    fused, weight = of_one_table(impl)
     used = fused.state[weight]["table.momentum1"]
     optimizer = {
         "none": lambda: fused,
@@ -145,7 +145,7 @@ def test_loads_in_place(impl: Any, wrapping: str) -> None:
 @pytest.mark.parametrize("wrong", ["no state", "other key", "other shape", "other state key"])
 def test_wrong_checkpoints_change_nothing(impl: Any, wrong: str) -> None:
     """Loading a checkpoint that does not fit raises ValueError and writes nothing."""
-    optimizer, _ = table(impl)
+    optimizer, _ = of_one_table(impl)
     before = snapshot(optimizer.state_dict())
     other = full((4,), 5.0)
     state: dict[str, Any] = {
@@ -165,7 +165,7 @@ def test_wrong_checkpoints_change_nothing(impl: Any, wrong: str) -> None:
 @pytest.mark.clause("FUSED-009")
 def test_init_state_changes_nothing(impl: Any) -> None:
     """init_state leaves the table and the state of a fused optimizer unchanged, bit by bit."""
-    optimizer, weight = table(impl)
+    optimizer, weight = of_one_table(impl)
     before = [weight.detach().clone(), snapshot(optimizer.state_dict())]
     optimizer.init_state()
     expect_bits(weight.detach(), before[0], "table")
@@ -199,8 +199,8 @@ def test_kinds_of_state(impl: Any, kind: str) -> None:
             return value.to_local() if kind == "dtensor" else value.local_shards()[0].tensor
 
         held = make(zeros(4, 1))
-        optimizer, _ = table(impl, {"table.momentum1": held})
-        other, _ = table(impl, {"table.momentum1": make(arange(4.0).reshape(4, 1))})
+        optimizer, _ = of_one_table(impl, {"table.momentum1": held})
+        other, _ = of_one_table(impl, {"table.momentum1": make(arange(4.0).reshape(4, 1))})
         optimizer.load_state_dict(other.state_dict())
         expect_bits(read(held), torch.arange(4.0).reshape(4, 1), "state that was there before")
 
@@ -307,7 +307,7 @@ def test_empty_in_compositions(impl: Any) -> None:
 @pytest.mark.parametrize("which", ["empty", "subclass"])
 def test_hooks(impl: Any, which: str) -> None:
     """Every hook of a torch optimizer can be registered and runs once per event."""
-    optimizer = impl.EmptyFusedOptimizer() if which == "empty" else table(impl)[0]
+    optimizer = impl.EmptyFusedOptimizer() if which == "empty" else of_one_table(impl)[0]
     events: list[str] = []
     for name in ("step_pre", "step_post", "state_dict_pre", "load_state_dict_post"):
         register = getattr(optimizer, f"register_{name}_hook")
@@ -347,7 +347,7 @@ def test_module_is_a_mixin(impl: Any, order: str) -> None:
 @pytest.mark.parametrize("rate", [0.25])
 def test_warmup_sets_the_rate(impl: Any, rate: float) -> None:
     """A warmup around a fused optimizer only sets the learning rate in the groups."""
-    optimizer, weight = table(impl)
+    optimizer, weight = of_one_table(impl)
     before = weight.detach().clone()
     stages = [impl.WarmupStage(impl.WarmupPolicy.CONSTANT, max_iters=10, value=0.5)]
     warmup = impl.WarmupOptimizer(optimizer, stages, lr=2 * rate)

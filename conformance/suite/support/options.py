@@ -25,7 +25,7 @@ TWO: dict[str, tuple[Any, Any]] = {
     "bias_correction": ("global", "per_row"),
 }
 #: The options of each algorithm beside lr and weight_decay.
-OPTIONS = {
+OTHER_OPTIONS = {
     "SGD": "momentum dampening nesterov maximize decay rows",
     "Adagrad": "eps lr_decay initial_accumulator_value maximize decay rows",
     "RowWiseAdagrad": "eps lr_decay initial_accumulator_value maximize max_norm decay rows",
@@ -35,13 +35,13 @@ OPTIONS = {
     "PartialRowWiseLAMB": "betas eps maximize bias_correction decay rows",
     "LarsSGD": "momentum eta maximize rows",
 }
-EACH = [(algorithm, option) for algorithm, options in OPTIONS.items() for option in options.split()]
+EACH = [(algorithm, option) for algorithm, options in OTHER_OPTIONS.items() for option in options.split()]
 #: Where sums start.
 START = "initial_accumulator_value"
 #: What shapes the state when it is made.
 AT_FIRST = ("initial_accumulator_value", "bias_correction")
 #: What can be set between two steps.
-SET = [(algorithm, "lr") for algorithm in OPTIONS] + [pair for pair in EACH if pair[1] not in AT_FIRST]
+SET = [(algorithm, "lr") for algorithm in OTHER_OPTIONS] + [pair for pair in EACH if pair[1] not in AT_FIRST]
 
 
 def with_required_options(option: str, value: Any) -> dict[str, Any]:

@@ -1,0 +1,51 @@
+"""The choices of options, and an option that several verbs have."""
+
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+
+class Level(StrEnum):
+    """Which clauses a gate covers."""
+
+    must = "must"
+    should = "should"
+
+
+class What(StrEnum):
+    """What `keyedopt list` can list."""
+
+    targets = "targets"
+    clauses = "clauses"
+    areas = "areas"
+    devices = "devices"
+
+
+class Form(StrEnum):
+    """What a report can be."""
+
+    html = "html"
+    csv = "csv"
+    parquet = "parquet"
+    markdown = "markdown"
+    json = "json"
+    badge = "badge"
+
+
+class DiffForm(StrEnum):
+    """How a difference can be shown."""
+
+    text = "text"
+    markdown = "markdown"
+    json = "json"
+
+
+Imports = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--import",
+        metavar="MODULE",
+        help="Import this module first, such as torch_npu, which registers a device; repeatable.",
+    ),
+]

@@ -1,0 +1,47 @@
+"""Errors of a target that say that it does not claim something, which is no failure."""
+
+import re
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+from keyedopt.conformance.results.untrusted import one_line
+
+#: What Python says of an argument that a function does not take, and torch of one that a group may not have.
+_UNKNOWN_ARGUMENT = re.compile(r"([\w.<>]+)\(\) got an unexpected keyword argument '(\w+)'")
+
+
+def unclaimed(error: Exception, needs: Sequence[str]) -> str:
+    """Return what an error says that the target does not have, or an empty string.
+
+    Args:
+        error: the error that ended a case.
+        needs: the names that the case needs.
+    """
+    return _missing_argument(error) or _sparse_refusal(error, needs) or _refused_option(error)
+
+
+def _missing_argument(error: Exception) -> str:
+    """Return the documented argument that a call by the case itself found missing, or an empty string."""
+    told = _UNKNOWN_ARGUMENT.search(str(error)) if isinstance(error, TypeError) else None
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    by_case = last is not None and Path(last.tb_frame.f_code.co_filename).parents[1].name == "suite"
+    return f"{told[1].removesuffix('.__init__')} has no argument {told[2]}" if told and by_case else ""
+
+
+def _refused_option(error: Exception) -> str:
+    """Return what a constructor says is not supported: a refusal that states itself is no defect."""
+    if not isinstance(error, NotImplementedError | ValueError) or "not supported" not in str(error):
+        return ""
+    frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
+    by_case = [number for number, code in enumerate(frames) if "suite" in Path(code.co_filename).parts]
+    callee = frames[by_case[-1] + 1 :] if by_case else []
+    return one_line(str(error), 200) if callee and callee[0].co_name == "__init__" else ""
+
+
+def _sparse_refusal(error: Exception, needs: Sequence[str]) -> str:
+    """Return the refusal of an optimizer whose own error says that it takes no sparse gradients."""
+    says = isinstance(error, RuntimeError) and "support sparse gradients" in str(error)
+    return f"{needs[0]}.sparse: {error}" if says and any(name.endswith(".sparse") for name in needs) else ""
