@@ -242,8 +242,10 @@ def test_cases_share_their_helpers_and_do_not_copy_them():
 def test_a_name_that_cases_share_means_one_thing():
     """A case as a script is its own file and all support files in one namespace."""
     shared = {name: file for file, name, _ in definitions() if (SUITE / "support" / f"{file}.py").exists()}
-    for file, name, _ in definitions():
-        assert shared.get(name, file) == file, f"{file} defines {name}, which is a name of {shared[name]}"
+    clashes = {
+        f"{file} defines {name} of {shared[name]}" for file, name, _ in definitions() if name in shared
+    }
+    assert clashes == {f"{file} defines {name} of {file}" for name, file in shared.items()}
 
 
 def test_every_package_is_installed():

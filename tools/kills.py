@@ -20,7 +20,12 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 
-from keyedopt.conformance.suite.sharded.test_sharded_checkpoints import everything, savable, train, trained
+from keyedopt.conformance.suite.sharded.test_sharded_checkpoints import (
+    everything,
+    savable,
+    train_steps,
+    trained,
+)
 from keyedopt.conformance.suite.support.assertions import Mismatch
 from keyedopt.conformance.suite.support.ranks import on_ranks
 from keyedopt.conformance.suite.support.sharded import rank
@@ -51,7 +56,7 @@ def train_until_killed(impl: Any, folder: Path, victim: int, seconds: float) -> 
     if rank() == victim:
         threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
     while step < STEPS:
-        train(optimizer, [step])
+        train_steps(optimizer, [step])
         step += 1
         state_dict_saver.save(savable(optimizer), checkpoint_id=folder / str(step))
 

@@ -13,7 +13,14 @@ import torch
 
 from keyedopt.conformance.suite.support.assertions import expect, expect_bits
 from keyedopt.conformance.suite.support.ranks import on_ranks, the_ranks
-from keyedopt.conformance.suite.support.sharded import distributed, error_of, local_parts, rank, table, whole
+from keyedopt.conformance.suite.support.sharded import (
+    distributed,
+    error_of,
+    gathered,
+    local_parts,
+    rank,
+    table,
+)
 
 pytestmark = [
     pytest.mark.cpu_only("its ranks are forks that communicate by gloo"),
@@ -31,11 +38,11 @@ def trained(impl: Any, placement: str, steps: int) -> Any:
     stage = impl.WarmupStage(impl.WarmupPolicy.LINEAR, max_iters=9, value=0.1)
     optimizer = impl.WarmupOptimizer(clip, [stage], lr=0.1)
     optimizer.init_state()
-    train(optimizer, range(steps))
+    train_steps(optimizer, range(steps))
     return optimizer
 
 
-def train(optimizer: Any, steps: Any) -> None:
+def train_steps(optimizer: Any, steps: Any) -> None:
     """Take steps whose gradients depend on their numbers."""
     for step in steps:
         for number, (key, param) in enumerate(sorted(optimizer.params.items())):
@@ -51,11 +58,11 @@ def train(optimizer: Any, steps: Any) -> None:
 
 def everything(optimizer: Any) -> dict[str, torch.Tensor]:
     """Return all weights and state, whole, by name."""
-    found = {key: whole(param) for key, param in sorted(optimizer.params.items())}
+    found = {key: gathered(param) for key, param in sorted(optimizer.params.items())}
     for key, entry in sorted(optimizer.state_dict()["state"].items()):
         for name, value in sorted(entry.items()):
             if isinstance(value, torch.Tensor):
-                found[f"{key}.{name}"] = whole(value)
+                found[f"{key}.{name}"] = gathered(value)
     return found
 
 
@@ -94,13 +101,13 @@ def test_other_ranks_and_placements(impl: Any) -> None:
         with quiet() as checkpoints:
             checkpoints.save(savable(optimizer), checkpoint_id=folder)
         saved = everything(optimizer)
-        train(optimizer, range(2, 4))
+        train_steps(optimizer, range(2, 4))
         return saved, everything(optimizer)
 
     def resume(folder: str, placement: str) -> Any:
         optimizer = restored(impl, folder, placement)
         loaded = everything(optimizer)
-        train(optimizer, range(2, 4))
+        train_steps(optimizer, range(2, 4))
         return loaded, everything(optimizer)
 
     for placement, other in (("row", "column"), ("column", "row")):
@@ -131,7 +138,7 @@ def test_asynchronous_save(impl: Any) -> None:
         with quiet() as checkpoints:
             group = torch.distributed.new_group(backend="gloo")
             running = checkpoints.async_save(savable(optimizer), checkpoint_id=folder, process_group=group)
-            train(optimizer, range(2, 5))
+            train_steps(optimizer, range(2, 5))
             running.result()
         seen = everything(restored(impl, folder, "row"))
         for name, value in wanted.items():
@@ -149,7 +156,7 @@ def test_load_in_place(impl: Any) -> None:
         optimizer = trained(impl, "row", 1)
         with quiet() as checkpoints:
             checkpoints.save(savable(optimizer), checkpoint_id=folder)
-            train(optimizer, range(1, 3))
+            train_steps(optimizer, range(1, 3))
             saved = savable(optimizer)
             before = addresses(optimizer)
             checkpoints.load(saved, checkpoint_id=folder)

@@ -17,10 +17,10 @@ from keyedopt.conformance.suite.support.sharded import (
     error_of,
     everyone,
     everywhere,
+    gathered,
     rank,
     size,
     table,
-    whole,
 )
 
 pytestmark = [
@@ -51,10 +51,10 @@ def expect_clipped(optimizer: Any, params: dict[str, Any], gradients: dict[str, 
     """
     norm = norm_of(gradients, p)
     optimizer.step()
-    expect_close(whole(optimizer.last_total_grad_norm).float(), norm, f"{p:g}-norm", ulps=8)
+    expect_close(gathered(optimizer.last_total_grad_norm).float(), norm, f"{p:g}-norm", ulps=8)
     for key, param in sorted(params.items()):  # all ranks gather in one order
         wanted = gradients[key] * min(1.0, BOUND / (norm + 1e-6))
-        expect_close(whole(param.grad), wanted, f"clipped {key}", ulps=8)
+        expect_close(gathered(param.grad), wanted, f"clipped {key}", ulps=8)
 
 
 @pytest.mark.clause("SHARD-001")
@@ -154,7 +154,7 @@ def test_distributed_tensor_on_some_ranks(impl: Any, joined: bool) -> None:
         def step() -> None:
             optimizer, _ = clipping(impl, params, "NORM", BOUND, **options)
             optimizer.step()
-            expect_close(whole(optimizer.last_total_grad_norm).float(), norm, "norm", ulps=8)
+            expect_close(gathered(optimizer.last_total_grad_norm).float(), norm, "norm", ulps=8)
 
         error = error_of(step)
         if error:
@@ -192,11 +192,13 @@ def test_tracked_norm_where_ranks_differ(impl: Any, kind: str) -> None:
                 )
             optimizer.step()
             norm = norm_of(gradients) * scale
-            expect_close(whole(optimizer.last_total_grad_norm).float(), norm, "norm", ulps=8)
+            expect_close(gathered(optimizer.last_total_grad_norm).float(), norm, "norm", ulps=8)
             seen = dict(zip(params, recorder.received[-1], strict=True))
             wanted = gradients["d"] * scale
-            expect_close(whole(seen["d"]), wanted.clamp(-0.5, 0.5) if kind == "VALUE" else wanted, "gradient")
-        norms = everywhere(float(whole(optimizer.compute_total_grad_norm()[0])))
+            expect_close(
+                gathered(seen["d"]), wanted.clamp(-0.5, 0.5) if kind == "VALUE" else wanted, "gradient"
+            )
+        norms = everywhere(float(gathered(optimizer.compute_total_grad_norm()[0])))
         expect(len(set(norms)) == 1, "the same norm on all ranks", norms)
 
     on_ranks(body)

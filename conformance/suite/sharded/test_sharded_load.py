@@ -14,11 +14,11 @@ from keyedopt.conformance.suite.support.sharded import (
     distributed,
     error_of,
     everywhere,
+    gathered,
     local_parts,
     rank,
     size,
     table,
-    whole,
 )
 
 pytestmark = [
@@ -31,7 +31,7 @@ WRONG = ("shape", "kind", "missing parameter", "missing entry", "not a mapping",
 WRAPPINGS = ("plain", "combined", "clipping", "warmup")
 
 
-def adagrad(impl: Any, wrapping: str = "plain", placement: str = "row", seed: int = 0) -> Any:
+def fresh(impl: Any, wrapping: str = "plain", placement: str = "row", seed: int = 0) -> Any:
     """Return an optimizer of two DTensors and a plain parameter, with state of this seed."""
     params = {key: torch.nn.Parameter(distributed(table(5, seed=n), placement)) for n, key in enumerate("ab")}
     params["plain"] = torch.nn.Parameter(table(2, seed=3))
@@ -102,15 +102,15 @@ def test_a_rank_refuses(impl: Any, wrapping: str) -> None:
     """If one rank refuses a state, all ranks raise, none has changed, and errors name rank and reason."""
 
     def body() -> None:
-        saved = adagrad(impl, wrapping, seed=10).state_dict()
+        saved = fresh(impl, wrapping, seed=10).state_dict()
         for number, wrong in enumerate(WRONG):
             refusing = number % size()
-            optimizer = adagrad(impl, wrapping, seed=1)
+            optimizer = fresh(impl, wrapping, seed=1)
             mine = spoil(saved, wrong) if rank() == refusing else saved
             expect_refused(optimizer, mine, [refusing])
-        optimizer = adagrad(impl, wrapping, seed=1)
+        optimizer = fresh(impl, wrapping, seed=1)
         optimizer.load_state_dict(saved)
-        wanted = contents(adagrad(impl, wrapping, seed=10))
+        wanted = contents(fresh(impl, wrapping, seed=10))
         for seen, one in zip(contents(optimizer), wanted, strict=True):
             expect_bits(seen, one, "state that was loaded")
 
@@ -144,7 +144,10 @@ def test_other_placements(impl: Any) -> None:
     def body() -> None:
         for given in PLACEMENTS[:3]:
             for live in PLACEMENTS[:3]:
-                optimizer, source = adagrad(impl, placement=live, seed=1), adagrad(impl, placement=given)
+                optimizer, source = (
+                    fresh(impl, placement=live, seed=1),
+                    fresh(impl, placement=given),
+                )
                 state = source.state_dict()["state"]
                 with torch.no_grad():
                     for key in "ab":
@@ -154,7 +157,7 @@ def test_other_placements(impl: Any) -> None:
                 if error:
                     expect(given != live and error.startswith("ValueError"), "a load", error)
                     wanted = [torch.full((5, 4), 1.0), torch.full((5, 4), 2.0)]
-                sums = [whole(optimizer.state_dict()["state"][key]["sum"]) for key in "ab"]
+                sums = [gathered(optimizer.state_dict()["state"][key]["sum"]) for key in "ab"]
                 for seen, one in zip(sums, wanted, strict=True):
                     expect_bits(seen, one, f"state by {given}, loaded to {live}")
 
@@ -166,8 +169,11 @@ def test_placements_that_differ(impl: Any) -> None:
     """If ranks pass state of different placements, all raise an error, and none has changed or hangs."""
 
     def body() -> None:
-        optimizer = adagrad(impl, seed=1)
-        rows, columns = adagrad(impl).state_dict(), adagrad(impl, placement="column").state_dict()
+        optimizer = fresh(impl, seed=1)
+        rows, columns = (
+            fresh(impl).state_dict(),
+            fresh(impl, placement="column").state_dict(),
+        )
         before = contents(optimizer)
         error = error_of(lambda: optimizer.load_state_dict(columns if rank() == 0 else rows))
         if size() > 1:

@@ -12,10 +12,10 @@ from keyedopt.conformance.suite.support.sharded import (
     error_of,
     everyone,
     everywhere,
+    gathered,
     rank,
     size,
     table,
-    whole,
 )
 
 pytestmark = pytest.mark.cpu_only("its ranks are forks that communicate by gloo")
@@ -34,7 +34,7 @@ def loss_of(outputs: dict[str, torch.Tensor]) -> torch.Tensor:
     return torch.stack([output.square().sum() + output[:, 0].sum() for output in outputs.values()]).sum()
 
 
-def tables_of(module: torch.nn.Module) -> list[torch.Tensor]:
+def all_tables(module: torch.nn.Module) -> list[torch.Tensor]:
     """Return copies of all tables and states of a module."""
     optimizer: Any = module.fused_optimizer
     entries = [entry for _, entry in sorted(optimizer.state_dict()["state"].items())]
@@ -44,8 +44,8 @@ def tables_of(module: torch.nn.Module) -> list[torch.Tensor]:
 
 def expect_same_on_all_ranks(module: torch.nn.Module) -> None:
     """Expect identical tables and states on all ranks."""
-    for each in everywhere(tables_of(module)):
-        for seen, wanted in zip(each, tables_of(module), strict=True):
+    for each in everywhere(all_tables(module)):
+        for seen, wanted in zip(each, all_tables(module), strict=True):
             expect_bits(seen, wanted, "table or state of each rank")
 
 
@@ -65,7 +65,7 @@ def test_replicated_tables(impl: Any, algorithm: str) -> None:
             loss_of(outputs).backward()
             (loss_of(single(jagged(merged))) / size()).backward()
         expect_same_on_all_ranks(replica)
-        for seen, wanted in zip(tables_of(replica), tables_of(single), strict=True):
+        for seen, wanted in zip(all_tables(replica), all_tables(single), strict=True):
             error = float((seen.double() - wanted.double()).abs().max())
             expect(error <= 2e-5 * max(1.0, float(wanted.abs().max())), "the tables of one process", error)
 
@@ -134,7 +134,7 @@ def test_tables_in_data_parallel(impl: Any, group: bool) -> None:
     def body() -> None:
         torch.manual_seed(0)
         model = Model()
-        before = tables_of(model.tables)
+        before = all_tables(model.tables)
         parallel: Any = torch.nn.parallel.DistributedDataParallel
         if group:
             names = [name for name, _ in model.named_parameters() if name.startswith("tables.")]
@@ -148,7 +148,7 @@ def test_tables_in_data_parallel(impl: Any, group: bool) -> None:
         error = error_of(train)
         if error and size() > 1:
             expect(not group, "training", error)
-            for seen, wanted in zip(tables_of(model.tables), before, strict=True):
+            for seen, wanted in zip(all_tables(model.tables), before, strict=True):
                 expect_bits(seen, wanted, "table after an error")
             return
         expect(not error, "training", error)
@@ -209,6 +209,6 @@ def test_in_backward_with_fsdp(impl: Any) -> None:
             many(batches[rank()]).square().sum().backward()
             torch.stack([one(batch).square().sum() for batch in batches]).mean().backward()
         for seen, wanted in zip(many.parameters(), one.parameters(), strict=True):
-            expect_close(whole(seen), wanted, "parameter", ulps=64)
+            expect_close(gathered(seen), wanted, "parameter", ulps=64)
 
     on_ranks(body)

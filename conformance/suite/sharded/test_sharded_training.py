@@ -13,17 +13,17 @@ from keyedopt.conformance.suite.support.sharded import (
     PLACEMENTS,
     distributed,
     error_of,
+    gathered,
     local_parts,
     rank,
     size,
     table,
-    whole,
 )
 
 pytestmark = pytest.mark.cpu_only("its ranks are forks that communicate by gloo")
 
 #: Each algorithm, and whether its numbers on a shard are those of one process, bit by bit.
-ALGORITHMS = {
+DENSE = {
     "SGD": True,
     "Adagrad": True,
     "Adam": True,
@@ -52,7 +52,7 @@ def compare(build: Build, exact: bool, rows: int, placement: str, steps: int = 3
         many.step()
     what = f"{rows} rows by {placement}"
     for key in weights:
-        expect_like(whole(spread[key]), plain[key].detach(), exact, f"{key}, {what}")
+        expect_like(gathered(spread[key]), plain[key].detach(), exact, f"{key}, {what}")
     saved, wanted = (
         {key: entry for key, entry in each.state_dict()["state"].items() if entry} for each in (many, one)
     )
@@ -60,7 +60,7 @@ def compare(build: Build, exact: bool, rows: int, placement: str, steps: int = 3
     for key, entry in wanted.items():
         for name, value in entry.items():
             if isinstance(value, torch.Tensor) and value.shape == weights["one"].shape:
-                expect_like(whole(saved[key][name]), value, exact, f"state {name}, {what}")
+                expect_like(gathered(saved[key][name]), value, exact, f"state {name}, {what}")
 
 
 def expect_like(seen: torch.Tensor, wanted: torch.Tensor, exact: bool, what: str) -> None:
@@ -75,7 +75,7 @@ def expect_like(seen: torch.Tensor, wanted: torch.Tensor, exact: bool, what: str
 
 @pytest.mark.clause("SHARD-011", "SHARD-012")
 @pytest.mark.needs("{algorithm}.step")
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("algorithm", DENSE)
 def test_algorithm(impl: Any, algorithm: str) -> None:
     """An algorithm trains DTensors as plain tables, with uneven, empty and globally empty shards."""
 
@@ -84,9 +84,9 @@ def test_algorithm(impl: Any, algorithm: str) -> None:
             return getattr(impl, algorithm)(list(params.values()), lr=0.1)
 
         for placement in PLACEMENTS:
-            compare(build, ALGORITHMS[algorithm], 5, placement, steps=2)
+            compare(build, DENSE[algorithm], 5, placement, steps=2)
         for rows in (1, 0):
-            compare(build, ALGORITHMS[algorithm], rows, "row", steps=2)
+            compare(build, DENSE[algorithm], rows, "row", steps=2)
 
     on_ranks(body)
 
@@ -166,14 +166,14 @@ def test_init_state(impl: Any) -> None:
                 {"p": param}, lambda given: torch.optim.Adam(given, lr=0.1)
             )
             optimizer.init_state()
-            expect_bits(whole(param), table(5), "parameter")
+            expect_bits(gathered(param), table(5), "parameter")
             entry = optimizer.state_dict()["state"]["p"]
             for name in ("exp_avg", "exp_avg_sq"):
                 expect_equal(entry[name].placements, param.placements, f"placements of {name}")
                 expect_equal(
                     [part.shape for part in local_parts(entry[name])], [param.to_local().shape], name
                 )
-                expect(not whole(entry[name]).any(), "zeros", whole(entry[name]))
+                expect(not gathered(entry[name]).any(), "zeros", gathered(entry[name]))
 
     on_ranks(body)
 
@@ -211,10 +211,10 @@ def test_data_parallel(impl: Any, kind: str) -> None:
             torch.stack([one(batch).square().mean() for batch in batches]).mean().backward()
             sharded.step()
             single.step()
-            norm = whole(sharded.last_total_grad_norm)
+            norm = gathered(sharded.last_total_grad_norm)
             expect_close(norm.float(), float(single.last_total_grad_norm), "norm", ulps=64)
         for (name, seen), wanted in zip(many.named_parameters(), one.parameters(), strict=True):
-            error = float((whole(seen) - wanted.detach()).abs().max())
+            error = float((gathered(seen) - wanted.detach()).abs().max())
             expect(error < 1e-5, f"{name} within 1e-5", error)
 
     on_ranks(body)

@@ -17,7 +17,7 @@ from keyedopt.conformance.suite.support.device import arange, tensor, zeros
 from keyedopt.conformance.suite.support.inputs import parameter, set_sparse_grad, train_sparse
 
 #: Two values of an option.
-TWO: dict[str, tuple[Any, Any]] = {
+PAIRS: dict[str, tuple[Any, Any]] = {
     "betas": ((0.9, 0.999), (0.5, 0.75)),
     "eps": (1e-8, 0.125),
     "maximize": (False, True),
@@ -25,11 +25,11 @@ TWO: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.clause("SPARSE-002")
-@pytest.mark.parametrize("option", TWO)
+@pytest.mark.parametrize("option", PAIRS)
 @pytest.mark.parametrize("way", ["constructor", "added", "set"])
 def test_each_option_of_a_group(impl, option, way):
     """Each option of a group applies, whatever its value in other groups and by default."""
-    for pair in (TWO[option], TWO[option][::-1]):
+    for pair in (PAIRS[option], PAIRS[option][::-1]):
         together = [parameter(5, 2, seed=index) for index in range(2)]
         apart = [parameter(5, 2, seed=index) for index in range(2)]
         first, second = ({option: value} for value in pair)

@@ -26,7 +26,7 @@ from keyedopt.conformance.suite.support.inputs import (
 )
 
 
-def table(dtype: str = "float32", seed: int = 0) -> Any:
+def weight_of(dtype: str = "float32", seed: int = 0) -> Any:
     """Make a fixed table of 5 rows."""
     return parameter(5, 2, dtype=dtype, seed=seed)
 
@@ -48,7 +48,7 @@ def live_data(optimizer: Any, weights: Any) -> dict[str, Any]:
 @pytest.mark.clause("SPARSE-004")
 def test_other_rows_keep_their_bits(impl, dtype):
     """Rows that the gradient does not list keep their bits, in parameter and moments."""
-    weight = table(dtype)
+    weight = weight_of(dtype)
     optimizer = impl.SparseAdam([weight], lr=0.25)
     for rows in ([0, 1, 2, 3, 4], [1, 3, 1], [2]):
         before = snapshot([weight, *moments(optimizer, weight).values()])
@@ -64,7 +64,7 @@ def test_other_rows_keep_their_bits(impl, dtype):
 @pytest.mark.clause("SPARSE-010")
 def test_listed_zero_counts(impl):
     """An element that is listed with value 0 is updated: its moments decay and it moves."""
-    weight = table()
+    weight = weight_of()
     optimizer = impl.SparseAdam([weight], lr=0.25, betas=(0.5, 0.75))
     weight.grad = sparse([1], [[1.0, 1.0]], (5, 2))
     optimizer.step()
@@ -78,7 +78,7 @@ def test_listed_zero_counts(impl):
 @pytest.mark.clause("SPARSE-011")
 def test_duplicates_are_summed(impl, dtype):
     """A row that is listed several times is updated once, with the sum of its gradients."""
-    apart, together = table(dtype), table(dtype)
+    apart, together = weight_of(dtype), weight_of(dtype)
     kind = getattr(torch, dtype)
     for lr in (0.25, 0.5):
         apart.grad = sparse([3, 1, 3, 3], [[1, 2], [4, 8], [2, 2], [1, 4]], (5, 2), kind)
@@ -111,7 +111,7 @@ def test_empty_gradient(impl, rows, fresh):
 @pytest.mark.clause("SPARSE-013")
 def test_empty_gradient_counts(impl):
     """Observe whether a gradient that lists no element counts as a step."""
-    weight = table()
+    weight = weight_of()
     optimizer = impl.SparseAdam([weight])
     train_sparse(optimizer, [weight], 2)
     weight.grad = torch.sparse_coo_tensor(
@@ -124,7 +124,7 @@ def test_empty_gradient_counts(impl):
 @pytest.mark.clause("SPARSE-014")
 def test_without_gradient(impl):
     """A parameter without a gradient does not change and counts no step, with or without state."""
-    weight, other = table(), table(seed=1)
+    weight, other = weight_of(), weight_of(seed=1)
     optimizer = impl.SparseAdam([weight, other], lr=0.25)
     before = snapshot([weight, dict(optimizer.state.get(weight, {}))])
     set_sparse_grad(other, [1])
@@ -164,7 +164,7 @@ def test_strides(impl):
 @pytest.mark.parametrize("groups", [1, 2])
 def test_dense_gradient(impl, groups):
     """A dense gradient raises an error."""
-    weight, other = table(), table(seed=1)
+    weight, other = weight_of(), weight_of(seed=1)
     listed: Any = [weight, other] if groups == 1 else [{"params": [weight]}, {"params": [other]}]
     optimizer = impl.SparseAdam(listed, lr=0.25)
     set_sparse_grad(weight, [1])
@@ -179,7 +179,7 @@ def test_dense_gradient(impl, groups):
 @pytest.mark.parametrize("fresh", [True, False])
 def test_refused_step_changes_nothing(impl, groups, fresh):
     """A step that raises for one gradient changes no parameter, moment or count."""
-    weight, other = table(), table(seed=1)
+    weight, other = weight_of(), weight_of(seed=1)
     listed: Any = [weight, other] if groups == 1 else [{"params": [weight]}, {"params": [other]}]
     optimizer = impl.SparseAdam(listed, lr=0.25)
     if not fresh:
@@ -233,7 +233,7 @@ def test_negative_rows(impl):
 @pytest.mark.parametrize("bad", ["nan", "inf", "-inf"])
 def test_nonfinite_stays_in_its_row(impl, bad):
     """A non-finite gradient affects only its own row; the others are updated as usual."""
-    weight, clean = table(), table()
+    weight, clean = weight_of(), weight_of()
     optimizers = [impl.SparseAdam([one], lr=0.25) for one in (weight, clean)]
     for gradient in ([float(bad), 1.0], [1.0, 2.0]):
         weight.grad = sparse([1, 3], [gradient, [1.0, 2.0]], (5, 2))
@@ -252,7 +252,7 @@ def test_nonfinite_stays_in_its_row(impl, bad):
 @pytest.mark.parametrize("bad", ["nan", "inf"])
 def test_error_if_nonfinite(impl, bad):
     """With error_if_nonfinite the step raises RuntimeError and changes nothing."""
-    weight, other = table(), table(seed=1)
+    weight, other = weight_of(), weight_of(seed=1)
     optimizer = impl.SparseAdam([weight, other], lr=0.25, error_if_nonfinite=True)
     train_sparse(optimizer, [weight, other], 2)
     before = snapshot(live_data(optimizer, [weight, other]))
@@ -266,7 +266,7 @@ def test_error_if_nonfinite(impl, bad):
 @pytest.mark.parametrize("size", [1e-4, 1e-2, 1.0])
 def test_finite_stays_finite(impl, dtype, size):
     """Finite gradients give finite weights, in every dtype."""
-    weight = table(dtype)
+    weight = weight_of(dtype)
     optimizer = impl.SparseAdam([weight], lr=0.001)
     for _ in range(3):
         weight.grad = sparse([1], [[size, -size]], (5, 2), getattr(torch, dtype))
@@ -277,7 +277,7 @@ def test_finite_stays_finite(impl, dtype, size):
 @pytest.mark.clause("SPARSE-037")
 def test_closure(impl):
     """A closure is evaluated once, with gradients enabled, before the update."""
-    weight = table()
+    weight = weight_of()
     alone = weight.detach().clone().requires_grad_()
     calls: list[bool] = []
     rows = tensor([1, 3, 1])
@@ -301,13 +301,13 @@ def test_closure(impl):
 @pytest.mark.parametrize("closure", [True, False])
 def test_returned(impl, closure):
     """Observe what step returns."""
-    return repr(impl.SparseAdam([table()]).step((lambda: 3.5) if closure else None))
+    return repr(impl.SparseAdam([weight_of()]).step((lambda: 3.5) if closure else None))
 
 
 @pytest.mark.clause("SPARSE-039")
 def test_closure_raises(impl):
     """A step raises an error of its closure and changes nothing."""
-    weight = table()
+    weight = weight_of()
     optimizer = impl.SparseAdam([weight], lr=0.25)
     train_sparse(optimizer, [weight], 2)
     before = snapshot(live_data(optimizer, [weight]))
@@ -334,7 +334,7 @@ def test_embedding(impl):
 @pytest.mark.clause("SPARSE-041")
 def test_scheduler(impl):
     """The next step uses the learning rate of a scheduler, including 0."""
-    weight = table()
+    weight = weight_of()
     optimizer = impl.SparseAdam([weight], lr=0.5)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: [0.5, 0.0, 0.25][step])
     for rate in (0.25, 0.0, 0.125):
@@ -351,7 +351,7 @@ def test_scheduler(impl):
 @pytest.mark.clause("SPARSE-042")
 def test_grad_scaler(impl):
     """With a GradScaler the update uses the unscaled gradient, and an overflow changes nothing."""
-    weight, alone = table(), table()
+    weight, alone = weight_of(), weight_of()
     optimizer = impl.SparseAdam([weight], lr=0.25)
     scaler = torch.amp.GradScaler(the_device().type, init_scale=8.0)
     rows = tensor([1, 3])
@@ -371,7 +371,7 @@ def test_grad_scaler(impl):
 @pytest.mark.needs("KeyedOptimizerWrapper")
 def test_keyed(impl):
     """A KeyedOptimizerWrapper around it trains equally, and has its state by key."""
-    weight, alone = table(), table()
+    weight, alone = weight_of(), weight_of()
     keyed = impl.KeyedOptimizerWrapper({"t": weight}, lambda params: impl.SparseAdam(params, lr=0.25))
     train_sparse(keyed, [weight], 3)
     train_sparse(impl.SparseAdam([alone], lr=0.25), [alone], 3)
@@ -385,7 +385,7 @@ def test_keyed(impl):
 @pytest.mark.parametrize("how", ["deepcopy", "pickle"])
 def test_copies(impl, how):
     """A copy continues on the same trajectory, and neither the copy nor the original changes the other."""
-    weight = table()
+    weight = weight_of()
     optimizer = impl.SparseAdam([weight], lr=0.25)
     train_sparse(optimizer, [weight], 2)
     before = snapshot(live_data(optimizer, [weight]))

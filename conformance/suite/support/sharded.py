@@ -42,7 +42,7 @@ def distributed(whole: torch.Tensor, placement: str, ranks: Sequence[int] | None
     return distribute_tensor(whole, DeviceMesh("cpu", numbers), kinds[placement])
 
 
-def whole(tensor: torch.Tensor) -> torch.Tensor:
+def gathered(tensor: torch.Tensor) -> torch.Tensor:
     """Return all elements of a DTensor, or the tensor itself, detached."""
     found: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return found.detach().clone()

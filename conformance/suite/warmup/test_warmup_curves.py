@@ -15,7 +15,7 @@ from keyedopt.conformance.suite.support.measured import Measuring
 GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "schedules.json").read_text("utf-8"))
 
 
-def named(group: str, *starts: str) -> dict[str, Any]:
+def curves(group: str, *starts: str) -> dict[str, Any]:
     """Select golden curves by the prefix of their name, as arguments of ``parametrize``."""
     chosen = {name: curve for name, curve in GOLDEN[group].items() if name.startswith(starts)}
     return {"argvalues": list(chosen.values()), "ids": list(chosen)}
@@ -71,56 +71,56 @@ def jump(impl: Any, curve: Any) -> None:
 
 
 @pytest.mark.clause("WARM-010")
-@pytest.mark.parametrize("curve", **named("plain", "no-stages", "none"))
+@pytest.mark.parametrize("curve", **curves("plain", "no-stages", "none"))
 def test_none(impl, curve):
     """NONE multiplies by 1."""
     return follow(impl, curve)
 
 
 @pytest.mark.clause("WARM-011")
-@pytest.mark.parametrize("curve", **named("plain", "constant"))
+@pytest.mark.parametrize("curve", **curves("plain", "constant"))
 def test_constant(impl, curve):
     """CONSTANT multiplies by value."""
     return follow(impl, curve)
 
 
 @pytest.mark.clause("WARM-012")
-@pytest.mark.parametrize("curve", **named("plain", "linear", "defaults"))
+@pytest.mark.parametrize("curve", **curves("plain", "linear", "defaults"))
 def test_linear(impl, curve):
     """LINEAR multiplies by value + (1 − value)·i/max_iters."""
     return follow(impl, curve)
 
 
 @pytest.mark.clause("WARM-013")
-@pytest.mark.parametrize("curve", **named("plain", "poly"))
+@pytest.mark.parametrize("curve", **curves("plain", "poly"))
 def test_poly(impl, curve):
     """POLY multiplies by (1 − i/decay_iters)^value."""
     return follow(impl, curve)
 
 
 @pytest.mark.clause("WARM-014")
-@pytest.mark.parametrize("curve", **named("plain", "step"))
+@pytest.mark.parametrize("curve", **curves("plain", "step"))
 def test_step(impl, curve):
     """STEP multiplies by value^⌊i/decay_iters⌋."""
     return follow(impl, curve)
 
 
 @pytest.mark.clause("WARM-015")
-@pytest.mark.parametrize("curve", **named("plain", "inv-sqrt"))
+@pytest.mark.parametrize("curve", **curves("plain", "inv-sqrt"))
 def test_inv_sqrt(impl, curve):
     """INVSQRT multiplies by 1/√i."""
     return follow(impl, curve)
 
 
 @pytest.mark.clause("WARM-016")
-@pytest.mark.parametrize("curve", **named("plain", "cosine"))
+@pytest.mark.parametrize("curve", **curves("plain", "cosine"))
 def test_cosine(impl, curve):
     """COSINE_ANNEALING_WARM_RESTARTS decreases from 1 to value along a half cosine, and restarts."""
     return follow(impl, curve)
 
 
 @pytest.mark.clause("WARM-017")
-@pytest.mark.parametrize("curve", **named("plain", "interpolate"))
+@pytest.mark.parametrize("curve", **curves("plain", "interpolate"))
 def test_interpolate(impl, curve):
     """INTERPOLATE goes from value to end_value linearly."""
     return follow(impl, curve)
@@ -131,7 +131,8 @@ def test_interpolate(impl, curve):
 
 @pytest.mark.clause("WARM-018")
 @pytest.mark.parametrize(
-    "curve", **named("plain", "none-scaled", "linear-down", "poly-root", "step-decay", "inv-sqrt-scaled")
+    "curve",
+    **curves("plain", "none-scaled", "linear-down", "poly-root", "step-decay", "inv-sqrt-scaled"),
 )
 def test_lr_scale(impl, curve):
     """lr_scale multiplies the whole stage."""
@@ -139,42 +140,42 @@ def test_lr_scale(impl, curve):
 
 
 @pytest.mark.clause("WARM-019")
-@pytest.mark.parametrize("curve", **named("plain", "poly-decay-0", "poly-later", "step-decay-0"))
+@pytest.mark.parametrize("curve", **curves("plain", "poly-decay-0", "poly-later", "step-decay-0"))
 def test_decay_iters_not_set(impl, curve):
     """A decay_iters of 0 or less is replaced by max_iters, and by 1 for STEP."""
     return follow(impl, curve)
 
 
 @pytest.mark.clause("WARM-020")
-@pytest.mark.parametrize("curve", **named("plain", "one-by-one", "every-policy", "linear-twice"))
+@pytest.mark.parametrize("curve", **curves("plain", "one-by-one", "every-policy", "linear-twice"))
 def test_boundaries(impl, curve):
     """A stage includes max_iters; iterations count from the start of training."""
     return follow(impl, curve)
 
 
 @pytest.mark.clause("WARM-021")
-@pytest.mark.parametrize("curve", **named("edges", "inv-sqrt"))
+@pytest.mark.parametrize("curve", **curves("edges", "inv-sqrt"))
 def test_inv_sqrt_at_iteration_0(impl, curve):
     """INVSQRT multiplies by 1 at iteration 0."""
     return follow(impl, curve)
 
 
 @pytest.mark.clause("WARM-022")
-@pytest.mark.parametrize("curve", **named("edges", "poly"))
+@pytest.mark.parametrize("curve", **curves("edges", "poly"))
 def test_poly_past_its_decay(impl, curve):
     """POLY stays at 0 after decay_iters."""
     return follow(impl, curve)
 
 
 @pytest.mark.clause("WARM-023")
-@pytest.mark.parametrize("curve", **named("edges", "interpolate"))
+@pytest.mark.parametrize("curve", **curves("edges", "interpolate"))
 def test_interpolate_before_its_start(impl, curve):
     """INTERPOLATE multiplies by value before its start."""
     return follow(impl, curve)
 
 
 @pytest.mark.clause("WARM-024")
-@pytest.mark.parametrize("curve", **named("later", "transformer"))
+@pytest.mark.parametrize("curve", **curves("later", "transformer"))
 def test_transformer(impl, curve):
     """Observe what a TRANSFORMER stage does, if the policy exists."""
     if "TRANSFORMER" not in impl.WarmupPolicy.__members__:
@@ -195,14 +196,14 @@ def test_transformer(impl, curve):
 
 
 @pytest.mark.clause("WARM-025")
-@pytest.mark.parametrize("curve", **named("plain", "years", "every-policy", "linear", "cosine"))
+@pytest.mark.parametrize("curve", **curves("plain", "years", "every-policy", "linear", "cosine"))
 def test_any_iteration_in_any_order(impl, curve):
     """The learning rate depends only on the iteration, however large and in any order."""
     jump(impl, curve)
 
 
 @pytest.mark.clause("WARM-026")
-@pytest.mark.parametrize("curve", **named("plain", ""))
+@pytest.mark.parametrize("curve", **curves("plain", ""))
 def test_resume_in_the_middle(impl, curve):
     """A fresh optimizer that loads the state continues with the same learning rates, bit by bit."""
     points = consecutive(curve)
@@ -221,7 +222,7 @@ def test_resume_in_the_middle(impl, curve):
 
 
 @pytest.mark.clause("WARM-040")
-@pytest.mark.parametrize("curve", **named("plain", "one-by-one", "every-policy", "no-stages"))
+@pytest.mark.parametrize("curve", **curves("plain", "one-by-one", "every-policy", "no-stages"))
 def test_state_is_iteration_and_stage(impl, curve):
     """The state is an int64 tensor: the iteration and the number of completed stages."""
     params = parameters(1, (2,))
