@@ -22,7 +22,7 @@ ALONE = tl.constexpr(1)
 WHOLE = tl.constexpr(2)
 #: Elements that are counted in one word, in fields of 4 bits; at most 15.
 GROUP = tl.constexpr(8)
-#: Registers of a thread, enough to avoid spills: two programs of 8 warps fit on a multiprocessor.
+#: Registers of a thread, enough to avoid spills; 16 warps fit on a multiprocessor.
 REGISTERS = 128
 
 

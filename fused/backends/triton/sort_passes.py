@@ -125,7 +125,7 @@ def sort_in_passes(batch: LookupBatch) -> Iterator[Sorted]:
             BITS=bits,
             LOW=kept,
             TILE=tile,
-            num_warps=max(1, min(8, tile // 64)),
+            num_warps=max(1, min(16, tile // 64)),
             maxnreg=radix.REGISTERS,
         )
     yield Sorted(keys[-1], places, scales, work=work)
