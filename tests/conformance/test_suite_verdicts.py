@@ -40,8 +40,10 @@ def test_torchrec_fails_only_what_is_explained(on_torchrec):
 
 def test_the_clauses_that_a_finding_names_are_those_that_torchrec_fails(on_torchrec):
     outcomes = clause_outcomes(on_torchrec)
-    for finding in FINDINGS.values():
-        if not finding.there:
+    known = expectations.read(expectations.find("torchrec"))
+    here = {Path(entry.link).stem for entry in known if entry.when.get("device", "cpu") == "cpu"}
+    for name, finding in FINDINGS.items():
+        if not finding.there or name not in here:
             continue
         assert finding.clauses, finding.path
         held = [clause for clause in finding.clauses if outcomes[clause] in ("pass", "observed")]
