@@ -13,7 +13,7 @@ from pathlib import Path
 import idle_threads  # noqa: F401 - before torch is imported
 import made_results
 import pytest
-from making import case_with, drawn_case, functions, observing_case, valid
+from making import case_with, drawn_case, functions, observing_case, valid, without_progress
 from warm_server import Warm
 from warm_worker import WarmWorkers
 
@@ -173,7 +173,7 @@ def run_line(capsys, monkeypatch, tmp_path):
         with pytest.raises(SystemExit) as end:
             cli.main()
         said = capsys.readouterr()
-        return subprocess.CompletedProcess(arguments, end.value.code, said.out, said.err)
+        return subprocess.CompletedProcess(arguments, end.value.code, said.out, without_progress(said.err))
 
     return call
 

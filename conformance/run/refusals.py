@@ -7,8 +7,8 @@ from pathlib import Path
 
 from keyedopt.conformance.results.untrusted import one_line
 
-#: What Python says of an argument that a function does not take, and torch of one that a group may not have.
-_UNKNOWN_ARGUMENT = re.compile(r"([\w.<>]+)\(\) got an unexpected keyword argument '(\w+)'")
+#: What Python says of an argument that a constructor does not take. One that a method lacks is a failure.
+_UNKNOWN_ARGUMENT = re.compile(r"([\w.<>]+)\.__init__\(\) got an unexpected keyword argument '(\w+)'")
 
 
 def unclaimed(error: Exception, needs: Sequence[str]) -> str:
@@ -28,7 +28,7 @@ def _missing_argument(error: Exception) -> str:
     while last is not None and last.tb_next is not None:
         last = last.tb_next
     by_case = last is not None and Path(last.tb_frame.f_code.co_filename).parents[1].name == "suite"
-    return f"{told[1].removesuffix('.__init__')} has no argument {told[2]}" if told and by_case else ""
+    return f"{told[1]} has no argument {told[2]}" if told and by_case else ""
 
 
 def _refused_option(error: Exception) -> str:

@@ -140,9 +140,12 @@ def command(*arguments):
 
 
 def keyedopt(*arguments, **options):
-    """Run the command line in a process of its own."""
+    """Run the command line in a process of its own; what it returns has no progress on stderr."""
     options = {"capture_output": True, "text": True, "check": False, "timeout": 120, **options}
-    return subprocess.run(command(*arguments), **options)
+    done = subprocess.run(command(*arguments), **options)
+    if isinstance(done.stderr, str):
+        done.stderr = without_progress(done.stderr)
+    return done
 
 
 def refused(done):
@@ -157,7 +160,7 @@ def refused(done):
 
 def without_progress(stderr):
     """Return what a command wrote to stderr without the progress of a run of ten seconds or more."""
-    return re.sub(r"^checking .* after \d+ s.*\n", "", stderr, flags=re.M)
+    return re.sub(r"^.*: \d+ of \d+ after \d+ s.*\n", "", stderr, flags=re.M)
 
 
 def valid(path):
