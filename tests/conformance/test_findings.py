@@ -83,8 +83,8 @@ def test_every_known_failure_links_to_a_reproducer_that_names_its_clause(library
         assert {entry.link for entry in entries} >= own
     for entry in entries:
         if entry.link == PANEL:  # a defect of a panel's library: a row of the table says what happens
-            assert any(
-                library in row and entry.clause in row for row in (ROOT / PANEL).read_text().splitlines()
-            )
+            rows = (ROOT / PANEL).read_text(encoding="utf-8").splitlines()
+            own_rows = [row for row in rows if library in row or row.startswith("| all |")]
+            assert any(entry.clause in row for row in own_rows), entry
         else:
             assert entry.clause in by_link[entry.link].clauses, entry
