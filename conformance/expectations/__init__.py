@@ -130,10 +130,7 @@ def read(path: Path) -> tuple[Known, ...]:
     Raises:
         ExpectationsError: the file is not TOML, or an entry is not as documented.
     """
-    try:
-        plain = tomllib.loads(read_text(path))
-    except (ResultError, ValueError, RecursionError) as error:  # missing, not UTF-8, not TOML
-        raise ExpectationsError(f"{path} cannot be read: {error}") from error
+    plain = _parsed(path)
     if set(plain) - {"known", "inherits"} or not isinstance(plain.get("known", []), list):
         raise ExpectationsError(f"{path} may hold [[known]] entries only, not {', '.join(plain)}")
     entries = tuple(_entry(path, number, item) for number, item in enumerate(plain.get("known", ()), 1))
@@ -144,13 +141,25 @@ def read(path: Path) -> tuple[Known, ...]:
     return entries
 
 
+def _parsed(path: Path) -> dict[str, Any]:
+    """Return the contents of an expectations file.
+
+    Raises:
+        ExpectationsError: it is missing, not UTF-8, or not TOML.
+    """
+    try:
+        return tomllib.loads(read_text(path))
+    except (ResultError, ValueError, RecursionError) as error:
+        raise ExpectationsError(f"{path} cannot be read: {error}") from error
+
+
 def inherited(path: Path) -> tuple[Known, ...]:
     """Return the entries that an expectations file inherits from the lists of base classes.
 
     Raises:
         ExpectationsError: a list does not exist, or cannot be read.
     """
-    names = tomllib.loads(path.read_text(encoding="utf-8")).get("inherits", [])
+    names = _parsed(path).get("inherits", [])
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ExpectationsError(f"{path}: 'inherits' must list names of libraries, such as [\"torch\"]")
     return tuple(

@@ -3,11 +3,11 @@
 import pytest
 from making import NOT_OURS, left_out
 
-from keyedopt.conformance import expectations
+from keyedopt.conformance import expectations, spec
 from keyedopt.conformance.results.verdict import judge
 
-#: The clauses of cases that only the CPU can run: local shards in the memory of the host.
-CPU_ONLY = {"COMB-022", "WRAP-021"}
+#: The clauses of cases that only the CPU can run: shards in the memory of the host, and ranks over gloo.
+CPU_ONLY = {"COMB-022", "WRAP-021", *(clause.id for clause in spec.areas()["sharded"].clauses)}
 
 
 @pytest.fixture(scope="module", params=["reference", "fused"])
