@@ -31,7 +31,7 @@ def _console() -> Console:
 
 
 def ran(result: Result) -> str:
-    """Return how many cases were run, and the seconds; cases that need what is not claimed did not run."""
+    """Return the number of cases that ran, and the seconds. A case that is unsupported did not run."""
     count = sum(case.outcome != "unsupported" for case in result.cases)
     return f"{count} cases in {result.seconds:.1f} s"
 

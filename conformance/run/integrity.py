@@ -45,7 +45,7 @@ BUILTINS = (
 )
 #: Modules of the harness whose functions and classes are compared after each case.
 EVERY_CASE = ("keyedopt.conformance.suite.support.", "keyedopt.conformance.run.")
-#: Modules whose functions and classes are compared after the import of the target only, as they are many.
+#: Modules with many functions and classes, which are compared only once, after the import of the target.
 AT_IMPORT = ("keyedopt.conformance.suite.", "keyedopt.conformance.results.", "_pytest.outcomes")
 
 _Entry = tuple[Any, str, Any, Any]
