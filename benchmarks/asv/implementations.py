@@ -103,10 +103,11 @@ def job_of(implementation: str, task: str, work: Workload, device: str) -> Job:
     _check(backend)
     with _preferring(backend):
         _ran()
-        made = maker(surface, TASKS[task], work, device)
-        made.prepare()
-        made.run()
+        tried = maker(surface, TASKS[task], work, device)
+        tried.prepare()
+        tried.run()
         others = [name for name in _ran() if name != backend]
+        made = maker(surface, TASKS[task], work, device)  # with the results of no run yet
     if others:
         raise NotOffered(f"not by {backend}: {', '.join(others)} ran")
     run, results, prepare = (_with(backend, part) for part in (made.run, made.results, made.prepare))

@@ -50,7 +50,7 @@ def features(weighted: bool = False, **changed: Any) -> dict[str, Any]:
 
 
 def contents(module: Any) -> list[torch.Tensor]:
-    state = module.fused_optimizer.state_dict()["state"]
+    state = module.fused_optimizer.state  # `state_dict` would ask for errors
     found = [*module.parameters(), *(value for entry in state.values() for value in entry.values())]
     return [tensor.detach() for tensor in found]
 
@@ -218,16 +218,16 @@ def case_error_flag(asked: str) -> None:
     with overlap(asked), model_for(module, bad) as device:
         before = [tensor.clone() for tensor in contents(module)]
         outputs = module(bad)
-        assert int(error_flag(CPU)) == 1
+        assert int(error_flag(CPU)[0]) == 1
         backward(outputs)
         assert all(map(torch.equal, before, contents(module)))
         with pytest.raises(ValueError, match="row numbers"):
             module.check()
         table = Table(torch.ones(4, 4))
         TritonBackend().prepare([table], [Lookup(0, torch.tensor([7, -1]))])
-        assert int(error_flag(CPU)) == 0
+        assert int(error_flag(CPU)[0]) == 0
         TritonBackend().look_up([table], [Lookup(0, torch.tensor([7, -1]))])
-        assert int(error_flag(CPU)) == 1
+        assert int(error_flag(CPU)[0]) == 1
         sound(device)
 
 

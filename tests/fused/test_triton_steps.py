@@ -83,9 +83,11 @@ def train(module: Any, given: Any) -> None:
 
 
 def copies(module: Any) -> dict[str, torch.Tensor]:
-    state = module.fused_optimizer.state_dict()["state"]
-    found = {f"{key}.{name}": value for key, entry in state.items() for name, value in entry.items()}
-    return {name: value.clone() for name, value in {**found, **module.state_dict()}.items()}
+    """Copy tables and states where they are: `state_dict` would ask for errors."""
+    found = dict(module.named_parameters())
+    for entry in module.fused_optimizer.state.values():
+        found |= entry
+    return {name: value.detach().clone() for name, value in found.items()}
 
 
 def asks_later() -> Any:

@@ -36,7 +36,7 @@ def test_a_generated_adapter_is_installed_and_gets_a_verdict(run_line, tmp_path)
     found = model.read(output)
     assert found.implementation["name"] == "acme_fast"
     assert found.implementation["version"] == "0.1.0"
-    assert found.implementation["areas"] == ["algorithms", "devices"]
+    assert found.implementation["areas"] == ["algorithms", "sharded", "devices"]
     outcomes = [case.outcome for case in found.cases]
     assert outcomes.count("pass") > 50
     assert "error" not in outcomes
