@@ -10,6 +10,7 @@ import functools
 import multiprocessing
 import sys
 import tempfile
+import time
 from typing import Any
 
 import torch
@@ -41,8 +42,9 @@ with tempfile.NamedTemporaryFile() as file:
     ranks = [context.Process(target=rank, args=(number, file.name, results)) for number in range(2)]
     for each in ranks:
         each.start()
+    end = time.monotonic() + 10.0
     for each in ranks:
-        each.join(15)
+        each.join(max(0.0, end - time.monotonic()))
     hung = [number for number, each in enumerate(ranks) if each.is_alive()]
     for each in ranks:
         each.kill()

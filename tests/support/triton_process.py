@@ -22,7 +22,7 @@ def run_alone(factory: pytest.TempPathFactory, script: str, *given: str, interpr
     """Run a test file as a script on one thread, with the interpreter or without; return what it found.
 
     Args:
-        factory: of the folder for its output and for triton's cache.
+        factory: of the folders for its output and for triton's cache.
         script: the test file.
         given: its arguments.
         interpret: whether Triton's interpreter runs the kernels.
@@ -32,12 +32,18 @@ def run_alone(factory: pytest.TempPathFactory, script: str, *given: str, interpr
     folder = factory.mktemp("triton")
     output = folder / "found.json"
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment |= {"OMP_NUM_THREADS": "1", "TRITON_CACHE_DIR": str(folder / "cache")}
+    environment |= {"OMP_NUM_THREADS": "1", "TRITON_CACHE_DIR": str(_cache(factory))}
     environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     if interpret:
         environment["TRITON_INTERPRET"] = "1"
     subprocess.run([sys.executable, script, *given, str(output)], check=True, env=environment, timeout=900)
     return json.loads(output.read_text())
+
+
+def _cache(factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of compiled kernels, which the processes of a run of pytest share."""
+    base = factory.getbasetemp()
+    return (base.parent if os.environ.get("PYTEST_XDIST_WORKER") else base) / "triton_cache"
 
 
 def hand_over(found: Any) -> None:
