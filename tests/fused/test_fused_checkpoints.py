@@ -134,10 +134,9 @@ def test_training_goes_on_along_the_same_trajectory(name, backend, way):
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize(
     ("source", "target"),
-    [("native", "triton"), ("triton", "native"), ("native", "torch"), ("torch", "native")],
+    [("native", "torch"), ("torch", "native")],  # triton's state goes to and from the reference above
 )
 def test_from_backend_to_backend(name, source, target):
-    elsewhere(source, target)
     goes_on(name, source, target)
 
 
@@ -203,7 +202,7 @@ def test_in_the_interpreter():
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     with_fbgemm = 0 if backends.available()["fbgemm"] else 2 * 3
-    assert f"{4 * len(OPTIONS) + with_fbgemm + 5 + len(COUNTED)} passed" in done.stdout
+    assert f"{2 * len(OPTIONS) + with_fbgemm + 5 + len(COUNTED)} passed" in done.stdout
 
 
 def unfused_gradient(seed):
