@@ -52,7 +52,8 @@ def saves_groups(optimizer: Any) -> bool | None:
     A wrapper of another library may have an outdated flag, so the flags of the innermost optimizers decide.
     """
     inner = getattr(optimizer, "_optimizer", None)
-    members = [inner] if hasattr(inner, "save_param_groups") else []
+    is_keyed = isinstance(inner, torch.optim.Optimizer) and hasattr(inner, "save_param_groups")
+    members = [inner] if is_keyed else []
     if isinstance(getattr(optimizer, "optimizers", None), list):
         members = [member for _, member in optimizer.optimizers]
     if members:

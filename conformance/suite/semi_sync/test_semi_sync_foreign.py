@@ -1,10 +1,12 @@
 """Semi-synchronous training: members that are keyed optimizers of another library."""
 
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from keyedopt.conformance.suite.support.assertions import expect_equal
 from keyedopt.conformance.suite.support.doubles import ForeignKeyed
 from keyedopt.conformance.suite.support.foreign import (
     expect_no_save_hook_in_a_refused_load,
@@ -49,3 +51,20 @@ def test_a_refused_load_of_a_foreign_member_runs_no_save_hook(impl):
     """A load that a foreign member refuses runs no save hook, and changes no other member."""
     holder, members, params = hold_foreign(impl)
     expect_no_save_hook_in_a_refused_load(holder, members, params)
+
+
+@pytest.mark.clause("SEMI-006")
+@pytest.mark.needs("KeyedOptimizer")
+def test_members_that_unit_tests_imitate(impl):
+    """Members may be imitations of a KeyedOptimizer by unittest.mock, as in unit tests of training loops."""
+    params = parameters()
+    members = [Mock(spec=impl.KeyedOptimizer) for _ in range(2)]
+    for member in members:
+        member.params, member.state = params, {}
+        member.param_groups = [{"params": list(params.values()), "lr": 0.1}]
+    members[1]._optimizer = Mock()  # where torchrec looks for the global step
+    optimizer = impl.SemisyncOptimizer(list(params.values()), *members, num_local_steps=2)
+    for _ in range(4):
+        optimizer.step()
+    steps = [members[0].step.call_count, members[1]._optimizer.global_step.call_count]
+    expect_equal(steps, [4, 2], "local and global steps")
