@@ -8,17 +8,14 @@ all versions have the defect. ``keyedopt findings`` runs all scripts.
 import ast
 import importlib.metadata
 import importlib.util
-import os
 import re
-import runpy
-import sys
-import tempfile
-import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
+
+from keyedopt.conformance.run.forked_script import run_forked
 
 FOLDER = Path(__file__).parent
 
@@ -78,29 +75,4 @@ def run(chosen: Sequence[Finding]) -> Iterator[tuple[Finding, int, str]]:
         for module in {"torchrec": ["torchrec.optim"], "fbgemm": ["fbgemm_gpu"]}.get(library, [library]):
             importlib.import_module(module)
     for finding in chosen:
-        with tempfile.TemporaryFile() as output:
-            sys.stdout.flush()
-            child = os.fork()
-            if child == 0:
-                _become(finding.path, output.fileno())
-            _, status = os.waitpid(child, 0)
-            output.seek(0)
-            yield finding, os.waitstatus_to_exitcode(status), output.read().decode(errors="replace")
-
-
-def _become(path: Path, output: int) -> None:
-    """Run the reproducer in this forked process and exit with its exit status."""
-    for stream in (1, 2):
-        os.dup2(output, stream)
-    code = 0
-    try:
-        runpy.run_path(str(path), run_name="__main__")
-    except SystemExit as ending:
-        code = ending.code if isinstance(ending.code, int) else 2
-    except BaseException:
-        traceback.print_exc()
-        code = 2
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        yield finding, *run_forked(str(finding.path))

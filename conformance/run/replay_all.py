@@ -8,13 +8,13 @@ import contextlib
 import importlib
 import json
 import os
-import runpy
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+from keyedopt.conformance.run.forked_script import run_forked
 
 #: Seconds that a script may take, with the second one of a script that starts itself again.
 LIMIT = 120
@@ -54,37 +54,10 @@ def main() -> None:
         with contextlib.suppress(Exception):
             importlib.import_module(module)
     for script in request["scripts"]:
-        with tempfile.TemporaryFile() as output:
-            child = os.fork()
-            if child == 0:
-                _become(script, output.fileno())
-            _, status = os.waitpid(child, 0)
-            output.seek(0)
-            said = output.read().decode(errors="replace").strip()
-        line = [script, os.waitstatus_to_exitcode(status), said[:4000]]
+        code, said = run_forked(script, LIMIT)
+        line = [script, code, said.strip()[:4000]]
         answer.write(json.dumps(line) + "\n")
         answer.flush()
-
-
-def _become(script: str, output: int) -> None:
-    """Run a script in this forked process, and exit with its exit status."""
-    signal.alarm(LIMIT)
-    for stream in (1, 2):
-        os.dup2(output, stream)
-    sys.argv = [script]
-    code: object = 0
-    try:
-        runpy.run_path(script, run_name="__main__")
-    except SystemExit as ending:
-        code = ending.code
-    except BaseException as error:
-        print(f"{type(error).__name__}: {error}")
-        code = 1
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-        if isinstance(code, str):
-            os.write(output, code.encode())
-    os._exit(code if isinstance(code, int) else 1 if code else 0)
 
 
 if __name__ == "__main__":
