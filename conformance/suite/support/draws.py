@@ -59,7 +59,7 @@ def measure_trajectory(measuring: Measuring, made: Mapping[str, Any], dtype: str
         seen = _flat(tensors)
         first = {name: value[: len(value) // draws] for name, value in seen.items()}
         measure_golden(measuring, made, t, dtype, first)
-        for name in seen.keys() & made["after"].get(str(t), {}).keys() if draws > 1 else ():
+        for name in sorted(seen.keys() & made["after"].get(str(t), {})) if draws > 1 else ():
             before = exact[t - 1].get(name, torch.zeros(()))
             errors = ulp_errors(seen[name].to(kind), exact[t][name], before).reshape(draws, -1).amax(dim=1)
             worst[name] = torch.maximum(worst.get(name, errors), errors)
