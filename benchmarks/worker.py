@@ -60,7 +60,7 @@ class Worker:
             maker, surface = OWN_WAY.get(about.name, tasks.make), about.surface()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                made = start(lambda: maker(surface, task, work, device), self.clock, WARM, device)
+                made = start(lambda: maker(surface, task, work, device), self.clock, WARM, device, about)
         except Exception as error:
             return one_line(error_text(error), 300)
         if file:
