@@ -9,7 +9,7 @@ from keyedopt.benchmarks.workloads import WORKLOADS, Dense, Lookups
 from keyedopt.conformance.results.untrusted import one_line
 
 #: The width of tables; a narrow terminal wraps them.
-WIDTH = 180
+WIDTH = 200
 
 
 def console() -> Console:
