@@ -29,12 +29,14 @@ class Request:
         trees: the folders to import the first and the second build from.
         targets: the implementation to measure in each of them.
         device, threads: where, and on how many threads.
+        imports: modules to import first.
     """
 
     trees: tuple[Path, Path]
     targets: tuple[str, str]
     device: str = "cpu"
     threads: int = 1
+    imports: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,7 @@ def measure(
         for key in wanted:
             progress(key)
             commands = [
-                (target, *key, request.device, file)
+                (target, *key, request.device, file, request.imports)
                 for target, file in zip(request.targets, files, strict=True)
             ]
             reasons = build_process.start(both, commands)

@@ -67,6 +67,7 @@ class Comparison:
         memory, peer_memory: the peak memory of a run beyond the memory in use before it, in bytes.
         launches, peer_launches: the number of kernels that a run starts on a GPU.
         threads, peer_threads: of the CPU.
+        backend, peer_backend: the backends that ran, if the implementation can name them.
     """
 
     workload: str
@@ -95,6 +96,8 @@ class Comparison:
     peer_launches: int | None = None
     threads: int | None = None
     peer_threads: int | None = None
+    backend: str | None = None
+    peer_backend: str | None = None
 
     @property
     def withheld(self) -> bool:
@@ -209,7 +212,7 @@ def implementations(
 
 @dataclass
 class Contestant:
-    """A job after its first runs, with its results before and after them, and its other costs."""
+    """A job after its first runs: its results before and after them, the backends that ran, other costs."""
 
     job: Job
     before: dict[str, Tensor]
@@ -217,14 +220,19 @@ class Contestant:
     first: float
     memory: int | None = None
     launches: int | None = None
+    backend: str | None = None
 
 
-def start(make: Callable[[], Job], clock: Clock, warmup: float, device: str) -> Contestant:
-    """Make a job, run it `RUNS` times for its results, and warm it up.
+def start(
+    make: Callable[[], Job], clock: Clock, warmup: float, device: str, about: Implementation | None = None
+) -> Contestant:
+    """Make a job of an implementation, run it `RUNS` times for its results, and warm it up.
 
     Raises:
-        NotOffered: the tensors of the job are not on the device.
+        NotOffered: the tensors of the job are not on the device, or another backend ran than was asked for.
     """
+    if about is not None:
+        about.ran()
     job = make()
     before = job.results()
     places = {tensor.device.type for tensor in before.values()}
@@ -234,6 +242,11 @@ def start(make: Callable[[], Job], clock: Clock, warmup: float, device: str) -> 
     for _ in range(RUNS):
         times.append(timing.once(clock, job))
     made = Contestant(job, before, job.results(), times[0])
+    if about is not None:
+        ran = about.ran()
+        if why := about.another_ran(ran):
+            raise NotOffered(why)
+        made.backend = ran or None
     timing.warm_up(clock, job, warmup - sum(times))
     return made
 
@@ -324,7 +337,7 @@ def _attempt(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # libraries warn about themselves
             _refuse_too_large(task, work, device)
-            made = start(lambda: maker(surface, task, work, device), clock, budget.warmup, device)
+            made = start(lambda: maker(surface, task, work, device), clock, budget.warmup, device, about)
             made.job.prepare()
             made.memory = resources.extra_memory(made.job.run, device)
             if torch.device(device).type == "cuda":
@@ -384,5 +397,7 @@ def _row(
         launches=mine.launches,
         peer_launches=theirs.launches,
         threads=torch.get_num_threads(),
+        backend=mine.backend,
+        peer_backend=theirs.backend,
         peer_threads=1 if head[3] in ONE_THREAD else torch.get_num_threads(),
     )

@@ -3,8 +3,8 @@
 ``python -m keyedopt.benchmarks.worker THREADS TREE`` reads commands from stdin, one JSON list a line, and
 answers each with a line of JSON on stdout:
 
-- ``["start", implementation, workload, task, device, file]`` makes the job, warms it up, and writes its
-  results to `file` if that is not empty. The answer is ``""``, or the reason why the job cannot be made.
+- ``["start", implementation, workload, task, device, file, imports]`` makes the job, warms it up, and writes
+  its results to `file` if that is not empty. The answer is ``""``, or why the job cannot be made.
 - ``["time", seconds]`` runs the job for that long, at least once. The answer lists the seconds of each run.
 
 A job is refused if a module of the measured packages was not imported from TREE, or if none was.
@@ -14,17 +14,18 @@ import gc
 import json
 import sys
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from keyedopt.benchmarks import tasks
+from keyedopt.benchmarks import tasks, timing
 from keyedopt.benchmarks.commit_builds import measured_packages
 from keyedopt.benchmarks.compare import start
 from keyedopt.benchmarks.peers import OWN_WAY
 from keyedopt.benchmarks.tasks import TASKS
-from keyedopt.benchmarks.timing import Clock, CudaClock, Job, ProcessorClock, once
+from keyedopt.benchmarks.timing import Clock, Job, ProcessorClock, once
 from keyedopt.benchmarks.workloads import WORKLOADS
 from keyedopt.conformance.results.untrusted import error_text, one_line
 from keyedopt.conformance.targets.implementation import find
@@ -34,8 +35,8 @@ WARM = 0.1
 
 
 def clock_of(device: str) -> Clock:
-    """Return `CudaClock` for a CUDA device, else `ProcessorClock`, which does not count waiting."""
-    return CudaClock() if torch.device(device).type == "cuda" else ProcessorClock()
+    """Return `ProcessorClock`, which does not count waiting, for the CPU, else `timing.clock_of`."""
+    return ProcessorClock() if torch.device(device).type == "cpu" else timing.clock_of(device)
 
 
 class Worker:
@@ -45,19 +46,21 @@ class Worker:
         self.job: Job | None = None
         self.clock: Clock | None = None
 
-    def start(self, target: str, work_name: str, task_name: str, device: str, file: str) -> str:
+    def start(
+        self, target: str, work_name: str, task_name: str, device: str, file: str, imports: Sequence[str]
+    ) -> str:
         """Make a job; return the reason if that is impossible."""
         self.job = None
         gc.collect()
         gc.freeze()  # later collections look at the garbage of jobs only, not at all modules
         try:
             work, task = WORKLOADS[work_name], TASKS[task_name]
+            about = find(target, imports)
             self.clock = clock_of(device)
-            about = find(target)
             maker, surface = OWN_WAY.get(about.name, tasks.make), about.surface()
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                made = start(lambda: maker(surface, task, work, device), self.clock, WARM, device)
+                made = start(lambda: maker(surface, task, work, device), self.clock, WARM, device, about)
         except Exception as error:
             return one_line(error_text(error), 300)
         if file:

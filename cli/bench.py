@@ -24,6 +24,10 @@ Target = Annotated[
     str, typer.Option("--implementation", metavar="TARGET", help="The target to measure, as for `check`.")
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, or another device of torch.")]
+Imports = Annotated[
+    list[str] | None,
+    typer.Option("--import", metavar="MODULE", help="Import this module first; repeatable."),
+]
 Output = Annotated[Path | None, typer.Option(metavar="FILE", help="Write every sample and verdict as JSON.")]
 OneThread = Annotated[int, typer.Option(help="Threads of torch.", min=1)]
 
@@ -41,10 +45,7 @@ def run(
         ),
     ] = None,
     device: Device = "cpu",
-    imports: Annotated[
-        list[str] | None,
-        typer.Option("--import", metavar="MODULE", help="Import this module first; repeatable."),
-    ] = None,
+    imports: Imports = None,
     output: Output = None,
     conformance: Annotated[
         Path | None,
@@ -106,6 +107,7 @@ def gate(
     task: Tasks = None,
     implementation: Target = "fused",
     device: Device = "cpu",
+    imports: Imports = None,
     threads: OneThread = 1,
     rounds: Annotated[
         int, typer.Option(help="Rounds of the base against itself, which give the noise floor.", min=2)
@@ -122,7 +124,16 @@ def gate(
     from keyedopt.cli.bench_builds import Asked
     from keyedopt.cli.bench_gate import run_gate
 
-    asked = Asked(tuple(workload or ()), tuple(task or ()), implementation, device, threads, rounds, output)
+    asked = Asked(
+        workloads=tuple(workload or ()),
+        tasks=tuple(task or ()),
+        implementation=implementation,
+        device=device,
+        imports=tuple(imports or ()),
+        threads=threads,
+        rounds=rounds,
+        output=output,
+    )
     _exit(lambda: run_gate(base, asked))
 
 
@@ -134,6 +145,7 @@ def commits(
     task: Tasks = None,
     implementation: Target = "fused",
     device: Device = "cpu",
+    imports: Imports = None,
     threads: OneThread = 1,
     rounds: Annotated[int, typer.Option(help="Rounds of two fresh processes.", min=1)] = 4,
     output: Output = None,
@@ -145,7 +157,16 @@ def commits(
     from keyedopt.cli.bench_builds import Asked
     from keyedopt.cli.bench_commits import compare_commits
 
-    asked = Asked(tuple(workload or ()), tuple(task or ()), implementation, device, threads, rounds, output)
+    asked = Asked(
+        workloads=tuple(workload or ()),
+        tasks=tuple(task or ()),
+        implementation=implementation,
+        device=device,
+        imports=tuple(imports or ()),
+        threads=threads,
+        rounds=rounds,
+        output=output,
+    )
     _exit(lambda: compare_commits((first, second), asked))
 
 

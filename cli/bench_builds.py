@@ -23,6 +23,7 @@ class Asked:
     tasks: tuple[str, ...]
     implementation: str
     device: str
+    imports: tuple[str, ...]
     threads: int
     rounds: int
     output: Path | None
@@ -34,7 +35,7 @@ class Asked:
             RequestError, TargetError, ResultError: an option is wrong.
         """
         keys = [(work.name, task.name) for work, task in chosen(self.workloads, self.tasks)]
-        find(self.implementation)
+        find(self.implementation, self.imports)
         check_device(self.device)
         check_threads(self.threads)
         if self.output is not None:
@@ -54,4 +55,4 @@ def built_pair(
     with progress("starting") as step, commit_builds.built_commits(root, commits, step) as trees:
         first, second = (trees[commit] for commit in commits)
         targets = (asked.implementation, asked.implementation)
-        yield Request((first, second), targets, asked.device, asked.threads), step
+        yield Request((first, second), targets, asked.device, asked.threads, asked.imports), step

@@ -1,6 +1,5 @@
 """``keyedopt bench run``: measure an implementation beside its peers, show ratios, write JSON."""
 
-import importlib
 import math
 import os
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from keyedopt.cli.progress import progress
 from keyedopt.conformance.results import model as results
 from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.untrusted import error_text, one_line
+from keyedopt.conformance.targets.implementation import find
 
 #: The default row width of the tables of a trace.
 DIM = 64
@@ -59,11 +59,7 @@ def measure(asked: Asked) -> int:
     """
     _check_options(asked)
     pairs = _pairs(asked)
-    for name in asked.imports:
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            raise RequestError(f"--import {name} failed: {error_text(error)}") from error
+    find(asked.implementation, asked.imports)
     check_device(asked.device)
     if asked.output is not None:
         results.refuse_unwritable(asked.output)

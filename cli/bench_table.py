@@ -9,7 +9,7 @@ from keyedopt.benchmarks.workloads import WORKLOADS, Dense, Lookups
 from keyedopt.conformance.results.untrusted import one_line
 
 #: The width of tables; a narrow terminal wraps them.
-WIDTH = 180
+WIDTH = 200
 
 
 def console() -> Console:
@@ -55,7 +55,7 @@ def show(report: Report) -> None:
         f"load {where['load'][0]:.1f}); memory bandwidth {report.bandwidth / 1e9:.1f} GB/s"
     )
     table = Table(box=None, pad_edge=False)
-    for column in ("workload", "task", "against", "threads"):
+    for column in ("workload", "task", "backend", "against", "threads"):
         table.add_column(column)
     counted = any(row.launches is not None for row in report.rows)
     numbers = ("ms", "theirs", "ratio", "95 %", "noise", "MB", "of bound", "of copy", "extra MB", "theirs")
@@ -69,7 +69,8 @@ def show(report: Report) -> None:
         table.add_row(
             row.workload,
             row.task,
-            row.peer,
+            row.backend or "-",
+            f"{row.peer} ({row.peer_backend})" if row.peer_backend else row.peer,
             f"{row.threads} / {row.peer_threads}",
             f"{mine * 1e3:.3f}",
             f"{row.peer_seconds['median'] * 1e3:.3f}",

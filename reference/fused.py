@@ -6,7 +6,7 @@ A trainer treats such an optimizer like any other: it has parameters, state and 
 
 import abc
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -99,6 +99,12 @@ def own(module: Owner, weights: Sequence[torch.Tensor]) -> None:
     """Register a module as the owner that trains these weights in its own backward pass."""
     for weight in weights:
         _owners[weight] = weakref.ref(module)
+
+
+def disown(weights: Iterable[torch.Tensor]) -> None:
+    """Forget the owner of these weights; torch cannot swap a tensor that has a weak reference."""
+    for weight in weights:
+        _owners.pop(weight, None)
 
 
 def owner_of(param: torch.Tensor) -> Owner | None:

@@ -88,4 +88,5 @@ def _speed(row: Any, bandwidth: float, fit: bool) -> tuple[Any, ...]:
         bandwidth,
         number(row, "memory", None),
         number(row, "first"),
+        *(text(row, name, None) for name in ("backend", "peer_backend")),
     )

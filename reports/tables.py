@@ -170,6 +170,8 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
             NUMBER, "peak memory of a run beyond the memory in use before it, if measured", "B"
         ),
         "first_seconds": Column(NUMBER, "time of the very first step", "s"),
+        "backend": Column(TEXT, "the backends of the implementation that ran, if it has several"),
+        "peer_backend": Column(TEXT, "those of the peer"),
     },
     "history": {
         "benchmark": Column(TEXT, "name of the benchmark"),

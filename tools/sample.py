@@ -131,6 +131,7 @@ def bench(number: int) -> dict[str, Any]:
         "bound": 0.005,
         "first": 0.1,
         "bytes": 10**8,
+        "backend": "native",
         "matches": True,
     }
     where = {

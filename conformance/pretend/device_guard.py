@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from keyedopt.conformance.pretend.devices import COUNT, current_device, exchange_device, last_index
+from keyedopt.conformance.pretend.devices import COUNT, KEY, SET, current_device, exchange_device
 from keyedopt.conformance.pretend.streams import synchronize
 
 _ROOT = os.path.dirname(torch.__file__)
@@ -74,7 +74,7 @@ def install() -> None:
     # this device would call Python before the exception has arrived; that of the CPU's does nothing.
     guard = registry[_TYPE]
     assert guard is not None, "torch registered the guard"
-    code = {"getStream": _CPU_STREAM, "uncheckedSetDevice": _set_unless_set()}
+    code = {"getStream": _CPU_STREAM, "uncheckedSetDevice": _set_without_python()}
     _replace(guard, entries, _GUARD, machine_code=code)
     hooks, allocator = cpu._ZN2at6detail19getPrivateUse1HooksEv, core._ZN3c1015GetCPUAllocatorEv
     hooks.restype = allocator.restype = ctypes.c_void_p
@@ -90,20 +90,19 @@ def install() -> None:
     _replace(hooks(), entries, pinned)
 
 
-def _set_unless_set() -> bytes:
-    """Return code that calls `_set` only if another index was set last.
+def _set_without_python() -> bytes:
+    """Return code that makes the device of an index the current one of the thread, except for -1.
 
     A guard ends with it, also while an exception of Python passes, which would be lost if Python ran.
     """
-    callback = ctypes.CFUNCTYPE(None, _this, _device)(_set)
-    _kept.append(callback)
-    there = ctypes.cast(callback, ctypes.c_void_p).value or 0
-    address, function = (value.to_bytes(8, "little") for value in (ctypes.addressof(last_index), there))
-    if platform.machine() == "aarch64":  # always calls it
-        return bytes.fromhex("49000058 20011fd6") + function
-    # mov rax, address; mov ecx, esi; shr ecx, 8; cmp cl, [rax]; je end; mov rax, function; jmp rax; end: ret
-    begin, jump = bytes.fromhex("89f1 c1e908 3a08 740c 48b8"), bytes.fromhex("ffe0 c3")
-    return bytes.fromhex("48b8") + address + begin + function + jump
+    key, function = KEY.to_bytes(4, "little"), SET.to_bytes(8, "little")
+    if platform.machine() == "aarch64":
+        # ubfx w1, w1, 8, 8; cmp w1, 127; b.hi end; ldr w0, key; ldr x16, function; br x16; end: ret
+        code = "213c0853 3ffc0171 88000054 80000018 90000058 00021fd6 c0035fd6"
+        return bytes.fromhex(code) + key + function
+    # movzx eax, si; shr eax, 8; cmp al, 127; ja end; mov esi, eax; mov edi, key; mov rax, function; jmp rax
+    begin = bytes.fromhex("0fb7c6 c1e808 3c7f 7713 89c6 bf")
+    return begin + key + bytes.fromhex("48b8") + function + bytes.fromhex("ffe0 c3")
 
 
 def _virtual_functions(header: str, struct: str) -> list[str]:

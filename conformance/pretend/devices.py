@@ -1,7 +1,6 @@
 """The indices of the pretend device, and the current one of a thread."""
 
 import ctypes
-import threading
 from functools import cache
 from types import TracebackType
 from typing import Any
@@ -13,13 +12,14 @@ NAME = "npu"
 COUNT = 2
 
 
-class _Current(threading.local):
-    index = 0
-
-
-_current = _Current()
-#: The index that was set last, in any thread, for code of C.
-last_index = ctypes.c_uint8(0)
+_threads = ctypes.PyDLL(None)
+_threads.pthread_getspecific.restype = ctypes.c_ssize_t
+_key = ctypes.c_uint32()
+_threads.pthread_key_create(ctypes.byref(_key), None)
+#: Where C keeps the current index of each thread, so that it can be set while Python must not run.
+KEY = _key.value
+#: The address of the function that sets it.
+SET = ctypes.cast(_threads.pthread_setspecific, ctypes.c_void_p).value or 0
 
 
 def device_of(device: Any = None) -> torch.device:
@@ -29,10 +29,10 @@ def device_of(device: Any = None) -> torch.device:
         RuntimeError: there is no such device.
     """
     if device is None or device == -1:
-        return _device(_current.index)
+        return _device(current_device())
     found: Any = torch.device(NAME, device) if isinstance(device, int) else torch.device(device)
     if found.type == NAME and found.index is None:
-        return _device(_current.index)
+        return _device(current_device())
     if found.type != NAME or found.index >= COUNT:
         raise RuntimeError(f"there is no device {str(found)!r} here: use {NAME}:0 to {NAME}:{COUNT - 1}")
     return found
@@ -45,7 +45,7 @@ def _device(index: int) -> torch.device:
 
 def current_device() -> int:
     """Return the index of the current device of this thread."""
-    return _current.index
+    return int(_threads.pthread_getspecific(KEY))
 
 
 def set_device(device: Any) -> None:
@@ -55,8 +55,8 @@ def set_device(device: Any) -> None:
 
 def exchange_device(index: int) -> int:
     """Make the device of an index the current one of this thread; return the index of the last one."""
-    outer, _current.index = _current.index, index
-    last_index.value = index
+    outer = current_device()
+    _threads.pthread_setspecific(KEY, index)
     return outer
 
 

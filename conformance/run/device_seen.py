@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Collection, Mapping, Sequence
+from functools import cache
 from types import FrameType
 from typing import Any
 
@@ -23,6 +24,7 @@ class DeviceSeen(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
     def __init__(self, wanted: str, packages: Collection[str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.device: str | None = None
+        self._found = False  # whether it is the wanted one
         self._wanted = torch.device(wanted)
         self._packages = tuple(f"{package}." for package in packages)
 
@@ -35,12 +37,18 @@ class DeviceSeen(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run an operator, and note its device if the target called it."""
-        result = func(*args, **(kwargs or {}))
-        if self.device != str(self._wanted) and self._is_targets(sys._getframe(1)):
-            for tensor in _tensors((result, *args, *(kwargs or {}).values())):
+        kwargs = kwargs or {}
+        written = [one for one in args[0] if not one.is_inference()] if _changes_a_list(func) else ()
+        before = [tensor._version for tensor in written]
+        result = func(*args, **kwargs)
+        for tensor, version in zip(written, before, strict=True):
+            if tensor._version == version:
+                torch.autograd.graph.increment_version(tensor)
+        if not self._found and self._is_targets(sys._getframe(1)):
+            for tensor in _tensors((result, *args, *kwargs.values())):
                 where = tensor.device
                 if where.type == self._wanted.type and self._wanted.index in (None, where.index):
-                    self.device = str(self._wanted)
+                    self.device, self._found = str(self._wanted), True
                     break
                 if tensor.numel() > 2:
                     self.device = str(where)
@@ -55,6 +63,16 @@ class DeviceSeen(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
                 return True
             frame = frame.f_back
         return False
+
+
+@cache
+def _changes_a_list(func: Any) -> bool:
+    """Whether an operator changes a list of tensors in place.
+
+    Most kernels of them call an operator for each tensor, which counts a new version of it, but not inside a
+    dispatch mode.
+    """
+    return "::_foreach_" in func.name() and func._schema.is_mutable
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:

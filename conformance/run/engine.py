@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import inspect
 import json
-import os
 import time
 import traceback
 import unittest
@@ -38,7 +37,6 @@ from keyedopt.conformance.targets.implementation import (
     Surface,
     TargetError,
     find,
-    load,
 )
 
 #: Parts of the names of cases that take seconds. They run first, so that all workers end at the same time.
@@ -296,7 +294,7 @@ class Engine:
         if self._steps is None:
             self._steps = steps_of(self.surface)
         seen = self._device_seen()
-        self._ran()
+        self.implementation.ran()
         try:
             with fresh(self._steps), seen or contextlib.nullcontext():
                 head["observed"] = plain(function(**arguments))
@@ -317,17 +315,12 @@ class Engine:
         finally:
             if seen is not None:
                 head["device"] = seen.device
-            head["backend"] = ", ".join(self._ran()) or None
-        asked = os.environ.get(self.implementation.backend_variable or "", "")
-        if asked and head["backend"] not in (None, asked):
-            pytest.skip(f"asked of the backend {asked}, but {head['backend']} ran")
+            ran = self.implementation.ran()
+            head["backend"] = ran or None
+        if why := self.implementation.another_ran(ran):
+            pytest.skip(why)
         if seen is not None and seen.device not in (None, self.device):
             pytest.skip(f"the implementation ran on {seen.device} only, not on {self.device}")
-
-    def _ran(self) -> tuple[str, ...]:
-        """Return the backends that ran since the last call, if the implementation can name them."""
-        place = self.implementation.backends
-        return tuple(map(str, load(place)())) if place else ()
 
     def _device_seen(self) -> DeviceSeen | None:
         """Return an observer of where the implementation runs; on the CPU there is no doubt."""

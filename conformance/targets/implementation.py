@@ -27,6 +27,7 @@ Then ``keyedopt check acme`` finds it.
 import fnmatch
 import importlib
 import importlib.metadata
+import os
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -176,6 +177,15 @@ class Implementation:
     def dtypes_on(self, device: str | None) -> tuple[str, ...]:
         """Return the dtypes that are supported on a device, or on the first one."""
         return tuple(self.device_dtypes.get((device or self.devices[0]).partition(":")[0], self.dtypes))
+
+    def ran(self) -> str:
+        """Return the names of the backends that ran since the last call; empty if it cannot name them."""
+        return ", ".join(map(str, load(self.backends)())) if self.backends else ""
+
+    def another_ran(self, ran: str) -> str:
+        """Return why a case or a figure does not count if one backend is asked for, but others ran."""
+        asked = os.environ.get(self.backend_variable, "") if self.backend_variable else ""
+        return f"asked of the backend {asked}, but {ran} ran" if asked and ran not in ("", asked) else ""
 
     def surface(self) -> "Surface":
         """Import the target, and return an object that has its public names as attributes."""

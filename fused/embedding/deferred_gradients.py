@@ -1,6 +1,6 @@
 """Gradients of tables that are deferred to ``step``, in the table groups of their backward pass."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -44,6 +44,11 @@ class GroupedGradients(DeferredGradients):
                 sums.append((weight, (rows, grads)))
                 self._groups[weight] = update.group, one.table
         self.add(sums, clips)
+
+    def replaced(self, moved: Mapping[Tensor, Tensor]) -> None:
+        """Go on with the parameters that the tables are now, by those that they were."""
+        super().replaced(moved)
+        self._groups = {moved[weight]: place for weight, place in self._groups.items()}
 
     def lookups(self) -> list[GroupLookups]:
         """Return the clipped gradients as lookups of distinct rows, in the groups of the backward pass."""

@@ -120,12 +120,16 @@ class EmbeddingFusedOptimizer(EmbeddingOptimizerBase, FusedOptimizer):
         if not self.deferred.sums:
             return
         lookups: Sequence[GroupLookups] = self.deferred.lookups()
-        in_place = all(group.is_in_place() for group, _ in lookups)
+        in_place = all(group.is_in_place() and self._has(group) for group, _ in lookups)
         lookups = self._regroup_if_changed(lookups) if in_place else self._regroup(lookups)
         step = update.plan_deferred(lookups, self._seed())
         self.deferred.clear()
         self.rounding_steps += 1
         step.apply()
+
+    def _has(self, group: TableGroup) -> bool:
+        """Return whether the tables of a group are still those of the module, which may have moved."""
+        return all(table.weight in self.state for table in group.tables)
 
     def _seed(self) -> tuple[int, int] | None:
         return None if self._rounding_seed is None else (self._rounding_seed, self.rounding_steps)

@@ -1,7 +1,7 @@
 """Gradients of tables that are deferred to ``step``, as those of dense parameters are in ``.grad``."""
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -60,6 +60,10 @@ class DeferredGradients:
         for clip in list(self._pending_clips):
             self.clip(clip)
         return list(self.sums.items())
+
+    def replaced(self, moved: Mapping[torch.Tensor, torch.Tensor]) -> None:
+        """Go on with the parameters that the tables are now, by those that they were."""
+        self.sums = {moved[weight]: gradient for weight, gradient in self.sums.items()}
 
     def clear(self) -> None:
         """Drop the gradients."""

@@ -146,14 +146,29 @@ class EmbeddingOptimizerBase(abc.ABC):
             self.state.setdefault(weight, state[weight])
         self.param_groups.append(optimizer.param_groups[0])
 
-    def move_state(self) -> None:
-        """Move the state to the devices of the tables."""
+    def move_state(self, moved: Mapping[torch.Tensor, torch.Tensor]) -> None:
+        """Move the state to the devices of the tables.
+
+        Args:
+            moved: for each table the parameter that it is now: torch makes a new one for a device that is
+                registered from outside of torch.
+        """
+        self.deferred.replaced(moved)
+        for by_table in (self.state, self._table_optimizers, self._names):
+            entries = [(moved[weight], entry) for weight, entry in by_table.items()]
+            by_table.clear()
+            by_table.update(entries)
+        self.params.update({name: moved[weight] for name, weight in self.params.items()})
+        for group in self.param_groups:
+            group["params"] = [moved[weight] for weight in group["params"]]
         for weight, entry in self.state.items():
-            for value in entry.values():
-                if isinstance(value, torch.Tensor):
-                    value.data = value.data.to(weight.device)
-                else:
+            for key, value in entry.items():
+                if not isinstance(value, torch.Tensor):
                     value.to(weight.device)
+                elif torch._has_compatible_shallow_copy_type(value, weight):
+                    value.data = value.data.to(weight.device)  # whoever has the tensor sees it move
+                else:
+                    entry[key] = value.to(weight.device)
 
     def _group(self, weight: torch.Tensor) -> dict[str, Any]:
         """Return the options of a table."""

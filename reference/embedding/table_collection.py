@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 from keyedopt.reference.embedding.config import EmbeddingConfig, check_tables, own_config
 from keyedopt.reference.embedding.optimizer_base import EmbeddingOptimizerBase
 from keyedopt.reference.embedding.replicas import Replicas, check_replication
-from keyedopt.reference.fused import FusedOptimizerModule, own
+from keyedopt.reference.fused import FusedOptimizerModule, disown, own
 
 
 class Table(nn.Module):
@@ -125,8 +125,13 @@ class TableCollection(nn.Module, FusedOptimizerModule):
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         """Move the state with the module to a device."""
-        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        self._optim.move_state()
+        before = self._weights()
+        disown(before.values())
+        try:
+            super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        finally:
+            own(self, list(self._weights().values()))
+        self._optim.move_state({before[name]: weight for name, weight in self._weights().items()})
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -87,6 +87,17 @@ def run(name, task, work):
     return made
 
 
+def test_a_figure_that_is_asked_of_a_backend_is_refused_where_another_one_ran(monkeypatch):
+    about, task = find("fused"), TASKS["train-lars_sgd"]
+    started = (lambda: make(about.surface(), task, TINY, "cpu"), UnitClock(), 0.0, "cpu", about)
+    assert compare.start(*started).backend == "native"
+    monkeypatch.setenv("KEYEDOPT_BACKEND", "torch")
+    assert compare.start(*started).backend == "torch"
+    monkeypatch.setenv("KEYEDOPT_BACKEND", "fbgemm")
+    with pytest.raises(NotOffered, match="asked of the backend fbgemm, but native ran"):
+        compare.start(*started)
+
+
 @pytest.mark.parametrize("optimizer", STATE)
 def test_our_tables_do_the_same_work(optimizer):
     task = TASKS[f"train-{optimizer}"]

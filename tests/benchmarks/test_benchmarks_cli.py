@@ -68,6 +68,7 @@ def test_a_run_writes_a_report(run_line, small, tmp_path):
     assert {row["peer"] for row in written["rows"]} == {"torch", "reference"}
     for row in written["rows"]:
         assert row["matches"]
+        assert row["backend"] is row["peer_backend"] is None
         assert row["low"] <= row["ratio"] <= row["high"]
         assert len(row["samples"]) == len(row["peer_samples"]) == row["pairs"] >= 3
         assert row["seconds"]["p10"] <= row["seconds"]["median"] <= row["seconds"]["p90"]
@@ -159,6 +160,9 @@ def test_bad_input_is_one_line(run_line, options, said):
         ("gate HEAD --threads 100000", "too many"),
         ("gate HEAD --task nope", "no task 'nope'"),
         ("gate HEAD --device xla", "cannot be used"),
+        ("gate HEAD --import nope", "there is no module 'nope'"),
+        ("commits HEAD HEAD --import nope", "there is no module 'nope'"),
+        ("run --import nope", "there is no module 'nope'"),
         ("gate HEAD --implementation nope", "'nope'"),
         ("gate HEAD --output .", "cannot be written"),
         ("gate HEAD --seconds 3", "--seconds"),

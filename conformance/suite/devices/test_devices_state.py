@@ -150,11 +150,24 @@ def test_members_on_two_devices(impl, which):
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_a_parameter_that_moves(impl, algorithm):
     """A parameter whose data moves to another index trains on as if it had not, or the step raises."""
+    expect_trained_where_it_moves(impl, algorithm, 2)
+
+
+@pytest.mark.clause("DEV-006")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_a_parameter_that_moves_first(impl, algorithm):
+    """A parameter whose data moves before its first step trains as if it had not, or the step raises."""
+    expect_trained_where_it_moves(impl, algorithm, 0)
+
+
+def expect_trained_where_it_moves(impl: Any, algorithm: str, steps: int) -> None:
+    """Expect the step after a move to train like one without a move, or to raise."""
     there = other_device(impl, "second")
     weight, moved = parameter(4, 3), parameter(4, 3)
     plain, optimizer = (make_algorithm(impl, algorithm, [one]) for one in (weight, moved))
-    train(plain, [weight], 2)
-    train(optimizer, [moved], 2)
+    train(plain, [weight], steps)
+    train(optimizer, [moved], steps)
     moved.data, moved.grad = moved.detach().to(there), None
     before = snapshot(moved.detach())
     train(plain, [weight], 1, seed=7)

@@ -76,3 +76,22 @@ def test_waits_of_a_lookup(impl):
     with host_synchronizations(the_device()) as waits:
         sum(output.sum() for output in module(features).values()).backward()
     return {"waits": len(waits)}
+
+
+@pytest.mark.clause("DEV-023")
+@pytest.mark.needs("EmbeddingBagCollection", "RowWiseAdagrad")
+@pytest.mark.parametrize("which", ["cpu", "second"])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_tables_that_move(impl, steps, which):
+    """Tables that move train on as tables on the device that loaded their checkpoint, with their state."""
+    there = other_device(impl, which)
+    here, moved = (collection(impl, "RowWiseAdagrad", device=device) for device in (the_device(), there))
+    for seed in range(steps):
+        fit(moved, jagged(BAGS, device=str(there)), seed=seed)
+    here.load_state_dict(moved.state_dict())
+    here.fused_optimizer.load_state_dict(moved.fused_optimizer.state_dict())
+    moved.to(the_device())
+    for module in (here, moved):
+        fit(module, jagged(BAGS), steps=2, seed=7)
+    expect_equal(elsewhere(tables_and_state(moved), the_device()), [], "devices of other tables and state")
+    expect_unchanged(snapshot(tables_and_state(here)), tables_and_state(moved), "tables and state")

@@ -50,6 +50,14 @@ def test_a_hook_of_the_backward_pass_counts():
     assert seen(lambda: (weight * 2).sum().backward()) == "npu"
 
 
+@pytest.mark.parametrize("foreach", [False, True])
+def test_a_step_counts_a_version(foreach):
+    weight = stepped("npu")[1]
+    optimizer, version = torch.optim.SGD([weight], lr=0.1, foreach=foreach), weight._version
+    assert seen(optimizer.step) == "npu"
+    assert weight._version == version + 1
+
+
 def test_a_case_can_compile_inside():
     compiled = torch.compile(lambda x: x * 2, backend="eager", fullgraph=True)
     with DeviceSeen("npu", ("torch.optim",)):

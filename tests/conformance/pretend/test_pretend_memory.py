@@ -1,5 +1,6 @@
 """Tensors of the pretend accelerator: where they are, what shares memory, and who refuses them."""
 
+import contextlib
 import copy
 import ctypes
 import pickle
@@ -11,6 +12,7 @@ import pytest
 import torch
 
 import keyedopt.conformance.pretend  # noqa: F401 - registers the device
+from keyedopt.conformance.run.device_seen import DeviceSeen
 
 NPU, OTHER = "npu:0", "npu:1"
 
@@ -130,6 +132,21 @@ def test_copies_and_moves():
     assert torch.as_tensor(ones()[0, 0], device=OTHER).device == torch.device(OTHER)
     with pytest.raises(RuntimeError, match="there is no device 'npu:5' here: use npu:0 to npu:1"):
         torch.ones(1, device="npu:5")
+
+
+@pytest.mark.parametrize("observed", [False, True])
+@pytest.mark.parametrize("current", [0, 1])
+def test_errors_on_another_index_arrive(current, observed):
+    """torch's guard of the device ends while the exception passes."""
+    here, there = torch.ones(3, 3, device="npu:0"), torch.ones(3, 3, device="npu:1")
+    with torch.npu.device(current), DeviceSeen("npu", ("acme",)) if observed else contextlib.nullcontext():
+        with pytest.raises(RuntimeError, match="the number of sizes"):
+            there[0] = here
+        with pytest.raises(RuntimeError, match="same device"):
+            there[here.long()]
+        with pytest.raises(TypeError):
+            there.new_tensor([1, "text"])
+        assert torch.npu.current_device() == current
 
 
 def test_parameters_stay_parameters():
