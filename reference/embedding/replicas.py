@@ -46,17 +46,19 @@ class Replicas:
             tables: all tables, in the same order on all ranks.
             given: the gradients on this rank: distinct rows of the tables that its backward pass reaches.
         """
-        size = dist.get_world_size(self._group)
+        size, device = dist.get_world_size(self._group), tables[0].device
         here = [len(given[table][0]) if table in given else -1 for table in tables]
-        counts = torch.stack(self._gather(torch.tensor(here, device=tables[0].device), size)).tolist()
+        counts = torch.stack(self._gather(torch.tensor(here, device=device), size)).tolist()
         found: dict[torch.Tensor, RowGradients] = {}
         for dtype in dict.fromkeys(_gradient_dtype(table) for table in tables):
             chosen = [index for index, table in enumerate(tables) if _gradient_dtype(table) is dtype]
             widths = [tables[index].shape[1] for index in chosen]
             numbers = [[max(each[index], 0) for index in chosen] for each in counts]
             mine = [given[tables[index]] for index in chosen if tables[index] in given]
-            rows = self._gather_parts([rows for rows, _ in mine], torch.int64, [1] * len(chosen), numbers)
-            grads = self._gather_parts([grads / size for _, grads in mine], dtype, widths, numbers)
+            no_rows, no_grads = (torch.empty(0, dtype=one, device=device) for one in (torch.int64, dtype))
+            rows = self._gather_parts([no_rows, *(rows for rows, _ in mine)], [1] * len(chosen), numbers)
+            scaled = [no_grads, *((grads / size).to(dtype) for _, grads in mine)]
+            grads = self._gather_parts(scaled, widths, numbers)
             for place, index in enumerate(chosen):
                 if any(each[index] >= 0 for each in counts):
                     found[tables[index]] = rows[place].flatten(), grads[place]
@@ -65,20 +67,18 @@ class Replicas:
     def _gather_parts(
         self,
         mine: Sequence[torch.Tensor],
-        dtype: torch.dtype,
         widths: Sequence[int],
         numbers: Sequence[Sequence[int]],
     ) -> list[torch.Tensor]:
         """Return the rows of each table from all ranks, in the order of the ranks.
 
         Args:
-            mine: the rows of the tables on this rank.
-            dtype: of the rows.
+            mine: the rows of the tables on this rank; the first tensor is empty.
             widths: of the rows of each table.
             numbers: how many rows each rank has of each table.
         """
         sizes = [[n * width for n, width in zip(each, widths, strict=True)] for each in numbers]
-        flat = torch.cat([part.flatten().to(dtype) for part in mine])
+        flat = torch.cat([part.flatten() for part in mine])
         padded = flat.new_zeros(max(map(sum, sizes)))
         padded[: len(flat)] = flat
         parts = [

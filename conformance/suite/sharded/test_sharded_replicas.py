@@ -99,6 +99,31 @@ def test_ranks_that_reach_other_tables(impl: Any) -> None:
 
 @pytest.mark.clause("SHARD-018")
 @pytest.mark.needs("EmbeddingBagCollection.process_group", "SGD")
+def test_ranks_that_reach_tables_of_another_dtype(impl: Any) -> None:
+    """Replicas stay identical if no table of a dtype is in the loss of a rank, or if a rank has no rows."""
+
+    def body() -> None:
+        dtypes = {"f": torch.float32, "g": torch.float64}
+        configs = [
+            impl.EmbeddingBagConfig(
+                num_embeddings=6, embedding_dim=4, name=f"t{key}", feature_names=[key], data_type=dtype
+            )
+            for key, dtype in dtypes.items()
+        ]
+        replica = impl.EmbeddingBagCollection(configs, impl.SGD, {"lr": 0.1}, process_group=everyone())
+        before = all_tables(replica)
+        for step in range(3):
+            outputs = replica(jagged({key: BATCHES[rank() if step else 3][key] for key in dtypes}))
+            loss_of({"f": outputs["f"]} if (rank() + step) % 2 else outputs).backward()
+            expect_same_on_all_ranks(replica)
+        for seen, old in zip(all_tables(replica), before, strict=True):
+            expect(not torch.equal(seen, old), "an update of each table", "none")
+
+    on_ranks(body)
+
+
+@pytest.mark.clause("SHARD-018")
+@pytest.mark.needs("EmbeddingBagCollection.process_group", "SGD")
 def test_replicas_begin_alike(impl: Any) -> None:
     """Replicas begin with the rows of one rank, although each rank has drawn its own."""
 

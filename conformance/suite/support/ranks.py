@@ -9,6 +9,8 @@ import ctypes
 import datetime
 import faulthandler
 import functools
+import gc
+import importlib
 import os
 import pickle
 import select
@@ -27,6 +29,8 @@ from keyedopt.conformance.suite.support.assertions import Mismatch
 LIMIT = 20.0
 #: Seconds that the other ranks may take to end after one has failed: they lose a peer in a collective.
 GRACE = 2.0
+#: What most ranks import: once in this process, not in each fork.
+_SLOW_IMPORTS = ("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "fsspec")
 _NUMBER_OF_RANKS = [2]
 _RUNS: dict[str, int] = {}  # how often each function has run
 
@@ -56,6 +60,8 @@ def on_ranks(
         Mismatch: names each rank that failed, and how: by an error, by a signal, or where it hung.
     """
     size = the_ranks() if ranks is None or _torchrun() else ranks
+    for name in _SLOW_IMPORTS:
+        importlib.import_module(name)
     called = f"{body.__module__}.{body.__qualname__}"
     _RUNS[called] = _RUNS.get(called, 0) + 1
     numbers = [int(os.environ["RANK"])] if _torchrun() else range(size)
@@ -119,6 +125,7 @@ class _Rank:
             code = 70
             try:
                 _end_with(parent)
+                gc.freeze()  # else a collection copies the memory of this process
                 faulthandler.register(signal.SIGUSR1, file=self._stack, all_threads=False)
                 self._write(_outcome(join, body, arguments))
                 code = 0
