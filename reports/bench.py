@@ -89,4 +89,5 @@ def _speed(row: Any, bandwidth: float, fit: bool) -> tuple[Any, ...]:
         number(row, "memory", None),
         number(row, "first"),
         *(text(row, name, None) for name in ("backend", "peer_backend")),
+        *(get(row, name, int, None) for name in ("threads", "peer_threads")),
     )

@@ -172,6 +172,8 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
         "first_seconds": Column(NUMBER, "time of the very first step", "s"),
         "backend": Column(TEXT, "the backends of the implementation that ran, if it has several"),
         "peer_backend": Column(TEXT, "those of the peer"),
+        "threads": Column(WHOLE, "threads of the CPU that the implementation used"),
+        "peer_threads": Column(WHOLE, "those of the peer"),
     },
     "history": {
         "benchmark": Column(TEXT, "name of the benchmark"),

@@ -132,6 +132,8 @@ def bench(number: int) -> dict[str, Any]:
         "first": 0.1,
         "bytes": 10**8,
         "backend": "native",
+        "threads": 2,
+        "peer_threads": 1,
         "matches": True,
     }
     where = {

@@ -238,6 +238,7 @@ def test_speeds_are_shown_by_device_with_memory_and_the_first_step(watched):
     heads = tab.locator("table:visible").nth(1).locator("thead th").all_inner_texts()
     cells = dict(zip(heads[1:], first.locator("td").all_inner_texts(), strict=True))
     assert cells["implementation"].endswith(" native")
+    assert cells["threads"] == "2 / 1"
     assert (cells["extra memory"], cells["first step"]) == ("1 MB", "20 ms")
     assert (cells["throughput"], cells["times the bound"], cells["noise"]) == ("10 GB/s", "4×", "±4 %")
 
