@@ -166,22 +166,8 @@ def _speeds(rows, dice, name, peer):
         ratio = dice.uniform(0.8, 4)
         head = (f"{name} 1.0 bench", machine, device, f"8x200k-{task}", "train", name, peer)
         numbers = (ratio, ratio * 0.95, ratio * 1.07, 0.04, task % 3 > 0, True, 0.004, 0.004 * ratio)
-        rows.append(
-            (
-                *head,
-                *numbers,
-                0.001,
-                4.0,
-                40_000_000,
-                4.1e10,
-                None if task % 2 else 1e6,
-                0.02,
-                "native",
-                None,
-                2,
-                1,
-            )
-        )
+        more = (0.001, 4.0, 40_000_000, 4.1e10, None if task % 2 else 1e6, 0.02, "native", None, 2, 1)
+        rows.append((*head, *numbers, *more))
 
 
 def _history(rows, dice, name, commits, many):
