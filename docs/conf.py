@@ -24,7 +24,10 @@ exclude_patterns = ["_build"]
 html_theme = "furo"
 html_title = f"keyedopt {release}"
 html_static_path = ["_static"]
+html_favicon = "_static/keyedopt.svg"
 html_css_files = ["keyedopt.css"]
+html_js_files = [("accessible.js", {"defer": "defer"})]
+html_show_sourcelink = False
 html_show_sphinx = False
 html_math_renderer = "mathml"
 

@@ -1,8 +1,11 @@
 """The documentation builds without a warning, its links lead somewhere, and its examples run."""
 
+import functools
+import http.server
 import re
 import subprocess
 import sys
+import threading
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote
@@ -13,6 +16,8 @@ from keyedopt.conformance import spec
 from keyedopt.conformance.findings import findings
 
 ROOT = Path(__file__).parents[1]
+
+pytest_plugins = "watching"  # its browser
 
 
 class Page(HTMLParser):
@@ -33,15 +38,66 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def pages(tmp_path_factory):
+def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("docs")
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", ROOT / "docs", folder]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def pages(site):
     return {
-        path.relative_to(folder).as_posix(): Page(path.read_text(encoding="utf-8"))
-        for path in folder.rglob("*.html")
+        path.relative_to(site).as_posix(): Page(path.read_text(encoding="utf-8"))
+        for path in site.rglob("*.html")
     }
+
+
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Serves files, and says nothing."""
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def address(site):
+    """Serve the documentation: from files a browser would load no style sheets."""
+    handler = functools.partial(Handler, directory=site)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+#: A page of each kind.
+KINDS = (
+    "index",
+    "design",
+    "api/reference",
+    "clauses/keyed",
+    "findings/torchrec",
+    "tutorials/vendor",
+    "search",
+)
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
+def test_an_accessibility_checker_finds_nothing(address, browser, scheme, width):
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
+    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
+    tab, said, asked = context.new_page(), [], []
+    tab.on("console", lambda message: said.append(message.text))
+    tab.on("request", lambda request: asked.append(request.url))
+    for kind in KINDS:
+        tab.goto(f"{address}/{kind}.html")
+        found = axe.run(tab)
+        assert found.violations_count == 0, f"{kind}: {found.generate_report()}"
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width, kind
+    assert said == []
+    assert [url for url in asked if not url.startswith(address)] == []
+    context.close()
 
 
 def test_links_inside_lead_to_a_page_and_a_place(pages):
