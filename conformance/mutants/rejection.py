@@ -25,7 +25,7 @@ from keyedopt.conformance import spec
 from keyedopt.conformance.mutants import PACKAGES, SOUND, Mutant, MutantError, mutants, planting
 from keyedopt.conformance.results.verdict import FAILING
 from keyedopt.conformance.run import protocol
-from keyedopt.conformance.run.engine import case_name
+from keyedopt.conformance.run.engine import case_name, turn
 from keyedopt.conformance.run.protocol import Writer
 from keyedopt.conformance.run.runner import Options, pytest_arguments
 from keyedopt.conformance.targets.implementation import Implementation, find
@@ -89,7 +89,8 @@ class _Forks:
         """
         clauses = cases if self._everything else mutant.rejected_by
         chosen = {case_name(item): item for clause in clauses for item in cases.get(clause, ())}
-        return [chosen[name] for name in sorted(chosen, key=lambda name: self._seconds.get(name, 0.0))]
+        fast_first = sorted(chosen, key=lambda name: self._seconds.get(name, 0.0))
+        return sorted((chosen[name] for name in fast_first), key=lambda item: turn(item) > 0)
 
     def _run_suite(
         self, mutant: Mutant, code: Mapping[str, CodeType], folder: Path, session: pytest.Session

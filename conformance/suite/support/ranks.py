@@ -188,6 +188,10 @@ def _outcome(join: Callable[[], None], body: Callable[..., Any], arguments: Sequ
     """Call the function on this rank; under torchrun, return the outcomes of all ranks."""
     torch.set_num_threads(1)  # the threads of the parent are not in this process
     try:
+        torch.ones(1, requires_grad=True).backward()
+    except RuntimeError as error:  # those of autograd neither
+        return "unable", str(error)
+    try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             join()
@@ -227,6 +231,9 @@ def _results(outcomes: Sequence[Any], size: int) -> list[Any]:
     bad.sort(key=lambda one: one[2] == "a lost connection")
     if not bad:
         return [value for _, value in outcomes]
+    for _, kind, text in bad:
+        if kind == "unable":  # no fault of the implementation
+            raise RuntimeError(f"ranks cannot be forked from a process that has trained: {text}")
     wrong = next((f"rank {rank}: {text[0]}" for rank, kind, text in bad if kind == "mismatch"), "")
     verbs = {"mismatch": "saw", "raised": "raised", "hung": "hung in", "ended": "ended:"}
     texts = [
