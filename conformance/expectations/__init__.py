@@ -8,7 +8,8 @@ Each entry names a clause and its failing cases, gives the reason, and links to 
     reason = "the norm is taken of local tensors, which have no gradient"
     link = "conformance/findings/torchrec_dtensor_not_clipped.py"
     expires = 2027-05-31                      # optional
-    when = { torchrec = ">=1.8,<1.9", device = "cpu" }   # optional: versions, dtype, device (or "!=cpu")
+    when = { torchrec = ">=1.8,<1.9", device = "cpu" }   # optional: versions, dtype, device (or "!=cpu"),
+                                              # build = "cpu" of torch (or "!=cpu": for an accelerator)
 
 A list may inherit the defects of a base class, which another list marks with ``inherited = true``: a failing
 case of the same function is known, whatever its inputs, and is charged to the library of the base class::
@@ -77,6 +78,8 @@ class Known:
                 met = case.dtype in (None, wanted)
             elif name == "device":
                 met = _is_device(case.device, wanted)
+            elif name == "build":
+                met = _is_device(build(versions.get("torch", "")), wanted)
             else:
                 have = versions.get(canonicalize_name(name), "")
                 met = is_version(have) and SpecifierSet(wanted).contains(have, prereleases=True)
@@ -91,6 +94,16 @@ def _is_device(device: str | None, wanted: str) -> bool:
         return not wanted.startswith("!=")
     same = wanted.removeprefix("!=") in (device, device.partition(":")[0])
     return same != wanted.startswith("!=")
+
+
+def build(torch_version: str) -> str:
+    """Return for what torch was built: "cpu", or the label of an accelerator.
+
+    >>> build("2.13.0+cpu"), build("2.14.1+cu130"), build("2.13.0")
+    ('cpu', 'cu130', 'cpu')
+    """
+    local = Version(torch_version).local if is_version(torch_version) else None
+    return local or "cpu"
 
 
 def is_version(text: str) -> bool:
@@ -190,9 +203,9 @@ def _entry(path: Path, number: int, item: Any) -> Known:
         raise ExpectationsError(f"{where}: 'expires' must be a date such as 2027-05-31")
     when = item.get("when", {})
     if not isinstance(when, dict) or not all(isinstance(value, str) for value in when.values()):
-        raise ExpectationsError(f"{where}: 'when' must map device, dtype or a distribution to a text")
+        raise ExpectationsError(f"{where}: 'when' must map device, dtype, build or a distribution to a text")
     for name, value in when.items():
-        if name not in ("device", "dtype"):
+        if name not in ("device", "dtype", "build"):
             try:
                 SpecifierSet(value)
             except InvalidSpecifier as error:

@@ -30,6 +30,7 @@ class Finding:
         summary: The defect in one line.
         clauses: The clauses that the defect violates.
         versions: The affected versions of the library; empty for all versions.
+        cpu_build: Whether only builds of torch for the CPU are affected.
     """
 
     path: Path
@@ -37,6 +38,7 @@ class Finding:
     summary: str
     clauses: tuple[str, ...]
     versions: SpecifierSet
+    cpu_build: bool = False
 
     @property
     def installed(self) -> bool:
@@ -47,6 +49,8 @@ class Finding:
     @property
     def there(self) -> bool:
         """Whether the installed version is one of the affected versions."""
+        if self.cpu_build and "+cpu" not in importlib.import_module("torch").__version__:
+            return False
         if not self.versions:
             return True
         return self.versions.contains(importlib.metadata.version(self.library), prereleases=True)
@@ -60,7 +64,8 @@ def findings() -> tuple[Finding, ...]:
         summary = " ".join(text.split("\n\n")[0].split())
         clauses = tuple(re.findall(r"\b[A-Z]+-\d{3}\b", text))
         versions = SpecifierSet("".join(re.findall(r"Seen in: ([<>=,\d.]+\d)", text)))
-        found.append(Finding(path, path.stem.partition("_")[0], summary, clauses, versions))
+        cpu_build = "Seen in builds for the CPU" in text
+        found.append(Finding(path, path.stem.partition("_")[0], summary, clauses, versions, cpu_build))
     return tuple(found)
 
 

@@ -3,6 +3,8 @@
 DistributedDataParallel takes over such optimizers with a hook that asks for the stream of an accelerator.
 Without an accelerator a backward pass steps the parameters, then raises RuntimeError.
 
+Seen in builds for the CPU.
+
 Clauses: SHARD-020.
 """
 
