@@ -1,7 +1,7 @@
 """Check implementations again and again: each run must give every case the same outcome.
 
-``python -m keyedopt.tools.repeat TARGET... [--runs N] [--busy N] [--area AREA]`` checks each target ten times,
-three of them beside eight processes that keep processors busy. It prints a line for each case whose
+``python -m keyedopt.tools.repeat TARGET... [--runs N] [--busy N] [--area AREA]`` checks each target ten
+times, three of them beside eight processes that keep processors busy. It prints a line for each case whose
 outcome differs from that of the first run, and exits with 1 if there is one.
 """
 
@@ -35,7 +35,7 @@ def outcomes(target: str, areas: tuple[str, ...]) -> dict[str, str]:
 
 
 def repeat(target: str, runs: int, beside: int, areas: tuple[str, ...] = ()) -> list[str]:
-    """Check a target so many times, the last ones beside busy processes; return a line for each difference."""
+    """Check a target, the last times beside busy processes; return a line for each difference."""
     first: dict[str, str] = {}
     different = []
     for number in range(runs):

@@ -36,14 +36,12 @@ def guard_subclasses(names: tuple[str, ...]) -> None:
 
 def unguarded(names: tuple[str, ...]) -> str:
     """Return the name of an attribute that a subclass answers for without a guard, or an empty text."""
+    watched = {*names, _FUNCTION, _DISPATCH}
     for cls in _subclasses(torch.Tensor):
         guards = _guarded.get(cls, {})
-        for name, value in vars(cls).items():
-            if (
-                name in (*names, _FUNCTION, _DISPATCH)
-                and value is not guards.get(name)
-                and not _is_torchs(value)
-            ):
+        for name in watched.intersection(vars(cls)):
+            value = vars(cls)[name]
+            if value is not guards.get(name) and not _is_torchs(value):
                 return f"{cls.__module__}.{cls.__qualname__}.{name}"
     return ""
 
