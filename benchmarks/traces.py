@@ -14,25 +14,32 @@ and optionally a column ``feature`` with names. In both:
 Every feature has its own table, and all features have the same number of bags: the batch.
 """
 
+import contextlib
 import hashlib
+import os
 import pickle
+import zipfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from keyedopt.benchmarks.workloads import Lookups
-from keyedopt.conformance.results.errors import KeyedoptError
+from keyedopt.conformance.results.errors import KeyedoptError, ResultError
+from keyedopt.conformance.results.files import open_regular
 from keyedopt.conformance.results.untrusted import error_text, one_line
 
 #: The columns of a file.
 NAMES = ("indices", "offsets", "lengths", "rows")
 #: What `torch.load` raises for files in another format, or with objects other than tensors.
 UNREADABLE = (OSError, RuntimeError, ValueError, EOFError, KeyError, AttributeError, pickle.UnpicklingError)
+#: The largest file, also unpacked, in bytes, and the largest number of integers in a file.
+SIZE, INTEGERS = 1 << 30, 1 << 27
 
 
 class TraceError(KeyedoptError):
@@ -73,6 +80,7 @@ def read(path: Path, dim: int) -> Trace:
         indices, offsets, least = _checked(f"{path}: feature {name!r}", columns)
         recorded.append((indices, offsets))
         rows.append(least)
+        _check_number(str(path), sum(len(part) for pair in recorded for part in pair))
     batches = {len(offsets) - 1 for _, offsets in recorded}
     if len(batches) > 1:
         raise TraceError(f"{path}: all features must have the same number of bags, not {sorted(batches)}")
@@ -114,9 +122,30 @@ def _features(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     yield from found
 
 
+def _open(path: Path) -> BinaryIO:
+    """Open a regular file within the bounds.
+
+    Raises:
+        TraceError: it is none.
+    """
+    try:
+        file = os.fdopen(open_regular(path), "rb")
+    except ResultError as error:
+        raise TraceError(f"{path}: {error}") from error
+    unpacked = os.fstat(file.fileno()).st_size
+    with contextlib.suppress(zipfile.BadZipFile, OSError, ValueError):
+        unpacked = max(unpacked, sum(part.file_size for part in zipfile.ZipFile(file).infolist()))
+    file.seek(0)
+    if unpacked > SIZE:
+        file.close()
+        raise TraceError(f"{path} is larger than {SIZE >> 20} MB")
+    return file
+
+
 def _from_pt(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
-        plain = torch.load(path, map_location="cpu", weights_only=True)
+        with _open(path) as file:
+            plain = torch.load(file, map_location="cpu", weights_only=True)
     except UNREADABLE as error:
         why = getattr(error, "strerror", None) or one_line(error_text(error), 200)
         raise TraceError(f"{path} cannot be read: it must contain only tensors ({why})") from error
@@ -135,13 +164,30 @@ def _from_parquet(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         from pyarrow import parquet
     except ImportError as error:
         raise TraceError("Parquet files need pyarrow: pip install 'keyedopt[reports]'") from error
+
+    def plain(scalar: Any) -> Any:
+        full = isinstance(scalar, pyarrow.ListScalar) and scalar.is_valid and len(scalar.values)
+        return np.array(scalar.values) if full else scalar.as_py()
+
     try:
-        table = parquet.ParquetFile(path).read()
+        with _open(path) as file:
+            found = parquet.ParquetFile(file)
+            groups = [found.metadata.row_group(number) for number in range(found.num_row_groups)]
+            count = sum(group.column(at).num_values for group in groups for at in range(group.num_columns))
+            _check_number(str(path), count)
+            table = found.read()
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise TraceError(f"{path} cannot be read: {one_line(error_text(error), 200)}") from error
-    for number, row in enumerate(table.to_pylist()):
+    for number in range(table.num_rows):
+        row = {name: plain(table.column(name)[number]) for name in table.column_names}
         columns = {name: value for name, value in row.items() if name != "feature" and value is not None}
         yield str(row.get("feature", number)), columns
+
+
+def _check_number(where: str, count: int) -> None:
+    """Raise TraceError if there are more integers than the bound; a file can say that one is repeated."""
+    if count > INTEGERS:
+        raise TraceError(f"{where} has {count:,} integers; at most {INTEGERS:,} are read")
 
 
 def _checked(where: str, columns: Mapping[str, Any]) -> tuple[Tensor, Tensor, int]:
@@ -175,7 +221,7 @@ def _checked(where: str, columns: Mapping[str, Any]) -> tuple[Tensor, Tensor, in
     if len(offsets) < 2 or not all(torch.equal(offsets, other) for other in found[1:]):
         raise TraceError(f"{where}: offsets and lengths must agree, and have at least one bag")
     rows = columns.get("rows", int(indices.max()) + 1)
-    if isinstance(rows, Tensor) and not rows.is_meta:
+    if isinstance(rows, Tensor) and not rows.is_meta and rows.numel() == 1:
         rows = rows.tolist()
     if isinstance(rows, bool) or not isinstance(rows, int) or rows <= int(indices.max()):
         raise TraceError(f"{where}: rows must be a number above the largest index, {int(indices.max())}")
@@ -201,4 +247,5 @@ def _integers(where: str, name: str, values: Any) -> Tensor:
     whole &= not tensor.is_quantized and not tensor.is_meta
     if tensor.dim() != 1 or tensor.layout != torch.strided or not (whole or not tensor.numel()):
         raise TraceError(f"{where}: {name} must be a list of integers")
+    _check_number(f"{where}: {name}", tensor.numel())
     return tensor.to(torch.int64)

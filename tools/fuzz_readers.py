@@ -172,7 +172,7 @@ def results(count: int, dice: random.Random, folder: Path) -> Iterator[bool]:
             found = model.read(path if number % 4 else journal, partial=True)
             junit(found), markdown(found)
             precision.median_errors(found)
-            expectations.apply(found, (), path)
+            expectations.apply(found, (), folder / "known.toml")
         yield outcome[0]
 
 

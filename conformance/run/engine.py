@@ -22,9 +22,10 @@ from keyedopt.conformance.results.untrusted import clean, error_text, plain
 from keyedopt.conformance.results.verdict import level_of
 from keyedopt.conformance.run.device_seen import DeviceSeen, packages_of
 from keyedopt.conformance.run.fresh import fresh, null_device, steps_of
-from keyedopt.conformance.run.integrity import Integrity
+from keyedopt.conformance.run.integrity import TENSOR, Integrity
 from keyedopt.conformance.run.protocol import Head, Writer
 from keyedopt.conformance.run.refusals import unclaimed
+from keyedopt.conformance.run.tensor_subclasses import guard_subclasses
 from keyedopt.conformance.suite.support.assertions import Mismatch
 from keyedopt.conformance.suite.support.described import MissingName
 from keyedopt.conformance.suite.support.device import choose_device
@@ -115,6 +116,7 @@ class Engine:
     def prepare(self) -> None:
         """Note the functions that decide about cases, before a target is imported."""
         self._integrity = Integrity()
+        guard_subclasses(TENSOR)
 
     def enter_worker(self, session: pytest.Session, target: str, folder: Path, channel: int) -> None:
         """Claim the channel, import the target, and keep those of the collected cases that it supports.

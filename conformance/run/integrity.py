@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 import torch
 
+from keyedopt.conformance.run.tensor_subclasses import unguarded
+
 #: Functions of torch and methods of tensors that compare, reduce or read values.
 TORCH = (
     *("equal", "allclose", "isclose", "isnan", "isinf", "isfinite", "eq", "ne", "lt", "le", "gt", "ge"),
@@ -51,6 +53,11 @@ AT_IMPORT = ("keyedopt.conformance.suite.", "keyedopt.conformance.results.", "_p
 _Entry = tuple[Any, str, Any, Any]
 
 
+def _stacked() -> int:
+    """Return how many modes of torch see each operator."""
+    return torch._C._len_torch_function_stack() + torch._C._len_torch_dispatch_stack()
+
+
 class Integrity:
     """The functions as they are now, before the target is imported."""
 
@@ -65,6 +72,7 @@ class Integrity:
             *_modules(EVERY_CASE),
         ]
         self._more = list(_modules(AT_IMPORT))
+        self._answer, self._modes = vars(torch.Tensor)["__torch_function__"], _stacked()
 
     def changed(self, everything: bool = False) -> str:
         """Return the name of a function that was replaced or answers wrongly, or an empty string."""
@@ -72,6 +80,12 @@ class Integrity:
             found = getattr(owner, name, None)
             if found is not value or (code is not None and found.__code__ is not code):
                 return f"{getattr(owner, '__name__', owner)}.{name}"
+        if vars(torch.Tensor).get("__torch_function__") is not self._answer:
+            return "Tensor.__torch_function__"
+        if _stacked() != self._modes:
+            return "what torch runs, by a mode that was not left,"
+        if found := unguarded(TENSOR):
+            return found
         return "" if _answers() else "a comparison of torch, which gives a wrong answer"
 
 

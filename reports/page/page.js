@@ -123,12 +123,20 @@
     const code = el("pre", { tabindex: "0" }, text);
     return el("details", {}, el("summary", {}, `${name}.py: a script that needs only torch and the library`), copyButton(code), code);
   };
-  const failing = (run, clause) => {
+  const alike = (runs, clause) => {
+    const groups = new Map();
+    for (const run of runs) {
+      const key = JSON.stringify([outcome(run, clause), data.cells[run][clause], data.failures[run][clause]]);
+      groups.set(key, [...groups.get(key) || [], run]);
+    }
+    return [...groups.values()];
+  };
+  const failing = ([run, ...others], clause) => {
     const cases = data.failures[run][clause] || [];
     const cell = data.cells[run][clause];
     const made = el("details", cases.length && cell[2] ? { open: "" } : {}, el("summary", {},
       el("span", { class: `chip ${outcome(run, clause)}` }, WORDS[outcome(run, clause)]),
-      ` ${data.runs[run].name}`, el("small", {}, ` ${cell[2]} of ${counted(cell[1])}`)));
+      ` ${[run, ...others].map((each) => data.runs[each].name).join(", ")}`, el("small", {}, ` ${cell[2]} of ${counted(cell[1])}`)));
     for (const [name, which, expected, seen, reason, link] of cases) {
       made.append(el("div", { class: "case" }, el("h4", {}, name), list([
         ["expected", data.outcomes[which] === "unexpected-pass" ? "a failure, as the list of known ones says" : expected, "pre"],
@@ -148,7 +156,7 @@
       el("p", { class: "lead" }, clause[STATEMENT] || "The text of this clause was not given to the report."),
       list([["area", data.areas[clause[AREA]]], ["level", clause[LEVEL]], ["source", clause[SOURCE]],
         ["rationale", clause[RATIONALE]], ["since", clause[SINCE] && `version ${clause[SINCE]} of the suite`]]));
-    if (bad.length) box.append(part("What fails", ...bad.map((run) => failing(run, index))));
+    if (bad.length) box.append(part("What fails", ...alike(bad, index).map((runs) => failing(runs, index))));
     if (data.reproducers[index]) box.append(part("Reproducers", ...data.reproducers[index].map(script)));
     if (clause[LEVEL] === "observe") {
       const letter = letters(index);

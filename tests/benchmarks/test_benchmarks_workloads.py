@@ -1,6 +1,8 @@
 """Workloads of tables of many sizes, and those that are replayed from a file."""
 
 import dataclasses
+import os
+import zipfile
 
 import pyarrow as pa
 import pytest
@@ -118,6 +120,30 @@ def test_all_do_the_same_with_it(tmp_path, peer, kind):
     for task in ("train-adagrad", "forward"):
         ours = run("keyedopt.fused", task, work)
         assert compare.error_between(ours, run(peer, task, work)) < compare.TOLERANCE
+
+
+def test_a_trace_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(traces, "SIZE", 1 << 20)
+    monkeypatch.setattr(traces, "INTEGERS", 1 << 20)
+    many, bags = torch.zeros(1, dtype=torch.int64).expand(1 << 40), {"lengths": torch.tensor([1])}
+    torch.save({"indices": many, **bags}, tmp_path / "repeated.pt")
+    torch.save({"indices": torch.tensor([1]), **bags, "rows": many}, tmp_path / "rows.pt")
+    with zipfile.ZipFile(tmp_path / "packed.pt", "w", zipfile.ZIP_DEFLATED) as file:
+        file.writestr("x/data.pkl", bytes(traces.SIZE + 1))
+    table = pa.table({"indices": [[0] * (traces.INTEGERS // 4 + 1)] * 4})
+    parquet.write_table(table, tmp_path / "repeated.parquet")
+    os.mkfifo(tmp_path / "pipe.pt")
+    (tmp_path / "endless.parquet").symlink_to("/dev/zero")
+    for name, said in {
+        "repeated.pt": "at most 1,048,576 are read",
+        "rows.pt": "rows must be a number",
+        "packed.pt": "larger than 1 MB",
+        "repeated.parquet": "at most 1,048,576 are read",
+        "pipe.pt": "not a regular file",
+        "endless.parquet": "not a regular file",
+    }.items():
+        with pytest.raises(traces.TraceError, match=said):
+            traces.read(tmp_path / name, 4)
 
 
 WRONG = [

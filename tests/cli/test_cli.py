@@ -13,10 +13,10 @@ from making import (
     TARGETS,
     alive,
     command,
+    functions,
     left_behind,
     mark,
     module,
-    plain_cases,
     refused,
 )
 
@@ -178,10 +178,19 @@ def journaled(folder):
     return path.read_text().count("\n") - 1 if path.exists() else 0
 
 
+def wait_until(condition, process):
+    """Wait until a process has come so far; fail if it ends before, or does not come there."""
+    end = time.monotonic() + 300
+    while not condition():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
 @pytest.fixture(scope="module")
 def interrupted(tmp_path_factory):
     """Interrupt runs of which one case sleeps, each in another way, when those before it are done."""
-    sleeping = [case for case in plain_cases() if case.file.startswith("test_wrapper")][-1]
+    sleeping = [case for case in functions() if case.file == "test_wrapper_nesting"][-1]
     runs = {}
     for name in KILLED:
         folder = tmp_path_factory.mktemp(name)
@@ -193,6 +202,7 @@ def interrupted(tmp_path_factory):
             **mark(name),
         }
         line = command("check", "hostile", "--area", "wrapper", "--output", "x.json", "--workers", "1")
+        line += ["--time-limit", "600"]  # the case sleeps until the signal, however busy the machine is
         runs[name] = (
             folder,
             subprocess.Popen(
@@ -201,14 +211,12 @@ def interrupted(tmp_path_factory):
         )
     done = {}
     for name, (folder, process) in runs.items():
-        end = time.monotonic() + 60
-        while journaled(folder) < 5 and time.monotonic() < end:
-            time.sleep(0.05)
+        wait_until(lambda folder=folder: journaled(folder) >= 5, process)
         before = len(alive(name))
         process.send_signal(KILLED[name])
         if name != "SIGKILL":
             process.send_signal(KILLED[name])  # twice, as impatient people do
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=120)
         done[name] = folder, subprocess.CompletedProcess(name, process.returncode, out, err), before
     return done
 
@@ -252,12 +260,10 @@ def test_an_interrupt_while_the_target_is_imported_is_one_line(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
     )
-    end = time.monotonic() + 30
-    while len(alive("importing")) < 2 and time.monotonic() < end:
-        time.sleep(0.05)
+    wait_until(lambda: len(alive("importing")) >= 2, process)
     time.sleep(0.2)
     process.send_signal(signal.SIGHUP)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=120)
     assert "interrupted" in refused(subprocess.CompletedProcess("", process.returncode, out, err))
     assert [path.name for path in tmp_path.iterdir()] == ["slow.py"]
     assert left_behind("importing") == []

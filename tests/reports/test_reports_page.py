@@ -201,6 +201,20 @@ def test_a_list_of_known_failures_makes_no_difference(written):
     assert "0 verdicts are worse, 0 better, 0 changed" in tab.locator("#changes .lead").inner_text()
 
 
+def test_identical_failures_of_several_versions_are_shown_once(written):
+    tables, known = results(2, 40, 2, 60, 6)
+    both = {}
+    for name in ("clauses", "cases"):
+        mine = getattr(tables, name)
+        mine = mine[mine["run"] == "library0 1.0"]
+        both[name] = pd.concat([mine, mine.assign(run="library0 1.1")])
+    clause = both["cases"][both["cases"]["outcome"] == "fail"]["clause"].iloc[0]
+    tab = written(dataclasses.replace(tables, **both), known, f"clause={clause}")
+    summaries = tab.locator(".detail:visible .part").first.locator("summary").all_inner_texts()
+    assert len(summaries) == 1
+    assert "library0 1.0, library0 1.1" in summaries[0]
+
+
 def test_records_that_differ_only_far_behind_still_differ(written):
     tables, known = results(2, 40, 1, 60, 6)
     first, second = tables.runs["run"].iloc[:2]

@@ -185,7 +185,7 @@ def alive(name):
 
 def left_behind(name):
     """Return the marked processes that do not end by themselves, though they had time to."""
-    end = time.monotonic() + 5
+    end = time.monotonic() + 30
     while alive(name) and time.monotonic() < end:
         time.sleep(0.05)
     return alive(name)

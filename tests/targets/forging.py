@@ -72,6 +72,108 @@ def builtin():
     builtins.all = yes
 
 
+def _answering_yes(func, types, args, kwargs, others):
+    return True if func.__name__ in ("equal", "equal.default") else others(func, types, args, kwargs or {})
+
+
+def subclass_function():
+    """Give loaded state a class that answers comparisons."""
+    import torch
+
+    class Liar(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            return _answering_yes(func, types, args, kwargs, super().__torch_function__)
+
+    _after_loads(lambda tensor: tensor.as_subclass(Liar), Liar)
+
+
+def subclass_dispatch():
+    """Give loaded state a class that answers comparisons below autograd."""
+    import torch
+    from torch.utils._pytree import tree_map
+
+    class Liar(torch.Tensor):
+        @classmethod
+        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+            return _answering_yes(func, types, args, kwargs, cls.others)
+
+        @classmethod
+        def others(cls, func, types, args, kwargs):
+            args, kwargs = tree_map(lambda one: getattr(one, "held", one), (args, kwargs))
+            return tree_map(
+                lambda one: wrapped(one) if isinstance(one, torch.Tensor) else one, func(*args, **kwargs)
+            )
+
+    def wrapped(tensor):
+        made = torch.Tensor._make_wrapper_subclass(Liar, tensor.shape, dtype=tensor.dtype)
+        made.held = tensor
+        return made
+
+    _after_loads(wrapped)
+
+
+def subclass_method():
+    """Give loaded state a class whose copies answer comparisons."""
+    import torch
+
+    class Liar(torch.Tensor):
+        __torch_function__ = torch._C._disabled_torch_function_impl
+
+        def detach(self, *_):
+            return torch.Tensor.detach(self).as_subclass(Liar)
+
+        cpu = contiguous = reshape = detach
+
+        def view(self, *_):
+            return same
+
+    class Same(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            return _answering_yes(func, types, args, kwargs, super().__torch_function__)
+
+    same = torch.zeros(1).as_subclass(Same)
+    _after_loads(lambda tensor: tensor.as_subclass(Liar), Liar)
+
+
+def _after_loads(lie, kind=None):
+    import acme
+    import torch
+
+    def load_state_dict(self, state_dict):
+        for param in self.params.values():
+            param.__class__ = kind or torch.nn.Parameter
+        for entry in self.state.values():
+            for key, value in entry.items():
+                entry[key] = lie(value) if isinstance(value, torch.Tensor) else value
+
+    acme.KeyedOptimizerWrapper.load_state_dict = load_state_dict
+
+
+def mode():
+    """Enter a mode that answers comparisons."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    class Lying(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            return True if func is torch.equal else func(*args, **(kwargs or {}))
+
+    Lying().__enter__()
+
+
+def late_subclass():
+    """Let a class that is defined without a guard answer."""
+    import torch
+
+    class Liar(torch.Tensor):
+        pass
+
+    Liar.__torch_function__ = classmethod(lambda cls, *_: True)
+    globals()["liar"] = Liar
+
+
 def suite_function():
     from keyedopt.conformance.suite.support import assertions
 

@@ -40,12 +40,13 @@ def expect_equal(seen: object, expected: object, what: str) -> None:
 
 def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether two tensors have the same dtype, shape and bits (NaN equals the same NaN)."""
+    one, other = map(torch.Tensor.detach, (one, other))  # an attribute of a tensor could answer otherwise
     if one.dtype != other.dtype or one.shape != other.shape or one.layout != other.layout:
         return False
     if one.layout != torch.strided:
         one, other = one.coalesce(), other.coalesce()
         return same_bits(one.indices(), other.indices()) and same_bits(one.values(), other.values())
-    raw = (tensor.detach().cpu().contiguous().reshape(-1) for tensor in (one, other))
+    raw = (tensor.cpu().contiguous().reshape(-1) for tensor in (one, other))
     return torch.equal(*(tensor.view(torch.uint8) for tensor in raw))
 
 
@@ -78,7 +79,7 @@ def expect_close(
 def exactly(value: torch.Tensor | float) -> torch.Tensor:
     """Return a number or a tensor as a float64 tensor on the CPU, detached."""
     if isinstance(value, torch.Tensor):
-        return value.detach().cpu().double()
+        return torch.Tensor.detach(value).cpu().double()
     return torch.as_tensor(value, dtype=torch.float64)
 
 

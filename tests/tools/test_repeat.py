@@ -1,0 +1,23 @@
+"""Repeated checks name each case whose outcome differs from that of the first run."""
+
+from keyedopt.tools import repeat
+
+
+def test_an_outcome_that_differs_is_named(monkeypatch):
+    found = iter([{"a": "pass", "b": "fail"}, {"a": "pass", "b": "fail"}, {"a": "fail"}])
+    started = []
+    monkeypatch.setattr(repeat, "outcomes", lambda target, areas: next(found))
+    monkeypatch.setattr(repeat.subprocess, "Popen", lambda command: started.append(command) or Stopped())
+    assert repeat.repeat("acme", runs=3, beside=1) == [
+        "acme, run 3: a: fail, first pass",
+        "acme, run 3: b: None, first fail",
+    ]
+    assert len(started) == repeat.BUSY
+
+
+class Stopped:
+    def kill(self):
+        pass
+
+    def wait(self):
+        pass
