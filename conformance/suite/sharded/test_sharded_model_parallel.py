@@ -1,7 +1,6 @@
 """Models that torchrec's DistributedModelParallel shards: training and checkpoints as in one process."""
 
 import importlib
-import tempfile
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 
 from keyedopt.conformance.suite.support.assertions import expect, expect_bits
 from keyedopt.conformance.suite.support.described import MissingName
-from keyedopt.conformance.suite.support.ranks import on_ranks, the_ranks
+from keyedopt.conformance.suite.support.ranks import common_folder, on_ranks, the_ranks
 from keyedopt.conformance.suite.support.sharded import everyone, everywhere, rank, size
 
 pytestmark = [
@@ -249,7 +248,7 @@ def test_model_parallel(impl: Any) -> None:
         train_model(model, optimizer, range(4), PLAN)
         return assembled(model, optimizer)
 
-    wanted = trained_alone(4)
+    wanted = on_ranks(trained_alone, 4, ranks=1)[0]
     for seen in on_ranks(body):
         expect_as_alone(seen, wanted, "after 4 steps")
 
@@ -271,8 +270,8 @@ def test_another_sharding_plan(impl: Any) -> None:
         train_model(model, optimizer, range(2, 4), PLAN)
         return assembled(model, optimizer)
 
-    wanted, others = trained_alone(4), the_ranks() - 1 or 2
-    with tempfile.TemporaryDirectory(prefix="keyedopt-") as folder:
+    wanted, others = on_ranks(trained_alone, 4, ranks=1)[0], the_ranks() - 1 or 2
+    with common_folder() as folder:
         on_ranks(start, folder)
         for seen in on_ranks(resume, folder, ranks=others):
             expect_as_alone(seen, wanted, f"resumed on {others} ranks after 2 steps, after 4 steps")
@@ -337,12 +336,12 @@ def test_checkpoints_of_torchrec(impl: Any) -> None:
         model, optimizer = build()
         if source:
             load_model(source, model, optimizer)
-        train_model(model, optimizer, steps, names)
+        train_model(model, optimizer, steps, names, whole=build is own)
         if target:
             save_model(target, model, optimizer)
         return assembled(model, optimizer)
 
-    with tempfile.TemporaryDirectory(prefix="keyedopt-") as folder:
+    with common_folder() as folder:
         first, second = f"{folder}/1", f"{folder}/2"
         wanted = without_top(on_ranks(run, own, "", "", range(6), ranks=1)[0])
         on_ranks(run, sharded, "", first, range(2))

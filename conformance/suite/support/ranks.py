@@ -5,6 +5,7 @@ its processes forks its own rank of the case. No rank listens on a fixed port or
 this process, however it ends.
 """
 
+import contextlib
 import ctypes
 import datetime
 import faulthandler
@@ -14,11 +15,14 @@ import importlib
 import os
 import pickle
 import select
+import shutil
 import signal
 import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -83,6 +87,23 @@ def on_ranks(
             rank.end()
         os.close(int(store.rpartition("/")[2]))
     return _results([rank.found for rank in started], size)
+
+
+@contextlib.contextmanager
+def common_folder() -> Iterator[str]:
+    """Return a folder for all ranks, also for those of torchrun on one machine; it is removed afterwards."""
+    if not _torchrun():
+        with tempfile.TemporaryDirectory(prefix="keyedopt-") as name:
+            yield name
+        return
+    number = _RUNS["a folder"] = _RUNS.get("a folder", 0) + 1
+    job = f"{os.environ['TORCHELASTIC_RUN_ID']}-{os.environ['MASTER_PORT']}"
+    folder = Path(tempfile.gettempdir(), f"keyedopt-{job}-{number}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        yield str(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # each process removes it
 
 
 def _torchrun() -> bool:
