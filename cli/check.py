@@ -1,6 +1,8 @@
 """``keyedopt check``: run the suite, apply expectations, show and write the result."""
 
+import contextlib
 import math
+import os
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -59,7 +61,32 @@ def check_targets(
     verbose: bool = False,
     sign: Path | None = None,
 ) -> int:
-    """Check each target in turn; return 0 if every gate is green, 1 if one is not, 2 on bad input."""
+    """Check each target in turn; return 0 if every gate is green, 1 if one is not, 2 on bad input.
+
+    Under torchrun the first rank writes files and shows the verdict, and all ranks return the same number.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return _check_targets(targets, outputs, known, update, options, like, verbose, sign)
+    from keyedopt.conformance.suite.support.ranks import largest_of_torchrun
+
+    if os.environ["RANK"] == "0":
+        return largest_of_torchrun(
+            _check_targets(targets, outputs, known, update, options, like, verbose, sign)
+        )
+    with contextlib.redirect_stdout(None):
+        return largest_of_torchrun(_check_targets(targets, [], known, False, options, like, verbose, None))
+
+
+def _check_targets(
+    targets: list[str],
+    outputs: list[str],
+    known: str | None,
+    update: bool,
+    options: dict[str, Any],
+    like: str | None,
+    verbose: bool,
+    sign: Path | None,
+) -> int:
     request = Request(
         tuple(targets),
         tuple(map(Path, outputs)),

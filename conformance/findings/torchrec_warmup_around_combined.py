@@ -5,7 +5,7 @@ copies from its construction: entries that the schedule writes into them are los
 schedule, loads without an error, and the run resumes with the warm-up from the start. If this schedule is
 combined again, the moments of the optimizers inside are lost as well.
 
-Clauses: WARM-052, SEMI-038.
+Clauses: WARM-052, SEMI-038, SHARD-026.
 """
 
 import functools

@@ -108,7 +108,8 @@ def check_replication(tables: Mapping[str, torch.Tensor], replicated: bool) -> N
             f"DistributedDataParallel cannot reduce the gradients of table {names[0]!r}, which is updated in "
             f"the backward pass, so its replicas would drift apart: {first}before wrapping the model call "
             "DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(model, names) with the "
-            "names of the parameters of its tables"
+            "names of the parameters of its tables, or give DistributedModelParallel a "
+            "DefaultDataParallelWrapper(params_to_ignore=names)"
         )
 
 

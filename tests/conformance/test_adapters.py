@@ -78,6 +78,13 @@ def test_every_case_honours_names_of_options_and_state_fixed_options_defaults_an
         assert any("test_names_and_shapes" in name and f"[{algorithm}-" in name for name in held), algorithm
 
 
+def test_embedding_modules_get_the_optimizer_and_its_options_by_their_names(folder):
+    options = runner.Options(areas=("sharded",), clauses=("SHARD-006", "SHARD-018"))
+    result = runner.run("described:IMPLEMENTATION", options, path=[str(folder)])
+    assert {case.case: case.seen for case in result.cases if case.outcome in FAILING} == {}
+    assert any("test_replicas_begin_alike" in case.case and case.outcome == "pass" for case in result.cases)
+
+
 LIBRARY = """
 import torch
 from torch.optim import Adam

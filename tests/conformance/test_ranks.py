@@ -1,5 +1,6 @@
 """The ranks of a case: results, failures by rank, a time limit, and no process left behind."""
 
+import json
 import os
 import signal
 import subprocess
@@ -38,7 +39,7 @@ def test_results_come_in_the_order_of_the_ranks(ranks):
 def hang():
     if number() == 0:
         wait_for_others()
-    time.sleep(60)
+    time.sleep(120)
 
 
 def refuse():
@@ -74,19 +75,20 @@ def differ():
     ],
 )
 def test_a_failure_names_the_rank_and_how_it_failed(body, words):
+    on_ranks(number)  # imports what the ranks need
     began = time.monotonic()
     with pytest.raises(Mismatch) as found:
         on_ranks(body, limit=SECONDS)
     for word in words:
         assert word in str(found.value)
-    assert time.monotonic() - began < SECONDS + 5
+    assert time.monotonic() - began < 60, "ranks were not ended: they sleep longer, and a machine may be busy"
 
 
 SLEEPERS = """
 import os, time, torch
 from keyedopt.conformance.suite.support.ranks import on_ranks
 def body():
-    print(os.getpid(), flush=True)
+    os.write(1, b"%d\\n" % os.getpid())  # both ranks write to one pipe
     time.sleep(60)
 on_ranks(body, limit=60)
 """
@@ -104,6 +106,32 @@ def test_ranks_end_with_the_process_that_started_them(how):
     while any(_runs(rank) for rank in ranks) and time.monotonic() < end:
         time.sleep(0.05)
     assert not any(_runs(rank) for rank in ranks)
+
+
+def test_under_torchrun_one_rank_writes_and_all_exit_alike(tmp_path):
+    """torch's optimizers in the backward pass fail cases of this area."""
+    (tmp_path / "only_one_name.py").write_text(
+        "from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward\n",
+        encoding="utf-8",
+    )
+    check = (
+        "keyedopt check only_one_name --area sharded --output result.json > $RANK.txt; echo $? > $RANK.code"
+    )
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python"]
+    subprocess.run(
+        [*launcher, "bash", "-c", check],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        timeout=180,
+        check=True,
+    )
+    result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
+    outcomes = {case["case"].rpartition("::")[2]: case["outcome"] for case in result["cases"]}
+    assert outcomes["test_in_backward_in_data_parallel[before]"] == "fail"
+    assert [(tmp_path / f"{rank}.code").read_text(encoding="utf-8").strip() for rank in (0, 1)] == ["1"] * 2
+    assert "SHARD-020" in (tmp_path / "0.txt").read_text(encoding="utf-8")
+    assert not (tmp_path / "1.txt").read_text(encoding="utf-8")
 
 
 def _runs(pid):

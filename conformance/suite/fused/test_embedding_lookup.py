@@ -15,6 +15,7 @@ from keyedopt.conformance.suite.support.assertions import (
     outcome,
     snapshot,
 )
+from keyedopt.conformance.suite.support.described import unwrapped
 from keyedopt.conformance.suite.support.device import tensor, the_device
 from keyedopt.conformance.suite.support.embedding import (
     BAGS,
@@ -341,7 +342,7 @@ def test_bad_tables(impl, name, value):
 
     def make() -> None:
         configs = [impl.EmbeddingBagConfig(**fields)]
-        impl.EmbeddingBagCollection(configs, impl.SGD, {"lr": 0.1}, device=the_device())
+        impl.EmbeddingBagCollection(configs, *unwrapped(impl.SGD, {"lr": 0.1}), device=the_device())
 
     expect_raises(make, ValueError, mentions=[name], expected=f"ValueError for {name}={value!r}")
 
@@ -385,7 +386,9 @@ def test_bad_options(impl, optimizer, options):
 def test_bad_optimizer(impl, wrong):
     """An optimizer class that cannot be fused, and an unknown option, raise ValueError."""
     config = impl.EmbeddingBagConfig(num_embeddings=4, embedding_dim=4, name="t", feature_names=["f"])
-    chosen, options = (torch.optim.LBFGS, {}) if wrong == "LBFGS" else (impl.SGD, {"lr": 0.1, "speed": 3})
+    chosen, options = (
+        (torch.optim.LBFGS, {}) if wrong == "LBFGS" else unwrapped(impl.SGD, {"lr": 0.1, "speed": 3})
+    )
     expect_raises(
         lambda: impl.EmbeddingBagCollection([config], chosen, options, device=the_device()),
         ValueError,

@@ -14,6 +14,7 @@ from keyedopt.conformance.suite.support.assertions import (
     same_bits,
     snapshot,
 )
+from keyedopt.conformance.suite.support.described import unwrapped
 from keyedopt.conformance.suite.support.device import arange, full, tensor, the_device, zeros
 from keyedopt.conformance.suite.support.embedding import (
     BAGS,
@@ -216,7 +217,9 @@ def test_initial_values(impl, bounds):
         )
         for name in ("t", "u")
     ]
-    tables = tables_of(impl.EmbeddingBagCollection(configs, impl.SGD, {"lr": 0.125}, device=the_device()))
+    tables = tables_of(
+        impl.EmbeddingBagCollection(configs, *unwrapped(impl.SGD, {"lr": 0.125}), device=the_device())
+    )
     low, high = tuple(bounds.values()) or (-0.125, 0.125)
     for name, table in tables.items():
         places = (table.detach() - low) / (high - low)

@@ -13,6 +13,7 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_raises,
     snapshot,
 )
+from keyedopt.conformance.suite.support.described import unwrapped
 from keyedopt.conformance.suite.support.device import on_host, ones, tensor, the_device
 from keyedopt.conformance.suite.support.embedding import (
     FUSED_OPTIMIZERS,
@@ -171,7 +172,7 @@ def test_unlike_poolings(impl: Any, trained: str, weighted: bool, poolings: tupl
         )
         for seed, (name, feature, pooling) in enumerate(zip("tu", "fg", poolings, strict=True))
     ]
-    optimizer = (impl.SGD, {"lr": 1.0}) if trained == "fused" else (None, None)
+    optimizer = unwrapped(impl.SGD, {"lr": 1.0}) if trained == "fused" else (None, None)
     module = impl.EmbeddingBagCollection(configs, *optimizer, is_weighted=weighted, device=the_device())
     exact = [on_host(parameter(4, 2, seed=seed)).double().requires_grad_() for seed in range(2)]
     outputs = module(jagged(UNLIKE, WEIGHTS if weighted else None))

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import signal
-import tempfile
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support.assertions import expect, expect_bits
-from keyedopt.conformance.suite.support.ranks import on_ranks, the_ranks
+from keyedopt.conformance.suite.support.ranks import common_folder, on_ranks, the_ranks
 from keyedopt.conformance.suite.support.sharded import (
     distributed,
     error_of,
@@ -111,7 +110,7 @@ def test_other_ranks_and_placements(impl: Any) -> None:
         return loaded, everything(optimizer)
 
     for placement, other in (("row", "column"), ("column", "row")):
-        with tempfile.TemporaryDirectory(prefix="keyedopt-") as folder:
+        with common_folder() as folder:
             wanted = on_ranks(save, folder, placement)[0]
             for ranks in {max(1, the_ranks() - 1), the_ranks() + 1}:
                 for pair in on_ranks(resume, folder, other, ranks=ranks):
@@ -144,7 +143,7 @@ def test_asynchronous_save(impl: Any) -> None:
         for name, value in wanted.items():
             expect_bits(seen[name], value, f"{name} of the checkpoint")
 
-    with tempfile.TemporaryDirectory(prefix="keyedopt-") as folder:
+    with common_folder() as folder:
         on_ranks(body, folder)
 
 
@@ -170,7 +169,7 @@ def test_load_in_place(impl: Any) -> None:
             f"{allocated.numbers} numbers",
         )
 
-    with tempfile.TemporaryDirectory(prefix="keyedopt-") as folder:
+    with common_folder() as folder:
         on_ranks(body, folder)
 
 
@@ -218,7 +217,7 @@ def test_killed_writer(impl: Any) -> None:
                 checkpoints.save(savable(optimizer), storage_writer=writer)
             checkpoints.save(savable(optimizer), checkpoint_id=f"{folder}/3")
 
-    with tempfile.TemporaryDirectory(prefix="keyedopt-") as folder:
+    with common_folder() as folder:
         wanted = on_ranks(save, folder)[0]
         killed = error_of(lambda: on_ranks(die, folder))
         expect("killed by signal 9" in killed, "a rank that is killed", killed)

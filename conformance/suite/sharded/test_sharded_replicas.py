@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support.assertions import expect, expect_bits, expect_close, expect_equal
+from keyedopt.conformance.suite.support.described import unwrapped
 from keyedopt.conformance.suite.support.embedding import FUSED_OPTIMIZERS, collection, jagged
 from keyedopt.conformance.suite.support.ranks import on_ranks
 from keyedopt.conformance.suite.support.sharded import (
@@ -110,7 +111,9 @@ def test_ranks_that_reach_tables_of_another_dtype(impl: Any) -> None:
             )
             for key, dtype in dtypes.items()
         ]
-        replica = impl.EmbeddingBagCollection(configs, impl.SGD, {"lr": 0.1}, process_group=everyone())
+        replica = impl.EmbeddingBagCollection(
+            configs, *unwrapped(impl.SGD, {"lr": 0.1}), process_group=everyone()
+        )
         before = all_tables(replica)
         for step in range(3):
             outputs = replica(jagged({key: BATCHES[rank() if step else 3][key] for key in dtypes}))
@@ -130,7 +133,9 @@ def test_replicas_begin_alike(impl: Any) -> None:
     def body() -> None:
         torch.manual_seed(rank())
         config = impl.EmbeddingBagConfig(num_embeddings=6, embedding_dim=4, name="t", feature_names=["f"])
-        module = impl.EmbeddingBagCollection([config], impl.SGD, {"lr": 0.1}, process_group=everyone())
+        module = impl.EmbeddingBagCollection(
+            [config], *unwrapped(impl.SGD, {"lr": 0.1}), process_group=everyone()
+        )
         expect_same_on_all_ranks(module)
 
     on_ranks(body)

@@ -134,6 +134,22 @@ def test_wrapping(impl: Any, wrapping: str, name: str) -> None:
 
 
 @pytest.mark.clause("SHARD-013")
+@pytest.mark.needs("FaultTolerantOptimizer")
+def test_fault_tolerance_of_torch(impl: Any) -> None:
+    """A fault-tolerant optimizer around torch's own trains and saves DTensors as plain tables."""
+
+    def body() -> None:
+        def build(params: dict[str, Any]) -> Any:
+            adam = torch.optim.Adam(params.values(), lr=0.1)
+            return impl.FaultTolerantOptimizer(ScriptedManager([True, False, True]), adam)
+
+        for placement in PLACEMENTS:
+            compare(build, True, 5, placement)
+
+    on_ranks(body)
+
+
+@pytest.mark.clause("SHARD-013")
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize("algorithm", ["AccumulateSGD", "AccumulateAdagrad", "AccumulateAdam"])
 def test_accumulation(impl: Any, algorithm: str) -> None:

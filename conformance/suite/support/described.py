@@ -63,6 +63,10 @@ class Described:
             params = [self.renamed(one) if isinstance(one, dict) else one for one in params]
         return self.kind(params, *args, **self.renamed({**({} if args else self._fixed), **options}))
 
+    def unwrapped(self, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Return the class, and documented options under its names, for a module that makes the optimizer."""
+        return self.kind, self.renamed({**self._fixed, **options})
+
     def renamed(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return options under the names of the class."""
         return {self._names.get(name, name): value for name, value in options.items()}
@@ -87,6 +91,11 @@ def described(kind: Any, owner: str, adapter: Mapping[str, Mapping[str, Any]]) -
     fixed = {**differing, **said(adapter, "fixed", owner)}
     is_optimizer = isinstance(kind, type) and hasattr(kind, "add_param_group")
     return Described(kind, names, fixed) if is_optimizer and (names or fixed) else kind
+
+
+def unwrapped(kind: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return a class and its options as the target has them."""
+    return kind.unwrapped(options) if isinstance(kind, Described) else (kind, dict(options))
 
 
 def default_of(impl: Any, algorithm: str, option: str) -> Any:

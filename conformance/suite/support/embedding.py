@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from keyedopt.conformance.suite.support.described import unwrapped
 from keyedopt.conformance.suite.support.device import as_tensor, the_device
 from keyedopt.conformance.suite.support.inputs import _numbers
 
@@ -66,7 +67,7 @@ def collection(
         for seed, (name, rows, width, features) in enumerate(tables)
     ]
     chosen = None if optimizer is None else getattr(impl, optimizer)
-    kwargs = {"lr": 0.125, **(options or {})} if optimizer else {}
+    chosen, kwargs = unwrapped(chosen, {"lr": 0.125, **(options or {})} if optimizer else {})
     arguments = {"is_weighted": weighted, "device": device or the_device(), **arguments}
     return getattr(impl, kind)(configs, chosen, kwargs, **arguments)
 

@@ -5,6 +5,7 @@ its processes forks its own rank of the case. No rank listens on a fixed port or
 this process, however it ends.
 """
 
+import contextlib
 import ctypes
 import datetime
 import faulthandler
@@ -14,11 +15,14 @@ import importlib
 import os
 import pickle
 import select
+import shutil
 import signal
 import sys
+import tempfile
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -85,6 +89,23 @@ def on_ranks(
     return _results([rank.found for rank in started], size)
 
 
+@contextlib.contextmanager
+def common_folder() -> Iterator[str]:
+    """Return a folder for all ranks, also for those of torchrun on one machine; it is removed afterwards."""
+    if not _torchrun():
+        with tempfile.TemporaryDirectory(prefix="keyedopt-") as name:
+            yield name
+        return
+    number = _RUNS["a folder"] = _RUNS.get("a folder", 0) + 1
+    job = f"{os.environ['TORCHELASTIC_RUN_ID']}-{os.environ['MASTER_PORT']}"
+    folder = Path(tempfile.gettempdir(), f"keyedopt-{job}-{number}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    try:
+        yield str(folder)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # each process removes it
+
+
 def _torchrun() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ
 
@@ -96,17 +117,28 @@ def _join(store: str, number: int, size: int, limit: float, run: str) -> None:
         seconds=2 * limit
     )  # the limit ends a hanging rank first, and says where it was
     if _torchrun():
-        address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-        master = distributed.TCPStore(address, port, size, number == 0 and not _agent(), timeout)
-        shared = distributed.PrefixStore(run, master)
+        shared = distributed.PrefixStore(run, _store_of_torchrun(timeout))
     else:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         shared = distributed.FileStore(store, size)
     distributed.init_process_group("gloo", store=shared, rank=number, world_size=size, timeout=timeout)
 
 
-def _agent() -> bool:
-    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+def _store_of_torchrun(timeout: datetime.timedelta) -> Any:
+    address, port, size = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), the_ranks()
+    serves = os.environ["RANK"] == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    return torch.distributed.TCPStore(address, port, size, serves, timeout)
+
+
+def largest_of_torchrun(number: int) -> int:
+    """Return the largest of the numbers that the processes of torchrun pass."""
+    store = _store_of_torchrun(datetime.timedelta(seconds=LIMIT))
+    store.set(f"keyedopt/{os.environ['RANK']}", str(number))
+    largest = max(int(store.get(f"keyedopt/{rank}")) for rank in range(the_ranks()))
+    if store.add("keyedopt/read", 1) == the_ranks():
+        store.set("keyedopt/done", "")
+    store.wait(["keyedopt/done"])  # before the process that serves ends
+    return largest
 
 
 class _Rank:
