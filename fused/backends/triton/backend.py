@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import triton
@@ -13,6 +13,7 @@ from keyedopt.fused.backends.interface import ALGORITHMS, Backend, Lookup, RowGr
 from keyedopt.fused.backends.triton import device_flags, launch
 from keyedopt.fused.backends.triton.groups import DTYPES, Group, bags_of, group_tables, unfit
 from keyedopt.fused.backends.triton.prepare import Prepared, Runs, make_keys, make_runs, prepare
+from keyedopt.fused.backends.triton.runs_check import wrong_runs
 from keyedopt.fused.backends.triton.shapes import WIDEST, Tuning
 
 
@@ -33,9 +34,30 @@ class TritonBackend(Backend):
     checks_offsets = True
     prepares = True
     pads_rows = True
+    checked_devices = ("cuda",)
+    kernel_names: ClassVar = {
+        "sort": "write_keys, radix_pass or find_runs",
+        "look_up": "pool",
+        "coalesce": "sum_chunks, join_chunks or collect",
+        "update": "update",
+    }
 
     def __init__(self, tuning: Tuning | None = None) -> None:
         self._tuning = tuning or Tuning()
+        self.long_run = 3 * self._tuning.chunk + 5
+
+    @torch.no_grad()
+    def wrong_sort(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> str:
+        """Compare keys, places and runs with torch's; also of a table whose keys take three passes."""
+        tall = Table(torch.empty(1 << 17, 1, dtype=tables[0].weight.dtype, device=tables[0].weight.device))
+        far = replace(lookups[0], values=lookups[0].values * 409)  # below 300 · 409 < 2¹⁷
+        for some, looked_up in ((tables, lookups), ([tall], [far])):
+            for group, chosen in _split(some, looked_up):
+                with _current(group.device):
+                    wrong = wrong_runs(group, [looked_up[index] for index in chosen], self._tuning)
+                if wrong:
+                    return wrong
+        return ""
 
     def missing(self) -> str:
         """Return why the backend cannot run on this machine; empty if it can."""
