@@ -62,8 +62,8 @@ def check_at_first_use(backend: Backend, tables: Sequence[Table], step: Step) ->
     numbers = isinstance(step.lr, Tensor), isinstance(step.count, Tensor)
     kinds = [tuple(state.shape[1:]) == () for state in tables[0].states], tables[0].row_counter is None
     many = min(len(tables), MOST_TABLES)
-    key = (backend.name, str(device), str(tables[0].weight.dtype), max(widths), min(widths), many)
-    key += (str(options), numbers, str(kinds))
+    kind = str(device), str(tables[0].weight.dtype), max(widths), min(widths), many, str(kinds)
+    key = backend.name, kind, str(options), numbers
     if key not in _FOUND:
         passed = _passed(backend, device, key)
         if passed is not None and passed.exists():
@@ -86,11 +86,11 @@ def wrong_kernel(backend: Backend, tables: Sequence[Table], step: Step) -> str:
     Raises:
         ValueError: the error of lookups before the check.
     """
-    from keyedopt.fused.backends.torch import TorchBackend  # whose module would hide torch from the registry
+    from keyedopt.fused.backends import get  # which imports this module
 
     device = tables[0].weight.device
     backend.check(device)  # an error flag that is set already would stop updates
-    torch_backend = TorchBackend()
+    torch_backend = get("torch")
     ours, lookups = _problem(tables, backend.long_run)
     theirs = [_copied(table) for table in ours]
     step = _numbers(step)

@@ -24,9 +24,9 @@ PLANTED: dict[str, tuple[str, dict[str, Any]]] = {
     "write_keys": ("write_keys", {"PADDING": "last", "BLOCK": 8}),
     "radix_pass": ("radix_pass", {"SCALED": False}),
     "find_runs": ("find_runs", {"BLOCK": 8}),
-    "sum_chunks": ("sum_chunks, join_chunks or collect", {"SCALED": False}),
-    "join_chunks": ("sum_chunks, join_chunks or collect", {"SCALED": False}),
-    "collect": ("sum_chunks, join_chunks or collect", {"SCALED": False}),
+    "sum_chunks": ("sum_chunks, fold_chunks or collect", {"SCALED": False}),
+    "fold_chunks": ("sum_chunks, fold_chunks or collect", {"FOLD": 1}),
+    "collect": ("sum_chunks, fold_chunks or collect", {"SCALED": False}),
     "update": ("update", {"MAXIMIZE": True}),
 }
 
@@ -58,7 +58,7 @@ def check_planted() -> dict[str, str]:
     from keyedopt.fused.backends.triton.shapes import Tuning
 
     torch.set_num_threads(1)
-    backend = TritonBackend(Tuning(block=16, chunk=16, values=16, probes=4, tile=128))
+    backend = TritonBackend(Tuning(block=16, chunk=8, fold=2, values=16, probes=4, tile=128))
     tables, step = self_check.example_tables("rowwise_adagrad", "float32", "cpu")
     tables = [Table(torch.zeros(4, 8), (torch.zeros(4),))]
     found = {"": self_check.wrong_kernel(backend, tables, step)}

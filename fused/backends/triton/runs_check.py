@@ -28,7 +28,7 @@ def wrong_runs(group: Group, lookups: Sequence[Lookup], tuning: Tuning) -> str:
     assert runs.starts is not None
     assert runs.counts is not None
     assert runs.ends is not None
-    block, count = tuning.block, len(keys)
+    block, count = runs.tuning.block, len(keys)
     heads = torch.ones(count, dtype=torch.bool, device=keys.device)
     heads[1:] = ordered[1:] != ordered[:-1]
     begins = heads.nonzero()[:, 0]
