@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from keyedopt.cli import bench
+from keyedopt.cli import bench, doctor
 from keyedopt.cli.choices import DiffForm, Form, Imports, Level, What
 from keyedopt.cli.messages import fail, say, uncut, usage, with_reports
 from keyedopt.conformance.results import RULE
@@ -24,7 +24,7 @@ app = typer.Typer(
     epilog="Exit codes: 0 all held, 1 something did not, 2 the harness or its input was wrong.",
 )
 app.add_typer(bench.app, name="bench", short_help=bench.app.info.help)
-
+app.command()(doctor.doctor)
 
 #: What typer returns for an interrupt.
 INTERRUPTED = 130

@@ -12,6 +12,7 @@ name        what it is
 
 import importlib
 import os
+import warnings
 from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
@@ -19,6 +20,7 @@ from typing import NamedTuple
 import torch
 
 from keyedopt.fused.backends.interface import Backend, Step, Table
+from keyedopt.fused.backends.self_check import WrongKernelError, check_at_first_use
 
 
 class Registered(NamedTuple):
@@ -157,12 +159,17 @@ def choose(backend: str, tables: Sequence[Table], step: Step) -> Backend:
     Raises:
         ValueError: the name is unknown, or the backend cannot do the step; the message says why.
         RuntimeError: the backend cannot run here; the message says what to install.
+        WrongKernelError: a kernel of the named backend is wrong on this device, see `self_check`; ``"auto"``
+            warns, and takes the next backend.
     """
     if backend != "auto":
         chosen = get(backend)
         why = chosen.refuses(tables, step)
         if why:
             raise ValueError(f"backend {backend!r} cannot do this: {why}")
+        wrong = check_at_first_use(chosen, tables, step)
+        if wrong:
+            raise WrongKernelError(wrong)
         _RAN[backend] = None
         return chosen
     names = order(tables[0].weight.device.type)
@@ -172,9 +179,13 @@ def choose(backend: str, tables: Sequence[Table], step: Step) -> Backend:
         names = (preferred, *names)
     for name in names:
         candidate = _load(name)
-        if not isinstance(candidate, MissingBackend) and not candidate.refuses(tables, step):
+        if isinstance(candidate, MissingBackend) or candidate.refuses(tables, step):
+            continue
+        wrong = check_at_first_use(candidate, tables, step)
+        if not wrong:
             _RAN[name] = None
             return candidate
+        warnings.warn(f"{wrong}; the next backend runs instead", RuntimeWarning, stacklevel=2)
     _RAN["torch"] = None
     return get("torch")
 
@@ -199,7 +210,9 @@ def explain(chosen: Backend, tables: Sequence[Table], step: Step) -> dict[str, s
             reasons[name] = backend.missing()
         else:
             slower = f"could run; {chosen.name} is preferred (backend={name!r} asks for {name})"
-            reasons[name] = backend.refuses(tables, step) or slower
+            reasons[name] = (
+                backend.refuses(tables, step) or check_at_first_use(backend, tables, step) or slower
+            )
     return reasons
 
 

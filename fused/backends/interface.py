@@ -6,7 +6,7 @@ Types, dtypes and shapes of lookups are checked by callers; who checks the conte
 says.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, overload
 
@@ -229,6 +229,12 @@ class Backend(Protocol):
     copies_rows: bool = False
     #: Whether `Step.count` must be a Python number even if the tables are on a device.
     needs_host_count: bool = False
+    #: The device types on which `self_check` compares the kernels at their first use.
+    checked_devices: tuple[str, ...] = ()
+    #: The length of a run that reaches every path of the kernels.
+    long_run: int = 64
+    #: The kernels behind "sort", "look_up", "coalesce" and "update", for messages of the self-check.
+    kernel_names: Mapping[str, str] = {}
 
     def missing(self) -> str:
         """Return why the backend cannot run on this machine, and what to install; empty if it can."""
@@ -238,6 +244,10 @@ class Backend(Protocol):
 
     def kernels(self) -> str:
         """Return which kernels run, for people; empty if the name of the backend says it."""
+        return ""
+
+    def wrong_sort(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> str:
+        """Compare sorted lookups with torch's; return the name of the kernel that is wrong, empty if none."""
         return ""
 
     def counts_steps(self, device: torch.device) -> bool:

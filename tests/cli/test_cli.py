@@ -26,7 +26,7 @@ from keyedopt.conformance.results.markdown import markdown
 from keyedopt.conformance.results.verdict import failing, judge
 from keyedopt.conformance.run import runner
 
-VERBS = ("check", "explain", "findings", "list", "mutants", "precision", "replay", "verify")
+VERBS = ("check", "doctor", "explain", "findings", "list", "mutants", "precision", "replay", "verify")
 
 
 # --- help -----------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ KERNELS = {
     "check_offsets",
     "pool",
     "sum_chunks",
-    "join_chunks",
+    "fold_chunks",
     "update",
     "count_runs",
     "collect",
@@ -122,7 +122,7 @@ def test_nothing_spills(found: list[dict[str, Any]]) -> None:
 def test_registers_leave_room_for_the_warps_that_are_planned(found: list[dict[str, Any]]) -> None:
     assert not [one for one in found if one["limit"] is None or one["registers"] > one["limit"]]
     for one in found:  # of 65536: 32 warps where a thread has 4 elements, 16 where it has 8
-        if one["kernel"] in ("pool", "update", "sum_chunks", "join_chunks", "collect"):
+        if one["kernel"] in ("pool", "update", "sum_chunks", "fold_chunks", "collect"):
             elements = one["constants"]["ROWS"] * one["constants"]["WIDTH"] // (32 * one["warps"])
             if "33" not in one["case"].split("-"):
                 assert 65536 // (32 * one["registers"]) >= (32 if elements <= 4 else 16), one
@@ -154,7 +154,7 @@ def test_row_data_moves_16_bytes_at_a_time(found: list[dict[str, Any]]) -> None:
 
 def test_all_warps_of_a_program_read_the_same_error_flag(found: list[dict[str, Any]]) -> None:
     """They ask for it first of all; before any may leave, all have met."""
-    asking = ("update", "collect", "sum_chunks", "join_chunks")
+    asking = ("update", "collect", "sum_chunks", "fold_chunks")
     assert {one["kernel"] for one in found} >= set(asking)
     assert not [one for one in found if one["kernel"] in asking and not one["together"]]
 

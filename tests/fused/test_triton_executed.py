@@ -25,7 +25,15 @@ SAMPLE = (
         "width-8",
         "pooling-weighted_mean",
     ),
-    *("sort-packed", "sort-all_the_same", "runs-chunks", "coalesce", "random-float16", *OWN),
+    *(
+        "sort-packed",
+        "sort-all_the_same",
+        "runs-chunks",
+        "runs-hot_between",
+        "coalesce",
+        "random-float16",
+        *OWN,
+    ),
 )
 SAMPLE_FAULTS = (
     "no barrier before the scratch is read",
@@ -42,7 +50,7 @@ KERNELS = {
     "check_offsets",
     "pool",
     "sum_chunks",
-    "join_chunks",
+    "fold_chunks",
     "update",
 }
 
@@ -52,7 +60,7 @@ def small_backend() -> Any:
     from keyedopt.fused.backends.triton.shapes import Tuning
 
     torch.set_num_threads(1)
-    return TritonBackend(Tuning(block=16, chunk=16, values=16, probes=4, tile=128))
+    return TritonBackend(Tuning(block=16, chunk=8, fold=2, values=16, probes=4, tile=128))
 
 
 def every_case() -> dict[str, Any]:

@@ -272,7 +272,7 @@ def case_sort(backend: Any, count: int, rows: int, least: int, tile: int, digit:
         Lookup(0, values[:0], torch.tensor([0, 0])),
     ]
     (group,) = group_tables(tables, [0, 1])
-    tuning = Tuning(block=16, chunk=16, values=64, probes=4, tile=tile, digit=digit)
+    tuning = Tuning(block=16, values=64, probes=4, tile=tile, digit=digit)
     for _ in range(2):  # the second time with the memory of the first
         runs = make_runs(group, lookups, tuning)
         keys, order = torch.sort(torch.cat([values, others + rows]), stable=True)
@@ -376,7 +376,7 @@ def run_cases() -> dict[str, str]:
     from keyedopt.fused.backends.triton.shapes import Tuning
 
     torch.set_num_threads(1)
-    small = TritonBackend(Tuning(block=16, chunk=16, values=16, probes=4, tile=128))
+    small = TritonBackend(Tuning(block=16, chunk=8, fold=2, values=16, probes=4, tile=128))
     return outcomes(
         (name, partial(case, TritonBackend() if name.startswith("random") else small))
         for name, case in cases()

@@ -181,7 +181,7 @@ def counted(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_launches(counted: dict[str, Any]) -> None:
     """From indices to updated rows eight, the sort included: three of them are its passes."""
     passes = ["radix_pass"] * 3
-    others = ["find_runs", "sum_chunks", "join_chunks", "update"]
+    others = ["find_runs", "sum_chunks", "fold_chunks", "update"]
     assert counted["launches"] == ["write_keys", *passes, *others]
     # Of torch's own operators only those run, from the second update on, that launch nothing.
     assert {name.split(".")[1] for name in counted["operators"]} <= {
@@ -199,10 +199,10 @@ def test_a_row_and_its_state_are_read_once_and_written_once(counted: dict[str, A
 
 
 def test_the_gradient_is_read_once(counted: dict[str, Any]) -> None:
-    """By `update` all but the chunks of long runs, which `sum_chunks` and `join_chunks` read."""
+    """By `update` all but the chunks of long runs, which `sum_chunks` reads."""
     whole = 2 * BAGS * WIDTH * 4
     moved = {key: number for key, number in counted["grads"].items() if number}
-    assert set(moved) <= {"8 update read", "6 sum_chunks read", "7 join_chunks read"}
+    assert set(moved) <= {"8 update read", "6 sum_chunks read"}
     assert moved["8 update read"] <= whole
 
 

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from triton_faults import Fault
-from triton_oracle import STEPS, check_output, lookup_of, tables_of
+from triton_oracle import STEPS, check_output, check_update, lookup_of, tables_of
 
 from keyedopt import ptx
 from keyedopt.fused.backends.interface import Lookup, Step
@@ -183,4 +183,19 @@ def case_every_row(backend: Any) -> None:
     check_output(backend, tables, [Lookup(k, torch.arange(len(one.weight))) for k, one in enumerate(tables)])
 
 
-OWN = {"invalid": case_invalid, "offsets": case_offsets, "every_row": case_every_row}
+def case_many_tables(backend: Any) -> None:
+    """Any number of tables is looked up and updated in the same few launches."""
+    for many, name in ((70, "rowwise"), (1030, "sgd")):
+        options = STEPS[name]
+        tables = tables_of([(2, 4)] * many, options, torch.float32)
+        lookups = [lookup_of(k, tables[k].weight, [2, 0, 1], k) for k in range(many)]
+        check_output(backend, tables, lookups)
+        check_update(backend, tables, lookups, Step(lr=0.1, **options), options)
+
+
+OWN = {
+    "many_tables": case_many_tables,
+    "invalid": case_invalid,
+    "offsets": case_offsets,
+    "every_row": case_every_row,
+}

@@ -153,10 +153,36 @@ FAULTS = (
     # --- sums and update
     Fault("one position too many in a run", "reduce.sum_positions", "at < length,", "at <= length,"),
     Fault(
-        "the ends of a long run are dropped", "chunks.join_chunks", "range(2)", "range(1)", ("runs-chunks",)
+        "the ends of a long run are dropped",
+        "reduce.sum_runs",
+        "length.to(tl.int32) - skip",
+        "tl.where(skip > 0, 0, length).to(tl.int32)",
+        ("runs-chunks",),
     ),
     Fault(
-        "sums of chunks overlap", "chunks.sum_chunks", "index.to(tl.int64) * WIDTH", "index.to(tl.int64) * 2"
+        "the end of a long run is read before its chunks",
+        "reduce.sum_positions",
+        "tl.where(at < head, 0, gap - head)",
+        "0",
+        ("runs-chunks",),
+    ),
+    Fault(
+        "sums of chunks overlap", "chunks.store_sums", "row * (2 * WIDTH)", "row * 2", ("runs-hot_between",)
+    ),
+    Fault(
+        "folds end after their run",
+        "chunks.fold_chunks",
+        "chunk + FOLD",
+        "chunk",
+        ("runs-hot_between",),
+        hidden="a fold that does not lie in one run is not read",
+    ),
+    Fault(
+        "a fold is read one chunk too early",
+        "reduce.add_chunks",
+        "beyond >= 0) & (beyond",
+        "beyond >= -1) & (beyond",
+        ("runs-hot_between",),
     ),
     Fault("runs of the next block are summed", "update.update", "run + 1 < runs", "run < runs"),
     Fault(
@@ -195,7 +221,7 @@ FAULTS = (
         for kernel, which in (("radix_pass", 8), ("radix_pass", 30), ("radix_pass", -1), ("write_keys", -1))
     ),
     Fault("the first barrier of the update is removed", "update", BARRIER, "", ptx=True),
-    Fault("a barrier of the sums of chunks is removed", "sum_chunks", BARRIER, "", which=1, ptx=True),
+    Fault("a barrier of the sums of chunks is removed", "sum_chunks", BARRIER, "", which=0, ptx=True),
     Fault("a barrier is met by one warp only", "radix_pass", BARRIER, "@%p1 bar.sync 0;", SORT, -3, ptx=True),
     Fault(
         "an atomic exchange becomes a store",

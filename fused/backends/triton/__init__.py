@@ -8,6 +8,7 @@ file             contents
 `prepare`        keys, sort and runs, which need no gradients; `lookup_batch`, `sort_passes`: their launches
 `launch`         arguments, grids and constants of the kernels; `grads`: of gradients
 `layout`         the layout of argument buffers; `device_buffers` copies them to the device
+`runs_check`     compares the sort with torch's, for the self-check
 `shapes`         how much a program does at a time
 `sort`           kernels: keys of lookups; runs of sorted keys
 `radix`          kernel: a pass of the sort

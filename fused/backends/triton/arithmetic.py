@@ -39,6 +39,23 @@ def column_of(position, fields, COLUMNS: tl.constexpr):
 
 
 @triton.jit
+def column_of_program(begins, COLUMNS: tl.constexpr):
+    """Return the last column whose first program is this one or an earlier one; begins of columns ascend.
+
+    Up to 1024 columns are compared at once; more would not fit into the registers of a program.
+    """
+    program = tl.program_id(0)
+    if COLUMNS <= 1024:
+        column = tl.sum((program >= tl.load(begins + tl.arange(0, COLUMNS))).to(tl.int32), 0) - 1
+    else:
+        column = program * 0
+        for bit in tl.static_range(19, -1, -1):
+            if COLUMNS > 2**bit:
+                column = tl.where(program >= tl.load(begins + column + 2**bit), column + 2**bit, column)
+    return column
+
+
+@triton.jit
 def add_exactly(high, low, more):
     """Add to a sum of two parts; the second part is the rounding error of the first (Knuth's 2Sum)."""
     total = high + more

@@ -1,6 +1,6 @@
 """The backend of kernels in Triton: the methods of the interface, over groups of tables."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -11,8 +11,9 @@ from torch import Tensor
 
 from keyedopt.fused.backends.interface import ALGORITHMS, Backend, Lookup, RowGradients, Step, Table
 from keyedopt.fused.backends.triton import device_flags, launch
-from keyedopt.fused.backends.triton.groups import DTYPES, Group, bags_of, group_tables, unfit
+from keyedopt.fused.backends.triton.groups import DTYPES, Group, bags_of, split, unfit
 from keyedopt.fused.backends.triton.prepare import Prepared, Runs, make_keys, make_runs, prepare
+from keyedopt.fused.backends.triton.runs_check import wrong_runs
 from keyedopt.fused.backends.triton.shapes import WIDEST, Tuning
 
 
@@ -33,9 +34,30 @@ class TritonBackend(Backend):
     checks_offsets = True
     prepares = True
     pads_rows = True
+    checked_devices = ("cuda",)
+    kernel_names: Mapping[str, str] = {
+        "sort": "write_keys, radix_pass or find_runs",
+        "look_up": "pool",
+        "coalesce": "sum_chunks, fold_chunks or collect",
+        "update": "update",
+    }
 
     def __init__(self, tuning: Tuning | None = None) -> None:
         self._tuning = tuning or Tuning()
+        self.long_run = (3 * self._tuning.chunk << self._tuning.fold) + 5
+
+    @torch.no_grad()
+    def wrong_sort(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> str:
+        """Compare keys, places and runs with torch's; also of a table whose keys take three passes."""
+        tall = Table(torch.empty(1 << 17, 1, dtype=tables[0].weight.dtype, device=tables[0].weight.device))
+        far = replace(lookups[0], values=lookups[0].values * 409)  # below 300 · 409 < 2¹⁷
+        for some, looked_up in ((tables, lookups), ([tall], [far])):
+            for group, chosen in split(some, looked_up):
+                with _current(group.device):
+                    wrong = wrong_runs(group, [looked_up[index] for index in chosen], self._tuning)
+                if wrong:
+                    return wrong
+        return ""
 
     def missing(self) -> str:
         """Return why the backend cannot run on this machine; empty if it can."""
@@ -69,7 +91,7 @@ class TritonBackend(Backend):
             weight = tables[lookup.table].weight
             shape = (bags_of(lookup), weight.shape[1])
             outputs.append(torch.empty(shape, dtype=torch.float32, device=weight.device))
-        for group, chosen in _split(tables, lookups):
+        for group, chosen in split(tables, lookups):
             with _current(group.device):
                 given = [lookups[index] for index in chosen]
                 launch.look_up(group, given, [outputs[index] for index in chosen])
@@ -78,7 +100,7 @@ class TritonBackend(Backend):
 
     def check_offsets(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> None:
         """Check offsets that no lookup uses, as those without pooling."""
-        for group, chosen in _split(tables, lookups):
+        for group, chosen in split(tables, lookups):
             with _current(group.device):
                 launch.check_offsets(group, [lookups[index] for index in chosen])
         self._check_soon(tables)
@@ -103,8 +125,8 @@ class TritonBackend(Backend):
         update waits for the sort, see `streams.side_stream`, so this is best called before `look_up`.
         """
         prepared: list[Any] = [None] * len(lookups)
-        for group, chosen in _split(tables, lookups):
-            if any(len(lookups[index].values) for index in chosen):
+        for group, chosen in split(tables, lookups):
+            if any(lookups[index].values.numel() for index in chosen):
                 with _current(group.device):
                     made = prepare(group, [lookups[index] for index in chosen], self._tuning)
                 for index, one in zip(chosen, made, strict=True):
@@ -125,7 +147,7 @@ class TritonBackend(Backend):
         self, tables: Sequence[Table], lookups: Sequence[Lookup], *, exact: bool
     ) -> list[RowGradients]:
         found: list[RowGradients] = []
-        for group, chosen in _split(tables, lookups, any(lookup.padding for lookup in lookups)):
+        for group, chosen in split(tables, lookups, any(lookup.padding for lookup in lookups)):
             mine = [lookups[index] for index in chosen]
             runs, grads = self._runs(group, mine)
             if runs is None:
@@ -143,7 +165,7 @@ class TritonBackend(Backend):
     @torch.no_grad()
     def update(self, tables: Sequence[Table], lookups: Sequence[Lookup], step: Step) -> None:
         """Sum the gradients of every row and update it, once."""
-        for group, chosen in _split(tables, lookups):
+        for group, chosen in split(tables, lookups):
             runs, grads = self._runs(group, [lookups[index] for index in chosen])
             if runs is not None:
                 with _current(group.device):
@@ -156,7 +178,7 @@ class TritonBackend(Backend):
     def update_rows(self, tables: Sequence[Table], gradients: Sequence[RowGradients], step: Step) -> None:
         """Update rows by gradients that are summed already."""
         lookups = [Lookup(one.table, one.rows, grad=one.grads) for one in gradients if len(one.rows)]
-        for group, chosen in _split(tables, lookups):
+        for group, chosen in split(tables, lookups):
             grads = [grad for index in chosen if (grad := lookups[index].grad) is not None]
             with _current(group.device):
                 keys = make_keys(group, [lookups[index] for index in chosen], self._tuning)
@@ -183,7 +205,7 @@ class TritonBackend(Backend):
             if same and len({one.index for one in given}) == len(given):
                 lookups = sorted(lookups, key=lambda one: one.prepared.index)
                 return first.runs(), [lookup.grad for lookup in lookups if lookup.grad is not None]
-        lookups = [lookup for lookup in lookups if len(lookup.values)]
+        lookups = [lookup for lookup in lookups if lookup.values.numel()]
         if not lookups:
             return None, []
         grads = [lookup.grad for lookup in lookups if lookup.grad is not None]
@@ -200,20 +222,8 @@ def _capacities(group: Group, lookups: Sequence[Lookup]) -> list[int]:
     """Return the largest possible number of rows of each table in these lookups."""
     values = dict.fromkeys(group.numbers, 0)
     for lookup in lookups:
-        values[lookup.table] += len(lookup.values)
-    heights = [table.weight.shape[0] for table in group.tables]
-    return [min(values[number], most) for number, most in zip(group.numbers, heights, strict=True)]
-
-
-def _split(
-    tables: Sequence[Table], lookups: Sequence[Lookup], padding: bool = False
-) -> list[tuple[Group, list[int]]]:
-    """Return the groups of the tables that are looked up, and the lookups of each."""
-    groups = group_tables(tables, [lookup.table for lookup in lookups], int(padding))
-    return [
-        (group, [index for index, lookup in enumerate(lookups) if lookup.table in group.numbers])
-        for group in groups
-    ]
+        values[lookup.table] += lookup.values.numel()
+    return [min(values[number], most) for number, most in zip(group.numbers, group.heights, strict=True)]
 
 
 def _refused(table: Table) -> str:

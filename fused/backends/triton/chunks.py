@@ -1,79 +1,45 @@
 # mypy: ignore-errors
-# ruff: noqa: N803
+# ruff: noqa: N803, D417
 # Triton compiles this source: names of constants are in capitals; branches on them are taken at compile time.
 """Kernels that sum the gradients of long runs, each by many programs.
 
-A run of more than `chunk` positions is long. It is summed before the update, in two stages. `sum_chunks`
-sums each chunk [k · chunk, (k + 1) · chunk) that lies entirely in the run, in one program each. `join_chunks`
-adds these sums and the two ends of the run, and writes the total at the index of the first multiple of
-`chunk` after the begin of the run. Every multiple lies in one run only, so no two totals share an index, and
-the result does not depend on the order of programs.
+The positions are divided into chunks of the same length, a power of two. One group of threads sums each chunk
+that lies in one run, before the update; then one group sums each 2 ** FOLD such chunks in sequence, a fold.
+`reduce.sum_runs` adds the sums of the chunks and folds in a run to those of its two ends. So no group of
+threads sums more than two chunks of gradients, and the result does not depend on the order of programs.
+
+The sums are in one buffer: a row for each chunk, then a row for each fold; a row has the sums, then their
+rounding errors.
 """
 
 import triton
 import triton.language as tl
 
-from keyedopt.fused.backends.triton.arithmetic import column_of, in_float64
+from keyedopt.fused.backends.triton.arithmetic import column_of
 from keyedopt.fused.backends.triton.error_flag import no_error
-from keyedopt.fused.backends.triton.reduce import sum_positions
-from keyedopt.fused.backends.triton.sort import begin_of_run, end_of_run
+from keyedopt.fused.backends.triton.reduce import add_chunks, sum_positions
 
 
 @triton.jit
-def sum_span(
-    begin,
-    end,
-    inside,
-    places,
-    scales,
-    grads,
-    shift,
-    LOOKUPS: tl.constexpr,
-    DTYPE: tl.constexpr,
-    ALIGN: tl.constexpr,
-    UNIT: tl.constexpr,
-    SCALED: tl.constexpr,
-    ROWS: tl.constexpr,
-    WIDTH: tl.constexpr,
-    UNROLL: tl.constexpr,
-):
-    """Sum the positions from begin to end with all rows of the program; (WIDTH,), in float64."""
-    first = begin + tl.arange(0, ROWS)
-    length = (tl.maximum(end - first + ROWS - 1, 0) // ROWS).to(tl.int32)
-    high, low = sum_positions(
-        first,
-        length,
-        inside,
-        places,
-        scales,
-        grads,
-        shift,
-        ROWS,
-        LOOKUPS,
-        DTYPE,
-        ALIGN,
-        UNIT,
-        SCALED,
-        ROWS,
-        WIDTH,
-        UNROLL,
-    )
-    return tl.sum(in_float64(high, low), 0)
+def inside_one_run(index, limit, keys, tables, chunk, TABLES: tl.constexpr, UNIT: tl.constexpr):
+    """Return which pieces of 2 ** chunk positions lie in one run, and the width of their rows."""
+    live = index < limit
+    begin = index << chunk
+    key = tl.load(keys + begin, mask=live, other=0)
+    last = tl.load(keys + begin + (tl.full(index.shape, 1, tl.int64) << chunk) - 1, mask=live, other=0)
+    table = column_of(key.to(tl.int64), tables, TABLES)
+    return live & (key == last), tl.load(tables + TABLES + table) * UNIT
 
 
 @triton.jit
-def sum_partials(begin, end, inside, partials, ROWS: tl.constexpr, WIDTH: tl.constexpr):
-    """Sum the sums of the chunks from begin to end; (WIDTH,), in float64."""
-    sums = tl.zeros((ROWS, WIDTH), tl.float64)
-    columns = tl.arange(0, WIDTH)
-    for chunk in range(begin, end, ROWS):
-        row = chunk + tl.arange(0, ROWS)
-        address = partials + (row * WIDTH)[:, None] + columns[None, :]
-        sums += tl.load(address, mask=(row < end)[:, None] & inside, other=0.0)
-    return tl.sum(sums, 0)
+def store_sums(partials, row, high, low, write, WIDTH: tl.constexpr):
+    """Store sums and their rounding errors in some rows."""
+    at = partials + (row * (2 * WIDTH))[:, None] + tl.arange(0, WIDTH)[None, :]
+    tl.store(at, high, mask=write)
+    tl.store(at + WIDTH, low, mask=write)
 
 
-@triton.jit(do_not_specialize=["shift", "chunk"])
+@triton.jit(do_not_specialize=["chunks", "chunk", "shift"])
 def sum_chunks(
     flag,
     keys,
@@ -82,8 +48,10 @@ def sum_chunks(
     tables,
     grads,
     partials,
-    shift,
+    counters,
+    chunks,
     chunk,
+    shift,
     TABLES: tl.constexpr,
     LOOKUPS: tl.constexpr,
     GRAD: tl.constexpr,
@@ -91,25 +59,40 @@ def sum_chunks(
     GRAD_UNIT: tl.constexpr,
     UNIT: tl.constexpr,
     SCALED: tl.constexpr,
+    COUNTERS: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """Sum each chunk that is part of one run; one program for each chunk."""
+    """Sum ROWS chunks, each if it lies in one run.
+
+    The first program also adds 1 to the step counts, whose addresses are in `counters`; the update, which
+    runs later, reads the counts.
+
+    Args:
+        flag, keys, places, scales, tables, grads, shift: see `update.update`.
+        partials: out.
+        chunks: number of chunks.
+        chunk: a chunk has 2 ** chunk positions.
+    """
     if not no_error(flag, ROWS * WIDTH):
         return
-    index = tl.program_id(0)
-    begin = index.to(tl.int64) * chunk
-    key = tl.load(keys + begin)
-    if key != tl.load(keys + begin + chunk - 1):
-        return
-    table = column_of(tl.full((ROWS,), 0, tl.int64) + key, tables, TABLES)
-    width = tl.load(tables + TABLES + table) * UNIT
-    columns = tl.arange(0, WIDTH)
-    inside = columns[None, :] < width[:, None]
-    total = sum_span(
-        begin,
-        begin + chunk,
+    if COUNTERS > 0 and tl.program_id(0) == 0:
+        address = tl.load(counters + tl.arange(0, COUNTERS))
+        counter = address.to(tl.pointer_type(tl.int64))
+        tl.store(counter, tl.load(counter, mask=address != 0, other=0) + 1, mask=address != 0)
+    index = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    live, width = inside_one_run(index, chunks, keys, tables, chunk, TABLES, UNIT)
+    inside = tl.arange(0, WIDTH)[None, :] < width[:, None]
+    length = live.to(tl.int32) << chunk
+    zeros = tl.zeros((ROWS, WIDTH), tl.float32)
+    high, low = sum_positions(
+        zeros,
+        zeros,
+        index << chunk,
+        length,
+        length * 0,
+        chunk,
         inside,
         places,
         scales,
@@ -120,85 +103,38 @@ def sum_chunks(
         GRAD_ALIGN,
         GRAD_UNIT,
         SCALED,
-        ROWS,
         WIDTH,
         UNROLL,
     )
-    tl.store(partials + index.to(tl.int64) * WIDTH + columns, total)
+    store_sums(partials, index, high, low, live[:, None] & inside, WIDTH)
 
 
-@triton.jit(do_not_specialize=["n", "shift", "chunk"])
-def join_chunks(
+@triton.jit(do_not_specialize=["chunks", "chunk"])
+def fold_chunks(
     flag,
     keys,
-    places,
-    scales,
     tables,
-    grads,
     partials,
-    totals,
-    n,
-    counters,
-    shift,
+    chunks,
     chunk,
     TABLES: tl.constexpr,
-    LOOKUPS: tl.constexpr,
-    GRAD: tl.constexpr,
-    GRAD_ALIGN: tl.constexpr,
-    GRAD_UNIT: tl.constexpr,
     UNIT: tl.constexpr,
-    SCALED: tl.constexpr,
-    COUNTERS: tl.constexpr,
-    PROBES: tl.constexpr,
+    FOLD: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
-    UNROLL: tl.constexpr,
 ):
-    """Sum the long runs: one program for each multiple of `chunk`; the first multiple in a run sums the run.
+    """Add the sums of ROWS times 2 ** FOLD chunks, each 2 ** FOLD if they lie in one run.
 
-    The first program also adds 1 to the step counts, whose addresses are in `counters`; the update, which
-    runs next, reads the counts.
+    Args:
+        flag, keys, tables, partials, chunks, chunk: see `sum_chunks`.
     """
     if not no_error(flag, ROWS * WIDTH):
         return
-    if COUNTERS > 0 and tl.program_id(0) == 0:
-        address = tl.load(counters + tl.arange(0, COUNTERS))
-        counter = address.to(tl.pointer_type(tl.int64))
-        tl.store(counter, tl.load(counter, mask=address != 0, other=0) + 1, mask=address != 0)
-    index = tl.program_id(0).to(tl.int64) + 1
-    middle = index * chunk
-    key = tl.load(keys + middle)
-    if key != tl.load(keys + middle - 1):
-        return
-    if tl.load(keys + tl.maximum(middle - chunk - 1, 0)) == key and index > 1:
-        return
-    head = begin_of_run(keys, key, middle - chunk, middle, PROBES)
-    last = end_of_run(keys, key, middle, n.to(tl.int64), PROBES)
-    if last - head <= chunk:
-        return
-    table = column_of(tl.full((ROWS,), 0, tl.int64) + key, tables, TABLES)
-    width = tl.load(tables + TABLES + table) * UNIT
-    columns = tl.arange(0, WIDTH)
-    inside = columns[None, :] < width[:, None]
-    first = (head + chunk - 1) // chunk
-    behind = last // chunk
-    total = sum_partials(first, behind, inside, partials, ROWS, WIDTH)
-    for end in range(2):
-        total += sum_span(
-            tl.where(end == 0, head, behind * chunk),
-            tl.where(end == 0, first * chunk, last),
-            inside,
-            places,
-            scales,
-            grads,
-            shift,
-            LOOKUPS,
-            GRAD,
-            GRAD_ALIGN,
-            GRAD_UNIT,
-            SCALED,
-            ROWS,
-            WIDTH,
-            UNROLL,
-        )
-    tl.store(totals + index * WIDTH + columns, total.to(tl.float32))
+    index = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    live, width = inside_one_run(index, chunks >> FOLD, keys, tables, chunk + FOLD, TABLES, UNIT)
+    inside = tl.arange(0, WIDTH)[None, :] < width[:, None]
+    zeros = tl.zeros((ROWS, WIDTH), tl.float32)
+    first = index << FOLD
+    number = live.to(tl.int32) << FOLD
+    high, low = add_chunks(zeros, zeros, first, number, inside, partials, chunks, 0, WIDTH)
+    store_sums(partials, chunks + index, high, low, live[:, None] & inside, WIDTH)

@@ -69,7 +69,7 @@ def count_runs(
     tl.store(firsts + TABLES, total)
 
 
-@triton.jit(do_not_specialize=["shift", "chunk"])
+@triton.jit(do_not_specialize=["shift", "chunks", "chunk"])
 def collect(
     flag,
     keys,
@@ -78,12 +78,13 @@ def collect(
     starts,
     counts,
     ends,
-    totals,
+    partials,
     tables,
     grads,
     before,
     firsts,
     shift,
+    chunks,
     chunk,
     TABLES: tl.constexpr,
     LOOKUPS: tl.constexpr,
@@ -93,6 +94,7 @@ def collect(
     GRAD_ALIGN: tl.constexpr,
     GRAD_UNIT: tl.constexpr,
     SCALED: tl.constexpr,
+    FOLD: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -101,7 +103,8 @@ def collect(
     """Write the sums of the runs that begin in BLOCK sorted positions.
 
     Args:
-        keys, places, scales, starts, counts, ends, totals, grads, shift, chunk: see `update.update`.
+        keys, places, scales, starts, counts, ends, partials, grads: see `update.update`.
+        shift, chunks, chunk: see `update.update`.
         tables: columns of `TABLE_FIELDS`, but `weight` is the address of the sums of a table, `first` that of
             their row numbers, and `second` the number of rows of the table; later rows are padding.
         before, firsts: see `count_runs`.
@@ -134,14 +137,16 @@ def collect(
             places,
             scales,
             grads,
-            totals,
+            partials,
             shift,
+            chunks,
             chunk,
             LOOKUPS,
             GRAD,
             GRAD_ALIGN,
             GRAD_UNIT,
             SCALED,
+            FOLD,
             ROWS,
             WIDTH,
             UNROLL,

@@ -34,7 +34,7 @@ KERNELS: tuple[tuple[ModuleType, str], ...] = (
     (forward, "pool"),
     (forward, "check_offsets"),
     (chunks, "sum_chunks"),
-    (chunks, "join_chunks"),
+    (chunks, "fold_chunks"),
     (launch, "update"),
     (launch, "count_runs"),
     (launch, "collect"),

@@ -6,7 +6,7 @@
 import triton
 import triton.language as tl
 
-from keyedopt.fused.backends.triton.arithmetic import add_exactly, pointer, total_of
+from keyedopt.fused.backends.triton.arithmetic import add_exactly, column_of_program, pointer, total_of
 from keyedopt.fused.backends.triton.error_flag import BAD_OFFSETS, BAD_VALUES, set_flag
 from keyedopt.fused.backends.triton.layout import LOOKUP_FIELDS
 
@@ -44,8 +44,7 @@ def pool(
         flag: see `error_flag`; invalid bags and rows count as 0.
     """
     program = tl.program_id(0)
-    begins = tl.load(lookups + PROGRAM * LOOKUPS + tl.arange(0, LOOKUPS))
-    lookup = tl.sum((program >= begins).to(tl.int32), 0) - 1
+    lookup = column_of_program(lookups + PROGRAM * LOOKUPS, LOOKUPS)
     fields = lookups + lookup
     bag = (program - tl.load(fields + PROGRAM * LOOKUPS)) * ROWS + tl.arange(0, ROWS)
     bags = tl.load(fields + BAGS * LOOKUPS)
@@ -109,8 +108,7 @@ def check_offsets(lookups, flag, LOOKUPS: tl.constexpr, BLOCK: tl.constexpr):
         flag: see `error_flag`.
     """
     program = tl.program_id(0)
-    begins = tl.load(lookups + PROGRAM * LOOKUPS + tl.arange(0, LOOKUPS))
-    lookup = tl.sum((program >= begins).to(tl.int32), 0) - 1
+    lookup = column_of_program(lookups + PROGRAM * LOOKUPS, LOOKUPS)
     fields = lookups + lookup
     bag = (program - tl.load(fields + PROGRAM * LOOKUPS)) * BLOCK + tl.arange(0, BLOCK)
     bags = tl.load(fields + BAGS * LOOKUPS)

@@ -1,18 +1,20 @@
 """The tables of one launch, and the constants of kernels that follow from them."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import triton.language as tl
 
-from keyedopt.fused.backends.interface import Lookup, Table, misfit
+from keyedopt.fused.backends.interface import Columns, Lookup, Table, Tables, misfit
 from keyedopt.fused.backends.triton.device_buffers import alignment, columns_for, pack_rows, to_device
 from keyedopt.fused.backends.triton.shapes import Shape, shape_for
 
-#: Tables of one launch: a program compares a row with where each of them begins.
-MOST_TABLES = 64
+#: The most linear rows of a launch, unless one table has more: `radix` sorts row numbers of 30 bits.
+MOST_ROWS = 2**30
+#: The key of the groups in `Tables.cache`, and how many are stored there.
+CACHE, MOST_CACHED = "triton", 64
 DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
@@ -30,47 +32,63 @@ class Group:
     numbers: tuple[int, ...]
     gap: int = 0
 
-    @property
+    @cached_property
     def device(self) -> torch.device:
         """The device of all tables."""
         return self.tables[0].weight.device
 
-    @property
+    @cached_property
     def bases(self) -> list[int]:
         """The first linear row of each table, and the number of rows of all of them."""
         bases = [0]
-        for one in self.tables:
-            bases.append(bases[-1] + one.weight.shape[0] + self.gap)
+        for height in self.heights:
+            bases.append(bases[-1] + height + self.gap)
         return bases
 
-    @property
+    @cached_property
     def widths(self) -> list[int]:
         """The width of each table."""
         return [one.weight.shape[1] for one in self.tables]
 
-    @property
+    @cached_property
+    def heights(self) -> list[int]:
+        """The number of rows of each table."""
+        return [one.weight.shape[0] for one in self.tables]
+
+    @cached_property
+    def places(self) -> dict[int, int]:
+        """The index of each table in the group, by its number."""
+        return {number: place for place, number in enumerate(self.numbers)}
+
+    @cached_property
     def unit(self) -> int:
         """The largest power of two, up to 8, that divides every width."""
         return alignment(self.widths, 8)
 
-    @property
+    @cached_property
+    def units(self) -> list[int]:
+        """The width of each table in units."""
+        return [width // self.unit for width in self.widths]
+
+    @cached_property
     def shape(self) -> Shape:
         """The tile that holds the rows of every table."""
         size = self.tables[0].weight.element_size()
         return shape_for(max(self.widths), size, aligned=self.unit * size >= 16)
 
-    @property
+    @cached_property
     def columns(self) -> int:
         """The number of columns of the buffer of the tables."""
         return columns_for(len(self.tables))
 
-    @property
+    @cached_property
     def weight_dtype(self) -> tl.dtype:
         """The dtype of the weights."""
         return DTYPES[self.tables[0].weight.dtype]
 
+    @cached_property
     def kinds(self) -> list[str]:
-        """Return the kind of each of two states: "full", "row" or "none"."""
+        """The kind of each of two states: "full", "row" or "none"."""
         states = self.tables[0].states
         found = [
             "full" if state.ndim == 2 and state.shape[1:] == self.tables[0].weight.shape[1:] else "row"
@@ -80,7 +98,7 @@ class Group:
 
     def buffer(self) -> tuple[torch.Tensor, int, int]:
         """Return the buffer of the tables, and the alignment in bytes of weights and of states."""
-        kinds = self.kinds()
+        kinds = self.kinds
         weights = [one.weight.data_ptr() for one in self.tables]
         counters = [0 if one.row_counter is None else one.row_counter.data_ptr() for one in self.tables]
         states = [
@@ -90,7 +108,7 @@ class Group:
         align = alignment([at for k in (0, 1) if kinds[k] == "full" for at in states[k]], 16)
         rows = [
             self.bases[:-1],
-            [width // self.unit for width in self.widths],
+            self.units,
             weights,
             *states,
             counters,
@@ -128,15 +146,44 @@ def group_tables(tables: Sequence[Table], used: Sequence[int], gap: int = 0) -> 
         by_kind.setdefault(kind, []).append(number)
     groups = []
     for numbers in by_kind.values():
-        for begin in range(0, len(numbers), MOST_TABLES):
-            part = tuple(numbers[begin : begin + MOST_TABLES])
-            groups.append(Group(tuple(tables[number] for number in part), part, gap))
+        part: list[int] = []
+        rows = 0
+        for number in numbers:
+            height = tables[number].weight.shape[0] + gap
+            if part and rows + height > MOST_ROWS:
+                groups.append(Group(tuple(tables[one] for one in part), tuple(part), gap))
+                part, rows = [], 0
+            part.append(number)
+            rows += height
+        groups.append(Group(tuple(tables[one] for one in part), tuple(part), gap))
+    return groups
+
+
+def split(
+    tables: Sequence[Table], lookups: Sequence[Lookup], padding: bool = False
+) -> list[tuple[Group, list[int]]]:
+    """Return the groups of the tables that are looked up, and the indices of the lookups of each.
+
+    Groups of `Tables` are made once for the same lookups, unless weights get another shape.
+    """
+    used = tuple(lookups.tables if isinstance(lookups, Columns) else [one.table for one in lookups])
+    cache = tables.cache.setdefault(CACHE, {}) if isinstance(tables, Tables) else {}
+    shapes = [one.weight.shape for one in tables]
+    known = cache.get((used, padding))
+    if known is not None and known[0] == shapes:
+        groups: list[tuple[Group, list[int]]] = known[1]
+        return groups
+    made = group_tables(tables, used, int(padding))
+    groups = [(group, [index for index, table in enumerate(used) if table in group.places]) for group in made]
+    if len(cache) >= MOST_CACHED:
+        cache.clear()
+    cache[used, padding] = shapes, groups
     return groups
 
 
 def bags_of(lookup: Lookup) -> int:
     """Return the number of rows of the output of a lookup."""
-    return len(lookup.values) if lookup.offsets is None else len(lookup.offsets) - 1
+    return lookup.values.numel() if lookup.offsets is None else lookup.offsets.numel() - 1
 
 
 def blocks(counts: Sequence[int], size: int) -> list[int]:
@@ -147,5 +194,5 @@ def blocks(counts: Sequence[int], size: int) -> list[int]:
     """
     begins = [0]
     for count in counts:
-        begins.append(begins[-1] + math.ceil(count / size))
+        begins.append(begins[-1] - -count // size)
     return begins

@@ -34,14 +34,16 @@ def look_up(group: Group, lookups: Sequence[Lookup], outputs: Sequence[Tensor]) 
     begins = blocks([bags_of(lookup) for lookup in lookups], shape.rows)
     if not begins[-1]:
         return
-    weights = [group.tables[group.numbers.index(lookup.table)].weight for lookup in lookups]
-    align = alignment([tensor.data_ptr() for tensor in (*weights, *outputs)], 16)
+    places = [group.places[lookup.table] for lookup in lookups]
+    weights = [group.tables[place].weight.data_ptr() for place in places]
+    addresses = [out.data_ptr() for out in outputs]
+    align = alignment([*weights, *addresses], 16)
     device = group.device
-    tables = pack_rows([[w.data_ptr() for w in weights], [w.shape[1] // group.unit for w in weights]])
+    tables = pack_rows([weights, [group.units[place] for place in places]])
     forward.pool[(begins[-1],)](
         to_device(lookup_buffer(group, lookups, begins), device),
         to_device(tables, device, group.check),
-        to_device([out.data_ptr() for out in outputs], device),
+        to_device(addresses, device),
         error_flag(device),
         LOOKUPS=columns,
         WEIGHT=group.weight_dtype,
@@ -75,62 +77,59 @@ def count_up(counters: Sequence[Tensor]) -> None:
 
 
 def run_chunks(
-    group: Group, runs: Runs, grads: Grads, buffer: Tensor, counters: Sequence[Tensor] = ()
-) -> tuple[Tensor, int]:
-    """Sum the long runs, and add 1 to step counts; return the sums, and the chunk length."""
-    chunk, shape = runs.tuning.chunk_for(runs.count), group.shape
-    whole = runs.count // chunk
-    size = max(whole, 1) + 1, shape.width
-    partials = torch.empty(size, dtype=torch.float64, device=group.device)
-    totals = torch.empty(size, dtype=torch.float32, device=group.device)
-    given = (
-        runs.keys,
-        runs.places,
-        runs.places if runs.scales is None else runs.scales,
-        buffer,
-        grads.buffer,
-    )
+    group: Group, runs: Runs, grads: Grads, tables: Tensor, counters: Sequence[Tensor] = ()
+) -> tuple[Tensor, int, int]:
+    """Sum the chunks of long runs, and add 1 to step counts.
+
+    Returns:
+        The sums, the number of chunks, and the logarithm of the length of a chunk.
+    """
+    shape, device = group.shape, group.device
+    chunk = runs.tuning.chunk_for(runs.count, shape.width)
+    number, log = runs.count // chunk, chunk.bit_length() - 1
+    folds = number >> runs.tuning.fold
+    partials = torch.empty(max(number + folds, 1), 2, shape.width, dtype=torch.float32, device=device)
     constants = {
         "TABLES": group.columns,
-        "LOOKUPS": columns_for(runs.lookups),
-        **grads.constants,
         "UNIT": group.unit,
-        "SCALED": runs.scales is not None,
         "ROWS": shape.rows,
         "WIDTH": shape.width,
-        "UNROLL": shape.unroll,
         "num_warps": shape.warps,
         "maxnreg": shape.registers,
     }
-    joins = (runs.count - 1) // chunk
-    if whole:
-        chunks.sum_chunks[(whole,)](
-            error_flag(group.device), *given, partials, runs.shift, chunk, **constants
-        )
-    if joins:
-        probes = runs.tuning.probes
-        chunks.join_chunks[(joins,)](
-            error_flag(group.device),
-            *given,
+    if number:
+        chunks.sum_chunks[(-(-number // shape.rows),)](
+            error_flag(device),
+            runs.keys,
+            runs.places,
+            runs.places if runs.scales is None else runs.scales,
+            tables,
+            grads.buffer,
             partials,
-            totals,
-            runs.count,
-            to_device(pack_rows([[one.data_ptr() for one in counters]], begins=()), group.device),
+            to_device(pack_rows([[one.data_ptr() for one in counters]], begins=()), device),
+            number,
+            log,
             runs.shift,
-            chunk,
+            LOOKUPS=columns_for(runs.lookups),
+            **grads.constants,
+            SCALED=runs.scales is not None,
             COUNTERS=columns_for(len(counters)) if counters else 0,
-            PROBES=probes,
+            UNROLL=shape.unroll,
             **constants,
         )
     else:
         count_up(counters)
-    return totals, chunk
+    if folds:
+        chunks.fold_chunks[(-(-folds // shape.rows),)](
+            error_flag(device), runs.keys, tables, partials, number, log, FOLD=runs.tuning.fold, **constants
+        )
+    return partials, number, log
 
 
 def step_constants(group: Group, step: Step) -> dict[str, Any]:
     """Return the constants of the rule."""
     algorithm = "adam" if step.algorithm == "sparse_adam" else step.algorithm
-    kinds = group.kinds()
+    kinds = group.kinds
     return {
         "FIRST": kinds[0],
         "SECOND": kinds[1],
@@ -157,11 +156,11 @@ def run_update(group: Group, runs: Runs, grads: Sequence[Tensor], step: Step) ->
     summed, shape = runs.starts is None, group.shape
     packed = pack_grads(grads, group)
     tables, row_align, align = group.buffer()
-    totals, chunk = packed.tensors[0], 1
+    partials, number, log = packed.tensors[0], 0, 0
     if summed:
         count_up(step.counters)
     else:
-        totals, chunk = run_chunks(group, runs, packed, tables, step.counters)
+        partials, number, log = run_chunks(group, runs, packed, tables, step.counters)
     buffer = to_device(step_buffer(step, group.device), group.device)
     none = runs.keys
     update[(-(-runs.count // runs.tuning.block),)](
@@ -172,7 +171,7 @@ def run_update(group: Group, runs: Runs, grads: Sequence[Tensor], step: Step) ->
         none if runs.starts is None else runs.starts,
         none if runs.counts is None else runs.counts,
         none if runs.ends is None else runs.ends,
-        totals,
+        partials,
         tables,
         packed.buffer,
         buffer,
@@ -180,7 +179,8 @@ def run_update(group: Group, runs: Runs, grads: Sequence[Tensor], step: Step) ->
         scalar(step.count, buffer, "count"),
         runs.count,
         runs.shift,
-        chunk,
+        number,
+        log,
         SUMMED=summed,
         TABLES=group.columns,
         LOOKUPS=columns_for(runs.lookups),
@@ -191,6 +191,7 @@ def run_update(group: Group, runs: Runs, grads: Sequence[Tensor], step: Step) ->
         **packed.constants,
         SCALED=runs.scales is not None,
         **step_constants(group, step),
+        FOLD=runs.tuning.fold,
         BLOCK=runs.tuning.block,
         ROWS=shape.rows,
         WIDTH=shape.width,
@@ -242,13 +243,13 @@ def run_collect(
     align = alignment([one.data_ptr() for one in sums], 16)
     columns = [
         bases[:-1],
-        [width // group.unit for width in group.widths],
+        group.units,
         [one.data_ptr() for one in sums],
         [one.data_ptr() for one in rows],
-        [one.weight.shape[0] for one in group.tables],
+        group.heights,
     ]
     tables = to_device(pack_rows(columns), device)
-    totals, chunk = run_chunks(group, runs, packed, tables)
+    partials, number, log = run_chunks(group, runs, packed, tables)
     collect[(len(runs.counts),)](
         error_flag(device),
         runs.keys,
@@ -257,19 +258,21 @@ def run_collect(
         runs.starts,
         runs.counts,
         runs.ends,
-        totals,
+        partials,
         tables,
         packed.buffer,
         before,
         firsts,
         runs.shift,
-        chunk,
+        number,
+        log,
         TABLES=group.columns,
         LOOKUPS=columns_for(runs.lookups),
         **packed.constants,
         ALIGN=align,
         UNIT=group.unit,
         SCALED=runs.scales is not None,
+        FOLD=runs.tuning.fold,
         BLOCK=runs.tuning.block,
         ROWS=shape.rows,
         WIDTH=shape.width,

@@ -20,6 +20,9 @@ MOST_KEYS = 2**29
 
 def normalized(lookup: Lookup) -> Lookup:
     """Return the lookup with integers of 64 bits, weights in float32, and everything contiguous."""
+    integers = (lookup.values,) if lookup.offsets is None else (lookup.values, lookup.offsets)
+    if lookup.weights is None and all(one.dtype is torch.int64 and one.is_contiguous() for one in integers):
+        return lookup
     offsets = None if lookup.offsets is None else lookup.offsets.long().contiguous()
     weights = None if lookup.weights is None else lookup.weights.detach().float().contiguous()
     values = lookup.values.long().contiguous()
@@ -33,9 +36,9 @@ def is_scaled(lookups: Sequence[Lookup]) -> bool:
 
 def lookup_buffer(group: Group, lookups: Sequence[Lookup], begins: Sequence[int]) -> list[int]:
     """Return the buffer of some lookups in tables of a group; `begins` are their first programs."""
-    counts = [len(lookup.values) for lookup in lookups]
-    places = [group.numbers.index(lookup.table) for lookup in lookups]
-    bases = group.bases
+    counts = [lookup.values.numel() for lookup in lookups]
+    places = [group.places[lookup.table] for lookup in lookups]
+    bases, heights = group.bases, group.heights
     rows = {
         "program": begins[:-1],
         "start": blocks(counts, 1)[:-1],
@@ -46,7 +49,7 @@ def lookup_buffer(group: Group, lookups: Sequence[Lookup], begins: Sequence[int]
         "weights": [0 if lookup.weights is None else lookup.weights.data_ptr() for lookup in lookups],
         "base": [bases[place] for place in places],
         "mean": [int(lookup.mean and lookup.offsets is not None) for lookup in lookups],
-        "rows": [group.tables[place].weight.shape[0] for place in places],
+        "rows": [heights[place] for place in places],
     }
     never = (LOOKUP_FIELDS.index("program"), LOOKUP_FIELDS.index("start"))
     return pack_rows([rows[name] for name in LOOKUP_FIELDS], never)
@@ -74,11 +77,12 @@ class LookupBatch:
     ) -> None:
         self.group, self.tuning, self.padding, self.reported = group, tuning, padding, reported
         self.lookups = [normalized(lookup) for lookup in lookups]
-        pooled = [len(one.offsets) for one in self.lookups if one.offsets is not None]
-        begins = blocks([len(lookup.values) for lookup in self.lookups], tuning.values)
+        pooled = [one.offsets.numel() for one in self.lookups if one.offsets is not None]
+        counts = [one.values.numel() for one in self.lookups]
+        begins = blocks(counts, tuning.values)
         self.buffer = to_device(lookup_buffer(group, self.lookups, begins), group.device)
         self.columns = columns_for(len(self.lookups))
-        self.count = sum(len(lookup.values) for lookup in self.lookups)
+        self.count = sum(counts)
         self.programs = begins[-1]
         self.shift = max(max(bags_of(lookup) for lookup in self.lookups) - 1, 1).bit_length()
         self.steps = max(pooled, default=0).bit_length()

@@ -63,7 +63,7 @@ class Prepared:
 def prepare(group: Group, lookups: Sequence[Lookup], tuning: Tuning) -> list[Prepared]:
     """Find the runs in a side stream; only `forward.pool`, which checks the same lookups, reports errors."""
     parts = [part for one in lookups for part in (one.values, one.offsets, one.weights) if part is not None]
-    with side_stream(group.device, sum(len(one.values) for one in lookups), parts):
+    with side_stream(group.device, sum(one.values.numel() for one in lookups), parts):
         runs = make_runs(group, lookups, tuning, reported=False)
         made = (runs.keys, runs.places, runs.scales, runs.starts, runs.counts, runs.ends)
         filled = StreamTensors.record(*(one for one in made if one is not None))
@@ -72,7 +72,7 @@ def prepare(group: Group, lookups: Sequence[Lookup], tuning: Tuning) -> list[Pre
 
 def make_keys(group: Group, lookups: Sequence[Lookup], tuning: Tuning) -> Runs:
     """Write key, place and scale of every value, in the order of the lookups; rows are distinct or −1."""
-    batch = LookupBatch(group, lookups, tuning, padding="skipped")
+    batch = LookupBatch(group, lookups, tuning.for_shape(group.shape), padding="skipped")
     keys, places, scales = batch.new(batch.key_dtype), batch.new(batch.place_dtype), batch.new_scales()
     batch.write_keys(keys, places, scales)
     return Runs(
@@ -82,7 +82,9 @@ def make_keys(group: Group, lookups: Sequence[Lookup], tuning: Tuning) -> Runs:
 
 def make_runs(group: Group, lookups: Sequence[Lookup], tuning: Tuning, reported: bool = True) -> Runs:
     """Sort the values of the lookups by row, and find the runs, without synchronizing."""
-    batch = LookupBatch(group, lookups, tuning, "last" if group.gap else "none", reported)
+    batch = LookupBatch(
+        group, lookups, tuning.for_shape(group.shape), "last" if group.gap else "none", reported
+    )
     if batch.narrow:
         with sort_in_passes(batch) as done:
             return _find_runs(batch, done)

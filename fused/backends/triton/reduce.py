@@ -46,36 +46,40 @@ def gradients(
 
 @triton.jit
 def sum_positions(
+    high,
+    low,
     first,
     length,
+    gap,
+    chunk,
     inside,
     places,
     scales,
     grads,
     shift,
-    EVERY: tl.constexpr,
     LOOKUPS: tl.constexpr,
     DTYPE: tl.constexpr,
     ALIGN: tl.constexpr,
     UNIT: tl.constexpr,
     SCALED: tl.constexpr,
-    ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """Sum in each row the `length` positions first, first + EVERY, …; UNROLL loads of a row are in flight.
+    """Add in each row `length` positions from `first` on; UNROLL loads of a row are in flight.
+
+    The lower `chunk` bits of `gap` are the number of positions after which the rest of `gap` is left out: one
+    number, because registers are few. The numbers are int32.
 
     Returns:
         The sums, (ROWS, WIDTH), and their rounding errors.
     """
-    high = tl.zeros((ROWS, WIDTH), tl.float32)
-    low = tl.zeros((ROWS, WIDTH), tl.float32)
     longest = tl.max(length, 0)
     for done in range(0, longest, UNROLL):
         for one in tl.static_range(UNROLL):
             at = done + one
+            head = gap & ((1 << chunk) - 1)
             more = gradients(
-                first + at * EVERY,
+                first + (at + tl.where(at < head, 0, gap - head)),
                 at < length,
                 inside,
                 places,
@@ -94,6 +98,34 @@ def sum_positions(
 
 
 @triton.jit
+def add_chunks(high, low, first, number, inside, partials, chunks, FOLD: tl.constexpr, WIDTH: tl.constexpr):
+    """Add in each row the sums of `number` chunks from `first` on, see `chunks`.
+
+    Folds of 2 ** FOLD chunks have sums of their own, unless FOLD is 0. `chunks` is the number of all chunks;
+    `high` and `low` are the sums so far and their rounding errors.
+    """
+    head = number
+    count = number
+    if FOLD > 0:
+        fold = (first + (2**FOLD - 1)) >> FOLD
+        folds = tl.maximum(((first + number) >> FOLD) - fold, 0).to(tl.int32)
+        head = tl.where(folds > 0, ((fold << FOLD) - first).to(tl.int32), number)
+        count -= folds * (2**FOLD - 1)
+    most = tl.max(count, 0)
+    for one in range(most):
+        row = first + one
+        if FOLD > 0:
+            beyond = one - head
+            after = row + tl.where(beyond >= 0, folds * (2**FOLD - 1), 0)
+            row = tl.where((beyond >= 0) & (beyond < folds), chunks + fold + beyond, after)
+        at = partials + ((row * (2 * WIDTH))[:, None] + tl.arange(0, WIDTH)[None, :])
+        live = (one < count)[:, None] & inside
+        high, low = add_exactly(high, low, tl.load(at, mask=live, other=0.0))
+        low += tl.load(at + WIDTH, mask=live, other=0.0)
+    return high, low
+
+
+@triton.jit
 def sum_runs(
     position,
     length,
@@ -101,37 +133,47 @@ def sum_runs(
     places,
     scales,
     grads,
-    totals,
+    partials,
     shift,
+    chunks,
     chunk,
     LOOKUPS: tl.constexpr,
     DTYPE: tl.constexpr,
     ALIGN: tl.constexpr,
     UNIT: tl.constexpr,
     SCALED: tl.constexpr,
+    FOLD: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
-    """Sum ROWS runs, (ROWS, WIDTH); longer runs than `chunk` are summed already, see `chunks`."""
-    long = length > chunk
+    """Sum ROWS runs, (ROWS, WIDTH); the chunks that lie in a run are summed already, see `chunks`.
+
+    They are added first, so that few numbers stay in registers while the rest is summed.
+    """
+    first = (position + (1 << chunk) - 1) >> chunk
+    number = tl.maximum(((position + length) >> chunk) - first, 0).to(tl.int32)
+    zeros = tl.zeros((ROWS, WIDTH), tl.float32)
+    high, low = add_chunks(zeros, zeros, first, number, inside, partials, chunks, FOLD, WIDTH)
+    skip = number << chunk
     high, low = sum_positions(
+        high,
+        low,
         position,
-        tl.where(long, 0, length).to(tl.int32),
+        length.to(tl.int32) - skip,
+        skip + ((first << chunk) - position).to(tl.int32),
+        chunk,
         inside,
         places,
         scales,
         grads,
         shift,
-        1,
         LOOKUPS,
         DTYPE,
         ALIGN,
         UNIT,
         SCALED,
-        ROWS,
         WIDTH,
         UNROLL,
     )
-    total = totals + ((position // chunk + 1) * WIDTH)[:, None] + tl.arange(0, WIDTH)[None, :]
-    return total_of(high, low) + tl.load(total, mask=long[:, None] & inside, other=0.0)
+    return total_of(high, low)

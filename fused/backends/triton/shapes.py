@@ -1,6 +1,6 @@
 """The amount of work of a program, by the width of the rows."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 #: The widest supported row: a program has a row, its state and its gradient in registers.
 WIDEST = 4096
@@ -33,8 +33,11 @@ class Tuning:
     """Sizes that are the same for all widths; tests use smaller ones.
 
     Args:
-        block: positions whose runs one program of the update does, at most 256.
-        chunk: longest run that one program sums, a power of two, at least `block`.
+        block: most positions whose runs one program of the update does, at most 256.
+        tiles: most tiles of rows that one program of the update does: wide rows have smaller blocks.
+        chunk: positions that a group of threads sums at a time, a power of two; runs of twice as many, or
+            more, are divided among groups.
+        fold: the sums of 2 ** fold chunks are added before the update.
         values: lookups for which one program writes keys.
         probes: positions that are compared at once in the search for the end of a run.
         tile: keys that a program sorts at a time, a power of two up to 2¹⁵.
@@ -42,22 +45,34 @@ class Tuning:
     """
 
     block: int = 128
-    chunk: int = 512
+    tiles: int = 16
+    chunk: int = 32
+    fold: int = 5
     values: int = 1024
     probes: int = 32
     tile: int = 2048
     digit: int = 8
 
     def __post_init__(self) -> None:
-        if self.chunk < self.block:  # then only the last run of a block can be longer than a chunk
-            raise ValueError(f"chunk must not be below block, {self.block}, and is {self.chunk}")
         if self.block > 256:  # where a run begins in its block is one byte
             raise ValueError(f"block must be at most 256, and is {self.block}")
 
-    def chunk_for(self, count: int) -> int:
-        """Return the length of a chunk: longer if there would be more than 4096 chunks."""
+    def for_shape(self, shape: Shape) -> "Tuning":
+        """Return the sizes for a tile: at most `tiles` of them in a block.
+
+        >>> Tuning().for_shape(shape_for(512)).block
+        16
+        """
+        return replace(self, block=min(self.block, self.tiles * shape.rows))
+
+    def chunk_for(self, count: int, width: int) -> int:
+        """Return the length of a chunk: longer if the sums of all chunks would take more than 32 MiB.
+
+        >>> Tuning().chunk_for(327_680, 64), Tuning().chunk_for(5_242_880, 64)
+        (32, 128)
+        """
         chunk = self.chunk
-        while chunk * 4096 < count:
+        while count // chunk * width > 1 << 22:
             chunk *= 2
         return chunk
 

@@ -9,7 +9,7 @@ Neither kernel needs gradients, so both run in the forward pass. `radix` sorts t
 import triton
 import triton.language as tl
 
-from keyedopt.fused.backends.triton.arithmetic import column_of
+from keyedopt.fused.backends.triton.arithmetic import column_of, column_of_program
 from keyedopt.fused.backends.triton.error_flag import BAD_VALUES, set_flag
 from keyedopt.fused.backends.triton.layout import LOOKUP_FIELDS
 
@@ -111,8 +111,7 @@ def write_keys(
             is the one after the rows of the table, which the group of tables leaves free.
     """
     program = tl.program_id(0)
-    begins = tl.load(lookups + PROGRAM * LOOKUPS + tl.arange(0, LOOKUPS))
-    lookup = tl.sum((program >= begins).to(tl.int32), 0) - 1
+    lookup = column_of_program(lookups + PROGRAM * LOOKUPS, LOOKUPS)
     fields = lookups + lookup
     start = tl.load(fields + START * LOOKUPS)
     index = (program - tl.load(fields + PROGRAM * LOOKUPS)) * BLOCK + tl.arange(0, BLOCK)
@@ -167,19 +166,6 @@ def end_of_run(keys, key, begin, n, PROBES: tl.constexpr):
         probe = low + (tl.arange(0, PROBES) + 1) * step - 1
         same = tl.load(keys + probe, mask=probe < high, other=-1) == key
         found = tl.sum(same.to(tl.int32), 0)
-        high = tl.where(found < PROBES, tl.minimum(high, low + (found + 1) * step - 1), high)
-        low += found * step
-    return low
-
-
-@triton.jit
-def begin_of_run(keys, key, low, high, PROBES: tl.constexpr):
-    """Return the first position from `low` on that has the key; `high` has it."""
-    while low < high:
-        step = (high - low + PROBES) // (PROBES + 1)
-        probe = low + (tl.arange(0, PROBES) + 1) * step - 1
-        other = tl.load(keys + probe, mask=probe < high, other=0) != key
-        found = tl.sum((other & (probe < high)).to(tl.int32), 0)
         high = tl.where(found < PROBES, tl.minimum(high, low + (found + 1) * step - 1), high)
         low += found * step
     return low

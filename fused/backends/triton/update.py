@@ -62,7 +62,7 @@ def store_state(fields, value, row, live, inside, columns, width, KIND: tl.const
         tl.store(pointer(fields, live, tl.float32, 4) + row, tl.sum(value, 1), mask=live)
 
 
-@triton.jit(do_not_specialize=["n", "shift", "chunk"])
+@triton.jit(do_not_specialize=["n", "shift", "chunks", "chunk"])
 def update(
     flag,
     keys,
@@ -71,7 +71,7 @@ def update(
     starts,
     counts,
     ends,
-    totals,
+    partials,
     tables,
     grads,
     step,
@@ -79,6 +79,7 @@ def update(
     count,
     n,
     shift,
+    chunks,
     chunk,
     SUMMED: tl.constexpr,
     TABLES: tl.constexpr,
@@ -101,6 +102,7 @@ def update(
     LIMITED: tl.constexpr,
     MAXIMIZE: tl.constexpr,
     RANDOM: tl.constexpr,
+    FOLD: tl.constexpr,
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -112,11 +114,11 @@ def update(
         flag: see `error_flag`; where it was raised nothing is done.
         keys, places, scales, starts, counts, ends: see `sort.find_runs`; with SUMMED every position is a row,
             or none, and has its gradient at its place, so `starts`, `counts` and `ends` are not read.
-        totals: see `chunks.join_chunks`.
+        partials, chunks, chunk: see `chunks.sum_chunks`.
         tables, grads, step: columns of `TABLE_FIELDS`, `GRAD_FIELDS` and `STEP_FIELDS`.
         lr, count: one number each.
         n: number of positions.
-        shift, chunk: see `reduce`.
+        shift: see `reduce`.
     """
     if not no_error(flag, ROWS * WIDTH):
         return
@@ -144,7 +146,7 @@ def update(
         table = column_of(key, tables, TABLES)
         fields = tables + table
         row = key - tl.load(fields, mask=live, other=0)
-        width = tl.load(fields + UNITS * TABLES, mask=live, other=1) * UNIT
+        width = tl.load(fields + UNITS * TABLES, mask=live, other=1).to(tl.int32) * UNIT
         inside = columns[None, :] < width[:, None]
         # the row and its state do not depend on the gradients: load them first, to overlap both loads
         place = (row * width)[:, None] + columns[None, :]
@@ -152,14 +154,8 @@ def update(
         weight = pointer(fields + WEIGHT_AT * TABLES, live, WEIGHT, ROW_ALIGN)[:, None] + place
         w = tl.load(weight, mask=write, other=0.0).to(tl.float32)
         a = load_state(fields + FIRST_AT * TABLES, row, live, inside, columns, width, FIRST, ALIGN)
-        b = load_state(fields + SECOND_AT * TABLES, row, live, inside, columns, width, SECOND, ALIGN)
-        t = steps
-        if COUNTED:
-            counter = pointer(fields + COUNTER_AT * TABLES, live, tl.int64, 8) + row
-            counted = tl.load(counter, mask=live, other=0) + 1
-            tl.debug_barrier()  # every warp reads the count, so all must have read before one writes
-            tl.store(counter, counted, mask=live)
-            t = counted.to(tl.float64)[:, None]
+        if SECOND != "row":
+            b = load_state(fields + SECOND_AT * TABLES, row, live, inside, columns, width, SECOND, ALIGN)
         if SUMMED:
             g = gradients(
                 position,
@@ -187,18 +183,30 @@ def update(
                 places,
                 scales,
                 grads,
-                totals,
+                partials,
                 shift,
+                chunks,
                 chunk,
                 LOOKUPS,
                 GRAD,
                 GRAD_ALIGN,
                 GRAD_UNIT,
                 SCALED,
+                FOLD,
                 ROWS,
                 WIDTH,
                 UNROLL,
             )
+        # the rest of what is read, after the sum, which needs the registers
+        if SECOND == "row":
+            b = load_state(fields + SECOND_AT * TABLES, row, live, inside, columns, width, SECOND, ALIGN)
+        t = steps
+        if COUNTED:
+            counter = pointer(fields + COUNTER_AT * TABLES, live, tl.int64, 8) + row
+            counted = tl.load(counter, mask=live, other=0) + 1
+            tl.debug_barrier()  # every warp reads the count, so all must have read before one writes
+            tl.store(counter, counted, mask=live)
+            t = counted.to(tl.float64)[:, None]
         if MAXIMIZE:
             g = -g
         w, a, b = apply(w, g, a, b, width, rate, t, step, ALGORITHM, STATES, DECAY, BEFORE, LIMITED)
