@@ -29,13 +29,14 @@ for _number in (signal.SIGINT, signal.SIGHUP):
 
 #: The files that take longest, begun first: at the end one of them would keep one process busy, and no other.
 LONGEST = (
-    *("test_mutants", "test_fused_verdict", "test_triton_compiled", "test_reports_page"),
-    *("test_native_sanitized", "test_gpu_checks", "test_benchmarks_ab_round", "test_suite_verdicts"),
-    *("test_benchmarks_commits", "test_findings", "test_cli_outputs", "test_runner", "test_replay"),
-    *("test_cpu_dense_steps", "test_process", "test_tutorial", "test_benchmarks_killed", "test_cli"),
-    *("test_reports_like", "test_fused_checkpoints", "test_architecture", "test_triton_interpreter"),
-    *("test_triton_traffic", "test_benchmarks_asv", "test_runner_hostile", "test_reports_plots"),
-    *("test_benchmarks_tasks", "test_mutants_tool", "test_native_memory", "test_torchft_loopback"),
+    *("test_mutants", "test_fused_verdict", "test_triton_compiled", "test_pretend_verdicts", "test_cli"),
+    *("test_findings", "test_reports_page", "test_triton_executed", "test_signals", "test_torchft_loopback"),
+    *("test_untrusted_files", "test_fused_checkpoints", "test_process", "test_architecture"),
+    *("test_native_sanitized", "test_benchmarks_killed", "test_runner", "test_replay", "test_cli_outputs"),
+    *("test_suite_verdicts", "test_benchmarks_pytest", "test_triton_traffic", "test_triton_interpreter"),
+    *("test_made_results", "test_reports_like", "test_tutorial", "test_reports_plots", "test_documentation"),
+    *("test_runner_hostile", "test_benchmarks_asv", "test_mutants_tool", "test_benchmarks_ab_round"),
+    *("test_native_memory", "test_gpu_checks", "test_scale", "test_ranks", "test_benchmarks_commits"),
 )
 
 #: Registering the pretend accelerator changes torch for a process: `test_pretend` runs these tests elsewhere.
