@@ -49,7 +49,8 @@ def _lines() -> Step:
         now = time.monotonic()
         if now - shown >= EVERY and total:
             shown = now
-            left = f", about {(now - began) * (total - done) / done:.0f} s left" if done else ""
+            known = 10 * done >= total  # before that, one slow step would be an hour
+            left = f", about {(now - began) * (total - done) / done:.0f} s left" if known else ""
             sys.stderr.write(f"{text}: {done} of {total} after {now - began:.0f} s{left}\n")
             sys.stderr.flush()
 
