@@ -220,7 +220,8 @@ def test_killed_writer(impl: Any) -> None:
     with common_folder() as folder:
         wanted = on_ranks(save, folder)[0]
         killed = error_of(lambda: on_ranks(die, folder))
-        expect("killed by signal 9" in killed, "a rank that is killed", killed)
+        ended = "killed by signal 9" in killed or "lost connection" in killed  # as a rank of torchrun sees it
+        expect(ended, "a rank that is killed", killed)
         seen = on_ranks(lambda: everything(restored(impl, f"{folder}/2", "row")))[0]
         for name, value in wanted.items():
             expect_bits(seen[name], value, f"{name} of the previous checkpoint")

@@ -235,8 +235,11 @@ def _outcome(join: Callable[[], None], body: Callable[..., Any], arguments: Sequ
         found = ("raised", "a lost connection" if lost else f"{type(error).__name__}: {error}")
     if not _torchrun():
         return found
-    everywhere: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(everywhere, found)
+    everywhere: list[Any] = [None] * the_ranks()
+    try:
+        torch.distributed.all_gather_object(everywhere, found)
+    except (RuntimeError, ValueError):  # another rank has ended, or there is no group
+        return found if found[0] != "result" else ("raised", "a lost connection")
     return "result", everywhere
 
 
@@ -257,9 +260,12 @@ def _wait(ranks: Sequence[_Rank], limit: float) -> None:
 
 
 def _results(outcomes: Sequence[Any], size: int) -> list[Any]:
+    first = 0
     if _torchrun() and outcomes[0][0] == "result":
         outcomes = outcomes[0][1]
-    bad = [(rank, *outcome) for rank, outcome in enumerate(outcomes) if outcome[0] != "result"]
+    elif _torchrun():
+        first = int(os.environ["RANK"])  # the outcome of this process only
+    bad = [(rank, *outcome) for rank, outcome in enumerate(outcomes, first) if outcome[0] != "result"]
     bad.sort(key=lambda one: one[2] == "a lost connection")
     if not bad:
         return [value for _, value in outcomes]
