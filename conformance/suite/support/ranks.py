@@ -127,7 +127,8 @@ def _join(store: str, number: int, size: int, limit: float, run: str) -> None:
 def _store_of_torchrun(timeout: datetime.timedelta) -> Any:
     address, port, size = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), the_ranks()
     serves = os.environ["RANK"] == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    return torch.distributed.TCPStore(address, port, size, serves, timeout)
+    distributed: Any = torch.distributed
+    return distributed.TCPStore(address, port, size, serves, timeout)
 
 
 def largest_of_torchrun(number: int) -> int:
