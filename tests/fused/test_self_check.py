@@ -25,7 +25,7 @@ PLANTED: dict[str, tuple[str, dict[str, Any]]] = {
     "radix_pass": ("radix_pass", {"SCALED": False}),
     "find_runs": ("find_runs", {"BLOCK": 8}),
     "sum_chunks": ("sum_chunks, fold_chunks or collect", {"SCALED": False}),
-    "fold_chunks": ("sum_chunks, fold_chunks or collect", {"FOLD": 1}),
+    "fold_chunks": ("sum_chunks, fold_chunks or collect", {"FOLD": 3}),
     "collect": ("sum_chunks, fold_chunks or collect", {"SCALED": False}),
     "update": ("update", {"MAXIMIZE": True}),
 }

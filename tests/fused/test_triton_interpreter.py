@@ -257,7 +257,7 @@ def case_random(backend: Any, dtype: str) -> None:
 
 def case_sort(backend: Any, count: int, rows: int, least: int, tile: int, digit: int) -> None:
     """Keys and places as a stable sort of torch brings them, in one pass or several, one tile or many."""
-    from keyedopt.fused.backends.triton.groups import group_tables
+    from keyedopt.fused.backends.triton.groups import Group
     from keyedopt.fused.backends.triton.prepare import make_runs
     from keyedopt.fused.backends.triton.shapes import Tuning
 
@@ -271,7 +271,7 @@ def case_sort(backend: Any, count: int, rows: int, least: int, tile: int, digit:
         Lookup(1, others, torch.tensor([0, 3, 3, 7]), weights, mean=True),
         Lookup(0, values[:0], torch.tensor([0, 0])),
     ]
-    (group,) = group_tables(tables, [0, 1])
+    group = Group(tuple(tables), (0, 1))
     tuning = Tuning(block=16, values=64, probes=4, tile=tile, digit=digit)
     for _ in range(2):  # the second time with the memory of the first
         runs = make_runs(group, lookups, tuning)
