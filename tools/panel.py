@@ -18,35 +18,64 @@ from keyedopt.conformance.results.verdict import FAILING
 
 TARGETS = "keyedopt.conformance.targets.panel"
 #: What to install for each library; the adapters are in `keyedopt.conformance.targets.panel`.
+_TRANSFORMERS = (
+    *("transformers==4.46.3", "huggingface-hub==0.36.2", "regex==2026.11.15", "safetensors==0.8.0"),
+    *("tokenizers==0.20.3", "tqdm==4.70.1"),
+)
 PINNED = {
-    "apollo": ("apollo-torch==1.0.3", "transformers==4.46.3", "bitsandbytes==0.50.2"),
+    "apollo": ("apollo-torch==1.0.3", "bitsandbytes==0.50.2", *_TRANSFORMERS),
     "bitsandbytes": ("bitsandbytes==0.50.2",),
+    "catalyst": ("catalyst==22.4",),
+    "colossalai": ("colossalai==0.5.0",),
+    "deepspeed": (
+        *("deepspeed==0.19.8", "einops==0.8.2", "hjson==3.1.0", "msgpack==1.2.4", "ninja==1.13.2"),
+        *("psutil==7.2.2", "tqdm==4.70.1"),
+    ),
     "dlrm": (
         "https://raw.githubusercontent.com/facebookresearch/dlrm/"
         "090956ee2319ddd349a42232958aefccfe3f7b0a/optim/rwsadagrad.py",
     ),
+    "galore": ("galore-torch==1.0", "bitsandbytes==0.50.2", *_TRANSFORMERS),
+    "lightly": ("lightly==1.6.0",),
     "optimi": ("torch-optimi==0.3.3",),
-    "pytorch_lamb": ("pytorch-lamb==1.0.0",),
+    "pytorch_lamb": ("pytorch-lamb==1.0.0", "tensorboardX==2.6.5"),
     "pytorch_optimizer": ("pytorch_optimizer==4.1.0",),
-    "timm": ("timm==1.0.31", "torchvision==0.28.0"),
+    "timm": ("timm==1.0.31",),
+    "torchao": ("torchao==0.18.0",),
     "torch_optimizer": ("torch-optimizer==0.3.0", "pytorch-ranger==0.1.1"),
+    "transformers": _TRANSFORMERS,
+}
+#: Packages of which only submodules are imported: their own imports need much more, such as torchvision.
+BARE = {
+    "catalyst": ("catalyst", "catalyst.contrib", "catalyst.contrib.optimizers"),
+    "colossalai": ("colossalai", "colossalai.nn", "colossalai.nn.optimizer"),
+    "timm": ("timm", "timm.optim"),
 }
 
 
 def install(name: str, folder: Path) -> Path:
-    """Make the environment of a library if it is missing; return its interpreter."""
-    python = folder / name / "bin" / "python"
-    if not python.exists():
+    """Make the environment of a library if it is missing or has other versions; return its interpreter."""
+    python, done = folder / name / "bin" / "python", folder / name / "pinned.txt"
+    if not done.exists() or done.read_text(encoding="utf-8").split() != [*PINNED[name]]:
         venv.create(folder / name, with_pip=False)
         (own,) = (folder / name).glob("lib/python*/site-packages")
-        shared = "; ".join(f"site.addsitedir({path!r})" for path in site.getsitepackages())
-        (own / "shared.pth").write_text(f"import site; {shared}\n", encoding="utf-8")
+        lines = ["import site; " + "; ".join(f"site.addsitedir({path!r})" for path in site.getsitepackages())]
+        for package in BARE.get(name, ()):
+            place = str(own.joinpath(*package.split(".")))
+            lines.append(
+                f"import sys; from importlib import machinery, util; "
+                f"bare = machinery.ModuleSpec({package!r}, None, is_package=True); "
+                f"bare.submodule_search_locations.append({place!r}); "
+                f"sys.modules[{package!r}] = util.module_from_spec(bare)"
+            )
+        (own / "shared.pth").write_text("\n".join([*lines, ""]), encoding="utf-8")
         for address in (item for item in PINNED[name] if "://" in item):  # a module that is no package
             urllib.request.urlretrieve(address, own / Path(address).name)
         packages = [item for item in PINNED[name] if "://" not in item]
         pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
         if packages:
             subprocess.run([*pip, *packages], check=True)
+        done.write_text("\n".join(PINNED[name]), encoding="utf-8")
     return python
 
 

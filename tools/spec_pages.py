@@ -113,7 +113,18 @@ def readme_page() -> str:
 
 
 #: The last version of each library on which the scripts were run.
-CHECKED = {"fbgemm": "1.9.0", "optimi": "0.3.3", "torch": "2.15.0", "torchft": "0.2.0", "torchrec": "1.9.2"}
+CHECKED = {
+    "fbgemm": "1.9.0",
+    "torch": "2.15.0",
+    "torchft": "0.2.0",
+    "torchrec": "1.9.2",
+    "bitsandbytes": "0.50.2",
+    "deepspeed": "0.19.8",
+    "optimi": "0.3.3",
+    "pytorchoptimizer": "4.1.0",
+    "torchao": "0.18.0",
+    "torchoptimizer": "0.3.0",
+}
 
 PAGES = {
     FOLDER / "spec" / "CLAUSES.md": clauses_page,

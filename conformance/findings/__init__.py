@@ -18,6 +18,12 @@ from packaging.specifiers import SpecifierSet
 from keyedopt.conformance.run.forked_script import run_forked
 
 FOLDER = Path(__file__).parent
+#: The module of a library that has another name.
+MODULES = {
+    "fbgemm": "fbgemm_gpu",
+    "pytorchoptimizer": "pytorch_optimizer",
+    "torchoptimizer": "torch_optimizer",
+}
 
 
 @dataclass(frozen=True)
@@ -43,8 +49,7 @@ class Finding:
     @property
     def installed(self) -> bool:
         """Whether the library is installed, so that the reproducer can run."""
-        module = {"fbgemm": "fbgemm_gpu"}.get(self.library, self.library)
-        return importlib.util.find_spec(module) is not None
+        return importlib.util.find_spec(MODULES.get(self.library, self.library)) is not None
 
     @property
     def there(self) -> bool:

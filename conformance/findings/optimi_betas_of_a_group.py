@@ -1,6 +1,6 @@
 """The betas of a parameter group are ignored: Adam keeps them as beta1 and beta2 of all groups.
 
-Clauses: ALGO-082, ALGO-083.
+Clauses: ALGO-082, ALGO-083, ALGO-092.
 """
 
 import sys

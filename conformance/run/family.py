@@ -18,6 +18,8 @@ _PARENT_DEATH, _SUBREAPER = 1, 36  # of prctl
 SHARE, LEAST = 0.5, 2 << 30
 #: Seconds until children that do not end are left to themselves.
 GRACE = 2.0
+#: The names of compilers, as Linux knows their processes.
+COMPILERS = {"ninja", "cc1plus", "c++", "g++", "clang++", "nvcc", "cicc", "ptxas"}
 
 
 def _prctl(option: int, value: int) -> None:
@@ -92,6 +94,17 @@ def _stat(pid: int) -> list[str]:
 def state(pid: int) -> str:
     """Return the letter of a process's state: ``T`` if it was stopped; empty if it is gone."""
     return (_stat(pid) or [""])[0]
+
+
+def compiles(pid: int) -> bool:
+    """Whether a compiler runs below a process."""
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            for child in map(int, path.read_text(encoding="ascii").split()):
+                name = Path(f"/proc/{child}/comm").read_text(encoding="utf-8", errors="replace").strip()
+                if name in COMPILERS or compiles(child):
+                    return True
+    return False
 
 
 def cpu_seconds(pid: int) -> float:

@@ -254,7 +254,7 @@ class Process:
         idle = before is not None and used - before[1] < 0.01 * (seconds - before[0])
         if before is None or seconds - before[0] > 5:
             self._used = seconds, used
-        return (seconds > limit and (used >= limit or idle)) or seconds > PATIENCE
+        return (seconds > limit and (used >= limit or idle)) or seconds > max(limit, PATIENCE)
 
     def ending(self) -> str:
         """Return how the process ended: a signal or an exit status."""

@@ -23,12 +23,17 @@ from keyedopt.conformance.results.errors import KeyedoptError, did_you_mean
 from keyedopt.conformance.results.model import Case, Journal, Result, case_from
 from keyedopt.conformance.results.verdict import FAILING
 from keyedopt.conformance.run import case_sources
-from keyedopt.conformance.run.processes import PATIENCE, ProcessError, Processes
+from keyedopt.conformance.run.family import compiles
+from keyedopt.conformance.run.processes import ProcessError, Processes
 from keyedopt.conformance.run.protocol import Channel
 from keyedopt.conformance.run.workers import Workers, WorkersError
 
 #: Seconds of CPU time that the import of a target may take, or the time limit of a case if that is longer.
 IMPORT_LIMIT = 30.0
+#: Seconds that the smoke stage may take if a target compiles; workers find what it compiled.
+COMPILATION_LIMIT = 900.0
+#: Seconds that a case of such a target may take at least: new shapes may be compiled anew.
+COMPILING_CASE_LIMIT = 300.0
 
 
 class RunError(KeyedoptError):
@@ -106,7 +111,7 @@ def _examine(
         "imports": options.imports,
         "device": options.device,
         "dtypes": options.dtypes,
-        "seconds": PATIENCE + 5,
+        "seconds": COMPILATION_LIMIT + 5,
     }
     try:
         process = processes.start("keyedopt.conformance.targets.smoke", [json.dumps(request)], channel.theirs)
@@ -114,10 +119,12 @@ def _examine(
             if collect:  # while the target is examined on another processor
                 deferred = [*pytest_arguments(target, options, processes.folder), "--keyedopt-defer"]
                 processes.collect(deferred)
-            began = time.monotonic()
+            began, limit = time.monotonic(), seconds
             while not process.wait(0.2):
-                if process.hangs(time.monotonic() - began, seconds):
-                    raise RunError(f"{target} was not imported and built within {seconds:g} s")
+                if limit < COMPILATION_LIMIT and compiles(process.pid):
+                    limit = COMPILATION_LIMIT
+                if process.hangs(time.monotonic() - began, limit):
+                    raise RunError(f"{target} was not imported and built within {limit:g} s")
             examined = next(iter(channel.messages()), None)
             if examined is None:
                 raise RunError(
@@ -195,7 +202,8 @@ def run(
         )
         journal = stack.enter_context(Journal(output, head)) if output else None
         try:
-            workers = Workers(target, options.limit, import_limit, processes)
+            limit = max(options.limit, COMPILING_CASE_LIMIT) if examined["compiles"] else options.limit
+            workers = Workers(target, limit, import_limit, processes)
             number = options.workers or min(len(os.sched_getaffinity(0)), 8)
             if "TORCHELASTIC_RUN_ID" in os.environ:  # all processes of torchrun run the cases in one order
                 number = 1

@@ -90,6 +90,8 @@ class Implementation:
         distributions: the installed distributions whose versions identify the implementation; the version
             of the first one is shown.
         install: how to install it, shown if it is missing.
+        compiles: whether the first step of an algorithm compiles: the smoke stage takes one step with each
+            algorithm, and waits for compilers longer than for an import; so do cases.
         backends: ``module:function`` that returns the names of the backends that ran since its last call.
         backend_variable: the environment variable that asks for one backend. A case in which another one ran
             is unsupported then.
@@ -113,6 +115,7 @@ class Implementation:
     variants: Mapping[str, str] = field(default_factory=dict)
     distributions: tuple[str, ...] = ()
     install: str = ""
+    compiles: bool = False
     backends: str = ""
     backend_variable: str = ""
 

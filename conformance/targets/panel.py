@@ -12,7 +12,10 @@ from keyedopt.conformance.targets.implementation import ANY_DEVICE, Implementati
 #: Options and behaviour that only the reference documents.
 _OWN = ("decay", "rows", "bias_correction", "eps_placement", "error_if_nonfinite")
 #: What the cases of an area need from others, and torch's own kernels.
-_ELSEWHERE = ("KeyedOptimizerWrapper", "GradientClippingOptimizer", "WarmupOptimizer", "*.fused", "*.foreach")
+_ELSEWHERE = (
+    *("KeyedOptimizerWrapper", "GradientClippingOptimizer", "WarmupOptimizer"),
+    *("*.fused", "*.foreach", "*.dtensor"),
+)
 _ALGORITHMS = (
     *("SGD", "Adagrad", "RowWiseAdagrad", "Adam", "PartialRowWiseAdam"),
     *("LAMB", "PartialRowWiseLAMB", "LarsSGD"),
@@ -30,12 +33,13 @@ def _library(
         names=classes,
         areas=("algorithms",),
         absent=(*_ELSEWHERE, "Accumulate*", *(f"*.{one}" for one in _OWN), *missing, *absent),
-        devices=("cpu", "cuda", ANY_DEVICE),
-        **{"dtypes": ("float32",), "distributions": (name,), **more},
+        **{"dtypes": ("float32",), "devices": ("cpu", "cuda", ANY_DEVICE), "distributions": (name,), **more},
     )
 
 
 _LAMB = {"LAMB.eps": 1e-6}
+#: LARS that documents: without weight_decay a parameter is not scaled.
+_DECAYED = "per_tensor only_decayed"
 
 timm = _library(
     "timm",
@@ -78,7 +82,7 @@ torch_optimizer = _library(
     defaults={**_LAMB, "LarsSGD.lr": 1e-2, "LarsSGD.momentum": 0},
     fixed_options={"LarsSGD.eps": 0.0, "LarsSGD.trust_coefficient": 1e-3},
     state_names={"LarsSGD.momentum_buffer": ""},
-    variants={"LAMB": "per_tensor no_debias", "LarsSGD": "per_tensor", "SGD": "decoupled"},
+    variants={"LAMB": "per_tensor no_debias", "LarsSGD": _DECAYED, "SGD": "decoupled"},
     distributions=("torch-optimizer",),
 )
 pytorch_lamb = _library(
@@ -122,19 +126,92 @@ bitsandbytes = _library(  # its LAMB and LARS bound the norm of the update, and 
         "SGD.momentum_buffer": "",
     },
 )
-apollo = _library(
-    "apollo-torch",
-    "apollo_torch",
-    {"Adam": "apollo_torch.apollo:AdamW"},
-    absent=("*.sparse", "*.maximize", "*.positional"),
-    defaults={"Adam.eps": 1e-6},
-    fixed_options={"Adam.no_deprecation_warning": True},
-    variants={"Adam": "decoupled decay_after eps_before"},
+
+
+def _of_transformers(name: str, package: str, place: str, distribution: str) -> Implementation:
+    """Describe a copy of the AdamW that transformers had until its version 5."""
+    return _library(
+        name,
+        package,
+        {"Adam": place},
+        absent=("*.sparse", "*.maximize", "*.positional"),
+        defaults={"Adam.eps": 1e-6},
+        fixed_options={"Adam.no_deprecation_warning": True},
+        variants={"Adam": "decoupled decay_after eps_before"},
+        distributions=(distribution,),
+    )
+
+
+transformers = _of_transformers(
+    "transformers", "transformers.optimization", "transformers.optimization:AdamW", "transformers"
 )
+apollo = _of_transformers("apollo-torch", "apollo_torch", "apollo_torch.apollo:AdamW", "apollo-torch")
+galore = _of_transformers("galore-torch", "galore_torch", "galore_torch:GaLoreAdamW", "galore-torch")
 dlrm = _library(
     "dlrm",
     "rwsadagrad",
     {"Adagrad": "rwsadagrad:RWSAdagrad"},  # its rows are those of sparse gradients only
     absent=("*.sparse", "*.maximize"),
     distributions=(),
+)
+catalyst = _library(
+    "catalyst",
+    "catalyst.contrib.optimizers.lamb",
+    {"LAMB": "catalyst.contrib.optimizers.lamb:Lamb"},
+    absent=("*.sparse", "*.maximize", "*.positional"),
+    defaults=_LAMB,
+    variants={"LAMB": "per_tensor no_debias"},
+)
+lightly = _library(
+    "lightly",
+    "lightly.utils.lars",
+    {"LarsSGD": "lightly.utils.lars:LARS"},
+    absent=("*.sparse", "*.maximize", "*.positional", "LarsSGD.momentum_buffer"),
+    option_names={"LarsSGD.eta": "trust_coefficient"},
+    defaults={"LarsSGD.momentum": 0},
+    fixed_options={"LarsSGD.lr": 1e-3, "LarsSGD.eps": 0.0},
+    state_names={"LarsSGD.momentum_buffer": ""},
+    variants={"LarsSGD": _DECAYED},
+)
+torchao = _library(  # it quantizes the state of parameters with 4,096 elements and more
+    "torchao",
+    "torchao.optim",
+    {"Adam": "torchao.optim:Adam8bit"},
+    absent=("*.sparse", "*.maximize", "*.positional"),
+    compiles=True,
+)
+deepspeed = _library(
+    "deepspeed",
+    "deepspeed.ops",
+    {
+        "Adam": "deepspeed.ops.adam:DeepSpeedCPUAdam",
+        "Adagrad": "deepspeed.ops.adagrad:DeepSpeedCPUAdagrad",
+    },
+    absent=(
+        *(
+            "*.maximize",
+            "*.positional",
+            "Adam.sparse",
+            "Adagrad.lr_decay",
+            "Adagrad.initial_accumulator_value",
+        ),
+        *("Adagrad.sum", "Adagrad.sparse"),
+    ),
+    fixed_options={"Adam.adamw_mode": False},
+    state_names={"Adagrad.sum": "exp_avg_sq"},
+    devices=("cpu",),
+    compiles=True,
+)
+colossalai = _library(  # its CPUAdam has a kernel for the machines with CUDA only
+    "colossalai",
+    "colossalai.nn.optimizer",
+    {
+        "LAMB": "colossalai.nn.optimizer.lamb:Lamb",
+        "LarsSGD": "colossalai.nn.optimizer.lars:Lars",
+    },
+    absent=("*.sparse", "*.maximize", "*.positional", "LarsSGD.momentum_buffer"),
+    option_names={"LarsSGD.eta": "eeta"},
+    defaults={**_LAMB, "LarsSGD.momentum": 0},
+    state_names={"LarsSGD.momentum_buffer": ""},
+    variants={"LAMB": "per_tensor no_debias", "LarsSGD": "per_tensor"},
 )

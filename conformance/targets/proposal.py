@@ -17,7 +17,15 @@ COMMON = {
     "LarsSGD": ("LarsSGD", "LARS", "Lars", "LARS32bit"),
 }
 #: Options of the reference, and what cases need from other libraries.
-NOT_SHOWN = ("decay", "rows", "bias_correction", "eps_placement", "error_if_nonfinite", "positional")
+NOT_SHOWN = (
+    "decay",
+    "rows",
+    "bias_correction",
+    "eps_placement",
+    "error_if_nonfinite",
+    "positional",
+    "dtensor",
+)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ The number of the descriptor for the report follows it. In the report, ``problem
 to do, or empty; the rest identifies the implementation and its environment.
 """
 
+import contextlib
 import faulthandler
 import functools
 import importlib.metadata
@@ -101,6 +102,19 @@ def build(surface: Surface, name: str, device: str) -> None:
         ) from error
 
 
+def compile_steps(surface: Surface, device: str) -> None:
+    """Take a step with each claimed algorithm, so what it compiles is there when cases run."""
+    import torch
+
+    from keyedopt.conformance import spec
+
+    for name in filter(surface.claims, spec.areas()["algorithms"].names):
+        parameter = torch.nn.Parameter(torch.ones(2, device=device))
+        parameter.grad = torch.ones_like(parameter)
+        with contextlib.suppress(Exception):  # the suite reports it, clause by clause
+            getattr(surface, name)([parameter], lr=0.1).step()
+
+
 def examine(
     target: str, device: str | None, dtypes: Sequence[str], imports: Sequence[str] = ()
 ) -> dict[str, Any]:
@@ -115,11 +129,14 @@ def examine(
         hint = ""
         check_device(chosen)
         build(surface, implementation.name, chosen)
+        if implementation.compiles:
+            compile_steps(surface, chosen)
     except TargetError as error:
         return {"problem": f"{error}{hint}"}
     found = versions(implementation)
     return {
         "problem": "",
+        "compiles": implementation.compiles,
         "implementation": {
             "name": one_line(implementation.name),
             "target": target,

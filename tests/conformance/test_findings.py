@@ -10,19 +10,22 @@ from pathlib import Path
 import pytest
 
 from keyedopt.conformance import expectations
-from keyedopt.conformance.findings import findings
+from keyedopt.conformance.findings import MODULES, findings
 
 FINDINGS = {finding.path.stem: finding for finding in findings()}
 LIBRARIES = tuple(dict.fromkeys(finding.library for finding in FINDINGS.values()))
 #: What need not be installed, but where it has to be (CI).
-OPTIONAL = ("torchrec", "torchft", "optimi")
+OPTIONAL = (
+    *("torchrec", "torchft", "optimi", "bitsandbytes", "deepspeed", "pytorchoptimizer", "torchao"),
+    "torchoptimizer",
+)
 ROOT = Path(__file__).parents[2]
 #: The decisions on what the libraries of the panel fail.
 PANEL = "conformance/PANEL.md"
 
 
 def need(library):
-    missing = library in OPTIONAL and importlib.util.find_spec(library) is None
+    missing = library in OPTIONAL and importlib.util.find_spec(MODULES.get(library, library)) is None
     if missing and os.environ.get(f"KEYEDOPT_REQUIRE_{library.upper()}") != "1":
         pytest.skip(f"{library} is not installed: see the README")
 
@@ -76,7 +79,8 @@ def test_a_finding_runs_as_a_script(library):
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_every_known_failure_links_to_a_reproducer_that_names_its_clause(library):
-    entries = expectations.read(expectations.find(library))
+    name = MODULES[library] if library in ("pytorchoptimizer", "torchoptimizer") else library
+    entries = expectations.read(expectations.find(name))
     by_link = {f"conformance/findings/{finding.path.name}": finding for finding in FINDINGS.values()}
     own = {link for link, finding in by_link.items() if finding.library == library}
     if library != "fbgemm":  # for some of its defects our target makes up
@@ -84,7 +88,7 @@ def test_every_known_failure_links_to_a_reproducer_that_names_its_clause(library
     for entry in entries:
         if entry.link == PANEL:  # a defect of a panel's library: a row of the table says what happens
             rows = (ROOT / PANEL).read_text(encoding="utf-8").splitlines()
-            own_rows = [row for row in rows if library in row or row.startswith("| all |")]
+            own_rows = [row for row in rows if library in row.replace("-", "") or row.startswith("| all |")]
             assert any(entry.clause in row for row in own_rows), entry
         else:
             assert entry.clause in by_link[entry.link].clauses, entry

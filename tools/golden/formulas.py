@@ -151,7 +151,8 @@ def lars(a: Any, w: Row, g: Row, s: State, t: int, o: Options) -> Row:
     decay = a.scalar(o["weight_decay"])
     length = norm(a, w)
     under = norm(a, g) + decay * length
-    ratio = ([eta, length], [under]) if length and under else ([], [])
+    scaled = o["weight_decay"] or not o.get("scale_only_decayed")
+    ratio = ([eta, length], [under]) if scaled and length and under else ([], [])
     decayed = [x + decay * y for x, y in zip(g, w, strict=True)]
     s["momentum_buffer"] = [
         mu * b + a.product([lr, x, *ratio[0]], ratio[1])
@@ -182,11 +183,12 @@ VARIANTS: dict[str, Options] = {
     "eps_before": {"eps_placement": "before_bias_correction"},
     "decoupled": {"decay": "decoupled"},
     "decay_after": {"decay_after": True},  # the weights that moved are decayed
+    "only_decayed": {"scale_only_decayed": True},  # without weight_decay the step is SGD's
     "sum": {"accumulate": "sum"},  # of the squares of a row, not their mean
 }
 OF: dict[str, tuple[str, ...]] = {
     "LAMB": ("no_debias", "decay_after", "per_tensor", "per_tensor no_debias", "per_tensor decay_after"),
-    "LarsSGD": ("per_tensor",),
+    "LarsSGD": ("per_tensor", "per_tensor only_decayed"),
     "SGD": ("decoupled",),
     "Adam": (
         *("eps_in_root", "no_debias", "decoupled", "decoupled eps_in_root", "decoupled decay_after"),

@@ -30,6 +30,8 @@ GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "trajectories.json")
 ]
 #: Switches that choose how fast a step is.
 KERNELS = ("fused", "foreach")
+#: What a formula in a dtype other than float64 may lose: 1 - beta2 that is computed in that dtype cancels.
+CANCELLATION = 1 / (1 - 0.999)
 KIN = ("PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD")
 
 
@@ -44,7 +46,12 @@ def special(which: str) -> list[str]:
     return [name for name in GOLDEN if name.partition("-")[2] == which]
 
 
-def follow(impl: Any, algorithm: str, made: Any, dtype: str) -> dict[str, Any]:
+def formula(impl: Any, algorithm: str, made: Any) -> None:
+    """Train along a trajectory in the most precise dtype; the precision in others has clauses of its own."""
+    follow(impl, algorithm, made, exact_dtype(impl), CANCELLATION)
+
+
+def follow(impl: Any, algorithm: str, made: Any, dtype: str, slack: float = 1.0) -> dict[str, Any]:
     """Train along a trajectory; expect every known tensor within its budget, and return the errors."""
     need_dtype(impl, algorithm, dtype)
     made = variant_of(impl, algorithm, made)
@@ -67,7 +74,7 @@ def follow(impl: Any, algorithm: str, made: Any, dtype: str) -> dict[str, Any]:
             yield {"weight": weight.detach(), **state}
 
     with Measuring({"errors": []}) as measuring:
-        measure_trajectory(measuring, made, dtype, train)
+        measure_trajectory(measuring, made, dtype, train, slack, "float64" in impl.dtypes)
     return measuring.record
 
 
@@ -79,7 +86,7 @@ def follow(impl: Any, algorithm: str, made: Any, dtype: str) -> dict[str, Any]:
 @pytest.mark.parametrize(**golden("SGD-plain"))
 def test_sgd(impl, algorithm, made):
     """SGD subtracts lr times the gradient."""
-    follow(impl, algorithm, made, exact_dtype(impl))
+    formula(impl, algorithm, made)
 
 
 @pytest.mark.clause("ALGO-002")
@@ -87,7 +94,7 @@ def test_sgd(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("SGD-momentum", "SGD-dampening", "SGD-nesterov"))
 def test_sgd_momentum(impl, algorithm, made):
     """SGD has a momentum buffer, applies dampening from the second step on, and looks ahead with nesterov."""
-    follow(impl, algorithm, made, exact_dtype(impl))
+    formula(impl, algorithm, made)
 
 
 @pytest.mark.clause("ALGO-003")
@@ -95,7 +102,7 @@ def test_sgd_momentum(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("SGD-decay"))
 def test_sgd_weight_decay(impl, algorithm, made):
     """SGD adds weight_decay times the weight to the gradient."""
-    follow(impl, algorithm, made, exact_dtype(impl))
+    formula(impl, algorithm, made)
 
 
 @pytest.mark.clause("ALGO-004")
@@ -103,7 +110,7 @@ def test_sgd_weight_decay(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("Adagrad-plain"))
 def test_adagrad(impl, algorithm, made):
     """Adagrad divides by the square root of the sum of squares plus eps."""
-    follow(impl, algorithm, made, exact_dtype(impl))
+    formula(impl, algorithm, made)
 
 
 @pytest.mark.clause("ALGO-005")
@@ -111,7 +118,7 @@ def test_adagrad(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("Adagrad-lr-decay"))
 def test_adagrad_lr_decay(impl, algorithm, made):
     """Adagrad's learning rate decreases with lr_decay; its sum starts at initial_accumulator_value."""
-    follow(impl, algorithm, made, exact_dtype(impl))
+    formula(impl, algorithm, made)
 
 
 @pytest.mark.clause("ALGO-006")
@@ -119,7 +126,7 @@ def test_adagrad_lr_decay(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("Adagrad-decay"))
 def test_adagrad_weight_decay(impl, algorithm, made):
     """Adagrad adds weight_decay times the weight to the gradient."""
-    follow(impl, algorithm, made, exact_dtype(impl))
+    formula(impl, algorithm, made)
 
 
 @pytest.mark.clause("ALGO-007")
@@ -127,7 +134,7 @@ def test_adagrad_weight_decay(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("RowWiseAdagrad-plain"))
 def test_rowwise_adagrad(impl, algorithm, made):
     """Row-wise Adagrad divides by the square root of the sum of the row's mean squares, plus eps."""
-    follow(impl, algorithm, made, exact_dtype(impl))
+    formula(impl, algorithm, made)
 
 
 @pytest.mark.clause("ALGO-008")
@@ -135,7 +142,7 @@ def test_rowwise_adagrad(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("RowWiseAdagrad-lr-decay"))
 def test_rowwise_adagrad_lr_decay(impl, algorithm, made):
     """Row-wise Adagrad applies lr_decay, and its sum starts at initial_accumulator_value."""
-    follow(impl, algorithm, made, exact_dtype(impl))
+    formula(impl, algorithm, made)
 
 
 @pytest.mark.clause("ALGO-009")
@@ -143,7 +150,7 @@ def test_rowwise_adagrad_lr_decay(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("RowWiseAdagrad-decay"))
 def test_rowwise_adagrad_weight_decay(impl, algorithm, made):
     """Row-wise Adagrad adds weight_decay times the weight to the gradient, in all rows if it is dense."""
-    follow(impl, algorithm, made, exact_dtype(impl))
+    formula(impl, algorithm, made)
 
 
 @pytest.mark.clause("ALGO-010")
@@ -151,7 +158,7 @@ def test_rowwise_adagrad_weight_decay(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("Adam-plain", "Adam-betas"))
 def test_adam(impl, algorithm, made):
     """Adam divides the corrected mean by the square root of the corrected mean square plus eps."""
-    follow(impl, algorithm, made, exact_dtype(impl))
+    formula(impl, algorithm, made)
 
 
 @pytest.mark.clause("ALGO-011")
@@ -159,7 +166,7 @@ def test_adam(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("Adam-decay"))
 def test_adam_weight_decay(impl, algorithm, made):
     """Adam adds weight_decay times the weight to the gradient."""
-    follow(impl, algorithm, made, exact_dtype(impl))
+    formula(impl, algorithm, made)
 
 
 @pytest.mark.clause("ALGO-012")
@@ -167,7 +174,7 @@ def test_adam_weight_decay(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("PartialRowWiseAdam-plain", "PartialRowWiseAdam-betas"))
 def test_partial_rowwise_adam(impl, algorithm, made):
     """Partial row-wise Adam keeps the mean of the row's mean squares."""
-    follow(impl, algorithm, made, exact_dtype(impl))
+    formula(impl, algorithm, made)
 
 
 @pytest.mark.clause("ALGO-013")
@@ -175,7 +182,7 @@ def test_partial_rowwise_adam(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("PartialRowWiseAdam-decay"))
 def test_partial_rowwise_adam_weight_decay(impl, algorithm, made):
     """Partial row-wise Adam's decay is decoupled from the moments."""
-    follow(impl, algorithm, made, exact_dtype(impl))
+    formula(impl, algorithm, made)
 
 
 @pytest.mark.clause("ALGO-014")
@@ -183,7 +190,7 @@ def test_partial_rowwise_adam_weight_decay(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("LAMB-plain", "LAMB-betas"))
 def test_lamb(impl, algorithm, made):
     """LAMB scales Adam's direction by the ratio of the row's norms."""
-    follow(impl, algorithm, made, exact_dtype(impl))
+    formula(impl, algorithm, made)
 
 
 @pytest.mark.clause("ALGO-015")
@@ -191,7 +198,7 @@ def test_lamb(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("LAMB-decay"))
 def test_lamb_weight_decay(impl, algorithm, made):
     """LAMB adds the decay to the direction before it computes the ratio."""
-    follow(impl, algorithm, made, exact_dtype(impl))
+    formula(impl, algorithm, made)
 
 
 @pytest.mark.clause("ALGO-016")
@@ -199,7 +206,7 @@ def test_lamb_weight_decay(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("PartialRowWiseLAMB-plain", "PartialRowWiseLAMB-betas"))
 def test_partial_rowwise_lamb(impl, algorithm, made):
     """Partial row-wise LAMB is LAMB with the mean of the row's mean squares."""
-    follow(impl, algorithm, made, exact_dtype(impl))
+    formula(impl, algorithm, made)
 
 
 @pytest.mark.clause("ALGO-017")
@@ -207,7 +214,7 @@ def test_partial_rowwise_lamb(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("PartialRowWiseLAMB-decay"))
 def test_partial_rowwise_lamb_weight_decay(impl, algorithm, made):
     """Partial row-wise LAMB adds the decay to the direction before it computes the ratio."""
-    follow(impl, algorithm, made, exact_dtype(impl))
+    formula(impl, algorithm, made)
 
 
 @pytest.mark.clause("ALGO-018")
@@ -215,7 +222,7 @@ def test_partial_rowwise_lamb_weight_decay(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("LarsSGD-plain", "LarsSGD-momentum"))
 def test_lars_sgd(impl, algorithm, made):
     """LARS scales the gradient by eta times the ratio of the row's norms and adds it to a momentum buffer."""
-    follow(impl, algorithm, made, exact_dtype(impl))
+    formula(impl, algorithm, made)
 
 
 @pytest.mark.clause("ALGO-019")
@@ -223,7 +230,7 @@ def test_lars_sgd(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("LarsSGD-decay"))
 def test_lars_sgd_weight_decay(impl, algorithm, made):
     """LARS adds weight_decay times the weight to the gradient, and times its norm to the denominator."""
-    follow(impl, algorithm, made, exact_dtype(impl))
+    formula(impl, algorithm, made)
 
 
 # --- variants and kinds of gradients --------------------------------------------------------------
@@ -236,7 +243,7 @@ def test_lars_sgd_weight_decay(impl, algorithm, made):
 )
 def test_maximize(impl, algorithm, made):
     """With maximize the objective increases."""
-    follow(impl, algorithm, made, exact_dtype(impl))
+    formula(impl, algorithm, made)
 
 
 @pytest.mark.clause("ALGO-021")
@@ -244,7 +251,7 @@ def test_maximize(impl, algorithm, made):
 @pytest.mark.parametrize(**golden(*(f"{name}-maximize" for name in KIN)))
 def test_maximize_rowwise(impl, algorithm, made):
     """With maximize the objective increases."""
-    follow(impl, algorithm, made, exact_dtype(impl))
+    formula(impl, algorithm, made)
 
 
 @pytest.mark.clause("ALGO-022")
@@ -252,7 +259,7 @@ def test_maximize_rowwise(impl, algorithm, made):
 @pytest.mark.parametrize(**golden(*special("decay-decoupled"), *special("decay-l2")))
 def test_other_decay(impl, algorithm, made):
     """The argument decay selects L2 or decoupled decay."""
-    follow(impl, algorithm, made, exact_dtype(impl))
+    formula(impl, algorithm, made)
 
 
 @pytest.mark.clause("ALGO-023")
@@ -260,7 +267,7 @@ def test_other_decay(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("Adam-eps-placement"))
 def test_eps_placement(impl, algorithm, made):
     """The argument eps_placement adds eps before the bias correction."""
-    follow(impl, algorithm, made, exact_dtype(impl))
+    formula(impl, algorithm, made)
 
 
 @pytest.mark.clause("ALGO-024")
@@ -268,7 +275,7 @@ def test_eps_placement(impl, algorithm, made):
 @pytest.mark.parametrize(**golden(*special("per-row")))
 def test_bias_correction_per_row(impl, algorithm, made):
     """The argument bias_correction corrects every row by the number of its own steps."""
-    follow(impl, algorithm, made, exact_dtype(impl))
+    formula(impl, algorithm, made)
 
 
 @pytest.mark.clause("ALGO-025")
@@ -276,7 +283,7 @@ def test_bias_correction_per_row(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("RowWiseAdagrad-max-norm"))
 def test_max_norm(impl, algorithm, made):
     """The argument max_norm limits the norm of every row after the step."""
-    follow(impl, algorithm, made, exact_dtype(impl))
+    formula(impl, algorithm, made)
 
 
 @pytest.mark.clause("ALGO-026")
@@ -284,7 +291,7 @@ def test_max_norm(impl, algorithm, made):
 @pytest.mark.parametrize(**golden(*special("sparse")))
 def test_sparse(impl, algorithm, made):
     """A sparse gradient updates each row that it lists once, with the sum of its duplicates."""
-    follow(impl, algorithm, made, exact_dtype(impl))
+    formula(impl, algorithm, made)
 
 
 @pytest.mark.clause("ALGO-040")
@@ -292,7 +299,7 @@ def test_sparse(impl, algorithm, made):
 @pytest.mark.parametrize(**golden("SGD-momentum-sparse"))
 def test_sparse_momentum(impl, algorithm, made):
     """With a sparse gradient only the listed rows move, and only their momentum decays."""
-    follow(impl, algorithm, made, exact_dtype(impl))
+    formula(impl, algorithm, made)
 
 
 @pytest.mark.clause("ALGO-027")

@@ -74,7 +74,7 @@ def expect_like(seen: torch.Tensor, wanted: torch.Tensor, exact: bool, what: str
 
 
 @pytest.mark.clause("SHARD-011", "SHARD-012")
-@pytest.mark.needs("{algorithm}.step")
+@pytest.mark.needs("{algorithm}.step", "{algorithm}.dtensor")
 @pytest.mark.parametrize("algorithm", DENSE)
 def test_algorithm(impl: Any, algorithm: str) -> None:
     """An algorithm trains DTensors as plain tables, with uneven, empty and globally empty shards."""

@@ -41,6 +41,15 @@ def resumed_with(kind: Any, old: Any, weight: Any, **options: Any) -> Any:
     return fresh
 
 
+def set_options(group: dict[str, Any], options: dict[str, Any]) -> None:
+    """Set options of a group as torch's schedulers do: a tensor is filled, everything else is replaced."""
+    for name, value in options.items():
+        if isinstance(group.get(name), torch.Tensor):
+            group[name].fill_(value)
+        else:
+            group[name] = value
+
+
 def exact_dtype(impl: Any) -> str:
     """Return the most precise dtype of the target."""
     return "float64" if "float64" in impl.dtypes else "float32"

@@ -40,15 +40,24 @@ def drawn(made: Mapping[str, Any], kind: torch.dtype, draws: int) -> tuple[torch
     return draw(made["weight"], 1 / 64, 0), steps
 
 
-def measure_trajectory(measuring: Measuring, made: Mapping[str, Any], dtype: str, train: Train) -> None:
+def measure_trajectory(
+    measuring: Measuring,
+    made: Mapping[str, Any],
+    dtype: str,
+    train: Train,
+    slack: float = 1.0,
+    oracle: bool = True,
+) -> None:
     """Expect the golden trajectory's tensors within their budgets; record the median errors per tensor.
 
     A median is taken over all draws, of the worst error of each draw after the steps for which `made`
-    contains exact values. In float64, the oracle, and in variants with norms of whole tables, there is only
-    the golden draw and no median.
+    contains exact values. In float64, the oracle, without such an oracle, and in variants with norms of whole
+    tables, there is only the golden draw and no median.
     """
     kind = getattr(torch, dtype)
-    alone = kind is torch.float64 or "per_tensor" in made.get("variant", "")  # norms of all rows
+    alone = (
+        kind is torch.float64 or not oracle or "per_tensor" in made.get("variant", "")
+    )  # norms of all rows
     draws = 1 if alone else DRAWS
     weight, steps = drawn(made, kind, draws)
     exact = [_flat({"weight": weight})]
@@ -58,7 +67,7 @@ def measure_trajectory(measuring: Measuring, made: Mapping[str, Any], dtype: str
     for t, tensors in enumerate(train(weight.clone(), steps, kind), 1):
         seen = _flat(tensors)
         first = {name: value[: len(value) // draws] for name, value in seen.items()}
-        measure_golden(measuring, made, t, dtype, first)
+        measure_golden(measuring, made, t, dtype, first, slack)
         for name in sorted(seen.keys() & made["after"].get(str(t), {})) if draws > 1 else ():
             before = exact[t - 1].get(name, torch.zeros(()))
             errors = ulp_errors(seen[name].to(kind), exact[t][name], before).reshape(draws, -1).amax(dim=1)

@@ -112,13 +112,18 @@ def measure_relative(
 
 
 def measure_golden(
-    measuring: Measuring, made: Any, step: int, dtype: str, tensors: Mapping[str, torch.Tensor]
+    measuring: Measuring,
+    made: Any,
+    step: int,
+    dtype: str,
+    tensors: Mapping[str, torch.Tensor],
+    slack: float = 1.0,
 ) -> None:
     """Measure tensors by name after a step of a golden trajectory that has exact values for this step.
 
     The weight comes first. State whose name is not known is not measured.
-    In float64 they are expected within 1e-12, otherwise within the budget of the trajectory; state of a wider
-    dtype is first rounded to the tested dtype.
+    In float64 they are expected within 1e-12, otherwise within the budget of the trajectory times `slack`;
+    state of a wider dtype is first rounded to the tested dtype.
     """
     for name, exact in made["after"].get(str(step), {}).items():
         if name not in tensors and name != "weight":
@@ -131,5 +136,5 @@ def measure_golden(
         if dtype == "float64":
             measure_relative(measuring, seen, oracle, size, what, **entry)
             continue
-        budget = error_budget(made["worst"][dtype][str(step)][name])
+        budget = slack * error_budget(made["worst"][dtype][str(step)][name])
         measure_error(measuring, seen.to(getattr(torch, dtype)), oracle, budget, what, before=size, **entry)
