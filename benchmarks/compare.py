@@ -167,17 +167,14 @@ def chosen(
     if not works and not names:
         pairs = usual
     elif not names:
-        pairs = [(work, task) for work in works for task in _usual_tasks(all_works[work].kind, usual)]
+        some = dict.fromkeys(task for _, task in usual)
+        pairs = [(work, t) for work in works for t in some if TASKS[t].kind == all_works[work].kind]
     else:
         pairs = [(work, task) for work in works or [work for work, _ in DEFAULT] for task in names]
     fitting = [(all_works[w], TASKS[t]) for w, t in pairs if all_works[w].kind == TASKS[t].kind]
     if not fitting:
         raise RequestError("no workload is of the kind that a task needs: see `keyedopt bench list`")
     return fitting
-
-
-def _usual_tasks(kind: str, usual: Sequence[tuple[str, str]]) -> list[str]:
-    return list(dict.fromkeys(task for _, task in usual if TASKS[task].kind == kind))
 
 
 def implementations(

@@ -26,12 +26,12 @@ _DISPATCH, _FUNCTION = "__torch_dispatch__", "__torch_function__"
 def guard_subclasses(names: tuple[str, ...]) -> None:
     """Guard these attributes of each later subclass of `torch.Tensor` as soon as it is defined."""
 
-    def begin(cls: type, **kwargs: Any) -> None:
+    def begin(cls: Any, **kwargs: Any) -> None:
         super(torch.Tensor, cls).__init_subclass__(**kwargs)
         _guard(cls, names)
 
     _guarded.update({cls: dict(vars(cls)) for cls in _subclasses(torch.Tensor)})
-    torch.Tensor.__init_subclass__ = classmethod(begin)  # type: ignore[assignment]
+    torch.Tensor.__init_subclass__ = classmethod(begin)  # type: ignore[assignment, arg-type]
 
 
 def unguarded(names: tuple[str, ...]) -> str:
@@ -47,6 +47,7 @@ def unguarded(names: tuple[str, ...]) -> str:
 
 
 def _subclasses(cls: type) -> Iterator[type]:
+    each: type
     for each in type.__subclasses__(cls):
         yield each
         yield from _subclasses(each)
