@@ -48,7 +48,8 @@ def special(which: str) -> list[str]:
 
 def formula(impl: Any, algorithm: str, made: Any) -> None:
     """Train along a trajectory in the most precise dtype; the precision in others has clauses of its own."""
-    follow(impl, algorithm, made, exact_dtype(impl), CANCELLATION)
+    corrects = "Adam" in algorithm or "LAMB" in algorithm
+    follow(impl, algorithm, made, exact_dtype(impl), CANCELLATION if corrects else 1.0)
 
 
 def follow(impl: Any, algorithm: str, made: Any, dtype: str, slack: float = 1.0) -> dict[str, Any]:
