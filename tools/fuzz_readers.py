@@ -75,9 +75,9 @@ def forged(plain: Any, dice: random.Random) -> Any:
                 elif what < 0.85:
                     del place[key]
                 elif isinstance(place, list):
-                    place.append(below)
+                    place.append(copy.deepcopy(below))
                 else:
-                    place[f"{key}{dice.choice(('', 'x'))}"] = dice.choice(NASTY)
+                    place[f"{key}{dice.choice(('', 'x'))}"] = copy.deepcopy(dice.choice(NASTY))
                 break
             place = below
     return plain
