@@ -6,6 +6,7 @@ has no numbers without its ``__torch_dispatch__`` cannot be compared. torch's ow
 and all calls of the target stay as they are.
 """
 
+import inspect
 import os
 import sys
 import types
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+import typing_extensions
 
 from keyedopt.conformance.run.device_seen import SUITE
 from keyedopt.conformance.suite.support.assertions import Mismatch
@@ -65,6 +67,8 @@ def _guard(cls: type, names: tuple[str, ...]) -> None:
 def _is_torchs(value: Any) -> bool:
     """Whether a function, or the one of a property, was defined in a file of torch."""
     function = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
+    if getattr(getattr(function, "__code__", None), "co_filename", "") == typing_extensions.__file__:
+        function = inspect.unwrap(function)  # what is deprecated, such as ShardedTensor
     if isinstance(function, types.BuiltinFunctionType):
         return True  # such as that of Parameter, which leaves everything to torch
     code = getattr(function, "__code__", None)
