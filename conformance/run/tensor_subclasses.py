@@ -25,6 +25,11 @@ _guarded: dict[type, dict[str, Any]] = {}
 _DISPATCH, _FUNCTION = "__torch_dispatch__", "__torch_function__"
 
 
+def trust_present() -> None:
+    """Take the subclasses that exist now as they are."""
+    _guarded.update({cls: dict(vars(cls)) for cls in _subclasses(torch.Tensor)})
+
+
 def guard_subclasses(names: tuple[str, ...]) -> None:
     """Guard these attributes of each later subclass of `torch.Tensor` as soon as it is defined."""
 
@@ -32,7 +37,6 @@ def guard_subclasses(names: tuple[str, ...]) -> None:
         super(torch.Tensor, cls).__init_subclass__(**kwargs)
         _guard(cls, names)
 
-    _guarded.update({cls: dict(vars(cls)) for cls in _subclasses(torch.Tensor)})
     torch.Tensor.__init_subclass__ = classmethod(begin)  # type: ignore[assignment, arg-type]
 
 
