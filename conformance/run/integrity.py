@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from keyedopt.conformance.run.tensor_subclasses import trust_present, unguarded
+from keyedopt.conformance.run.tensor_subclasses import guard_late, trust_present, unguarded
 
 #: Functions of torch and methods of tensors that compare, reduce or read values.
 TORCH = (
@@ -76,7 +76,14 @@ class Integrity:
         self._answer, self._modes = vars(torch.Tensor)["__torch_function__"], _stacked()
 
     def changed(self, everything: bool = False) -> str:
-        """Return the name of a function that was replaced or answers wrongly, or an empty string."""
+        """Return the name of a function that was replaced or answers wrongly, or an empty string.
+
+        Args:
+            everything: whether the target has just been imported: its subclasses of `torch.Tensor` are
+                guarded then, and modules with many functions are compared.
+        """
+        if everything:
+            guard_late(TENSOR)
         for owner, name, value, code in (*self._quick, *self._more) if everything else self._quick:
             found = getattr(owner, name, None)
             if found is not value or (code is not None and found.__code__ is not code):

@@ -1,9 +1,9 @@
 """Keep subclasses of `torch.Tensor` that the target defines from answering for their numbers in a case.
 
 A subclass can answer a comparison itself, in ``__torch_function__``, ``__torch_dispatch__`` or a method. In
-calls from the suite the operators of torch answer instead, on the numbers that a tensor holds. A tensor that
-has no numbers without its ``__torch_dispatch__`` cannot be compared. torch's own subclasses, such as DTensor,
-and all calls of the target stay as they are.
+calls from the suite the operators of torch answer instead, on the numbers that a tensor holds. A case fails if
+it reads a tensor that has no numbers without its ``__torch_dispatch__``. Calls from the target, and torch's own
+subclasses, such as DTensor, are not changed.
 """
 
 import inspect
@@ -20,14 +20,16 @@ from keyedopt.conformance.run.device_seen import SUITE
 from keyedopt.conformance.suite.support.assertions import Mismatch
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
-#: The classes that are guarded, or were there before the target: their attributes by name.
+#: The guards of each class of the target, by the name of the attribute.
 _guarded: dict[type, dict[str, Any]] = {}
+#: The attributes of the classes that were there before the target.
+_trusted: dict[type, dict[str, Any]] = {}
 _DISPATCH, _FUNCTION = "__torch_dispatch__", "__torch_function__"
 
 
 def trust_present() -> None:
-    """Take the subclasses that exist now as they are."""
-    _guarded.update({cls: dict(vars(cls)) for cls in _subclasses(torch.Tensor)})
+    """Exempt the subclasses that exist now from guards."""
+    _trusted.update({cls: dict(vars(cls)) for cls in _subclasses(torch.Tensor)})
 
 
 def guard_subclasses(names: tuple[str, ...]) -> None:
@@ -40,14 +42,20 @@ def guard_subclasses(names: tuple[str, ...]) -> None:
     torch.Tensor.__init_subclass__ = classmethod(begin)  # type: ignore[assignment, arg-type]
 
 
+def guard_late(names: tuple[str, ...]) -> None:
+    """Guard the attributes that the target has assigned to its subclasses after their definition."""
+    for cls in set(_subclasses(torch.Tensor)) - _trusted.keys():
+        _guard(cls, names)
+
+
 def unguarded(names: tuple[str, ...]) -> str:
     """Return the name of an attribute that a subclass answers for without a guard, or an empty text."""
     watched = {*names, _FUNCTION, _DISPATCH}
     for cls in _subclasses(torch.Tensor):
-        guards = _guarded.get(cls, {})
+        known = _trusted.get(cls) or _guarded.get(cls, {})
         for name in watched.intersection(vars(cls)):
             value = vars(cls)[name]
-            if value is not guards.get(name) and not _is_torchs(value):
+            if value is not known.get(name) and not _is_torchs(value):
                 return f"{cls.__module__}.{cls.__qualname__}.{name}"
     return ""
 
@@ -60,9 +68,9 @@ def _subclasses(cls: type) -> Iterator[type]:
 
 
 def _guard(cls: type, names: tuple[str, ...]) -> None:
-    guards = _guarded[cls] = {}
+    guards = _guarded.setdefault(cls, {})
     for name, value in list(vars(cls).items()):
-        if name not in (*names, _FUNCTION, _DISPATCH) or _is_torchs(value):
+        if name not in (*names, _FUNCTION, _DISPATCH) or value is guards.get(name) or _is_torchs(value):
             continue
         guards[name] = _made(cls, name, value)
         setattr(cls, name, guards[name])

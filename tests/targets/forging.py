@@ -164,15 +164,40 @@ def mode():
     Lying().__enter__()
 
 
+def _answer_late(kind):
+    import torch
+
+    others = torch.Tensor.__torch_function__.__func__
+    kind.__torch_function__ = classmethod(
+        lambda cls, func, types, args=(), kwargs=None: _answering_yes(
+            func, types, args, kwargs, lambda *given: others(cls, *given)
+        )
+    )
+
+
 def late_subclass():
-    """Let a class that is defined without a guard answer."""
+    """Give loaded state a class that gets its answers after its definition."""
     import torch
 
     class Liar(torch.Tensor):
         pass
 
-    Liar.__torch_function__ = classmethod(lambda cls, *_: True)
-    globals()["liar"] = Liar
+    _answer_late(Liar)
+    _after_loads(lambda tensor: tensor.as_subclass(Liar), Liar)
+
+
+def changed_subclass():
+    """Give loaded state a class that gets its answers in a case."""
+    import torch
+
+    class Liar(torch.Tensor):
+        pass
+
+    def lie(tensor):
+        _answer_late(Liar)
+        return tensor.as_subclass(Liar)
+
+    _after_loads(lie, Liar)
 
 
 def suite_function():
