@@ -2,9 +2,12 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+
+if TYPE_CHECKING:
+    from keyedopt.cli.bench_builds import Asked
 
 app = typer.Typer(
     help="Measure speed: beside other libraries, against a base commit, or between two commits.",
@@ -100,6 +103,15 @@ def run(
     _exit(lambda: measure(asked))
 
 
+def _asked(
+    workload: list[str] | None, task: list[str] | None, imports: list[str] | None, *others: Any
+) -> "Asked":
+    """Return the options that `gate` and `commits` share; `others` are in the order of the fields."""
+    from keyedopt.cli.bench_builds import Asked
+
+    return Asked(tuple(workload or ()), tuple(task or ()), tuple(imports or ()), *others)
+
+
 @app.command()
 def gate(
     base: Annotated[str, typer.Argument(metavar="BASE", help="A branch, a tag or a commit.")],
@@ -121,19 +133,9 @@ def gate(
 
     Example: keyedopt bench gate origin/main --task train-adam
     """
-    from keyedopt.cli.bench_builds import Asked
     from keyedopt.cli.bench_gate import run_gate
 
-    asked = Asked(
-        workloads=tuple(workload or ()),
-        tasks=tuple(task or ()),
-        implementation=implementation,
-        device=device,
-        imports=tuple(imports or ()),
-        threads=threads,
-        rounds=rounds,
-        output=output,
-    )
+    asked = _asked(workload, task, imports, implementation, device, threads, rounds, output)
     _exit(lambda: run_gate(base, asked))
 
 
@@ -154,19 +156,9 @@ def commits(
 
     Example: keyedopt bench commits v0.1.0 HEAD --workload small-step
     """
-    from keyedopt.cli.bench_builds import Asked
     from keyedopt.cli.bench_commits import compare_commits
 
-    asked = Asked(
-        workloads=tuple(workload or ()),
-        tasks=tuple(task or ()),
-        implementation=implementation,
-        device=device,
-        imports=tuple(imports or ()),
-        threads=threads,
-        rounds=rounds,
-        output=output,
-    )
+    asked = _asked(workload, task, imports, implementation, device, threads, rounds, output)
     _exit(lambda: compare_commits((first, second), asked))
 
 

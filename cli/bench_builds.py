@@ -21,9 +21,9 @@ class Asked:
 
     workloads: tuple[str, ...]
     tasks: tuple[str, ...]
+    imports: tuple[str, ...]
     implementation: str
     device: str
-    imports: tuple[str, ...]
     threads: int
     rounds: int
     output: Path | None

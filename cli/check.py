@@ -5,7 +5,7 @@ import math
 import os
 import sys
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -65,28 +65,6 @@ def check_targets(
 
     Under torchrun the first rank writes files and shows the verdict, and all ranks return the same number.
     """
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return _check_targets(targets, outputs, known, update, options, like, verbose, sign)
-    from keyedopt.conformance.suite.support.ranks import largest_of_torchrun
-
-    if os.environ["RANK"] == "0":
-        return largest_of_torchrun(
-            _check_targets(targets, outputs, known, update, options, like, verbose, sign)
-        )
-    with contextlib.redirect_stdout(None):
-        return largest_of_torchrun(_check_targets(targets, [], known, False, options, like, verbose, None))
-
-
-def _check_targets(
-    targets: list[str],
-    outputs: list[str],
-    known: str | None,
-    update: bool,
-    options: dict[str, Any],
-    like: str | None,
-    verbose: bool,
-    sign: Path | None,
-) -> int:
     request = Request(
         tuple(targets),
         tuple(map(Path, outputs)),
@@ -97,6 +75,17 @@ def _check_targets(
         verbose,
         sign,
     )
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return _check_all(request)
+    from keyedopt.conformance.suite.support.ranks import largest_of_torchrun
+
+    if os.environ["RANK"] == "0":
+        return largest_of_torchrun(_check_all(request))
+    with contextlib.redirect_stdout(None):
+        return largest_of_torchrun(_check_all(replace(request, outputs=(), update=False, sign=None)))
+
+
+def _check_all(request: Request) -> int:
     _validate(request)
     worst = 0
     judged: dict[str, tuple[model.Result, Verdict] | str] = {}

@@ -107,9 +107,10 @@ def job_of(implementation: str, task: str, work: Workload, device: str) -> Job:
         tried.prepare()
         tried.run()
         others = [name for name in _ran() if name != backend]
-        made = maker(surface, TASKS[task], work, device)  # with the results of no run yet
-    if others:
-        raise NotOffered(f"not by {backend}: {', '.join(others)} ran")
+        if others:
+            raise NotOffered(f"not by {backend}: {', '.join(others)} ran")
+        del tried  # frees its tables
+        made = maker(surface, TASKS[task], work, device)  # a job that has not run
     run, results, prepare = (_with(backend, part) for part in (made.run, made.results, made.prepare))
     return Job(run, results, prepare, made.less and _with(backend, made.less))
 

@@ -97,7 +97,7 @@ def _is_device(device: str | None, wanted: str) -> bool:
 
 
 def build(torch_version: str) -> str:
-    """Return for what torch was built: "cpu", or the label of an accelerator.
+    """Return what a build of torch is for: "cpu", or the label of an accelerator.
 
     >>> build("2.13.0+cpu"), build("2.14.1+cu130"), build("2.13.0")
     ('cpu', 'cu130', 'cpu')

@@ -15,10 +15,11 @@ from pathlib import Path
 
 from packaging.specifiers import SpecifierSet
 
+from keyedopt.conformance.expectations import build
 from keyedopt.conformance.run.forked_script import run_forked
 
 FOLDER = Path(__file__).parent
-#: The module of a library that has another name.
+#: The modules of libraries whose names differ from it.
 MODULES = {
     "fbgemm": "fbgemm_gpu",
     "pytorchoptimizer": "pytorch_optimizer",
@@ -54,7 +55,7 @@ class Finding:
     @property
     def there(self) -> bool:
         """Whether the installed version is one of the affected versions."""
-        if self.cpu_build and "+cpu" not in importlib.import_module("torch").__version__:
+        if self.cpu_build and build(importlib.import_module("torch").__version__) != "cpu":
             return False
         if not self.versions:
             return True
@@ -82,7 +83,6 @@ def run(chosen: Sequence[Finding]) -> Iterator[tuple[Finding, int, str]]:
     """
     importlib.import_module("torch._dynamo")
     for library in dict.fromkeys(finding.library for finding in chosen):
-        for module in {"torchrec": ["torchrec.optim"], "fbgemm": ["fbgemm_gpu"]}.get(library, [library]):
-            importlib.import_module(module)
+        importlib.import_module("torchrec.optim" if library == "torchrec" else MODULES.get(library, library))
     for finding in chosen:
         yield finding, *run_forked(str(finding.path))

@@ -1,9 +1,9 @@
 """Keep subclasses of `torch.Tensor` that the target defines from answering for their numbers in a case.
 
 A subclass can answer a comparison itself, in ``__torch_function__``, ``__torch_dispatch__`` or a method. In
-calls from the suite the operators of torch answer instead, on the numbers that a tensor holds. A case fails if
-it reads a tensor that has no numbers without its ``__torch_dispatch__``. Calls from the target, and torch's own
-subclasses, such as DTensor, are not changed.
+calls from the suite the operators of torch answer instead, on the numbers that a tensor holds. A case fails
+if it reads a tensor that has no numbers without its ``__torch_dispatch__``. Calls from the target are not
+changed, nor torch's own subclasses, such as DTensor.
 """
 
 import inspect

@@ -202,7 +202,7 @@ deepspeed = _library(
     devices=("cpu",),
     compiles=True,
 )
-colossalai = _library(  # its CPUAdam has a kernel for the machines with CUDA only
+colossalai = _library(  # its CPUAdam finds no kernel without CUDA
     "colossalai",
     "colossalai.nn.optimizer",
     {

@@ -128,7 +128,7 @@ def test_under_torchrun_one_rank_writes_and_all_exit_alike(tmp_path):
     )
     result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
     outcomes = {case["case"].rpartition("::")[2]: case["outcome"] for case in result["cases"]}
-    assert outcomes["test_in_backward_in_data_parallel[before]"] == "fail"
+    assert outcomes["test_in_backward_with_fsdp"] == "fail"
     assert [(tmp_path / f"{rank}.code").read_text(encoding="utf-8").strip() for rank in (0, 1)] == ["1"] * 2
     assert "SHARD-020" in (tmp_path / "0.txt").read_text(encoding="utf-8")
     assert not (tmp_path / "1.txt").read_text(encoding="utf-8")

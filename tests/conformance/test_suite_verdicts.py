@@ -18,6 +18,10 @@ def on_reference(check_once):
     return check_once("reference")
 
 
+#: The clauses of cases that need torchrec.
+SHARDED_BY_TORCHREC = tuple(f"SHARD-{number:03}" for number in range(25, 29))
+
+
 @pytest.fixture(scope="module")
 def on_torchrec(torchrec, check_once):
     return check_once("torchrec")
@@ -28,7 +32,15 @@ def test_the_reference_passes_every_clause_of_every_level(on_reference):
     assert verdict.reasons == ()
     assert verdict.conformant
     assert set(verdict.clauses) == ON_CPU
-    assert left_out(on_reference) == NOT_OURS
+    without_torchrec = {(clause, "unsupported") for clause in SHARDED_BY_TORCHREC}  # a result that was kept
+    assert left_out(on_reference) in (NOT_OURS, NOT_OURS | without_torchrec)
+
+
+def test_the_reference_trains_in_models_that_torchrec_shards(torchrec):
+    result = runner.run("reference", runner.Options(clauses=SHARDED_BY_TORCHREC))
+    assert judge(result).reasons == ()
+    assert {clause for case in result.cases for clause in case.clauses} == {*SHARDED_BY_TORCHREC}
+    assert left_out(result) == set()
 
 
 def test_torchrec_fails_only_what_is_explained(on_torchrec):

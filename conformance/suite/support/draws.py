@@ -45,20 +45,26 @@ def measure_trajectory(
     made: Mapping[str, Any],
     dtype: str,
     train: Train,
-    slack: float = 1.0,
+    beta2: float = 0.0,
     oracle: bool = True,
 ) -> None:
     """Expect the golden trajectory's tensors within their budgets; record the median errors per tensor.
 
     A median is taken over all draws, of the worst error of each draw after the steps for which `made`
-    contains exact values. In float64, the oracle, without such an oracle, and in variants with norms of whole
-    tables, there is only the golden draw and no median.
+    contains exact values. There is only the golden draw and no median in float64, which is the oracle of the
+    other draws, if the target has no float64, and in variants with norms of whole tables.
+
+    Args:
+        measuring: receives the errors.
+        made: the golden trajectory.
+        dtype: the tested dtype.
+        train: trains with the target, and yields its tensors after each step.
+        beta2: see `measure_golden`.
+        oracle: whether the target has float64.
     """
     kind = getattr(torch, dtype)
-    alone = (
-        kind is torch.float64 or not oracle or "per_tensor" in made.get("variant", "")
-    )  # norms of all rows
-    draws = 1 if alone else DRAWS
+    one_draw = kind is torch.float64 or not oracle or "per_tensor" in made.get("variant", "")
+    draws = 1 if one_draw else DRAWS
     weight, steps = drawn(made, kind, draws)
     exact = [_flat({"weight": weight})]
     if draws > 1:
@@ -67,7 +73,7 @@ def measure_trajectory(
     for t, tensors in enumerate(train(weight.clone(), steps, kind), 1):
         seen = _flat(tensors)
         first = {name: value[: len(value) // draws] for name, value in seen.items()}
-        measure_golden(measuring, made, t, dtype, first, slack)
+        measure_golden(measuring, made, t, dtype, first, beta2)
         for name in sorted(seen.keys() & made["after"].get(str(t), {})) if draws > 1 else ():
             before = exact[t - 1].get(name, torch.zeros(()))
             errors = ulp_errors(seen[name].to(kind), exact[t][name], before).reshape(draws, -1).amax(dim=1)

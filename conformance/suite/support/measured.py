@@ -117,13 +117,15 @@ def measure_golden(
     step: int,
     dtype: str,
     tensors: Mapping[str, torch.Tensor],
-    slack: float = 1.0,
+    beta2: float = 0.0,
 ) -> None:
     """Measure tensors by name after a step of a golden trajectory that has exact values for this step.
 
     The weight comes first. State whose name is not known is not measured.
-    In float64 they are expected within 1e-12, otherwise within the budget of the trajectory times `slack`;
-    state of a wider dtype is first rounded to the tested dtype.
+    In float64 they are expected within 1e-12, otherwise within the budget of the trajectory; state of a wider
+    dtype is first rounded to the tested dtype. If a target computes the bias correction 1 - beta2 ** step in
+    the tested dtype, its relative error is up to 1 / (1 - beta2 ** step) roundings. Budgets are multiplied by
+    this number; with weight decay the moments inherit the error of the weight.
     """
     for name, exact in made["after"].get(str(step), {}).items():
         if name not in tensors and name != "weight":
@@ -136,5 +138,5 @@ def measure_golden(
         if dtype == "float64":
             measure_relative(measuring, seen, oracle, size, what, **entry)
             continue
-        budget = slack * error_budget(made["worst"][dtype][str(step)][name])
+        budget = error_budget(made["worst"][dtype][str(step)][name]) / (1 - beta2**step)
         measure_error(measuring, seen.to(getattr(torch, dtype)), oracle, budget, what, before=size, **entry)

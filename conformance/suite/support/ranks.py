@@ -222,7 +222,7 @@ def _outcome(join: Callable[[], None], body: Callable[..., Any], arguments: Sequ
     torch.set_num_threads(1)  # the threads of the parent are not in this process
     try:
         torch.ones(1, requires_grad=True).backward()
-    except RuntimeError as error:  # those of autograd neither
+    except RuntimeError as error:  # the threads of autograd are missing, too
         return "unable", str(error)
     try:
         with warnings.catch_warnings():
