@@ -31,10 +31,11 @@ LINE = ("bench", "run", "--implementation", "reference", "--seconds", "0.01")
 
 @pytest.fixture
 def small(monkeypatch):
-    """Have small workloads, no load on the machine, and no second of copying."""
+    """Have small workloads, an idle machine, no second of copying, and intervals of any width."""
     for work in (TINY, SPARSE):
         monkeypatch.setitem(WORKLOADS, work.name, work)
     monkeypatch.setattr(compare.timing, "memory_bandwidth", lambda clock, device: Bandwidth(1e9, 1e9))
+    monkeypatch.setattr(compare, "WIDEST", float("inf"))  # hundredths of a second give any interval
     made = compare.environment
     monkeypatch.setattr(compare, "environment", lambda device: {**made(device), "load": [0.0, 0.0, 0.0]})
 
@@ -263,7 +264,6 @@ def test_the_suite_can_be_run_on_the_spot(run_line, small, tmp_path, monkeypatch
         return results.read(path)
 
     monkeypatch.setattr(proof.runner, "run", instead)
-    monkeypatch.setattr(compare, "WIDEST", float("inf"))  # hundredths of a second give any interval
     line = (*LINE, "--workload", "tiny", "--task", "train-sgd", "--against", "torch", "--check")
     done = run_line(*line, "--output", tmp_path / "x.json")
     assert done.returncode == 0, done.stderr
