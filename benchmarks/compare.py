@@ -18,7 +18,8 @@ from keyedopt.benchmarks.timing import Budget, Clock, Job
 from keyedopt.benchmarks.workloads import STATE, WORKLOADS, Lookups, Workload
 from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.untrusted import error_text, one_line
-from keyedopt.conformance.targets.implementation import Implementation, TargetError, find
+from keyedopt.conformance.targets.find import find
+from keyedopt.conformance.targets.implementation import Implementation, TargetError
 
 #: The version of the format of a report.
 SCHEMA = 1

@@ -28,7 +28,7 @@ from keyedopt.benchmarks.tasks import TASKS
 from keyedopt.benchmarks.timing import Clock, Job, ProcessorClock, once
 from keyedopt.benchmarks.workloads import WORKLOADS
 from keyedopt.conformance.results.untrusted import error_text, one_line
-from keyedopt.conformance.targets.implementation import find
+from keyedopt.conformance.targets.find import find
 
 #: Seconds after which a job is warm.
 WARM = 0.1

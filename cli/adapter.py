@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import json
 import keyword
 import os
 import pprint
@@ -13,7 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from keyedopt.conformance.targets.implementation import TargetError, registered
+from keyedopt.conformance.targets.find import registered
+from keyedopt.conformance.targets.implementation import TargetError
 
 #: Names of packages that are taken, whoever has them installed.
 TAKEN = ("keyedopt", "torch", "conformance", "test", "tests")
@@ -33,7 +35,11 @@ def init_adapter(name: str, output: Path, fail: Callable[[str], NoReturn], libra
         fail(f"{folder} exists already: choose another name, or another --output")
     texts = files(name, package)
     if library is not None:
-        texts[f"{package}/__init__.py"] = _proposed(name, library, fail)
+        texts[f"{package}/__init__.py"], inherits = _proposed(name, library, fail)
+        texts["expectations.toml"] += (
+            "\n# Defects of the base classes are not charged to the library.\n"
+            f"inherits = {json.dumps(inherits)}\n"
+        )
         del texts[f"{package}/optimizers.py"]
     try:
         output.mkdir(parents=True, exist_ok=True)
@@ -53,19 +59,24 @@ def init_adapter(name: str, output: Path, fail: Callable[[str], NoReturn], libra
     return 0
 
 
-def _proposed(name: str, library: str, fail: Callable[[str], NoReturn]) -> str:
-    """Return the adapter of a library, as its classes and signatures show it."""
+def _proposed(name: str, library: str, fail: Callable[[str], NoReturn]) -> tuple[str, list[str]]:
+    """Return the adapter of a library, as its classes show it, and the libraries of their bases."""
     from keyedopt.conformance.targets.proposal import propose
 
     try:
         found = propose(library)
     except TargetError as error:
         fail(str(error))
-    if not found.names:
-        fail(f"{library} has no class with a common name of an algorithm: write the adapter without --from")
+    if not found.areas:
+        fail(
+            f"{library} has no class with a common name of an algorithm, and none that subclasses "
+            "a published keyed optimizer or wrapper: write the adapter without --from"
+        )
     parts = {part.name: getattr(found, part.name) for part in dataclasses.fields(found)}
+    inherits = parts.pop("inherits")
     fields = "\n".join(f"    {part}={pprint.pformat(value)}," for part, value in parts.items() if value)
-    return _PROPOSED.replace("@NAME@", name).replace("@LIBRARY@", library).replace("@FIELDS@", fields)
+    text = _PROPOSED.replace("@NAME@", name).replace("@LIBRARY@", library).replace("@FIELDS@", fields)
+    return text, list(inherits)
 
 
 def files(name: str, package: str) -> dict[str, str]:
@@ -137,8 +148,8 @@ from keyedopt.conformance.targets.implementation import Implementation
 IMPLEMENTATION = Implementation(
     name="@NAME@",
     root="@LIBRARY@",
-    # Claimed: what is named here. `variants` are described in tools/golden/formulas.py of keyedopt.
-    areas=("algorithms",),
+    # Claimed: the areas, without what is absent. Names of other areas are what cases put beside its classes.
+    # `variants` are described in tools/golden/formulas.py of keyedopt.
 @FIELDS@
     devices=("cpu", "cuda"),
     dtypes=("float32",),

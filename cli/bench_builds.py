@@ -12,7 +12,7 @@ from keyedopt.benchmarks.compare import chosen
 from keyedopt.cli.bench_run import check_device, check_threads
 from keyedopt.cli.progress import progress
 from keyedopt.conformance.results import model as results
-from keyedopt.conformance.targets.implementation import find
+from keyedopt.conformance.targets.find import find
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from keyedopt.conformance.results import model as results
 from keyedopt.conformance.results.digest import digest
 from keyedopt.conformance.results.verdict import judge
 from keyedopt.conformance.run import runner
-from keyedopt.conformance.targets.implementation import find
+from keyedopt.conformance.targets.find import find
 
 
 def from_file(path: Path, target: str, device: str) -> dict[str, Any]:

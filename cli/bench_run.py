@@ -19,7 +19,7 @@ from keyedopt.cli.progress import progress
 from keyedopt.conformance.results import model as results
 from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.untrusted import error_text, one_line
-from keyedopt.conformance.targets.implementation import find
+from keyedopt.conformance.targets.find import find
 
 #: The default row width of the tables of a trace.
 DIM = 64

@@ -17,7 +17,8 @@ def listing(what: str, imports: Sequence[str] = ()) -> None:
 def _targets() -> None:
     from importlib import metadata, util
 
-    from keyedopt.conformance.targets.implementation import TargetError, find, registered
+    from keyedopt.conformance.targets.find import find, registered
+    from keyedopt.conformance.targets.implementation import TargetError
 
     for name in sorted(registered()):
         try:

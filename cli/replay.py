@@ -21,7 +21,7 @@ from keyedopt.conformance.results.untrusted import one_line
 from keyedopt.conformance.results.verdict import FAILING, cases_of
 from keyedopt.conformance.run import replay, replay_all, runner
 from keyedopt.conformance.run.replay import Declared, ReplayError
-from keyedopt.conformance.targets.implementation import registered
+from keyedopt.conformance.targets.find import registered
 
 #: A failure is the recorded one if it begins with this many characters of what was seen.
 ALIKE = 30

@@ -20,7 +20,7 @@ from keyedopt.conformance.results.verdict import (
     other_reasons,
     worst_of,
 )
-from keyedopt.conformance.targets.implementation import registered
+from keyedopt.conformance.targets.find import registered
 
 #: The colours of lines on a terminal.
 STYLES = {"fail": "red", "error": "red", "unexpected-pass": "yellow", "known": "yellow"}

@@ -19,7 +19,8 @@ from keyedopt.conformance.results.files import open_regular, read_text
 from keyedopt.conformance.results.model import Result
 from keyedopt.conformance.results.untrusted import one_line
 from keyedopt.conformance.results.verdict import judge
-from keyedopt.conformance.targets.implementation import TargetError, find, registered
+from keyedopt.conformance.targets.find import find, registered
+from keyedopt.conformance.targets.implementation import TargetError
 
 NAMESPACE = "keyedopt"
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from keyedopt.benchmarks.tasks.base import CLASSES
-from keyedopt.conformance.targets.implementation import Implementation, Surface, TargetError, find
+from keyedopt.conformance.targets.find import find
+from keyedopt.conformance.targets.implementation import Implementation, Surface, TargetError
 
 #: The slowdown of a planted step.
 EXTRA = 0.10

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from keyedopt.benchmarks.timing import Budget, Job, clock_of, measure, ratio
-from keyedopt.conformance.targets.implementation import TargetError, find
+from keyedopt.conformance.targets.find import find
+from keyedopt.conformance.targets.implementation import TargetError
 
 ROWS, WIDTH, BAGS, LENGTH = 5000, 64, 512, 8
 #: The environment variable that makes `keyedopt.fused` sort indices in a stream beside the forward pass.

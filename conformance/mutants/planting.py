@@ -19,7 +19,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from keyedopt.conformance.mutants import PACKAGES, SOUND, Change, Mutant, MutantError, fragments
-from keyedopt.conformance.targets.implementation import find
+from keyedopt.conformance.targets.find import find
 
 #: The name under which the package of a mutant is imported.
 PACKAGE = "keyedopt_mutant"

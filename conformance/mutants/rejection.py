@@ -28,7 +28,8 @@ from keyedopt.conformance.run import protocol
 from keyedopt.conformance.run.engine import case_name, turn
 from keyedopt.conformance.run.protocol import Writer
 from keyedopt.conformance.run.runner import Options, pytest_arguments
-from keyedopt.conformance.targets.implementation import Implementation, find
+from keyedopt.conformance.targets.find import find
+from keyedopt.conformance.targets.implementation import Implementation
 
 #: Receives a mutant and the clauses that rejected it.
 Report = Callable[[Mutant, set[str]], None]

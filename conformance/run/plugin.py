@@ -39,7 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if not hasattr(config, "workerinput") and config.getoption("numprocesses", None):
         return  # the controller of pytest-xdist runs no cases
-    from keyedopt.conformance.targets.implementation import TargetError, find
+    from keyedopt.conformance.targets.find import find
+    from keyedopt.conformance.targets.implementation import TargetError
 
     try:
         deferred = config.getoption("--keyedopt-defer")

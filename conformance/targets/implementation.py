@@ -36,15 +36,16 @@ from types import ModuleType
 from typing import Any
 
 from keyedopt.conformance import spec
-from keyedopt.conformance.results.errors import KeyedoptError, did_you_mean
+from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.untrusted import error_text, one_line
 from keyedopt.conformance.suite.support.described import MissingName, described
 
 #: The dtypes that cases run in.
 DTYPES = ("float64", "float32", "bfloat16", "float16")
+#: The packages that define public names; a module that only imports one of their classes does not claim it.
+OWNERS = ("torch", "torchrec", "torchft", "fbgemm_gpu", "keyedopt")
 #: Stands for every type of device that torch knows.
 ANY_DEVICE = "*"
-GROUP = "keyedopt.implementations"
 
 
 class TargetError(KeyedoptError):
@@ -67,8 +68,8 @@ class Implementation:
             that the target borrows from another library without claiming them.
         areas: the claimed areas (see ``keyedopt list areas``). A claimed name that is missing
             fails; an area that is not claimed is reported as unsupported. None claims every area of
-            which at least one name exists. If a case needs a name of another area, the name is claimed
-            if it exists.
+            which at least one name exists that a module does not only import from one of `OWNERS`. If a
+            case needs a name of another area, the name is claimed if it exists.
         placeholders: names that exist but do not work; they count as missing and are not claimed.
         absent: classes and arguments (``"LAMB"``, ``"Adam.decay"``, ``"*.rows"``; shell patterns) of claimed
             areas that are not claimed: the cases that need one are unsupported.
@@ -86,7 +87,7 @@ class Implementation:
         defaults: documented defaults of the target where they differ (``{"Adam.eps": 1e-6}``).
         state_names: names of entries of the state, by documented name (``{"Adam.exp_avg": "m"}``).
         variants: the documented variant of a formula, by algorithm, if several are in use; see
-            `keyedopt.conformance.targets.variants`.
+            `keyedopt.tools.golden.formulas`.
         distributions: the installed distributions whose versions identify the implementation; the version
             of the first one is shown.
         install: how to install it, shown if it is missing.
@@ -213,6 +214,8 @@ class Surface:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(name)
+        if self.borrows(name):
+            raise MissingName(f"{self._implementation.name} only imports {name}", name=name)
         return described(self._find(name)[0], name, self.adapter)
 
     def _find(self, name: str) -> tuple[Any, str]:
@@ -276,11 +279,24 @@ class Surface:
             return False
         return True
 
+    def borrows(self, name: str) -> bool:
+        """Whether a claimed area has a name that the target only imports from its owner."""
+        return self._imported(name) and any(name in spec.areas()[area].names for area in self.claimed())
+
+    def _imported(self, name: str) -> bool:
+        """Whether a module without stated areas only imports a name from one of `OWNERS`."""
+        about = self._implementation
+        explicit = about.areas is not None or name in about.names or not isinstance(self._root, ModuleType)
+        if explicit or not self.has(name):
+            return False
+        owner = str(getattr(self._find(name)[0], "__module__", "")).partition(".")[0]
+        return owner in OWNERS and owner != self._root.__name__.partition(".")[0]
+
     def lacks(self, name: str) -> bool:
         """Whether a name that a case needs is not claimed: no stated area has it, and it does not exist."""
         about, owner = self._implementation, name.partition(".")[0]
         stated = any(owner in spec.areas()[area].names for area in about.areas or ())
-        return about.lacks(name) or (not stated and not self.has(owner))
+        return about.lacks(name) or self.borrows(owner) or (not stated and not self.has(owner))
 
     def stated(self, name: str) -> bool:
         """Whether the description claims a name of a class; what was only found claims no names of state."""
@@ -289,7 +305,8 @@ class Surface:
     def claims(self, name: str) -> bool:
         """Whether a claimed area has a public name that is not excluded."""
         areas = spec.areas()
-        return not self._implementation.lacks(name) and any(name in areas[a].names for a in self.claimed())
+        unclaimed = self._implementation.lacks(name) or self._imported(name)
+        return not unclaimed and any(name in areas[a].names for a in self.claimed())
 
     def claimed(self) -> tuple[str, ...]:
         """Return the areas that the implementation claims; one without names is claimed with any other."""
@@ -297,10 +314,13 @@ class Surface:
         own = [
             area.name
             for area in spec.areas().values()
-            if (area.name in stated if stated is not None else any(map(self.has, area.names)))
+            if (area.name in stated if stated is not None else any(map(self._defines, area.names)))
         ]
         across = [area.name for area in spec.areas().values() if not area.names] if own else []
         return tuple(dict.fromkeys([*own, *across]))
+
+    def _defines(self, name: str) -> bool:
+        return self.has(name) and not self._imported(name)
 
     def places(self) -> dict[str, str]:
         """Return ``module:attribute`` of each public name that can be imported."""
@@ -340,47 +360,3 @@ def load(place: str) -> Any:
     except BaseException as error:  # modules also raise SystemExit, or pytest's Skipped
         raise TargetError(f"{module!r} cannot be imported: {one_line(error_text(error))}") from error
     return found
-
-
-def registered() -> Mapping[str, importlib.metadata.EntryPoint]:
-    """Return the entry points of registered implementations; keyedopt's own names take precedence."""
-    points = sorted(importlib.metadata.entry_points(group=GROUP), key=_is_ours)
-    return {point.name: point for point in points}
-
-
-def _is_ours(point: importlib.metadata.EntryPoint) -> bool:
-    return point.module.startswith("keyedopt.")
-
-
-def find(target: str, imports: Sequence[str] = ()) -> Implementation:
-    """Return the implementation of a target. Imports its adapter, or the target itself.
-
-    Args:
-        target: as on the command line.
-        imports: modules to import first.
-
-    Raises:
-        TargetError: the target does not exist, or cannot be imported.
-    """
-    for module in imports:
-        load(module)
-    known = registered()
-    names = ", ".join(sorted(known))
-    if target in known:
-        found = load(f"{known[target].module}:{known[target].attr}")
-        if not isinstance(found, Implementation):
-            raise TargetError(
-                f"the entry point {target!r} gives a {type(found).__name__}, "
-                "not a keyedopt.conformance.targets.implementation.Implementation"
-            )
-        return found
-    if not all(part.isidentifier() for part in target.replace(":", ".", 1).split(".")):
-        raise TargetError(
-            f"{target!r} is not a target: give one of {names}, a package.module, or package.module:attribute"
-        )
-    try:
-        found = load(target)
-    except NotFoundError as error:
-        near = did_you_mean(target, known)
-        raise TargetError(f"{error}; install it, or name one of: {names}{near}") from error
-    return found if isinstance(found, Implementation) else Implementation(name=target, root=target)

@@ -1,11 +1,14 @@
-"""Propose an adapter for a library: classes with common names, missing options, other defaults."""
+"""Propose an adapter for a library: classes with common names or bases, missing options, other defaults."""
 
 import inspect
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from keyedopt.conformance import spec
 from keyedopt.conformance.suite.support.described import DEFAULTS
-from keyedopt.conformance.targets.implementation import load
+from keyedopt.conformance.targets.builtin import torchft, torchrec
+from keyedopt.conformance.targets.implementation import TargetError, load
 
 #: Names under which libraries have the algorithms, the most literal first.
 COMMON = {
@@ -28,21 +31,65 @@ NOT_SHOWN = (
 )
 
 
+#: The areas whose classes other libraries subclass.
+COMPOSING = ("keyed", "combined", "wrapper", "clipping", "warmup", "semi_sync", "fault_tolerance")
+
+
 @dataclass(frozen=True)
 class Proposal:
-    """What an adapter says about the classes of a library, as far as signatures show it."""
+    """What an adapter says about the classes of a library, as far as signatures and bases show it."""
 
+    areas: tuple[str, ...]
     names: dict[str, str]
     absent: tuple[str, ...]
     fixed_options: dict[str, Any]
     defaults: dict[str, Any]
     variants: dict[str, str]
+    inherits: tuple[str, ...]
 
 
 def _own(kind: Any, library: str) -> bool:
     """Whether an object is a class that the library does not only borrow from torch."""
     borrowed = not library.startswith("torch.") and str(getattr(kind, "__module__", "")).startswith("torch.")
     return isinstance(kind, type) and not borrowed
+
+
+def _published() -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield each installed library with classes of composing areas, with their public names and places."""
+    for about in (torchrec, torchft):
+        try:
+            places = about.surface().places()
+        except TargetError:
+            continue
+        yield about.name, {name: places[name] for name in _names(COMPOSING) if name in places}
+
+
+def _names(areas: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for area in areas for name in spec.areas()[area].names)
+
+
+def _subclasses(library: str, root: Any) -> tuple[dict[str, str], dict[str, str], tuple[str, ...]]:
+    """Return the classes of a library that subclass published ones, the published ones, and whose they are.
+
+    The class of a public name is the first one whose nearest published base has that name.
+    """
+    own: dict[str, str] = {}
+    beside: dict[str, str] = {}
+    owners: dict[str, None] = {}
+    for owner, places in _published():
+        bases = {load(place): name for name, place in places.items()}
+        for attribute, kind in vars(root).items():
+            if isinstance(kind, type) and kind not in bases:
+                nearest = next((bases[base] for base in kind.__mro__ if base in bases), None)
+                if nearest:
+                    own.setdefault(nearest, f"{library}:{attribute}")
+                    beside |= places
+                    owners[owner] = None
+    return own, beside, tuple(owners)
+
+
+def _claimed(names: Mapping[str, str]) -> tuple[str, ...]:
+    return tuple(area for area in COMPOSING if set(names) & set(spec.areas()[area].names))
 
 
 def propose(library: str) -> Proposal:
@@ -52,6 +99,7 @@ def propose(library: str) -> Proposal:
         TargetError: the library cannot be imported.
     """
     root = load(library)
+    own, beside, owners = _subclasses(library, root)
     names: dict[str, str] = {}
     absent, fixed, defaults, variants = [], {}, {}, {}
     for algorithm, options in DEFAULTS.items():
@@ -73,4 +121,16 @@ def propose(library: str) -> Proposal:
                 defaults[f"{algorithm}.{option}"] = takes[option].default
         absent += [f"{algorithm}.{name}" for name in ("maximize", "fused", "foreach") if name not in takes]
     absent += [f"*.{name}" for name in ("sparse", *NOT_SHOWN)]
-    return Proposal(names, tuple(dict.fromkeys(absent)), fixed, defaults, variants)
+    areas = _claimed(own)
+    absent += [name for name in _names(areas) if name not in own]
+    if names:
+        areas, owners = (*areas, "algorithms"), (*owners, "torch")
+    return Proposal(
+        areas,
+        {**beside, **names, **own},
+        tuple(dict.fromkeys(absent)),
+        fixed,
+        defaults,
+        variants,
+        owners,
+    )

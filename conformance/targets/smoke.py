@@ -22,27 +22,36 @@ from keyedopt.conformance.results.untrusted import error_text, one_line
 from keyedopt.conformance.run.protocol import sender
 from keyedopt.conformance.suite.support.described import MissingName
 from keyedopt.conformance.targets.devices import check_device, description
-from keyedopt.conformance.targets.implementation import (
-    Implementation,
-    Surface,
-    TargetError,
-    find,
-)
+from keyedopt.conformance.targets.find import find
+from keyedopt.conformance.targets.implementation import Implementation, Surface, TargetError
 
 
 def versions(implementation: Implementation) -> dict[str, str]:
-    """Return the versions of the distributions that identify the implementation, the main one first."""
-    names = list(implementation.distributions)
-    if not names and isinstance(implementation.root, str):
-        package = implementation.root.partition(":")[0].partition(".")[0]
-        names = list(importlib.metadata.packages_distributions().get(package, ()))
+    """Return the versions of the distributions that identify the implementation, the main one first.
+
+    They are followed by those of the libraries whose classes its description names.
+    """
+    names = list(_distributions(implementation))
+    if implementation.names:
+        installed = importlib.metadata.packages_distributions()
+        packages = dict.fromkeys(_package(place) for place in implementation.names.values())
+        names += [name for package in packages for name in installed.get(package, ())]
     found = {}
     for name in names:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[name] = str(importlib.metadata.version(name))
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
+
+
+def _distributions(implementation: Implementation) -> Sequence[str]:
+    """Return the distributions that identify the implementation, the main one first."""
+    if implementation.distributions or not isinstance(implementation.root, str):
+        return implementation.distributions
+    return importlib.metadata.packages_distributions().get(_package(implementation.root), ())
+
+
+def _package(place: str) -> str:
+    return place.partition(":")[0].partition(".")[0]
 
 
 def environment(device: str) -> dict[str, Any]:
@@ -134,13 +143,14 @@ def examine(
     except TargetError as error:
         return {"problem": f"{error}{hint}"}
     found = versions(implementation)
+    main = next((name for name in _distributions(implementation) if name in found), "")
     return {
         "problem": "",
         "compiles": implementation.compiles,
         "implementation": {
             "name": one_line(implementation.name),
             "target": target,
-            "version": next(iter(found.values()), "unknown"),
+            "version": found.get(main, "unknown"),
             "versions": found,
             "build": digest(implementation.root),
             "areas": list(areas),

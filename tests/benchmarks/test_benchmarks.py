@@ -12,7 +12,8 @@ from keyedopt.benchmarks.peers import OWN_WAY
 from keyedopt.benchmarks.tasks import TASKS, NotOffered, make
 from keyedopt.benchmarks.timing import Bandwidth
 from keyedopt.benchmarks.workloads import STATE, WORKLOADS, Dense, Lookups, SparseGradients, _unique, _values
-from keyedopt.conformance.targets.implementation import TargetError, find
+from keyedopt.conformance.targets.find import find
+from keyedopt.conformance.targets.implementation import TargetError
 
 TINY = Lookups("tiny", "for tests", tables=2, rows=50, dim=4, batch=6, pooling=3)
 FEW = Dense("few", "for tests", ((4, 3), (3,)), 2)

@@ -11,7 +11,7 @@ from keyedopt.benchmarks.tasks import TASKS, NotOffered, dense, make, tables
 from keyedopt.benchmarks.tasks.base import ACCUMULATING, CLASSES
 from keyedopt.benchmarks.workloads import STATE, Dense, Lookups, SparseGradients
 from keyedopt.conformance import spec
-from keyedopt.conformance.targets.implementation import find
+from keyedopt.conformance.targets.find import find
 
 WORKS = {
     "lookups": Lookups("tiny", "for tests", tables=2, rows=50, dim=4, batch=6, pooling=3),

@@ -15,7 +15,8 @@ from keyedopt.benchmarks.gate import LIMITS, Change, judge
 from keyedopt.benchmarks.tasks import TASKS, make
 from keyedopt.benchmarks.timing import CpuClock
 from keyedopt.benchmarks.workloads import Lookups
-from keyedopt.conformance.targets.implementation import TargetError, find
+from keyedopt.conformance.targets.find import find
+from keyedopt.conformance.targets.implementation import TargetError
 from keyedopt.tools import plant, trials
 
 TINY = Lookups("tiny", "for tests", tables=2, rows=50, dim=4, batch=6, pooling=3)

@@ -15,7 +15,7 @@ from keyedopt.benchmarks.peers import OWN_WAY, joined
 from keyedopt.benchmarks.tasks import TASKS, make
 from keyedopt.benchmarks.timing import CpuClock
 from keyedopt.benchmarks.workloads import DLRM_LENGTHS, DLRM_ROWS, WORKLOADS, Lookups, dlrm
-from keyedopt.conformance.targets.implementation import find
+from keyedopt.conformance.targets.find import find
 
 MIXED = Lookups("mixed", "for tests", 3, (50, 7, 20), 4, 6, (3, 1, 2), "uniform")
 GOOD = {"indices": [4, 0, 4, 2], "offsets": [0, 3, 3], "lengths": [3, 0, 1]}

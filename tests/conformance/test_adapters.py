@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from keyedopt.conformance import expectations
 from keyedopt.conformance.results.verdict import FAILING
 from keyedopt.conformance.run import runner
-from keyedopt.conformance.targets.implementation import TargetError
+from keyedopt.conformance.targets.implementation import Implementation, TargetError
 from keyedopt.conformance.targets.proposal import propose
 
 REFERENCE = Path(__file__).parents[2] / "reference"
@@ -103,5 +104,40 @@ def test_a_proposal_shows_common_names_missing_options_and_other_defaults(tmp_pa
     assert proposal.variants == {"SGD": "decoupled"}
     assert {"Adam", "LAMB.maximize"} <= set(proposal.absent)
     assert not {"LAMB", "SGD", "SGD.maximize"} & set(proposal.absent)
+    assert (proposal.areas, proposal.inherits) == (("algorithms",), ("torch",))
     with pytest.raises(TargetError, match="no module"):
         propose("no_such_library")
+
+
+SUBCLASSES = """
+from torchrec.optim.keyed import KeyedOptimizer, OptimizerWrapper
+class Forgetful(OptimizerWrapper):
+    def zero_grad(self, set_to_none=False): ...
+"""
+
+
+def test_a_subclass_of_a_published_class_is_proposed_and_charged_with_its_own_defects(
+    tmp_path, monkeypatch, torchrec
+):
+    (tmp_path / "subclasses.py").write_text(SUBCLASSES, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    proposal = propose("subclasses")
+    assert (proposal.areas, proposal.inherits) == (("wrapper",), ("torchrec",))
+    assert proposal.names["OptimizerWrapper"] == "subclasses:Forgetful"
+    assert proposal.names["KeyedOptimizer"] == "torchrec.optim:KeyedOptimizer"
+    about = Implementation("subclasses", "subclasses", names=proposal.names, areas=proposal.areas)
+    described = f"from keyedopt.conformance.targets.implementation import Implementation\nABOUT = {about}\n"
+    (tmp_path / "about_subclasses.py").write_text(described, encoding="utf-8")
+    known = tmp_path / "known.toml"
+    known.write_text('inherits = ["torchrec"]', encoding="utf-8")
+    options = runner.Options(clauses=("WRAP-012", "WRAP-025", "SHARD-001"), dtypes=("float32",))
+    result = expectations.apply(
+        runner.run("about_subclasses:ABOUT", options, path=[str(tmp_path)]), (), known
+    )
+    outcomes: dict[str, set[str]] = {}
+    for case in result.cases:
+        outcomes.setdefault(case.case.partition("[")[0].partition("::")[2], set()).add(case.outcome)
+    assert outcomes["test_the_argument_of_zero_grad_is_passed_on"] == {"fail"}  # its own
+    assert outcomes["test_step_hooks_run_once_a_step"] == {"known"}  # torchrec's
+    unsupported = {case.outcome for case in result.cases if "SHARD-001" in case.clauses}
+    assert unsupported == {"unsupported"}  # none of its classes takes part

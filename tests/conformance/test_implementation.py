@@ -9,14 +9,8 @@ from making import TARGETS, module
 
 from keyedopt import reference
 from keyedopt.conformance import spec
-from keyedopt.conformance.targets.implementation import (
-    Implementation,
-    MissingName,
-    TargetError,
-    find,
-    load,
-    registered,
-)
+from keyedopt.conformance.targets.find import find, registered
+from keyedopt.conformance.targets.implementation import Implementation, MissingName, TargetError, load
 
 
 @pytest.fixture(autouse=True)
@@ -217,11 +211,31 @@ def test_what_is_defined_in_a_function_has_no_place():
 
 def test_submodules_of_a_package_are_searched(folder):
     module(folder, "acme.__init__", "")
-    module(folder, "acme.elsewhere", "from keyedopt.reference import OptimizerWrapper")
+    wrapper = "class OptimizerWrapper(reference.OptimizerWrapper): ..."
+    module(folder, "acme.elsewhere", f"from keyedopt import reference\n{wrapper}")
     module(folder, "acme.unrelated", "raise RuntimeError('of no concern')")
     module(folder, "acme.test_acme", "raise SystemExit('tests are not imported')")
     module(folder, "acme._private", "from keyedopt.reference import GradientClipping")
     assert find("acme").surface().claimed() == ("wrapper", "sharded", "devices")
+
+
+def test_what_a_module_only_imports_is_not_claimed(folder):
+    module(folder, "acme", "from keyedopt.reference import *\nclass OptimizerWrapper(OptimizerWrapper): ...")
+    surface = find("acme").surface()
+    assert surface.claimed() == ("wrapper", "sharded", "devices")
+    assert surface.claims("OptimizerWrapper")
+    assert not surface.claims("KeyedOptimizer")
+    assert surface.KeyedOptimizer is reference.KeyedOptimizer  # what wrappers are put around
+    module(folder, "other", "from keyedopt.reference import *\nclass Adam(Adam): ...")
+    with pytest.raises(MissingName, match="other only imports LAMB"):
+        find("other").surface().LAMB  # noqa: B018
+    module(folder, "nothing", "from keyedopt.reference import *")
+    assert find("nothing").surface().claimed() == ()
+
+
+@pytest.mark.parametrize(("module", "name"), [("torchrec.optim", "torchrec"), ("torch", "torch")])
+def test_the_module_of_a_published_library_means_its_description(module, name):
+    assert find(module) is find(name)
 
 
 def test_a_submodule_where_a_name_should_be_has_to_be_importable(folder):

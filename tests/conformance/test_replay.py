@@ -14,7 +14,7 @@ from keyedopt.conformance import spec
 from keyedopt.conformance.results.untrusted import plain
 from keyedopt.conformance.run import case_sources, replay
 from keyedopt.conformance.run.replay import ReplayError
-from keyedopt.conformance.targets.implementation import find
+from keyedopt.conformance.targets.find import find
 
 #: Runs scripts without keyedopt, and prints the exit code and the last line of each.
 DRIVER = """\

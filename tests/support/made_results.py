@@ -14,7 +14,7 @@ from keyedopt.conformance.results import model
 from keyedopt.conformance.results.digest import digest
 from keyedopt.conformance.results.verdict import level_of
 from keyedopt.conformance.run import runner
-from keyedopt.conformance.targets.implementation import find as find_target
+from keyedopt.conformance.targets.find import find as find_target
 
 #: The outcomes that a list of known failures gives.
 MARKED = ("known", "unexpected-pass")

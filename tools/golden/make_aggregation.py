@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from keyedopt.conformance.targets.implementation import find
+from keyedopt.conformance.targets.find import find
 
 FILE = Path(__file__).parents[2] / "conformance" / "golden" / "aggregation.json"
 COUNTS = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000)

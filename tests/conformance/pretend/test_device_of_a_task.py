@@ -8,7 +8,7 @@ from keyedopt.benchmarks import compare
 from keyedopt.benchmarks.tasks import TASKS, NotOffered, make
 from keyedopt.benchmarks.worker import Worker
 from keyedopt.benchmarks.workloads import Dense
-from keyedopt.conformance.targets.implementation import find
+from keyedopt.conformance.targets.find import find
 
 
 def test_a_task_whose_tensors_are_elsewhere_is_refused():

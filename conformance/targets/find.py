@@ -1,0 +1,57 @@
+"""Find the implementation that a name on the command line means."""
+
+import importlib.metadata
+from collections.abc import Mapping, Sequence
+
+from keyedopt.conformance.results.errors import did_you_mean
+from keyedopt.conformance.targets.implementation import Implementation, NotFoundError, TargetError, load
+
+#: The entry points under which vendors register an `Implementation`.
+GROUP = "keyedopt.implementations"
+
+
+def registered() -> Mapping[str, importlib.metadata.EntryPoint]:
+    """Return the entry points of registered implementations; keyedopt's own names take precedence."""
+    points = sorted(importlib.metadata.entry_points(group=GROUP), key=_is_ours)
+    return {point.name: point for point in points}
+
+
+def _is_ours(point: importlib.metadata.EntryPoint) -> bool:
+    return point.module.startswith("keyedopt.")
+
+
+def find(target: str, imports: Sequence[str] = ()) -> Implementation:
+    """Return the implementation of a target. Imports its adapter, or the target itself.
+
+    Args:
+        target: as on the command line. The module of a published library means its description.
+        imports: modules to import first.
+
+    Raises:
+        TargetError: the target does not exist, or cannot be imported.
+    """
+    for module in imports:
+        load(module)
+    known = registered()
+    names = ", ".join(sorted(known))
+    shipped = (load(f"{point.module}:{point.attr}") for point in known.values() if _is_ours(point))
+    if described := next((one for one in shipped if one.root == target), None):
+        return described
+    if target in known:
+        found = load(f"{known[target].module}:{known[target].attr}")
+        if not isinstance(found, Implementation):
+            raise TargetError(
+                f"the entry point {target!r} gives a {type(found).__name__}, "
+                "not a keyedopt.conformance.targets.implementation.Implementation"
+            )
+        return found
+    if not all(part.isidentifier() for part in target.replace(":", ".", 1).split(".")):
+        raise TargetError(
+            f"{target!r} is not a target: give one of {names}, a package.module, or package.module:attribute"
+        )
+    try:
+        found = load(target)
+    except NotFoundError as error:
+        near = did_you_mean(target, known)
+        raise TargetError(f"{error}; install it, or name one of: {names}{near}") from error
+    return found if isinstance(found, Implementation) else Implementation(name=target, root=target)
