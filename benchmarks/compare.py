@@ -57,14 +57,13 @@ class Comparison:
         seconds, peer_seconds: the median, the 10th and the 90th percentile.
         ratio, low, high: how many times as long the peer takes, with its 95 % confidence interval.
         noise: the noise floor: the largest distance from 1 of the implementation against itself.
-        pairs: the number of pairs of runs.
         first, peer_first: the seconds of the first run, which may compile.
         bytes: the bytes that must move.
         bound: the seconds for these bytes at the memory bandwidth that was measured in the same run.
         copy_bound: the same at the bandwidth of a copy, see `timing.memory_bandwidth`.
         error: the difference of the results, see `timing.relative_error`.
         matches: whether the error is within `TOLERANCE`.
-        samples, peer_samples: the seconds of each run.
+        pairs, samples, peer_samples: the number of pairs of runs, and the seconds of each run.
         memory, peer_memory: the peak memory of a run beyond the memory in use before it, in bytes.
         launches, peer_launches: the number of kernels that a run starts on a GPU.
         threads, peer_threads: of the CPU.

@@ -34,9 +34,10 @@ def find(target: str, imports: Sequence[str] = ()) -> Implementation:
         load(module)
     known = registered()
     names = ", ".join(sorted(known))
-    shipped = (load(f"{point.module}:{point.attr}") for point in known.values() if _is_ours(point))
-    if described := next((one for one in shipped if one.root == target), None):
-        return described
+    for point in filter(_is_ours, known.values()):
+        shipped: Implementation = load(f"{point.module}:{point.attr}")
+        if shipped.root == target:
+            return shipped
     if target in known:
         found = load(f"{known[target].module}:{known[target].attr}")
         if not isinstance(found, Implementation):

@@ -141,3 +141,24 @@ def test_a_subclass_of_a_published_class_is_proposed_and_charged_with_its_own_de
     assert outcomes["test_step_hooks_run_once_a_step"] == {"known"}  # torchrec's
     unsupported = {case.outcome for case in result.cases if "SHARD-001" in case.clauses}
     assert unsupported == {"unsupported"}  # none of its classes takes part
+
+
+DUCK = """
+import torch
+class SGD:
+    def __init__(
+        self, params, lr=1e-3, momentum=0, dampening=0, weight_decay=0, nesterov=False, *, maximize=False
+    ):
+        options = dict(lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay)
+        self._inner = torch.optim.SGD(params, nesterov=nesterov, maximize=maximize, **options)
+    def step(self, closure=None):
+        return self._inner.step(closure)
+"""
+
+
+def test_formulas_are_judged_by_weights_if_an_optimizer_shows_no_state(tmp_path):
+    (tmp_path / "duck.py").write_text(DUCK, encoding="utf-8")
+    clauses = ("ALGO-001", "ALGO-002", "ALGO-020", "ALGO-031")
+    result = runner.run("duck", runner.Options(clauses=clauses), path=[str(tmp_path)])
+    judged = {(case.clauses[0], case.outcome) for case in result.cases if case.outcome != "unsupported"}
+    assert judged == {(clause, "pass") for clause in clauses}

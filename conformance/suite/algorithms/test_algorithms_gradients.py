@@ -26,7 +26,7 @@ from keyedopt.conformance.suite.support.assertions import (
     ulp_errors,
     worst_of_orders,
 )
-from keyedopt.conformance.suite.support.described import documented_state
+from keyedopt.conformance.suite.support.described import documented_state, entries_of
 from keyedopt.conformance.suite.support.device import arange, tensor, zeros
 from keyedopt.conformance.suite.support.draws import DRAWS
 from keyedopt.conformance.suite.support.inputs import parameter, set_grads, values
@@ -37,7 +37,7 @@ every = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
 def state_of(optimizer: Any, weight: Any) -> dict[str, torch.Tensor]:
     """Return the state that has one entry per row."""
-    state = optimizer.state[weight].items()
+    state = entries_of(optimizer, weight).items()
     tensors = {name: value for name, value in state if isinstance(value, torch.Tensor) and value.dim()}
     return {name: value for name, value in tensors.items() if len(value) == len(weight)}
 
@@ -54,11 +54,11 @@ def test_missing(impl, algorithm):
     optimizer = make_algorithm(impl, algorithm, weights, weight_decay=0.1)
     set_grads(weights)
     optimizer.step()
-    before = snapshot([weights[0], optimizer.state[weights[0]]])
+    before = snapshot([weights[0], entries_of(optimizer, weights[0], {})])
     moved = weights[1].detach().clone()
     weights[0].grad = None
     optimizer.step()
-    expect_unchanged(before, [weights[0].detach(), optimizer.state[weights[0]]], "weight and state")
+    expect_unchanged(before, [weights[0].detach(), entries_of(optimizer, weights[0], {})], "weight and state")
     expect(not same_bits(moved, weights[1].detach()), "the other parameter stepped", "no change")
 
 
@@ -288,7 +288,7 @@ def test_many_duplicates(impl, algorithm):
 
 def sums_of(impl: Any, algorithm: str, optimizer: Any, weight: Any) -> torch.Tensor:
     """Return the sums of squares in the state."""
-    sums: torch.Tensor = documented_state(impl, algorithm, optimizer.state[weight])["sum"]
+    sums: torch.Tensor = documented_state(impl, algorithm, entries_of(optimizer, weight))["sum"]
     return sums
 
 

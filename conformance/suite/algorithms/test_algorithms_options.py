@@ -24,7 +24,7 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_equal,
     snapshot,
 )
-from keyedopt.conformance.suite.support.described import documented_state, named
+from keyedopt.conformance.suite.support.described import documented_state, entries_of, named
 from keyedopt.conformance.suite.support.device import as_tensor, tensor, zeros
 from keyedopt.conformance.suite.support.inputs import parameter, train
 from keyedopt.conformance.suite.support.options import (
@@ -132,7 +132,7 @@ def expect_ascent(impl: Any, algorithm: str, options: dict[str, Any]) -> None:
     up, one = trained_copy(impl, algorithm, start, grads, maximize=True, **options)
     down, other = trained_copy(impl, algorithm, start, [-grad for grad in grads], **options)
     expect_same_way(up, down, start, f"the weight with maximize and {options}")
-    expect_same_state(impl, algorithm, one.state[up], other.state[down])
+    expect_same_state(impl, algorithm, entries_of(one, up, {}), entries_of(other, down, {}))
 
 
 @pytest.mark.clause("ALGO-020")
@@ -178,7 +178,7 @@ def test_decoupled_decay_leaves_the_state_alone(impl, algorithm, more):
     start, grads = parameter(4, 3), fixed_grads(3)
     plain, one = trained_copy(impl, algorithm, start, grads, **more)
     other, two = trained_copy(impl, algorithm, start, grads, weight_decay=0.125, decay="decoupled", **more)
-    expect_same_state(impl, algorithm, two.state[other], one.state[plain])
+    expect_same_state(impl, algorithm, entries_of(two, other), entries_of(one, plain))
     if algorithm.endswith("LAMB"):
         return
     plain, _ = trained_copy(impl, algorithm, start, grads[:1], **more)
@@ -212,7 +212,7 @@ def expect_state_at_rate_of_zero(impl: Any, algorithm: str, grads: Any, **option
     states = []
     for lr, wanted in rates.items():
         weight, optimizer = trained_copy(impl, algorithm, start, grads, lr=lr, **options)
-        states.append(dict(optimizer.state[weight]))
+        states.append(dict(entries_of(optimizer, weight)))
         if wanted is not None:
             expect_bits(weight.detach(), wanted.detach(), "the weight")
     expect_same_state(impl, algorithm, states[0], states[1])

@@ -13,7 +13,7 @@ from keyedopt.conformance.suite.support.algorithms import (
     trained_copy,
 )
 from keyedopt.conformance.suite.support.assertions import expect, expect_close
-from keyedopt.conformance.suite.support.described import documented_state
+from keyedopt.conformance.suite.support.described import documented_state, entries_of
 from keyedopt.conformance.suite.support.device import arange, zeros
 from keyedopt.conformance.suite.support.inputs import INTERPRETED, parameter
 
@@ -43,7 +43,7 @@ def test_width(impl, algorithm, width):
         moved = (weight.detach().double() - before).norm(dim=1) / before.norm(dim=1)
         off = float((moved / part - 1).abs().max())
         expect(off < 1e-3, f"rows moved by {part} of their norm", moved.tolist())
-    state = documented_state(impl, algorithm, optimizer.state[weight])
+    state = documented_state(impl, algorithm, entries_of(optimizer, weight))
     if algorithm == "RowWiseAdagrad":
         expect_close(state["sum"].reshape(-1), square, "sum", ulps=64)
     elif algorithm.startswith("Partial"):

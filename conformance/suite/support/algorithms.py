@@ -10,6 +10,7 @@ from keyedopt.conformance.suite.support.described import (
     Described,
     MissingName,
     documented_state,
+    entries_of,
     said,
 )
 from keyedopt.conformance.suite.support.inputs import parameter
@@ -84,7 +85,7 @@ def variant_of(impl: Any, algorithm: str, made: Any) -> Any:
 
 def known_state(impl: Any, algorithm: str, optimizer: Any, weight: Any, names: Any) -> dict[str, Any]:
     """Return the entries of the state, of these documented names, that the target has."""
-    state = documented_state(impl, algorithm, optimizer.state[weight])
+    state = documented_state(impl, algorithm, entries_of(optimizer, weight, {}))
     return {name: state[name] for name in names if name in state}
 
 

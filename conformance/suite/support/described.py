@@ -152,3 +152,23 @@ class State(Mapping[str, Any]):
 def documented_state(impl: Any, algorithm: str, entries: Mapping[str, Any]) -> State:
     """Return the state of a parameter by documented names."""
     return State(algorithm, entries, said(impl.adapter, "state", algorithm))
+
+
+def entries_of(optimizer: Any, weight: Any, otherwise: Mapping[str, Any] | None = None) -> Mapping[str, Any]:
+    """Return the state of a parameter under the names of the target.
+
+    Args:
+        optimizer: the optimizer; what only has the methods of one may show no state.
+        weight: the parameter.
+        otherwise: what is returned if the optimizer shows no state.
+
+    Raises:
+        MissingName: it shows none, and there is no `otherwise`, so the case is unsupported.
+    """
+    state = getattr(optimizer, "state", None)
+    if isinstance(state, Mapping):
+        return state.get(weight, {})
+    if otherwise is None:
+        kind = type(optimizer).__name__
+        raise MissingName(f"{kind} shows no state of a parameter", name=f"{kind}.state")
+    return otherwise

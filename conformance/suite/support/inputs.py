@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from keyedopt.conformance.suite.support.described import entries_of
 from keyedopt.conformance.suite.support.device import the_device
 
 #: Whether kernels run in Triton's interpreter, which takes minutes for a million sums.
@@ -80,7 +81,7 @@ def train_sparse(optimizer: Any, params: Any, steps: int, seed: int = 1) -> None
 
 def moments(optimizer: Any, param: Any) -> dict[str, torch.Tensor]:
     """Return the state tensors with the shape of a parameter, whatever their names are."""
-    state = optimizer.state.get(param, {})
+    state = entries_of(optimizer, param, {})
     listed = {name: value for name, value in state.items() if isinstance(value, torch.Tensor)}
     return {name: value for name, value in listed.items() if value.shape == param.shape}
 
