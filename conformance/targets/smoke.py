@@ -31,7 +31,11 @@ from keyedopt.conformance.targets.implementation import (
 
 
 def versions(implementation: Implementation) -> dict[str, str]:
-    """Return the versions of the distributions that identify the implementation, the main one first."""
+    """Return the versions of the distributions that identify the implementation, the main one first.
+
+    If a package was not imported from its distribution, but from a source checkout, the version is the
+    ``__version__`` of the package.
+    """
     names = list(implementation.distributions)
     if not names and isinstance(implementation.root, str):
         package = implementation.root.partition(":")[0].partition(".")[0]
@@ -39,10 +43,23 @@ def versions(implementation: Implementation) -> dict[str, str]:
     found = {}
     for name in names:
         try:
-            found[name] = str(importlib.metadata.version(name))
+            distribution = importlib.metadata.distribution(name)
         except importlib.metadata.PackageNotFoundError:
             continue
+        other = _imported_from_elsewhere(distribution)
+        found[name] = str(getattr(other, "__version__", "unknown") if other else distribution.version)
     return found
+
+
+def _imported_from_elsewhere(distribution: importlib.metadata.Distribution) -> Any:
+    """Return a module that has the name of one of a distribution, and another file; None without one."""
+    for file in distribution.files or ():
+        if file.suffix == ".py" and (len(file.parts) == 1 or file.parts[1:] == ("__init__.py",)):
+            module = sys.modules.get(file.parts[0].removesuffix(".py"))
+            origin = getattr(module, "__file__", None)
+            if origin and not os.path.samefile(origin, str(distribution.locate_file(file))):
+                return module
+    return None
 
 
 def environment(device: str) -> dict[str, Any]:
