@@ -127,7 +127,7 @@ IMPLEMENTATION = Implementation(
     areas=("algorithms",),
     # Names of claimed areas, and options of classes, that it does not have; shell patterns.
     absent=(
-        *("Adagrad", "RowWiseAdagrad", "Adam", "PartialRowWiseAdam"),
+        *("Adagrad", "RowWiseAdagrad", "Adam", "AdamW", "PartialRowWiseAdam"),
         *("LAMB", "PartialRowWiseLAMB", "LarsSGD"),
         *("*.decay", "*.rows", "*.eps_placement", "*.bias_correction", "*.error_if_nonfinite"),
         *("*.fused", "*.foreach"),  # kernels that are torch's own

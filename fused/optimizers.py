@@ -13,6 +13,7 @@ __all__ = [
     "SGD",
     "Adagrad",
     "Adam",
+    "AdamW",
     "LarsSGD",
     "PartialRowWiseAdam",
     "PartialRowWiseLAMB",
@@ -28,10 +29,14 @@ class SGD(RuleOptimizer, optimizers.SGD):
 
 
 class Adam(RuleOptimizer, optimizers.Adam):
-    """Adam and AdamW; see `keyedopt.reference.Adam`."""
+    """Adam; see `keyedopt.reference.Adam`."""
 
     algorithm = "adam"
     has_fast_path = True
+
+
+class AdamW(Adam, optimizers.AdamW):
+    """Adam with decoupled weight decay; see `keyedopt.reference.AdamW`."""
 
 
 class PartialRowWiseAdam(RuleOptimizer, optimizers.PartialRowWiseAdam):

@@ -13,6 +13,7 @@ from torch.optim.optimizer import ParamsT
 
 from keyedopt.reference import rules
 from keyedopt.reference.adam import Adam, PartialRowWiseAdam
+from keyedopt.reference.adamw import AdamW
 from keyedopt.reference.apply_optimizer_in_backward import in_backward_optimizer_filter
 from keyedopt.reference.lamb import LAMB, PartialRowWiseLAMB
 from keyedopt.reference.option_checks import check_range
@@ -25,6 +26,7 @@ __all__ = [
     "SGD",
     "Adagrad",
     "Adam",
+    "AdamW",
     "LarsSGD",
     "PartialRowWiseAdam",
     "PartialRowWiseLAMB",

@@ -1,8 +1,7 @@
 """Checks that need a GPU: no synchronization in a step, CUDA graphs, streams, first steps.
 
 ``python -m keyedopt.benchmarks.gpu.checks [--implementation TARGET] [--output FILE]`` prints one line per
-check. The exit code is 0 if all held, 1 if one failed, 2 without a GPU or the implementation. The checks use
-only public names of the implementation.
+check, of public names. The exit code is 0 if all held, 1 if one failed, 2 without a GPU or the target.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""In float16 Adam and Adagrad turn elements with a zero gradient into NaN in the first step.
+"""In float16 Adam, AdamW and Adagrad turn elements with a zero gradient into NaN in the first step.
 
 eps is added to a float16 square root, where 1e-8 and 1e-10 round to zero; an element whose gradients were
 all zero is computed as 0/0. With eps=0, which the constructors accept, this happens in every dtype.
@@ -11,7 +11,7 @@ import sys
 import torch
 
 seen = []
-for kind in (torch.optim.Adagrad, torch.optim.Adam):
+for kind in (torch.optim.Adagrad, torch.optim.Adam, torch.optim.AdamW):
     for dtype, options in ((torch.float16, {}), (torch.float32, {"eps": 0.0})):
         weight = torch.nn.Parameter(torch.ones(2, dtype=dtype))
         try:

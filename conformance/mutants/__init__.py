@@ -27,7 +27,7 @@ from keyedopt.conformance.results.errors import KeyedoptError
 #: The base of most mutants. It is copied, and faults are planted in the copy.
 SOUND = "reference"
 #: The other bases, and the package of each that paths of files begin in. Their own functions are changed.
-PACKAGES = {"fused": "keyedopt.fused", "torch": "torch", "torchrec": "torchrec"}
+PACKAGES = {"fused": "keyedopt.fused", "torch": "torch", "torchft": "torchft", "torchrec": "torchrec"}
 
 
 class MutantError(KeyedoptError):

@@ -62,6 +62,7 @@ torchrec = Implementation(
             "EmbeddingConfig",
             "PoolingType",
         ),
+        "AdamW",
         "Accumulate*",
         "RowWiseAdagrad.sparse",  # its docstring says that it does not take them
         *(f"RowWiseAdagrad.{name}" for name in ("decay", "rows", "max_norm", "error_if_nonfinite")),
@@ -102,7 +103,7 @@ fbgemm = Implementation(
         ),
         *("GradientClippingOptimizer", "WarmupOptimizer"),
         # not on a CPU: Adam and its kin, LARS, unpooled lookups
-        *("Adam", "SparseAdam", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD"),
+        *("Adam", "AdamW", "SparseAdam", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD"),
         *("EmbeddingCollection", "EmbeddingConfig"),
         # its documents do not promise them
         *("SGD.momentum", "Adagrad.lr_decay", "RowWiseAdagrad.step", "*.error_if_nonfinite"),
@@ -126,7 +127,7 @@ torch = Implementation(
         *("in_backward_optimizer_filter", "EmbeddingBagCollection", "Accumulate*"),
         *("RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD"),
         *("KeyedOptimizerWrapper", "GradientClippingOptimizer", "WarmupOptimizer"),
-        "Adam.sparse",  # its own error says to use SparseAdam
+        *("Adam.sparse", "AdamW.sparse"),  # its own error says to use SparseAdam
         # options of the reference
         *(
             f"*.{name}"

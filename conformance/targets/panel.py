@@ -17,7 +17,7 @@ _ELSEWHERE = (
     *("*.fused", "*.foreach", "*.dtensor"),
 )
 _ALGORITHMS = (
-    *("SGD", "Adagrad", "RowWiseAdagrad", "Adam", "PartialRowWiseAdam"),
+    *("SGD", "Adagrad", "RowWiseAdagrad", "Adam", "AdamW", "PartialRowWiseAdam"),
     *("LAMB", "PartialRowWiseLAMB", "LarsSGD"),
 )
 
@@ -97,14 +97,14 @@ pytorch_lamb = _library(
 optimi = _library(
     "optimi",
     "optimi",
-    {"SGD": "optimi:SGD", "Adam": "optimi:Adam"},
+    {"SGD": "optimi:SGD", "Adam": "optimi:Adam", "AdamW": "optimi:AdamW"},
     absent=(
         *("*.sparse", "*.maximize", "*.positional", "SGD.dampening", "SGD.nesterov"),
-        *("SGD.momentum_buffer", "Adam.exp_avg", "Adam.exp_avg_sq"),
+        *("SGD.momentum_buffer", "*.exp_avg", "*.exp_avg_sq"),
     ),
-    defaults={"Adam.betas": (0.9, 0.99), "Adam.eps": 1e-6},
+    defaults={"Adam*.betas": (0.9, 0.99), "Adam*.eps": 1e-6},
     fixed_options={"*.lr": 1e-3},
-    state_names={"SGD.momentum_buffer": "exp_avg", "Adam.exp_avg": "", "Adam.exp_avg_sq": ""},  # corrected
+    state_names={"SGD.momentum_buffer": "exp_avg", "Adam*.exp_avg": "", "Adam*.exp_avg_sq": ""},  # corrected
     distributions=("torch-optimi",),
 )
 bitsandbytes = _library(  # its LAMB and LARS bound the norm of the update, and are other algorithms
@@ -113,6 +113,7 @@ bitsandbytes = _library(  # its LAMB and LARS bound the norm of the update, and 
     {
         "SGD": "bitsandbytes.optim:SGD32bit",
         "Adam": "bitsandbytes.optim:Adam32bit",
+        "AdamW": "bitsandbytes.optim:AdamW32bit",
         "Adagrad": "bitsandbytes.optim:Adagrad32bit",
     },
     absent=(
@@ -121,7 +122,7 @@ bitsandbytes = _library(  # its LAMB and LARS bound the norm of the update, and 
     ),
     fixed_options={"SGD.lr": 1e-3, "SGD.momentum": 0.9},
     state_names={
-        **{f"Adam.{name}": "" for name in ("exp_avg", "exp_avg_sq")},
+        **{f"Adam*.{name}": "" for name in ("exp_avg", "exp_avg_sq")},
         "Adagrad.sum": "",
         "SGD.momentum_buffer": "",
     },
@@ -133,11 +134,11 @@ def _of_transformers(name: str, package: str, place: str, distribution: str) -> 
     return _library(
         name,
         package,
-        {"Adam": place},
+        {"AdamW": place},
         absent=("*.sparse", "*.maximize", "*.positional"),
-        defaults={"Adam.eps": 1e-6},
-        fixed_options={"Adam.no_deprecation_warning": True},
-        variants={"Adam": "decoupled decay_after eps_before"},
+        defaults={"AdamW.eps": 1e-6, "AdamW.weight_decay": 0.0},
+        fixed_options={"AdamW.no_deprecation_warning": True},
+        variants={"AdamW": "decay_after eps_before"},
         distributions=(distribution,),
     )
 

@@ -15,7 +15,8 @@ COMMON = {
     "SGD": ("SGD", "SGDW", "SGD32bit"),
     "Adagrad": ("Adagrad", "AdaGrad", "Adagrad32bit"),
     "RowWiseAdagrad": ("RowWiseAdagrad", "RWSAdagrad", "RowwiseAdagrad"),
-    "Adam": ("Adam", "AdamW", "Adam8bit", "AdamW8bit", "Adam32bit", "CPUAdam", "DeepSpeedCPUAdam"),
+    "Adam": ("Adam", "Adam8bit", "Adam32bit", "CPUAdam", "DeepSpeedCPUAdam"),
+    "AdamW": ("AdamW", "AdamW8bit", "AdamW32bit"),
     "LAMB": ("LAMB", "Lamb", "LAMB32bit"),
     "LarsSGD": ("LarsSGD", "LARS", "Lars", "LARS32bit"),
 }
@@ -109,7 +110,7 @@ def propose(library: str) -> Proposal:
             absent.append(algorithm)
             continue
         names[algorithm] = f"{library}:{chosen[0]}"
-        if "SGDW" in chosen[0] or "AdamW" in chosen[0]:
+        if "SGDW" in chosen[0]:
             variants[algorithm] = "decoupled"
         takes = inspect.signature(getattr(root, chosen[0])).parameters
         for option, documented in options.items():

@@ -29,7 +29,8 @@ from keyedopt.conformance.targets.implementation import Implementation, Surface,
 def versions(implementation: Implementation) -> dict[str, str]:
     """Return the versions of the distributions that identify the implementation, the main one first.
 
-    They are followed by those of the libraries whose classes its description names.
+    They are followed by those of the libraries whose classes its description names. If a package was not
+    imported from its distribution, but from a source checkout, the version is its ``__version__``.
     """
     names = list(_distributions(implementation))
     if implementation.names:
@@ -38,8 +39,12 @@ def versions(implementation: Implementation) -> dict[str, str]:
         names += [name for package in packages for name in installed.get(package, ())]
     found = {}
     for name in names:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = str(importlib.metadata.version(name))
+        try:
+            distribution = importlib.metadata.distribution(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        other = _imported_from_elsewhere(distribution)
+        found[name] = str(getattr(other, "__version__", "unknown") if other else distribution.version)
     return found
 
 
@@ -52,6 +57,17 @@ def _distributions(implementation: Implementation) -> Sequence[str]:
 
 def _package(place: str) -> str:
     return place.partition(":")[0].partition(".")[0]
+
+
+def _imported_from_elsewhere(distribution: importlib.metadata.Distribution) -> Any:
+    """Return a module that has the name of one of a distribution, and another file; None without one."""
+    for file in distribution.files or ():
+        if file.suffix == ".py" and (len(file.parts) == 1 or file.parts[1:] == ("__init__.py",)):
+            module = sys.modules.get(file.parts[0].removesuffix(".py"))
+            origin = getattr(module, "__file__", None)
+            if origin and not os.path.samefile(origin, str(distribution.locate_file(file))):
+                return module
+    return None
 
 
 def environment(device: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from keyedopt.fused.keyed import CombinedOptimizer, KeyedOptimizerWrapper, Optim
 from keyedopt.fused.warmup import WarmupOptimizer
 
 #: keyedopt's optimizers with a ``grad_scale``, as torch's fused optimizers have.
-_KEYEDOPT = (optimizers.Adam, optimizers.SGD, optimizers.Adagrad)
+_KEYEDOPT = (optimizers.Adam, optimizers.AdamW, optimizers.SGD, optimizers.Adagrad)
 _DEVICES = ("cpu", "cuda")
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)  # keyedopt's kernels may divide in half precision
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn, optim
 
 from keyedopt.fused.backends.interface import ALGORITHMS, ROW_STATE, Table
 from keyedopt.fused.embedding.memory import empty
-from keyedopt.fused.optimizers import SGD, Adagrad, Adam
+from keyedopt.fused.optimizers import SGD, Adagrad, Adam, AdamW
 from keyedopt.fused.rule_optimizer import RuleOptimizer
 from keyedopt.fused.sparse.window import Window
 from keyedopt.fused.sparse_adam import SparseAdam
@@ -21,7 +21,7 @@ SUBSTITUTES: Mapping[type[optim.Optimizer], tuple[type[optim.Optimizer], Mapping
     optim.Adagrad: (Adagrad, {}),
     optim.Adam: (Adam, {}),
     optim.SparseAdam: (SparseAdam, {}),
-    optim.AdamW: (Adam, {"weight_decay": 1e-2, "decay": "decoupled"}),
+    optim.AdamW: (AdamW, {}),
 }
 #: The algorithms whose learning rate does not depend on a step count.
 UNCOUNTED = ("sgd", "lars_sgd")

@@ -38,6 +38,7 @@ TENSORS: Mapping[str, tuple[tuple[str, str, str], ...]] = {
     "Adagrad": (_SUM,),
     "RowWiseAdagrad": (_SUM,),
     "Adam": _ADAM,
+    "AdamW": _ADAM,
     "SparseAdam": _ADAM,
     "PartialRowWiseAdam": _ADAM,
     "LAMB": _ADAM,

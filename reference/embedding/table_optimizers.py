@@ -20,7 +20,7 @@ SUBSTITUTES: Mapping[type[optim.Optimizer], tuple[type[RuleOptimizer], Mapping[s
     optim.Adagrad: (optimizers.Adagrad, {}),
     optim.Adam: (optimizers.Adam, {}),
     optim.SparseAdam: (SparseAdam, {}),
-    optim.AdamW: (optimizers.Adam, {"weight_decay": 1e-2, "decay": "decoupled"}),
+    optim.AdamW: (optimizers.AdamW, {}),
 }
 
 

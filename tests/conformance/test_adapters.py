@@ -20,7 +20,7 @@ REFERENCE = Path(__file__).parents[2] / "reference"
 OPTIONS = {"weight_decay": "shrink", "betas": "keep", "momentum": "mu", "dampening": "damp", "eta": "trust"}
 OPTIONS |= {"lr_decay": "slower", "nesterov": "look_ahead", "initial_accumulator_value": "first_sum"}
 STATE = {"exp_avg": "m", "exp_avg_sq": "v", "momentum_buffer": "velocity", "sum": "squares"}
-ADAMS = ("Adam", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB")
+ADAMS = ("Adam", "AdamW", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB")
 CLASSES = ("SGD", "Adagrad", "RowWiseAdagrad", *ADAMS)
 
 

@@ -13,6 +13,8 @@ from keyedopt.conformance.run import runner
 from keyedopt.conformance.run.processes import Processes
 from keyedopt.conformance.run.runner import Options, RunError
 from keyedopt.conformance.run.workers import Workers, WorkersError
+from keyedopt.conformance.targets.implementation import Implementation
+from keyedopt.conformance.targets.smoke import versions
 
 # --- the smoke stage ------------------------------------------------------------------------------
 
@@ -85,6 +87,58 @@ def test_a_device_or_dtype_that_is_not_supported_is_refused():
         runner.smoke("reference", Options(device="tpu"))
     with pytest.raises(RunError, match="acme supports the dtypes float32, not 'float64'"):
         runner.smoke("vendor:IMPLEMENTATION", Options(dtypes=("float64",)), path=[TARGETS])
+
+
+COMPILING = """
+import subprocess
+from pathlib import Path
+from keyedopt.conformance.targets.implementation import Implementation
+from keyedopt.reference.optimizers import SGD as Sound, Adam
+class SGD(Sound):
+    def step(self, closure=None):
+        built = Path(__file__).with_name("built")
+        if not built.exists():  # with something that is called as a compiler is
+            command = "echo -n ninja > /proc/self/comm; sleep 2 & wait"
+            process = subprocess.Popen(["bash", "-c", command])
+            while process.poll() is None:  # and takes more CPU time than an import may
+                pass
+            built.touch()
+        return super().step(closure)
+class acme:
+    pass
+acme.SGD = SGD
+described = {{
+    "name": "acme", "root": acme, "areas": ("algorithms",), "compiles": {}, "dtypes": ("float32",),
+    "absent": ("A*", "R*", "P*", "L*", "*.sparse"),
+}}
+acme = Implementation(**described)
+"""
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_a_compilation_in_the_first_step_is_awaited_before_cases_run(compiles, tmp_path):
+    module(tmp_path, "compiling", COMPILING.format(compiles))
+    examined = runner.smoke("compiling:acme", path=[str(tmp_path)], seconds=0.7)
+    assert (tmp_path / "built").exists() == examined["compiles"] == compiles
+    assert examined["implementation"]["areas"] == ["algorithms", "sharded", "devices"]
+
+
+def test_the_version_is_that_of_what_was_imported(tmp_path, monkeypatch):
+    installed, checkout = tmp_path / "site", tmp_path / "checkout"
+    about = installed / "acme_optim-1.0.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: acme-optim\nVersion: 1.0\n")
+    (about / "RECORD").write_text("acme_optim/__init__.py,,\n")
+    for folder in (installed, checkout):
+        (folder / "acme_optim").mkdir(parents=True)
+        (folder / "acme_optim" / "__init__.py").write_text("__version__ = '2.0.dev1'\nclass SGD: ...\n")
+    described = Implementation(name="acme", root="acme_optim", distributions=("acme-optim",))
+    for folder, version in ((installed, "1.0"), (checkout, "2.0.dev1")):
+        monkeypatch.syspath_prepend(folder)
+        monkeypatch.delitem(sys.modules, "acme_optim", raising=False)
+        described.surface()
+        assert versions(described) == {"acme-optim": version}
+    monkeypatch.delitem(sys.modules, "acme_optim")
 
 
 ABSENT = """

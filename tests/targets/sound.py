@@ -6,6 +6,7 @@ from sound_algorithms import (
     SGD,
     Adagrad,
     Adam,
+    AdamW,
     LarsSGD,
     PartialRowWiseAdam,
     PartialRowWiseLAMB,
@@ -29,7 +30,7 @@ from sound_sparse import SparseAdam
 from keyedopt.conformance.targets.implementation import Implementation
 
 __all__ = [
-    "LAMB", "SGD", "AccumulateAdagrad", "AccumulateAdam", "AccumulateSGD", "Adagrad", "Adam",
+    "LAMB", "SGD", "AccumulateAdagrad", "AccumulateAdam", "AccumulateSGD", "Adagrad", "Adam", "AdamW",
     "CombinedOptimizer", "EmbeddingBagCollection", "EmbeddingCollection", "FaultTolerantOptimizer",
     "GradientClipping", "GradientClippingOptimizer", "KeyedOptimizer", "KeyedOptimizerWrapper", "LarsSGD",
     "OptimizerWrapper", "PartialRowWiseAdam", "PartialRowWiseLAMB", "RowWiseAdagrad", "SemisyncOptimizer",

@@ -334,6 +334,16 @@ class Decoupled(Adam):
         return 1.0
 
 
+class AdamW(Decoupled):
+    tables = False
+
+    def __init__(
+        self, params: Any, lr: Any = 1e-3, betas: Any = (0.9, 0.999), eps: float = 1e-8,
+        weight_decay: float = 1e-2, *, maximize: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(params, lr, betas, eps, weight_decay, maximize=maximize)
+
+
 class PartialRowWiseAdam(Decoupled):
     rows_alone = ("exp_avg_sq",)
 

@@ -37,10 +37,12 @@ def mean_square(a: Any, row: Row) -> Any:
     return a.total([x * x / a.scalar(len(row)) for x in row])
 
 
-def average(a: Any, beta: float, mean: Any, value: Any) -> Any:
-    """Return βm + (1 − β)x, in either form."""
+def average(a: Any, beta: float, mean: Any, factors: Row) -> Any:
+    """Return βm + (1 − β)x, in either form; x is the product of the factors."""
     beta, rest = a.scalar(beta), 1 - a.scalar(beta)
-    return beta * mean + rest * value if a.either("average") else mean + rest * (value - mean)
+    if a.either("average"):
+        return beta * mean + a.product([rest, *factors])
+    return mean + rest * (a.product(factors) - mean)
 
 
 def sgd(a: Any, w: Row, g: Row, s: State, t: int, o: Options) -> Row:
@@ -87,11 +89,11 @@ def rated(a: Any, w: Row, g: Row, sums: Row, t: int, o: Options) -> Row:
     ]
 
 
-def direction(a: Any, w: Row, g: Row, s: State, t: int, o: Options, partial: bool) -> Row:
-    """Move Adam's moments; return m̂ / (√v̂ + eps), with decoupled decay added."""
+def direction(a: Any, w: Row, g: Row, s: State, t: int, o: Options, partial: bool, rest: Any = 0.0) -> Row:
+    """Move Adam's moments; return m̂ / (√v̂ + eps), plus `rest` times the weights."""
     beta1, beta2 = o["betas"]
-    squares = [mean_square(a, g)] if partial else [a.product([x, x]) for x in g]
-    s["exp_avg"] = [average(a, beta1, m, x) for m, x in zip(s["exp_avg"], g, strict=True)]
+    squares = [[mean_square(a, g)]] if partial else [[x, x] for x in g]
+    s["exp_avg"] = [average(a, beta1, m, [x]) for m, x in zip(s["exp_avg"], g, strict=True)]
     s["exp_avg_sq"] = [average(a, beta2, v, x) for v, x in zip(s["exp_avg_sq"], squares, strict=True)]
     if "step" in s:  # a count a row
         s["step"] = [s["step"][0] + 1]
@@ -103,7 +105,6 @@ def direction(a: Any, w: Row, g: Row, s: State, t: int, o: Options, partial: boo
     result = []
     for x, m, (over, under) in zip(w, s["exp_avg"], roots, strict=True):
         step = a.product([m, *over], [first, under])
-        rest = 0.0 if o.get("decay_after") else decoupled(o)
         result.append(step + a.scalar(rest) * x if rest else step)
     return result
 
@@ -122,21 +123,28 @@ def root(a: Any, v: Any, correction: Any, o: Options) -> tuple[Row, Any]:
 
 def adam(a: Any, w: Row, g: Row, s: State, t: int, o: Options, partial: bool = False) -> Row:
     """Adam and AdamW; with `partial`, one second moment per row."""
-    steps = direction(a, w, l2(a, w, g, o), s, t, o, partial)
+    rest = 0.0 if o.get("decay_after") else decoupled(o)
+    first = bool(rest) and a.either("decay first")
+    steps = direction(a, w, l2(a, w, g, o), s, t, o, partial, 0.0 if first else rest)
+    w = shrunk(a, w, o) if first else w
     return decayed_after(a, [x - a.scalar(o["lr"]) * d for x, d in zip(w, steps, strict=True)], o)
 
 
 def decayed_after(a: Any, w: Row, o: Options) -> Row:
-    """Shrink the row after its step by 1 − lr·weight_decay, in the variant that decays then."""
-    if not o.get("decay_after") or not o["weight_decay"]:
-        return w
+    """Shrink the row after its step, in the variant that decays then."""
+    return shrunk(a, w, o) if o.get("decay_after") and o["weight_decay"] else w
+
+
+def shrunk(a: Any, w: Row, o: Options) -> Row:
+    """Shrink the row by 1 − lr·weight_decay."""
     kept = 1 - a.product([a.scalar(o["lr"]), a.scalar(o["weight_decay"])])
     return [x * kept for x in w]
 
 
 def lamb(a: Any, w: Row, g: Row, s: State, t: int, o: Options, partial: bool = False) -> Row:
     """Adam's direction scaled to the norm of the row; the ratio is 1 if a norm is 0."""
-    steps = direction(a, w, l2(a, w, g, o), s, t, o, partial)
+    rest = 0.0 if o.get("decay_after") else decoupled(o)
+    steps = direction(a, w, l2(a, w, g, o), s, t, o, partial, rest)
     over, under = norm(a, w), norm(a, steps)
     ratio = ([over], [under]) if over and under else ([], [])
     lr = a.scalar(o["lr"])
@@ -170,6 +178,7 @@ FORMULAS: dict[str, Callable[..., Row]] = {
     "Adagrad": adagrad,
     "RowWiseAdagrad": rowwise_adagrad,
     "Adam": adam,
+    "AdamW": adam,
     "PartialRowWiseAdam": _partial(adam),
     "LAMB": lamb,
     "PartialRowWiseLAMB": _partial(lamb),
@@ -194,6 +203,7 @@ OF: dict[str, tuple[str, ...]] = {
         *("eps_in_root", "no_debias", "decoupled", "decoupled eps_in_root", "decoupled decay_after"),
         "decoupled decay_after eps_before",
     ),
+    "AdamW": ("eps_in_root", "decay_after", "decay_after eps_before"),
     "RowWiseAdagrad": ("sum",),
 }
 #: What the options are when they are not given, as documented.
@@ -205,6 +215,7 @@ DEFAULTS: dict[str, Options] = {
     "Adagrad": ADAGRAD,
     "RowWiseAdagrad": ADAGRAD,
     "Adam": ADAM,
+    "AdamW": {**ADAM, "weight_decay": 0.01, "decay": "decoupled"},
     "PartialRowWiseAdam": FBGEMM,
     "LAMB": FBGEMM,
     "PartialRowWiseLAMB": FBGEMM,

@@ -97,7 +97,7 @@ def error(seen: float, exact: Any, power: int | None, dtype: str) -> float:
     if not math.isfinite(seen):
         return math.inf
     unit = math.ldexp(1.0, max(least if power is None else power, least) - bits + 1)
-    return float(abs(seen - exact) / unit)
+    return float(abs(float(seen) - exact) / unit)  # a Number would round the exact value
 
 
 def oracle(made: Trajectory) -> Trajectory:
@@ -182,16 +182,17 @@ def drawn() -> dict[str, Trajectory]:
         made = trajectory(algorithm, kind, unit=unit, seed=len(found), **options)
         found[f"{algorithm}-{special}"] = made
 
-    lr = {"SGD": 0.05, "LarsSGD": 0.5, "LAMB": 0.02, "PartialRowWiseLAMB": 0.02}
-    for name in FORMULAS:
-        rate: Trajectory = {"lr": lr.get(name, 0.1)}
+    learning_rates = {"SGD": 0.05, "LarsSGD": 0.5, "LAMB": 0.02, "PartialRowWiseLAMB": 0.02}
+
+    def add_all(name: str) -> None:
+        rate: Trajectory = {"lr": learning_rates.get(name, 0.1)}
         add(name, "plain", **rate)
         add(name, "sparse", kind="sparse", **rate)
         add(name, "maximize", maximize=True, **rate)
         add(name, "decay", weight_decay=0.05, **rate)
         if name != "SGD":  # its steps grow with the gradient
             add(name, "extreme", kind="extreme", unit=2.0**-40, **rate)
-        if "decay" in DEFAULTS[name]:
+        if "decay" in DEFAULTS[name] and name != "AdamW":  # which has no such argument
             other = "l2" if DEFAULTS[name]["decay"] == "decoupled" else "decoupled"
             add(name, f"decay-{other}", weight_decay=0.05, decay=other, **rate)
         if "betas" in DEFAULTS[name]:
@@ -199,6 +200,10 @@ def drawn() -> dict[str, Trajectory]:
             add(name, "per-row", kind="sparse", bias_correction="per_row", **rate)
         if name in ("Adagrad", "RowWiseAdagrad"):
             add(name, "lr-decay", lr_decay=0.1, initial_accumulator_value=0.25, eps=0.01, **rate)
+
+    for name in FORMULAS:
+        if name != "AdamW":  # the seed of a trajectory is the number of those before
+            add_all(name)
     add("SGD", "momentum", lr=0.05, momentum=0.9)
     add("SGD", "momentum-sparse", kind="sparse", lr=0.05, momentum=0.9)
     add("SGD", "dampening", lr=0.05, momentum=0.9, dampening=0.5, weight_decay=0.01)
@@ -206,6 +211,7 @@ def drawn() -> dict[str, Trajectory]:
     add("LarsSGD", "momentum", lr=0.5, momentum=0.5, eta=0.01, weight_decay=0.01)
     add("Adam", "eps-placement", lr=0.1, eps=0.01, eps_placement="before_bias_correction")
     add("RowWiseAdagrad", "max-norm", lr=0.1, max_norm=1.0)
+    add_all("AdamW")
     for name, made in found.items():
         algorithm, _, special = name.partition("-")
         if algorithm in OF and special in IN_VARIANTS:

@@ -24,13 +24,14 @@ from keyedopt.conformance.suite.support.assertions import (
 from keyedopt.conformance.suite.support.described import DEFAULTS, Described, default_of, named
 from keyedopt.conformance.suite.support.device import ones, tensor
 from keyedopt.conformance.suite.support.inputs import parameter, set_grads, values
+from keyedopt.conformance.suite.support.options import ADAMS, WITH_DECAY
 
 every = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
 #: Further names of an option in messages.
 CALLED = {"lr": ("lr", "learning rate"), "eps": ("eps",), "betas": ("beta",)}
 
-WITH_DEFAULTS = ("SGD", "Adagrad", "RowWiseAdagrad", "Adam")
+WITH_DEFAULTS = ("SGD", "Adagrad", "RowWiseAdagrad", "Adam", "AdamW")
 
 
 def expect_refused(impl: Any, algorithm: str, option: str, value: Any) -> None:
@@ -78,7 +79,7 @@ def test_eps(impl, algorithm, value):
 
 @pytest.mark.clause("ALGO-056")
 @pytest.mark.needs("{algorithm}")
-@pytest.mark.parametrize("algorithm", ["Adam", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB"])
+@pytest.mark.parametrize("algorithm", ADAMS)
 @pytest.mark.parametrize("value", [[-0.1, 0.9], [0.9, 1.0], [1.0, 0.9], [0.9, "nan"]])
 def test_betas(impl, algorithm, value):
     """A beta outside [0, 1) raises an error."""
@@ -132,7 +133,7 @@ def test_adagrad_options(impl, algorithm, option, value):
     [
         ("LarsSGD", "eta", -0.1),
         ("RowWiseAdagrad", "max_norm", -1.0),
-        *((name, "decay", "decouple") for name in ALGORITHMS if name != "LarsSGD"),
+        *((name, "decay", "decouple") for name in WITH_DECAY),
         *((name, "rows", "touched") for name in ALGORITHMS),
         ("Adam", "bias_correction", "rowwise"),
         ("Adam", "eps_placement", "outside"),
@@ -204,7 +205,7 @@ def test_positional_options(impl, algorithm):
     """The options up to weight_decay can be passed by position, in the documented order."""
     order = {
         "SGD": ("lr", "momentum", "dampening", "weight_decay"),
-        "Adam": ("lr", "betas", "eps", "weight_decay"),
+        **dict.fromkeys(("Adam", "AdamW"), ("lr", "betas", "eps", "weight_decay")),
     }.get(algorithm, ("lr", "lr_decay", "weight_decay"))
     given = [(0.5, 0.75) if name == "betas" else 0.25 + index / 8 for index, name in enumerate(order)]
     optimizer = getattr(impl, algorithm)([parameter(4, 3)], *given)

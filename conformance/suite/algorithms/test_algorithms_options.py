@@ -34,6 +34,7 @@ from keyedopt.conformance.suite.support.options import (
     SET,
     START,
     TWO,
+    WITH_DECAY,
     with_required_options,
     with_zeros,
 )
@@ -158,7 +159,7 @@ def test_maximize_with_other_options(impl, algorithm, options):
 @pytest.mark.parametrize(
     ("algorithm", "option", "value"),
     [
-        *((name, "decay", kind) for name in ALGORITHMS if name != "LarsSGD" for kind in ("l2", "decoupled")),
+        *((name, "decay", kind) for name in WITH_DECAY for kind in ("l2", "decoupled")),
         ("LarsSGD", "rows", "given"),
     ],
 )
@@ -171,7 +172,7 @@ def test_maximize_with_each_decay(impl, algorithm, option, value):
 @pytest.mark.needs("{algorithm}.decay")
 @pytest.mark.parametrize(
     ("algorithm", "more"),
-    [("SGD", {"nesterov": True}), *((name, {}) for name in ALGORITHMS if name != "LarsSGD")],
+    [("SGD", {"nesterov": True}), *((name, {}) for name in WITH_DECAY)],
 )
 def test_decoupled_decay_leaves_the_state_alone(impl, algorithm, more):
     """Decoupled decay shrinks the weight by lr times weight_decay and does not affect the state."""

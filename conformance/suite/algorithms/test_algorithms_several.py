@@ -25,6 +25,7 @@ from keyedopt.conformance.suite.support.options import (
     AT_FIRST,
     EACH,
     TWO,
+    WITH_DECAY,
     with_required_options,
     with_zeros,
 )
@@ -229,7 +230,7 @@ def test_gradients_of_several_steps_are_left(impl: Any, algorithm: str) -> None:
 
 @pytest.mark.clause("ALGO-022")
 @pytest.mark.needs("{algorithm}", "{algorithm}.decay")
-@pytest.mark.parametrize("algorithm", [one for one in ALGORITHMS if one != "LarsSGD"])
+@pytest.mark.parametrize("algorithm", WITH_DECAY)
 @pytest.mark.parametrize("layout", ["dense", "sparse"])
 def test_no_decay(impl: Any, algorithm: str, layout: str) -> None:
     """An option decay='none' means no decay, whatever weight_decay is, or raises ValueError."""

@@ -26,6 +26,7 @@ from keyedopt.conformance.suite.support.assertions import (
 from keyedopt.conformance.suite.support.described import documented_state, named
 from keyedopt.conformance.suite.support.device import ones
 from keyedopt.conformance.suite.support.inputs import parameter, set_grads, train, values
+from keyedopt.conformance.suite.support.options import ADAMS
 
 every = pytest.mark.parametrize("algorithm", ALGORITHMS)
 
@@ -35,6 +36,7 @@ SHAPES = {
     "Adagrad": {"sum": [4, 3]},
     "RowWiseAdagrad": {"sum": [4, 1]},
     "Adam": {"exp_avg": [4, 3], "exp_avg_sq": [4, 3]},
+    "AdamW": {"exp_avg": [4, 3], "exp_avg_sq": [4, 3]},
     "PartialRowWiseAdam": {"exp_avg": [4, 3], "exp_avg_sq": [4]},
     "LAMB": {"exp_avg": [4, 3], "exp_avg_sq": [4, 3]},
     "PartialRowWiseLAMB": {"exp_avg": [4, 3], "exp_avg_sq": [4]},
@@ -100,7 +102,7 @@ def test_resumed(impl, algorithm, dtype):
 
 @pytest.mark.clause("ALGO-072")
 @pytest.mark.needs("{algorithm}.bias_correction")
-@pytest.mark.parametrize("algorithm", ["Adam", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB"])
+@pytest.mark.parametrize("algorithm", ADAMS)
 def test_counts_of_rows_resumed(impl, algorithm):
     """The step counts of rows are saved and loaded exactly, in half precision too."""
     need_dtype(impl, algorithm, "float16")

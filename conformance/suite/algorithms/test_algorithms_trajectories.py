@@ -172,6 +172,14 @@ def test_adam_weight_decay(impl, algorithm, made):
     formula(impl, algorithm, made)
 
 
+@pytest.mark.clause("ALGO-102")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize(**golden("AdamW-plain", "AdamW-betas", "AdamW-decay"))
+def test_adamw(impl, algorithm, made):
+    """AdamW steps as Adam does without decay, and subtracts lr times weight_decay times the weight."""
+    formula(impl, algorithm, made)
+
+
 @pytest.mark.clause("ALGO-012")
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize(**golden("PartialRowWiseAdam-plain", "PartialRowWiseAdam-betas"))
@@ -242,7 +250,7 @@ def test_lars_sgd_weight_decay(impl, algorithm, made):
 @pytest.mark.clause("ALGO-020")
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize(
-    **golden(*(f"{name}-maximize" for name in ("SGD", "Adagrad", "RowWiseAdagrad", "Adam")))
+    **golden(*(f"{name}-maximize" for name in ("SGD", "Adagrad", "RowWiseAdagrad", "Adam", "AdamW")))
 )
 def test_maximize(impl, algorithm, made):
     """With maximize the objective increases."""
@@ -349,7 +357,7 @@ def need_switch(impl: Any, algorithm: str, kernels: str) -> None:
 
 @pytest.mark.clause("ALGO-097")
 @pytest.mark.needs("{algorithm}", "{algorithm}.{kernels}")
-@pytest.mark.parametrize(**golden("SGD-momentum", "Adagrad-plain", "Adam-plain"))
+@pytest.mark.parametrize(**golden("SGD-momentum", "Adagrad-plain", "Adam-plain", "AdamW-plain"))
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_kernels(impl, algorithm, made, kernels, dtype):
     """If there is a kernel switch, a step with the other kernel stays within the budget of the formula."""
@@ -359,7 +367,7 @@ def test_kernels(impl, algorithm, made, kernels, dtype):
 
 @pytest.mark.clause("ALGO-097")
 @pytest.mark.needs("{algorithm}", "{algorithm}.{kernels}")
-@pytest.mark.parametrize("algorithm", ["SGD", "Adagrad", "Adam"])
+@pytest.mark.parametrize("algorithm", ["SGD", "Adagrad", "Adam", "AdamW"])
 @pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("which", ["weight", "gradient"])
 def test_kernels_and_layouts(impl, algorithm, kernels, which):

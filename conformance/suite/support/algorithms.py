@@ -16,7 +16,7 @@ from keyedopt.conformance.suite.support.described import (
 from keyedopt.conformance.suite.support.inputs import parameter
 
 ROW_WISE = ("RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD")
-ALGORITHMS = ("SGD", "Adagrad", "Adam", *ROW_WISE)
+ALGORITHMS = ("SGD", "Adagrad", "Adam", "AdamW", *ROW_WISE)
 #: Options with which an algorithm has state.
 MOMENTUM = {"SGD": {"momentum": 0.9}}
 

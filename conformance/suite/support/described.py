@@ -14,6 +14,7 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "Adagrad": _ADAGRAD,
     "RowWiseAdagrad": {**_ADAGRAD, "maximize": False},
     "Adam": _ADAM,
+    "AdamW": {**_ADAM, "weight_decay": 1e-2},
     "PartialRowWiseAdam": _LIKE_ADAM,
     "LAMB": _LIKE_ADAM,
     "PartialRowWiseLAMB": _LIKE_ADAM,

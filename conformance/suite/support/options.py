@@ -4,7 +4,7 @@ from typing import Any
 
 from keyedopt.conformance.suite.support.inputs import set_grads
 
-ADAMS = ("Adam", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB")
+ADAMS = ("Adam", "AdamW", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB")
 ADAGRADS = ("Adagrad", "RowWiseAdagrad")
 #: Two values of an option that lead to different weights.
 TWO: dict[str, tuple[Any, Any]] = {
@@ -30,11 +30,14 @@ OTHER_OPTIONS = {
     "Adagrad": "eps lr_decay initial_accumulator_value maximize decay rows",
     "RowWiseAdagrad": "eps lr_decay initial_accumulator_value maximize max_norm decay rows",
     "Adam": "betas eps maximize eps_placement bias_correction decay rows",
+    "AdamW": "betas eps maximize eps_placement bias_correction rows",
     "PartialRowWiseAdam": "betas eps maximize bias_correction decay rows",
     "LAMB": "betas eps maximize bias_correction decay rows",
     "PartialRowWiseLAMB": "betas eps maximize bias_correction decay rows",
     "LarsSGD": "momentum eta maximize rows",
 }
+#: The algorithms with an argument that selects the kind of decay.
+WITH_DECAY = [name for name, options in OTHER_OPTIONS.items() if "decay" in options.split()]
 EACH = [(algorithm, option) for algorithm, options in OTHER_OPTIONS.items() for option in options.split()]
 #: Where sums start.
 START = "initial_accumulator_value"

@@ -1,0 +1,62 @@
+"""Adam with decoupled weight decay."""
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from keyedopt.reference.adam import Adam
+from keyedopt.reference.rules.options import BiasCorrection, Decay, EpsPlacement, Rows
+
+__all__ = ["AdamW"]
+
+
+class AdamW(Adam):
+    r"""Adam with decoupled weight decay: `rules.adam`.
+
+    .. math::
+        m &\leftarrow \beta_1 m + (1 - \beta_1) g, \qquad v \leftarrow \beta_2 v + (1 - \beta_2) g^2 \\
+        w &\leftarrow w - \gamma \left( \frac{m / (1 - \beta_1^t)}{\sqrt{v / (1 - \beta_2^t)} + \epsilon}
+            + \lambda w \right)
+
+    State, from the first step on: that of `Adam`.
+
+    Args:
+        params: parameters, or groups of parameters.
+        lr: the learning rate γ; a tensor with one element is kept, and read at each step.
+        betas: β₁ and β₂, each in [0, 1).
+        eps: ε, at least 0.
+        weight_decay: λ, at least 0.
+        maximize, eps_placement, bias_correction, rows, error_if_nonfinite: as in `Adam`.
+
+    Raises:
+        ValueError: an option is out of range, or a parameter is not of floats.
+
+    Source: Loshchilov and Hutter 2019; torch.optim.AdamW.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        *,
+        maximize: bool = False,
+        eps_placement: EpsPlacement | str = EpsPlacement.INSIDE_DENOMINATOR,
+        bias_correction: BiasCorrection | str = BiasCorrection.GLOBAL,
+        rows: Rows | str = Rows.GIVEN,
+        error_if_nonfinite: bool = False,
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            maximize=maximize,
+            decay=Decay.DECOUPLED,
+            eps_placement=eps_placement,
+            bias_correction=bias_correction,
+            rows=rows,
+            error_if_nonfinite=error_if_nonfinite,
+        )
