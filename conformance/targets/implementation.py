@@ -343,9 +343,18 @@ def load(place: str) -> Any:
 
 
 def registered() -> Mapping[str, importlib.metadata.EntryPoint]:
-    """Return the entry points of registered implementations; keyedopt's own names take precedence."""
-    points = sorted(importlib.metadata.entry_points(group=GROUP), key=_is_ours)
-    return {point.name: point for point in points}
+    """Return the entry points of registered implementations; keyedopt's own names take precedence.
+
+    Raises:
+        TargetError: the metadata of a package in this environment cannot be read.
+    """
+    try:
+        found = importlib.metadata.entry_points(group=GROUP)
+    except Exception as error:  # of any type: it checks nothing that it reads
+        why = one_line(error_text(error), 200)
+        raise TargetError(f"the metadata of a package in this environment cannot be read: {why}") from error
+    points = [point for point in found if point.pattern.match(point.value)]  # else it names no module
+    return {point.name: point for point in sorted(points, key=_is_ours)}
 
 
 def _is_ours(point: importlib.metadata.EntryPoint) -> bool:
