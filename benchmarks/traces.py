@@ -17,10 +17,9 @@ Every feature has its own table, and all features have the same number of bags: 
 import contextlib
 import hashlib
 import os
-import pickle
 import zipfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -36,10 +35,10 @@ from keyedopt.conformance.results.untrusted import error_text, one_line
 
 #: The columns of a file.
 NAMES = ("indices", "offsets", "lengths", "rows")
-#: What `torch.load` raises for files in another format, or with objects other than tensors.
-UNREADABLE = (OSError, RuntimeError, ValueError, EOFError, KeyError, AttributeError, pickle.UnpicklingError)
 #: The largest file, also unpacked, in bytes, and the largest number of integers in a file.
 SIZE, INTEGERS = 1 << 30, 1 << 27
+#: The largest number of bytes of all names of features in a Parquet file.
+NAME_BYTES = 16 << 20
 
 
 class TraceError(KeyedoptError):
@@ -118,8 +117,13 @@ def _features(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     names = Counter(name for name, _ in found)
     twice = next((name for name, count in names.items() if count > 1), None)
     if twice is not None:
-        raise TraceError(f"{path}: feature {twice!r} occurs twice: put all lookups of a feature into one row")
+        raise _twice(path, twice)
     yield from found
+
+
+def _twice(path: Path, name: str) -> TraceError:
+    what = f"feature {one_line(repr(name), 80)} occurs twice"
+    return TraceError(f"{path}: {what}: put all lookups of a feature into one row")
 
 
 def _open(path: Path) -> BinaryIO:
@@ -146,7 +150,7 @@ def _from_pt(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     try:
         with _open(path) as file:
             plain = torch.load(file, map_location="cpu", weights_only=True)
-    except UNREADABLE as error:
+    except Exception as error:  # torch.load calls what a damaged file names, with any arguments
         why = getattr(error, "strerror", None) or one_line(error_text(error), 200)
         raise TraceError(f"{path} cannot be read: it must contain only tensors ({why})") from error
     if not isinstance(plain, dict):
@@ -173,15 +177,31 @@ def _from_parquet(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         with _open(path) as file:
             found = parquet.ParquetFile(file)
             groups = [found.metadata.row_group(number) for number in range(found.num_row_groups)]
-            count = sum(group.column(at).num_values for group in groups for at in range(group.num_columns))
-            _check_number(str(path), count)
-            table = found.read()
+            parts = [group.column(at) for group in groups for at in range(group.num_columns)]
+            _check_number(str(path), sum(part.num_values for part in parts))
+            _check_types(path, parts)
+            named = [name for name in found.schema_arrow.names if name == "feature"]
+            table = parquet.ParquetFile(file, read_dictionary=named).read()  # each name once
     except (OSError, ValueError, pyarrow.ArrowException) as error:
         raise TraceError(f"{path} cannot be read: {one_line(error_text(error), 200)}") from error
+    if named:
+        for count in table.column("feature").value_counts():
+            if count["counts"].as_py() > 1:
+                raise _twice(path, str(count["values"].as_py()))
     for number in range(table.num_rows):
         row = {name: plain(table.column(name)[number]) for name in table.column_names}
         columns = {name: value for name, value in row.items() if name != "feature" and value is not None}
         yield str(row.get("feature", number)), columns
+
+
+def _check_types(path: Path, parts: Sequence[Any]) -> None:
+    """Raise TraceError if a column has values of any length, other than short names of features."""
+    for part in parts:
+        name = part.path_in_schema
+        if part.physical_type.endswith("BYTE_ARRAY") and name != "feature":
+            raise TraceError(f"{path}: {one_line(name, 80)} must be a list of integers")
+    if sum(part.total_uncompressed_size for part in parts if part.path_in_schema == "feature") > NAME_BYTES:
+        raise TraceError(f"{path}: the names of its features have more than {NAME_BYTES >> 20} MB")
 
 
 def _check_number(where: str, count: int) -> None:

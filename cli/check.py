@@ -77,12 +77,18 @@ def check_targets(
     )
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return _check_all(request)
-    from keyedopt.conformance.suite.support.ranks import largest_of_torchrun
+    from keyedopt.conformance.suite.support.torchrun import largest_code, this_process
 
-    if os.environ["RANK"] == "0":
-        return largest_of_torchrun(_check_all(request))
-    with contextlib.redirect_stdout(None):
-        return largest_of_torchrun(_check_all(replace(request, outputs=(), update=False, sign=None)))
+    silent = this_process() > 0
+    if silent:
+        request = replace(request, outputs=(), update=False, sign=None)
+    try:
+        with contextlib.redirect_stdout(None) if silent else contextlib.nullcontext():
+            code = _check_all(request)
+    except PROBLEMS as error:
+        _say(str(error))
+        code = 2
+    return largest_code(code)
 
 
 def _check_all(request: Request) -> int:

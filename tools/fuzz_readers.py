@@ -2,16 +2,19 @@
 
 ``python -m keyedopt.tools.fuzz_readers [COUNT] [SEED]`` makes COUNT inputs (a million by default) in equal
 parts for each reader: results, journals and the other files of a report, lists of known failures, comparisons
-of precision, asv's history and traces. It prints the number of inputs that were read and refused, and ends
-with 1 at the first input that raises another error, takes more than `SECONDS`, or needs more than `MEMORY`.
+of precision, asv's history, traces, signatures (fewer) and the metadata of adapters. It prints the number of
+inputs that were read and refused, and ends with 1 at the first input that raises another error, takes more
+than `SECONDS`, or needs more than `MEMORY`.
 """
 
 import contextlib
 import copy
+import io
 import json
 import random
 import resource
 import signal
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -21,11 +24,13 @@ from typing import Any
 from keyedopt.benchmarks import traces
 from keyedopt.benchmarks.asv import history
 from keyedopt.cli.report import clauses
+from keyedopt.cli.verify import sign, verify
 from keyedopt.conformance import expectations
 from keyedopt.conformance.results import model, precision
 from keyedopt.conformance.results.errors import KeyedoptError, ResultError
 from keyedopt.conformance.results.junit import junit
 from keyedopt.conformance.results.markdown import markdown
+from keyedopt.conformance.targets.implementation import GROUP, registered
 from keyedopt.reports.diff import CompareError, difference
 from keyedopt.reports.load import load
 from keyedopt.tools import sample
@@ -61,23 +66,23 @@ TEXTS = (
 
 
 def forged(plain: Any, dice: random.Random) -> Any:
-    """Return a copy of JSON data with up to three values replaced, dropped, repeated or moved."""
-    plain = copy.deepcopy(plain)
+    """Return JSON data with up to three values replaced, dropped, repeated or moved; the rest is shared."""
+    plain = copy.copy(plain)
     for _ in range(dice.choice((1, 1, 1, 3))):
         place = plain
         while isinstance(place, dict | list) and place:
             key = dice.choice(list(place) if isinstance(place, dict) else range(len(place)))
-            below = place[key]
+            below = place[key] = copy.copy(place[key])
             if not isinstance(below, dict | list) or not below or dice.random() < 0.2:
                 what = dice.random()
                 if what < 0.7:
-                    place[key] = copy.deepcopy(dice.choice(NASTY))
+                    place[key] = dice.choice(NASTY)
                 elif what < 0.85:
                     del place[key]
                 elif isinstance(place, list):
-                    place.append(copy.deepcopy(below))
+                    place.append(below)
                 else:
-                    place[f"{key}{dice.choice(('', 'x'))}"] = copy.deepcopy(dice.choice(NASTY))
+                    place[f"{key}{dice.choice(('', 'x'))}"] = dice.choice(NASTY)
                 break
             place = below
     return plain
@@ -106,6 +111,10 @@ def mutated(plain: Any, dice: random.Random) -> bytes:
 
 def _report_seeds() -> list[Any]:
     check = sample.check(0, 3, 3)
+    check["cases"] = [*check["cases"][:5], *check["cases"][-3:]]
+    for case in check["cases"]:
+        if "errors" in (case.get("observed") or {}):
+            case["observed"] = {"errors": case["observed"]["errors"][:3]}
     check["cases"][0] |= {
         "outcome": "known",
         "known": {"reason": "r", "link": "l"},
@@ -221,6 +230,41 @@ def recorded(count: int, dice: random.Random, folder: Path) -> Iterator[bool]:
         yield outcome[0]
 
 
+def signed(count: int, dice: random.Random, folder: Path) -> Iterator[bool]:
+    """Verify results with a signature; results and signatures are damaged."""
+    path, signature, key = folder / "x.json", folder / "x.json.sig", folder / "key"
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+    path.write_text(json.dumps(_report_seeds()[0]))
+    good = sign(path, key).read_bytes()
+    for _ in range(count):
+        path.write_bytes(mutated(_report_seeds()[0], dice) if dice.random() < 0.2 else path.read_bytes())
+        signature.write_bytes(damaged(good, dice))
+        with _refusal() as outcome, contextlib.redirect_stdout(io.StringIO()):
+            verify(path, None, None)
+        yield outcome[0]
+
+
+def adapters(count: int, dice: random.Random, folder: Path) -> Iterator[bool]:
+    """Read the entry points that name adapters in the metadata of installed packages."""
+    about = folder / "acme-1.0.dist-info"
+    about.mkdir()
+    good = f"[{GROUP}]\nacme = acme_keyedopt:implementation\nother = a.b\n\n[console_scripts]\nx = y:z\n"
+    before = sys.path
+    for number in range(count):
+        # a new folder, because importlib.metadata keeps what it has read
+        about = about.rename(folder / f"acme-{number}.dist-info")
+        (about / "METADATA").write_bytes(damaged(b"Metadata-Version: 2.1\nName: acme\nVersion: 1\n", dice))
+        (about / "entry_points.txt").write_bytes(damaged(good.encode(), dice))
+        sys.path = [str(folder)]
+        try:
+            with _refusal() as outcome:
+                for point in registered().values():
+                    f"{point.module}:{point.attr}"
+        finally:
+            sys.path = before
+        yield outcome[0]
+
+
 @contextlib.contextmanager
 def _refusal() -> Iterator[list[bool]]:
     """Yield a list whose only item says at the end whether an input was read, or refused in short."""
@@ -239,7 +283,11 @@ READERS: dict[str, Callable[[int, random.Random, Path], Iterator[bool]]] = {
     "known failures": known_failures,
     "asv": asv_history,
     "traces": recorded,
+    "signatures": signed,
+    "adapters": adapters,
 }
+#: The part of an equal share that a reader gets which starts a program for each input.
+SHARES = {"signatures": 0.01}
 
 
 def fuzz(name: str, count: int, seed: int) -> tuple[int, int]:
@@ -265,9 +313,10 @@ def main() -> int:
     count, seed = [*numbers, *(1_000_000, 0)[len(numbers) :]][:2]
     limit = min(MEMORY, resource.getrlimit(resource.RLIMIT_DATA)[1] & (2**63 - 1))
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    share = -(-count / (sum(SHARES.get(name, 1) for name in READERS)) // 1)
     for name in READERS:
         try:
-            read, refused = fuzz(name, count // len(READERS), seed)
+            read, refused = fuzz(name, round(share * SHARES.get(name, 1)), seed)
         except ResultError as error:
             print(f"{name}: a refusal escaped: {error}")
             return 1

@@ -109,7 +109,9 @@ def _load(path: Path, version: int) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise HistoryError(f"{path} is not a file of asv") from error
     if seen != version:
-        raise HistoryError(f"{path} has version {seen!r} of asv's format, not {version}: use asv 0.6")
+        raise HistoryError(
+            f"{path} has version {one_line(repr(seen), 80)} of asv's format, not {version}: use asv 0.6"
+        )
     return dict(data)
 
 

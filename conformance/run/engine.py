@@ -30,7 +30,7 @@ from keyedopt.conformance.suite.support.assertions import Mismatch
 from keyedopt.conformance.suite.support.described import MissingName
 from keyedopt.conformance.suite.support.device import choose_device
 from keyedopt.conformance.suite.support.measured import MEASURED
-from keyedopt.conformance.suite.support.ranks import choose_ranks
+from keyedopt.conformance.suite.support.ranks import begin_case, choose_ranks
 from keyedopt.conformance.targets.devices import check_device
 from keyedopt.conformance.targets.find import find
 from keyedopt.conformance.targets.implementation import DTYPES, Implementation, Surface, TargetError
@@ -289,6 +289,7 @@ class Engine:
         """Call a case with fresh seeds, and keep the returned observation."""
         head, function = item.stash[_HEAD], item.obj
         arguments = {name: values[name] for name in item._fixtureinfo.argnames}
+        begin_case(f"{self._option('--implementation')} {head['case']}")
         self._note_inputs(head, arguments)
         if hasattr(function, "hypothesis"):
             self._note_draws(head, function)

@@ -203,10 +203,10 @@ def run(
         journal = stack.enter_context(Journal(output, head)) if output else None
         try:
             limit = max(options.limit, COMPILING_CASE_LIMIT) if examined["compiles"] else options.limit
-            workers = Workers(target, limit, import_limit, processes)
             number = options.workers or min(len(os.sched_getaffinity(0)), 8)
-            if "TORCHELASTIC_RUN_ID" in os.environ:  # all processes of torchrun run the cases in one order
-                number = 1
+            if "TORCHELASTIC_RUN_ID" in os.environ:
+                number, limit = 1, limit + _meet(target)  # all processes run the cases in one order
+            workers = Workers(target, limit, import_limit, processes)
             for record in stack.enter_context(contextlib.closing(_every_case(workers, number))):
                 case = case_from(record)
                 case = dataclasses.replace(case, clauses=tuple(i for i in case.clauses if i in kept))
@@ -230,6 +230,19 @@ def run(
         complete=complete,
         cases=tuple(case for _, case in sorted(ended.items())),
     )
+
+
+def _meet(target: str) -> float:
+    """Wait for the other processes of torchrun; return the seconds that they may wait before a case.
+
+    Raises:
+        RunError: a process has ended, or does not come.
+    """
+    from keyedopt.conformance.suite.support import torchrun
+
+    if absent := torchrun.meet(f"check {target}", torchrun.LONG_PATIENCE):
+        raise RunError(absent)
+    return torchrun.PATIENCE
 
 
 def _every_case(workers: Workers, number: int) -> Generator[dict[str, Any]]:

@@ -4,6 +4,7 @@ import importlib.metadata
 from collections.abc import Mapping, Sequence
 
 from keyedopt.conformance.results.errors import did_you_mean
+from keyedopt.conformance.results.untrusted import error_text, one_line
 from keyedopt.conformance.targets.implementation import Implementation, NotFoundError, TargetError, load
 
 #: The entry points under which vendors register an `Implementation`.
@@ -11,9 +12,18 @@ GROUP = "keyedopt.implementations"
 
 
 def registered() -> Mapping[str, importlib.metadata.EntryPoint]:
-    """Return the entry points of registered implementations; keyedopt's own names take precedence."""
-    points = sorted(importlib.metadata.entry_points(group=GROUP), key=_is_ours)
-    return {point.name: point for point in points}
+    """Return the entry points of registered implementations; keyedopt's own names take precedence.
+
+    Raises:
+        TargetError: the metadata of a package in this environment cannot be read.
+    """
+    try:
+        found = importlib.metadata.entry_points(group=GROUP)
+    except Exception as error:  # of any type: it checks nothing that it reads
+        why = one_line(error_text(error), 200)
+        raise TargetError(f"the metadata of a package in this environment cannot be read: {why}") from error
+    points = [point for point in found if point.pattern.match(point.value)]  # else it names no module
+    return {point.name: point for point in sorted(points, key=_is_ours)}
 
 
 def _is_ours(point: importlib.metadata.EntryPoint) -> bool:

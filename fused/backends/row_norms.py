@@ -9,11 +9,10 @@ def row_norm(values: Tensor) -> Tensor:
     if values.dtype is not torch.float64:
         wide: Tensor = torch.linalg.vector_norm(values, dim=1, keepdim=True, dtype=torch.float64)
         return wide
-    if not values.shape[1]:
-        return values.new_zeros(len(values), 1)
-    largest = values.abs().amax(dim=1, keepdim=True)
-    power = torch.ldexp(torch.ones_like(largest), torch.frexp(largest).exponent - 1)  # division is exact
-    scale = torch.where((largest > 0) & largest.isfinite(), power, 1.0)
+    # A sum has, unlike a maximum, a value for the part of a row that is on a rank without columns.
+    size = values.abs().sum(dim=1, keepdim=True).clamp(max=torch.finfo(values.dtype).max / 2)
+    power = torch.ldexp(torch.ones_like(size), torch.frexp(size).exponent - 1)  # division is exact
+    scale = torch.where(size > 0, power, 1.0)
     norm: Tensor = torch.linalg.vector_norm(values / scale, dim=1, keepdim=True)
     return norm * scale
 

@@ -98,7 +98,7 @@ class Replicas:
 def check_replication(tables: Mapping[str, torch.Tensor], replicated: bool) -> None:
     """Raise RuntimeError if DistributedDataParallel reduces tables that are updated in the backward pass."""
     ddp: Any = DistributedDataParallel._active_ddp_module
-    if ddp is None or dist.get_world_size(ddp.process_group) == 1:
+    if ddp is None:
         return
     reduced = {id(param) for param in ddp._module_parameters if param.requires_grad}
     names = [name for name, table in tables.items() if id(table) in reduced]

@@ -49,9 +49,10 @@ def row_mean_square(values: Tensor) -> Tensor:
 
 def row_norm(values: Tensor) -> Tensor:
     """Return ‖x‖₂ of every row, as a column, safe from overflow and underflow of the squares."""
-    largest = values.abs().amax(dim=1, keepdim=True) if values.shape[1] else values.new_zeros(len(values), 1)
-    power = torch.ldexp(torch.ones_like(largest), largest.log2().floor())  # division is exact
-    scale = torch.where((largest > 0) & largest.isfinite(), power, 1.0)
+    # A sum has, unlike a maximum, a value for the part of a row that is on a rank without columns.
+    size = values.abs().sum(dim=1, keepdim=True).clamp(max=torch.finfo(values.dtype).max / 2)
+    power = torch.ldexp(torch.ones_like(size), size.log2().floor())  # division is exact
+    scale = torch.where(size > 0, power, 1.0)
     return scale * (values / scale).square().sum(dim=1, keepdim=True).sqrt()
 
 

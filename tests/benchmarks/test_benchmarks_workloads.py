@@ -208,6 +208,15 @@ def test_a_row_for_each_bag_is_not_taken_for_one_of_each_feature(run_line, tmp_p
     rows = {"feature": ["a", "a"], "indices": [[1, 2], [3]], "lengths": [[2], [1]]}
     parquet.write_table(pyarrow.table(rows), tmp_path / "x.parquet")
     assert "feature 'a' occurs twice" in refused(run_line("bench", "run", "--trace", "x.parquet"))
+    for changed, said in (
+        (
+            {"indices": [["1"], ["2"]]},
+            "indices.list.element must be a list of integers",
+        ),  # texts are not read
+        ({"feature": ["a" * (17 << 20), "b"]}, "the names of its features have more than 16 MB"),
+    ):
+        parquet.write_table(pyarrow.table(rows | changed), tmp_path / "x.parquet")
+        assert said in refused(run_line("bench", "run", "--trace", "x.parquet"))
 
 
 class Harmful:

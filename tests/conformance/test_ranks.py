@@ -109,14 +109,15 @@ def test_ranks_end_with_the_process_that_started_them(how):
 
 
 def test_under_torchrun_one_rank_writes_and_all_exit_alike(tmp_path):
-    """torch's optimizers in the backward pass fail cases of this area."""
-    (tmp_path / "only_one_name.py").write_text(
-        "from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward\n",
-        encoding="utf-8",
+    """torch's optimizers in the backward pass fail cases of this area; one rank imports them later."""
+    code = (
+        "import os, time\ntime.sleep(int(os.environ['RANK']) / 2)\n"
+        "from keyedopt.reference import KeyedOptimizerWrapper\n"
+        "from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward\n"
     )
-    check = (
-        "keyedopt check only_one_name --area sharded --output result.json > $RANK.txt; echo $? > $RANK.code"
-    )
+    for target in ("one", "two"):
+        (tmp_path / f"{target}.py").write_text(code, encoding="utf-8")
+    check = "keyedopt check one two --area sharded --output results > $RANK.txt; echo $? > $RANK.code"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--no-python"]
     subprocess.run(
         [*launcher, "bash", "-c", check],
@@ -126,12 +127,63 @@ def test_under_torchrun_one_rank_writes_and_all_exit_alike(tmp_path):
         timeout=180,
         check=True,
     )
-    result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
-    outcomes = {case["case"].rpartition("::")[2]: case["outcome"] for case in result["cases"]}
-    assert outcomes["test_in_backward_with_fsdp"] == "fail"
+    for target in ("one", "two"):
+        result = json.loads((tmp_path / "results" / f"{target}.json").read_text(encoding="utf-8"))
+        outcomes = {case["case"].rpartition("::")[2]: case["outcome"] for case in result["cases"]}
+        outcomes = {case: outcome for case, outcome in outcomes.items() if outcome != "unsupported"}
+        assert outcomes == {
+            "test_init_state": "pass",
+            "test_wrapping[keyed]": "pass",
+            "test_in_backward_in_data_parallel[after]": "fail",
+            "test_in_backward_in_data_parallel[before]": "fail",
+            "test_in_backward_with_fsdp": "fail",
+        }
     assert [(tmp_path / f"{rank}.code").read_text(encoding="utf-8").strip() for rank in (0, 1)] == ["1"] * 2
     assert "SHARD-020" in (tmp_path / "0.txt").read_text(encoding="utf-8")
     assert not (tmp_path / "1.txt").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def torchrun_store(monkeypatch):
+    """Serve a store as torchrun's agent does."""
+    server = torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
+    names = {"TORCHELASTIC_RUN_ID": "none", "TORCHELASTIC_RESTART_COUNT": 0, "WORLD_SIZE": 2, "RANK": 0}
+    for name, value in {**names, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": server.port}.items():
+        monkeypatch.setenv(name, str(value))
+    return server
+
+
+LATE = """
+import sys, time
+from keyedopt.conformance.suite.support.torchrun import largest_code, meet
+time.sleep(0.5)
+assert not meet("a case", 30)
+sys.exit(largest_code(1))
+"""
+
+
+def test_processes_of_torchrun_meet_before_a_case_and_return_one_code(torchrun_store):
+    from keyedopt.conformance.suite.support.torchrun import largest_code, meet
+
+    assert meet("a case", 0.01) == "rank 1 of torchrun did not come within 0.01 s: see its messages"
+    with subprocess.Popen([sys.executable, "-c", LATE], env={**os.environ, "RANK": "1"}) as other:
+        assert meet("a case", 30) == ""
+        assert largest_code(0) == 1
+    assert other.returncode == 1
+    assert meet("the next case", 30) == "rank 1 of torchrun has ended before: see its messages"
+
+
+@pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), ("cuda:0", "nccl")])
+def test_ranks_communicate_by_the_backend_of_the_device(monkeypatch, device, backend):
+    from keyedopt.conformance.suite.support import ranks
+
+    asked, set_device = [], []
+    monkeypatch.setattr(torch.distributed, "init_process_group", lambda name, **_: asked.append(name))
+    monkeypatch.setattr(torch.cuda, "set_device", set_device.append)
+    monkeypatch.setattr(ranks, "the_device", lambda: torch.device(device))
+    ranks._join("/dev/null", 1, 2, 1.0, "a case")
+    assert asked == [backend]
+    assert set_device == ([1] if backend == "nccl" else [])
 
 
 def _runs(pid):

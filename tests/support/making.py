@@ -184,8 +184,8 @@ def alive(name):
 
 
 def left_behind(name):
-    """Return the marked processes that do not end by themselves, though they had time to."""
-    end = time.monotonic() + 30
+    """Return the marked processes that live longer than two seconds of a processor that is not shared."""
+    end = time.monotonic() + 2 * max(1.0, os.getloadavg()[0] / os.cpu_count())
     while alive(name) and time.monotonic() < end:
         time.sleep(0.05)
     return alive(name)

@@ -79,16 +79,17 @@ def expect_like(seen: torch.Tensor, wanted: torch.Tensor, exact: bool, what: str
 def test_algorithm(impl: Any, algorithm: str) -> None:
     """An algorithm trains DTensors as plain tables, with uneven, empty and globally empty shards."""
 
-    def body() -> None:
-        def build(params: dict[str, Any]) -> Any:
-            return getattr(impl, algorithm)(list(params.values()), lr=0.1)
+    def build(params: dict[str, Any]) -> Any:
+        return getattr(impl, algorithm)(list(params.values()), lr=0.1)
 
+    def body() -> None:
         for placement in PLACEMENTS:
             compare(build, DENSE[algorithm], 5, placement, steps=2)
         for rows in (1, 0):
             compare(build, DENSE[algorithm], rows, "row", steps=2)
 
     on_ranks(body)
+    on_ranks(lambda: compare(build, DENSE[algorithm], 5, "column", steps=1), ranks=3)  # one has no column
 
 
 def wrapped(impl: Any, wrapping: str, params: dict[str, Any]) -> Any:
@@ -124,7 +125,7 @@ NAMES = {
 @pytest.mark.needs("{name}", "KeyedOptimizerWrapper")
 @pytest.mark.parametrize(("wrapping", "name"), NAMES.items(), ids=NAMES)
 def test_wrapping(impl: Any, wrapping: str, name: str) -> None:
-    """A wrapper trains and saves DTensors as plain tables, and a checkpoint resumes bit by bit."""
+    """A wrapper trains and saves DTensors as plain tables."""
 
     def body() -> None:
         for placement in PLACEMENTS:

@@ -1,8 +1,8 @@
-"""Real ranks: forks of this process that form a process group (gloo), with a time limit.
+"""Real ranks: forks of this process that form a process group, with a time limit.
 
 This process has imported torch and the implementation, so ranks start in milliseconds. Under torchrun each of
-its processes forks its own rank of the case. No rank listens on a fixed port or writes a file; ranks end with
-this process, however it ends.
+its processes forks its own rank of the case, after all have come to the case. No rank listens on a fixed port
+or writes a file; ranks end with this process, however it ends.
 """
 
 import contextlib
@@ -11,6 +11,7 @@ import datetime
 import faulthandler
 import functools
 import gc
+import hashlib
 import importlib
 import os
 import pickle
@@ -28,6 +29,15 @@ from typing import Any
 import torch
 
 from keyedopt.conformance.suite.support.assertions import Mismatch
+from keyedopt.conformance.suite.support.device import the_device
+from keyedopt.conformance.suite.support.torchrun import (
+    PATIENCE,
+    meet,
+    processes,
+    store,
+    this_process,
+    under_torchrun,
+)
 
 #: Seconds that the ranks of a case may take.
 LIMIT = 20.0
@@ -36,17 +46,27 @@ GRACE = 2.0
 #: What most ranks import: once in this process, not in each fork.
 _SLOW_IMPORTS = ("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "fsspec")
 _NUMBER_OF_RANKS = [2]
-_RUNS: dict[str, int] = {}  # how often each function has run
+_CASE: list[Any] = ["", 0]  # the case that runs, and how often it has started ranks or made a folder
 
 
 def the_ranks() -> int:
     """Return the number of ranks of each case."""
-    return int(os.environ["WORLD_SIZE"]) if _torchrun() else _NUMBER_OF_RANKS[0]
+    return processes() if under_torchrun() else _NUMBER_OF_RANKS[0]
 
 
 def choose_ranks(ranks: int) -> None:
     """Set the number of ranks of each case."""
     _NUMBER_OF_RANKS[0] = ranks
+
+
+def begin_case(name: str) -> None:
+    """Note the case that begins, so that all processes of torchrun have one name for what it starts."""
+    _CASE[:] = [name, 0]
+
+
+def _next_name() -> str:
+    _CASE[1] += 1
+    return f"{_CASE[0]} {_CASE[1]}"
 
 
 def on_ranks(
@@ -63,42 +83,39 @@ def on_ranks(
     Raises:
         Mismatch: names each rank that failed, and how: by an error, by a signal, or where it hung.
     """
-    size = the_ranks() if ranks is None or _torchrun() else ranks
+    size = the_ranks() if ranks is None or under_torchrun() else ranks
     for name in _SLOW_IMPORTS:
         importlib.import_module(name)
-    called = f"{body.__module__}.{body.__qualname__}"
-    _RUNS[called] = _RUNS.get(called, 0) + 1
-    numbers = [int(os.environ["RANK"])] if _torchrun() else range(size)
-    store = f"/proc/{os.getpid()}/fd/{os.memfd_create('store')}"
+    run = _next_name()
+    numbers: Sequence[int] = range(size)
+    if under_torchrun():
+        numbers = [this_process()]
+        if absent := meet(run, PATIENCE):
+            raise Mismatch(f"all {size} ranks to begin", absent)
+    file = f"/proc/{os.getpid()}/fd/{os.memfd_create('store')}"
     started = []
     try:
         for number in numbers:
-            started.append(
-                _Rank(
-                    number,
-                    functools.partial(_join, store, number, size, limit, f"{called} {_RUNS[called]}"),
-                    body,
-                    arguments,
-                )
-            )
+            join = functools.partial(_join, file, number, size, limit, run)
+            started.append(_Rank(number, join, body, arguments))
         _wait(started, limit)
     finally:
         for rank in started:
             rank.end()
-        os.close(int(store.rpartition("/")[2]))
+        os.close(int(file.rpartition("/")[2]))
     return _results([rank.found for rank in started], size)
 
 
 @contextlib.contextmanager
 def common_folder() -> Iterator[str]:
     """Return a folder for all ranks, also for those of torchrun on one machine; it is removed afterwards."""
-    if not _torchrun():
+    if not under_torchrun():
         with tempfile.TemporaryDirectory(prefix="keyedopt-") as name:
             yield name
         return
-    number = _RUNS["a folder"] = _RUNS.get("a folder", 0) + 1
-    job = f"{os.environ['TORCHELASTIC_RUN_ID']}-{os.environ['MASTER_PORT']}"
-    folder = Path(tempfile.gettempdir(), f"keyedopt-{job}-{number}")
+    job = [os.environ[f"TORCHELASTIC_{name}"] for name in ("RUN_ID", "RESTART_COUNT")]
+    name = hashlib.sha256(" ".join([*job, os.environ["MASTER_PORT"], _next_name()]).encode()).hexdigest()
+    folder = Path(tempfile.gettempdir(), f"keyedopt-{name[:16]}")
     folder.mkdir(mode=0o700, exist_ok=True)
     try:
         yield str(folder)
@@ -106,40 +123,21 @@ def common_folder() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)  # each process removes it
 
 
-def _torchrun() -> bool:
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
-def _join(store: str, number: int, size: int, limit: float, run: str) -> None:
+def _join(file: str, number: int, size: int, limit: float, run: str) -> None:
     """Make the default group of the ranks of a case."""
     distributed: Any = torch.distributed
-    timeout = datetime.timedelta(
-        seconds=2 * limit
-    )  # the limit ends a hanging rank first, and says where it was
-    if _torchrun():
-        shared = distributed.PrefixStore(run, _store_of_torchrun(timeout))
+    seconds = 2 * limit  # the limit ends a hanging rank first, and says where it was
+    if under_torchrun():
+        shared = distributed.PrefixStore(run, store(seconds))
     else:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        shared = distributed.FileStore(store, size)
-    distributed.init_process_group("gloo", store=shared, rank=number, world_size=size, timeout=timeout)
-
-
-def _store_of_torchrun(timeout: datetime.timedelta) -> Any:
-    address, port, size = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), the_ranks()
-    serves = os.environ["RANK"] == "0" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    distributed: Any = torch.distributed
-    return distributed.TCPStore(address, port, size, serves, timeout)
-
-
-def largest_of_torchrun(number: int) -> int:
-    """Return the largest of the numbers that the processes of torchrun pass."""
-    store = _store_of_torchrun(datetime.timedelta(seconds=LIMIT))
-    store.set(f"keyedopt/{os.environ['RANK']}", str(number))
-    largest = max(int(store.get(f"keyedopt/{rank}")) for rank in range(the_ranks()))
-    if store.add("keyedopt/read", 1) == the_ranks():
-        store.set("keyedopt/done", "")
-    store.wait(["keyedopt/done"])  # before the process that serves ends
-    return largest
+        shared = distributed.FileStore(file, size)
+    backend = "gloo"
+    if the_device().type == "cuda":
+        backend = "nccl"
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", number)))
+    timeout = datetime.timedelta(seconds=seconds)
+    distributed.init_process_group(backend, store=shared, rank=number, world_size=size, timeout=timeout)
 
 
 class _Rank:
@@ -234,7 +232,7 @@ def _outcome(join: Callable[[], None], body: Callable[..., Any], arguments: Sequ
     except BaseException as error:  # also an exit of the code under test
         lost = "by peer" in str(error)  # gloo's words; another rank is the cause
         found = ("raised", "a lost connection" if lost else f"{type(error).__name__}: {error}")
-    if not _torchrun():
+    if not under_torchrun():
         return found
     everywhere: list[Any] = [None] * the_ranks()
     try:
@@ -262,10 +260,10 @@ def _wait(ranks: Sequence[_Rank], limit: float) -> None:
 
 def _results(outcomes: Sequence[Any], size: int) -> list[Any]:
     first = 0
-    if _torchrun() and outcomes[0][0] == "result":
+    if under_torchrun() and outcomes[0][0] == "result":
         outcomes = outcomes[0][1]
-    elif _torchrun():
-        first = int(os.environ["RANK"])  # the outcome of this process only
+    elif under_torchrun():
+        first = this_process()  # the outcome of this process only
     bad = [(rank, *outcome) for rank, outcome in enumerate(outcomes, first) if outcome[0] != "result"]
     bad.sort(key=lambda one: one[2] == "a lost connection")
     if not bad:

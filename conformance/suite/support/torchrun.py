@@ -1,0 +1,71 @@
+"""The processes of torchrun: where they meet before a case, and the exit code that they all return."""
+
+import datetime
+import os
+import time
+from typing import Any
+
+import torch
+
+#: Seconds that a process waits for the others before a case; the time limit of a case is longer by these.
+PATIENCE = 60.0
+#: Seconds that a process waits for the others to import the target, or to end.
+LONG_PATIENCE = 900.0
+#: Where processes meet last.
+END = "end"
+
+
+def under_torchrun() -> bool:
+    """Return whether torchrun has started this process, or the process that started it."""
+    return "TORCHELASTIC_RUN_ID" in os.environ
+
+
+def processes() -> int:
+    """Return how many processes torchrun has started."""
+    return int(os.environ["WORLD_SIZE"])
+
+
+def this_process() -> int:
+    """Return the number of this process among those of torchrun."""
+    return int(os.environ["RANK"])
+
+
+def store(seconds: float) -> Any:
+    """Return the store of all processes of torchrun, which its agent serves.
+
+    Args:
+        seconds: how long a call may wait.
+    """
+    distributed: Any = torch.distributed
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    limit = datetime.timedelta(seconds=seconds)
+    served = distributed.TCPStore(address, port, processes(), False, limit)
+    return distributed.PrefixStore(f"keyedopt/{os.environ['TORCHELASTIC_RESTART_COUNT']}", served)
+
+
+def meet(place: str, seconds: float, said: str = "") -> str:
+    """Wait until all processes have come to a place; return who did not come, or an empty string.
+
+    Args:
+        place: a name that no other meeting has.
+        seconds: how long to wait for the others.
+        said: what this process tells the others there.
+    """
+    common, end = store(seconds), time.monotonic() + seconds
+    common.set(f"{place}/{this_process()}", said)
+    absent = list(range(processes()))
+    while absent := [rank for rank in absent if not common.check([f"{place}/{rank}"])]:
+        ended = [rank for rank in absent if common.check([f"{END}/{rank}"])]
+        if ended or time.monotonic() > end:
+            how = "has ended before" if ended else f"did not come within {seconds:g} s"
+            return f"rank {(ended or absent)[0]} of torchrun {how}: see its messages"
+        time.sleep(0.01)
+    return ""
+
+
+def largest_code(code: int) -> int:
+    """Return the largest of the exit codes of all processes, or 2 if a process does not end."""
+    if meet(END, LONG_PATIENCE, str(code)):
+        return 2
+    common = store(LONG_PATIENCE)
+    return max(int(common.get(f"{END}/{rank}")) for rank in range(processes()))
