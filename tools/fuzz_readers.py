@@ -30,7 +30,7 @@ from keyedopt.conformance.results import model, precision
 from keyedopt.conformance.results.errors import KeyedoptError, ResultError
 from keyedopt.conformance.results.junit import junit
 from keyedopt.conformance.results.markdown import markdown
-from keyedopt.conformance.targets.implementation import GROUP, registered
+from keyedopt.conformance.targets.find import GROUP, registered
 from keyedopt.reports.diff import CompareError, difference
 from keyedopt.reports.load import load
 from keyedopt.tools import sample

@@ -224,6 +224,7 @@ class _Run:
         parts = any(options.get(name) for name in ("areas", "clauses", "dtypes"))
         self._whole = result.complete and not parts
         self._device = result.environment["device"]
+        self._areas = result.implementation["areas"]
         self._suite = spec.version_key(options.get("suite") or spec.SUITE_VERSION)
 
     def judges(self, entry: Known, name: str) -> bool:
@@ -233,7 +234,9 @@ class _Run:
         if not _is_device(self._device, entry.when.get("device", self._device)):
             return False
         clause = spec.clauses().get(entry.clause)
-        return self._whole and (clause is None or spec.version_key(clause.since) <= self._suite)
+        if clause is None:
+            return self._whole
+        return self._whole and clause.area in self._areas and spec.version_key(clause.since) <= self._suite
 
 
 def apply(result: Result, known: Sequence[Known], path: Path, today: datetime.date | None = None) -> Result:

@@ -110,8 +110,9 @@ def headline(word: str, scope: str) -> str:
 
 
 def clause_outcomes(result: Result) -> dict[str, str]:
-    """Return the most serious outcome of each clause's cases."""
-    outcomes: dict[str, str] = {}
+    """Return the most serious outcome of each clause's cases; a clause of an unclaimed area has no cases."""
+    claimed = result.implementation["areas"]
+    outcomes = {clause.id: "unsupported" for clause in selected(result) if clause.area not in claimed}
     for case in result.cases:
         for clause in case.clauses:
             outcomes[clause] = min(outcomes.get(clause, SEVERITY[-1]), case.outcome, key=SEVERITY.index)

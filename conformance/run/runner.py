@@ -95,7 +95,9 @@ def declared(
         RunError: the target failed the smoke stage, or the cases cannot be collected.
     """
     with _scratch() as name, Processes(Path(name), path) as processes:
-        examined = _examine(target, options, IMPORT_LIMIT, processes, collect=True)
+        examined = _examine(
+            target, options, IMPORT_LIMIT, processes, lambda _: _collect(target, options, processes)
+        )
         try:
             return examined, processes.declared()
         except ProcessError as error:
@@ -103,8 +105,13 @@ def declared(
 
 
 def _examine(
-    target: str, options: Options, seconds: float, processes: Processes, collect: bool = False
+    target: str,
+    options: Options,
+    seconds: float,
+    processes: Processes,
+    collect: Callable[[Sequence[str]], None] = lambda areas: None,
 ) -> dict[str, Any]:
+    """Return the report of the smoke stage; call `collect` with the claimed areas while the stage goes on."""
     channel = Channel()
     request = {
         "target": target,
@@ -116,16 +123,18 @@ def _examine(
     try:
         process = processes.start("keyedopt.conformance.targets.smoke", [json.dumps(request)], channel.theirs)
         try:
-            if collect:  # while the target is examined on another processor
-                deferred = [*pytest_arguments(target, options, processes.folder), "--keyedopt-defer"]
-                processes.collect(deferred)
+            messages: list[dict[str, Any]] = []
             began, limit = time.monotonic(), seconds
-            while not process.wait(0.2):
+            ended = False
+            while not ended:
+                ended = process.wait(0.2 if messages else 0.02)
+                if not messages and (messages := list(channel.messages())) and "areas" in messages[0]:
+                    collect(messages[0]["areas"])
                 if limit < COMPILATION_LIMIT and compiles(process.pid):
                     limit = COMPILATION_LIMIT
-                if process.hangs(time.monotonic() - began, limit):
+                if not ended and process.hangs(time.monotonic() - began, limit):
                     raise RunError(f"{target} was not imported and built within {limit:g} s")
-            examined = next(iter(channel.messages()), None)
+            examined = next((one for one in (*messages, *channel.messages()) if "problem" in one), None)
             if examined is None:
                 raise RunError(
                     f"{target} ended the interpreter when it was imported or built "
@@ -189,7 +198,15 @@ def run(
         if not case_sources.modules(options.areas, options.clauses):
             raise RunError("no case of the suite is selected by these options")
         import_limit = max(IMPORT_LIMIT, options.limit)
-        examined = _examine(target, options, import_limit, processes, collect=True)
+        areas: list[str] = []  # those whose cases are collected
+
+        def collect(claimed: Sequence[str]) -> None:
+            found = tuple(area for area in options.areas or claimed if area in claimed)
+            if found and case_sources.modules(found, options.clauses):
+                areas.extend(found)
+                _collect(target, dataclasses.replace(options, areas=found), processes)
+
+        examined = _examine(target, options, import_limit, processes, collect)
         head = Result(
             implementation=examined["implementation"],
             environment=examined["environment"],
@@ -207,7 +224,8 @@ def run(
             if "TORCHELASTIC_RUN_ID" in os.environ:
                 number, limit = 1, limit + _meet(target)  # all processes run the cases in one order
             workers = Workers(target, limit, import_limit, processes)
-            for record in stack.enter_context(contextlib.closing(_every_case(workers, number))):
+            cases = contextlib.closing(_every_case(workers, number))
+            for record in stack.enter_context(cases) if areas else ():
                 case = case_from(record)
                 case = dataclasses.replace(case, clauses=tuple(i for i in case.clauses if i in kept))
                 if case.clauses:
@@ -243,6 +261,11 @@ def _meet(target: str) -> float:
     if absent := torchrun.meet(f"check {target}", torchrun.LONG_PATIENCE):
         raise RunError(absent)
     return torchrun.PATIENCE
+
+
+def _collect(target: str, options: Options, processes: Processes) -> None:
+    """Begin to collect the cases, in the fork server."""
+    processes.collect([*pytest_arguments(target, options, processes.folder), "--keyedopt-defer"])
 
 
 def _every_case(workers: Workers, number: int) -> Generator[dict[str, Any]]:

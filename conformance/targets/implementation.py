@@ -30,7 +30,7 @@ import importlib.metadata
 import os
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
@@ -316,8 +316,7 @@ class Surface:
             for area in spec.areas().values()
             if (area.name in stated if stated is not None else any(map(self._defines, area.names)))
         ]
-        across = [area.name for area in spec.areas().values() if not area.names] if own else []
-        return tuple(dict.fromkeys([*own, *across]))
+        return with_nameless(own)
 
     def _defines(self, name: str) -> bool:
         return self.has(name) and not self._imported(name)
@@ -327,6 +326,13 @@ class Surface:
         names = dict.fromkeys(name for area in spec.areas().values() for name in area.names)
         found = {name: self._find(name)[1] for name in names if self.has(name)}
         return {name: place for name, place in found.items() if place}
+
+
+def with_nameless(areas: Iterable[str]) -> tuple[str, ...]:
+    """Return claimed areas, and those without names, which are claimed with any other."""
+    own = tuple(areas)
+    nameless = (area.name for area in spec.areas().values() if not area.names)
+    return tuple(dict.fromkeys([*own, *nameless])) if own else ()
 
 
 def _place_of(value: Any) -> str:

@@ -2,8 +2,9 @@
 
 Runs as ``python -m keyedopt.conformance.targets.smoke REQUEST`` in a process of its own, because a target
 may end the interpreter when it is imported. ``REQUEST`` is JSON: target, imports, device, dtypes, seconds.
-The number of the descriptor for the report follows it. In the report, ``problem`` is one line that says what
-to do, or empty; the rest identifies the implementation and its environment.
+The number of the descriptor for two messages follows it: the claimed areas, and the report. In the report,
+``problem`` is one line that says what to do, or empty; the rest identifies the implementation and its
+environment.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from keyedopt.conformance.results.digest import digest
@@ -23,7 +24,7 @@ from keyedopt.conformance.run.protocol import sender
 from keyedopt.conformance.suite.support.described import MissingName
 from keyedopt.conformance.targets.devices import check_device, description
 from keyedopt.conformance.targets.find import find
-from keyedopt.conformance.targets.implementation import Implementation, Surface, TargetError
+from keyedopt.conformance.targets.implementation import Implementation, Surface, TargetError, with_nameless
 
 
 def versions(implementation: Implementation) -> dict[str, str]:
@@ -141,16 +142,24 @@ def compile_steps(surface: Surface, device: str) -> None:
 
 
 def examine(
-    target: str, device: str | None, dtypes: Sequence[str], imports: Sequence[str] = ()
+    target: str,
+    device: str | None,
+    dtypes: Sequence[str],
+    imports: Sequence[str],
+    report_areas: Callable[[Sequence[str]], None],
 ) -> dict[str, Any]:
-    """Find, import and build a target; return the report."""
+    """Find, import and build a target; report its areas as soon as they are known, and return the rest."""
     hint = ""
     try:
         implementation = find(target, imports)
         chosen = implementation.supported(device, dtypes)
         hint = implementation.install and f"; install it with: {implementation.install}"
+        if implementation.areas is not None:  # before the import, which may take seconds
+            report_areas(with_nameless(implementation.areas))
         surface = implementation.surface()
         areas = surface.claimed()
+        if implementation.areas is None:
+            report_areas(areas)
         hint = ""
         check_device(chosen)
         build(surface, implementation.name, chosen)
@@ -187,7 +196,15 @@ def main() -> None:
     request = json.loads(sys.argv[1])
     faulthandler.dump_traceback_later(request["seconds"], exit=True)
     send = sender(int(sys.argv.pop()))  # claimed before the target's code runs
-    send(examine(request["target"], request["device"], request["dtypes"], request["imports"]))
+    send(
+        examine(
+            request["target"],
+            request["device"],
+            request["dtypes"],
+            request["imports"],
+            lambda areas: send({"areas": areas}),
+        )
+    )
     os._exit(0)  # without waiting for threads of the target
 
 

@@ -210,7 +210,7 @@ def partial():
         next(clause.id for clause in area.clauses if clause.level != "observe")
         for area in spec.areas().values()
     ]
-    case = case_with("dtype")
+    case = case_with("dtype", area="keyed")
     options = Options(clauses=(*clauses, case.clauses[0]), workers=1)
     return runner.run("vendor:IMPLEMENTATION", options, path=[TARGETS]), case
 
@@ -220,8 +220,11 @@ def test_an_area_that_is_not_claimed_is_unsupported_and_never_passed(partial):
     verdict = judge(result)
     claimed = {"keyed", "wrapper", "clipping", "sharded", "devices"}
     assert verdict.unsupported == tuple(area for area in spec.areas() if area not in claimed)
+    apart = [clause for clause in verdict.clauses if spec.clauses()[clause].area not in claimed]
+    assert {verdict.clauses[clause] for clause in apart} == {"unsupported"}
     for case in result.cases:
         areas = {spec.clauses()[clause].area for clause in case.clauses}
+        assert areas & claimed, "a case of unclaimed areas only is not collected"
         if areas & set(verdict.unsupported):
             assert case.outcome == "unsupported"
             assert case.seen.startswith("not claimed: ")

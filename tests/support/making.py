@@ -93,9 +93,9 @@ def observing_case():
     return next(case for case in functions() if level(case) == "observe")
 
 
-def case_with(*parameters):
-    """Return a case that takes just these parameters."""
-    return next(case for case in functions() if takes(case, *parameters))
+def case_with(*parameters, area=""):
+    """Return a case, of one area if it is given, that takes just these parameters."""
+    return next(case for case in functions() if takes(case, *parameters) and case.area.startswith(area))
 
 
 def drawn_case():
