@@ -42,8 +42,8 @@ from keyedopt.conformance.suite.support.described import MissingName, described
 
 #: The dtypes that cases run in.
 DTYPES = ("float64", "float32", "bfloat16", "float16")
-#: The packages that define public names; a module that only imports one of their classes does not claim it.
-OWNERS = ("torch", "torchrec", "torchft", "fbgemm_gpu", "keyedopt")
+#: The packages whose classes have public names; a module that only imports one of them does not claim it.
+OWNERS = ("torch", "torchrec", "torchft", "fbgemm_gpu")
 #: Stands for every type of device that torch knows.
 ANY_DEVICE = "*"
 

@@ -5,6 +5,7 @@ import sys
 import types
 
 import pytest
+import torch
 from making import TARGETS, module
 
 from keyedopt import reference
@@ -211,8 +212,7 @@ def test_what_is_defined_in_a_function_has_no_place():
 
 def test_submodules_of_a_package_are_searched(folder):
     module(folder, "acme.__init__", "")
-    wrapper = "class OptimizerWrapper(reference.OptimizerWrapper): ..."
-    module(folder, "acme.elsewhere", f"from keyedopt import reference\n{wrapper}")
+    module(folder, "acme.elsewhere", "from keyedopt.reference import OptimizerWrapper")
     module(folder, "acme.unrelated", "raise RuntimeError('of no concern')")
     module(folder, "acme.test_acme", "raise SystemExit('tests are not imported')")
     module(folder, "acme._private", "from keyedopt.reference import GradientClipping")
@@ -220,16 +220,15 @@ def test_submodules_of_a_package_are_searched(folder):
 
 
 def test_what_a_module_only_imports_is_not_claimed(folder):
-    module(folder, "acme", "from keyedopt.reference import *\nclass OptimizerWrapper(OptimizerWrapper): ...")
+    module(folder, "acme", "from torch.optim import SGD, Adam, SparseAdam\nclass SGD(SGD): ...")
     surface = find("acme").surface()
-    assert surface.claimed() == ("wrapper", "sharded", "devices")
-    assert surface.claims("OptimizerWrapper")
-    assert not surface.claims("KeyedOptimizer")
-    assert surface.KeyedOptimizer is reference.KeyedOptimizer  # what wrappers are put around
-    module(folder, "other", "from keyedopt.reference import *\nclass Adam(Adam): ...")
-    with pytest.raises(MissingName, match="other only imports LAMB"):
-        find("other").surface().LAMB  # noqa: B018
-    module(folder, "nothing", "from keyedopt.reference import *")
+    assert surface.claimed() == ("algorithms", "sharded", "devices")
+    assert surface.claims("SGD")
+    assert not surface.claims("Adam")
+    assert surface.SparseAdam is torch.optim.SparseAdam  # of no claimed area
+    with pytest.raises(MissingName, match="acme only imports Adam"):
+        surface.Adam  # noqa: B018
+    module(folder, "nothing", "from torch.optim import SGD")
     assert find("nothing").surface().claimed() == ()
 
 
