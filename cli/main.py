@@ -334,7 +334,7 @@ def mutants(
         ),
     ] = None,
     base: Annotated[
-        str, typer.Option(help="Only mutants of this base: reference, fused, torch or torchrec.")
+        str, typer.Option(help="Only mutants of this base: reference, fused, torch, torchft or torchrec.")
     ] = "",
     everything: Annotated[
         bool, typer.Option("--all", help="Run the whole suite on each mutant, not only the clauses it names.")

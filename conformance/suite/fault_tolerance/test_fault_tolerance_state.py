@@ -160,8 +160,10 @@ def test_live_views(impl):
     """State and groups are live: a value that is set through the wrapper is used by the next step."""
     params = parameters()
     optimizer, inner = wrap(impl, params, "SGD")
+    shown = optimizer.state
     set_grads(params)
     optimizer.step()
+    expect(params["p0"] in shown, "the state of a later step", dict(shown))
     expect(optimizer.param_groups[0] is inner.param_groups[0], "the same group", optimizer.param_groups)
     expect(optimizer.state[params["p0"]] is inner.state[params["p0"]], "the same state", optimizer.state)
     before = values(params)

@@ -98,6 +98,7 @@ def test_filter_of_an_iterator(impl):
     """The filter preserves order, reads an iterator once, and partitions the parameters."""
     layers = torch.nn.Sequential(*(linear(2, 2) for _ in range(3)))
     apply_in_backward(impl, torch.optim.SGD, [layers[1].weight, layers[2].bias])
+    layers[0].weight.requires_grad_(False)  # a frozen parameter is one without an optimizer
     names = [name for name, _ in layers.named_parameters()]
     halves = [
         [

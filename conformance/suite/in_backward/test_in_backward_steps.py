@@ -46,6 +46,22 @@ def test_steps(impl, name):
         expect_bits(param.detach(), twin.detach(), "a parameter after three backward passes")
 
 
+@pytest.mark.clause("INBW-002")
+@pytest.mark.parametrize("factor", [0.0, "inf", "nan"])
+def test_steps_with_unusual_gradients(impl, factor):
+    """A gradient that is zero or not finite reaches the optimizer like any other."""
+    param, options = parameter(4, 3), options_of("Adam")
+    (twin,) = leaf_copies(param)
+    apply_in_backward(impl, torch.optim.Adam, [param], options)
+    by_hand = torch.optim.Adam([twin], **options)
+    for scale in (1.0, float(factor)):
+        (param.sum() * scale).backward()
+        (twin.sum() * scale).backward()
+        by_hand.step()
+        twin.grad = None
+    expect_bits(param.detach(), twin.detach(), "the parameter after two backward passes")
+
+
 @pytest.mark.clause("INBW-003")
 def test_gradients_are_none(impl):
     """After backward the gradients of the parameters are None."""

@@ -77,10 +77,23 @@ def test_state_and_groups_are_live(impl):
     expect_equal(saved["param_groups"][0]["lr"], 0.5, "a learning rate that was set later")
 
 
+@pytest.mark.clause("KEYED-003")
+def test_a_group_that_is_added_to_the_inner_optimizer_is_shown(impl):
+    """A group that the inner optimizer gets after construction is a group of the keyed optimizer."""
+    params = parameters(2)
+    inner = torch.optim.SGD([params["p0"]], lr=0.1)
+    optimizer = impl.KeyedOptimizerWrapper(params, lambda listed: inner)
+    inner.add_param_group({"params": [params["p1"]], "lr": 0.5})
+    expect_equal(
+        [group["lr"] for group in optimizer.param_groups], [0.1, 0.5], "learning rates of the groups"
+    )
+
+
 @pytest.mark.clause("KEYED-004")
 def test_the_factory_gets_the_parameters_in_order(impl):
-    """The factory is called once, with the parameters in mapping order."""
+    """The factory is called once, with the parameters in mapping order, also those that are frozen."""
     params, calls = parameters(3), []
+    params["p1"].requires_grad_(False)
 
     def factory(given):
         calls.append(given)

@@ -120,6 +120,17 @@ def test_state_that_was_filled_in_place_can_be_loaded(impl):
         expect_bits(live, torch.full((3,), number + 2.0), f"state of p{number}")
 
 
+@pytest.mark.clause("KEYED-024")
+def test_parameters_with_and_without_state(impl):
+    """A load fills state after parameters that have none, or an empty one."""
+    params, moment = parameters(3), ones(3)
+    optimizer = impl.KeyedOptimizer(params, {params["p1"]: {}, params["p2"]: {"moment": moment}}, [])
+    saved = snapshot(optimizer.state_dict())
+    saved["state"]["p2"]["moment"].fill_(2.0)
+    optimizer.load_state_dict(saved)
+    expect_bits(moment, torch.full((3,), 2.0), "the state of the last parameter")
+
+
 @pytest.mark.clause("KEYED-025")
 @pytest.mark.parametrize(("live", "given"), [([2, 3], [1]), ([2, 3], [3]), ([2, 3], [1, 3]), ([3], [])])
 def test_loading_never_broadcasts(impl, live, given):

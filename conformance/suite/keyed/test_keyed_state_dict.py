@@ -1,5 +1,7 @@
 """Keyed optimizers: the contents of `state_dict`."""
 
+from collections import OrderedDict
+
 import pytest
 import torch
 
@@ -12,7 +14,7 @@ from keyedopt.conformance.suite.support.assertions import (
     same_bits,
     snapshot,
 )
-from keyedopt.conformance.suite.support.device import full, ones, tensor, zeros
+from keyedopt.conformance.suite.support.device import full, linear, ones, tensor, zeros
 from keyedopt.conformance.suite.support.doubles import Stateful
 from keyedopt.conformance.suite.support.inputs import adam, parameters, set_grads, sgd, train
 
@@ -108,12 +110,16 @@ def test_stateful_objects_appear_as_their_state(impl):
         params["p0"]: {
             "object": Stateful(tensor([1.0, 2.0])),
             "deep": {"object": Stateful(tensor([3.0]))},
+            "ordered": OrderedDict(object=Stateful(tensor([4.0]))),
+            "module": linear(2, 1),
         }
     }
     saved = impl.KeyedOptimizer(params, state, []).state_dict()["state"]["p0"]
     expect(isinstance(saved["object"], dict), "a state dict", type(saved["object"]).__name__)
     expect_bits(saved["object"]["tensor"], torch.tensor([1.0, 2.0]), "state of the object")
     expect_bits(saved["deep"]["object"]["tensor"], torch.tensor([3.0]), "state of the nested one")
+    expect_bits(saved["ordered"]["object"]["tensor"], torch.tensor([4.0]), "state in an OrderedDict")
+    expect_equal(sorted(saved["module"]), ["bias", "weight"], "state of a module")
 
 
 @pytest.mark.clause("KEYED-017")
