@@ -61,7 +61,8 @@ class Mutant:
     Args:
         name: unique name.
         area: the area whose file lists the mutant.
-        rejected_by: ids of the clauses that reject the mutant, each of them.
+        rejected_by: ids of the clauses that reject the mutant, each of them. A mutant without ids is a sound
+            variant: no clause of its area rejects it that does not reject its base.
         changes: the replacements that plant the fault; ``also`` is the second, or a list of further ones.
         dtypes: the dtypes in which cases run.
         base: the implementation that the fault is planted in.

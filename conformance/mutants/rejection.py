@@ -88,7 +88,7 @@ class _Forks:
 
         They are chosen before the fork: a process that looks at all cases copies their memory pages.
         """
-        clauses = cases if self._everything else mutant.rejected_by
+        clauses = cases if self._everything else judges(mutant)
         chosen = {case_name(item): item for clause in clauses for item in cases.get(clause, ())}
         fast_first = sorted(chosen, key=lambda name: self._seconds.get(name, 0.0))
         return sorted((chosen[name] for name in fast_first), key=lambda item: turn(item) > 0)
@@ -106,8 +106,8 @@ class _Forks:
         else:
             planting.graft(mutant, code)
         engine: Any = session.config.pluginmanager.get_plugin("keyedopt-engine")
-        clauses = () if self._everything else mutant.rejected_by
-        if all(spec.clauses()[clause].accelerator for clause in mutant.rejected_by):
+        clauses = () if self._everything else judges(mutant)
+        if all(spec.clauses()[clause].accelerator for clause in judges(mutant)):
             importlib.import_module("keyedopt.conformance.pretend")
             engine.use_device("npu")
         target = MUTANT if mutant.base == SOUND else find(mutant.base)
@@ -124,6 +124,15 @@ class _Forks:
         self._seconds |= {record["case"]: record["seconds"] for record in records}
         found = [*records, *filter(None, [crash])]
         return {clause for case in found if case["outcome"] in FAILING for clause in case["clauses"]}
+
+
+def judges(mutant: Mutant) -> tuple[str, ...]:
+    """Return the clauses that should reject a mutant; of a sound variant, all clauses of its area."""
+    return mutant.rejected_by or tuple(
+        clause.id
+        for clause in spec.clauses().values()
+        if clause.area == mutant.area and clause.level != "observe" and not clause.accelerator
+    )
 
 
 def _by_clause(items: Sequence[pytest.Item]) -> dict[str, list[pytest.Item]]:
@@ -151,7 +160,7 @@ def run(chosen: Sequence[Mutant], report: Report, everything: bool = False) -> N
     for name in [name for name in os.environ if name.startswith("PYTEST_")]:
         del os.environ[name]
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
-    clauses = () if everything else {clause for mutant in chosen for clause in mutant.rejected_by}
+    clauses = () if everything else {clause for mutant in chosen for clause in judges(mutant)}
     dtypes = {dtype for mutant in chosen for dtype in mutant.dtypes}
     options = Options(clauses=tuple(sorted(clauses)), dtypes=tuple(sorted(dtypes)))
     with tempfile.TemporaryDirectory(prefix="keyedopt-", ignore_cleanup_errors=True) as scratch:
@@ -181,36 +190,45 @@ def survivors(chosen: Sequence[Mutant]) -> dict[str, tuple[str, ...]]:
 
     A base that fails some of these clauses without a fault is returned too.
     """
-    silent = {mutant.name: mutant.rejected_by for mutant in chosen}
-
-    def report(mutant: Mutant, found: set[str]) -> None:
-        silent[mutant.name] = _silent(mutant, found)
-
-    run([*sound(chosen), *chosen], report)
+    seen: dict[Mutant, set[str]] = {}
+    run([*sound(chosen), *chosen], seen.__setitem__)
+    silent = {mutant.name: _silent(mutant, seen.get(mutant, set()), seen) for mutant in [*seen, *chosen]}
     return {name: clauses for name, clauses in silent.items() if clauses}
 
 
 def sound(chosen: Sequence[Mutant]) -> list[Mutant]:
-    """Return each base of mutants, other than the reference, as a mutant without a fault."""
-    bases = dict.fromkeys(mutant.base for mutant in chosen if mutant.base != SOUND)
-    return [
+    """Return each base of mutants, other than the reference, as a mutant without a fault.
+
+    For sound variants there is one for each area.
+    """
+    faulty = [mutant for mutant in chosen if mutant.rejected_by]
+    bases = dict.fromkeys(mutant.base for mutant in faulty if mutant.base != SOUND)
+    unchanged = [_unchanged(mutant) for mutant in chosen if not mutant.rejected_by and mutant.base != SOUND]
+    return list(dict.fromkeys(unchanged)) + [
         Mutant(
             f"{base} without a fault",
             area="",
-            rejected_by=tuple({clause for one in chosen if one.base == base for clause in one.rejected_by}),
+            rejected_by=tuple({clause for one in faulty if one.base == base for clause in one.rejected_by}),
             changes=(),
-            dtypes=tuple({dtype for one in chosen if one.base == base for dtype in one.dtypes}),
+            dtypes=tuple({dtype for one in faulty if one.base == base for dtype in one.dtypes}),
             base=base,
         )
         for base in bases
     ]
 
 
-def _silent(mutant: Mutant, found: set[str]) -> tuple[str, ...]:
-    """Return the clauses that should have rejected a mutant; those that rejected a sound base."""
+def _silent(mutant: Mutant, found: set[str], seen: Mapping[Mutant, set[str]]) -> tuple[str, ...]:
+    """Return the clauses that should have rejected a mutant; those that rejected a sound base or variant."""
     if not mutant.changes:
         return tuple(sorted(found & set(mutant.rejected_by)))
+    if not mutant.rejected_by:
+        return tuple(sorted(found - seen.get(_unchanged(mutant), set())))
     return tuple(clause for clause in mutant.rejected_by if clause not in found)
+
+
+def _unchanged(variant: Mutant) -> Mutant:
+    """Return the base of a sound variant, which all clauses of the area judge."""
+    return Mutant(f"{variant.base} in {variant.area}", variant.area, (), (), base=variant.base)
 
 
 def main(names: Sequence[str] = (), base: str = "", everything: bool = False) -> int:
@@ -243,16 +261,29 @@ def main(names: Sequence[str] = (), base: str = "", everything: bool = False) ->
     failed: list[Mutant] = []
     output = sys.stdout
 
+    seen: dict[Mutant, set[str]] = {}
+
     def report(mutant: Mutant, found: set[str]) -> None:
-        proven.update(found if mutant.changes else ())
-        silent = _silent(mutant, found)
+        seen[mutant] = found
+        if mutant.rejected_by:
+            proven.update(found if mutant.changes else ())
+            say(mutant)
+
+    def say(mutant: Mutant) -> None:
+        silent = _silent(mutant, seen[mutant], seen)
         failed.extend([mutant] if silent else [])
         if mutant.changes or silent:
-            by = "NOT rejected by" if mutant.changes else "FAILS"
-            said = f"{by} {', '.join(silent)}" if silent else "rejected"
+            wrong, right = (
+                ("NOT rejected by", "rejected") if mutant.rejected_by else ("REJECTED by", "accepted")
+            )
+            wrong = wrong if mutant.changes else "FAILS"
+            said = f"{wrong} {', '.join(silent)}" if silent else right
             print(f"{mutant.name:45} {said}", flush=True, file=output)
 
     run([*sound(chosen), *chosen], report, everything)
+    for mutant in chosen:
+        if not mutant.rejected_by:  # after the base, with which it is compared
+            say(mutant)
     _print_scores(chosen, failed)
     whole = {
         area
@@ -277,5 +308,8 @@ def _print_scores(chosen: Sequence[Mutant], failed: Sequence[Mutant]) -> None:
             planted = [mutant for mutant in chosen if (mutant.base, mutant.area) == (base, area)]
             scores.append(f"{area} {len(set(planted) - set(failed))}/{len(planted)}")
         print(f"{base}: {', '.join(scores)}")
-    survived = [mutant for mutant in failed if mutant.changes]
-    print(f"rejected {len(chosen) - len(survived)} of {len(chosen)} mutants")
+    for said, which in (("rejected", True), ("accepted", False)):
+        these = [mutant for mutant in chosen if bool(mutant.rejected_by) == which]
+        kind = "mutants" if which else "sound variants"
+        if these:
+            print(f"{said} {len(set(these) - set(failed))} of {len(these)} {kind}")
