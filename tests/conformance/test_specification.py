@@ -78,5 +78,5 @@ def test_the_pages_are_those_that_the_data_makes(path):
 
 def test_every_mutant_names_clauses_that_exist():
     for mutant in mutants.mutants().values():
-        assert mutant.rejected_by, mutant.name
+        assert mutant.rejected_by or "-sound-" in mutant.name, mutant.name
         assert set(mutant.rejected_by) <= set(spec.clauses()), mutant.name

@@ -163,10 +163,10 @@ def test_frozen_parameters_are_taken(impl, dtype):
 def test_an_optimizer_of_nothing(impl):
     """An optimizer without parameters saves and loads an empty state."""
     optimizer = impl.KeyedOptimizer({}, {}, [])
-    expect_equal(optimizer.state_dict(), {"state": {}}, "state without parameters")
+    expect_equal(optimizer.state_dict()["state"], {}, "state without parameters")
     optimizer.load_state_dict({"state": {}})
     optimizer.save_param_groups(True)
-    expect_equal(optimizer.state_dict(), {"state": {}, "param_groups": []}, "with its groups")
+    expect_equal(optimizer.state_dict()["param_groups"], [], "groups without parameters")
     optimizer.load_state_dict({"state": {}, "param_groups": []})
 
 

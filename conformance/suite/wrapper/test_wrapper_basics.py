@@ -116,7 +116,7 @@ def test_a_mock_of_the_interface_is_wrapped(impl):
     wrapper.step()
     wrapper.zero_grad(set_to_none=True)
     wrapper.save_param_groups(True)
-    expect_equal(wrapper.state_dict(), {"state": {"p": {}}}, "what is saved")
+    expect_equal(wrapper.state_dict()["state"], {"p": {}}, "what is saved")
     calls = [inner.step.call_count, inner.zero_grad.call_count, inner.save_param_groups.call_count]
     expect_equal(calls, [1, 1, 1], "calls of step, zero_grad, save_param_groups")
 
