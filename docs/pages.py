@@ -1,4 +1,4 @@
-"""Pages that are made of data: the clauses of each area, the findings, the API, the contributors' page."""
+"""Pages that are made of data: the clauses of each area, the findings, the API, the panel, contributing."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,9 @@ MADE = ("clauses", "findings")
 
 def write(folder: Path) -> None:
     """Write the pages into the folder of the sources; files that would not change stay."""
-    made = dict([*_clauses(), *_findings(), *_api(), ("contributing.md", _contributing())])
+    documents = {"contributing.md": "CONTRIBUTING.md", "panel.md": "conformance/PANEL.md"}
+    copied = [(page, _copied(file)) for page, file in documents.items()]
+    made = dict([*_clauses(), *_findings(), *_api(), *copied])
     for name in MADE:
         for path in (folder / name).glob("*.md"):
             if f"{name}/{path.name}" not in made:
@@ -119,7 +121,7 @@ def _api():
         yield f"api/{short}.md", "\n".join(lines)
 
 
-def _contributing() -> str:
-    """Return CONTRIBUTING.md with its links to files as code: the files are not part of the site."""
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+def _copied(file: str) -> str:
+    """Return a document with its links to files as code: the files are not part of the site."""
+    text = (ROOT / file).read_text(encoding="utf-8")
     return re.sub(r"\[([^\]]+)\]\((?!https?:)[^)]+\)", r"`\1`", text)
