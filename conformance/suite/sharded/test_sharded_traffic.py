@@ -1,5 +1,6 @@
 """What a rank sends in worlds of up to 1,000 ranks, which one process simulates."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -22,11 +23,8 @@ def test_traffic(impl: Any) -> dict[str, Any]:
         with Simulated(ranks):
             for count in PARAMETERS:
                 optimizer = sharded(impl, ranks, count)
-                saved = optimizer.state_dict()
-                for name, call in {
-                    "clip": optimizer.step,
-                    "load": lambda saved=saved, load=optimizer.load_state_dict: load(saved),
-                }.items():
+                load = functools.partial(optimizer.load_state_dict, optimizer.state_dict())
+                for name, call in (("clip", optimizer.step), ("load", load)):
                     with Traffic() as sent:
                         problem = error_of(call)
                     at = f"{ranks} ranks, {count} parameters"
