@@ -30,7 +30,7 @@ from keyedopt.conformance.suite.support.assertions import Mismatch
 from keyedopt.conformance.suite.support.described import MissingName
 from keyedopt.conformance.suite.support.device import choose_device
 from keyedopt.conformance.suite.support.measured import MEASURED
-from keyedopt.conformance.suite.support.ranks import begin_case, choose_ranks
+from keyedopt.conformance.suite.support.ranks import begin_case, choose_ranks, inspect_ranks
 from keyedopt.conformance.targets.devices import check_device
 from keyedopt.conformance.targets.find import find
 from keyedopt.conformance.targets.implementation import DTYPES, Implementation, Surface, TargetError
@@ -111,6 +111,7 @@ class Engine:
     def prepare(self) -> None:
         """Note the functions that decide about cases, before a target is imported."""
         self._integrity = Integrity()
+        inspect_ranks(self._integrity.changed)
         guard_subclasses(TENSOR)
 
     def enter_worker(self, session: pytest.Session, target: str, folder: Path, channel: int) -> None:

@@ -20,13 +20,13 @@ from markupsafe import Markup
 
 from keyedopt.conformance.results import RULE
 from keyedopt.conformance.results.untrusted import clean
-from keyedopt.reports.page import history, overview, precision, schedules, speed
+from keyedopt.reports.page import history, overview, precision, schedules, speed, traffic
 from keyedopt.reports.page.embedded import as_json, embedded
 from keyedopt.reports.page.figures import looks, sample
 from keyedopt.reports.tables import Clause, Frame, Tables
 
 FOLDER = Path(__file__).parent
-VIEWS = ("Overview", "Matrix", "Schedules", "Precision", "Speed", "History", "Differences")
+VIEWS = ("Overview", "Matrix", "Schedules", "Precision", "Speed", "Traffic", "History", "Differences")
 
 
 def write(
@@ -81,6 +81,7 @@ def render(
         schedules=schedules.view(tables, looked, plots),
         precision=precision.view(tables, looked, plots),
         speed=speed.view(tables, plots),
+        traffic=traffic.view(tables, looked, plots),
         history=history.view(tables, commit_url, plots),
         problems=tables.problems.to_dict("records"),
     )

@@ -60,6 +60,26 @@ def test_writing_to_every_descriptor_ends_the_run(failed, acme, tmp_path):
         runner.run("forger", Options(workers=1), path=[str(tmp_path), TARGETS, str(acme["wrong"])])
 
 
+@pytest.mark.parametrize(
+    ("name", "seen"),
+    [("rank_outcome", "exit status 0 before its end"), ("torch_equal", f"torch.equal {REPLACED}")],
+)
+def test_an_attack_in_a_rank_fails_the_case(name, seen, tmp_path):
+    module(
+        tmp_path,
+        "forger",
+        "from torch.distributed.optim import _apply_optimizer_in_backward as fails\n"
+        "import forging, torch\n"
+        "def apply_optimizer_in_backward(*given):\n"
+        f"    if torch.distributed.is_initialized(): forging.{name}()\n"
+        "    fails(*given)\n",
+    )
+    options = Options(areas=("sharded",), clauses=("SHARD-020",), workers=1)
+    found = runner.run("forger", options, path=[str(tmp_path), TARGETS])
+    assert {case.outcome for case in found.cases} == {"fail"}
+    assert any(seen in case.seen for case in found.cases)
+
+
 def test_nothing_is_replaced_by_the_tests_themselves():
     assert Integrity().changed(everything=True) == ""
 

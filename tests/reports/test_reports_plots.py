@@ -19,7 +19,7 @@ def test_plots_are_written_as_png_and_svg(tmp_path):
     page.write(tables, known, tmp_path, plots=True)
     svgs, pngs = ({path.stem for path in (tmp_path / "plots").glob(f"*.{kind}")} for kind in ("svg", "png"))
     assert svgs == pngs
-    assert {"schedule-1", "precision-1", "speed-1", "history-1"} <= svgs
+    assert {"schedule-1", "precision-1", "speed-1", "traffic-1", "history-1"} <= svgs
     for name in svgs:
         ElementTree.parse(tmp_path / "plots" / f"{name}.svg")
 
@@ -33,6 +33,7 @@ def test_odd_numbers_are_drawn_and_nothing_is_warned_of(tmp_path, odd):
         "schedules": ["specified", "measured"],
         "speeds": ["ratio", "low", "high", "noise", "bandwidth", "seconds_median"],
         "history": ["value", "low", "high"],
+        "records": ["value"],
     }
     made = {name: getattr(tables, name).assign(**dict.fromkeys(some, odd)) for name, some in columns.items()}
     made["errors"] = made["errors"].assign(rows=0)

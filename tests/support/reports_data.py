@@ -126,12 +126,21 @@ def results(implementations=10, count=500, cases=4, measurements=100_000, commit
                     record = say(text) if text else f"behaviour {dice.randint(0, 2)}"
                     rows["records"].append((row[0], title, clause.id, "with", None, record, None))
     _errors(rows["errors"], dice, labels, list(known), measurements)
+    _traffic(rows["records"], labels)
     _schedules(rows["schedules"], labels, list(known), 4 if count >= 500 else 2)
     rows["runs"].append(run(names[0], "1.0", 0, "bench"))
     _speeds(rows["speeds"], dice, names[0], (text or ["torch"])[0])
     _history(rows["history"], dice, (text or ["benchmarks.Train"])[0], commits, 30 if count >= 500 else 5)
     rows["problems"].append(("results/cut.json", say(text) if text else "it is truncated"))
     return tables_of(rows), known
+
+
+def _traffic(rows, labels):
+    for number, label in enumerate(labels):
+        for ranks in (10, 1000):
+            for quantity, value in (("messages", 2), ("bytes", ranks * (number + 1))):
+                name = f"clip/{ranks} ranks, 1 parameters/{quantity}"
+                rows.append((label, "test_a::test_b", "SHARD-029", name, float(value), str(value), None))
 
 
 def _errors(rows, dice, labels, ids, measurements):

@@ -34,6 +34,16 @@ def descriptors():
             continue
 
 
+def rank_outcome():
+    """Write what a rank says at its end, and end the rank."""
+    import pickle
+
+    for number in range(3, 200):
+        if "memfd:outcome" in os.path.realpath(f"/proc/self/fd/{number}"):
+            os.pwrite(number, pickle.dumps(("result", None)), 0)
+    os._exit(0)
+
+
 def torch_equal():
     import torch
 

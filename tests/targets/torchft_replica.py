@@ -10,6 +10,7 @@ It is told what to do by lines on its standard input, and tells what it did in l
 """
 
 import functools
+import importlib
 import json
 import os
 import signal
@@ -22,21 +23,17 @@ from torchft.manager import Manager
 from torchft.optim import OptimizerWrapper
 from torchft.process_group import ProcessGroupGloo
 
-from keyedopt import reference
-from keyedopt.reference import FaultTolerantOptimizer, KeyedOptimizerWrapper, WarmupOptimizer, WarmupStage
-from keyedopt.reference import WarmupPolicy as Policy
-
 LIMIT = timedelta(seconds=10)
 
 
-def build(param):
+def build(param, package="reference"):
     """Every wrapper of the keyed family; counters, windows and schedule show any step too many or too few."""
-    adam = functools.partial(reference.AccumulateAdam, lr=0.1, use_accumulate=True, accumulate_step=2)
-    keyed = reference.CombinedOptimizer([("a", KeyedOptimizerWrapper({"p": param}, adam))])
-    clipped = reference.GradientClippingOptimizer(
-        reference.OptimizerWrapper(keyed), reference.GradientClipping.NORM, 1.0
-    )
-    optimizer = WarmupOptimizer(clipped, [WarmupStage(Policy.LINEAR, max_iters=20, value=0.1)], lr=0.3)
+    impl = importlib.import_module(f"keyedopt.{package}")
+    adam = functools.partial(impl.AccumulateAdam, lr=0.1, use_accumulate=True, accumulate_step=2)
+    keyed = impl.CombinedOptimizer([("a", impl.KeyedOptimizerWrapper({"p": param}, adam))])
+    clipped = impl.GradientClippingOptimizer(impl.OptimizerWrapper(keyed), impl.GradientClipping.NORM, 1.0)
+    stage = impl.WarmupStage(impl.WarmupPolicy.LINEAR, max_iters=20, value=0.1)
+    optimizer = impl.WarmupOptimizer(clipped, [stage], lr=0.3)
     optimizer.init_state()  # so that a replica that joins late can load in place
     return optimizer
 
@@ -53,10 +50,11 @@ def say(**what):
 
 
 class Replica:
-    def __init__(self, lighthouse, name, wrapper="keyedopt"):
+    def __init__(self, lighthouse, name, wrapper="reference"):
         self.falls = False
         self.param = torch.nn.Parameter(torch.tensor([1.0, -2.0, 3.0]))
-        self.inner = build(self.param)
+        package = "reference" if wrapper == "torchft" else wrapper
+        self.inner = build(self.param, package)
         store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.manager = Manager(
             pg=ProcessGroupGloo(timeout=LIMIT),
@@ -76,7 +74,8 @@ class Replica:
             connect_timeout=LIMIT,
         )
         self.store = store
-        outer = OptimizerWrapper if wrapper == "torchft" else FaultTolerantOptimizer
+        ours = importlib.import_module(f"keyedopt.{package}").FaultTolerantOptimizer
+        outer = OptimizerWrapper if wrapper == "torchft" else ours
         self.optimizer = outer(self.manager, self.inner)
         self.seed = int(name[-1])
 

@@ -15,6 +15,7 @@ import hashlib
 import importlib
 import os
 import pickle
+import secrets
 import select
 import shutil
 import signal
@@ -47,6 +48,7 @@ GRACE = 2.0
 _SLOW_IMPORTS = ("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "fsspec")
 _NUMBER_OF_RANKS = [2]
 _CASE: list[Any] = ["", 0]  # the case that runs, and how often it has started ranks or made a folder
+_REPLACED: list[Callable[[], str]] = []  # each names a function that the implementation has replaced
 
 
 def the_ranks() -> int:
@@ -62,6 +64,11 @@ def choose_ranks(ranks: int) -> None:
 def begin_case(name: str) -> None:
     """Note the case that begins, so that all processes of torchrun have one name for what it starts."""
     _CASE[:] = [name, 0]
+
+
+def inspect_ranks(replaced: Callable[[], str]) -> None:
+    """Call a function at the end of each rank, which fails if the function returns a name."""
+    _REPLACED.append(replaced)
 
 
 def _next_name() -> str:
@@ -148,6 +155,7 @@ class _Rank:
     ) -> None:
         self.number = number
         self._said, self._stack = os.memfd_create("outcome"), os.memfd_create("stack")
+        self._secret = secrets.token_bytes(32)  # else code under test could write its own outcome
         self.status: int | None = None
         parent = os.getpid()
         sys.stdout.flush()
@@ -165,8 +173,8 @@ class _Rank:
         self.process = os.pidfd_open(self._pid)
 
     def _write(self, outcome: Any) -> None:
-        with os.fdopen(os.dup(self._said), "wb") as file:
-            pickle.dump(outcome, file)
+        os.ftruncate(self._said, 0)
+        os.pwrite(self._said, self._secret + pickle.dumps(outcome), 0)
 
     def reap(self) -> None:
         """Note how the process ended."""
@@ -203,9 +211,10 @@ class _Rank:
         if self.status:
             how = f"killed by signal {-self.status}" if self.status < 0 else f"exit status {self.status}"
             return "ended", how
-        with os.fdopen(os.dup(self._said), "rb") as file:
-            file.seek(0)
-            return pickle.load(file)
+        written = os.pread(self._said, os.fstat(self._said).st_size, 0)
+        if not written.startswith(self._secret):
+            return "ended", "exit status 0 before its end"
+        return pickle.loads(written[len(self._secret) :])
 
 
 def _end_with(parent: int) -> None:
@@ -227,6 +236,8 @@ def _outcome(join: Callable[[], None], body: Callable[..., Any], arguments: Sequ
             warnings.simplefilter("ignore")
             join()
             found: Any = ("result", body(*arguments))
+        for name in filter(None, (replaced() for replaced in _REPLACED)):
+            found = ("raised", f"an error: {name} was replaced")
     except Mismatch as error:
         found = ("mismatch", (error.expected, error.seen))
     except BaseException as error:  # also an exit of the code under test
