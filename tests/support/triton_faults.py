@@ -173,7 +173,7 @@ FAULTS = (
     ),
     Fault("invalid rows are read", "forward.pool", "more &= bad == 0", "more &= bad < 2", ("invalid",)),
     # --- sums and update
-    Fault("one position too many in a run", "reduce.sum_positions", "at < length,", "at <= length,"),
+    Fault("one position too many in a run", "reduce.add_position", "at < length", "at <= length"),
     Fault(
         "the ends of a long run are dropped",
         "reduce.sum_runs",
@@ -183,7 +183,7 @@ FAULTS = (
     ),
     Fault(
         "the end of a long run is read before its chunks",
-        "reduce.sum_positions",
+        "reduce.add_position",
         "tl.where(at < head, 0, gap - head)",
         "0",
         ("runs-chunks",),
@@ -244,7 +244,14 @@ FAULTS = (
     ),
     Fault("the first barrier of the update is removed", "update", BARRIER, "", ptx=True),
     Fault("a barrier of the sums of chunks is removed", "sum_chunks", BARRIER, "", which=0, ptx=True),
-    Fault("a barrier is met by one warp only", "radix_pass", BARRIER, "@%p1 bar.sync 0;", SORT, -3, ptx=True),
+    Fault(
+        "a barrier is met by one warp only",
+        "radix_pass",
+        r"(mov\.u32\s+(%r\d+), %tid\.x;[\s\S]*?)^\s*bar\.sync.*$",
+        r"\1setp.lt.u32 %p1, \2, 32;\n@%p1 bar.sync 0;",
+        SORT,
+        ptx=True,
+    ),
     Fault(
         "an atomic exchange becomes a store",
         "radix_pass",
@@ -316,8 +323,8 @@ FAULTS = (
     Fault(
         "shared memory is read beyond its end",
         "radix_pass",
-        r"ld\.shared\.b32\s+(%r\d+), \[(%r\d+)\]",
-        r"ld.shared.b32 \1, [\2+65536]",
+        r"ld\.shared\.b32\s+(%r\d+), \[global_smem\]",
+        r"ld.shared.b32 \1, [global_smem+65536]",
         SORT,
         ptx=True,
     ),

@@ -18,8 +18,9 @@ import triton.language as tl
 
 from keyedopt.fused.backends.triton.sort import place_of
 
-#: Registers of a thread, for four programs of 8 warps on a multiprocessor; twice as many for wider digits.
-REGISTERS = 64
+#: Registers of a thread, for four programs of 8 warps on a multiprocessor; of the first pass, which computes
+#: places, for three; of digits of more than 8 bits, for two.
+REGISTERS, FIRST_REGISTERS, WIDE_REGISTERS = 64, 80, 128
 
 
 @triton.jit

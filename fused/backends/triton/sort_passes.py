@@ -100,6 +100,7 @@ def sort_in_passes(batch: LookupBatch) -> Iterator[Sorted]:
     batch.write_keys(keys[0], widths=widths, totals=totals, status=status)
     for one, bits in enumerate(widths):
         first, last = one == 0, one == passes - 1
+        registers = radix.FIRST_REGISTERS if first else radix.REGISTERS
         radix.radix_pass[(programs,)](
             keys[one],
             places[one],
@@ -126,7 +127,7 @@ def sort_in_passes(batch: LookupBatch) -> Iterator[Sorted]:
             TILE=tile,
             THREADS=32 * warps,
             num_warps=warps,
-            maxnreg=radix.REGISTERS if bins <= 2**8 else 2 * radix.REGISTERS,
+            maxnreg=registers if bits <= 8 else radix.WIDE_REGISTERS,
         )
     yield Sorted(keys[-1], places[-1], scales[-1], work)
     if not captured:
