@@ -59,7 +59,7 @@ class LookupBatch:
     """Some lookups in tables of a group; none of their memory is read here.
 
     Attributes:
-        padding: the treatment of −1, see `sort.place_of`.
+        padding: the treatment of −1, see `sort.write_keys`.
         reported: whether `check` reads the error flag, see `device_flags.error_flag`.
         buffer: on the device, see `LOOKUP_FIELDS`.
         count: number of values.
