@@ -36,7 +36,7 @@ ALLOWED = {
     "ptx": {"ptx"},
     "reports": {"reports", "conformance"},  # of conformance only the packages below
     "cli": {"cli", "conformance", "reference", "fused", "benchmarks", "reports"},
-    "tools": {"tools", "conformance", "reference", "fused", "benchmarks", "reports", "cli"},
+    "tools": {"tools", "conformance", "reference", "fused", "benchmarks", "ptx", "reports", "cli"},
 }
 
 #: Packages that may import only these packages of keyedopt.

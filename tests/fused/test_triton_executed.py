@@ -1,13 +1,15 @@
 """The compiled Triton kernels on the CPU: the cases of the interpreter tests, in the PTX executor.
 
-Here a sample runs, and a few planted faults. ``python tests/fused/test_triton_executed.py --rounds 4`` runs
-every case for both architectures with other schedules in each round, then all planted faults, and prints what
-happened. Triton must not interpret kernels, so this file is the script of a process of its own.
+Here a sample runs, and a few planted faults. ``python tests/fused/test_triton_executed.py --schedules 200``,
+with tests/support in PYTHONPATH, runs every case with other schedules each time until each kernel ran under
+200, then all planted faults, and prints what happened.
+Triton must not interpret kernels, so this file is the script of a process of its own.
 """
 
 import argparse
 import importlib.util
 import sys
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -36,7 +38,7 @@ SAMPLE = (
     ),
 )
 SAMPLE_FAULTS = (
-    "no barrier before the scratch is read",
+    "no barrier before the sorted tile is read",
     "the count of a tile is published by a store",
     "tiles are taken in the order of programs",
     "an atomic exchange becomes a store",
@@ -81,17 +83,24 @@ def run_sample() -> dict[str, Any]:
     }
 
 
-def run_everything(rounds: int, architectures: tuple[int, ...], names: list[str]) -> None:
+def run_everything(rounds: int, architecture: int, schedules: int, names: list[str]) -> None:
+    """Print the outcome of every case, more rounds of cases whose kernels ran too rarely, and every fault."""
     every, backend = every_case(), small_backend()
-    schedules: dict[str, int] = {}
-    for name, case in every.items():
-        if names and name not in names:
-            continue
-        wrong, seen = run_rounds([(name, case)], backend, architectures, rounds)
-        for kernel, count in seen.items():
-            schedules[kernel] = schedules.get(kernel, 0) + count
+    seen: Counter[str] = Counter()
+    launches: dict[str, Counter[str]] = {}
+
+    def run(name: str, seed: int) -> None:
+        wrong, launches[name] = run_rounds([(name, every[name])], backend, (architecture,), rounds, seed)
+        seen.update(launches[name])
         print(f"{name}: {wrong[name] or 'right'}", flush=True)
-    print("schedules:", schedules, flush=True)
+
+    for name in every:
+        if not names or name in names:
+            run(name, 0)
+    while launches and min(seen.values()) < schedules:
+        rarest = min(seen, key=seen.__getitem__)
+        run(max(launches, key=lambda name: launches[name][rarest] / launches[name].total()), seen.total())
+    print(f"sm_{architecture}, schedules of each kernel: {dict(sorted(seen.items()))}", flush=True)
     for fault in FAULTS:
         if not names or fault.name in names:
             print(f"{fault.name}: {outcome(fault, every, backend) or 'not seen ' + fault.hidden}", flush=True)
@@ -130,9 +139,10 @@ if __name__ == "__main__":
     if sys.argv[1].startswith("--"):
         parser = argparse.ArgumentParser(description=__doc__)
         parser.add_argument("--rounds", type=int, default=1)
-        parser.add_argument("--architectures", type=int, nargs="+", default=[80, 90])
+        parser.add_argument("--architecture", type=int, default=90)
+        parser.add_argument("--schedules", type=int, default=0, help="at least so many of each kernel")
         parser.add_argument("names", nargs="*")
         given = parser.parse_args()
-        run_everything(given.rounds, tuple(given.architectures), given.names)
+        run_everything(given.rounds, given.architecture, given.schedules, given.names)
     else:
         hand_over(run_sample())

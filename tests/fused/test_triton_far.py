@@ -56,11 +56,10 @@ def case_runs() -> None:
     size = 2**31 + 2 * block
     keys = torch.empty(size, dtype=torch.int32)
     keys[-2 * block - 1 :] = torch.arange(2 * block + 1) // 3
-    places, starts = torch.empty(1), torch.empty(size, dtype=torch.uint8)
+    starts = torch.empty(size, dtype=torch.uint8)
     counts, ends = (torch.empty(program + 1, dtype=kind) for kind in (torch.int32, torch.int64))
-    tensors = [keys, keys, places, places, places, places, starts, counts, ends, keys]
-    fixed = {"GATHER": False, "SCALED": False, "BLOCK": block, "PROBES": 4}
-    run_one(find_runs, program, programs, tensors, programs * block, 0, **fixed)
+    tensors = [keys, starts, counts, ends, keys]
+    run_one(find_runs, program, programs, tensors, programs * block, 0, BLOCK=block, PROBES=4)
     heads = [place for place in range(block) if (place + 1) % 3 == 0]
     assert int(counts[-1]) == len(heads)
     assert starts[2**31 : 2**31 + len(heads)].tolist() == heads

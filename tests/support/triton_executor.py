@@ -53,12 +53,12 @@ def run_rounds(
     backend: Any,
     architectures: tuple[int, ...],
     rounds: int,
+    seed: int = 0,
 ) -> tuple[dict[str, str], Counter[str]]:
     """Run cases, in each round with other schedules; return what went wrong, and launches by kernel."""
     wrong: dict[str, str] = {}
     seen: Counter[str] = Counter()
     for name, case in cases:
-        seed = 0
         for _ in range(rounds):
             for architecture in architectures:
                 found, session = run_case(case, backend, architecture=architecture, seed=seed)

@@ -14,8 +14,8 @@ from keyedopt.fused.backends.triton.groups import Group, bags_of, blocks
 from keyedopt.fused.backends.triton.layout import LOOKUP_FIELDS
 from keyedopt.fused.backends.triton.shapes import Tuning
 
-#: More keys than this are sorted by torch: two bits of a word of the look-back are the status.
-MOST_KEYS = 2**29
+#: More keys than this are sorted by torch: three bits of a word of the look-back are the status.
+MOST_KEYS = 2**28
 
 
 def normalized(lookup: Lookup) -> Lookup:
@@ -86,6 +86,8 @@ class LookupBatch:
         self.programs = begins[-1]
         self.shift = max(max(bags_of(lookup) for lookup in self.lookups) - 1, 1).bit_length()
         self.steps = max(pooled, default=0).bit_length()
+        if self.steps > 30:
+            raise ValueError(f"a lookup has fewer than 2**30 bags, not {max(pooled) - 1}")
 
     @property
     def bits(self) -> int:
@@ -105,8 +107,12 @@ class LookupBatch:
     @property
     def place_dtype(self) -> torch.dtype:
         """The narrowest dtype for the places, which have a lookup and a bag each."""
-        wide = (len(self.lookups) - 1).bit_length() + self.shift > 31
-        return torch.int64 if wide else torch.int32
+        return torch.int64 if self.place_bits > 31 else torch.int32
+
+    @property
+    def place_bits(self) -> int:
+        """The number of bits of a place."""
+        return (len(self.lookups) - 1).bit_length() + self.shift
 
     def new(self, dtype: torch.dtype, *shape: int) -> Tensor:
         """Return memory on the device of the tables; by default one number for each value."""
@@ -121,11 +127,11 @@ class LookupBatch:
         keys: Tensor,
         places: Tensor | None = None,
         scales: Tensor | None = None,
+        widths: Sequence[int] = (0,),
         totals: Tensor | None = None,
         status: Tensor | None = None,
     ) -> None:
-        """Launch `sort.write_keys`, with places, or with the totals (passes, bins) and status for `radix`."""
-        passes, bins = (0, 1) if totals is None else totals.shape
+        """Launch `sort.write_keys`, with places, or for `radix` with the totals (passes, bins) and status."""
         sort.write_keys[(self.programs,)](
             self.buffer,
             error_flag(self.group.device, self.reported),
@@ -141,9 +147,10 @@ class LookupBatch:
             PLACES=places is not None,
             SCALED=scales is not None,
             PADDING=self.padding,
-            PASSES=passes,
-            BITS=bins.bit_length() - 1,
+            PASSES=0 if totals is None else len(widths),
+            BITS=widths[0],
+            WIDE=widths.count(widths[0]),
             BLOCK=self.tuning.values,
-            num_warps=4 if bins <= 2**7 else 8,  # counts of all digits are in registers
-            maxnreg=sort.REGISTERS if bins <= 2**8 and places is None else 2 * sort.REGISTERS,
+            num_warps=8,
+            maxnreg=sort.REGISTERS if widths[0] <= 8 and places is None else 2 * sort.REGISTERS,
         )

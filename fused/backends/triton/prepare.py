@@ -97,30 +97,18 @@ def _find_runs(batch: LookupBatch, done: Sorted) -> Runs:
     dtype = torch.int32 if count <= torch.iinfo(torch.int32).max else torch.int64
     starts, ends = batch.new(torch.uint8), batch.new(dtype, programs)
     counts = batch.new(torch.int32, programs)
-    gathers = done.order is not None
-    places = torch.empty_like(done.places) if gathers else done.places
-    scales = torch.empty_like(done.scales) if gathers and done.scales is not None else done.scales
-    none = done.keys
     sort.find_runs[(programs,)](
         done.keys,
-        none if done.order is None else done.order,
-        done.places,
-        none if done.scales is None else done.scales,
-        places,
-        none if scales is None else scales,
         starts,
         counts,
         ends,
-        none if done.work is None else done.work,
+        done.keys if done.work is None else done.work,
         count,
         0 if done.work is None else done.work.numel(),
-        GATHER=gathers,
-        SCALED=scales is not None,
         BLOCK=tuning.block,
         PROBES=tuning.probes,
         num_warps=max(1, min(4, tuning.block // 32)),
         maxnreg=sort.REGISTERS,
     )
-    return Runs(
-        done.keys, places, scales, starts, counts, ends, count, batch.shift, len(batch.lookups), tuning
-    )
+    sorted_ = (done.keys, done.places, done.scales, starts, counts, ends)
+    return Runs(*sorted_, count, batch.shift, len(batch.lookups), tuning)

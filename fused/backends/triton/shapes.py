@@ -40,7 +40,7 @@ class Tuning:
         fold: the sums of 2 ** fold chunks are added before the update.
         values: lookups for which one program writes keys.
         probes: positions that are compared at once in the search for the end of a run.
-        tile: keys that a program sorts at a time, a power of two up to 2¹⁵.
+        tile: keys that a program sorts at a time, a power of two from 32 to 1024.
         digit: most bits of a pass of the sort, unless more than three passes would be needed.
     """
 
@@ -50,12 +50,14 @@ class Tuning:
     fold: int = 5
     values: int = 1024
     probes: int = 32
-    tile: int = 2048
+    tile: int = 1024
     digit: int = 8
 
     def __post_init__(self) -> None:
         if self.block > 256:  # where a run begins in its block is one byte
             raise ValueError(f"block must be at most 256, and is {self.block}")
+        if not 32 <= self.tile <= 1024:  # a program of `radix` has counts of 11 bits
+            raise ValueError(f"tile must be from 32 to 1024, and is {self.tile}")
 
     def for_shape(self, shape: Shape) -> "Tuning":
         """Return the sizes for a tile: at most `tiles` of them in a block.

@@ -31,12 +31,12 @@ REGISTERS = 64
 def bag_of(position, offsets, bags, steps, live):
     """Return the last bag that begins at a position or before it, by bisection in `steps` steps.
 
-    Invalid offsets cause no read outside of the offsets.
+    Invalid offsets cause no read outside of the offsets. There are fewer than 2³⁰ bags.
     """
-    low = tl.zeros_like(position)
-    high = low + tl.maximum(bags, 1)
+    low = tl.zeros(position.shape, tl.int32)
+    high = low + tl.maximum(bags, 1).to(tl.int32)
     for _ in range(steps):
-        middle = (low + high) // 2
+        middle = (low + high) >> 1
         right = tl.load(offsets + middle, mask=live, other=0) <= position
         low = tl.where(right, middle, low)
         high = tl.where(right, high, middle)
@@ -63,7 +63,7 @@ def place_of(which, live, lookups, shift, steps, LOOKUPS: tl.constexpr, SCALED: 
     offsets = address.to(tl.pointer_type(tl.int64))
     pooled = live & (address != 0)
     bags = tl.load(fields + BAGS * LOOKUPS, mask=live, other=1)
-    bag = tl.where(pooled, bag_of(index, offsets, bags, steps, pooled), index)
+    bag = tl.where(pooled, bag_of(index, offsets, bags, steps, pooled).to(tl.int64), index)
     scale = tl.full(which.shape, 1.0, tl.float32)
     if SCALED:
         divided = pooled & (tl.load(fields + MEAN * LOOKUPS, mask=live, other=0) != 0)
@@ -94,6 +94,7 @@ def write_keys(
     PADDING: tl.constexpr,
     PASSES: tl.constexpr,
     BITS: tl.constexpr,
+    WIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Write the keys of BLOCK values of one lookup, and the counts of digits that the sort needs.
@@ -109,6 +110,7 @@ def write_keys(
         shift, steps: see `place_of`.
         PADDING: the treatment of the value −1. "none": invalid; "skipped": the key is −1; "last": the key
             is the one after the rows of the table, which the group of tables leaves free.
+        BITS, WIDE: the first WIDE digits have BITS bits, the others one bit less.
     """
     program = tl.program_id(0)
     lookup = column_of_program(lookups + PROGRAM * LOOKUPS, LOOKUPS)
@@ -138,7 +140,8 @@ def write_keys(
     if PASSES > 0:
         bins: tl.constexpr = 2**BITS
         for one in tl.static_range(PASSES):
-            digit = ((row >> (one * BITS)) & (bins - 1)).to(tl.int32)
+            low = one * BITS - (one - WIDE if one > WIDE else 0)
+            digit = ((row >> low) & (bins - 1 if one < WIDE else bins // 2 - 1)).to(tl.int32)
             counts = tl.histogram(digit, bins, mask=live)
             tl.atomic_add(totals + one * bins + tl.arange(0, bins), counts, mask=counts > 0, sem="relaxed")
         for done in range(program * BLOCK, clear, BLOCK * tl.num_programs(0)):
@@ -174,19 +177,12 @@ def end_of_run(keys, key, begin, n, PROBES: tl.constexpr):
 @triton.jit(do_not_specialize=["n", "used"])
 def find_runs(
     keys,
-    order,
-    places,
-    scales,
-    sorted_places,
-    sorted_scales,
     starts,
     counts,
     ends,
     work,
     n,
     used,
-    GATHER: tl.constexpr,
-    SCALED: tl.constexpr,
     BLOCK: tl.constexpr,
     PROBES: tl.constexpr,
 ):
@@ -194,9 +190,6 @@ def find_runs(
 
     Args:
         keys: (n,) sorted.
-        order: (n,) the index of the value at each position, if GATHER.
-        places, scales: (n,) before the sort, if GATHER; `scales` if SCALED too.
-        sorted_places, sorted_scales: (n,) out, if GATHER: in the order of the sort.
         starts: (n,) uint8 out: for each block the begins of its runs, relative to the block.
         counts: (blocks,) out: the number of runs of each block.
         ends: (blocks,) out: the end of the last run of each block, in this block or a later one.
@@ -206,11 +199,6 @@ def find_runs(
     begin = program.to(tl.int64) * BLOCK
     position = begin + tl.arange(0, BLOCK)
     live = position < n
-    if GATHER:
-        source = tl.load(order + position, mask=live, other=0)
-        tl.store(sorted_places + position, tl.load(places + source, mask=live, other=0), mask=live)
-        if SCALED:
-            tl.store(sorted_scales + position, tl.load(scales + source, mask=live, other=0.0), mask=live)
     key = tl.load(keys + position, mask=live, other=-1)
     before = tl.load(keys + position - 1, mask=live & (position > 0), other=-1)
     heads = live & (key != before)

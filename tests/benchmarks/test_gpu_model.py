@@ -1,0 +1,49 @@
+"""The model of a backward pass on a GPU: the measured kernels leave room for the planned programs."""
+
+import json
+from dataclasses import astuple
+
+import pytest
+
+from keyedopt.benchmarks.gpu import model
+
+MEASURED = json.loads(model.KERNELS.read_text(encoding="utf-8"))["workloads"]
+#: Programs of a kernel that run on a multiprocessor at a time, at least, where a thread has 4 elements.
+PROGRAMS = {
+    "write_keys": 4,
+    "radix_pass": 3,  # the first pass of several; four of the others
+    "find_runs": 16,
+    "sum_chunks": 8,
+    "fold_chunks": 8,
+    "update": 8,
+}
+
+
+@pytest.mark.parametrize("name", [work.name for work in model.workloads()])
+def test_every_kernel_has_the_planned_occupancy(name: str) -> None:
+    launches = MEASURED[name]["launches"]
+    assert {one["kernel"] for one in launches} == set(PROGRAMS)
+    assert len(launches) <= 10
+    for one in launches:
+        planned = PROGRAMS[one["kernel"]]
+        if name == "wide-rows":  # a thread has 8 elements
+            planned = min(planned, 4)
+        assert model.occupancy(one) >= planned, one
+    passes = [model.occupancy(one) for one in launches if one["kernel"] == "radix_pass"]
+    assert min(passes[1:]) >= 4
+
+
+def test_predictions_grow_with_the_work() -> None:
+    measured = MEASURED["8x200k-uniform"]
+    (work,) = (one for one in model.workloads() if one.name == "8x200k-uniform")
+    one = model.predict(work, measured)
+    twice = {**measured, "lookups": measured["lookups"] // 2}
+    assert all(0 < seconds < 1e-2 for seconds in astuple(one)[1:])
+    assert model.predict(work, twice).sort > one.sort
+    assert one.update > one.bound
+
+
+def test_the_model_prints_a_line_for_each_workload(capsys: pytest.CaptureFixture[str]) -> None:
+    model.main()
+    said = capsys.readouterr().out
+    assert all(f"\n{work.name} " in said for work in model.workloads())
