@@ -325,7 +325,7 @@
   addEventListener("beforeprint", () => {
     filter();
     compare();
-    closed = [...document.querySelectorAll("main details:not([open])")];
+    closed = [...document.querySelectorAll(".card details:not([open])")];
     for (const one of closed) one.open = true;
   });
   addEventListener("afterprint", () => { for (const one of closed) one.open = false; });
