@@ -13,16 +13,19 @@ from typing import Any, ClassVar
 
 import torch
 
+from keyedopt.benchmarks.asv.history import RATIO
 from keyedopt.benchmarks.asv.implementations import job_of, nothing_changed
 from keyedopt.benchmarks.resources import extra_memory
 from keyedopt.benchmarks.tasks import TASKS, NotOffered
-from keyedopt.benchmarks.timing import Budget, clock_of, quantiles, samples
-from keyedopt.benchmarks.workloads import WORKLOADS
+from keyedopt.benchmarks.timing import Budget, Job, clock_of, measure, quantiles, samples, warm_up
+from keyedopt.benchmarks.workloads import WORKLOADS, Workload
 
 #: The device of all suites; CUDA_VISIBLE_DEVICES= selects the CPU.
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 #: The budget of one benchmark.
 BUDGET = Budget(seconds=0.2, warmup=0.1, least=4, most=100)
+#: Pinned libraries, of which the first one that does a task is its peer.
+PEERS = ("fbgemm", "torch", "torchrec")
 
 
 class Suite:
@@ -44,9 +47,10 @@ class Suite:
             NotImplementedError: the implementation does not offer the task; asv leaves the combination out.
             RuntimeError: the job changes nothing, so its time means nothing.
         """
+        self.asked = implementation, self.prefix + task, WORKLOADS[workload], self.device
         self.moved = TASKS[self.prefix + task].moved(WORKLOADS[workload])
         try:
-            self.job = job_of(implementation, self.prefix + task, WORKLOADS[workload], self.device)
+            self.job = job_of(*self.asked)
         except NotOffered as error:
             raise NotImplementedError(str(error)) from error
         if nothing_changed(self.job):
@@ -57,13 +61,43 @@ class Suite:
 
 
 class Timed(Suite):
-    """A suite that measures the seconds of its jobs."""
+    """A suite that measures the seconds of its jobs, and their ratio to those of a peer."""
 
     def track_seconds(self, *_: str) -> Any:
         """Return the seconds of each run, as asv's samples."""
         return {"samples": self._times(), "number": 1}
 
     track_seconds.unit = "seconds"  # type: ignore[attr-defined]
+
+    def track_ratio(self, *_: str) -> Any:
+        """Return the time of each run over that of a peer's run in this process, as asv's samples.
+
+        The peer is the first of `PEERS` that does the task. Its version is pinned, and its runs alternate
+        with those of the implementation, so a busy machine slows both. Alarms use this ratio, not seconds.
+
+        Raises:
+            NotImplementedError: the implementation is itself a peer, or no peer does the task.
+        """
+        implementation, task, work, device = self.asked
+        if implementation in PEERS:
+            raise NotImplementedError(f"{implementation} is a peer")
+        clock, peer = clock_of(device), _peer_of(task, work, device)
+        for job in (self.job, peer):
+            warm_up(clock, job, BUDGET.warmup)
+        ours, theirs = measure(clock, self.job, peer, BUDGET)
+        return {"samples": [own / other for own, other in zip(ours, theirs, strict=True)], "number": 1}
+
+    track_ratio.unit = RATIO  # type: ignore[attr-defined]
+
+
+def _peer_of(task: str, work: Workload, device: str) -> Job:
+    reasons = []
+    for name in PEERS:
+        try:
+            return job_of(name, task, work, device)
+        except NotOffered as error:
+            reasons.append(f"{name}: {error}")
+    raise NotImplementedError(f"no peer does {task}: {'; '.join(reasons)}")
 
 
 class HostMemory(Suite):

@@ -4,7 +4,8 @@ asv's exit codes do not show regressions (``asv compare`` ends with 0), so its r
 ``FOLDER/<machine>/<commit>-<environment>.json``, format version 2, and ``FOLDER/benchmarks.json`` with the
 names of parameters and the units. benchmarks/README.md describes both. A step is a permanent change of the
 level of a series, found by asv's own method (piecewise constant, absolute deviations). A regression is a step
-up of seconds or bytes by more than the threshold. Throughput has no regressions.
+up, by more than the threshold, of bytes or of the ratio to a pinned peer in the same process. Seconds and
+throughput have no regressions: they also change with the machine.
 """
 
 import argparse
@@ -25,8 +26,10 @@ from keyedopt.conformance.results.untrusted import error_text, one_line
 RESULTS_VERSION, BENCHMARKS_VERSION = 2, 2
 #: Files that are not results.
 NO_RESULTS = ("machine.json", "benchmarks.json")
+#: The unit of the time over that of a peer in the same process.
+RATIO = "of peer"
 #: Units in which an increase is a regression.
-COSTS = ("seconds", "bytes")
+COSTS = (RATIO, "bytes")
 #: The default threshold of a regression.
 THRESHOLD = 0.1
 
@@ -186,7 +189,7 @@ def _weight(item: Measurement) -> float:
 
 
 def regressions(found: Sequence[Step], threshold: float = THRESHOLD) -> list[Step]:
-    """Return the steps up of seconds or bytes by more than a threshold."""
+    """Return the steps up of ratios or bytes by more than a threshold."""
     return [step for step in found if step.at.unit in COSTS and step.factor > 1 + threshold]
 
 

@@ -2,7 +2,7 @@
 
 asv stores results by machine, by default under the host name. Here the name says what matters for speed
 (``2-core-avx512-epyc``, ``16-core-avx2-xeon-h200``): equal hosts share results, and no host name is
-published. `gpu` and `cuda` are dimensions of asv's page, like the name.
+published. `device` (``cpu``, or the name of the GPU) and `cuda` are dimensions of asv's page, like the name.
 
 The machine replaces all others in asv's file, so that asv selects it by default. With ``--beside`` the others
 stay, and ``asv run`` needs ``--machine``.
@@ -56,6 +56,7 @@ def describe(name: str = "") -> dict[str, str]:
         "num_cpu": str(where["cores"]),
         "ram": f"{round(pages / 2**30)} GiB",
         "gpu": gpu,
+        "device": gpu or "cpu",
         "cuda": torch.version.cuda or "" if gpu else "",
     }
 

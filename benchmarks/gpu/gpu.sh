@@ -196,7 +196,7 @@ history() {
     fi
     box=$(tail -n 1 "$folder/asv.txt")
     for subject in fused:$first ${peers//,/ }; do
-        chosen="tables.Train.track_(seconds|throughput)\\(.rowwise_adagrad., .8x200k-zipf., .$subject.\\)"
+        chosen="tables.Train.track_(seconds|ratio|throughput)\\(.rowwise_adagrad., .8x200k-zipf., .$subject.\\)"
         part "asv-${subject#*:}" 60 0 "$python" -m asv run --config "$folder/asv.conf.json" --machine "$box" \
             --environment "existing:$("$python" -c 'import sys; print(sys.executable)')" \
             --set-commit-hash "$commit" --launch-method spawn --record-samples --bench "$chosen"

@@ -308,7 +308,10 @@
     const name = clause !== undefined ? "matrix" : views.has(parts[0][0]) ? parts[0][0] : "overview";
     for (const [each, view] of views) view.hidden = each !== name;
     for (const link of document.querySelectorAll("nav a")) {
-      if (link.hash === `#${name}`) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
+      if (link.hash !== `#${name}`) { link.removeAttribute("aria-current"); continue; }
+      link.setAttribute("aria-current", "page");
+      const list = link.closest("ul");
+      list.scrollLeft = link.offsetLeft - list.offsetLeft; // on a phone the list is wider than the screen
     }
     document.title = `${views.get(name).querySelector("h2").textContent} · keyedopt report`;
     if (name === "differences") compare();
@@ -325,7 +328,7 @@
   addEventListener("beforeprint", () => {
     filter();
     compare();
-    closed = [...document.querySelectorAll("main details:not([open])")];
+    closed = [...document.querySelectorAll(".card details:not([open])")];
     for (const one of closed) one.open = true;
   });
   addEventListener("afterprint", () => { for (const one of closed) one.open = false; });

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 SUITES = ROOT / "benchmarks" / "asv" / "suites"
 TINY = Lookups("tiny", "for tests", tables=2, rows=50, dim=4, batch=6, pooling=3)
 #: What is run in tests: an optimizer of small tables by two implementations, and a command.
-CHOSEN = (r"tables\.Train\.track_(seconds|throughput)\('sgd', 'small-step', '(fused:torch|fused:triton)'\)",)
+CHOSEN = (r"tables\.Train\.track_.*\('sgd', 'small-step', '(fused:torch|fused:triton)'\)",)
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +80,10 @@ def test_samples_of_our_own_clock_become_statistics(ran):
     speed = found["tables.Train.track_throughput", params, "tested"]
     assert speed.unit == "GB/s"
     assert speed.value > 0
+    ratio = found["tables.Train.track_ratio", params, "tested"]
+    assert ratio.unit == history.RATIO
+    assert ratio.samples >= 3
+    assert ratio.low <= ratio.value <= ratio.high
 
 
 def test_what_an_implementation_does_not_offer_is_left_out(ran):
@@ -96,7 +100,7 @@ def test_published_parameters_are_dimensions_of_the_page(ran):
     assert "'8x200k-zipf'" in about["params"][1]
     assert about["unit"] == "GB/s"
     assert index["params"]["machine"] == ["tested"]
-    assert {"gpu", "cuda", "cpu"} <= set(index["params"])
+    assert {"gpu", "device", "cuda", "cpu"} <= set(index["params"])
 
 
 # --- old commits ----------------------------------------------------------------------------------
@@ -172,6 +176,24 @@ def test_a_suite_measures_seconds_and_throughput(monkeypatch):
     assert base.throughput(suite) == TASKS["train-sgd"].moved(TINY) / 3 / 1e9
 
 
+def test_a_suite_measures_the_ratio_to_the_first_peer_that_does_the_task(monkeypatch):
+    monkeypatch.setitem(WORKLOADS, "tiny", TINY)
+    monkeypatch.setattr(base, "PEERS", ("fbgemm", "torch"))
+    monkeypatch.setattr(base, "warm_up", lambda *_: None)
+    compared = []
+    monkeypatch.setattr(base, "measure", lambda *jobs: compared.append(jobs) or ([2.0, 6.0], [4.0, 4.0]))
+    suite = Timed()
+    suite.setup("train-partial_rowwise_adam", "tiny", "reference")
+    with pytest.raises(NotImplementedError, match=r"no peer does .*: fbgemm: .*; torch: no"):
+        suite.track_ratio()
+    suite.setup("train-sgd", "tiny", "reference")
+    assert suite.track_ratio() == {"samples": [0.5, 1.5], "number": 1}
+    assert compared[0][1] is suite.job
+    suite.setup("train-sgd", "tiny", "torch")
+    with pytest.raises(NotImplementedError, match="torch is a peer"):
+        suite.track_ratio()
+
+
 def why_not(subject):
     """Return why a backend or a peer is not there, or nothing."""
     from keyedopt.fused.backends import available
@@ -214,7 +236,7 @@ def test_an_unknown_subject_or_device_is_said(monkeypatch):
 def test_a_machine_is_described_in_texts_and_not_by_its_host():
     about = machine.describe()
     assert all(isinstance(value, str) for value in about.values())
-    assert {"machine", "os", "arch", "cpu", "num_cpu", "ram", "gpu", "cuda"} == set(about)
+    assert {"machine", "os", "arch", "cpu", "num_cpu", "ram", "gpu", "device", "cuda"} == set(about)
     assert about["machine"].startswith(f"{len(os.sched_getaffinity(0))}-core-")
     assert machine.describe("mine")["machine"] == "mine"
 

@@ -331,11 +331,17 @@ def test_a_phone_scrolls_tables_and_not_the_page(watched):
     assert tab.locator("#clauses td.o:not(.unsupported)").first.is_visible()
 
 
-def test_print_shows_every_view(watched):
+def test_print_is_a_handout_of_every_view(watched):
     tab = watched().go("overview")
+    pages = len(re.findall(rb"/Type\s*/Page\b", tab.pdf(format="A4")))
+    assert pages <= 6 * tab.locator(".card").count()
     tab.emulate_media(media="print")
     assert tab.locator("main > section:visible").count() == len(VIEWS)
     assert not tab.get_by_role("navigation").is_visible()
+    tab.evaluate("dispatchEvent(new Event('beforeprint'))")
+    bad = ":has(.fail, .error, .known, .unexpected-pass)"
+    rows = tab.locator("#clauses tr:not(.detail):visible")
+    assert rows.count() == tab.locator(f"#clauses tr:not(.detail){bad}").count() > 0
 
 
 # --- how fast a filter is ---------------------------------------------------------------------------
