@@ -21,8 +21,15 @@ def l2(a: Any, w: Row, g: Row, o: Options) -> Row:
 
 
 def decoupled(o: Options) -> Any:
-    """Return the factor of decoupled decay."""
-    return o["weight_decay"] if o["decay"] == "decoupled" else 0.0
+    """Return the factor of decoupled decay that is multiplied by the learning rate."""
+    return o["weight_decay"] if o["decay"] == "decoupled" and not o.get("decay_by_itself") else 0.0
+
+
+def decayed_by_itself(a: Any, moved: Row, w: Row, o: Options) -> Row:
+    """Subtract λw from a row that moved, in the variant whose decay has no factor γ."""
+    if not o.get("decay_by_itself") or not o["weight_decay"]:
+        return moved
+    return [x - a.scalar(o["weight_decay"]) * y for x, y in zip(moved, w, strict=True)]
 
 
 def norm(a: Any, row: Row) -> Any:
@@ -56,7 +63,8 @@ def sgd(a: Any, w: Row, g: Row, s: State, t: int, o: Options) -> Row:
         s["momentum_buffer"] = b = [x if t == 1 else mu * y + keep * x for x, y in zip(g, b, strict=True)]
         direction = [x + mu * y for x, y in zip(g, b, strict=True)] if o["nesterov"] else b
     rest = a.product([lr, a.scalar(decoupled(o))])
-    return [x - a.product([lr, d]) - rest * x for x, d in zip(w, direction, strict=True)]
+    moved = [x - a.product([lr, d]) - rest * x for x, d in zip(w, direction, strict=True)]
+    return decayed_by_itself(a, moved, w, o)
 
 
 def adagrad(a: Any, w: Row, g: Row, s: State, t: int, o: Options) -> Row:
@@ -127,7 +135,8 @@ def adam(a: Any, w: Row, g: Row, s: State, t: int, o: Options, partial: bool = F
     first = bool(rest) and a.either("decay first")
     steps = direction(a, w, l2(a, w, g, o), s, t, o, partial, 0.0 if first else rest)
     w = shrunk(a, w, o) if first else w
-    return decayed_after(a, [x - a.scalar(o["lr"]) * d for x, d in zip(w, steps, strict=True)], o)
+    moved = [x - a.scalar(o["lr"]) * d for x, d in zip(w, steps, strict=True)]
+    return decayed_by_itself(a, decayed_after(a, moved, o), w, o)
 
 
 def decayed_after(a: Any, w: Row, o: Options) -> Row:
@@ -191,6 +200,7 @@ VARIANTS: dict[str, Options] = {
     "eps_in_root": {"eps_placement": "in_root"},
     "eps_before": {"eps_placement": "before_bias_correction"},
     "decoupled": {"decay": "decoupled"},
+    "by_itself": {"decay_by_itself": True},  # decoupled decay is λw, or λw·γ/γ₀ in a schedule, not γλw
     "decay_after": {"decay_after": True},  # the weights that moved are decayed
     "only_decayed": {"scale_only_decayed": True},  # without weight_decay the step is SGD's
     "sum": {"accumulate": "sum"},  # of the squares of a row, not their mean
@@ -198,12 +208,12 @@ VARIANTS: dict[str, Options] = {
 OF: dict[str, tuple[str, ...]] = {
     "LAMB": ("no_debias", "decay_after", "per_tensor", "per_tensor no_debias", "per_tensor decay_after"),
     "LarsSGD": ("per_tensor", "per_tensor only_decayed"),
-    "SGD": ("decoupled",),
+    "SGD": ("decoupled", "decoupled by_itself"),
     "Adam": (
         *("eps_in_root", "no_debias", "decoupled", "decoupled eps_in_root", "decoupled decay_after"),
-        "decoupled decay_after eps_before",
+        *("decoupled decay_after eps_before", "decoupled by_itself"),
     ),
-    "AdamW": ("eps_in_root", "decay_after", "decay_after eps_before"),
+    "AdamW": ("eps_in_root", "by_itself", "decay_after", "decay_after eps_before"),
     "RowWiseAdagrad": ("sum",),
 }
 #: What the options are when they are not given, as documented.
