@@ -192,7 +192,7 @@ def survivors(chosen: Sequence[Mutant]) -> dict[str, tuple[str, ...]]:
     """
     seen: dict[Mutant, set[str]] = {}
     run([*sound(chosen), *chosen], seen.__setitem__)
-    silent = {mutant.name: _silent(mutant, seen.get(mutant, set()), seen) for mutant in [*seen, *chosen]}
+    silent = {mutant.name: _silent(mutant, found, seen) for mutant, found in seen.items()}
     return {name: clauses for name, clauses in silent.items() if clauses}
 
 
