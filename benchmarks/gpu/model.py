@@ -85,7 +85,8 @@ def sort_seconds(launch: dict[str, Any], scale: float, lookups: int) -> float:
     cycles = CHAINS[launch["kernel"]] + launch["instructions"] * scale * share / (MULTIPROCESSORS * ISSUED)
     if launch["kernel"] == "radix_pass":
         cycles += math.sqrt(lookups / 1024 / 4) * (NEAR + PREFIX)
-    return max(cycles / CLOCK, (launch["read"] + launch["written"]) * scale / CACHE) + LAUNCH
+    moved = float(launch["read"] + launch["written"]) * scale
+    return float(max(cycles / CLOCK, moved / CACHE)) + LAUNCH
 
 
 def row_seconds(launch: dict[str, Any], scale: float, chain: float, cached: float, memory: float) -> float:
@@ -101,12 +102,14 @@ def row_seconds(launch: dict[str, Any], scale: float, chain: float, cached: floa
     slots = MULTIPROCESSORS * occupancy(launch)
     issued = launch["instructions"] * scale / (MULTIPROCESSORS * ISSUED)
     waiting = max(chain / slots, chain / max(launch["programs"] * scale, 1.0))
-    return max(issued / CLOCK, waiting / CLOCK, cached / CACHE, memory / (BANDWIDTH * MEMORY)) + LAUNCH
+    seconds = (issued / CLOCK, waiting / CLOCK, cached / CACHE, memory / (BANDWIDTH * MEMORY))
+    return float(max(seconds)) + LAUNCH
 
 
 def predict(work: Lookups, measured: dict[str, Any]) -> Prediction:
     """Return the prediction for a workload."""
-    counts = torch.cat([values.unique(return_counts=True)[1] for values in work.values()])
+    counts = torch.cat([torch.bincount(values) for values in work.values()])
+    counts = counts[counts > 0]
     lookups, rows = int(counts.sum()), len(counts)
     scale = lookups / measured["lookups"]
     gradients = 4 * work.dim * work.tables * work.batch
