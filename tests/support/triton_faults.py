@@ -173,7 +173,7 @@ FAULTS = (
     ),
     Fault("invalid rows are read", "forward.pool", "more &= bad == 0", "more &= bad < 2", ("invalid",)),
     # --- sums and update
-    Fault("one position too many in a run", "reduce.add_position", "at < length", "at <= length"),
+    Fault("one position too many in a run", "reduce.sum_positions", "at < length,", "at <= length,"),
     Fault(
         "the ends of a long run are dropped",
         "reduce.sum_runs",
@@ -183,7 +183,7 @@ FAULTS = (
     ),
     Fault(
         "the end of a long run is read before its chunks",
-        "reduce.add_position",
+        "reduce.sum_positions",
         "tl.where(at < head, 0, gap - head)",
         "0",
         ("runs-chunks",),

@@ -45,37 +45,6 @@ def gradients(
 
 
 @triton.jit
-def add_position(
-    high,
-    low,
-    at,
-    first,
-    length,
-    gap,
-    chunk,
-    inside,
-    places,
-    scales,
-    grads,
-    shift,
-    LOOKUPS: tl.constexpr,
-    DTYPE: tl.constexpr,
-    ALIGN: tl.constexpr,
-    UNIT: tl.constexpr,
-    SCALED: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
-    """Add in each row the position at index `at` of those of `sum_positions`, if there are as many."""
-    head = gap & ((1 << chunk) - 1)
-    position = first + (at + tl.where(at < head, 0, gap - head))
-    live = at < length
-    more = gradients(
-        position, live, inside, places, scales, grads, shift, LOOKUPS, DTYPE, ALIGN, UNIT, SCALED, WIDTH
-    )
-    return add_exactly(high, low, more)
-
-
-@triton.jit
 def sum_positions(
     high,
     low,
@@ -99,24 +68,19 @@ def sum_positions(
     """Add in each row `length` positions from `first` on; UNROLL loads of a row are in flight.
 
     The lower `chunk` bits of `gap` are the number of positions after which the rest of `gap` is left out: one
-    number, because registers are few. The numbers are int32. The last positions are added one by one, because
-    most runs are short, and to add nothing takes as long as to add a gradient.
+    number, because registers are few. The numbers are int32.
 
     Returns:
         The sums, (ROWS, WIDTH), and their rounding errors.
     """
     longest = tl.max(length, 0)
-    together = longest // UNROLL * UNROLL
-    for done in range(0, together, UNROLL):
+    for done in range(0, longest, UNROLL):
         for one in tl.static_range(UNROLL):
-            high, low = add_position(
-                high,
-                low,
-                done + one,
-                first,
-                length,
-                gap,
-                chunk,
+            at = done + one
+            head = gap & ((1 << chunk) - 1)
+            more = gradients(
+                first + (at + tl.where(at < head, 0, gap - head)),
+                at < length,
                 inside,
                 places,
                 scales,
@@ -129,27 +93,7 @@ def sum_positions(
                 SCALED,
                 WIDTH,
             )
-    for at in range(together, longest):
-        high, low = add_position(
-            high,
-            low,
-            at,
-            first,
-            length,
-            gap,
-            chunk,
-            inside,
-            places,
-            scales,
-            grads,
-            shift,
-            LOOKUPS,
-            DTYPE,
-            ALIGN,
-            UNIT,
-            SCALED,
-            WIDTH,
-        )
+            high, low = add_exactly(high, low, more)
     return high, low
 
 
