@@ -2,9 +2,9 @@
 
 ``python -m keyedopt.tools.fuzz_readers [COUNT] [SEED]`` makes COUNT inputs (a million by default) in equal
 parts for each reader: results, journals and the other files of a report, lists of known failures, comparisons
-of precision, asv's history, traces, signatures (fewer) and the metadata of adapters. It prints the number of
-inputs that were read and refused, and ends with 1 at the first input that raises another error, takes more
-than `SECONDS`, or needs more than `MEMORY`.
+of precision, asv's history, traces and the metadata of adapters; fewer for signatures and Parquet, which start
+a program. It prints the number of inputs that were read and refused, and ends with 1 at the first input that
+raises another error, takes more than `SECONDS`, or needs more than `MEMORY`.
 """
 
 import contextlib
@@ -213,18 +213,28 @@ def asv_history(count: int, dice: random.Random, folder: Path) -> Iterator[bool]
 
 
 def recorded(count: int, dice: random.Random, folder: Path) -> Iterator[bool]:
-    """Read traces: files of torch.save and of Parquet."""
-    import pyarrow
+    """Read traces of torch.save."""
     import torch
+
+    path = folder / "x.pt"
+    torch.save({"indices": torch.tensor([0, 1, 2]), "lengths": torch.tensor([1, 2])}, path)
+    yield from _damaged_traces(count, dice, path)
+
+
+def recorded_as_parquet(count: int, dice: random.Random, folder: Path) -> Iterator[bool]:
+    """Read traces of Parquet, each in a process of its own."""
+    import pyarrow
     from pyarrow import parquet
 
-    torch.save({"indices": torch.tensor([0, 1, 2]), "lengths": torch.tensor([1, 2])}, folder / "seed.pt")
-    parquet.write_table(pyarrow.table({"indices": [[0, 1]], "offsets": [[0, 1]]}), folder / "seed.parquet")
-    seeds = {suffix: (folder / f"seed.{suffix}").read_bytes() for suffix in ("pt", "parquet")}
+    path = folder / "x.parquet"
+    parquet.write_table(pyarrow.table({"indices": [[0, 1]], "offsets": [[0, 1]]}), path)
+    yield from _damaged_traces(count, dice, path)
+
+
+def _damaged_traces(count: int, dice: random.Random, path: Path) -> Iterator[bool]:
+    good = path.read_bytes()
     for _ in range(count):
-        suffix = dice.choice(list(seeds))
-        path = folder / f"x.{suffix}"
-        path.write_bytes(damaged(seeds[suffix], dice))
+        path.write_bytes(damaged(good, dice))
         with _refusal() as outcome:
             traces.read(path, 4)
         yield outcome[0]
@@ -283,11 +293,12 @@ READERS: dict[str, Callable[[int, random.Random, Path], Iterator[bool]]] = {
     "known failures": known_failures,
     "asv": asv_history,
     "traces": recorded,
+    "traces of Parquet": recorded_as_parquet,
     "signatures": signed,
     "adapters": adapters,
 }
 #: The part of an equal share that a reader gets which starts a program for each input.
-SHARES = {"signatures": 0.01}
+SHARES = {"signatures": 0.01, "traces of Parquet": 0.01}
 
 
 def fuzz(name: str, count: int, seed: int) -> tuple[int, int]:

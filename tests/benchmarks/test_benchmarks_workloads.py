@@ -231,3 +231,18 @@ def test_a_file_never_runs_code(run_line, tmp_path):
     done = run_line("bench", "run", "--trace", "x.pt")
     assert "only tensors" in refused(done)
     assert "loaded" not in done.stdout
+
+
+def test_damage_for_which_pyarrow_ends_the_process_is_refused(tmp_path):
+    path = tmp_path / "x.parquet"
+    parquet.write_table(pa.table({"indices": [[0, 1]], "offsets": [[0, 1]]}), path)
+    sound = path.read_bytes()
+    refusals = []
+    for place in range(244, 248):  # the statistics of a column
+        path.write_bytes(sound[:place] + bytes([sound[place] ^ 1]) + sound[place + 1 :])
+        try:
+            traces.read(path, dim=4)
+        except traces.TraceError as error:
+            refusals.append(str(error))
+    assert refusals, "none of the bytes matters"
+    assert all("cannot be read" in one for one in refusals)
