@@ -2,9 +2,9 @@
 
 ``python -m keyedopt.tools.fuzz_readers [COUNT] [SEED]`` makes COUNT inputs (a million by default) in equal
 parts for each reader: results, journals and the other files of a report, lists of known failures, comparisons
-of precision, asv's history, traces and the metadata of adapters; fewer for signatures and Parquet, which start
-a program. It prints the number of inputs that were read and refused, and ends with 1 at the first input that
-raises another error, takes more than `SECONDS`, or needs more than `MEMORY`.
+of precision, asv's history, traces and the metadata of adapters; fewer for signatures and Parquet, which
+start a program. It prints the number of inputs that were read and refused, and ends with 1 at the first input
+that raises another error, takes more than `SECONDS`, or needs more than `MEMORY`.
 """
 
 import contextlib

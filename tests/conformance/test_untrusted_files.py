@@ -136,8 +136,9 @@ def test_damaged_and_forged_inputs_are_read_or_refused(name):
     """A sample of what ``python -m keyedopt.tools.fuzz_readers`` does."""
     if name == "signatures" and shutil.which("ssh-keygen") is None:
         pytest.skip("ssh-keygen is missing")
-    read, refusals = fuzz_readers.fuzz(name, 200, seed=23)
-    assert read + refusals == 200
+    count = 20 if name in fuzz_readers.SHARES else 200
+    read, refusals = fuzz_readers.fuzz(name, count, seed=23)
+    assert read + refusals == count
     assert read
     assert refusals
 
