@@ -66,7 +66,11 @@ def attempt(command: str, number: signal.Signals, delay: float, folder: Path) ->
             time.sleep(0.001)
         time.sleep(delay)
         process.send_signal(number)
-        said = process.communicate(timeout=60)[1]
+        try:
+            said = process.communicate(timeout=60)[1]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return "it went on for 60 s"
     if process.returncode not in (0, 1, 2):
         return f"exit status {process.returncode}: {said[-300:]}"
     if process.returncode == 2 and not said.splitlines()[-1:][0].startswith("keyedopt: "):
