@@ -1,4 +1,4 @@
-"""With ``foreach=True`` SGD rounds momentum to the parameter dtype: 0.9 becomes 0.8984 in bfloat16.
+"""With ``foreach=True`` SGD rounds momentum, AdamW beta2, to the parameter dtype: 0.9 to 0.8984 in bfloat16.
 
 ``torch._foreach_mul_`` rounds a Python number to the dtype of the tensors before it multiplies; ``mul_``
 keeps the number in float32. With a constant gradient, the buffer converges to a different multiple of it.
