@@ -172,10 +172,10 @@ def test_load_in_place(impl: Any) -> None:
 
 
 @pytest.mark.clause("SHARD-023")
-def test_peak_memory_of_a_load(impl: Any) -> list[dict[str, int]]:
-    """A load takes less memory than a second copy of the state."""
+def test_peak_memory_of_a_load(impl: Any) -> None:
+    """A load takes less than half of the memory of a second copy of the state."""
 
-    def body(folder: str) -> dict[str, int]:
+    def body(folder: str) -> None:
         spread = distributed(torch.ones(256 * size(), 1024), "row")  # 1 MB on each rank
         given = [spread.clone() if n < 4 else torch.ones(256, 1024) for n in range(16)]
         params = {f"p{n}": torch.nn.Parameter(value) for n, value in enumerate(given)}
@@ -191,10 +191,9 @@ def test_peak_memory_of_a_load(impl: Any) -> list[dict[str, int]]:
                 checkpoints.load(saved, checkpoint_id=folder)
                 optimizer.load_state_dict(saved["optimizer"])
         expect(peak.bytes < total / 2, f"less than half of the {total} bytes of the state", peak.bytes)
-        return {"state": total, "peak": peak.bytes}
 
     with common_folder() as folder:
-        return on_ranks(body, folder)
+        on_ranks(body, folder)
 
 
 class PeakMemory:
