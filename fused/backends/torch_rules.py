@@ -176,7 +176,7 @@ def _falling_rate(step: Step, count: Number, like: Tensor) -> Number:
 def _decouple(w: Tensor, step: Step) -> None:
     """Shrink the weight by decoupled decay; 1 − γλ, rounded, would add as large an error as the product."""
     if step.decay == "decoupled" and step.weight_decay:
-        w.add_(w, alpha=-step.lr * step.weight_decay)
+        w -= w * (step.lr * step.weight_decay)
 
 
 def _descend(w: Tensor, numerator: Tensor, root: Tensor, eps: float, rate: Number) -> None:
