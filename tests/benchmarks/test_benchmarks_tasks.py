@@ -18,10 +18,10 @@ WORKS = {
     "dense": Dense("few", "for tests", ((4, 3), (3,)), 2),
     "sparse": SparseGradients("few-rows", "for tests", tables=2, rows=30, dim=4, lookups=40),
 }
-#: Names of the surface that cannot be timed by themselves: abstract bases, and what only chooses.
+#: Names of the surface that are not timed: abstract bases, what only chooses, and another name of Adam.
 NOT_TIMED = {
     *("KeyedOptimizer", "FusedOptimizer", "EmptyFusedOptimizer", "FusedOptimizerModule", "PoolingType"),
-    "in_backward_optimizer_filter",
+    *("in_backward_optimizer_filter", "AdamW"),
 }
 
 
@@ -111,7 +111,7 @@ def test_of_every_optimizer_everything_is_timed(optimizer):
 
 def test_every_optimizer_of_the_surface_is_one_of_them():
     algorithms = {name for area in ("algorithms", "accumulate") for name in spec.areas()[area].names}
-    assert algorithms == {*CLASSES.values(), *ACCUMULATING.values()}
+    assert algorithms - NOT_TIMED == {*CLASSES.values(), *ACCUMULATING.values()}
     assert set(CLASSES) == set(STATE)
 
 
