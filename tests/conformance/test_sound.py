@@ -15,7 +15,7 @@ TARGETS = [str(Path(__file__).parents[1] / "targets")]
 CLAUSES = (
     *("KEYED-001", "KEYED-013", "KEYED-044", "KEYED-091", "COMB-011", "COMB-016", "COMB-018", "COMB-019"),
     *("WARM-045", "WARM-053"),
-    *("ALGO-028", "ALGO-070", "ALGO-071", "ALGO-080", "ALGO-082", "ALGO-083"),
+    *("ALGO-028", "ALGO-070", "ALGO-071", "ALGO-080", "ALGO-082", "ALGO-083", "ALGO-099", "ALGO-100"),
     *("ACC-002", "ACC-009", "ACC-010"),
     *("SEMI-011", "SEMI-019", "FT-004", "FT-033"),
     *("SPARSE-008", "SPARSE-014", "SPARSE-046", "SPARSE-048", "SPARSE-055", "SPARSE-074"),

@@ -93,8 +93,8 @@ def expect_same_way(seen: Any, wanted: Any, start: Any, what: str, steps: int = 
     """Expect two trainings from the same start to give equal results, within 2 ULP per step each.
 
     The two may be rounded differently: elements of a vector register and the remainder, or a row by itself
-    and among others, may be evaluated in different orders. The unit is that of the larger of the weights
-    before and after.
+    and among others, may be evaluated in different orders. The unit is that of the larger of `start`, the
+    weights before or the largest on the way, and the weights after.
     """
     exact = wanted.detach().double()
     expect_within(seen.detach(), exact, 4.0 * steps, what, before=start.detach().double())
