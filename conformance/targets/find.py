@@ -44,10 +44,6 @@ def find(target: str, imports: Sequence[str] = ()) -> Implementation:
         load(module)
     known = registered()
     names = ", ".join(sorted(known))
-    for point in filter(_is_ours, known.values()):
-        shipped: Implementation = load(f"{point.module}:{point.attr}")
-        if shipped.root == target:
-            return shipped
     if target in known:
         found = load(f"{known[target].module}:{known[target].attr}")
         if not isinstance(found, Implementation):
@@ -56,6 +52,10 @@ def find(target: str, imports: Sequence[str] = ()) -> Implementation:
                 "not a keyedopt.conformance.targets.implementation.Implementation"
             )
         return found
+    for point in filter(_is_ours, known.values()):
+        shipped: Implementation = load(f"{point.module}:{point.attr}")
+        if shipped.root == target:
+            return shipped
     if not all(part.isidentifier() for part in target.replace(":", ".", 1).split(".")):
         raise TargetError(
             f"{target!r} is not a target: give one of {names}, a package.module, or package.module:attribute"

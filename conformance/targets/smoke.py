@@ -148,7 +148,7 @@ def examine(
     imports: Sequence[str],
     report_areas: Callable[[Sequence[str]], None],
 ) -> dict[str, Any]:
-    """Find, import and build a target; report its areas as soon as they are known, and return the rest."""
+    """Find, import and build a target; pass its areas on as soon as they are known; return the report."""
     hint = ""
     try:
         implementation = find(target, imports)

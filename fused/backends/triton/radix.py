@@ -50,7 +50,8 @@ def ranks(digit, element):
 def look_back(status, tile, alone, bins, real, BINS: tl.constexpr):
     """Return the count of each digit in the tiles before this one; several tiles are read at a time.
 
-    The status `alone` is of a count of one tile, the next of a count of all tiles up to it.
+    A word with the status `alone` has the count of its tile, and one with the next status the count of all
+    tiles up to it.
 
     Each word is read by one thread, because there are at least as many bins as threads. Otherwise several
     threads would read the same word, and could get different values.
@@ -141,7 +142,7 @@ def radix_pass(
             each digit in it.
         n: number of keys, below 2²⁸.
         low: the lowest bit of the digit in the stored keys.
-        alone: see `look_back`; more than in the pass before by 2.
+        alone: the status of a count of one tile, see `look_back`; each pass has one that is greater by 2.
         TILE: at most 1024.
         THREADS: of a program.
     """
