@@ -1,0 +1,26 @@
+"""On a device whose tensors have no values, no case passes that needs one.
+
+A check refuses ``meta``. Here it is allowed, to see which cases would pass: those named in
+``without_values.txt``, which look at names, keys, shapes, errors, counts and numbers of the host only.
+"""
+
+from pathlib import Path
+
+from keyedopt.conformance import spec
+from keyedopt.conformance.run import runner
+
+HERE = Path(__file__).parent
+#: What computes for seconds before it compares: an area, and two clauses of others.
+LONG = {"algorithms", "ACC-015", "CLIP-006"}
+
+
+def test_only_cases_that_need_no_value_pass():
+    clauses = tuple(
+        clause.id for clause in spec.clauses().values() if LONG.isdisjoint({clause.id, clause.area})
+    )
+    target, support = "without_values:IMPLEMENTATION", str(HERE.parent / "support")
+    result = runner.run(target, runner.Options(clauses=clauses), path=[support])
+    # A case in which the target ran no operator has no device, and counts for none.
+    passed = [case.case for case in result.cases if (case.outcome, case.device) == ("pass", "meta")]
+    named = (HERE / "without_values.txt").read_text(encoding="utf-8").split()
+    assert sorted({case.partition("[")[0] for case in passed}) == named

@@ -1,0 +1,10 @@
+"""The reference as a target on ``meta``, whose tensors have no values; a check refuses it otherwise."""
+
+from dataclasses import replace
+
+from keyedopt.conformance.targets import builtin, devices
+
+#: The reference, on ``meta`` only.
+IMPLEMENTATION = replace(builtin.reference, devices=("meta",))
+
+devices._computes = lambda device, dtype: True
