@@ -1,4 +1,4 @@
-"""Pages that are made of data: the clauses of each area, the findings, the API, the panel, contributing."""
+"""Pages that are made of data, and copies of those kept elsewhere: panel, trust, contributing."""
 
 import re
 from pathlib import Path
@@ -15,7 +15,11 @@ MADE = ("clauses", "findings")
 
 def write(folder: Path) -> None:
     """Write the pages into the folder of the sources; files that would not change stay."""
-    documents = {"contributing.md": "CONTRIBUTING.md", "panel.md": "conformance/PANEL.md"}
+    documents = {
+        "contributing.md": "CONTRIBUTING.md",
+        "panel.md": "conformance/PANEL.md",
+        "trust.md": "conformance/TRUST.md",
+    }
     copied = [(page, _copied(file)) for page, file in documents.items()]
     made = dict([*_clauses(), *_findings(), *_api(), *copied])
     for name in MADE:
