@@ -21,7 +21,7 @@ from keyedopt.conformance import spec
 from keyedopt.conformance.results.untrusted import clean, error_text, plain
 from keyedopt.conformance.results.verdict import level_of
 from keyedopt.conformance.run.device_seen import DeviceSeen, packages_of
-from keyedopt.conformance.run.fresh import fresh, null_device, steps_of
+from keyedopt.conformance.run.fresh import fresh, keep_settings, null_device, steps_of
 from keyedopt.conformance.run.integrity import TENSOR, Integrity
 from keyedopt.conformance.run.protocol import Head, Writer
 from keyedopt.conformance.run.refusals import unclaimed
@@ -122,7 +122,8 @@ class Engine:
         """
         writer = Writer(folder, channel=channel)  # before the target's code runs
         try:
-            self._choose(find(target, self._option("--keyedopt-import") or ()))
+            with keep_settings():
+                self._choose(find(target, self._option("--keyedopt-import") or ()))
         except TargetError as error:
             raise pytest.UsageError(str(error)) from error
         if self._integrity is not None:

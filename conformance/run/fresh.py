@@ -63,17 +63,39 @@ def steps_of(surface: Surface) -> dict[Any, Any]:
     return {base: base.__dict__.get("step") for base in classes}
 
 
+#: The smallest number of float32, which is zero where the processor flushes denormal numbers.
+_DENORMAL = torch.tensor(2.0**-149)
+
+
+@contextlib.contextmanager
+def keep_settings() -> Iterator[None]:
+    """Undo what the code inside sets for the whole process.
+
+    A library may set torch's default dtype or device when it is imported. Cases are written for torch's own.
+    """
+    folder, dtype = os.getcwd(), torch.get_default_dtype()
+    try:
+        yield
+    finally:
+        os.chdir(folder)
+        torch.set_default_device(None)
+        torch.set_default_dtype(dtype)
+        torch.set_grad_enabled(True)
+        if _DENORMAL * 1 == 0:
+            torch.set_flush_denormal(False)
+
+
 @contextlib.contextmanager
 def fresh(steps: Mapping[Any, Any]) -> Iterator[None]:
-    """Seed a case, and undo its changes to torch's settings and to `step` of the target's classes.
+    """Seed a case, and undo its changes to settings and to `step` of the target's classes.
 
     torch patches `step` of a class permanently when its base is initialized or a copy is unpickled.
     """
     _seed()
     random.seed(0)
-    folder, dtype = os.getcwd(), torch.get_default_dtype()
     try:
-        yield
+        with keep_settings():
+            yield
     finally:
         for base, step in steps.items():
             if base.__dict__.get("step") is step:
@@ -82,6 +104,3 @@ def fresh(steps: Mapping[Any, Any]) -> Iterator[None]:
                 del base.step
             else:
                 base.step = step
-        os.chdir(folder)
-        torch.set_default_dtype(dtype)
-        torch.set_grad_enabled(True)

@@ -290,6 +290,18 @@ def test_a_run_ignores_the_settings_of_the_place_it_is_started_from(messy):
     assert after == set(before), "and leaves nothing there"
 
 
+def test_what_a_target_sets_for_the_process_is_undone(tmp_path):
+    settings = (
+        "torch.set_default_dtype(torch.float64)\ntorch.set_default_device('cpu')\n"
+        "torch.set_grad_enabled(False)\ntorch.set_flush_denormal(True)\n"
+    )
+    module(tmp_path, "settings", f"import torch\n{settings}from keyedopt.reference import *\n")
+    result = runner.run(
+        "settings", Options(clauses=("WRAP-008", "CLIP-006", "CLIP-019")), path=[str(tmp_path)]
+    )
+    assert {case.outcome for case in result.cases} == {"pass"}
+
+
 def test_the_runner_itself_never_imports_torch():
     code = (
         "import sys, keyedopt.cli.check, keyedopt.cli.replay; print({'torch', 'pytest'} & set(sys.modules))"
