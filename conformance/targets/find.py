@@ -1,5 +1,6 @@
 """Find the implementation that a name on the command line means."""
 
+import contextlib
 import importlib.metadata
 from collections.abc import Mapping, Sequence
 
@@ -63,6 +64,35 @@ def find(target: str, imports: Sequence[str] = ()) -> Implementation:
     try:
         found = load(target)
     except NotFoundError as error:
-        near = did_you_mean(target, known)
+        near = _spelled_otherwise(target) or did_you_mean(target, known)
         raise TargetError(f"{error}; install it, or name one of: {names}{near}") from error
+    if isinstance(found, type):
+        return _of_class(target)
     return found if isinstance(found, Implementation) else Implementation(name=target, root=target)
+
+
+def _spelled_otherwise(target: str) -> str:
+    """Return a hint if a target is a file's name, or an attribute with a dot before it instead of a colon."""
+    for other in (target.removesuffix(".py"), ":".join(target.rsplit(".", 1))):
+        if other != target:
+            with contextlib.suppress(TargetError):
+                load(other)
+                return f"; did you mean {other}?"
+    return ""
+
+
+def _of_class(target: str) -> Implementation:
+    """Return what the name, the bases and the signature of a single class show."""
+    from keyedopt.conformance.targets.proposal import propose  # imports torch
+
+    found = propose(target)
+    return Implementation(
+        name=target,
+        root=target,
+        areas=found.areas or None,
+        names=found.names,
+        absent=found.absent,
+        fixed_options=found.fixed_options,
+        defaults=found.defaults,
+        variants=found.variants,
+    )

@@ -69,7 +69,29 @@ def _names(areas: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for area in areas for name in spec.areas()[area].names)
 
 
-def _subclasses(library: str, root: Any) -> tuple[dict[str, str], dict[str, str], tuple[str, ...]]:
+def _classes(library: str, root: Any) -> dict[str, tuple[str, Any]]:
+    """Return the classes of a library by name, each with its place; one, if the library is a class itself."""
+    if isinstance(root, type):
+        return {root.__name__: (library, root)}
+    return {name: (f"{library}:{name}", kind) for name, kind in vars(root).items() if _own(kind, library)}
+
+
+def _chosen(algorithm: str, classes: Mapping[str, tuple[str, Any]], root: Any) -> str | None:
+    """Return the name of the class that is an algorithm: by its name; a class alone also by its bases."""
+    found = next((name for name in COMMON.get(algorithm, (algorithm,)) if name in classes), None)
+    if (
+        found is None
+        and isinstance(root, type)
+        and not any(root.__name__ in each for each in COMMON.values())
+    ):
+        nearest = next((base.__name__ for base in root.__mro__ if base.__name__ in DEFAULTS), None)
+        return root.__name__ if nearest == algorithm else None
+    return found
+
+
+def _subclasses(
+    classes: Mapping[str, tuple[str, Any]], alone: bool
+) -> tuple[dict[str, str], dict[str, str], tuple[str, ...]]:
     """Return the classes of a library that subclass published ones, the published ones, and whose they are.
 
     The class of a public name is the first one whose nearest published base has that name.
@@ -79,11 +101,11 @@ def _subclasses(library: str, root: Any) -> tuple[dict[str, str], dict[str, str]
     owners: dict[str, None] = {}
     for owner, places in _published():
         bases = {load(place): name for name, place in places.items()}
-        for attribute, kind in vars(root).items():
-            if isinstance(kind, type) and kind not in bases:
+        for place, kind in classes.values():
+            if alone or kind not in bases:  # what a module only imports is not its own
                 nearest = next((bases[base] for base in kind.__mro__ if base in bases), None)
                 if nearest:
-                    own.setdefault(nearest, f"{library}:{attribute}")
+                    own.setdefault(nearest, place)
                     beside |= places
                     owners[owner] = None
     return own, beside, tuple(owners)
@@ -94,25 +116,25 @@ def _claimed(names: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def propose(library: str) -> Proposal:
-    """Import a library, and read the signatures of its classes.
+    """Import a library, or one class (``module:Class``), and read the signatures of its classes.
 
     Raises:
         TargetError: the library cannot be imported.
     """
     root = load(library)
-    own, beside, owners = _subclasses(library, root)
+    classes = _classes(library, root)
+    own, beside, owners = _subclasses(classes, isinstance(root, type))
     names: dict[str, str] = {}
     absent, fixed, defaults, variants = [], {}, {}, {}
     for algorithm, options in DEFAULTS.items():
-        common = COMMON.get(algorithm, (algorithm,))
-        chosen = [name for name in common if _own(getattr(root, name, None), library)]
-        if not chosen:
+        chosen = _chosen(algorithm, classes, root)
+        if chosen is None:
             absent.append(algorithm)
             continue
-        names[algorithm] = f"{library}:{chosen[0]}"
-        if "SGDW" in chosen[0]:
+        names[algorithm], kind = classes[chosen]
+        if "SGDW" in chosen:
             variants[algorithm] = "decoupled"
-        takes = inspect.signature(getattr(root, chosen[0])).parameters
+        takes = inspect.signature(kind).parameters
         for option, documented in options.items():
             if option not in takes:
                 absent.append(f"{algorithm}.{option}")

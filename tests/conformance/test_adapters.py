@@ -13,6 +13,7 @@ import pytest
 from keyedopt.conformance import expectations
 from keyedopt.conformance.results.verdict import FAILING
 from keyedopt.conformance.run import runner
+from keyedopt.conformance.targets.find import find
 from keyedopt.conformance.targets.implementation import Implementation, TargetError
 from keyedopt.conformance.targets.proposal import propose
 
@@ -107,6 +108,34 @@ def test_a_proposal_shows_common_names_missing_options_and_other_defaults(tmp_pa
     assert (proposal.areas, proposal.inherits) == (("algorithms",), ("torch",))
     with pytest.raises(TargetError, match="no module"):
         propose("no_such_library")
+
+
+ONE_CLASS = """
+import torch
+class Schedule(torch.optim.SGD):
+    def __init__(self, params, lr=0.1, momentum=0):
+        super().__init__(params, lr=lr, momentum=momentum)
+class Unrelated: ...
+"""
+
+
+def test_a_single_class_is_judged_as_what_it_is_named_or_derives_from(tmp_path, monkeypatch, torchrec):
+    (tmp_path / "one_class.py").write_text(ONE_CLASS, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = find("one_class:Schedule")
+    assert (found.areas, found.names["SGD"]) == (("algorithms",), "one_class:Schedule")
+    assert {"SGD.nesterov", "Adam"} <= set(found.absent)
+    assert found.defaults == {"SGD.lr": 0.1}
+    assert find("torch.optim:AdamW").names == {"AdamW": "torch.optim:AdamW"}
+    assert find("one_class:Unrelated").names == {}
+    assert find("torchrec.optim:KeyedOptimizer").areas == ("keyed",)
+    for wrong, meant in (("one_class.Schedule", "one_class:Schedule"), ("one_class.py", "one_class")):
+        with pytest.raises(TargetError, match=f"did you mean {meant}\\?$"):
+            find(wrong)
+    options = runner.Options(clauses=("ALGO-001",), dtypes=("float32",))
+    result = runner.run("one_class:Schedule", options, path=[str(tmp_path)])
+    assert {case.outcome for case in result.cases} >= {"pass"}
+    assert {case.outcome for case in result.cases} <= {"pass", "unsupported"}
 
 
 SUBCLASSES = """
