@@ -78,15 +78,10 @@ def _classes(library: str, root: Any) -> dict[str, tuple[str, Any]]:
 
 def _chosen(algorithm: str, classes: Mapping[str, tuple[str, Any]], root: Any) -> str | None:
     """Return the name of the class that is an algorithm: by its name; a class alone also by its bases."""
-    found = next((name for name in COMMON.get(algorithm, (algorithm,)) if name in classes), None)
-    if (
-        found is None
-        and isinstance(root, type)
-        and not any(root.__name__ in each for each in COMMON.values())
-    ):
+    if isinstance(root, type) and not any(root.__name__ in common for common in COMMON.values()):
         nearest = next((base.__name__ for base in root.__mro__ if base.__name__ in DEFAULTS), None)
         return root.__name__ if nearest == algorithm else None
-    return found
+    return next((name for name in COMMON.get(algorithm, (algorithm,)) if name in classes), None)
 
 
 def _subclasses(
