@@ -10,6 +10,7 @@ import re
 import shutil
 import sys
 import tempfile
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -63,6 +64,7 @@ def _proposed(name: str, library: str, fail: Callable[[str], NoReturn]) -> tuple
     """Return the adapter of a library, as its classes show it, and the libraries of their bases."""
     from keyedopt.conformance.targets.proposal import propose
 
+    sys.path.append(os.getcwd())  # as `keyedopt check` does
     try:
         found = propose(library)
     except TargetError as error:
@@ -74,7 +76,8 @@ def _proposed(name: str, library: str, fail: Callable[[str], NoReturn]) -> tuple
         )
     parts = {part.name: getattr(found, part.name) for part in dataclasses.fields(found)}
     inherits = parts.pop("inherits")
-    fields = "\n".join(f"    {part}={pprint.pformat(value)}," for part, value in parts.items() if value)
+    lines = {part: pprint.pformat(value, width=96, compact=True) for part, value in parts.items() if value}
+    fields = textwrap.indent("\n".join(f"{part}={text}," for part, text in lines.items()), "    ")
     text = _PROPOSED.replace("@NAME@", name).replace("@LIBRARY@", library).replace("@FIELDS@", fields)
     return text, list(inherits)
 

@@ -10,6 +10,7 @@ import pytest
 
 from keyedopt.conformance import expectations
 from keyedopt.conformance.results import model
+from keyedopt.conformance.targets.implementation import load
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,6 +56,19 @@ def test_its_files_are_what_they_say(run_line, tmp_path):
     for path in folder.rglob("*"):
         assert path.is_dir() or "@" not in path.read_text(encoding="utf-8").replace("@v", "")
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["acme-keyedopt"]
+
+
+def test_a_proposal_for_a_class_in_this_folder_is_a_description_of_it(run_line, tmp_path, monkeypatch):
+    source = "import torch\nclass Mine(torch.optim.Adam):\n    def __init__(self, params, lr=0.1): ...\n"
+    (tmp_path / "mine.py").write_text(source, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    done = run_line("init-adapter", "near", "--from", "mine:Mine")
+    assert (done.returncode, done.stderr) == (0, "")
+    monkeypatch.syspath_prepend(tmp_path / "near-keyedopt")
+    about = load("near_keyedopt:IMPLEMENTATION")
+    assert (about.names, about.defaults) == ({"Adam": "mine:Mine"}, {"Adam.lr": 0.1})
+    refused = run_line("init-adapter", "none", "--from", "os")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
 
 
 @pytest.mark.parametrize(
