@@ -3,13 +3,17 @@
 import contextlib
 import importlib.metadata
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from keyedopt.conformance import spec
 from keyedopt.conformance.results.errors import did_you_mean
 from keyedopt.conformance.results.untrusted import error_text, one_line
 from keyedopt.conformance.targets.implementation import Implementation, NotFoundError, TargetError, load
 
 #: The entry points under which vendors register an `Implementation`.
 GROUP = "keyedopt.implementations"
+#: The areas whose classes do not need each other.
+APART = ("algorithms", "accumulate")
 
 
 def registered() -> Mapping[str, importlib.metadata.EntryPoint]:
@@ -53,10 +57,12 @@ def find(target: str, imports: Sequence[str] = ()) -> Implementation:
                 "not a keyedopt.conformance.targets.implementation.Implementation"
             )
         return found
-    for point in filter(_is_ours, known.values()):
-        shipped: Implementation = load(f"{point.module}:{point.attr}")
-        if shipped.root == target:
-            return shipped
+    shipped: list[Implementation] = [
+        load(f"{point.module}:{point.attr}") for point in known.values() if _is_ours(point)
+    ]
+    for one in shipped:
+        if one.root == target:
+            return one
     if not all(part.isidentifier() for part in target.replace(":", ".", 1).split(".")):
         raise TargetError(
             f"{target!r} is not a target: give one of {names}, a package.module, or package.module:attribute"
@@ -67,7 +73,7 @@ def find(target: str, imports: Sequence[str] = ()) -> Implementation:
         near = _spelled_otherwise(target) or did_you_mean(target, known)
         raise TargetError(f"{error}; install it, or name one of: {names}{near}") from error
     if isinstance(found, type):
-        return _of_class(target)
+        return _described_class(target, found, shipped) or _undescribed_class(target)
     return found if isinstance(found, Implementation) else Implementation(name=target, root=target)
 
 
@@ -81,7 +87,22 @@ def _spelled_otherwise(target: str) -> str:
     return ""
 
 
-def _of_class(target: str) -> Implementation:
+def _described_class(target: str, kind: type, shipped: Sequence[Implementation]) -> Implementation | None:
+    """Return what the description of a published library says about one of its classes."""
+    library = target.partition(":")[0].partition(".")[0]
+    for one in shipped:
+        if str(one.root).partition(".")[0] != library:
+            continue
+        for name, place in one.surface().places().items():
+            if load(place) is kind:
+                areas = [area for area in spec.areas().values() if name in area.names]
+                others = {other for area in areas if area.name in APART for other in area.names} - {name}
+                absent = (*one.absent, *sorted(others))
+                return replace(one, name=target, areas=tuple(area.name for area in areas), absent=absent)
+    return None
+
+
+def _undescribed_class(target: str) -> Implementation:
     """Return what the name, the bases and the signature of a single class show."""
     from keyedopt.conformance.targets.proposal import propose  # imports torch
 

@@ -126,7 +126,9 @@ def test_a_single_class_is_judged_as_what_it_is_named_or_derives_from(tmp_path, 
     assert (found.areas, found.names["SGD"]) == (("algorithms",), "one_class:Schedule")
     assert {"SGD.nesterov", "Adam"} <= set(found.absent)
     assert found.defaults == {"SGD.lr": 0.1}
-    assert find("torch.optim:AdamW").names == {"AdamW": "torch.optim:AdamW"}
+    published = find("torch.optim:AdamW")
+    assert (published.root, published.areas) == ("torch.optim", ("algorithms",))
+    assert {"Adam", "AdamW.rows"} & set(published.absent) == {"Adam"}
     assert find("one_class:Unrelated").names == {}
     assert find("torchrec.optim:KeyedOptimizer").areas == ("keyed",)
     for wrong, meant in (("one_class.Schedule", "one_class:Schedule"), ("one_class.py", "one_class")):
