@@ -59,13 +59,13 @@ class RankProcess:
         theirs.close()
         self.process = os.pidfd_open(self._pid)
 
-    def request(self, body: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    def request(self, body: Any, arguments: Sequence[Any]) -> None:
         """Ask the process for an outcome; that of an earlier request has another secret."""
         self._secret, self._answered = secrets.token_bytes(32), False
         with contextlib.suppress(OSError):  # then it has ended, which is its outcome
             self.channel.send(pickle.dumps((self._secret, body, arguments)))
 
-    def requests(self) -> Iterator[tuple[Callable[..., Any], Sequence[Any]]]:
+    def requests(self) -> Iterator[tuple[Any, Sequence[Any]]]:
         """Yield what the other process requests."""
         while request := self.channel.recv(1 << 20):
             self._secret, body, arguments = pickle.loads(request)
@@ -103,13 +103,18 @@ class RankProcess:
         ours = [line.strip() for line in lines if f"{os.sep}torch{os.sep}" not in line]
         return ours[0] if ours else "an unknown place"
 
+    def kill(self) -> None:
+        """Kill the process if it has not ended."""
+        if self.status is None:
+            os.kill(self._pid, signal.SIGKILL)
+            self.reap()
+
     def end(self) -> Any:
         """Kill the process, after noting where it was if it still ran, and return its outcome."""
         if self.running:
             self._write(("hung", self.where()))
         if self.status is None:
-            os.kill(self._pid, signal.SIGKILL)
-            self.reap()
+            self.kill()
             self.status = 0
         found = self.outcome()
         for descriptor in (self.process, self._said, self._stack):
@@ -136,8 +141,11 @@ def wait_for(ranks: Sequence[RankProcess], limit: float) -> None:
             poll.register(descriptor, select.POLLIN)
             of[descriptor] = rank
     end = time.monotonic() + limit
-    while any(rank.running for rank in ranks) and (left := end - time.monotonic()) > 0:
-        for descriptor, _ in poll.poll(left * 1000):
+    while any(rank.running for rank in ranks):
+        ready = poll.poll(max(0.0, end - time.monotonic()) * 1000)
+        if not ready:
+            return
+        for descriptor, _ in ready:
             poll.unregister(descriptor)
             rank = of[descriptor]
             if descriptor == rank.process:
