@@ -262,7 +262,7 @@ def script(
     parts = [node for node in parts if node is not function]
     call = f"{found.name}(Implementation(){_inputs(case.case, function, inputs)})"
     if found.on_each_rank:
-        call = f"on_ranks(lambda: {call})"
+        call = f"on_ranks(lambda: {call})[0]"
     used = _imports([*parts, function])
     bodies = [ast.unparse(node) for node in parts if not isinstance(node, ast.Import | ast.ImportFrom)]
     title = f"{' '.join(found.clauses)} on {one_line(about['name'], 100)} {one_line(about['version'], 100)}."
