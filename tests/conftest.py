@@ -30,7 +30,7 @@ for _number in (signal.SIGINT, signal.SIGHUP):
 #: The files that take longest, begun first: at the end one of them would keep one process busy, and no other.
 LONGEST = (
     *("test_mutants", "test_fused_verdict", "test_triton_compiled", "test_pretend_verdicts", "test_cli"),
-    *("test_findings", "test_reports_page", "test_triton_executed", "test_signals", "test_torchft_loopback"),
+    *("test_findings", "test_reports_page", "test_triton_executed", "test_signals"),
     *("test_untrusted_files", "test_fused_checkpoints", "test_process", "test_architecture"),
     *("test_native_sanitized", "test_benchmarks_killed", "test_runner", "test_replay", "test_cli_outputs"),
     *("test_suite_verdicts", "test_benchmarks_pytest", "test_triton_traffic", "test_triton_interpreter"),

@@ -216,8 +216,9 @@ def test_no_kernel_is_tuned_by_replaying_an_update():
 
 def test_cases_use_torch_alone():
     allowed = {"torch", "pytest", "hypothesis", *sys.stdlib_module_names}
+    unsupported_without = {"test_sharded_model_parallel": {"torchrec"}, "replica_groups": {"torchft"}}
     for path in sources(SUITE):
-        more = {"torchrec"} if path.stem == "test_sharded_model_parallel" else set()  # unsupported without it
+        more = unsupported_without.get(path.stem, set())
         for module in imported(path):
             ours = module.startswith("keyedopt.conformance.suite.support.")
             assert ours or module.partition(".")[0] in allowed | more, f"{path} imports {module}"

@@ -13,13 +13,17 @@ SUITE = Path(__file__).parents[1] / "suite"
 
 @dataclass(frozen=True)
 class CaseSource:
-    """A case in the source: its folder, file and name, the clauses it tests, and what it expects."""
+    """A case in the source: its folder, file and name, the clauses it tests, and what it expects.
+
+    A case that runs on each rank is called by each rank.
+    """
 
     area: str
     file: str
     name: str
     clauses: tuple[str, ...]
     expectation: str
+    on_each_rank: bool
 
 
 def _marked(function: ast.FunctionDef) -> tuple[str, ...]:
@@ -42,6 +46,7 @@ def cases() -> tuple[CaseSource, ...]:
             name=node.name,
             clauses=_marked(node),
             expectation=" ".join((ast.get_docstring(node) or "").split()),
+            on_each_rank="on_each_rank" in map(ast.unparse, node.decorator_list),
         )
         for path in sorted(SUITE.glob("*/test_*.py"), key=lambda path: path.stem)
         for node in ast.parse(path.read_text(encoding="utf-8")).body

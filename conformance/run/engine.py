@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import json
 import time
@@ -291,16 +292,17 @@ class Engine:
         """Call a case with fresh seeds, and keep the returned observation."""
         head, function = item.stash[_HEAD], item.obj
         arguments = {name: values[name] for name in item._fixtureinfo.argnames}
-        begin_case(f"{self._option('--implementation')} {head['case']}")
         self._note_inputs(head, arguments)
         if hasattr(function, "hypothesis"):
             self._note_draws(head, function)
         if self._steps is None:
             self._steps = steps_of(self.surface)
+        undo = functools.partial(fresh, self._steps)
+        begin_case(f"{self._option('--implementation')} {head['case']}", undo)
         seen = self._device_seen()
         self.implementation.ran()
         try:
-            with fresh(self._steps), seen or contextlib.nullcontext():
+            with undo(), seen or contextlib.nullcontext():
                 head["observed"] = plain(function(**arguments))
         except MissingName as error:
             if not self.surface.claims(str(error.name)):

@@ -251,13 +251,18 @@ def script(
         wanted.append((SUITE / "support" / "described.py", "described"))
     if elsewhere:
         wanted.append((SUITE / "support" / "device.py", "choose_device"))
+    ranks_file = SUITE / "support" / "ranks.py"
+    if found.on_each_rank:
+        wanted.append((ranks_file, "on_ranks"))
     parts = _needed(wanted)
     on_ranks = any("on_ranks" in _defined(node) for node in parts)
     if on_ranks:
-        parts = _needed([*wanted, (SUITE / "support" / "ranks.py", "choose_ranks")])
+        parts = _needed([*wanted, (ranks_file, "choose_ranks")])
     (function,) = (node for node in parts if isinstance(node, ast.FunctionDef) and node.name == found.name)
     parts = [node for node in parts if node is not function]
     call = f"{found.name}(Implementation(){_inputs(case.case, function, inputs)})"
+    if found.on_each_rank:
+        call = f"on_ranks(lambda: {call})[0]"
     used = _imports([*parts, function])
     bodies = [ast.unparse(node) for node in parts if not isinstance(node, ast.Import | ast.ImportFrom)]
     title = f"{' '.join(found.clauses)} on {one_line(about['name'], 100)} {one_line(about['version'], 100)}."

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate
 
 from keyedopt.fused.backends import choose, torch_rules
 from keyedopt.fused.backends.interface import RowGradients, Step
@@ -96,6 +96,9 @@ def _update_one(step: Step, item: Work, names: Sequence[str], scale: Tensor | No
         step = replace(step, count=counts) if isinstance(step.count, Tensor) else step
         counts = None
     tensors = [param, grad, *(state[name] for name in names), *([] if counts is None else [counts])]
+    if isinstance(param, DTensor) and param.shape[-1] == 1:
+        _update_column(step, tensors, counts is not None)
+        return
     rows = len(param) if param.ndim else 1
     piece = max(1, PIECE * torch.get_num_threads() * rows // max(1, param.numel()))
     pieces: list[Any] = [tensors]
@@ -105,3 +108,15 @@ def _update_one(step: Step, item: Work, names: Sequence[str], scale: Tensor | No
         count = None if counts is None else states.pop()
         one = step if step.seed is None else replace(step, seed=step.seed + index)
         torch_rules.update(one, weight, g, states, count)
+
+
+def _update_column(step: Step, tensors: Sequence[Any], has_counts: bool) -> None:
+    """Update a DTensor of one column, as a copy on each rank.
+
+    DTensor does not broadcast a value for each row, in place, to a dimension of size 1 that is sharded.
+    """
+    copies = [tensor.redistribute(placements=[Replicate()] * tensor.device_mesh.ndim) for tensor in tensors]
+    weight, grad, *states = copies
+    torch_rules.update(step, weight, grad, states, states.pop() if has_counts else None)
+    for tensor, copy in zip(tensors, copies, strict=True):
+        tensor.copy_(copy.redistribute(placements=tensor.placements))

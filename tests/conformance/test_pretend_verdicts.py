@@ -7,7 +7,7 @@ from keyedopt.conformance import expectations, spec
 from keyedopt.conformance.results.verdict import judge
 
 #: The clauses of cases that only the CPU can run: shards in the memory of the host, and ranks over gloo.
-CPU_ONLY = {"COMB-022", "WRAP-021", *(clause.id for clause in spec.areas()["sharded"].clauses)}
+CPU_ONLY = {"COMB-022", "WRAP-021", "FT-036", *(clause.id for clause in spec.areas()["sharded"].clauses)}
 
 
 @pytest.fixture(scope="module", params=["reference", "fused"])

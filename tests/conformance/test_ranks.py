@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from keyedopt.conformance.suite.support.assertions import Mismatch, expect_equal
-from keyedopt.conformance.suite.support.ranks import on_ranks
+from keyedopt.conformance.suite.support.ranks import on_each_rank, on_ranks
 
 SECONDS = 10.0
 
@@ -82,6 +83,50 @@ def test_a_failure_names_the_rank_and_how_it_failed(body, words):
     for word in words:
         assert word in str(found.value)
     assert time.monotonic() - began < 60, "ranks were not ended: they sleep longer, and a machine may be busy"
+
+
+@on_each_rank
+def note_process(impl, how):
+    if how == "raise":
+        raise ValueError("no such row")
+    if how == "end":
+        os._exit(0)
+    os.pwrite(impl.file, b"%d" % os.getpid(), 16 * number())
+
+
+@pytest.fixture
+def noted(tmp_path):
+    """Return an implementation whose cases note the process of each rank."""
+    file = os.open(tmp_path / "processes", os.O_RDWR | os.O_CREAT)
+    yield SimpleNamespace(file=file)
+    os.close(file)
+
+
+def processes_of(noted):
+    return [int(os.pread(noted.file, 16, 16 * one).rstrip(b"\0")) for one in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [("raise", "rank 1 of 2 raised ValueError"), ("end", "ended: exit status 0 before its end")],
+)
+def test_ranks_are_kept_until_a_case_fails(noted, how, words):
+    note_process(noted, how="")
+    first = processes_of(noted)
+    note_process(noted, how="")
+    assert processes_of(noted) == first
+    with pytest.raises(Mismatch, match=words):
+        note_process(noted, how=how)  # the outcome of the earlier case is not taken for its own
+    assert not any(_runs(rank) for rank in first)
+    note_process(noted, how="")
+    assert not {*processes_of(noted)} & {*first}
+
+
+def test_ranks_are_not_kept_for_another_implementation(noted):
+    note_process(noted, how="")
+    first = processes_of(noted)
+    note_process(SimpleNamespace(file=noted.file), how="")
+    assert not {*processes_of(noted)} & {*first}
 
 
 SLEEPERS = """

@@ -7,6 +7,7 @@ import pytest
 from keyedopt.conformance import expectations
 from keyedopt.conformance.findings import findings
 from keyedopt.conformance.results.verdict import clause_outcomes, judge
+from keyedopt.conformance.run import runner
 
 FINDINGS = {finding.path.stem: finding for finding in findings() if finding.library == "torchft"}
 
@@ -34,3 +35,13 @@ def test_torchft_fails_only_what_is_explained(on_torchft):
 def test_the_clauses_that_a_finding_names_fail(on_torchft, name):
     outcomes = clause_outcomes(on_torchft)
     assert [clause for clause in FINDINGS[name].clauses if outcomes[clause] in ("pass", "observed")] == []
+
+
+def test_replica_groups_of_torchft_survive(on_torchft):
+    assert clause_outcomes(on_torchft)["FT-036"] == "pass"
+
+
+@pytest.mark.parametrize("target", ["reference", "fused"])
+def test_replica_groups_of_ours_survive(on_torchft, target):
+    result = runner.run(target, runner.Options(clauses=("FT-036",)))
+    assert clause_outcomes(result)["FT-036"] == "pass"

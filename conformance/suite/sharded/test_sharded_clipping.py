@@ -10,7 +10,7 @@ import torch
 from keyedopt.conformance.suite.support.assertions import expect, expect_close, p_norm
 from keyedopt.conformance.suite.support.doubles import clipping
 from keyedopt.conformance.suite.support.embedding import collection, jagged
-from keyedopt.conformance.suite.support.ranks import on_ranks
+from keyedopt.conformance.suite.support.ranks import on_each_rank
 from keyedopt.conformance.suite.support.sharded import (
     PLACEMENTS,
     distributed,
@@ -59,153 +59,129 @@ def expect_clipped(optimizer: Any, params: dict[str, Any], gradients: dict[str, 
 
 @pytest.mark.clause("SHARD-001")
 @pytest.mark.needs("CombinedOptimizer")
+@on_each_rank
 def test_rank_without_a_parameter(impl: Any) -> None:
     """A rank without a parameter of param_to_pgs takes part in its norm, also without any parameter."""
-
-    def body() -> None:
-        for p in NORMS:
-            for only in ("towers", "nothing"):
-                gradients = {f"t{one}": table(2, seed=one + 1) for one in range(max(1, size() - 1))}
-                params = {
-                    key: with_grad(grad.clone()) for key, grad in gradients.items() if key == f"t{rank()}"
-                }
-                groups = {param: [everyone()] for param in params.values()}
-                if only == "towers":
-                    gradients["dense"] = table(3, seed=9)
-                    params["dense"] = with_grad(gradients["dense"].clone())
-                options = {"norm_type": p, "enable_global_grad_clip": True, "param_to_pgs": groups}
-                if params:
-                    optimizer, _ = clipping(impl, params, "NORM", BOUND, **options)
-                else:
-                    kind = impl.GradientClipping.NORM
-                    empty = impl.CombinedOptimizer([])
-                    optimizer = impl.GradientClippingOptimizer(empty, kind, BOUND, **options)
-                for _ in range(2):
-                    for key, param in params.items():
-                        param.grad = gradients[key].clone()
-                    expect_clipped(optimizer, params, gradients, p)
-
-    on_ranks(body)
+    for p in NORMS:
+        for only in ("towers", "nothing"):
+            gradients = {f"t{one}": table(2, seed=one + 1) for one in range(max(1, size() - 1))}
+            params = {key: with_grad(grad.clone()) for key, grad in gradients.items() if key == f"t{rank()}"}
+            groups = {param: [everyone()] for param in params.values()}
+            if only == "towers":
+                gradients["dense"] = table(3, seed=9)
+                params["dense"] = with_grad(gradients["dense"].clone())
+            options = {"norm_type": p, "enable_global_grad_clip": True, "param_to_pgs": groups}
+            if params:
+                optimizer, _ = clipping(impl, params, "NORM", BOUND, **options)
+            else:
+                kind = impl.GradientClipping.NORM
+                empty = impl.CombinedOptimizer([])
+                optimizer = impl.GradientClippingOptimizer(empty, kind, BOUND, **options)
+            for _ in range(2):
+                for key, param in params.items():
+                    param.grad = gradients[key].clone()
+                expect_clipped(optimizer, params, gradients, p)
 
 
 @pytest.mark.clause("SHARD-002")
+@on_each_rank
 def test_other_order_of_parameters_and_groups(impl: Any) -> None:
     """Ranks that list parameters and process groups in different orders compute one norm."""
+    from torch.distributed.device_mesh import init_device_mesh
 
-    def body() -> None:
-        from torch.distributed.device_mesh import init_device_mesh
-
-        others = [torch.distributed.new_group(list(range(size()))) for _ in range(2)]
-        columns = 2 if size() % 2 == 0 else 1
-        mesh = init_device_mesh("cpu", (size() // columns, columns))
-        gradients = {key: table(2, seed=seed) for seed, key in enumerate("abcd")}
-        both = [mesh.get_group(0), mesh.get_group(1)]
-        groups = dict(zip("abcd", ([others[0]], [others[1]], [everyone()], both), strict=True))
-        keys = sorted(gradients, reverse=rank() % 2 == 1)
-        params = {key: with_grad(gradients[key].clone()) for key in keys}
-        listed = {params[key]: groups[key][:: 1 - 2 * (rank() % 2)] for key in keys}
-        optimizer, _ = clipping(
-            impl, params, "NORM", BOUND, enable_global_grad_clip=True, param_to_pgs=listed
-        )
-        everything = {f"{key} of {one}": grad for key, grad in gradients.items() for one in range(size())}
-        norm = norm_of(everything)
-        for _ in range(2):
-            for key in keys:
-                params[key].grad = gradients[key].clone()
-            optimizer.step()
-            expect_close(optimizer.last_total_grad_norm.float(), norm, "norm", ulps=8)
-
-    on_ranks(body)
+    others = [torch.distributed.new_group(list(range(size()))) for _ in range(2)]
+    columns = 2 if size() % 2 == 0 else 1
+    mesh = init_device_mesh("cpu", (size() // columns, columns))
+    gradients = {key: table(2, seed=seed) for seed, key in enumerate("abcd")}
+    both = [mesh.get_group(0), mesh.get_group(1)]
+    groups = dict(zip("abcd", ([others[0]], [others[1]], [everyone()], both), strict=True))
+    keys = sorted(gradients, reverse=rank() % 2 == 1)
+    params = {key: with_grad(gradients[key].clone()) for key in keys}
+    listed = {params[key]: groups[key][:: 1 - 2 * (rank() % 2)] for key in keys}
+    optimizer, _ = clipping(impl, params, "NORM", BOUND, enable_global_grad_clip=True, param_to_pgs=listed)
+    everything = {f"{key} of {one}": grad for key, grad in gradients.items() for one in range(size())}
+    norm = norm_of(everything)
+    for _ in range(2):
+        for key in keys:
+            params[key].grad = gradients[key].clone()
+        optimizer.step()
+        expect_close(optimizer.last_total_grad_norm.float(), norm, "norm", ulps=8)
 
 
 @pytest.mark.clause("SHARD-003")
 @pytest.mark.parametrize("rows", [5, 1], ids=["uneven", "empty shards"])
+@on_each_rank
 def test_norm_of_distributed_tensors(impl: Any, rows: int) -> None:
     """DTensors by rows, columns, copies and on a mesh of two dimensions are clipped as in one process."""
-
-    def body() -> None:
-        for p in NORMS:
-            gradients = {each: table(rows, seed=seed) for seed, each in enumerate(PLACEMENTS)}
-            gradients["plain"] = table(2, seed=8)
-            order = sorted(gradients, reverse=rank() % 2 == 1)
-            params = {}
-            made = {each: distributed(gradients[each], each) for each in PLACEMENTS}
-            for key in order:
-                params[key] = with_grad(made.get(key, gradients[key]).clone())
-            optimizer, _ = clipping(impl, params, "NORM", BOUND, norm_type=p)
-            expect_clipped(optimizer, params, gradients, p)
-
-    on_ranks(body)
+    for p in NORMS:
+        gradients = {each: table(rows, seed=seed) for seed, each in enumerate(PLACEMENTS)}
+        gradients["plain"] = table(2, seed=8)
+        order = sorted(gradients, reverse=rank() % 2 == 1)
+        params = {}
+        made = {each: distributed(gradients[each], each) for each in PLACEMENTS}
+        for key in order:
+            params[key] = with_grad(made.get(key, gradients[key]).clone())
+        optimizer, _ = clipping(impl, params, "NORM", BOUND, norm_type=p)
+        expect_clipped(optimizer, params, gradients, p)
 
 
 @pytest.mark.clause("SHARD-004")
 @pytest.mark.parametrize("joined", [False, True])
+@on_each_rank
 def test_distributed_tensor_on_some_ranks(impl: Any, joined: bool) -> None:
     """Where a DTensor is on some of the ranks only, the others get its norm or an error that names it."""
+    inside = list(range(max(1, size() - 1)))
+    gradients = {"part": table(3, seed=1), "all": table(3, seed=2)}
+    part = distributed(gradients["part"], "row", inside)
+    params = {"part": with_grad(part), "all": with_grad(gradients["all"].clone())}
+    options = {"enable_global_grad_clip": True, "param_to_pgs": {}} if joined else {}
+    norm = norm_of(gradients)
 
-    def body() -> None:
-        inside = list(range(max(1, size() - 1)))
-        gradients = {"part": table(3, seed=1), "all": table(3, seed=2)}
-        part = distributed(gradients["part"], "row", inside)
-        params = {"part": with_grad(part), "all": with_grad(gradients["all"].clone())}
-        options = {"enable_global_grad_clip": True, "param_to_pgs": {}} if joined else {}
-        norm = norm_of(gradients)
+    def step() -> None:
+        optimizer, _ = clipping(impl, params, "NORM", BOUND, **options)
+        optimizer.step()
+        expect_close(gathered(optimizer.last_total_grad_norm).float(), norm, "norm", ulps=8)
 
-        def step() -> None:
-            optimizer, _ = clipping(impl, params, "NORM", BOUND, **options)
-            optimizer.step()
-            expect_close(gathered(optimizer.last_total_grad_norm).float(), norm, "norm", ulps=8)
-
-        error = error_of(step)
-        if error:
-            outside = rank() not in inside or joined
-            expect(
-                outside and "part" in error, "the norm, or on other ranks an error that names 'part'", error
-            )
-        else:
-            expect_close(params["all"].grad, gradients["all"] * (BOUND / (norm + 1e-6)), "clipped", ulps=8)
-
-    on_ranks(body)
+    error = error_of(step)
+    if error:
+        outside = rank() not in inside or joined
+        expect(outside and "part" in error, "the norm, or on other ranks an error that names 'part'", error)
+    else:
+        expect_close(params["all"].grad, gradients["all"] * (BOUND / (norm + 1e-6)), "clipped", ulps=8)
 
 
 @pytest.mark.clause("SHARD-005")
 @pytest.mark.parametrize("kind", ["VALUE", "NONE"])
+@on_each_rank
 def test_tracked_norm_where_ranks_differ(impl: Any, kind: str) -> None:
     """The tracked norm covers all ranks also with VALUE and NONE, in each step anew."""
-
-    def body() -> None:
-        gradients = {"t0": table(2, seed=3), "d": table(5, seed=4)}
-        params = {"d": with_grad(distributed(gradients["d"], "row"))}
-        if rank() == 0:
-            params["t0"] = with_grad(gradients["t0"].clone())
-        groups = {params[key]: [everyone()] for key in params if key == "t0"}
-        options = {"enable_global_grad_clip": True, "param_to_pgs": groups, "track_grad_norm": True}
-        try:
-            optimizer, recorder = clipping(impl, params, kind, 0.5, **options)
-        except (ValueError, NotImplementedError):
-            expect(kind == "VALUE", "VALUE if the kind raises an error", kind)
-            return
-        for scale in (1.0, 2.0):
-            for key, param in params.items():
-                param.grad = (
-                    distributed(gradients[key] * scale, "row") if key == "d" else gradients[key] * scale
-                )
-            optimizer.step()
-            norm = norm_of(gradients) * scale
-            expect_close(gathered(optimizer.last_total_grad_norm).float(), norm, "norm", ulps=8)
-            seen = dict(zip(params, recorder.received[-1], strict=True))
-            wanted = gradients["d"] * scale
-            expect_close(
-                gathered(seen["d"]), wanted.clamp(-0.5, 0.5) if kind == "VALUE" else wanted, "gradient"
-            )
-        norms = everywhere(float(gathered(optimizer.compute_total_grad_norm()[0])))
-        expect(len(set(norms)) == 1, "the same norm on all ranks", norms)
-
-    on_ranks(body)
+    gradients = {"t0": table(2, seed=3), "d": table(5, seed=4)}
+    params = {"d": with_grad(distributed(gradients["d"], "row"))}
+    if rank() == 0:
+        params["t0"] = with_grad(gradients["t0"].clone())
+    groups = {params[key]: [everyone()] for key in params if key == "t0"}
+    options = {"enable_global_grad_clip": True, "param_to_pgs": groups, "track_grad_norm": True}
+    try:
+        optimizer, recorder = clipping(impl, params, kind, 0.5, **options)
+    except (ValueError, NotImplementedError):
+        expect(kind == "VALUE", "VALUE if the kind raises an error", kind)
+        return
+    for scale in (1.0, 2.0):
+        for key, param in params.items():
+            param.grad = distributed(gradients[key] * scale, "row") if key == "d" else gradients[key] * scale
+        optimizer.step()
+        norm = norm_of(gradients) * scale
+        expect_close(gathered(optimizer.last_total_grad_norm).float(), norm, "norm", ulps=8)
+        seen = dict(zip(params, recorder.received[-1], strict=True))
+        wanted = gradients["d"] * scale
+        expect_close(gathered(seen["d"]), wanted.clamp(-0.5, 0.5) if kind == "VALUE" else wanted, "gradient")
+    norms = everywhere(float(gathered(optimizer.compute_total_grad_norm()[0])))
+    expect(len(set(norms)) == 1, "the same norm on all ranks", norms)
 
 
 @pytest.mark.clause("SHARD-006")
 @pytest.mark.needs("EmbeddingBagCollection", "CombinedOptimizer", "SGD")
+@on_each_rank
 def test_tables_of_other_ranks(impl: Any) -> None:
     """One norm covers embedding tables, each on a rank of its own, and replicated dense parameters."""
 
@@ -237,13 +213,10 @@ def test_tables_of_other_ranks(impl: Any) -> None:
         tables = [count * (one + 1) for one in range(size()) for count in counts[one].values()] * 4
         return p_norm([*[2.0] * 8, *map(float, tables)])
 
-    def body() -> None:
-        optimizer, dense, weights = train([rank()], True)
-        other, wanted, all_weights = train(list(range(size())), False)
-        norm = other.last_total_grad_norm
-        expect_close(norm.float(), exact_norm(), "norm of one process", ulps=8)
-        expect_close(optimizer.last_total_grad_norm.float(), norm.float(), "norm", ulps=8)
-        expect_close(dense, wanted, "dense parameter", ulps=8)
-        expect_close(weights[rank()], all_weights[rank()], "table", ulps=8)
-
-    on_ranks(body)
+    optimizer, dense, weights = train([rank()], True)
+    other, wanted, all_weights = train(list(range(size())), False)
+    norm = other.last_total_grad_norm
+    expect_close(norm.float(), exact_norm(), "norm of one process", ulps=8)
+    expect_close(optimizer.last_total_grad_norm.float(), norm.float(), "norm", ulps=8)
+    expect_close(dense, wanted, "dense parameter", ulps=8)
+    expect_close(weights[rank()], all_weights[rank()], "table", ulps=8)

@@ -8,7 +8,7 @@ import torch
 
 from keyedopt.conformance.suite.support.assertions import expect, expect_bits, expect_equal, same_bits
 from keyedopt.conformance.suite.support.doubles import Stateful
-from keyedopt.conformance.suite.support.ranks import on_ranks
+from keyedopt.conformance.suite.support.ranks import on_each_rank
 from keyedopt.conformance.suite.support.sharded import (
     PLACEMENTS,
     distributed,
@@ -98,26 +98,24 @@ def expect_refused(optimizer: Any, saved: Any, ranks: list[int]) -> None:
 
 @pytest.mark.clause("SHARD-007", "SHARD-008")
 @pytest.mark.parametrize("wrapping", WRAPPINGS)
+@on_each_rank
 def test_a_rank_refuses(impl: Any, wrapping: str) -> None:
     """If one rank refuses a state, all ranks raise, none has changed, and errors name rank and reason."""
-
-    def body() -> None:
-        saved = fresh(impl, wrapping, seed=10).state_dict()
-        for number, wrong in enumerate(WRONG):
-            refusing = number % size()
-            optimizer = fresh(impl, wrapping, seed=1)
-            mine = spoil(saved, wrong) if rank() == refusing else saved
-            expect_refused(optimizer, mine, [refusing])
+    saved = fresh(impl, wrapping, seed=10).state_dict()
+    for number, wrong in enumerate(WRONG):
+        refusing = number % size()
         optimizer = fresh(impl, wrapping, seed=1)
-        optimizer.load_state_dict(saved)
-        wanted = contents(fresh(impl, wrapping, seed=10))
-        for seen, one in zip(contents(optimizer), wanted, strict=True):
-            expect_bits(seen, one, "state that was loaded")
-
-    on_ranks(body)
+        mine = spoil(saved, wrong) if rank() == refusing else saved
+        expect_refused(optimizer, mine, [refusing])
+    optimizer = fresh(impl, wrapping, seed=1)
+    optimizer.load_state_dict(saved)
+    wanted = contents(fresh(impl, wrapping, seed=10))
+    for seen, one in zip(contents(optimizer), wanted, strict=True):
+        expect_bits(seen, one, "state that was loaded")
 
 
 @pytest.mark.clause("SHARD-007")
+@on_each_rank
 def test_an_object_refuses(impl: Any) -> None:
     """If a stateful object refuses its state on one rank, it is restored, and no rank loads anything."""
 
@@ -128,57 +126,48 @@ def test_an_object_refuses(impl: Any) -> None:
         state = {param: {"sum": sums, "window": held}}
         return impl.KeyedOptimizer({"p": param}, state, [{"params": [param]}]), held
 
-    def body() -> None:
-        saved = make(7, False)[0].state_dict()
-        optimizer, held = make(1, rank() == size() - 1)
-        expect_refused(optimizer, saved, [size() - 1])
-        expect_equal(held.tensor.tolist(), [1.0, 1.0], "tensor of the object")
-
-    on_ranks(body)
+    saved = make(7, False)[0].state_dict()
+    optimizer, held = make(1, rank() == size() - 1)
+    expect_refused(optimizer, saved, [size() - 1])
+    expect_equal(held.tensor.tolist(), [1.0, 1.0], "tensor of the object")
 
 
 @pytest.mark.clause("SHARD-009")
+@on_each_rank
 def test_other_placements(impl: Any) -> None:
     """State with another placement is redistributed, or refused on all ranks."""
-
-    def body() -> None:
-        for given in PLACEMENTS[:3]:
-            for live in PLACEMENTS[:3]:
-                optimizer, source = (
-                    fresh(impl, placement=live, seed=1),
-                    fresh(impl, placement=given),
-                )
-                state = source.state_dict()["state"]
-                with torch.no_grad():
-                    for key in "ab":
-                        state[key]["sum"].copy_(distributed(table(5, seed=5), given))
-                wanted = [table(5, seed=5)] * 2
-                error = error_of(functools.partial(optimizer.load_state_dict, source.state_dict()))
-                if error:
-                    expect(given != live and error.startswith("ValueError"), "a load", error)
-                    wanted = [torch.full((5, 4), 1.0), torch.full((5, 4), 2.0)]
-                sums = [gathered(optimizer.state_dict()["state"][key]["sum"]) for key in "ab"]
-                for seen, one in zip(sums, wanted, strict=True):
-                    expect_bits(seen, one, f"state by {given}, loaded to {live}")
-
-    on_ranks(body)
+    for given in PLACEMENTS[:3]:
+        for live in PLACEMENTS[:3]:
+            optimizer, source = (
+                fresh(impl, placement=live, seed=1),
+                fresh(impl, placement=given),
+            )
+            state = source.state_dict()["state"]
+            with torch.no_grad():
+                for key in "ab":
+                    state[key]["sum"].copy_(distributed(table(5, seed=5), given))
+            wanted = [table(5, seed=5)] * 2
+            error = error_of(functools.partial(optimizer.load_state_dict, source.state_dict()))
+            if error:
+                expect(given != live and error.startswith("ValueError"), "a load", error)
+                wanted = [torch.full((5, 4), 1.0), torch.full((5, 4), 2.0)]
+            sums = [gathered(optimizer.state_dict()["state"][key]["sum"]) for key in "ab"]
+            for seen, one in zip(sums, wanted, strict=True):
+                expect_bits(seen, one, f"state by {given}, loaded to {live}")
 
 
 @pytest.mark.clause("SHARD-010")
+@on_each_rank
 def test_placements_that_differ(impl: Any) -> None:
     """If ranks pass state of different placements, all raise an error, and none has changed or hangs."""
-
-    def body() -> None:
-        optimizer = fresh(impl, seed=1)
-        rows, columns = (
-            fresh(impl).state_dict(),
-            fresh(impl, placement="column").state_dict(),
-        )
-        before = contents(optimizer)
-        error = error_of(lambda: optimizer.load_state_dict(columns if rank() == 0 else rows))
-        if size() > 1:
-            expect(error.startswith("ValueError"), "a ValueError", error or "no error")
-            for seen, one in zip(contents(optimizer), before, strict=True):
-                expect_bits(seen, one, "state after an error")
-
-    on_ranks(body)
+    optimizer = fresh(impl, seed=1)
+    rows, columns = (
+        fresh(impl).state_dict(),
+        fresh(impl, placement="column").state_dict(),
+    )
+    before = contents(optimizer)
+    error = error_of(lambda: optimizer.load_state_dict(columns if rank() == 0 else rows))
+    if size() > 1:
+        expect(error.startswith("ValueError"), "a ValueError", error or "no error")
+        for seen, one in zip(contents(optimizer), before, strict=True):
+            expect_bits(seen, one, "state after an error")

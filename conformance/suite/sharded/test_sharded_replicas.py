@@ -8,7 +8,7 @@ import torch
 from keyedopt.conformance.suite.support.assertions import expect, expect_bits, expect_close, expect_equal
 from keyedopt.conformance.suite.support.described import unwrapped
 from keyedopt.conformance.suite.support.embedding import FUSED_OPTIMIZERS, collection, jagged
-from keyedopt.conformance.suite.support.ranks import on_ranks
+from keyedopt.conformance.suite.support.ranks import on_each_rank
 from keyedopt.conformance.suite.support.sharded import (
     error_of,
     everyone,
@@ -53,92 +53,80 @@ def expect_same_on_all_ranks(module: torch.nn.Module) -> None:
 @pytest.mark.clause("SHARD-017")
 @pytest.mark.needs("EmbeddingBagCollection.process_group", "{algorithm}")
 @pytest.mark.parametrize("algorithm", FUSED_OPTIMIZERS)
+@on_each_rank
 def test_replicated_tables(impl: Any, algorithm: str) -> None:
     """Tables with a process group are identical on all ranks, and train with the mean of all gradients."""
-
-    def body() -> None:
-        options = {"lr": 0.01}
-        replica = collection(impl, algorithm, options, process_group=everyone())
-        single = collection(impl, algorithm, options)
-        merged = {key: [bag for batch in BATCHES[: size()] for bag in batch[key]] for key in BATCHES[0]}
-        for step in range(3):
-            outputs = replica(jagged(BATCHES[(rank() + step) % size()]))
-            loss_of(outputs).backward()
-            (loss_of(single(jagged(merged))) / size()).backward()
-        expect_same_on_all_ranks(replica)
-        for seen, wanted in zip(all_tables(replica), all_tables(single), strict=True):
-            error = float((seen.double() - wanted.double()).abs().max())
-            expect(error <= 2e-5 * max(1.0, float(wanted.abs().max())), "the tables of one process", error)
-
-    on_ranks(body)
+    options = {"lr": 0.01}
+    replica = collection(impl, algorithm, options, process_group=everyone())
+    single = collection(impl, algorithm, options)
+    merged = {key: [bag for batch in BATCHES[: size()] for bag in batch[key]] for key in BATCHES[0]}
+    for step in range(3):
+        outputs = replica(jagged(BATCHES[(rank() + step) % size()]))
+        loss_of(outputs).backward()
+        (loss_of(single(jagged(merged))) / size()).backward()
+    expect_same_on_all_ranks(replica)
+    for seen, wanted in zip(all_tables(replica), all_tables(single), strict=True):
+        error = float((seen.double() - wanted.double()).abs().max())
+        expect(error <= 2e-5 * max(1.0, float(wanted.abs().max())), "the tables of one process", error)
 
 
 @pytest.mark.clause("SHARD-018")
 @pytest.mark.needs("EmbeddingBagCollection.process_group", "Adam")
+@on_each_rank
 def test_ranks_that_reach_other_tables(impl: Any) -> None:
     """Replicas are updated alike if ranks reach different tables, or if clipping defers the updates."""
-
-    def body() -> None:
-        replica = collection(impl, "Adam", process_group=everyone())
-        for step in range(2):
-            outputs = replica(jagged(BATCHES[0]))
-            chosen = {key: value for key, value in outputs.items() if (key == "h") == (rank() % 2 == step)}
-            loss_of(chosen).backward()
-            expect_same_on_all_ranks(replica)
-        dense = torch.nn.Parameter(table(2))
-        inner = impl.KeyedOptimizerWrapper({"dense": dense}, lambda params: torch.optim.SGD(params, lr=0.5))
-        both = impl.CombinedOptimizer([("tables", replica.fused_optimizer), ("dense", inner)])
-        optimizer = impl.GradientClippingOptimizer(both, impl.GradientClipping.NORM, 0.5)
-        (loss_of(replica(jagged(BATCHES[rank()]))) + dense.sum()).backward()
-        optimizer.step()
+    replica = collection(impl, "Adam", process_group=everyone())
+    for step in range(2):
+        outputs = replica(jagged(BATCHES[0]))
+        chosen = {key: value for key, value in outputs.items() if (key == "h") == (rank() % 2 == step)}
+        loss_of(chosen).backward()
         expect_same_on_all_ranks(replica)
-        norms = everywhere(float(optimizer.last_total_grad_norm))
-        expect_equal(len(set(norms)), 1, "number of different norms")
-
-    on_ranks(body)
+    dense = torch.nn.Parameter(table(2))
+    inner = impl.KeyedOptimizerWrapper({"dense": dense}, lambda params: torch.optim.SGD(params, lr=0.5))
+    both = impl.CombinedOptimizer([("tables", replica.fused_optimizer), ("dense", inner)])
+    optimizer = impl.GradientClippingOptimizer(both, impl.GradientClipping.NORM, 0.5)
+    (loss_of(replica(jagged(BATCHES[rank()]))) + dense.sum()).backward()
+    optimizer.step()
+    expect_same_on_all_ranks(replica)
+    norms = everywhere(float(optimizer.last_total_grad_norm))
+    expect_equal(len(set(norms)), 1, "number of different norms")
 
 
 @pytest.mark.clause("SHARD-018")
 @pytest.mark.needs("EmbeddingBagCollection.process_group", "SGD")
+@on_each_rank
 def test_ranks_that_reach_tables_of_another_dtype(impl: Any) -> None:
     """Replicas stay identical if no table of a dtype is in the loss of a rank, or if a rank has no rows."""
-
-    def body() -> None:
-        dtypes = {"f": torch.float32, "g": torch.float64}
-        configs = [
-            impl.EmbeddingBagConfig(
-                num_embeddings=6, embedding_dim=4, name=f"t{key}", feature_names=[key], data_type=dtype
-            )
-            for key, dtype in dtypes.items()
-        ]
-        replica = impl.EmbeddingBagCollection(
-            configs, *unwrapped(impl.SGD, {"lr": 0.1}), process_group=everyone()
+    dtypes = {"f": torch.float32, "g": torch.float64}
+    configs = [
+        impl.EmbeddingBagConfig(
+            num_embeddings=6, embedding_dim=4, name=f"t{key}", feature_names=[key], data_type=dtype
         )
-        before = all_tables(replica)
-        for step in range(3):
-            outputs = replica(jagged({key: BATCHES[rank() if step else 3][key] for key in dtypes}))
-            loss_of({"f": outputs["f"]} if (rank() + step) % 2 else outputs).backward()
-            expect_same_on_all_ranks(replica)
-        for seen, old in zip(all_tables(replica), before, strict=True):
-            expect(not torch.equal(seen, old), "an update of each table", "none")
-
-    on_ranks(body)
+        for key, dtype in dtypes.items()
+    ]
+    replica = impl.EmbeddingBagCollection(
+        configs, *unwrapped(impl.SGD, {"lr": 0.1}), process_group=everyone()
+    )
+    before = all_tables(replica)
+    for step in range(3):
+        outputs = replica(jagged({key: BATCHES[rank() if step else 3][key] for key in dtypes}))
+        loss_of({"f": outputs["f"]} if (rank() + step) % 2 else outputs).backward()
+        expect_same_on_all_ranks(replica)
+    for seen, old in zip(all_tables(replica), before, strict=True):
+        expect(not torch.equal(seen, old), "an update of each table", "none")
 
 
 @pytest.mark.clause("SHARD-018")
 @pytest.mark.needs("EmbeddingBagCollection.process_group", "SGD")
+@on_each_rank
 def test_replicas_begin_alike(impl: Any) -> None:
     """Replicas begin with the rows of one rank, although each rank has drawn its own."""
-
-    def body() -> None:
-        torch.manual_seed(rank())
-        config = impl.EmbeddingBagConfig(num_embeddings=6, embedding_dim=4, name="t", feature_names=["f"])
-        module = impl.EmbeddingBagCollection(
-            [config], *unwrapped(impl.SGD, {"lr": 0.1}), process_group=everyone()
-        )
-        expect_same_on_all_ranks(module)
-
-    on_ranks(body)
+    torch.manual_seed(rank())
+    config = impl.EmbeddingBagConfig(num_embeddings=6, embedding_dim=4, name="t", feature_names=["f"])
+    module = impl.EmbeddingBagCollection(
+        [config], *unwrapped(impl.SGD, {"lr": 0.1}), process_group=everyone()
+    )
+    expect_same_on_all_ranks(module)
 
 
 @pytest.mark.clause("SHARD-019")
@@ -147,6 +135,7 @@ def test_replicas_begin_alike(impl: Any) -> None:
     "group",
     [False, pytest.param(True, marks=pytest.mark.needs("EmbeddingBagCollection.process_group"))],
 )
+@on_each_rank
 def test_tables_in_data_parallel(impl: Any, group: bool) -> None:
     """In DistributedDataParallel tables stay identical, or the forward pass raises before any has changed."""
 
@@ -161,84 +150,75 @@ def test_tables_in_data_parallel(impl: Any, group: bool) -> None:
             outputs = self.tables(features)
             return torch.as_tensor(self.top(outputs["h"]).sum() + loss_of(outputs))
 
-    def body() -> None:
-        torch.manual_seed(0)
-        model = Model()
-        before = all_tables(model.tables)
-        parallel: Any = torch.nn.parallel.DistributedDataParallel
-        if group:
-            names = [name for name, _ in model.named_parameters() if name.startswith("tables.")]
-            parallel._set_params_and_buffers_to_ignore_for_model(model, names)
-        runner = parallel(model)
+    torch.manual_seed(0)
+    model = Model()
+    before = all_tables(model.tables)
+    parallel: Any = torch.nn.parallel.DistributedDataParallel
+    if group:
+        names = [name for name, _ in model.named_parameters() if name.startswith("tables.")]
+        parallel._set_params_and_buffers_to_ignore_for_model(model, names)
+    runner = parallel(model)
 
-        def train() -> None:
-            for step in range(3):
-                runner(jagged(BATCHES[(rank() + step) % size()])).backward()
+    def train() -> None:
+        for step in range(3):
+            runner(jagged(BATCHES[(rank() + step) % size()])).backward()
 
-        error = error_of(train)
-        if error:
-            expect(not group, "training", error)
-            for seen, wanted in zip(all_tables(model.tables), before, strict=True):
-                expect_bits(seen, wanted, "table after an error")
-            return
-        expect(not error, "training", error)
-        expect_same_on_all_ranks(model.tables)
-
-    on_ranks(body)
+    error = error_of(train)
+    if error:
+        expect(not group, "training", error)
+        for seen, wanted in zip(all_tables(model.tables), before, strict=True):
+            expect_bits(seen, wanted, "table after an error")
+        return
+    expect(not error, "training", error)
+    expect_same_on_all_ranks(model.tables)
 
 
 @pytest.mark.clause("SHARD-020")
 @pytest.mark.needs("apply_optimizer_in_backward")
 @pytest.mark.parametrize("order", ["before", "after"])
+@on_each_rank
 def test_in_backward_in_data_parallel(impl: Any, order: str) -> None:
     """DistributedDataParallel keeps replicas with such optimizers identical, or an error is raised."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(4, 2)
+    before = [param.detach().clone() for param in layer.parameters()]
 
-    def body() -> None:
-        torch.manual_seed(0)
-        layer = torch.nn.Linear(4, 2)
-        before = [param.detach().clone() for param in layer.parameters()]
+    def apply() -> None:
+        impl.apply_optimizer_in_backward(torch.optim.Adagrad, layer.parameters(), {"lr": 0.1})
 
-        def apply() -> None:
-            impl.apply_optimizer_in_backward(torch.optim.Adagrad, layer.parameters(), {"lr": 0.1})
+    def train() -> None:
+        if order == "before":
+            apply()
+        runner = torch.nn.parallel.DistributedDataParallel(layer)
+        if order == "after":
+            apply()
+        for step in range(3):
+            runner(table(3, seed=step + 5 * rank())).square().sum().backward()
 
-        def train() -> None:
-            if order == "before":
-                apply()
-            runner = torch.nn.parallel.DistributedDataParallel(layer)
-            if order == "after":
-                apply()
-            for step in range(3):
-                runner(table(3, seed=step + 5 * rank())).square().sum().backward()
-
-        error = error_of(train)
-        seen = [param.detach().clone() for param in layer.parameters()]
-        for each in everywhere(seen):
-            for one, wanted in zip(each, before if error else seen, strict=True):
-                expect_bits(one, wanted, f"parameter on each rank after {error or 'training'}")
-
-    on_ranks(body)
+    error = error_of(train)
+    seen = [param.detach().clone() for param in layer.parameters()]
+    for each in everywhere(seen):
+        for one, wanted in zip(each, before if error else seen, strict=True):
+            expect_bits(one, wanted, f"parameter on each rank after {error or 'training'}")
 
 
 @pytest.mark.clause("SHARD-020")
 @pytest.mark.needs("apply_optimizer_in_backward")
+@on_each_rank
 def test_in_backward_with_fsdp(impl: Any) -> None:
     """Optimizers in the backward pass step the shards of FSDP2 with the reduced gradients."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
 
-    def body() -> None:
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-
-        torch.manual_seed(0)
-        many, one = torch.nn.Linear(4, 5), torch.nn.Linear(4, 5)
-        one.load_state_dict(many.state_dict())
-        fully_shard(many, mesh=init_device_mesh("cpu", (size(),)))
-        for layer in (many, one):
-            impl.apply_optimizer_in_backward(torch.optim.Adagrad, layer.parameters(), {"lr": 0.1})
-        for step in range(3):
-            batches = [table(3, seed=step + 5 * each) for each in range(size())]
-            many(batches[rank()]).square().sum().backward()
-            torch.stack([one(batch).square().sum() for batch in batches]).mean().backward()
-        for seen, wanted in zip(many.parameters(), one.parameters(), strict=True):
-            expect_close(gathered(seen), wanted, "parameter", ulps=64)
-
-    on_ranks(body)
+    torch.manual_seed(0)
+    many, one = torch.nn.Linear(4, 5), torch.nn.Linear(4, 5)
+    one.load_state_dict(many.state_dict())
+    fully_shard(many, mesh=init_device_mesh("cpu", (size(),)))
+    for layer in (many, one):
+        impl.apply_optimizer_in_backward(torch.optim.Adagrad, layer.parameters(), {"lr": 0.1})
+    for step in range(3):
+        batches = [table(3, seed=step + 5 * each) for each in range(size())]
+        many(batches[rank()]).square().sum().backward()
+        torch.stack([one(batch).square().sum() for batch in batches]).mean().backward()
+    for seen, wanted in zip(many.parameters(), one.parameters(), strict=True):
+        expect_close(gathered(seen), wanted, "parameter", ulps=64)

@@ -46,7 +46,7 @@ def sharded(impl: Any, ranks: int, count: int) -> Any:
         param: Any = torch.nn.Parameter(DTensor.from_local(torch.zeros(1), mesh, [Shard(0)]))
         param.grad = DTensor.from_local(torch.ones(1), mesh, [Shard(0)])
         params[f"p{number}"] = param
-    keyed = impl.KeyedOptimizerWrapper(params, lambda given: torch.optim.Adagrad(given, lr=0.1, foreach=True))
+    keyed = impl.KeyedOptimizerWrapper(params, lambda given: torch.optim.Adagrad(given, lr=0.1))
     optimizer = impl.GradientClippingOptimizer(
         keyed,
         impl.GradientClipping.NORM,

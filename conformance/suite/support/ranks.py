@@ -1,27 +1,21 @@
 """Real ranks: forks of this process that form a process group, with a time limit.
 
-This process has imported torch and the implementation, so ranks start in milliseconds. Under torchrun each of
-its processes forks its own rank of the case, after all have come to the case. No rank listens on a fixed port
-or writes a file; ranks end with this process, however it ends.
+This process has imported torch and the implementation, so ranks start in milliseconds. Most of the time of a
+case is DTensor's: it derives the sharding of each new operation in each process. So ranks can be kept for the
+next case. Under torchrun each of its processes forks its own rank of the case, after all have come to the
+case. No rank listens on a fixed port or writes a file; ranks end with this process, however it ends.
 """
 
 import contextlib
-import ctypes
 import datetime
-import faulthandler
 import functools
-import gc
 import hashlib
 import importlib
+import inspect
 import os
-import pickle
-import secrets
 import select
 import shutil
-import signal
-import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -31,6 +25,7 @@ import torch
 
 from keyedopt.conformance.suite.support.assertions import Mismatch
 from keyedopt.conformance.suite.support.device import the_device
+from keyedopt.conformance.suite.support.rank_processes import RankProcess, StoreFile, wait_for
 from keyedopt.conformance.suite.support.torchrun import (
     PATIENCE,
     meet,
@@ -42,13 +37,13 @@ from keyedopt.conformance.suite.support.torchrun import (
 
 #: Seconds that the ranks of a case may take.
 LIMIT = 20.0
-#: Seconds that the other ranks may take to end after one has failed: they lose a peer in a collective.
-GRACE = 2.0
 #: What most ranks import: once in this process, not in each fork.
 _SLOW_IMPORTS = ("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "fsspec")
 _NUMBER_OF_RANKS = [2]
 _CASE: list[Any] = ["", 0]  # the case that runs, and how often it has started ranks or made a folder
 _REPLACED: list[Callable[[], str]] = []  # each names a function that the implementation has replaced
+_AROUND: list[Callable[[], contextlib.AbstractContextManager[None]]] = [contextlib.nullcontext]
+_KEPT: dict[int, "_KeptRanks"] = {}  # by their number
 
 
 def the_ranks() -> int:
@@ -61,9 +56,15 @@ def choose_ranks(ranks: int) -> None:
     _NUMBER_OF_RANKS[0] = ranks
 
 
-def begin_case(name: str) -> None:
-    """Note the case that begins, so that all processes of torchrun have one name for what it starts."""
+def begin_case(name: str, around: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+    """Note the case that begins, so that all processes of torchrun have one name for what it starts.
+
+    Args:
+        name: the case.
+        around: returns what undoes the settings that a case may change, in ranks that are kept.
+    """
     _CASE[:] = [name, 0]
+    _AROUND[:] = [around]
 
 
 def inspect_ranks(replaced: Callable[[], str]) -> None:
@@ -91,26 +92,67 @@ def on_ranks(
         Mismatch: names each rank that failed, and how: by an error, by a signal, or where it hung.
     """
     size = the_ranks() if ranks is None or under_torchrun() else ranks
-    for name in _SLOW_IMPORTS:
-        importlib.import_module(name)
+    _import_what_ranks_need()
     run = _next_name()
     numbers: Sequence[int] = range(size)
     if under_torchrun():
         numbers = [this_process()]
         if absent := meet(run, PATIENCE):
             raise Mismatch(f"all {size} ranks to begin", absent)
-    file = f"/proc/{os.getpid()}/fd/{os.memfd_create('store')}"
-    started = []
+    file = StoreFile()
+    started: list[RankProcess] = []
     try:
         for number in numbers:
-            join = functools.partial(_join, file, number, size, limit, run)
-            started.append(_Rank(number, join, body, arguments))
-        _wait(started, limit)
+            join = functools.partial(_join, file.path, number, size, limit, run)
+            started.append(RankProcess(number, functools.partial(_answer_once, join, body, arguments)))
+        wait_for(started, limit)
     finally:
-        for rank in started:
-            rank.end()
-        os.close(int(file.rpartition("/")[2]))
-    return _results([rank.found for rank in started], size)
+        outcomes = [rank.end() for rank in started]
+        file.close()
+    return _results(outcomes, size)
+
+
+def on_each_rank(case: Callable[..., None]) -> Callable[..., None]:
+    """Run a case on each rank, on ranks and a default group that are kept for the next case if none fails.
+
+    A case that needs fresh ranks calls `on_ranks`. Under torchrun ranks are not kept.
+    """
+
+    @functools.wraps(case)
+    def run(impl: Any, **inputs: Any) -> None:
+        if under_torchrun():
+            on_ranks(_run_case, impl, run, inputs)
+        else:
+            _import_what_ranks_need()
+            _on_kept_ranks(impl, run, inputs)
+
+    return run
+
+
+def _run_case(impl: Any, case: Callable[..., None], inputs: dict[str, Any]) -> None:
+    inspect.unwrap(case)(impl, **inputs)
+
+
+def _on_kept_ranks(impl: Any, case: Callable[..., None], inputs: dict[str, Any]) -> None:
+    ranks = _KEPT.pop(the_ranks(), None)
+    if ranks is not None and not ranks.can_serve(impl):
+        ranks.end()
+        ranks = None
+    ranks = ranks or _KeptRanks(impl, the_ranks())
+    outcomes: list[Any] = []
+    try:
+        outcomes = ranks.call(_run_case, (case, inputs))
+    finally:
+        if outcomes and all(outcome[0] == "result" for outcome in outcomes):
+            _KEPT[the_ranks()] = ranks
+        else:
+            outcomes = ranks.end()
+    _results(outcomes, the_ranks())
+
+
+def _import_what_ranks_need() -> None:
+    for name in _SLOW_IMPORTS:
+        importlib.import_module(name)
 
 
 @contextlib.contextmanager
@@ -147,81 +189,51 @@ def _join(file: str, number: int, size: int, limit: float, run: str) -> None:
     distributed.init_process_group(backend, store=shared, rank=number, world_size=size, timeout=timeout)
 
 
-class _Rank:
-    """A fork that runs a function; its outcome comes back in memory that both processes have."""
+class _KeptRanks:
+    """Ranks of an implementation, which call one function after the other."""
 
-    def __init__(
-        self, number: int, join: Callable[[], None], body: Callable[..., Any], arguments: Sequence[Any]
-    ) -> None:
-        self.number = number
-        self._said, self._stack = os.memfd_create("outcome"), os.memfd_create("stack")
-        self._secret = secrets.token_bytes(32)  # else code under test could write its own outcome
-        self.status: int | None = None
-        parent = os.getpid()
-        sys.stdout.flush()
-        self._pid = os.fork()
-        if not self._pid:
-            code = 70
-            try:
-                _end_with(parent)
-                gc.freeze()  # else a collection copies the memory of this process
-                faulthandler.register(signal.SIGUSR1, file=self._stack, all_threads=False)
-                self._write(_outcome(join, body, arguments))
-                code = 0
-            finally:
-                os._exit(code)  # without the exit handlers of the forked process
-        self.process = os.pidfd_open(self._pid)
+    def __init__(self, impl: Any, size: int) -> None:
+        self._impl, self._file = impl, StoreFile()
+        joins = [functools.partial(_join, self._file.path, number, size, LIMIT, "") for number in range(size)]
+        self._ranks = [
+            RankProcess(number, functools.partial(_answer_all, join, impl))
+            for number, join in enumerate(joins)
+        ]
 
-    def _write(self, outcome: Any) -> None:
-        os.ftruncate(self._said, 0)
-        os.pwrite(self._said, self._secret + pickle.dumps(outcome), 0)
+    def can_serve(self, impl: Any) -> bool:
+        """Whether these are ranks of the implementation, and all of them still wait for requests."""
+        return impl is self._impl and not select.select([rank.process for rank in self._ranks], [], [], 0)[0]
 
-    def reap(self) -> None:
-        """Note how the process ended."""
-        self.status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+    def call(self, body: Callable[..., Any], arguments: Sequence[Any]) -> list[Any]:
+        """Return the outcomes of a function; none if a rank still runs."""
+        for rank in self._ranks:
+            rank.request(body, arguments)
+        wait_for(self._ranks, LIMIT)
+        return [] if any(rank.running for rank in self._ranks) else [rank.outcome() for rank in self._ranks]
 
-    @property
-    def failed(self) -> bool:
-        """Whether the process has ended with an error."""
-        return self.status is not None and (self.status != 0 or self.outcome()[0] != "result")
-
-    def where(self) -> str:
-        """Return where the running process is: the innermost line outside torch."""
-        os.kill(self._pid, signal.SIGUSR1)
-        end = time.monotonic() + 1.0
-        while os.fstat(self._stack).st_size == 0 and time.monotonic() < end:
-            time.sleep(0.01)
-        lines = os.pread(self._stack, 1 << 16, 0).decode(errors="replace").splitlines()[1:]
-        ours = [line.strip() for line in lines if f"{os.sep}torch{os.sep}" not in line]
-        return ours[0] if ours else "an unknown place"
-
-    def end(self) -> None:
-        """Kill the process if it still runs, after noting where it was."""
-        if self.status is None:
-            self._write(("hung", self.where()))
-            os.kill(self._pid, signal.SIGKILL)
-            self.reap()
-            self.status = 0
-        self.found = self.outcome()
-        for descriptor in (self.process, self._said, self._stack):
-            os.close(descriptor)
-
-    def outcome(self) -> Any:
-        """Return ``("result", value)``, or the kind of a failure and its text."""
-        if self.status:
-            how = f"killed by signal {-self.status}" if self.status < 0 else f"exit status {self.status}"
-            return "ended", how
-        written = os.pread(self._said, os.fstat(self._said).st_size, 0)
-        if not written.startswith(self._secret):
-            return "ended", "exit status 0 before its end"
-        return pickle.loads(written[len(self._secret) :])
+    def end(self) -> list[Any]:
+        """End all ranks, and return their last outcomes."""
+        outcomes = [rank.end() for rank in self._ranks]
+        self._file.close()
+        return outcomes
 
 
-def _end_with(parent: int) -> None:
-    """Have the kernel kill this process when its parent ends."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-    if os.getppid() != parent:
-        os._exit(70)
+def _answer_once(
+    join: Callable[[], None], body: Callable[..., Any], arguments: Sequence[Any], rank: RankProcess
+) -> None:
+    rank.answer(_outcome(join, body, arguments))
+
+
+def _answer_all(join: Callable[[], None], impl: Any, rank: RankProcess) -> None:
+    def call(body: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+        with _AROUND[0]():
+            found = body(impl, *arguments)
+        torch.distributed.barrier()  # nothing that a rank has sent is left for the next function
+        return found
+
+    for request in rank.requests():
+        started = torch.distributed.is_initialized()
+        rank.answer(_outcome((lambda: None) if started else join, call, request))
 
 
 def _outcome(join: Callable[[], None], body: Callable[..., Any], arguments: Sequence[Any]) -> Any:
@@ -251,22 +263,6 @@ def _outcome(join: Callable[[], None], body: Callable[..., Any], arguments: Sequ
     except (RuntimeError, ValueError):  # another rank has ended, or there is no group
         return found if found[0] != "result" else ("raised", "a lost connection")
     return "result", everywhere
-
-
-def _wait(ranks: Sequence[_Rank], limit: float) -> None:
-    """Wait until all ranks have ended; shorter after one has failed."""
-    running = {rank.process: rank for rank in ranks}
-    poll = select.poll()
-    for process in running:
-        poll.register(process, select.POLLIN)
-    end = time.monotonic() + limit
-    while running and (left := end - time.monotonic()) > 0:
-        for process, _ in poll.poll(left * 1000):
-            poll.unregister(process)
-            rank = running.pop(process)
-            rank.reap()
-            if rank.failed:
-                end = min(end, time.monotonic() + GRACE)
 
 
 def _results(outcomes: Sequence[Any], size: int) -> list[Any]:

@@ -54,13 +54,18 @@ def meet(place: str, seconds: float, said: str = "") -> str:
     common, end = store(seconds), time.monotonic() + seconds
     common.set(f"{place}/{this_process()}", said)
     absent = list(range(processes()))
-    while absent := [rank for rank in absent if not common.check([f"{place}/{rank}"])]:
-        ended = [rank for rank in absent if common.check([f"{END}/{rank}"])]
-        if ended or time.monotonic() > end:
-            how = "has ended before" if ended else f"did not come within {seconds:g} s"
-            return f"rank {(ended or absent)[0]} of torchrun {how}: see its messages"
+    while True:
+        ended = [
+            rank for rank in absent if common.check([f"{END}/{rank}"])
+        ]  # first: they come before they end
+        absent = [rank for rank in absent if not common.check([f"{place}/{rank}"])]
+        never = [rank for rank in absent if rank in ended]
+        if not absent:
+            return ""
+        if never or time.monotonic() > end:
+            how = "has ended before" if never else f"did not come within {seconds:g} s"
+            return f"rank {(never or absent)[0]} of torchrun {how}: see its messages"
         time.sleep(0.01)
-    return ""
 
 
 def largest_code(code: int) -> int:
