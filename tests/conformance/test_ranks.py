@@ -122,6 +122,17 @@ def test_ranks_are_kept_until_a_case_fails(noted, how, words):
     assert not {*processes_of(noted)} & {*first}
 
 
+@on_each_rank
+def first_case_of_its_process(impl):
+    os.environ["CASES"] = os.environ.get("CASES", "") + "1"
+    expect_equal(os.environ["CASES"], "1", "cases that have run here")
+
+
+def test_what_fails_on_kept_ranks_is_tried_on_new_ones(noted):
+    first_case_of_its_process(noted)
+    first_case_of_its_process(noted)  # an earlier case has left something
+
+
 def test_ranks_are_not_kept_for_another_implementation(noted):
     note_process(noted, how="")
     first = processes_of(noted)

@@ -134,11 +134,21 @@ def _run_case(impl: Any, case: Callable[..., None], inputs: dict[str, Any]) -> N
 
 
 def _on_kept_ranks(impl: Any, case: Callable[..., None], inputs: dict[str, Any]) -> None:
-    ranks = _KEPT.pop(the_ranks(), None)
-    if ranks is not None and not ranks.can_serve(impl):
-        ranks.end()
-        ranks = None
-    ranks = ranks or _KeptRanks(impl, the_ranks())
+    """Run a case on kept ranks; if it fails there, on new ones, because an earlier case may be the cause."""
+    kept = _KEPT.pop(the_ranks(), None)
+    outcomes: list[Any] = []
+    if kept is not None and kept.can_serve(impl):
+        outcomes = _call_on(kept, case, inputs)
+    elif kept is not None:
+        kept.end()
+    # a second hang would take as long again
+    if not outcomes or not {outcome[0] for outcome in outcomes} <= {"result", "hung"}:
+        outcomes = _call_on(_KeptRanks(impl, the_ranks()), case, inputs)
+    _results(outcomes, the_ranks())
+
+
+def _call_on(ranks: "_KeptRanks", case: Callable[..., None], inputs: dict[str, Any]) -> list[Any]:
+    """Call a case on ranks, keep them if it holds, end them otherwise, and return the outcomes."""
     outcomes: list[Any] = []
     try:
         outcomes = ranks.call(_run_case, (case, inputs))
@@ -147,7 +157,7 @@ def _on_kept_ranks(impl: Any, case: Callable[..., None], inputs: dict[str, Any])
             _KEPT[the_ranks()] = ranks
         else:
             outcomes = ranks.end()
-    _results(outcomes, the_ranks())
+    return outcomes
 
 
 def _import_what_ranks_need() -> None:
