@@ -12,7 +12,7 @@ file         contents
 ===========  ============================================================================================
 """
 
-from keyedopt.ptx.driver import Session, executing
+from keyedopt.ptx.driver import Session, executing, idle
 from keyedopt.ptx.machine import Finding, Report, Schedule
 
-__all__ = ["Finding", "Report", "Schedule", "Session", "executing"]
+__all__ = ["Finding", "Report", "Schedule", "Session", "executing", "idle"]

@@ -119,7 +119,7 @@ class _Kernel:
 class _Driver:
     """What Triton asks of a driver."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, idle: list[str] | None = None) -> None:
         from triton.backends.compiler import GPUTarget
 
         driver, target = self, GPUTarget("cuda", session.architecture, 32)
@@ -143,7 +143,16 @@ class _Driver:
                 kinds, values = [kind for kind, _ in given], [value for _, value in given]
                 driver.session.launch(self.kernel, kinds, (x, y, z), values)
 
-        self.session, self.target, self.launcher_cls, self.utils = session, target, Launcher, self
+        class Idle:
+            def __init__(self, source: Any, metadata: Any) -> None:
+                self.name = metadata.name
+
+            def __call__(self, *_: Any) -> None:
+                launched.append(self.name)
+
+        launched = [] if idle is None else idle
+        self.session, self.target, self.utils = session, target, self
+        self.launcher_cls: Any = Launcher if idle is None else Idle
 
     def load_binary(
         self, name: str, kernel: bytes, shared: int, device: int
@@ -174,6 +183,23 @@ class _Driver:
 
     def map_python_to_cpp_type(self, kind: str) -> str:
         return kind
+
+
+@contextmanager
+def idle(architecture: int = 90) -> Iterator[list[str]]:
+    """Compile kernels that the body launches as for a GPU, and run none of them; return their names.
+
+    What a launch then takes is Python's and Triton's part of it.
+    """
+    from triton.runtime import driver
+
+    launched: list[str] = []
+    before = driver._active
+    driver.set_active(_Driver(Session(architecture, Schedule.of), launched))
+    try:
+        yield launched
+    finally:
+        driver._active = before
 
 
 @contextmanager

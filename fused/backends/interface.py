@@ -264,6 +264,18 @@ class Backend(Protocol):
         for output, found in zip(outputs, self.look_up(tables, lookups), strict=True):
             output.copy_(found)
 
+    def packs_tables(self, tables: Sequence[Table]) -> bool:
+        """Return whether `look_up_packed` looks these tables up."""
+        return False
+
+    def look_up_packed(self, tables: Sequence[Table], lookups: Any, training: bool) -> Tensor:
+        """Return the joined output of `PackedLookups`, (B, sum of widths) float32.
+
+        If `training`, do what `prepare` does, too. The lookups may be given to `coalesce`, `coalesce_padded`
+        and `update`.
+        """
+        raise NotImplementedError
+
     def check_offsets(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> None:
         """Check offsets that `look_up` does not use, as those without pooling; errors as `look_up`'s."""
 

@@ -12,6 +12,7 @@ from torch._compile import _disable_dynamo
 
 from keyedopt.fused.backends.interface import Columns, Lookup
 from keyedopt.fused.backends.native import versions
+from keyedopt.fused.backends.packed import PackedLookups
 from keyedopt.fused.backends.streams import current
 from keyedopt.fused.embedding.feature_layout import GroupLayout
 from keyedopt.fused.embedding.inputs import Inputs
@@ -42,7 +43,7 @@ class ForwardGradients(list[GroupLookups]):
         stream = current(self.device)
         if stream != self.stream:
             for _, lookups in self:
-                for lookup in lookups:
+                for lookup in [lookups] if type(lookups) is PackedLookups else lookups:
                     if lookup.grad is not None and lookup.grad.device == self.device:
                         lookup.grad.record_stream(stream)
 
@@ -120,7 +121,7 @@ class ForwardPass:
 
     def __init__(self, backward: Backward) -> None:
         self.backward = backward
-        self.parts: list[tuple[TableGroup, Columns | list[Lookup], list[bool]]] = []
+        self.parts: list[tuple[TableGroup, Columns | PackedLookups | list[Lookup], list[bool]]] = []
         self.results: list[Tensor] = []
         self.columns: list[slice] | None = None
         self.gradients: dict[int, ForwardGradients] = {}
@@ -132,6 +133,12 @@ class ForwardPass:
             trained = [training and weight.requires_grad for weight in layout.weights]
             self.parts.append((layout.group, layout.columns(inputs, offsets=layout.pools), trained))
             self._names += layout.outputs
+
+    def run_packed(self, group: TableGroup, lookups: PackedLookups, trained: bool) -> Tensor:
+        """Return the joined output of a packed input, see `joined_output`."""
+        self.parts.append((group, lookups, [trained]))
+        self.results = [group.backend.look_up_packed(group.tables, lookups, trained)]
+        return self.joined_output()
 
     def run(self, widths: Mapping[str, int] | None = None) -> None:
         """Look everything up; prepare the update first, because lookups would fill a device.
@@ -194,13 +201,17 @@ class ForwardPass:
             self.parts[index] = (group, lookups, trained)
 
     def first_values(self) -> Tensor:
-        """Return the values of the first lookup."""
+        """Return the values of the first lookup, or of all."""
         lookups = self.parts[0][1]
+        if type(lookups) is PackedLookups:
+            return lookups.values
         return lookups.values[0] if type(lookups) is Columns else lookups[0].values
 
 
-def _weights_of(lookups: Columns | list[Lookup]) -> Sequence[Tensor | None]:
-    """Return the weights of each lookup; nothing for columns without weights."""
+def _weights_of(lookups: Columns | PackedLookups | list[Lookup]) -> Sequence[Tensor | None]:
+    """Return the weights of each lookup; nothing for columns without weights, or if none needs a gradient."""
+    if type(lookups) is PackedLookups:
+        return ()
     if type(lookups) is Columns:
         return lookups.weights or ()
     weights = [lookup.weights for lookup in lookups]
@@ -257,10 +268,16 @@ class LookedUp(torch.autograd.Function):
             raise RuntimeError(
                 "values, offsets or weights were modified by an inplace operation since the lookup"
             )
+        gradients = ForwardGradients(first.device)
+        group, packed, _ = call.parts[0]
+        if type(packed) is PackedLookups:
+            (whole,) = grads
+            if whole is not None:
+                gradients.append((group, packed.with_grad(whole)))
+            return _collected(ctx, gradients, [])
         if call.columns is not None:
             (whole,) = grads
             grads = tuple(None if whole is None else whole[:, one] for one in call.columns)
-        gradients = ForwardGradients(first.device)
         of_weights: list[Tensor | None] = []
         place = 0
         for group, lookups, trained in call.parts:
@@ -282,11 +299,16 @@ class LookedUp(torch.autograd.Function):
             ]
             if given:
                 gradients.append((group, given))
-        if not gradients or not ctx.needs_input_grad[0]:
-            return None, None, *of_weights
-        call.gradients[torch._C._current_graph_task_id()] = gradients
-        call.backward.collect(gradients)
-        return torch.empty(0, device=first.device), None, *of_weights
+        return _collected(ctx, gradients, of_weights)
+
+
+def _collected(ctx: Any, gradients: ForwardGradients, of_weights: Sequence[Tensor | None]) -> Any:
+    """Collect gradients, and return the gradients of the leaf, of the call and of the weights."""
+    if not gradients or not ctx.needs_input_grad[0]:
+        return None, None, *of_weights
+    ctx.call.gradients[torch._C._current_graph_task_id()] = gradients
+    ctx.call.backward.collect(gradients)
+    return torch.empty(0, device=gradients.device), None, *of_weights
 
 
 #: Called by a compiled step that contains the backward pass without being traced; see `collection.py`.
@@ -297,7 +319,10 @@ def _versions(call: ForwardPass) -> int:
     """Return how often the inputs of lookups were changed in place: a sum of numbers that never decrease."""
     found = 0
     for _, lookups, _ in call.parts:
-        if type(lookups) is Columns:
+        if type(lookups) is PackedLookups:
+            weights = None if lookups.weights is None else [lookups.weights]
+            found += versions([lookups.values], [lookups.offsets], weights)
+        elif type(lookups) is Columns:
             found += versions(lookups.values, lookups.offsets, lookups.weights)
         else:
             found += versions(

@@ -8,9 +8,10 @@ from torch import Tensor, optim
 from torch._compile import _disable_dynamo
 
 from keyedopt.fused.backends import check_name
+from keyedopt.fused.backends.packed import PackedLookups
 from keyedopt.fused.embedding.backward import Backward, ForwardPass
 from keyedopt.fused.embedding.feature_layout import FeatureLayout, make_slots
-from keyedopt.fused.embedding.inputs import Inputs, parse
+from keyedopt.fused.embedding.inputs import Inputs, parse, parse_packed
 from keyedopt.fused.embedding.memory import empty
 from keyedopt.fused.embedding.optimizer import EmbeddingFusedOptimizer
 from keyedopt.reference.embedding.config import EmbeddingBagConfig, EmbeddingConfig
@@ -122,6 +123,11 @@ class FusedCollection(TableCollection):
         return self._look_up(features)
 
     def _look_up(self, features: Features) -> Any:
+        keyed = is_keyed(features)
+        if keyed and self.pools:
+            found = self._look_up_packed(features)
+            if found is not None:
+                return keyed_tensor(features, self._widths, found)
         inputs = parse(features, self._features, self._is_weighted)
         layout = self._current_layout()
         layout.check_devices(inputs)
@@ -141,7 +147,7 @@ class FusedCollection(TableCollection):
                 forward.add(part, inputs, training)
         try:
             layout.check_offsets(inputs)
-            joins = layout.joins_outputs and not by_autograd and is_keyed(features)
+            joins = layout.joins_outputs and not by_autograd and keyed
             forward.run(self._widths if joins else None)
             if self._strict:
                 self.check()
@@ -152,7 +158,31 @@ class FusedCollection(TableCollection):
         if joins:
             return keyed_tensor(features, self._widths, forward.joined_output())
         outputs.update(forward.outputs())
-        return self._as_torchrec(features, outputs, inputs) if is_keyed(features) else outputs
+        return self._as_torchrec(features, outputs, inputs) if keyed else outputs
+
+    def _look_up_packed(self, features: Any) -> Tensor | None:
+        """Return the joined output without splitting the input; None if the input has to be split."""
+        inputs = parse_packed(features, self._is_weighted)
+        layout = self._current_layout()
+        packed = None if inputs is None else layout.packed(inputs.keys)
+        if inputs is None or packed is None or inputs.values.device != layout.parts[0].group.device:
+            return None
+        part = layout.parts[0]
+        training = self.training and torch.is_grad_enabled()
+        if training:
+            self._check_replication()
+        lookups = PackedLookups(packed, inputs.values, inputs.offsets, inputs.weights, inputs.bags)
+        try:
+            output = ForwardPass(self._backward).run_packed(
+                part.group, lookups, training and part.weights[0].requires_grad
+            )
+            if self._strict:
+                self.check()
+        except ValueError:  # a backend does not know which feature is wrong
+            layout.forget_counts()
+            parse(features, self._features, self._is_weighted).check_contents(self._rows)
+            raise
+        return output
 
     def _as_torchrec(self, features: Features, outputs: dict[str, Tensor], inputs: Inputs) -> Any:
         if not self.pools:

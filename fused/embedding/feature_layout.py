@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from keyedopt.fused.backends.interface import Columns
+from keyedopt.fused.backends.packed import PackedLayout
 from keyedopt.fused.embedding.inputs import Inputs
 from keyedopt.fused.embedding.table_groups import TableGroup
 from keyedopt.reference.embedding.config import EmbeddingConfig, PoolingType, output_names
@@ -94,6 +96,11 @@ class GroupLayout:
             self._means,
         )
 
+    @property
+    def trained(self) -> list[bool]:
+        """Whether each lookup is differentiated by its table in training."""
+        return [weight.requires_grad for weight in self.weights]
+
     def trains_by_autograd(self) -> bool:
         """Return whether tables without an optimizer need a gradient; torch looks these up."""
         return self.group.optimizer is None and any(weight.requires_grad for weight in self.weights)
@@ -128,6 +135,7 @@ class FeatureLayout:
             GroupLayout(group, [slot for slot in slots if slot.table in group.names], pools)
             for group in groups
         ]
+        self._packed: dict[tuple[str, ...], PackedLayout | None] = {}
         self._on_cpu = all(group.device.type == "cpu" for group in groups)
         #: Whether one tensor can have all outputs of a forward pass.
         self.joins_outputs = (
@@ -137,6 +145,32 @@ class FeatureLayout:
         #: Whether the backends check the contents of inputs.
         self.checks_contents = all(
             backend.checks_lookups and (pools or backend.checks_offsets) for backend in backends
+        )
+
+    def packed(self, keys: Sequence[str]) -> PackedLayout | None:
+        """Return the layout of a packed input; None if the input has to be split.
+
+        One table group must have all tables, and each key must be one lookup.
+        """
+        known = tuple(keys)
+        if known not in self._packed:
+            self._packed[known] = self._packed_layout(keys)
+        return self._packed[known]
+
+    def _packed_layout(self, keys: Sequence[str]) -> PackedLayout | None:
+        if len(self.parts) != 1 or not self.pools or self.parts[0].trains_by_autograd():
+            return None
+        (part,) = self.parts
+        if sorted(keys) != sorted(slot.name for slot in part.slots) or len(set(keys)) < len(keys):
+            return None
+        if not part.group.backend.packs_tables(part.group.tables) or len(set(part.trained)) > 1:
+            return None
+        ends = list(accumulate((weight.shape[1] for weight in part.weights), initial=0))
+        return PackedLayout(
+            tuple(part.tables),
+            tuple(slot.mean for slot in part.slots),
+            tuple(keys.index(slot.name) for slot in part.slots),
+            tuple(slice(begin, end) for begin, end in pairwise(ends)),
         )
 
     def is_current(self, weights: Mapping[str, Tensor], param_groups: Sequence[object]) -> bool:

@@ -2,12 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from keyedopt.fused.backends.native import parse_bags
 from keyedopt.reference.embedding.inputs import (
+    INTEGERS,
     by_feature,
     check_contents,
     parse_feature,
@@ -75,6 +77,40 @@ class Inputs:
         falls[sizes[3, :-1]] = False  # between two features
         wrong |= falls.any() | (offsets[sizes[2]] != 0).any() | (offsets[sizes[3]] != sizes[0]).any()
         return not bool(wrong)
+
+
+@dataclass(frozen=True, eq=False)
+class PackedInputs:
+    """A `KeyedJaggedTensor` with one number of bags for all keys; contents and offsets are not checked.
+
+    Args:
+        keys: of the bags.
+        values, offsets, weights: see `PackedLookups`.
+        bags: of each key, at least 1.
+    """
+
+    keys: Sequence[str]
+    values: Tensor
+    offsets: Tensor
+    weights: Tensor | None
+    bags: int
+
+
+def parse_packed(features: Any, weighted: bool) -> PackedInputs | None:
+    """Return a `KeyedJaggedTensor` as it is; None if it has to be split, or is malformed."""
+    if features.inverse_indices_or_none() is not None or features.variable_stride_per_key():
+        return None
+    keys, bags, values, offsets = features.keys(), features.stride(), features.values(), features.offsets()
+    weights = features.weights_or_none() if weighted else None
+    sound = bags > 0 and offsets.dim() == values.dim() == 1 and offsets.numel() == len(keys) * bags + 1
+    sound = sound and values.dtype in INTEGERS and offsets.dtype in INTEGERS
+    if not sound or offsets.device != values.device or (weights is None) is weighted:
+        return None
+    if weights is not None:
+        if not weights.is_floating_point() or weights.shape != values.shape or weights.requires_grad:
+            return None
+        weights = weights.float().contiguous()
+    return PackedInputs(keys, values.long().contiguous(), offsets.long().contiguous(), weights, bags)
 
 
 def parse(features: Features, names: list[str], weighted: bool) -> Inputs:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import is_
+from operator import getitem, is_
 from typing import Any
 
 import torch
@@ -115,13 +115,14 @@ class TableGroup:
         self.counted = any(
             f"{name}.iter" in state for name, state in zip(self.names, self.states, strict=True)
         )
-        self._weights = [(name, table.weight) for name, table in zip(self.names, self.tables, strict=True)]
-        self._state = [
+        self._weights = [table.weight for table in self.tables]
+        state = [
             (state, f"{name}.{key}", tensor)
             for name, table, state in zip(self.names, self.tables, self.states, strict=True)
             for key, tensor in zip(("momentum1", "exp_avg_sq", "row_counter"), in_order(table), strict=False)
             if tensor is not None
         ]
+        self._state = [list(each) for each in zip(*state, strict=True)]
         self._written = [one for table in self.tables for one in _tensors(table)]
         self.accumulates = any(
             f"{name}.window" in state for name, state in zip(self.names, self.states, strict=True)
@@ -189,9 +190,12 @@ class TableGroup:
 
     def is_current(self, weights: Mapping[str, Tensor]) -> bool:
         """Return whether weights and states are still the same objects."""
-        return all(weights[name] is weight for name, weight in self._weights) and all(
-            state[key] is tensor for state, key, tensor in self._state
-        )
+        if not all(map(is_, map(weights.__getitem__, self.names), self._weights)):
+            return False
+        if not self._state:
+            return True
+        states, keys, tensors = self._state
+        return all(map(is_, map(getitem, states, keys), tensors))
 
 
 def _tensors(table: Table) -> list[Tensor]:

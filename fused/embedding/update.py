@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from keyedopt.fused.backends.interface import Backend, Columns, Lookup, RowGradients, Step, Table
+from keyedopt.fused.backends.packed import PackedLookups
 from keyedopt.fused.backends.streams import capturing
 from keyedopt.fused.embedding.backward import GroupLookups
 from keyedopt.fused.embedding.table_groups import TableGroup
@@ -153,7 +154,9 @@ def _by_group(given: Iterable[GroupLookups]) -> list[GroupLookups]:
 
 
 def _tables_of(lookups: Sequence[Lookup]) -> set[int]:
-    return set(lookups.tables) if type(lookups) is Columns else {one.table for one in lookups}
+    if type(lookups) is Columns or type(lookups) is PackedLookups:
+        return set(lookups.tables)
+    return {one.table for one in lookups}
 
 
 def _updates(group: TableGroup, lookups: Sequence[Lookup], seed: tuple[int, int] | None) -> list[GroupUpdate]:
@@ -173,7 +176,7 @@ def _updates(group: TableGroup, lookups: Sequence[Lookup], seed: tuple[int, int]
             by_count[count] = [lookup for lookup in lookups if counts[lookup.table] == count]
     updates = []
     for count, listed in by_count.items():
-        counter = group.counter(listed.tables[0] if type(listed) is Columns else listed[0].table)
+        counter = group.counter(next(iter(_tables_of(listed))))
         # A kernel reads a count on its device after `_write` has added 1.
         on_host = counter is None or counter.is_cpu or group.backend.needs_host_count
         number = count + 1 if on_host or counter is None else counter.reshape(())
@@ -268,6 +271,8 @@ def _coalesced(update: GroupUpdate, lookups: Sequence[Lookup], exact: bool = Tru
 def _every_table(lookups: Sequence[Lookup], sums: list[RowGradients]) -> list[RowGradients]:
     """Return the sums with an empty one for each table whose lookups have no values."""
     found = {one.table for one in sums}
+    if found >= _tables_of(lookups):
+        return sums
     for lookup in lookups:
         if lookup.table not in found and lookup.grad is not None:
             found.add(lookup.table)
@@ -317,7 +322,7 @@ def _write(update: GroupUpdate) -> None:
         step = replace(step, counters=counters)
     if update.sums is None:
         lookups = update.lookups
-        if group.backend is not update.backend:
+        if group.backend is not update.backend:  # which may not support packed lookups
             lookups = [replace(one, prepared=None) for one in lookups]
         update.backend.update(group.tables, lookups, step)
     else:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from triton_oracle import DTYPES, STATES, STEPS, lookup_of, tables_of
+from triton_packed import SIZES, packed
 from triton_process import hand_over, run_alone
 
 from keyedopt.fused.backends.interface import Lookup, RowGradients, Step, Table
@@ -65,6 +66,11 @@ def launches(backend: Any) -> Iterator[tuple[str, Any]]:
         far = [Table(torch.empty(many, 1, dtype=torch.float16))]
         yield f"sort-{many}", lambda far=far: backend.prepare(far, lookups_of(far, mean=True))
     count = torch.tensor([1])
+    lookups, _ = packed(weighted=True)
+    yield (
+        "packed",
+        lambda: backend.look_up_packed(tables_of(SIZES, STEPS["sgd"], torch.float32), lookups, False),
+    )
     yield "offsets", lambda: backend.check_offsets(tables, lookups_of(tables))
     yield "coalesce", lambda: backend.coalesce(tables, weighted)
     yield "padding", lambda: backend.coalesce_padded(tables, [replace(one, padding=True) for one in weighted])

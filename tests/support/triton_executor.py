@@ -13,6 +13,7 @@ import pytest
 import torch
 from triton_faults import Fault
 from triton_oracle import STEPS, check_output, check_update, lookup_of, tables_of
+from triton_packed import case_packed, case_packed_module
 
 from keyedopt import ptx
 from keyedopt.fused.backends.interface import Lookup, Step
@@ -84,10 +85,23 @@ def _kernels() -> Iterator[tuple[str, Any]]:
         reduce,
         rules,
         sort,
+        unpack,
         update,
     )
 
-    for module in (arithmetic, chunks, collect, error_flag, forward, radix, reduce, rules, sort, update):
+    for module in (
+        arithmetic,
+        chunks,
+        collect,
+        error_flag,
+        forward,
+        radix,
+        reduce,
+        rules,
+        sort,
+        unpack,
+        update,
+    ):
         for one in vars(module).values():
             if hasattr(one, "_unsafe_update_src") and one.__module__ == module.__name__:
                 yield module.__name__.rpartition(".")[2], one
@@ -198,4 +212,6 @@ OWN = {
     "invalid": case_invalid,
     "offsets": case_offsets,
     "every_row": case_every_row,
+    "packed": case_packed,
+    "packed_module": case_packed_module,
 }

@@ -1,6 +1,6 @@
 """The backend of kernels in Triton: the methods of the interface, over groups of tables."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -10,8 +10,10 @@ import triton
 from torch import Tensor
 
 from keyedopt.fused.backends.interface import ALGORITHMS, Backend, Lookup, RowGradients, Step, Table
-from keyedopt.fused.backends.triton import device_flags, launch
-from keyedopt.fused.backends.triton.groups import DTYPES, Group, bags_of, split, unfit
+from keyedopt.fused.backends.packed import PackedLookups
+from keyedopt.fused.backends.triton import device_flags, launch, packed_batch
+from keyedopt.fused.backends.triton.grads import Grads, pack_grads
+from keyedopt.fused.backends.triton.groups import DTYPES, Group, bags_of, group_tables, split, unfit
 from keyedopt.fused.backends.triton.prepare import Prepared, Runs, make_keys, make_runs, prepare
 from keyedopt.fused.backends.triton.runs_check import wrong_runs
 from keyedopt.fused.backends.triton.shapes import WIDEST, Tuning
@@ -98,6 +100,24 @@ class TritonBackend(Backend):
         self._check_soon(tables)
         return outputs
 
+    def look_up_packed(self, tables: Sequence[Table], lookups: PackedLookups, training: bool) -> Tensor:
+        """Return the joined output; if `training`, also sort the lookups by row, in the side stream.
+
+        Raises:
+            ValueError: lookups of an earlier call were invalid, see `check`.
+        """
+        group = packed_batch.group_of(tables, lookups)
+        device_flags.check_arrived(group.device)
+        with _current(group.device):
+            output = packed_batch.look_up(group, lookups, self._tuning, training)
+        if not training or group.device.type == "cpu":  # else the update does
+            device_flags.send_flag(group.device)
+        return output
+
+    def packs_tables(self, tables: Sequence[Table]) -> bool:
+        """Return whether `look_up_packed` supports these tables."""
+        return len(group_tables(tables, range(len(tables)))) == 1
+
     def check_offsets(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> None:
         """Check offsets that no lookup uses, as those without pooling."""
         for group, chosen in split(tables, lookups):
@@ -147,30 +167,35 @@ class TritonBackend(Backend):
         self, tables: Sequence[Table], lookups: Sequence[Lookup], *, exact: bool
     ) -> list[RowGradients]:
         found: list[RowGradients] = []
-        for group, chosen in split(tables, lookups, any(lookup.padding for lookup in lookups)):
-            mine = [lookups[index] for index in chosen]
-            runs, grads = self._runs(group, mine)
-            if runs is None:
-                for number, table in zip(group.numbers, group.tables, strict=True):
-                    rows = torch.empty(0, dtype=torch.int64, device=group.device)
-                    found.append(RowGradients(number, rows, rows.new_empty(0, table.weight.shape[1]).float()))
-            else:
-                with _current(group.device):
+        packed = type(lookups) is PackedLookups
+        padded = not packed and any(lookup.padding for lookup in lookups)
+        for group, chosen in split(tables, lookups, padded):
+            mine = lookups if packed else [lookups[index] for index in chosen]
+            with _current(group.device):
+                runs, grads = self._runs(group, mine)
+                if runs is not None and grads is not None:
                     found += launch.run_collect(
                         group, runs, grads, None if exact else _capacities(group, mine)
                     )
+                    continue
+            for number, table in zip(group.numbers, group.tables, strict=True):
+                rows = torch.empty(0, dtype=torch.int64, device=group.device)
+                found.append(RowGradients(number, rows, rows.new_empty(0, table.weight.shape[1]).float()))
         self._check_soon(tables)
         return sorted(found, key=lambda one: one.table)
 
-    @torch.no_grad()
     def update(self, tables: Sequence[Table], lookups: Sequence[Lookup], step: Step) -> None:
         """Sum the gradients of every row and update it, once."""
-        for group, chosen in split(tables, lookups):
-            runs, grads = self._runs(group, [lookups[index] for index in chosen])
-            if runs is not None:
-                with _current(group.device):
+        if type(lookups) is PackedLookups:
+            groups: Iterable[tuple[Group, Any]] = [(packed_batch.group_of(tables, lookups), lookups)]
+        else:
+            groups = ((one, [lookups[index] for index in chosen]) for one, chosen in split(tables, lookups))
+        for group, mine in groups:
+            with _current(group.device):
+                runs, grads = self._runs(group, mine)
+                if runs is not None and grads is not None:
                     launch.run_update(group, runs, grads, step)
-                step = replace(step, counters=())
+                    step = replace(step, counters=()) if step.counters else step
         launch.count_up(step.counters)  # if nothing was looked up
         self._check_soon(tables)
 
@@ -182,7 +207,7 @@ class TritonBackend(Backend):
             grads = [grad for index in chosen if (grad := lookups[index].grad) is not None]
             with _current(group.device):
                 keys = make_keys(group, [lookups[index] for index in chosen], self._tuning)
-                launch.run_update(group, keys, grads, step)
+                launch.run_update(group, keys, pack_grads(grads, group), step)
             step = replace(step, counters=())
         launch.count_up(step.counters)
         self._check_soon(tables)
@@ -192,25 +217,25 @@ class TritonBackend(Backend):
         for device in {table.weight.device for table in tables}:
             device_flags.send_flag(device)
 
-    def _runs(self, group: Group, lookups: Sequence[Lookup]) -> tuple[Runs | None, list[Tensor]]:
-        """Return the runs of the lookups that have a gradient, made by `prepare` or here; and the gradients.
-
-        The runs are None if nothing was looked up.
-        """
+    def _runs(self, group: Group, lookups: Sequence[Lookup]) -> tuple[Runs | None, Grads | None]:
+        """Return the runs of lookups with a gradient, and the gradients; None if nothing was looked up."""
+        if type(lookups) is PackedLookups:
+            return packed_batch.runs_and_grads(group, lookups, self._tuning)
         lookups = [lookup for lookup in lookups if lookup.grad is not None]
         given = [one.prepared for one in lookups if isinstance(one.prepared, Prepared)]
+        runs = None
         if given and len(given) == len(lookups) == given[0].found.lookups:
             first = given[0]
             same = all(one.found is first.found for one in given)
             if same and len({one.index for one in given}) == len(given):
                 lookups = sorted(lookups, key=lambda one: one.prepared.index)
-                return first.runs(), [lookup.grad for lookup in lookups if lookup.grad is not None]
-        lookups = [lookup for lookup in lookups if lookup.values.numel()]
-        if not lookups:
-            return None, []
-        grads = [lookup.grad for lookup in lookups if lookup.grad is not None]
-        with _current(group.device):
-            return make_runs(group, lookups, self._tuning), grads
+                runs = first.runs()
+        if runs is None:
+            lookups = [lookup for lookup in lookups if lookup.values.numel()]
+            if not lookups:
+                return None, None
+            runs = make_runs(group, lookups, self._tuning)
+        return runs, pack_grads([lookup.grad for lookup in lookups if lookup.grad is not None], group)
 
 
 def _current(device: torch.device) -> AbstractContextManager[Any]:
@@ -220,6 +245,8 @@ def _current(device: torch.device) -> AbstractContextManager[Any]:
 
 def _capacities(group: Group, lookups: Sequence[Lookup]) -> list[int]:
     """Return the largest possible number of rows of each table in these lookups."""
+    if type(lookups) is PackedLookups:
+        return [min(lookups.values.numel(), most) for most in group.heights]
     values = dict.fromkeys(group.numbers, 0)
     for lookup in lookups:
         values[lookup.table] += lookup.values.numel()

@@ -22,12 +22,13 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from keyedopt.fused.backends.triton import chunks, forward, launch, radix, sort
+from keyedopt.fused.backends.triton import chunks, forward, launch, radix, sort, unpack
 
 #: The target GPUs: A100; H100 and H200.
 ARCHITECTURES = (80, 90)
 #: The names by which `launch` finds its kernels.
 KERNELS: tuple[tuple[ModuleType, str], ...] = (
+    (unpack, "unpack"),
     (sort, "write_keys"),
     (radix, "radix_pass"),
     (sort, "find_runs"),

@@ -3,7 +3,8 @@
 import math
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from keyedopt.fused.backends.triton.layout import NEVER, STEP_FIELDS
 from keyedopt.fused.backends.triton.streams import TOO_SOON, StreamTensors
 
 #: Buffers that are used again stay on the device.
-_CACHED: OrderedDict[tuple[torch.device, tuple[int, ...]], tuple[Tensor, StreamTensors]] = OrderedDict()
+_CACHED: OrderedDict[tuple[torch.device, Hashable], tuple[Tensor, StreamTensors]] = OrderedDict()
 MAX_CACHED = 512
 #: Memory that CUDA graphs read at every replay, and pinned memory for it, which cannot be allocated in a
 #: capture.
@@ -25,6 +26,7 @@ ARENA_SIZE = 1 << 18
 MOST = 1 << 20
 
 
+@cache
 def columns_for(count: int) -> int:
     """Return the number of columns of a buffer for `count` tables or lookups: a power of two.
 
@@ -52,31 +54,43 @@ def pack_rows(rows: Sequence[Sequence[int]], begins: Sequence[int] = (0,)) -> li
 def to_device(
     numbers: Sequence[int], device: torch.device, check: Callable[[], None] | None = None
 ) -> Tensor:
-    """Return the numbers as an int64 tensor on the device.
+    """Return the numbers as an int64 tensor on the device, see `known_on_device`."""
+    numbers = tuple(numbers)
+    return known_on_device(numbers, device, lambda: numbers, check)
+
+
+def known_on_device(
+    key: Hashable,
+    device: torch.device,
+    numbers: Callable[[], Sequence[int]],
+    check: Callable[[], None] | None = None,
+) -> Tensor:
+    """Return numbers as an int64 tensor on the device.
 
     The copy is from pinned memory, which does not synchronize. Memory that a CUDA graph uses is never freed,
     because the copy in the graph reads the pinned memory at every replay.
 
     Args:
-        numbers: are copied unless they are in the cache.
+        key: equal only for equal numbers.
         device: the target.
+        numbers: returns what is copied, unless it is in the cache.
         check: is called if the numbers are not in the cache.
 
     Raises:
         RuntimeError: a CUDA graph is captured, and no step was done before, or the pinned memory is used up.
     """
-    key = (device, tuple(numbers))
+    place = (device, key)
     captured = capturing(device)
-    known = _CACHED.pop(key, None)  # in one operation: another thread may drop it
+    known = _CACHED.pop(place, None)  # in one operation: another thread may drop it
     if known is not None:
-        _CACHED[key] = known  # as the latest
+        _CACHED[place] = known  # as the latest
         if captured:
             _CAPTURED.append(known)
         (kept,) = known[1].on_current_stream()
         return kept
     if check is not None:
         check()
-    host = torch.tensor(numbers, dtype=torch.int64)
+    host = torch.tensor(numbers(), dtype=torch.int64)
     if captured:
         part = _part_of_arena(host)
         copied = part.to(device, non_blocking=True)
@@ -87,7 +101,7 @@ def to_device(
         if not _ARENA:
             _ARENA.append(torch.empty(ARENA_SIZE, dtype=torch.int64, pin_memory=True))
     copied = host.to(device, non_blocking=True)
-    _CACHED[key] = host, StreamTensors.record(copied)
+    _CACHED[place] = host, StreamTensors.record(copied)
     while len(_CACHED) > MAX_CACHED:
         _CACHED.popitem(last=False)
     return copied

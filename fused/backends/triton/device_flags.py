@@ -1,7 +1,7 @@
 """The error flag of each device, on the host; `error_flag` has the device functions."""
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -35,13 +35,20 @@ def error_flag(device: torch.device, reported: bool = True) -> Tensor:
             the memory of its input was reused.
     """
     (memory,) = _memory(device).on_current_stream()
-    return memory[0 if reported else 2 :].view(torch.int32)[:3]
+    return _views(memory)[0 if reported else 1]
 
 
 def step_increment(device: torch.device) -> Tensor:
     """Return what a step adds to step counts, (1,) int64 on the device: 1; 0 once the error flag is set."""
     (memory,) = _memory(device).on_current_stream()
-    return memory[1:2]
+    return _views(memory)[2]
+
+
+@lru_cache
+def _views(memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the flag, the other flag, and the increment, as views."""
+    flags = memory.view(torch.int32)
+    return flags[:3], flags[4:7], memory[1:2]
 
 
 @dataclass(frozen=True)

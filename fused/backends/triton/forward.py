@@ -11,6 +11,7 @@ from keyedopt.fused.backends.triton.error_flag import BAD_OFFSETS, BAD_VALUES, s
 from keyedopt.fused.backends.triton.layout import LOOKUP_FIELDS
 
 PROGRAM = tl.constexpr(LOOKUP_FIELDS.index("program"))
+POOL_PROGRAM = tl.constexpr(LOOKUP_FIELDS.index("pool_program"))
 COUNT = tl.constexpr(LOOKUP_FIELDS.index("count"))
 BAGS = tl.constexpr(LOOKUP_FIELDS.index("bags"))
 VALUES = tl.constexpr(LOOKUP_FIELDS.index("values"))
@@ -18,6 +19,7 @@ OFFSETS = tl.constexpr(LOOKUP_FIELDS.index("offsets"))
 WEIGHTS = tl.constexpr(LOOKUP_FIELDS.index("weights"))
 MEAN = tl.constexpr(LOOKUP_FIELDS.index("mean"))
 ROWS_AT = tl.constexpr(LOOKUP_FIELDS.index("rows"))
+ORIGIN = tl.constexpr(LOOKUP_FIELDS.index("origin"))
 
 
 @triton.jit
@@ -40,13 +42,14 @@ def pool(
     Args:
         lookups: columns of `LOOKUP_FIELDS`.
         tables: for each lookup, address of the weight and width in units.
-        outputs: for each lookup, address of the output, (bags, width) without gaps.
+        outputs: for each lookup, columns of `GRAD_FIELDS` for its output (bags, width).
         flag: see `error_flag`; invalid bags and rows count as 0.
     """
     program = tl.program_id(0)
-    lookup = column_of_program(lookups + PROGRAM * LOOKUPS, LOOKUPS)
+    lookup = column_of_program(lookups + POOL_PROGRAM * LOOKUPS, LOOKUPS)
     fields = lookups + lookup
-    bag = (program - tl.load(fields + PROGRAM * LOOKUPS)) * ROWS + tl.arange(0, ROWS)
+    top = (program - tl.load(fields + POOL_PROGRAM * LOOKUPS)) * ROWS
+    bag = top + tl.arange(0, ROWS)
     bags = tl.load(fields + BAGS * LOOKUPS)
     live = bag < bags
     rows = tl.load(fields + ROWS_AT * LOOKUPS)
@@ -63,9 +66,10 @@ def pool(
         offsets = address.to(tl.pointer_type(tl.int64))
         first = tl.load(offsets + bag, mask=live, other=0)
         end = tl.load(offsets + bag + 1, mask=live, other=0)
-        count = tl.load(fields + COUNT * LOOKUPS)
-        sound = (first >= 0) & (first <= end) & (end <= count)
-        sound &= ((bag > 0) | (first == 0)) & ((bag < bags - 1) | (end == count))
+        origin = tl.load(fields + ORIGIN * LOOKUPS)
+        stop = origin + tl.load(fields + COUNT * LOOKUPS)
+        sound = (first >= origin) & (first <= end) & (end <= stop)
+        sound &= ((bag > 0) | (first == origin)) & ((bag < bags - 1) | (end == stop))
         set_flag(flag, live & (sound == 0), BAD_OFFSETS)
         length = tl.where(live & sound, end - first, 0)
     factors = tl.load(fields + WEIGHTS * LOOKUPS)
@@ -96,7 +100,12 @@ def pool(
         share = tl.where(divided, tl.maximum(length, 1), 1).to(tl.float32)
         total = tl.div_rn(total, tl.broadcast_to(share[:, None], total.shape))
     out = pointer(outputs + lookup, True, tl.float32, ALIGN)
-    tl.store(out + (bag * width)[:, None] + columns[None, :], total, mask=live[:, None] & inside)
+    stride = tl.load(outputs + LOOKUPS + lookup).to(tl.int32) * UNIT
+    tl.store(
+        out + (top * stride + tl.arange(0, ROWS) * stride)[:, None] + columns[None, :],
+        total,
+        mask=live[:, None] & inside,
+    )
 
 
 @triton.jit

@@ -1,15 +1,18 @@
 """The tables of one launch, and the constants of kernels that follow from them."""
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import Any
 
 import torch
 import triton.language as tl
 
 from keyedopt.fused.backends.interface import Columns, Lookup, Table, Tables, misfit
-from keyedopt.fused.backends.triton.device_buffers import alignment, columns_for, pack_rows, to_device
-from keyedopt.fused.backends.triton.shapes import Shape, shape_for
+from keyedopt.fused.backends.packed import PackedLookups
+from keyedopt.fused.backends.triton.device_buffers import alignment, columns_for, known_on_device, pack_rows
+from keyedopt.fused.backends.triton.shapes import Shape, Tuning, shape_for
 
 #: The most linear rows of a launch, unless one table has more: `radix` sorts row numbers of 30 bits.
 MOST_ROWS = 2**30
@@ -18,7 +21,16 @@ CACHE, MOST_CACHED = "triton", 64
 DTYPES = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
-@dataclass(frozen=True)
+_NUMBERS = itertools.count()
+
+
+@lru_cache(maxsize=4096)
+def _number_of(fixed: tuple[object, ...]) -> int:
+    """Return a number for these properties, and no others."""
+    return next(_NUMBERS)
+
+
+@dataclass(frozen=True, eq=False)
 class Group:
     """Tables of one device and dtype, with states of the same kinds, whatever their widths.
 
@@ -31,6 +43,23 @@ class Group:
     tables: tuple[Table, ...]
     numbers: tuple[int, ...]
     gap: int = 0
+
+    @cached_property
+    def number(self) -> int:
+        """A number that other groups have only if all but the memory of their tables is the same."""
+        one = self.tables[0]
+        kinds = (*self.kinds, len(one.states), one.row_counter is None, one.weight.dtype)
+        return _number_of((*kinds, self.gap, self.numbers, tuple(self.heights), tuple(self.widths)))
+
+    @cached_property
+    def known(self) -> dict[str, Any]:
+        """Results of the last step that the next may use again, by name."""
+        return {}
+
+    @cached_property
+    def _tensors(self) -> list[torch.Tensor]:
+        counters = [one.row_counter for one in self.tables if one.row_counter is not None]
+        return [tensor for one in self.tables for tensor in (one.weight, *one.states)] + counters
 
     @cached_property
     def device(self) -> torch.device:
@@ -98,6 +127,15 @@ class Group:
 
     def buffer(self) -> tuple[torch.Tensor, int, int]:
         """Return the buffer of the tables, and the alignment in bytes of weights and of states."""
+        key = (self.number, *[one.data_ptr() for one in self._tensors])
+        if self.known.get("key") != key:
+            _, *aligned = self._rows()
+            self.known.update(key=key, aligned=aligned)
+        buffer = known_on_device(key, self.device, lambda: pack_rows(self._rows()[0]), self.check)
+        return buffer, *self.known["aligned"]
+
+    def _rows(self) -> tuple[list[list[int]], int, int]:
+        """Return the rows of the buffer of the tables, and the alignment of weights and of states."""
         kinds = self.kinds
         weights = [one.weight.data_ptr() for one in self.tables]
         counters = [0 if one.row_counter is None else one.row_counter.data_ptr() for one in self.tables]
@@ -113,7 +151,20 @@ class Group:
             *states,
             counters,
         ]
-        return to_device(pack_rows(rows), self.device, self.check), row_align, align
+        return rows, row_align, align
+
+    def is_current(self) -> bool:
+        """Return whether the weights have the memory of the last call, so that their shape is unchanged."""
+        addresses = [one.weight.data_ptr() for one in self.tables]
+        before, self.known["weights"] = self.known.get("weights"), addresses
+        return before == addresses
+
+    def tuning(self, given: Tuning) -> Tuning:
+        """Return the sizes for the tile of the group."""
+        known = self.known.get("tuning")
+        if known is None or known[0] is not given:
+            known = self.known["tuning"] = given, given.for_shape(self.shape)
+        return known[1]
 
     def check(self) -> None:
         """Check that states fit their tables, and that all are contiguous.
@@ -166,7 +217,9 @@ def split(
 
     Groups of `Tables` are made once for the same lookups, unless weights get another shape.
     """
-    used = tuple(lookups.tables if isinstance(lookups, Columns) else [one.table for one in lookups])
+    used = tuple(
+        lookups.tables if isinstance(lookups, Columns | PackedLookups) else [one.table for one in lookups]
+    )
     cache = tables.cache.setdefault(CACHE, {}) if isinstance(tables, Tables) else {}
     shapes = [one.weight.shape for one in tables]
     known = cache.get((used, padding))

@@ -18,8 +18,9 @@ from keyedopt.fused.backends.triton.device_buffers import (
     to_device,
 )
 from keyedopt.fused.backends.triton.device_flags import error_flag, step_increment
-from keyedopt.fused.backends.triton.grads import Grads, pack_grads
+from keyedopt.fused.backends.triton.grads import Grads
 from keyedopt.fused.backends.triton.groups import Group, bags_of, blocks
+from keyedopt.fused.backends.triton.launcher import start
 from keyedopt.fused.backends.triton.layout import STEP_FIELDS
 from keyedopt.fused.backends.triton.lookup_batch import is_scaled, lookup_buffer, normalized
 from keyedopt.fused.backends.triton.prepare import Runs
@@ -37,24 +38,36 @@ def look_up(group: Group, lookups: Sequence[Lookup], outputs: Sequence[Tensor]) 
     places = [group.places[lookup.table] for lookup in lookups]
     weights = [group.tables[place].weight.data_ptr() for place in places]
     addresses = [out.data_ptr() for out in outputs]
-    align = alignment([*weights, *addresses], 16)
-    device = group.device
-    tables = pack_rows([weights, [group.units[place] for place in places]])
-    forward.pool[(begins[-1],)](
-        to_device(lookup_buffer(group, lookups, begins), device),
-        to_device(tables, device, group.check),
-        to_device(addresses, device),
-        error_flag(device),
-        LOOKUPS=columns,
-        WEIGHT=group.weight_dtype,
-        ALIGN=align,
-        UNIT=group.unit,
-        SCALED=is_scaled(lookups),
-        ROWS=shape.rows,
-        WIDTH=shape.width,
-        UNROLL=shape.unroll,
-        num_warps=shape.warps,
-        maxnreg=shape.registers,
+    units = [group.units[place] for place in places]
+    buffer = to_device(lookup_buffer(group, lookups, begins), group.device)
+    tables = to_device(pack_rows([weights, units]), group.device, group.check)
+    made = to_device(pack_rows([addresses, units], begins=()), group.device)
+    align, scaled = alignment([*weights, *addresses], 16), is_scaled(lookups)
+    run_pool(group, begins[-1], (buffer, tables, made), columns, align, scaled)
+
+
+def run_pool(
+    group: Group, programs: int, buffers: tuple[Tensor, ...], columns: int, align: int, scaled: bool
+) -> None:
+    """Launch `forward.pool` with its first arguments and constants."""
+    shape = group.shape
+    start(
+        forward.pool,
+        programs,
+        (*buffers, error_flag(group.device)),
+        (group.number, columns, align, scaled),
+        lambda: {
+            "LOOKUPS": columns,
+            "WEIGHT": group.weight_dtype,
+            "ALIGN": align,
+            "UNIT": group.unit,
+            "SCALED": scaled,
+            "ROWS": shape.rows,
+            "WIDTH": shape.width,
+            "UNROLL": shape.unroll,
+            "num_warps": shape.warps,
+            "maxnreg": shape.registers,
+        },
     )
 
 
@@ -89,7 +102,8 @@ def run_chunks(
     number, log = runs.count // chunk, chunk.bit_length() - 1
     folds = number >> runs.tuning.fold
     partials = torch.empty(max(number + folds, 1), 2, shape.width, dtype=torch.float32, device=device)
-    constants = {
+    flag, counted = error_flag(device), columns_for(len(counters)) if counters else 0
+    common = {
         "TABLES": group.columns,
         "UNIT": group.unit,
         "ROWS": shape.rows,
@@ -98,30 +112,35 @@ def run_chunks(
         "maxnreg": shape.registers,
     }
     if number:
-        chunks.sum_chunks[(-(-number // shape.rows),)](
-            error_flag(device),
-            runs.keys,
-            runs.places,
-            runs.places if runs.scales is None else runs.scales,
-            tables,
-            grads.buffer,
-            partials,
-            to_device(pack_rows([[one.data_ptr() for one in counters]], begins=()), device),
-            number,
-            log,
-            runs.shift,
-            LOOKUPS=columns_for(runs.lookups),
-            **grads.constants,
-            SCALED=runs.scales is not None,
-            COUNTERS=columns_for(len(counters)) if counters else 0,
-            UNROLL=shape.unroll,
-            **constants,
+        scaled, addresses = runs.scales is not None, partials
+        if counters:
+            addresses = to_device(pack_rows([[one.data_ptr() for one in counters]], begins=()), device)
+        start(
+            chunks.sum_chunks,
+            -(-number // shape.rows),
+            (
+                *(flag, runs.keys, runs.places, runs.scales if scaled else runs.places, tables, grads.buffer),
+                *(partials, addresses, number, log, runs.shift),
+            ),
+            (group.number, runs.kinds, grads.key, counted),
+            lambda: {
+                "LOOKUPS": columns_for(runs.lookups),
+                **grads.constants,
+                "SCALED": scaled,
+                "COUNTERS": counted,
+                "UNROLL": shape.unroll,
+                **common,
+            },
         )
     else:
         count_up(counters)
     if folds:
-        chunks.fold_chunks[(-(-folds // shape.rows),)](
-            error_flag(device), runs.keys, tables, partials, number, log, FOLD=runs.tuning.fold, **constants
+        start(
+            chunks.fold_chunks,
+            -(-folds // shape.rows),
+            (flag, runs.keys, tables, partials, number, log),
+            (group.number, runs.kinds, runs.tuning.fold),
+            lambda: {"FOLD": runs.tuning.fold, **common},
         )
     return partials, number, log
 
@@ -144,78 +163,83 @@ def step_constants(group: Group, step: Step) -> dict[str, Any]:
     }
 
 
-def scalar(value: Any, buffer: Tensor, name: str) -> Tensor:
-    """Return a number of the step as a tensor on the device: the given tensor, or a view of the buffer."""
-    if isinstance(value, Tensor) and value.device == buffer.device:
-        return value.detach()
-    return buffer[STEP_FIELDS.index(name) :].view(torch.float64)
+def step_arguments(group: Group, step: Step) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the buffer of a step, its learning rate and its count: given tensors, or views of the buffer."""
+    known = group.known.get("step")
+    if known is None or known[0] is not step:
+        known = group.known["step"] = step, tuple(step_buffer(step, group.device))
+        group.known["constants"] = step_constants(group, step)
+    buffer = to_device(known[1], group.device)
+    views = group.known.get("numbers")
+    if views is None or views[0] is not buffer:
+        places = [buffer[STEP_FIELDS.index(name) :].view(torch.float64) for name in ("lr", "count")]
+        views = group.known["numbers"] = buffer, *places
+    given = [
+        one.detach() if isinstance(one, Tensor) and one.device == group.device else view
+        for one, view in zip((step.lr, step.count), views[1:], strict=True)
+    ]
+    return buffer, given[0], given[1]
 
 
-def run_update(group: Group, runs: Runs, grads: Sequence[Tensor], step: Step) -> None:
+def run_update(group: Group, runs: Runs, grads: Grads, step: Step) -> None:
     """Update the rows of the runs; without runs, the row of every position."""
-    summed, shape = runs.starts is None, group.shape
-    packed = pack_grads(grads, group)
+    summed, shape, scaled = runs.starts is None, group.shape, runs.scales is not None
     tables, row_align, align = group.buffer()
-    partials, number, log = packed.tensors[0], 0, 0
+    partials, number, log = grads.tensors[0], 0, 0
     if summed:
         count_up(step.counters)
     else:
-        partials, number, log = run_chunks(group, runs, packed, tables, step.counters)
-    buffer = to_device(step_buffer(step, group.device), group.device)
-    none = runs.keys
-    update[(-(-runs.count // runs.tuning.block),)](
-        error_flag(group.device),
-        runs.keys,
-        runs.places,
-        none if runs.scales is None else runs.scales,
-        none if runs.starts is None else runs.starts,
-        none if runs.counts is None else runs.counts,
-        none if runs.ends is None else runs.ends,
-        partials,
-        tables,
-        packed.buffer,
-        buffer,
-        scalar(step.lr, buffer, "lr"),
-        scalar(step.count, buffer, "count"),
-        runs.count,
-        runs.shift,
-        number,
-        log,
-        SUMMED=summed,
-        TABLES=group.columns,
-        LOOKUPS=columns_for(runs.lookups),
-        WEIGHT=group.weight_dtype,
-        ALIGN=align,
-        UNIT=group.unit,
-        ROW_ALIGN=row_align,
-        **packed.constants,
-        SCALED=runs.scales is not None,
-        **step_constants(group, step),
-        FOLD=runs.tuning.fold,
-        BLOCK=runs.tuning.block,
-        ROWS=shape.rows,
-        WIDTH=shape.width,
-        UNROLL=shape.unroll,
-        num_warps=shape.warps,
-        maxnreg=shape.registers,
+        partials, number, log = run_chunks(group, runs, grads, tables, step.counters)
+    buffer, lr, count = step_arguments(group, step)
+    keys, kinds = runs.keys, [(one.dtype, one.data_ptr() & 15) for one in (partials, lr, count)]
+    constants = group.known["constants"]
+    start(
+        update,
+        -(-runs.count // runs.tuning.block),
+        (
+            *(error_flag(group.device), keys, runs.places, keys if runs.scales is None else runs.scales),
+            keys if runs.starts is None else runs.starts,
+            keys if runs.counts is None else runs.counts,
+            keys if runs.ends is None else runs.ends,
+            *(partials, tables, grads.buffer, buffer, lr, count, runs.count, runs.shift, number, log),
+        ),
+        (group.number, runs.kinds, grads.key, *kinds, row_align, align, *constants.values()),
+        lambda: {
+            "SUMMED": summed,
+            "TABLES": group.columns,
+            "LOOKUPS": columns_for(runs.lookups),
+            "WEIGHT": group.weight_dtype,
+            "ALIGN": align,
+            "UNIT": group.unit,
+            "ROW_ALIGN": row_align,
+            **grads.constants,
+            "SCALED": scaled,
+            **constants,
+            "FOLD": runs.tuning.fold,
+            "BLOCK": runs.tuning.block,
+            "ROWS": shape.rows,
+            "WIDTH": shape.width,
+            "UNROLL": shape.unroll,
+            "num_warps": shape.warps,
+            "maxnreg": shape.registers,
+        },
     )
 
 
 def run_collect(
-    group: Group, runs: Runs, grads: Sequence[Tensor], capacities: Sequence[int] | None
+    group: Group, runs: Runs, packed: Grads, capacities: Sequence[int] | None
 ) -> list[RowGradients]:
     """Return the sums of every table.
 
     Args:
         group: the tables.
         runs: of what was looked up in them.
-        grads: of the outputs of the lookups.
+        packed: gradients of the outputs of the lookups.
         capacities: rows of each table for which memory is allocated; None for the exact numbers, which
             synchronizes.
     """
     assert runs.counts is not None
     shape, device = group.shape, group.device
-    packed = pack_grads(grads, group)
     # Zeros, because sizes are read from it below, also if kernels are only compiled.
     bases, firsts = group.bases, torch.zeros(group.columns + 1, dtype=torch.int64, device=device)
     before = torch.zeros(len(runs.counts) + 1, dtype=torch.int64, device=device)

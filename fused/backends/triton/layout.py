@@ -12,8 +12,15 @@ TABLE_FIELDS = ("base", "units", "weight", "first", "second", "counter")
 
 #: Rows of a buffer of lookups: first program, first position, number of values, number of bags, addresses of
 #: values, offsets (0 without pooling) and weights (0 for none), first linear row of the table, mean or not,
-#: number of rows of the table.
-LOOKUP_FIELDS = ("program", "start", "count", "bags", "values", "offsets", "weights", "base", "mean", "rows")
+#: number of rows of the table, the first offset, at which the values and weights of the lookup begin, and the
+#: first program of `forward.pool`.
+LOOKUP_FIELDS = (
+    *("program", "start", "count", "bags", "values", "offsets", "weights", "base", "mean", "rows"),
+    *("origin", "pool_program"),
+)
+
+#: Rows of a buffer of packed lookups, which never changes: key, and three that are also `LOOKUP_FIELDS`.
+PACKED_FIELDS = ("key", "base", "mean", "rows")
 
 #: Rows of a buffer of gradients or outputs: address, and stride of a row in units.
 GRAD_FIELDS = ("address", "stride")

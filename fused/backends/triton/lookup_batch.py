@@ -1,7 +1,7 @@
 """The lookups of a group of tables, as arguments of the kernels that need no gradients."""
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from keyedopt.fused.backends.triton import sort
 from keyedopt.fused.backends.triton.device_buffers import columns_for, pack_rows, to_device
 from keyedopt.fused.backends.triton.device_flags import error_flag
 from keyedopt.fused.backends.triton.groups import Group, bags_of, blocks
+from keyedopt.fused.backends.triton.launcher import start
 from keyedopt.fused.backends.triton.layout import LOOKUP_FIELDS
 from keyedopt.fused.backends.triton.shapes import Tuning
 
@@ -50,44 +51,72 @@ def lookup_buffer(group: Group, lookups: Sequence[Lookup], begins: Sequence[int]
         "base": [bases[place] for place in places],
         "mean": [int(lookup.mean and lookup.offsets is not None) for lookup in lookups],
         "rows": [heights[place] for place in places],
+        "origin": [0] * len(lookups),
+        "pool_program": begins[:-1],
     }
-    never = (LOOKUP_FIELDS.index("program"), LOOKUP_FIELDS.index("start"))
+    never = [LOOKUP_FIELDS.index(name) for name in ("program", "start", "pool_program")]
     return pack_rows([rows[name] for name in LOOKUP_FIELDS], never)
 
 
+@dataclass(eq=False)
 class LookupBatch:
     """Some lookups in tables of a group; none of their memory is read here.
 
-    Attributes:
+    Args:
+        group: the tables.
+        tuning: for the tile of the group.
+        buffer: on the device, see `LOOKUP_FIELDS`.
+        lookups, count: number of lookups, and of their values.
+        programs: of `sort.write_keys`.
+        bags, steps: most rows of an output; of a bisection of the bags, see `sort.place_of`.
+        scaled: whether any lookup has weights or divides by the length of a bag.
         padding: the treatment of −1, see `sort.write_keys`.
         reported: whether `check` reads the error flag, see `device_flags.error_flag`.
-        buffer: on the device, see `LOOKUP_FIELDS`.
-        count: number of values.
-        shift, steps: see `sort.place_of`.
-        programs: of `sort.write_keys`.
     """
 
-    def __init__(
-        self,
+    group: Group
+    tuning: Tuning
+    buffer: Tensor
+    lookups: int
+    count: int
+    programs: int
+    bags: int
+    steps: int
+    scaled: bool
+    padding: str = "none"
+    reported: bool = True
+
+    @classmethod
+    def of(
+        cls,
         group: Group,
         lookups: Sequence[Lookup],
         tuning: Tuning,
         padding: str = "none",
         reported: bool = True,
-    ) -> None:
-        self.group, self.tuning, self.padding, self.reported = group, tuning, padding, reported
-        self.lookups = [normalized(lookup) for lookup in lookups]
-        pooled = [one.offsets.numel() for one in self.lookups if one.offsets is not None]
-        counts = [one.values.numel() for one in self.lookups]
+    ) -> "LookupBatch":
+        """Return some lookups as a batch."""
+        lookups, tuning = [normalized(lookup) for lookup in lookups], group.tuning(tuning)
+        pooled = [one.offsets.numel() for one in lookups if one.offsets is not None]
+        counts = [one.values.numel() for one in lookups]
         begins = blocks(counts, tuning.values)
-        self.buffer = to_device(lookup_buffer(group, self.lookups, begins), group.device)
-        self.columns = columns_for(len(self.lookups))
-        self.count = sum(counts)
-        self.programs = begins[-1]
-        self.shift = max(max(bags_of(lookup) for lookup in self.lookups) - 1, 1).bit_length()
-        self.steps = max(pooled, default=0).bit_length()
-        if self.steps > 30:
+        steps = max(pooled, default=0).bit_length()
+        if steps > 30:
             raise ValueError(f"a lookup has fewer than 2**30 bags, not {max(pooled) - 1}")
+        buffer = to_device(lookup_buffer(group, lookups, begins), group.device)
+        most, scaled = max(bags_of(lookup) for lookup in lookups), is_scaled(lookups)
+        sizes = (len(lookups), sum(counts), begins[-1], most, steps)
+        return cls(group, tuning, buffer, *sizes, scaled, padding, reported)
+
+    @property
+    def columns(self) -> int:
+        """The number of columns of the buffer."""
+        return columns_for(self.lookups)
+
+    @property
+    def shift(self) -> int:
+        """The number of bits of a bag in a place, see `sort.place_of`."""
+        return max(self.bags - 1, 1).bit_length()
 
     @property
     def bits(self) -> int:
@@ -112,7 +141,7 @@ class LookupBatch:
     @property
     def place_bits(self) -> int:
         """The number of bits of a place."""
-        return (len(self.lookups) - 1).bit_length() + self.shift
+        return (self.lookups - 1).bit_length() + self.shift
 
     def new(self, dtype: torch.dtype, *shape: int) -> Tensor:
         """Return memory on the device of the tables; by default one number for each value."""
@@ -120,7 +149,7 @@ class LookupBatch:
 
     def new_scales(self) -> Tensor | None:
         """Return memory for scales, if there are any."""
-        return self.new(torch.float32) if is_scaled(self.lookups) else None
+        return self.new(torch.float32) if self.scaled else None
 
     def write_keys(
         self,
@@ -130,27 +159,52 @@ class LookupBatch:
         widths: Sequence[int] = (0,),
         totals: Tensor | None = None,
         status: Tensor | None = None,
+        clear: int = 0,
     ) -> None:
-        """Launch `sort.write_keys`, with places, or for `radix` with the totals (passes, bins) and status."""
-        sort.write_keys[(self.programs,)](
-            self.buffer,
-            error_flag(self.group.device, self.reported),
-            keys,
-            keys if places is None else places,
-            keys if scales is None else scales,
-            keys if totals is None else totals,
-            keys if status is None else status,
-            self.shift,
-            self.steps,
-            0 if status is None else status.numel(),
-            LOOKUPS=self.columns,
-            PLACES=places is not None,
-            SCALED=scales is not None,
-            PADDING=self.padding,
-            PASSES=0 if totals is None else len(widths),
-            BITS=widths[0],
-            WIDE=widths.count(widths[0]),
-            BLOCK=self.tuning.values,
-            num_warps=8,
-            maxnreg=sort.REGISTERS if widths[0] <= 8 and places is None else 2 * sort.REGISTERS,
+        """Launch `sort.write_keys`: with places; or for `radix` with totals (passes, bins) and status.
+
+        The first `clear` words of the status become 0.
+        """
+        passes, widest, scaled = 0 if totals is None else len(widths), widths[0], scales is not None
+        registers = sort.REGISTERS if widest <= 8 and places is None else 2 * sort.REGISTERS
+        place_dtype = None if places is None else places.dtype
+        wide = widths.count(widest)
+        start(
+            sort.write_keys,
+            self.programs,
+            (
+                self.buffer,
+                error_flag(self.group.device, self.reported),
+                keys,
+                keys if places is None else places,
+                keys if scales is None else scales,
+                keys if totals is None else totals,
+                keys if status is None else status,
+                self.shift,
+                self.steps,
+                clear,
+            ),
+            (
+                self.columns,
+                keys.dtype,
+                place_dtype,
+                scaled,
+                passes,
+                widest,
+                wide,
+                self.padding,
+                self.tuning.values,
+            ),
+            lambda: {
+                "LOOKUPS": self.columns,
+                "PLACES": places is not None,
+                "SCALED": scaled,
+                "PADDING": self.padding,
+                "PASSES": passes,
+                "BITS": widest,
+                "WIDE": wide,
+                "BLOCK": self.tuning.values,
+                "num_warps": 8,
+                "maxnreg": registers,
+            },
         )

@@ -23,6 +23,7 @@ WEIGHTS = tl.constexpr(LOOKUP_FIELDS.index("weights"))
 BASE = tl.constexpr(LOOKUP_FIELDS.index("base"))
 MEAN = tl.constexpr(LOOKUP_FIELDS.index("mean"))
 ROWS = tl.constexpr(LOOKUP_FIELDS.index("rows"))
+ORIGIN = tl.constexpr(LOOKUP_FIELDS.index("origin"))
 #: Registers of a thread: few enough for 32 warps on a multiprocessor, which hide the latency of loads.
 REGISTERS = 64
 
@@ -59,6 +60,7 @@ def place_of(which, live, lookups, shift, steps, LOOKUPS: tl.constexpr, SCALED: 
     lookup = column_of(which, lookups + START * LOOKUPS, LOOKUPS)
     fields = lookups + lookup
     index = which.to(tl.int64) - tl.load(fields + START * LOOKUPS, mask=live, other=0)
+    index += tl.load(fields + ORIGIN * LOOKUPS, mask=live, other=0)
     address = tl.load(fields + OFFSETS * LOOKUPS, mask=live, other=0)
     offsets = address.to(tl.pointer_type(tl.int64))
     pooled = live & (address != 0)
@@ -119,6 +121,7 @@ def write_keys(
     index = (program - tl.load(fields + PROGRAM * LOOKUPS)) * BLOCK + tl.arange(0, BLOCK)
     live = index < tl.load(fields + COUNT * LOOKUPS)
     values = tl.load(fields + VALUES * LOOKUPS).to(tl.pointer_type(tl.int64))
+    values += tl.load(fields + ORIGIN * LOOKUPS)
     row = tl.load(values + index, mask=live, other=0)
     rows = tl.load(fields + ROWS * LOOKUPS)
     if PADDING != "none":
