@@ -1,5 +1,6 @@
 """The collections of embedding tables, updated in the backward pass by the fastest backend for each table."""
 
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
@@ -226,6 +227,7 @@ class FusedCollection(TableCollection):
         weights = self._weights()
         if self._layout is None or not self._layout.is_current(weights, self._optim.param_groups):
             self._layout = FeatureLayout(self._optim.table_groups(weights), self._slots, self.pools)
+            self._optim.layout = weakref.ref(self._layout)
         return self._layout
 
     def _weights(self) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
 """The optimizer of an embedding module: it updates in the backward pass, with the backend of each table."""
 
+import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
@@ -12,6 +13,7 @@ from keyedopt.fused.bulk.bulk_fill import NATIVE
 from keyedopt.fused.embedding import update
 from keyedopt.fused.embedding.backward import GroupLookups
 from keyedopt.fused.embedding.deferred_gradients import GroupedGradients
+from keyedopt.fused.embedding.feature_layout import FeatureLayout
 from keyedopt.fused.embedding.table_groups import TableGroup, make_table_groups, remember_count
 from keyedopt.fused.embedding.table_optimizers import initial_state, make_optimizer
 from keyedopt.fused.fused import FusedOptimizer
@@ -47,6 +49,22 @@ class EmbeddingFusedOptimizer(EmbeddingOptimizerBase, FusedOptimizer):
         #: repeated.
         self.rounding_steps = 0
         self.deferred: GroupedGradients = GroupedGradients()
+        #: The present lookups of the module; None before the first.
+        self.layout: weakref.ref[FeatureLayout] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as `KeyedOptimizer` does, after the check of lookups, which suppress updates.
+
+        Raises:
+            ValueError: earlier lookups were invalid.
+        """
+        layout = None if self.layout is None else self.layout()
+        if layout is not None:
+            layout.check()
+        return super().state_dict()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "layout": None}
 
     def _dummy_step(self) -> None:
         """Do nothing in `init_state`: the state exists, and a deferred update is applied by `step` only."""
