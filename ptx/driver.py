@@ -5,6 +5,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 import torch
@@ -151,6 +152,7 @@ class _Driver:
                 launched.append(self.name)
 
         launched = [] if idle is None else idle
+        self.device = session.architecture if idle is None else next(_idle_devices)
         self.session, self.target, self.utils = session, target, self
         self.launcher_cls: Any = Launcher if idle is None else Idle
 
@@ -164,7 +166,7 @@ class _Driver:
         return {"max_shared_mem": shared, "multiprocessor_count": 4, "warpSize": 32, "max_num_regs": 65536}
 
     def get_current_device(self) -> int:
-        return int(self.target.arch)  # Triton keeps compiled kernels by device
+        return self.device  # Triton keeps compiled kernels, with what launches them, by device
 
     def get_current_stream(self, device: int) -> int:
         return 0
@@ -237,3 +239,4 @@ def executing(
 
 
 _drivers: dict[int, _Driver] = {}
+_idle_devices = count(1000)

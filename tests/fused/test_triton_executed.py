@@ -17,6 +17,7 @@ import torch
 from test_triton_interpreter import cases
 from triton_executor import OWN, outcome, run_rounds
 from triton_faults import FAULTS
+from triton_packed import idle_launches
 from triton_process import hand_over, run_alone
 
 SAMPLE = (
@@ -79,6 +80,7 @@ def run_sample() -> dict[str, Any]:
     return {
         "wrong": wrong,
         "kernels": list(seen),
+        "launches": idle_launches(backend),
         "faults": {fault.name: outcome(fault, every, backend) for fault in faults},
     }
 
@@ -123,6 +125,13 @@ def test_compiled_kernels_are_right_under_any_schedule(found: dict[str, Any], na
 
 def test_the_sample_runs_every_kernel(found: dict[str, Any]) -> None:
     assert set(found["kernels"]) >= KERNELS | {"count_runs", "collect"}
+
+
+def test_a_step_with_a_packed_input_takes_few_launches_and_compiles_nothing(found: dict[str, Any]) -> None:
+    assert [name for name in found["launches"] if name != "radix_pass"] == [
+        *("unpack", "write_keys", "find_runs", "pool", "sum_chunks", "update"),
+    ]
+    assert len(found["launches"]) <= 10
 
 
 @pytest.mark.parametrize("name", SAMPLE_FAULTS)

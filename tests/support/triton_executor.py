@@ -44,7 +44,7 @@ def run_case(case: Callable[[Any], None], backend: Any, **options: Any) -> tuple
         try:
             case(backend)
             wrong = ""
-        except Exception:
+        except (Exception, pytest.fail.Exception):  # the latter by pytest.raises
             wrong = traceback.format_exc()
     return "\n".join([*session.findings, wrong]).strip(), session
 

@@ -345,4 +345,25 @@ FAULTS = (
         SORT,
         ptx=True,
     ),
+    Fault(
+        "a key of a packed input begins one value early",
+        "unpack.unpack",
+        "tl.store(at + ORIGIN * LOOKUPS, begin)",
+        "tl.store(at + ORIGIN * LOOKUPS, begin - 1)",
+        ("packed",),
+    ),
+    Fault(
+        "keys of a packed input are taken in the order of the outputs",
+        "unpack.unpack",
+        "key = tl.load(fixed + column)",
+        "key = column.to(tl.int64)",
+        ("packed",),
+    ),
+    Fault(
+        "the end of a packed input is not checked",
+        "unpack.unpack",
+        "(key == used - 1) & (end != n)",
+        "(key == used) & (end != n)",
+        ("packed_module",),
+    ),
 )
