@@ -163,12 +163,17 @@ def step_constants(group: Group, step: Step) -> dict[str, Any]:
     }
 
 
-def step_arguments(group: Group, step: Step) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the buffer of a step, its learning rate and its count: given tensors, or views of the buffer."""
+def step_arguments(group: Group, step: Step) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
+    """Return the buffer of a step, its learning rate and count, and the constants of the rule.
+
+    Learning rate and count are the given tensors, or views of the buffer.
+    """
     known = group.known.get("step")
     if known is None or known[0] is not step:
-        known = group.known["step"] = step, tuple(step_buffer(step, group.device))
-        group.known["constants"] = step_constants(group, step)
+        known = step, tuple(step_buffer(step, group.device)), step_constants(group, step)
+        others = [one for one in (step.lr, step.count) if isinstance(one, Tensor)]
+        if all(one.device == group.device for one in others):  # the buffer has the value of others
+            group.known["step"] = known
     buffer = to_device(known[1], group.device)
     views = group.known.get("numbers")
     if views is None or views[0] is not buffer:
@@ -178,7 +183,7 @@ def step_arguments(group: Group, step: Step) -> tuple[Tensor, Tensor, Tensor]:
         one.detach() if isinstance(one, Tensor) and one.device == group.device else view
         for one, view in zip((step.lr, step.count), views[1:], strict=True)
     ]
-    return buffer, given[0], given[1]
+    return buffer, given[0], given[1], known[2]
 
 
 def run_update(group: Group, runs: Runs, grads: Grads, step: Step) -> None:
@@ -190,9 +195,8 @@ def run_update(group: Group, runs: Runs, grads: Grads, step: Step) -> None:
         count_up(step.counters)
     else:
         partials, number, log = run_chunks(group, runs, grads, tables, step.counters)
-    buffer, lr, count = step_arguments(group, step)
+    buffer, lr, count, constants = step_arguments(group, step)
     keys, kinds = runs.keys, [(one.dtype, one.data_ptr() & 15) for one in (partials, lr, count)]
-    constants = group.known["constants"]
     start(
         update,
         -(-runs.count // runs.tuning.block),
