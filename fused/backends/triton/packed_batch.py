@@ -98,7 +98,7 @@ def unpacked(group: Group, lookups: PackedLookups, tuning: Tuning) -> LookupBatc
             *(0 if lookups.weights is None else lookups.weights.data_ptr(), count, bags, used),
         ),
         (columns, tuning.values, rows, lookups.offsets.data_ptr() & 15),
-        lambda: {"LOOKUPS": columns, "BLOCK": tuning.values, "ROWS": rows, "num_warps": 4},
+        lambda: {"LOOKUPS": columns, "BLOCK": tuning.values, "ROWS": rows, "num_warps": 4, "maxnreg": 128},
     )
     scaled = lookups.weights is not None or layout.divides
     programs = count // tuning.values + used
