@@ -1,11 +1,13 @@
 """The golden trajectories are what their script makes, and its numbers round as torch's do."""
 
 import json
+import math
 import operator
 
 import pytest
 import torch
 
+from keyedopt.conformance.suite.support.algorithms import ROUNDED_APART
 from keyedopt.tools.golden import arithmetic, make_trajectories
 
 STORED = json.loads(make_trajectories.DATA.read_text(encoding="utf-8"))["trajectories"]
@@ -35,6 +37,16 @@ def test_the_oracle_gives_what_is_stored(name):
 def test_the_budgets_are_those_of_32_orders(name, dtype):
     made = make_trajectories.oracle(FRESH[name])
     assert json.loads(json.dumps(make_trajectories.budget(made, dtype))) == STORED[name]["worst"][dtype]
+
+
+def test_two_trainings_may_differ_by_four_times_the_worst_error_of_a_step():
+    plain = {one["algorithm"]: one["worst"] for name, one in STORED.items() if name.endswith("-plain")}
+    steps = {
+        algorithm: max(each[step]["weight"] / int(step) for each in worst.values() for step in "123")
+        for algorithm, worst in plain.items()
+    }
+    wanted = {algorithm: math.ceil(40 * worst) / 10 for algorithm, worst in steps.items()}
+    assert {name: ulps for name, ulps in wanted.items() if ulps > 4} == ROUNDED_APART
 
 
 @pytest.mark.parametrize("name", FRESH)

@@ -283,7 +283,7 @@ def test_tensor_lr(impl, algorithm):
             set_grads([weight])
         one.step()
         other.step()
-    expect_same_way(weights[0], weights[1], parameter(4, 3), "the weight")
+    expect_same_way(weights[0], weights[1], parameter(4, 3), "the weight", algorithm)
 
 
 # --- groups and parameters ------------------------------------------------------------------------
@@ -332,7 +332,9 @@ def test_added_group(impl, algorithm):
             set_grads(weights, seed=seed)
             optimizer.step()
     for index in range(2):
-        expect_same_way(late[index], early[index], parameter(4, 3, seed=index), f"weight of group {index}")
+        expect_same_way(
+            late[index], early[index], parameter(4, 3, seed=index), f"weight of group {index}", algorithm
+        )
 
 
 @pytest.mark.clause("ALGO-082")
@@ -352,7 +354,7 @@ def test_added_group_later(impl, algorithm):
         for weight, one in ((weights[1], optimizer), (alone, fresh)):
             set_grads([weight], seed=seed)
             one.step()
-    expect_same_way(weights[1], alone, parameter(4, 3, seed=1), "the added weight")
+    expect_same_way(weights[1], alone, parameter(4, 3, seed=1), "the added weight", algorithm)
 
 
 @pytest.mark.clause("ALGO-083")
@@ -374,5 +376,5 @@ def test_groups_are_separate(impl, algorithm):
             other.step()
     for index in range(2):
         expect_same_way(
-            together[index], apart[index], parameter(4, 3, seed=index), f"weight of group {index}"
+            together[index], apart[index], parameter(4, 3, seed=index), f"weight of group {index}", algorithm
         )

@@ -229,7 +229,7 @@ def test_grad_scaler(impl, algorithm):
             expect_unchanged(before, [values([weight]), one.state_dict()], "weight and state after overflow")
         else:
             two.step()
-    expect_same_way(weight, other, tables(1)["t0"], "the weight")
+    expect_same_way(weight, other, tables(1)["t0"], "the weight", algorithm)
 
 
 @pytest.mark.clause("ALGO-090")
@@ -281,5 +281,5 @@ def test_dtensor(impl, algorithm, sharded):
     if refused:
         expect(same_bits(seen, before), "the weight unchanged after an error", seen)
         return "refused"
-    expect_same_way(seen, plain, parameter(4, 3), "the weight")
+    expect_same_way(seen, plain, parameter(4, 3), "the weight", algorithm)
     return "updated"

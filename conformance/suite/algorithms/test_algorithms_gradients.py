@@ -113,7 +113,7 @@ def test_permuted_rows(impl, algorithm):
     permuted, _ = trained_copy(
         impl, algorithm, start[order], [grad[order] for grad in grads], weight_decay=0.01
     )
-    expect_same_way(permuted, plain[order], start[order], "the permuted table")
+    expect_same_way(permuted, plain[order], start[order], "the permuted table", algorithm)
 
 
 @pytest.mark.clause("ALGO-035")
@@ -127,7 +127,7 @@ def test_split_table(impl, algorithm):
         part, _ = trained_copy(
             impl, algorithm, start[half], [grad[half] for grad in grads], weight_decay=0.01
         )
-        expect_same_way(part, whole[half], start[half], f"rows {half.start} to {half.stop}")
+        expect_same_way(part, whole[half], start[half], f"rows {half.start} to {half.stop}", algorithm)
 
 
 @pytest.mark.clause("ALGO-035")
@@ -140,7 +140,7 @@ def test_row_of_its_own(impl, algorithm, dtype):
     for row in (0, 25, 49):
         part = slice(row, row + 1)
         alone, _ = trained_copy(impl, algorithm, start[part], [grad[part] for grad in grads])
-        expect_same_way(alone, whole[part], start[part], f"row {row} in a table of its own")
+        expect_same_way(alone, whole[part], start[part], f"row {row} in a table of its own", algorithm)
 
 
 @pytest.mark.clause("ALGO-042")
@@ -165,7 +165,7 @@ def test_scaled_gradients_in_half(impl, algorithm, dtype):
     start, grads = parameter(4, 3, dtype=dtype), fixed_grads(3, dtype=dtype)
     plain, _ = trained_copy(impl, algorithm, start, [grad * 2.0**3 for grad in grads], eps=1e-200)
     scaled, _ = trained_copy(impl, algorithm, start, [grad * 2.0**9 for grad in grads], eps=1e-200)
-    expect_same_way(scaled, plain, start, "the weight")
+    expect_same_way(scaled, plain, start, "the weight", algorithm)
 
 
 @pytest.mark.clause("ALGO-027")
@@ -177,10 +177,10 @@ def test_extreme_rows(impl, algorithm):
     start, grads = -parameter(4, 3).detach().abs(), fixed_grads(3)
     plain, _ = trained_copy(impl, algorithm, start, grads)
     scaled, _ = trained_copy(impl, algorithm, start * scale, grads)
-    expect_same_way(scaled / scale, plain, start, "the weight, by its scale,")
+    expect_same_way(scaled / scale, plain, start, "the weight, by its scale,", algorithm)
     if algorithm == "LarsSGD":  # the others have Adam's squares in their state
         same, _ = trained_copy(impl, algorithm, start, [grad * scale for grad in grads])
-        expect_same_way(same, plain, start, "the weight for gradients of another scale")
+        expect_same_way(same, plain, start, "the weight for gradients of another scale", algorithm)
 
 
 # --- sparse gradients -----------------------------------------------------------------------------
@@ -212,7 +212,7 @@ def test_coalesced(impl, algorithm):
     grads = [sparse_rows([3, 1, 3, 3], grad, start) for grad in fixed_grads(3)]
     plain, _ = trained_copy(impl, algorithm, start, grads)
     coalesced, _ = trained_copy(impl, algorithm, start, [grad.coalesce() for grad in grads])
-    expect_same_way(coalesced, plain, start, "the weight")
+    expect_same_way(coalesced, plain, start, "the weight", algorithm)
 
 
 @pytest.mark.clause("ALGO-038")
@@ -226,7 +226,7 @@ def test_all_rows_listed(impl, algorithm):
     listed, _ = trained_copy(
         impl, algorithm, start, [sparse_rows(order, grad[order], start) for grad in grads]
     )
-    expect_same_way(listed, dense, start, "the weight")
+    expect_same_way(listed, dense, start, "the weight", algorithm)
 
 
 @pytest.mark.clause("ALGO-039")
@@ -259,7 +259,7 @@ def test_nonzero_rows(impl, algorithm, dtype):
     listed = [sparse_rows([1, 3], grad[[1, 3]], start) for grad in grads]
     touched, _ = trained_copy(impl, algorithm, start, listed, weight_decay=0.1)
     expect_bits(nonzero.detach()[[0, 2]], start.detach()[[0, 2]], "the rows without gradient")
-    expect_same_way(nonzero, touched, start, "the weight")
+    expect_same_way(nonzero, touched, start, "the weight", algorithm)
 
 
 @pytest.mark.clause("ALGO-040")
@@ -273,7 +273,7 @@ def test_all_rows(impl, algorithm):
     dense, _ = trained_copy(impl, algorithm, start, grads, weight_decay=0.1)
     listed = [sparse_rows([3, 1], grad[[3, 1]], start) for grad in grads]
     spread, _ = trained_copy(impl, algorithm, start, listed, rows="all", weight_decay=0.1)
-    expect_same_way(spread, dense, start, "the weight")
+    expect_same_way(spread, dense, start, "the weight", algorithm)
 
 
 @pytest.mark.clause("ALGO-043")
@@ -394,5 +394,5 @@ def test_not_contiguous(impl, algorithm):
     for grad in grads:
         view.grad = grad.t().contiguous().t()
         optimizer.step()
-    expect_same_way(view, plain, start, "the weight")
+    expect_same_way(view, plain, start, "the weight", algorithm)
     expect(not buffer[:, 1::2].any(), "what lies between the elements unchanged", buffer)

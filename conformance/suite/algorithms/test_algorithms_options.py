@@ -73,7 +73,7 @@ def expect_separate(impl: Any, algorithm: str, option: str, way: str) -> None:
                 other.step()
         for index in range(2):
             what = f"weight of the group with {option}={pair[index]!r}"
-            expect_same_way(together[index], apart[index], parameter(4, 3, seed=index), what)
+            expect_same_way(together[index], apart[index], parameter(4, 3, seed=index), what, algorithm)
 
 
 def expect_same_state(impl: Any, algorithm: str, seen: Any, wanted: Any) -> None:
@@ -132,7 +132,7 @@ def expect_ascent(impl: Any, algorithm: str, options: dict[str, Any]) -> None:
     start, grads = parameter(4, 3), fixed_grads(3)
     up, one = trained_copy(impl, algorithm, start, grads, maximize=True, **options)
     down, other = trained_copy(impl, algorithm, start, [-grad for grad in grads], **options)
-    expect_same_way(up, down, start, f"the weight with maximize and {options}")
+    expect_same_way(up, down, start, f"the weight with maximize and {options}", algorithm)
     expect_same_state(impl, algorithm, entries_of(one, up, {}), entries_of(other, down, {}))
 
 
@@ -314,4 +314,4 @@ def test_transposed(impl, algorithm, which):
     for grad in grads:
         weight.grad = grad.clone() if which == "weight" else grad.t().contiguous().t()
         optimizer.step()
-    expect_same_way(weight, plain, start, "the weight")
+    expect_same_way(weight, plain, start, "the weight", algorithm)

@@ -86,7 +86,7 @@ def expect_apart(impl: Any, algorithm: str, layout: str) -> None:
             torch.maximum(size, weight.detach().abs()) for size, weight in zip(largest, apart, strict=True)
         ]
     for at, (seen, wanted) in enumerate(zip(together, apart, strict=True)):
-        expect_same_way(seen, wanted, largest[at], f"parameter {at}", steps=len(PRESENT))
+        expect_same_way(seen, wanted, largest[at], f"parameter {at}", algorithm, steps=len(PRESENT))
 
 
 # --- more than one block --------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def test_rows_of_a_large_table(impl: Any, algorithm: str, dtype: str) -> None:
 
     order = torch.arange(ROWS) * 7 % ROWS
     permuted = trained(impl, algorithm, start[order], [grad[order] for grad in grads])
-    expect_same_way(permuted, whole[order], largest[order], "the permuted table")
+    expect_same_way(permuted, whole[order], largest[order], "the permuted table", algorithm)
 
     expect_bits(trained(impl, algorithm, start, grads, resume=True), whole, "the table after a checkpoint")
     if impl.lacks(f"{algorithm}.by_row"):
@@ -150,13 +150,13 @@ def test_rows_of_a_large_table(impl: Any, algorithm: str, dtype: str) -> None:
 
     some = torch.arange(0, ROWS, 29)
     alone = trained(impl, algorithm, start[some], [grad[some] for grad in grads])
-    expect_same_way(alone, whole[some], largest[some], "rows in a table of their own")
+    expect_same_way(alone, whole[some], largest[some], "rows in a table of their own", algorithm)
 
     spoiled = [grad.clone() for grad in grads]
     spoiled[1][100:103, 3] = torch.tensor([float("inf"), float("nan"), 1e3])
     others = (torch.arange(ROWS) < 100) | (torch.arange(ROWS) > 102)
     seen = trained(impl, algorithm, start, spoiled)
-    expect_same_way(seen[others], whole[others], largest[others], "rows beside inf, NaN and 1000")
+    expect_same_way(seen[others], whole[others], largest[others], "rows beside inf, NaN and 1000", algorithm)
 
 
 # --- version counters -----------------------------------------------------------------------------
@@ -281,5 +281,7 @@ def test_rows_that_count_as_zero(impl: Any, algorithm: str) -> None:
     nonzero, given = found
     expect_bits(nonzero[2], before[0][2], "the row whose gradient is zero")
     for row in (0, 3):
-        expect_same_way(nonzero[row], given[row], before[0][row], f"row {row} as with rows='given'", steps=2)
+        expect_same_way(
+            nonzero[row], given[row], before[0][row], f"row {row} as with rows='given'", algorithm, steps=2
+        )
     expect(not same_bits(nonzero[1], before[0][1]), "a change of the row with NaN", nonzero[1])

@@ -78,7 +78,7 @@ def test_large(impl, algorithm, dtype):
     small, _ = trained_copy(impl, algorithm, start, grads)
     whole, wanted, *long = (one.detach().repeat(BLOCKS) for one in (start, small, *grads))
     large, _ = trained_copy(impl, algorithm, whole, long)
-    expect_same_way(large, wanted, whole, "the weight", steps=2)
+    expect_same_way(large, wanted, whole, "the weight", algorithm, steps=2)
 
 
 @pytest.mark.clause("ALGO-095")
@@ -95,7 +95,7 @@ def test_many(impl, algorithm):
             weight.grad = grad.clone()
         optimizer.step()
     seen, wanted = torch.cat(weights), torch.cat([alone] * MANY)
-    expect_same_way(seen, wanted, start.repeat(MANY, 1), "the weights", steps=2)
+    expect_same_way(seen, wanted, start.repeat(MANY, 1), "the weights", algorithm, steps=2)
 
 
 @pytest.mark.clause("ALGO-049")
@@ -112,4 +112,4 @@ def test_no_rows(impl, algorithm):
             weight.grad = grad[: len(weight)].clone()
         optimizer.step()
     for weight in weights[1::2]:
-        expect_same_way(weight, alone, start, "the weight of a table with rows", steps=2)
+        expect_same_way(weight, alone, start, "the weight of a table with rows", algorithm, steps=2)

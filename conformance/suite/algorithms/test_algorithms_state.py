@@ -274,7 +274,7 @@ def test_half_a_state(impl, algorithm):
     for weight, one in ((fresh[1], other), (alone, single)):
         set_grads([weight], seed=4)
         one.step()
-    expect_same_way(fresh[1], alone, tables()[1], "the weight without state")
+    expect_same_way(fresh[1], alone, tables()[1], "the weight without state", algorithm)
 
 
 @pytest.mark.clause("ALGO-081")

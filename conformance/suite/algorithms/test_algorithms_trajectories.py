@@ -382,5 +382,5 @@ def test_kernels_and_layouts(impl, algorithm, kernels, which):
     for grad in grads:
         weight.grad = grad.clone() if which == "weight" else grad.t().contiguous().t()
         optimizer.step()
-    expect_same_way(weight, plain, start, "the weight")
+    expect_same_way(weight, plain, start, "the weight", algorithm)
     expect(not buffer[:, 1::2].any(), "what lies between the elements unchanged", buffer)

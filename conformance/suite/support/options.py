@@ -49,8 +49,8 @@ SET = [(algorithm, "lr") for algorithm in OTHER_OPTIONS] + [pair for pair in EAC
 
 def with_required_options(option: str, value: Any) -> dict[str, Any]:
     """Return an option together with the options that it needs to have an effect."""
-    more: dict[str, Any] = {"momentum": 0.5} if option in ("dampening", "nesterov") else {}
-    return {"lr": 0.1, "weight_decay": 0.125, **more, option: value}
+    more = {"dampening": {"momentum": 0.5}, "nesterov": {"momentum": 0.5}, "eps_placement": {"eps": 0.125}}
+    return {"lr": 0.1, "weight_decay": 0.125, **more.get(option, {}), option: value}
 
 
 def with_zeros(weights: Any, seed: int) -> None:
