@@ -72,6 +72,7 @@ class LookupBatch:
         scaled: whether any lookup has weights or divides by the length of a bag.
         padding: the treatment of −1, see `sort.write_keys`.
         reported: whether `check` reads the error flag, see `device_flags.error_flag`.
+        sources: own the memory whose addresses are in the buffer.
     """
 
     group: Group
@@ -85,6 +86,7 @@ class LookupBatch:
     scaled: bool
     padding: str = "none"
     reported: bool = True
+    sources: Sequence[Lookup] = ()
 
     @classmethod
     def of(
@@ -106,7 +108,7 @@ class LookupBatch:
         buffer = to_device(lookup_buffer(group, lookups, begins), group.device)
         most, scaled = max(bags_of(lookup) for lookup in lookups), is_scaled(lookups)
         sizes = (len(lookups), sum(counts), begins[-1], most, steps)
-        return cls(group, tuning, buffer, *sizes, scaled, padding, reported)
+        return cls(group, tuning, buffer, *sizes, scaled, padding, reported, lookups)
 
     @property
     def columns(self) -> int:

@@ -126,7 +126,7 @@ def joined_columns(group: Group, layout: PackedLayout, joined: Tensor, unit: int
         strides = [stride // unit] * len(layout.columns)
         return pack_rows([[address + size * one.start for one in layout.columns], strides], begins=())
 
-    return known_on_device((layout.number, address, stride, size, unit), group.device, numbers)
+    return known_on_device(("joined", layout.number, address, stride, size, unit), group.device, numbers)
 
 
 def _weights(group: Group, layout: PackedLayout) -> tuple[Tensor, int]:
