@@ -96,7 +96,7 @@ def _update_one(step: Step, item: Work, names: Sequence[str], scale: Tensor | No
         step = replace(step, count=counts) if isinstance(step.count, Tensor) else step
         counts = None
     tensors = [param, grad, *(state[name] for name in names), *([] if counts is None else [counts])]
-    if isinstance(param, DTensor) and param.shape[-1] == 1:
+    if isinstance(param, DTensor) and param.shape[-1:] == (1,) and _is_sharded(param, param.ndim - 1):
         _update_column(step, tensors, counts is not None)
         return
     rows = len(param) if param.ndim else 1
@@ -108,6 +108,10 @@ def _update_one(step: Step, item: Work, names: Sequence[str], scale: Tensor | No
         count = None if counts is None else states.pop()
         one = step if step.seed is None else replace(step, seed=step.seed + index)
         torch_rules.update(one, weight, g, states, count)
+
+
+def _is_sharded(tensor: DTensor, dim: int) -> bool:
+    return any(placement.is_shard(dim) for placement in tensor.placements)
 
 
 def _update_column(step: Step, tensors: Sequence[Any], has_counts: bool) -> None:
