@@ -72,9 +72,10 @@ def find(target: str, imports: Sequence[str] = ()) -> Implementation:
     except NotFoundError as error:
         near = _spelled_otherwise(target) or did_you_mean(target, known)
         raise TargetError(f"{error}; install it, or name one of: {names}{near}") from error
-    if isinstance(found, type):
+    namespace = Implementation(name=target, root=target)
+    if isinstance(found, type) and not namespace.surface().claimed():
         return _described_class(target, found, shipped) or _undescribed_class(target)
-    return found if isinstance(found, Implementation) else Implementation(name=target, root=target)
+    return found if isinstance(found, Implementation) else namespace
 
 
 def _spelled_otherwise(target: str) -> str:
