@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support.assertions import Mismatch, expect_equal
-from keyedopt.conformance.suite.support.ranks import on_each_rank, on_ranks
+from keyedopt.conformance.suite.support.ranks import end_kept_ranks, on_each_rank, on_ranks
 
 SECONDS = 10.0
 
@@ -99,6 +99,7 @@ def noted(tmp_path):
     """Return an implementation whose cases note the process of each rank."""
     file = os.open(tmp_path / "processes", os.O_RDWR | os.O_CREAT)
     yield SimpleNamespace(file=file)
+    end_kept_ranks()  # they hold every open file of this process
     os.close(file)
 
 

@@ -73,7 +73,11 @@ class Warm:
     def end(self) -> None:
         self._asks.close()
         if self._original is not None:
-            self._original.wait()
+            try:
+                self._original.wait(10)
+            except subprocess.TimeoutExpired:  # another process holds its channel open
+                self._original.kill()
+                self._original.wait()
 
 
 def _shared(environment: Mapping[str, str]) -> dict[str, str]:

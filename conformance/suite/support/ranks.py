@@ -160,6 +160,12 @@ def _call_on(ranks: "_KeptRanks", case: Callable[..., None], inputs: dict[str, A
     return outcomes
 
 
+def end_kept_ranks() -> None:
+    """End the ranks that wait for another case; they end with this process otherwise."""
+    while _KEPT:
+        _KEPT.popitem()[1].end()
+
+
 def _import_what_ranks_need() -> None:
     for name in _SLOW_IMPORTS:
         importlib.import_module(name)
