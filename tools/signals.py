@@ -103,6 +103,9 @@ def run(count: int, seed: int) -> list[str]:
 
 def main() -> int:
     """Send the signals; see the module's docstring."""
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # a shell's background job ignores it, and passes it on
     numbers = [int(word) for word in sys.argv[1:]]
     count, seed = [*numbers, *(1_000, 0)[len(numbers) :]][:2]
     wrong = run(count, seed)
