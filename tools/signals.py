@@ -103,9 +103,8 @@ def run(count: int, seed: int) -> list[str]:
 
 def main() -> int:
     """Send the signals; see the module's docstring."""
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # a shell's background job ignores it, and passes it on
+    # A shell's background job ignores SIGINT, and its children inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     numbers = [int(word) for word in sys.argv[1:]]
     count, seed = [*numbers, *(1_000, 0)[len(numbers) :]][:2]
     wrong = run(count, seed)
