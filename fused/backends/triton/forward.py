@@ -8,18 +8,18 @@ import triton.language as tl
 
 from keyedopt.fused.backends.triton.arithmetic import add_exactly, column_of_program, pointer, total_of
 from keyedopt.fused.backends.triton.error_flag import BAD_OFFSETS, BAD_VALUES, set_flag
-from keyedopt.fused.backends.triton.layout import LOOKUP_FIELDS
-
-PROGRAM = tl.constexpr(LOOKUP_FIELDS.index("program"))
-POOL_PROGRAM = tl.constexpr(LOOKUP_FIELDS.index("pool_program"))
-COUNT = tl.constexpr(LOOKUP_FIELDS.index("count"))
-BAGS = tl.constexpr(LOOKUP_FIELDS.index("bags"))
-VALUES = tl.constexpr(LOOKUP_FIELDS.index("values"))
-OFFSETS = tl.constexpr(LOOKUP_FIELDS.index("offsets"))
-WEIGHTS = tl.constexpr(LOOKUP_FIELDS.index("weights"))
-MEAN = tl.constexpr(LOOKUP_FIELDS.index("mean"))
-ROWS_AT = tl.constexpr(LOOKUP_FIELDS.index("rows"))
-ORIGIN = tl.constexpr(LOOKUP_FIELDS.index("origin"))
+from keyedopt.fused.backends.triton.lookup_fields import (
+    BAGS,
+    COUNT,
+    MEAN,
+    OFFSETS,
+    ORIGIN,
+    POOL_PROGRAM,
+    PROGRAM,
+    ROWS_AT,
+    VALUES,
+    WEIGHTS,
+)
 
 
 @triton.jit

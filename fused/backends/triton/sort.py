@@ -11,19 +11,20 @@ import triton.language as tl
 
 from keyedopt.fused.backends.triton.arithmetic import column_of, column_of_program
 from keyedopt.fused.backends.triton.error_flag import BAD_VALUES, set_flag
-from keyedopt.fused.backends.triton.layout import LOOKUP_FIELDS
+from keyedopt.fused.backends.triton.lookup_fields import (
+    BAGS,
+    BASE,
+    COUNT,
+    MEAN,
+    OFFSETS,
+    ORIGIN,
+    PROGRAM,
+    ROWS_AT,
+    START,
+    VALUES,
+    WEIGHTS,
+)
 
-PROGRAM = tl.constexpr(LOOKUP_FIELDS.index("program"))
-START = tl.constexpr(LOOKUP_FIELDS.index("start"))
-COUNT = tl.constexpr(LOOKUP_FIELDS.index("count"))
-BAGS = tl.constexpr(LOOKUP_FIELDS.index("bags"))
-VALUES = tl.constexpr(LOOKUP_FIELDS.index("values"))
-OFFSETS = tl.constexpr(LOOKUP_FIELDS.index("offsets"))
-WEIGHTS = tl.constexpr(LOOKUP_FIELDS.index("weights"))
-BASE = tl.constexpr(LOOKUP_FIELDS.index("base"))
-MEAN = tl.constexpr(LOOKUP_FIELDS.index("mean"))
-ROWS = tl.constexpr(LOOKUP_FIELDS.index("rows"))
-ORIGIN = tl.constexpr(LOOKUP_FIELDS.index("origin"))
 #: Registers of a thread: few enough for 32 warps on a multiprocessor, which hide the latency of loads.
 REGISTERS = 64
 
@@ -123,7 +124,7 @@ def write_keys(
     values = tl.load(fields + VALUES * LOOKUPS).to(tl.pointer_type(tl.int64))
     values += tl.load(fields + ORIGIN * LOOKUPS)
     row = tl.load(values + index, mask=live, other=0)
-    rows = tl.load(fields + ROWS * LOOKUPS)
+    rows = tl.load(fields + ROWS_AT * LOOKUPS)
     if PADDING != "none":
         row = tl.where(row == -1, rows, row)
         wrong = (row < 0) | (row > rows)

@@ -7,20 +7,22 @@ import triton
 import triton.language as tl
 
 from keyedopt.fused.backends.triton.error_flag import BAD_OFFSETS, set_flag
-from keyedopt.fused.backends.triton.layout import LOOKUP_FIELDS, NEVER
+from keyedopt.fused.backends.triton.layout import NEVER
+from keyedopt.fused.backends.triton.lookup_fields import (
+    BAGS,
+    BASE,
+    COUNT,
+    MEAN,
+    OFFSETS,
+    ORIGIN,
+    POOL_PROGRAM,
+    PROGRAM,
+    ROWS_AT,
+    START,
+    VALUES,
+    WEIGHTS,
+)
 
-PROGRAM = tl.constexpr(LOOKUP_FIELDS.index("program"))
-POOL_PROGRAM = tl.constexpr(LOOKUP_FIELDS.index("pool_program"))
-START = tl.constexpr(LOOKUP_FIELDS.index("start"))
-COUNT = tl.constexpr(LOOKUP_FIELDS.index("count"))
-BAGS = tl.constexpr(LOOKUP_FIELDS.index("bags"))
-VALUES = tl.constexpr(LOOKUP_FIELDS.index("values"))
-OFFSETS = tl.constexpr(LOOKUP_FIELDS.index("offsets"))
-WEIGHTS = tl.constexpr(LOOKUP_FIELDS.index("weights"))
-BASE = tl.constexpr(LOOKUP_FIELDS.index("base"))
-MEAN = tl.constexpr(LOOKUP_FIELDS.index("mean"))
-ROWS_AT = tl.constexpr(LOOKUP_FIELDS.index("rows"))
-ORIGIN = tl.constexpr(LOOKUP_FIELDS.index("origin"))
 NONE = tl.constexpr(NEVER)
 
 
