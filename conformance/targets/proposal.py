@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from keyedopt.conformance import spec
@@ -73,11 +74,19 @@ def _classes(library: str, root: Any) -> dict[str, tuple[str, Any]]:
     """Return the classes of a library by name, each with its place; one, if the library is a class itself."""
     if isinstance(root, type):
         return {root.__name__: (library, root)}
-    return {name: (f"{library}:{name}", kind) for name, kind in vars(root).items() if _own(kind, library)}
+    names = dict.fromkeys(
+        [*vars(root), *chain.from_iterable(COMMON.values())]
+    )  # a module may load some lazily
+    found = {name: getattr(root, name, None) for name in names}
+    return {name: (f"{library}:{name}", kind) for name, kind in found.items() if _own(kind, library)}
 
 
-def _chosen(algorithm: str, classes: Mapping[str, tuple[str, Any]], root: Any) -> str | None:
-    """Return the name of the class that is an algorithm: by its name; a class alone also by its bases."""
+def _find_algorithm(algorithm: str, classes: Mapping[str, tuple[str, Any]], root: Any) -> str | None:
+    """Return the name of the class to judge as an algorithm, or None.
+
+    Classes of a module are found by their names. A class that was given itself may have any name; its
+    bases decide then.
+    """
     if isinstance(root, type) and not any(root.__name__ in common for common in COMMON.values()):
         nearest = next((base.__name__ for base in root.__mro__ if base.__name__ in DEFAULTS), None)
         return root.__name__ if nearest == algorithm else None
@@ -85,11 +94,12 @@ def _chosen(algorithm: str, classes: Mapping[str, tuple[str, Any]], root: Any) -
 
 
 def _subclasses(
-    classes: Mapping[str, tuple[str, Any]], alone: bool
+    classes: Mapping[str, tuple[str, Any]], root: Any
 ) -> tuple[dict[str, str], dict[str, str], tuple[str, ...]]:
     """Return the classes of a library that subclass published ones, the published ones, and whose they are.
 
-    The class of a public name is the first one whose nearest published base has that name.
+    The class of a public name is the first one whose nearest published base has that name. A published class
+    that a module only imports is not its own; one that was given itself is meant.
     """
     own: dict[str, str] = {}
     beside: dict[str, str] = {}
@@ -97,7 +107,7 @@ def _subclasses(
     for owner, places in _published():
         bases = {load(place): name for name, place in places.items()}
         for place, kind in classes.values():
-            if alone or kind not in bases:  # what a module only imports is not its own
+            if kind is root or kind not in bases:
                 nearest = next((bases[base] for base in kind.__mro__ if base in bases), None)
                 if nearest:
                     own.setdefault(nearest, place)
@@ -118,11 +128,11 @@ def propose(library: str) -> Proposal:
     """
     root = load(library)
     classes = _classes(library, root)
-    own, beside, owners = _subclasses(classes, isinstance(root, type))
+    own, beside, owners = _subclasses(classes, root)
     names: dict[str, str] = {}
     absent, fixed, defaults, variants = [], {}, {}, {}
     for algorithm, options in DEFAULTS.items():
-        chosen = _chosen(algorithm, classes, root)
+        chosen = _find_algorithm(algorithm, classes, root)
         if chosen is None:
             absent.append(algorithm)
             continue
