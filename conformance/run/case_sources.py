@@ -15,7 +15,7 @@ SUITE = Path(__file__).parents[1] / "suite"
 class CaseSource:
     """A case in the source: its folder, file and name, the clauses it tests, and what it expects.
 
-    A case that runs on each rank is called by each rank.
+    If it is decorated with `on_each_rank`, each rank calls it.
     """
 
     area: str

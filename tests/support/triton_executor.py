@@ -1,5 +1,6 @@
 """The cases of the interpreter tests on the compiled PTX, and faults planted in kernels or in their PTX."""
 
+import importlib
 import re
 import traceback
 from collections import Counter
@@ -73,35 +74,26 @@ def run_rounds(
 # --- planted faults -------------------------------------------------------------------------------
 
 
+#: The modules with functions that Triton compiles.
+KERNELS = [
+    "arithmetic",
+    "chunks",
+    "collect",
+    "error_flag",
+    "forward",
+    "radix",
+    "reduce",
+    "rules",
+    "sort",
+    "unpack",
+    "update",
+]
+
+
 def _kernels() -> Iterator[tuple[str, Any]]:
     """Yield the functions that Triton compiles, with their modules."""
-    from keyedopt.fused.backends.triton import (
-        arithmetic,
-        chunks,
-        collect,
-        error_flag,
-        forward,
-        radix,
-        reduce,
-        rules,
-        sort,
-        unpack,
-        update,
-    )
-
-    for module in (
-        arithmetic,
-        chunks,
-        collect,
-        error_flag,
-        forward,
-        radix,
-        reduce,
-        rules,
-        sort,
-        unpack,
-        update,
-    ):
+    for name in KERNELS:
+        module = importlib.import_module(f"keyedopt.fused.backends.triton.{name}")
         for one in vars(module).values():
             if hasattr(one, "_unsafe_update_src") and one.__module__ == module.__name__:
                 yield module.__name__.rpartition(".")[2], one

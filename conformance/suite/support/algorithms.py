@@ -17,8 +17,8 @@ from keyedopt.conformance.suite.support.inputs import parameter
 
 ROW_WISE = ("RowWiseAdagrad", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD")
 ALGORITHMS = ("SGD", "Adagrad", "Adam", "AdamW", *ROW_WISE)
-#: ULPs per step by which two trainings may differ: each may have twice the worst error of the formula in any
-#: order, as in the golden trajectories; 4 for other algorithms.
+#: ULPs per step by which two trainings with an algorithm may differ: each may be off by twice the worst error
+#: of its formula in any order, which the golden trajectories record. Others may differ by 4.
 ROUNDED_APART = {
     "Adagrad": 12.9,
     "RowWiseAdagrad": 7.4,
@@ -101,9 +101,9 @@ def known_state(impl: Any, algorithm: str, optimizer: Any, weight: Any, names: A
 
 
 def expect_same_way(
-    seen: Any, wanted: Any, start: Any, what: str, algorithm: str = "SGD", steps: int = 3
+    seen: Any, wanted: Any, start: Any, what: str, algorithm: str = "", steps: int = 3
 ) -> None:
-    """Expect two trainings from the same start to give equal results, as far as rounding allows.
+    """Expect two trainings from the same start to give equal results, within `ROUNDED_APART` per step.
 
     The two may be rounded differently: elements of a vector register and the remainder, or a row by itself
     and among others, may be evaluated in different orders. The unit is that of the larger of `start`, the

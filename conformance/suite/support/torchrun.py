@@ -55,9 +55,8 @@ def meet(place: str, seconds: float, said: str = "") -> str:
     common.set(f"{place}/{this_process()}", said)
     absent = list(range(processes()))
     while True:
-        ended = [
-            rank for rank in absent if common.check([f"{END}/{rank}"])
-        ]  # first: they come before they end
+        # Before those that came are read: a process that ends in time has come.
+        ended = [rank for rank in absent if common.check([f"{END}/{rank}"])]
         absent = [rank for rank in absent if not common.check([f"{place}/{rank}"])]
         never = [rank for rank in absent if rank in ended]
         if not absent:
