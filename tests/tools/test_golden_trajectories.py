@@ -3,6 +3,7 @@
 import json
 import math
 import operator
+from fractions import Fraction
 
 import pytest
 import torch
@@ -74,3 +75,19 @@ def test_numbers_round_as_torch_does(dtype, operation):
         atol=0,
         equal_nan=True,
     )
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_contracted_numbers_round_a_product_and_its_sum_once(sign):
+    drawn = torch.rand(3, 64, generator=torch.Generator().manual_seed(0)).add(1)
+    differ = 0
+    for x, y, z in drawn.t().tolist():
+        once, twice = (
+            kind(z) + kind(x) * kind(y) if sign == 1 else kind(x) * kind(y) - kind(z)
+            for kind in (arithmetic.kind("float32", contracted=True), arithmetic.kind("float32"))
+        )
+        exact = Fraction(x) * Fraction(y) + sign * Fraction(z)
+        half = Fraction(2) ** (math.frexp(exact)[1] - 25)  # of a unit in the last place
+        assert abs(Fraction(float(once)) - exact) <= half
+        differ += float(once) != float(twice)
+    assert differ > 8

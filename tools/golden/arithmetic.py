@@ -6,6 +6,7 @@ order; rounded arithmetic uses a random one, so that many runs show how far corr
 differ.
 """
 
+import functools
 import math
 import random
 import struct
@@ -60,11 +61,12 @@ class Rounded(Exact):
 
     Python floats represent the numbers exactly and round correctly for these widths. Scalars (learning rates,
     betas) stay Python floats until they are combined with a number, and are then used as float32, as in torch
-    and in every kernel.
+    and in every kernel. In half of the runs, a product that is added is not rounded before, as in a fused
+    multiply-add, which compilers use where the hardware has it.
     """
 
     def __init__(self, dtype: str, seed: int) -> None:
-        self.kind = kind(dtype)
+        self.kind = kind(dtype, contracted=seed % 4 > 1)
         self.random = random.Random(seed)
         self.habits: dict[str, float] | None = {} if seed % 2 else None
         self.least = math.ldexp(1.0, FORMATS[dtype][1])
@@ -122,8 +124,14 @@ class Rounded(Exact):
         return self.habits is not None and self.either("quotient")
 
 
-def kind(dtype: str) -> type[float]:
-    """Return the type of the numbers of a dtype: a float that rounds after every operation."""
+@functools.cache
+def kind(dtype: str, contracted: bool = False) -> type[float]:
+    """Return the type of the numbers of a dtype: a float that rounds after every operation.
+
+    Args:
+        dtype: one of `FORMATS`.
+        contracted: whether a sum takes one of its terms unrounded, if that is a product.
+    """
     bits, least, most = FORMATS[dtype]
     largest = math.ldexp(2 - 2.0 ** (1 - bits), most)
 
@@ -141,22 +149,30 @@ def kind(dtype: str) -> type[float]:
         return float(SINGLE.unpack(SINGLE.pack(exact))[0])
 
     class Number(float):
-        __slots__ = ()
+        __slots__ = ("exact",)
+        exact: float  # before it was rounded, if it is a product that may be contracted
 
         def __new__(cls, value: float) -> "Number":
-            return super().__new__(cls, nearest(value))
+            number = super().__new__(cls, nearest(value))
+            number.exact = float(number)
+            return number
 
         def __add__(self, other: Any) -> Any:
-            return Number(float(self) + operand(other))
+            return Number(sum(terms(self, other)))
 
         def __sub__(self, other: Any) -> Any:
-            return Number(float(self) - operand(other))
+            left, right = terms(self, other)
+            return Number(left - right)
 
         def __rsub__(self, other: Any) -> Any:
-            return Number(operand(other) - float(self))
+            return Number(operand(other) - self.exact)
 
         def __mul__(self, other: Any) -> Any:
-            return Number(float(self) * operand(other))
+            exact = float(self) * operand(other)
+            number = Number(exact)
+            if contracted:
+                number.exact = exact
+            return number
 
         def __truediv__(self, other: Any) -> Any:
             return Number(float(self) / operand(other)) if other else Number(math.copysign(math.inf, self))
@@ -168,5 +184,9 @@ def kind(dtype: str) -> type[float]:
             return Number(-float(self))
 
         __radd__, __rmul__ = __add__, __mul__
+
+    def terms(left: Number, right: Any) -> tuple[float, float]:
+        exact = right.exact if isinstance(right, Number) else operand(right)
+        return (left.exact if exact == operand(right) else float(left)), exact
 
     return Number

@@ -124,6 +124,8 @@ def root(a: Any, v: Any, correction: Any, o: Options) -> tuple[Row, Any]:
         return [a.sqrt(correction)], a.sqrt(v) + eps
     if o.get("eps_placement") == "in_root":
         return [], a.sqrt(v / correction + eps)
+    if o.get("eps_placement") == "bound":
+        return [], max(a.sqrt(v / correction), a.number(o["eps"]))
     if a.either("root"):
         return [], a.sqrt(v / correction) + eps
     return [], a.sqrt(v) / a.sqrt(correction) + eps
@@ -199,6 +201,7 @@ VARIANTS: dict[str, Options] = {
     "no_debias": {"bias_correction": "none"},
     "eps_in_root": {"eps_placement": "in_root"},
     "eps_before": {"eps_placement": "before_bias_correction"},
+    "eps_bound": {"eps_placement": "bound"},  # the divisor is eps if the root is smaller
     "decoupled": {"decay": "decoupled"},
     "by_itself": {"decay_by_itself": True},  # decoupled decay is λw, or λw·γ/γ₀ in a schedule, not γλw
     "decay_after": {"decay_after": True},  # the weights that moved are decayed
@@ -213,7 +216,7 @@ OF: dict[str, tuple[str, ...]] = {
         *("eps_in_root", "no_debias", "decoupled", "decoupled eps_in_root", "decoupled decay_after"),
         *("decoupled decay_after eps_before", "decoupled by_itself"),
     ),
-    "AdamW": ("eps_in_root", "by_itself", "decay_after", "decay_after eps_before"),
+    "AdamW": ("eps_in_root", "eps_bound", "by_itself", "decay_after", "decay_after eps_before"),
     "RowWiseAdagrad": ("sum",),
 }
 #: What the options are when they are not given, as documented.
