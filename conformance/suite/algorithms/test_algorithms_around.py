@@ -92,6 +92,26 @@ def test_hooks(impl, algorithm):
     expect_equal(seen, [f"{event}_{when}" for event in events for when in ("pre", "post")], "hooks that ran")
 
 
+@pytest.mark.clause("ALGO-051")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_gradients_of_a_pre_hook(impl, algorithm):
+    """A step takes the gradients that its pre-hook sets, and its post-hook sees the weights after it."""
+    params, plain, seen = tables(), tables(), []
+    optimizer = make_algorithm(impl, algorithm, list(params.values()))
+    other = make_algorithm(impl, algorithm, list(plain.values()))
+    optimizer.register_step_pre_hook(lambda *_: set_grads(params, seed=1))
+    optimizer.register_step_post_hook(lambda *_: seen.append(values(params)))
+    for _ in range(2):
+        set_grads(params, seed=2)
+        optimizer.step()
+        set_grads(plain, seed=1)
+        other.step()
+        for key, value, hooked in zip(plain, values(plain), seen[-1], strict=True):
+            expect_bits(params[key].detach(), value, f"weight {key}")
+            expect_bits(hooked, value, f"weight {key} in the post-hook")
+
+
 @pytest.mark.clause("ALGO-052")
 @pytest.mark.needs("{algorithm}")
 @every
