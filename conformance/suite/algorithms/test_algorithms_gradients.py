@@ -60,6 +60,7 @@ def test_missing(impl, algorithm):
     before = snapshot([weights[0], entries_of(optimizer, weights[0], {})])
     moved = weights[1].detach().clone()
     weights[0].grad = None
+    set_grads(weights[1:], seed=1)
     optimizer.step()
     expect_unchanged(before, [weights[0].detach(), entries_of(optimizer, weights[0], {})], "weight and state")
     expect(not same_bits(moved, weights[1].detach()), "the other parameter stepped", "no change")
@@ -362,6 +363,7 @@ def expect_dense_gradient_left(impl: Any, algorithm: str, **options: Any) -> Non
         set_grads([weight], seed=seed)
         before = weight.grad.clone()
         optimizer.step()
+        expect(weight.grad is not None, "the gradient after the step", None)
         expect_bits(weight.grad, before, "the gradient")
 
 
@@ -376,6 +378,7 @@ def test_sparse_gradient_is_left(impl, algorithm):
         weight.grad = sparse_rows([3, 1, 3], fixed_grads(1, 3, seed=step)[0], weight)
         before = weight.grad.clone()
         optimizer.step()
+        expect(weight.grad is not None, "the gradient after the step", None)
         expect_bits(weight.grad, before, "the gradient")
 
 

@@ -10,7 +10,7 @@ ADAGRADS = ("Adagrad", "RowWiseAdagrad")
 TWO: dict[str, tuple[Any, Any]] = {
     "lr": (0.1, 0.25),
     "betas": ((0.9, 0.999), (0.5, 0.75)),
-    "eps": (1e-8, 0.125),
+    "eps": (1e-8, 8.0),  # more than any root, as some formulas take the larger of both
     "momentum": (0.5, 0.75),
     "dampening": (0.0, 0.25),
     "nesterov": (False, True),
