@@ -36,6 +36,7 @@ PINNED = {
         "090956ee2319ddd349a42232958aefccfe3f7b0a/optim/rwsadagrad.py",
     ),
     "galore": ("galore-torch==1.0", "bitsandbytes==0.50.2", *_TRANSFORMERS),
+    "heavyball": ("heavyball==3.2.1",),
     "lightly": ("lightly==1.6.0",),
     "optimi": ("torch-optimi==0.3.3",),
     "pytorch_lamb": ("pytorch-lamb==1.0.0", "tensorboardX==2.6.5"),

@@ -216,3 +216,17 @@ colossalai = _library(  # its CPUAdam finds no kernel without CUDA
     state_names={"LarsSGD.momentum_buffer": ""},
     variants={"LAMB": "per_tensor no_debias", "LarsSGD": "per_tensor"},
 )
+heavyball = _library(  # its averages are corrected, and their places in the state numbers
+    "heavyball",
+    "heavyball",
+    {"AdamW": "heavyball:AdamW", "SGD": "heavyball:SGD"},
+    absent=(
+        *("*.sparse", "*.maximize", "*.positional", "*.exp_avg", "*.exp_avg_sq"),
+        *("SGD.momentum_buffer", "SGD.dampening", "SGD.nesterov"),
+    ),
+    option_names={"SGD.momentum": "beta"},
+    defaults={"*.lr": 0.0025, "AdamW.betas": (0.9, 0.99), "AdamW.weight_decay": 0, "SGD.momentum": 0.9},
+    state_names={"*.exp_avg": "", "*.exp_avg_sq": "", "SGD.momentum_buffer": ""},
+    variants={"AdamW": "eps_bound", "SGD": "decoupled"},
+    compiles=True,
+)

@@ -104,7 +104,7 @@ def test_momentum(impl, algorithm):
 
 
 @pytest.mark.clause("ALGO-058")
-@pytest.mark.needs("SGD")
+@pytest.mark.needs("SGD.nesterov", "SGD.dampening")
 @pytest.mark.parametrize("options", [{"momentum": 0.0}, {"momentum": 0.9, "dampening": 0.1}])
 def test_nesterov(impl, options):
     """Nesterov without momentum, or with dampening, raises ValueError."""
