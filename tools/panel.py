@@ -1,7 +1,8 @@
 """``python -m keyedopt.tools.panel [NAME…]`` checks published libraries, each in an environment of its own.
 
 Each library is installed at its pinned version into ``--environments``, in a folder that sees the
-packages of this environment, such as torch and keyedopt. The results go to ``--output``; a table is printed.
+packages of this environment, such as torch and keyedopt. The results and a page of them go to ``--output``; a
+table is printed.
 The exit code is 1 if a library fails a clause that its list in ``conformance/expectations/`` does not have.
 """
 
@@ -17,6 +18,8 @@ from keyedopt.conformance.results.model import Result, read
 from keyedopt.conformance.results.verdict import FAILING
 
 TARGETS = "keyedopt.conformance.targets.panel"
+#: Runs a verb of keyedopt.
+VERB = "from keyedopt.cli.main import app; app()"
 #: What to install for each library; the adapters are in `keyedopt.conformance.targets.panel`.
 _TRANSFORMERS = (
     *("transformers==4.46.3", "huggingface-hub==0.36.2", "regex==2026.11.15", "safetensors==0.8.0"),
@@ -83,9 +86,8 @@ def install(name: str, folder: Path) -> Path:
 def check(name: str, python: Path, output: Path) -> Result:
     """Check a library with its list of known failures; return the result."""
     path = output / f"{name}.json"
-    verb = "from keyedopt.cli.main import app; app()"
     arguments = ["check", f"{TARGETS}:{name}", "--expectations", name, "--output", str(path)]
-    subprocess.run([python, "-c", verb, *arguments], check=False)
+    subprocess.run([python, "-c", VERB, *arguments], check=False)
     return read(path)
 
 
@@ -118,6 +120,10 @@ def main() -> int:
         result = check(name, install(name, options.environments.resolve()), options.output)
         lines.append(row(name, result))
         failed = failed or any(case.outcome in FAILING for case in result.cases)
+    results = [str(options.output / f"{name}.json") for name in options.names or PINNED]
+    subprocess.run(
+        [sys.executable, "-c", VERB, "report", *results, "--output", options.output / "site"], check=True
+    )
     print("\n".join(lines))
     return int(failed)
 
