@@ -103,8 +103,9 @@ def run(count: int, seed: int) -> list[str]:
 
 def main() -> int:
     """Send the signals; see the module's docstring."""
-    # A shell's background job ignores SIGINT, and its children inherit that.
+    # A shell's background job ignores SIGINT, nohup makes it ignore SIGHUP, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     numbers = [int(word) for word in sys.argv[1:]]
     count, seed = [*numbers, *(1_000, 0)[len(numbers) :]][:2]
     wrong = run(count, seed)
