@@ -38,16 +38,18 @@ def test_width(impl, algorithm, width):
     weight.grad[:, -1] = 8.0
     square = weight.grad.double().square().mean(dim=1)
     optimizer.step()
+    # A sum of n positive terms in any order is off by n - 1 roundings at most, each of u = 2^-24 of the sum.
+    # There are few other operations; a weight is rounded by u, of which the step is a part only.
     if algorithm in ("LAMB", "PartialRowWiseLAMB", "LarsSGD"):
         part = 0.1 * (1e-3 if algorithm == "LarsSGD" else 1.0)
         moved = (weight.detach().double() - before).norm(dim=1) / before.norm(dim=1)
         off = float((moved / part - 1).abs().max())
-        expect(off < 1e-3, f"rows moved by {part} of their norm", moved.tolist())
+        expect(off < (width + 8 + 1 / part) * 2**-24, f"rows moved by {part} of their norm", moved.tolist())
     state = documented_state(impl, algorithm, entries_of(optimizer, weight))
     if algorithm == "RowWiseAdagrad":
-        expect_close(state["sum"].reshape(-1), square, "sum", ulps=64)
+        expect_close(state["sum"].reshape(-1), square, "sum", ulps=width + 3)
     elif algorithm.startswith("Partial"):
-        expect_close(state["exp_avg_sq"].reshape(-1), 0.001 * square, "exp_avg_sq", ulps=64)
+        expect_close(state["exp_avg_sq"].reshape(-1), 0.001 * square, "exp_avg_sq", ulps=width + 3)
 
 
 @pytest.mark.clause("ALGO-095")
@@ -66,7 +68,12 @@ def test_long_sparse_gradients(impl, algorithm, rows):
     short = torch.sparse_coo_tensor(arange(rows)[None], total, (rows, 1), check_invariants=True)
     seen, wanted = (trained_copy(impl, algorithm, start, [grad], **options)[0] for grad in (long, short))
     off = float((seen.detach() - wanted.detach()).abs().max())
-    expect(off < 1e-7, "the weights of the coalesced gradient, to 1e-7", f"an error of {off}")
+    # Each of two sums of n terms is off by n - 1 roundings at most, each of half of eps of the largest sum. A
+    # step is off by as much times its learning rate, divided by the gradient where it is divided by its root.
+    largest = zeros(rows, 1, dtype=torch.float64).index_add_(0, places, listed.abs()).max()
+    error = (len(listed) // rows + 1) * torch.finfo(torch.float64).eps * largest
+    most = float(0.1 * error / total.abs().min().clamp(max=1)) + 1e-15
+    expect(off < most, f"the weights of the coalesced gradient, to {most:.1e}", f"an error of {off:.1e}")
 
 
 @pytest.mark.clause("ALGO-095")
