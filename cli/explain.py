@@ -14,7 +14,10 @@ def explain_clause(name: str, fail: Callable[[str], NoReturn]) -> None:
     """Print a clause, its sources and rationale, and its cases."""
     clause = spec.clauses().get(name.upper())
     if clause is None:
-        near = difflib.get_close_matches(name.upper(), spec.clauses(), n=3)
+        prefix, _, number = name.upper().partition("-")
+        padded = f"{prefix}-{number:0>3}"
+        near = [padded] if padded in spec.clauses() else []
+        near = near or difflib.get_close_matches(name.upper(), spec.clauses(), n=3)
         hint = f"did you mean {', '.join(near)}?" if near else "see `keyedopt list clauses`"
         fail(f"there is no clause {name!r}; {hint}")
     print(f"{clause.id}  {clause.level}, area {clause.area}, since suite {clause.since}\n")

@@ -106,6 +106,7 @@ def test_no_arguments_show_the_help(run_line):
         ("check reference torchrec --expectations good.toml", "check the targets one by one"),
         ("check reference --expectations file/x.toml --update-expectations", "file/x.toml cannot be written"),
         ("explain KEYED-9999", "there is no clause 'KEYED-9999'; did you mean KEYED-"),
+        ("explain clip-81", "there is no clause 'clip-81'; did you mean CLIP-081?"),
         ("explain nothing", "there is no clause 'nothing'; see `keyedopt list clauses`"),
         ("list everything", "is not one of 'targets', 'clauses', 'areas'"),
         ("replay none.json KEYED-001", "none.json cannot be read"),
