@@ -196,3 +196,22 @@ def test_formulas_are_judged_by_weights_if_an_optimizer_shows_no_state(tmp_path)
     result = runner.run("duck", runner.Options(clauses=clauses), path=[str(tmp_path)])
     judged = {(case.clauses[0], case.outcome) for case in result.cases if case.outcome != "unsupported"}
     assert judged == {(clause, "pass") for clause in clauses}
+
+
+def test_a_failure_names_the_variant_of_the_formula_that_the_optimizer_follows(tmp_path):
+    (tmp_path / "mine.py").write_text(
+        """
+from keyedopt.conformance.targets.implementation import Implementation
+own = dict(name="mine", root="torch.optim", areas=("algorithms",), names={"Adam": "torch.optim:AdamW"})
+PLAIN, CLAIMED = Implementation(**own), Implementation(**own, variants={"Adam": "decoupled"})
+""",
+        encoding="utf-8",
+    )
+    options = runner.Options(clauses=("ALGO-011",))
+    plain, claimed = (
+        runner.run(f"mine:{name}", options, path=[str(tmp_path)]) for name in ("PLAIN", "CLAIMED")
+    )
+    (failed,) = plain.cases
+    assert failed.outcome == "fail"
+    assert "the variant 'decoupled' fits" in failed.seen
+    assert {case.outcome for case in claimed.cases} == {"pass"}

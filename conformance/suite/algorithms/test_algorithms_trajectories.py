@@ -1,84 +1,23 @@
 """The algorithms against their golden trajectories: in float64 to 1e-12, otherwise within a budget."""
 
-import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from keyedopt.conformance.suite.support.algorithms import (
-    exact_dtype,
     expect_same_way,
-    known_state,
     make_algorithm,
-    need_dtype,
-    relied_on,
     trained_copy,
-    variant_of,
 )
 from keyedopt.conformance.suite.support.assertions import expect
-from keyedopt.conformance.suite.support.described import MissingName
-from keyedopt.conformance.suite.support.device import as_tensor, tensor, zeros
-from keyedopt.conformance.suite.support.draws import Steps, measure_trajectory
+from keyedopt.conformance.suite.support.device import zeros
 from keyedopt.conformance.suite.support.inputs import parameter
-from keyedopt.conformance.suite.support.measured import Measuring
+from keyedopt.conformance.suite.support.trajectories import follow, formula, golden, special
 
-GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "trajectories.json").read_text("utf-8"))[
-    "trajectories"
-]
 #: Switches that choose how fast a step is.
 KERNELS = ("fused", "foreach")
 KIN = ("PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB", "LarsSGD")
-
-
-def golden(*names: str) -> dict[str, Any]:
-    """Select golden trajectories by name, as arguments of ``parametrize``."""
-    chosen = [(GOLDEN[name]["algorithm"], GOLDEN[name]) for name in names]
-    return {"argnames": "algorithm, made", "argvalues": chosen, "ids": list(names)}
-
-
-def special(which: str) -> list[str]:
-    """Name the trajectories of every algorithm that are special in the same way."""
-    return [name for name in GOLDEN if name.partition("-")[2] == which]
-
-
-def formula(impl: Any, algorithm: str, made: Any) -> None:
-    """Train along a trajectory in the most precise dtype; the precision in others has clauses of its own.
-
-    A target without float64 may compute the bias correction in float32, where it cancels.
-    """
-    corrects = "Adam" in algorithm or "LAMB" in algorithm
-    betas = made["options"].get("betas", (0.9, 0.999))
-    follow(impl, algorithm, made, exact_dtype(impl), betas[1] if corrects else 0.0)
-
-
-def follow(impl: Any, algorithm: str, made: Any, dtype: str, beta2: float = 0.0) -> dict[str, Any]:
-    """Train along a trajectory; expect every known tensor within its budget, and return the errors."""
-    need_dtype(impl, algorithm, dtype)
-    made = variant_of(impl, algorithm, made)
-    options = relied_on(impl, algorithm) | made["options"]
-    for option in made["options"]:
-        if impl.lacks(f"{algorithm}.{option}"):
-            raise MissingName(f"{algorithm} has no {option}", name=f"{algorithm}.{option}")
-
-    def train(start: Any, steps: Steps, kind: torch.dtype) -> Iterator[dict[str, torch.Tensor]]:
-        weight = torch.nn.Parameter(as_tensor(start, dtype=kind))
-        optimizer = getattr(impl, algorithm)([weight], **options)
-        for rows, given in steps:
-            grads = as_tensor(given, dtype=kind).clone()  # a step may modify the gradient
-            if rows:
-                listed = tensor([rows])
-                grads = torch.sparse_coo_tensor(listed, grads, weight.shape, check_invariants=True)
-            weight.grad = grads
-            optimizer.step()
-            state = known_state(impl, algorithm, optimizer, weight, made["after"]["1"])
-            yield {"weight": weight.detach(), **state}
-
-    with Measuring({"errors": []}) as measuring:
-        measure_trajectory(measuring, made, dtype, train, beta2, "float64" in impl.dtypes)
-    return measuring.record
 
 
 # --- the formulas ---------------------------------------------------------------------------------

@@ -1,8 +1,6 @@
 """Embedding modules: which rows an update changes, with which gradient and by which formula."""
 
-import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,10 +29,7 @@ from keyedopt.conformance.suite.support.embedding import (
     train_rows,
 )
 from keyedopt.conformance.suite.support.measured import Measuring
-
-GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "trajectories.json").read_text("utf-8"))[
-    "trajectories"
-]
+from keyedopt.conformance.suite.support.trajectories import GOLDEN
 
 
 def trajectories(*kinds: str) -> dict[str, Any]:

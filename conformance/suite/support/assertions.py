@@ -19,6 +19,11 @@ class Mismatch(AssertionError):  # noqa: N818 - it is what a case reports, not a
         self.seen = seen if isinstance(seen, str) else _ordered(seen)
         super().__init__(f"expected {expected}; seen {self.seen}")
 
+    def add(self, more: str) -> None:
+        """Add a clause to what was seen."""
+        self.seen = f"{self.seen}; {more}"
+        self.args = (f"expected {self.expected}; seen {self.seen}",)
+
 
 def _ordered(value: object) -> str:
     """Format a value, with sets in order, so that two runs give the same text."""
