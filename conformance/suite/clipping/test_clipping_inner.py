@@ -1,5 +1,6 @@
 """Clipping around each kind of optimizer: a step equals clipping by hand, then the step of the optimizer."""
 
+import contextlib
 import copy
 import functools
 import types
@@ -13,8 +14,10 @@ from torch.optim import optimizer as torch_hooks
 from keyedopt.conformance.suite.support.assertions import (
     exactly,
     expect,
+    expect_bits,
     expect_equal,
     expect_raises,
+    snapshot,
 )
 from keyedopt.conformance.suite.support.device import tensor
 from keyedopt.conformance.suite.support.inputs import parameter, set_grads
@@ -151,11 +154,12 @@ def test_clipped_step(impl: Any, inner: str, fused: bool, kind: str) -> None:
 
 @pytest.mark.clause("CLIP-083")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
-def test_clipped_step_of_unlike_groups(impl: Any, kind: str) -> None:
+@pytest.mark.parametrize("kernel", [{"fused": False}, {"fused": True, "amsgrad": True}])
+def test_clipped_step_of_unlike_groups(impl: Any, kernel: dict[str, bool], kind: str) -> None:
     """A clipped step covers a second group with other kernels and options than the first."""
 
     def factory(params: Any) -> Any:
-        second = {"params": params[1:], "fused": False, "lr": 0.3, "weight_decay": 0.5}
+        second = {"params": params[1:], "lr": 0.3, "weight_decay": 0.5, **kernel}
         return torch.optim.Adam([{"params": params[:1], "fused": True}, second], lr=0.1, eps=0.1)
 
     expect_as_by_hand(impl, keyed(impl, factory), listed(factory), kind)
@@ -179,6 +183,30 @@ def test_clipped_step_of_unlike_members(impl: Any, fused: tuple[bool, bool], kin
         return types.SimpleNamespace(step=lambda: (adam.step(), sgd.step()))
 
     expect_as_by_hand(impl, combined, plain, kind, give=give_early_grads)
+
+
+@pytest.mark.clause("CLIP-083")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE"])
+def test_clipped_step_of_late_momentum(impl: Any, kind: str) -> None:
+    """A parameter that gets its momentum later than another is stepped right, or the step raises."""
+    factory = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9, fused=True)
+    plain = functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    with contextlib.suppress(TypeError):  # of torch's fused SGD
+        expect_as_by_hand(impl, keyed(impl, factory), listed(plain), kind)
+
+
+@pytest.mark.clause("CLIP-010")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE"])
+def test_fused_step_with_a_bound_of_zero(impl: Any, kind: str) -> None:
+    """max_gradient = 0 leaves nothing for a fused kernel to subtract."""
+    params = weights()
+    inner = keyed(impl, functools.partial(torch.optim.SGD, lr=0.1, fused=True))(params)
+    clipped = impl.GradientClippingOptimizer(inner, clipping=impl.GradientClipping[kind], max_gradient=0.0)
+    before = snapshot(list(params.values()))
+    give_grads(params, 1)
+    clipped.step()
+    for param, old in zip(params.values(), before, strict=True):
+        expect_bits(param.detach(), old, "a parameter after a step with a bound of zero")
 
 
 @pytest.mark.clause("CLIP-083")
