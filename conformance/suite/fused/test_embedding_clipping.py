@@ -123,12 +123,10 @@ def mixed_tree(impl: Any, kind: str = "NORM", **options: Any) -> Any:
     return module, *dense_with_joint_clipping(impl, module.fused_optimizer, kind, **more)
 
 
-def dense_with_joint_clipping(
-    impl: Any, member: Any, kind: str = "NORM", fused: bool = False, **options: Any
-) -> Any:
+def dense_with_joint_clipping(impl: Any, member: Any, kind: str = "NORM", **options: Any) -> Any:
     """Make a dense parameter, and clipping around it and another member; return whether it warned."""
-    params = parameters(1)
-    dense = impl.KeyedOptimizerWrapper(params, lambda listed: torch.optim.SGD(listed, lr=1.0, fused=fused))
+    params, sgd = parameters(1), {"lr": 1.0, "fused": options.pop("fused", False)}
+    dense = impl.KeyedOptimizerWrapper(params, lambda listed: torch.optim.SGD(listed, **sgd))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         whole = clipped(impl, impl.CombinedOptimizer([member, dense]), kind, 0.5, **options)

@@ -33,7 +33,7 @@ BATCHES = (
     {"f": [[5], []], "g": [[1], [0]], "h": [[], [2]]},
 )
 #: Options with which the size of a step depends on the step count, or on the place in a window.
-COUNTED = {
+COUNTED: dict[str, dict[str, Any]] = {
     "Adagrad": {"lr_decay": 0.5},
     "RowWiseAdagrad": {"lr_decay": 0.5},
     "AccumulateSGD": {"use_accumulate": True, "accumulate_step": 2},
