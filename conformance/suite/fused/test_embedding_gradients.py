@@ -180,7 +180,7 @@ def test_rate_of_later_steps(impl, optimizer):
     )
 
 
-@pytest.mark.clause("FUSED-061")
+@pytest.mark.clause("FUSED-062")
 @pytest.mark.needs("EmbeddingBagCollection", "apply_optimizer_in_backward")
 def test_rate_applied_between_forward_and_backward(impl):
     """A learning rate that is applied after the forward pass is used by its backward pass."""
