@@ -64,6 +64,22 @@ def test_unlike_micro_batches(impl: Any, window: tuple[str, ...], kind: str) -> 
         expect_near(mine, other, "the parameter")
 
 
+@pytest.mark.clause("ACC-003")
+@pytest.mark.parametrize("kind", ACCUMULATING)
+def test_parameters_with_unlike_windows(impl: Any, kind: str) -> None:
+    """Parameters of a group whose windows end in different steps train like each one by itself."""
+    together, apart = ([fixed_table(), fixed_table()] for _ in range(2))
+    optimizers = [make_accumulating(impl, kind, params, 2) for params in (together, apart[:1], apart[1:])]
+    for step in range(5):
+        for first, second in (together, apart):
+            first.grad = gradient_of_step(step) if step < 4 else None
+            second.grad = gradient_of_step(step, "sparse") if step else None
+        for optimizer in optimizers:
+            optimizer.step()
+    for at, (mine, other) in enumerate(zip(together, apart, strict=True)):
+        expect_near(mine, other, f"parameter {at}")
+
+
 def permuted(window: Any) -> dict[str, Any]:
     """Return the state of a window with its rows in another order."""
     order = torch.arange(len(window["rows"]) - 1, -1, -1)

@@ -165,7 +165,7 @@ def test_rows_of_a_large_table(impl: Any, algorithm: str, dtype: str) -> None:
 def expect_versions(impl: Any, algorithm: str, layout: str) -> None:
     """Expect a graph that saved parameters or state to raise after a step."""
     weights = [parameter(*shape, seed=at) for at, shape in enumerate(SHAPES)]
-    optimizer = make_algorithm(impl, algorithm, weights)
+    optimizer = make_algorithm(impl, algorithm, [{"params": weights[:1]}, {"params": weights[1:]}])
     for step in range(2):
         give(weights, len(PRESENT) - 1, layout)
         if step == 0:

@@ -137,6 +137,17 @@ def test_bound_of_zero(impl: Any, kind: str) -> None:
         expect(not seen.any(), "gradients that are zero", seen.tolist())
 
 
+@pytest.mark.clause("CLIP-010")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE"])
+def test_bound_of_zero_in_a_fused_step(impl: Any, kind: str) -> None:
+    """max_gradient = 0 leaves nothing for a fused kernel to subtract."""
+    params = {"p": torch.nn.Parameter(zeros(2))}
+    params["p"].grad = tensor([30.0, -40.0])
+    inner = impl.KeyedOptimizerWrapper(params, lambda listed: torch.optim.SGD(listed, lr=0.1, fused=True))
+    impl.GradientClippingOptimizer(inner, impl.GradientClipping[kind], 0.0).step()
+    expect(not params["p"].any(), "a parameter that does not move", params["p"])
+
+
 @pytest.mark.clause("CLIP-011")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 @pytest.mark.parametrize("bound", [-1.0, -math.inf, math.nan], ids=["negative", "-inf", "nan"])

@@ -176,14 +176,15 @@ def test_compute_total_grad_norm(impl: Any, norm_type: float) -> None:
 @pytest.mark.parametrize("kind", ["NORM", "VALUE", "NONE"])
 def test_clip_grad_norm(impl: Any, norm_type: float, kind: str) -> None:
     """clip_grad_norm_ clips immediately, without a step, and returns the norm before clipping."""
-    params = zeros_with_grads([3.0, -4.0], [12.0])
-    optimizer, recorder = clipping(impl, params, kind, 1.0, norm_type=norm_type)
-    norm = p_norm([3.0, -4.0, 12.0], norm_type)
-    expect_close(optimizer.clip_grad_norm_(), norm, "what it returns")
-    for param, old in zip(params.values(), ([3.0, -4.0], [12.0]), strict=True):
-        wanted = tensor([element / (norm + 1e-6) for element in old])
-        expect_close(param.grad, wanted, "gradient")
-    expect_equal(recorder.received, [], "steps taken")
+    for bound in (1.0, 50.0):
+        params = zeros_with_grads([3.0, -4.0], [12.0])
+        optimizer, recorder = clipping(impl, params, kind, bound, norm_type=norm_type)
+        norm = p_norm([3.0, -4.0, 12.0], norm_type)
+        expect_close(optimizer.clip_grad_norm_(), norm, "what it returns")
+        factor = min(1.0, bound / (norm + 1e-6))
+        for param, old in zip(params.values(), ([3.0, -4.0], [12.0]), strict=True):
+            expect_close(param.grad, tensor([element * factor for element in old]), "gradient")
+        expect_equal(recorder.received, [], "steps taken")
 
 
 @pytest.mark.clause("CLIP-054")

@@ -32,5 +32,6 @@ def test_a_foreign_member_gets_one_call_per_event(impl, save_groups):
 @pytest.mark.clause("COMB-045")
 def test_a_refused_load_of_a_foreign_member_runs_no_save_hook(impl):
     """A load that a foreign member refuses runs no save hook, and changes no other member."""
-    holder, members, params = hold_foreign(impl)
-    expect_no_save_hook_in_a_refused_load(holder, members, params)
+    for fresh in (False, True):
+        holder, members, params = hold_foreign(impl)
+        expect_no_save_hook_in_a_refused_load(holder, members, params, fresh)

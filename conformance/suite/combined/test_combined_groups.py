@@ -55,6 +55,9 @@ def test_the_flag_of_the_combined_optimizers_is_taken_over(impl):
     groups = combined.state_dict().get("param_groups", [])
     names = sorted(key for group in groups for key in group["params"])
     expect_equal(names, ["a.p", "b.p"], "keys of saved groups")
+    combined.save_param_groups(False)
+    saving = ["param_groups" in optimizer.state_dict() for optimizer in inner]
+    expect_equal(saving, [False, False], "optimizers inside that save their groups after False")
 
 
 @pytest.mark.clause("COMB-017")

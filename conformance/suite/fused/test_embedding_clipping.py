@@ -125,8 +125,8 @@ def mixed_tree(impl: Any, kind: str = "NORM", **options: Any) -> Any:
 
 def dense_with_joint_clipping(impl: Any, member: Any, kind: str = "NORM", **options: Any) -> Any:
     """Make a dense parameter, and clipping around it and another member; return whether it warned."""
-    params = parameters(1)
-    dense = impl.KeyedOptimizerWrapper(params, lambda listed: torch.optim.SGD(listed, lr=1.0))
+    params, sgd = parameters(1), {"lr": 1.0, "fused": options.pop("fused", False)}
+    dense = impl.KeyedOptimizerWrapper(params, lambda listed: torch.optim.SGD(listed, **sgd))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         whole = clipped(impl, impl.CombinedOptimizer([member, dense]), kind, 0.5, **options)
@@ -169,7 +169,8 @@ def test_clipping_of_a_mixed_tree(impl, kind):
 @pytest.mark.parametrize("times", [1, 3])
 def test_norm_of_a_mixed_tree(impl, norm_type, times):
     """The norm covers all summed gradients in each step; gradients below the bound are unchanged."""
-    module, dense, whole, warned = mixed_tree(impl, norm_type=norm_type, track_grad_norm=True)
+    options = {"norm_type": norm_type, "track_grad_norm": True, "fused": times == 3}
+    module, dense, whole, warned = mixed_tree(impl, **options)
     if whole is None or warned:
         return
     table = tables_of(module)["t"]

@@ -17,6 +17,7 @@ from keyedopt.conformance.suite.support.embedding import (
     tables_of,
     train_rows,
 )
+from keyedopt.conformance.suite.support.in_backward import apply_in_backward
 from keyedopt.conformance.suite.support.inputs import INTERPRETED, _numbers
 
 KINDS = [("EmbeddingBagCollection", name) for name in FUSED_OPTIMIZERS] + [("EmbeddingCollection", "Adagrad")]
@@ -177,6 +178,36 @@ def test_rate_of_later_steps(impl, optimizer):
     expect_near(
         tables_of(module)["t"], tables_of(other)["t"], "the table after a step at another learning rate"
     )
+
+
+@pytest.mark.clause("FUSED-062")
+@pytest.mark.needs("EmbeddingBagCollection", "apply_optimizer_in_backward")
+def test_rate_applied_between_forward_and_backward(impl):
+    """A learning rate that is applied after the forward pass is used by its backward pass."""
+    module, other = collection(impl), collection(impl, options={"lr": 0.5})
+    outputs = module(jagged(BAGS))
+    apply_in_backward(impl, torch.optim.SGD, module.parameters(), {"lr": 0.5})
+    for found in (outputs, other(jagged(BAGS))):
+        sum(output.sum() for output in found.values()).backward()
+    for name, table in tables_of(module).items():
+        expect_near(table, tables_of(other)[name], f"table {name}")
+
+
+@pytest.mark.clause("FUSED-047")
+@pytest.mark.needs("EmbeddingBagCollection", "apply_optimizer_in_backward")
+def test_gradient_of_weights_in_several_groups(impl):
+    """The weights of lookups in tables with groups of their own receive their gradient."""
+    module = collection(impl, weighted=True)
+    tables = snapshot(tables_of(module))
+    apply_in_backward(impl, torch.optim.SGD, [tables_of(module)["u"]], {"lr": 0.5})
+    features = jagged(BAGS, WEIGHTS)
+    for *_, weights in features.values():
+        weights.requires_grad_()
+    outputs = module(features)
+    sum(output.sum() for output in outputs.values()).backward()
+    for name, table in (("f", "t"), ("g", "t"), ("h", "u")):
+        values, _, weights = features[name]
+        expect_near(weights.grad, tables[table][values].sum(dim=1), f"gradient of the weights of {name}")
 
 
 @pytest.mark.clause("FUSED-087")

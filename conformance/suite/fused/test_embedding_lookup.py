@@ -1,5 +1,6 @@
 """Embedding modules: lookups, and invalid features that raise an error before the lookup."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -122,20 +123,23 @@ def test_without_pooling(impl):
 def test_a_feature_of_several_tables(impl, kind):
     """A feature of several tables has an output feature@table for each, which trains only it."""
     tables = (("t", 6, 4, ("f", "g")), ("u", 5, 8, ("f",)))
-    module, other = collection(impl, kind=kind, tables=tables), collection(impl, kind=kind)
-    with torch.no_grad():
-        tables_of(other)["u"].copy_(tables_of(module)["u"])
-    bags = {"f": BAGS["f"], "g": BAGS["g"], "h": BAGS["f"]}
-    outputs, wanted = module(jagged(bags)), other(jagged(bags))
-    expect_equal(set(outputs), {"f@t", "g", "f@u"}, "names of the outputs")
-    pairs = (("f@t", "f"), ("g", "g"), ("f@u", "h"))
-    for name, feature in pairs:
-        expect_bits(outputs[name].detach(), wanted[feature].detach(), f"output {name}")
-    for found, names in ((outputs, [name for name, _ in pairs]), (wanted, [name for _, name in pairs])):
-        sum((index + 1.0) * found[name].sum() for index, name in enumerate(names)).backward()
-    expect_unchanged(snapshot(tables_of(other)), tables_of(module), "the tables")
-    too_large = jagged({"f": [[5]], "g": [[0]]})  # a valid row of one table, past the end of the other
-    expect_raises(lambda: module(too_large), *REFUSALS, expected="an error for row 5 of 5")
+    for weighted in (False, True):
+        module = collection(impl, kind=kind, tables=tables, weighted=weighted)
+        other = collection(impl, kind=kind, weighted=weighted)
+        with torch.no_grad():
+            tables_of(other)["u"].copy_(tables_of(module)["u"])
+        bags, factors = ({"f": of["f"], "g": of["g"], "h": of["f"]} for of in (BAGS, WEIGHTS))
+        outputs, wanted = (one(jagged(bags, factors if weighted else None)) for one in (module, other))
+        expect_equal(set(outputs), {"f@t", "g", "f@u"}, "names of the outputs")
+        pairs = (("f@t", "f"), ("g", "g"), ("f@u", "h"))
+        for name, feature in pairs:
+            expect_bits(outputs[name].detach(), wanted[feature].detach(), f"output {name}")
+        for found, names in ((outputs, [name for name, _ in pairs]), (wanted, [name for _, name in pairs])):
+            sum((index + 1.0) * found[name].sum() for index, name in enumerate(names)).backward()
+        expect_unchanged(snapshot(tables_of(other)), tables_of(module), "the tables")
+        ones = {"f": [[1.0]], "g": [[1.0]]} if weighted else None
+        too_large = jagged({"f": [[5]], "g": [[0]]}, ones)  # row 5 is valid in t, and past the end of u
+        expect_raises(functools.partial(module, too_large), *REFUSALS, expected="an error for row 5 of 5")
 
 
 @pytest.mark.clause("FUSED-024")

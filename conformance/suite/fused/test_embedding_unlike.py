@@ -32,8 +32,12 @@ BATCHES = (
     {"f": [[0, 1, 1], [2]], "g": [[], [1, 5]], "h": [[2, 2], [0]]},
     {"f": [[5], []], "g": [[1], [0]], "h": [[], [2]]},
 )
-#: Options with which the size of a step depends on the step count.
-COUNTED = {"Adagrad": {"lr_decay": 0.5}, "RowWiseAdagrad": {"lr_decay": 0.5}}
+#: Options with which the size of a step depends on the step count, or on the place in a window.
+COUNTED: dict[str, dict[str, Any]] = {
+    "Adagrad": {"lr_decay": 0.5},
+    "RowWiseAdagrad": {"lr_decay": 0.5},
+    "AccumulateSGD": {"use_accumulate": True, "accumulate_step": 2},
+}
 
 
 def loss_of(modules: list[Any], step: int, factor: float = 1.0) -> torch.Tensor:
@@ -68,7 +72,7 @@ def expect_same_tables(whole: Any, parts: list[Any]) -> None:
 
 @pytest.mark.clause("FUSED-085")
 @pytest.mark.needs("{optimizer}", "EmbeddingBagCollection.shared_features")
-@pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", [*FUSED_OPTIMIZERS, "AccumulateSGD"])
 def test_tables_with_unlike_step_counts(impl: Any, optimizer: str) -> None:
     """Tables that were updated unequally often train like tables in modules of their own."""
     options = COUNTED.get(optimizer, {})

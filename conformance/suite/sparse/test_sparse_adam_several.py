@@ -26,10 +26,10 @@ def tables() -> list[Any]:
     return [parameter(*shape, seed=at) for at, shape in enumerate(SHAPES)]
 
 
-def give(weights: list[Any], step: int) -> None:
-    """Give gradients to the parameters of a step; all others have none."""
+def give(weights: list[Any], step: int, empty: bool = False) -> None:
+    """Give gradients to the parameters of a step; all others have none, or if `empty` one without rows."""
     for at, weight in enumerate(weights):
-        weight.grad = None
+        weight.grad = torch.zeros_like(weight).to_sparse(1) if empty else None
         if at in PRESENT[step]:
             set_sparse_grad(weight, [len(weight) - 1, 0, len(weight) - 1], seed=10 * step + at + 1)
 
@@ -43,16 +43,17 @@ def elements(grad: Any) -> torch.Tensor:
 @pytest.mark.clause("SPARSE-031")
 def test_parameters_with_unlike_step_counts(impl: Any) -> None:
     """Parameters of a group that were updated unequally often train like each one by itself."""
-    together, apart = tables(), tables()
-    one = impl.SparseAdam(together, lr=0.25)
-    others = [impl.SparseAdam([weight], lr=0.25) for weight in apart]
-    for step in range(len(PRESENT)):
-        give(together, step)
-        give(apart, step)
-        for optimizer in (one, *others):
-            optimizer.step()
-    for seen, wanted, start in zip(together, apart, tables(), strict=True):
-        expect_same_way(seen, wanted, start, "a parameter among others", steps=len(PRESENT))
+    for empty in (False, True):
+        together, apart = tables(), tables()
+        one = impl.SparseAdam(together, lr=0.25)
+        others = [impl.SparseAdam([weight], lr=0.25) for weight in apart]
+        for step in range(len(PRESENT)):
+            give(together, step, empty)
+            give(apart, step, empty)
+            for optimizer in (one, *others):
+                optimizer.step()
+        for seen, wanted, start in zip(together, apart, tables(), strict=True):
+            expect_same_way(seen, wanted, start, "a parameter among others", steps=len(PRESENT))
 
 
 @pytest.mark.clause("SPARSE-025")

@@ -118,12 +118,14 @@ class ForeignKeyed(torch.optim.Optimizer):
         return saved
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Fill the state in place, and the options of its only group."""
+        """Fill the state in place, create what is missing, and set the options of its only group."""
         for before in list(self._optimizer_load_state_dict_pre_hooks.values()):
             changed = before(self, state_dict)
             state_dict = state_dict if changed is None else changed
         for key, entry in state_dict["state"].items():
-            self.state[self.params[key]]["velocity"].copy_(entry["velocity"])
+            param = self.params[key]
+            live = self.state[param].setdefault("velocity", torch.zeros_like(param, requires_grad=False))
+            live.copy_(entry["velocity"])
         if self.defaults["_save_param_groups"]:
             self.param_groups[0]["lr"] = state_dict["param_groups"][0]["lr"]
         if self.refuse:

@@ -46,17 +46,30 @@ def expect_one_call_per_event(holder: Any, members: Sequence[ForeignKeyed], para
     expect_unchanged(expected, velocities(members), "state after a load")
 
 
-def expect_no_save_hook_in_a_refused_load(holder: Any, members: Sequence[ForeignKeyed], params: Any) -> None:
-    """Expect that a load that the last foreign member refuses runs no save hook, and changes no other one."""
+def expect_no_save_hook_in_a_refused_load(
+    holder: Any, members: Sequence[ForeignKeyed], params: Any, fresh: bool = False
+) -> None:
+    """Expect that a load that the last foreign member refuses runs no save hook, and changes no other one.
+
+    The load also restores groups. If the other members are `fresh`, it would create their state.
+    """
+    holder.save_param_groups(True)
     train(holder, params, 1)
     given = copy.deepcopy(holder.state_dict())
     train(holder, params, 1, seed=7)
     calls: list[str] = []
     for member in members:
         register_event_hooks(member, calls)
+    others = members[:-1]
+    for member in others:
+        member.param_groups[0]["lr"] = 0.7
+        if fresh:
+            member.state.clear()
     members[-1].refuse = True
-    before = snapshot(velocities(members[:-1]))
+    before = snapshot(velocities(others))
     expect_raises(lambda: holder.load_state_dict(given), Exception, expected="an error: the member refuses")
-    expect_unchanged(before, velocities(members[:-1]), "state of the other members after a refused load")
+    expect_unchanged(before, velocities(others), "state of the other members after a refused load")
+    rates = [member.param_groups[0]["lr"] for member in others]
+    expect_equal(rates, [0.7] * len(others), "learning rates of the other members after a refused load")
     expect_equal([call for call in calls if "save" in call], [], "save hooks in a refused load")
     expect_equal(calls.count("before load"), len(members), "load hooks before the refusal")
