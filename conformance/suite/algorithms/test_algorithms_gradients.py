@@ -363,7 +363,6 @@ def expect_dense_gradient_left(impl: Any, algorithm: str, **options: Any) -> Non
         set_grads([weight], seed=seed)
         before = weight.grad.clone()
         optimizer.step()
-        expect(weight.grad is not None, "the gradient after the step", None)
         expect_bits(weight.grad, before, "the gradient")
 
 
@@ -378,7 +377,6 @@ def test_sparse_gradient_is_left(impl, algorithm):
         weight.grad = sparse_rows([3, 1, 3], fixed_grads(1, 3, seed=step)[0], weight)
         before = weight.grad.clone()
         optimizer.step()
-        expect(weight.grad is not None, "the gradient after the step", None)
         expect_bits(weight.grad, before, "the gradient")
 
 

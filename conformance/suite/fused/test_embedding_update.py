@@ -29,14 +29,14 @@ from keyedopt.conformance.suite.support.embedding import (
     train_rows,
 )
 from keyedopt.conformance.suite.support.measured import Measuring
-from keyedopt.conformance.suite.support.trajectories import GOLDEN
+from keyedopt.conformance.suite.support.trajectories import TRAJECTORIES
 
 
 def trajectories(*kinds: str) -> dict[str, Any]:
     """Select golden trajectories of these kinds, or all, as arguments of ``parametrize``."""
     chosen = {
         name: (made["algorithm"], made)
-        for name, made in GOLDEN.items()
+        for name, made in TRAJECTORIES.items()
         if "dampening" not in made["options"] and (not kinds or name.partition("-")[2] in kinds)
     }
     return {"argnames": "optimizer, made", "argvalues": list(chosen.values()), "ids": list(chosen)}
@@ -131,7 +131,7 @@ def test_golden(impl, optimizer, made):
 def test_dampening(impl):
     """Dampening, from the second step on, follows the golden trajectory, or raises an error."""
     try:
-        follow(impl, "SGD", GOLDEN["SGD-dampening"], "float64", steps=6)
+        follow(impl, "SGD", TRAJECTORIES["SGD-dampening"], "float64", steps=6)
     except ValueError as error:
         expect("dampening" in str(error), "an error that names dampening", str(error))
 

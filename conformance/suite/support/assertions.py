@@ -55,9 +55,9 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     return torch.equal(*(tensor.view(torch.uint8) for tensor in raw))
 
 
-def expect_bits(seen: torch.Tensor, expected: torch.Tensor, what: str) -> None:
-    """Expect two tensors to be bit-identical."""
-    if not same_bits(seen, expected):
+def expect_bits(seen: torch.Tensor | None, expected: torch.Tensor, what: str) -> None:
+    """Expect two tensors to be bit-identical; None is no tensor."""
+    if seen is None or not same_bits(seen, expected):
         raise Mismatch(f"{what} bit-identical to {_text(expected)}", _text(seen))
 
 

@@ -20,20 +20,20 @@ from keyedopt.conformance.suite.support.device import as_tensor, tensor
 from keyedopt.conformance.suite.support.draws import Steps, measure_trajectory
 from keyedopt.conformance.suite.support.measured import Measuring
 
-GOLDEN = json.loads((Path(__file__).parents[2] / "golden" / "trajectories.json").read_text("utf-8"))[
+TRAJECTORIES = json.loads((Path(__file__).parents[2] / "golden" / "trajectories.json").read_text("utf-8"))[
     "trajectories"
 ]
 
 
-def golden(*names: str) -> dict[str, Any]:
+def golden_trajectories(*names: str) -> dict[str, Any]:
     """Select golden trajectories by name, as arguments of ``parametrize``."""
-    chosen = [(GOLDEN[name]["algorithm"], GOLDEN[name]) for name in names]
+    chosen = [(TRAJECTORIES[name]["algorithm"], TRAJECTORIES[name]) for name in names]
     return {"argnames": "algorithm, made", "argvalues": chosen, "ids": list(names)}
 
 
 def special(which: str) -> list[str]:
     """Name the trajectories of every algorithm that are special in the same way."""
-    return [name for name in GOLDEN if name.partition("-")[2] == which]
+    return [name for name in TRAJECTORIES if name.partition("-")[2] == which]
 
 
 def formula(impl: Any, algorithm: str, made: Any) -> None:
@@ -46,7 +46,7 @@ def formula(impl: Any, algorithm: str, made: Any) -> None:
     betas = made["options"].get("betas", (0.9, 0.999))
     how = (exact_dtype(impl), betas[1] if corrects else 0.0)
     try:
-        follow(impl, algorithm, made, *how)
+        follow_trajectory(impl, algorithm, made, *how)
     except Mismatch as error:
         for variant, other in made.get("variants", {}).items():
             if follows(impl, algorithm, other, *how):
@@ -64,14 +64,14 @@ def follows(impl: Any, algorithm: str, made: Any, dtype: str, beta2: float) -> b
     return True
 
 
-def follow(impl: Any, algorithm: str, made: Any, dtype: str, beta2: float = 0.0) -> dict[str, Any]:
+def follow_trajectory(impl: Any, algorithm: str, made: Any, dtype: str, beta2: float = 0.0) -> dict[str, Any]:
     """Train along a trajectory; expect every known tensor within its budget, and return the errors."""
     need_dtype(impl, algorithm, dtype)
     return train_along(impl, algorithm, variant_of(impl, algorithm, made), dtype, beta2)
 
 
 def train_along(impl: Any, algorithm: str, made: Any, dtype: str, beta2: float) -> dict[str, Any]:
-    """Train along a trajectory in the variant that it has; see `follow`."""
+    """Train along a trajectory in the variant that it has; see `follow_trajectory`."""
     options = relied_on(impl, algorithm) | made["options"]
     for option in made["options"]:
         if impl.lacks(f"{algorithm}.{option}"):
