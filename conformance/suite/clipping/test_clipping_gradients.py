@@ -231,6 +231,20 @@ def test_a_parameter_in_two_groups_counts_once(impl: Any, kind: str) -> None:
     expect_close(optimizer.last_total_grad_norm, 50.0, "norm")
 
 
+@pytest.mark.clause("CLIP-038")
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_gradient_of_two_parameters_is_scaled_once(impl: Any, fused: bool) -> None:
+    """A tensor that is the gradient of two parameters counts for both, and is scaled once."""
+    params, shared = zero_params(2, 2), tensor([3.0, 4.0])
+    for param in params.values():
+        param.grad = shared
+    inner = impl.KeyedOptimizerWrapper(params, lambda listed: torch.optim.SGD(listed, lr=1.0, fused=fused))
+    impl.GradientClippingOptimizer(inner, impl.GradientClipping.NORM, 1.0).step()
+    for key, param in params.items():
+        wanted = tensor([-0.6, -0.8]) / math.sqrt(2.0)
+        expect_close(param, wanted, f"parameter {key} after a step by the clipped gradient", ulps=32)
+
+
 @pytest.mark.clause("CLIP-039")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 def test_groups_that_come_later_are_clipped(impl: Any, kind: str) -> None:
