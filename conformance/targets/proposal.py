@@ -74,11 +74,17 @@ def _classes(library: str, root: Any) -> dict[str, tuple[str, Any]]:
     """Return the classes of a library by name, each with its place; one, if the library is a class itself."""
     if isinstance(root, type):
         return {root.__name__: (library, root)}
-    names = dict.fromkeys(
-        [*vars(root), *chain.from_iterable(COMMON.values())]
-    )  # a module may load some lazily
-    found = {name: getattr(root, name, None) for name in names}
+    names = dict.fromkeys([*vars(root), *chain.from_iterable(COMMON.values())])
+    found = {name: _attribute(root, name) for name in names}
     return {name: (f"{library}:{name}", kind) for name, kind in found.items() if _own(kind, library)}
+
+
+def _attribute(module: Any, name: str) -> Any:
+    """Return an attribute, or None; a module that loads some of them lazily may raise any error."""
+    try:
+        return getattr(module, name)
+    except Exception:
+        return None
 
 
 def _find_algorithm(algorithm: str, classes: Mapping[str, tuple[str, Any]], root: Any) -> str | None:

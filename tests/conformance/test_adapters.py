@@ -106,7 +106,8 @@ def test_a_proposal_shows_common_names_missing_options_and_other_defaults(tmp_pa
     assert {"Adam", "LAMB.maximize"} <= set(proposal.absent)
     assert not {"LAMB", "SGD", "SGD.maximize"} & set(proposal.absent)
     assert (proposal.areas, proposal.inherits) == (("algorithms",), ("torch",))
-    lazy = "def __getattr__(name):\n    import some_library\n    return getattr(some_library, name)\n"
+    # raises KeyError for other names
+    lazy = "def __getattr__(name):\n    import some_library\n    return vars(some_library)[name]\n"
     (tmp_path / "lazy_library.py").write_text(lazy, encoding="utf-8")
     assert propose("lazy_library").names == {"LAMB": "lazy_library:Lamb", "SGD": "lazy_library:SGDW"}
     with pytest.raises(TargetError, match="no module"):
