@@ -216,7 +216,7 @@ colossalai = _library(  # its CPUAdam finds no kernel without CUDA
     state_names={"LarsSGD.momentum_buffer": ""},
     variants={"LAMB": "per_tensor no_debias", "LarsSGD": "per_tensor"},
 )
-heavyball = _library(  # its averages are corrected, and their places in the state numbers
+heavyball = _library(  # its averages include the bias correction, and its state has other names
     "heavyball",
     "heavyball",
     {"AdamW": "heavyball:AdamW", "SGD": "heavyball:SGD"},

@@ -2,6 +2,8 @@
 
 import os
 import random
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -198,6 +200,23 @@ def test_listed_tensors_that_are_unusual_are_left_to_the_general_way():
         assert native.listed(*given) is None
     with pytest.raises(TypeError, match="lists"):
         native.listed([param], [[state]], [indices], [])
+
+
+@built
+@pytest.mark.skipif(not os.path.exists("/proc/self/smaps"), reason="only Linux shows what memory is like")
+def test_large_pages_are_asked_for_and_change_nothing():
+    small, large = torch.ones(1000), torch.ones(1 << 24)
+    native.large_pages(small)
+    native.large_pages(large)
+    assert bool((large == 1).all())
+    middle, inside, flags = large.data_ptr() + large.nbytes // 2, False, ""
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        bounds = re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line)
+        if bounds:
+            inside = int(bounds[1], 16) <= middle < int(bounds[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            flags = line
+    assert " hg" in flags
 
 
 @built
