@@ -202,7 +202,7 @@ def _check(target: str, request: Request, judged: dict[str, tuple[model.Result, 
         for output in (each for each in outputs if each.suffix == ".json"):
             print(f"signed: {sign_file(output, request.sign)}")
     written = next((str(output) for output in outputs if output.suffix == ".json"), None)
-    for line in next_steps(verdict, written, target):
+    for line in next_steps(verdict, written, target, request.options.imports):
         print(line)
     return 0 if verdict.green else 1
 

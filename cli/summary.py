@@ -1,7 +1,7 @@
 """The summary of ``keyedopt check``: counts by area and level, failing clauses, the verdict."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -93,15 +93,23 @@ def show(result: Result, verdict: Verdict, verbose: bool = False) -> None:
     console.print(f"gate: {verdict.gate}{why}; {ran(result)}", style="green" if verdict.green else "red")
 
 
-def next_steps(verdict: Verdict, written: str | None, target: str) -> list[str]:
-    """Return the commands that explain the first failing clause and repeat its case on the target."""
+def next_steps(verdict: Verdict, written: str | None, target: str, imports: Iterable[str] = ()) -> list[str]:
+    """Return the commands that explain the first failing clause and repeat its case on the target.
+
+    Args:
+        verdict: of the check.
+        written: the file of the result, if there is one.
+        target: as it was given.
+        imports: the modules that the check imported first.
+    """
     bad = [clause for clause in failing(verdict) if verdict.clauses[clause] in FAILING]
     if not bad:
         return []
     file = shlex.quote(written) if written is not None else "FILE.json"
     before = "" if written is not None else "give --output FILE.json, then "
     named = "" if target in registered() else f" --target {shlex.quote(target)}"
-    again = f"keyedopt replay {file} {bad[0]} --run{named}"
+    first = "".join(f" --import {shlex.quote(name)}" for name in imports)
+    again = f"keyedopt replay {file} {bad[0]} --run{named}{first}"
     return [f"why:   keyedopt explain {bad[0]}", f"again: {before}{again}"]
 
 

@@ -71,7 +71,7 @@ def find(target: str, imports: Sequence[str] = ()) -> Implementation:
         found = load(target)
     except NotFoundError as error:
         near = _spelled_otherwise(target) or did_you_mean(target, known)
-        raise TargetError(f"{error}; install it, or name one of: {names}{near}") from error
+        raise TargetError(f"{error}, or give one of: {names}{near}") from error
     namespace = Implementation(name=target, root=target)
     if isinstance(found, type) and not namespace.surface().claimed():
         return _described_class(target, found, shipped) or _undescribed_class(target)

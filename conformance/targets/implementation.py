@@ -353,7 +353,9 @@ def load(place: str) -> Any:
             found = getattr(found, part)
     except ModuleNotFoundError as error:
         if error.name and (module == error.name or module.startswith(f"{error.name}.")):
-            raise NotFoundError(f"there is no module {module!r} in this environment") from error
+            raise NotFoundError(
+                f"there is no module {module!r} in this environment; install it or correct the name"
+            ) from error
         raise TargetError(
             f"{module!r} needs {error.name!r}, which is not installed in this environment"
         ) from error

@@ -18,6 +18,7 @@ from making import (
     without_progress,
 )
 
+from keyedopt.cli.summary import next_steps
 from keyedopt.conformance import expectations, spec
 from keyedopt.conformance.results import model as results
 from keyedopt.conformance.results.verdict import FAILING, failing, judge
@@ -192,6 +193,11 @@ def test_the_command_that_a_check_prints_repeats_the_case(
     assert Path("again.py").exists()
     unwritten = run_line("check", "acme").stdout.splitlines()[-1]
     assert unwritten.startswith("again: give --output FILE.json, then keyedopt replay FILE.json ")
+
+
+def test_the_command_that_a_check_prints_imports_what_the_check_did(failed):
+    _, again = next_steps(judge(failed), "x.json", "acme", ("a_device",))
+    assert again.endswith(" --run --target acme --import a_device")
 
 
 def test_a_clause_is_explained(run_line):
