@@ -39,7 +39,7 @@ def test_width(impl, algorithm, width):
     square = weight.grad.double().square().mean(dim=1)
     optimizer.step()
     # A sum of n positive terms in any order is off by n - 1 roundings at most, each of u = 2^-24 of the sum.
-    # There are few other operations; a weight is rounded by u, of which the step is a part only.
+    # There are few other operations. A weight is rounded by u, which is u / part of the step.
     if algorithm in ("LAMB", "PartialRowWiseLAMB", "LarsSGD"):
         part = 0.1 * (1e-3 if algorithm == "LarsSGD" else 1.0)
         moved = (weight.detach().double() - before).norm(dim=1) / before.norm(dim=1)

@@ -56,7 +56,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def expect_bits(seen: torch.Tensor | None, expected: torch.Tensor, what: str) -> None:
-    """Expect two tensors to be bit-identical; None is no tensor."""
+    """Expect two tensors to be bit-identical; None differs from every tensor."""
     if seen is None or not same_bits(seen, expected):
         raise Mismatch(f"{what} bit-identical to {_text(expected)}", _text(seen))
 
