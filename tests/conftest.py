@@ -32,7 +32,7 @@ LONGEST = (
     *("test_mutants", "test_fused_verdict", "test_triton_compiled", "test_pretend_verdicts", "test_cli"),
     *("test_findings", "test_reports_page", "test_triton_executed", "test_signals"),
     *("test_untrusted_files", "test_fused_checkpoints", "test_process", "test_architecture"),
-    *("test_native_sanitized", "test_benchmarks_killed", "test_runner", "test_replay", "test_cli_outputs"),
+    *("test_sanitize", "test_benchmarks_killed", "test_runner", "test_replay", "test_cli_outputs"),
     *("test_suite_verdicts", "test_benchmarks_pytest", "test_triton_traffic", "test_triton_interpreter"),
     *("test_made_results", "test_reports_like", "test_tutorial", "test_reports_plots", "test_documentation"),
     *("test_runner_hostile", "test_benchmarks_asv", "test_mutants_tool", "test_benchmarks_ab_round"),

@@ -6,10 +6,10 @@
 #include <cmath>
 #include <numeric>
 
-#include "../../../bulk/copies.h"
-#include "../../../bulk/dense.h"
-#include "../../../bulk/rows.h"
-#include "../../../bulk/squares.h"
+#include "../../fused/bulk/copies.h"
+#include "../../fused/bulk/dense.h"
+#include "../../fused/bulk/rows.h"
+#include "../../fused/bulk/squares.h"
 
 using namespace keyedopt;
 

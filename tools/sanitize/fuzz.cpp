@@ -6,7 +6,7 @@
 #include <chrono>
 #include <thread>
 
-#include "../src/engine.h"
+#include "../../fused/backends/native/src/engine.h"
 
 using namespace keyedopt;
 

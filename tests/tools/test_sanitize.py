@@ -1,6 +1,6 @@
 """The native kernels and fused/bulk under sanitizers, fed by fuzzers; a long run is one command.
 
-``fused/backends/native/sanitize/run.sh 600`` does the same for ten minutes with each sanitizer.
+``tools/sanitize/run.sh 600`` does the same for ten minutes with each sanitizer.
 """
 
 import os
@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-import keyedopt.fused.backends.native
+import keyedopt.tools
 
-RUN = Path(keyedopt.fused.backends.native.__file__).parent / "sanitize" / "run.sh"
+RUN = Path(keyedopt.tools.__file__).parent / "sanitize" / "run.sh"
 FLAGS = {
     "address": "-fsanitize=address,undefined",
     "thread": "-fsanitize=thread",

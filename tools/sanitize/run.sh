@@ -28,7 +28,7 @@ compile() {
 }
 
 for kind in "${kinds[@]}"; do
-    sources=(fuzz.cpp fuzz_bulk.cpp ../../../bulk/dense.cpp ../../../bulk/squares.cpp)
+    sources=(fuzz.cpp fuzz_bulk.cpp ../../fused/bulk/dense.cpp ../../fused/bulk/squares.cpp)
     case $kind in
         address | module) sanitize=(-fsanitize=address,undefined -fno-sanitize-recover=all) ;;
         thread) sanitize=(-fsanitize=thread) ;;
@@ -37,7 +37,7 @@ for kind in "${kinds[@]}"; do
     echo "== $kind"
     if [ "$kind" = module ]; then
         sanitize+=(-fPIC "-I$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')")
-        compile module ../../../bulk/*.cpp ../src/pool.cpp
+        compile module ../../fused/bulk/*.cpp ../../fused/backends/native/src/pool.cpp
         "${CXX:-c++}" -shared "${sanitize[@]}" "${objects[@]}" -o "$scratch/_bulk.so"
         runtime=$("${CXX:-c++}" -print-file-name=libasan.so):$("${CXX:-c++}" -print-file-name=libstdc++.so)
         # Python and torch leave memory behind when they end.
@@ -45,7 +45,7 @@ for kind in "${kinds[@]}"; do
             "$python" fuzz_bulk.py "$scratch/_bulk.so" "$seconds" "${SEED:-$RANDOM}"
         continue
     fi
-    for source in ../src/*.cpp; do
+    for source in ../../fused/backends/native/src/*.cpp; do
         grep -q '"parse.h"' "$source" || sources+=("$source") # the module needs Python; the engine does not
     done
     compile "$kind" "${sources[@]}"
