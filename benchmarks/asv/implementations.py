@@ -1,6 +1,6 @@
 """The implementations that asv and pytest-benchmark measure, imported by module name.
 
-Unlike `keyedopt bench`, they do without the targets of `keyedopt.conformance`, which old commits may lack.
+Unlike `keyedopt bench`, they are measured in the process of the caller.
 
 ==================  ====================================================================================
 name                implementation

@@ -2,8 +2,8 @@
 
 asv imports this folder under its bare name, `suites`, in an environment in which the commit under test is
 installed. The commit may have no benchmarks, or older ones. Before anything imports them, this module
-therefore makes the folder `benchmarks` of this checkout the package `keyedopt.benchmarks`. All other packages
-of keyedopt are those of the commit, so benchmarks may use only its public names.
+therefore makes the folder `benchmarks` of this checkout, and `conformance` on which it depends, the packages
+of these names. `fused` and `reference` are those of the commit: benchmarks may use only their public names.
 """
 
 import contextlib
@@ -12,29 +12,30 @@ import importlib.util
 import sys
 from pathlib import Path
 
-PACKAGE = "keyedopt.benchmarks"
+PACKAGES = ("benchmarks", "conformance")
 
 
-def use_benchmarks_of_this_checkout() -> None:
-    """Make the folder `benchmarks` that contains this module the package `keyedopt.benchmarks`.
+def use_folder_of_this_checkout(name: str) -> None:
+    """Make a folder of this checkout the package of keyedopt with this name.
 
     Raises:
-        ImportError: another `keyedopt.benchmarks` was imported before.
+        ImportError: another package of this name was imported before.
     """
-    folder = Path(__file__).resolve().parents[2]
-    known = sys.modules.get(PACKAGE)
+    package, folder = f"keyedopt.{name}", Path(__file__).resolve().parents[3] / name
+    known = sys.modules.get(package)
     if known is None:
         spec = importlib.util.spec_from_file_location(
-            PACKAGE, folder / "__init__.py", submodule_search_locations=[str(folder)]
+            package, folder / "__init__.py", submodule_search_locations=[str(folder)]
         )
         assert spec
         assert spec.loader
-        sys.modules[PACKAGE] = known = importlib.util.module_from_spec(spec)
+        sys.modules[package] = known = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(known)
         with contextlib.suppress(ImportError):
-            setattr(importlib.import_module("keyedopt"), "benchmarks", known)  # noqa: B010 - mypy knows better
+            setattr(importlib.import_module("keyedopt"), name, known)
     if Path(str(known.__file__)).resolve().parent != folder:
-        raise ImportError(f"{PACKAGE} was already imported from {known.__file__}: import {__name__} first")
+        raise ImportError(f"{package} was already imported from {known.__file__}: import {__name__} first")
 
 
-use_benchmarks_of_this_checkout()
+for _name in PACKAGES:
+    use_folder_of_this_checkout(_name)
