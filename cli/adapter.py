@@ -62,17 +62,19 @@ def init_adapter(name: str, output: Path, fail: Callable[[str], NoReturn], libra
 
 def _proposed(name: str, library: str, fail: Callable[[str], NoReturn]) -> tuple[str, list[str]]:
     """Return the adapter of a library, as its classes show it, and the libraries of their bases."""
-    from keyedopt.conformance.targets.proposal import propose
+    from keyedopt.conformance.targets.proposal import optimizers, propose
 
     sys.path.append(os.getcwd())  # as `keyedopt check` does
     try:
-        found = propose(library)
+        found, others = propose(library, by_ending=True), optimizers(library)
     except TargetError as error:
         fail(str(error))
     if not found.areas:
+        others = [place for place in others if place != library]
+        choice = f"name one class, such as --from {others[0]}, or " if others else ""
         fail(
             f"{library} has no class with a common name of an algorithm, and none that subclasses "
-            "a published keyed optimizer or wrapper: write the adapter without --from"
+            f"a published keyed optimizer or wrapper: {choice}write the adapter without --from"
         )
     parts = {part.name: getattr(found, part.name) for part in dataclasses.fields(found)}
     inherits = parts.pop("inherits")

@@ -48,6 +48,18 @@ OWNERS = ("torch", "torchrec", "torchft", "fbgemm_gpu")
 ANY_DEVICE = "*"
 
 
+def is_plain(value: Any) -> bool:
+    """Return whether a value can be written into an adapter, a result and a script."""
+    if isinstance(value, list | tuple):
+        return all(is_plain(one) for one in value)
+    return value is None or isinstance(value, str | bool | int | float)
+
+
+def _is_dtype(value: Any) -> bool:
+    """Return whether a value is a dtype; torch may not be imported."""
+    return type(value).__module__ == "torch" and type(value).__name__ == "dtype"
+
+
 class TargetError(KeyedoptError):
     """A target that cannot be found, imported or built; the message says what to do."""
 
@@ -83,7 +95,7 @@ class Implementation:
         option_names: names of options in the target, by documented name (``{"LARS.eta": "trust"}``; the class
             may be a shell pattern).
         fixed_options: options that each construction passes unless a case gives another value
-            (``{"LarsSGD.lr": 0.1}``).
+            (``{"LarsSGD.lr": 0.1}``); numbers, strings, dtypes of torch.
         defaults: documented defaults of the target where they differ (``{"Adam.eps": 1e-6}``).
         state_names: names of entries of the state, by documented name (``{"Adam.exp_avg": "m"}``).
         variants: the documented variant of a formula, by algorithm, if several are in use; see
@@ -142,6 +154,13 @@ class Implementation:
                 )
         if not (self.devices and self.dtypes):
             raise ValueError("an Implementation supports at least one device and one dtype")
+        for part in ("fixed_options", "defaults"):
+            for name, value in getattr(self, part).items():
+                if not is_plain(value) and not _is_dtype(value):
+                    raise TypeError(
+                        f"{part} of an Implementation: {name} must be None, a number, a string, a dtype "
+                        f"or a tuple of these, not {value!r}"
+                    )
 
     def adapter(self) -> dict[str, dict[str, Any]]:
         """Return what cases need to know about the classes of the target, as plain data."""
@@ -152,7 +171,11 @@ class Implementation:
             "state": self.state_names,
             "variants": self.variants,
         }
-        return {part: dict(value) for part, value in parts.items() if value}
+        return {
+            part: {name: str(one) if _is_dtype(one) else one for name, one in value.items()}
+            for part, value in parts.items()
+            if value
+        }
 
     def lacks(self, name: str) -> bool:
         """Whether the implementation does not claim a name, or the class of the name."""

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+import torch
+
 from keyedopt.conformance import spec
 from keyedopt.conformance.suite.support.described import DEFAULTS
 from keyedopt.conformance.targets.builtin import torchft, torchrec
-from keyedopt.conformance.targets.implementation import TargetError, load
+from keyedopt.conformance.targets.implementation import TargetError, is_plain, load
 
 #: Names under which libraries have the algorithms, the most literal first.
 COMMON = {
@@ -87,16 +89,32 @@ def _attribute(module: Any, name: str) -> Any:
         return None
 
 
-def _find_algorithm(algorithm: str, classes: Mapping[str, tuple[str, Any]], root: Any) -> str | None:
+def _find_algorithm(
+    algorithm: str, classes: Mapping[str, tuple[str, Any]], root: Any, by_ending: bool
+) -> str | None:
     """Return the name of the class to judge as an algorithm, or None.
 
     Classes of a module are found by their names. A class that was given itself may have any name; its
-    bases decide then.
+    bases decide then, and with `by_ending` else the end of its name.
     """
     if isinstance(root, type) and not any(root.__name__ in common for common in COMMON.values()):
         nearest = next((base.__name__ for base in root.__mro__ if base.__name__ in DEFAULTS), None)
+        if nearest is None and by_ending:
+            nearest = _ending(root.__name__)
         return root.__name__ if nearest == algorithm else None
     return next((name for name in COMMON.get(algorithm, (algorithm,)) if name in classes), None)
+
+
+def _ending(name: str) -> str | None:
+    """Return the algorithm whose common name is the last words of a name in camel case, or None.
+
+    >>> _ending("AnyPrecisionAdamW"), _ending("NAdam")
+    ('AdamW', None)
+    """
+    for algorithm, common in COMMON.items():
+        if any(name.endswith(end) and name.removesuffix(end)[-1:].islower() for end in common):
+            return algorithm
+    return None
 
 
 def _subclasses(
@@ -126,8 +144,23 @@ def _claimed(names: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(area for area in COMPOSING if set(names) & set(spec.areas()[area].names))
 
 
-def propose(library: str) -> Proposal:
+def optimizers(library: str) -> list[str]:
+    """Return the places of all optimizers that a library defines, whatever their names.
+
+    Raises:
+        TargetError: the library cannot be imported.
+    """
+    classes = _classes(library, load(library)).values()
+    return [place for place, kind in classes if issubclass(kind, torch.optim.Optimizer)]
+
+
+def propose(library: str, by_ending: bool = False) -> Proposal:
     """Import a library, or one class (``module:Class``), and read the signatures of its classes.
+
+    Args:
+        library: a module, or one class.
+        by_ending: whether the end of the name of one class may decide which algorithm it is. That is a guess:
+            a class of another algorithm may be named so.
 
     Raises:
         TargetError: the library cannot be imported.
@@ -138,7 +171,7 @@ def propose(library: str) -> Proposal:
     names: dict[str, str] = {}
     absent, fixed, defaults, variants = [], {}, {}, {}
     for algorithm, options in DEFAULTS.items():
-        chosen = _find_algorithm(algorithm, classes, root)
+        chosen = _find_algorithm(algorithm, classes, root, by_ending)
         if chosen is None:
             absent.append(algorithm)
             continue
@@ -149,7 +182,7 @@ def propose(library: str) -> Proposal:
         for option, documented in options.items():
             if option not in takes:
                 absent.append(f"{algorithm}.{option}")
-            elif takes[option].default is inspect.Parameter.empty:
+            elif not is_plain(takes[option].default):  # none, or an object that stands for a required option
                 fixed[f"{algorithm}.{option}"] = documented
             elif takes[option].default != documented:
                 defaults[f"{algorithm}.{option}"] = takes[option].default

@@ -4,15 +4,18 @@ The copy differs from the reference only in what its adapter says, so each case 
 reference, or be unsupported for a reason that the adapter gives.
 """
 
+import json
 import re
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
 
 from keyedopt.conformance import expectations
 from keyedopt.conformance.results.verdict import FAILING
 from keyedopt.conformance.run import runner
+from keyedopt.conformance.suite.support.described import said
 from keyedopt.conformance.targets.find import find
 from keyedopt.conformance.targets.implementation import Implementation, TargetError
 from keyedopt.conformance.targets.proposal import propose
@@ -216,3 +219,17 @@ PLAIN, CLAIMED = Implementation(**own), Implementation(**own, variants={"Adam": 
     assert failed.outcome == "fail"
     assert "the variant 'decoupled' fits" in failed.seen
     assert {case.outcome for case in claimed.cases} == {"pass"}
+
+
+def test_a_fixed_option_may_be_a_dtype():
+    """It is plain data on the way to the processes that run cases, and in scripts."""
+    given = {"SGD.state_dtype": torch.bfloat16, "SGD.kind": "torch.like", "SGD.betas": (0.9, 0.5)}
+    about = Implementation(name="x", root="torch.optim", areas=("algorithms",), fixed_options=given)
+    plain = json.loads(json.dumps(about.adapter()))
+    assert said(plain, "fixed", "SGD") == {
+        "state_dtype": torch.bfloat16,
+        "kind": "torch.like",
+        "betas": [0.9, 0.5],
+    }
+    with pytest.raises(TypeError, match=r"SGD.lr must be None, a number, .* not <object"):
+        Implementation(name="x", root="torch.optim", fixed_options={"SGD.lr": object()})

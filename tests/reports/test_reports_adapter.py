@@ -71,6 +71,26 @@ def test_a_proposal_for_a_class_in_this_folder_is_a_description_of_it(run_line, 
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
 
 
+def test_one_class_is_recognized_by_the_end_of_its_name(run_line, tmp_path, monkeypatch):
+    """Not in a module with others: a name may end so for another algorithm. Sentinels are no defaults."""
+    source = (
+        "from torch.optim import Optimizer\nrequired = object()\n"
+        "class LowBitAdamW(Optimizer):\n    def __init__(self, params, lr=required, eps=1e-7): ...\n"
+        "class NAdam(Optimizer): ...\n"
+    )
+    (tmp_path / "low_bits.py").write_text(source, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    refused = run_line("init-adapter", "low", "--from", "low_bits")
+    assert refused.returncode == 2
+    assert "name one class, such as --from low_bits:LowBitAdamW, or write" in refused.stderr
+    assert run_line("init-adapter", "low", "--from", "low_bits:NAdam").returncode == 2
+    assert run_line("init-adapter", "low", "--from", "low_bits:LowBitAdamW").returncode == 0
+    monkeypatch.syspath_prepend(tmp_path / "low-keyedopt")
+    about = load("low_keyedopt:IMPLEMENTATION")
+    assert about.names == {"AdamW": "low_bits:LowBitAdamW"}
+    assert (about.fixed_options, about.defaults) == ({"AdamW.lr": 1e-3}, {"AdamW.eps": 1e-7})
+
+
 @pytest.mark.parametrize(
     "name",
     ["", "../x", "a b", "1st", "Acme", "é", "class", "x;rm", "a" * 41, "torchrec", "keyedopt", "json", "x_"],

@@ -292,7 +292,7 @@ def test_dtensor(impl, algorithm, sharded):
             optimizer = make_algorithm(impl, algorithm, [weight])
             for seed in range(2):
                 set_grads([plain], seed=seed)
-                weight.grad = tensor.distribute_tensor(plain.grad, mesh, placements)
+                weight.grad = tensor.distribute_tensor(plain.grad.clone(), mesh, placements)
                 optimizer.step()
                 other.step()
         except (ValueError, TypeError, RuntimeError, NotImplementedError):

@@ -27,13 +27,24 @@ class MissingName(AttributeError):  # noqa: N818 - read as "fails: missing name"
 
 
 def said(adapter: Mapping[str, Mapping[str, Any]], part: str, owner: str) -> dict[str, Any]:
-    """Return what a part of an adapter says about a class: the entries for ``owner.name``, by name."""
+    """Return what a part of an adapter says about a class: the entries for ``owner.name``, by name.
+
+    An adapter is plain data. A text such as ``"torch.float32"`` stands for that dtype.
+    """
     found = {}
     for key, value in adapter.get(part, {}).items():
         pattern, _, name = key.partition(".")
         if fnmatchcase(owner, pattern):
-            found[name] = value
+            found[name] = dtype(value) if isinstance(value, str) and value.startswith("torch.") else value
     return found
+
+
+def dtype(text: str) -> Any:
+    """Return the dtype that a text such as ``"torch.float32"`` names; another text as it is."""
+    import torch  # not before a target is loaded
+
+    found = getattr(torch, text.removeprefix("torch."), None)
+    return found if isinstance(found, torch.dtype) else text
 
 
 class Described:
