@@ -54,10 +54,13 @@ def test_the_overview_counts_what_the_tables_count(watched, sites):
     first = tables.clauses[(tables.clauses["run"] == "library0 1.0") & (tables.clauses["level"] != "observe")]
     asked = first[first["outcome"] != "unsupported"]
     held = int((asked["outcome"] == "pass").sum())
-    assert f"{held} of {len(asked)}" in cards.nth(0).inner_text()
-    texts = [" ".join(text.split()) for text in cards.all_inner_texts()]
-    assert "1 entry of the list of known failures is not true any more" in texts[1]
-    assert ["1 expired" in text for text in texts] == [False, True, False, False]
+    said = {card.get_attribute("aria-label"): " ".join(card.inner_text().split()) for card in cards.all()}
+    assert f"{held} of {len(asked)}" in said["library0 1.0"]
+    names = [name.split() for name in tab.locator(".ranked tbody th").all_inner_texts()]
+    assert [" ".join(name) for name in names] == list(said), "the cards have the order of the table"
+    second = tables.runs[tables.runs["kind"] == "conformance"]["run"].iloc[1]
+    assert "1 entry of the list of known failures is not true any more" in said[second]
+    assert [name for name, text in said.items() if "1 expired" in text] == [second]
     assert "it is truncated" in tab.locator(".note").first.inner_text()
 
 
@@ -161,6 +164,34 @@ def test_implementations_that_behave_alike_have_the_same_letter(watched):
     assert [texts.index(text) for text in texts] == [letters.index(letter) for letter in letters]
 
 
+def test_schedules_that_an_implementation_departs_from_come_first_and_the_others_are_folded(written):
+    tables, known = results(4, 80, 3, 2000, 40)
+    rows = tables.schedules
+    right = rows["case"].isin(sorted(rows["case"].unique())[::2])
+    rows = rows.assign(measured=rows["measured"].where(~right, rows["specified"]))
+    tab = written(dataclasses.replace(tables, schedules=rows), known, "schedules")
+    figures = tab.locator("section:visible figure").all()
+    departs = [figure.locator(".bad").count() > 0 for figure in figures]
+    assert len(figures) > sum(departs) > 0
+    assert departs == [figure.is_visible() for figure in figures] == sorted(departs, reverse=True)
+
+
+def test_errors_above_the_budget_come_first(watched):
+    tab = watched().go("precision")
+    rows = tab.locator("section:visible table tbody tr")
+    above = [row.locator(".bad").count() > 0 for row in rows.all()]
+    assert above == sorted(above, reverse=True)
+    named = tab.locator("section:visible > ul:not(.keys) li").all_inner_texts()
+    assert bool(named) == any(above)
+    for text in named:
+        count = int(re.search(r"above the budget in (\d+) of", text)[1])
+        run = text.split(" is above")[0].strip()
+        column = tab.locator("section:visible table thead th").all_inner_texts().index(run)
+        assert (
+            sum(row.locator(":is(th, td)").nth(column).locator(".bad").count() for row in rows.all()) == count
+        )
+
+
 def test_differences_compare_a_chosen_pair(watched):
     tables, _ = results(4, 80, 3, 2000, 40)
     tab = watched().go("differences")
@@ -255,6 +286,20 @@ def test_speeds_are_shown_by_device_with_memory_and_the_first_step(watched):
     assert cells["threads"] == "2 / 1"
     assert (cells["extra memory"], cells["first step"]) == ("1 MB", "20 ms")
     assert (cells["throughput"], cells["times the bound"], cells["noise"]) == ("10 GB/s", "4×", "±4 %")
+
+
+@pytest.mark.parametrize(("unit", "alarm"), [("s", False), ("GB/s", False), ("of peer", True), ("B", True)])
+def test_only_bytes_and_ratios_to_a_peer_are_alarms(written, unit, alarm):
+    tables, known = results(2, 40, 2, 60, 40)
+    ours = tables.history["parameters"].isin(["rows=1", "rows=3"])
+    other = tables.history[ours].assign(unit=unit)
+    larger = tables.history[tables.history["parameters"] == "rows=3"].assign(parameters="time")
+    later = larger.assign(value=larger["value"].where(larger["value"] < 0.0125, 1.0), low=np.nan, high=np.nan)
+    history = pd.concat([later, other])
+    tab = written(dataclasses.replace(tables, history=history), known, "history")
+    first = tab.locator("figure:visible").first
+    assert first.locator("figcaption small").inner_text() == ("rows=3" if alarm else "time")
+    assert first.locator(".bad, .good").count() == alarm
 
 
 def test_a_step_down_is_worse_where_higher_is_better(written):
