@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 
-import numpy as np
 import pandas as pd
 import pytest
 from reports_data import clauses, results
@@ -127,19 +126,6 @@ def test_a_clause_opens_and_closes_by_keyboard(watched):
     assert button.evaluate("one => one === document.activeElement")
 
 
-def test_the_ranked_table_comes_first_and_amber_is_conformant_with_a_reservation(watched):
-    tab = watched(viewport={"width": 390, "height": 844}).go("overview")
-    rows = tab.locator(".ranked tbody tr")
-    assert rows.first.bounding_box()["y"] < 844
-    chips = [row.locator(".chip") for row in rows.all()]
-    for row, chip in zip(rows.all(), chips, strict=True):
-        green = "pass" in chip.get_attribute("class").split()
-        if green:
-            assert re.search(r"\b0 of \d+ should", row.inner_text())
-    musts = [int((re.search(r"(\d+) must", row.inner_text()) or [0, 0])[1]) for row in rows.all()]
-    assert musts == sorted(musts, reverse=True)
-
-
 def test_everything_is_reached_by_tab(watched):
     tab = watched().go("overview")
     reached = []
@@ -162,34 +148,6 @@ def test_implementations_that_behave_alike_have_the_same_letter(watched):
     row = tab.locator("tr", has=tab.get_by_role("button", name=clause))
     letters = row.locator("td.o").all_inner_texts()
     assert [texts.index(text) for text in texts] == [letters.index(letter) for letter in letters]
-
-
-def test_schedules_that_an_implementation_departs_from_come_first_and_the_others_are_folded(written):
-    tables, known = results(4, 80, 3, 2000, 40)
-    rows = tables.schedules
-    right = rows["case"].isin(sorted(rows["case"].unique())[::2])
-    rows = rows.assign(measured=rows["measured"].where(~right, rows["specified"]))
-    tab = written(dataclasses.replace(tables, schedules=rows), known, "schedules")
-    figures = tab.locator("section:visible figure").all()
-    departs = [figure.locator(".bad").count() > 0 for figure in figures]
-    assert len(figures) > sum(departs) > 0
-    assert departs == [figure.is_visible() for figure in figures] == sorted(departs, reverse=True)
-
-
-def test_errors_above_the_budget_come_first(watched):
-    tab = watched().go("precision")
-    rows = tab.locator("section:visible table tbody tr")
-    above = [row.locator(".bad").count() > 0 for row in rows.all()]
-    assert above == sorted(above, reverse=True)
-    named = tab.locator("section:visible > ul:not(.keys) li").all_inner_texts()
-    assert bool(named) == any(above)
-    for text in named:
-        count = int(re.search(r"above the budget in (\d+) of", text)[1])
-        run = text.split(" is above")[0].strip()
-        column = tab.locator("section:visible table thead th").all_inner_texts().index(run)
-        assert (
-            sum(row.locator(":is(th, td)").nth(column).locator(".bad").count() for row in rows.all()) == count
-        )
 
 
 def test_differences_compare_a_chosen_pair(watched):
@@ -286,28 +244,6 @@ def test_speeds_are_shown_by_device_with_memory_and_the_first_step(watched):
     assert cells["threads"] == "2 / 1"
     assert (cells["extra memory"], cells["first step"]) == ("1 MB", "20 ms")
     assert (cells["throughput"], cells["times the bound"], cells["noise"]) == ("10 GB/s", "4×", "±4 %")
-
-
-@pytest.mark.parametrize(("unit", "alarm"), [("s", False), ("GB/s", False), ("of peer", True), ("B", True)])
-def test_only_bytes_and_ratios_to_a_peer_are_alarms(written, unit, alarm):
-    tables, known = results(2, 40, 2, 60, 40)
-    ours = tables.history["parameters"].isin(["rows=1", "rows=3"])
-    other = tables.history[ours].assign(unit=unit)
-    larger = tables.history[tables.history["parameters"] == "rows=3"].assign(parameters="time")
-    later = larger.assign(value=larger["value"].where(larger["value"] < 0.0125, 1.0), low=np.nan, high=np.nan)
-    history = pd.concat([later, other])
-    tab = written(dataclasses.replace(tables, history=history), known, "history")
-    first = tab.locator("figure:visible").first
-    assert first.locator("figcaption small").inner_text() == ("rows=3" if alarm else "time")
-    assert first.locator(".bad, .good").count() == alarm
-
-
-def test_a_step_down_is_worse_where_higher_is_better(written):
-    tables, known = results(2, 40, 2, 60, 40)
-    drop = tables.history[tables.history["parameters"] == "rows=3"]
-    drop = drop.assign(value=1 / drop["value"], unit="GB/s", low=np.nan, high=np.nan)
-    tab = written(dataclasses.replace(tables, history=drop), known, "history")
-    assert re.search(r"-3\d\.\d%, worse at ", tab.locator("figure:visible .notes").inner_text())
 
 
 # --- strangers' text --------------------------------------------------------------------------------
