@@ -18,6 +18,7 @@ from keyedopt.fused.embedding import (
     Jagged,
     PoolingType,
 )
+from keyedopt.fused.explanation import explain
 from keyedopt.fused.fault_tolerance import FaultTolerantOptimizer
 from keyedopt.fused.fused import EmptyFusedOptimizer, FusedOptimizer, FusedOptimizerModule
 from keyedopt.fused.keyed import (
@@ -76,5 +77,6 @@ __all__ = [
     "WarmupPolicy",
     "WarmupStage",
     "apply_optimizer_in_backward",
+    "explain",
     "in_backward_optimizer_filter",
 ]

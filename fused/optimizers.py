@@ -38,6 +38,8 @@ class Adam(RuleOptimizer, optimizers.Adam):
 class AdamW(Adam, optimizers.AdamW):
     """Adam with decoupled weight decay; see `keyedopt.reference.AdamW`."""
 
+    has_fast_path = True
+
 
 class PartialRowWiseAdam(RuleOptimizer, optimizers.PartialRowWiseAdam):
     """Adam with one second moment for each row; see `keyedopt.reference.PartialRowWiseAdam`."""

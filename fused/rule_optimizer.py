@@ -10,6 +10,7 @@ from torch import Tensor
 from keyedopt.fused.backends.interface import ALGORITHMS, Step
 from keyedopt.fused.dense import cpu_fast_path, dense_step, state_memory
 from keyedopt.fused.dense.step_hooks import with_step_hooks
+from keyedopt.fused.explanation import explain_steps
 from keyedopt.fused.sparse import sparse_step
 from keyedopt.reference import rule_optimizer
 from keyedopt.reference.option_checks import as_plain
@@ -38,9 +39,17 @@ class RuleOptimizer(rule_optimizer.RuleOptimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update every parameter that has a gradient; see `keyedopt.reference`."""
-        if closure is None and cpu_fast_path.step(self):
+        if closure is None and not cpu_fast_path.try_step(self):
             return None
         return rule_optimizer.RuleOptimizer.step(self, closure)  # `super().step` may call hooks again
+
+    def explain(self) -> str:
+        """Return which backend or kernels do a step, and why no others do.
+
+        The gradients and the state are those of the moment; if a parameter has none, dense gradients (sparse
+        gradients for SparseAdam) and the state after the first step are assumed. Clipping may do more.
+        """
+        return explain_steps(self)
 
     def check_indices(self, indices: Tensor, sizes: Sequence[int]) -> None:
         """Raise ValueError unless the indices (dimensions, N) of a sparse gradient are within the sizes."""

@@ -60,6 +60,7 @@ __all__ = [
     "available",
     "check_name",
     "choose",
+    "described",
     "explain",
     "first",
     "get",
@@ -190,13 +191,20 @@ def choose(backend: str, tables: Sequence[Table], step: Step) -> Backend:
     return get("torch")
 
 
-def explain(chosen: Backend, tables: Sequence[Table], step: Step) -> dict[str, str]:
+def described(backend: Backend) -> str:
+    """Return the name of a backend and its kernels, for people."""
+    kernels = backend.kernels()
+    return f"backend {backend.name!r}" + (f" ({kernels})" if kernels else "")
+
+
+def explain(chosen: Backend, tables: Sequence[Table], step: Step, setting: str = "backend") -> dict[str, str]:
     """Return every backend other than the chosen one, with the reason why it does not run.
 
     Args:
         chosen: the backend of the tables.
         tables: of one device and dtype.
         step: the algorithm with its options.
+        setting: what a user sets to the name of another backend: the argument, or `PREFERRED`.
 
     Returns:
         The reason by name: the backend is missing, cannot do the step, or ``"auto"`` prefers the chosen one.
@@ -209,7 +217,7 @@ def explain(chosen: Backend, tables: Sequence[Table], step: Step) -> dict[str, s
         if isinstance(backend, MissingBackend):
             reasons[name] = backend.missing()
         else:
-            slower = f"could run; {chosen.name} is preferred (backend={name!r} asks for {name})"
+            slower = f"could run; {chosen.name} is preferred ({setting}={name!r} asks for {name})"
             reasons[name] = (
                 backend.refuses(tables, step) or check_at_first_use(backend, tables, step) or slower
             )

@@ -16,6 +16,9 @@ from keyedopt.fused.bulk import native
 
 #: The numbers of the algorithms in ``bulk/dense.h``.
 ALGORITHMS = {"sgd": 0, "adagrad": 1, "adam": 2}
+#: Why the kernels do not run.
+NOT_BUILT = "the C++ extension is not built; install keyedopt again where a C++ compiler is"
+REFUSED = "the C++ kernels need contiguous float32 tensors on the CPU that do not share memory"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from keyedopt.fused.backends.interface import ALGORITHMS
 from keyedopt.fused.backends.native import NativeBackend
 from keyedopt.fused.backends.native.describe import describe_options
 from keyedopt.fused.dense import cpu_dense_steps
-from keyedopt.fused.dense.cpu_dense_steps import extension
+from keyedopt.fused.dense.cpu_dense_steps import NOT_BUILT, REFUSED, extension
 
 _CPU = torch.device("cpu")
 _TINY = torch.finfo(torch.float32).tiny
@@ -23,48 +23,52 @@ _TINY = torch.finfo(torch.float32).tiny
 Part = tuple[dict[str, Any], list[Tensor], list[Tensor], list[list[Any]]]
 
 
-def step(optimizer: Any) -> bool:
-    """Do the step of a `RuleOptimizer` and return True, or write nothing and return False.
+def try_step(optimizer: Any) -> str:
+    """Do the step of a `RuleOptimizer` and return "", or write nothing and return why it is not done here.
 
-    The result is False if an option, a tensor or the class is not supported here, or if the step will raise.
-    A class must set `has_fast_path` in its own body, because a subclass may extend any method.
+    An option, a tensor or the class is not supported here, or the step will raise. A class must set
+    `has_fast_path` in its own body, because a subclass may extend any method.
     """
     native = extension()
-    if native is None or "has_fast_path" not in vars(type(optimizer)) or hasattr(optimizer, "grad_scale"):
-        return False
+    if native is None:
+        return NOT_BUILT
+    if "has_fast_path" not in vars(type(optimizer)):
+        return "the class has none"
+    if hasattr(optimizer, "grad_scale"):
+        return "clipping scales the gradients"
     algorithm, state, parts = optimizer.algorithm, optimizer.state, []
     for group in optimizer.param_groups:
         if group["rows"] != "given" or group["error_if_nonfinite"]:
-            return False
+            return "it supports neither rows other than 'given' nor error_if_nonfinite"
         if any(type(group.get(name, "")) is not str for name in ("decay", "eps_placement")):
-            return False  # a member of an enumeration
+            return "an option is a member of an enumeration, not its value"
         if algorithm != "sgd":
             names = (*ALGORITHMS[algorithm], "step")
         else:
             names = ("momentum_buffer",) if group["momentum"] else ()
         found = native.gathered(group["params"], state, names)
         if found is None:
-            return False
+            return "a parameter has no state yet, or is not a plain tensor"
         if found[0]:
             parts.append((group, *found))
     if not parts:
-        return False
+        return "no parameter has a gradient"
     return _sparse(optimizer, parts) if parts[0][2][0].is_sparse else _dense(algorithm, parts)
 
 
-def _dense(algorithm: str, parts: list[Part]) -> bool:
+def _dense(algorithm: str, parts: list[Part]) -> str:
     described, written = [], []
     for group, params, grads, states in parts:
         options = _options(algorithm, group)
         if options is None:
-            return False
+            return "the C++ kernels have another formula for these options, or cannot read the learning rate"
         counts: Any = 1.0 if algorithm == "sgd" else states[-1]
         described.append((options, params, grads, states if algorithm == "sgd" else states[:-1], counts))
         written += [params, *states]
     if not cpu_dense_steps.run(described):
-        return False
+        return REFUSED
     torch.autograd.graph.increment_version(chain.from_iterable(written))
-    return True
+    return ""
 
 
 def _options(algorithm: str, group: dict[str, Any]) -> tuple[Any, ...] | None:
@@ -87,27 +91,31 @@ def _learning_rate(group: dict[str, Any]) -> float | None:
     return float(lr) if not isinstance(lr, Tensor) or lr.is_cpu else None
 
 
-def _sparse(optimizer: Any, parts: list[Part]) -> bool:
+def _sparse(optimizer: Any, parts: list[Part]) -> str:
     native, backend = extension(), first(_CPU)
     listed = [param for _, params, _, _ in parts for param in params]
-    if not isinstance(backend, NativeBackend) or len(set(map(id, listed))) != len(listed):
-        return False
+    if not isinstance(backend, NativeBackend):
+        return "backend 'native' is not the first"
+    if len(set(map(id, listed))) != len(listed):
+        return "a parameter is listed twice"
     plans: list[Any] = []
     for group, params, grads, states in parts:
         lr = _learning_rate(group)
         if lr is None or not all(grad.is_sparse for grad in grads):
-            return False
+            return "some gradients are dense, or the learning rate is on a device"
         indices, values = [grad._indices() for grad in grads], [grad._values() for grad in grads]
         for param, rows in zip(params, indices, strict=True):
             if native.outside(rows, tuple(param.shape)) is not None:
-                return False
+                return "a gradient lists rows that it cannot check, or that do not exist"
         counts = states.pop() if optimizer.algorithm != "sgd" else []
         if any(isinstance(count, Tensor) and count.ndim for count in counts):
-            return False  # a count of each row
+            return "steps are counted by row"
         before = {int(count) for count in counts}
         described = native.listed(params, states, indices, values)
-        if described is None or len(before) > 1:
-            return False
+        if described is None:
+            return "backend 'native' does not take these tensors as they are"
+        if len(before) > 1:
+            return "parameters of one group have different step counts"
         count = max(before, default=0) + 1
         rule = describe_options(optimizer.algorithm, group, lr, count)
         plans.append((described, rule, params, states, counts, count, (indices, values)))
@@ -119,4 +127,4 @@ def _sparse(optimizer: Any, parts: list[Part]) -> bool:
         elif counts:
             for param in params:
                 optimizer.state[param]["step"] = count
-    return True
+    return ""

@@ -1,6 +1,6 @@
 """Steps with dense gradients: by fused kernels if possible, else by torch operators on parts of a tensor."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
 
-from keyedopt.fused.backends import choose, torch_rules
-from keyedopt.fused.backends.interface import RowGradients, Step
+from keyedopt.fused.backends import choose, described, torch_rules
+from keyedopt.fused.backends.interface import Backend, RowGradients, Step
 from keyedopt.fused.backends.parameter_tables import ParameterTable
 from keyedopt.fused.dense import fused_kernels
 from keyedopt.fused.dense.fused_kernels import Work
@@ -34,7 +34,7 @@ def update(step: Step, work: Sequence[Work], names: Sequence[str], scale: Tensor
     together: dict[tuple[torch.device, torch.dtype], list[Work]] = {}
     for item in work:
         item = _local(step, item, names)
-        if fused_kernels.fit(step, item, names, scale):
+        if not fused_kernels.refuses(step, item, names, scale):
             together.setdefault((item[0].device, item[0].dtype), []).append(item)
         elif not _update_as_table(step, item, names, scale):
             _update_one(step, item, names, scale)
@@ -42,23 +42,45 @@ def update(step: Step, work: Sequence[Work], names: Sequence[str], scale: Tensor
         fused_kernels.update(step, same, names, scale)
 
 
+def explain(step: Step, item: Work, names: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """Return what updates a parameter with a dense gradient, and why nothing faster does.
+
+    On the CPU this may update the item, which is not sharded.
+    """
+    refused = fused_kernels.refuses(step, item, names, None)
+    if not refused:
+        return fused_kernels.explain(step, item, names)
+    reasons = {"a fused kernel": refused}
+    found = _table_backend(step, item, names)
+    if isinstance(found, str):
+        return "torch's operators", reasons | {"kernels for rows": found}
+    return described(found[1]), reasons
+
+
 def _local(step: Step, item: Work, names: Sequence[str]) -> Work:
     """Return the local shards of a DTensor if they can be updated separately, else the DTensor."""
     param, grad, state = item
     if not isinstance(param, DTensor):
         return item
-    placements, sizes = param.placements, param.device_mesh.shape
+    placements = param.placements
     if isinstance(grad, DTensor) and grad.placements != placements:
         grad = grad.redistribute(placements=placements)
-    cut = any(kind.is_shard(1) and size > 1 for kind, size in zip(placements, sizes, strict=True))
     parts = [grad, *(state[name] for name in names)]
     if "step" in state and state["step"].ndim:
         parts.append(state["step"])
-    if (cut and step.algorithm not in ELEMENTWISE) or not all(_spread_alike(part, param) for part in parts):
+    if not is_local(step, param, parts):
         return param, grad, state  # torch's operators on DTensors do the collectives
     local = {name: value.to_local() if isinstance(value, DTensor) else value for name, value in state.items()}
     here: Any = grad
     return param.to_local(), here.to_local(), local
+
+
+def is_local(step: Step, param: DTensor, parts: Iterable[Any]) -> bool:
+    """Return whether each rank updates its shard of a parameter and of the parts, gradient and states."""
+    kinds = zip(param.placements, param.device_mesh.shape, strict=True)
+    cut = any(kind.is_shard(1) and size > 1 for kind, size in kinds)
+    alike = all(_spread_alike(part, param) for part in parts)
+    return alike and not (cut and step.algorithm not in ELEMENTWISE)
 
 
 def _spread_alike(part: Any, param: DTensor) -> bool:
@@ -71,19 +93,28 @@ def _spread_alike(part: Any, param: DTensor) -> bool:
 
 def _update_as_table(step: Step, item: Work, names: Sequence[str], scale: Tensor | None) -> bool:
     """Update a table on the CPU by a kernel for rows, in one pass; return False if there is none."""
-    param, grad, state = item
-    if isinstance(param, DTensor) or param.device.type != "cpu" or param.ndim != 2:
+    found = _table_backend(step, item, names)
+    if isinstance(found, str):
         return False
-    if not param.numel() or not grad.is_contiguous():
-        return False
-    view = ParameterTable(step.algorithm, param, state, names)
-    backend = choose("auto", [view.table], step)
-    if backend.copies_rows:
-        return False
+    (view, backend), (param, grad, _) = found, item
     grad = grad if scale is None else grad.div_(scale)
     backend.update_rows([view.table], [RowGradients(0, torch.arange(len(param)), grad)], step)
     view.write_back()
     return True
+
+
+def _table_backend(step: Step, item: Work, names: Sequence[str]) -> tuple[ParameterTable, Backend] | str:
+    """Return a table on the CPU and the backend with a kernel for its rows, or why there is none."""
+    param, grad, state = item
+    if isinstance(param, DTensor) or param.device.type != "cpu" or param.ndim != 2:
+        return "they are for tables (rows, width) on the CPU"
+    if not param.numel() or not grad.is_contiguous():
+        return "the table is empty, or its gradient not contiguous"
+    view = ParameterTable(step.algorithm, param, state, names)
+    backend = choose("auto", [view.table], step)
+    if backend.copies_rows:
+        return f"backend {backend.name!r}, which supports the table, would copy every row"
+    return view, backend
 
 
 def _update_one(step: Step, item: Work, names: Sequence[str], scale: Tensor | None) -> None:

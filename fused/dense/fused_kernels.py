@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 
 from keyedopt.fused.backends.interface import Step
+from keyedopt.fused.bulk import native
 from keyedopt.fused.dense import cpu_dense_steps
 from keyedopt.fused.dense.cpu_dense_steps import Clip, Group
 
+CPU_KERNELS = "C++ kernels for dense gradients"
 PLAIN = (Tensor, torch.nn.Parameter)
 DEVICES = ("cpu", "cuda")
 #: A parameter of a step, its gradient, and its state.
@@ -31,25 +33,42 @@ def update(step: Step, work: Sequence[Work], names: Sequence[str], scale: Tensor
     KERNELS[step.algorithm](step, params, grads, states, _counts(step, work), options)
 
 
-def fit(step: Step, item: Work, names: Sequence[str], scale: Tensor | None) -> bool:
-    """Return whether torch's kernel supports these options, dtypes and layouts with the same formula."""
+def refuses(step: Step, item: Work, names: Sequence[str], scale: Tensor | None) -> str:
+    """Return why torch's kernel does not support these options, dtypes or layouts; empty if it does."""
     param, grad, state = item
-    if step.algorithm not in KERNELS or not _exact(step, state, names):
-        return False
+    if step.algorithm not in KERNELS:
+        return f"torch has none for {step.algorithm}"
+    if not _exact(step, state, names):
+        return "its formula differs with these options"
     dtype, device = param.dtype, param.device
     if device.type not in DEVICES:
-        return False
+        return f"there is none for {device.type}"
     if dtype is torch.float64:
-        if scale is not None or isinstance(step.lr, Tensor):  # torch's kernels read both as float32
-            return False
+        if scale is not None or isinstance(step.lr, Tensor):
+            return "it reads scales, and learning rates that are tensors, as float32"
     elif dtype is not torch.float32 and step.algorithm != "adam":
-        return False  # in half precision SGD skips elements (pytorch#191763), Adagrad rounds more often
+        # SGD skips elements (pytorch#191763), Adagrad rounds more often.
+        return f"it is not exact in {dtype}"
     for tensor in (param, grad, *[state[name] for name in names]):
         if type(tensor) not in PLAIN or tensor.dtype is not dtype:
-            return False
+            return "parameter, gradient and state must be plain tensors of one dtype"
         if tensor.device != device or not tensor.is_contiguous():
-            return False
-    return True
+            return "parameter, gradient and state must be contiguous, on one device"
+    return ""
+
+
+def explain(step: Step, item: Work, names: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """Return which kernel runs for an item that `refuses` accepts, and why no earlier one does.
+
+    On the CPU this updates the item.
+    """
+    param, grad, state = item
+    torchs = f"torch's fused kernel for {step.algorithm}"
+    if param.device.type != "cpu":
+        return torchs, {}
+    if cpu_dense_steps.update([Group(step, [param], [grad], [[state[name]] for name in names])], Clip()):
+        return f"{CPU_KERNELS}, {torch.get_num_threads()} threads", {}
+    return torchs, {CPU_KERNELS: cpu_dense_steps.NOT_BUILT if native is None else cpu_dense_steps.REFUSED}
 
 
 def _exact(step: Step, state: dict[str, Any], names: Sequence[str]) -> bool:

@@ -89,6 +89,11 @@ class EmbeddingFusedOptimizer(EmbeddingOptimizerBase, FusedOptimizer):
         optimizers = {name: (optimizer, group, states[weight]) for name, weight in weights.items()}
         make_table_groups(weights, optimizers, self.backend)
 
+    def explain(self) -> str:
+        """Return which backend and kernels run for which tables, and why no other backend does."""
+        groups = self.table_groups({name: weight for weight, name in self._names.items()})
+        return "\n".join(group.explain() for group in groups)
+
     def table_groups(self, weights: Mapping[str, Tensor]) -> list[TableGroup]:
         """Group the tables of the module as backends take them now."""
         optimizers = {

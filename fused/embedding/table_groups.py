@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from keyedopt.fused.backends import choose, explain
+from keyedopt.fused.backends import choose, described, explain
 from keyedopt.fused.backends.interface import Backend, Step, Table, Tables
 from keyedopt.fused.embedding.table_optimizers import as_table
 from keyedopt.fused.rule_optimizer import RuleOptimizer
@@ -76,14 +76,10 @@ class TableGroup:
         """Return which backend and kernels run for the tables, and why no other backend does."""
         step = READ if self.optimizer is None else self.optimizer.make_step({**self.options, "lr": 0.0}, 1)
         backend = self.backend_for(step)
-        kernels = backend.kernels()
-        lines = [
-            f"{', '.join(self.names)} ({self.dtype}, {self.device}): "
-            f"{step.algorithm if self.optimizer else 'no optimizer'} by backend {backend.name!r}"
-            f"{f' ({kernels})' if kernels else ''}",
-        ]
+        what = step.algorithm if self.optimizer else "no optimizer"
+        first = f"{', '.join(self.names)} ({self.dtype}, {self.device}): {what} by {described(backend)}"
         others = explain(backend, self.tables, step)
-        return "\n".join(lines + [f"  not {name!r}: {why}" for name, why in others.items()])
+        return "\n".join([first, *(f"  not {name!r}: {why}" for name, why in others.items())])
 
     def check_options(self) -> bool:
         """Check the options, unless they are the same objects as at the last call.

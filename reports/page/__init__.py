@@ -140,7 +140,8 @@ def _digits(value: Any, count: int = 3) -> str:
         return "–"
     if math.isinf(value):
         return "not finite"
-    return f"{value:.{count}g}" if abs(value) < 10**count else f"{value:,.0f}"
+    plain = 10**count <= abs(value) < 1e9
+    return f"{value:,.0f}" if plain else f"{value:.{count}g}"
 
 
 def _time(seconds: Any) -> str:
@@ -171,7 +172,10 @@ def _measured(value: Any, unit: Any) -> str:
 
 
 def _share(value: Any) -> str:
-    return "–" if _missing(value) else f"{value:.0%}"
+    """Write a share in percent, or as a factor if it is large."""
+    if _missing(value):
+        return "–"
+    return f"{value:.0%}" if value < 10 else f"{_digits(value)} times"
 
 
 def _link(value: Any) -> str:

@@ -16,6 +16,8 @@ from keyedopt.reports.tables import Frame, Tables
 DRAWN = 24
 #: The smallest step that is shown, relative to the level before.
 LEAST = 0.02
+#: Units in which a step up is an alarm: bytes, and a ratio to a peer in the same process.
+ALARMS = ("B", "of peer")
 
 
 def detect(values: NDArray[np.float64]) -> list[int]:
@@ -81,12 +83,14 @@ def view(tables: Tables, commit_url: str, folder: Path | None) -> dict[str, Any]
                 "steps": steps,
                 "unit": unit,
                 "higher": higher,
+                "alarms": unit in ALARMS,
                 "points": len(rows),
                 "last": values[-1],
                 "picture": None,
             }
         )
-    series.sort(key=lambda one: -max((abs(step["change"]) for step in one["steps"]), default=0.0))
+    largest = {id(one): max((abs(step["change"]) for step in one["steps"]), default=0.0) for one in series}
+    series.sort(key=lambda one: (not (one["alarms"] and one["steps"]), -largest[id(one)]))
     name = numbered("history")
     for one in series[:DRAWN]:
         one["picture"] = _draw(name(), one, folder)

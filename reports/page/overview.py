@@ -14,13 +14,12 @@ from keyedopt.reports.tables import Frame, Tables, checked, held
 
 
 def view(tables: Tables, looks: Mapping[str, Look]) -> dict[str, Any]:
-    """Return the cards and the table."""
+    """Return the cards, the worst first, and the table of areas."""
     listed: Frame = tables.runs
     runs = [row for row in listed.to_dict("records") if row["run"] in looks]
     precision = _precision(tables)
-    cards = [_card(run, tables, precision) for run in runs]
-    ranked = sorted(cards, key=_worst_first)
-    return {"cards": cards, "ranked": ranked, "areas": _areas(tables, list(looks)), "levels": LEVELS}
+    ranked = sorted((_card(run, tables, precision) for run in runs), key=_worst_first)
+    return {"ranked": ranked, "areas": _areas(tables, list(looks)), "levels": LEVELS}
 
 
 def _worst_first(card: Mapping[str, Any]) -> tuple[float, ...]:

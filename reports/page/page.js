@@ -241,7 +241,7 @@
     return el("span", { class: `chip ${what}` }, WORDS[what] + (BAD.includes(what) && cell[2] < cell[1] ? ` ${cell[2]}/${cell[1]}` : ""));
   };
   const clauseLink = (index) => el("a", { href: `#clause=${data.clauses[index][ID]}` }, data.clauses[index][ID]);
-  const number = (value) => value === null ? "not finite" : value === undefined ? "–" : String(Number(value.toPrecision(3)));
+  const number = (value) => value === null || value === Infinity ? "not finite" : value === undefined ? "–" : String(Number(value.toPrecision(3)));
   const compare = () => {
     const box = $("changes");
     if (!from || !to) return;
@@ -265,8 +265,15 @@
       if (now === undefined) continue;
       const [was, is] = [old, now].map((error) => error === null ? Infinity : error);
       const grown = (low, high) => key.endsWith(", ULP") ? high > low + data.grown[0] : high > low * data.grown[1];
-      if (grown(was, is) || grown(is, was)) errors.push([key, number(old), number(now), is > was ? "grew" : "fell"]);
+      if (grown(was, is) || grown(is, was)) errors.push([key, was, is]);
     }
+    const moved = ([, was, is]) => Math.max(was, is) / Math.max(Math.min(was, is), Number.MIN_VALUE);
+    errors.sort((one, other) => moved(other) - moved(one) || 0);
+    const shownErrors = errors.map((error) => {
+      const [key, was, is] = error;
+      const factor = Number.isFinite(moved(error)) && moved(error) < 1e6 ? ` ${number(moved(error))} times` : "";
+      return [key, number(was), number(is), `${is > was ? "grew" : "fell"}${factor}`];
+    });
     const mine = (run) => new Map(data.speeds.filter((row) => row[0] === data.runs[run].implementation && row[1] === data.runs[run].version).map((row) => [row[2], row.slice(3)]));
     const [slow, fast] = [mine(a), mine(b)];
     if (data.runs[a].version !== data.runs[b].version) for (const [key, old] of slow) {
@@ -284,7 +291,7 @@
       other.length ? el("details", {}, el("summary", {}, `${other.length} verdicts changed and are neither: one of them does not claim what the other one does`),
         table("Verdicts that changed and are neither worse nor better", heads, other, "verdicts")) : "",
       section("Behaviour", "No record of behaviour changed.", behaviour.length && table("Records of behaviour that changed", ["clause", first, second, "statement"], behaviour, "behaviour")),
-      section("Errors", "No measured error changed.", errors.length && table("Worst errors that changed", ["what", first, second, "change"], errors)),
+      section("Errors", "No measured error changed.", errors.length && table("Worst errors, largest change first", ["what", first, second, "change"], shownErrors)),
       section("Speed", "No ratio moved beyond its interval, or none was measured for both.", speeds.length && table("Ratios that moved beyond their intervals", ["what", first, second, "change"], speeds)));
   };
   if (from) {

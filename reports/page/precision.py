@@ -40,12 +40,14 @@ def view(tables: Tables, looks: Mapping[str, Look], folder: Path | None) -> dict
         for (_, subject, dtype), rows in groups[:PICTURES]
     ]
     runs = [run for run in looks if run in set(frame["run"])]
+    worst = _worst(frame, runs)
     return {
+        "above": _above(worst, runs),
         "steps": [(dtype, by_dtype[dtype], left_out.get(dtype, 0)) for dtype in order],
         "rows": rows_plots,
         "rows_left_out": len(groups) - len(rows_plots),
         "runs": runs,
-        "worst": _worst(frame, runs),
+        "worst": worst,
         "measurements": len(frame),
     }
 
@@ -130,7 +132,7 @@ def _count(value: float) -> str:
 
 
 def _worst(frame: Frame, runs: list[str]) -> list[dict[str, Any]]:
-    """Return each run's worst error as a share of its budget, by subject and dtype."""
+    """Return each run's worst error as a share of its budget by subject and dtype, those above it first."""
     judged = frame[frame["budget"] > 0]
     judged = judged.assign(share=judged["error"] / judged["budget"]).sort_values("share", kind="stable")
     last = judged.groupby(["subject", "dtype", "run"], sort=True).tail(1)
@@ -142,7 +144,24 @@ def _worst(frame: Frame, runs: list[str]) -> list[dict[str, Any]]:
             "budget": row.budget,
             "unit": row.unit,
         }
-    return [
+    listed = [
         {"subject": subject, "dtype": dtype, "cells": [cells.get(run) for run in runs]}
         for (subject, dtype), cells in found.items()
     ]
+    return sorted(listed, key=lambda row: not any(map(_is_above, row["cells"])))
+
+
+def _is_above(cell: Mapping[str, Any] | None) -> bool:
+    """Return whether an error is above its budget, or not finite."""
+    return cell is not None and not cell["share"] <= 1
+
+
+def _above(worst: list[dict[str, Any]], runs: list[str]) -> list[tuple[str, int, int, list[str]]]:
+    """Return the runs with errors above the budget: how many rows of the table, of how many, and which."""
+    found = []
+    for index, run in enumerate(runs):
+        mine = [row for row in worst if row["cells"][index] is not None]
+        bad = [f"{row['subject']} {row['dtype']}" for row in mine if _is_above(row["cells"][index])]
+        if bad:
+            found.append((run, len(bad), len(mine), bad))
+    return found

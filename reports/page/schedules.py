@@ -19,7 +19,7 @@ CLOSE = 1e-12
 
 
 def view(tables: Tables, looks: Mapping[str, Look], folder: Path | None) -> dict[str, Any]:
-    """Return the curves by policy, each with its plot and the runs that follow it."""
+    """Return the curves that a run departs from, the worst first, and the others by policy, with plots."""
     frame: Frame = tables.schedules
     groups: dict[str, list[dict[str, Any]]] = {}
     name = numbered("schedule")
@@ -32,17 +32,17 @@ def view(tables: Tables, looks: Mapping[str, Look], folder: Path | None) -> dict
     curves = [curve for group in groups.values() for curve in group]
     found = {run: sum(run in dict(curve["depart"]) for curve in curves) for run in looks}
     departures = [(run, count, len(curves)) for run, count in found.items() if count]
-    shown = [(policy, *_departing_first(groups[policy])) for policy in order if policy in groups]
+    followed = {
+        policy: [curve for curve in groups[policy] if not curve["depart"]]
+        for policy in order
+        if policy in groups
+    }
     return {
-        "groups": sorted(shown, key=lambda group: not group[1]),
+        "runs": [run for run in looks if run in set(frame["run"])],
+        "departing": sorted((curve for curve in curves if curve["depart"]), key=lambda curve: curve["rank"]),
+        "followed": {policy: some for policy, some in followed.items() if some},
         "departures": sorted(departures, key=lambda one: -one[1]),
     }
-
-
-def _departing_first(curves: list[dict[str, Any]]) -> tuple[int, list[dict[str, Any]]]:
-    """Return how many curves an implementation departs from, and all of them, these first."""
-    count = sum(bool(curve["depart"]) for curve in curves)
-    return count, sorted(curves, key=lambda curve: not curve["depart"])
 
 
 def _broken(tables: Tables, rows: Frame, looks: Mapping[str, Look]) -> list[str]:
@@ -102,8 +102,16 @@ def _curve(
         "stages": policy,
         "follow": follow,
         "depart": notes,
+        "rank": _rank(depart, series),
         "clauses": sorted(set(rows["clause"])),
     }
+
+
+def _rank(departing: Mapping[str, int | None], series: Mapping[str, Frame]) -> tuple[bool, float]:
+    """Return the key by which curves with a negative learning rate come first, then early departures."""
+    measured = [series[run]["measured"].to_numpy(float) for run in departing]
+    lowest = min((float(np.fmin.reduce(some, initial=0.0)) for some in measured), default=0.0)
+    return lowest >= 0, min((at for at in departing.values() if at is not None), default=np.inf)
 
 
 def _consecutive(rows: Frame) -> Frame:

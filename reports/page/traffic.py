@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.ticker import NullLocator
 
 from keyedopt.reports.page.figures import Look, Picture, above, line, numbered, picture
 from keyedopt.reports.tables import Frame, Tables
@@ -32,7 +33,7 @@ def view(tables: Tables, looks: Mapping[str, Look], folder: Path | None) -> dict
         rows.append(
             {
                 "what": what,
-                "at": f"{ranks:,} ranks, {parameters:,} parameters",
+                "at": f"{ranks:,} ranks, {_counted(parameters, 'parameter')}",
                 "cells": [_said(numbers.get((run, "messages")), numbers.get((run, "bytes"))) for run in runs],
             }
         )
@@ -44,7 +45,18 @@ def view(tables: Tables, looks: Mapping[str, Look], folder: Path | None) -> dict
 
 
 def _said(messages: float | None, size: float | None) -> str:
-    return "–" if messages is None or size is None else f"{messages:,.0f} messages, {size:,.0f} bytes"
+    if messages is None or size is None:
+        return "–"
+    return f"{_counted(messages, 'message')}, {_counted(size, 'byte')}"
+
+
+def _counted(number: float, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> _counted(1, "byte"), _counted(1000, "byte")
+    ('1 byte', '1,000 bytes')
+    """
+    return f"{number:,.0f} {noun}{'' if number == 1 else 's'}"
 
 
 def _by_ranks(name: str, what: str, rows: Frame, looks: Mapping[str, Look], folder: Path | None) -> Picture:
@@ -56,7 +68,9 @@ def _by_ranks(name: str, what: str, rows: Frame, looks: Mapping[str, Look], fold
         for run, some in series.items():
             line(axes, some["ranks"].to_numpy(float), some["value"].to_numpy(float), looks[run])
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+        axes.set_yticks(sorted({float(some["value"].iloc[-1]) for some in series.values()}))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
         axes.set_xlabel("ranks")
         above(axes, "bytes that a rank sends")
 
