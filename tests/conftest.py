@@ -71,6 +71,18 @@ def torchrec():
 
 
 @pytest.fixture(scope="session")
+def torchft():
+    """Skip where torchft is not installed, unless it has to be (CI)."""
+    try:
+        import torchft.optim
+    except ImportError as error:
+        if os.environ.get("KEYEDOPT_REQUIRE_TORCHFT") == "1":
+            raise
+        pytest.skip(f"torchft cannot be imported ({error}): pip install 'keyedopt[torchft]'")
+    return torchft
+
+
+@pytest.fixture(scope="session")
 def check_once(tmp_path_factory):
     """Run the suite on a target once for all processes of pytest; each reads the result.
 

@@ -19,8 +19,9 @@ def _seed():
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
 def test_an_example_runs(path, request, capsys):
-    if "torchrec" in path.read_text(encoding="utf-8"):
-        request.getfixturevalue("torchrec")
+    for library in ("torchrec", "torchft"):
+        if library in path.read_text(encoding="utf-8"):
+            request.getfixturevalue(library)
     runpy.run_path(str(path), run_name="__main__")
     assert capsys.readouterr().out.count("\n") == 1
 

@@ -25,7 +25,7 @@ from keyedopt.conformance.run.device_seen import DeviceSeen, packages_of
 from keyedopt.conformance.run.fresh import fresh, keep_settings, null_device, steps_of
 from keyedopt.conformance.run.integrity import TENSOR, Integrity
 from keyedopt.conformance.run.protocol import Head, Writer
-from keyedopt.conformance.run.refusals import unclaimed
+from keyedopt.conformance.run.refusals import unclaimed, why_not_on
 from keyedopt.conformance.run.tensor_subclasses import guard_subclasses
 from keyedopt.conformance.suite.support.assertions import Mismatch
 from keyedopt.conformance.suite.support.described import MissingName
@@ -92,9 +92,10 @@ class Engine:
         self._sought: set[str] | None = None  # run only these clauses, each until one of its cases fails
         if implementation is not None:
             self._choose(implementation)
+            check_device(self.device)
 
     def _choose(self, implementation: Implementation) -> None:
-        """Take the implementation, and the device and the dtypes that are asked for."""
+        """Take the implementation, the device and the dtypes. Forks cannot use a device that this used."""
         self.implementation, self.surface = implementation, implementation.surface()
         self._steps: Mapping[Any, Any] | None = None  # `step` of each class before the first case
         self._packages: Collection[str] | None = None  # those with functions of the implementation
@@ -102,7 +103,6 @@ class Engine:
         device = self._option("--keyedopt-device")
         self.dtypes = self._option("--keyedopt-dtype") or implementation.dtypes_on(device)
         self.use_device(implementation.supported(device, self.dtypes))
-        check_device(self.device)
 
     def use_device(self, device: str) -> None:
         """Run the cases on a device."""
@@ -266,9 +266,8 @@ class Engine:
         """Skip a case whose area, or a name that it needs, the implementation does not claim."""
         if _HEAD in item.stash:
             on_cpu = torch.device(self.device).type == "cpu"
-            for mark in item.iter_markers("cpu_only"):
-                if not on_cpu:
-                    pytest.skip(f"runs on the CPU only: {mark.args[0]}")
+            if reason := why_not_on(torch.device(self.device), item):
+                pytest.skip(reason)
             if on_cpu and _needs_accelerator(item.stash[_HEAD]):
                 pytest.skip("needs an accelerator")
             areas, needs = _areas(item.stash[_HEAD]["clauses"]), item.stash[_NEEDS]
@@ -299,7 +298,7 @@ class Engine:
             self._steps = steps_of(self.surface)
         undo = functools.partial(fresh, self._steps)
         begin_case(f"{self._option('--implementation')} {head['case']}", undo)
-        seen = self._device_seen()
+        seen = self._device_seen(item)
         self.implementation.ran()
         try:
             with undo(), seen or contextlib.nullcontext():
@@ -319,8 +318,8 @@ class Engine:
                 raise  # Ctrl-C without the runner
             raise Escaped(error) from None
         finally:
-            if seen is not None:
-                head["device"] = seen.device
+            if torch.device(self.device).type != "cpu":
+                head["device"] = seen.device if seen is not None else None
             ran = self.implementation.ran()
             head["backend"] = ran or None
         if why := self.implementation.another_ran(ran):
@@ -328,9 +327,9 @@ class Engine:
         if seen is not None and seen.device not in (None, self.device):
             pytest.skip(f"the implementation ran on {seen.device} only, not on {self.device}")
 
-    def _device_seen(self) -> DeviceSeen | None:
-        """Return an observer of where the implementation runs; on the CPU there is no doubt."""
-        if torch.device(self.device).type == "cpu":
+    def _device_seen(self, item: pytest.Item) -> DeviceSeen | None:
+        """Return an observer of where the implementation runs: not on the CPU, nor in ranks."""
+        if torch.device(self.device).type == "cpu" or item.get_closest_marker("on_ranks"):
             return None
         if self._packages is None:
             places = {place.partition(":")[0] for place in self.surface.places().values()}

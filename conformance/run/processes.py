@@ -38,6 +38,7 @@ def _environment(folder: Path) -> dict[str, str]:
     environment["PYTHONSAFEPATH"] = "1"  # the present folder shadows no module
     environment["HYPOTHESIS_STORAGE_DIRECTORY"] = str(folder / "hypothesis")
     environment.setdefault("OMP_NUM_THREADS", "1")  # one worker for each processor
+    environment.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # CUDA's own check prevents use in forks
     return environment
 
 

@@ -1,14 +1,29 @@
-"""Errors of a target that say that it does not claim something, which is no failure."""
+"""Why a case is unsupported: it cannot run on a device, or an error says what the target does not claim."""
 
 import re
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
+import torch
+
 from keyedopt.conformance.results.untrusted import one_line
+from keyedopt.conformance.suite.support.ranks import why_no_ranks
 
 #: What Python says of an argument that a constructor does not take. One that a method lacks is a failure.
 _UNKNOWN_ARGUMENT = re.compile(r"([\w.<>]+)\.__init__\(\) got an unexpected keyword argument '(\w+)'")
+
+
+def why_not_on(device: torch.device, item: pytest.Item) -> str:
+    """Return why a case cannot run on a device, or an empty string."""
+    reasons = [
+        f"runs on the CPU only: {mark.args[0]}"
+        for mark in item.iter_markers("cpu_only")
+        if device.type != "cpu"
+    ]
+    reasons += [why_no_ranks(device, *mark.args) for mark in item.iter_markers("on_ranks")]
+    return next(filter(None, reasons), "")
 
 
 def unclaimed(error: Exception, needs: Sequence[str]) -> str:

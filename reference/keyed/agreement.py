@@ -63,14 +63,19 @@ class Agreement:
         raise ValueError(f"Nothing was loaded on any rank: {'; '.join(texts)}") from error
 
 
+_ALONE = contextlib.nullcontext()
+
+
+def shared_refusal(agreement: Agreement | None) -> contextlib.AbstractContextManager[None]:
+    """Return a context that turns an error of this rank into a refusal on all ranks."""
+    return _ALONE if agreement is None else _refusal_on_all_ranks(agreement)
+
+
 @contextlib.contextmanager
-def shared_refusal(agreement: Agreement | None) -> Iterator[None]:
-    """Turn an error of this rank into a refusal on all ranks."""
+def _refusal_on_all_ranks(agreement: Agreement) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if agreement is None:
-            raise
         agreement.refuse(error)
 
 
@@ -83,7 +88,7 @@ def agreement(process_group: Any, params: Iterable[Any], state: Iterable[Any]) -
         params: the parameters.
         state: their entries.
     """
-    if not (dist.is_available() and dist.is_initialized()):
+    if not dist.is_initialized():
         return None
     if process_group is not None:
         return Agreement([process_group]) if dist.get_world_size(process_group) > 1 else None

@@ -125,7 +125,8 @@ class PendingLoad:
                 sources = [new if new is live else new.detach().clone() for live, new in pairs]
             values = [(mapping, key, clone(new)) for mapping, key, new in self.values]
             loaded = self._load_stateful()
-        self._agree(loaded)
+        if self.redistributed or self.agreement is not None:
+            self._agree(loaded)
         for reshape in self.reshapes:
             reshape()
         (self.bulk or ONE_BY_ONE).fill(self.live, sources)

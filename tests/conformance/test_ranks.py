@@ -11,7 +11,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from keyedopt.conformance.suite.support import ranks
 from keyedopt.conformance.suite.support.assertions import Mismatch, expect_equal
+from keyedopt.conformance.suite.support.device import choose_device, the_device
 from keyedopt.conformance.suite.support.ranks import end_kept_ranks, on_each_rank, on_ranks
 
 SECONDS = 10.0
@@ -31,10 +33,10 @@ def total():
     return number(), value.tolist()
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_results_come_in_the_order_of_the_ranks(ranks):
-    wanted = [(one, [sum(range(ranks))] * 2) for one in range(ranks)]
-    assert on_ranks(total, ranks=ranks) == wanted
+@pytest.mark.parametrize("size", [1, 2, 3, 4])
+def test_results_come_in_the_order_of_the_ranks(size):
+    wanted = [(one, [sum(range(size))] * 2) for one in range(size)]
+    assert on_ranks(total, ranks=size) == wanted
 
 
 def hang():
@@ -156,13 +158,13 @@ def test_ranks_end_with_the_process_that_started_them(how):
     with subprocess.Popen(
         [sys.executable, "-c", SLEEPERS], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     ) as process:
-        ranks = [int(process.stdout.readline()) for _ in range(2)]
+        found = [int(process.stdout.readline()) for _ in range(2)]
         process.send_signal(how)
         process.wait(timeout=10)
     end = time.monotonic() + 10
-    while any(_runs(rank) for rank in ranks) and time.monotonic() < end:
+    while any(_runs(rank) for rank in found) and time.monotonic() < end:
         time.sleep(0.05)
-    assert not any(_runs(rank) for rank in ranks)
+    assert not any(_runs(rank) for rank in found)
 
 
 def test_under_torchrun_one_rank_writes_and_all_exit_alike(tmp_path):
@@ -231,17 +233,56 @@ def test_processes_of_torchrun_meet_before_a_case_and_return_one_code(torchrun_s
     assert meet("the next case", 30) == "rank 1 of torchrun has ended before: see its messages"
 
 
-@pytest.mark.parametrize(("device", "backend"), [("cpu", "gloo"), ("cuda:0", "nccl")])
-def test_ranks_communicate_by_the_backend_of_the_device(monkeypatch, device, backend):
-    from keyedopt.conformance.suite.support import ranks
+@pytest.fixture
+def device_under_test():
+    yield choose_device
+    choose_device("cpu")
 
+
+@pytest.mark.parametrize(
+    ("device", "backend", "own"),
+    [("cpu", "gloo", "cpu"), ("cuda", "nccl", "cuda:1"), ("cuda:0", "nccl", "cuda:1")],
+)
+def test_a_rank_has_its_own_device_and_the_backend_of_its_type(
+    monkeypatch, device_under_test, device, backend, own
+):
     asked, set_device = [], []
     monkeypatch.setattr(torch.distributed, "init_process_group", lambda name, **_: asked.append(name))
     monkeypatch.setattr(torch.cuda, "set_device", set_device.append)
-    monkeypatch.setattr(ranks, "the_device", lambda: torch.device(device))
+    device_under_test(device)
     ranks._join("/dev/null", 1, 2, 1.0, "a case")
     assert asked == [backend]
-    assert set_device == ([1] if backend == "nccl" else [])
+    assert the_device() == torch.device(own)
+    assert set_device == ([torch.device(own)] if backend == "nccl" else [])
+
+
+@pytest.mark.parametrize(
+    ("device", "more", "reason"),
+    [
+        ("cpu", 7, ""),
+        ("cuda", 0, ""),
+        ("cuda:1", 1, "3 ranks need 3 devices cuda; here are 2"),
+        ("meta", 0, "torch.distributed has no backend for meta"),
+    ],
+)
+def test_each_rank_needs_a_device(monkeypatch, device, more, reason):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert ranks.why_no_ranks(torch.device(device), more) == reason
+
+
+def test_under_torchrun_each_rank_of_this_machine_needs_a_device(monkeypatch, torchrun_store):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    assert ranks.why_no_ranks(torch.device("cuda")) == ""
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert ranks.why_no_ranks(torch.device("cuda")) == "2 ranks need 2 devices cuda; here are 1"
+
+
+def test_a_fork_after_the_use_of_cuda_is_not_blamed_on_the_implementation(monkeypatch, device_under_test):
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    device_under_test("cuda")
+    with pytest.raises(RuntimeError, match="a fork cannot use cuda after its parent has"):
+        on_ranks(number)
 
 
 def _runs(pid):

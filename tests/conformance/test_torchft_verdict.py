@@ -1,7 +1,5 @@
 """The suite gives the known verdict on torchft's wrapper."""
 
-import os
-
 import pytest
 
 from keyedopt.conformance import expectations
@@ -13,14 +11,7 @@ FINDINGS = {finding.path.stem: finding for finding in findings() if finding.libr
 
 
 @pytest.fixture(scope="module")
-def on_torchft(check_once):
-    """Skip where torchft is not installed, unless it has to be (CI)."""
-    try:
-        import torchft.optim  # noqa: F401 - to know whether it can be imported
-    except ImportError as error:
-        if os.environ.get("KEYEDOPT_REQUIRE_TORCHFT") == "1":
-            raise
-        pytest.skip(f"torchft cannot be imported ({error}): pip install 'keyedopt[torchft]'")
+def on_torchft(check_once, torchft):
     return check_once("torchft", areas=("fault_tolerance",))
 
 

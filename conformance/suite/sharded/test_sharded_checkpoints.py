@@ -21,13 +21,14 @@ from keyedopt.conformance.suite.support.sharded import (
     error_of,
     gathered,
     local_parts,
+    one_by_one,
     rank,
     size,
     table,
 )
 
 pytestmark = [
-    pytest.mark.cpu_only("its ranks are forks that communicate by gloo"),
+    pytest.mark.on_ranks,
     pytest.mark.needs("GradientClippingOptimizer", "WarmupOptimizer"),
 ]
 
@@ -40,7 +41,7 @@ def trained(impl: Any, placement: str, steps: int) -> Any:
     params: dict[str, Any] = {f"t{n}": distributed(table(6, seed=n), placement) for n in range(2)}
     params = {key: torch.nn.Parameter(value) for key, value in params.items()}
     params["bias"] = torch.nn.Parameter(table(2, seed=4))
-    inner = impl.KeyedOptimizerWrapper(params, lambda given: torch.optim.Adam(given, lr=0.1))
+    inner = impl.KeyedOptimizerWrapper(params, one_by_one(torch.optim.Adam, lr=0.1))
     clip = impl.GradientClippingOptimizer(inner, impl.GradientClipping.NORM, 0.5)
     stage = impl.WarmupStage(impl.WarmupPolicy.LINEAR, max_iters=9, value=0.1)
     optimizer = impl.WarmupOptimizer(clip, [stage], lr=0.1)
@@ -100,6 +101,7 @@ def restored(impl: Any, folder: str, placement: str) -> Any:
 
 
 @pytest.mark.clause("SHARD-021")
+@pytest.mark.on_ranks(1)
 def test_other_ranks_and_placements(impl: Any) -> None:
     """A checkpoint of some ranks resumes on fewer and on more ranks, by rows and by columns, bit by bit."""
 
@@ -183,6 +185,7 @@ def test_load_in_place(impl: Any) -> None:
 
 
 @pytest.mark.clause("SHARD-023")
+@pytest.mark.cpu_only("it measures the memory of the process")
 def test_peak_memory_of_a_load(impl: Any) -> None:
     """A load takes less than half of the memory of a second copy of the state."""
 
@@ -190,7 +193,7 @@ def test_peak_memory_of_a_load(impl: Any) -> None:
         spread = distributed(torch.ones(256 * size(), 1024), "row")  # 1 MB on each rank
         given = [spread.clone() if n < 4 else torch.ones(256, 1024) for n in range(16)]
         params = {f"p{n}": torch.nn.Parameter(value) for n, value in enumerate(given)}
-        optimizer = impl.KeyedOptimizerWrapper(params, lambda given: torch.optim.Adam(given, lr=0.1))
+        optimizer = impl.KeyedOptimizerWrapper(params, one_by_one(torch.optim.Adam, lr=0.1))
         optimizer.init_state()
         state = optimizer.state_dict()["state"].values()
         tensors = [value for entry in state for value in entry.values() if isinstance(value, torch.Tensor)]

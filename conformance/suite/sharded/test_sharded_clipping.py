@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support.assertions import expect, expect_close, p_norm
+from keyedopt.conformance.suite.support.device import the_device
 from keyedopt.conformance.suite.support.doubles import clipping
 from keyedopt.conformance.suite.support.embedding import collection, jagged
 from keyedopt.conformance.suite.support.ranks import on_each_rank
@@ -24,7 +25,7 @@ from keyedopt.conformance.suite.support.sharded import (
 )
 
 pytestmark = [
-    pytest.mark.cpu_only("its ranks are forks that communicate by gloo"),
+    pytest.mark.on_ranks,
     pytest.mark.needs("GradientClippingOptimizer", "KeyedOptimizerWrapper"),
 ]
 
@@ -41,7 +42,7 @@ def with_grad(values: torch.Tensor) -> Any:
 
 def norm_of(gradients: dict[str, Any], p: float = 2.0) -> float:
     """Return the norm of all gradients."""
-    return p_norm([float(one) for grad in gradients.values() for one in grad.flatten()], p)
+    return p_norm([one for grad in gradients.values() for one in grad.flatten().tolist()], p)
 
 
 def expect_clipped(optimizer: Any, params: dict[str, Any], gradients: dict[str, Any], p: float) -> None:
@@ -91,7 +92,7 @@ def test_other_order_of_parameters_and_groups(impl: Any) -> None:
 
     others = [torch.distributed.new_group(list(range(size()))) for _ in range(2)]
     columns = 2 if size() % 2 == 0 else 1
-    mesh = init_device_mesh("cpu", (size() // columns, columns))
+    mesh = init_device_mesh(the_device().type, (size() // columns, columns))
     gradients = {key: table(2, seed=seed) for seed, key in enumerate("abcd")}
     both = [mesh.get_group(0), mesh.get_group(1)]
     groups = dict(zip("abcd", ([others[0]], [others[1]], [everyone()], both), strict=True))

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support.assertions import expect, expect_bits, expect_equal, same_bits
+from keyedopt.conformance.suite.support.device import full, zeros
 from keyedopt.conformance.suite.support.doubles import Stateful
 from keyedopt.conformance.suite.support.ranks import on_each_rank
 from keyedopt.conformance.suite.support.sharded import (
@@ -16,13 +17,14 @@ from keyedopt.conformance.suite.support.sharded import (
     everywhere,
     gathered,
     local_parts,
+    one_by_one,
     rank,
     size,
     table,
 )
 
 pytestmark = [
-    pytest.mark.cpu_only("its ranks are forks that communicate by gloo"),
+    pytest.mark.on_ranks,
     pytest.mark.needs("KeyedOptimizerWrapper", "CombinedOptimizer", "WarmupOptimizer"),
 ]
 
@@ -35,7 +37,7 @@ def fresh(impl: Any, wrapping: str = "plain", placement: str = "row", seed: int 
     """Return an optimizer of two DTensors and a plain parameter, with state of this seed."""
     params = {key: torch.nn.Parameter(distributed(table(5, seed=n), placement)) for n, key in enumerate("ab")}
     params["plain"] = torch.nn.Parameter(table(2, seed=3))
-    optimizer = impl.KeyedOptimizerWrapper(params, lambda given: torch.optim.Adagrad(given, lr=0.5))
+    optimizer = impl.KeyedOptimizerWrapper(params, one_by_one(torch.optim.Adagrad, lr=0.5))
     if wrapping == "combined":
         optimizer = impl.CombinedOptimizer([("one", optimizer)])
     elif wrapping == "clipping":
@@ -69,7 +71,7 @@ def spoil(saved: dict[str, Any], wrong: str) -> Any:
     key = sorted(key for key in saved["state"] if key.endswith("b"))[0]
     entry = dict(saved["state"][key])
     changes: dict[str, Any] = {
-        "shape": {**entry, "sum": torch.zeros(7, 7)},
+        "shape": {**entry, "sum": zeros(7, 7)},
         "kind": {**entry, "sum": 3.0},
         "missing entry": {"step": entry["step"]},
         "not a mapping": [1],
@@ -121,8 +123,8 @@ def test_an_object_refuses(impl: Any) -> None:
 
     def make(seed: int, refuse: bool) -> tuple[Any, Any]:
         param = torch.nn.Parameter(distributed(table(4), "row"))
-        held = Stateful(torch.full((2,), float(seed)), refuse)
-        sums = distributed(torch.full((4, 4), float(seed)), "row")
+        held = Stateful(full((2,), float(seed)), refuse)
+        sums = distributed(full((4, 4), float(seed)), "row")
         state = {param: {"sum": sums, "window": held}}
         return impl.KeyedOptimizer({"p": param}, state, [{"params": [param]}]), held
 

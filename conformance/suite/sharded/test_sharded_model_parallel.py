@@ -10,11 +10,12 @@ import torch
 
 from keyedopt.conformance.suite.support.assertions import expect, expect_bits
 from keyedopt.conformance.suite.support.described import MissingName
+from keyedopt.conformance.suite.support.device import linear, on_host, the_device
 from keyedopt.conformance.suite.support.ranks import common_folder, on_ranks, the_ranks
 from keyedopt.conformance.suite.support.sharded import everyone, everywhere, rank, size
 
 pytestmark = [
-    pytest.mark.cpu_only("its ranks are forks that communicate by gloo"),
+    pytest.mark.on_ranks,
     pytest.mark.needs("KeyedOptimizerWrapper", "CombinedOptimizer"),
 ]
 
@@ -46,7 +47,7 @@ class Model(torch.nn.Module):
         self.tables, self.others = tables, others
         modules = [module for module in (tables, others) if module is not None]
         width = WIDTH * sum(len(module.embedding_bags) for module in modules)
-        self.top = torch.nn.Linear(width, 1)
+        self.top = linear(width, 1)
         set_weights(self)
 
     def forward(self, features: Any) -> Any:
@@ -78,7 +79,7 @@ def embedding_module(kind: Any, config: Any, names: Any, *arguments: Any, **opti
     configs = [
         config(num_embeddings=ROWS, embedding_dim=WIDTH, name=name, feature_names=[name]) for name in names
     ]
-    return kind(configs, *arguments, **options)
+    return kind(configs, *arguments, device=the_device(), **options)
 
 
 def torchrec_tables(names: Any) -> Any:
@@ -106,12 +107,12 @@ def in_parallel(model: Model, plan: Mapping[str, str], ignored: Any = ()) -> Any
     shards = {name: getattr(sharding_plan, how)(**where.get(how, {})) for name, how in plan.items()}
     sharder = EmbeddingBagCollectionSharder()
     placed = sharding_plan.construct_module_sharding_plan(
-        model.tables, shards, sharder, local_size=size(), world_size=size(), device_type="cpu"
+        model.tables, shards, sharder, local_size=size(), world_size=size(), device_type=the_device().type
     )
     parallel = DistributedModelParallel(
         model,
         ShardingEnv.from_process_group(everyone()),
-        torch.device("cpu"),
+        the_device(),
         ShardingPlan({"tables": placed}),
         [sharder],
         data_parallel_wrapper=DefaultDataParallelWrapper(params_to_ignore=list(ignored)),
@@ -128,7 +129,7 @@ def batch_of(step: int, names: Any, whole: bool) -> Any:
     mine = rows[[list(PLAN).index(name) for name in names]]
     mine = mine if whole else mine[:, rank() :: size()]
     lengths = torch.full((mine.shape[0] * mine.shape[1],), 2)
-    return KeyedJaggedTensor(list(names), mine.flatten(), lengths=lengths)
+    return KeyedJaggedTensor(list(names), mine.flatten(), lengths=lengths).to(the_device())
 
 
 def keyed_adagrad(impl: Any, params: Mapping[str, Any]) -> Any:
@@ -165,7 +166,7 @@ def trained_alone(steps: int) -> dict[str, torch.Tensor]:
     for name, param in model.named_parameters():
         if name.endswith(".weight"):
             found[f"state of {name.split('.')[-2]}"] = optimizer.state[param]["sum"]
-    return {name.rpartition(".")[2]: value for name, value in found.items()}
+    return {name.rpartition(".")[2]: on_host(value) for name, value in found.items()}
 
 
 def train_model(model: Any, optimizer: Any, steps: Any, names: Any, whole: bool = False) -> None:
@@ -183,7 +184,10 @@ def assembled(model: Any, optimizer: Any) -> dict[str, torch.Tensor]:
         for value in entry.values():
             if len(value.shape) == 2:
                 named[f"state of {key.split('.')[-2]}"] = value
-    mine = {name.rpartition(".")[2]: pieces(value) for name, value in named.items()}
+    mine = {
+        name.rpartition(".")[2]: [(*where, on_host(part)) for *where, part in pieces(value)]
+        for name, value in named.items()
+    }
     found: dict[str, torch.Tensor] = {}
     for each in everywhere(mine) if torch.distributed.is_initialized() else [mine]:
         for name, parts in each.items():
@@ -254,6 +258,7 @@ def test_model_parallel(impl: Any) -> None:
 
 
 @pytest.mark.clause("SHARD-026")
+@pytest.mark.on_ranks(1)
 @pytest.mark.needs("GradientClippingOptimizer", "WarmupOptimizer")
 def test_another_sharding_plan(impl: Any) -> None:
     """A checkpoint of a model that torchrec shards resumes on other ranks with another plan."""

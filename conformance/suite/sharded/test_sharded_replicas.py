@@ -7,6 +7,7 @@ import torch
 
 from keyedopt.conformance.suite.support.assertions import expect, expect_bits, expect_close, expect_equal
 from keyedopt.conformance.suite.support.described import unwrapped
+from keyedopt.conformance.suite.support.device import linear, on_host, the_device
 from keyedopt.conformance.suite.support.embedding import FUSED_OPTIMIZERS, collection, jagged
 from keyedopt.conformance.suite.support.ranks import on_each_rank
 from keyedopt.conformance.suite.support.sharded import (
@@ -19,7 +20,7 @@ from keyedopt.conformance.suite.support.sharded import (
     table,
 )
 
-pytestmark = pytest.mark.cpu_only("its ranks are forks that communicate by gloo")
+pytestmark = pytest.mark.on_ranks
 
 #: The bags of each rank: rows of several ranks, of one rank, and none at all.
 BATCHES: tuple[dict[str, Any], ...] = (
@@ -36,11 +37,11 @@ def loss_of(outputs: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 def all_tables(module: torch.nn.Module) -> list[torch.Tensor]:
-    """Return copies of all tables and states of a module."""
+    """Return copies of all tables and states of a module, on the CPU."""
     optimizer: Any = module.fused_optimizer
     entries = [entry for _, entry in sorted(optimizer.state_dict()["state"].items())]
     states = [value for entry in entries for value in entry.values() if isinstance(value, torch.Tensor)]
-    return [value.detach().clone() for value in (*module.state_dict().values(), *states)]
+    return [on_host(value) for value in (*module.state_dict().values(), *states)]
 
 
 def expect_same_on_all_ranks(module: torch.nn.Module) -> None:
@@ -105,7 +106,7 @@ def test_ranks_that_reach_tables_of_another_dtype(impl: Any) -> None:
         for key, dtype in dtypes.items()
     ]
     replica = impl.EmbeddingBagCollection(
-        configs, *unwrapped(impl.SGD, {"lr": 0.1}), process_group=everyone()
+        configs, *unwrapped(impl.SGD, {"lr": 0.1}), device=the_device(), process_group=everyone()
     )
     before = all_tables(replica)
     for step in range(3):
@@ -124,7 +125,7 @@ def test_replicas_begin_alike(impl: Any) -> None:
     torch.manual_seed(rank())
     config = impl.EmbeddingBagConfig(num_embeddings=6, embedding_dim=4, name="t", feature_names=["f"])
     module = impl.EmbeddingBagCollection(
-        [config], *unwrapped(impl.SGD, {"lr": 0.1}), process_group=everyone()
+        [config], *unwrapped(impl.SGD, {"lr": 0.1}), device=the_device(), process_group=everyone()
     )
     expect_same_on_all_ranks(module)
 
@@ -144,7 +145,7 @@ def test_tables_in_data_parallel(impl: Any, group: bool) -> None:
             super().__init__()
             options = {"process_group": everyone()} if group else {}
             self.tables = collection(impl, "Adagrad", **options)
-            self.top = torch.nn.Linear(8, 1)
+            self.top = linear(8, 1)
 
         def forward(self, features: Any) -> torch.Tensor:
             outputs = self.tables(features)
@@ -180,8 +181,8 @@ def test_tables_in_data_parallel(impl: Any, group: bool) -> None:
 def test_in_backward_in_data_parallel(impl: Any, order: str) -> None:
     """DistributedDataParallel keeps replicas with such optimizers identical, or an error is raised."""
     torch.manual_seed(0)
-    layer = torch.nn.Linear(4, 2)
-    before = [param.detach().clone() for param in layer.parameters()]
+    layer = linear(4, 2)
+    before = [on_host(param) for param in layer.parameters()]
 
     def apply() -> None:
         impl.apply_optimizer_in_backward(torch.optim.Adagrad, layer.parameters(), {"lr": 0.1})
@@ -196,7 +197,7 @@ def test_in_backward_in_data_parallel(impl: Any, order: str) -> None:
             runner(table(3, seed=step + 5 * rank())).square().sum().backward()
 
     error = error_of(train)
-    seen = [param.detach().clone() for param in layer.parameters()]
+    seen = [on_host(param) for param in layer.parameters()]
     for each in everywhere(seen):
         for one, wanted in zip(each, before if error else seen, strict=True):
             expect_bits(one, wanted, f"parameter on each rank after {error or 'training'}")
@@ -211,9 +212,9 @@ def test_in_backward_with_fsdp(impl: Any) -> None:
     from torch.distributed.fsdp import fully_shard
 
     torch.manual_seed(0)
-    many, one = torch.nn.Linear(4, 5), torch.nn.Linear(4, 5)
+    many, one = linear(4, 5), linear(4, 5)
     one.load_state_dict(many.state_dict())
-    fully_shard(many, mesh=init_device_mesh("cpu", (size(),)))
+    fully_shard(many, mesh=init_device_mesh(the_device().type, (size(),)))
     for layer in (many, one):
         impl.apply_optimizer_in_backward(torch.optim.Adagrad, layer.parameters(), {"lr": 0.1})
     for step in range(3):

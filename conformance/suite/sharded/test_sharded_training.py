@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support.assertions import expect, expect_bits, expect_close, expect_equal
+from keyedopt.conformance.suite.support.device import on_host, the_device, zeros
 from keyedopt.conformance.suite.support.ranks import on_each_rank
 from keyedopt.conformance.suite.support.replicas import Outer, ScriptedManager
 from keyedopt.conformance.suite.support.sharded import (
@@ -20,7 +21,7 @@ from keyedopt.conformance.suite.support.sharded import (
     table,
 )
 
-pytestmark = pytest.mark.cpu_only("its ranks are forks that communicate by gloo")
+pytestmark = pytest.mark.on_ranks
 
 #: Each algorithm, and whether its numbers on a shard are those of one process, bit by bit.
 DENSE = {
@@ -52,7 +53,7 @@ def compare(build: Build, exact: bool, rows: int, placement: str, steps: int = 3
         many.step()
     what = f"{rows} rows and {columns} columns by {placement}"
     for key in weights:
-        expect_like(gathered(spread[key]), plain[key].detach(), exact, f"{key}, {what}")
+        expect_like(gathered(spread[key]), on_host(plain[key]), exact, f"{key}, {what}")
     saved, wanted = (
         {key: entry for key, entry in each.state_dict()["state"].items() if entry} for each in (many, one)
     )
@@ -60,7 +61,7 @@ def compare(build: Build, exact: bool, rows: int, placement: str, steps: int = 3
     for key, entry in wanted.items():
         for name, value in entry.items():
             if isinstance(value, torch.Tensor) and value.shape == weights["one"].shape:
-                expect_like(gathered(saved[key][name]), value, exact, f"state {name}, {what}")
+                expect_like(gathered(saved[key][name]), on_host(value), exact, f"state {name}, {what}")
 
 
 def expect_like(seen: torch.Tensor, wanted: torch.Tensor, exact: bool, what: str) -> None:
@@ -184,7 +185,8 @@ def test_data_parallel(impl: Any, kind: str) -> None:
 
     def model() -> torch.nn.Module:
         torch.manual_seed(3)
-        return torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.ReLU(), torch.nn.Linear(5, 1))
+        layers = torch.nn.Linear(3, 5), torch.nn.ReLU(), torch.nn.Linear(5, 1)
+        return torch.nn.Sequential(*layers).to(the_device())
 
     def optimizer_of(module: torch.nn.Module) -> Any:
         params = dict(module.named_parameters())
@@ -196,7 +198,7 @@ def test_data_parallel(impl: Any, kind: str) -> None:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        runner: Any = fully_shard(many, mesh=init_device_mesh("cpu", (size(),)))
+        runner: Any = fully_shard(many, mesh=init_device_mesh(the_device().type, (size(),)))
     else:
         runner = torch.nn.parallel.DistributedDataParallel(many)
     single, sharded = optimizer_of(one), optimizer_of(many)
@@ -211,7 +213,7 @@ def test_data_parallel(impl: Any, kind: str) -> None:
         norm = gathered(sharded.last_total_grad_norm)
         expect_close(norm.float(), float(single.last_total_grad_norm), "norm", ulps=64)
     for (name, seen), wanted in zip(many.named_parameters(), one.parameters(), strict=True):
-        error = float((gathered(seen) - wanted.detach()).abs().max())
+        error = float((gathered(seen) - on_host(wanted)).abs().max())
         expect(error < 1e-5, f"{name} within 1e-5", error)
 
 
@@ -231,7 +233,7 @@ def test_sharded_tensors(impl: Any) -> None:
         return init_from_local_shards(shards, 5, 4)
 
     live, given = state_of(1), state_of(2)
-    param = torch.nn.Parameter(torch.zeros(2))
+    param = torch.nn.Parameter(zeros(2))
     optimizer = impl.KeyedOptimizer({"t": param}, {param: {"sum": live}}, [{"params": [param]}])
     expect(optimizer.state_dict()["state"]["t"]["sum"] is live, "the live tensor", "another one")
     tensors = [shard.tensor for shard in live.local_shards()]
@@ -240,7 +242,7 @@ def test_sharded_tensors(impl: Any) -> None:
         expect(seen.tensor is before, "the same local tensor", "another one")
         expect_bits(seen.tensor, wanted.tensor, "shard")
     other = state_of(3)
-    bad = {"state": {"t": {"sum": torch.zeros(3) if rank() == size() - 1 else other}}}
+    bad = {"state": {"t": {"sum": zeros(3) if rank() == size() - 1 else other}}}
     error = error_of(lambda: optimizer.load_state_dict(bad))
     expect(error.startswith("ValueError"), "a ValueError on each rank", error or "no error")
     for seen, wanted in zip(live.local_shards(), given.local_shards(), strict=True):

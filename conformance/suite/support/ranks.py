@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from keyedopt.conformance.suite.support.assertions import Mismatch
-from keyedopt.conformance.suite.support.device import the_device
+from keyedopt.conformance.suite.support.device import choose_device, the_device
 from keyedopt.conformance.suite.support.rank_processes import RankProcess, StoreFile, wait_for
 from keyedopt.conformance.suite.support.torchrun import (
     PATIENCE,
@@ -54,6 +54,24 @@ def the_ranks() -> int:
 def choose_ranks(ranks: int) -> None:
     """Set the number of ranks of each case."""
     _NUMBER_OF_RANKS[0] = ranks
+
+
+def why_no_ranks(device: torch.device, more: int = 0) -> str:
+    """Return why a case cannot run on ranks of a type of device, or an empty string.
+
+    Each rank has a device of its own: NCCL refuses two ranks on one GPU.
+
+    Args:
+        device: the device under test.
+        more: how many more ranks than asked for the case starts.
+    """
+    if device.type == "cpu":
+        return ""
+    if device.type not in torch.distributed.Backend.default_device_backend_map:
+        return f"torch.distributed has no backend for {device.type}"
+    ranks = int(os.environ["LOCAL_WORLD_SIZE"]) if under_torchrun() else the_ranks() + more
+    count = torch.get_device_module(device).device_count()
+    return f"{ranks} ranks need {ranks} devices {device.type}; here are {count}" if ranks > count else ""
 
 
 def begin_case(name: str, around: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
@@ -189,7 +207,7 @@ def common_folder() -> Iterator[str]:
 
 
 def _join(file: str, number: int, size: int, limit: float, run: str) -> None:
-    """Make the default group of the ranks of a case."""
+    """Make the default group of the ranks of a case, each on its own device."""
     distributed: Any = torch.distributed
     seconds = 2 * limit  # the limit ends a hanging rank first, and says where it was
     if under_torchrun():
@@ -197,10 +215,11 @@ def _join(file: str, number: int, size: int, limit: float, run: str) -> None:
     else:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         shared = distributed.FileStore(file, size)
-    backend = "gloo"
-    if the_device().type == "cuda":
-        backend = "nccl"
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", number)))
+    kind = the_device().type
+    if kind != "cpu":
+        choose_device(torch.device(kind, int(os.environ.get("LOCAL_RANK", number))))
+        torch.get_device_module(kind).set_device(the_device())
+    backend = distributed.get_default_backend_for_device(kind)
     timeout = datetime.timedelta(seconds=seconds)
     distributed.init_process_group(backend, store=shared, rank=number, world_size=size, timeout=timeout)
 
@@ -259,6 +278,8 @@ def _outcome(join: Callable[[], None], body: Callable[..., Any], arguments: Sequ
         torch.ones(1, requires_grad=True).backward()
     except RuntimeError as error:  # the threads of autograd are missing, too
         return "unable", str(error)
+    if _device_was_used_before_the_fork():
+        return "unable", f"a fork cannot use {the_device().type} after its parent has"
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -281,6 +302,11 @@ def _outcome(join: Callable[[], None], body: Callable[..., Any], arguments: Sequ
     return "result", everywhere
 
 
+def _device_was_used_before_the_fork() -> bool:
+    module = None if the_device().type == "cpu" else torch.get_device_module(the_device())
+    return bool(getattr(module, "_is_in_bad_fork", bool)())
+
+
 def _results(outcomes: Sequence[Any], size: int) -> list[Any]:
     first = 0
     if under_torchrun() and outcomes[0][0] == "result":
@@ -293,7 +319,7 @@ def _results(outcomes: Sequence[Any], size: int) -> list[Any]:
         return [value for _, value in outcomes]
     for _, kind, text in bad:
         if kind == "unable":  # no fault of the implementation
-            raise RuntimeError(f"ranks cannot be forked from a process that has trained: {text}")
+            raise RuntimeError(f"ranks cannot be forked from this process: {text}")
     wrong = next((f"rank {rank}: {text[0]}" for rank, kind, text in bad if kind == "mismatch"), "")
     verbs = {"mismatch": "saw", "raised": "raised", "hung": "hung in", "ended": "ended:"}
     texts = [

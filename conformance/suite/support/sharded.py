@@ -1,10 +1,12 @@
 """Helpers for cases of several ranks: distributed tensors, and what each rank did."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
+from keyedopt.conformance.suite.support.device import on_host, the_device
 from keyedopt.conformance.suite.support.inputs import _numbers
 
 #: The ways in which a table (rows, columns) may be spread over ranks.
@@ -19,6 +21,11 @@ def rank() -> int:
 def size() -> int:
     """Return the number of ranks."""
     return int(torch.distributed.get_world_size())
+
+
+def one_by_one(optimizer: Any, **options: Any) -> Callable[[Any], Any]:
+    """Return a factory of torch's optimizer; its foreach kernels refuse DTensors beside plain tensors."""
+    return functools.partial(optimizer, foreach=False, **options)
 
 
 def everyone() -> Any:
@@ -38,14 +45,14 @@ def distributed(whole: torch.Tensor, placement: str, ranks: Sequence[int] | None
     kinds: dict[str, list[Any]] = {"row": [Shard(0)], "column": [Shard(1)], "replicated": [Replicate()]}
     if placement == "row of two dimensions":
         numbers = numbers.reshape(-1, 2 if len(numbers) % 2 == 0 else 1)
-        return distribute_tensor(whole, DeviceMesh("cpu", numbers), [Replicate(), Shard(0)])
-    return distribute_tensor(whole, DeviceMesh("cpu", numbers), kinds[placement])
+        return distribute_tensor(whole, DeviceMesh(the_device().type, numbers), [Replicate(), Shard(0)])
+    return distribute_tensor(whole, DeviceMesh(the_device().type, numbers), kinds[placement])
 
 
 def gathered(tensor: torch.Tensor) -> torch.Tensor:
-    """Return all elements of a DTensor, or the tensor itself, detached."""
+    """Return all elements of a DTensor or a tensor, detached, on the CPU."""
     found: torch.Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-    return found.detach().clone()
+    return on_host(found)
 
 
 def local_parts(tensor: Any) -> list[torch.Tensor]:
@@ -56,8 +63,8 @@ def local_parts(tensor: Any) -> list[torch.Tensor]:
 
 
 def table(rows: int, columns: int = 4, seed: int = 0) -> torch.Tensor:
-    """Return fixed values in (-1, 1), the same on each rank."""
-    return _numbers((rows, columns), seed).float()
+    """Return fixed values in (-1, 1), the same on each rank, on its device."""
+    return _numbers((rows, columns), seed).to(the_device(), torch.float32)
 
 
 def error_of(call: Callable[[], Any]) -> str:
