@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import torch
 from test_triton_interpreter import cases
-from triton_executor import OWN, outcome, run_rounds
+from triton_executor import OWN, outcome, planted, run_rounds
 from triton_faults import FAULTS
 from triton_packed import idle_launches
 from triton_process import hand_over, run_alone
@@ -77,6 +77,10 @@ def run_sample() -> dict[str, Any]:
     every, backend = every_case(), small_backend()
     wrong, seen = run_rounds([(name, every[name]) for name in SAMPLE], backend, (90,), 1)
     faults = [fault for fault in FAULTS if fault.name in SAMPLE_FAULTS]
+    for fault in FAULTS:
+        if not fault.ptx:
+            with planted(fault):  # the kernel contains what the fault replaces
+                pass
     return {
         "wrong": wrong,
         "kernels": list(seen),

@@ -160,8 +160,8 @@ FAULTS = (
     Fault(
         "outputs have the stride of the tile",
         "forward.pool",
-        "(bag * width)[:, None]",
-        "(bag * WIDTH)[:, None]",
+        "(top * stride + tl.arange(0, ROWS) * stride)[:, None]",
+        "(top * WIDTH + tl.arange(0, ROWS) * WIDTH)[:, None]",
         ("pooling-sum",),
     ),
     Fault(
