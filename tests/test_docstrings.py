@@ -32,7 +32,9 @@ def arguments(found):
     """Return the arguments that a docstring has to document."""
     if (inspect.isclass(found) and issubclass(found, enum.Enum)) or found.__name__ in OF_TORCH:
         return []
-    return [name for name in inspect.signature(found).parameters if name not in ("self", "cls", "_")]
+    # before Python 3.11.4 the signature of a class was that of any `__new__`
+    called = found.__init__ if inspect.isfunction(found.__init__) else found
+    return [name for name in inspect.signature(called).parameters if name not in ("self", "cls", "_")]
 
 
 def names_in(doc):
