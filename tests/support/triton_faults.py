@@ -310,6 +310,7 @@ FAULTS = (
         "update",
         r"(shfl\.sync\.bfly\.b32\s+%r\d+, %r\d+), 1,",
         r"\1, 2,",
+        which=2,
         ptx=True,
     ),
     Fault(
