@@ -18,7 +18,7 @@ from keyedopt.benchmarks.gpu import model
 from keyedopt.benchmarks.workloads import Lookups
 from keyedopt.fused.backends.interface import Lookup, Step, Table
 from keyedopt.fused.backends.triton import TritonBackend, backend, sort_passes
-from keyedopt.fused.backends.triton.compile_ahead import compiled
+from keyedopt.tools.compile_ahead import compiled
 
 ARCHITECTURE = 90
 #: Lookups of a small batch, at most, unless a bag of each table has more.

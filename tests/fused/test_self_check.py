@@ -46,7 +46,7 @@ class Changed:
 
 @contextmanager
 def planted_kernel(name: str) -> Iterator[None]:
-    from keyedopt.fused.backends.triton.compile_ahead import KERNELS
+    from keyedopt.tools.compile_ahead import KERNELS
 
     (module,) = (module for module, kernel in KERNELS if kernel == name)
     with patch.object(module, name, Changed(getattr(module, name), PLANTED[name][1])):

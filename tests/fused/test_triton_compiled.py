@@ -91,7 +91,7 @@ def launches(backend: Any) -> Iterator[tuple[str, Any]]:
 def compile_all() -> list[dict[str, Any]]:
     """Compile all; return what came of each."""
     from keyedopt.fused.backends.triton import TritonBackend
-    from keyedopt.fused.backends.triton.compile_ahead import compiled
+    from keyedopt.tools.compile_ahead import compiled
 
     torch.set_num_threads(1)
     found = []

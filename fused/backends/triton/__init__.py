@@ -19,7 +19,6 @@ file             contents
 `collect`        kernel: writes these sums
 `rules`          device functions: the algorithms
 `update`         kernel: sum, rule, write
-`compile_ahead`  compiles every kernel without a GPU, and reports registers and memory accesses
 ===============  ========================================================================================
 """
 
