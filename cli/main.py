@@ -112,7 +112,7 @@ def check(
     ] = 30.0,
     workers: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Worker processes; default: two more than processors.", min=1),
+        typer.Option(metavar="N", help="Worker processes; default: one more than processors.", min=1),
     ] = None,
     nproc: Annotated[int, typer.Option(help="Ranks of the cases in the area sharded.", min=1, max=8)] = 2,
     sign: Annotated[

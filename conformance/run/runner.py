@@ -34,8 +34,8 @@ IMPORT_LIMIT = 30.0
 COMPILATION_LIMIT = 900.0
 #: Seconds that a case of such a target may take at least: new shapes may be compiled anew.
 COMPILING_CASE_LIMIT = 300.0
-#: Workers beyond one per processor: cases that start ranks mostly wait, above all if the ranks hang.
-WAITING_WORKERS = 2
+#: The most workers by default; one more than processors, as cases that start ranks mostly wait.
+MOST_WORKERS = 9
 
 
 class RunError(KeyedoptError):
@@ -56,7 +56,7 @@ class Options:
         device: the device of the cases; None is the first one that the implementation supports.
         dtypes: only these dtypes.
         limit: seconds that one case may take.
-        workers: number of processes; None is one per processor, at most 8, and `WAITING_WORKERS`.
+        workers: number of processes; None is one more than processors, at most `MOST_WORKERS`.
         nproc: number of ranks of the cases that start ranks.
         exitfirst: stop at the first failing case. The result is then partial: it has no verdict, and its
             option ``stopped_at`` is the name of that case.
@@ -222,7 +222,7 @@ def run(
         journal = stack.enter_context(Journal(output, head)) if output else None
         try:
             limit = max(options.limit, COMPILING_CASE_LIMIT) if examined["compiles"] else options.limit
-            number = options.workers or min(len(os.sched_getaffinity(0)), 8) + WAITING_WORKERS
+            number = options.workers or min(len(os.sched_getaffinity(0)) + 1, MOST_WORKERS)
             if "TORCHELASTIC_RUN_ID" in os.environ:
                 number, limit = 1, limit + _meet(target)  # all processes run the cases in one order
             workers = Workers(target, limit, import_limit, processes)
