@@ -111,8 +111,7 @@ def check(
         float, typer.Option(metavar="SECONDS", help="Seconds that a case may take.", min=0.1)
     ] = 30.0,
     workers: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Worker processes; default: one more than processors.", min=1),
+        int | None, typer.Option(metavar="N", help="Worker processes; default: processors + 1.", min=1)
     ] = None,
     nproc: Annotated[int, typer.Option(help="Ranks of the cases in the area sharded.", min=1, max=8)] = 2,
     sign: Annotated[

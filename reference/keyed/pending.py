@@ -57,8 +57,7 @@ class PendingLoad:
     #: Tensors to fill in place; `new` has the source of each.
     live: list[torch.Tensor] = field(default_factory=list)
     new: list[torch.Tensor] = field(default_factory=list)
-    #: Values of entries with the same keys, not compared yet: live values, new values, and a function that
-    #: checks the entries one by one. Empty unless `bulk` compares values while it fills them.
+    #: If `bulk` compares values while it fills them: live values, new values, and what checks their entries.
     unchecked: list[tuple[list[Any], list[Any], Callable[[PendingLoad], None]]] = field(default_factory=list)
     #: Values to replace: mapping, key, new value.
     values: list[tuple[MutableMapping[Any, Any], Any, Any]] = field(default_factory=list)
