@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import math
 import os
 import re
 import subprocess
@@ -186,14 +187,12 @@ def test_a_suite_measures_the_ratio_to_the_first_peer_that_does_the_task(monkeyp
     monkeypatch.setattr(base, "measure", lambda *jobs: compared.append(jobs) or ([2.0, 6.0], [4.0, 4.0]))
     suite = Timed()
     suite.setup("train-partial_rowwise_adam", "tiny", "reference")
-    with pytest.raises(NotImplementedError, match=r"no peer does .*: fbgemm: .*; torch: no"):
-        suite.track_ratio()
+    assert math.isnan(suite.track_ratio())  # no peer does it
     suite.setup("train-sgd", "tiny", "reference")
     assert suite.track_ratio() == {"samples": [0.5, 1.5], "number": 1}
     assert compared[0][1] is suite.job
     suite.setup("train-sgd", "tiny", "torch")
-    with pytest.raises(NotImplementedError, match="torch is a peer"):
-        suite.track_ratio()
+    assert math.isnan(suite.track_ratio())
 
 
 def why_not(subject):
