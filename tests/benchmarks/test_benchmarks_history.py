@@ -95,8 +95,8 @@ def test_results_that_cannot_be_read_are_one_line(tmp_path, capsys, file, text, 
 
 def test_the_history_that_is_kept_can_be_read():
     found = history.read(ROOT / "benchmarks" / "results" / "asv")
-    assert len({item.commit for item in found}) >= 3
-    assert {item.unit for item in found} >= {"seconds", "GB/s"}
+    assert len({item.commit for item in found}) >= 12
+    assert {item.unit for item in found} >= {"seconds", "of peer"}
     newest = max(item.date for item in found)
     shown = [dict(item.params) for item in found if item.date == newest]
     assert {params["implementation"] for params in shown} >= {"fused:native", "fbgemm", "torchrec"}
