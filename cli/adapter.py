@@ -66,11 +66,11 @@ def _proposed(name: str, library: str, fail: Callable[[str], NoReturn]) -> tuple
 
     sys.path.append(os.getcwd())  # as `keyedopt check` does
     try:
-        found, others = propose(library, by_ending=True), optimizers(library)
+        found = propose(library, by_ending=True)
     except TargetError as error:
         fail(str(error))
     if not found.areas:
-        others = [place for place in others if place != library]
+        others = [place for place in optimizers(library) if place != library]
         choice = f"name one class, such as --from {others[0]}, or " if others else ""
         fail(
             f"{library} has no class with a common name of an algorithm, and none that subclasses "

@@ -21,12 +21,12 @@ def explain(target: Any) -> str:
     """Return which code does the steps of an optimizer or a model, and why no other code does.
 
     Args:
-        target: an optimizer of this package, alone or in wrappers and combinations, or a module with
-            embedding modules of this package.
+        target: an optimizer of this package, or a wrapper or combination that contains one; or a module that
+            contains embedding modules of this package.
 
     Returns:
-        For each part a line for the parameters that are updated alike, and below it the reasons against the
-        backends and kernels that do not run. Of any other optimizer, its class.
+        One line for all parameters that the same code updates, followed by the reasons why other backends and
+        kernels do not run. For an optimizer of another package, the name of its class.
 
     Raises:
         TypeError: the target is neither an optimizer nor a module.

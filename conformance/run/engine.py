@@ -95,7 +95,7 @@ class Engine:
             check_device(self.device)
 
     def _choose(self, implementation: Implementation) -> None:
-        """Take the implementation, the device and the dtypes. Forks cannot use a device that this used."""
+        """Take the implementation, the device and the dtypes, without using the device: forks could not."""
         self.implementation, self.surface = implementation, implementation.surface()
         self._steps: Mapping[Any, Any] | None = None  # `step` of each class before the first case
         self._packages: Collection[str] | None = None  # those with functions of the implementation

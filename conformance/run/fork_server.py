@@ -17,7 +17,6 @@ after the import of torch, workers are forked after the collection; each imports
 import contextlib
 import gc
 import importlib
-import io
 import json
 import os
 import runpy
@@ -46,8 +45,6 @@ Request = dict[str, Any]
 def main() -> None:
     """Serve the process that started this one; in a child, carry out the request."""
     settings = json.loads(sys.argv[1])
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # a log in the order of events, also if a target ends it
     if "request" in settings:  # a new interpreter, because a fork was not possible
         _enter(settings)
         _carry_out(settings["request"], lambda: settings["request"])
@@ -65,14 +62,7 @@ def main() -> None:
 def _end(code: int) -> NoReturn:
     """End the server, and first everything that it started."""
     family.end_children()
-    _flush()
     os._exit(code)
-
-
-def _flush() -> None:
-    with contextlib.suppress(OSError, ValueError):  # a case may have closed them
-        sys.stdout.flush()
-        sys.stderr.flush()
 
 
 def _carry_out(request: Request | None, next_request: Callable[[], Request | None]) -> None:
@@ -87,7 +77,6 @@ def _carry_out(request: Request | None, next_request: Callable[[], Request | Non
         runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
     else:
         code = _collect(request["collect"], next_request)
-        _flush()
         if _SERVER[0] == os.getpid():
             family.end_children()
         os._exit(code)  # without waiting for threads of the target

@@ -37,7 +37,8 @@ def _environment(folder: Path) -> dict[str, str]:
     environment["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     environment["PYTHONSAFEPATH"] = "1"  # the present folder shadows no module
     environment["HYPOTHESIS_STORAGE_DIRECTORY"] = str(folder / "hypothesis")
-    environment.setdefault("OMP_NUM_THREADS", "1")  # one worker for each processor
+    environment["PYTHONUNBUFFERED"] = "1"  # keeps what a target prints, in order, also if it calls `os._exit`
+    environment.setdefault("OMP_NUM_THREADS", "1")  # the workers share the processors
     environment.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # CUDA's own check prevents use in forks
     return environment
 

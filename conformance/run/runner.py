@@ -34,7 +34,8 @@ IMPORT_LIMIT = 30.0
 COMPILATION_LIMIT = 900.0
 #: Seconds that a case of such a target may take at least: new shapes may be compiled anew.
 COMPILING_CASE_LIMIT = 300.0
-#: The most workers by default; one more than processors, as cases that start ranks mostly wait.
+#: The largest default number of workers. The default is the number of processors plus one, because a case
+#: that starts ranks mostly waits.
 MOST_WORKERS = 9
 
 
@@ -56,7 +57,7 @@ class Options:
         device: the device of the cases; None is the first one that the implementation supports.
         dtypes: only these dtypes.
         limit: seconds that one case may take.
-        workers: number of processes; None is one more than processors, at most `MOST_WORKERS`.
+        workers: number of processes; None is the number of processors plus one, at most 9.
         nproc: number of ranks of the cases that start ranks.
         exitfirst: stop at the first failing case. The result is then partial: it has no verdict, and its
             option ``stopped_at`` is the name of that case.

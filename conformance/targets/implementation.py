@@ -95,7 +95,7 @@ class Implementation:
         option_names: names of options in the target, by documented name (``{"LARS.eta": "trust"}``; the class
             may be a shell pattern).
         fixed_options: options that each construction passes unless a case gives another value
-            (``{"LarsSGD.lr": 0.1}``); numbers, strings, dtypes of torch.
+            (``{"LarsSGD.lr": 0.1}``). Values are numbers, strings, dtypes, or tuples of numbers or strings.
         defaults: documented defaults of the target where they differ (``{"Adam.eps": 1e-6}``).
         state_names: names of entries of the state, by documented name (``{"Adam.exp_avg": "m"}``).
         variants: the documented variant of a formula, by algorithm, if several are in use; see

@@ -95,7 +95,7 @@ def _find_algorithm(
     """Return the name of the class to judge as an algorithm, or None.
 
     Classes of a module are found by their names. A class that was given itself may have any name; its
-    bases decide then, and with `by_ending` else the end of its name.
+    bases decide then; with `by_ending`, the end of its name decides if no base does.
     """
     if isinstance(root, type) and not any(root.__name__ in common for common in COMMON.values()):
         nearest = next((base.__name__ for base in root.__mro__ if base.__name__ in DEFAULTS), None)

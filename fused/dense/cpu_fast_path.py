@@ -24,22 +24,22 @@ Part = tuple[dict[str, Any], list[Tensor], list[Tensor], list[list[Any]]]
 
 
 def try_step(optimizer: Any) -> str:
-    """Do the step of a `RuleOptimizer` and return "", or write nothing and return why it is not done here.
+    """Do the step of a `RuleOptimizer` and return "", or write nothing and return why the step is not done.
 
-    An option, a tensor or the class is not supported here, or the step will raise. A class must set
-    `has_fast_path` in its own body, because a subclass may extend any method.
+    Reasons are an option, a tensor or a class without support, and a step that will raise an error. A class
+    must set `has_fast_path` in its own body, because a subclass may extend any method.
     """
     native = extension()
     if native is None:
         return NOT_BUILT
     if "has_fast_path" not in vars(type(optimizer)):
-        return "the class has none"
+        return "the class has no fast path"
     if hasattr(optimizer, "grad_scale"):
         return "clipping scales the gradients"
     algorithm, state, parts = optimizer.algorithm, optimizer.state, []
     for group in optimizer.param_groups:
         if group["rows"] != "given" or group["error_if_nonfinite"]:
-            return "it supports neither rows other than 'given' nor error_if_nonfinite"
+            return "it supports neither error_if_nonfinite nor rows other than 'given'"
         if any(type(group.get(name, "")) is not str for name in ("decay", "eps_placement")):
             return "an option is a member of an enumeration, not its value"
         if algorithm != "sgd":
@@ -95,7 +95,7 @@ def _sparse(optimizer: Any, parts: list[Part]) -> str:
     native, backend = extension(), first(_CPU)
     listed = [param for _, params, _, _ in parts for param in params]
     if not isinstance(backend, NativeBackend):
-        return "backend 'native' is not the first"
+        return "the first backend for the CPU is not 'native'"
     if len(set(map(id, listed))) != len(listed):
         return "a parameter is listed twice"
     plans: list[Any] = []
@@ -113,7 +113,7 @@ def _sparse(optimizer: Any, parts: list[Part]) -> str:
         before = {int(count) for count in counts}
         described = native.listed(params, states, indices, values)
         if described is None:
-            return "backend 'native' does not take these tensors as they are"
+            return "backend 'native' cannot use these tensors without copies"
         if len(before) > 1:
             return "parameters of one group have different step counts"
         count = max(before, default=0) + 1

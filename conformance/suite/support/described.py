@@ -35,11 +35,11 @@ def said(adapter: Mapping[str, Mapping[str, Any]], part: str, owner: str) -> dic
     for key, value in adapter.get(part, {}).items():
         pattern, _, name = key.partition(".")
         if fnmatchcase(owner, pattern):
-            found[name] = dtype(value) if isinstance(value, str) and value.startswith("torch.") else value
+            found[name] = as_dtype(value) if isinstance(value, str) and value.startswith("torch.") else value
     return found
 
 
-def dtype(text: str) -> Any:
+def as_dtype(text: str) -> Any:
     """Return the dtype that a text such as ``"torch.float32"`` names; another text as it is."""
     import torch  # not before a target is loaded
 
