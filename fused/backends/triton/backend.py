@@ -1,5 +1,6 @@
 """The backend of kernels in Triton: the methods of the interface, over groups of tables."""
 
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
@@ -86,7 +87,7 @@ class TritonBackend(Backend):
         Raises:
             ValueError: lookups of an earlier call were invalid, see `check`.
         """
-        for device in {table.weight.device for table in tables}:
+        for device in set(map(_device, tables)):
             device_flags.check_arrived(device)
         outputs = []
         for lookup in lookups:
@@ -214,7 +215,7 @@ class TritonBackend(Backend):
 
     def _check_soon(self, tables: Sequence[Table]) -> None:
         """Send the error flag to the host, where the next `look_up` reads it; on the CPU, raise the error."""
-        for device in {table.weight.device for table in tables}:
+        for device in set(map(_device, tables)):
             device_flags.send_flag(device)
 
     def _runs(self, group: Group, lookups: Sequence[Lookup]) -> tuple[Runs | None, Grads | None]:
@@ -236,6 +237,9 @@ class TritonBackend(Backend):
                 return None, None
             runs = make_runs(group, lookups, self._tuning)
         return runs, pack_grads([lookup.grad for lookup in lookups if lookup.grad is not None], group)
+
+
+_device = operator.attrgetter("weight.device")
 
 
 def _current(device: torch.device) -> AbstractContextManager[Any]:

@@ -1,7 +1,7 @@
 """The error flag of each device, on the host; `error_flag` has the device functions."""
 
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
 
 import torch
@@ -16,11 +16,13 @@ ERRORS = {1: "values must be row numbers of their table", 2: "offsets must go fr
 
 @cache
 def _memory(device: torch.device) -> StreamTensors:
+    """Return the flag, the other flag, and the increment."""
     if capturing(device):  # the memory would belong to the graph, and every replay would clear the flag
         raise RuntimeError(TOO_SOON)
     memory = torch.zeros(4, dtype=torch.int64, device=device)
     memory[1:2] = 1  # a slice is filled without a copy from the host, which would synchronize
-    return StreamTensors.record(memory)
+    flags = memory.view(torch.int32)
+    return StreamTensors.record(flags[:3], flags[4:7], memory[1:2])
 
 
 def error_flag(device: torch.device, reported: bool = True) -> Tensor:
@@ -34,21 +36,12 @@ def error_flag(device: torch.device, reported: bool = True) -> Tensor:
             for a kernel whose lookups `forward.pool` checks, too, and which may run after `check`, or after
             the memory of its input was reused.
     """
-    (memory,) = _memory(device).on_current_stream()
-    return _views(memory)[0 if reported else 1]
+    return _memory(device).on_current_stream()[0 if reported else 1]
 
 
 def step_increment(device: torch.device) -> Tensor:
     """Return what a step adds to step counts, (1,) int64 on the device: 1; 0 once the error flag is set."""
-    (memory,) = _memory(device).on_current_stream()
-    return _views(memory)[2]
-
-
-@lru_cache
-def _views(memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the flag, the other flag, and the increment, as views."""
-    flags = memory.view(torch.int32)
-    return flags[:3], flags[4:7], memory[1:2]
+    return _memory(device).on_current_stream()[2]
 
 
 @dataclass(frozen=True)

@@ -127,12 +127,13 @@ class Group:
 
     def buffer(self) -> tuple[torch.Tensor, int, int]:
         """Return the buffer of the tables, and the alignment in bytes of weights and of states."""
-        key = (self.number, *[one.data_ptr() for one in self._tensors])
-        if self.known.get("key") != key:
-            _, *aligned = self._rows()
-            self.known.update(key=key, aligned=aligned)
+        memory = self.known["memory"]
+        key = ("tables", memory)
+        aligned = self.known.get("aligned")
+        if aligned is None or aligned[0] != memory:
+            aligned = self.known["aligned"] = memory, *self._rows()[1:]
         buffer = known_on_device(key, self.device, lambda: pack_rows(self._rows()[0]), self.check)
-        return buffer, *self.known["aligned"]
+        return buffer, *aligned[1:]
 
     def _rows(self) -> tuple[list[list[int]], int, int]:
         """Return the rows of the buffer of the tables, and the alignment of weights and of states."""
@@ -153,11 +154,16 @@ class Group:
         ]
         return rows, row_align, align
 
-    def is_current(self) -> bool:
-        """Return whether the weights have the memory of the last call, so that their shape is unchanged."""
-        addresses = [one.weight.data_ptr() for one in self.tables]
-        before, self.known["weights"] = self.known.get("weights"), addresses
-        return before == addresses
+    def note_memory(self) -> bool:
+        """Note where the tables are, once in a call; return whether they are where they were before.
+
+        ``known["memory"]`` is a number that only these tables at these addresses have.
+        """
+        addresses = list(map(torch.Tensor.data_ptr, self._tensors))
+        if self.known.get("addresses") == addresses:
+            return True
+        self.known.update(addresses=addresses, memory=_number_of((self.number, *addresses)))
+        return False
 
     def tuning(self, given: Tuning) -> Tuning:
         """Return the sizes for the tile of the group."""
@@ -225,9 +231,13 @@ def split(
     known = cache.get((used, padding))
     if known is not None and known[0] == shapes:
         groups: list[tuple[Group, list[int]]] = known[1]
+        for group, _ in groups:
+            group.note_memory()
         return groups
     made = group_tables(tables, used, int(padding))
     groups = [(group, [index for index, table in enumerate(used) if table in group.places]) for group in made]
+    for group in made:
+        group.note_memory()
     if len(cache) >= MOST_CACHED:
         cache.clear()
     cache[used, padding] = shapes, groups

@@ -57,6 +57,7 @@ def run_pool(
         forward.pool,
         programs,
         (*buffers, error_flag(group.device)),
+        (),
         (group.number, columns, align, scaled),
         lambda: {
             "LOOKUPS": columns,
@@ -122,8 +123,9 @@ def run_chunks(
             -(-number // shape.rows),
             (
                 *(flag, runs.keys, runs.places, runs.scales if scaled else runs.places, tables, grads.buffer),
-                *(partials, addresses, number, log, runs.shift),
+                *(partials, addresses),
             ),
+            (number, log, runs.shift),
             (group.number, runs.kinds, grads.key, counted),
             lambda: {
                 "LOOKUPS": columns_for(runs.lookups),
@@ -140,7 +142,8 @@ def run_chunks(
         start(
             chunks.fold_chunks,
             -(-folds // shape.rows),
-            (flag, runs.keys, tables, partials, number, log),
+            (flag, runs.keys, tables, partials),
+            (number, log),
             (group.number, runs.kinds, runs.tuning.fold),
             lambda: {"FOLD": runs.tuning.fold, **common},
         )
@@ -207,8 +210,9 @@ def run_update(group: Group, runs: Runs, grads: Grads, step: Step) -> None:
             keys if runs.starts is None else runs.starts,
             keys if runs.counts is None else runs.counts,
             keys if runs.ends is None else runs.ends,
-            *(partials, tables, grads.buffer, buffer, lr, count, runs.count, runs.shift, number, log),
+            *(partials, tables, grads.buffer, buffer, lr, count),
         ),
+        (runs.count, runs.shift, number, log),
         (group.number, runs.kinds, grads.key, *kinds, row_align, align, *constants.values()),
         lambda: {
             "SUMMED": summed,

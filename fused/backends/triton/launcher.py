@@ -7,14 +7,15 @@ from triton import knobs
 from triton.runtime import driver
 from triton.runtime.jit import JITFunction
 
-#: The compiled code by kernel, key, driver and device, with the constants in the order of the kernel.
-_COMPILED: dict[Hashable, tuple[Any, tuple[Any, ...]]] = {}
+#: What launches the compiled code, by kernel, key, driver and device; with the constants in their order.
+_COMPILED: dict[Hashable, tuple[Any, ...]] = {}
 
 
 def start(
     kernel: Any,
     programs: int,
-    arguments: tuple[Any, ...],
+    tensors: tuple[Any, ...],
+    numbers: tuple[int, ...],
     key: Hashable,
     constants: Callable[[], dict[str, Any]],
 ) -> None:
@@ -23,27 +24,28 @@ def start(
     Args:
         kernel: a function of Triton; anything else, such as one that is interpreted, is launched as usual.
         programs: their number.
-        arguments: tensors, and integers that are not specialized.
+        tensors: the first arguments.
+        numbers: the other arguments, which are not specialized.
         key: determines the constants, and dtype and alignment to 16 bytes of each tensor.
         constants: returns them by name, with the options of the launch.
     """
     if type(kernel) is not JITFunction:
-        kernel[(programs,)](*arguments, **constants())
+        kernel[(programs,)](*tensors, *numbers, **constants())
         return
     active = driver.active
     device = active.get_current_device()
-    wide = [index for index, one in enumerate(arguments) if type(one) is int and one >= 1 << 31]
-    found = (kernel, key, active, device, *wide)
-    known = _COMPILED.get(found)
+    wide = tuple([one >= 1 << 31 for one in numbers]) if numbers and max(numbers) >= 1 << 31 else ()
+    place = (key, active, device, wide)
+    known = _COMPILED.get((kernel.hash, place))
     if known is None:
         given = constants()
-        compiled = kernel[(programs,)](*arguments, **given)
-        _COMPILED[found] = compiled, tuple(given[name] for name in kernel.arg_names[len(arguments) :])
+        compiled = kernel[(programs,)](*tensors, *numbers, **given)
+        rest = tuple(given[name] for name in kernel.arg_names[len(tensors) + len(numbers) :])
+        of_code = (compiled.function, compiled.packed_metadata, None, None, None)
+        _COMPILED[kernel.hash, place] = compiled, compiled.run, of_code, rest
         return
-    compiled, rest = known
+    compiled, run, of_code, rest = known
     if knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls:  # of a profiler
-        compiled[programs, 1, 1](*arguments, *rest)
+        compiled[programs, 1, 1](*tensors, *numbers, *rest)
         return
-    stream = active.get_current_stream(device)
-    of_code = (compiled.function, compiled.packed_metadata, None, None, None)
-    compiled.run(programs, 1, 1, stream, *of_code, *arguments, *rest)
+    run(programs, 1, 1, active.get_current_stream(device), *of_code, *tensors, *numbers, *rest)

@@ -73,6 +73,13 @@ class LookupBatch:
         padding: the treatment of −1, see `sort.write_keys`.
         reported: whether `check` reads the error flag, see `device_flags.error_flag`.
         sources: own the memory whose addresses are in the buffer.
+
+    Attributes:
+        columns: of the buffer.
+        shift: the number of bits of a bag in a place, see `sort.place_of`.
+        bits, key_dtype: the number of bits of the largest key; the narrowest dtype for the keys.
+        narrow: whether `radix` can sort the keys: at most 30 bits, and at most `MOST_KEYS` keys.
+        place_bits, place_dtype: the same for the places, which have a lookup and a bag each.
     """
 
     group: Group
@@ -110,40 +117,14 @@ class LookupBatch:
         sizes = (len(lookups), sum(counts), begins[-1], most, steps)
         return cls(group, tuning, buffer, *sizes, scaled, padding, reported, lookups)
 
-    @property
-    def columns(self) -> int:
-        """The number of columns of the buffer."""
-        return columns_for(self.lookups)
-
-    @property
-    def shift(self) -> int:
-        """The number of bits of a bag in a place, see `sort.place_of`."""
-        return max(self.bags - 1, 1).bit_length()
-
-    @property
-    def bits(self) -> int:
-        """The number of bits of the largest key."""
-        return max(self.group.bases[-1] - 1, 1).bit_length()
-
-    @property
-    def narrow(self) -> bool:
-        """Whether `radix` can sort the keys: at most 30 bits, and at most `MOST_KEYS` keys."""
-        return self.bits <= 30 and self.count < MOST_KEYS
-
-    @property
-    def key_dtype(self) -> torch.dtype:
-        """The narrowest dtype for the keys."""
-        return torch.int32 if self.bits <= 31 else torch.int64
-
-    @property
-    def place_dtype(self) -> torch.dtype:
-        """The narrowest dtype for the places, which have a lookup and a bag each."""
-        return torch.int64 if self.place_bits > 31 else torch.int32
-
-    @property
-    def place_bits(self) -> int:
-        """The number of bits of a place."""
-        return (self.lookups - 1).bit_length() + self.shift
+    def __post_init__(self) -> None:
+        self.columns = columns_for(self.lookups)
+        self.shift = max(self.bags - 1, 1).bit_length()
+        self.bits = max(self.group.bases[-1] - 1, 1).bit_length()
+        self.narrow = self.bits <= 30 and self.count < MOST_KEYS
+        self.key_dtype = torch.int32 if self.bits <= 31 else torch.int64
+        self.place_bits = (self.lookups - 1).bit_length() + self.shift
+        self.place_dtype = torch.int64 if self.place_bits > 31 else torch.int32
 
     def new(self, dtype: torch.dtype, *shape: int) -> Tensor:
         """Return memory on the device of the tables; by default one number for each value."""
@@ -182,10 +163,8 @@ class LookupBatch:
                 keys if scales is None else scales,
                 keys if totals is None else totals,
                 keys if status is None else status,
-                self.shift,
-                self.steps,
-                clear,
             ),
+            (self.shift, self.steps, clear),
             (
                 self.columns,
                 keys.dtype,

@@ -38,10 +38,9 @@ def group_of(tables: Sequence[Table], lookups: PackedLookups) -> Group:
     """Return the one group of the tables."""
     name = f"packed {lookups.layout.number}"
     known = tables.cache.get(name) if isinstance(tables, Tables) else None
-    if known is not None and known.is_current():
+    if known is not None and known.note_memory():
         return known  # type: ignore[no-any-return]
     ((group, _),) = split(tables, lookups)
-    group.is_current()
     if isinstance(tables, Tables):
         tables.cache[name] = group
     return group
@@ -93,8 +92,9 @@ def unpacked(group: Group, lookups: PackedLookups, tuning: Tuning) -> LookupBatc
     start(
         unpack.unpack,
         1,
+        (buffer, error_flag(device), fixed, lookups.offsets),
         (
-            *(buffer, error_flag(device), fixed, lookups.offsets, lookups.values.data_ptr()),
+            lookups.values.data_ptr(),
             *(0 if lookups.weights is None else lookups.weights.data_ptr(), count, bags, used),
         ),
         (columns, tuning.values, rows, lookups.offsets.data_ptr() & 15),
@@ -131,14 +131,14 @@ def joined_columns(group: Group, layout: PackedLayout, joined: Tensor, unit: int
 
 def _weights(group: Group, layout: PackedLayout) -> tuple[Tensor, int]:
     """Return address and width of the table of each lookup, and the alignment of the weights."""
-    weights = [one.weight.data_ptr() for one in group.tables]
-    places = [group.places[table] for table in layout.tables]
 
     def numbers() -> Sequence[int]:
-        return pack_rows([[weights[place] for place in places], [group.units[place] for place in places]])
+        places = [group.places[table] for table in layout.tables]
+        weights = [group.tables[place].weight.data_ptr() for place in places]
+        return pack_rows([weights, [group.units[place] for place in places]])
 
-    key = ("weights", layout.number, *weights)
-    return known_on_device(key, group.device, numbers, group.check), alignment(weights, 16)
+    key = "weights", layout.number, group.known["memory"]
+    return known_on_device(key, group.device, numbers, group.check), group.buffer()[1]
 
 
 def _fixed(group: Group, layout: PackedLayout) -> list[int]:

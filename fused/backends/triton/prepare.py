@@ -110,7 +110,8 @@ def _find_runs(batch: LookupBatch, done: Sorted) -> Runs:
     start(
         sort.find_runs,
         programs,
-        (done.keys, starts, counts, ends, done.keys if done.work is None else done.work, count, done.used),
+        (done.keys, starts, counts, ends, done.keys if done.work is None else done.work),
+        (count, done.used),
         (done.keys.dtype, dtype, done.work is None, tuning.block, tuning.probes),
         lambda: {
             "BLOCK": tuning.block,

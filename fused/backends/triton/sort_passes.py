@@ -191,10 +191,8 @@ def _start_pass(
     start(
         radix.radix_pass,
         programs,
-        (
-            *(keys, places, to_keys, to_places, scales, to_scales, batch.buffer, *shared),
-            *(batch.count, tiles, low, 2 * one + 1, batch.shift, batch.steps),
-        ),
+        (keys, places, to_keys, to_places, scales, to_scales, batch.buffer, *shared),
+        (batch.count, tiles, low, 2 * one + 1, batch.shift, batch.steps),
         (*which, warps, tile, batch.scaled, batch.columns, *kinds),
         lambda: {
             "FIRST": first,
