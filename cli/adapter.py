@@ -23,7 +23,13 @@ TAKEN = ("keyedopt", "torch", "conformance", "test", "tests")
 
 
 def init_adapter(name: str, output: Path, fail: Callable[[str], NoReturn], library: str | None = None) -> int:
-    """Write the package into a new folder, for a library with what its signatures show; return 0."""
+    """Write the package into a new folder, for a library with what its signatures show; return 0.
+
+    Without a name, the adapter is named after the package of the library.
+    """
+    name = name or re.split("[.:]", library or "")[0].lower()
+    if not name:
+        fail("give a NAME, or --from MODULE to name the adapter after its package")
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name) or name.endswith("_") or keyword.iskeyword(name):
         fail(f"{name!r} cannot be a name: use lower-case letters, digits and _, beginning with a letter")
     package = f"{name}_keyedopt"

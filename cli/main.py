@@ -293,7 +293,7 @@ def diff(
 
 @app.command("init-adapter")
 def init_adapter(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What `keyedopt check NAME` shall know.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="For `check`; with --from, its package.")] = "",
     output: Annotated[Path, typer.Option(metavar="DIR", help="Where the new folder goes.")] = Path(),
     library: Annotated[
         str | None,
@@ -302,7 +302,7 @@ def init_adapter(
 ) -> None:
     """Write a small package that makes a library known to keyedopt, with a CI workflow.
 
-    Example: keyedopt init-adapter acme --from acme.optim
+    Example: keyedopt init-adapter --from acme.optim
     """
     from keyedopt.cli.adapter import init_adapter as write
 

@@ -105,7 +105,7 @@ def build(surface: Surface, name: str, device: str) -> None:
         names = ", ".join(spec.areas()["keyed"].names)
         raise TargetError(
             f"{name} has none of the public names ({names}, …): see `keyedopt list areas`. "
-            f"`keyedopt init-adapter NAME --from {name}` proposes an adapter for classes with common names"
+            f"`keyedopt init-adapter --from {name}` proposes an adapter for classes with common names"
         )
     try:
         parameter = torch.nn.Parameter(torch.ones(2, device=device))

@@ -69,6 +69,10 @@ def test_a_proposal_for_a_class_in_this_folder_is_a_description_of_it(run_line, 
     assert (about.names, about.defaults) == ({"Adam": "mine:Mine"}, {"Adam.lr": 0.1})
     refused = run_line("init-adapter", "none", "--from", "os")
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert run_line("init-adapter", "--from", "mine:Mine").returncode == 0
+    monkeypatch.syspath_prepend(tmp_path / "mine-keyedopt")
+    assert load("mine_keyedopt:IMPLEMENTATION").name == "mine"
+    assert "give a NAME, or --from MODULE" in run_line("init-adapter").stderr
 
 
 def test_one_class_is_recognized_by_the_end_of_its_name(run_line, tmp_path, monkeypatch):

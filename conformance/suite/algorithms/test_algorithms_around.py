@@ -62,8 +62,7 @@ def test_closure(impl, algorithm):
         loss.backward()
         return loss
 
-    with torch.no_grad():
-        loss = optimizer.step(closure)
+    loss = optimizer.step(closure)
     expect_equal(enabled, [True], "whether gradients were enabled, by evaluation")
     expect_close(loss.detach(), (other["t0"].detach() ** 2).sum().double(), "the loss")
     (other["t0"] * other["t0"]).sum().backward()
