@@ -293,7 +293,7 @@ def diff(
 
 @app.command("init-adapter")
 def init_adapter(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="For `check`; with --from, its package.")] = "",
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Default: the package of --from.")] = "",
     output: Annotated[Path, typer.Option(metavar="DIR", help="Where the new folder goes.")] = Path(),
     library: Annotated[
         str | None,

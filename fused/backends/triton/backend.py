@@ -87,7 +87,7 @@ class TritonBackend(Backend):
         Raises:
             ValueError: lookups of an earlier call were invalid, see `check`.
         """
-        for device in set(map(_device, tables)):
+        for device in _devices(tables):
             device_flags.check_arrived(device)
         outputs = []
         for lookup in lookups:
@@ -215,7 +215,7 @@ class TritonBackend(Backend):
 
     def _check_soon(self, tables: Sequence[Table]) -> None:
         """Send the error flag to the host, where the next `look_up` reads it; on the CPU, raise the error."""
-        for device in set(map(_device, tables)):
+        for device in _devices(tables):
             device_flags.send_flag(device)
 
     def _runs(self, group: Group, lookups: Sequence[Lookup]) -> tuple[Runs | None, Grads | None]:
@@ -239,7 +239,8 @@ class TritonBackend(Backend):
         return runs, pack_grads([lookup.grad for lookup in lookups if lookup.grad is not None], group)
 
 
-_device = operator.attrgetter("weight.device")
+def _devices(tables: Iterable[Table]) -> set[torch.device]:
+    return set(map(operator.attrgetter("weight.device"), tables))
 
 
 def _current(device: torch.device) -> AbstractContextManager[Any]:

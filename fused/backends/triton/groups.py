@@ -127,13 +127,16 @@ class Group:
 
     def buffer(self) -> tuple[torch.Tensor, int, int]:
         """Return the buffer of the tables, and the alignment in bytes of weights and of states."""
-        memory = self.known["memory"]
-        key = ("tables", memory)
-        aligned = self.known.get("aligned")
-        if aligned is None or aligned[0] != memory:
-            aligned = self.known["aligned"] = memory, *self._rows()[1:]
-        buffer = known_on_device(key, self.device, lambda: pack_rows(self._rows()[0]), self.check)
-        return buffer, *aligned[1:]
+        key = ("tables", self.known["memory"])
+        rows, row_align, align = self.known["rows"]
+        buffer = known_on_device(key, self.device, lambda: pack_rows(rows), self.check)
+        return buffer, row_align, align
+
+    @property
+    def row_align(self) -> int:
+        """The alignment in bytes of the weights."""
+        align: int = self.known["rows"][1]
+        return align
 
     def _rows(self) -> tuple[list[list[int]], int, int]:
         """Return the rows of the buffer of the tables, and the alignment of weights and of states."""
@@ -162,7 +165,8 @@ class Group:
         addresses = list(map(torch.Tensor.data_ptr, self._tensors))
         if self.known.get("addresses") == addresses:
             return True
-        self.known.update(addresses=addresses, memory=_number_of((self.number, *addresses)))
+        memory = _number_of((self.number, *addresses))
+        self.known.update(addresses=addresses, memory=memory, rows=self._rows())
         return False
 
     def tuning(self, given: Tuning) -> Tuning:

@@ -36,7 +36,7 @@ def start(
     device = active.get_current_device()
     wide = tuple([one >= 1 << 31 for one in numbers]) if numbers and max(numbers) >= 1 << 31 else ()
     place = (key, active, device, wide)
-    known = _COMPILED.get((kernel.hash, place))
+    known = _COMPILED.get((kernel.hash, place))  # the hash, of source and globals, is None before a launch
     if known is None:
         given = constants()
         compiled = kernel[(programs,)](*tensors, *numbers, **given)

@@ -138,7 +138,7 @@ def _weights(group: Group, layout: PackedLayout) -> tuple[Tensor, int]:
         return pack_rows([weights, [group.units[place] for place in places]])
 
     key = "weights", layout.number, group.known["memory"]
-    return known_on_device(key, group.device, numbers, group.check), group.buffer()[1]
+    return known_on_device(key, group.device, numbers, group.check), group.row_align
 
 
 def _fixed(group: Group, layout: PackedLayout) -> list[int]:
