@@ -48,6 +48,20 @@ def keyed(impl: Any, algorithm: str, params: Any, lr: float = 0.1) -> Any:
 @every
 def test_closure(impl, algorithm):
     """A closure is evaluated once, with gradients enabled, and step returns its loss."""
+    expect_step_with_closure(impl, algorithm)
+
+
+@pytest.mark.clause("ALGO-103")
+@pytest.mark.needs("{algorithm}")
+@every
+def test_closure_under_no_grad(impl, algorithm):
+    """The closure of a step has gradients enabled, also if the caller disabled them."""
+    with torch.no_grad():
+        expect_step_with_closure(impl, algorithm)
+
+
+def expect_step_with_closure(impl: Any, algorithm: str) -> None:
+    """Expect one evaluation with gradients enabled, its loss, and the weight of a plain step."""
     params = tables(1)
     weight = params["t0"]
     other = tables(1)
@@ -65,7 +79,8 @@ def test_closure(impl, algorithm):
     loss = optimizer.step(closure)
     expect_equal(enabled, [True], "whether gradients were enabled, by evaluation")
     expect_close(loss.detach(), (other["t0"].detach() ** 2).sum().double(), "the loss")
-    (other["t0"] * other["t0"]).sum().backward()
+    with torch.enable_grad():
+        (other["t0"] * other["t0"]).sum().backward()
     plain.step()
     expect_bits(weight.detach(), other["t0"].detach(), "the weight")
 
