@@ -3,7 +3,8 @@
 Each library is installed at its pinned version into ``--environments``, in a folder that sees the
 packages of this environment, such as torch and keyedopt. The results and a page of them go to ``--output``; a
 table is printed.
-The exit code is 1 if a library fails a clause that its list in ``conformance/expectations/`` does not have.
+The exit code is 1 if the gate of a library is red: it fails a clause that its list in
+``conformance/expectations/`` does not have, or holds one that the list has.
 """
 
 import argparse
@@ -83,12 +84,12 @@ def install(name: str, folder: Path) -> Path:
     return python
 
 
-def check(name: str, python: Path, output: Path) -> Result:
-    """Check a library with its list of known failures; return the result."""
+def check(name: str, python: Path, output: Path) -> tuple[Result, bool]:
+    """Check a library with its list of known failures; return the result, and whether the gate is green."""
     path = output / f"{name}.json"
     arguments = ["check", f"{TARGETS}:{name}", "--expectations", name, "--output", str(path)]
-    subprocess.run([python, "-c", VERB, *arguments], check=False)
-    return read(path)
+    done = subprocess.run([python, "-c", VERB, *arguments], check=False)
+    return read(path), done.returncode == 0
 
 
 def row(name: str, result: Result) -> str:
@@ -117,9 +118,9 @@ def main() -> int:
     options.output.mkdir(parents=True, exist_ok=True)
     lines, failed = ["| library | version | clauses held | known | new |", "|---|---|---|---|---|"], False
     for name in options.names or PINNED:
-        result = check(name, install(name, options.environments.resolve()), options.output)
+        result, green = check(name, install(name, options.environments.resolve()), options.output)
         lines.append(row(name, result))
-        failed = failed or any(case.outcome in FAILING for case in result.cases)
+        failed = failed or not green
     results = [str(options.output / f"{name}.json") for name in options.names or PINNED]
     subprocess.run(
         [sys.executable, "-c", VERB, "report", *results, "--output", options.output / "site"], check=True
