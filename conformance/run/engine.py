@@ -225,8 +225,9 @@ class Engine:
         """
         if self.writer is None or session.testsfailed:
             return None
+        count, on_ranks = len(session.items), sum(turn(item) == 0 for item in session.items)
         with null_device() as discard_output:
-            while (number := self.writer.claim()) < len(session.items):
+            while (number := self.writer.claim(on_ranks, count)) < count:
                 item = session.items[number]
                 head = item.stash[_HEAD]
                 if self._sought is None or not self._sought.isdisjoint(head["clauses"]):
@@ -381,10 +382,9 @@ def _parameters(item: Any) -> Mapping[str, Any]:
 
 def turn(item: pytest.Item) -> int:
     """Return when a case is begun: first those that fork ranks, before others start threads of autograd."""
-    if _HEAD not in item.stash:
-        return 2
-    name = item.stash[_HEAD]["case"]
-    return 0 if name.startswith("test_sharded") else 1 if any(part in name for part in LONGEST) else 2
+    if item.get_closest_marker("on_ranks"):
+        return 0
+    return 1 if _HEAD in item.stash and any(part in case_name(item) for part in LONGEST) else 2
 
 
 def _is_case(module: Any) -> bool:

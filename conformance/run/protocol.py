@@ -15,19 +15,23 @@ message             meaning
 ``end``             the record of the case
 ==================  ============================================================================
 
-Two things are in files of a folder: ``claimed`` has one byte for each case that a worker has taken, and
-``stack-PID`` the stack of a worker that crashed. Who writes to these can only cause errors. Mutants, which
-are trusted, report into a file ``records-PID.jsonl`` without a secret.
+Two things are in files of a folder. ``claimed`` has a dot at the number of each case that a worker has taken,
+then the time at which the last one with ranks was taken. ``stack-PID`` is the stack of a worker that crashed.
+Who writes to these can only cause errors. Mutants, which are trusted, report into a file
+``records-PID.jsonl`` without a secret.
 """
 
 import contextlib
 import faulthandler
+import fcntl
 import hashlib
 import hmac
 import itertools
 import json
 import os
 import socket
+import struct
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -38,6 +42,10 @@ from keyedopt.conformance.results.untrusted import clean
 Head = dict[str, Any]
 #: Bytes of a secret, and of an authentication code.
 SECRET, CODE = 32, 16
+#: The byte of a case that a worker has taken, and the bytes of the time at which one with ranks was taken.
+_TAKEN, _TIME = b".", 8
+#: Seconds after which another worker takes the next case with ranks.
+_LONG_AGO = 3.0
 #: What is said of a case during which a message was not the worker's.
 FORGED = "tampered: a message came that the worker did not write, or out of order"
 
@@ -92,19 +100,49 @@ class Writer:
             _file_sender(folder / f"records-{self._pid}.jsonl") if channel is None else sender(channel)
         )
         self._stack: IO[str] = (folder / f"stack-{self._pid}").open("a", encoding="utf-8")
-        self._claimed = os.open(folder / "claimed", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._claimed = os.open(folder / "claimed", os.O_RDWR | os.O_CREAT, 0o600)
+        self._first: bool | None = None  # unknown before the first case
 
     def collected(self, heads: Mapping[str, Head]) -> None:
         """Report which cases there are: a case without a record is an error."""
         self._send({"collected": heads})
 
-    def claim(self) -> int:
-        """Take the next case that no worker has taken; return its number, also after the last case.
+    def claim(self, on_ranks: int, count: int) -> int:
+        """Take the next case that no worker has taken; return its number, or `count` if there is none.
 
-        Appending to a file is atomic: the position afterwards tells which byte is this worker's.
+        The first worker takes the cases that start ranks, because it keeps its ranks for the next such case.
+        Another worker takes one only if no other case is left, or if the last one was taken long ago, for
+        example because its ranks are in a deadlock; and not after its own cases have started threads of
+        autograd, which a fork cannot have.
+
+        Args:
+            on_ranks: the number of cases that start ranks; they are the first ones.
+            count: the number of all cases.
         """
-        os.write(self._claimed, b".")
-        return os.lseek(self._claimed, 0, os.SEEK_CUR) - 1
+        if self._first is None:
+            self._first = self._is_first()
+        fcntl.lockf(self._claimed, fcntl.LOCK_EX, 1, 0)
+        try:
+            taken = os.pread(self._claimed, count, 0).ljust(count, b"\0")
+            last = struct.unpack("d", os.pread(self._claimed, _TIME, count).ljust(_TIME, b"\0"))[0]
+            ranks, other = taken.find(b"\0", 0, on_ranks), taken.find(b"\0", on_ranks)
+            helps = other < 0 or time.monotonic() - last > _LONG_AGO
+            if ranks >= 0 and (self._first or (helps and not _has_autograd_threads())):
+                other = ranks
+                os.pwrite(self._claimed, struct.pack("d", time.monotonic()), count)
+            if other >= 0:
+                os.pwrite(self._claimed, _TAKEN, other)
+            return other if other >= 0 else count
+        finally:
+            fcntl.lockf(self._claimed, fcntl.LOCK_UN, 1, 0)
+
+    def _is_first(self) -> bool:
+        """Whether no other running process was the first one. The kernel ends this lock with the process."""
+        try:
+            fcntl.lockf(self._claimed, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 1)
+        except OSError:
+            return False
+        return True
 
     @contextlib.contextmanager
     def running(self, head: Head) -> Iterator[None]:
@@ -131,10 +169,16 @@ class Writer:
             self._send({"end": record})
 
 
-def claimed(folder: Path) -> int:
-    """Return how many cases workers have taken, or more if they have looked for another one in vain."""
+def _has_autograd_threads() -> bool:
+    with contextlib.suppress(FileNotFoundError):  # a thread has just ended
+        return any("autograd" in name.read_text() for name in Path("/proc/self/task").glob("*/comm"))
+    return True
+
+
+def claimed(folder: Path, count: int) -> int:
+    """Return how many of `count` cases workers have taken."""
     with contextlib.suppress(FileNotFoundError):
-        return (folder / "claimed").stat().st_size
+        return (folder / "claimed").read_bytes()[:count].count(_TAKEN)
     return 0
 
 

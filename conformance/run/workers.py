@@ -99,7 +99,7 @@ class Workers:
                     if ended:
                         workers.remove(worker)
                         worker.process.stop()
-                        crash = self._crash(worker)
+                        crash = self._crash(worker, alone=not workers)
                         worker.stop()
                         found += crash
                         if crash and not self._all_claimed():
@@ -120,7 +120,8 @@ class Workers:
 
     def _all_claimed(self) -> bool:
         """Whether no case is left for another worker."""
-        return bool(self.collected) and protocol.claimed(self._folder) >= len(self.collected)
+        count = len(self.collected)
+        return bool(count) and protocol.claimed(self._folder, count) == count
 
     def _kill_if_late(self, worker: _Worker) -> None:
         busy, seconds = worker.look()
@@ -132,13 +133,19 @@ class Workers:
         elif not busy and not self._all_claimed() and worker.process.hangs(seconds, self._patience):
             raise WorkersError(f"a worker ran no case within {self._patience:g} s")
 
-    def _crash(self, worker: _Worker) -> list[dict[str, Any]]:
-        """Return the record of the case in which a worker ended, if there is one."""
+    def _crash(self, worker: _Worker, *, alone: bool) -> list[dict[str, Any]]:
+        """Return the record of the case in which a worker ended, if there is one.
+
+        Args:
+            worker: has ended.
+            alone: whether no other worker is left, which may still run the cases that start ranks.
+        """
         record = worker.reader.crash(worker.late or f"crash: {worker.process.ending()}")
         if record is not None:
             return [record]
         if worker.reader.forged:
             raise WorkersError(protocol.FORGED)
-        if worker.process.code == 5 or self._all_claimed():  # 5: pytest selected none
+        code = worker.process.code
+        if code == 5 or (code == 0 and not alone) or self._all_claimed():  # 5: pytest selected none
             return []
         raise WorkersError(f"{worker.process.ending()}: {worker.process.last_words()}")

@@ -15,6 +15,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from keyedopt.conformance.suite.support.deadlock import LOOK, Watch
+
 #: Seconds that the other ranks may take to end after one has failed: they lose a peer in a collective.
 _GRACE = 2.0
 
@@ -43,8 +45,8 @@ class RankProcess:
         self._answered = False
         parent = os.getpid()
         sys.stdout.flush()
-        self._pid = os.fork()
-        if not self._pid:
+        self.pid = os.fork()
+        if not self.pid:
             code = 70
             try:
                 _end_with(parent)
@@ -57,7 +59,7 @@ class RankProcess:
             finally:
                 os._exit(code)  # without the exit handlers of the forked process
         theirs.close()
-        self.process = os.pidfd_open(self._pid)
+        self.process = os.pidfd_open(self.pid)
 
     def request(self, body: Any, arguments: Sequence[Any]) -> None:
         """Ask the process for an outcome; that of an earlier request has another secret."""
@@ -86,7 +88,7 @@ class RankProcess:
 
     def reap(self) -> None:
         """Note how the process ended."""
-        self.status = os.waitstatus_to_exitcode(os.waitpid(self._pid, 0)[1])
+        self.status = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
     @property
     def running(self) -> bool:
@@ -95,7 +97,7 @@ class RankProcess:
 
     def where(self) -> str:
         """Return where the running process is: the innermost line outside torch."""
-        os.kill(self._pid, signal.SIGUSR1)
+        os.kill(self.pid, signal.SIGUSR1)
         end = time.monotonic() + 1.0
         while os.fstat(self._stack).st_size == 0 and time.monotonic() < end:
             time.sleep(0.01)
@@ -106,7 +108,7 @@ class RankProcess:
     def kill(self) -> None:
         """Kill the process if it has not ended."""
         if self.status is None:
-            os.kill(self._pid, signal.SIGKILL)
+            os.kill(self.pid, signal.SIGKILL)
             self.reap()
 
     def end(self) -> Any:
@@ -133,17 +135,24 @@ class RankProcess:
         return pickle.loads(written[len(self._secret) :])
 
 
-def wait_for(ranks: Sequence[RankProcess], limit: float) -> None:
-    """Wait for the outcomes of all ranks; shorter after one has failed."""
+def wait_for(ranks: Sequence[RankProcess], limit: float, *, together: bool = False) -> None:
+    """Wait for the outcomes of all ranks; shorter after one has failed.
+
+    Args:
+        ranks: the processes.
+        limit: seconds after which this returns although ranks still run.
+        together: the ranks wait for nobody else, so that this returns also when they are in a deadlock.
+    """
     poll, of = select.poll(), {}
     for rank in ranks:
         for descriptor in (rank.process, rank.channel.fileno()):
             poll.register(descriptor, select.POLLIN)
             of[descriptor] = rank
-    end = time.monotonic() + limit
-    while any(rank.running for rank in ranks):
-        ready = poll.poll(max(0.0, end - time.monotonic()) * 1000)
-        if not ready:
+    end, watch = time.monotonic() + limit, Watch()
+    while running := [rank.pid for rank in ranks if rank.running]:
+        left = max(0.0, end - time.monotonic())
+        ready = poll.poll((min(left, LOOK) if together else left) * 1000)
+        if not ready and (left <= LOOK or not together or watch.deadlocked(running)):
             return
         for descriptor, _ in ready:
             poll.unregister(descriptor)

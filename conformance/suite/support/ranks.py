@@ -123,7 +123,7 @@ def on_ranks(
         for number in numbers:
             join = functools.partial(_join, file.path, number, size, limit, run)
             started.append(RankProcess(number, functools.partial(_answer_once, join, body, arguments)))
-        wait_for(started, limit)
+        wait_for(started, limit, together=not under_torchrun())
     finally:
         outcomes = [rank.end() for rank in started]
         file.close()
@@ -243,7 +243,7 @@ class _KeptRanks:
         """Return the outcomes of a function; none if a rank still runs."""
         for rank in self._ranks:
             rank.request(body, arguments)
-        wait_for(self._ranks, LIMIT)
+        wait_for(self._ranks, LIMIT, together=True)
         return [] if any(rank.running for rank in self._ranks) else [rank.outcome() for rank in self._ranks]
 
     def end(self) -> list[Any]:
