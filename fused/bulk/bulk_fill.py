@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import chain
-from operator import attrgetter, eq, is_
+from operator import attrgetter
 from types import NoneType
 from typing import Any
 
@@ -12,23 +12,21 @@ import torch
 from torch import Tensor
 
 from keyedopt.fused.bulk import native
-from keyedopt.reference.keyed.bulk import Bulk
+from keyedopt.reference.keyed.bulk import ONE_BY_ONE, Bulk
 from keyedopt.reference.keyed.values import extract, layout
 
-_shape, _dtype, _layout, _is_cpu = map(attrgetter, ("shape", "dtype", "layout", "is_cpu"))
+_layout, _is_cpu = attrgetter("layout"), attrgetter("is_cpu")
 #: Types that are saved unchanged; all others may be mappings, stateful objects or sharded tensors.
 _PLAIN = frozenset({Tensor, torch.nn.Parameter, int, float, bool, str, NoneType})
 
 
 class NativeBulk(Bulk):
-    """Operations on the state of many parameters in a few calls, in C++ if the extension was built."""
+    """Operations on the state of many parameters, each in one call of the C++ extension."""
 
     def show(self, entries: Collection[Any]) -> list[dict[Any, Any]]:
         """Return each entry as it is saved: live tensors, and stateful objects as their state."""
-        if native is not None:
-            copied: list[dict[Any, Any]] | None = native.copies(list(entries), tuple(_PLAIN))
-            return list(map(extract, entries)) if copied is None else copied
-        return list(map(dict.copy if _are_plain(entries) else extract, entries))
+        copied: list[dict[Any, Any]] | None = native.copies(list(entries), tuple(_PLAIN))
+        return list(map(extract, entries)) if copied is None else copied
 
     def layouts(self, entries: Collection[Mapping[Any, Any]]) -> list[Any]:
         """Return the keys of each entry, in their order."""
@@ -36,76 +34,36 @@ class NativeBulk(Bulk):
 
     def pair(self, live: dict[str, Any], new: Mapping[Any, Any]) -> tuple[list[Any], list[Any]] | None:
         """Return the values of entries as two lists if all entries are dicts and their keys match."""
-        return pairs(live, new)
+        pairs: tuple[list[Any], list[Any]] | None = native.pairs(live, new) if type(new) is dict else None
+        return pairs
 
     def match(self, live: list[Any], new: list[Any]) -> bool:
         """Return whether all values are plain tensors, and pairs have the same shape, dtype and layout."""
-        return alike(live, new)
+        return bool(native.alike(live, new))
 
     def fill_exact(self, live: list[Any], new: list[Any]) -> bool:
-        """Compare and fill in one call of the extension, or write nothing and return False."""
-        return fill_at_once(live, new)
+        """Compare and fill in one call, or write nothing and return False.
+
+        The tensors must be plain and contiguous on the CPU, of the same shape and dtype, and share no memory
+        except in a pair of one and the same tensor. The version counters of autograd rise as in torch.
+        """
+        return bool(native.copy(live, new, torch.autograd.graph.increment_version))
 
     def fill(self, live: Sequence[Tensor], new: Sequence[Tensor]) -> None:
         """Copy new tensors into live ones, all in one call if possible."""
-        if not fill_at_once(list(live), list(new)):
+        if not self.fill_exact(list(live), list(new)):
             changing = [pair for pair in zip(live, new, strict=True) if pair[0] is not pair[1]]
             fill([one for one, _ in changing], [source for _, source in changing])
 
 
-#: The `Bulk` of every fused optimizer.
-NATIVE = NativeBulk()
+#: The `Bulk` of every fused optimizer; without the extension, that of the reference.
+NATIVE = ONE_BY_ONE if native is None else NativeBulk()
 
 
 def _are_plain(entries: Collection[Any]) -> bool:
     """Return whether all entries are dicts, and all their values of plain types."""
-    return {dict}.issuperset(map(type, entries)) and _PLAIN.issuperset(map(type, _values_of(entries)))
-
-
-def _values_of(entries: Collection[Any]) -> chain[Any]:
-    return chain.from_iterable(map(dict.values, entries))
-
-
-def pairs(live: dict[str, Any], new: Mapping[str, Any]) -> tuple[list[Any], list[Any]] | None:
-    """Return the values of entries as two lists if all entries are dicts and their keys match, or None.
-
-    Without the extension the result is also None if the keys of an entry are in another order.
-    """
-    if type(new) is not dict:
-        return None
-    if native is not None:
-        found: tuple[list[Any], list[Any]] | None = native.pairs(live, new)
-        return found
-    if live.keys() != new.keys():
-        return None
-    entries, new_entries = list(live.values()), list(map(new.__getitem__, live))
-    are_dicts = {dict}.issuperset(map(type, entries)) and {dict}.issuperset(map(type, new_entries))
-    if not are_dicts or not all(map(eq, map(tuple, entries), map(tuple, new_entries))):
-        return None
-    return list(_values_of(entries)), list(_values_of(new_entries))
-
-
-def fill_at_once(live: list[Any], new: list[Any]) -> bool:
-    """Fill tensors in one call of the extension, or write nothing and return False.
-
-    The extension requires plain contiguous tensors on the CPU, pairs of the same shape and dtype, and no
-    memory in common except in a pair of one and the same tensor. It checks this before the first write, and
-    increments the version counters of autograd as torch does.
-    """
-    return native is not None and bool(native.copy(live, new, torch.autograd.graph.increment_version))
-
-
-def alike(live: list[Tensor], new: list[Tensor]) -> bool:
-    """Return whether all pairs are plain tensors of the same shape, dtype and layout: copying is exact."""
-    if native is not None:
-        return bool(native.alike(live, new))
-    return (
-        {Tensor}.issuperset(map(type, live))
-        and {Tensor}.issuperset(map(type, new))
-        and all(map(eq, map(_shape, live), map(_shape, new)))
-        and all(map(is_, map(_dtype, live), map(_dtype, new)))
-        and all(map(is_, map(_layout, live), map(_layout, new)))
-    )
+    values = chain.from_iterable(map(dict.values, entries))
+    return {dict}.issuperset(map(type, entries)) and _PLAIN.issuperset(map(type, values))
 
 
 def disjoint(live: list[Tensor], new: list[Tensor]) -> bool:

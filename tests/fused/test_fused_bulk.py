@@ -18,6 +18,7 @@ from keyedopt.fused.backends.interface import Lookup, Step, Table
 from keyedopt.fused.backends.native import _with_gradients
 from keyedopt.fused.backends.native.describe import describe_table
 from keyedopt.fused.bulk import bulk_fill, native
+from keyedopt.reference.keyed.bulk import ONE_BY_ONE
 
 if os.environ.get("KEYEDOPT_REQUIRE_NATIVE") == "1":
     assert native is not None, "fused/bulk has not been built"
@@ -281,9 +282,9 @@ def test_state_is_gathered_if_all_of_it_is_there():
         native.gathered(params, [], ("x",))
 
 
-@pytest.mark.parametrize("extension", [native, None])
-def test_loads_with_and_without_the_extension(monkeypatch, extension):
-    monkeypatch.setattr(bulk_fill, "native", extension)
+@pytest.mark.parametrize("bulk", [bulk_fill.NATIVE, ONE_BY_ONE])
+def test_loads_with_and_without_the_extension(monkeypatch, bulk):
+    monkeypatch.setattr(KeyedOptimizerWrapper, "bulk", bulk)
     one, other = (trained(seed) for seed in (0, 1))
     saved = one.state_dict()["state"]
     other.load_state_dict({"state": dict(reversed(saved.items()))})
@@ -298,7 +299,7 @@ def test_loads_with_and_without_the_extension(monkeypatch, extension):
 def test_a_load_compares_values_while_it_copies_them(monkeypatch):
     source, target = trained(0), OptimizerWrapper(trained(1))
     with monkeypatch.context() as patch:
-        patch.setattr(bulk_fill, "alike", None)  # a second pass would call it
+        patch.setattr(bulk_fill.NativeBulk, "match", None)  # a second pass would call it
         target.load_state_dict(source.state_dict())
     saved = source.state_dict()["state"]
     for key, entry in target.state_dict()["state"].items():
