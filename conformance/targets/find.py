@@ -114,6 +114,7 @@ def _undescribed_class(target: str) -> Implementation:
         areas=found.areas or None,
         names=found.names,
         absent=found.absent,
+        option_names=found.option_names,
         fixed_options=found.fixed_options,
         defaults=found.defaults,
         variants=found.variants,

@@ -23,6 +23,10 @@ COMMON = {
     "LAMB": ("LAMB", "Lamb", "LAMB32bit"),
     "LarsSGD": ("LarsSGD", "LARS", "Lars", "LARS32bit"),
 }
+#: Other names of options in constructors.
+ALSO_CALLED = {"eta": ("trust_coefficient", "trust_coeff")}
+#: Options that are not in the documented formula, with the values that leave it as it is.
+NEUTRAL = {"LarsSGD": {"eps": 0.0}}
 #: Options of the reference, and what cases need from other libraries.
 NOT_SHOWN = (
     "decay",
@@ -46,6 +50,7 @@ class Proposal:
     areas: tuple[str, ...]
     names: dict[str, str]
     absent: tuple[str, ...]
+    option_names: dict[str, str]
     fixed_options: dict[str, Any]
     defaults: dict[str, Any]
     variants: dict[str, str]
@@ -169,7 +174,7 @@ def propose(library: str, by_ending: bool = False) -> Proposal:
     classes = _classes(library, root)
     own, beside, owners = _subclasses(classes, root)
     names: dict[str, str] = {}
-    absent, fixed, defaults, variants = [], {}, {}, {}
+    absent, renamed, fixed, defaults, variants = [], {}, {}, {}, {}
     for algorithm, options in DEFAULTS.items():
         chosen = _find_algorithm(algorithm, classes, root, by_ending)
         if chosen is None:
@@ -179,13 +184,20 @@ def propose(library: str, by_ending: bool = False) -> Proposal:
         if "SGDW" in chosen:
             variants[algorithm] = "decoupled"
         takes = inspect.signature(kind).parameters
-        for option, documented in options.items():
-            if option not in takes:
+        for option, documented in {"lr": 1e-3, **options}.items():
+            called = next((name for name in (option, *ALSO_CALLED.get(option, ())) if name in takes), None)
+            if called is None:
                 absent.append(f"{algorithm}.{option}")
-            elif not is_plain(takes[option].default):  # none, or an object that stands for a required option
+                continue
+            if called != option:
+                renamed[f"{algorithm}.{option}"] = called
+            default = takes[called].default
+            if not is_plain(default):  # none, or an object that stands for a required option
                 fixed[f"{algorithm}.{option}"] = documented
-            elif takes[option].default != documented:
-                defaults[f"{algorithm}.{option}"] = takes[option].default
+            elif option in options and default != documented:
+                defaults[f"{algorithm}.{option}"] = default
+        neutral = NEUTRAL.get(algorithm, {}).items()
+        fixed |= {f"{algorithm}.{option}": value for option, value in neutral if option in takes}
         absent += [f"{algorithm}.{name}" for name in ("maximize", "fused", "foreach") if name not in takes]
     absent += [f"*.{name}" for name in ("sparse", *NOT_SHOWN)]
     areas = _claimed(own)
@@ -196,6 +208,7 @@ def propose(library: str, by_ending: bool = False) -> Proposal:
         areas,
         {**beside, **names, **own},
         tuple(dict.fromkeys(absent)),
+        renamed,
         fixed,
         defaults,
         variants,

@@ -16,6 +16,7 @@ from keyedopt.conformance import expectations
 from keyedopt.conformance.results.verdict import FAILING
 from keyedopt.conformance.run import runner
 from keyedopt.conformance.suite.support.described import said
+from keyedopt.conformance.targets import panel
 from keyedopt.conformance.targets.find import find
 from keyedopt.conformance.targets.implementation import Implementation, TargetError
 from keyedopt.conformance.targets.proposal import propose
@@ -96,6 +97,8 @@ from torch.optim import Adam
 class Lamb(torch.optim.Optimizer):
     def __init__(self, params, lr, betas=(0.9, 0.999), eps=1e-6, weight_decay=0): ...
 class SGDW(torch.optim.SGD): ...
+class LARS(torch.optim.Optimizer):
+    def __init__(self, params, lr, momentum=0, weight_decay=0, trust_coefficient=1e-3, eps=1e-8): ...
 """
 
 
@@ -103,8 +106,11 @@ def test_a_proposal_shows_common_names_missing_options_and_other_defaults(tmp_pa
     (tmp_path / "some_library.py").write_text(LIBRARY, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
     proposal = propose("some_library")
-    assert proposal.names == {"LAMB": "some_library:Lamb", "SGD": "some_library:SGDW"}  # Adam is torch's
-    assert proposal.defaults == {"LAMB.eps": 1e-6}
+    own = {"LAMB": "some_library:Lamb", "LarsSGD": "some_library:LARS", "SGD": "some_library:SGDW"}
+    assert proposal.names == own  # Adam is torch's
+    assert proposal.defaults == {"LAMB.eps": 1e-6, "LarsSGD.momentum": 0}
+    assert proposal.fixed_options == {"LAMB.lr": 1e-3, "LarsSGD.lr": 1e-3, "LarsSGD.eps": 0.0}
+    assert proposal.option_names == {"LarsSGD.eta": "trust_coefficient"}
     assert proposal.variants == {"SGD": "decoupled"}
     assert {"Adam", "LAMB.maximize"} <= set(proposal.absent)
     assert not {"LAMB", "SGD", "SGD.maximize"} & set(proposal.absent)
@@ -112,7 +118,7 @@ def test_a_proposal_shows_common_names_missing_options_and_other_defaults(tmp_pa
     # raises KeyError for other names
     lazy = "def __getattr__(name):\n    import some_library\n    return vars(some_library)[name]\n"
     (tmp_path / "lazy_library.py").write_text(lazy, encoding="utf-8")
-    assert propose("lazy_library").names == {"LAMB": "lazy_library:Lamb", "SGD": "lazy_library:SGDW"}
+    assert propose("lazy_library").names == {name: f"lazy_{place[5:]}" for name, place in own.items()}
     with pytest.raises(TargetError, match="no module"):
         propose("no_such_library")
 
@@ -233,3 +239,11 @@ def test_a_fixed_option_may_be_a_dtype():
     }
     with pytest.raises(TypeError, match=r"SGD.lr must be None, a number, .* not <object"):
         Implementation(name="x", root="torch.optim", fixed_options={"SGD.lr": object()})
+
+
+def test_every_library_of_the_panel_is_a_target():
+    described = {name: one for name, one in vars(panel).items() if isinstance(one, Implementation)}
+    assert len(described) >= 14
+    for name, one in described.items():
+        assert find(name) is one
+        assert find(str(one.root)).root == one.root

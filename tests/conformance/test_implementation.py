@@ -56,7 +56,7 @@ def test_an_attribute_may_be_an_implementation():
         ("os.nothing", "there is no module 'os.nothing'"),
         ("vendor:NOTHING", "'vendor' has no attribute 'NOTHING'"),
         ("vendor:NAMESPACE.nothing", "has no attribute 'NAMESPACE.nothing'"),
-        ("../vendor.py", "is not a target: give one of apollo, bitsandbytes, dlrm, fbgemm, fused,"),
+        ("../vendor.py", "is not a target: give one of apollo, bitsandbytes, catalyst, colossalai,"),
         ("vendor:A:B", "is not a target"),
         ("", "is not a target"),
         ("a b", "is not a target"),

@@ -37,7 +37,7 @@ WITH_DEFAULTS = ("SGD", "Adagrad", "RowWiseAdagrad", "Adam", "AdamW")
 def expect_refused(impl: Any, algorithm: str, option: str, value: Any) -> None:
     """Expect a ValueError that names the option."""
     error = expect_raises(
-        lambda: getattr(impl, algorithm)([parameter(4, 3)], **{option: value}),
+        lambda: getattr(impl, algorithm)([parameter(4, 3)], **{"lr": 0.1, option: value}),
         ValueError,
         expected=f"ValueError for {option}={value!r}",
     )
@@ -366,7 +366,8 @@ def test_groups_are_separate(impl, algorithm):
     together = [parameter(4, 3, seed=index) for index in range(2)]
     apart = [parameter(4, 3, seed=index) for index in range(2)]
     options = [{"lr": 0.1, "weight_decay": 0.1}, {"lr": 0.02, "weight_decay": 0.0}]
-    one = kind([{"params": [weight], **more} for weight, more in zip(together, options, strict=True)])
+    groups = [{"params": [weight], **more} for weight, more in zip(together, options, strict=True)]
+    one = kind(groups, lr=0.1)
     others = [kind([weight], **more) for weight, more in zip(apart, options, strict=True)]
     for seed in range(3):
         set_grads(together, seed=seed)
