@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 if TYPE_CHECKING:
-    from keyedopt.fused.backends.interface import Backend
+    from keyedopt.fused.backends.interface import Backend, Step, Table
 
 #: What is checked: an algorithm of each kind of state, and every dtype of a table.
 CHECKED = (("sgd", "float32"), ("adam", "float32"), ("rowwise_adagrad", "float16"), ("adam", "bfloat16"))
@@ -43,12 +43,12 @@ def doctor() -> None:
 
 def _check(backend: "Backend", device: str) -> list[str]:
     """Check a backend on a device, print the outcome, and return what is wrong."""
-    from keyedopt.fused.backends.self_check import example_tables, wrong_kernel
+    from keyedopt.fused.backends.self_check import wrong_kernel
 
     begin, checked, refused = time.perf_counter(), 0, ""
     wrong: list[str] = []
     for algorithm, dtype in CHECKED:
-        tables, step = example_tables(algorithm, dtype, device)
+        tables, step = _example(algorithm, dtype, device)
         why = backend.refuses(tables, step)
         if why:
             refused = why
@@ -64,3 +64,16 @@ def _check(backend: "Backend", device: str) -> list[str]:
     else:
         print(f"  {device}: not used: {refused}")
     return wrong
+
+
+def _example(algorithm: str, dtype: str, device: str) -> tuple[list["Table"], "Step"]:
+    """Return tables like those of which the problem of a check is made, and a step of the algorithm."""
+    import torch
+
+    from keyedopt.fused.backends.interface import ALGORITHMS, ROW_STATE, Step, Table
+
+    weight = torch.zeros(4, 64, dtype=getattr(torch, dtype), device=device)
+    row = ROW_STATE.get(algorithm)
+    shapes = [(4,) if row == index else (4, 64) for index in range(len(ALGORITHMS[algorithm]))]
+    states = tuple(torch.zeros(shape, device=device) for shape in shapes)
+    return [Table(weight, states)], Step(algorithm, lr=0.1, eps=1e-8)

@@ -18,8 +18,6 @@ import torch
 from torch import Tensor
 
 from keyedopt.fused.backends.interface import (
-    ALGORITHMS,
-    ROW_STATE,
     Backend,
     Lookup,
     RowGradients,
@@ -127,15 +125,6 @@ def describe(device: torch.device) -> str:
     if device.type != "cuda":
         return str(device)
     return f"{device} ({torch.cuda.get_device_name(device)}, driver {driver_version()})"
-
-
-def example_tables(algorithm: str, dtype: str, device: str) -> tuple[list[Table], Step]:
-    """Return tables for a self-check on request, and a step of the algorithm."""
-    weight = torch.zeros(4, 64, dtype=getattr(torch, dtype), device=device)
-    row = ROW_STATE.get(algorithm)
-    shapes = [(4,) if row == index else (4, 64) for index in range(len(ALGORITHMS[algorithm]))]
-    states = tuple(torch.zeros(shape, device=device) for shape in shapes)
-    return [Table(weight, states)], Step(algorithm, lr=0.1, eps=1e-8)
 
 
 @cache

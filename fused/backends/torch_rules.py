@@ -90,9 +90,7 @@ def _rowwise_adagrad(w: Tensor, g: Tensor, states: Sequence[Tensor], step: Step,
 
 
 def _adam(w: Tensor, g: Tensor, states: Sequence[Tensor], step: Step, count: Number) -> None:
-    m, v = states
-    v.mul_(step.betas[1]).addcmul_(g, g, value=1 - step.betas[1])
-    m.mul_(step.betas[0]).add_(g, alpha=1 - step.betas[0])
+    m, v = _moments(g, states, step)
     first, second = (_correction(beta, count, w) for beta in step.betas)
     _decouple(w, step)
     if step.eps_placement == "before_bias_correction":
@@ -101,27 +99,14 @@ def _adam(w: Tensor, g: Tensor, states: Sequence[Tensor], step: Step, count: Num
         _descend(w, m, (v / second).sqrt_(), step.eps, step.lr / first)
 
 
-def _partial_rowwise_adam(w: Tensor, g: Tensor, states: Sequence[Tensor], step: Step, count: Number) -> None:
-    m, v = states[0], states[1].view(-1, 1)
-    v.mul_(step.betas[1]).add_(_mean_square(g), alpha=1 - step.betas[1])
-    m.mul_(step.betas[0]).add_(g, alpha=1 - step.betas[0])
-    first, second = (_correction(beta, count, w) for beta in step.betas)
-    _decouple(w, step)
-    _descend(w, m, (v / second).sqrt_(), step.eps, step.lr / first)
-
-
 def _lamb(w: Tensor, g: Tensor, states: Sequence[Tensor], step: Step, count: Number) -> None:
-    m, v = states
-    v.mul_(step.betas[1]).addcmul_(g, g, value=1 - step.betas[1])
-    m.mul_(step.betas[0]).add_(g, alpha=1 - step.betas[0])
-    _trusted(w, m, v, step, count)
-
-
-def _partial_rowwise_lamb(w: Tensor, g: Tensor, states: Sequence[Tensor], step: Step, count: Number) -> None:
-    m, v = states[0], states[1].view(-1, 1)
-    v.mul_(step.betas[1]).add_(_mean_square(g), alpha=1 - step.betas[1])
-    m.mul_(step.betas[0]).add_(g, alpha=1 - step.betas[0])
-    _trusted(w, m, v, step, count)
+    m, v = _moments(g, states, step)
+    first, second = (_correction(beta, count, w) for beta in step.betas)
+    r = (m / first).div_(_with_eps((v / second).sqrt_(), m, step.eps))
+    if step.decay == "decoupled" and step.weight_decay:
+        r.add_(w, alpha=step.weight_decay)
+    rate = step.lr * trust_ratio(row_norm(w), row_norm(r))
+    w.addcmul_(r, rate.to(w.dtype), value=-1)
 
 
 def _lars_sgd(w: Tensor, g: Tensor, states: Sequence[Tensor], step: Step, count: Number) -> None:
@@ -140,9 +125,9 @@ RULES: dict[str, Callable[[Tensor, Tensor, Sequence[Tensor], Step, Number], None
     "rowwise_adagrad": _rowwise_adagrad,
     "adam": _adam,
     "sparse_adam": _adam,
-    "partial_rowwise_adam": _partial_rowwise_adam,
+    "partial_rowwise_adam": _adam,
     "lamb": _lamb,
-    "partial_rowwise_lamb": _partial_rowwise_lamb,
+    "partial_rowwise_lamb": _lamb,
     "lars_sgd": _lars_sgd,
 }
 
@@ -153,6 +138,18 @@ RULES: dict[str, Callable[[Tensor, Tensor, Sequence[Tensor], Step, Number], None
 def _mean_square(values: Tensor) -> Tensor:
     """Return mean(x²) of every row as a column."""
     return values.square().mean(dim=1, keepdim=True)
+
+
+def _moments(g: Tensor, states: Sequence[Tensor], step: Step) -> tuple[Tensor, Tensor]:
+    """Update and return the moments of Adam; the second one as a column if it has one number for each row."""
+    (m, v), (beta1, beta2) = states, step.betas
+    if v.ndim < m.ndim:
+        v = v.view(-1, 1)
+        v.mul_(beta2).add_(_mean_square(g), alpha=1 - beta2)
+    else:
+        v.mul_(beta2).addcmul_(g, g, value=1 - beta2)
+    m.mul_(beta1).add_(g, alpha=1 - beta1)
+    return m, v
 
 
 def _correction(beta: float, count: Number, like: Tensor) -> Number:
@@ -195,13 +192,3 @@ def _with_eps(root: Tensor, numerator: Tensor, eps: float) -> Tensor:
         return root
     # Any other number over zero stays infinite: its square underflowed, which must not be hidden.
     return root.expand_as(numerator).masked_fill((root == 0) & (numerator == 0), 1.0)
-
-
-def _trusted(w: Tensor, m: Tensor, v: Tensor, step: Step, count: Number) -> None:
-    """Step along Adam's direction, with decay, at the length of the row."""
-    first, second = (_correction(beta, count, w) for beta in step.betas)
-    r = (m / first).div_(_with_eps((v / second).sqrt_(), m, step.eps))
-    if step.decay == "decoupled" and step.weight_decay:
-        r.add_(w, alpha=step.weight_decay)
-    rate = step.lr * trust_ratio(row_norm(w), row_norm(r))
-    w.addcmul_(r, rate.to(w.dtype), value=-1)

@@ -59,7 +59,7 @@ def check_planted() -> dict[str, str]:
 
     torch.set_num_threads(1)
     backend = TritonBackend(Tuning(block=16, chunk=8, fold=2, values=16, probes=4, tile=128))
-    tables, step = self_check.example_tables("rowwise_adagrad", "float32", "cpu")
+    step = Step("rowwise_adagrad", lr=0.1, eps=1e-8)
     tables = [Table(torch.zeros(4, 8), (torch.zeros(4),))]
     found = {"": self_check.wrong_kernel(backend, tables, step)}
     for name in PLANTED:
