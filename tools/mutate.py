@@ -280,6 +280,7 @@ def main() -> None:
         found = sorted((FUSED / path).rglob("*.py")) or [FUSED / path]
         files = [file.relative_to(FUSED).as_posix() for file in found]
         chosen += sampled([file for file in files if "triton" not in file], given.sample, given.seed)
+    random.Random(given.seed).shuffle(chosen)  # so that a run which is stopped has seen every folder
     print(f"{len(chosen)} mutants", flush=True)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     importlib.import_module("torch._dynamo")  # the first optimizer of a process imports it
