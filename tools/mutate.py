@@ -38,6 +38,7 @@ from keyedopt.conformance.results.verdict import FAILING
 from keyedopt.conformance.run.engine import case_name
 from keyedopt.conformance.run.protocol import Reader, Writer, file_messages
 from keyedopt.conformance.run.runner import Options, pytest_arguments
+from keyedopt.conformance.suite.support.ranks import end_kept_ranks, inspect_ranks
 
 FUSED = Path(keyedopt.fused.__file__).parent
 #: Operators of cosmic-ray that need arguments, or change no body of a function.
@@ -164,15 +165,27 @@ def _bare(code: CodeType) -> CodeType:
 
 
 class _Contexts(Writer):
-    """Tells coverage which case runs."""
+    """Tells coverage which case runs; its ranks are forks of this process, and write lines of their own."""
 
     coverage: Any = None
 
     @contextlib.contextmanager
     def running(self, head: dict[str, Any]) -> Iterator[None]:
+        end_kept_ranks()
         self.coverage.switch_context(head["case"])
         with super().running(head):
             yield
+
+    def write_lines(self) -> str:
+        """Write which cases have reached each line in this process, into the folder of the process."""
+        data = self.coverage.get_data()
+        lines = {
+            f"{Path(file).relative_to(FUSED)}:{line}": cases
+            for file in data.measured_files()
+            for line, cases in data.contexts_by_lineno(file).items()
+        }
+        Path(f"lines-{os.getpid()}-{time.monotonic_ns()}").write_text(json.dumps(lines), encoding="utf-8")
+        return ""  # the function is also one that ranks call to find functions that were replaced
 
 
 class _Stopping(Writer):
@@ -201,7 +214,10 @@ class _Forks:
         items = {case_name(item): item for item in session.items}
         records, _ = self._fork("all", session, self._trace)
         took = {record["case"]: record["seconds"] for record in records if record["outcome"] == "pass"}
-        lines = json.loads((self._scratch / "all" / "lines.json").read_text(encoding="utf-8"))
+        lines: dict[str, set[str]] = {}
+        for path in (self._scratch / "all").glob("lines-*"):
+            for line, reaching in json.loads(path.read_text(encoding="utf-8")).items():
+                lines.setdefault(line, set()).update(reaching)
         print(f"{len(took)} of {len(items)} cases pass without a fault", flush=True)
         for number, (mutation, graft) in enumerate(self._chosen):
             reached = [lines.get(f"{mutation.file}:{line}", ()) for line in mutation.statement]
@@ -247,16 +263,11 @@ class _Forks:
         writer = _Contexts(folder, LIMIT)
         writer.coverage = Coverage(data_file=None, include=[f"{FUSED}/*"])
         writer.coverage.start()
+        inspect_ranks(writer.write_lines)
         engine.turn_to(engine.implementation, writer, session, (), engine.dtypes)
         engine.pytest_runtestloop(session)
         writer.coverage.stop()
-        data = writer.coverage.get_data()
-        lines = {
-            f"{Path(file).relative_to(FUSED)}:{line}": cases
-            for file in data.measured_files()
-            for line, cases in data.contexts_by_lineno(file).items()
-        }
-        (folder / "lines.json").write_text(json.dumps(lines), encoding="utf-8")
+        writer.write_lines()
 
     def _until_rejected(self, graft: Graft, engine: Any, session: pytest.Session, folder: Path) -> None:
         """Run cases on a mutant until one fails."""
