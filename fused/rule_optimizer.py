@@ -125,11 +125,9 @@ class RuleOptimizer(rule_optimizer.RuleOptimizer):
         self, step: Step, work: list[dense_step.Work], names: tuple[str, ...], which: Rows
     ) -> None:
         """Apply one step to parameters; sparse gradients go through a backend."""
-        scale: Tensor | None = getattr(self, "grad_scale", None)
+        scale: Tensor | None = getattr(self, "grad_scale", None)  # only if no gradient is in `sparse`
         dense = [item for item in work if not item[1].is_sparse and which is not Rows.NONZERO]
         sparse = [item for item in work if item[1].is_sparse or which is Rows.NONZERO]
-        if scale is not None:
-            sparse = [(param, sparse_step.divide(grad, scale), state) for param, grad, state in sparse]
         if dense:
             dense_step.update(step, dense, names, scale)
         if isinstance(step.count, Tensor):

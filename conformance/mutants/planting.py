@@ -138,7 +138,7 @@ def graft(mutant: Mutant, planted: Mapping[str, CodeType]) -> None:
         source = _source(mutant.base, change.file)
         sound = source.compiled(source.text)
         name = _outer(sound, change)
-        live = list(_functions(importlib.import_module(source.module), name))
+        live = list(functions(importlib.import_module(source.module), name))
         new = {code.co_firstlineno: code for code in codes(planted[source.module], name)}
         for old in codes(sound, name):
             known = [each for each in live if each.__code__.co_firstlineno == old.co_firstlineno]
@@ -148,7 +148,7 @@ def graft(mutant: Mutant, planted: Mapping[str, CodeType]) -> None:
                 each.__code__ = new[old.co_firstlineno]
 
 
-def _functions(module: ModuleType, name: str) -> Iterator[FunctionType]:
+def functions(module: ModuleType, name: str) -> Iterator[FunctionType]:
     """Yield the functions behind a qualified name, without their decorators."""
     found: Any = module
     for part in name.split("."):

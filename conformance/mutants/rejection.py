@@ -1,10 +1,11 @@
 """``keyedopt mutants [AREA | NAME]... [--base BASE]``: does the suite reject every mutant?
 
 All mutants are planted first. Then a process collects the cases once, and forks a process for each mutant.
-A clause that fails on a base itself cannot reject its mutants, so each base is run without a fault too.
+Each base is run without a fault too: a clause that fails on the base itself does not reject its mutants.
 """
 
 import contextlib
+import dataclasses
 import gc
 import importlib
 import io
@@ -13,6 +14,7 @@ import multiprocessing.connection
 import os
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.context import ForkProcess
 from pathlib import Path
@@ -190,45 +192,50 @@ def survivors(chosen: Sequence[Mutant]) -> dict[str, tuple[str, ...]]:
 
     A base that fails some of these clauses without a fault is returned too.
     """
-    seen: dict[Mutant, set[str]] = {}
-    run([*sound(chosen), *chosen], seen.__setitem__)
-    silent = {mutant.name: _silent(mutant, found, seen) for mutant, found in seen.items()}
+    seen: dict[str, set[str]] = {}
+    every = [*sound(chosen), *chosen]
+    run(every, lambda mutant, found: seen.update({mutant.name: found}))
+    silent = {mutant.name: _silent(mutant, seen) for mutant in every}
     return {name: clauses for name, clauses in silent.items() if clauses}
 
 
 def sound(chosen: Sequence[Mutant]) -> list[Mutant]:
     """Return each base of mutants, other than the reference, as a mutant without a fault.
 
-    For sound variants there is one for each area.
+    For sound variants there is one for each area, which all clauses of the area judge.
     """
-    faulty = [mutant for mutant in chosen if mutant.rejected_by]
-    bases = dict.fromkeys(mutant.base for mutant in faulty if mutant.base != SOUND)
-    unchanged = [_unchanged(mutant) for mutant in chosen if not mutant.rejected_by and mutant.base != SOUND]
-    return list(dict.fromkeys(unchanged)) + [
-        Mutant(
-            f"{base} without a fault",
-            area="",
-            rejected_by=tuple({clause for one in faulty if one.base == base for clause in one.rejected_by}),
-            changes=(),
-            dtypes=tuple({dtype for one in faulty if one.base == base for dtype in one.dtypes}),
-            base=base,
-        )
-        for base in bases
-    ]
+    found: dict[str, Mutant] = {}
+    for mutant in (mutant for mutant in chosen if mutant.base != SOUND):
+        name = _base_name(mutant)
+        known = found.get(name, dataclasses.replace(mutant, name=name, changes=(), rejected_by=(), dtypes=()))
+        clauses, dtypes = {*known.rejected_by, *mutant.rejected_by}, {*known.dtypes, *mutant.dtypes}
+        found[name] = dataclasses.replace(known, rejected_by=tuple(clauses), dtypes=tuple(dtypes))
+    return list(found.values())
 
 
-def _silent(mutant: Mutant, found: set[str], seen: Mapping[Mutant, set[str]]) -> tuple[str, ...]:
-    """Return the clauses that should have rejected a mutant; those that rejected a sound base or variant."""
+def _base_name(mutant: Mutant) -> str:
+    """Return the name of the base of a mutant, as a mutant without a fault."""
+    return f"{mutant.base} without a fault" if mutant.rejected_by else f"{mutant.base} in {mutant.area}"
+
+
+def _silent(mutant: Mutant, seen: Mapping[str, set[str]]) -> tuple[str, ...]:
+    """Return the clauses that should have rejected a mutant; those that rejected a sound base or variant.
+
+    Args:
+        mutant: a mutant, a sound variant, or a base without a fault.
+        seen: the clauses that failed, by the name of the mutant or base.
+    """
     if not mutant.changes:
-        return tuple(sorted(found & set(mutant.rejected_by)))
+        return tuple(sorted(seen[mutant.name] & set(mutant.rejected_by)))
+    found = _own(mutant, seen)
     if not mutant.rejected_by:
-        return tuple(sorted(found - seen.get(_unchanged(mutant), set())))
+        return tuple(sorted(found))
     return tuple(clause for clause in mutant.rejected_by if clause not in found)
 
 
-def _unchanged(variant: Mutant) -> Mutant:
-    """Return the base of a sound variant, which all clauses of the area judge."""
-    return Mutant(f"{variant.base} in {variant.area}", variant.area, (), (), base=variant.base)
+def _own(mutant: Mutant, seen: Mapping[str, set[str]]) -> set[str]:
+    """Return the clauses that failed on a mutant, and not on its base."""
+    return seen[mutant.name] - seen.get(_base_name(mutant), set())
 
 
 def main(names: Sequence[str] = (), base: str = "", everything: bool = False) -> int:
@@ -261,17 +268,21 @@ def main(names: Sequence[str] = (), base: str = "", everything: bool = False) ->
     failed: list[Mutant] = []
     output = sys.stdout
 
-    seen: dict[Mutant, set[str]] = {}
+    seen: dict[str, set[str]] = {}
+    waiting: list[Mutant] = []  # for their base, with which they are compared
 
     def report(mutant: Mutant, found: set[str]) -> None:
-        seen[mutant] = found
-        if mutant.rejected_by:
-            proven.update(found if mutant.changes else ())
-            say(mutant)
+        seen[mutant.name] = found
+        waiting.append(mutant)
+        for each in list(waiting):
+            if not each.changes or each.base == SOUND or _base_name(each) in seen:
+                waiting.remove(each)
+                say(each)
 
     def say(mutant: Mutant) -> None:
-        silent = _silent(mutant, seen[mutant], seen)
+        silent = _silent(mutant, seen)
         failed.extend([mutant] if silent else [])
+        proven.update(_own(mutant, seen) if mutant.changes and mutant.rejected_by else ())
         if mutant.changes or silent:
             wrong, right = (
                 ("NOT rejected by", "rejected") if mutant.rejected_by else ("REJECTED by", "accepted")
@@ -281,9 +292,6 @@ def main(names: Sequence[str] = (), base: str = "", everything: bool = False) ->
             print(f"{mutant.name:45} {said}", flush=True, file=output)
 
     run([*sound(chosen), *chosen], report, everything)
-    for mutant in chosen:
-        if not mutant.rejected_by:  # after the base, with which it is compared
-            say(mutant)
     _print_scores(chosen, failed)
     whole = {
         area
@@ -301,15 +309,14 @@ def main(names: Sequence[str] = (), base: str = "", everything: bool = False) ->
 
 
 def _print_scores(chosen: Sequence[Mutant], failed: Sequence[Mutant]) -> None:
-    """Print how many mutants were rejected, by base and area, and in all."""
-    for base in dict.fromkeys(mutant.base for mutant in chosen):
-        scores = []
-        for area in dict.fromkeys(mutant.area for mutant in chosen if mutant.base == base):
-            planted = [mutant for mutant in chosen if (mutant.base, mutant.area) == (base, area)]
-            scores.append(f"{area} {len(set(planted) - set(failed))}/{len(planted)}")
-        print(f"{base}: {', '.join(scores)}")
-    for said, which in (("rejected", True), ("accepted", False)):
-        these = [mutant for mutant in chosen if bool(mutant.rejected_by) == which]
-        kind = "mutants" if which else "sound variants"
+    """Print how many mutants were rejected and how many sound variants accepted: by base and area, in all."""
+    for faulty, said, kind in ((True, "rejected", "mutants"), (False, "accepted", "sound variants")):
+        these = [mutant for mutant in chosen if bool(mutant.rejected_by) == faulty]
+        right = set(these) - set(failed)
+        for base in dict.fromkeys(mutant.base for mutant in these):
+            total = Counter(mutant.area for mutant in these if mutant.base == base)
+            good = Counter(mutant.area for mutant in right if mutant.base == base)
+            scores = ", ".join(f"{area} {good[area]}/{count}" for area, count in total.items())
+            print(f"{base}, {kind} {said}: {scores}")
         if these:
-            print(f"{said} {len(set(these) - set(failed))} of {len(these)} {kind}")
+            print(f"{said} {len(right)} of {len(these)} {kind}")

@@ -50,7 +50,7 @@ def update(step: Step, work: Sequence[dense_step.Work], names: Sequence[str], wh
 
 def _update_at_once(step: Step, work: Sequence[dense_step.Work], names: Sequence[str]) -> bool:
     """Update in one call of the first backend, if it accepts all parameters; else write nothing."""
-    backend = first(work[0][0].device) if work else None
+    backend = first(work[0][0].device)
     if backend is None:
         return False
     for _, grad, state in work:
@@ -118,22 +118,10 @@ def _as_lookup(table: int, grad: Tensor) -> Lookup:
     indices, values = grad._indices(), grad._values()
     if indices.shape[0] == 1 and values.ndim == 2:
         return Lookup(table, indices[0], grad=values)
-    if indices.shape[0] == 1:
-        rows = indices[0]
-    else:
-        rows = torch.zeros(indices.shape[1], dtype=torch.int64, device=indices.device)
-        for size, index in zip(grad.shape, indices, strict=False):
-            rows = rows * size + index
+    rows = torch.zeros(indices.shape[1], dtype=torch.int64, device=indices.device)
+    for size, index in zip(grad.shape, indices, strict=False):
+        rows = rows * size + index
     return Lookup(table, rows, grad=values.reshape(rows.shape[0], grad.shape[indices.shape[0] :].numel()))
-
-
-def divide(grad: Tensor, scale: Tensor) -> Tensor:
-    """Return a gradient divided by a tensor of one number."""
-    scale = scale.to(grad.device)
-    if not grad.is_sparse:
-        return grad / scale
-    values = grad._values() / scale
-    return torch.sparse_coo_tensor(grad._indices(), values, grad.shape, check_invariants=False)
 
 
 def _spread(work: dense_step.Work, found: RowGradients) -> dense_step.Work:

@@ -58,9 +58,8 @@ class Window(window.Window):
 
     def add(self, rows: Tensor | None, gradients: Tensor) -> None:
         """Add the gradients of one micro-batch to the sums."""
-        every = rows is None and (self._has_every_row or not len(self.rows))
         self.rows, self.gradients = self._sums(rows, gradients)
-        self._has_every_row = every
+        self._has_every_row = rows is None
         self.count += 1
 
     def parts(self) -> Parts:
@@ -80,7 +79,6 @@ class Window(window.Window):
             merge: returns the sums of parts.
         """
         self._later.append((rows, gradients.to(self.gradients.dtype)))
-        self._has_every_row = False
         self.count += 1
         if sum(len(part) for part, _ in self._later) >= len(self.rows):
             parts = self.parts()

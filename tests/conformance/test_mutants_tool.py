@@ -45,6 +45,39 @@ def test_a_fault_is_rejected_and_what_is_no_fault_survives(tmp_path):
     assert not set(REAL.rejected_by) & set(unproven.replace(",", " ").split())
 
 
+def test_a_clause_that_fails_without_a_fault_rejects_no_mutant(monkeypatch, capsys):
+    clauses = ("CLIP-001", "CLIP-002")
+    change = (Change("a.py", "a", "b"),)
+    kinds = {"one": clauses[:1], "two": clauses[1:], "good": (), "bad": ()}
+    chosen = {name: mutants.Mutant(name, "clipping", by, change, base="torch") for name, by in kinds.items()}
+    found = {"torch without a fault": {"CLIP-001"}, "torch in clipping": {"CLIP-003"}, "good": {"CLIP-003"}}
+    found |= {"one": set(clauses), "two": set(clauses), "bad": {"CLIP-004"}}
+
+    def run(asked, report, everything=False):
+        for mutant in reversed(asked):  # the bases end last
+            report(mutant, found[mutant.name])
+
+    monkeypatch.setattr(rejection, "run", run)
+    monkeypatch.setattr(rejection, "mutants", lambda: chosen)
+    assert rejection.main() == 1
+    lines = capsys.readouterr().out.splitlines()
+    assert dict(line.split(maxsplit=1) for line in lines if line.split()[0] in chosen) == {
+        "one": "NOT rejected by CLIP-001",
+        "two": "rejected",
+        "good": "accepted",
+        "bad": "REJECTED by CLIP-004",
+    }
+    assert "torch, mutants rejected: clipping 1/2" in lines
+    assert "torch, sound variants accepted: clipping 1/2" in lines
+    assert "CLIP-001" in lines[-1]
+    assert "CLIP-002" not in lines[-1]
+    assert rejection.survivors(list(chosen.values())) == {
+        "torch without a fault": ("CLIP-001",),
+        "one": ("CLIP-001",),
+        "bad": ("CLIP-004",),
+    }
+
+
 def test_an_unknown_mutant_raises():
     with pytest.raises(MutantError, match="there is no area or mutant 'nothing'"):
         rejection.main([REAL.area, "nothing"])

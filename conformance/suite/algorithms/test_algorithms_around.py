@@ -12,6 +12,7 @@ from keyedopt.conformance.suite.support.algorithms import (
     expect_same_way,
     make_algorithm,
     resumed_with,
+    sparse_rows,
 )
 from keyedopt.conformance.suite.support.assertions import (
     expect,
@@ -243,8 +244,11 @@ def test_lr_scheduler(impl, algorithm):
 @pytest.mark.clause("ALGO-089")
 @pytest.mark.needs("{algorithm}")
 @every
-def test_grad_scaler(impl, algorithm):
+@pytest.mark.parametrize("layout", ["dense", "sparse"])
+def test_grad_scaler(impl, algorithm, layout):
     """A step is skipped on overflow, and otherwise uses the unscaled gradients."""
+    if layout == "sparse" and impl.lacks(f"{algorithm}.sparse"):
+        layout = "dense"
     params, plain = tables(1), tables(1)
     weight, other = params["t0"], plain["t0"]
     one, two = make_algorithm(impl, algorithm, [weight]), make_algorithm(impl, algorithm, [other])
@@ -252,10 +256,13 @@ def test_grad_scaler(impl, algorithm):
     for seed in range(3):
         set_grads([weight], seed=seed)
         set_grads([other], seed=seed)
+        if layout == "sparse":
+            for each in (weight, other):
+                each.grad = sparse_rows([2, 0], each.grad[:2], each)
         scaler.scale(ones(()))  # begins the scale
         weight.grad.mul_(scaler.get_scale())
         if seed == 1:
-            weight.grad[0, 0] = float("inf")
+            (weight.grad._values() if layout == "sparse" else weight.grad)[0, 0] = float("inf")
             before = snapshot([values([weight]), one.state_dict()])
         scaler.step(one)
         scaler.update()

@@ -46,7 +46,7 @@ def give(weights: list[Any], step: int, layout: str) -> None:
         weight.grad = None
         if at in PRESENT[step]:
             set_grads([weight], seed=10 * step + at)
-            if layout == "sparse":
+            if layout == "sparse" or (layout == "mixed" and at % 2 == 0):
                 rows = [len(weight) - 1, 0, len(weight) - 1]
                 weight.grad = sparse_rows(rows, weight.grad[rows], weight)
 
@@ -62,9 +62,12 @@ def test_parameters_with_unlike_step_counts(impl: Any, algorithm: str) -> None:
 @pytest.mark.clause("ALGO-099")
 @pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
 @every
-def test_parameters_with_unlike_step_counts_and_sparse_gradients(impl: Any, algorithm: str) -> None:
-    """Parameters of a group with sparse gradients train like each one by itself."""
-    expect_apart(impl, algorithm, "sparse")
+@pytest.mark.parametrize("layout", ["sparse", "mixed"])
+def test_parameters_with_unlike_step_counts_and_sparse_gradients(
+    impl: Any, algorithm: str, layout: str
+) -> None:
+    """Parameters of a group with sparse gradients, all or only some, train like each one by itself."""
+    expect_apart(impl, algorithm, layout)
 
 
 def expect_apart(impl: Any, algorithm: str, layout: str) -> None:
@@ -244,9 +247,9 @@ def test_gradients_of_several_steps_are_left(impl: Any, algorithm: str) -> None:
 @pytest.mark.needs("{algorithm}", "{algorithm}.decay")
 @pytest.mark.parametrize("algorithm", WITH_DECAY)
 @pytest.mark.parametrize("layout", ["dense", "sparse"])
-def test_no_decay(impl: Any, algorithm: str, layout: str) -> None:
+def test_no_decay(impl: Any, algorithm: str, layout: str, dtype: str) -> None:
     """An option decay='none' means no decay, whatever weight_decay is, or raises ValueError."""
-    weights = [parameter(*SHAPES[0]) for _ in range(2)]
+    weights = [parameter(*SHAPES[0], dtype=dtype) for _ in range(2)]
     try:
         optimizers = [
             make_algorithm(impl, algorithm, [weights[0]], decay="none", weight_decay=0.5),

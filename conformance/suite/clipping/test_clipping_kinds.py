@@ -236,11 +236,12 @@ def test_large_finite_gradients_are_scaled_not_lost(
 
 
 @pytest.mark.clause("CLIP-016")
-def test_small_factors_do_not_vanish(impl: Any) -> None:
+@pytest.mark.parametrize(("size", "bound", "of"), [(1e4, 1e-3, "float16"), (1e18, 1e-23, "float32")])
+def test_small_factors_do_not_vanish(impl: Any, size: float, bound: float, of: str) -> None:
     """If the factor underflows the gradient's dtype, the scaled gradient is still correct."""
-    optimizer, recorder, _ = make(impl, [[3e4, 4e4]], "NORM", 1e-3, dtype=torch.float16)
+    optimizer, recorder, _ = make(impl, [[3 * size, 4 * size]], "NORM", bound, dtype=getattr(torch, of))
     optimizer.step()
-    wanted = torch.tensor([6e-4, 8e-4], dtype=torch.float64)
+    wanted = torch.tensor([0.6 * bound, 0.8 * bound], dtype=torch.float64)
     expect_close(recorder.received[0][0], wanted, "received gradient", ulps=4)
 
 

@@ -187,6 +187,35 @@ def test_clip_grad_norm(impl: Any, norm_type: float, kind: str) -> None:
         expect_equal(recorder.received, [], "steps taken")
 
 
+@pytest.mark.clause("CLIP-084")
+def test_pre_hooks_of_both_optimizers_inside(impl: Any) -> None:
+    """A hook of the keyed optimizer and one of the optimizer that it wraps see clipped gradients."""
+    params, seen = zeros_with_grads([30.0, 40.0]), []
+
+    def hooked(optimizer: Any) -> Any:
+        optimizer.register_step_pre_hook(lambda *_: seen.append(params["p0"].grad.clone()))
+        return optimizer
+
+    wrapper = impl.KeyedOptimizerWrapper(params, lambda some: hooked(torch.optim.SGD(some, 1.0, fused=True)))
+    impl.GradientClippingOptimizer(hooked(wrapper), impl.GradientClipping.NORM, 1.0).step()
+    expect(bool(seen), "calls of hooks", "none")
+    for grad in seen:
+        expect_close(grad, tensor([0.6, 0.8]), "gradient in a hook")
+
+
+@pytest.mark.clause("CLIP-044")
+def test_norm_of_tiny_gradients(impl: Any) -> None:
+    """The tracked norm is right if the squares of gradients underflow float32."""
+    params = zeros_with_grads([1e-25] * 64)
+    inner = impl.KeyedOptimizerWrapper(params, lambda some: torch.optim.SGD(some, lr=0.1))
+    optimizer = impl.GradientClippingOptimizer(
+        inner, clipping=impl.GradientClipping.NORM, max_gradient=1.0, track_grad_norm=True
+    )
+    optimizer.step()
+    norm = float(optimizer.last_total_grad_norm)
+    expect(abs(norm - 8e-25) <= 1e-30, "the norm 8e-25", norm)
+
+
 @pytest.mark.clause("CLIP-054")
 @pytest.mark.parametrize("method", ["compute_total_grad_norm", "clip_grad_norm_"])
 @pytest.mark.parametrize("case", ["none", "empty", "shared", "sparse", "float16", "nan", "meta"])

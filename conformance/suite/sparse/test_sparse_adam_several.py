@@ -9,6 +9,7 @@ import torch
 from keyedopt.conformance.suite.support.algorithms import expect_same_way
 from keyedopt.conformance.suite.support.assertions import (
     expect_bits,
+    expect_close,
     expect_raises,
     expect_unchanged,
     snapshot,
@@ -140,3 +141,13 @@ def test_versions(impl: Any, kind: str) -> None:
     optimizer.step()
     for graph in graphs:
         expect_raises(graph.backward, RuntimeError, expected="RuntimeError: a saved tensor was modified")
+
+
+@pytest.mark.clause("SPARSE-015")
+def test_a_row_of_several_sparse_dimensions(impl: Any) -> None:
+    """A gradient may have several sparse dimensions before dense ones; the other rows keep bits."""
+    gradient = tensor([[[0.0, 0.0], [3.0, -2.0]], [[0.0, 0.0], [0.0, 0.0]]])
+    weight = torch.nn.Parameter(torch.ones_like(gradient))
+    weight.grad = gradient.to_sparse(2)
+    impl.SparseAdam([weight], lr=0.25).step()
+    expect_close(weight.detach(), 1 - 0.25 * gradient.sign(), "the parameter after a first step", ulps=64)
