@@ -8,6 +8,8 @@
 #
 # PYTHON names the interpreter (default: python). It needs torch and keyedopt.
 # IMPLEMENTATION is the target to measure (default: fused).
+# KERNELS is an archive of kernels compiled ahead (default: kernels.tar.gz beside this script);
+# `python -m keyedopt.tools.kernel_cache make` makes it without a GPU.
 # BUDGET is the limit of all parts together, in seconds (default: 590).
 # Exit code: 0; 1 if a part failed or reached its limit; 2 without CUDA or keyedopt, or if interrupted.
 set -u
@@ -90,6 +92,7 @@ summarize() { "$python" -m keyedopt.benchmarks.gpu.summary "$folder" ${missing[@
 finish() {
     say "verdicts, failed checks, geometric means of the ratios with matching results, asv's values"
     summarize "$@" || broke "no summary"
+    [ -z "${archive:-}" ] || [ $device = cpu ] || echo "kernels compiled ahead: $brought, here: $(($(kernels) - brought))"
     say "written: $folder"
     exit $failed
 }
@@ -139,6 +142,22 @@ assert torch._C._dispatch_has_kernel_for_dispatch_key('fbgemm::asynchronous_comp
     fi
 done
 lacking() { [[ " ${missing[*]-} " == *" $1 "* ]]; }
+
+# Kernels compiled ahead, in an archive beside this script: a compiler takes minutes.
+archive=${KERNELS:-$root/benchmarks/gpu/kernels.tar.gz} brought=0
+kernels() { find "$TRITON_CACHE_DIR" -name '*.cubin' 2>/dev/null | wc -l; }
+if [ $device = cuda ] && ! lacking triton; then
+    export TRITON_CACHE_DIR=$folder/triton-cache
+    if [ ! -f "$archive" ]; then
+        echo "$(basename "$archive"): missing, so kernels are compiled here; make it without a GPU by" \
+            "python -m keyedopt.tools.kernel_cache make"
+    else
+        within 60 "$folder/kernels.txt" "$python" -m keyedopt.tools.kernel_cache use "$TRITON_CACHE_DIR" \
+            --archive "$archive"
+        cat "$folder/kernels.txt"
+        brought=$(kernels)
+    fi
+fi
 
 # Check one backend after another; a backend that cannot do a task hands it to the next.
 conformance() {

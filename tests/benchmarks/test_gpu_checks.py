@@ -192,9 +192,16 @@ if words[0] == "-c" and "device='cuda'" in what:
     sys.exit({no_cuda})
 if words[0] == "-c" and words[1].startswith("import") and "sys" not in words[1]:
     sys.exit(words[1] in {missing})
+if words[:3] == ["-m", "keyedopt.tools.kernel_cache", "use"]:
+    pathlib.Path(words[3]).mkdir()
+    pathlib.Path(words[3], "kernel.cubin").touch()
+    sys.exit(print(pathlib.Path(words[5]).name, "fits"))
 if words[:2] == ["-m", "keyedopt.benchmarks.asv.machine"]:
     sys.exit(print("box"))
 if words[:2] in (["-m", "keyedopt.cli.main"], ["-m", "keyedopt.benchmarks.gpu.checks"], ["-m", "asv"]):
+    if "checks" in words[1] and "TRITON_CACHE_DIR" in os.environ:
+        pathlib.Path(os.environ["TRITON_CACHE_DIR"]).mkdir(exist_ok=True)
+        pathlib.Path(os.environ["TRITON_CACHE_DIR"], "another.cubin").touch()
     with log.open("a") as file:
         file.write(os.environ.get("KEYEDOPT_BACKEND", "-") + " " + what + chr(10))
     if "--output" in words:
@@ -269,6 +276,18 @@ def test_the_script_does_everything_and_sums_it_up(tmp_path):
     assert (ratio["ratio"], ratio["workloads"]) == (pytest.approx(4.0), 4)
     assert "train-sgd                    torch         4.00 x over 4 workloads, publishable\n" in done.stdout
     assert "graph                        SGD                  failed: other bits" in done.stdout
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_the_script_uses_kernels_that_were_compiled_ahead(tmp_path, there):
+    archive = tmp_path / "kernels.tar.gz"
+    if there:
+        archive.touch()
+    done, *_ = scripted(tmp_path, KERNELS=str(archive))
+    assert done.returncode == 0, done.stdout
+    assert ("kernels.tar.gz fits" in done.stdout) is there
+    assert ("kernels.tar.gz: missing, so kernels are compiled here" in done.stdout) is not there
+    assert f"kernels compiled ahead: {int(there)}, here: 1\n" in done.stdout
 
 
 def test_without_cuda_the_script_goes_on_with_the_cpu(tmp_path):
