@@ -6,7 +6,7 @@ Types, dtypes and shapes of lookups are checked by callers; who checks the conte
 says.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, overload
 
@@ -97,7 +97,7 @@ class Tables(list[Table]):
 
     def __init__(self, tables: Iterable[Table]) -> None:
         super().__init__(tables)
-        self.cache: dict[str, Any] = {}
+        self.cache: dict[Hashable, Any] = {}
 
 
 class Columns(Sequence[Lookup]):

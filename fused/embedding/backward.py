@@ -135,10 +135,14 @@ class ForwardPass:
             self._names += layout.outputs
 
     def run_packed(self, group: TableGroup, lookups: PackedLookups, trained: bool) -> Tensor:
-        """Return the joined output of a packed input, see `joined_output`."""
+        """Return the joined output of a packed input, differentiable as `outputs` are."""
         self.parts.append((group, lookups, [trained]))
-        self.results = [group.backend.look_up_packed(group.tables, lookups, trained)]
-        return self.joined_output()
+        output = group.backend.look_up_packed(group.tables, lookups, trained)
+        self.results = [output]
+        if trained:
+            leaf = self.backward.leaf(output.device)
+            (output,) = LookedUp.apply(leaf, self)  # type: ignore[no-untyped-call, unused-ignore]
+        return output
 
     def run(self, widths: Mapping[str, int] | None = None) -> None:
         """Look everything up; prepare the update first, because lookups would fill a device.
@@ -168,16 +172,12 @@ class ForwardPass:
             group.backend.look_up_into(group.tables, lookups, list(islice(views, len(lookups))))
         self.results = [whole]
 
-    def joined_output(self) -> Tensor:
-        """Return the one tensor of all outputs, differentiable as `outputs` are."""
-        (output,) = self._differentiable()
-        return output
-
     def outputs(self) -> Iterator[tuple[str, Tensor]]:
         """Return the outputs by name, differentiable by the tables and by the weights of the lookups."""
-        return zip(self._names, self._differentiable(), strict=True)
+        return zip(self._names, self.differentiable(), strict=True)
 
-    def _differentiable(self) -> Sequence[Tensor]:
+    def differentiable(self) -> Sequence[Tensor]:
+        """Return the outputs, or the one joined tensor, differentiable by tables and weights of lookups."""
         any_trained = any(any(trained) for _, _, trained in self.parts)
         weights = [weight for _, lookups, _ in self.parts for weight in _weights_of(lookups)]
         results: Sequence[Tensor] = self.results
@@ -252,12 +252,12 @@ class LookedUp(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         """Collect the gradients for the update of the module; the leaf gets a gradient without elements."""
         if torch.compiler.is_compiling():
             return _collect(ctx, *grads)
-        return LookedUp.collect(ctx, *grads)
+        # The decorator takes long, and changes nothing unless a graph of the gradients is made.
+        return (_collect_once if torch.is_grad_enabled() else LookedUp.collect)(ctx, *grads)
 
     @staticmethod
     def collect(ctx: Any, *grads: Tensor | None) -> Any:
@@ -311,8 +311,9 @@ def _collected(ctx: Any, gradients: ForwardGradients, of_weights: Sequence[Tenso
     return torch.empty(0, device=gradients.device), None, *of_weights
 
 
+_collect_once = torch.autograd.function.once_differentiable(LookedUp.collect)
 #: Called by a compiled step that contains the backward pass without being traced; see `collection.py`.
-_run, _collect = _disable_dynamo(Backward._run), _disable_dynamo(LookedUp.collect)
+_run, _collect = _disable_dynamo(Backward._run), _disable_dynamo(_collect_once)
 
 
 def _versions(call: ForwardPass) -> int:
@@ -320,8 +321,8 @@ def _versions(call: ForwardPass) -> int:
     found = 0
     for _, lookups, _ in call.parts:
         if type(lookups) is PackedLookups:
-            weights = None if lookups.weights is None else [lookups.weights]
-            found += versions([lookups.values], [lookups.offsets], weights)
+            found += lookups.values._version + lookups.offsets._version
+            found += 0 if lookups.weights is None else lookups.weights._version
         elif type(lookups) is Columns:
             found += versions(lookups.values, lookups.offsets, lookups.weights)
         else:

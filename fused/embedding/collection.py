@@ -159,7 +159,7 @@ class FusedCollection(TableCollection):
             inputs.check_contents(self._rows)
             raise
         if joins:
-            return keyed_tensor(features, self._widths, forward.joined_output())
+            return keyed_tensor(features, self._widths, *forward.differentiable())
         outputs.update(forward.outputs())
         return self._as_torchrec(features, outputs, inputs) if keyed else outputs
 
@@ -167,14 +167,14 @@ class FusedCollection(TableCollection):
         """Return the joined output without splitting the input; None if the input has to be split."""
         inputs = parse_packed(features, self._is_weighted)
         layout = self._current_layout()
-        packed = None if inputs is None else layout.packed(inputs.keys)
-        if inputs is None or packed is None or inputs.values.device != layout.parts[0].group.device:
+        packed = None if inputs is None else layout.packed(inputs[0])
+        if inputs is None or packed is None or inputs[1].device != layout.parts[0].group.device:
             return None
         part = layout.parts[0]
         training = self.training and torch.is_grad_enabled()
         if training:
             self._check_replication()
-        lookups = PackedLookups(packed, inputs.values, inputs.offsets, inputs.weights, inputs.bags)
+        lookups = PackedLookups(packed, *inputs[1:])
         try:
             output = ForwardPass(self._backward).run_packed(
                 part.group, lookups, training and part.weights[0].requires_grad
@@ -226,15 +226,13 @@ class FusedCollection(TableCollection):
 
     def _current_layout(self) -> FeatureLayout:
         """Return the layout, made anew if a tensor or a parameter group was replaced."""
-        weights = self._weights()
+        tables: Any = self._modules[self.children_name]
+        weights = [table._parameters["weight"] for table in tables._modules.values()]
         if self._layout is None or not self._layout.is_current(weights, self._optim.param_groups):
-            self._layout = FeatureLayout(self._optim.table_groups(weights), self._slots, self.pools)
+            groups = self._optim.table_groups(self._weights())
+            self._layout = FeatureLayout(groups, weights, self._slots, self.pools)
             self._optim.layout = weakref.ref(self._layout)
         return self._layout
-
-    def _weights(self) -> dict[str, Tensor]:
-        tables = self._modules[self.children_name]._modules  # type: ignore[union-attr]
-        return {name: table._parameters["weight"] for name, table in tables.items()}  # type: ignore[union-attr,misc]
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         super()._apply(fn, recurse)

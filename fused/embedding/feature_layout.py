@@ -1,8 +1,9 @@
 """Which features are looked up in which table groups; the same until a table changes."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from operator import is_
 from typing import NamedTuple
 
 import torch
@@ -124,12 +125,19 @@ class FeatureLayout:
 
     Args:
         groups: all tables.
+        weights: of all tables.
         slots: all lookups.
         pools: whether bags become one row each.
     """
 
-    def __init__(self, groups: Sequence[TableGroup], slots: Sequence[FeatureSlot], pools: bool) -> None:
-        self.groups = list(groups)
+    def __init__(
+        self,
+        groups: Sequence[TableGroup],
+        weights: Sequence[Tensor],
+        slots: Sequence[FeatureSlot],
+        pools: bool,
+    ) -> None:
+        self.groups, self._weights = list(groups), list(weights)
         self.pools = pools
         self.parts = [
             GroupLayout(group, [slot for slot in slots if slot.table in group.names], pools)
@@ -173,13 +181,10 @@ class FeatureLayout:
             tuple(slice(begin, end) for begin, end in pairwise(ends)),
         )
 
-    def is_current(self, weights: Mapping[str, Tensor], param_groups: Sequence[object]) -> bool:
+    def is_current(self, weights: Sequence[Tensor], param_groups: Sequence[object]) -> bool:
         """Return whether weights, states and parameter groups are still those of the layout."""
-        return bool(self.groups) and all(
-            group.is_current(weights)
-            and (group.optimizer is None or any(group.options is options for options in param_groups))
-            for group in self.groups
-        )
+        same = len(weights) == len(self._weights) > 0 and all(map(is_, weights, self._weights))
+        return same and all(group.is_current(param_groups) for group in self.groups)
 
     def check(self) -> None:
         """Synchronize, and raise what was wrong with lookups since the last call.

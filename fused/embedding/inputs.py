@@ -79,25 +79,14 @@ class Inputs:
         return not bool(wrong)
 
 
-@dataclass(frozen=True, eq=False)
-class PackedInputs:
-    """A `KeyedJaggedTensor` with one number of bags for all keys; contents and offsets are not checked.
+def parse_packed(
+    features: Any, weighted: bool
+) -> tuple[Sequence[str], Tensor, Tensor, Tensor | None, int] | None:
+    """Return keys, and values, offsets, weights and bags of `PackedLookups`, of a `KeyedJaggedTensor`.
 
-    Args:
-        keys: of the bags.
-        values, offsets, weights: see `PackedLookups`.
-        bags: of each key, at least 1.
+    None if it has to be split, as it has different numbers of bags or none, or is malformed; contents are not
+    checked.
     """
-
-    keys: Sequence[str]
-    values: Tensor
-    offsets: Tensor
-    weights: Tensor | None
-    bags: int
-
-
-def parse_packed(features: Any, weighted: bool) -> PackedInputs | None:
-    """Return a `KeyedJaggedTensor` as it is; None if it has to be split, or is malformed."""
     if features.inverse_indices_or_none() is not None or features.variable_stride_per_key():
         return None
     keys, bags, values, offsets = features.keys(), features.stride(), features.values(), features.offsets()
@@ -110,7 +99,7 @@ def parse_packed(features: Any, weighted: bool) -> PackedInputs | None:
         if not weights.is_floating_point() or weights.shape != values.shape or weights.requires_grad:
             return None
         weights = weights.float().contiguous()
-    return PackedInputs(keys, values.long().contiguous(), offsets.long().contiguous(), weights, bags)
+    return keys, values.long().contiguous(), offsets.long().contiguous(), weights, bags
 
 
 def parse(features: Features, names: list[str], weighted: bool) -> Inputs:

@@ -117,7 +117,8 @@ class EmbeddingFusedOptimizer(EmbeddingOptimizerBase, FusedOptimizer):
             self.deferred.add_planned(step, self._clips)
             step.store_in_windows()
             return
-        self.apply_deferred()  # deferred for a clip that no longer exists
+        if self.deferred.sums:  # deferred for a clip that no longer exists
+            self.apply_deferred()
         step = update.plan_step(self._regroup_if_changed(lookups), self._clips, self._seed())
         self.rounding_steps += 1
         step.apply()

@@ -111,7 +111,6 @@ class TableGroup:
         self.counted = any(
             f"{name}.iter" in state for name, state in zip(self.names, self.states, strict=True)
         )
-        self._weights = [table.weight for table in self.tables]
         state = [
             (state, f"{name}.{key}", tensor)
             for name, table, state in zip(self.names, self.tables, self.states, strict=True)
@@ -184,9 +183,9 @@ class TableGroup:
         weights = [table.weight for table in self.tables]
         return all(one.device == self.device and one.dtype is self.dtype for one in weights)
 
-    def is_current(self, weights: Mapping[str, Tensor]) -> bool:
-        """Return whether weights and states are still the same objects."""
-        if not all(map(is_, map(weights.__getitem__, self.names), self._weights)):
+    def is_current(self, param_groups: Sequence[object]) -> bool:
+        """Return whether the parameter group is among these, and the states are still the same objects."""
+        if self.optimizer is not None and not any(self.options is options for options in param_groups):
             return False
         if not self._state:
             return True

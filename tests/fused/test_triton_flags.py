@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("triton")
 
 from keyedopt.fused.backends.triton import device_flags
+from keyedopt.fused.backends.triton.streams import StreamTensors
 
 DEVICE = torch.device("cuda", 0)
 
@@ -34,8 +35,9 @@ def event(monkeypatch):
     monkeypatch.setattr(device_flags, "_COPIES", {})
     monkeypatch.setattr(device_flags, "capturing", lambda device: False)
     monkeypatch.setattr(device_flags, "current", lambda device: Stream())
-    monkeypatch.setattr(device_flags, "error_flag", lambda device: memory.view(torch.int32)[:3])
-    monkeypatch.setattr(device_flags, "step_increment", lambda device: memory[1:])
+    flags = memory.view(torch.int32)
+    kept = StreamTensors((flags[:3], flags[:3], memory[1:], flags[:1]))
+    monkeypatch.setattr(device_flags, "_memory", lambda device: kept)
     monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory=False, **more: empty(*shape, **more))
     one.memory = memory
     return one

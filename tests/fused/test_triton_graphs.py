@@ -41,10 +41,12 @@ def test_the_error_flag_is_not_allocated_in_a_capture(monkeypatch, captured):
 
 def test_an_error_of_any_stream_is_raised_before_the_flag_is_cleared(monkeypatch):
     from keyedopt.fused.backends.triton import device_flags
+    from keyedopt.fused.backends.triton.streams import StreamTensors
 
     memory = torch.tensor([0, 1])
-    monkeypatch.setattr(device_flags, "error_flag", lambda device: memory.view(torch.int32)[:1])
-    monkeypatch.setattr(device_flags, "step_increment", lambda device: memory[1:])
+    flags = memory.view(torch.int32)
+    kept = StreamTensors((flags[:1], flags[:1], memory[1:], flags[:1]))
+    monkeypatch.setattr(device_flags, "_memory", lambda device: kept)
     another = [(1, 0), (0, 1)]  # what kernels in another stream still do, and then nothing
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: memory.copy_(torch.tensor(another.pop(0))))
     device = torch.device("cuda", 1)

@@ -188,9 +188,9 @@ class TritonBackend(Backend):
     def update(self, tables: Sequence[Table], lookups: Sequence[Lookup], step: Step) -> None:
         """Sum the gradients of every row and update it, once."""
         if type(lookups) is PackedLookups:
-            groups: Iterable[tuple[Group, Any]] = [(packed_batch.group_of(tables, lookups), lookups)]
+            groups: Sequence[tuple[Group, Any]] = [(packed_batch.group_of(tables, lookups), lookups)]
         else:
-            groups = ((one, [lookups[index] for index in chosen]) for one, chosen in split(tables, lookups))
+            groups = [(one, [lookups[index] for index in chosen]) for one, chosen in split(tables, lookups)]
         for group, mine in groups:
             with _current(group.device):
                 runs, grads = self._runs(group, mine)
@@ -198,7 +198,7 @@ class TritonBackend(Backend):
                     launch.run_update(group, runs, grads, step)
                     step = replace(step, counters=()) if step.counters else step
         launch.count_up(step.counters)  # if nothing was looked up
-        self._check_soon(tables)
+        self._check_soon([group.tables[0] for group, _ in groups])
 
     @torch.no_grad()
     def update_rows(self, tables: Sequence[Table], gradients: Sequence[RowGradients], step: Step) -> None:

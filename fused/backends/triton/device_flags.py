@@ -16,13 +16,13 @@ ERRORS = {1: "values must be row numbers of their table", 2: "offsets must go fr
 
 @cache
 def _memory(device: torch.device) -> StreamTensors:
-    """Return the flag, the other flag, and the increment."""
+    """Return the flag, the other flag, the increment, and the part of the flag that the host reads."""
     if capturing(device):  # the memory would belong to the graph, and every replay would clear the flag
         raise RuntimeError(TOO_SOON)
     memory = torch.zeros(4, dtype=torch.int64, device=device)
     memory[1:2] = 1  # a slice is filled without a copy from the host, which would synchronize
     flags = memory.view(torch.int32)
-    return StreamTensors.record(flags[:3], flags[4:7], memory[1:2])
+    return StreamTensors.record(flags[:3], flags[4:7], memory[1:2], flags[:1])
 
 
 def error_flag(device: torch.device, reported: bool = True) -> Tensor:
@@ -64,7 +64,7 @@ def send_flag(device: torch.device) -> None:
     if device in _COPIES or capturing(device):
         return
     host = torch.empty(1, dtype=torch.int32, pin_memory=True)
-    host.copy_(error_flag(device)[:1], non_blocking=True)
+    host.copy_(_memory(device).on_current_stream()[3], non_blocking=True)
     _COPIES[device] = _Copy(host, current(device).record_event())
 
 
@@ -78,7 +78,7 @@ def check_arrived(device: torch.device) -> None:
     if copy is None or capturing(device) or not copy.event.query():
         return
     _COPIES.pop(device, None)
-    if int(copy.host):
+    if copy.host.item():
         check(device)
 
 
@@ -91,8 +91,8 @@ def check(device: torch.device) -> None:
     if device.type == "cuda":  # all streams: another one could set the flag just before it is cleared
         torch.cuda.synchronize(device)
     _COPIES.pop(device, None)
-    flag = error_flag(device)[:1]
-    bits = int(flag)
+    flag = _memory(device).on_current_stream()[3]
+    bits = int(flag.item())
     if bits:
         flag.zero_()
         step_increment(device).fill_(1)

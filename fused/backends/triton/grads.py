@@ -1,43 +1,41 @@
 """Gradients of outputs, as kernels read them."""
 
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from keyedopt.fused.backends.triton.device_buffers import alignment, pack_rows, to_device
 from keyedopt.fused.backends.triton.groups import DTYPES, Group
 
 
-@dataclass(frozen=True)
-class Grads:
+class Grads(NamedTuple):
     """The gradients of some lookups, as kernels read them.
 
     Args:
         tensors: keep the memory.
         buffer: columns of `GRAD_FIELDS`.
-        constants: of kernels: dtype, alignment in bytes, unit of strides.
-        key: determines the constants.
+        key: dtype, alignment in bytes, unit of strides.
     """
 
     tensors: list[Tensor]
     buffer: Tensor
-    constants: dict[str, Any]
-    key: Hashable
+    key: tuple[torch.dtype, int, int]
 
-    @classmethod
-    def of(cls, tensors: list[Tensor], buffer: Tensor, align: int, unit: int) -> "Grads":
-        """Return gradients of one dtype, with alignment and unit of strides."""
-        dtype = tensors[0].dtype
-        constants = {"GRAD": DTYPES[dtype], "GRAD_ALIGN": align, "GRAD_UNIT": unit}
-        return cls(tensors, buffer, constants, (dtype, align, unit))
+    @property
+    def constants(self) -> dict[str, Any]:
+        """The constants of kernels."""
+        dtype, align, unit = self.key
+        return {"GRAD": DTYPES[dtype], "GRAD_ALIGN": align, "GRAD_UNIT": unit}
 
 
 def readable(grads: Sequence[Tensor]) -> list[Tensor]:
     """Return gradients that kernels can read, copied if need be: of one dtype, with contiguous rows."""
-    same = len({grad.dtype for grad in grads}) == 1 and grads[0].dtype in DTYPES
-    tensors = [(grad if same else grad.float()).detach() for grad in grads]
+    dtype = grads[0].dtype
+    same = dtype in DTYPES and len({grad.dtype for grad in grads}) == 1
+    tensors = [(grad if same else grad.float()) for grad in grads]
+    tensors = [grad.detach() if grad.requires_grad else grad for grad in tensors]
     return [grad if grad.stride(1) == 1 else grad.contiguous() for grad in tensors]
 
 
@@ -48,4 +46,6 @@ def pack_grads(grads: Sequence[Tensor], group: Group) -> Grads:
     align = alignment([grad.data_ptr() for grad in tensors if grad.numel()], 16)
     unit = alignment(strides, 8)
     rows = [[grad.data_ptr() for grad in tensors], [stride // unit for stride in strides]]
-    return Grads.of(tensors, to_device(pack_rows(rows, begins=()), group.device), align, unit)
+    return Grads(
+        tensors, to_device(pack_rows(rows, begins=()), group.device), (tensors[0].dtype, align, unit)
+    )

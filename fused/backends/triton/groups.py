@@ -132,11 +132,18 @@ class Group:
         buffer = known_on_device(key, self.device, lambda: pack_rows(rows), self.check)
         return buffer, row_align, align
 
-    @property
-    def row_align(self) -> int:
-        """The alignment in bytes of the weights."""
-        align: int = self.known["rows"][1]
-        return align
+    @cached_property
+    def tile(self) -> dict[str, int]:
+        """The constants of kernels for the tile of a program, with the options of the launch."""
+        rows, width, warps = self.shape.rows, self.shape.width, self.shape.warps
+        registers = self.shape.registers
+        return {
+            "UNIT": self.unit,
+            "ROWS": rows,
+            "WIDTH": width,
+            "num_warps": warps,
+            "maxnreg": registers,
+        }
 
     def _rows(self) -> tuple[list[list[int]], int, int]:
         """Return the rows of the buffer of the tables, and the alignment of weights and of states."""

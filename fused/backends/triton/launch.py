@@ -63,12 +63,9 @@ def run_pool(
             "LOOKUPS": columns,
             "WEIGHT": group.weight_dtype,
             "ALIGN": align,
-            "UNIT": group.unit,
             "SCALED": scaled,
-            "ROWS": shape.rows,
-            "WIDTH": shape.width,
             "UNROLL": shape.unroll,
-            "num_warps": shape.warps,
+            **group.tile,
             "maxnreg": registers,
         },
     )
@@ -106,14 +103,6 @@ def run_chunks(
     folds = number >> runs.tuning.fold
     partials = torch.empty(max(number + folds, 1), 2, shape.width, dtype=torch.float32, device=device)
     flag, counted = error_flag(device), columns_for(len(counters)) if counters else 0
-    common = {
-        "TABLES": group.columns,
-        "UNIT": group.unit,
-        "ROWS": shape.rows,
-        "WIDTH": shape.width,
-        "num_warps": shape.warps,
-        "maxnreg": shape.registers,
-    }
     if number:
         scaled, addresses = runs.scales is not None, partials
         if counters:
@@ -128,12 +117,13 @@ def run_chunks(
             (number, log, runs.shift),
             (group.number, runs.kinds, grads.key, counted),
             lambda: {
+                "TABLES": group.columns,
                 "LOOKUPS": columns_for(runs.lookups),
                 **grads.constants,
                 "SCALED": scaled,
                 "COUNTERS": counted,
                 "UNROLL": shape.unroll,
-                **common,
+                **group.tile,
             },
         )
     else:
@@ -145,7 +135,7 @@ def run_chunks(
             (flag, runs.keys, tables, partials),
             (number, log),
             (group.number, runs.kinds, runs.tuning.fold),
-            lambda: {"FOLD": runs.tuning.fold, **common},
+            lambda: {"TABLES": group.columns, "FOLD": runs.tuning.fold, **group.tile},
         )
     return partials, number, log
 
@@ -220,18 +210,14 @@ def run_update(group: Group, runs: Runs, grads: Grads, step: Step) -> None:
             "LOOKUPS": columns_for(runs.lookups),
             "WEIGHT": group.weight_dtype,
             "ALIGN": align,
-            "UNIT": group.unit,
             "ROW_ALIGN": row_align,
             **grads.constants,
             "SCALED": scaled,
             **constants,
             "FOLD": runs.tuning.fold,
             "BLOCK": runs.tuning.block,
-            "ROWS": shape.rows,
-            "WIDTH": shape.width,
             "UNROLL": shape.unroll,
-            "num_warps": shape.warps,
-            "maxnreg": shape.registers,
+            **group.tile,
         },
     )
 
@@ -304,15 +290,11 @@ def run_collect(
         LOOKUPS=columns_for(runs.lookups),
         **packed.constants,
         ALIGN=align,
-        UNIT=group.unit,
         SCALED=runs.scales is not None,
         FOLD=runs.tuning.fold,
         BLOCK=runs.tuning.block,
-        ROWS=shape.rows,
-        WIDTH=shape.width,
         UNROLL=shape.unroll,
-        num_warps=shape.warps,
-        maxnreg=shape.registers,
+        **group.tile,
     )
     return [RowGradients(*one) for one in zip(group.numbers, rows, sums, strict=True)]
 

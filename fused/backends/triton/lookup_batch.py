@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -56,6 +57,15 @@ def lookup_buffer(group: Group, lookups: Sequence[Lookup], begins: Sequence[int]
     }
     never = [LOOKUP_FIELDS.index(name) for name in ("program", "start", "pool_program")]
     return pack_rows([rows[name] for name in LOOKUP_FIELDS], never)
+
+
+@lru_cache
+def _sizes(lookups: int, bags: int, rows: int) -> tuple[int, int, int, torch.dtype, int, torch.dtype]:
+    """Return what `LookupBatch` has of lookups with most `bags` and keys below `rows`."""
+    shift, bits = max(bags - 1, 1).bit_length(), max(rows - 1, 1).bit_length()
+    place_bits = (lookups - 1).bit_length() + shift
+    key_dtype, place_dtype = (torch.int32 if most <= 31 else torch.int64 for most in (bits, place_bits))
+    return columns_for(lookups), shift, bits, key_dtype, place_bits, place_dtype
 
 
 @dataclass(eq=False)
@@ -118,13 +128,9 @@ class LookupBatch:
         return cls(group, tuning, buffer, *sizes, scaled, padding, reported, lookups)
 
     def __post_init__(self) -> None:
-        self.columns = columns_for(self.lookups)
-        self.shift = max(self.bags - 1, 1).bit_length()
-        self.bits = max(self.group.bases[-1] - 1, 1).bit_length()
+        sizes = _sizes(self.lookups, self.bags, self.group.bases[-1])
+        self.columns, self.shift, self.bits, self.key_dtype, self.place_bits, self.place_dtype = sizes
         self.narrow = self.bits <= 30 and self.count < MOST_KEYS
-        self.key_dtype = torch.int32 if self.bits <= 31 else torch.int64
-        self.place_bits = (self.lookups - 1).bit_length() + self.shift
-        self.place_dtype = torch.int64 if self.place_bits > 31 else torch.int32
 
     def new(self, dtype: torch.dtype, *shape: int) -> Tensor:
         """Return memory on the device of the tables; by default one number for each value."""

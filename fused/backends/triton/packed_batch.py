@@ -1,7 +1,6 @@
 """Launches for a packed input; what does not change from step to step is computed once for a layout."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -21,33 +20,22 @@ from keyedopt.fused.backends.triton.shapes import Tuning
 from keyedopt.fused.backends.triton.streams import side_stream
 
 
-@dataclass(frozen=True, eq=False)
-class PreparedPacked:
-    """What a forward pass with a packed input leaves for the update.
-
-    Args:
-        group: the tables.
-        runs: of all lookups, with their stream.
-    """
-
-    group: Group
-    runs: Prepared
-
-
 def group_of(tables: Sequence[Table], lookups: PackedLookups) -> Group:
     """Return the one group of the tables."""
-    name = f"packed {lookups.layout.number}"
-    known = tables.cache.get(name) if isinstance(tables, Tables) else None
+    known = tables.cache.get(lookups.layout) if isinstance(tables, Tables) else None
     if known is not None and known.note_memory():
         return known  # type: ignore[no-any-return]
     ((group, _),) = split(tables, lookups)
     if isinstance(tables, Tables):
-        tables.cache[name] = group
+        tables.cache[lookups.layout] = group
     return group
 
 
 def look_up(group: Group, lookups: PackedLookups, tuning: Tuning, training: bool) -> Tensor:
-    """Return the joined output; if `training`, find the runs in a side stream and set `lookups.prepared`."""
+    """Return the joined output; if `training`, find the runs in a side stream.
+
+    ``lookups.prepared`` are then the group and the runs, for the update.
+    """
     device, layout = group.device, lookups.layout
     batch = unpacked(group, lookups, tuning)
     if training and batch.count:
@@ -55,7 +43,7 @@ def look_up(group: Group, lookups: PackedLookups, tuning: Tuning, training: bool
         read += [] if lookups.weights is None else [lookups.weights]
         with side_stream(device, batch.count, read):
             runs = runs_of(batch)
-            lookups.prepared = PreparedPacked(group, Prepared(runs, runs.filled(), 0))
+            lookups.prepared = group, Prepared(runs, runs.filled(), 0)
     output = torch.empty(lookups.bags, layout.width, dtype=torch.float32, device=device)
     tables, weights_align = _weights(group, layout)
     outputs = joined_columns(group, layout, output)
@@ -73,8 +61,8 @@ def runs_and_grads(group: Group, lookups: PackedLookups, tuning: Tuning) -> tupl
         return None, None
     grads = joined_grads(group, lookups.layout, lookups.grad)
     prepared = lookups.prepared
-    if isinstance(prepared, PreparedPacked) and prepared.group is group:
-        return prepared.runs.runs(), grads
+    if prepared is not None and prepared[0] is group:
+        return prepared[1].runs(), grads
     return runs_of(unpacked(group, lookups, tuning)), grads
 
 
@@ -110,7 +98,7 @@ def joined_grads(group: Group, layout: PackedLayout, grad: Tensor) -> Grads:
     (grad,) = readable([grad])
     unit = alignment([grad.stride(0)], 8)
     align = alignment([grad.data_ptr(), layout.unit * grad.element_size()], 16)
-    return Grads.of([grad], joined_columns(group, layout, grad, unit), align, unit)
+    return Grads([grad], joined_columns(group, layout, grad, unit), (grad.dtype, align, unit))
 
 
 def joined_columns(group: Group, layout: PackedLayout, joined: Tensor, unit: int | None = None) -> Tensor:
@@ -138,7 +126,7 @@ def _weights(group: Group, layout: PackedLayout) -> tuple[Tensor, int]:
         return pack_rows([weights, [group.units[place] for place in places]])
 
     key = "weights", layout.number, group.known["memory"]
-    return known_on_device(key, group.device, numbers, group.check), group.row_align
+    return known_on_device(key, group.device, numbers, group.check), group.known["rows"][1]
 
 
 def _fixed(group: Group, layout: PackedLayout) -> list[int]:

@@ -104,7 +104,7 @@ def runs_of(batch: LookupBatch) -> Runs:
 def _find_runs(batch: LookupBatch, done: Sorted) -> Runs:
     count, tuning = batch.count, batch.tuning
     programs = -(-count // tuning.block)
-    dtype = torch.int32 if count <= torch.iinfo(torch.int32).max else torch.int64
+    dtype = torch.int32 if count < 2**31 else torch.int64
     starts, ends = batch.new(torch.uint8), batch.new(dtype, programs)
     counts = batch.new(torch.int32, programs)
     start(

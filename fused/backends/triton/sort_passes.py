@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache, cached_property, partial
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -17,41 +18,80 @@ from keyedopt.fused.backends.triton.lookup_batch import LookupBatch
 PROGRAMS = 4
 #: What the next sort uses again, by device and stream.
 _WORK: dict[tuple[torch.device, Any], "Work"] = {}
+#: See `Passes.allocate`.
+Memory = tuple[Tensor, Tensor, list[tuple[Tensor, Tensor, Tensor]], list[tuple[Tensor, Tensor]]]
 #: Keys of a sort whose memory is used again; more need so long that an allocation does not matter.
 MOST_KEPT = 1 << 19
 
 
 class Work:
-    """Memory that only a sort uses: counts and tickets, which are 0 between two sorts, and what is named."""
+    """Memory that only a sort uses: counts and tickets, which are 0 between two sorts, and `Memory`."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.counts = torch.zeros(3 * (2**8 + 1), dtype=torch.int32, device=device)
-        self._views: dict[tuple[int, int], tuple[Tensor, list[tuple[Tensor, Tensor]]]] = {}
-        self._memory: dict[tuple[str, torch.dtype], Tensor] = {}
+        self._memory: dict[Passes, tuple[int, Memory]] = {}
 
-    def digits(self, passes: int, bins: int) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        """Return the buffer of counts, and of each pass the counts of the digits and the ticket."""
-        known = self._views.get((passes, bins))
-        used = passes * (bins + 1)
-        if known is None:
+    def memory(self, passes: "Passes", count: int) -> Memory:
+        """Return the memory of a sort of at least `count` keys."""
+        known = self._memory.get(passes)
+        if known is None or known[0] < count:
+            used = len(passes.widths) * (passes.bins + 1)
             if len(self.counts) < used:
                 self.counts = torch.zeros(used, dtype=torch.int32, device=self.device)
-                self._views.clear()
-            views = [(self.counts[one * bins :], self.counts[passes * bins + one :]) for one in range(passes)]
-            known = self._views[passes, bins] = self.counts, views
-        return known
-
-    def memory(self, name: str, dtype: torch.dtype, size: int) -> Tensor:
-        """Return memory by name, of at least this size."""
-        known = self._memory.get((name, dtype))
-        if known is None or len(known) < size:
-            known = self._memory[name, dtype] = torch.empty(size, dtype=dtype, device=self.device)
-        return known
+                self.forget()
+            known = self._memory[passes] = count, passes.allocate(count, self.counts)
+        return known[1]
 
     def forget(self) -> None:
         """Free the memory."""
         self._memory.clear()
+
+
+@dataclass(frozen=True, eq=False)
+class Passes:
+    """What sorts of any number of keys have in common, see `passes_of`.
+
+    Args:
+        widths, lows: the bits of the digit of each pass, and its lowest bit in the stored keys.
+        tile: see `Tuning`.
+        dtype, kept: see `packing`.
+        place_dtype: of places.
+        scaled: whether there are scales.
+    """
+
+    widths: tuple[int, ...]
+    lows: tuple[int, ...]
+    tile: int
+    dtype: torch.dtype
+    kept: int
+    place_dtype: torch.dtype
+    scaled: bool
+
+    @cached_property
+    def bins(self) -> int:
+        """The number of values of the widest digit."""
+        return int(2 ** self.widths[0])
+
+    def programs(self, count: int, device: torch.device) -> tuple[int, int]:
+        """Return the number of programs of a pass, and of tiles."""
+        tiles = -(-count // self.tile)
+        return min(tiles, PROGRAMS * _multiprocessors(device)), tiles
+
+    def allocate(self, count: int, counts: Tensor) -> Memory:
+        """Return status, scratch, and what is before each pass: keys, places, scales, and its counts."""
+
+        def new(size: int, dtype: torch.dtype = torch.int32) -> Tensor:
+            return torch.empty(size, dtype=dtype, device=counts.device)
+
+        (programs, tiles), bins, passes = self.programs(count, counts.device), self.bins, len(self.widths)
+        given = new(count)
+        before = [(given, given, given)]
+        for _ in self.widths[1:]:
+            scales = new(count, torch.float32) if self.scaled else given
+            before.append((new(count, self.dtype), new(count, self.place_dtype), scales))
+        digits = [(counts[one * bins :], counts[passes * bins + one :]) for one in range(passes)]
+        return new(tiles * bins), new(programs * (self.tile + 2 * bins)), before, digits
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,50 +151,80 @@ def sort_by_torch(batch: LookupBatch) -> Sorted:
     return Sorted(ordered, places[order], None if scales is None else scales[order])
 
 
+@cache
+def passes_of(
+    bits: int, place_bits: int, place_dtype: torch.dtype, scaled: bool, digit: int, tile: int
+) -> Passes:
+    """Return the passes for keys and places with these numbers of bits; the same for the same arguments."""
+    widths = digits(bits, digit)
+    dtype, kept = packing(bits, widths[0], place_bits) if len(widths) > 1 else (torch.int32, 0)
+    lows = (0, *(end - kept for end in accumulate(widths[:-1])))
+    return Passes(widths, lows, tile, dtype, kept, place_dtype, scaled)
+
+
 def sort_in_passes(batch: LookupBatch) -> Sorted:
     """Sort keys of 32 bits. The caller must set `Sorted.work` to 0, and then call `Sorted.release`."""
-    widths = digits(batch.bits, batch.tuning.digit)
-    passes, bins, tile, count = len(widths), 2 ** widths[0], batch.tuning.tile, batch.count
-    tiles, warps = -(-count // tile), min(8, max(1, tile // 64))
-    device = batch.group.device
-    programs = min(tiles, PROGRAMS * _multiprocessors(device))
+    tuning, count, device, scaled = batch.tuning, batch.count, batch.group.device, batch.scaled
+    passes = passes_of(batch.bits, batch.place_bits, batch.place_dtype, scaled, tuning.digit, tuning.tile)
+    widths, bins = passes.widths, passes.bins
+    programs, tiles = passes.programs(count, device)
     captured, stream = capturing(device), current(device)
     # A graph may be replayed beside other work, so it gets its own memory.
     work = None if captured else _WORK.pop((device, stream), None)
     if work is None:
         work = Work(device)
-    counts, of_passes = work.digits(passes, bins)
-    status = work.memory("status", torch.int32, tiles * bins)
-    scratch = work.memory("scratch", torch.int32, programs * (tile + 2 * bins))
-    dtype, kept = packing(batch.bits, widths[0], batch.place_bits) if passes > 1 else (torch.int32, 0)
-    given = work.memory("given", torch.int32, count)
-    keys = [
-        given,
-        *(work.memory(f"keys{one}", dtype, count) for one in range(1, passes)),
-        batch.new(torch.int32),
-    ]
-    place_dtype = batch.place_dtype
-    places = [given, *(work.memory(f"places{one}", place_dtype, count) for one in range(1, passes))]
-    places.append(batch.new(place_dtype))
-    scales = [given] * (passes + 1)
-    if batch.scaled:
-        scales = [given, *(work.memory(f"scales{one}", torch.float32, count) for one in range(1, passes))]
-        scales.append(batch.new(torch.float32))
+    status, scratch, before, of_passes = work.memory(passes, count)
+    counts = work.counts
+    given = before[0][0]
     batch.write_keys(given, widths=widths, totals=counts, status=status, clear=tiles * bins)
-    for one, bits in enumerate(widths):
-        last = one == passes - 1
-        _start_pass(
-            batch,
-            (keys[one], places[one], keys[one + 1], places[one + 1], *scales[one : one + 2]),
-            (*of_passes[one], status, scratch),
-            (one, bits, 0 if one == 0 else sum(widths[:one]) - kept, kept, last),
-            (programs, tiles, warps),
-            (passes, bins, dtype, place_dtype),
+    made = batch.new(torch.int32), batch.new(passes.place_dtype), batch.new_scales()
+    after = [*before[1:], (*made[:2], made[2] if scaled else given)]
+    for one, ((keys, places, scales), (to_keys, to_places, to_scales)) in enumerate(
+        zip(before, after, strict=True)
+    ):
+        start(
+            radix.radix_pass,
+            programs,
+            (
+                keys,
+                places,
+                to_keys,
+                to_places,
+                scales,
+                to_scales,
+                batch.buffer,
+                *of_passes[one],
+                status,
+                scratch,
+            ),
+            (count, tiles, passes.lows[one], 2 * one + 1, batch.shift, batch.steps),
+            (passes, one, batch.columns),
+            partial(_constants, passes, one, batch.columns),
         )
     return Sorted(
-        *(keys[-1], places[-1], scales[-1] if batch.scaled else None, counts, passes * (bins + 1)),
+        *made,
+        counts,
+        len(widths) * (bins + 1),
         None if captured else partial(_release, work, (device, stream), count),
     )
+
+
+def _constants(passes: Passes, one: int, columns: int) -> dict[str, Any]:
+    """Return the constants of a pass."""
+    warps, bits = min(8, max(1, passes.tile // 64)), passes.widths[one]
+    registers = radix.FIRST_REGISTERS if one == 0 else radix.REGISTERS
+    return {
+        "FIRST": one == 0,
+        "LAST": one == len(passes.widths) - 1,
+        "SCALED": passes.scaled,
+        "LOOKUPS": columns,
+        "BITS": bits,
+        "LOW": passes.kept,
+        "TILE": passes.tile,
+        "THREADS": 32 * warps,
+        "num_warps": warps,
+        "maxnreg": registers if bits <= 8 else radix.WIDE_REGISTERS,
+    }
 
 
 def _release(work: Work, place: tuple[torch.device, Any], count: int) -> None:
@@ -162,51 +232,6 @@ def _release(work: Work, place: tuple[torch.device, Any], count: int) -> None:
     if count > MOST_KEPT:
         work.forget()
     _WORK[place] = work
-
-
-def _start_pass(
-    batch: LookupBatch,
-    moved: tuple[Tensor, ...],
-    shared: tuple[Tensor, ...],
-    which: tuple[int, int, int, int, bool],
-    sizes: tuple[int, int, int],
-    kinds: tuple[Any, ...],
-) -> None:
-    """Launch one pass.
-
-    Args:
-        batch: what is sorted.
-        moved: keys and places before and after the pass, and scales before and after.
-        shared: counts of the digits, ticket, status and scratch.
-        which: the number of the pass, its bits, its lowest bit in the stored keys, the bits of a key that
-            its place stores, and whether it is the last pass.
-        sizes: programs, tiles, and warps of a program.
-        kinds: determines the types and the alignment of the tensors.
-    """
-    one, bits, low, kept, last = which
-    programs, tiles, warps = sizes
-    tile, first = batch.tuning.tile, one == 0
-    registers = radix.FIRST_REGISTERS if first else radix.REGISTERS
-    keys, places, to_keys, to_places, scales, to_scales = moved
-    start(
-        radix.radix_pass,
-        programs,
-        (keys, places, to_keys, to_places, scales, to_scales, batch.buffer, *shared),
-        (batch.count, tiles, low, 2 * one + 1, batch.shift, batch.steps),
-        (*which, warps, tile, batch.scaled, batch.columns, *kinds),
-        lambda: {
-            "FIRST": first,
-            "LAST": last,
-            "SCALED": batch.scaled,
-            "LOOKUPS": batch.columns,
-            "BITS": bits,
-            "LOW": kept,
-            "TILE": tile,
-            "THREADS": 32 * warps,
-            "num_warps": warps,
-            "maxnreg": registers if bits <= 8 else radix.WIDE_REGISTERS,
-        },
-    )
 
 
 @cache

@@ -1,8 +1,8 @@
 """CUDA streams: memory that one stream fills and others use, and a side stream for the sort."""
 
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -52,9 +52,8 @@ class StreamTensors:
         return self.tensors
 
 
-@contextmanager
-def side_stream(device: torch.device, count: int, given: Iterable[Tensor]) -> Iterator[None]:
-    """Run the body in a side stream, which starts after the present work of the current stream.
+def side_stream(device: torch.device, count: int, given: Iterable[Tensor]) -> AbstractContextManager[Any]:
+    """Return a context for work in a side stream, which starts after the present work of the current stream.
 
     Only users of the results wait for them, see `StreamTensors`; results may also be dropped. Memory that the
     body allocates belongs to the side stream. The caller may free `given` at once; its memory stays until it
@@ -72,14 +71,12 @@ def side_stream(device: torch.device, count: int, given: Iterable[Tensor]) -> It
     """
     now = current(device)
     if now is None or not _is_worthwhile(count) or capturing(device):
-        yield
-        return
+        return nullcontext()
     side = _side_stream(device)
     side.wait_stream(now)
     for tensor in {one.untyped_storage().data_ptr(): one for one in given}.values():
         tensor.record_stream(side)
-    with torch.cuda.stream(side):
-        yield
+    return torch.cuda.stream(side)
 
 
 @cache
