@@ -1,4 +1,4 @@
-"""What a rank sends in worlds of up to 1,000 ranks, which one process simulates."""
+"""What a rank sends: recorded for up to 1,000 ranks, which one process simulates; and bounded for tables."""
 
 import functools
 from typing import Any
@@ -7,10 +7,15 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from keyedopt.conformance.suite.support.sharded import error_of
+from keyedopt.conformance.suite.support.assertions import expect, expect_equal
+from keyedopt.conformance.suite.support.embedding import collection, jagged
+from keyedopt.conformance.suite.support.ranks import on_each_rank
+from keyedopt.conformance.suite.support.sharded import error_of, everyone, rank
 
 #: The numbers of ranks and of parameters.
 WORLDS, PARAMETERS = (10, 100, 1000), (1, 100)
+#: The width of replicated tables.
+WIDTH = 8
 
 
 @pytest.mark.clause("SHARD-029")
@@ -33,6 +38,55 @@ def test_traffic(impl: Any) -> dict[str, Any]:
                         "bytes": sum(sent.sizes),
                     }
     return found
+
+
+@pytest.mark.clause("SHARD-029")
+@pytest.mark.cpu_only("its process group sends nothing")
+@pytest.mark.needs("EmbeddingBagCollection.process_group", "SGD")
+def test_traffic_of_replicated_tables(impl: Any) -> dict[str, Any]:
+    """Count the messages and bytes that a rank sends to update replicated tables by a row of each."""
+    found: dict[str, Any] = {}
+    for ranks in WORLDS:
+        with Simulated(ranks):
+            for count in PARAMETERS:
+                sizes = sent_for_update(impl, everyone(), count, rows=100, batch=[0])
+                at = f"{ranks} ranks, {count} parameters"
+                found[at] = {"messages": len(sizes), "bytes": sum(sizes)}
+    return {"exchange": found}
+
+
+@pytest.mark.clause("SHARD-017")
+@pytest.mark.on_ranks
+@pytest.mark.needs("EmbeddingBagCollection.process_group", "SGD")
+@on_each_rank
+def test_bytes_are_of_rows(impl: Any) -> None:
+    """The update of a replicated table sends the rows that ranks look up, whatever the size of the table."""
+    few, more = list(range(10)), list(range(rank(), 30 + rank()))
+    small, large = (sum(sent_for_update(impl, everyone(), 2, rows, more)) for rows in (100, 10_000))
+    expect_equal(large, small, "bytes for a table of 10,000 rows, and of 100")
+    less = sum(sent_for_update(impl, everyone(), 2, 10_000, few))
+    expect(large <= 3 * less, f"at most {3 * less} bytes for 30 rows, as 10 rows take {less}", large)
+    for number, size in ((10, less), (30, large)):
+        bound = 512 + 2 * number * (WIDTH * 4 + 16)
+        expect(size <= bound, f"at most {bound} bytes for {number} rows of two tables", size)
+
+
+def sent_for_update(impl: Any, group: Any, count: int, rows: int, batch: list[int]) -> list[int]:
+    """Return the bytes of each message of the update of replicated tables by rows of one batch.
+
+    Args:
+        impl: the implementation.
+        group: the ranks.
+        count: the number of tables.
+        rows: of each table.
+        batch: the rows that this rank looks up in each table.
+    """
+    tables = [(f"t{number}", rows, WIDTH, [f"f{number}"]) for number in range(count)]
+    module = collection(impl, tables=tables, process_group=group)
+    outputs = module(jagged({f"f{number}": [batch] for number in range(count)}))
+    with Traffic() as sent:
+        sum(output.sum() for output in outputs.values()).backward()
+    return sent.sizes
 
 
 def sharded(impl: Any, ranks: int, count: int) -> Any:
