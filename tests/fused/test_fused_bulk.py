@@ -338,3 +338,14 @@ def trained(seed):
         param.grad = torch.randn(4)
     optimizer.step()
     return optimizer
+
+
+@pytest.mark.parametrize("size", [1e-25, 1e25])
+def test_the_tracked_norm_is_right_if_squares_underflow_or_overflow(size):
+    params = {f"p{i}": torch.nn.Parameter(torch.zeros(2)) for i in range(32)}
+    for param in params.values():
+        param.grad = torch.full((2,), size)
+    inner = KeyedOptimizerWrapper(params, lambda listed: torch.optim.SGD(listed, lr=0.1, fused=True))
+    optimizer = GradientClippingOptimizer(inner, GradientClipping.NORM, 1.0, track_grad_norm=True)
+    optimizer.step()
+    assert float(optimizer.last_total_grad_norm) == pytest.approx(8 * size, rel=1e-6, abs=0.0)

@@ -62,12 +62,17 @@ def test_parameters_with_unlike_step_counts(impl: Any, algorithm: str) -> None:
 @pytest.mark.clause("ALGO-099")
 @pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
 @every
-@pytest.mark.parametrize("layout", ["sparse", "mixed"])
-def test_parameters_with_unlike_step_counts_and_sparse_gradients(
-    impl: Any, algorithm: str, layout: str
-) -> None:
-    """Parameters of a group with sparse gradients, all or only some, train like each one by itself."""
-    expect_apart(impl, algorithm, layout)
+def test_parameters_with_unlike_step_counts_and_sparse_gradients(impl: Any, algorithm: str) -> None:
+    """Parameters of a group with sparse gradients train like each one by itself."""
+    expect_apart(impl, algorithm, "sparse")
+
+
+@pytest.mark.clause("ALGO-099")
+@pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
+@every
+def test_parameters_with_unlike_step_counts_and_layouts(impl: Any, algorithm: str) -> None:
+    """Parameters of a group, of which only some have sparse gradients, train like each one by itself."""
+    expect_apart(impl, algorithm, "mixed")
 
 
 def expect_apart(impl: Any, algorithm: str, layout: str) -> None:
@@ -247,8 +252,21 @@ def test_gradients_of_several_steps_are_left(impl: Any, algorithm: str) -> None:
 @pytest.mark.needs("{algorithm}", "{algorithm}.decay")
 @pytest.mark.parametrize("algorithm", WITH_DECAY)
 @pytest.mark.parametrize("layout", ["dense", "sparse"])
-def test_no_decay(impl: Any, algorithm: str, layout: str, dtype: str) -> None:
+def test_no_decay(impl: Any, algorithm: str, layout: str) -> None:
     """An option decay='none' means no decay, whatever weight_decay is, or raises ValueError."""
+    expect_no_decay(impl, algorithm, layout, "float32")
+
+
+@pytest.mark.clause("ALGO-022")
+@pytest.mark.needs("{algorithm}", "{algorithm}.decay")
+@pytest.mark.parametrize("algorithm", WITH_DECAY)
+def test_no_decay_in_each_dtype(impl: Any, algorithm: str, dtype: str) -> None:
+    """An option decay='none' means no decay in any dtype, whatever weight_decay is, or raises ValueError."""
+    expect_no_decay(impl, algorithm, "dense", dtype)
+
+
+def expect_no_decay(impl: Any, algorithm: str, layout: str, dtype: str) -> None:
+    """Expect the same bits from a weight decay that is off and from none, or a ValueError."""
     weights = [parameter(*SHAPES[0], dtype=dtype) for _ in range(2)]
     try:
         optimizers = [
