@@ -125,9 +125,10 @@ class RuleOptimizer(rule_optimizer.RuleOptimizer):
         self, step: Step, work: list[dense_step.Work], names: tuple[str, ...], which: Rows
     ) -> None:
         """Apply one step to parameters; sparse gradients go through a backend."""
-        scale: Tensor | None = getattr(self, "grad_scale", None)  # only if no gradient is in `sparse`
+        scale: Tensor | None = getattr(self, "grad_scale", None)
         dense = [item for item in work if not item[1].is_sparse and which is not Rows.NONZERO]
         sparse = [item for item in work if item[1].is_sparse or which is Rows.NONZERO]
+        assert scale is None or not sparse  # clipping divides these gradients before the step
         if dense:
             dense_step.update(step, dense, names, scale)
         if isinstance(step.count, Tensor):

@@ -92,7 +92,7 @@ summarize() { "$python" -m keyedopt.benchmarks.gpu.summary "$folder" ${missing[@
 finish() {
     say "verdicts, failed checks, geometric means of the ratios with matching results, asv's values"
     summarize "$@" || broke "no summary"
-    [ -z "${archive:-}" ] || [ $device = cpu ] || echo "kernels compiled ahead: $brought, here: $(($(kernels) - brought))"
+    [ -z "${compiled:-}" ] || echo "kernels compiled ahead: $brought, here: $(($(kernels) - brought))"
     say "written: $folder"
     exit $failed
 }
@@ -148,6 +148,7 @@ archive=${KERNELS:-$root/benchmarks/gpu/kernels.tar.gz} brought=0
 kernels() { find "$TRITON_CACHE_DIR" -name '*.cubin' 2>/dev/null | wc -l; }
 if [ $device = cuda ] && ! lacking triton; then
     export TRITON_CACHE_DIR=$folder/triton-cache
+    compiled=yes
     if [ ! -f "$archive" ]; then
         echo "$(basename "$archive"): missing, so kernels are compiled here; make it without a GPU by" \
             "python -m keyedopt.tools.kernel_cache make"
