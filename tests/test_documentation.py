@@ -74,21 +74,28 @@ def address(site):
 #: A page of each kind.
 KINDS = (
     "index",
+    "started",
+    "concepts",
     "design",
     "api/reference",
     "clauses/keyed",
     "findings/torchrec",
     "tutorials/vendor",
+    "howto/pipelines",
+    "panel",
+    "trust",
     "search",
 )
 
 
-@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
 def test_an_accessibility_checker_finds_nothing(address, browser, scheme, width):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
     tab, said, asked = context.new_page(), [], []
     tab.on("console", lambda message: said.append(message.text))
+    tab.on("pageerror", lambda error: said.append(str(error)))
     tab.on("request", lambda request: asked.append(request.url))
     for kind in KINDS:
         tab.goto(f"{address}/{kind}.html")

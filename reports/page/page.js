@@ -317,8 +317,6 @@
     for (const link of document.querySelectorAll("nav a")) {
       if (link.hash !== `#${name}`) { link.removeAttribute("aria-current"); continue; }
       link.setAttribute("aria-current", "page");
-      const list = link.closest("ul");
-      list.scrollLeft = link.offsetLeft - list.offsetLeft; // on a phone the list is wider than the screen
     }
     document.title = `${views.get(name).querySelector("h2").textContent} · keyedopt report`;
     if (name === "differences") compare();

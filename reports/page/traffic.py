@@ -68,7 +68,11 @@ def _by_ranks(name: str, what: str, rows: Frame, looks: Mapping[str, Look], fold
         for run, some in series.items():
             line(axes, some["ranks"].to_numpy(float), some["value"].to_numpy(float), looks[run])
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        axes.set_yticks(sorted({float(some["value"].iloc[-1]) for some in series.values()}))
+        ticks: list[float] = []
+        for value in sorted({float(some["value"].iloc[-1]) for some in series.values()}, reverse=True):
+            if not ticks or value <= ticks[-1] / 2:  # closer labels would overlap
+                ticks.append(value)
+        axes.set_yticks(ticks)
         axes.yaxis.set_minor_locator(NullLocator())
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,g}")
         axes.set_xlabel("ranks")

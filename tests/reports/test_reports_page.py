@@ -289,9 +289,10 @@ def test_an_address_for_commits_is_checked(tmp_path):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_an_accessibility_checker_finds_nothing(watched, scheme):
+@pytest.mark.parametrize("width", [390, 1280])
+def test_an_accessibility_checker_finds_nothing(watched, width, scheme):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
-    one = watched(color_scheme=scheme, viewport={"width": 1280, "height": 900})
+    one = watched(color_scheme=scheme, viewport={"width": width, "height": 900})
     for where in [*VIEWS, "clause=KEYED-000"]:
         tab = one.go(where)
         found = axe.run(tab)
@@ -303,6 +304,9 @@ def test_a_phone_scrolls_tables_and_not_the_page(watched):
     for where in [*VIEWS, "clause=KEYED-000"]:
         tab = one.go(where)
         assert tab.evaluate("document.documentElement.scrollWidth") <= 390, where
+        for link in tab.locator("nav a").all():
+            box = link.bounding_box()
+            assert 0 <= box["x"] <= 390 - box["width"], (where, link.inner_text())
     tab = one.go("matrix")
     scroll = "document.querySelector('.tall .scroll')"
     assert tab.evaluate(f"{scroll}.scrollWidth <= {scroll}.clientWidth"), (
