@@ -43,6 +43,11 @@ class Table:
     states: tuple[Tensor, ...] = ()
     row_counter: Tensor | None = None
 
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The weight, the states, and the row counter if there is one."""
+        return [self.weight, *self.states, *([] if self.row_counter is None else [self.row_counter])]
+
 
 def misfit(table: Table) -> str:
     """Return which tensor of a table does not fit its weight in shape, device or dtype; empty if all fit."""

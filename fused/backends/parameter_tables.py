@@ -80,9 +80,8 @@ class PackedRows:
 
     def __init__(self, table: Table, values: Tensor) -> None:
         self.rows, self.places = torch.unique(values, return_inverse=True)
-        whole = [table.weight, *table.states, *([] if table.row_counter is None else [table.row_counter])]
-        copies = [tensor.detach().index_select(0, self.rows).contiguous() for tensor in whole]
-        self._pairs = list(zip(whole, copies, strict=True))
+        copies = [tensor.detach().index_select(0, self.rows).contiguous() for tensor in table.tensors]
+        self._pairs = list(zip(table.tensors, copies, strict=True))
         states = tuple(copies[1 : 1 + len(table.states)])
         self.table = Table(copies[0], states, None if table.row_counter is None else copies[-1])
 

@@ -71,10 +71,9 @@ def _update(table: Table, rows: Tensor, grads: Tensor, step: Step) -> None:
     why = misfit(table)
     if why:  # memory of the table was replaced after `refuses`
         raise ValueError(why)
-    tensors = [table.weight, *table.states, *([] if table.row_counter is None else [table.row_counter])]
-    weight, *states = (tensor[rows] for tensor in tensors)
+    weight, *states = (tensor[rows] for tensor in table.tensors)
     counts = None if table.row_counter is None else states.pop()
     torch_rules.update(step, weight, grads, states, counts)
     new = [weight, *states, *([] if counts is None else [counts])]
-    for tensor, values in zip(tensors, new, strict=True):
+    for tensor, values in zip(table.tensors, new, strict=True):
         tensor.index_copy_(0, rows, values)

@@ -1,4 +1,6 @@
-"""Allocate new state: its device, its pages, and its shards."""
+"""Allocate tables and state: their device, their pages, and their shards."""
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -10,6 +12,14 @@ from keyedopt.fused.bulk import native
 def count_device(param: Tensor) -> torch.device:
     """Return the device on which a step reads the count of a parameter without synchronizing."""
     return param.device if param.device.type == "cuda" else torch.device("cpu")
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str | None) -> Tensor:
+    """Return uninitialized memory as `torch.empty` does, on large pages if the system has them."""
+    made = torch.empty(shape, dtype=dtype, device=device)
+    if native is not None and type(made) is Tensor and made.is_cpu:
+        native.large_pages(made)  # before the first write, which fixes the size of the pages
+    return made
 
 
 def full_state(param: Tensor, start: float = 0.0) -> Tensor:

@@ -10,10 +10,10 @@ from torch._compile import _disable_dynamo
 
 from keyedopt.fused.backends import check_name
 from keyedopt.fused.backends.packed import PackedLookups
+from keyedopt.fused.dense.state_memory import empty
 from keyedopt.fused.embedding.backward import Backward, ForwardPass
 from keyedopt.fused.embedding.feature_layout import FeatureLayout, make_slots
 from keyedopt.fused.embedding.inputs import Inputs, parse, parse_packed
-from keyedopt.fused.embedding.memory import empty
 from keyedopt.fused.embedding.optimizer import EmbeddingFusedOptimizer
 from keyedopt.reference.embedding.config import EmbeddingBagConfig, EmbeddingConfig
 from keyedopt.reference.embedding.jagged import Features, is_keyed, jagged_tensors, keyed_tensor

@@ -118,7 +118,7 @@ class TableGroup:
             if tensor is not None
         ]
         self._state = [list(each) for each in zip(*state, strict=True)]
-        self._written = [one for table in self.tables for one in _tensors(table)]
+        self._written = [one for table in self.tables for one in table.tensors]
         self.accumulates = any(
             f"{name}.window" in state for name, state in zip(self.names, self.states, strict=True)
         )
@@ -176,7 +176,7 @@ class TableGroup:
         """Return all tensors that an update of these tables writes, except step counts."""
         if len(indices) == len(self.tables):
             return self._written
-        return [one for index in indices for one in _tensors(self.tables[index])]
+        return [one for index in indices for one in self.tables[index].tensors]
 
     def is_in_place(self) -> bool:
         """Return whether device and dtype of the weights are unchanged."""
@@ -191,10 +191,6 @@ class TableGroup:
             return True
         states, keys, tensors = self._state
         return all(map(is_, map(getitem, states, keys), tensors))
-
-
-def _tensors(table: Table) -> list[Tensor]:
-    return [table.weight, *table.states, *([] if table.row_counter is None else [table.row_counter])]
 
 
 def in_order(table: Table) -> tuple[Tensor | None, ...]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from keyedopt.fused.backends.interface import ALGORITHMS, ROW_STATE, Table
-from keyedopt.fused.embedding.memory import empty
+from keyedopt.fused.dense.state_memory import empty
 from keyedopt.fused.optimizers import SGD, Adagrad, Adam, AdamW
 from keyedopt.fused.rule_optimizer import RuleOptimizer
 from keyedopt.fused.sparse.window import Window

@@ -13,6 +13,7 @@ from keyedopt.fused.backends.packed import PackedLookups
 from keyedopt.fused.backends.streams import capturing
 from keyedopt.fused.embedding.backward import GroupLookups
 from keyedopt.fused.embedding.table_groups import TableGroup
+from keyedopt.fused.sparse.sparse_step import nonzero
 from keyedopt.fused.sparse.window import Parts, Window
 from keyedopt.reference.rules.options import Rows
 
@@ -300,8 +301,7 @@ def _chosen(update: GroupUpdate, sums: list[RowGradients]) -> list[RowGradients]
             every = spread[:-1]
             chosen.append(RowGradients(one.table, torch.arange(len(weight), device=one.rows.device), every))
         else:
-            kept = one.grads.any(dim=1)
-            chosen.append(RowGradients(one.table, one.rows[kept], one.grads[kept]))
+            chosen.append(nonzero(one))
     return chosen
 
 

@@ -85,7 +85,7 @@ def _update_alike(step: Step, work: Sequence[dense_step.Work], names: Sequence[s
             if not grad.is_sparse:
                 every = torch.arange(len(tables[index].weight), device=grad.device)
                 found.append(RowGradients(index, every, grad.reshape(tables[index].weight.shape)))
-        backend.update_rows(tables, [_nonzero(one) for one in found], step)
+        backend.update_rows(tables, [nonzero(one) for one in found], step)
     for pack in packs.values():
         pack.write_back()
     for view in views:
@@ -131,7 +131,7 @@ def _spread(work: dense_step.Work, found: RowGradients) -> dense_step.Work:
     return param, grad.reshape(param.shape), state
 
 
-def _nonzero(given: RowGradients) -> RowGradients:
+def nonzero(given: RowGradients) -> RowGradients:
     """Return the rows whose gradient is not all zero."""
     kept = given.grads.any(dim=1)
     return RowGradients(given.table, given.rows[kept], given.grads[kept])

@@ -332,8 +332,10 @@ def test_threads_flush_denormals_as_their_caller_does():
 @pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
 def test_a_table_without_rows_is_no_error(algorithm):
     widths = state_widths(algorithm, 4, len(ALGORITHMS[algorithm]))
-    empty = Table(torch.ones(0, 4), tuple(torch.zeros(0, width) for width in widths))
-    full = Table(torch.ones(3, 4), tuple(torch.zeros(3, width) for width in widths))
+    empty, full = (
+        Table(torch.ones(rows, 4), tuple(torch.zeros(rows, width).squeeze(1) for width in widths))
+        for rows in (0, 3)
+    )
     step, none = Step(algorithm, 0.1, eps=1e-8), numbers()
     nothing = [
         Lookup(0, none, grad=torch.ones(0, 4)),

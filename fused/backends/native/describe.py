@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keyedopt.fused.backends.interface import ALGORITHMS, ROW_STATE, Step, Table, Tables
+from keyedopt.fused.backends.interface import ALGORITHMS, ROW_STATE, Step, Table, Tables, misfit
 
 #: The numbers of kernels.h. SparseAdam is Adam with another placement of eps.
 ALGORITHM_NUMBERS = {
@@ -33,8 +33,7 @@ def refused_table(table: Table) -> str:
         return f"weights must be float32, float16 or bfloat16, not {weight.dtype}"
     if weight.dim() != 2 or not weight.shape[1]:
         return f"tables must have at least one column, not shape {tuple(weight.shape)}"
-    tensors = [weight, *table.states, *([] if table.row_counter is None else [table.row_counter])]
-    for tensor in tensors:
+    for tensor in table.tensors:
         if tensor.device.type != "cpu" or type(tensor) not in PLAIN:
             return f"tensors must be plain tensors on the CPU, not {type(tensor).__name__} on {tensor.device}"
         if not tensor.is_contiguous():
@@ -42,13 +41,7 @@ def refused_table(table: Table) -> str:
     for state in table.states:
         if state.dtype is not torch.float32:
             return f"states must be float32, not {state.dtype}"
-        if state.numel() not in (weight.numel(), len(weight)):
-            return f"a state of {tuple(state.shape)} does not go with weights of {tuple(weight.shape)}"
-    if table.row_counter is not None:
-        counter = table.row_counter
-        if counter.dtype is not torch.int64 or counter.numel() != len(weight):
-            return f"a row counter is int64, one a row, not {counter.dtype} of {tuple(counter.shape)}"
-    return ""
+    return misfit(table)
 
 
 def describe_table(table: Table, step: Step | None = None) -> tuple[int, ...]:
@@ -100,16 +93,10 @@ def cached_tables(tables: Tables, step: Step | None, kernels: Any) -> Any:
     key = "" if step is None else step.algorithm
     known = tables.cache.get(key)
     if known is None or not kernels.are_current(known):
-        tensors = [one for table in tables for one in _tensors(table, step)]
+        tensors = [one for table in tables for one in ([table.weight] if step is None else table.tensors)]
         known = kernels.cache_tables([describe_table(table, step) for table in tables], tensors)
         tables.cache[key] = known
     return known
-
-
-def _tensors(table: Table, step: Step | None) -> list[Tensor]:
-    """Return the tensors of a table that a step uses; without a step, only the weight."""
-    counter = () if table.row_counter is None else (table.row_counter,)
-    return [table.weight] if step is None else [table.weight, *table.states, *counter]
 
 
 def _refuse(table: Table) -> None:
