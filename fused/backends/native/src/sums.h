@@ -1,6 +1,9 @@
 // Sum gathered rows in registers. Long sums are made of blocks and chunks, so that the rounding error is small and the
 // order does not depend on threads. Included inside the namespace of an instruction set, after its vectors.
 
+// A vector is two registers in AVX2; a call, which GCC may prefer, would pass both through memory.
+#define KEYEDOPT_INLINE __attribute__((always_inline))
+
 // Load sixteen columns from column c on, or the last n < 16, of each row; multiply by its scale if kScaled.
 template <class T, bool kScaled, bool kWhole>
 struct Column {
@@ -8,11 +11,13 @@ struct Column {
   const float* scale;
   int64_t c, n;
 
-  vf at(int64_t i) const { return kWhole ? load(rows[i] + c) : load(rows[i] + c, n); }
-  vf one(int64_t i) const { return kScaled ? at(i) * set1(scale[i]) : at(i); }
-  vf two(int64_t i) const { return kScaled ? fma(at(i + 1), set1(scale[i + 1]), one(i)) : one(i) + at(i + 1); }
-  vf four(int64_t i) const { return two(i) + two(i + 2); }
-  vf eight(int64_t i) const { return four(i) + four(i + 4); }
+  KEYEDOPT_INLINE vf at(int64_t i) const { return kWhole ? load(rows[i] + c) : load(rows[i] + c, n); }
+  KEYEDOPT_INLINE vf one(int64_t i) const { return kScaled ? at(i) * set1(scale[i]) : at(i); }
+  KEYEDOPT_INLINE vf two(int64_t i) const {
+    return kScaled ? fma(at(i + 1), set1(scale[i + 1]), one(i)) : one(i) + at(i + 1);
+  }
+  KEYEDOPT_INLINE vf four(int64_t i) const { return two(i) + two(i + 2); }
+  KEYEDOPT_INLINE vf eight(int64_t i) const { return four(i) + four(i + 4); }
 };
 
 // Sum columns [c, c + 16 kVectors), or the last n, of `count` rows. Eight rows are summed pairwise: the error then
