@@ -52,6 +52,11 @@ class Group:
     counts: list[Tensor] | None = None
 
 
+def extension() -> Any:
+    """Return the functions of `fused.bulk`, or None if it is not built."""
+    return native
+
+
 def update(groups: Sequence[Group], clip: Clip) -> bool:
     """Update the parameters of all groups and return True, or write nothing and return False.
 

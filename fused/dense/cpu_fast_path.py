@@ -14,9 +14,8 @@ from keyedopt.fused.backends import first
 from keyedopt.fused.backends.interface import ALGORITHMS
 from keyedopt.fused.backends.native import NativeBackend
 from keyedopt.fused.backends.native.describe import describe_options
-from keyedopt.fused.bulk import native
 from keyedopt.fused.dense import cpu_dense_steps
-from keyedopt.fused.dense.cpu_dense_steps import NOT_BUILT, REFUSED
+from keyedopt.fused.dense.cpu_dense_steps import NOT_BUILT, REFUSED, extension
 
 _CPU = torch.device("cpu")
 _TINY = torch.finfo(torch.float32).tiny
@@ -30,6 +29,7 @@ def try_step(optimizer: Any) -> str:
     Reasons are an option, a tensor or a class without support, and a step that will raise an error. A class
     must set `has_fast_path` in its own body, because a subclass may extend any method.
     """
+    native = extension()
     if native is None:
         return NOT_BUILT
     if "has_fast_path" not in vars(type(optimizer)):
@@ -92,7 +92,7 @@ def _learning_rate(group: dict[str, Any]) -> float | None:
 
 
 def _sparse(optimizer: Any, parts: list[Part]) -> str:
-    backend = first(_CPU)
+    native, backend = extension(), first(_CPU)
     listed = [param for _, params, _, _ in parts for param in params]
     if not isinstance(backend, NativeBackend):
         return "the first backend for the CPU is not 'native'"
