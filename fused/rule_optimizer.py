@@ -128,7 +128,8 @@ class RuleOptimizer(rule_optimizer.RuleOptimizer):
         scale: Tensor | None = getattr(self, "grad_scale", None)
         dense = [item for item in work if not item[1].is_sparse and which is not Rows.NONZERO]
         sparse = [item for item in work if item[1].is_sparse or which is Rows.NONZERO]
-        assert scale is None or not sparse  # clipping divides these gradients before the step
+        if scale is not None:
+            sparse = [(param, grad / scale.to(grad.device), state) for param, grad, state in sparse]
         if dense:
             dense_step.update(step, dense, names, scale)
         if isinstance(step.count, Tensor):
