@@ -99,7 +99,7 @@ class Workers:
                     if ended:
                         workers.remove(worker)
                         worker.process.stop()
-                        crash = self._crash(worker, alone=not workers)
+                        crash = self._crash(worker, is_last=not workers)
                         worker.stop()
                         found += crash
                         if crash and not self._all_claimed():
@@ -133,12 +133,12 @@ class Workers:
         elif not busy and not self._all_claimed() and worker.process.hangs(seconds, self._patience):
             raise WorkersError(f"a worker ran no case within {self._patience:g} s")
 
-    def _crash(self, worker: _Worker, *, alone: bool) -> list[dict[str, Any]]:
+    def _crash(self, worker: _Worker, *, is_last: bool) -> list[dict[str, Any]]:
         """Return the record of the case in which a worker ended, if there is one.
 
         Args:
             worker: has ended.
-            alone: whether no other worker is left, which may still run the cases that start ranks.
+            is_last: whether no other worker runs. Otherwise the first worker may still run cases with ranks.
         """
         record = worker.reader.crash(worker.late or f"crash: {worker.process.ending()}")
         if record is not None:
@@ -146,6 +146,6 @@ class Workers:
         if worker.reader.forged:
             raise WorkersError(protocol.FORGED)
         code = worker.process.code
-        if code == 5 or (code == 0 and not alone) or self._all_claimed():  # 5: pytest selected none
+        if code == 5 or (code == 0 and not is_last) or self._all_claimed():  # 5: pytest selected none
             return []
         raise WorkersError(f"{worker.process.ending()}: {worker.process.last_words()}")

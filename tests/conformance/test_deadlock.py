@@ -1,4 +1,4 @@
-"""A deadlock is told from ranks that work, wait for a child or a disk, or are late."""
+"""Deadlocks of ranks are recognized, busy or waiting ranks are no deadlock, and one worker starts ranks."""
 
 import contextlib
 import os
