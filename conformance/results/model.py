@@ -9,7 +9,6 @@ import errno
 import functools
 import json
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -149,8 +148,11 @@ def refuse_unwritable(path: Path) -> None:
             folder = folder.parent
         if not folder.is_dir():
             raise FileExistsError(errno.EEXIST, "File exists")
-        with tempfile.NamedTemporaryFile(dir=folder, prefix=f".{path.name}."):
-            pass
+        scratch = folder / f".{path.name}.{os.getpid()}"
+        try:
+            scratch.touch()
+        finally:  # also if a signal arrives in between
+            scratch.unlink(missing_ok=True)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)
         raise ResultError(f"{path} cannot be written ({why}): name another file") from error

@@ -1,5 +1,7 @@
 """What `keyedopt.fused` does to many tensors at once: the extension against torch, and loads without it."""
 
+import contextlib
+import ctypes
 import os
 import random
 import re
@@ -224,7 +226,8 @@ def test_large_pages_are_asked_for_and_change_nothing():
 @pytest.mark.skipif(not os.path.exists("/proc/self/pagemap"), reason="only Linux shows what memory is like")
 def test_small_pages_are_put_together_only_where_all_are_there():
     full, sparse = torch.arange(float(1 << 23)), torch.empty(1 << 24)  # so large that its memory is new
-    sparse[:: 1 << 18] = 1.0  # a page of 4 KiB in each MiB
+    with small_pages():
+        sparse[:: 1 << 18] = 1.0  # a page of 4 KiB in each MiB
     before = resident_share(sparse)
     for one in (full, sparse, torch.ones(1000), torch.ones(1 << 22, 2).t(), torch.ones(4, device="meta")):
         native.gather_pages(one)
@@ -233,6 +236,15 @@ def test_small_pages_are_put_together_only_where_all_are_there():
     assert resident_share(sparse) == before < 1 / 8
     with pytest.raises(TypeError, match="a tensor"):
         native.gather_pages()
+
+
+@contextlib.contextmanager
+def small_pages():
+    """Let the system use no large pages, also where it is set to use them always."""
+    libc, disable = ctypes.CDLL(None), 41  # PR_SET_THP_DISABLE
+    assert libc.prctl(disable, 1, 0, 0, 0) == 0
+    yield
+    assert libc.prctl(disable, 0, 0, 0, 0) == 0
 
 
 def resident_share(tensor):
@@ -349,3 +361,11 @@ def test_the_tracked_norm_is_right_if_squares_underflow_or_overflow(size):
     optimizer = GradientClippingOptimizer(inner, GradientClipping.NORM, 1.0, track_grad_norm=True)
     optimizer.step()
     assert float(optimizer.last_total_grad_norm) == pytest.approx(8 * size, rel=1e-6, abs=0.0)
+
+
+def test_a_factor_that_underflows_float32_loses_no_digits_on_the_cpu():
+    param = torch.nn.Parameter(torch.zeros(2))
+    param.grad = torch.tensor([3e18, 4e18])
+    inner = KeyedOptimizerWrapper({"p": param}, lambda listed: torch.optim.SGD(listed, lr=0.1))
+    GradientClippingOptimizer(inner, GradientClipping.NORM, 1e-23).clip_grad_norm_()
+    assert param.grad.tolist() == pytest.approx([6e-24, 8e-24], rel=1e-6, abs=0.0)

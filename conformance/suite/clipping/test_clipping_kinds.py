@@ -238,20 +238,9 @@ def test_large_finite_gradients_are_scaled_not_lost(
 @pytest.mark.clause("CLIP-016")
 def test_small_factors_do_not_vanish(impl: Any) -> None:
     """If the factor underflows float16, the scaled gradient is still correct."""
-    expect_not_lost(impl, 1e4, 1e-3, torch.float16)
-
-
-@pytest.mark.clause("CLIP-016")
-def test_small_factors_do_not_vanish_in_float32(impl: Any) -> None:
-    """If the factor underflows float32, the scaled gradient is still correct."""
-    expect_not_lost(impl, 1e18, 1e-23, torch.float32)
-
-
-def expect_not_lost(impl: Any, size: float, bound: float, dtype: torch.dtype) -> None:
-    """Expect gradients (3, 4) of a size to be scaled to a bound."""
-    optimizer, recorder, _ = make(impl, [[3 * size, 4 * size]], "NORM", bound, dtype=dtype)
+    optimizer, recorder, _ = make(impl, [[3e4, 4e4]], "NORM", 1e-3, dtype=torch.float16)
     optimizer.step()
-    wanted = torch.tensor([0.6 * bound, 0.8 * bound], dtype=torch.float64)
+    wanted = torch.tensor([6e-4, 8e-4], dtype=torch.float64)
     expect_close(recorder.received[0][0], wanted, "received gradient", ulps=4)
 
 
