@@ -59,12 +59,8 @@ class GradientClippingOptimizer(reference.GradientClippingOptimizer):
 
     def _scale(self, norm: Tensor, parts: list[Tensor]) -> Tensor:
         scale_all(parts, clipping_factor(norm, self._max_gradient))
-        self._scale_deferred(norm)
+        self._module_clips.scale(norm)
         return rounded(norm, parts)
-
-    def _scale_deferred(self, norm: Tensor) -> None:
-        if self._module_clips.joint:  # scaling an empty list would launch kernels
-            self._module_clips.scale(norm)
 
     def _clip(self) -> None:
         self._clip_now_or_in_step(in_step=False)
@@ -100,17 +96,15 @@ class GradientClippingOptimizer(reference.GradientClippingOptimizer):
             if overrides is not None:
                 return overrides
         norm, parts = super()._measure() if measured is None else _as_tensors(measured)
-        overrides = (
-            clip_norm_in_step(self._optimizer, _without_meta(listed), norm, self._max_gradient)
-            if in_step
-            else None
-        )
-        if overrides is not None:
-            self._last_total_grad_norm = rounded(norm, parts)
-            self._scale_deferred(norm)
-            return overrides
-        self._last_total_grad_norm = self._scale(norm, parts)
-        return StepOverrides()
+        overrides = None
+        if in_step:
+            overrides = clip_norm_in_step(self._optimizer, _without_meta(listed), norm, self._max_gradient)
+        if overrides is None:
+            self._last_total_grad_norm = self._scale(norm, parts)
+            return StepOverrides()
+        self._last_total_grad_norm = rounded(norm, parts)
+        self._module_clips.scale(norm)
+        return overrides
 
     def _dense_cpu_norm(self, listed: list[Tensor]) -> tuple[float, list[Tensor]] | None:
         """Return the 2-norm of all gradients, and the gradients, if all are dense float32 on the CPU."""

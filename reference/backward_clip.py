@@ -78,7 +78,8 @@ class FusedModuleClips:
 
     def scale(self, norm: torch.Tensor) -> None:
         """Scale the deferred gradients in `joint` by min(1, bound / norm)."""
-        self.shared.scale([grad for _, grad in self.deferred()], norm)
+        if self.joint:  # scaling an empty list would launch kernels
+            self.shared.scale([grad for _, grad in self.deferred()], norm)
 
     def clip_deferred(self) -> None:
         """Clip the gradients in `separate` that are deferred for another clipping optimizer."""

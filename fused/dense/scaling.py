@@ -17,10 +17,7 @@ def clipping_factor(norm: Tensor, bound: float) -> Tensor:
 
 @torch.no_grad()
 def scale_all(tensors: Iterable[Tensor], factor: Tensor) -> None:
-    """Multiply by one factor and round once; a small factor itself would round to 0 in float16.
-
-    On an accelerator the factor for float32 has float32: one that underflows (below 1.2e-38) loses digits.
-    """
+    """Multiply by one factor of float32 or float64, and round once; in float16 a small factor would be 0."""
     for (device, dtype), some in _by_kind(tensors).items():
         precise = dtype is torch.float64
         if device.type == "cpu":

@@ -1,6 +1,7 @@
 """What a rank sends: recorded for up to 1,000 ranks, which one process simulates; and bounded for tables."""
 
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -24,19 +25,13 @@ WIDTH = 8
 def test_traffic(impl: Any) -> dict[str, Any]:
     """Count the messages and bytes that a rank sends to clip and to load sharded parameters."""
     found: dict[str, Any] = {}
-    for ranks in WORLDS:
-        with Simulated(ranks):
-            for count in PARAMETERS:
-                optimizer = sharded(impl, ranks, count)
-                load = functools.partial(optimizer.load_state_dict, optimizer.state_dict())
-                for name, call in (("clip", optimizer.step), ("load", load)):
-                    with Traffic() as sent:
-                        problem = error_of(call)
-                    at = f"{ranks} ranks, {count} parameters"
-                    found.setdefault(name, {})[at] = problem or {
-                        "messages": len(sent.sizes),
-                        "bytes": sum(sent.sizes),
-                    }
+    for ranks, count, at in simulations():
+        optimizer = sharded(impl, ranks, count)
+        load = functools.partial(optimizer.load_state_dict, optimizer.state_dict())
+        for name, call in (("clip", optimizer.step), ("load", load)):
+            with Traffic() as sent:
+                problem = error_of(call)
+            found.setdefault(name, {})[at] = problem or summed(sent.sizes)
     return found
 
 
@@ -45,14 +40,24 @@ def test_traffic(impl: Any) -> dict[str, Any]:
 @pytest.mark.needs("EmbeddingBagCollection.process_group", "SGD")
 def test_traffic_of_replicated_tables(impl: Any) -> dict[str, Any]:
     """Count the messages and bytes that a rank sends to update replicated tables by a row of each."""
-    found: dict[str, Any] = {}
+    sent = {
+        at: summed(sent_for_update(impl, everyone(), count, rows=100, batch=[0]))
+        for _, count, at in simulations()
+    }
+    return {"exchange": sent}
+
+
+def simulations() -> Iterator[tuple[int, int, str]]:
+    """Simulate each number of ranks; yield it with each number of parameters, and the name of both."""
     for ranks in WORLDS:
         with Simulated(ranks):
             for count in PARAMETERS:
-                sizes = sent_for_update(impl, everyone(), count, rows=100, batch=[0])
-                at = f"{ranks} ranks, {count} parameters"
-                found[at] = {"messages": len(sizes), "bytes": sum(sizes)}
-    return {"exchange": found}
+                yield ranks, count, f"{ranks} ranks, {count} parameters"
+
+
+def summed(sizes: list[int]) -> dict[str, int]:
+    """Return the number of messages, and of all of their bytes."""
+    return {"messages": len(sizes), "bytes": sum(sizes)}
 
 
 @pytest.mark.clause("SHARD-017")
