@@ -70,7 +70,8 @@ class Mutation:
     def statement(self) -> range:
         """The lines of the changed statement, without those of the statements in it."""
         line = self.position[0][0]
-        return next(lines for lines in _statements(self.file) if line in lines)
+        found = (lines for lines in _statements(self.file) if line in lines)
+        return next(found, range(line, line + 1))  # an `except` line is in no statement
 
     def __str__(self) -> str:
         lines = _text(self.file).splitlines(), self.text.splitlines()

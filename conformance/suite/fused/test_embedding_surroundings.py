@@ -70,3 +70,20 @@ def test_compiled(impl, what):
         expect_bits(seen.detach(), step(other, jagged(BAG), scale), "the loss")
     before = snapshot(tables_and_state(other))
     expect_unchanged(before, tables_and_state(module), "tables and state of the compiled model")
+
+
+@pytest.mark.clause("FUSED-022", "FUSED-036")
+@pytest.mark.needs("EmbeddingBagCollection", "Adagrad")
+@pytest.mark.parametrize("part", ["values", "offsets", "weights"])
+def test_features_with_strides(impl, part):
+    """Values, offsets or weights in a column of a larger tensor give the same lookups and updates."""
+    given = jagged(BAG, {"f": [[0.5, 2.0, -1.0], [3.0]]})["f"]
+    place = ["values", "offsets", "weights"].index(part)
+    column = torch.stack([given[place], torch.zeros_like(given[place])], dim=1)[:, 0]
+    strided = {"f": (*given[:place], column, *given[place + 1 :])}
+    module, other = (collection(impl, "Adagrad", tables=ONE_TABLE, weighted=True) for _ in range(2))
+    expect_bits(module(strided)["f"].detach(), other({"f": given})["f"].detach(), "output")
+    fit(module, strided)
+    fit(other, {"f": given})
+    before = snapshot(tables_and_state(other))
+    expect_unchanged(before, tables_and_state(module), "tables and state of the module")
