@@ -68,6 +68,7 @@ def measure(asked: Asked) -> int:
     left_out: dict[str, str] = {}
     found = list(implementations(asked.implementation, asked.against, left_out.__setitem__))
     proof: dict[str, Any] | None = None
+    load = list(os.getloadavg())  # before the check, which raises it
     if asked.conformance is not None:
         proof = bench_proof.from_file(asked.conformance, asked.implementation, asked.device)
     with progress("starting") as step:
@@ -75,11 +76,11 @@ def measure(asked: Asked) -> int:
             step("conformance", 0, 1)
             proof = bench_proof.on_the_spot(asked.implementation, asked.device)
         budget = Budget(seconds=asked.seconds, warmup=min(0.3, asked.seconds))
-        partial = _PartialReport(asked.output, proof)
+        partial = _PartialReport(asked.output, proof, load)
         clock = clock_of(asked.device)
         try:
             report = compare(found, pairs, asked.device, budget, clock, step, asked.cold, partial.add)
-            report = replace(report, conformance=proof)
+            report = partial.described(report)
             if not report.rows:
                 raise RequestError(f"nothing was compared: {_why_nothing(report)}")
             partial.finish(report)
@@ -140,10 +141,11 @@ class _PartialReport:
     Args:
         output: the file of the report; None if it is not written.
         proof: the conformance of the implementation.
+        load: the load of the machine before the run.
     """
 
-    def __init__(self, output: Path | None, proof: dict[str, Any] | None) -> None:
-        self._output, self._proof = output, proof
+    def __init__(self, output: Path | None, proof: dict[str, Any] | None, load: list[float]) -> None:
+        self._output, self._proof, self._load = output, proof, load
         self._partial = output and output.with_name(f"{output.stem}.partial{output.suffix}")
         #: Where the results are, for the message of an interrupted run.
         self.place = "nothing was written"
@@ -151,8 +153,13 @@ class _PartialReport:
     def add(self, report: Report) -> None:
         """Write the report so far; it stays if the process is killed."""
         if self._partial is not None:
-            self._write(self._partial, replace(report, conformance=self._proof))
+            self._write(self._partial, self.described(report))
             self.place = f"{len(report.rows)} comparisons are in {self._partial}"
+
+    def described(self, report: Report) -> Report:
+        """Return a report with the conformance, and the load."""
+        environment = {**report.environment, "load": self._load}
+        return replace(report, conformance=self._proof, environment=environment)
 
     def finish(self, report: Report) -> None:
         """Write the complete report, and remove the partial one."""

@@ -4,6 +4,7 @@ import dataclasses
 import io
 import itertools
 import json
+import os
 import re
 import shlex
 import sys
@@ -36,8 +37,7 @@ def small(monkeypatch):
         monkeypatch.setitem(WORKLOADS, work.name, work)
     monkeypatch.setattr(compare.timing, "memory_bandwidth", lambda clock, device: Bandwidth(1e9, 1e9))
     monkeypatch.setattr(compare, "WIDEST", float("inf"))  # hundredths of a second give any interval
-    made = compare.environment
-    monkeypatch.setattr(compare, "environment", lambda device: {**made(device), "load": [0.0, 0.0, 0.0]})
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.0, 0.0, 0.0))
 
 
 def conformance(path, name="reference", version=torch.__version__, cases=None, **changes):
@@ -261,6 +261,7 @@ def test_the_suite_can_be_run_on_the_spot(run_line, small, tmp_path, monkeypatch
 
     def instead(target, options):
         asked.append((target, options.device, options.areas, options.clauses))
+        monkeypatch.setattr(os, "getloadavg", lambda: (99.0,) * 3)  # the check itself makes the machine busy
         return results.read(path)
 
     monkeypatch.setattr(proof.runner, "run", instead)
