@@ -68,7 +68,7 @@ def measure(asked: Asked) -> int:
     left_out: dict[str, str] = {}
     found = list(implementations(asked.implementation, asked.against, left_out.__setitem__))
     proof: dict[str, Any] | None = None
-    load = list(os.getloadavg())  # before the check, which raises it
+    load = list(os.getloadavg())  # read before the check, which makes the machine busy
     if asked.conformance is not None:
         proof = bench_proof.from_file(asked.conformance, asked.implementation, asked.device)
     with progress("starting") as step:
@@ -157,7 +157,7 @@ class _PartialReport:
             self.place = f"{len(report.rows)} comparisons are in {self._partial}"
 
     def described(self, report: Report) -> Report:
-        """Return a report with the conformance, and the load."""
+        """Return the report with the conformance, and with the load before the run."""
         environment = {**report.environment, "load": self._load}
         return replace(report, conformance=self._proof, environment=environment)
 

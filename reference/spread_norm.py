@@ -78,8 +78,8 @@ class SpreadNorm:
         if device is None:
             joined = self.joined
             device = torch.device(_collective_device(self._everyone[0]) if joined else "cpu")
-        spread = (isinstance(one, DTensor) for param, _ in parts for one in (param, param.grad))
-        if self.alone and not any(spread):  # the common case
+        sharded = (isinstance(one, DTensor) for param, _ in parts for one in (param, param.grad))
+        if self.alone and not any(sharded):  # on one rank, places would only cost time
             return p_norm([tensor for _, tensors in parts for tensor in tensors], p, device)
         held: dict[Place, list[torch.Tensor]] = {self._place(param): [] for param in self._pgs}
         for param, tensors in parts:

@@ -109,7 +109,7 @@ def _validator() -> Any:
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file whole or not at all, texts as UTF-8."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(f".{path.name}.{os.getpid()}")
+    scratch = _scratch(path.parent, path)
     try:
         with scratch.open("wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
@@ -118,6 +118,11 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+def _scratch(folder: Path, path: Path) -> Path:
+    """Return the scratch file of this process in a folder for an output."""
+    return folder / f".{path.name}.{os.getpid()}"
 
 
 def write_report(path: Path, plain: Mapping[str, Any]) -> None:
@@ -148,10 +153,10 @@ def refuse_unwritable(path: Path) -> None:
             folder = folder.parent
         if not folder.is_dir():
             raise FileExistsError(errno.EEXIST, "File exists")
-        scratch = folder / f".{path.name}.{os.getpid()}"
+        scratch = _scratch(folder, path)
         try:
             scratch.touch()
-        finally:  # also if a signal arrives in between
+        finally:  # also after a signal
             scratch.unlink(missing_ok=True)
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or str(error)

@@ -74,11 +74,10 @@ def test_compiled(impl, what):
 
 @pytest.mark.clause("FUSED-022", "FUSED-036")
 @pytest.mark.needs("EmbeddingBagCollection", "Adagrad")
-@pytest.mark.parametrize("part", ["values", "offsets", "weights"])
-def test_features_with_strides(impl, part):
+@pytest.mark.parametrize("place", range(3), ids=["values", "offsets", "weights"])
+def test_features_with_strides(impl, place):
     """Values, offsets or weights in a column of a larger tensor give the same lookups and updates."""
     given = jagged(BAG, {"f": [[0.5, 2.0, -1.0], [3.0]]})["f"]
-    place = ["values", "offsets", "weights"].index(part)
     column = torch.stack([given[place], torch.zeros_like(given[place])], dim=1)[:, 0]
     strided = {"f": (*given[:place], column, *given[place + 1 :])}
     module, other = (collection(impl, "Adagrad", tables=ONE_TABLE, weighted=True) for _ in range(2))
