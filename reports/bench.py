@@ -43,7 +43,8 @@ def rows(file: str, plain: Mapping[str, Any]) -> Parsed:
     proven = bool(proof) and get(proof, "conformant", bool)
     device, gpu = text(where, "device"), get(where, "gpu", dict, None)
     cores = get(where, "cores", int)
-    processor = f"{text(where, 'cpu')}, {cores} cores"
+    capability = text(where, "capability", None)  # a name such as "AMD EPYC" is that of unlike processors
+    processor = f"{text(where, 'cpu')}, {cores} cores" + (f", {capability}" if capability else "")
     parsed.run = {
         "kind": "bench",
         "file": file,

@@ -264,6 +264,9 @@ def _grown(was: float, now: float, unit: str) -> bool:
 
 # --- speeds ---------------------------------------------------------------------------------------
 
+#: Speeds are compared where these are equal.
+_SAME_WORK = ("workload", "task", "peer", "threads", "peer_threads")
+
 
 def _bench(sides: Sides) -> _Found:
     """Return the comparisons whose intervals, widened by the noise, no longer overlap."""
@@ -273,11 +276,10 @@ def _bench(sides: Sides) -> _Found:
         if one[what] != other[what]:
             found.notes.append(f"{what}: {one[what]} before, {other[what]} after")
     tables = [
-        {(row["workload"], row["task"], row["peer"]): row for row in rows(side.tables.speeds)}
-        for side in sides
+        {tuple(row[what] for what in _SAME_WORK): row for row in rows(side.tables.speeds)} for side in sides
     ]
     for word, mine, theirs in (("before", *tables), ("after", *reversed(tables))):
-        lost = [" ".join(key) for key in mine if key not in theirs]
+        lost = [_work(key) for key in mine if key not in theirs]
         if lost:
             found.notes.append(f"only {word}: {', '.join(lost)}")
     pairs = [key for key in tables[1] if key in tables[0]]
@@ -293,9 +295,14 @@ def _bench(sides: Sides) -> _Found:
         if slower or faster or detail:
             worse = slower or bool(detail and not now["matches"])
             texts = [f"{row['ratio']:.2f} x ({row['low']:.2f}-{row['high']:.2f})" for row in (was, now)]
-            what = f"{key[0]} {key[1]}, {key[2]}"
-            found.changes.append(Change("speed", what, "", texts[0], texts[1], worse, detail))
+            found.changes.append(Change("speed", _work(key), "", texts[0], texts[1], worse, detail))
     return found
+
+
+def _work(key: tuple[Any, ...]) -> str:
+    workload, task, peer, *threads = key
+    counted = "" if None in threads else f", threads {threads[0]} / {threads[1]}"
+    return f"{workload} {task}, {peer}{counted}"
 
 
 def _apart(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> bool:

@@ -64,7 +64,7 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
         "started": Column(TIME, "start of the run"),
         "seconds": Column(NUMBER, "duration of the run", "s"),
         "machine": Column(TEXT, "system and architecture, or the name that asv gives the machine"),
-        "processor": Column(TEXT, "name of the CPU, if it is known, and number of cores"),
+        "processor": Column(TEXT, "name of the CPU, if it is known, number of cores and vector instructions"),
         "device": Column(TEXT, "device: cpu, cuda, …"),
         "gpu": Column(TEXT, "name of the GPU, if one was used"),
         "python": Column(TEXT, "version of Python"),
@@ -144,7 +144,7 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
     },
     "speeds": {
         "run": _RUN,
-        "machine": Column(TEXT, "GPU, or CPU and number of cores"),
+        "machine": Column(TEXT, "GPU, or CPU, number of cores and vector instructions"),
         "device": Column(TEXT, "cpu or cuda"),
         "workload": Column(TEXT, "name of the workload, see `keyedopt bench list`"),
         "task": Column(TEXT, "what is timed, see `keyedopt bench list`"),

@@ -141,7 +141,7 @@ def test_results_without_a_case_in_common_cannot_be_compared(compared):
         compared(result(case("a")), result(case("b")))
 
 
-def bench(ratio=2.0, width=0.1, noise=0.01, matches=True, **rest):
+def bench(ratio=2.0, width=0.1, noise=0.01, matches=True, capability="AVX2", threads=None, **rest):
     row = {
         "workload": "w",
         "task": "t",
@@ -157,10 +157,11 @@ def bench(ratio=2.0, width=0.1, noise=0.01, matches=True, **rest):
         "peer_seconds": {"median": 2.0},
         "bound": 0.5,
         "first": 3.0,
-    }
+    } | ({} if threads is None else {"threads": threads, "peer_threads": 1})
     where = {
         "cpu": "A CPU",
         "cores": 2,
+        "capability": capability,
         "load": [0.1],
         "device": "cpu",
         "gpu": None,
@@ -195,6 +196,16 @@ def test_a_speed_has_moved_when_the_intervals_are_apart_by_more_than_the_noise(
     compared, before, after, worse
 ):
     assert tuple(change.worse for change in compared(before, after).changes) == worse
+
+
+def test_other_vector_instructions_are_another_processor(compared):
+    notes = compared(bench(), bench(capability="AVX512")).notes
+    assert notes == ("processor: A CPU, 2 cores, AVX2 before, A CPU, 2 cores, AVX512 after",)
+
+
+def test_speeds_of_other_numbers_of_threads_are_not_compared(compared):
+    with pytest.raises(CompareError, match="no comparison in common"):
+        compared(bench(threads=1), bench(1.0, threads=2))
 
 
 def test_a_verdict_and_a_speed_cannot_be_compared(compared):
