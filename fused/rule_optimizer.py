@@ -6,8 +6,10 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from keyedopt.fused.backends.interface import ALGORITHMS, Step
+from keyedopt.fused.bulk import native
 from keyedopt.fused.dense import cpu_fast_path, dense_step, state_memory
 from keyedopt.fused.dense.step_hooks import with_step_hooks
 from keyedopt.fused.explanation import explain_steps
@@ -51,9 +53,25 @@ class RuleOptimizer(rule_optimizer.RuleOptimizer):
         """
         return explain_steps(self)
 
+    def check_gradients(self) -> None:
+        """Raise what `step` raises if a gradient cannot be used; an accelerator synchronizes at most once."""
+        flags: dict[torch.device, list[Tensor]] = {}
+        for group in self.param_groups:
+            for param in group["params"]:
+                grad = param.grad
+                if grad is not None and (grad.is_cpu or isinstance(grad, DTensor)):
+                    self.check_gradient(group, param)
+                elif grad is not None:
+                    self.check_layout(grad)
+                    found = sparse_step.conditions(grad, group["error_if_nonfinite"])
+                    flags.setdefault(grad.device, []).extend(found)
+        if not all(torch.stack(found).all() for found in flags.values() if found):
+            super().check_gradients()  # which says what is wrong
+
     def check_indices(self, indices: Tensor, sizes: Sequence[int]) -> None:
         """Raise ValueError unless the indices (dimensions, N) of a sparse gradient are within the sizes."""
-        sparse_step.check_indices(indices, sizes)
+        if native is None or native.outside(indices, tuple(sizes)) is not None:
+            super().check_indices(indices, sizes)
 
     def count_device(self, param: Tensor) -> torch.device:
         """Return the device on which a step reads the count of a parameter without synchronizing."""

@@ -26,8 +26,8 @@ class RuleOptimizer(Optimizer):
     anything is written.
 
     A subclass defines the state before the first step and the rule to apply. `keyedopt.fused` replaces
-    `update` (its kernels apply the rule to many parameters at once), `check_indices` and the three methods
-    that create state (its memory follows the device of the parameter).
+    `update` (its kernels apply the rule to many parameters at once), the checks (it reads each device once)
+    and the three methods that create state (its memory follows the device of the parameter).
     """
 
     #: Whether the rule needs rows, so that parameters must be tables (R, D).
@@ -111,13 +111,17 @@ class RuleOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self.check_gradients()
+        for group in self.param_groups:
+            self.update_group(group)
+        return loss
+
+    def check_gradients(self) -> None:
+        """Raise what `step` raises if a gradient cannot be used."""
         for group in self.param_groups:
             for param in group["params"]:
                 if param.grad is not None:
                     self.check_gradient(group, param)
-        for group in self.param_groups:
-            self.update_group(group)
-        return loss
 
     def check_gradient(self, group: Mapping[str, Any], param: Tensor) -> None:
         """Raise what `step` raises if the gradient of a parameter cannot be used."""

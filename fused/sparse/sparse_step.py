@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,23 +9,19 @@ from torch import Tensor
 from keyedopt.fused.backends import choose, first
 from keyedopt.fused.backends.interface import Lookup, RowGradients, Step, Table
 from keyedopt.fused.backends.parameter_tables import PackedRows, ParameterTable
-from keyedopt.fused.bulk import native
 from keyedopt.fused.dense import dense_step
 from keyedopt.reference.rules.options import Rows
 
 
-def check_indices(indices: Tensor, sizes: Sequence[int]) -> None:
-    """Raise ValueError unless the indices (dimensions, N) of a sparse gradient are within the sizes."""
-    if not indices.numel():
-        return
-    found: Any = False if native is None else native.outside(indices, tuple(sizes))
-    if found is False:  # `native` is not built, or does not support these indices
-        extremes = torch.stack(torch.aminmax(indices, dim=1)).tolist()  # synchronizes once
-        pairs = [(size, bad) for size, *both in zip(sizes, *extremes, strict=False) for bad in both]
-        found = next(((size, bad) for size, bad in pairs if not 0 <= bad < size), None)
-    if found:
-        size, bad = found
-        raise ValueError(f"indices of the gradient must be in [0, {size}), and {bad} is not")
+def conditions(grad: Tensor, finite: bool) -> list[Tensor]:
+    """Return flags on the device of a gradient: all are true if it can be used, finite if it has to be."""
+    values, flags = grad, []
+    if grad.is_sparse:
+        values = grad._values()
+        if grad._indices().numel():
+            low, high = torch.aminmax(grad._indices(), dim=1)
+            flags = [low.amin() >= 0, *(one < size for one, size in zip(high, grad.shape, strict=False))]
+    return [*flags, values.isfinite().all()] if finite else flags
 
 
 def update(step: Step, work: Sequence[dense_step.Work], names: Sequence[str], which: Rows) -> None:

@@ -12,6 +12,7 @@ without one `NativeBackend.missing` says so.
 import importlib
 import os
 from collections.abc import Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -143,22 +144,12 @@ class NativeBackend(Backend):
         items, kept = _with_gradients(tables, lookups)
         described = [describe_table(table) for table in tables]
         sorted_lookups, counts = _kernels.sort(described, items, self._count(), self._set)
-        found = []
-        for table, count in counts:
-            width = tables[table].weight.shape[1]
-            rows = torch.empty(count, dtype=_INT64, device=_CPU)
-            grads = torch.empty(count, width, dtype=_FLOAT32, device=_CPU)
-            found.append(RowGradients(table, rows, grads))
+        found = [_new_sums(tables, table, count) for table, count in counts]
         memory = [(one.rows.data_ptr(), one.grads.data_ptr()) for one in found]
         _kernels.sum(sorted_lookups, memory, self._count(), self._set)
         del kept
-        looked_up = {table for table, _ in counts}
-        for table in sorted({lookup.table for lookup in lookups} - looked_up):  # without a single value
-            width = tables[table].weight.shape[1]
-            rows = torch.empty(0, dtype=_INT64, device=_CPU)
-            grads = torch.empty(0, width, dtype=_FLOAT32, device=_CPU)
-            found.append(RowGradients(table, rows, grads))
-        return found
+        without_values = {lookup.table for lookup in lookups} - {table for table, _ in counts}
+        return found + [_new_sums(tables, table, 0) for table in sorted(without_values)]
 
     def update(self, tables: Sequence[Table], lookups: Sequence[Lookup], step: Step) -> None:
         """Sum the gradients of every row and update it, once.
@@ -204,8 +195,7 @@ class NativeBackend(Backend):
         described = bulk.listed(weights, states, indices, values)
         if described is None:
             return False
-        described_tables, lookups = described
-        self.update_described(described_tables, lookups, describe_rule(step))
+        self.update_described(*described, describe_rule(step))
         torch.autograd.graph.increment_version([*weights, *chain.from_iterable(states)])
         return True
 
@@ -280,6 +270,12 @@ def _rows_of(grads: Tensor) -> Tensor:
     return grads.contiguous()
 
 
+def _new_sums(tables: Sequence[Table], table: int, count: int) -> RowGradients:
+    shape = count, tables[table].weight.shape[1]
+    grads = torch.empty(shape, dtype=_FLOAT32, device=_CPU)
+    return RowGradients(table, torch.empty(count, dtype=_INT64, device=_CPU), grads)
+
+
 def _outputs(tables: Tables, lookups: Columns) -> list[Tensor]:
     """Return memory for the outputs, in float32 whatever torch's default dtype is."""
     if not len(lookups):
@@ -291,17 +287,12 @@ def _outputs(tables: Tables, lookups: Columns) -> list[Tensor]:
         bags = [one.numel() - 1 for one in lookups.offsets]
         if min(bags) < 0:
             raise ValueError("offsets must have one number more than there are bags")
-    empty, float32, cpu = torch.empty, _FLOAT32, _CPU
-    first = widths[lookups.tables[0]]
-    if (
-        0 < max(bags) * first * len(bags) <= _TOGETHER
-        and min(bags) == max(bags)
-        and min(widths) == max(widths)
-    ):
-        whole = empty(bags[0] * len(bags), first, dtype=float32, device=cpu)
+    new = partial(torch.empty, dtype=_FLOAT32, device=_CPU)
+    first, alike = widths[lookups.tables[0]], min(bags) == max(bags) and min(widths) == max(widths)
+    if alike and 0 < bags[0] * first * len(bags) <= _TOGETHER:
+        whole = new(bags[0] * len(bags), first)
         return list(torch.unsafe_split(whole, bags[0]))  # one allocation, but no output is a view of another
-    sizes = zip(bags, lookups.tables, strict=True)
-    return [empty(rows, widths[table], dtype=float32, device=cpu) for rows, table in sizes]
+    return [new(rows, widths[table]) for rows, table in zip(bags, lookups.tables, strict=True)]
 
 
 def _widths(tables: Tables) -> list[int]:
@@ -336,11 +327,8 @@ def _describe(tables: Sequence[Table], lookup: Lookup) -> tuple[tuple[Any, ...],
         factors = weights.data_ptr()
         if weights.numel() != count:
             raise ValueError(f"weights must be one for each of {count} values, not {tuple(weights.shape)}")
-    return (lookup.table, values.data_ptr(), count, begin, bags, factors, lookup.mean), (
-        values,
-        offsets,
-        weights,
-    )
+    item = lookup.table, values.data_ptr(), count, begin, bags, factors, lookup.mean
+    return item, (values, offsets, weights)
 
 
 def _with_gradients(
