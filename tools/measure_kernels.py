@@ -63,15 +63,11 @@ def measure(work: Lookups) -> list[Measured]:
         for number, (values, grad) in enumerate(zip(work.values(), work.gradients(), strict=True))
     ]
     step, triton_backend = Step(model.ALGORITHM, 0.1, eps=1e-8), TritonBackend()
-    with compiled((ARCHITECTURE,)) as kernels:
-        triton_backend.update(tables, lookups, step)
-    multiprocessors = patch.object(sort_passes, "_multiprocessors", lambda device: model.MULTIPROCESSORS)
-    with (
-        patch.object(backend, "interpreted", lambda: True),
-        multiprocessors,
-        ptx.executing(ARCHITECTURE) as run,
-    ):
-        triton_backend.update(tables, lookups, step)
+    with patch.object(sort_passes, "_multiprocessors", lambda device: model.MULTIPROCESSORS):
+        with compiled((ARCHITECTURE,)) as kernels:
+            triton_backend.update(tables, lookups, step)
+        with patch.object(backend, "interpreted", lambda: True), ptx.executing(ARCHITECTURE) as run:
+            triton_backend.update(tables, lookups, step)
     return [
         Measured(
             *(made.kernel, report.grid[0], made.warps, made.registers),

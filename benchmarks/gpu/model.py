@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from keyedopt.benchmarks.workloads import WORKLOADS, Lookups
+from keyedopt.fused.backends.triton.shapes import shape_for
 
 KERNELS = Path(__file__).parent / "kernels.json"
 #: The algorithm, which has one number of state for each row.
@@ -114,17 +115,20 @@ def predict(work: Lookups, measured: dict[str, Any]) -> Prediction:
     scale = lookups / measured["lookups"]
     gradients = 4 * work.dim * work.tables * work.batch
     missing = max(0.0, 1 - CACHED / gradients)
-    loaded = 140 + NEAR + missing * (FAR - NEAR)  # place, lookup, then four rows at a time
+    loaded = 140 + NEAR + missing * (FAR - NEAR)  # place, lookup, then the row of a gradient
     payload = rows * (work.dim + 1) * 8 + gradients
     loads = 4 * work.dim * lookups
     traffic = payload + missing * loads
-    chunk = 32
-    rounds = (counts.clamp(max=2 * chunk) / 4).ceil()
+    chunk, shape = 32, shape_for(work.dim)
     # groups of threads wait for the longest run of their tile; with mixed runs about twice the mean
-    chain = float((rounds * loaded * 2).sum() + rows * (2 * NEAR + FAR + 40 * math.log2(work.tables + 1)))
-    groups = max(1.0, 512 / work.dim)  # rows of a program
-    chain /= groups
-    whole = float((counts // chunk * (counts >= 2 * chunk)).sum()) * chunk / 4 * loaded / groups
+    summed = float(counts.clamp(max=2 * chunk).sum()) * loaded * 2
+    chain = (summed + rows * (2 * NEAR + FAR + 40 * math.log2(work.tables + 1))) / shape.rows
+    chunks = float((counts // chunk * (counts >= 2 * chunk)).sum()) / shape.rows
+    chains = {
+        "update": chain,
+        "sum_chunks": chunks * chunk / shape.unroll * loaded,
+        "fold_chunks": chunks * NEAR,
+    }
     times = {"sort": 0.0, "sums": 0.0, "update": 0.0}
     for launch in measured["launches"]:
         if launch["kernel"] in CHAINS:
@@ -132,7 +136,7 @@ def predict(work: Lookups, measured: dict[str, Any]) -> Prediction:
         elif launch["kernel"] == "update":
             times["update"] += row_seconds(launch, scale, chain, loads + payload, traffic)
         else:
-            times["sums"] += row_seconds(launch, scale, whole, 0.0, 0.0)
+            times["sums"] += row_seconds(launch, scale, chains[launch["kernel"]], 0.0, 0.0)
     return Prediction(work.name, **times, bound=payload / MEMORY, fbgemm=payload / (FBGEMM * MEMORY))
 
 

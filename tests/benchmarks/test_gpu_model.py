@@ -8,14 +8,14 @@ import pytest
 from keyedopt.benchmarks.gpu import model
 
 MEASURED = json.loads(model.KERNELS.read_text(encoding="utf-8"))["workloads"]
-#: Programs of a kernel that run on a multiprocessor at a time, at least, where a thread has 4 elements.
+#: Programs of a kernel that run on a multiprocessor at a time, at least, where a row fits a warp.
 PROGRAMS = {
     "write_keys": 4,
     "radix_pass": 3,  # the first pass of several; four of the others
-    "find_runs": 16,
-    "sum_chunks": 8,
-    "fold_chunks": 8,
-    "update": 8,
+    "find_runs": 32,
+    "sum_chunks": 32,
+    "fold_chunks": 32,
+    "update": 32,
 }
 
 
@@ -26,8 +26,8 @@ def test_every_kernel_has_the_planned_occupancy(name: str) -> None:
     assert len(launches) <= 10
     for one in launches:
         planned = PROGRAMS[one["kernel"]]
-        if name == "wide-rows":  # a thread has 8 elements
-            planned = min(planned, 4)
+        if one["warps"] > 1:  # 32 warps of 64 registers
+            planned = min(planned, 32 // one["warps"])
         assert model.occupancy(one) >= planned, one
     passes = [model.occupancy(one) for one in launches if one["kernel"] == "radix_pass"]
     assert min(passes[1:]) >= 4

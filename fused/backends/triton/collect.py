@@ -98,7 +98,6 @@ def collect(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
-    UNROLL: tl.constexpr,
 ):
     """Write the sums of the runs that begin in BLOCK sorted positions.
 
@@ -149,7 +148,6 @@ def collect(
             FOLD,
             ROWS,
             WIDTH,
-            UNROLL,
         )
         out = rank + run - tl.load(firsts + table, mask=live, other=0)
         tl.store(pointer(fields + ROWS_AT * TABLES, live, tl.int64, 8) + out, row, mask=live)

@@ -183,7 +183,7 @@ def step_arguments(group: Group, step: Step) -> tuple[Tensor, Tensor, Tensor, di
 
 def run_update(group: Group, runs: Runs, grads: Grads, step: Step) -> None:
     """Update the rows of the runs; without runs, the row of every position."""
-    summed, shape, scaled = runs.starts is None, group.shape, runs.scales is not None
+    summed, scaled = runs.starts is None, runs.scales is not None
     tables, row_align, align = group.buffer()
     partials, number, log = grads.tensors[0], 0, 0
     if summed:
@@ -216,7 +216,6 @@ def run_update(group: Group, runs: Runs, grads: Grads, step: Step) -> None:
             **constants,
             "FOLD": runs.tuning.fold,
             "BLOCK": runs.tuning.block,
-            "UNROLL": shape.unroll,
             **group.tile,
         },
     )
@@ -235,7 +234,7 @@ def run_collect(
             synchronizes.
     """
     assert runs.counts is not None
-    shape, device = group.shape, group.device
+    device = group.device
     # Zeros, because sizes are read from it below, also if kernels are only compiled.
     bases, firsts = group.bases, torch.zeros(group.columns + 1, dtype=torch.int64, device=device)
     before = torch.zeros(len(runs.counts) + 1, dtype=torch.int64, device=device)
@@ -293,7 +292,6 @@ def run_collect(
         SCALED=runs.scales is not None,
         FOLD=runs.tuning.fold,
         BLOCK=runs.tuning.block,
-        UNROLL=shape.unroll,
         **group.tile,
     )
     return [RowGradients(*one) for one in zip(group.numbers, rows, sums, strict=True)]

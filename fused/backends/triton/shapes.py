@@ -14,7 +14,7 @@ class Shape:
         width: of the tile, a power of two not below the width of the rows.
         rows: of the tile.
         warps: that share it.
-        unroll: how many loads of a row are in flight.
+        unroll: how many loads of a row are in flight where many rows are summed: in bags and in chunks.
         registers: the most registers of a thread; tests check that nothing is spilled. With 4 elements a
             thread, 64 registers allow 32 warps on a multiprocessor with 65536 registers, so 32 · 32 · 16
             bytes · `unroll` of gradients are in flight. With 8 elements, 128 registers allow 16 warps, each
@@ -82,19 +82,21 @@ class Tuning:
 def shape_for(width: int, size: int = 4, aligned: bool = True) -> Shape:
     """Return the tile for rows of this width: 16 bytes of the weight a thread.
 
+    A program has one warp unless a row needs more: all rows of a tile wait for the longest of their runs.
+
     Args:
         width: of the widest row.
         size: of an element of the weight, in bytes.
         aligned: whether rows can be read 16 bytes at a time; if not, each element needs its own address.
 
     >>> shape_for(64)
-    Shape(width=64, rows=8, warps=4, unroll=4, registers=64)
+    Shape(width=64, rows=2, warps=1, unroll=4, registers=64)
     >>> shape_for(1000, 2)
     Shape(width=1024, rows=1, warps=4, unroll=4, registers=128)
     """
     padded = max(4, 1 << (width - 1).bit_length())
     each = 16 // size
-    rows = min(max(1, 128 * each // padded), 64)
+    rows = min(max(1, 32 * each // padded), 64)
     warps = max(1, min(16, rows * padded // (32 * each)))
     registers = 64 if rows * padded <= 128 * warps else 128
     if not aligned:

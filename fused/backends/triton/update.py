@@ -106,7 +106,6 @@ def update(
     BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     WIDTH: tl.constexpr,
-    UNROLL: tl.constexpr,
 ):
     """Update the rows whose runs begin in BLOCK sorted positions, ROWS at a time.
 
@@ -195,7 +194,6 @@ def update(
                 FOLD,
                 ROWS,
                 WIDTH,
-                UNROLL,
             )
         # the rest of what is read, after the sum, which needs the registers
         if SECOND == "row":
@@ -204,12 +202,13 @@ def update(
         if COUNTED:
             counter = pointer(fields + COUNTER_AT * TABLES, live, tl.int64, 8) + row
             counted = tl.load(counter, mask=live, other=0) + 1
-            tl.debug_barrier()  # every warp reads the count, so all must have read before one writes
-            tl.store(counter, counted, mask=live)
             t = counted.to(tl.float64)[:, None]
         if MAXIMIZE:
             g = -g
         w, a, b = apply(w, g, a, b, width, rate, t, step, ALGORITHM, STATES, DECAY, BEFORE, LIMITED)
+        tl.debug_barrier()  # all threads of a row read its count and its state before one writes
+        if COUNTED:
+            tl.store(counter, counted, mask=live)
         if RANDOM:
             bits = draw(tl.load(step + SEED), t, row, table, ROWS, WIDTH)
             tl.store(weight, round_randomly(w, bits, WEIGHT), mask=write)
