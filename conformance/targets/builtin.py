@@ -108,8 +108,16 @@ fbgemm = Implementation(
         # its documents do not promise them
         *("SGD.momentum", "Adagrad.lr_decay", "RowWiseAdagrad.step", "*.error_if_nonfinite"),
         *("*.rows", "*.checks_options", "*.checks_rates", "*.errors_name_arguments", "*.tensor_rate"),
-        *("*.any_width", "*.process_group", "*.frozen_tables", "*.shared_features", "*.converted_tables"),
+        *(
+            "*.maximize",
+            "*.any_width",
+            "*.process_group",
+            "*.frozen_tables",
+            "*.shared_features",
+            "*.converted_tables",
+        ),
         *("EmbeddingBagCollection.state_dict", "EmbeddingBagCollection.initial_values"),
+        *("EmbeddingBagCollection.keyed_jagged_tensors", "EmbeddingBagCollection.unlike_batches"),
     ),
     devices=("cpu", "cuda"),
     dtypes=("float32", "float16"),

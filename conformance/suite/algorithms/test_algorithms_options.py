@@ -26,7 +26,7 @@ from keyedopt.conformance.suite.support.assertions import (
 )
 from keyedopt.conformance.suite.support.described import documented_state, entries_of, named
 from keyedopt.conformance.suite.support.device import as_tensor, tensor, zeros
-from keyedopt.conformance.suite.support.inputs import parameter, train
+from keyedopt.conformance.suite.support.inputs import _numbers, parameter, train
 from keyedopt.conformance.suite.support.options import (
     ADAGRADS,
     ADAMS,
@@ -201,6 +201,26 @@ def test_counts_of_rows_of_any_shape(impl, shape):
     wanted, _ = trained_copy(impl, "Adam", matrix, rows, **options)
     seen, _ = trained_copy(impl, "Adam", start, grads, **options)
     expect_same_way(seen.reshape(4, -1), wanted, matrix, "the weight, by rows,")
+
+
+@pytest.mark.clause("ALGO-048")
+@pytest.mark.needs("{algorithm}.bias_correction", "{algorithm}.sparse")
+@pytest.mark.parametrize(
+    ("algorithm", "shape"),
+    [("Adam", (4, 3)), ("Adam", (4, 3, 2)), ("PartialRowWiseAdam", (4, 3)), ("LAMB", (4, 3))],
+)
+@pytest.mark.parametrize("corrected", ["global", "per_row"])
+def test_sparse_gradients_of_strided_weights(impl, algorithm, shape, corrected):
+    """With sparse gradients, a weight with permuted strides trains like a contiguous weight."""
+    start = parameter(*shape).detach()
+    strided = start.permute(*reversed(range(len(shape)))).contiguous().permute(*reversed(range(len(shape))))
+    grads = [
+        sparse_rows(rows, _numbers((3, *shape[1:]), seed), start)
+        for seed, rows in enumerate(([3, 1, 3], [1, 1, 2], [0, 3, 1]))
+    ]
+    plain, _ = trained_copy(impl, algorithm, start, grads, bias_correction=corrected)
+    seen, _ = trained_copy(impl, algorithm, strided, grads, bias_correction=corrected)
+    expect_same_way(seen, plain, start, "the strided weight", algorithm)
 
 
 # --- in the long run ------------------------------------------------------------------------------

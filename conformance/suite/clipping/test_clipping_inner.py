@@ -81,6 +81,7 @@ def expect_as_by_hand(
     kind: str,
     dtype: str = "float32",
     give: Any = give_grads,
+    closure: bool = False,
     **options: Any,
 ) -> list[tuple[Any, float]]:
     """Expect three clipped steps to equal three steps of a plain optimizer after clipping by hand.
@@ -92,6 +93,7 @@ def expect_as_by_hand(
         kind: of clipping.
         dtype: of the parameters.
         give: sets the gradients of a step.
+        closure: whether the clipped optimizer gets its gradients from a closure.
         options: of the clipping optimizer.
 
     Returns:
@@ -104,9 +106,13 @@ def expect_as_by_hand(
     )
     by_hand = plain(others)
     for step in range(len(SCALES)):
-        for some in (params, others):
-            give(some, step)
-        clipped.step()
+        give(others, step)
+        evaluate = functools.partial(give, params, step)
+        if closure:
+            clipped.step(evaluate)
+        else:
+            evaluate()
+            clipped.step()
         norm = clip_by_hand(others, kind, options.get("norm_type", 2.0))
         norms.append((clipped.last_total_grad_norm if options.get("track_grad_norm") else None, norm))
         by_hand.step()
@@ -143,6 +149,30 @@ def test_clipped_step(impl: Any, inner: str, fused: bool, kind: str) -> None:
     # torch's fused SGD raises TypeError if a parameter gets its momentum later than another one
     with contextlib.suppress(*([TypeError] if fused and momentum else [])):
         expect_as_by_hand(impl, made, plain, kind)
+
+
+@pytest.mark.clause("CLIP-083")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE"])
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("inner", ["Adam", "SGD", "Adagrad"])
+def test_clipped_step_with_closure(impl: Any, inner: str, fused: bool, kind: str) -> None:
+    """A clipped step of an optimizer of torch with a closure equals clipping by hand, then its step."""
+    cls, options = INNER[inner]
+    made = keyed(impl, lambda params: cls(params, lr=0.1, fused=fused, **options))
+    expect_as_by_hand(impl, made, listed(lambda params: cls(params, lr=0.1, **options)), kind, closure=True)
+
+
+@pytest.mark.clause("CLIP-083")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize("kind", ["NORM", "VALUE"])
+@pytest.mark.parametrize("algorithm", list(OWN))
+def test_clipped_step_of_own_with_closure(impl: Any, algorithm: str, kind: str) -> None:
+    """A clipped step of an optimizer of the implementation with a closure equals clipping by hand."""
+
+    def factory(params: Any) -> Any:
+        return getattr(impl, algorithm)(params, lr=0.1, **OWN[algorithm])
+
+    expect_as_by_hand(impl, keyed(impl, factory), listed(factory), kind, closure=True)
 
 
 @pytest.mark.clause("CLIP-083")

@@ -67,6 +67,8 @@ def invalid_feature(which: str) -> dict[str, Any]:
         "offsets before the end": lambda: (values, tensor([0, 3, 3])),
         "offsets not from 0": lambda: (values, tensor([1, 3, 4])),
         "no offsets": lambda: (values, offsets[:0]),
+        "offsets of no bags": lambda: (values, offsets[:1]),
+        "too large in a long bag": lambda: (tensor([*range(6)] * 2 + [6]), tensor([0, 3, 13])),
     }
     return {"f": bad[which]()}
 
@@ -86,6 +88,8 @@ SPOILED = [
     "offsets before the end",
     "offsets not from 0",
     "no offsets",
+    "offsets of no bags",
+    "too large in a long bag",
 ]
 
 
@@ -319,6 +323,24 @@ def test_no_bags(impl):
     expect_equal(tuple(outputs["f"].shape), (0, 4), "shape of the output")
     fit(module, jagged(empty))
     expect_unchanged(before, tables_of(module), "the tables")
+
+
+@pytest.mark.clause("FUSED-032")
+@pytest.mark.needs(
+    "EmbeddingBagCollection", "EmbeddingBagCollection.empty_batches", "EmbeddingBagCollection.unlike_batches"
+)
+@pytest.mark.parametrize("feature", ["f", "g"])
+@pytest.mark.parametrize("used", [["f", "g"], ["f", "g", "h"]])
+def test_no_bags_of_one_feature(impl, feature, used):
+    """A feature without bags changes no row; the other features train as usual."""
+    module, other = (collection(impl, "Adagrad") for _ in range(2))
+    features = jagged({**BAGS, feature: []})
+    outputs, wanted = module(features), other(jagged(BAGS))
+    expect_equal(tuple(outputs[feature].shape), (0, 4), "shape of the output")
+    for found, names in ((outputs, used), (wanted, [name for name in used if name != feature])):
+        torch.stack([found[name].square().sum() for name in names]).sum().backward()
+    for name, table in tables_of(other).items():
+        expect_close(tables_of(module)[name].detach(), table.detach(), f"table {name}")
 
 
 @pytest.mark.clause("FUSED-033")

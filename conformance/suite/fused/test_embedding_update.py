@@ -145,6 +145,21 @@ def test_golden_precision(impl, optimizer, made):
 
 
 @pytest.mark.clause("FUSED-037")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}", "{optimizer}.maximize")
+@pytest.mark.parametrize("optimizer", FUSED_OPTIMIZERS)
+def test_maximize(impl, optimizer):
+    """In float32, maximize gives the same result as the negated gradient."""
+    up = collection(impl, optimizer, {"maximize": True}, ONE_TABLE)
+    down = collection(impl, optimizer, tables=ONE_TABLE)
+    start = snapshot(tables_of(down)["t"])
+    for step in range(3):
+        grads = arange(16.0).reshape(4, 4) / 8 - 1 + step
+        train_rows(up, [1, 4, 1, 5], grads)
+        train_rows(down, [1, 4, 1, 5], -grads)
+    expect_same_way(tables_of(up)["t"], tables_of(down)["t"], start, "the table")
+
+
+@pytest.mark.clause("FUSED-037")
 @pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
 @pytest.mark.parametrize("optimizer", ["LAMB", "PartialRowWiseLAMB", "LarsSGD"])
 def test_extreme_rows(impl, optimizer):
