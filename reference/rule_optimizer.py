@@ -26,8 +26,7 @@ class RuleOptimizer(Optimizer):
     anything is written.
 
     A subclass defines the state before the first step and the rule to apply. `keyedopt.fused` replaces
-    `update` (its kernels apply the rule to many parameters at once), the checks (it reads each device once)
-    and the three methods that create state (its memory follows the device of the parameter).
+    `update` (many parameters at once), checks (it reads each device once) and what creates state.
     """
 
     #: Whether the rule needs rows, so that parameters must be tables (R, D).
@@ -85,9 +84,8 @@ class RuleOptimizer(Optimizer):
                 rows, not a table. Nothing is added.
         """
         if isinstance(param_group, dict):
-            given = {name: as_plain(value) for name, value in param_group.items()}
-            param_group = given
-            self.check_options({**self.defaults, **given})
+            param_group = {name: as_plain(value) for name, value in param_group.items()}
+            self.check_options({**self.defaults, **param_group})
         super().add_param_group(param_group)
         for param in self.param_groups[-1]["params"]:
             shape = tuple(param.shape)

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -299,7 +299,7 @@ def _bench(sides: Sides) -> _Found:
     return found
 
 
-def _work(key: tuple[Any, ...]) -> str:
+def _work(key: Sequence[Any]) -> str:
     workload, task, peer, *threads = key
     counted = "" if None in threads else f", threads {threads[0]} / {threads[1]}"
     return f"{workload} {task}, {peer}{counted}"

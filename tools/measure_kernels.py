@@ -18,6 +18,7 @@ from keyedopt.benchmarks.gpu import model
 from keyedopt.benchmarks.workloads import Lookups
 from keyedopt.fused.backends.interface import Lookup, Step, Table
 from keyedopt.fused.backends.triton import TritonBackend, backend, sort_passes
+from keyedopt.fused.backends.triton.shapes import shape_for
 from keyedopt.tools.compile_ahead import compiled
 
 ARCHITECTURE = 90
@@ -82,8 +83,11 @@ def main() -> None:
     torch.set_num_threads(1)
     found = {}
     for work in model.workloads():
+        shape = shape_for(work.dim)
         found[work.name] = {
             "lookups": small(work).batch * sum(work.lengths),
+            "rows": shape.rows,
+            "unroll": shape.unroll,
             "launches": [asdict(one) for one in measure(work)],
         }
         print(work.name, flush=True)

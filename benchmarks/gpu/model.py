@@ -24,7 +24,6 @@ from typing import Any
 import torch
 
 from keyedopt.benchmarks.workloads import WORKLOADS, Lookups
-from keyedopt.fused.backends.triton.shapes import shape_for
 
 KERNELS = Path(__file__).parent / "kernels.json"
 #: The algorithm, which has one number of state for each row.
@@ -119,14 +118,14 @@ def predict(work: Lookups, measured: dict[str, Any]) -> Prediction:
     payload = rows * (work.dim + 1) * 8 + gradients
     loads = 4 * work.dim * lookups
     traffic = payload + missing * loads
-    chunk, shape = 32, shape_for(work.dim)
+    chunk, at_a_time, unroll = 32, measured["rows"], measured["unroll"]
     # groups of threads wait for the longest run of their tile; with mixed runs about twice the mean
     summed = float(counts.clamp(max=2 * chunk).sum()) * loaded * 2
-    chain = (summed + rows * (2 * NEAR + FAR + 40 * math.log2(work.tables + 1))) / shape.rows
-    chunks = float((counts // chunk * (counts >= 2 * chunk)).sum()) / shape.rows
+    chain = (summed + rows * (2 * NEAR + FAR + 40 * math.log2(work.tables + 1))) / at_a_time
+    chunks = float((counts // chunk * (counts >= 2 * chunk)).sum()) / at_a_time
     chains = {
         "update": chain,
-        "sum_chunks": chunks * chunk / shape.unroll * loaded,
+        "sum_chunks": chunks * chunk / unroll * loaded,
         "fold_chunks": chunks * NEAR,
     }
     times = {"sort": 0.0, "sums": 0.0, "update": 0.0}

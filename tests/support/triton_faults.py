@@ -31,6 +31,7 @@ class Fault:
 SORT = ("sort-two_digits",)
 TILES = ("sort-all_the_same",)
 COUNTED = ("step-partial_adam-float32",)
+WIDE = ("width-1000",)  # a program has several warps
 BARRIER = r"^\s*bar\.sync.*$"
 
 FAULTS = (
@@ -243,7 +244,7 @@ FAULTS = (
         for kernel, which in (("radix_pass", 6), ("radix_pass", 30), ("radix_pass", -1), ("write_keys", -1))
     ),
     Fault("the first barrier of the update is removed", "update", BARRIER, "", ptx=True),
-    Fault("a barrier of the sums of chunks is removed", "sum_chunks", BARRIER, "", which=0, ptx=True),
+    Fault("a barrier of the sums of chunks is removed", "sum_chunks", BARRIER, "", WIDE, ptx=True),
     Fault(
         "a barrier is met by one warp only",
         "radix_pass",

@@ -195,7 +195,8 @@ class NativeBackend(Backend):
         described = bulk.listed(weights, states, indices, values)
         if described is None:
             return False
-        self.update_described(*described, describe_rule(step))
+        described_tables, lookups = described
+        self.update_described(described_tables, lookups, describe_rule(step))
         torch.autograd.graph.increment_version([*weights, *chain.from_iterable(states)])
         return True
 
