@@ -216,7 +216,11 @@ def test_no_kernel_is_tuned_by_replaying_an_update():
 
 def test_cases_use_torch_alone():
     allowed = {"torch", "pytest", "hypothesis", *sys.stdlib_module_names}
-    unsupported_without = {"test_sharded_model_parallel": {"torchrec"}, "replica_groups": {"torchft"}}
+    unsupported_without = {
+        "test_sharded_model_parallel": {"torchrec"},
+        "test_embedding_keyed_jagged": {"torchrec"},
+        "replica_groups": {"torchft"},
+    }
     for path in sources(SUITE):
         more = unsupported_without.get(path.stem, set())
         for module in imported(path):

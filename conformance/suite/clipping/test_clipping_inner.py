@@ -4,7 +4,6 @@ import contextlib
 import copy
 import functools
 import types
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,126 +11,22 @@ import torch
 from torch.optim import optimizer as torch_hooks
 
 from keyedopt.conformance.suite.support.assertions import exactly, expect, expect_equal, expect_raises
+from keyedopt.conformance.suite.support.clipping import (
+    CLIPPED_TO,
+    DECOUPLED_DECAY,
+    INNER,
+    OWN_INNER,
+    SCALES_OF_STEPS,
+    clip_by_hand,
+    expect_as_by_hand,
+    give_early_grads,
+    give_late_grads,
+    inner_weights,
+    keyed_by_factory,
+    without_keys,
+)
 from keyedopt.conformance.suite.support.device import tensor
-from keyedopt.conformance.suite.support.inputs import parameter, set_grads
-
-#: Optimizers of torch. A large eps makes the step depend on the size of a gradient, not only on its sign.
-INNER: dict[str, tuple[Any, dict[str, Any]]] = {
-    "Adam": (torch.optim.Adam, {"eps": 0.1, "betas": (0.5, 0.8)}),
-    "Adam-amsgrad": (torch.optim.Adam, {"eps": 0.1, "betas": (0.5, 0.8), "amsgrad": True}),
-    "Adam-l2": (torch.optim.Adam, {"eps": 0.1, "maximize": True, "weight_decay": 0.5}),
-    "Adam-decoupled": (torch.optim.Adam, {"eps": 0.1, "weight_decay": 0.5, "decoupled_weight_decay": True}),
-    "AdamW": (torch.optim.AdamW, {"eps": 0.1, "weight_decay": 0.5}),
-    "SGD": (torch.optim.SGD, {"weight_decay": 0.5, "maximize": True}),
-    "SGD-momentum": (torch.optim.SGD, {"momentum": 0.9, "dampening": 0.5}),
-    "SGD-nesterov": (torch.optim.SGD, {"momentum": 0.9, "nesterov": True}),
-    "Adagrad": (torch.optim.Adagrad, {"eps": 0.1, "lr_decay": 0.5, "weight_decay": 0.5}),
-}
-#: Optimizers of the implementation.
-OWN: dict[str, dict[str, Any]] = {
-    "Adam": {"eps": 0.1, "weight_decay": 0.5},
-    "SGD": {"momentum": 0.9, "dampening": 0.5},
-    "Adagrad": {"eps": 0.1, "lr_decay": 0.5},
-}
-#: Formulas for which an implementation may have slower kernels.
-DECOUPLED = {"weight_decay": 0.5, "decay": "decoupled"}
-BOUND = 2.0
-#: The sizes of the gradients of each step: those of the second step are within the bound.
-SCALES = (4.0, 1e-3, 30.0)
-
-
-def weights(dtype: str = "float32") -> dict[str, Any]:
-    """Make parameters of one element, of a few, and of more than one block."""
-    shapes = ((3,), (70, 70), (1,))
-    return {f"p{at}": parameter(*shape, dtype=dtype, seed=at) for at, shape in enumerate(shapes)}
-
-
-def give_grads(params: dict[str, Any], step: int) -> None:
-    """Set the gradients of a step; the second parameter has its first one later than the others."""
-    give_early_grads(params, step)
-    if step == 0:
-        params["p1"].grad = None
-
-
-def give_early_grads(params: dict[str, Any], step: int) -> None:
-    """Set the gradients of a step; all parameters have one in the first step."""
-    set_grads(params, seed=step + 1, scale=SCALES[step])
-    if step == 2:
-        params["p0"].grad = None
-
-
-def clip_by_hand(params: dict[str, Any], kind: str, norm_type: float) -> float:
-    """Clip gradients in float64, rounded once, and return their norm."""
-    grads = [param.grad for param in params.values() if param.grad is not None]
-    norm = float(torch.cat([exactly(grad).flatten() for grad in grads]).norm(norm_type))
-    bound, factor = BOUND, min(1.0, BOUND / (norm + 1e-6))
-    for grad in grads:
-        exact = exactly(grad)
-        grad.copy_(exact.clamp(-bound, bound) if kind == "VALUE" else exact * factor)
-    return norm
-
-
-Factory = Callable[[Any], Any]
-
-
-def expect_as_by_hand(
-    impl: Any,
-    make: Factory,
-    plain: Factory,
-    kind: str,
-    dtype: str = "float32",
-    give: Any = give_grads,
-    closure: bool = False,
-    **options: Any,
-) -> list[tuple[Any, float]]:
-    """Expect three clipped steps to equal three steps of a plain optimizer after clipping by hand.
-
-    Args:
-        impl: the implementation.
-        make: makes the keyed optimizer to clip, of parameters by key.
-        plain: makes the optimizer to compare with, of the same parameters.
-        kind: of clipping.
-        dtype: of the parameters.
-        give: sets the gradients of a step.
-        closure: whether the clipped optimizer gets its gradients from a closure.
-        options: of the clipping optimizer.
-
-    Returns:
-        The tracked norm of each step, if it is tracked, and the norm by hand.
-    """
-    norms = []
-    params, others = weights(dtype), weights(dtype)
-    clipped = impl.GradientClippingOptimizer(
-        make(params), clipping=impl.GradientClipping[kind], max_gradient=BOUND, **options
-    )
-    by_hand = plain(others)
-    for step in range(len(SCALES)):
-        give(others, step)
-        evaluate = functools.partial(give, params, step)
-        if closure:
-            clipped.step(evaluate)
-        else:
-            evaluate()
-            clipped.step()
-        norm = clip_by_hand(others, kind, options.get("norm_type", 2.0))
-        norms.append((clipped.last_total_grad_norm if options.get("track_grad_norm") else None, norm))
-        by_hand.step()
-        # A gradient rounded to the dtype or not, in weights of at most 4 that move a few times.
-        budget = 32 * torch.finfo(getattr(torch, dtype)).eps
-        for key, wanted in others.items():
-            error = float((exactly(params[key]) - exactly(wanted)).abs().max())
-            expect(error <= budget, f"{key} after step {step} within {budget:.2g} of clipping by hand", error)
-    return norms
-
-
-def keyed(impl: Any, factory: Factory) -> Factory:
-    """Return a function that wraps the optimizer of a factory."""
-    return lambda params: impl.KeyedOptimizerWrapper(params, factory)
-
-
-def listed(factory: Factory) -> Factory:
-    """Return a factory that takes parameters by key."""
-    return lambda params: factory(list(params.values()))
+from keyedopt.conformance.suite.support.inputs import set_grads
 
 
 @pytest.mark.clause("CLIP-083")
@@ -141,8 +36,8 @@ def listed(factory: Factory) -> Factory:
 def test_clipped_step(impl: Any, inner: str, fused: bool, kind: str) -> None:
     """A clipped step of an optimizer of torch equals clipping by hand, then its step."""
     cls, options = INNER[inner]
-    made = keyed(impl, lambda params: cls(params, lr=0.1, fused=fused, **options))
-    plain = listed(lambda params: cls(params, lr=0.1, **options))
+    made = keyed_by_factory(impl, lambda params: cls(params, lr=0.1, fused=fused, **options))
+    plain = without_keys(lambda params: cls(params, lr=0.1, **options))
     momentum = "momentum" in options
     if momentum:
         expect_as_by_hand(impl, made, plain, kind, give=give_early_grads)
@@ -158,21 +53,23 @@ def test_clipped_step(impl: Any, inner: str, fused: bool, kind: str) -> None:
 def test_clipped_step_with_closure(impl: Any, inner: str, fused: bool, kind: str) -> None:
     """A clipped step of an optimizer of torch with a closure equals clipping by hand, then its step."""
     cls, options = INNER[inner]
-    made = keyed(impl, lambda params: cls(params, lr=0.1, fused=fused, **options))
-    expect_as_by_hand(impl, made, listed(lambda params: cls(params, lr=0.1, **options)), kind, closure=True)
+    made = keyed_by_factory(impl, lambda params: cls(params, lr=0.1, fused=fused, **options))
+    expect_as_by_hand(
+        impl, made, without_keys(lambda params: cls(params, lr=0.1, **options)), kind, closure=True
+    )
 
 
 @pytest.mark.clause("CLIP-083")
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
-@pytest.mark.parametrize("algorithm", list(OWN))
+@pytest.mark.parametrize("algorithm", list(OWN_INNER))
 def test_clipped_step_of_own_with_closure(impl: Any, algorithm: str, kind: str) -> None:
     """A clipped step of an optimizer of the implementation with a closure equals clipping by hand."""
 
     def factory(params: Any) -> Any:
-        return getattr(impl, algorithm)(params, lr=0.1, **OWN[algorithm])
+        return getattr(impl, algorithm)(params, lr=0.1, **OWN_INNER[algorithm])
 
-    expect_as_by_hand(impl, keyed(impl, factory), listed(factory), kind, closure=True)
+    expect_as_by_hand(impl, keyed_by_factory(impl, factory), without_keys(factory), kind, closure=True)
 
 
 @pytest.mark.clause("CLIP-083")
@@ -186,7 +83,7 @@ def test_clipped_step_of_unlike_groups(impl: Any, kind: str) -> None:
 
     for kernel in ({"fused": False}, {"fused": True, "amsgrad": True}):
         made = functools.partial(factory, **kernel)
-        expect_as_by_hand(impl, keyed(impl, made), listed(made), kind)
+        expect_as_by_hand(impl, keyed_by_factory(impl, made), without_keys(made), kind)
 
 
 @pytest.mark.clause("CLIP-083")
@@ -197,8 +94,8 @@ def test_clipped_step_of_unlike_members(impl: Any, fused: tuple[bool, bool], kin
 
     def combined(params: dict[str, Any]) -> Any:
         first, rest = {"p0": params["p0"]}, {key: params[key] for key in ("p1", "p2")}
-        adam = keyed(impl, lambda some: torch.optim.Adam(some, lr=0.1, eps=0.1, fused=fused[0]))
-        sgd = keyed(impl, lambda some: torch.optim.SGD(some, lr=0.1, momentum=0.9, fused=fused[1]))
+        adam = keyed_by_factory(impl, lambda some: torch.optim.Adam(some, lr=0.1, eps=0.1, fused=fused[0]))
+        sgd = keyed_by_factory(impl, lambda some: torch.optim.SGD(some, lr=0.1, momentum=0.9, fused=fused[1]))
         return impl.CombinedOptimizer([("a", adam(first)), ("b", sgd(rest))])
 
     def plain(params: dict[str, Any]) -> Any:
@@ -212,14 +109,14 @@ def test_clipped_step_of_unlike_members(impl: Any, fused: tuple[bool, bool], kin
 @pytest.mark.clause("CLIP-083")
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
-@pytest.mark.parametrize("algorithm", list(OWN))
+@pytest.mark.parametrize("algorithm", list(OWN_INNER))
 def test_clipped_step_of_own(impl: Any, algorithm: str, kind: str, dtype: str) -> None:
     """A clipped step of an optimizer of the implementation equals clipping by hand, then its step."""
 
     def factory(params: Any) -> Any:
-        return getattr(impl, algorithm)(params, lr=0.1, **OWN[algorithm])
+        return getattr(impl, algorithm)(params, lr=0.1, **OWN_INNER[algorithm])
 
-    expect_as_by_hand(impl, keyed(impl, factory), listed(factory), kind, dtype)
+    expect_as_by_hand(impl, keyed_by_factory(impl, factory), without_keys(factory), kind, dtype)
 
 
 @pytest.mark.clause("CLIP-083")
@@ -231,9 +128,9 @@ def test_clipped_step_with_decoupled_decay(impl: Any, algorithm: str) -> None:
     def factory(params: Any) -> Any:
         for param in params[:1]:
             param.data = torch.stack([param.data, param.data], dim=1)[:, 0]
-        return getattr(impl, algorithm)(params, lr=0.1, **DECOUPLED)
+        return getattr(impl, algorithm)(params, lr=0.1, **DECOUPLED_DECAY)
 
-    expect_as_by_hand(impl, keyed(impl, factory), listed(factory), "NORM")
+    expect_as_by_hand(impl, keyed_by_factory(impl, factory), without_keys(factory), "NORM")
 
 
 @pytest.mark.clause("CLIP-083")
@@ -247,11 +144,11 @@ def test_clipped_step_of_nonzero_rows(impl: Any, algorithm: str) -> None:
         return getattr(impl, algorithm)(groups, lr=0.1, weight_decay=0.5)
 
     def give(params: dict[str, Any], step: int) -> None:
-        give_grads(params, step)
+        give_late_grads(params, step)
         if params["p0"].grad is not None:
             params["p0"].grad[1] = 0.0
 
-    expect_as_by_hand(impl, keyed(impl, factory), listed(factory), "NORM", give=give)
+    expect_as_by_hand(impl, keyed_by_factory(impl, factory), without_keys(factory), "NORM", give=give)
 
 
 class Doubling(torch.optim.Adam):
@@ -304,7 +201,7 @@ def test_clipping_around_hooks(impl: Any, where: str, kind: str) -> None:
             made.grad_scale, made.found_inf = tensor(2.0), tensor(0.0)  # type: ignore[attr-defined]
         return made
 
-    expect_as_by_hand(impl, keyed(impl, factory), listed(factory), kind)
+    expect_as_by_hand(impl, keyed_by_factory(impl, factory), without_keys(factory), kind)
 
 
 @pytest.mark.clause("CLIP-084")
@@ -326,10 +223,10 @@ def test_clipping_with_global_hooks(impl: Any, when: str, kind: str) -> None:
 
     handle = register(hook)
     try:
-        expect_as_by_hand(impl, keyed(impl, factory), listed(factory), kind)
+        expect_as_by_hand(impl, keyed_by_factory(impl, factory), without_keys(factory), kind)
     finally:
         handle.remove()
-    expect_equal(len(ran), 2 * len(SCALES), "calls of a global hook, here and by hand")
+    expect_equal(len(ran), 2 * len(SCALES_OF_STEPS), "calls of a global hook, here and by hand")
 
 
 @pytest.mark.clause("CLIP-083", "CLIP-044")
@@ -339,7 +236,9 @@ def test_tracked_norm_of_a_clipped_step(impl: Any, norm_type: float, kind: str) 
     """Each exponent gives the norm before clipping and the clipped step, also with a fused kernel."""
     factory = functools.partial(torch.optim.Adam, lr=0.1, eps=0.1, fused=True)
     norms = expect_as_by_hand(
-        *(impl, keyed(impl, factory), listed(factory), kind), norm_type=norm_type, track_grad_norm=True
+        *(impl, keyed_by_factory(impl, factory), without_keys(factory), kind),
+        norm_type=norm_type,
+        track_grad_norm=True,
     )
     for seen, wanted in norms:
         error = abs(float(seen) - wanted)
@@ -351,9 +250,9 @@ def test_tracked_norm_of_a_clipped_step(impl: Any, norm_type: float, kind: str) 
 @pytest.mark.parametrize("scale", [3e38, 1e-25])
 def test_clipped_step_of_extreme_gradients(impl: Any, scale: float, fused: bool) -> None:
     """A clipped step is right if squares, or the norm, are out of the range of float32."""
-    params = weights()
+    params = inner_weights()
     bound = 0.1 * min(scale, 1e30)
-    inner = keyed(impl, lambda some: torch.optim.SGD(some, lr=1.0 / bound, fused=fused))(params)
+    inner = keyed_by_factory(impl, lambda some: torch.optim.SGD(some, lr=1.0 / bound, fused=fused))(params)
     clipped = impl.GradientClippingOptimizer(inner, clipping=impl.GradientClipping.NORM, max_gradient=bound)
     before = [exactly(param) for param in params.values()]
     set_grads(params, scale=scale)
@@ -385,9 +284,9 @@ def test_clipping_after_a_step_that_raised(impl: Any, kind: str) -> None:
         made.append(torch.optim.Adam(params, lr=0.1, eps=0.1, fused=True))
         return made[-1]
 
-    params = weights()
+    params = inner_weights()
     clipped = impl.GradientClippingOptimizer(
-        keyed(impl, factory)(params), clipping=impl.GradientClipping[kind], max_gradient=BOUND
+        keyed_by_factory(impl, factory)(params), clipping=impl.GradientClipping[kind], max_gradient=CLIPPED_TO
     )
     handle = made[0].register_step_post_hook(stop)
     give_early_grads(params, 2)
@@ -413,11 +312,11 @@ def test_non_finite_norm(impl: Any, bad: float, fused: bool) -> None:
     """The kernel does not change how a gradient that is not finite is clipped."""
     results: list[Any] = []
     for fast in (False, fused):
-        params = weights()
-        inner = keyed(impl, functools.partial(torch.optim.SGD, lr=0.1, fused=fast))(params)
+        params = inner_weights()
+        inner = keyed_by_factory(impl, functools.partial(torch.optim.SGD, lr=0.1, fused=fast))(params)
         kind = impl.GradientClipping.NORM
-        clipped = impl.GradientClippingOptimizer(inner, clipping=kind, max_gradient=BOUND)
-        give_grads(params, 1)
+        clipped = impl.GradientClippingOptimizer(inner, clipping=kind, max_gradient=CLIPPED_TO)
+        give_late_grads(params, 1)
         params["p0"].grad[1] = bad
         try:
             clipped.step()

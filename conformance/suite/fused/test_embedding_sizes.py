@@ -250,3 +250,34 @@ def test_converted_module(impl, dtype):
         expect_equal(table.dtype, getattr(torch, dtype), f"dtype of {name}")
         expect_bits(table.detach(), tables_of(fresh)[name].detach(), f"table {name}")
         expect(not same_bits(table.detach(), before[name]), f"{name} trained", "a table unchanged")
+
+
+@pytest.mark.clause("FUSED-032")
+@pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.empty_batches")
+def test_no_bags(impl):
+    """A batch without bags returns outputs without rows, and its backward pass changes no row."""
+    module = collection(impl, "Adagrad")
+    before = snapshot(tables_of(module))
+    empty: dict[str, Any] = {name: [] for name in BAGS}
+    outputs = module(jagged(empty))
+    expect_equal(tuple(outputs["f"].shape), (0, 4), "shape of the output")
+    fit(module, jagged(empty))
+    expect_unchanged(before, tables_of(module), "the tables")
+
+
+@pytest.mark.clause("FUSED-032")
+@pytest.mark.needs(
+    "EmbeddingBagCollection", "EmbeddingBagCollection.empty_batches", "EmbeddingBagCollection.unlike_batches"
+)
+@pytest.mark.parametrize("feature", ["f", "g"])
+@pytest.mark.parametrize("used", [["f", "g"], ["f", "g", "h"]])
+def test_no_bags_of_one_feature(impl, feature, used):
+    """A feature without bags changes no row; the other features train as usual."""
+    module, other = (collection(impl, "Adagrad") for _ in range(2))
+    features = jagged({**BAGS, feature: []})
+    outputs, wanted = module(features), other(jagged(BAGS))
+    expect_equal(tuple(outputs[feature].shape), (0, 4), "shape of the output")
+    for found, names in ((outputs, used), (wanted, [name for name in used if name != feature])):
+        torch.stack([found[name].square().sum() for name in names]).sum().backward()
+    for name, table in tables_of(other).items():
+        expect_close(tables_of(module)[name].detach(), table.detach(), f"table {name}")

@@ -11,7 +11,7 @@ from keyedopt.conformance.suite.support.assertions import (
     snapshot,
 )
 from keyedopt.conformance.suite.support.device import full, ones, zeros
-from keyedopt.conformance.suite.support.inputs import parameter, parameters, values
+from keyedopt.conformance.suite.support.inputs import adam, parameter, parameters, train, values
 
 
 @pytest.mark.clause("KEYED-021")
@@ -139,3 +139,31 @@ def test_init_state_that_fails(impl):
     before = snapshot([values(params), optimizer.state_dict()])
     expect_raises(optimizer.init_state, RuntimeError, expected="the error of the optimizer")
     expect_unchanged(before, [values(params), optimizer.state_dict()], "parameters, options and state")
+
+
+@pytest.mark.clause("KEYED-033")
+@pytest.mark.parametrize("how", ["swapped", "rotated", "transposed", "parts"])
+def test_live_state_of_a_torch_optimizer(impl, how):
+    """Loading live state of a wrapped optimizer under other keys, or views of it, loads what it held."""
+    shapes = {"p0": (4, 4), "p1": (4, 4), "p2": (4, 4)}
+    if how == "parts":
+        shapes |= {"p1": (2, 4), "p2": (1, 4)}
+    params = {key: parameter(*shape, seed=seed) for seed, (key, shape) in enumerate(shapes.items())}
+    optimizer = adam(impl, params)
+    train(optimizer, params, 2)
+    saved = optimizer.state_dict()
+    first, second, third = (saved["state"][key]["exp_avg"] for key in params)
+    sources = {
+        "swapped": [second, first, third],
+        "rotated": [second, third, first],
+        "transposed": [first.t(), third.t(), second],
+        "parts": [first.clone() * 2, first[1:3], first[3:]],
+    }[how]
+    wanted = snapshot(sources)
+    state = {
+        key: {**saved["state"][key], "exp_avg": source} for key, source in zip(params, sources, strict=True)
+    }
+    optimizer.load_state_dict({**saved, "state": state})
+    loaded = optimizer.state_dict()["state"]
+    for key, source in zip(params, wanted, strict=True):
+        expect_bits(loaded[key]["exp_avg"], source, f"state of {key}")
