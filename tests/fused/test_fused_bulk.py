@@ -2,6 +2,7 @@
 
 import contextlib
 import ctypes
+import mmap
 import os
 import random
 import re
@@ -225,7 +226,10 @@ def test_large_pages_are_asked_for_and_change_nothing():
 @built
 @pytest.mark.skipif(not os.path.exists("/proc/self/pagemap"), reason="only Linux shows what memory is like")
 def test_small_pages_are_put_together_only_where_all_are_there():
-    full, sparse = torch.arange(float(1 << 23)), torch.empty(1 << 24)  # so large that its memory is new
+    full = torch.arange(float(1 << 23))
+    # From the system, since an allocator may give memory that was used before.
+    fresh = mmap.mmap(-1, 1 << 26, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    sparse = torch.frombuffer(fresh, dtype=torch.float32)
     with small_pages():
         sparse[:: 1 << 18] = 1.0  # a page of 4 KiB in each MiB
     before = resident_share(sparse)

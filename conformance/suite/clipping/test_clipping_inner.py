@@ -46,7 +46,7 @@ def test_clipped_step(impl: Any, inner: str, fused: bool, kind: str) -> None:
         expect_as_by_hand(impl, made, plain, kind)
 
 
-@pytest.mark.clause("CLIP-083")
+@pytest.mark.clause("CLIP-085")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("inner", ["Adam", "SGD", "Adagrad"])
@@ -59,7 +59,7 @@ def test_clipped_step_with_closure(impl: Any, inner: str, fused: bool, kind: str
     )
 
 
-@pytest.mark.clause("CLIP-083")
+@pytest.mark.clause("CLIP-085")
 @pytest.mark.needs("{algorithm}")
 @pytest.mark.parametrize("kind", ["NORM", "VALUE"])
 @pytest.mark.parametrize("algorithm", list(OWN_INNER))

@@ -167,7 +167,7 @@ def test_ignored_weights(impl):
     expect_unchanged(snapshot(tables_of(other)), tables_of(module), "the tables")
 
 
-@pytest.mark.clause("FUSED-095", "FUSED-047")
+@pytest.mark.clause("FUSED-095")
 @pytest.mark.needs("EmbeddingBagCollection", KEYED)
 @pytest.mark.parametrize("of", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("trained", [False, True])
@@ -207,7 +207,7 @@ def test_without_pooling(impl, form):
         expect_near(tables_of(module)[name], table, f"table {name}")
 
 
-@pytest.mark.clause("FUSED-024")
+@pytest.mark.clause("FUSED-095")
 @pytest.mark.needs("EmbeddingBagCollection", "Adagrad", KEYED)
 @pytest.mark.parametrize(
     ("part", "changes"),
@@ -238,7 +238,7 @@ def test_bad_features(impl, part, changes):
     expect_unchanged(before, tables_and_state(module), "the module")
 
 
-@pytest.mark.clause("FUSED-087")
+@pytest.mark.clause("FUSED-095")
 @pytest.mark.needs("EmbeddingBagCollection", KEYED)
 @pytest.mark.parametrize("part", ["values", "offsets", "weights"])
 def test_changed_features(impl, part):
