@@ -114,18 +114,20 @@ def predict(work: Lookups, measured: dict[str, Any]) -> Prediction:
     scale = lookups / measured["lookups"]
     gradients = 4 * work.dim * work.tables * work.batch
     missing = max(0.0, 1 - CACHED / gradients)
-    loaded = 140 + NEAR + missing * (FAR - NEAR)  # place, lookup, then the row of a gradient
+    gradient = NEAR + missing * (FAR - NEAR)
     payload = rows * (work.dim + 1) * 8 + gradients
     loads = 4 * work.dim * lookups
     traffic = payload + missing * loads
     chunk, at_a_time, unroll = 32, measured["rows"], measured["unroll"]
-    # groups of threads wait for the longest run of their tile; with mixed runs about twice the mean
-    summed = float(counts.clamp(max=2 * chunk).sum()) * loaded * 2
-    chain = (summed + rows * (2 * NEAR + FAR + 40 * math.log2(work.tables + 1))) / at_a_time
     chunks = float((counts // chunk * (counts >= 2 * chunk)).sum()) / at_a_time
+    # a program reads a run's begin, key, table, fields, state, and its lookup; then row by row weights and
+    # gradients. Groups of threads wait for the longest run of their tile; with mixed runs twice the mean.
+    programs = next(one["programs"] for one in measured["launches"] if one["kernel"] == "update") * scale
+    head = 5 * NEAR + FAR + 40 * math.log2(work.tables + 1)
+    summed = 2 * float((counts.clamp(max=2 * chunk) - 1).sum()) * gradient
     chains = {
-        "update": chain,
-        "sum_chunks": chunks * chunk / unroll * loaded,
+        "update": programs * head + (rows * FAR + summed) / at_a_time,
+        "sum_chunks": chunks * chunk / unroll * (140 + gradient),  # place, lookup, gradient
         "fold_chunks": chunks * NEAR,
     }
     times = {"sort": 0.0, "sums": 0.0, "update": 0.0}
@@ -133,7 +135,7 @@ def predict(work: Lookups, measured: dict[str, Any]) -> Prediction:
         if launch["kernel"] in CHAINS:
             times["sort"] += sort_seconds(launch, scale, lookups)
         elif launch["kernel"] == "update":
-            times["update"] += row_seconds(launch, scale, chain, loads + payload, traffic)
+            times["update"] += row_seconds(launch, scale, chains["update"], loads + payload, traffic)
         else:
             times["sums"] += row_seconds(launch, scale, chains[launch["kernel"]], 0.0, 0.0)
     return Prediction(work.name, **times, bound=payload / MEMORY, fbgemm=payload / (FBGEMM * MEMORY))

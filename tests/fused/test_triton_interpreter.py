@@ -43,12 +43,13 @@ def case_step(backend: Any, name: str, dtype: str) -> None:
         check_update(backend, tables, lookups, step, options)
 
 
-def case_width(backend: Any, width: int, dtype: str) -> None:
-    options = STEPS["rowwise"]
+def case_width(backend: Any, width: int, dtype: str, name: str = "rowwise") -> None:
+    options = STEPS[name]
     tables = tables_of([(20, width)], options, DTYPES[dtype])
     lookups = [lookup_of(0, tables[0].weight, [3, 0, 20, 4], 1, hot=18)]
     check_output(backend, tables, lookups)
-    check_update(backend, tables, lookups, Step(lr=0.1, **options), options)
+    fields = {key: value for key, value in options.items() if key != "counted"}
+    check_update(backend, tables, lookups, Step(lr=0.1, **fields), options)
 
 
 def case_pooling(backend: Any, kind: str) -> None:
@@ -316,6 +317,7 @@ def cases() -> Iterator[tuple[str, Callable[[Any], None]]]:
             yield f"step-{name}-{dtype}", partial(case_step, name=name, dtype=dtype)
     for width in (1, 2, 3, 8, 100, 257, 1000, 4096):
         yield f"width-{width}", partial(case_width, width=width, dtype="float32")
+    yield "width-1000-counted", partial(case_width, width=1000, dtype="float32", name="adamw_counted")
     for width in (7, 24, 64):
         yield f"width-{width}-bfloat16", partial(case_width, width=width, dtype="bfloat16")
     for kind in ("sum", "mean", "weighted", "weighted_mean", "unpooled", "unpooled_weighted"):

@@ -30,7 +30,7 @@ class Fault:
 
 SORT = ("sort-two_digits",)
 TILES = ("sort-all_the_same",)
-COUNTED = ("step-partial_adam-float32",)
+COUNTED = ("width-1000-counted",)
 WIDE = ("width-1000",)  # a program has several warps
 BARRIER = r"^\s*bar\.sync.*$"
 
@@ -174,13 +174,34 @@ FAULTS = (
     ),
     Fault("invalid rows are read", "forward.pool", "more &= bad == 0", "more &= bad < 2", ("invalid",)),
     # --- sums and update
-    Fault("one position too many in a run", "reduce.sum_positions", "at < length,", "at <= length,"),
+    Fault("one position too many in a run", "reduce.sum_in_block", "one < number,", "one <= number,"),
+    Fault(
+        "one position too many after a block",
+        "reduce.sum_positions",
+        "at < length",
+        "at <= length",
+        ("runs-chunks",),
+    ),
     Fault(
         "the ends of a long run are dropped",
         "reduce.sum_runs",
-        "length.to(tl.int32) - skip",
-        "tl.where(skip > 0, 0, length).to(tl.int32)",
+        "tl.where(mine, (",
+        "tl.where(mine & (number == 0), (",
         ("runs-chunks",),
+    ),
+    Fault(
+        "a run that begins with a chunk counts the chunk twice",
+        "reduce.runs_in_block",
+        "& ~(whole & (start == 0))",
+        "",
+        ("runs-chunks",),
+    ),
+    Fault(
+        "every run of a tile gets the rest of the last",
+        "reduce.sum_runs",
+        "index == runs - 1",
+        "index >= 0",
+        ("runs-hot_between",),
     ),
     Fault(
         "the end of a long run is read before its chunks",
@@ -207,14 +228,20 @@ FAULTS = (
         "beyond >= -1) & (beyond",
         ("runs-hot_between",),
     ),
-    Fault("runs of the next block are summed", "update.update", "run + 1 < runs", "run < runs"),
+    Fault("runs of the next block are summed", "reduce.runs_in_block", "run + 1 < runs", "run < runs"),
     Fault(
         "columns are written without a mask",
         "update.update",
-        "tl.store(weight, round_to_nearest(w, WEIGHT), mask=write)",
-        "tl.store(weight, round_to_nearest(w, WEIGHT), mask=live[:, None])",
+        "tl.store(weight, round_to_nearest(w, WEIGHT), mask=inside)",
+        "tl.store(weight, round_to_nearest(w, WEIGHT), mask=width[:, None] > 0)",
     ),
-    Fault("rows are written without a mask", "update.update", "live = run < runs", "live = run < ROWS * 2"),
+    Fault("rows are written without a mask", "update.update", "live = key >= 0", "live = run >= 0"),
+    Fault(
+        "states of a tile get into the next one",
+        "update.store_state",
+        "(behind < rows)",
+        "(behind <= rows)",
+    ),
     Fault(
         "the counter is written before all read it",
         "update.update",

@@ -25,6 +25,13 @@ def pointer(fields, live, DTYPE: tl.constexpr, ALIGN: tl.constexpr):
 
 
 @triton.jit
+def aligned(address, DTYPE: tl.constexpr, ALIGN: tl.constexpr, UNIT: tl.constexpr):
+    """Return addresses of rows as pointers: multiples of ALIGN bytes, or of UNIT elements if that is less."""
+    least: tl.constexpr = min(ALIGN, UNIT * DTYPE.primitive_bitwidth // 8)
+    return tl.multiple_of(address.to(tl.pointer_type(DTYPE)), [least])
+
+
+@triton.jit
 def column_of(position, fields, COLUMNS: tl.constexpr):
     """Return the last column that begins at a position or before it, by bisection, bit by bit.
 

@@ -86,25 +86,10 @@ def sum_chunks(
     inside = tl.arange(0, WIDTH)[None, :] < width[:, None]
     length = live.to(tl.int32) << chunk
     zeros = tl.zeros((ROWS, WIDTH), tl.float32)
+    form: tl.constexpr = (LOOKUPS, GRAD, GRAD_ALIGN, GRAD_UNIT, SCALED)
+    source = (places, scales, grads, shift)
     high, low = sum_positions(
-        zeros,
-        zeros,
-        index << chunk,
-        length,
-        length * 0,
-        chunk,
-        inside,
-        places,
-        scales,
-        grads,
-        shift,
-        LOOKUPS,
-        GRAD,
-        GRAD_ALIGN,
-        GRAD_UNIT,
-        SCALED,
-        WIDTH,
-        UNROLL,
+        zeros, zeros, index << chunk, length, length * 0, chunk, inside, source, form, WIDTH, UNROLL
     )
     store_sums(partials, index, high, low, live[:, None] & inside, WIDTH)
 

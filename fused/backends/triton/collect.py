@@ -9,10 +9,10 @@ Only the device knows the number of sums, so that no one synchronizes.
 import triton
 import triton.language as tl
 
-from keyedopt.fused.backends.triton.arithmetic import column_of, pointer
+from keyedopt.fused.backends.triton.arithmetic import aligned, column_of, pointer
 from keyedopt.fused.backends.triton.error_flag import no_error
 from keyedopt.fused.backends.triton.layout import TABLE_FIELDS
-from keyedopt.fused.backends.triton.reduce import sum_runs
+from keyedopt.fused.backends.triton.reduce import gradients_at, runs_in_block, sum_runs
 
 UNITS = tl.constexpr(TABLE_FIELDS.index("units"))
 WEIGHT_AT = tl.constexpr(TABLE_FIELDS.index("weight"))
@@ -69,7 +69,7 @@ def count_runs(
     tl.store(firsts + TABLES, total)
 
 
-@triton.jit(do_not_specialize=["shift", "chunks", "chunk"])
+@triton.jit(do_not_specialize=["n", "shift", "chunks", "chunk"])
 def collect(
     flag,
     keys,
@@ -83,6 +83,7 @@ def collect(
     grads,
     before,
     firsts,
+    n,
     shift,
     chunks,
     chunk,
@@ -103,7 +104,7 @@ def collect(
 
     Args:
         keys, places, scales, starts, counts, ends, partials, grads: see `update.update`.
-        shift, chunks, chunk: see `update.update`.
+        n, shift, chunks, chunk: see `update.update`.
         tables: columns of `TABLE_FIELDS`, but `weight` is the address of the sums of a table, `first` that of
             their row numbers, and `second` the number of rows of the table; later rows are padding.
         before, firsts: see `count_runs`.
@@ -116,41 +117,25 @@ def collect(
     runs = tl.load(counts + program)
     last = tl.load(ends + program).to(tl.int64)
     rank = tl.load(before + program)
+    start, length = runs_in_block(begin, runs, last, starts, chunk, BLOCK)
+    run = tl.arange(0, BLOCK)
+    key = tl.load(keys + begin + start, mask=run < runs, other=0).to(tl.int64)
+    table = column_of(key, tables, TABLES)
+    fields = tables + table
+    row = key - tl.load(fields)
+    live = (run < runs) & (row < tl.load(fields + HEIGHT * TABLES))
+    units = tl.where(live, tl.load(fields + UNITS * TABLES), 0).to(tl.int32)
+    out = rank + run - tl.load(firsts + table)
+    tl.store(pointer(fields + ROWS_AT * TABLES, live, tl.int64, 8) + out, row, mask=live)
+    sums = tl.load(fields + WEIGHT_AT * TABLES) + out * (units * UNIT) * 4
+    form: tl.constexpr = (LOOKUPS, GRAD, GRAD_ALIGN, GRAD_UNIT, SCALED)
+    source = (places, scales, grads, shift)
+    block = (start, length) + gradients_at(begin + run, begin + run < n, source, form)  # noqa: RUF005
+    bounds = (begin, runs, last, starts)
+    totals = (partials, chunks, chunk)
     for done in range(0, runs, ROWS):
-        run = done + tl.arange(0, ROWS)
-        live = run < runs
-        position = begin + tl.load(starts + begin + run, mask=live, other=0).to(tl.int64)
-        key = tl.load(keys + position, mask=live, other=0).to(tl.int64)
-        table = column_of(key, tables, TABLES)
-        fields = tables + table
-        row = key - tl.load(fields, mask=live, other=0)
-        live = live & (row < tl.load(fields + HEIGHT * TABLES, mask=live, other=0))
-        width = tl.load(fields + UNITS * TABLES, mask=live, other=1) * UNIT
-        end = begin + tl.load(starts + begin + run + 1, mask=run + 1 < runs, other=0).to(tl.int64)
-        end = tl.where(run + 1 < runs, end, last)
-        inside = columns[None, :] < width[:, None]
-        g = sum_runs(
-            position,
-            tl.where(live, end - position, 0),
-            inside,
-            places,
-            scales,
-            grads,
-            partials,
-            shift,
-            chunks,
-            chunk,
-            LOOKUPS,
-            GRAD,
-            GRAD_ALIGN,
-            GRAD_UNIT,
-            SCALED,
-            FOLD,
-            ROWS,
-            WIDTH,
-        )
-        out = rank + run - tl.load(firsts + table, mask=live, other=0)
-        tl.store(pointer(fields + ROWS_AT * TABLES, live, tl.int64, 8) + out, row, mask=live)
-        at = pointer(fields + WEIGHT_AT * TABLES, live, tl.float32, ALIGN)[:, None]
-        at += (out * width)[:, None] + columns[None, :]
-        tl.store(at, g, mask=live[:, None] & inside)
+        index = done + tl.arange(0, ROWS)
+        inside = columns[None, :] < (tl.gather(units, index, 0) * UNIT)[:, None]
+        g = sum_runs(index, inside, block, bounds, totals, source, form, FOLD, BLOCK, WIDTH)
+        at = aligned(tl.gather(sums, index, 0), tl.float32, ALIGN, UNIT)[:, None] + columns[None, :]
+        tl.store(at, g, mask=inside)

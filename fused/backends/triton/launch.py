@@ -27,6 +27,10 @@ from keyedopt.fused.backends.triton.prepare import Runs
 from keyedopt.fused.backends.triton.sort import REGISTERS
 from keyedopt.fused.backends.triton.update import update
 
+#: Registers of a thread that has a run of a block and a part of a row, at least, for 25 warps on a
+#: multiprocessor; a second state needs 16 more, for 21 warps.
+RUN_REGISTERS = 80
+
 
 def look_up(group: Group, lookups: Sequence[Lookup], outputs: Sequence[Tensor]) -> None:
     """Write the output of each lookup."""
@@ -217,6 +221,7 @@ def run_update(group: Group, runs: Runs, grads: Grads, step: Step) -> None:
             "FOLD": runs.tuning.fold,
             "BLOCK": runs.tuning.block,
             **group.tile,
+            "maxnreg": max(group.shape.registers, RUN_REGISTERS + 16 * (len(group.tables[0].states) > 1)),
         },
     )
 
@@ -282,6 +287,7 @@ def run_collect(
         packed.buffer,
         before,
         firsts,
+        runs.count,
         runs.shift,
         number,
         log,
@@ -292,7 +298,7 @@ def run_collect(
         SCALED=runs.scales is not None,
         FOLD=runs.tuning.fold,
         BLOCK=runs.tuning.block,
-        **group.tile,
+        **{**group.tile, "maxnreg": max(group.shape.registers, RUN_REGISTERS)},
     )
     return [RowGradients(*one) for one in zip(group.numbers, rows, sums, strict=True)]
 

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-# ruff: noqa: N803
+# ruff: noqa: N803, D417
 # Triton compiles this source: names of constants are in capitals; branches on them are taken at compile time.
 """Device functions that sum gradients: the runs of several rows side by side.
 
@@ -10,38 +10,29 @@ are the lookup, the low bits the bag, or the value without pooling. It may have 
 import triton
 import triton.language as tl
 
-from keyedopt.fused.backends.triton.arithmetic import add_exactly, pointer, total_of
+from keyedopt.fused.backends.triton.arithmetic import add_exactly, aligned, total_of
 
 
 @triton.jit
-def gradients(
-    position,
-    live,
-    inside,
-    places,
-    scales,
-    grads,
-    shift,
-    LOOKUPS: tl.constexpr,
-    DTYPE: tl.constexpr,
-    ALIGN: tl.constexpr,
-    UNIT: tl.constexpr,
-    SCALED: tl.constexpr,
-    WIDTH: tl.constexpr,
-):
-    """Load the gradients at some positions, (ROWS, WIDTH), one row of each."""
+def gradients_at(position, live, source, FORM: tl.constexpr):
+    """Return the addresses of the gradients at some positions, and their scales, or 1."""
+    places, scales, grads, shift = source
+    size: tl.constexpr = FORM[1].primitive_bitwidth // 8
     place = tl.load(places + position, mask=live, other=0)
     lookup = place >> shift
     bag = (place - (lookup << shift)).to(tl.int64)
-    begin = pointer(grads + lookup, live, DTYPE, ALIGN)
-    stride = tl.load(grads + LOOKUPS + lookup, mask=live, other=0) * UNIT
-    columns = tl.arange(0, WIDTH)
-    values = tl.load(
-        begin[:, None] + ((bag * stride)[:, None] + columns[None, :]), mask=live[:, None] & inside, other=0.0
-    ).to(tl.float32)
-    if SCALED:
-        values = values * tl.load(scales + position, mask=live, other=0.0)[:, None]
-    return values
+    stride = tl.load(grads + FORM[0] + lookup, mask=live, other=0)
+    address = tl.load(grads + lookup, mask=live, other=0) + bag * stride * (FORM[3] * size)
+    return address, tl.load(scales + position, mask=live, other=0.0) if FORM[4] else 1.0
+
+
+@triton.jit
+def read_gradients(address, scale, live, inside, FORM: tl.constexpr, WIDTH: tl.constexpr):
+    """Return the gradients at some addresses, (ROWS, WIDTH), one row of each."""
+    begin = aligned(address, FORM[1], FORM[2], FORM[3])
+    mask = live[:, None] & inside
+    values = tl.load(begin[:, None] + tl.arange(0, WIDTH)[None, :], mask=mask, other=0.0).to(tl.float32)
+    return values * scale[:, None] if FORM[4] else values
 
 
 @triton.jit
@@ -53,15 +44,8 @@ def sum_positions(
     gap,
     chunk,
     inside,
-    places,
-    scales,
-    grads,
-    shift,
-    LOOKUPS: tl.constexpr,
-    DTYPE: tl.constexpr,
-    ALIGN: tl.constexpr,
-    UNIT: tl.constexpr,
-    SCALED: tl.constexpr,
+    source,
+    FORM: tl.constexpr,
     WIDTH: tl.constexpr,
     UNROLL: tl.constexpr,
 ):
@@ -78,21 +62,10 @@ def sum_positions(
         for one in tl.static_range(UNROLL):
             at = done + one
             head = gap & ((1 << chunk) - 1)
-            more = gradients(
-                first + (at + tl.where(at < head, 0, gap - head)),
-                at < length,
-                inside,
-                places,
-                scales,
-                grads,
-                shift,
-                LOOKUPS,
-                DTYPE,
-                ALIGN,
-                UNIT,
-                SCALED,
-                WIDTH,
-            )
+            active = at < length
+            position = first + (at + tl.where(at < head, 0, gap - head))
+            address, scale = gradients_at(position, active, source, FORM)
+            more = read_gradients(address, scale, active, inside, FORM, WIDTH)
             high, low = add_exactly(high, low, more)
     return high, low
 
@@ -126,53 +99,79 @@ def add_chunks(high, low, first, number, inside, partials, chunks, FOLD: tl.cons
 
 
 @triton.jit
+def runs_in_block(begin, runs, last, starts, chunk, BLOCK: tl.constexpr):
+    """Return where the runs of a block begin in it, and how many of its positions each sums one by one.
+
+    A run that begins with a chunk, which is as long as the block or longer, sums none of them.
+    """
+    run = tl.arange(0, BLOCK)
+    start = tl.load(starts + begin + run, mask=run < runs, other=0).to(tl.int32)
+    after = tl.gather(start, tl.minimum(run + 1, BLOCK - 1), 0)
+    end = tl.where(run + 1 < runs, after, tl.minimum(last - begin, BLOCK).to(tl.int32))
+    whole = (begin & ((1 << chunk) - 1) == 0) & (last - begin >= 1 << chunk) & (runs == 1)
+    return start, tl.where((run < runs) & ~(whole & (start == 0)), end - start, 0)
+
+
+@triton.jit
+def sum_in_block(index, inside, block, FORM: tl.constexpr, WIDTH: tl.constexpr):
+    """Sum the gradients of some runs of a block, as far as they lie in the block; see `sum_runs`."""
+    start, length, address, scale = block
+    at = tl.gather(start, index, 0)
+    number = tl.gather(length, index, 0)
+    factor = tl.gather(scale, at, 0) if FORM[4] else scale
+    high = read_gradients(tl.gather(address, at, 0), factor, number > 0, inside, FORM, WIDTH)
+    low = tl.zeros_like(high)
+    for one in range(1, tl.max(number, 0)):
+        here = tl.minimum(at + one, address.shape[0] - 1)
+        if FORM[4]:
+            factor = tl.gather(scale, here, 0)
+        more = read_gradients(tl.gather(address, here, 0), factor, one < number, inside, FORM, WIDTH)
+        high, low = add_exactly(high, low, more)
+    return high, low
+
+
+@triton.jit
 def sum_runs(
-    position,
-    length,
+    index,
     inside,
-    places,
-    scales,
-    grads,
-    partials,
-    shift,
-    chunks,
-    chunk,
-    LOOKUPS: tl.constexpr,
-    DTYPE: tl.constexpr,
-    ALIGN: tl.constexpr,
-    UNIT: tl.constexpr,
-    SCALED: tl.constexpr,
+    block,
+    bounds,
+    sums,
+    source,
+    FORM: tl.constexpr,
     FOLD: tl.constexpr,
-    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """Sum ROWS runs, (ROWS, WIDTH); the chunks that lie in a run are summed already, see `chunks`.
+    """Sum the gradients of some runs of a block, (ROWS, WIDTH).
 
-    They are added first, so that few numbers stay in registers while the rest is summed.
+    Args:
+        index: (ROWS,) which runs.
+        inside: which columns they have.
+        block: for each run its begin and its length, see `runs_in_block`; for each position address and scale
+            of the gradient, see `gradients_at`.
+        bounds: the begin of the block, the number of its runs, the end of the last run, and `starts`.
+        sums: `partials`, `chunks` and `chunk`, see `chunks`.
+        source: `places`, `scales`, `grads` and `shift`.
+        FORM: number of lookups; dtype, alignment and unit of gradients; whether they have scales.
     """
-    first = (position + (1 << chunk) - 1) >> chunk
-    number = tl.maximum(((position + length) >> chunk) - first, 0).to(tl.int32)
-    zeros = tl.zeros((ROWS, WIDTH), tl.float32)
-    high, low = add_chunks(zeros, zeros, first, number, inside, partials, chunks, FOLD, WIDTH)
-    skip = number << chunk
-    high, low = sum_positions(
-        high,
-        low,
-        position,
-        length.to(tl.int32) - skip,
-        skip + ((first << chunk) - position).to(tl.int32),
-        chunk,
-        inside,
-        places,
-        scales,
-        grads,
-        shift,
-        LOOKUPS,
-        DTYPE,
-        ALIGN,
-        UNIT,
-        SCALED,
-        WIDTH,
-        1,  # most runs are short
-    )
+    begin, runs, last, starts = bounds
+    high, low = sum_in_block(index, inside, block, FORM, WIDTH)
+    if (last >= begin + BLOCK) & (tl.max(index, 0) >= runs - 1):
+        # the rest of the last run: the chunks in it, and the positions around them
+        partials, chunks, chunk = sums
+        position = begin + tl.load(starts + begin + runs - 1).to(tl.int64)
+        first = (position + (1 << chunk) - 1) >> chunk
+        number = tl.maximum((last >> chunk) - first, 0)
+        # what `sum_in_block` has left out, or what is behind the block
+        rest = tl.where((number > 0) & (first << chunk == position), position, begin + BLOCK)
+        skip = number << chunk
+        gap = (skip + tl.where(number > 0, (first << chunk) - rest, 0)).to(tl.int32)
+        mine = index == runs - 1
+        many = tl.where(mine, number.to(tl.int32), 0)
+        high, low = add_chunks(high, low, first + index * 0, many, inside, partials, chunks, FOLD, WIDTH)
+        length = tl.where(mine, (last - rest - skip).to(tl.int32), 0)
+        high, low = sum_positions(
+            high, low, rest + index * 0, length, gap + index * 0, chunk, inside, source, FORM, WIDTH, 1
+        )
     return total_of(high, low)

@@ -5,7 +5,7 @@
 
 A rule takes rows (ROWS, WIDTH) in float32, 0 beyond the width of a row: the weight w, the gradient g, and
 the states a and b; a state with one number for each row is (ROWS, 1). It returns the new weight and states.
-`lr` and `count` are float64.
+`now` are the `rates`, `step` the `read_options`.
 """
 
 import triton
@@ -36,13 +36,14 @@ LR_DECAY = tl.constexpr(STEP_FIELDS.index("lr_decay"))
 MAX_NORM = tl.constexpr(STEP_FIELDS.index("max_norm"))
 FIRST = tl.constexpr(STEP_FIELDS.index("first"))
 NESTEROV = tl.constexpr(STEP_FIELDS.index("nesterov"))
+SEED = tl.constexpr(STEP_FIELDS.index("seed"))
 
 
 @triton.jit
 def decayed(g, w, step, DECAY: tl.constexpr):
     """G ← g + λ w (L2)."""
     if DECAY == "l2":
-        g = g + number(step, WEIGHT_DECAY) * w
+        g = g + step[WEIGHT_DECAY] * w
     return g
 
 
@@ -50,53 +51,71 @@ def decayed(g, w, step, DECAY: tl.constexpr):
 def beside(direction, w, step, DECAY: tl.constexpr):
     """Direction + λ w (decoupled)."""
     if DECAY == "decoupled":
-        direction = direction + number(step, WEIGHT_DECAY) * w
+        direction = direction + step[WEIGHT_DECAY] * w
     return direction
 
 
 @triton.jit
-def rate_after(lr, count, step):
-    """γ / (1 + (t − 1) η)."""
-    decay = tl.load(step + LR_DECAY).to(tl.float64, bitcast=True)
-    return (lr / (1.0 + (count - 1.0) * decay)).to(tl.float32)
+def read_options(step):
+    """Return the numbers of a step, in float32; in a loop the compiler would read them again and again."""
+    options = ()
+    for index in tl.static_range(SEED):
+        options = options + (number(step, index),)  # noqa: RUF005
+    return options
 
 
 @triton.jit
-def sgd(w, g, b, lr, step, DECAY: tl.constexpr, STATES: tl.constexpr):
+def rates(lr, count, step, ALGORITHM: tl.constexpr):
+    """Return γ, γ / (1 + (t − 1) η), 1 − β₁ᵗ and 1 − β₂ᵗ, as far as the algorithm uses them, else 1."""
+    after = 1.0
+    c1 = 1.0
+    c2 = 1.0
+    if ALGORITHM == "adagrad" or ALGORITHM == "rowwise_adagrad":
+        decay = tl.load(step + LR_DECAY).to(tl.float64, bitcast=True)
+        after = (lr / (1.0 + (count - 1.0) * decay)).to(tl.float32)
+    elif ALGORITHM != "sgd" and ALGORITHM != "lars_sgd":
+        c1 = correction(tl.load(step + LOG1).to(tl.float64, bitcast=True), count)
+        c2 = correction(tl.load(step + LOG2).to(tl.float64, bitcast=True), count)
+    return lr.to(tl.float32), after, c1, c2
+
+
+@triton.jit
+def sgd(w, g, b, now, step, DECAY: tl.constexpr, STATES: tl.constexpr):
     """B ← μ b + (1 − τ) g, or g at first; w ← w − γ b."""
     g = decayed(g, w, step, DECAY)
     direction = g
     if STATES == 1:
-        momentum = number(step, MOMENTUM)
-        b = tl.where(number(step, FIRST) != 0, g, momentum * b + number(step, UNDAMPED) * g)
-        direction = tl.where(number(step, NESTEROV) != 0, g + momentum * b, b)
-    w = w - lr.to(tl.float32) * beside(direction, w, step, DECAY)
+        momentum = step[MOMENTUM]
+        b = tl.where(step[FIRST] != 0, g, momentum * b + step[UNDAMPED] * g)
+        direction = tl.where(step[NESTEROV] != 0, g + momentum * b, b)
+    w = w - now[0] * beside(direction, w, step, DECAY)
     return w, b
 
 
 @triton.jit
-def adagrad(w, g, s, lr, count, step, DECAY: tl.constexpr):
+def adagrad(w, g, s, now, step, DECAY: tl.constexpr):
     """S ← s + g²; w ← w − γ g / (√s + ε)."""
     g = decayed(g, w, step, DECAY)
     s = s + g * g
-    rate = rate_after(lr, count, step)
-    moved = w - rate * quotient(g, tl.sqrt_rn(s) + number(step, EPS))
+    moved = w - now[1] * quotient(g, tl.sqrt_rn(s) + step[EPS])
     if DECAY == "decoupled":
-        moved = moved - lr.to(tl.float32) * (number(step, WEIGHT_DECAY) * w)
+        moved = moved - now[0] * (step[WEIGHT_DECAY] * w)
     return moved, s
 
 
 @triton.jit
-def rowwise_adagrad(w, g, s, width, lr, count, step, DECAY: tl.constexpr, LIMITED: tl.constexpr):
+def rowwise_adagrad(w, g, s, width, now, step, DECAY: tl.constexpr, LIMITED: tl.constexpr):
     """S ← s + mean(g²); w ← w − γ g / (√s + ε); w ← w · min(1, max_norm / ‖w‖)."""
     g = decayed(g, w, step, DECAY)
     s = s + row_mean_square(g, width)
-    rate = rate_after(lr, count, step)
-    moved = w - rate * quotient(g, tl.broadcast_to(tl.sqrt_rn(s) + number(step, EPS), g.shape))
+    # one division for a row; 0 does not move a weight if the divisor is 0, or so small that the ratio is ∞
+    divisor = tl.sqrt_rn(s) + step[EPS]
+    move = tl.div_rn(now[1], divisor) * g
+    moved = w - tl.where((g == 0) & (divisor + 0.0 * now[1] >= 0), 0.0, move)
     if DECAY == "decoupled":
-        moved = moved - lr.to(tl.float32) * (number(step, WEIGHT_DECAY) * w)
+        moved = moved - now[0] * (step[WEIGHT_DECAY] * w)
     if LIMITED:
-        limit = number(step, MAX_NORM)
+        limit = step[MAX_NORM]
         norm = row_norm(moved)
         too_long = norm > limit
         moved = tl.where(too_long, moved * tl.div_rn(limit, tl.where(too_long, norm, 1.0)), moved)
@@ -104,56 +123,54 @@ def rowwise_adagrad(w, g, s, width, lr, count, step, DECAY: tl.constexpr, LIMITE
 
 
 @triton.jit
-def moments(g, square, m, v, count, step, BEFORE: tl.constexpr):
+def moments(g, square, m, v, now, step, BEFORE: tl.constexpr):
     """M ← β₁ m + (1 − β₁) g; v ← β₂ v + (1 − β₂) g²; m̂ / (√v̂ + ε), or with ε before bias correction."""
-    m = number(step, BETA1) * m + number(step, REST1) * g
-    v = number(step, BETA2) * v + number(step, REST2) * square
-    c1 = correction(tl.load(step + LOG1).to(tl.float64, bitcast=True), count)
-    c2 = correction(tl.load(step + LOG2).to(tl.float64, bitcast=True), count)
+    m = step[BETA1] * m + step[REST1] * g
+    v = step[BETA2] * v + step[REST2] * square
+    c1 = now[2]
+    c2 = now[3]
     if BEFORE:
-        root = tl.sqrt_rn(v) + number(step, EPS)
+        root = tl.sqrt_rn(v) + step[EPS]
         direction = quotient(m, tl.broadcast_to(root, m.shape)) * tl.div_rn(tl.sqrt_rn(c2), c1)
     else:
-        root = tl.sqrt_rn(tl.div_rn(v, tl.broadcast_to(c2, v.shape))) + number(step, EPS)
+        root = tl.sqrt_rn(tl.div_rn(v, tl.broadcast_to(c2, v.shape))) + step[EPS]
         mean = tl.div_rn(m, tl.broadcast_to(c1, m.shape))
         direction = quotient(mean, tl.broadcast_to(root, m.shape))
     return m, v, direction
 
 
 @triton.jit
-def adam(
-    w, g, m, v, width, lr, count, step, DECAY: tl.constexpr, BEFORE: tl.constexpr, PARTIAL: tl.constexpr
-):
+def adam(w, g, m, v, width, now, step, DECAY: tl.constexpr, BEFORE: tl.constexpr, PARTIAL: tl.constexpr):
     """W ← w − γ (m̂ / (√v̂ + ε) [+ λ w]); with PARTIAL, v has one element a row, of mean(g²)."""
     g = decayed(g, w, step, DECAY)
     square = g * g
     if PARTIAL:
         square = row_mean_square(g, width)
-    m, v, direction = moments(g, square, m, v, count, step, BEFORE)
-    w = w - lr.to(tl.float32) * beside(direction, w, step, DECAY)
+    m, v, direction = moments(g, square, m, v, now, step, BEFORE)
+    w = w - now[0] * beside(direction, w, step, DECAY)
     return w, m, v
 
 
 @triton.jit
-def lamb(w, g, m, v, width, lr, count, step, DECAY: tl.constexpr, PARTIAL: tl.constexpr):
+def lamb(w, g, m, v, width, now, step, DECAY: tl.constexpr, PARTIAL: tl.constexpr):
     """R = m̂ / (√v̂ + ε) [+ λ w]; w ← w − γ r ‖w‖ / ‖r‖."""
     g = decayed(g, w, step, DECAY)
     square = g * g
     if PARTIAL:
         square = row_mean_square(g, width)
-    m, v, direction = moments(g, square, m, v, count, step, False)
+    m, v, direction = moments(g, square, m, v, now, step, False)
     r = beside(direction, w, step, DECAY)
-    w = w - lr.to(tl.float32) * trust_ratio(row_norm(w), row_norm(r)) * r
+    w = w - now[0] * trust_ratio(row_norm(w), row_norm(r)) * r
     return w, m, v
 
 
 @triton.jit
-def lars_sgd(w, g, b, lr, step):
+def lars_sgd(w, g, b, now, step):
     """A = γ η ‖w‖ / (‖g‖ + λ ‖w‖); b ← μ b + a (g + λ w); w ← w − b."""
-    decay = number(step, WEIGHT_DECAY)
+    decay = step[WEIGHT_DECAY]
     length = row_norm(w)
-    a = lr.to(tl.float32) * trust_ratio(number(step, ETA) * length, row_norm(g) + decay * length)
-    b = number(step, MOMENTUM) * b + a * (g + decay * w)
+    a = now[0] * trust_ratio(step[ETA] * length, row_norm(g) + decay * length)
+    b = step[MOMENTUM] * b + a * (g + decay * w)
     return w - b, b
 
 
@@ -164,8 +181,7 @@ def apply(
     a,
     b,
     width,
-    lr,
-    count,
+    now,
     step,
     ALGORITHM: tl.constexpr,
     STATES: tl.constexpr,
@@ -175,20 +191,20 @@ def apply(
 ):
     """Apply the rule of that name."""
     if ALGORITHM == "sgd":
-        w, a = sgd(w, g, a, lr, step, DECAY, STATES)
+        w, a = sgd(w, g, a, now, step, DECAY, STATES)
     elif ALGORITHM == "adagrad":
-        w, a = adagrad(w, g, a, lr, count, step, DECAY)
+        w, a = adagrad(w, g, a, now, step, DECAY)
     elif ALGORITHM == "rowwise_adagrad":
-        w, a = rowwise_adagrad(w, g, a, width, lr, count, step, DECAY, LIMITED)
+        w, a = rowwise_adagrad(w, g, a, width, now, step, DECAY, LIMITED)
     elif ALGORITHM == "adam":
-        w, a, b = adam(w, g, a, b, width, lr, count, step, DECAY, BEFORE, False)
+        w, a, b = adam(w, g, a, b, width, now, step, DECAY, BEFORE, False)
     elif ALGORITHM == "partial_rowwise_adam":
-        w, a, b = adam(w, g, a, b, width, lr, count, step, DECAY, BEFORE, True)
+        w, a, b = adam(w, g, a, b, width, now, step, DECAY, BEFORE, True)
     elif ALGORITHM == "lamb":
-        w, a, b = lamb(w, g, a, b, width, lr, count, step, DECAY, False)
+        w, a, b = lamb(w, g, a, b, width, now, step, DECAY, False)
     elif ALGORITHM == "partial_rowwise_lamb":
-        w, a, b = lamb(w, g, a, b, width, lr, count, step, DECAY, True)
+        w, a, b = lamb(w, g, a, b, width, now, step, DECAY, True)
     else:
         tl.static_assert(ALGORITHM == "lars_sgd")
-        w, a = lars_sgd(w, g, a, lr, step)
+        w, a = lars_sgd(w, g, a, now, step)
     return w, a, b

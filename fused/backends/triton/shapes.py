@@ -44,7 +44,7 @@ class Tuning:
         digit: most bits of a pass of the sort, unless more than three passes would be needed.
     """
 
-    block: int = 128
+    block: int = 32
     tiles: int = 16
     chunk: int = 32
     fold: int = 5
@@ -60,12 +60,13 @@ class Tuning:
             raise ValueError(f"tile must be from 32 to 1024, and is {self.tile}")
 
     def for_shape(self, shape: Shape) -> "Tuning":
-        """Return the sizes for a tile: at most `tiles` of them in a block.
+        """Return the sizes for a tile: at most `tiles` of them in a block, and blocks that divide chunks.
 
         >>> Tuning().for_shape(shape_for(512)).block
         16
         """
-        return replace(self, block=min(self.block, self.tiles * shape.rows))
+        block = max(shape.rows, min(self.block, self.tiles * shape.rows))
+        return replace(self, block=block, chunk=max(self.chunk, block))
 
     def chunk_for(self, count: int, width: int) -> int:
         """Return the length of a chunk: longer if the sums of all chunks would take more than 32 MiB.

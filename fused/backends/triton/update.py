@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from keyedopt.fused.backends.triton.arithmetic import (
+    aligned,
     column_of,
     pointer,
     round_randomly,
@@ -14,8 +15,8 @@ from keyedopt.fused.backends.triton.arithmetic import (
 )
 from keyedopt.fused.backends.triton.error_flag import no_error
 from keyedopt.fused.backends.triton.layout import STEP_FIELDS, TABLE_FIELDS
-from keyedopt.fused.backends.triton.reduce import gradients, sum_runs
-from keyedopt.fused.backends.triton.rules import apply
+from keyedopt.fused.backends.triton.reduce import gradients_at, runs_in_block, sum_runs
+from keyedopt.fused.backends.triton.rules import apply, rates, read_options
 
 UNITS = tl.constexpr(TABLE_FIELDS.index("units"))
 WEIGHT_AT = tl.constexpr(TABLE_FIELDS.index("weight"))
@@ -40,26 +41,42 @@ def draw(seed, count, row, table, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def load_state(fields, row, live, inside, columns, width, KIND: tl.constexpr, ALIGN: tl.constexpr):
-    """Load a state of these rows: (ROWS, WIDTH), or (ROWS, 1), or 0 without a state."""
+def state_of_block(fields, row, elements, live, KIND: tl.constexpr):
+    """Return the address of the state of each row; the state itself if it is one number; or 0 without one."""
     if KIND == "full":
-        at = pointer(fields, live, tl.float32, ALIGN)[:, None] + ((row * width)[:, None] + columns[None, :])
-        return tl.load(at, mask=live[:, None] & inside, other=0.0)
+        return tl.load(fields, mask=live, other=0) + elements * 4
     elif KIND == "row":
-        return tl.load(pointer(fields, live, tl.float32, 4) + row, mask=live, other=0.0)[:, None]
+        return tl.load(pointer(fields, live, tl.float32, 4) + row, mask=live, other=0.0)
     else:
         return 0.0
 
 
 @triton.jit
-def store_state(fields, value, row, live, inside, columns, width, KIND: tl.constexpr, ALIGN: tl.constexpr):
-    """Store a state of these rows."""
+def load_state(state, index, write, columns, KIND: tl.constexpr, ALIGN: tl.constexpr, UNIT: tl.constexpr):
+    """Return a state of the rows of a tile: (ROWS, WIDTH), or (ROWS, 1), or 0 without a state."""
     if KIND == "full":
-        at = pointer(fields, live, tl.float32, ALIGN)[:, None] + ((row * width)[:, None] + columns[None, :])
-        tl.store(at, value, mask=live[:, None] & inside)
+        at = aligned(tl.gather(state, index, 0), tl.float32, ALIGN, UNIT)[:, None] + columns[None, :]
+        return tl.load(at, mask=write, other=0.0)
     elif KIND == "row":
-        # the value is the same in every thread of a row; a sum over one column takes the column away
-        tl.store(pointer(fields, live, tl.float32, 4) + row, tl.sum(value, 1), mask=live)
+        return tl.gather(state, index, 0)[:, None]
+    else:
+        return 0.0
+
+
+@triton.jit
+def store_state(
+    state, value, index, write, columns, KIND: tl.constexpr, ALIGN: tl.constexpr, UNIT: tl.constexpr
+):
+    """Store a state of the rows of a tile; return that of the block, which has the new single numbers."""
+    if KIND == "full":
+        at = aligned(tl.gather(state, index, 0), tl.float32, ALIGN, UNIT)[:, None] + columns[None, :]
+        tl.store(at, value, mask=write)
+    elif KIND == "row":
+        rows: tl.constexpr = index.shape[0]
+        behind = tl.arange(0, state.shape[0]) - tl.min(index, 0)
+        new = tl.gather(tl.sum(value, 1), tl.minimum(tl.maximum(behind, 0), rows - 1), 0)
+        state = tl.where((behind >= 0) & (behind < rows), new, state)
+    return state
 
 
 @triton.jit(do_not_specialize=["n", "shift", "chunks", "chunk"])
@@ -124,95 +141,73 @@ def update(
     program = tl.program_id(0)
     begin = program.to(tl.int64) * BLOCK
     columns = tl.arange(0, WIDTH)
+    options = read_options(step)
     rate = tl.load(lr).to(tl.float64)
-    steps = tl.load(count).to(tl.float64)
+    t = tl.load(count).to(tl.float64)
+    if not COUNTED:
+        now = rates(rate, t, step, ALGORITHM)
+    # Each run of the block has one thread here, which reads what all columns of its row share.
+    run = tl.arange(0, BLOCK)
     if SUMMED:
         runs = tl.minimum(n - begin, BLOCK).to(tl.int32)
-        last = begin + BLOCK
+        last = begin
+        start = run
     else:
         runs = tl.load(counts + program)
         last = tl.load(ends + program).to(tl.int64)
+        start, length = runs_in_block(begin, runs, last, starts, chunk, BLOCK)
+    key = tl.load(keys + begin + start, mask=run < runs, other=-1).to(tl.int64)
+    live = key >= 0  # a key of −1 is padding
+    if SUMMED:
+        length = live.to(tl.int32)
+    table = column_of(key, tables, TABLES)
+    fields = tables + table
+    row = key - tl.load(fields, mask=live, other=0)
+    units = tl.load(fields + UNITS * TABLES, mask=live, other=0).to(tl.int32)
+    elements = row * (units * UNIT)
+    size: tl.constexpr = WEIGHT.primitive_bitwidth // 8
+    weights = tl.load(fields + WEIGHT_AT * TABLES, mask=live, other=0) + elements * size
+    first = fields + FIRST_AT * TABLES
+    second = fields + SECOND_AT * TABLES
+    state1 = state_of_block(first, row, elements, live, FIRST)
+    state2 = state_of_block(second, row, elements, live, SECOND)
+    if COUNTED:
+        counter = pointer(fields + COUNTER_AT * TABLES, live, tl.int64, 8) + row
+        counted = tl.load(counter, mask=live, other=0) + 1
+    form: tl.constexpr = (LOOKUPS, GRAD, GRAD_ALIGN, GRAD_UNIT, SCALED)
+    source = (places, scales, grads, shift)
+    block = (start, length) + gradients_at(begin + run, begin + run < n, source, form)  # noqa: RUF005
+    bounds = (begin, runs, last, starts)
+    sums = (partials, chunks, chunk)
     for done in range(0, runs, ROWS):
-        run = done + tl.arange(0, ROWS)
-        live = run < runs
-        if SUMMED:
-            position = begin + run
-        else:
-            position = begin + tl.load(starts + begin + run, mask=live, other=0).to(tl.int64)
-        key = tl.load(keys + position, mask=live, other=0).to(tl.int64)
-        if SUMMED:
-            live = live & (key >= 0)  # a key of −1 is padding
-        table = column_of(key, tables, TABLES)
-        fields = tables + table
-        row = key - tl.load(fields, mask=live, other=0)
-        width = tl.load(fields + UNITS * TABLES, mask=live, other=1).to(tl.int32) * UNIT
+        index = done + tl.arange(0, ROWS)
+        width = tl.gather(units, index, 0) * UNIT
         inside = columns[None, :] < width[:, None]
         # the row and its state do not depend on the gradients: load them first, to overlap both loads
-        place = (row * width)[:, None] + columns[None, :]
-        write = live[:, None] & inside
-        weight = pointer(fields + WEIGHT_AT * TABLES, live, WEIGHT, ROW_ALIGN)[:, None] + place
-        w = tl.load(weight, mask=write, other=0.0).to(tl.float32)
-        a = load_state(fields + FIRST_AT * TABLES, row, live, inside, columns, width, FIRST, ALIGN)
-        if SECOND != "row":
-            b = load_state(fields + SECOND_AT * TABLES, row, live, inside, columns, width, SECOND, ALIGN)
-        if SUMMED:
-            g = gradients(
-                position,
-                live,
-                inside,
-                places,
-                scales,
-                grads,
-                shift,
-                LOOKUPS,
-                GRAD,
-                GRAD_ALIGN,
-                GRAD_UNIT,
-                SCALED,
-                WIDTH,
-            )
-        else:
-            end = begin + tl.load(starts + begin + run + 1, mask=run + 1 < runs, other=0).to(tl.int64)
-            end = tl.where(run + 1 < runs, end, last)
-            length = tl.where(live, end - position, 0)
-            g = sum_runs(
-                position,
-                length,
-                inside,
-                places,
-                scales,
-                grads,
-                partials,
-                shift,
-                chunks,
-                chunk,
-                LOOKUPS,
-                GRAD,
-                GRAD_ALIGN,
-                GRAD_UNIT,
-                SCALED,
-                FOLD,
-                ROWS,
-                WIDTH,
-            )
-        # the rest of what is read, after the sum, which needs the registers
-        if SECOND == "row":
-            b = load_state(fields + SECOND_AT * TABLES, row, live, inside, columns, width, SECOND, ALIGN)
-        t = steps
-        if COUNTED:
-            counter = pointer(fields + COUNTER_AT * TABLES, live, tl.int64, 8) + row
-            counted = tl.load(counter, mask=live, other=0) + 1
-            t = counted.to(tl.float64)[:, None]
+        weight = aligned(tl.gather(weights, index, 0), WEIGHT, ROW_ALIGN, UNIT)[:, None] + columns[None, :]
+        w = tl.load(weight, mask=inside, other=0.0).to(tl.float32)
+        a = load_state(state1, index, inside, columns, FIRST, ALIGN, UNIT)
+        b = load_state(state2, index, inside, columns, SECOND, ALIGN, UNIT)
+        g = sum_runs(index, inside, block, bounds, sums, source, form, FOLD, BLOCK, WIDTH)
         if MAXIMIZE:
             g = -g
-        w, a, b = apply(w, g, a, b, width, rate, t, step, ALGORITHM, STATES, DECAY, BEFORE, LIMITED)
-        tl.debug_barrier()  # all threads of a row read its count and its state before one writes
+        steps = t
         if COUNTED:
-            tl.store(counter, counted, mask=live)
+            steps = tl.gather(counted, index, 0).to(tl.float64)[:, None]
+            now = rates(rate, steps, step, ALGORITHM)
+        w, a, b = apply(w, g, a, b, width, now, options, ALGORITHM, STATES, DECAY, BEFORE, LIMITED)
+        tl.debug_barrier()  # all threads read the row, the counts and the states before one writes
         if RANDOM:
-            bits = draw(tl.load(step + SEED), t, row, table, ROWS, WIDTH)
-            tl.store(weight, round_randomly(w, bits, WEIGHT), mask=write)
+            rows = tl.gather(row, index, 0)
+            bits = draw(tl.load(step + SEED), steps, rows, tl.gather(table, index, 0), ROWS, WIDTH)
+            tl.store(weight, round_randomly(w, bits, WEIGHT), mask=inside)
         else:
-            tl.store(weight, round_to_nearest(w, WEIGHT), mask=write)
-        store_state(fields + FIRST_AT * TABLES, a, row, live, inside, columns, width, FIRST, ALIGN)
-        store_state(fields + SECOND_AT * TABLES, b, row, live, inside, columns, width, SECOND, ALIGN)
+            tl.store(weight, round_to_nearest(w, WEIGHT), mask=inside)
+        state1 = store_state(state1, a, index, inside, columns, FIRST, ALIGN, UNIT)
+        state2 = store_state(state2, b, index, inside, columns, SECOND, ALIGN, UNIT)
+    if COUNTED:
+        tl.store(counter, counted, mask=live)
+    if FIRST == "row":
+        tl.store(pointer(first, live, tl.float32, 4) + row, state1, mask=live)
+    if SECOND == "row":
+        tl.store(pointer(second, live, tl.float32, 4) + row, state2, mask=live)
