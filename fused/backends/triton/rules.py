@@ -108,10 +108,8 @@ def rowwise_adagrad(w, g, s, width, now, step, DECAY: tl.constexpr, LIMITED: tl.
     """S ← s + mean(g²); w ← w − γ g / (√s + ε); w ← w · min(1, max_norm / ‖w‖)."""
     g = decayed(g, w, step, DECAY)
     s = s + row_mean_square(g, width)
-    # one division for a row; 0 does not move a weight if the divisor is 0, or so small that the ratio is ∞
-    divisor = tl.sqrt_rn(s) + step[EPS]
-    move = tl.div_rn(now[1], divisor) * g
-    moved = w - tl.where((g == 0) & (divisor + 0.0 * now[1] >= 0), 0.0, move)
+    # an element each: one quotient for a row would be faster, and up to 3.7 ULP off
+    moved = w - now[1] * quotient(g, tl.broadcast_to(tl.sqrt_rn(s) + step[EPS], g.shape))
     if DECAY == "decoupled":
         moved = moved - now[0] * (step[WEIGHT_DECAY] * w)
     if LIMITED:
