@@ -18,7 +18,7 @@ from keyedopt.fused.backends.packed import PackedLayout, PackedLookups
 SIZES = [(40, 8), (1, 4), (300, 12)]
 #: The table of each lookup, its key and its mean: keys are in another order than lookups.
 TABLES, KEYS, MEANS = (0, 2, 1, 0), (2, 0, 3, 1), (False, True, False, False)
-LENGTHS = torch.tensor([[0, 3, 1], [5, 0, 70], [0, 0, 0], [2, 2, 1]])
+LENGTHS = torch.tensor([[0, 3, 1], [5, 6, 70], [0, 0, 0], [2, 2, 1]])
 
 
 class KeyedJaggedTensor:
