@@ -118,6 +118,11 @@ def tables_of(sizes: Any, options: Mapping[str, Any], dtype: torch.dtype, seed: 
     return tables
 
 
+def step_of(options: Mapping[str, Any], **numbers: Any) -> Step:
+    """Return a step with these options, other than whether rows count, and these numbers."""
+    return Step(lr=0.1, **{key: value for key, value in options.items() if key != "counted"}, **numbers)
+
+
 def lookup_of(
     table: int, weight: torch.Tensor, lengths: list[int], seed: int, hot: int = 0, **kind: Any
 ) -> Lookup:

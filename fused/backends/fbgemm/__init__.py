@@ -1,9 +1,9 @@
 """The backend of FBGEMM's table-batched embeddings, on the CPU and on CUDA, for comparison.
 
 `arguments` compensates differences between FBGEMM and the specification, or refuses the step. All lookups of
-a table in a backward pass are one update. Table by table FBGEMM is slower than in one module of all tables,
-which is what benchmarks compare with. Learning rates and step counts are numbers on the host: a learning rate
-in a tensor on CUDA synchronizes.
+a table in a backward pass are one update. Benchmarks compare with FBGEMM's module of all tables, as its users
+have it, not with this backend. Learning rates and step counts are numbers on the host: a learning rate in a
+tensor on CUDA synchronizes.
 """
 
 from collections.abc import Sequence

@@ -12,27 +12,30 @@ import triton.language as tl
 
 from keyedopt.fused.backends.triton.arithmetic import add_exactly, aligned, total_of
 
+#: The places in FORM: number of lookups; dtype, alignment and unit of gradients; whether they have scales.
+LOOKUPS, DTYPE, ALIGN, UNIT, SCALED = (tl.constexpr(place) for place in range(5))
+
 
 @triton.jit
 def gradients_at(position, live, source, FORM: tl.constexpr):
     """Return the addresses of the gradients at some positions, and their scales, or 1."""
     places, scales, grads, shift = source
-    size: tl.constexpr = FORM[1].primitive_bitwidth // 8
+    size: tl.constexpr = FORM[DTYPE].primitive_bitwidth // 8
     place = tl.load(places + position, mask=live, other=0)
     lookup = place >> shift
     bag = (place - (lookup << shift)).to(tl.int64)
-    stride = tl.load(grads + FORM[0] + lookup, mask=live, other=0)
-    address = tl.load(grads + lookup, mask=live, other=0) + bag * stride * (FORM[3] * size)
-    return address, tl.load(scales + position, mask=live, other=0.0) if FORM[4] else 1.0
+    stride = tl.load(grads + FORM[LOOKUPS] + lookup, mask=live, other=0)
+    address = tl.load(grads + lookup, mask=live, other=0) + bag * stride * (FORM[UNIT] * size)
+    return address, tl.load(scales + position, mask=live, other=0.0) if FORM[SCALED] else 1.0
 
 
 @triton.jit
 def read_gradients(address, scale, live, inside, FORM: tl.constexpr, WIDTH: tl.constexpr):
     """Return the gradients at some addresses, (ROWS, WIDTH), one row of each."""
-    begin = aligned(address, FORM[1], FORM[2], FORM[3])
+    begin = aligned(address, FORM[DTYPE], FORM[ALIGN], FORM[UNIT])
     mask = live[:, None] & inside
     values = tl.load(begin[:, None] + tl.arange(0, WIDTH)[None, :], mask=mask, other=0.0).to(tl.float32)
-    return values * scale[:, None] if FORM[4] else values
+    return values * scale[:, None] if FORM[SCALED] else values
 
 
 @triton.jit
@@ -118,12 +121,12 @@ def sum_in_block(index, inside, block, FORM: tl.constexpr, WIDTH: tl.constexpr):
     start, length, address, scale = block
     at = tl.gather(start, index, 0)
     number = tl.gather(length, index, 0)
-    factor = tl.gather(scale, at, 0) if FORM[4] else scale
+    factor = tl.gather(scale, at, 0) if FORM[SCALED] else scale
     high = read_gradients(tl.gather(address, at, 0), factor, number > 0, inside, FORM, WIDTH)
     low = tl.zeros_like(high)
     for one in range(1, tl.max(number, 0)):
         here = tl.minimum(at + one, address.shape[0] - 1)
-        if FORM[4]:
+        if FORM[SCALED]:
             factor = tl.gather(scale, here, 0)
         more = read_gradients(tl.gather(address, here, 0), factor, one < number, inside, FORM, WIDTH)
         high, low = add_exactly(high, low, more)
@@ -153,7 +156,7 @@ def sum_runs(
         bounds: the begin of the block, the number of its runs, the end of the last run, and `starts`.
         sums: `partials`, `chunks` and `chunk`, see `chunks`.
         source: `places`, `scales`, `grads` and `shift`.
-        FORM: number of lookups; dtype, alignment and unit of gradients; whether they have scales.
+        FORM: by `LOOKUPS`, `DTYPE`, `ALIGN`, `UNIT` and `SCALED`.
     """
     begin, runs, last, starts = bounds
     high, low = sum_in_block(index, inside, block, FORM, WIDTH)
