@@ -13,6 +13,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 SUITE = "keyedopt.conformance.suite."
 
 
+def of_suite(frame: FrameType) -> bool:
+    """Whether a frame is one of the suite's, that is of a case or of what cases share."""
+    return str(frame.f_globals.get("__name__", "")).startswith(SUITE)
+
+
 class DeviceSeen(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's base class has no types
     """A context in which `device` becomes where operators of the target ran; None if it ran none.
 
@@ -56,10 +61,9 @@ class DeviceSeen(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's
 
     def _is_targets(self, frame: FrameType | None) -> bool:
         while frame is not None:
-            module = f"{frame.f_globals.get('__name__', '')}."
-            if module.startswith(SUITE):
+            if of_suite(frame):
                 return False
-            if module.startswith(self._packages):
+            if f"{frame.f_globals.get('__name__', '')}.".startswith(self._packages):
                 return True
             frame = frame.f_back
         return False

@@ -21,7 +21,7 @@ import torch
 from keyedopt.conformance import spec
 from keyedopt.conformance.results.untrusted import clean, error_text, plain
 from keyedopt.conformance.results.verdict import level_of
-from keyedopt.conformance.run.device_seen import DeviceSeen, packages_of
+from keyedopt.conformance.run.device_seen import DeviceSeen, of_suite, packages_of
 from keyedopt.conformance.run.fresh import fresh, keep_settings, null_device, steps_of
 from keyedopt.conformance.run.integrity import TENSOR, Integrity
 from keyedopt.conformance.run.protocol import Head, Writer
@@ -366,7 +366,7 @@ def _failure(item: pytest.Item, error: BaseException) -> dict[str, Any]:
         docstring = getattr(item, "obj", item).__doc__ or "no error"
         expected, seen = " ".join(docstring.split()), error_text(error)
     start = error.__traceback__
-    while start is not None and Path(start.tb_frame.f_code.co_filename).parents[1].name != "suite":
+    while start is not None and not of_suite(start.tb_frame):
         start = start.tb_next
     lines = traceback.format_exception(type(error), error, start or error.__traceback__, limit=-30)
     record = {"outcome": "fail", "expected": expected, "seen": seen, "trace": clean("".join(lines), 8000)}

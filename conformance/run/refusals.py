@@ -3,12 +3,12 @@
 import re
 import traceback
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 import torch
 
 from keyedopt.conformance.results.untrusted import one_line
+from keyedopt.conformance.run.device_seen import of_suite
 from keyedopt.conformance.suite.support.ranks import why_no_ranks
 
 #: What Python says of an argument that a constructor does not take. One that a method lacks is a failure.
@@ -42,7 +42,7 @@ def _missing_argument(error: Exception) -> str:
     last = error.__traceback__
     while last is not None and last.tb_next is not None:
         last = last.tb_next
-    by_case = last is not None and Path(last.tb_frame.f_code.co_filename).parents[1].name == "suite"
+    by_case = last is not None and of_suite(last.tb_frame)
     return f"{told[1]} has no argument {told[2]}" if told and by_case else ""
 
 
@@ -50,10 +50,10 @@ def _refused_option(error: Exception) -> str:
     """Return what a constructor says is not supported: a refusal that states itself is no defect."""
     if not isinstance(error, NotImplementedError | ValueError) or "not supported" not in str(error):
         return ""
-    frames = [frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__)]
-    by_case = [number for number, code in enumerate(frames) if "suite" in Path(code.co_filename).parts]
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    by_case = [number for number, frame in enumerate(frames) if of_suite(frame)]
     callee = frames[by_case[-1] + 1 :] if by_case else []
-    return one_line(str(error), 200) if callee and callee[0].co_name == "__init__" else ""
+    return one_line(str(error), 200) if callee and callee[0].f_code.co_name == "__init__" else ""
 
 
 def _sparse_refusal(error: Exception, needs: Sequence[str]) -> str:

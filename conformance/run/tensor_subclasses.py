@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import typing_extensions
 
-from keyedopt.conformance.run.device_seen import SUITE
+from keyedopt.conformance.run.device_seen import of_suite
 from keyedopt.conformance.suite.support.assertions import Mismatch
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -92,7 +92,7 @@ def _asked_by_suite() -> bool:
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_TORCH):
         frame = frame.f_back
-    return str(frame.f_globals.get("__name__", "")).startswith(SUITE)
+    return of_suite(frame)
 
 
 def _made(cls: type, name: str, value: Any) -> Any:

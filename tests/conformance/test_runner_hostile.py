@@ -38,6 +38,7 @@ HOSTILE = {
     "control_characters": ("fail", "RuntimeError: \\x00\\x1b[31m"),
     "markup": ("fail", "RuntimeError: [bold red]x[/]"),
     "megabytes": ("fail", "RuntimeError: xxx"),
+    "code_without_a_file": ("fail", "TypeError: f.__init__() got an unexpected"),
     "many_at_once": ("fail", "BaseExceptionGroup: several"),
     "endless_recursion": ("fail", "RecursionError: "),
     "close_streams": ("pass", ""),

@@ -145,6 +145,10 @@ def megabytes():
     raise RuntimeError("x" * 5_000_000)
 
 
+def code_without_a_file():
+    exec("raise TypeError(\"f.__init__() got an unexpected keyword argument 'x'\")", {})
+
+
 def many_at_once():
     raise BaseExceptionGroup("several", [ValueError("one"), KeyboardInterrupt(), Unspeakable()])
 

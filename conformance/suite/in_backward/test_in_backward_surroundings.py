@@ -1,6 +1,7 @@
 """Optimizers in the backward pass: create_graph, hooks, errors, DTensor, autocast and compiling."""
 
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -154,6 +155,19 @@ def test_dtensor(impl):
         param.sum().backward()
         expect_bits(param.detach().full_tensor(), before - 0.25, "the whole tensor")
         expect_equal(param.grad, None, "its gradient")
+
+
+@pytest.mark.clause("INBW-002")
+def test_with_process_group(impl):
+    """Where torch.distributed is set up, a backward pass steps as elsewhere."""
+    param = parameter(4, 3)
+    (twin,) = leaf_copies(param)
+    gone = weakref.proxy(linear(1, 1))  # raises an error whenever it is used
+    with single_rank():
+        apply_in_backward(impl, torch.optim.SGD, [param], {"lr": 0.25})
+        param.sum().backward()
+    expect_bits(param.detach(), twin.detach() - 0.25, "the parameter")
+    del gone
 
 
 @pytest.mark.clause("INBW-047")
