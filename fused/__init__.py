@@ -11,6 +11,7 @@ from keyedopt.fused.apply_optimizer_in_backward import (
 )
 from keyedopt.fused.clipping import GradientClipping, GradientClippingOptimizer
 from keyedopt.fused.embedding import (
+    CachedEmbeddings,
     EmbeddingBagCollection,
     EmbeddingBagConfig,
     EmbeddingCollection,
@@ -51,6 +52,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "CachedEmbeddings",
     "CombinedOptimizer",
     "EmbeddingBagCollection",
     "EmbeddingBagConfig",

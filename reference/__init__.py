@@ -11,6 +11,7 @@ from keyedopt.reference.apply_optimizer_in_backward import (
 )
 from keyedopt.reference.clipping import GradientClipping, GradientClippingOptimizer
 from keyedopt.reference.embedding import (
+    CachedEmbeddings,
     EmbeddingBagCollection,
     EmbeddingBagConfig,
     EmbeddingCollection,
@@ -50,6 +51,7 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AdamW",
+    "CachedEmbeddings",
     "CombinedOptimizer",
     "EmbeddingBagCollection",
     "EmbeddingBagConfig",

@@ -2,10 +2,12 @@
 
 from keyedopt.fused.embedding.collection import EmbeddingBagCollection, EmbeddingCollection, FusedCollection
 from keyedopt.fused.embedding.optimizer import EmbeddingFusedOptimizer
+from keyedopt.reference.embedding.cached import CachedEmbeddings
 from keyedopt.reference.embedding.config import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from keyedopt.reference.embedding.jagged import Jagged
 
 __all__ = [
+    "CachedEmbeddings",
     "EmbeddingBagCollection",
     "EmbeddingBagConfig",
     "EmbeddingCollection",

@@ -1,5 +1,6 @@
 """Embedding tables that are updated in the backward pass, in plain torch."""
 
+from keyedopt.reference.embedding.cached import CachedEmbeddings
 from keyedopt.reference.embedding.collection import FusedCollection
 from keyedopt.reference.embedding.config import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from keyedopt.reference.embedding.jagged import Jagged
@@ -7,6 +8,7 @@ from keyedopt.reference.embedding.module import EmbeddingBagCollection, Embeddin
 from keyedopt.reference.embedding.optimizer import EmbeddingFusedOptimizer
 
 __all__ = [
+    "CachedEmbeddings",
     "EmbeddingBagCollection",
     "EmbeddingBagConfig",
     "EmbeddingCollection",
