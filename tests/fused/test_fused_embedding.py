@@ -352,6 +352,14 @@ def test_memory_that_state_does_not_go_with_is_not_written(backend, stepped, mem
     assert torch.equal(memory, before[1])
 
 
+def test_a_table_without_an_optimizer_is_the_parameter_that_the_module_has_now():
+    config = fused.EmbeddingBagConfig(5, 4, "t", torch.float32, ["f"], init_fn=ones)
+    module = fused.EmbeddingBagCollection([config])
+    assert (module(BAGS)["f"] == 2).all()
+    module.embedding_bags["t"].weight = torch.nn.Parameter(torch.full((5, 4), 3.0))
+    assert (module(BAGS)["f"] == 6).all()
+
+
 def test_views_with_gaps_are_looked_up_as_what_they_are():
     module, other = make(), make()
     values, offsets = BAGS["f"]
