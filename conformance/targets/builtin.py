@@ -118,6 +118,7 @@ fbgemm = Implementation(
         ),
         *("EmbeddingBagCollection.state_dict", "EmbeddingBagCollection.initial_values"),
         *("EmbeddingBagCollection.keyed_jagged_tensors", "EmbeddingBagCollection.unlike_batches"),
+        "*.optimizer_state_dtypes",
     ),
     devices=("cpu", "cuda"),
     dtypes=("float32", "float16"),

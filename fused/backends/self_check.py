@@ -59,7 +59,7 @@ def check_at_first_use(backend: Backend, tables: Sequence[Table], step: Step) ->
     widths = [table.weight.shape[1] for table in tables]
     options = replace(step, lr=0.0, count=1, seed=None if step.seed is None else 0, first=False, counters=())
     numbers = isinstance(step.lr, Tensor), isinstance(step.count, Tensor)
-    kinds = [tuple(state.shape[1:]) == () for state in tables[0].states], tables[0].row_counter is None
+    kinds = [(state.ndim, state.dtype) for state in tables[0].states], tables[0].row_counter is None
     many = min(len(tables), MOST_TABLES)
     kind = str(device), str(tables[0].weight.dtype), max(widths), min(widths), many, str(kinds)
     key = backend.name, kind, str(options), numbers

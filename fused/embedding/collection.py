@@ -41,7 +41,7 @@ class FusedCollection(TableCollection):
         tables: their configurations, keyedopt's or torchrec's.
         optimizer_type: the class of the optimizer of all tables: torch's SGD, Adagrad, Adam, AdamW or
             SparseAdam, or one of keyedopt's.
-        optimizer_kwargs: its arguments, with ``error_if_nonfinite`` and, for ``Accumulate…``, the window.
+        optimizer_kwargs: its arguments, as the reference's: ``error_if_nonfinite``, the dtype of momentum, ….
         is_weighted: whether each row that is looked up has a weight.
         device: of the tables.
         backend: the name of a backend, see `keyedopt.fused.backends`; ``"auto"`` chooses by device, dtype and

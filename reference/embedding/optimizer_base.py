@@ -10,6 +10,7 @@ from torch import optim
 from keyedopt.reference.backward_clip import BackwardClip
 from keyedopt.reference.embedding.deferred_gradients import DeferredGradients
 from keyedopt.reference.embedding.replicas import Replicas
+from keyedopt.reference.embedding.state_dtypes import narrowed, split_dtypes
 
 
 class EmbeddingOptimizerBase(abc.ABC):
@@ -123,7 +124,9 @@ class EmbeddingOptimizerBase(abc.ABC):
         Raises:
             ValueError: the class or an argument is not supported; nothing is changed.
         """
+        kwargs, dtypes = split_dtypes(kwargs)
         optimizer = self._make_optimizer(optimizer_class, list(weights.values()), kwargs)
+        algorithm = type(optimizer).__name__.removeprefix("Accumulate")
         for name, weight in weights.items():
             had, wanted = type(self._table_optimizers.get(weight)), type(optimizer)
             if weight in self._table_optimizers and had is not wanted:
@@ -131,11 +134,15 @@ class EmbeddingOptimizerBase(abc.ABC):
                     f"table {name!r} was created with {had.__name__}, so optimizer_class must be that, not "
                     f"{wanted.__name__}, which has other state"
                 )
-        state = {weight: self._initial_state(optimizer, name, weight) for name, weight in weights.items()}
+        state = {
+            weight: narrowed(self._initial_state(optimizer, name, weight), name, algorithm, dtypes)
+            for name, weight in weights.items()
+        }
         for weight, entry in state.items():
-            if weight in self.state and self.state[weight].keys() != entry.keys():
-                have = list(self.state[weight])
-                raise ValueError(f"optimizer_kwargs must go with the existing state, {have}")
+            known = self.state.get(weight, entry)
+            if known.keys() != entry.keys() or (dtypes and _dtypes(known) != _dtypes(entry)):
+                raise ValueError(f"optimizer_kwargs must go with the existing state, {_dtypes(known)}")
+            state[weight] = known
         self._check_supported(optimizer, weights, state)
         for group in self.param_groups:  # a table is in one group
             group["params"] = [param for param in group["params"] if param not in state]
@@ -173,3 +180,8 @@ class EmbeddingOptimizerBase(abc.ABC):
     def _group(self, weight: torch.Tensor) -> dict[str, Any]:
         """Return the options of a table."""
         return next(group for group in self.param_groups if any(weight is param for param in group["params"]))
+
+
+def _dtypes(entry: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the dtype of each state; None for one that is no tensor."""
+    return {key: getattr(value, "dtype", None) for key, value in entry.items()}

@@ -27,7 +27,7 @@ OPTIMIZERS = {
     "RowWiseAdagrad": {"lr": 0.1, "lr_decay": 0.01},
     "Adam": {"lr": 0.1},
     "Adam by row": {"lr": 0.1, "bias_correction": "per_row"},
-    "PartialRowWiseAdam": {"lr": 0.1},
+    "PartialRowWiseAdam": {"lr": 0.1, "optimizer_state_dtypes": {"momentum1": torch.float16}},
     "LAMB": {"lr": 0.1, "weight_decay": 0.1},
     "PartialRowWiseLAMB": {"lr": 0.1},
 }

@@ -34,9 +34,12 @@ def some_lookups(tables: list[Table]) -> list[Lookup]:
     ]
 
 
-def case_step(backend: Any, name: str, dtype: str) -> None:
+def case_step(backend: Any, name: str, dtype: str, momentum: str = "float32") -> None:
     options = STEPS[name]
-    tables = tables_of(SIZES, options, DTYPES[dtype])
+    tables = [
+        replace(one, states=(one.states[0].to(DTYPES[momentum]), *one.states[1:])) if one.states else one
+        for one in tables_of(SIZES, options, DTYPES[dtype])
+    ]
     lookups = some_lookups(tables)
     for count in (1, 2):
         step = step_of(options, count=count, first=count == 1)
@@ -286,6 +289,11 @@ def cases() -> Iterator[tuple[str, Callable[[Any], None]]]:
     for name in ("sgd_momentum", "rowwise_l2_norm", "adam", "partial_lamb"):
         for dtype in ("float16", "bfloat16"):
             yield f"step-{name}-{dtype}", partial(case_step, name=name, dtype=dtype)
+    for name in ("sgd_momentum", "lars", "adam", "partial_lamb"):
+        for momentum in ("float16", "bfloat16"):
+            case = partial(case_step, name=name, dtype="float32", momentum=momentum)
+            yield f"step-{name}-momentum-{momentum}", case
+    yield "step-adam-all-bfloat16", partial(case_step, name="adam", dtype="bfloat16", momentum="bfloat16")
     for width in (1, 2, 3, 8, 100, 257, 1000, 4096):
         yield f"width-{width}", partial(case_width, width=width, dtype="float32")
     yield "width-1000-counted", partial(case_width, width=1000, dtype="float32", name="adamw_counted")

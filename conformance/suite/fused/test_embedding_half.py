@@ -4,18 +4,29 @@ import pytest
 import torch
 
 from keyedopt.conformance.suite.support.accumulate import expect_near
-from keyedopt.conformance.suite.support.assertions import expect, expect_bits, expect_close, expect_equal
+from keyedopt.conformance.suite.support.assertions import (
+    exactly,
+    expect,
+    expect_bits,
+    expect_close,
+    expect_equal,
+    expect_raises,
+)
 from keyedopt.conformance.suite.support.device import tensor
 from keyedopt.conformance.suite.support.embedding import (
     BAGS,
     ONE_TABLE,
     collection,
+    fit,
     jagged,
     tables_of,
     train_rows,
 )
 from keyedopt.conformance.suite.support.inputs import INTERPRETED, _numbers
+from keyedopt.conformance.suite.support.measured import Measuring, measure_error
 
+#: Optimizers whose first state is a mean of gradients or of steps.
+WITH_MOMENTUM = ("SGD", "LarsSGD", "Adam", "SparseAdam", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB")
 #: More than the 11 bits of float16 can count; in Triton's interpreter, than the 8 of bfloat16.
 MANY = 300 if INTERPRETED else 4096
 
@@ -96,3 +107,64 @@ def test_rounding(impl, dtype):
     off = float((errors * exact.sign()).mean())  # negative if numbers are truncated
     expect(abs(off) <= 0.1, "a mean error of at most 0.1 ULP", off)
     expect(float(errors.abs().max()) <= 1.5, "errors of at most 1.5 ULP", float(errors.abs().max()))
+
+
+@pytest.mark.clause("FUSED-096")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}", "{optimizer}.optimizer_state_dtypes")
+@pytest.mark.parametrize("momentum", ["float16", "bfloat16"])
+@pytest.mark.parametrize("optimizer", WITH_MOMENTUM)
+def test_momentum(impl, optimizer, momentum):
+    """A momentum in half precision is stored so, and training stays near that with one in float32."""
+    half, options = getattr(torch, momentum), {"momentum": 0.9} if "SGD" in optimizer else {}
+    plain = collection(impl, optimizer, options, ONE_TABLE)
+    options = {**options, "optimizer_state_dtypes": {"momentum1": half}}
+    module = collection(impl, optimizer, options, ONE_TABLE)
+    start, largest = exactly(tables_of(plain)["t"]), torch.zeros(6, 4, dtype=torch.float64)
+    with Measuring({"errors": []}) as measuring:
+        for step in range(1, 9):
+            for one in (plain, module):
+                fit(one, jagged({"f": BAGS["f"]}), seed=step)
+            stored, exact = (_momentum(one) for one in (module, plain))
+            expect_equal(stored.dtype, half, "the dtype of momentum1")
+            largest = torch.maximum(largest, exactly(exact).abs())
+            entry = {"quantity": "momentum1", "dtype": momentum, "steps": step}
+            # Half a unit in each step, of which nine tenths stay in the next: five units at most.
+            measure_error(measuring, stored, exactly(exact), 5.5, "the momentum", before=largest, **entry)
+        moved = (exactly(tables_of(plain)["t"]) - start).abs().max()
+        off = (exactly(tables_of(module)["t"]) - exactly(tables_of(plain)["t"])).abs().max()
+        entry = {"quantity": "table", "dtype": momentum, "steps": 8, "unit": "of its change"}
+        budget = 4 * torch.finfo(half).eps
+        measuring.record["errors"].append(entry | {"error": float(off / moved), "budget": budget})
+        with measuring.expecting():
+            expect(
+                float(off / moved) <= budget, f"a table within {budget:.2g} of its change", float(off / moved)
+            )
+    return measuring.record
+
+
+@pytest.mark.clause("FUSED-096")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}", "{optimizer}.optimizer_state_dtypes")
+@pytest.mark.parametrize(
+    ("optimizer", "state", "stored"),
+    [
+        ("SGD", "momentum1", "float16"),
+        ("Adagrad", "momentum1", "bfloat16"),
+        ("RowWiseAdagrad", "momentum1", "bfloat16"),
+        ("Adam", "exp_avg_sq", "float16"),
+        ("Adam", "momentum1", "int8"),
+        ("Adam", "momentum", "float16"),
+    ],
+)
+def test_other_states(impl, optimizer, state, stored):
+    """A state that half precision cannot store, another dtype and an unknown name raise an error."""
+    options = {"optimizer_state_dtypes": {state: getattr(torch, stored)}}
+    expect_raises(
+        lambda: collection(impl, optimizer, options, ONE_TABLE),
+        ValueError,
+        TypeError,
+        expected=f"an error for {state} of {optimizer} in {stored}",
+    )
+
+
+def _momentum(module):
+    return module.fused_optimizer.state_dict()["state"]["t.weight"]["t.momentum1"]

@@ -270,7 +270,7 @@ def _refused(table: Table) -> str:
         return why
     if not 0 < table.weight.shape[1] <= WIDEST:
         return f"rows must have 1 to {WIDEST} elements, not {table.weight.shape[1]}"
-    for tensor in table.states:
-        if tensor.dtype is not torch.float32:
-            return f"states must be in torch.float32, not in {tensor.dtype}"
+    for place, tensor in enumerate(table.states):
+        if tensor.dtype not in (DTYPES if place == 0 and tensor.ndim == 2 else (torch.float32,)):
+            return f"states must be in float32, a momentum in half precision at least, not in {tensor.dtype}"
     return ""

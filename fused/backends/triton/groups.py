@@ -48,7 +48,8 @@ class Group:
     def number(self) -> int:
         """A number that other groups have only if all but the memory of their tables is the same."""
         one = self.tables[0]
-        kinds = (*self.kinds, len(one.states), one.row_counter is None, one.weight.dtype)
+        dtypes = tuple(state.dtype for state in (one.weight, *one.states))
+        kinds = (*self.kinds, dtypes, one.row_counter is None)
         return _number_of((*kinds, self.gap, self.numbers, tuple(self.heights), tuple(self.widths)))
 
     @cached_property
@@ -209,7 +210,7 @@ def group_tables(tables: Sequence[Table], used: Sequence[int], gap: int = 0) -> 
     by_kind: dict[tuple[object, ...], list[int]] = {}
     for number in sorted(set(used)):
         one = tables[number]
-        kinds = tuple(state.ndim for state in one.states)
+        kinds = tuple((state.ndim, state.dtype) for state in one.states)
         kind = (one.weight.device, one.weight.dtype, kinds, one.row_counter is None)
         by_kind.setdefault(kind, []).append(number)
     groups = []

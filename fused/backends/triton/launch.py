@@ -19,7 +19,7 @@ from keyedopt.fused.backends.triton.device_buffers import (
 )
 from keyedopt.fused.backends.triton.device_flags import error_flag, step_increment
 from keyedopt.fused.backends.triton.grads import Grads
-from keyedopt.fused.backends.triton.groups import Group, bags_of, blocks
+from keyedopt.fused.backends.triton.groups import DTYPES, Group, bags_of, blocks
 from keyedopt.fused.backends.triton.launcher import start
 from keyedopt.fused.backends.triton.layout import STEP_FIELDS
 from keyedopt.fused.backends.triton.lookup_batch import is_scaled, lookup_buffer, normalized
@@ -150,6 +150,7 @@ def step_constants(group: Group, step: Step) -> dict[str, Any]:
     kinds = group.kinds
     return {
         "FIRST": kinds[0],
+        "STATE": DTYPES[group.tables[0].states[0].dtype if kinds[0] == "full" else torch.float32],
         "SECOND": kinds[1],
         "COUNTED": group.tables[0].row_counter is not None,
         "ALGORITHM": algorithm,

@@ -41,10 +41,10 @@ def draw(seed, count, row, table, ROWS: tl.constexpr, WIDTH: tl.constexpr):
 
 
 @triton.jit
-def state_of_block(fields, row, elements, live, KIND: tl.constexpr):
+def state_of_block(fields, row, elements, live, KIND: tl.constexpr, DTYPE: tl.constexpr):
     """Return the address of the state of each row; the state itself if it is one number; or 0 without one."""
     if KIND == "full":
-        return tl.load(fields, mask=live, other=0) + elements * 4
+        return tl.load(fields, mask=live, other=0) + elements * (DTYPE.primitive_bitwidth // 8)
     elif KIND == "row":
         return tl.load(pointer(fields, live, tl.float32, 4) + row, mask=live, other=0.0)
     else:
@@ -52,11 +52,11 @@ def state_of_block(fields, row, elements, live, KIND: tl.constexpr):
 
 
 @triton.jit
-def load_state(state, index, write, columns, KIND: tl.constexpr, ALIGN: tl.constexpr, UNIT: tl.constexpr):
+def load_state(state, index, write, columns, KIND: tl.constexpr, FORM: tl.constexpr):
     """Return a state of the rows of a tile: (ROWS, WIDTH), or (ROWS, 1), or 0 without a state."""
     if KIND == "full":
-        at = aligned(tl.gather(state, index, 0), tl.float32, ALIGN, UNIT)[:, None] + columns[None, :]
-        return tl.load(at, mask=write, other=0.0)
+        at = aligned(tl.gather(state, index, 0), FORM[0], FORM[1], FORM[2])[:, None] + columns[None, :]
+        return tl.load(at, mask=write, other=0.0).to(tl.float32)
     elif KIND == "row":
         return tl.gather(state, index, 0)[:, None]
     else:
@@ -64,13 +64,11 @@ def load_state(state, index, write, columns, KIND: tl.constexpr, ALIGN: tl.const
 
 
 @triton.jit
-def store_state(
-    state, value, index, write, columns, KIND: tl.constexpr, ALIGN: tl.constexpr, UNIT: tl.constexpr
-):
+def store_state(state, value, index, write, columns, KIND: tl.constexpr, FORM: tl.constexpr):
     """Store a state of the rows of a tile; return that of the block, which has the new single numbers."""
     if KIND == "full":
-        at = aligned(tl.gather(state, index, 0), tl.float32, ALIGN, UNIT)[:, None] + columns[None, :]
-        tl.store(at, value, mask=write)
+        at = aligned(tl.gather(state, index, 0), FORM[0], FORM[1], FORM[2])[:, None] + columns[None, :]
+        tl.store(at, round_to_nearest(value, FORM[0]), mask=write)
     elif KIND == "row":
         rows: tl.constexpr = index.shape[0]
         behind = tl.arange(0, state.shape[0]) - tl.min(index, 0)
@@ -103,6 +101,7 @@ def update(
     LOOKUPS: tl.constexpr,
     WEIGHT: tl.constexpr,
     FIRST: tl.constexpr,
+    STATE: tl.constexpr,
     SECOND: tl.constexpr,
     COUNTED: tl.constexpr,
     GRAD: tl.constexpr,
@@ -169,8 +168,8 @@ def update(
     weights = tl.load(fields + WEIGHT_AT * TABLES, mask=live, other=0) + elements * size
     first = fields + FIRST_AT * TABLES
     second = fields + SECOND_AT * TABLES
-    state1 = state_of_block(first, row, elements, live, FIRST)
-    state2 = state_of_block(second, row, elements, live, SECOND)
+    state1 = state_of_block(first, row, elements, live, FIRST, STATE)
+    state2 = state_of_block(second, row, elements, live, SECOND, tl.float32)
     if COUNTED:
         counter = pointer(fields + COUNTER_AT * TABLES, live, tl.int64, 8) + row
         counted = tl.load(counter, mask=live, other=0) + 1
@@ -179,6 +178,8 @@ def update(
     block = (start, length) + gradients_at(begin + run, begin + run < n, source, form)  # noqa: RUF005
     bounds = (begin, runs, last, starts)
     sums = (partials, chunks, chunk)
+    form1: tl.constexpr = (STATE, ALIGN, UNIT)
+    form2: tl.constexpr = (tl.float32, ALIGN, UNIT)
     for done in range(0, runs, ROWS):
         index = done + tl.arange(0, ROWS)
         width = tl.gather(units, index, 0) * UNIT
@@ -186,8 +187,8 @@ def update(
         # the row and its state do not depend on the gradients: load them first, to overlap both loads
         weight = aligned(tl.gather(weights, index, 0), WEIGHT, ROW_ALIGN, UNIT)[:, None] + columns[None, :]
         w = tl.load(weight, mask=inside, other=0.0).to(tl.float32)
-        a = load_state(state1, index, inside, columns, FIRST, ALIGN, UNIT)
-        b = load_state(state2, index, inside, columns, SECOND, ALIGN, UNIT)
+        a = load_state(state1, index, inside, columns, FIRST, form1)
+        b = load_state(state2, index, inside, columns, SECOND, form2)
         g = sum_runs(index, inside, block, bounds, sums, source, form, FOLD, BLOCK, WIDTH)
         if MAXIMIZE:
             g = -g
@@ -203,8 +204,8 @@ def update(
             tl.store(weight, round_randomly(w, bits, WEIGHT), mask=inside)
         else:
             tl.store(weight, round_to_nearest(w, WEIGHT), mask=inside)
-        state1 = store_state(state1, a, index, inside, columns, FIRST, ALIGN, UNIT)
-        state2 = store_state(state2, b, index, inside, columns, SECOND, ALIGN, UNIT)
+        state1 = store_state(state1, a, index, inside, columns, FIRST, form1)
+        state2 = store_state(state2, b, index, inside, columns, SECOND, form2)
     if COUNTED:
         tl.store(counter, counted, mask=live)
     if FIRST == "row":
