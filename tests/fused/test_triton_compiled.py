@@ -59,6 +59,12 @@ def launches(backend: Any) -> Iterator[tuple[str, Any]]:
                 ("look_up", lambda tables=tables: backend.look_up(tables, lookups_of(tables, mean=True))),
             ):
                 yield f"{what}-{width}-{dtype}", call
+    halved = [
+        replace(one, states=(one.states[0].bfloat16(), one.states[1]))
+        for one in tables_of(((40, 64),), STEPS["adam"], torch.bfloat16)
+    ]
+    adam = Step(lr=0.1, **STEPS["adam"])
+    yield "momentum-64-bfloat16", lambda: backend.update(halved, lookups_of(halved), adam)
     tables = tables_of(((40, 64), (7, 16)), STEPS["rowwise"], torch.float32)
     step = Step(lr=0.1, **STEPS["rowwise"])
     weighted = lookups_of(tables, weighted=True)
@@ -154,7 +160,8 @@ def test_row_data_moves_16_bytes_at_a_time(found: list[dict[str, Any]]) -> None:
         weight = max(1, elements // 8) if halves else vectors
         if one["kernel"] == "update":
             states = (constants["FIRST"], constants["SECOND"]).count("full")
-            loads, stores = vectors + weight + states * vectors, weight + states * vectors
+            state = states * vectors if not one["case"].startswith("momentum") else weight + vectors
+            loads, stores = vectors + weight + state, weight + state
         elif one["kernel"] == "pool":
             loads, stores = constants["UNROLL"] * weight, vectors
         else:
