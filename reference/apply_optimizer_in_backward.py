@@ -144,7 +144,7 @@ def _replicated() -> set[int]:
     """Return the ids of the parameters that DistributedDataParallel modules reduce."""
     if not (dist.is_available() and dist.is_initialized()):
         return set()
-    # Of the type alone: isinstance asks the object too, and a weak proxy of what is gone raises then.
+    # Not isinstance, which also reads the object's __class__: a weak proxy of a deleted object raises there.
     modules = [one for one in gc.get_objects() if issubclass(type(one), DistributedDataParallel)]
     return {id(param) for module in modules for param in module._module_parameters}
 

@@ -78,18 +78,22 @@ class CachedEmbeddings(nn.Module, FusedOptimizerModule):
         places = places_by_table(tables, cached_rows)
         self._configs = [replace(table, init_fn=None) for table in tables]
         self._is_weighted = is_weighted
+        self._outputs = output_names(tables)
         self._widths: dict[str, int] = {}
-        for table, outputs in zip(tables, output_names(tables), strict=True):
+        self._sizes: dict[str, list[int]] = {}
+        for table, outputs in zip(tables, self._outputs, strict=True):
             self._widths.update(dict.fromkeys(outputs, table.embedding_dim))
+            for feature in table.feature_names:
+                self._sizes.setdefault(feature, []).append(table.num_embeddings)
         on_device = [
             replace(
                 table, num_embeddings=places[table.name], feature_names=list(outputs), init_fn=nn.init.zeros_
             )
-            for table, outputs in zip(tables, output_names(tables), strict=True)
+            for table, outputs in zip(tables, self._outputs, strict=True)
         ]
         make: Any = collection_class
         inner = make(on_device, optimizer_type, optimizer_kwargs, is_weighted, device, **options)
-        #: The collection of the rows on the device; in a tuple, as these are no parameters of this module.
+        #: The collection of the rows on the device. A tuple, so that torch does not register it as a child.
         self._collection = (inner,)
         hosts = {table.name: HostTable(table, "cpu") for table in tables}
         self.add_module(inner.children_name, nn.ModuleDict(hosts))
@@ -146,13 +150,9 @@ class CachedEmbeddings(nn.Module, FusedOptimizerModule):
                 than the device holds.
             RuntimeError: a table was written on the host while newer rows were on the device.
         """
-        sizes: dict[str, list[int]] = {}
-        for table in self._configs:
-            for feature in table.feature_names:
-                sizes.setdefault(feature, []).append(table.num_embeddings)
-        checked = check_features(features, sizes, self._is_weighted)
+        checked = check_features(features, self._sizes, self._is_weighted)
         inputs, used = {}, []
-        for table, names in zip(self._configs, output_names(self._configs), strict=True):
+        for table, names in zip(self._configs, self._outputs, strict=True):
             cache = self._optim.caches[table.name]
             rows = torch.unique(
                 torch.cat([self._values(checked, feature) for feature in table.feature_names])

@@ -11,6 +11,7 @@ from keyedopt.reference.backward_clip import BackwardClip
 from keyedopt.reference.embedding.deferred_gradients import DeferredGradients
 from keyedopt.reference.embedding.replicas import Replicas
 from keyedopt.reference.embedding.state_dtypes import narrowed, split_dtypes
+from keyedopt.reference.embedding.table_optimizers import algorithm
 
 
 class EmbeddingOptimizerBase(abc.ABC):
@@ -126,7 +127,6 @@ class EmbeddingOptimizerBase(abc.ABC):
         """
         kwargs, dtypes = split_dtypes(kwargs)
         optimizer = self._make_optimizer(optimizer_class, list(weights.values()), kwargs)
-        algorithm = type(optimizer).__name__.removeprefix("Accumulate")
         for name, weight in weights.items():
             had, wanted = type(self._table_optimizers.get(weight)), type(optimizer)
             if weight in self._table_optimizers and had is not wanted:
@@ -135,7 +135,7 @@ class EmbeddingOptimizerBase(abc.ABC):
                     f"{wanted.__name__}, which has other state"
                 )
         state = {
-            weight: narrowed(self._initial_state(optimizer, name, weight), name, algorithm, dtypes)
+            weight: narrowed(self._initial_state(optimizer, name, weight), name, algorithm(optimizer), dtypes)
             for name, weight in weights.items()
         }
         for weight, entry in state.items():

@@ -1,4 +1,4 @@
-"""The rows of one table that are in the memory of a device, while the whole table is in that of the host."""
+"""The rows of one table that a device holds, while the whole table is in the memory of the host."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -22,7 +22,7 @@ class RowCache:
 
     Attributes:
         row_of: the row in each place on the device, (C,) int64; -1 in a free one.
-        changes: how often rows have left the device.
+        changes: how often places were freed for other rows.
         used, loaded: how many distinct rows were looked up, and how many of these came from the host.
     """
 
@@ -89,7 +89,7 @@ class RowCache:
         rows = self.row_of[places].cpu()
         if len(rows):
             for host, device in zip(self._host, self._device, strict=True):
-                host.data[rows] = device.data[places].cpu()  # `data`: no change that others made
+                host.data[rows] = device.data[places].cpu()  # `data` does not count as a write by others
             self._updated[places] = False
 
     def _check_host(self) -> None:
@@ -119,7 +119,7 @@ class RowCache:
         return places
 
     def _evict(self, places: Tensor) -> None:
-        """Free places. An error after this, while others take them, leaves no wrong row behind."""
+        """Write updated rows back, then free their places, so that a load that fails leaves no wrong row."""
         self._write_back(places[self._updated[places]])
         rows = self.row_of[places]
         self._place_of[rows[rows >= 0]] = -1

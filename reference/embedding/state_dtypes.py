@@ -49,9 +49,10 @@ def narrowed(
     dtype = dtypes.get("momentum1", torch.float32)
     if dtype is torch.float32:
         return state
-    if f"{table}.momentum1" not in state or TENSORS[algorithm][0][0] not in MEANS:
+    known = TENSORS.get(algorithm, (("",),))  # a user's class may have another name
+    if f"{table}.momentum1" not in state or known[0][0] not in MEANS:
         raise ValueError(
-            f"{NAME} is for the momentum of SGD, LarsSGD, Adam and its kin, not for {algorithm}: it has no "
-            "momentum here, or a sum, which would stand still in half precision"
+            f"{NAME} applies to the momentum of SGD, LarsSGD, Adam, LAMB and their variants. {algorithm} has "
+            "no momentum with these options, or a sum, which half precision cannot add small squares to"
         )
     return {**state, f"{table}.momentum1": state[f"{table}.momentum1"].to(dtype)}
