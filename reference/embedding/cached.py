@@ -21,11 +21,10 @@ from keyedopt.reference.fused import FusedOptimizerModule, own
 class CachedEmbeddings(nn.Module, FusedOptimizerModule):
     """Tables larger than the memory of a device: on the host, with a cache of rows on the device.
 
-    A forward pass copies the rows that it looks up to the device, unless they are there. The rows that were
-    used longest ago make place, and are written back if they were updated. So rows that are looked up often
-    stay. Rows stay until they are updated, too. Results are those of the same collection with all rows on the
-    device, except where rounding depends on the place of a row, as that of torch's operators and the draws of
-    stochastic rounding.
+    A forward pass copies missing rows to the device. The rows that were used longest ago are evicted, and
+    written back to the host if they were updated; rows that wait for an update are never evicted. Results
+    equal those of the same collection with all rows on the device, except where rounding depends on the place
+    of a row: in some of torch's operators, and in the draws of stochastic rounding.
 
     ``state_dict`` and ``load_state_dict`` of module and optimizer, and reading a table's ``weight`` from
     its child module, write newer rows back first. Call `flush` before you read or write tensors that you

@@ -40,8 +40,8 @@ class FusedCollection(TableCollection):
         optimizer_type: the class of the optimizer of all tables: torch's SGD, Adagrad, Adam, AdamW or
             SparseAdam, or one of keyedopt's.
         optimizer_kwargs: its arguments, with ``error_if_nonfinite`` and, for ``Accumulate…``, the window.
-            ``optimizer_state_dtypes={"momentum1": torch.bfloat16}`` stores the momentum of SGD, LarsSGD, Adam
-            and its kin in bfloat16 or float16; each step rounds it once, to nearest.
+            ``optimizer_state_dtypes={"momentum1": torch.bfloat16}`` stores the momentum of SGD, LarsSGD,
+            Adam, LAMB and their variants in bfloat16 or float16; each step rounds momentum once, to nearest.
         is_weighted: whether each row that is looked up has a weight.
         device: of the tables.
         process_group: the ranks with replicas of the tables, which begin with the rows of the first rank. A
