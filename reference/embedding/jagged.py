@@ -6,6 +6,7 @@ those that the module of the input defines: torchrec's for torchrec's input.
 
 import sys
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -34,12 +35,17 @@ _KEYED = ("keys", "stride", "variable_stride_per_key", "inverse_indices_or_none"
 
 def is_keyed(features: Any) -> bool:
     """Return whether this is a `KeyedJaggedTensor`."""
-    return all(callable(getattr(features, name, None)) for name in _KEYED)
+    return _has_methods(type(features), _KEYED)
+
+
+@lru_cache(maxsize=256)
+def _has_methods(cls: type, names: tuple[str, ...]) -> bool:
+    return all(callable(getattr(cls, name, None)) for name in names)
 
 
 def as_jagged(given: Any, weighted: bool) -> Any:
     """Return a `JaggedTensor` as a `Jagged`, with its weights if `weighted`; anything else as it is."""
-    if not all(callable(getattr(given, name, None)) for name in _JAGGED):
+    if not _has_methods(type(given), _JAGGED):
         return given
     return Jagged(given.values(), given.offsets(), given.weights_or_none() if weighted else None)
 

@@ -2,7 +2,6 @@
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +11,7 @@ from torch import Tensor
 
 from keyedopt.fused.backends.interface import ALGORITHMS, Backend, Lookup, RowGradients, Step, Table
 from keyedopt.fused.backends.packed import PackedLookups
+from keyedopt.fused.backends.streams import as_current, on_cuda
 from keyedopt.fused.backends.triton import device_flags, launch, packed_batch
 from keyedopt.fused.backends.triton.grads import Grads, pack_grads
 from keyedopt.fused.backends.triton.groups import DTYPES, Group, bags_of, group_tables, split, unfit
@@ -56,7 +56,7 @@ class TritonBackend(Backend):
         far = replace(lookups[0], values=lookups[0].values * 409)  # below 300 · 409 < 2¹⁷
         for some, looked_up in ((tables, lookups), ([tall], [far])):
             for group, chosen in split(some, looked_up):
-                with _current(group.device):
+                with as_current(group.device):
                     wrong = wrong_runs(group, [looked_up[index] for index in chosen], self._tuning)
                 if wrong:
                     return wrong
@@ -78,7 +78,7 @@ class TritonBackend(Backend):
 
     def counts_steps(self, device: torch.device) -> bool:
         """Return whether updates on this device count steps: on CUDA, not in the interpreter."""
-        return device.type != "cpu"
+        return on_cuda(device)
 
     @torch.no_grad()
     def look_up(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[Tensor]:
@@ -95,7 +95,7 @@ class TritonBackend(Backend):
             shape = (bags_of(lookup), weight.shape[1])
             outputs.append(torch.empty(shape, dtype=torch.float32, device=weight.device))
         for group, chosen in split(tables, lookups):
-            with _current(group.device):
+            with as_current(group.device):
                 given = [lookups[index] for index in chosen]
                 launch.look_up(group, given, [outputs[index] for index in chosen])
         self._check_soon(tables)
@@ -109,9 +109,9 @@ class TritonBackend(Backend):
         """
         group = packed_batch.group_of(tables, lookups)
         device_flags.check_arrived(group.device)
-        with _current(group.device):
+        with as_current(group.device):
             output = packed_batch.look_up(group, lookups, self._tuning, training)
-        if not training or group.device.type == "cpu":  # else the update does
+        if not (training and on_cuda(group.device)):  # else the update does
             device_flags.send_flag(group.device)
         return output
 
@@ -122,7 +122,7 @@ class TritonBackend(Backend):
     def check_offsets(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> None:
         """Check offsets that no lookup uses, as those without pooling."""
         for group, chosen in split(tables, lookups):
-            with _current(group.device):
+            with as_current(group.device):
                 launch.check_offsets(group, [lookups[index] for index in chosen])
         self._check_soon(tables)
 
@@ -148,7 +148,7 @@ class TritonBackend(Backend):
         prepared: list[Any] = [None] * len(lookups)
         for group, chosen in split(tables, lookups):
             if any(lookups[index].values.numel() for index in chosen):
-                with _current(group.device):
+                with as_current(group.device):
                     made = prepare(group, [lookups[index] for index in chosen], self._tuning)
                 for index, one in zip(chosen, made, strict=True):
                     prepared[index] = one
@@ -172,7 +172,7 @@ class TritonBackend(Backend):
         padded = not packed and any(lookup.padding for lookup in lookups)
         for group, chosen in split(tables, lookups, padded):
             mine = lookups if packed else [lookups[index] for index in chosen]
-            with _current(group.device):
+            with as_current(group.device):
                 runs, grads = self._runs(group, mine)
                 if runs is not None and grads is not None:
                     found += launch.run_collect(
@@ -192,13 +192,14 @@ class TritonBackend(Backend):
         else:
             groups = [(one, [lookups[index] for index in chosen]) for one, chosen in split(tables, lookups)]
         for group, mine in groups:
-            with _current(group.device):
+            with as_current(group.device):
                 runs, grads = self._runs(group, mine)
                 if runs is not None and grads is not None:
                     launch.run_update(group, runs, grads, step)
                     step = replace(step, counters=()) if step.counters else step
         launch.count_up(step.counters)  # if nothing was looked up
-        self._check_soon([group.tables[0] for group, _ in groups])
+        for group, _ in groups:
+            device_flags.send_flag(group.device)
 
     @torch.no_grad()
     def update_rows(self, tables: Sequence[Table], gradients: Sequence[RowGradients], step: Step) -> None:
@@ -206,7 +207,7 @@ class TritonBackend(Backend):
         lookups = [Lookup(one.table, one.rows, grad=one.grads) for one in gradients if len(one.rows)]
         for group, chosen in split(tables, lookups):
             grads = [grad for index in chosen if (grad := lookups[index].grad) is not None]
-            with _current(group.device):
+            with as_current(group.device):
                 keys = make_keys(group, [lookups[index] for index in chosen], self._tuning)
                 launch.run_update(group, keys, pack_grads(grads, group), step)
             step = replace(step, counters=())
@@ -243,11 +244,6 @@ def _devices(tables: Iterable[Table]) -> set[torch.device]:
     return set(map(operator.attrgetter("weight.device"), tables))
 
 
-def _current(device: torch.device) -> AbstractContextManager[Any]:
-    """Make a device the current one, on which Triton launches."""
-    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-
-
 def _capacities(group: Group, lookups: Sequence[Lookup]) -> list[int]:
     """Return the largest possible number of rows of each table in these lookups."""
     if type(lookups) is PackedLookups:
@@ -261,7 +257,7 @@ def _capacities(group: Group, lookups: Sequence[Lookup]) -> list[int]:
 def _refused(table: Table) -> str:
     """Return why a table is not supported; empty if it is."""
     device, dtype = table.weight.device, table.weight.dtype
-    if device.type != "cuda" and not (device.type == "cpu" and interpreted()):
+    if not on_cuda(device) and not (device.type == "cpu" and interpreted()):
         return f"tables must be on CUDA, not on {device}"
     if dtype not in DTYPES:
         return f"weights must be in {', '.join(str(one) for one in DTYPES)}, not in {dtype}"

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from keyedopt.fused.backends.interface import Step
-from keyedopt.fused.backends.streams import capturing
+from keyedopt.fused.backends.streams import capturing, on_cuda
 from keyedopt.fused.backends.triton.layout import NEVER, STEP_FIELDS
 from keyedopt.fused.backends.triton.streams import TOO_SOON, StreamTensors
 
@@ -96,7 +96,7 @@ def known_on_device(
         copied = part.to(device, non_blocking=True)
         _CAPTURED.append((part, StreamTensors((copied,))))
         return copied
-    if device.type == "cuda":
+    if on_cuda(device):
         host = host.pin_memory()
         if not _ARENA:
             _ARENA.append(torch.empty(ARENA_SIZE, dtype=torch.int64, pin_memory=True))

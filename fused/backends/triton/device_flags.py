@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from keyedopt.fused.backends.streams import capturing, current
+from keyedopt.fused.backends.streams import capturing, current, on_cuda
 from keyedopt.fused.backends.triton.streams import TOO_SOON, StreamTensors
 
 #: The meaning of the bits of the flag.
@@ -58,7 +58,7 @@ _COPIES: dict[torch.device, _Copy] = {}
 
 def send_flag(device: torch.device) -> None:
     """Begin to copy the flag to the host, unless a copy is on its way; on the CPU, raise what was wrong."""
-    if device.type == "cpu":
+    if not on_cuda(device):
         check(device)
         return
     if device in _COPIES or capturing(device):
@@ -88,7 +88,7 @@ def check(device: torch.device) -> None:
     Raises:
         ValueError: says what was wrong; no table was updated since.
     """
-    if device.type == "cuda":  # all streams: another one could set the flag just before it is cleared
+    if on_cuda(device):  # all streams: another one could set the flag just before it is cleared
         torch.cuda.synchronize(device)
     _COPIES.pop(device, None)
     flag = _memory(device).on_current_stream()[3]

@@ -32,11 +32,15 @@ class Grads(NamedTuple):
 
 def readable(grads: Sequence[Tensor]) -> list[Tensor]:
     """Return gradients that kernels can read, copied if need be: of one dtype, with contiguous rows."""
-    dtype = grads[0].dtype
-    same = dtype in DTYPES and len({grad.dtype for grad in grads}) == 1
-    tensors = [(grad if same else grad.float()) for grad in grads]
-    tensors = [grad.detach() if grad.requires_grad else grad for grad in tensors]
-    return [grad if grad.stride(1) == 1 else grad.contiguous() for grad in tensors]
+    same = all(grad.dtype is grads[0].dtype for grad in grads)
+    return [readable_one(grad if same else grad.float()) for grad in grads]
+
+
+def readable_one(grad: Tensor) -> Tensor:
+    """Return a gradient that kernels can read, copied if need be."""
+    grad = grad if grad.dtype in DTYPES else grad.float()
+    grad = grad.detach() if grad.requires_grad else grad
+    return grad if grad.stride(1) == 1 else grad.contiguous()
 
 
 def pack_grads(grads: Sequence[Tensor], group: Group) -> Grads:

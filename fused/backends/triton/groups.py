@@ -25,7 +25,7 @@ _NUMBERS = itertools.count()
 
 
 @lru_cache(maxsize=4096)
-def _number_of(fixed: tuple[object, ...]) -> int:
+def number_of(fixed: tuple[object, ...]) -> int:
     """Return a number for these properties, and no others."""
     return next(_NUMBERS)
 
@@ -50,7 +50,7 @@ class Group:
         one = self.tables[0]
         dtypes = tuple(state.dtype for state in (one.weight, *one.states))
         kinds = (*self.kinds, dtypes, one.row_counter is None)
-        return _number_of((*kinds, self.gap, self.numbers, tuple(self.heights), tuple(self.widths)))
+        return number_of((*kinds, self.gap, self.numbers, tuple(self.heights), tuple(self.widths)))
 
     @cached_property
     def known(self) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class Group:
         addresses = list(map(torch.Tensor.data_ptr, self._tensors))
         if self.known.get("addresses") == addresses:
             return True
-        memory = _number_of((self.number, *addresses))
+        memory = number_of((self.number, *addresses))
         self.known.update(addresses=addresses, memory=memory, rows=self._rows())
         return False
 

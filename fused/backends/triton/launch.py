@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,13 +13,14 @@ from keyedopt.fused.backends.triton.collect import collect, count_runs
 from keyedopt.fused.backends.triton.device_buffers import (
     alignment,
     columns_for,
+    known_on_device,
     pack_rows,
     step_buffer,
     to_device,
 )
 from keyedopt.fused.backends.triton.device_flags import error_flag, step_increment
 from keyedopt.fused.backends.triton.grads import Grads
-from keyedopt.fused.backends.triton.groups import DTYPES, Group, bags_of, blocks
+from keyedopt.fused.backends.triton.groups import DTYPES, Group, bags_of, blocks, number_of
 from keyedopt.fused.backends.triton.launcher import start
 from keyedopt.fused.backends.triton.layout import STEP_FIELDS
 from keyedopt.fused.backends.triton.lookup_batch import is_scaled, lookup_buffer, normalized
@@ -163,40 +164,55 @@ def step_constants(group: Group, step: Step) -> dict[str, Any]:
     }
 
 
-def step_arguments(group: Group, step: Step) -> tuple[Tensor, Tensor, Tensor, dict[str, Any]]:
-    """Return the buffer of a step, its learning rate and count, and the constants of the rule.
+class StepArguments(NamedTuple):
+    """What kernels read of a step.
 
-    Learning rate and count are the given tensors, or views of the buffer.
+    Args:
+        tensors: the buffer of the step, its learning rate and its count: the given tensors, or views of the
+            buffer.
+        key: a number that determines dtype and alignment of the tensors, and the constants.
+        constants: of the rule.
     """
+
+    tensors: tuple[Tensor, Tensor, Tensor]
+    key: int
+    constants: dict[str, Any]
+
+
+def step_arguments(group: Group, step: Step) -> StepArguments:
+    """Return what kernels read of a step."""
     known = group.known.get("step")
     if known is None or known[0] is not step:
-        known = step, tuple(step_buffer(step, group.device)), step_constants(group, step)
-        others = [one for one in (step.lr, step.count) if isinstance(one, Tensor)]
-        if all(one.device == group.device for one in others):  # the buffer has the value of others
-            group.known["step"] = known
-    buffer = to_device(known[1], group.device)
-    views = group.known.get("numbers")
-    if views is None or views[0] is not buffer:
+        constants = step_constants(group, step)
+        given = [one if isinstance(one, Tensor) else None for one in (step.lr, step.count)]
+        here = [one is not None and one.device == group.device for one in given]
+        known = step, tuple(step_buffer(step, group.device)), given, here, constants
+        if all(one is None or own for one, own in zip(given, here, strict=True)):
+            group.known["step"] = known  # else the buffer has the value of a tensor, which changes
+    _, numbers, given, here, constants = known
+    buffer = known_on_device(numbers, group.device, lambda: numbers)
+    made = group.known.get("numbers")
+    if made is None or made.tensors[0] is not buffer or made.constants is not constants:
         places = [buffer[STEP_FIELDS.index(name) :].view(torch.float64) for name in ("lr", "count")]
-        views = group.known["numbers"] = buffer, *places
-    given = [
-        one.detach() if isinstance(one, Tensor) and one.device == group.device else view
-        for one, view in zip((step.lr, step.count), views[1:], strict=True)
-    ]
-    return buffer, given[0], given[1], known[2]
+        lr, count = (
+            one.detach() if own else place for one, own, place in zip(given, here, places, strict=True)
+        )
+        kinds = tuple((one.dtype, one.data_ptr() & 15) for one in (lr, count))
+        made = StepArguments((buffer, lr, count), number_of((kinds, *constants.values())), constants)
+        group.known["numbers"] = made if not any(here) else None
+    return made  # type: ignore[no-any-return]
 
 
 def run_update(group: Group, runs: Runs, grads: Grads, step: Step) -> None:
     """Update the rows of the runs; without runs, the row of every position."""
     summed, scaled = runs.starts is None, runs.scales is not None
     tables, row_align, align = group.buffer()
-    partials, number, log = grads.tensors[0], 0, 0
+    keys, partials, number, log = runs.keys, runs.keys, 0, 0
     if summed:
         count_up(step.counters)
     else:
         partials, number, log = run_chunks(group, runs, grads, tables, step.counters)
-    buffer, lr, count, constants = step_arguments(group, step)
-    keys, kinds = runs.keys, [(one.dtype, one.data_ptr() & 15) for one in (partials, lr, count)]
+    arguments = step_arguments(group, step)
     start(
         update,
         -(-runs.count // runs.tuning.block),
@@ -205,10 +221,10 @@ def run_update(group: Group, runs: Runs, grads: Grads, step: Step) -> None:
             keys if runs.starts is None else runs.starts,
             keys if runs.counts is None else runs.counts,
             keys if runs.ends is None else runs.ends,
-            *(partials, tables, grads.buffer, buffer, lr, count),
+            *(partials, tables, grads.buffer, *arguments.tensors),
         ),
         (runs.count, runs.shift, number, log),
-        (group.number, runs.kinds, grads.key, *kinds, row_align, align, *constants.values()),
+        (group.number, runs.kinds, grads.key, arguments.key, row_align, align),
         lambda: {
             "SUMMED": summed,
             "TABLES": group.columns,
@@ -218,7 +234,7 @@ def run_update(group: Group, runs: Runs, grads: Grads, step: Step) -> None:
             "ROW_ALIGN": row_align,
             **grads.constants,
             "SCALED": scaled,
-            **constants,
+            **arguments.constants,
             "FOLD": runs.tuning.fold,
             "BLOCK": runs.tuning.block,
             **group.tile,

@@ -35,17 +35,17 @@ def start(
     active = driver.active
     device = active.get_current_device()
     wide = tuple([one >= 1 << 31 for one in numbers]) if numbers and max(numbers) >= 1 << 31 else ()
-    place = (key, active, device, wide)
-    known = _COMPILED.get((kernel.hash, place))  # the hash, of source and globals, is None before a launch
+    known = _COMPILED.get((kernel.hash, key, active, device, wide))  # there is no hash before a launch
     if known is None:
         given = constants()
         compiled = kernel[(programs,)](*tensors, *numbers, **given)
         rest = tuple(given[name] for name in kernel.arg_names[len(tensors) + len(numbers) :])
         of_code = (compiled.function, compiled.packed_metadata, None, None, None)
-        _COMPILED[kernel.hash, place] = compiled, compiled.run, of_code, rest
+        _COMPILED[kernel.hash, key, active, device, wide] = compiled, compiled.run, of_code, rest
         return
     compiled, run, of_code, rest = known
-    if knobs.runtime.launch_enter_hook.calls or knobs.runtime.launch_exit_hook.calls:  # of a profiler
+    runtime = knobs.runtime
+    if runtime.launch_enter_hook.calls or runtime.launch_exit_hook.calls:  # of a profiler
         compiled[programs, 1, 1](*tensors, *numbers, *rest)
         return
     run(programs, 1, 1, active.get_current_stream(device), *of_code, *tensors, *numbers, *rest)

@@ -132,9 +132,9 @@ class LookupBatch:
         self.columns, self.shift, self.bits, self.key_dtype, self.place_bits, self.place_dtype = sizes
         self.narrow = self.bits <= 30 and self.count < MOST_KEYS
 
-    def new(self, dtype: torch.dtype, *shape: int) -> Tensor:
+    def new(self, dtype: torch.dtype, count: int | None = None) -> Tensor:
         """Return memory on the device of the tables; by default one number for each value."""
-        return torch.empty(shape or (self.count,), dtype=dtype, device=self.group.device)
+        return torch.empty(self.count if count is None else count, dtype=dtype, device=self.group.device)
 
     def new_scales(self) -> Tensor | None:
         """Return memory for scales, if there are any."""

@@ -10,7 +10,7 @@ from keyedopt.fused.backends.packed import PackedLayout, PackedLookups
 from keyedopt.fused.backends.triton import launch, unpack
 from keyedopt.fused.backends.triton.device_buffers import alignment, columns_for, known_on_device, pack_rows
 from keyedopt.fused.backends.triton.device_flags import error_flag
-from keyedopt.fused.backends.triton.grads import Grads, readable
+from keyedopt.fused.backends.triton.grads import Grads, readable_one
 from keyedopt.fused.backends.triton.groups import Group, split
 from keyedopt.fused.backends.triton.launcher import start
 from keyedopt.fused.backends.triton.layout import LOOKUP_FIELDS
@@ -95,7 +95,7 @@ def unpacked(group: Group, lookups: PackedLookups, tuning: Tuning) -> LookupBatc
 
 def joined_grads(group: Group, layout: PackedLayout, grad: Tensor) -> Grads:
     """Return the gradient of the joined output, as kernels read it."""
-    (grad,) = readable([grad])
+    grad = readable_one(grad)
     unit = alignment([grad.stride(0)], 8)
     align = alignment([grad.data_ptr(), layout.unit * grad.element_size()], 16)
     return Grads([grad], joined_columns(group, layout, grad, unit), (grad.dtype, align, unit))

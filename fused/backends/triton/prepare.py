@@ -2,7 +2,6 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -29,6 +28,9 @@ class Runs:
         shift: see `sort.place_of`.
         lookups: number of lookups, which is the number of columns of the buffer of gradients.
         tuning: the sizes that the kernels used.
+
+    Attributes:
+        kinds: what determines the code of kernels, besides tables, gradients and step.
     """
 
     keys: Tensor
@@ -42,19 +44,17 @@ class Runs:
     lookups: int
     tuning: Tuning
 
-    @cached_property
-    def kinds(self) -> Hashable:
-        """What determines the code of kernels, besides tables, gradients and step."""
+    def __post_init__(self) -> None:
         places = self.places.dtype, columns_for(self.lookups), self.scales is None, self.starts is None
-        return self.keys.dtype, *places, self.tuning.block, self.tuning.fold
+        self.kinds: Hashable = (self.keys.dtype, *places, self.tuning.block, self.tuning.fold)
 
     def filled(self) -> StreamTensors:
         """Return the tensors, with the stream that fills them."""
         made = (self.keys, self.places, self.scales, self.starts, self.counts, self.ends)
-        return StreamTensors.record(*(one for one in made if one is not None))
+        return StreamTensors.record(*[one for one in made if one is not None])
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Prepared:
     """The result of `prepare` for one lookup.
 

@@ -4,12 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from keyedopt.fused.backends.streams import capturing, current
+from keyedopt.fused.backends.streams import capturing, current, on_cuda
 from keyedopt.fused.backends.triton import radix
 from keyedopt.fused.backends.triton.launcher import start
 from keyedopt.fused.backends.triton.lookup_batch import LookupBatch
@@ -94,8 +94,7 @@ class Passes:
         return new(tiles * bins), new(programs * (self.tile + 2 * bins)), before, digits
 
 
-@dataclass(frozen=True, eq=False)
-class Sorted:
+class Sorted(NamedTuple):
     """Sorted keys, with their places and scales.
 
     Args:
@@ -237,6 +236,6 @@ def _release(work: Work, place: tuple[torch.device, Any], count: int) -> None:
 @cache
 def _multiprocessors(device: torch.device) -> int:
     """Return the number of multiprocessors of a device; 1 in the interpreter."""
-    if device.type != "cuda":
+    if not on_cuda(device):
         return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

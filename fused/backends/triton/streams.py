@@ -3,9 +3,8 @@
 import os
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +19,7 @@ OVERLAP = "KEYEDOPT_OVERLAP"
 MIN_SIDE_VALUES = 1 << 16
 
 
-@dataclass(frozen=True)
-class StreamTensors:
+class StreamTensors(NamedTuple):
     """Tensors of a device; on CUDA also the stream that fills them, and an event after that."""
 
     tensors: tuple[Tensor, ...]
