@@ -33,17 +33,20 @@ def unclaimed(error: Exception, needs: Sequence[str]) -> str:
         error: the error that ended a case.
         needs: the names that the case needs.
     """
-    return _missing_argument(error) or _sparse_refusal(error, needs) or _refused_option(error)
+    return _missing_argument(error, needs) or _sparse_refusal(error, needs) or _refused_option(error)
 
 
-def _missing_argument(error: Exception) -> str:
-    """Return the documented argument that a call by the case itself found missing, or an empty string."""
+def _missing_argument(error: Exception, needs: Sequence[str]) -> str:
+    """Return the documented argument that a constructor lacks, or an empty string.
+
+    The case itself called the constructor, or a constructor was passed on an option that the case needs.
+    """
     told = _UNKNOWN_ARGUMENT.search(str(error)) if isinstance(error, TypeError) else None
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    by_case = last is not None and of_suite(last.tb_frame)
-    return f"{told[1]} has no argument {told[2]}" if told and by_case else ""
+    if told is None:
+        return ""
+    *_, (last, _) = traceback.walk_tb(error.__traceback__)
+    needed = any(name.endswith(f".{told[2]}") for name in needs)
+    return f"{told[1]} has no argument {told[2]}" if needed or of_suite(last) else ""
 
 
 def _refused_option(error: Exception) -> str:

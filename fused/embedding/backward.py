@@ -52,9 +52,8 @@ class Backward:
     """The leaf by which autograd differentiates a module; collects gradients until the leaf is reached.
 
     The leaf has no elements, and gets no gradients: they are collected by backward pass, until autograd has
-        visited
-    every node from which the leaf can be reached. Only the graph refers to collected gradients, so a pass
-    that fails, or does not reach the leaf, leaves nothing behind. A copy has no leaf yet.
+    visited every node from which the leaf can be reached. Only the graph refers to collected gradients, so a
+    pass that fails, or does not reach the leaf, leaves nothing behind. A copy has no leaf yet.
 
     Args:
         update: called once in a backward pass with all gradients of that pass.
@@ -100,7 +99,11 @@ class Backward:
             if gradients is not None:
                 gradients.record_stream()
                 gradients.clear()
-        self._update(lookups)
+        if not torch.is_grad_enabled():
+            self._update(lookups)
+            return
+        with torch.no_grad():  # a graph of the gradients is made
+            self._update(lookups)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"_update": self._update, "_leaf": None, "_collected": {}}

@@ -102,9 +102,10 @@ class EmbeddingFusedOptimizer(EmbeddingOptimizerBase, FusedOptimizer):
         }
         return make_table_groups(weights, optimizers, self.backend)
 
-    @torch.no_grad()
     def update(self, lookups: Sequence[GroupLookups]) -> None:
         """Take a step with the gradients of one backward pass; nothing is written before all is checked.
+
+        Autograd's mode of gradients must be off.
 
         Raises:
             RuntimeError: a gradient is not finite and ``error_if_nonfinite`` is set.
@@ -168,9 +169,8 @@ class EmbeddingFusedOptimizer(EmbeddingOptimizerBase, FusedOptimizer):
 
     def _regroup_if_changed(self, lookups: Sequence[GroupLookups]) -> Sequence[GroupLookups]:
         """Regroup lookups whose tables changed parameter group since the forward pass."""
-        if all(any(group.options is options for options in self.param_groups) for group, _ in lookups):
-            return lookups
-        return self._regroup(lookups)
+        same = {id(group.options) for group, _ in lookups} <= set(map(id, self.param_groups))
+        return lookups if same else self._regroup(lookups)
 
     def _regroup(self, lookups: Sequence[GroupLookups]) -> Sequence[GroupLookups]:
         """Return lookups in the present table groups."""

@@ -185,7 +185,7 @@ class TableGroup:
 
     def is_current(self, param_groups: Sequence[object]) -> bool:
         """Return whether the parameter group is among these, and the states are still the same objects."""
-        if self.optimizer is not None and not any(self.options is options for options in param_groups):
+        if self.optimizer is not None and id(self.options) not in map(id, param_groups):
             return False
         if not self._state:
             return True

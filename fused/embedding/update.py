@@ -203,7 +203,7 @@ def _updates(group: TableGroup, lookups: Sequence[Lookup], seed: tuple[int, int]
 
 def _needs_sums(options: Mapping[str, Any]) -> bool:
     rows = options.get("rows", Rows.GIVEN)
-    return bool(options["error_if_nonfinite"]) or Rows(rows) is not Rows.GIVEN
+    return bool(options["error_if_nonfinite"]) or (rows is not Rows.GIVEN and Rows(rows) is not Rows.GIVEN)
 
 
 def _windows(group: TableGroup, tables: Iterable[int]) -> dict[int, Window]:

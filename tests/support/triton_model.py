@@ -134,7 +134,7 @@ class Device(TorchDispatchMode):
             (torch.cuda, "Stream", lambda device, priority: Stream("side")),
             (torch.cuda, "stream", self.within),
             (torch.Tensor, "record_stream", lambda tensor, stream: self._say(tensor, stream)),
-            (TritonBackend, "_check_soon", lambda this, tables: None),
+            (device_flags, "send_flag", lambda device: None),
             (TritonBackend, "counts_steps", lambda backend, device: True),
         ):
             self._stack.enter_context(patch.object(where, name, value))

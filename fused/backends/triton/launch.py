@@ -200,7 +200,7 @@ def step_arguments(group: Group, step: Step) -> StepArguments:
         kinds = tuple((one.dtype, one.data_ptr() & 15) for one in (lr, count))
         made = StepArguments((buffer, lr, count), number_of((kinds, *constants.values())), constants)
         group.known["numbers"] = made if not any(here) else None
-    return made  # type: ignore[no-any-return]
+    return made
 
 
 def run_update(group: Group, runs: Runs, grads: Grads, step: Step) -> None:

@@ -134,7 +134,7 @@ class LookupBatch:
 
     def new(self, dtype: torch.dtype, count: int | None = None) -> Tensor:
         """Return memory on the device of the tables; by default one number for each value."""
-        return torch.empty(self.count if count is None else count, dtype=dtype, device=self.group.device)
+        return self.buffer.new_empty(self.count if count is None else count, dtype=dtype)
 
     def new_scales(self) -> Tensor | None:
         """Return memory for scales, if there are any."""

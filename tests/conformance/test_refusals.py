@@ -1,0 +1,34 @@
+"""Which errors say what a target does not have."""
+
+from keyedopt.conformance.run.refusals import unclaimed
+
+
+class Inner:
+    def __init__(self, lr: float) -> None:
+        self.lr = lr
+
+    def step(self) -> None: ...
+
+
+class Outer:
+    def __init__(self, **options: float) -> None:
+        self.inner = Inner(**options)
+
+
+def error_of(action) -> Exception:
+    try:
+        action()
+    except Exception as error:
+        return error
+    raise AssertionError("no error")
+
+
+def test_an_option_that_the_case_needs_may_be_missing_deeper_inside():
+    error = error_of(lambda: Outer(lr=0.1, eta=1.0))
+    assert unclaimed(error, ["Outer", "Outer.eta"]) == "Inner has no argument eta"
+    assert unclaimed(error, ["Outer", "Outer.beta"]) == ""
+
+
+def test_a_method_without_an_argument_is_a_failure():
+    error = error_of(lambda: Inner(lr=0.1).step(eta=1.0))
+    assert unclaimed(error, ["Inner.eta"]) == ""
