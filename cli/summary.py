@@ -73,6 +73,14 @@ def show(result: Result, verdict: Verdict, verbose: bool = False) -> None:
         console.print(f"unsupported (not claimed): {', '.join(verdict.unsupported)}")
     if verdict.unchecked:
         console.print(f"not checked, as their cases are unsupported: {_few(verdict.unchecked)}")
+    others = about.get("not_optimizers")
+    if others:
+        names = one_line(_few(others))
+        console.print(
+            f"no subclasses of torch.optim.Optimizer: {names}. Much of what clauses ask of parameter groups, "
+            "state and hooks fails for this one reason",
+            style="yellow",
+        )
     known = [clause for clause in failing(verdict) if verdict.clauses[clause] == "known"]
     for clause in failing(verdict):
         if verbose or clause not in known:

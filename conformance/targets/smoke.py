@@ -141,6 +141,21 @@ def compile_steps(surface: Surface, device: str) -> None:
             getattr(surface, name)([parameter], lr=0.1).step()
 
 
+def not_optimizers(surface: Surface) -> list[str]:
+    """Return the claimed algorithms that are classes without `torch.optim.Optimizer` as a base."""
+    import torch
+
+    from keyedopt.conformance import spec
+
+    names = [name for name in spec.areas()["algorithms"].names if surface.claims(name) and surface.has(name)]
+    classes = {name: getattr(surface, name) for name in names}
+    return [
+        name
+        for name, one in classes.items()
+        if isinstance(one, type) and not issubclass(one, torch.optim.Optimizer)
+    ]
+
+
 def examine(
     target: str,
     device: str | None,
@@ -183,6 +198,7 @@ def examine(
             "variants": dict(implementation.variants),
             "adapter": surface.adapter,
             "places": surface.places(),
+            "not_optimizers": not_optimizers(surface),
         },
         "environment": {
             **environment(chosen),

@@ -18,7 +18,7 @@ from making import (
     without_progress,
 )
 
-from keyedopt.cli.summary import next_steps
+from keyedopt.cli.summary import next_steps, show
 from keyedopt.conformance import expectations, spec
 from keyedopt.conformance.results import model as results
 from keyedopt.conformance.results.verdict import FAILING, failing, judge
@@ -43,6 +43,19 @@ def test_a_run_stops_at_the_first_failing_case_and_gives_no_verdict(run_line, ac
     assert failed[0].case in done.stdout
     assert not judge(stopped).green
     assert not judge(stopped).conformant
+
+
+def test_classes_that_extend_no_optimizer_are_named(tmp_path, capsys):
+    module(
+        tmp_path,
+        "plain",
+        "import torch\n\nclass SGD:\n    def __init__(self, params, lr): ...\n\n"
+        "class Adam(torch.optim.Adam): ...\n",
+    )
+    found = runner.run("plain", runner.Options(clauses=("ALGO-052",), workers=1), path=[str(tmp_path)])
+    assert found.implementation["not_optimizers"] == ["SGD"]
+    show(found, judge(found))
+    assert "no subclasses of torch.optim.Optimizer: SGD." in capsys.readouterr().out
 
 
 def test_a_run_without_a_failing_case_is_complete_with_x_too(run_line, acme, tmp_path, monkeypatch):
