@@ -22,6 +22,12 @@ KEY = _key.value
 SET = ctypes.cast(_threads.pthread_setspecific, ctypes.c_void_p).value or 0
 
 
+@cache
+def is_pretend(device: torch.device) -> bool:
+    """Return whether this is a pretend device; the result is kept, because `device.type` makes a string."""
+    return device.type == NAME
+
+
 def device_of(device: Any = None) -> torch.device:
     """Return a device with its index; without a device or an index it is the current one.
 

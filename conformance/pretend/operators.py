@@ -12,7 +12,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from keyedopt.conformance.pretend import generators
-from keyedopt.conformance.pretend.devices import NAME, device_of, on_device
+from keyedopt.conformance.pretend.devices import device_of, is_pretend, on_device
 from keyedopt.conformance.pretend.memory import (
     CPU,
     CPU_KERNEL,
@@ -46,7 +46,7 @@ def run(op: Any, *args: Any, **kwargs: Any) -> Any:
         call.check_others(op, plan, args, kwargs)
     if "device" in named:
         wanted = named["device"] or device
-        if torch.device(wanted).type != NAME:
+        if not is_pretend(torch.device(wanted)):
             return op(*on_host, **named)
         device, named["device"] = device_of(wanted), CPU
     if plan.waits or (plan.indexing and _needs_host(plan, args, call.others)):
@@ -96,7 +96,7 @@ class _Call:
         if isinstance(value, torch.Tensor):
             device = value.device
             if device != self.device:
-                if device.type != NAME:
+                if not is_pretend(device):
                     self.others.append(value)
                     return value
                 if self.device is not None:
@@ -127,7 +127,7 @@ def _two_devices(one: torch.device | None, other: torch.device, op: Any = "") ->
 def _needs_host(plan: Plan, args: tuple[Any, ...], others: list[torch.Tensor]) -> bool:
     """Return whether indexing needs the host: to count the rows of a mask or to copy indices."""
     indices = [index for index in args[1] if index is not None]
-    if any(index.device.type != NAME for index in indices):
+    if not all(is_pretend(index.device) for index in indices):
         return True
     if not any(index.dtype in (torch.bool, torch.uint8) for index in indices):
         return False
@@ -143,8 +143,8 @@ def _copy_from(
     if not isinstance(source, torch.Tensor):
         to_host(target).fill_(source)
         return target
-    if target.device.type == NAME:
-        if source.device.type != NAME:
+    if is_pretend(target.device):
+        if not is_pretend(source.device):
             if not non_blocking:
                 wait(target.device, "copy from the host")
             numbers = source
@@ -193,7 +193,7 @@ def _through(op: Any, keys: Any) -> Callable[..., Any]:
     """Return the CPU's kernel of an operator that works on tensors of any device."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if torch.device(kwargs.get("device", CPU)).type != NAME:
+        if not is_pretend(torch.device(kwargs.get("device", CPU))):
             return op.redispatch(keys, *args, **kwargs)
         device = kwargs["device"] = device_of(kwargs["device"])
         with on_device(device):  # C++ makes empty indices and values on the current device
