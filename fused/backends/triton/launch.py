@@ -193,9 +193,9 @@ def step_arguments(group: Group, step: Step) -> StepArguments:
     buffer = known_on_device(numbers, group.device, lambda: numbers)
     made = group.known.get("numbers")
     if made is None or made.tensors[0] is not buffer or made.constants is not constants:
-        places = [buffer[STEP_FIELDS.index(name) :].view(torch.float64) for name in ("lr", "count")]
         lr, count = (
-            one.detach() if own else place for one, own, place in zip(given, here, places, strict=True)
+            one.detach() if own else buffer[STEP_FIELDS.index(name) :].view(torch.float64)
+            for name, one, own in zip(("lr", "count"), given, here, strict=True)
         )
         kinds = tuple((one.dtype, one.data_ptr() & 15) for one in (lr, count))
         made = StepArguments((buffer, lr, count), number_of((kinds, *constants.values())), constants)
