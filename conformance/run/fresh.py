@@ -58,7 +58,8 @@ def _has_accelerators() -> bool:
 
 def steps_of(surface: Surface) -> dict[Any, Any]:
     """Return `step` of the classes of an implementation and of their bases; None if a class inherits it."""
-    names = [name for area in spec.areas().values() for name in area.names if surface.has(name)]
+    every = dict.fromkeys(name for area in spec.areas().values() for name in area.names)
+    names = [name for name in every if surface.has(name) and not surface.borrows(name)]
     classes = {base for name in names for base in getattr(getattr(surface, name), "__mro__", ())}
     return {base: base.__dict__.get("step") for base in classes}
 

@@ -238,6 +238,13 @@ def test_a_claimed_name_that_is_missing_fails(partial):
     assert not judge(partial[0]).conformant
 
 
+def test_what_a_module_only_imports_disturbs_no_case(tmp_path):
+    module(tmp_path, "apart", "from torch.optim import SGD, Adam\n\nclass SGD(SGD): ...\n")
+    result = runner.run("apart", Options(clauses=("ALGO-052",), workers=1), path=[str(tmp_path)])
+    found = {(case.outcome, "[SGD" in case.case) for case in result.cases}
+    assert found == {("pass", True), ("unsupported", False)}
+
+
 def test_a_borrowed_name_is_used_and_a_claimed_area_passes(partial):
     outcomes = {case.outcome for case in partial[0].cases if case.clauses[0].startswith(("KEYED", "WRAP"))}
     assert "pass" in outcomes
