@@ -7,12 +7,13 @@ from collections.abc import Sequence
 import pytest
 import torch
 
+from keyedopt.conformance import spec
 from keyedopt.conformance.results.untrusted import one_line
 from keyedopt.conformance.run.device_seen import of_suite
 from keyedopt.conformance.suite.support.ranks import why_no_ranks
 
-#: What Python says of an argument that a constructor does not take. One that a method lacks is a failure.
-_UNKNOWN_ARGUMENT = re.compile(r"([\w.<>]+)\.__init__\(\) got an unexpected keyword argument '(\w+)'")
+#: What Python says of an argument that a function or a class does not take.
+_UNKNOWN_ARGUMENT = re.compile(r"([\w.<>]+)\(\) got an unexpected keyword argument '(\w+)'")
 
 
 def why_not_on(device: torch.device, item: pytest.Item) -> str:
@@ -39,14 +40,21 @@ def unclaimed(error: Exception, needs: Sequence[str]) -> str:
 def _missing_argument(error: Exception, needs: Sequence[str]) -> str:
     """Return the documented argument that a constructor lacks, or an empty string.
 
-    The case itself called the constructor, or a constructor was passed on an option that the case needs.
+    The case itself called the constructor, or a constructor was passed on an option that the case needs. A
+    function may stand for an algorithm's class. An argument that a method or another function lacks is a
+    failure.
     """
     told = _UNKNOWN_ARGUMENT.search(str(error)) if isinstance(error, TypeError) else None
     if told is None:
         return ""
+    owner, _, method = told[1].rpartition("<locals>.")[2].rpartition(".")
     *_, (last, _) = traceback.walk_tb(error.__traceback__)
     needed = any(name.endswith(f".{told[2]}") for name in needs)
-    return f"{told[1]} has no argument {told[2]}" if needed or of_suite(last) else ""
+    if method == "__init__":
+        made = needed or of_suite(last)
+    else:
+        made = not owner and (needed or method in spec.areas()["algorithms"].names) and of_suite(last)
+    return f"{told[1].removesuffix('.__init__')} has no argument {told[2]}" if made else ""
 
 
 def _refused_option(error: Exception) -> str:

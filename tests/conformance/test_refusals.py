@@ -1,5 +1,6 @@
 """Which errors say what a target does not have."""
 
+from keyedopt.conformance.run.device_seen import SUITE
 from keyedopt.conformance.run.refusals import unclaimed
 
 
@@ -27,6 +28,14 @@ def test_an_option_that_the_case_needs_may_be_missing_deeper_inside():
     error = error_of(lambda: Outer(lr=0.1, eta=1.0))
     assert unclaimed(error, ["Outer", "Outer.eta"]) == "Inner has no argument eta"
     assert unclaimed(error, ["Outer", "Outer.beta"]) == ""
+
+
+def test_a_function_may_stand_for_a_class_of_an_algorithm():
+    text = "SGD() got an unexpected keyword argument 'rows'"
+    case = {"__name__": f"{SUITE}algorithms", "error": TypeError(text)}
+    assert unclaimed(error_of(lambda: exec("raise error", case)), []) == "SGD has no argument rows"
+    case["error"] = TypeError(text.replace("SGD", "apply_optimizer_in_backward"))
+    assert unclaimed(error_of(lambda: exec("raise error", case)), []) == ""
 
 
 def test_a_method_without_an_argument_is_a_failure():

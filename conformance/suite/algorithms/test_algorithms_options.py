@@ -54,7 +54,7 @@ def expect_separate(impl: Any, algorithm: str, option: str, way: str) -> None:
         apart = [parameter(4, 3, seed=index) for index in range(2)]
         first, second = (with_required_options(option, value) for value in pair)
         if way == "constructor":
-            one = kind([{"params": [together[0]], **first}, {"params": [together[1]], **second}])
+            one = kind([{"params": [together[0]], **first}, {"params": [together[1]], **second}], lr=0.25)
         elif way == "added":
             one = kind([together[0]], **first)
             one.add_param_group({"params": [together[1]], **own(second)})
