@@ -56,12 +56,13 @@ class Nothing:
 
 @dataclass(frozen=True)
 class Area:
-    """A part of the surface: its public names, its methods, its clauses."""
+    """A part of the surface: its public names, some of them types of arguments; its methods, its clauses."""
 
     name: str
     title: str
     names: tuple[str, ...]
     modules: tuple[str, ...]
+    companions: tuple[str, ...]
     prefix: str
     methods: tuple[str, ...]
     clauses: tuple[Clause, ...]
@@ -94,7 +95,7 @@ def areas() -> Mapping[str, Area]:
             methods=tuple(body.get("methods", ())),
             clauses=tuple(Clause(area=name, **_tuples(item)) for item in body.get("clause", ())),
             nothing=tuple(Nothing(**_tuples(item)) for item in body.get("nothing", ())),
-            **_tuples(entry),
+            **{"companions": (), **_tuples(entry)},
         )
     return found
 

@@ -303,8 +303,9 @@ class Surface:
         return True
 
     def borrows(self, name: str) -> bool:
-        """Whether a claimed area has a name that the target only imports from its owner."""
-        return self._imported(name) and any(name in spec.areas()[area].names for area in self.claimed())
+        """Whether a claimed area has a name that the target only imports, and is no type of an argument."""
+        areas = map(spec.areas().__getitem__, self.claimed())
+        return self._imported(name) and any(name in {*one.names} - {*one.companions} for one in areas)
 
     def _imported(self, name: str) -> bool:
         """Whether a module without stated areas only imports a name from one of `OWNERS`."""
@@ -327,9 +328,8 @@ class Surface:
 
     def claims(self, name: str) -> bool:
         """Whether a claimed area has a public name that is not excluded."""
-        areas = spec.areas()
-        unclaimed = self._implementation.lacks(name) or self._imported(name)
-        return not unclaimed and any(name in areas[a].names for a in self.claimed())
+        unclaimed = self._implementation.lacks(name) or self.borrows(name)
+        return not unclaimed and any(name in spec.areas()[area].names for area in self.claimed())
 
     def claimed(self) -> tuple[str, ...]:
         """Return the areas that the implementation claims; one without names is claimed with any other."""

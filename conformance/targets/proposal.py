@@ -201,7 +201,8 @@ def propose(library: str, by_ending: bool = False) -> Proposal:
         absent += [f"{algorithm}.{name}" for name in ("maximize", "fused", "foreach") if name not in takes]
     absent += [f"*.{name}" for name in ("sparse", *NOT_SHOWN)]
     areas = _claimed(own)
-    absent += [name for name in _names(areas) if name not in own]
+    companions = {name for area in areas for name in spec.areas()[area].companions}
+    absent += [name for name in _names(areas) if name not in {*own, *companions}]
     if names:
         areas, owners = (*areas, "algorithms"), (*owners, "torch")
     return Proposal(

@@ -232,6 +232,25 @@ def test_what_a_module_only_imports_is_not_claimed(folder):
     assert find("nothing").surface().claimed() == ()
 
 
+WARMUP = """
+from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
+
+class WarmupOptimizer(WarmupOptimizer): ...
+"""
+
+
+@pytest.mark.parametrize("target", ["acme", "acme:WarmupOptimizer"])
+def test_types_of_arguments_may_come_from_the_library_that_is_extended(torchrec, folder, target):
+    module(folder, "acme", WARMUP)
+    surface = find(target).surface()
+    assert "warmup" in surface.claimed()
+    assert surface.claims("WarmupStage")
+    assert not surface.lacks("WarmupPolicy")
+    assert surface.WarmupStage is torchrec.optim.warmup.WarmupStage
+    module(folder, "types_alone", "from torchrec.optim.warmup import WarmupStage")
+    assert find("types_alone").surface().claimed() == ()
+
+
 @pytest.mark.parametrize(("module", "name"), [("torchrec.optim", "torchrec"), ("torch", "torch")])
 def test_the_module_of_a_published_library_means_its_description(module, name):
     assert find(module) is find(name)

@@ -13,6 +13,7 @@ import torch
 
 from keyedopt.conformance.suite.support import ranks
 from keyedopt.conformance.suite.support.assertions import Mismatch, expect_equal
+from keyedopt.conformance.suite.support.described import MissingName
 from keyedopt.conformance.suite.support.device import choose_device, the_device
 from keyedopt.conformance.suite.support.ranks import end_kept_ranks, on_each_rank, on_ranks
 
@@ -37,6 +38,16 @@ def total():
 def test_results_come_in_the_order_of_the_ranks(size):
     wanted = [(one, [sum(range(size))] * 2) for one in range(size)]
     assert on_ranks(total, ranks=size) == wanted
+
+
+def ask_for_a_missing_name():
+    raise MissingName("acme has no WarmupStage", name="WarmupStage")
+
+
+def test_a_name_that_ranks_miss_is_missing_for_the_case():
+    with pytest.raises(MissingName, match="acme has no WarmupStage") as missing:
+        on_ranks(ask_for_a_missing_name)
+    assert missing.value.name == "WarmupStage"
 
 
 def hang():
