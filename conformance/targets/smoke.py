@@ -15,28 +15,36 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from keyedopt.conformance import spec
 from keyedopt.conformance.results.digest import digest
 from keyedopt.conformance.results.untrusted import error_text, one_line
 from keyedopt.conformance.run.protocol import sender
 from keyedopt.conformance.suite.support.described import MissingName
 from keyedopt.conformance.targets.devices import check_device, description
 from keyedopt.conformance.targets.find import find
-from keyedopt.conformance.targets.implementation import Implementation, Surface, TargetError, with_nameless
+from keyedopt.conformance.targets.implementation import (
+    OWNERS,
+    Implementation,
+    Surface,
+    TargetError,
+    with_nameless,
+)
 
 
-def versions(implementation: Implementation) -> dict[str, str]:
+def versions(implementation: Implementation, more: Iterable[str] = ()) -> dict[str, str]:
     """Return the versions of the distributions that identify the implementation, the main one first.
 
-    They are followed by those of the libraries whose classes its description names. If a package was not
-    imported from its distribution, but from a source checkout, the version is its ``__version__``.
+    They are followed by those of the libraries whose classes its description names, and of `more` packages.
+    If a package was not imported from its distribution, but from a source checkout, the version is its
+    ``__version__``.
     """
     names = list(_distributions(implementation))
-    if implementation.names:
+    packages = dict.fromkeys([*map(_package, implementation.names.values()), *more])
+    if packages:
         installed = importlib.metadata.packages_distributions()
-        packages = dict.fromkeys(_package(place) for place in implementation.names.values())
         names += [name for package in packages for name in installed.get(package, ())]
     found = {}
     for name in names:
@@ -99,8 +107,6 @@ def build(surface: Surface, name: str, device: str) -> None:
     """
     import torch
 
-    from keyedopt.conformance import spec
-
     if not surface.claimed():
         names = ", ".join(spec.areas()["keyed"].names)
         raise TargetError(
@@ -132,8 +138,6 @@ def compile_steps(surface: Surface, device: str) -> None:
     """Take a step with each claimed algorithm, so what it compiles is there when cases run."""
     import torch
 
-    from keyedopt.conformance import spec
-
     for name in filter(surface.claims, spec.areas()["algorithms"].names):
         parameter = torch.nn.Parameter(torch.ones(2, device=device))
         parameter.grad = torch.ones_like(parameter)
@@ -141,17 +145,27 @@ def compile_steps(surface: Surface, device: str) -> None:
             getattr(surface, name)([parameter], lr=0.1).step()
 
 
+def _claimed(surface: Surface, areas: Iterable[str]) -> dict[str, Any]:
+    """Return what the claimed names of some areas mean, without those that are missing."""
+    names = dict.fromkeys(name for area in areas for name in spec.areas()[area].names)
+    return {name: getattr(surface, name) for name in names if surface.claims(name) and surface.has(name)}
+
+
+def extended(surface: Surface) -> list[str]:
+    """Return the packages among `OWNERS` whose classes the claimed ones extend; torch is in every result."""
+    claimed = _claimed(surface, spec.areas()).values()
+    bases = [base for one in claimed for base in getattr(one, "__mro__", ())]
+    packages = {_package(str(getattr(base, "__module__", ""))) for base in bases} - {"torch"}
+    return [owner for owner in OWNERS if owner in packages]
+
+
 def not_optimizers(surface: Surface) -> list[str]:
     """Return the claimed algorithms that are classes without `torch.optim.Optimizer` as a base."""
     import torch
 
-    from keyedopt.conformance import spec
-
-    names = [name for name in spec.areas()["algorithms"].names if surface.claims(name) and surface.has(name)]
-    classes = {name: getattr(surface, name) for name in names}
     return [
         name
-        for name, one in classes.items()
+        for name, one in _claimed(surface, ["algorithms"]).items()
         if isinstance(one, type) and not issubclass(one, torch.optim.Optimizer)
     ]
 
@@ -182,7 +196,7 @@ def examine(
             compile_steps(surface, chosen)
     except TargetError as error:
         return {"problem": f"{error}{hint}"}
-    found = versions(implementation)
+    found = versions(implementation, extended(surface))
     main = next((name for name in _distributions(implementation) if name in found), "")
     return {
         "problem": "",

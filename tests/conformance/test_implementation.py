@@ -12,6 +12,7 @@ from keyedopt import reference
 from keyedopt.conformance import spec
 from keyedopt.conformance.targets.find import find, registered
 from keyedopt.conformance.targets.implementation import Implementation, MissingName, TargetError, load
+from keyedopt.conformance.targets.smoke import extended
 
 
 @pytest.fixture(autouse=True)
@@ -247,6 +248,7 @@ def test_types_of_arguments_may_come_from_the_library_that_is_extended(torchrec,
     assert surface.claims("WarmupStage")
     assert not surface.lacks("WarmupPolicy")
     assert surface.WarmupStage is torchrec.optim.warmup.WarmupStage
+    assert extended(surface) == ["torchrec"]
     module(folder, "types_alone", "from torchrec.optim.warmup import WarmupStage")
     assert find("types_alone").surface().claimed() == ()
 
