@@ -4,6 +4,8 @@ import contextlib
 import importlib.metadata
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import ModuleType
+from typing import Any
 
 from keyedopt.conformance import spec
 from keyedopt.conformance.results.errors import did_you_mean
@@ -73,7 +75,8 @@ def find(target: str, imports: Sequence[str] = ()) -> Implementation:
         near = _spelled_otherwise(target) or did_you_mean(target, known)
         raise TargetError(f"{error}, or give one of: {names}{near}") from error
     namespace = Implementation(name=target, root=target)
-    if isinstance(found, type) and not namespace.surface().claimed():
+    alone = callable(found) and not isinstance(found, ModuleType | Implementation)
+    if alone and not namespace.surface().claimed():
         return _described_class(target, found, shipped) or _undescribed_class(target)
     return found if isinstance(found, Implementation) else namespace
 
@@ -88,7 +91,7 @@ def _spelled_otherwise(target: str) -> str:
     return ""
 
 
-def _described_class(target: str, kind: type, shipped: Sequence[Implementation]) -> Implementation | None:
+def _described_class(target: str, kind: Any, shipped: Sequence[Implementation]) -> Implementation | None:
     """Return what the description of a published library says about one of its classes."""
     library = target.partition(":")[0].partition(".")[0]
     for one in shipped:
@@ -104,7 +107,7 @@ def _described_class(target: str, kind: type, shipped: Sequence[Implementation])
 
 
 def _undescribed_class(target: str) -> Implementation:
-    """Return what the name, the bases and the signature of a single class show."""
+    """Return what the name, the bases and the signature of a class, or of a function that makes one, show."""
     from keyedopt.conformance.targets.proposal import propose  # imports torch
 
     found = propose(target)

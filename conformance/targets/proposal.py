@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -78,9 +79,12 @@ def _names(areas: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _classes(library: str, root: Any) -> dict[str, tuple[str, Any]]:
-    """Return the classes of a library by name, each with its place; one, if the library is a class itself."""
-    if isinstance(root, type):
-        return {root.__name__: (library, root)}
+    """Return the classes of a library by name, each with its place; one, if the library is a class itself.
+
+    A function that makes optimizers may stand for a class; it has the name under which it was given.
+    """
+    if not isinstance(root, ModuleType) and callable(root):
+        return {root.__name__ if isinstance(root, type) else library.rpartition(":")[2]: (library, root)}
     names = dict.fromkeys([*vars(root), *chain.from_iterable(COMMON.values())])
     found = {name: _attribute(root, name) for name in names}
     return {name: (f"{library}:{name}", kind) for name, kind in found.items() if _own(kind, library)}
@@ -137,7 +141,7 @@ def _subclasses(
         bases = {load(place): name for name, place in places.items()}
         for place, kind in classes.values():
             if kind is root or kind not in bases:
-                nearest = next((bases[base] for base in kind.__mro__ if base in bases), None)
+                nearest = next((bases[base] for base in getattr(kind, "__mro__", ()) if base in bases), None)
                 if nearest:
                     own.setdefault(nearest, place)
                     beside |= places
@@ -156,7 +160,8 @@ def optimizers(library: str) -> list[str]:
         TargetError: the library cannot be imported.
     """
     classes = _classes(library, load(library)).values()
-    return [place for place, kind in classes if issubclass(kind, torch.optim.Optimizer)]
+    kinds = [(place, kind) for place, kind in classes if isinstance(kind, type)]
+    return [place for place, kind in kinds if issubclass(kind, torch.optim.Optimizer)]
 
 
 def propose(library: str, by_ending: bool = False) -> Proposal:

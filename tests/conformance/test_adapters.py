@@ -129,6 +129,8 @@ class Schedule(torch.optim.SGD):
     def __init__(self, params, lr=0.1, momentum=0):
         super().__init__(params, lr=lr, momentum=momentum)
 class Unrelated: ...
+def Adam(params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8):
+    return torch.optim.Adam(params, lr, betas, eps)
 """
 
 
@@ -143,6 +145,9 @@ def test_a_single_class_is_judged_as_what_it_is_named_or_derives_from(tmp_path, 
     assert (published.root, published.areas) == ("torch.optim", ("algorithms",))
     assert {"Adam", "AdamW.rows"} & set(published.absent) == {"Adam"}
     assert find("one_class:Unrelated").names == {}
+    made = find("one_class:Adam")  # by a function
+    assert (made.areas, made.names) == (("algorithms",), {"Adam": "one_class:Adam"})
+    assert {"Adam.weight_decay", "Adam.maximize", "SGD"} <= set(made.absent)
     assert find("torchrec.optim:KeyedOptimizer").areas == ("keyed",)
     for wrong, meant in (("one_class.Schedule", "one_class:Schedule"), ("one_class.py", "one_class")):
         with pytest.raises(TargetError, match=f"did you mean {meant}\\?$"):
