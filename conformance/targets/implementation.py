@@ -82,7 +82,8 @@ class Implementation:
             fails; an area that is not claimed is reported as unsupported. None claims every area of
             which at least one name exists that a module does not only import from one of `OWNERS`. If a
             case needs a name of another area, the name is claimed if it exists.
-        placeholders: names that exist but do not work; they count as missing and are not claimed.
+        placeholders: names that exist but do not work; they count as missing and are not claimed. Without
+            stated areas they are recognized: their `step` only raises NotImplementedError.
         absent: classes and arguments (``"LAMB"``, ``"Adam.decay"``, ``"*.rows"``; shell patterns) of claimed
             areas that are not claimed: the cases that need one are unsupported.
         devices: the supported types of device, such as ``"cuda"``; the first one is the default of
@@ -230,6 +231,7 @@ class Surface:
         self._root = load(root) if isinstance(root, str) else root
         self._found: dict[str, tuple[Any, str]] = {}
         self._missing: dict[str, str] = {}
+        self._placeholders: set[str] = set()  # that were recognized
         #: What cases read; replayed scripts contain it.
         self.adapter = implementation.adapter()
         self.dtypes = implementation.dtypes
@@ -270,6 +272,9 @@ class Surface:
             except Exception as error:
                 text = one_line(error_text(error))
                 raise TargetError(f"{about.name} cannot give its {name}: {text}") from error
+            if about.areas is None and name in spec.areas()["algorithms"].names and _only_names(value):
+                self._placeholders.add(name)
+                raise MissingName(f"{about.name} has {name} only as a placeholder")
             if not isinstance(value, ModuleType):
                 return value, f"{place}{name}" if place else _place_of(value)
         raise MissingName(f"{about.name} has no {name}")
@@ -328,7 +333,7 @@ class Surface:
 
     def claims(self, name: str) -> bool:
         """Whether a claimed area has a public name that is not excluded."""
-        unclaimed = self._implementation.lacks(name) or self.borrows(name)
+        unclaimed = self._implementation.lacks(name) or self.borrows(name) or name in self._placeholders
         return not unclaimed and any(name in spec.areas()[area].names for area in self.claimed())
 
     def claimed(self) -> tuple[str, ...]:
@@ -356,6 +361,13 @@ def with_nameless(areas: Iterable[str]) -> tuple[str, ...]:
     own = tuple(areas)
     nameless = (area.name for area in spec.areas().values() if not area.names)
     return tuple(dict.fromkeys([*own, *nameless])) if own else ()
+
+
+def _only_names(kind: Any) -> bool:
+    """Return whether a class only names an algorithm: its `step` only raises NotImplementedError."""
+    step = getattr(kind, "step", None)
+    code = getattr(getattr(step, "__wrapped__", step), "__code__", None)  # torch.no_grad may be around it
+    return isinstance(kind, type) and getattr(code, "co_names", None) == ("NotImplementedError",)
 
 
 def _place_of(value: Any) -> str:

@@ -233,6 +233,28 @@ def test_what_a_module_only_imports_is_not_claimed(folder):
     assert find("nothing").surface().claimed() == ()
 
 
+PLACEHOLDERS = """
+import torch
+
+class SGD(torch.optim.Optimizer):
+    def __init__(self, params, **options): ...
+    @torch.no_grad()
+    def step(self, closure=None):
+        \"\"\"Take a step.\"\"\"
+        raise NotImplementedError
+
+class Adam(torch.optim.Adam): ...
+"""
+
+
+def test_a_class_that_only_names_an_algorithm_is_not_claimed(folder):
+    module(folder, "acme", PLACEHOLDERS)
+    surface = find("acme").surface()
+    assert surface.claims("Adam")
+    assert surface.lacks("SGD")
+    assert not surface.claims("SGD")
+
+
 WARMUP = """
 from torchrec.optim.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 

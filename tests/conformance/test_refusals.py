@@ -1,7 +1,23 @@
 """Which errors say what a target does not have."""
 
+import pytest
+
 from keyedopt.conformance.run.device_seen import SUITE
 from keyedopt.conformance.run.refusals import unclaimed
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Adam does not support sparse gradients, please consider SparseAdam instead",
+        "RowWise adagrad cannot be used with sparse gradients",
+        "Lamb doesn't support sparse gradients.",
+    ],
+)
+def test_an_optimizer_may_refuse_sparse_gradients_in_words_of_its_own(text):
+    assert unclaimed(RuntimeError(text), ["SGD", "SGD.sparse"]).startswith("SGD.sparse: ")
+    assert unclaimed(RuntimeError(text), ["SGD"]) == ""
+    assert unclaimed(RuntimeError("sparse gradients have other rows"), ["SGD.sparse"]) == ""
 
 
 class Inner:
