@@ -38,7 +38,7 @@ from typing import Any
 from keyedopt.conformance import spec
 from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.untrusted import error_text, one_line
-from keyedopt.conformance.suite.support.described import MissingName, described
+from keyedopt.conformance.suite.support.described import MissingName, described, is_placeholder
 
 #: The dtypes that cases run in.
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -272,7 +272,7 @@ class Surface:
             except Exception as error:
                 text = one_line(error_text(error))
                 raise TargetError(f"{about.name} cannot give its {name}: {text}") from error
-            if about.areas is None and name in spec.areas()["algorithms"].names and _only_names(value):
+            if about.areas is None and name in spec.areas()["algorithms"].names and is_placeholder(value):
                 self._placeholders.add(name)
                 raise MissingName(f"{about.name} has {name} only as a placeholder")
             if not isinstance(value, ModuleType):
@@ -361,13 +361,6 @@ def with_nameless(areas: Iterable[str]) -> tuple[str, ...]:
     own = tuple(areas)
     nameless = (area.name for area in spec.areas().values() if not area.names)
     return tuple(dict.fromkeys([*own, *nameless])) if own else ()
-
-
-def _only_names(kind: Any) -> bool:
-    """Return whether a class only names an algorithm: its `step` only raises NotImplementedError."""
-    step = getattr(kind, "step", None)
-    code = getattr(getattr(step, "__wrapped__", step), "__code__", None)  # torch.no_grad may be around it
-    return isinstance(kind, type) and getattr(code, "co_names", None) == ("NotImplementedError",)
 
 
 def _place_of(value: Any) -> str:

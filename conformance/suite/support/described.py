@@ -96,6 +96,13 @@ class Described:
         return (self.kind,)
 
 
+def is_placeholder(kind: Any) -> bool:
+    """Return whether a class only names an algorithm: its `step` only raises NotImplementedError."""
+    step = getattr(kind, "step", None)
+    code = getattr(getattr(step, "__wrapped__", step), "__code__", None)  # torch.no_grad may be around it
+    return isinstance(kind, type) and getattr(code, "co_names", None) == ("NotImplementedError",)
+
+
 def described(kind: Any, owner: str, adapter: Mapping[str, Mapping[str, Any]]) -> Any:
     """Return a class, called with documented names if its adapter says that it has others."""
     names, documented = said(adapter, "options", owner), DEFAULTS.get(owner, {})
