@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 #: Operators that synchronize.
 SYNCHRONIZING = ("_local_scalar_dense", "nonzero", "unique", "masked_select", "equal", "is_nonzero", "item")
 #: What launches nothing: memory, views, and what is put together on the host.
-FREE = ("empty", "detach", "slice", "select", "view", "expand", "lift_fresh")
+FREE = ("empty", "new_empty", "detach", "slice", "select", "view", "expand", "lift_fresh")
 BAD = {
     "too_large": ([1, 2, 20], [0, 1, 3]),
     "negative": ([1, -1, 3], [0, 1, 3]),
