@@ -77,8 +77,8 @@ def show(result: Result, verdict: Verdict, verbose: bool = False) -> None:
     if others:
         names = one_line(_few(others))
         console.print(
-            f"no subclasses of torch.optim.Optimizer: {names}. Much of what clauses ask of parameter groups, "
-            "state and hooks fails for this one reason",
+            f"not subclasses of torch.optim.Optimizer: {names}; this single cause makes many clauses about "
+            "parameter groups, state and hooks fail",
             style="yellow",
         )
     known = [clause for clause in failing(verdict) if verdict.clauses[clause] == "known"]

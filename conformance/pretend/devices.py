@@ -24,7 +24,7 @@ SET = ctypes.cast(_threads.pthread_setspecific, ctypes.c_void_p).value or 0
 
 @cache
 def is_pretend(device: torch.device) -> bool:
-    """Return whether this is a pretend device; the result is kept, because `device.type` makes a string."""
+    """Return whether this is a pretend device; cached, because `device.type` builds a string."""
     return device.type == NAME
 
 

@@ -42,9 +42,9 @@ def unclaimed(error: Exception, needs: Sequence[str]) -> str:
 def _missing_argument(error: Exception, needs: Sequence[str]) -> str:
     """Return the documented argument that a constructor lacks, or an empty string.
 
-    The case itself called the constructor, or a constructor was passed on an option that the case needs. A
-    function may stand for an algorithm's class. An argument that a method or another function lacks is a
-    failure.
+    The case called the constructor, or the target passed an option that the case needs on to another one.
+    A factory function may replace the class of an algorithm. A missing argument of a method or of any other
+    function is a failure.
     """
     told = _UNKNOWN_ARGUMENT.search(str(error)) if isinstance(error, TypeError) else None
     if told is None:
@@ -53,10 +53,10 @@ def _missing_argument(error: Exception, needs: Sequence[str]) -> str:
     *_, (last, _) = traceback.walk_tb(error.__traceback__)
     needed = any(name.endswith(f".{told[2]}") for name in needs)
     if method == "__init__":
-        made = needed or of_suite(last)
+        excused = needed or of_suite(last)
     else:
-        made = not owner and (needed or method in spec.areas()["algorithms"].names) and of_suite(last)
-    return f"{told[1].removesuffix('.__init__')} has no argument {told[2]}" if made else ""
+        excused = not owner and (needed or method in spec.areas()["algorithms"].names) and of_suite(last)
+    return f"{told[1].removesuffix('.__init__')} has no argument {told[2]}" if excused else ""
 
 
 def _refused_option(error: Exception) -> str:

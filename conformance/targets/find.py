@@ -75,8 +75,8 @@ def find(target: str, imports: Sequence[str] = ()) -> Implementation:
         near = _spelled_otherwise(target) or did_you_mean(target, known)
         raise TargetError(f"{error}, or give one of: {names}{near}") from error
     namespace = Implementation(name=target, root=target)
-    alone = callable(found) and not isinstance(found, ModuleType | Implementation)
-    if alone and not namespace.surface().claimed():
+    is_class_or_function = callable(found) and not isinstance(found, ModuleType | Implementation)
+    if is_class_or_function and not namespace.surface().claimed():
         return _described_class(target, found, shipped) or _undescribed_class(target)
     return found if isinstance(found, Implementation) else namespace
 
@@ -107,7 +107,7 @@ def _described_class(target: str, kind: Any, shipped: Sequence[Implementation]) 
 
 
 def _undescribed_class(target: str) -> Implementation:
-    """Return what the name, the bases and the signature of a class, or of a function that makes one, show."""
+    """Return the description that follows from name, bases and signature of a class or a factory function."""
     from keyedopt.conformance.targets.proposal import propose  # imports torch
 
     found = propose(target)

@@ -308,7 +308,7 @@ class Surface:
         return True
 
     def borrows(self, name: str) -> bool:
-        """Whether a claimed area has a name that the target only imports, and is no type of an argument."""
+        """Return whether the target only imports this name of a claimed area; companions are excepted."""
         areas = map(spec.areas().__getitem__, self.claimed())
         return self._imported(name) and any(name in {*one.names} - {*one.companions} for one in areas)
 
@@ -333,7 +333,8 @@ class Surface:
 
     def claims(self, name: str) -> bool:
         """Whether a claimed area has a public name that is not excluded."""
-        unclaimed = self._implementation.lacks(name) or self.borrows(name) or name in self._placeholders
+        unclaimed = self._implementation.lacks(name) or self.borrows(name)
+        unclaimed = unclaimed or (not self.has(name) and name in self._placeholders)  # `has` looks it up
         return not unclaimed and any(name in spec.areas()[area].names for area in self.claimed())
 
     def claimed(self) -> tuple[str, ...]:

@@ -81,7 +81,7 @@ def _names(areas: tuple[str, ...]) -> tuple[str, ...]:
 def _classes(library: str, root: Any) -> dict[str, tuple[str, Any]]:
     """Return the classes of a library by name, each with its place; one, if the library is a class itself.
 
-    A function that makes optimizers may stand for a class; it has the name under which it was given.
+    A factory function may replace a class; its name is the attribute that the user gave.
     """
     if not isinstance(root, ModuleType) and callable(root):
         return {root.__name__ if isinstance(root, type) else library.rpartition(":")[2]: (library, root)}

@@ -9,7 +9,7 @@ import torch
 
 @cache
 def on_cuda(device: torch.device) -> bool:
-    """Return whether this is a device of CUDA; the result is kept, because `device.type` makes a string."""
+    """Return whether this is a CUDA device; cached, because `device.type` builds a string."""
     return device.type == "cuda"
 
 

@@ -102,7 +102,7 @@ class Backward:
         if not torch.is_grad_enabled():
             self._update(lookups)
             return
-        with torch.no_grad():  # a graph of the gradients is made
+        with torch.no_grad():  # backward(create_graph=True)
             self._update(lookups)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -105,7 +105,7 @@ class EmbeddingFusedOptimizer(EmbeddingOptimizerBase, FusedOptimizer):
     def update(self, lookups: Sequence[GroupLookups]) -> None:
         """Take a step with the gradients of one backward pass; nothing is written before all is checked.
 
-        Autograd's mode of gradients must be off.
+        The caller disables gradients (`torch.no_grad`).
 
         Raises:
             RuntimeError: a gradient is not finite and ``error_if_nonfinite`` is set.

@@ -55,7 +55,7 @@ def test_classes_that_extend_no_optimizer_are_named(tmp_path, capsys):
     found = runner.run("plain", runner.Options(clauses=("ALGO-052",), workers=1), path=[str(tmp_path)])
     assert found.implementation["not_optimizers"] == ["SGD"]
     show(found, judge(found))
-    assert "no subclasses of torch.optim.Optimizer: SGD." in capsys.readouterr().out
+    assert "not subclasses of torch.optim.Optimizer: SGD;" in capsys.readouterr().out
 
 
 def test_a_run_without_a_failing_case_is_complete_with_x_too(run_line, acme, tmp_path, monkeypatch):
