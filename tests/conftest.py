@@ -44,8 +44,17 @@ LONGEST = (
 collect_ignore_glob = [] if os.environ.get("KEYEDOPT_TESTS_PRETEND") == "1" else ["conformance/pretend/*"]
 
 
-def pytest_collection_modifyitems(items):
-    """Put the tests of the longest files first."""
+def pytest_addoption(parser):
+    """Add the option that selects the complete set of tests."""
+    parser.addoption("--complete", action="store_true", help="also run the long loops, marked `complete`")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out the long loops of the complete set; put the tests of the longest files first."""
+    if not config.getoption("--complete"):
+        left = [item for item in items if item.get_closest_marker("complete")]
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in left]
     places = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
