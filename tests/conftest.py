@@ -14,6 +14,7 @@ import idle_threads  # noqa: F401 - before torch is imported
 import made_results
 import pytest
 from making import case_with, drawn_case, functions, observing_case, valid, without_progress
+from sampling import PARTS, Sample, commit, select
 from warm_server import Warm
 from warm_worker import WarmWorkers
 
@@ -45,18 +46,49 @@ collect_ignore_glob = [] if os.environ.get("KEYEDOPT_TESTS_PRETEND") == "1" else
 
 
 def pytest_addoption(parser):
-    """Add the option that selects the complete set of tests."""
-    parser.addoption("--complete", action="store_true", help="also run the long loops, marked `complete`")
+    """Add the options that choose between the everyday set and the complete set."""
+    group = parser.getgroup("keyedopt's own tests")
+    group.addoption("--complete", action="store_true", help="run the complete set: every long loop, whole")
+    group.addoption("--sample", metavar="SEED", help="the seed of the everyday sample (default: the commit)")
+    group.addoption(
+        "--part", type=int, choices=range(1, PARTS + 1), help=f"only this part of {PARTS} of the long loops"
+    )
+
+
+def pytest_configure(config):
+    """Decide which set of tests is run, once for all processes of pytest."""
+    seed = getattr(config, "workerinput", {}).get("sample") or config.getoption("--sample") or commit()
+    complete = config.getoption("--complete") or config.getoption("--part") is not None
+    config.sample = Sample(seed, complete)
+
+
+def pytest_configure_node(node):
+    """Give a process of pytest the seed of the sample; a commit may be made while tests run."""
+    node.workerinput["sample"] = node.config.sample.seed
+
+
+def pytest_report_header(config):
+    """Say which set is run, and how to repeat its sample."""
+    part = config.getoption("--part")
+    if part is not None:
+        return f"long loops: part {part} of {PARTS} of the complete set"
+    if config.sample.complete:
+        return "complete set: every long loop, whole"
+    return f"everyday set: long loops are sampled; repeat this sample with --sample {config.sample.seed}"
+
+
+@pytest.fixture(scope="session")
+def sample(pytestconfig):
+    """Choose from a long loop: a sample in the everyday set, everything in the complete set."""
+    return pytestconfig.sample
 
 
 def pytest_collection_modifyitems(config, items):
-    """Leave out the long loops of the complete set; put the tests of the longest files first."""
-    if not config.getoption("--complete"):
-        left = [item for item in items if item.get_closest_marker("complete")]
-        config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if item not in left]
+    """Keep the tests of the set that is run, and put the tests of the longest files first."""
+    kept = select(items, config.sample, config.getoption("--part"))
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     places = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+    items[:] = sorted(kept, key=lambda item: places.get(item.path.stem, len(places)))
 
 
 if collect_ignore_glob:

@@ -1,6 +1,8 @@
 """The fused implementation passes the suite, on every backend that this machine has.
 
-In the median of many draws its errors are at most twice those of the reference, see `precision`.
+The backend that is tried first runs the whole suite. Every backend runs a sample of the clauses of the areas in
+which a backend does the work, and all of these in the complete set. In the median of many draws the errors of
+`fused` are at most twice those of the reference, see `precision`.
 """
 
 import os
@@ -38,9 +40,9 @@ def reference(check_once):
 
 
 @pytest.fixture(scope="module")
-def on_fused():
+def on_fused(check_once):
     """Check it as it is: with the backend that this machine's own kernels are."""
-    return runner.run("fused")
+    return check_once("fused")
 
 
 def check_precision(reference, result, least):
@@ -74,32 +76,34 @@ def test_it_passes_every_clause_of_every_level(on_fused):
     assert left_out(on_fused) - {("FT-036", "unsupported")} == NOT_OURS  # it needs torchft
 
 
+def test_its_errors_are_those_of_the_reference(on_fused, reference):
+    check_precision(reference, on_fused, least=250)
+
+
 @pytest.mark.parametrize("backend", ["native", "fbgemm", "torch"], indirect=True)
-def test_every_backend_passes(backend, reference, request):
-    by_itself = backend == backends.order("cpu")[0]  # it is tried first: that run has been
-    if by_itself:
-        result = request.getfixturevalue("on_fused")
-    else:
-        result = runner.run("fused", runner.Options(areas=BACKED))
+def test_every_backend_passes(backend, reference, sample):
+    clauses = tuple(sample.clauses(BACKED, 8, backend))
+    result = runner.run("fused", runner.Options(clauses=clauses))
     assert judge(result).reasons == ()
-    assert {outcome for _, outcome in left_out(result)} == {"unsupported"}
+    assert {outcome for _, outcome in left_out(result)} <= {"unsupported"}
     for case in result.cases:  # where a backend was asked for, a case that another one ran does not count
         counts = case.outcome in ("pass", "observed")
-        assert by_itself or not counts or case.backend in (None, backend), case.case
-    check_precision(reference, result, least=LEAST.get(backend, 250))
+        assert not counts or case.backend in (None, backend), case.case
+    check_precision(reference, result, least=LEAST.get(backend, 250) if sample.complete else 0)
 
 
-def test_the_kernels_for_cuda_pass_in_the_interpreter(monkeypatch, reference):
+def test_the_kernels_for_cuda_pass_in_the_interpreter(monkeypatch, reference, sample):
     if os.environ.get("KEYEDOPT_REQUIRE_TRITON") != "1":
         pytest.importorskip("triton", reason="triton: pip install 'keyedopt[cuda]'")
     monkeypatch.setenv("KEYEDOPT_BACKEND", "triton")
     monkeypatch.setenv("TRITON_INTERPRET", "1")
-    areas = [spec.areas()[name] for name in ("fused", "accumulate")]
+    chosen = sample.clauses(("fused", "accumulate"), 6, "triton")
     # FUSED-080 records the error of a million sums, which the interpreter takes minutes for
-    clauses = tuple(clause.id for area in areas for clause in area.clauses if clause.id != "FUSED-080")
+    clauses = tuple(clause for clause in chosen if clause != "FUSED-080")
     options = runner.Options(clauses=clauses, limit=120.0)
     result = runner.run(
         "quick_interpreter:IMPLEMENTATION", options, path=[str(Path(__file__).parents[1] / "support")]
     )
     assert judge(result).reasons == ()
-    check_precision(reference, result, least=16)  # two trajectories of eight algorithms
+    # two trajectories of eight algorithms
+    check_precision(reference, result, least=16 if sample.complete else 0)

@@ -1,0 +1,125 @@
+"""The two sets of tests: the everyday set with its moving sample, and the long loops of the complete set.
+
+A test marked `complete` belongs to the complete set. With ``sample``, so many items of a parametrized test
+belong to the everyday set too::
+
+    @pytest.mark.complete(sample=2)
+    @pytest.mark.parametrize("name", names())
+    def test_interpreted(name): ...
+
+A test whose loop is inside one item takes the fixture `sample` instead. The choice depends only on the seed of
+the sample and on the names of what is chosen, so the option ``--sample`` repeats it.
+"""
+
+import hashlib
+import subprocess
+from collections.abc import Callable, Hashable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from keyedopt.conformance import spec
+
+ROOT = Path(__file__).parents[2]
+#: The parts that the long loops are divided into; `.ci/run` runs one of them.
+PARTS = 3
+Item = TypeVar("Item")
+
+
+def commit() -> str:
+    """Return the abbreviated commit of the checkout, or ``none`` outside a repository."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "none"
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Chooses from long loops.
+
+    Args:
+        seed: what the choice depends on.
+        complete: choose everything.
+    """
+
+    seed: str
+    complete: bool = False
+
+    def choose(
+        self,
+        items: Iterable[Item],
+        count: int,
+        *,
+        name: Callable[[Item], str] = str,
+        group: Callable[[Item], Hashable] = lambda item: None,
+    ) -> list[Item]:
+        """Return so many items of each group, in their order; all items in the complete set.
+
+        Args:
+            items: what there is to choose from.
+            count: how many items of each group are chosen.
+            name: returns the name of an item, which the choice depends on.
+            group: returns the group of an item.
+        """
+        every = list(items)
+        if self.complete:
+            return every
+        ranked: dict[Hashable, list[Item]] = {}
+        for item in sorted(every, key=lambda item: rank(self.seed, name(item))):
+            ranked.setdefault(group(item), []).append(item)
+        chosen = {name(item) for members in ranked.values() for item in members[:count]}
+        return [item for item in every if name(item) in chosen]
+
+    def clauses(self, areas: Iterable[str], count: int, where: str) -> list[str]:
+        """Return the ids of so many clauses of each area; all clauses of the areas in the complete set.
+
+        Args:
+            areas: names of areas.
+            count: how many clauses of each area are chosen.
+            where: what the clauses are asked of; each has another sample.
+        """
+        every = [clause.id for area in areas for clause in spec.areas()[area].clauses]
+        named = {"name": lambda clause: f"{where} {clause}", "group": lambda clause: spec.clauses()[clause].area}
+        return self.choose(every, count, **named)
+
+
+def rank(seed: str, name: str) -> str:
+    """Return a key that sorts names in an order that the seed decides."""
+    return hashlib.sha256(f"{seed} {name}".encode()).hexdigest()
+
+
+def select(items: list[pytest.Item], sample: Sample, part: int | None) -> list[pytest.Item]:
+    """Return the items of the set that is run.
+
+    Args:
+        items: every collected item.
+        sample: the everyday set with this sample, or the complete set.
+        part: only the long loops, and of these only one of `PARTS` parts, counted from 1.
+    """
+    if part is not None:
+        long = [item for item in items if item.get_closest_marker("complete")]
+        return [item for item in long if part_of(item, long) == part]
+    loops: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        loops.setdefault(_loop(item), []).append(item)
+    kept: set[str] = set()
+    for members in loops.values():
+        mark = members[0].get_closest_marker("complete")
+        count = len(members) if mark is None else mark.kwargs.get("sample", 0)
+        kept |= {item.nodeid for item in sample.choose(members, count, name=lambda item: item.nodeid)}
+    return [item for item in items if item.nodeid in kept]
+
+
+def part_of(item: pytest.Item, long: Iterable[Any]) -> int:
+    """Return the part of a long loop's item: the items of a loop take turns, from a part that its name gives."""
+    loop = _loop(item)
+    members = [other.nodeid for other in long if _loop(other) == loop]
+    first = int(rank("", loop), 16)
+    return (first + members.index(item.nodeid)) % PARTS + 1
+
+
+def _loop(item: pytest.Item) -> str:
+    """Return the name of a test without its parameters."""
+    return item.nodeid.partition("[")[0]
