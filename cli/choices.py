@@ -1,5 +1,6 @@
 """The choices of options, and an option that several verbs have."""
 
+from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated
 
@@ -49,3 +50,12 @@ Imports = Annotated[
         help="Import this module first, such as torch_npu, which registers a device; repeatable.",
     ),
 ]
+
+
+def names(values: Iterable[str] | None) -> tuple[str, ...]:
+    """Return the names in repeated options, each of which may have several, separated by commas.
+
+    >>> names(["keyed, combined", "wrapper"])
+    ('keyed', 'combined', 'wrapper')
+    """
+    return tuple(name.strip() for value in values or () for name in value.split(",") if name.strip())

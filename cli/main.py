@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from keyedopt.cli import bench, doctor
-from keyedopt.cli.choices import DiffForm, Form, Imports, Level, What
+from keyedopt.cli.choices import DiffForm, Form, Imports, Level, What, names
 from keyedopt.cli.messages import fail, say, uncut, usage, with_reports
 from keyedopt.conformance.results import RULE
 from keyedopt.conformance.results.errors import KeyedoptError
@@ -70,7 +70,7 @@ def check(
         str | None, typer.Option(metavar="AREA,...", help="Fail if one of these is not claimed.")
     ] = None,
     area: Annotated[
-        list[str] | None, typer.Option(metavar="AREA", help="Check only this area; repeatable.")
+        list[str] | None, typer.Option(metavar="AREA,...", help="Check only these areas; repeatable.")
     ] = None,
     device: Annotated[
         str | None,
@@ -82,7 +82,7 @@ def check(
     imports: Imports = None,
     dtype: Annotated[
         list[str] | None,
-        typer.Option(metavar="DTYPE", help="Only this dtype; repeatable. Default: all of the target's."),
+        typer.Option(metavar="DTYPE,...", help="Only these dtypes; repeatable. Default: all of the target's."),
     ] = None,
     output: Annotated[
         list[str] | None,
@@ -133,11 +133,11 @@ def check(
     options = {
         "level": level.value,
         "suite": suite,
-        "areas": tuple(area or ()),
-        "require_areas": tuple(name.strip() for name in (require_areas or "").split(",") if name.strip()),
+        "areas": names(area),
+        "require_areas": names([require_areas or ""]),
         "imports": tuple(imports or ()),
         "device": device,
-        "dtypes": tuple(dtype or ()),
+        "dtypes": names(dtype),
         "limit": time_limit,
         "workers": workers,
         "nproc": nproc,

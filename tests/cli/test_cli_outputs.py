@@ -104,7 +104,8 @@ def test_a_check_shows_and_writes_what_it_found(run_line, checked, failed, tmp_p
 def test_options_reach_the_run(run_line, checked):
     run_line(
         *("check", "acme", "--level", "must", "--suite", spec.SUITE_VERSION, "--area", "keyed"),
-        *("--area", "wrapper", "--require-areas", "keyed, fused", "--device", "cpu", "--dtype", "float32"),
+        *("--area", "wrapper,warmup", "--require-areas", "keyed, fused", "--device", "cpu"),
+        *("--dtype", "float32, float64"),
         *("--time-limit", "5", "--workers", "1"),
     )
     ((target, options),) = checked["calls"]
@@ -112,10 +113,10 @@ def test_options_reach_the_run(run_line, checked):
     assert options == runner.Options(
         level="must",
         suite=spec.SUITE_VERSION,
-        areas=("keyed", "wrapper"),
+        areas=("keyed", "wrapper", "warmup"),
         require_areas=("keyed", "fused"),
         device="cpu",
-        dtypes=("float32",),
+        dtypes=("float32", "float64"),
         limit=5.0,
         workers=1,
     )

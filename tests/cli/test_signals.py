@@ -14,6 +14,7 @@ from keyedopt.conformance.run.runner import Options, RunError
 from keyedopt.tools import signals
 
 
+@pytest.mark.complete(sample=1)
 @pytest.mark.parametrize("turn", range(4))
 def test_a_signal_at_any_moment_is_answered(turn, tmp_path):
     """A sample of what ``python -m keyedopt.tools.signals`` does."""

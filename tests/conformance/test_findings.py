@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from sampling import chosen
 
 from keyedopt.conformance import expectations
 from keyedopt.conformance.findings import MODULES, findings
@@ -31,9 +32,9 @@ def need(library):
 
 
 @pytest.fixture(scope="module")
-def reproduced():
-    """Run every reproducer of a library, once: exit status and output by name."""
-    done = {}
+def reproduced(request):
+    """Run the chosen reproducers of a library, once: exit status and output by name."""
+    done, names = {}, chosen(request, "reproducer")
 
     def of(library):
         need(library)
@@ -41,7 +42,8 @@ def reproduced():
             code = (
                 "import json\n"
                 "from keyedopt.conformance.findings import findings, run\n"
-                f"chosen = [finding for finding in findings() if finding.library == {library!r}]\n"
+                f"here = [finding for finding in findings() if finding.library == {library!r}]\n"
+                f"chosen = [finding for finding in here if finding.path.stem in {names!r}]\n"
                 "print(json.dumps({f.path.stem: [code, text] for f, code, text in run(chosen)}))\n"
             )
             command = [sys.executable, "-c", code]
@@ -52,11 +54,12 @@ def reproduced():
     return of
 
 
-@pytest.mark.parametrize("name", FINDINGS)
-def test_a_finding_is_there_in_the_versions_that_it_names(name, reproduced):
+@pytest.mark.complete(sample=20)
+@pytest.mark.parametrize("reproducer", FINDINGS)
+def test_a_finding_is_there_in_the_versions_that_it_names(reproducer, reproduced):
     """A reproducer exits with 1 where the defect is there, with 0 where its docstring says that it is not."""
-    code, output = reproduced(FINDINGS[name].library)[name]
-    wanted, word = (1, "defect") if FINDINGS[name].there else (0, "fixed")
+    code, output = reproduced(FINDINGS[reproducer].library)[reproducer]
+    wanted, word = (1, "defect") if FINDINGS[reproducer].there else (0, "fixed")
     assert code == wanted, output
     assert any(line.startswith(f"{word}: expected ") for line in output.splitlines()), output
     assert "Traceback" not in output
@@ -69,6 +72,7 @@ def test_a_finding_is_a_script_of_torch_and_the_library_alone(name):
     assert len(text.splitlines()) <= 80
 
 
+@pytest.mark.complete(sample=2)
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_finding_runs_as_a_script(library):
     need(library)

@@ -1,5 +1,6 @@
 """The suite rejects every mutant: in the everyday set two of each area and base, in the complete set all."""
 
+import dataclasses
 import importlib.util
 import json
 import subprocess
@@ -36,11 +37,12 @@ def test_every_clause_with_a_verdict_rejects_a_mutant():
 
 
 def test_a_sample_of_mutants_is_rejected_by_the_clauses_named(sample):
-    chosen = sample.choose(here(), 2, name=lambda one: one.name, group=lambda one: (one.area, one.base))
+    everyday = dataclasses.replace(sample, complete=False)
+    chosen = everyday.choose(here(), 2, name=lambda one: one.name, group=lambda one: (one.area, one.base))
     assert survivors(chosen) == {}
 
 
-@pytest.mark.complete
+@pytest.mark.complete(spread=True)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_mutant_is_planted_and_rejected_by_the_clauses_named(part):
     assert survivors(one for one in here() if int(rank("", one.name), 16) % PARTS == part) == {}

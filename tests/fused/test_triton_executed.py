@@ -10,10 +10,12 @@ import argparse
 import importlib.util
 import sys
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 import pytest
 import torch
+from sampling import Sample, chosen
 from test_triton_interpreter import cases
 from triton_executor import OWN, outcome, planted, run_rounds
 from triton_faults import FAULTS
@@ -73,10 +75,11 @@ def every_case() -> dict[str, Any]:
 # --- in the process without the interpreter -------------------------------------------------------
 
 
-def run_sample() -> dict[str, Any]:
+def run_sample(names: Collection[str]) -> dict[str, Any]:
+    """Run the cases and plant the faults with these names."""
     every, backend = every_case(), small_backend()
-    wrong, seen = run_rounds([(name, every[name]) for name in SAMPLE], backend, (90,), 1)
-    faults = [fault for fault in FAULTS if fault.name in SAMPLE_FAULTS]
+    wrong, seen = run_rounds([(name, every[name]) for name in SAMPLE if name in names], backend, (90,), 1)
+    faults = [fault for fault in FAULTS if fault.name in SAMPLE_FAULTS and fault.name in names]
     for fault in FAULTS:
         if not fault.ptx:
             with planted(fault):  # the kernel contains what the fault replaces
@@ -116,17 +119,20 @@ def run_everything(rounds: int, architecture: int, schedules: int, names: list[s
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, sample: Sample) -> Any:
     if importlib.util.find_spec("keyedopt.ptx._machine") is None:
         pytest.fail("the PTX executor was not built: pip install -e . with g++ 10 or later")
-    return run_alone(tmp_path_factory, __file__, interpret=False)
+    names = [*SAMPLE, *SAMPLE_FAULTS] if sample.complete else chosen(request, "name")
+    return run_alone(tmp_path_factory, __file__, *names, interpret=False)
 
 
+@pytest.mark.complete(sample=4)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_compiled_kernels_are_right_under_any_schedule(found: dict[str, Any], name: str) -> None:
     assert not found["wrong"][name], found["wrong"][name]
 
 
+@pytest.mark.complete
 def test_the_sample_runs_every_kernel(found: dict[str, Any]) -> None:
     assert set(found["kernels"]) >= KERNELS | {"count_runs", "collect"}
 
@@ -138,6 +144,7 @@ def test_a_step_with_a_packed_input_takes_few_launches_and_compiles_nothing(foun
     assert len(found["launches"]) <= 10
 
 
+@pytest.mark.complete(sample=2)
 @pytest.mark.parametrize("name", SAMPLE_FAULTS)
 def test_a_planted_fault_is_found(found: dict[str, Any], name: str) -> None:
     assert found["faults"][name]
@@ -158,4 +165,4 @@ if __name__ == "__main__":
         given = parser.parse_args()
         run_everything(given.rounds, given.architecture, given.schedules, given.names)
     else:
-        hand_over(run_sample())
+        hand_over(run_sample(sys.argv[1:-1]))

@@ -4,13 +4,15 @@ The interpreter has to be chosen before triton is imported, so all cases run in 
 which this file is the script; each test looks up what became of its case.
 """
 
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+from sampling import chosen
 from triton_oracle import DTYPES, STEPS, check_output, check_update, lookup_of, spread, step_of, tables_of
 from triton_process import hand_over, outcomes, run_alone
 from triton_sorts import SORTS, case_sort
@@ -338,8 +340,8 @@ def names() -> list[str]:
 # --- in the process with the interpreter ----------------------------------------------------------
 
 
-def run_cases() -> dict[str, str]:
-    """Run all cases; return what went wrong in each, empty where nothing did."""
+def run_cases(names: Collection[str]) -> dict[str, str]:
+    """Run cases; return what went wrong in each, empty where nothing did."""
     from keyedopt.fused.backends.triton import TritonBackend
     from keyedopt.fused.backends.triton.shapes import Tuning
 
@@ -348,6 +350,7 @@ def run_cases() -> dict[str, str]:
     return outcomes(
         (name, partial(case, TritonBackend() if name.startswith("random") else small))
         for name, case in cases()
+        if name in names
     )
 
 
@@ -355,14 +358,15 @@ def run_cases() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return run_alone(tmp_path_factory, __file__)
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return run_alone(tmp_path_factory, __file__, *chosen(request, "name"))
 
 
+@pytest.mark.complete(sample=24)
 @pytest.mark.parametrize("name", names())
 def test_interpreted(found: dict[str, str], name: str) -> None:
     assert not found[name], found[name]
 
 
 if __name__ == "__main__":
-    hand_over(run_cases())
+    hand_over(run_cases(sys.argv[1:-1]))

@@ -17,6 +17,8 @@ from triton_process import hand_over, run_alone
 
 from keyedopt.fused.backends.interface import Step, Table
 
+pytestmark = pytest.mark.complete
+
 #: Rows of each of two tables, by algorithm, of which only the first few are looked up. Their keys have 24 and
 #: 25 bits, and are sorted in three passes, the most there are: of 8 bits, and of 9.
 ROWS = {"rowwise": 2**23, "adam": 2**24}

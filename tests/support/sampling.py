@@ -1,14 +1,14 @@
 """The two sets of tests: the everyday set with its moving sample, and the long loops of the complete set.
 
 A test marked `complete` belongs to the complete set. With ``sample``, so many items of a parametrized test
-belong to the everyday set too::
+belong to the everyday set too; with ``spread``, the items are spread over the parts of the complete set::
 
     @pytest.mark.complete(sample=2)
     @pytest.mark.parametrize("name", names())
     def test_interpreted(name): ...
 
-A test whose loop is inside one item takes the fixture `sample` instead. The choice depends only on the seed of
-the sample and on the names of what is chosen, so the option ``--sample`` repeats it.
+A test whose loop is inside one item takes the fixture `sample` instead. The choice depends only on the seed
+of the sample and on the names of what is chosen, so the option ``--sample`` repeats it.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ import subprocess
 from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import pytest
@@ -26,6 +27,8 @@ ROOT = Path(__file__).parents[2]
 #: The parts that the long loops are divided into; `.ci/run` runs one of them.
 PARTS = 3
 Item = TypeVar("Item")
+#: The call of a test without parameters.
+NO_PARAMETERS = SimpleNamespace(params={})
 
 
 def commit() -> str:
@@ -80,9 +83,11 @@ class Sample:
             count: how many clauses of each area are chosen.
             where: what the clauses are asked of; each has another sample.
         """
-        every = [clause.id for area in areas for clause in spec.areas()[area].clauses]
-        named = {"name": lambda clause: f"{where} {clause}", "group": lambda clause: spec.clauses()[clause].area}
-        return self.choose(every, count, **named)
+        every = [clause for area in areas for clause in spec.areas()[area].clauses]
+        chosen = self.choose(
+            every, count, name=lambda clause: f"{where} {clause.id}", group=lambda clause: clause.area
+        )
+        return [clause.id for clause in chosen]
 
 
 def rank(seed: str, name: str) -> str:
@@ -112,12 +117,27 @@ def select(items: list[pytest.Item], sample: Sample, part: int | None) -> list[p
     return [item for item in items if item.nodeid in kept]
 
 
+def chosen(request: pytest.FixtureRequest, parameter: str) -> list[Any]:
+    """Return the values of a parameter in the items of this file that are run: a fixture makes no others."""
+    values = [
+        item.callspec.params[parameter]
+        for item in request.session.items
+        if item.path == request.path and parameter in getattr(item, "callspec", NO_PARAMETERS).params
+    ]
+    return list(dict.fromkeys(values))
+
+
 def part_of(item: pytest.Item, long: Iterable[Any]) -> int:
-    """Return the part of a long loop's item: the items of a loop take turns, from a part that its name gives."""
-    loop = _loop(item)
-    members = [other.nodeid for other in long if _loop(other) == loop]
-    first = int(rank("", loop), 16)
-    return (first + members.index(item.nodeid)) % PARTS + 1
+    """Return the part of a long loop's item.
+
+    The tests of a file share fixtures, so they are in one part. The items of a loop with ``spread=True`` take
+    turns.
+    """
+    mark = item.get_closest_marker("complete")
+    if mark is None or not mark.kwargs.get("spread"):
+        return int(rank("", item.path.stem), 16) % PARTS + 1
+    members = [other.nodeid for other in long if _loop(other) == _loop(item)]
+    return (int(rank("", _loop(item)), 16) + members.index(item.nodeid)) % PARTS + 1
 
 
 def _loop(item: pytest.Item) -> str:
