@@ -28,6 +28,7 @@ def test_a_built_in_target_is_checked_on_a_device_of_an_imported_module(device):
     assert {case.outcome for case in result.cases} == {"pass"}
 
 
+@pytest.mark.complete(sample=2)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -195,6 +195,7 @@ def test_a_script_is_written(run_line, files, failed, acme):
     assert exact.returncode == 0
 
 
+@pytest.mark.complete(sample=1)
 @pytest.mark.parametrize(("version", "code"), [("wrong", 1), ("sound", 0)])
 def test_the_command_that_a_check_prints_repeats_the_case(
     run_line, checked, acme, monkeypatch, version, code

@@ -19,6 +19,7 @@ def reachable(monkeypatch, acme):
     return call
 
 
+@pytest.mark.complete
 def test_a_copy_behaves_like_the_original(run_line, reachable):
     reachable("sound")
     done = run_line("check", "acme", "--like", "reference", "--area", "combined", "--area", "wrapper")
@@ -38,6 +39,7 @@ def test_a_mutant_does_not_and_is_told_where(run_line, reachable, tmp_path):
     assert (tmp_path / "x.json").exists()
 
 
+@pytest.mark.complete
 def test_a_subclass_of_torchrec_behaves_like_torchrec(run_line, reachable, torchrec):
     reachable("sound")
     target = "subclassed_torchrec:IMPLEMENTATION"

@@ -288,6 +288,7 @@ def test_an_address_for_commits_is_checked(tmp_path):
 # --- for everybody ----------------------------------------------------------------------------------
 
 
+@pytest.mark.complete(sample=1)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 def test_an_accessibility_checker_finds_nothing(watched, width, scheme):
@@ -339,6 +340,7 @@ def measure(path, **environment):
     )
 
 
+@pytest.mark.complete
 def test_the_reaction_to_every_filter_is_measured(browser, sites):
     done = measure(sites["plain"])
     assert (done.returncode, done.stderr) == (0, "")
@@ -349,6 +351,7 @@ def test_the_reaction_to_every_filter_is_measured(browser, sites):
     )
 
 
+@pytest.mark.complete
 def test_what_cannot_be_measured_is_said_in_one_line(browser, sites, tmp_path):
     (tmp_path / "playwright.py").write_text("raise ImportError", encoding="utf-8")
     here = f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}".rstrip(":")
