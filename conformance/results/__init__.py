@@ -2,7 +2,7 @@
 
 #: The rule of the verdict; the command line, the page and the documentation show this sentence.
 RULE = (
-    "An implementation is conformant if no must clause failed and every must clause of each area that it "
-    "claims was checked; it is partly checked if no must clause failed and some, but in no area all, could "
-    "not be checked; otherwise it is not conformant."
+    "An implementation is conformant if no must clause failed and every must clause of each claimed area was "
+    "checked. It is partly checked if no must clause failed and each claimed area has a must clause that was "
+    "checked. Otherwise it is not conformant."
 )

@@ -83,8 +83,8 @@ def agreement(process_group: Any, params: Iterable[Any], state: Iterable[Any]) -
     """Return the agreement of the ranks that share state, or None if this rank shares none.
 
     Args:
-        process_group: these ranks; None is those over which parameters and state are sharded. If there are
-            several meshes, or one without some of the ranks, it is the default group.
+        process_group: these ranks. If it is None, they are the ranks over which parameters and state are
+            sharded: the default group if there are several meshes, or if the mesh lacks some of the ranks.
         params: the parameters.
         state: their entries.
     """

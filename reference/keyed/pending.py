@@ -105,8 +105,8 @@ class PendingLoad:
         if self.stateful or self.reshapes or self.values:
             return False  # these may raise, so they come before the first tensor
         live, new = list(self.live), list(self.new)
-        for some, sources, _ in self.unchecked:
-            live += some
+        for targets, sources, _ in self.unchecked:
+            live += targets
             new += sources
         if not self.bulk.fill_exact(live, new):
             return False
