@@ -82,7 +82,7 @@ def check(
     imports: Imports = None,
     dtype: Annotated[
         list[str] | None,
-        typer.Option(metavar="DTYPE,...", help="Only these dtypes; repeatable. Default: all of the target's."),
+        typer.Option(metavar="DTYPE,...", help="Only these dtypes; repeatable. Default: all it has."),
     ] = None,
     output: Annotated[
         list[str] | None,

@@ -50,6 +50,7 @@ def built_once(monkeypatch, tmp_path_factory):
 BUILT = {}
 
 
+@pytest.mark.complete(sample=1)
 @pytest.mark.parametrize(
     ("names", "same"), [(("HEAD~2", "HEAD~1"), True), (("HEAD~1", "HEAD"), False)], ids=["same", "other"]
 )

@@ -95,6 +95,7 @@ def done(tmp_path_factory):
     return {name: Done(codes[name], folder) for name, folder in folders.items()}
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("name", GROUPS)
 def test_the_documented_command_measures_and_groups(done, name):
     run = done[f"group {name}"]
@@ -107,11 +108,13 @@ def test_the_documented_command_measures_and_groups(done, name):
         assert f"benchmark '{name}={item['params'][name]}': 2 tests" in run.said
 
 
+@pytest.mark.complete
 def test_commands_of_the_harness_are_measured(done):
     (found,) = done["command"].measured()
     assert found["params"] == {"command": "help"}
 
 
+@pytest.mark.complete
 def test_what_an_implementation_does_not_offer_is_skipped_with_the_reason(done):
     assert done["not offered"].code == 0, done["not offered"].said
     assert "no LAMB" in done["not offered"].said

@@ -19,6 +19,7 @@ def test_list_devices_shows_what_is_here():
     assert lines[-2].startswith("npu:0 ")
 
 
+@pytest.mark.complete(sample=1)
 @pytest.mark.parametrize("device", ["npu", "npu:1"])
 def test_a_built_in_target_is_checked_on_a_device_of_an_imported_module(device):
     options = Options(clauses=("KEYED-001",), device=device, imports=PRETEND[1:])

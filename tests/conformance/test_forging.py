@@ -42,6 +42,7 @@ ATTACKS = {
 }
 
 
+@pytest.mark.complete(sample=4)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_on_the_verdict_fails_and_is_reported(name, failed, acme, tmp_path):
     clause = "KEYED-024" if name == "subclass_dispatch" else failing(judge(failed))[0]
@@ -60,6 +61,7 @@ def test_writing_to_every_descriptor_ends_the_run(failed, acme, tmp_path):
         runner.run("forger", Options(workers=1), path=[str(tmp_path), TARGETS, str(acme["wrong"])])
 
 
+@pytest.mark.complete(sample=1)
 @pytest.mark.parametrize(
     ("name", "seen"),
     [("rank_outcome", "exit status 0 before its end"), ("torch_equal", f"torch.equal {REPLACED}")],

@@ -29,6 +29,7 @@ def test_a_result_of_the_same_state_is_taken(made):
     assert made_results.find("fused") is None
 
 
+@pytest.mark.complete(sample=1)
 @pytest.mark.parametrize(
     ("part", "change"),
     [

@@ -203,6 +203,7 @@ def test_formatting_does_not_matter(package):
         assert value_of(code, "Table").width.fset.__code__.co_names.count("lock") == 0
 
 
+@pytest.mark.complete
 def test_every_mutant_can_be_planted_when_the_reference_is_formatted_otherwise(monkeypatch):
     import ast
 

@@ -83,6 +83,7 @@ def test_a_worker_of_a_server_with_threads_is_a_new_process(at_start, tmp_path):
     assert {case.outcome for case in result.cases} == {"pass"}
 
 
+@pytest.mark.complete(sample=1)
 @pytest.mark.parametrize(
     "source",
     [
@@ -122,6 +123,7 @@ def test_torch_is_not_needed_to_start_a_process(at_start, words):
     assert words("import torch")[0].startswith("ModuleNotFoundError: import of torch halted")
 
 
+@pytest.mark.complete(sample=1)
 @pytest.mark.parametrize(
     ("source", "said"),
     [

@@ -54,6 +54,7 @@ def test_what_cannot_be_built_says_so_in_one_line(broken, source, said):
     assert str(caught.value).isprintable()
 
 
+@pytest.mark.complete(sample=1)
 @pytest.mark.parametrize(
     "source",
     [

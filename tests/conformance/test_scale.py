@@ -78,6 +78,7 @@ def seconds(package, count):
     return time.process_time() - began
 
 
+@pytest.mark.complete(sample=1)
 @pytest.mark.parametrize("package", [reference, fused], ids=["reference", "fused"])
 def test_saving_and_loading_is_linear_in_the_parameters(package, traffic):
     seconds(package, 1000)

@@ -37,6 +37,7 @@ def sent(tmp_path, monkeypatch):
     return write
 
 
+@pytest.mark.complete(sample=2)
 @pytest.mark.parametrize(
     ("about", "options", "case", "said"),
     [

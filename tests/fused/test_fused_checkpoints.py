@@ -193,6 +193,7 @@ def test_rounding_that_would_be_alike_in_every_replay_of_a_graph_is_refused(name
     assert all(map(torch.equal, module.parameters(), before)) is (name == "SGD")
 
 
+@pytest.mark.complete
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="is that already")
 def test_in_the_interpreter():
     pytest.importorskip("triton", reason="triton is in the extra `cuda`")

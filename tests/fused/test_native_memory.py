@@ -56,6 +56,7 @@ def extra(optimizer, *sizes):
     return map(int, done.stdout.split())
 
 
+@pytest.mark.complete(sample=1)
 @pytest.mark.parametrize(
     ("optimizer", "tables", "threads", "weighted"),
     [("RowWiseAdagrad", 1, 2, 0), ("RowWiseAdagrad", 8, 2, 0), ("SGD", 1, 1, 0), ("Adam", 2, 2, 1)],

@@ -5,6 +5,7 @@ of streams (`triton_model`).
 """
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any
@@ -12,6 +13,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from sampling import chosen
 from triton_process import hand_over, outcomes, run_alone
 
 CPU = torch.device("cpu")
@@ -80,9 +82,9 @@ def sound(device: Any) -> None:
 def case_order(asked: str, **kinds: Any) -> None:
     """Two steps, after a forward of which nothing is used: the sort where it belongs, and the same bits."""
     results = []
-    for chosen in (asked, "0"):
+    for setting in (asked, "0"):
         module, given = made(**kinds)
-        with overlap(chosen), model_for(module, given) as device:
+        with overlap(setting), model_for(module, given) as device:
             refill(given)
             module(given)
             for _ in range(2):
@@ -91,7 +93,7 @@ def case_order(asked: str, **kinds: Any) -> None:
         sound(device)
         names = [name for name, _ in device.launches]
         for kernel in SORT:
-            assert set(device.of(kernel)) == {SIDE if chosen == "1" else MAIN}, device.launches
+            assert set(device.of(kernel)) == {SIDE if setting == "1" else MAIN}, device.launches
         assert set(device.of("pool") + device.of("update")) == {MAIN}
         assert names.index("find_runs") < names.index("pool"), "the sort is launched first"
         results.append([tensor.clone() for tensor in contents(module)])
@@ -265,10 +267,11 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return run_alone(tmp_path_factory, __file__)
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return run_alone(tmp_path_factory, __file__, *chosen(request, "name"))
 
 
+@pytest.mark.complete(sample=6)
 @pytest.mark.parametrize("name", [name for name, _ in cases()])
 def test_streams(found: dict[str, str], name: str) -> None:
     assert not found[name], found[name]
@@ -276,4 +279,4 @@ def test_streams(found: dict[str, str], name: str) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    hand_over(outcomes(cases()))
+    hand_over(outcomes((name, case) for name, case in cases() if name in sys.argv))

@@ -5,6 +5,7 @@ are as on CUDA, where bad lookups set the error flag on the device; that the hos
 out.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from typing import Any
@@ -12,6 +13,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from sampling import chosen
 from torch import optim
 from torch.utils._python_dispatch import (
     TorchDispatchMode,
@@ -375,10 +377,11 @@ def cases() -> Iterator[tuple[str, Callable[[], None]]]:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    return run_alone(tmp_path_factory, __file__)
+def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    return run_alone(tmp_path_factory, __file__, *chosen(request, "name"))
 
 
+@pytest.mark.complete(sample=6)
 @pytest.mark.parametrize("name", [name for name, _ in cases()])
 def test_steps(found: dict[str, str], name: str) -> None:
     assert not found[name], found[name]
@@ -386,4 +389,4 @@ def test_steps(found: dict[str, str], name: str) -> None:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    hand_over(outcomes(cases()))
+    hand_over(outcomes((name, case) for name, case in cases() if name in sys.argv))

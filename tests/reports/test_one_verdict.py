@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 from generated_results import AREAS, drawn, musts, whole
+from sampling import chosen
 
 from keyedopt.cli.summary import show
 from keyedopt.conformance import spec
@@ -73,12 +74,15 @@ RESULTS = {
 
 
 @pytest.fixture(scope="module")
-def reported(tmp_path_factory):
-    """Write every result, and a report of all; return the folders of both and the page's cards by file."""
+def reported(request, tmp_path_factory):
+    """Write the results of the chosen tests, and a report of all; return the folders of both."""
     from keyedopt.cli import report
 
     folder, site = tmp_path_factory.mktemp("results"), tmp_path_factory.mktemp("site")
+    wanted = {*EXAMPLES, *(made.implementation["name"] for made in chosen(request, "made"))}
     for name, (made, _) in RESULTS.items():
+        if name not in wanted:
+            continue
         about = {**made.implementation, "name": name}
         made = type(made)(**{**vars(made), "implementation": about})
         for suffix in output.FORMATS:
@@ -148,6 +152,7 @@ def test_an_example_gets_its_verdict_everywhere(name, reported, capsys):
     assert of_junit(folder, name) == expected
 
 
+@pytest.mark.complete(sample=6)
 @pytest.mark.parametrize("made", GENERATED, ids=lambda made: made.implementation["name"])
 def test_a_generated_result_gets_the_same_verdict_everywhere(made, reported, capsys):
     folder, site = reported
@@ -174,13 +179,13 @@ def test_generated_results_have_every_verdict():
     assert len(complete) < len(GENERATED)
 
 
-@pytest.mark.parametrize("made", GENERATED[:20], ids=lambda made: made.implementation["name"])
-def test_the_verdict_follows_the_rule(made):
+@pytest.mark.parametrize("drawn_result", GENERATED[:20], ids=lambda made: made.implementation["name"])
+def test_the_verdict_follows_the_rule(drawn_result):
     """The rule, written once more and without any code of the verdict."""
     best = ("error", "fail", "known", "unexpected-pass", "pass", "observed", "unsupported")
-    options, claimed = made.options, made.implementation["areas"]
+    options, claimed = drawn_result.options, drawn_result.implementation["areas"]
     outcomes = {}
-    for case in made.cases:
+    for case in drawn_result.cases:
         outcomes.setdefault(case.clauses[0], []).append(case.outcome)
     worst = {clause: min(seen, key=best.index) for clause, seen in outcomes.items()}
     asked = [
@@ -198,13 +203,13 @@ def test_the_verdict_follows_the_rule(made):
     failed = any(outcome in ("error", "fail", "known", None) for area in seen.values() for outcome in area)
     lost = [area.count("unsupported") for area in seen.values()]
     none = any(count == len(area) for count, area in zip(lost, seen.values(), strict=True))
-    if not made.complete or all(worst.get(clause.id) == "unsupported" for clause in asked):
+    if not drawn_result.complete or all(worst.get(clause.id) == "unsupported" for clause in asked):
         expected = "no verdict"
     elif failed or none:
         expected = "not conformant"
     else:
         expected = "partly checked" if any(lost) else "conformant"
-    assert judge(made).word == expected
+    assert judge(drawn_result).word == expected
 
 
 def test_the_rule_is_stated_in_the_same_words_everywhere(reported, run_line):

@@ -52,6 +52,7 @@ def test_errors_above_the_budget_come_first(watched):
         )
 
 
+@pytest.mark.complete(sample=1)
 @pytest.mark.parametrize(("unit", "alarm"), [("s", False), ("GB/s", False), ("of peer", True), ("B", True)])
 def test_only_bytes_and_ratios_to_a_peer_are_alarms(written, unit, alarm):
     tables, known = results(2, 40, 2, 60, 40)

@@ -41,6 +41,7 @@ def test_odd_numbers_are_drawn_and_nothing_is_warned_of(tmp_path, odd):
     page.write(dataclasses.replace(tables, **made), known, tmp_path)
 
 
+@pytest.mark.complete
 @pytest.mark.filterwarnings("error")
 def test_a_name_that_the_font_of_plots_lacks_is_shown_as_escapes(tmp_path):
     name = next(text for text in HOSTILE if "日本語" in text)
@@ -64,6 +65,7 @@ def test_a_plot_says_in_words_what_it_shows(sites):
     assert len(ids) == len(set(ids))
 
 
+@pytest.mark.complete
 def test_the_page_is_small(tmp_path):
     """Ten implementations of 500 clauses: the failing cases are shortened until it fits."""
     tables, known = results(10, 500, 4, 20_000, 60)

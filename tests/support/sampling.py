@@ -119,12 +119,11 @@ def select(items: list[pytest.Item], sample: Sample, part: int | None) -> list[p
 
 def chosen(request: pytest.FixtureRequest, parameter: str) -> list[Any]:
     """Return the values of a parameter in the items of this file that are run: a fixture makes no others."""
-    values = [
+    return [
         item.callspec.params[parameter]
         for item in request.session.items
         if item.path == request.path and parameter in getattr(item, "callspec", NO_PARAMETERS).params
     ]
-    return list(dict.fromkeys(values))
 
 
 def part_of(item: pytest.Item, long: Iterable[Any]) -> int:

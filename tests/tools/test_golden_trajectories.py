@@ -19,6 +19,7 @@ def test_every_trajectory_is_stored():
     assert list(STORED) == list(FRESH)
 
 
+@pytest.mark.complete(sample=4)
 @pytest.mark.parametrize("name", FRESH)
 def test_the_oracle_gives_what_is_stored(name):
     made = json.loads(json.dumps(make_trajectories.oracle(FRESH[name])))
@@ -33,6 +34,7 @@ def test_the_oracle_gives_what_is_stored(name):
         assert {key: fresh[key] for key in keys} == {key: kept[key] for key in keys}
 
 
+@pytest.mark.complete(sample=4)
 @pytest.mark.parametrize("name", ["SGD-sparse", "RowWiseAdagrad-max-norm"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_the_budgets_are_those_of_32_orders(name, dtype):
