@@ -14,8 +14,7 @@ from keyedopt.fused.sparse.window import Window
 from keyedopt.fused.sparse_adam import SparseAdam
 from keyedopt.reference.embedding import table_optimizers
 
-#: The class used for each of torch's optimizers: the same formula and defaults, on the rows that are looked
-#: up.
+#: The class used for each of torch's optimizers: the same formula, on the rows that are looked up.
 SUBSTITUTES: Mapping[type[optim.Optimizer], tuple[type[optim.Optimizer], Mapping[str, Any]]] = {
     optim.SGD: (SGD, {}),
     optim.Adagrad: (Adagrad, {}),

@@ -14,7 +14,7 @@ from keyedopt.reference.rule_optimizer import RuleOptimizer
 from keyedopt.reference.sparse_adam import SparseAdam
 from keyedopt.reference.window import Window
 
-#: The class used for each of torch's optimizers: the same formula and defaults, on rows of a sparse gradient.
+#: The class used for each of torch's optimizers: the same formula, on rows of a sparse gradient.
 SUBSTITUTES: Mapping[type[optim.Optimizer], tuple[type[RuleOptimizer], Mapping[str, Any]]] = {
     optim.SGD: (optimizers.SGD, {}),
     optim.Adagrad: (optimizers.Adagrad, {}),
@@ -22,6 +22,23 @@ SUBSTITUTES: Mapping[type[optim.Optimizer], tuple[type[RuleOptimizer], Mapping[s
     optim.SparseAdam: (SparseAdam, {}),
     optim.AdamW: (optimizers.AdamW, {}),
 }
+#: The defaults of tables that are not those of the optimizer of other parameters. FBGEMM's kernels, and so
+#: torchrec's fused tables, have one learning rate and one eps for all optimizers that they support.
+TABLE_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "SGD": {"lr": 1e-2},
+    "Adam": {"lr": 1e-2},
+    "Adagrad": {"eps": 1e-8},
+    "RowWiseAdagrad": {"eps": 1e-8},
+}
+
+
+def table_defaults(optimizer_class: type[optim.Optimizer]) -> Mapping[str, Any]:
+    """Return the defaults of tables with an optimizer of this class that differ from those of the class.
+
+    A class that a user derives has its own defaults.
+    """
+    ours = optimizer_class.__module__.startswith("keyedopt.")
+    return TABLE_DEFAULTS.get(optimizer_class.__name__, {}) if ours else {}
 
 
 def make_optimizer(
@@ -32,6 +49,8 @@ def make_optimizer(
     base: type[optim.Optimizer] = RuleOptimizer,
 ) -> Any:
     """Return the unfused optimizer of some tables, which checks the arguments and makes the group.
+
+    Arguments that are left out have the defaults of `TABLE_DEFAULTS`, then those of the class.
 
     Args:
         optimizer_class: a key of `substitutes`, or a subclass of `base`.
@@ -52,7 +71,7 @@ def make_optimizer(
     if optimizer_class in substitutes:
         kwargs = _known_to_tables(optimizer_class, found, kwargs)
     try:
-        optimizer = found(list(params), **{**defaults, **kwargs})
+        optimizer = found(list(params), **{**table_defaults(found), **defaults, **kwargs})
     except TypeError as error:
         raise ValueError(f"optimizer_kwargs: {error}") from error
     if optimizer.param_groups[0].get("dampening"):

@@ -168,7 +168,7 @@ def test_fbgemm_goes_on_along_the_same_trajectory(name, other, way):
 
 
 @pytest.mark.parametrize("name", [name for name in FUSED if "Accumulate" not in name])
-@pytest.mark.parametrize("form", ["unfused", "fbgemm"])
+@pytest.mark.parametrize("form", ["unfused", "fbgemm", "torchrec"])
 def test_there_and_back_loses_nothing(name, form):
     fused = Fused(name, table())
     fused.train(range(4))

@@ -14,6 +14,7 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_unchanged,
     snapshot,
 )
+from keyedopt.conformance.suite.support.described import DEFAULTS
 from keyedopt.conformance.suite.support.device import arange, tensor, the_device
 from keyedopt.conformance.suite.support.draws import Steps, measure_trajectory
 from keyedopt.conformance.suite.support.embedding import (
@@ -57,7 +58,8 @@ def follow(impl: Any, optimizer: str, made: Any, dtype: str, steps: int) -> dict
             data_type=kind,
             init_fn=lambda table: table.detach().copy_(start),
         )
-        made_with = getattr(impl, optimizer), made["options"]
+        eps = {name: one for name, one in DEFAULTS.get(optimizer, {}).items() if name == "eps"}
+        made_with = getattr(impl, optimizer), {**eps, **made["options"]}  # tables may have another default
         module = impl.EmbeddingBagCollection([config], *made_with, device=the_device())
         for rows, grads in steps:
             train_rows(module, rows or list(range(len(start))), grads)
