@@ -13,7 +13,6 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -71,15 +70,6 @@ def step(module: nn.Module, given: dict[str, tuple[Tensor, Tensor]]) -> None:
     """Run the forward and the backward pass, which updates the tables."""
     outputs = module(given)
     torch.autograd.backward([output.square().sum() for output in outputs.values()])
-
-
-def one_step(surface: Any, algorithm: str, device: str) -> None:
-    """Take a step, with a few bags, without the self-check, and read the tables back."""
-    with patch.dict(os.environ, {"KEYEDOPT_SELF_CHECK": "0"}):
-        module = tables(surface, algorithm, device)
-        step(module, features(device, 0, 64))
-        for tensor in contents(module):
-            tensor.cpu()
 
 
 def contents(module: Any) -> list[Tensor]:
@@ -386,12 +376,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--implementation", default="fused", help="the target; default: fused")
     parser.add_argument("--output", type=Path, help="where to write JSON")
-    parser.add_argument("--step", metavar="ALGORITHM", help="only take one step, for a sanitizer")
-    parser.add_argument("--device", default="cuda", help="of that step; default: cuda")
     given = parser.parse_args(arguments)
-    if given.step:
-        one_step(find(given.implementation).surface(), given.step, given.device)
-        return 0
     if not torch.cuda.is_available():
         print("CUDA: torch cannot use it here; nothing to check", file=sys.stderr)
         return 2

@@ -1,8 +1,13 @@
-"""Stage 4: the checks of `checks`, and compute-sanitizer on one small step."""
+"""Stage 4: the checks of `checks`, and compute-sanitizer on one small step.
 
+``python -m keyedopt.benchmarks.gpu.checks_and_sanitizer ALGORITHM DEVICE`` takes that step.
+"""
+
+import os
 import shutil
 import sys
 from typing import Any
+from unittest.mock import patch
 
 from keyedopt.benchmarks.gpu import checks
 from keyedopt.benchmarks.gpu.stage import Context
@@ -44,9 +49,22 @@ def sanitized(context: Context, tool: str, seconds: float) -> dict[str, Any]:
     if context.left() < 5:
         return {"outcome": "no time left", "output": ""}
     command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", "--print-limit", "20"]
-    command += [sys.executable, "-m", "keyedopt.benchmarks.gpu.checks", "--step", ALGORITHM]
-    command += ["--device", context.device]
+    command += [sys.executable, "-m", "keyedopt.benchmarks.gpu.checks_and_sanitizer"]
+    command += [ALGORITHM, context.device]
     # torch's allocator would hide accesses beyond a tensor inside its large blocks
     code, text = context.command(command, tool, seconds, PYTORCH_NO_CUDA_MEMORY_CACHING="1")
     outcome = {None: "cut short", 0: "held", 9: "failed"}.get(code, f"exit code {code}")
     return {"outcome": outcome, "output": text[-6000:]}
+
+
+def step(algorithm: str, device: str) -> None:
+    """Take a step, with a few bags, without the self-check, and read the tables back."""
+    with patch.dict(os.environ, {"KEYEDOPT_SELF_CHECK": "0"}):
+        module = checks.tables(find("fused").surface(), algorithm, device)
+        checks.step(module, checks.features(device, 0, 64))
+        for tensor in checks.contents(module):
+            tensor.cpu()
+
+
+if __name__ == "__main__":
+    step(*sys.argv[1:])

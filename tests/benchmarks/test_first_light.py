@@ -298,15 +298,13 @@ def test_checks_and_a_sanitizer(tmp_path, monkeypatch):
     found = json.loads(saved[-1])
     assert [(one["check"], one["outcome"]) for one in found["checks"]] == [("first step", "held")]
     assert found["sanitizer"]["memcheck"]["outcome"] == "held"
-    assert (
-        "keyedopt.benchmarks.gpu.checks --step Adam --device cpu" in found["sanitizer"]["memcheck"]["output"]
-    )
+    assert "keyedopt.benchmarks.gpu.checks_and_sanitizer Adam cpu" in found["sanitizer"]["memcheck"]["output"]
     assert found["sanitizer"]["racecheck"]["outcome"] == "failed"
     assert "RACE" in found["sanitizer"]["racecheck"]["output"]
 
 
 def test_the_sanitized_step_runs_without_a_sanitizer():
-    assert checks.main(["--step", "SGD", "--device", "cpu"]) == 0
+    checks_and_sanitizer.step("SGD", "cpu")
 
 
 def test_speeds_host_times_and_kernels(tmp_path, monkeypatch):
