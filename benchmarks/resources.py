@@ -49,6 +49,23 @@ def launches(run: Callable[[], object], device: str) -> int | None:
     return sum(1 for event in profile.events() if event.device_type.name == "CUDA")
 
 
+def kernel_times(run: Callable[[], object], device: str) -> dict[str, dict[str, float]] | None:
+    """Return by kernel how often a call starts it, and its seconds on the GPU; None on a CPU."""
+    if torch.device(device).type != "cuda":
+        return None
+    activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities) as profile:
+        run()
+        torch.cuda.synchronize()
+    found: dict[str, dict[str, float]] = {}
+    for event in profile.events():
+        if event.device_type.name == "CUDA":
+            one = found.setdefault(event.name, {"launches": 0, "seconds": 0.0})
+            one["launches"] += 1
+            one["seconds"] += event.time_range.elapsed_us() / 1e6
+    return found
+
+
 def flush(device: str, size: int = 1 << 27) -> Callable[[], object]:
     """Return a function that flushes the caches by updating `size` bytes, by default 128 MiB."""
     numbers = torch.zeros(size // 4, device=device)

@@ -37,7 +37,7 @@ LONGEST = (
     *("test_suite_verdicts", "test_benchmarks_pytest", "test_triton_traffic", "test_triton_interpreter"),
     *("test_made_results", "test_reports_like", "test_tutorial", "test_reports_plots", "test_documentation"),
     *("test_runner_hostile", "test_benchmarks_asv", "test_mutants_tool", "test_benchmarks_ab_round"),
-    *("test_native_memory", "test_gpu_checks", "test_gpu_script", "test_scale", "test_ranks"),
+    *("test_native_memory", "test_gpu_checks", "test_first_light", "test_scale", "test_ranks"),
     "test_benchmarks_commits",
 )
 

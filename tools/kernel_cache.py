@@ -1,20 +1,19 @@
-"""Compile the Triton kernels of `gpu.sh` without a GPU, so that the GPU host only measures.
+"""Compile the Triton kernels of `first_light.sh` without a GPU, so that the GPU host only measures.
 
-``python -m keyedopt.tools.kernel_cache make`` takes a step of every workload of `gpu.sh`, of its checks and
-of the self-check, with a driver that launches nothing, and writes the compiled kernels to an archive beside
-`gpu.sh`. ``check`` repeats the steps with the archive, and fails if a kernel is compiled. ``use FOLDER``
-unpacks the archive for TRITON_CACHE_DIR if it fits, and otherwise says why it does not. An archive fits the
-build of Triton, the source of the kernels and the architectures that it was made for.
+``python -m keyedopt.tools.kernel_cache make`` takes a step of every case of `compare_kernels`, of every
+workload of `benchmarks.gpu.speed`, of `benchmarks.gpu.checks` and of the self-check, with a driver that
+launches nothing, and writes the compiled kernels to an archive beside `first_light.sh`. ``check`` repeats the
+steps with the archive, and fails if a kernel is compiled. ``use FOLDER`` unpacks the archive for
+TRITON_CACHE_DIR if it fits, and otherwise says why it does not. An archive fits the build of Triton, the
+source of the kernels and the architectures that it was made for.
 
 Kernels that only the conformance suite launches are not among them.
 """
 
 import argparse
 import hashlib
-import itertools
 import json
 import os
-import shlex
 import sys
 import tarfile
 import tempfile
@@ -35,17 +34,17 @@ from triton.compiler.compiler import make_backend
 from triton.runtime.cache import triton_key
 
 from keyedopt import fused, ptx
-from keyedopt.benchmarks import compare, tasks
-from keyedopt.benchmarks.gpu import checks
-from keyedopt.benchmarks.workloads import Dense, Lookups, SparseGradients
+from keyedopt.benchmarks import tasks
+from keyedopt.benchmarks.gpu import checks, speed
+from keyedopt.benchmarks.workloads import WORKLOADS, Dense, Lookups, SparseGradients
 from keyedopt.conformance.targets.find import find
 from keyedopt.fused import backends
 from keyedopt.fused.backends import self_check
 from keyedopt.fused.backends.triton import TritonBackend, backend
+from keyedopt.tools import compare_kernels
 from keyedopt.tools.compile_ahead import ARCHITECTURES
 
-SCRIPT = Path(checks.__file__).with_name("gpu.sh")
-ARCHIVE = SCRIPT.with_name("kernels.tar.gz")
+ARCHIVE = Path(checks.__file__).with_name("kernels.tar.gz")
 MANIFEST = "manifest.json"
 #: What a launch reads of a compiled kernel.
 KEPT = (".json", ".cubin")
@@ -72,25 +71,40 @@ def manifest(architectures: Sequence[int]) -> dict[str, str]:
 
 
 def workload_steps() -> Iterator[tuple[str, Step]]:
-    """Name the steps of the workloads of `gpu.sh` that launch Triton kernels.
+    """Name the steps of the workloads of `speed` that launch Triton kernels.
 
     All lookups are of one row, because kernels do not depend on the rows.
     """
     surface, seen = find("fused").surface(), set()
-    for line in SCRIPT.read_text(encoding="utf-8").replace("\\\n", " ").splitlines():
-        if not line.startswith("    speeds ") or "--workload" not in line:
+    for work, task in speed.pairs():
+        key = work.name, task.kind, task.optimizer, task.part
+        if isinstance(work, Dense) or key in seen:
             continue
-        words = shlex.split(line)
-        pairs = list(itertools.pairwise(words))
-        works, names = (
-            [value for name, value in pairs if name == option] for option in ("--workload", "--task")
-        )
-        for work, task in compare.chosen(works, names):
-            key = work.name, task.kind, task.optimizer, task.part
-            if isinstance(work, Dense) or key in seen:
-                continue
-            seen.add(key)
-            yield f"{work.name}, {task.name}", partial(take, surface, work, task)
+        seen.add(key)
+        yield f"{work.name}, {task.name}", partial(take, surface, work, task)
+    for count in speed.COUNTS:
+        small = WORKLOADS["small-step"]
+        assert isinstance(small, Lookups)
+        some = replace(small, name=f"{count} tables", tables=count)
+        yield f"{some.name}, host time", partial(take, surface, some, tasks.TASKS["train-rowwise_adagrad"])
+
+
+def comparison_steps() -> Iterator[tuple[str, Step]]:
+    """Name the cases of `compare_kernels`; what they find means nothing, as nothing runs."""
+    for case in compare_kernels.CASES:
+        name = f"comparison, {case.algorithm}, {case.dtype}, {case.width}, {case.options}"
+        yield name, partial(compare_case, case)
+
+
+def compare_case(case: compare_kernels.Case) -> None:
+    """Launch the kernels of a case.
+
+    Raises:
+        RuntimeError: a stage raised, so that its kernels are not compiled.
+    """
+    for wrong in compare_kernels.compare(case, "cpu"):
+        if wrong.message and not wrong.shape:
+            raise RuntimeError(f"{wrong.stage}: {wrong.message}")
 
 
 def take(surface: Any, work: Lookups | SparseGradients, task: tasks.Task) -> None:
@@ -222,23 +236,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("what", choices=("make", "check", "use"))
     parser.add_argument("folder", nargs="?", type=Path, help="where `use` unpacks")
     parser.add_argument("--archive", type=Path, default=ARCHIVE)
+    parser.add_argument("--architecture", type=int, action="append", help="such as 90; default: all known")
     given = parser.parse_args(arguments)
+    architectures = tuple(given.architecture or ARCHITECTURES)
     if given.what == "use":
         major, minor = torch.cuda.get_device_capability()
         wrong = unpack(given.archive, given.folder, 10 * major + minor)
         fits = "does not fit, so kernels are compiled here" if wrong else "fits"
         print("\n".join([*wrong, f"{given.archive.name} {fits}"]))
         return 1 if wrong else 0
-    steps = [*workload_steps(), *check_steps()]
+    steps = [*comparison_steps(), *check_steps(), *workload_steps()]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         if given.what == "make":
-            compile_steps(steps, folder)
-            pack(folder, given.archive)
+            compile_steps(steps, folder, architectures)
+            pack(folder, given.archive, architectures)
             print(f"{given.archive}: {given.archive.stat().st_size / 1e6:.1f} MB")
             return 0
         wrong = unpack(given.archive, folder)
-        compiled = {} if wrong else compile_steps(steps, folder)
+        compiled = {} if wrong else compile_steps(steps, folder, architectures)
     wrong += [f"{step}: {', '.join(kernels)}" for step, kernels in compiled.items() if kernels]
     print("\n".join(wrong) or "nothing was compiled")
     return 1 if wrong else 0

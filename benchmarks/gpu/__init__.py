@@ -1,1 +1,1 @@
-"""What runs on a GPU host: `gpu.sh` and the modules that it calls."""
+"""What runs on a GPU host: `first_light.sh` and the modules that it calls."""

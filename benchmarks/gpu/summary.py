@@ -1,147 +1,120 @@
-"""Summarize the results of `gpu.sh`: ``python -m keyedopt.benchmarks.gpu.summary FOLDER [MISSING...]``.
+"""A short table of the results of `first_light`: ``python -m keyedopt.benchmarks.gpu.summary FOLDER``."""
 
-Reads the files that the parts of the script have written, writes ``summary.json`` beside them, and prints a
-short table. MISSING are the tools that the machine lacks. With ``--asv CONFIG`` it writes ``asv.conf.json``
-instead: a copy of CONFIG whose results go to the folder.
-"""
-
-import argparse
-import json
 import math
-import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from keyedopt.benchmarks.asv import history
-from keyedopt.conformance.results import model as results
+from keyedopt.benchmarks.gpu.stage import STAGES
+from keyedopt.conformance.results.errors import ResultError
 from keyedopt.conformance.results.files import parse_json, read_text
 
-SUMMARY, CONFIG = "summary.json", "asv.conf.json"
 
-
-def read(folder: Path) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """Return the readable results of a folder by name, and the names of the unreadable ones."""
-    found, broken = {}, []
-    for path in sorted(folder.glob("*.json")):
-        if path.name in (SUMMARY, CONFIG):
+def lines(folder: Path) -> list[str]:
+    """Return the lines of the table."""
+    said = []
+    for stage in STAGES:
+        if not (folder / stage.file).exists():
             continue
         try:
-            plain = parse_json(read_text(path))
-        except (results.ResultError, ValueError):
-            plain = None
-        if isinstance(plain, dict):
-            found[path.stem] = plain
-        else:
-            broken.append(path.name)
-    for path in sorted(folder.glob("*.json.journal")):  # left by a run that was killed
+            found = parse_json(read_text(folder / stage.file))
+        except (ResultError, ValueError):
+            said.append(f"{stage.number} {stage.name}: cannot be read")
+            continue
         try:
-            plain = results.read(path, partial=True).to_dict()
-        except results.ResultError:
-            broken.append(path.name)
-        else:
-            found[f"{path.name.removesuffix('.json.journal')}.partial"] = plain
-    return found, broken
-
-
-def summary(folder: Path, missing: Sequence[str], interrupted: bool = False) -> dict[str, Any]:
-    """Return verdicts, checks, geometric means of ratios, and asv's values from the files of a folder."""
-    found, broken = read(folder)
-    ratios: dict[tuple[str, str], list[tuple[float, str]]] = {}
-    checks: list[dict[str, str]] = []
-    verdicts = {}
-    for name, report in found.items():
-        checks += report.get("checks", [])
-        if name.startswith("conformance"):
-            outcomes = [case["outcome"] for case in report["cases"]]
-            verdicts[name] = {one: outcomes.count(one) for one in sorted(set(outcomes))}
-        for row in report.get("rows", []):
-            if row["matches"]:
-                ratios.setdefault((row["task"], row["peer"]), []).append((row["ratio"], row["status"]))
-    means = [
-        {
-            "task": task,
-            "peer": peer,
-            "ratio": math.exp(sum(math.log(ratio) for ratio, _ in each) / len(each)),
-            "workloads": len(each),
-            "status": next((why for _, why in each if why != "publishable"), "publishable"),
-        }
-        for (task, peer), each in sorted(ratios.items())
-    ]
-    return {
-        "kind": "keyedopt-gpu",
-        "interrupted": interrupted,
-        "missing": list(missing),
-        "broken": broken,
-        "cut_short": [name for name, report in found.items() if not report.get("complete", True)],
-        "environment": next((one.get("environment") for one in found.values() if "rows" in one), None),
-        "conformance": verdicts,
-        "checks": checks,
-        "ratios": means,
-        "asv": _of_asv(folder / "asv"),
-    }
-
-
-def _of_asv(folder: Path) -> list[dict[str, Any]]:
-    if not (folder / "benchmarks.json").exists():
-        return []
-    return [
-        {"benchmark": item.benchmark, **dict(item.params), "value": item.value, "unit": item.unit}
-        for item in history.read(folder)
-    ]
-
-
-def lines(found: Mapping[str, Any]) -> list[str]:
-    """Return the lines of the short table."""
-    said = ["interrupted: these are the results so far"] if found["interrupted"] else []
-    said += [f"missing: {name}" for name in found["missing"]]
-    said += [f"cut short: {name.removesuffix('.partial')}" for name in found["cut_short"]]
-    said += [f"cannot be read: {name}" for name in found["broken"]]
-    for name, counts in found["conformance"].items():
-        said.append(f"{name:28} " + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()))
-    for row in found["checks"]:
-        if row["outcome"] != "held":
-            said.append(f"{row['check']:28} {row['algorithm']:20} {row['outcome']}: {row['message']}")
-    for row in found["ratios"]:
-        said.append(
-            f"{row['task']:28} {row['peer']:10} {row['ratio']:7.2f} x over {row['workloads']} workloads, "
-            f"{row['status']}"
-        )
-    for row in found["asv"]:
-        what = row["benchmark"].rpartition(".")[2]
-        said.append(f"asv {what:24} {row['implementation']:14} {row['value']:.3g} {row['unit']}, unverified")
+            said += [f"{stage.number} {stage.name}: {line}" for line in of_stage(stage.name, found)]
+        except (KeyError, TypeError, AttributeError, ValueError):
+            said.append(f"{stage.number} {stage.name}: of another format")
     return said
 
 
-def asv_config(source: Path, folder: Path) -> None:
-    """Write a copy of asv's configuration to a folder, with absolute paths and results in that folder."""
-    text = re.sub(r"^\s*//.*$", "", source.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    config = json.loads(text)
-    config |= {"repo": str(source.parent), "benchmark_dir": str(source.parent / config["benchmark_dir"])}
-    config |= {f"{name}_dir": str(folder / place) for name, place in PLACES.items()}
-    results.write_atomically(folder / CONFIG, json.dumps(config, indent=1) + "\n")
+def of_stage(name: str, found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of one stage."""
+    if not found["complete"]:
+        yield "cut short" + (f" by {found['error']}" if "error" in found else "")
+    yield from {
+        "environment": _environment,
+        "kernels": _kernels,
+        "conformance": _conformance,
+        "checks": _checks,
+        "speed": _speed,
+        "counters": _counters,
+        "asv": _asv,
+    }[name](found)
 
 
-#: The subfolders of asv.
-PLACES = {"results": "asv", "env": ".asv-env", "html": "asv-html"}
+def _environment(found: Mapping[str, Any]) -> Iterator[str]:
+    for name, version in found.get("imports", {}).items():
+        if "Error" in version:
+            yield f"{name} cannot be imported: {version}"
+    if "doctor_code" in found:
+        yield f"doctor: exit code {found['doctor_code']}"
+
+
+def _kernels(found: Mapping[str, Any]) -> Iterator[str]:
+    cases = found.get("cases", [])
+    yield f"{sum(not one['wrong'] for one in cases)} of {found.get('of', 0)} cases right"
+    if cases and found.get("first_wrong"):
+        yield f"first wrong: {found['first_wrong']}"
+
+
+def _conformance(found: Mapping[str, Any]) -> Iterator[str]:
+    for name, one in found.get("checks", {}).items():
+        cases = (one.get("result") or {}).get("cases", [])
+        counts = Counter(case["outcome"] for case in cases)
+        yield f"{name}: {one['outcome']}; " + ", ".join(f"{counts[key]} {key}" for key in sorted(counts))
+
+
+def _checks(found: Mapping[str, Any]) -> Iterator[str]:
+    checks = found.get("checks", [])
+    yield f"{sum(one['outcome'] == 'held' for one in checks)} of {len(checks)} held"
+    for one in checks:
+        if one["outcome"] != "held":
+            yield f"{one['check']} {one.get('algorithm', '')} {one['outcome']}: {one.get('message', '')}"
+    for tool, one in found.get("sanitizer", {}).items():
+        yield f"{tool}: {one['outcome']}"
+    yield from found.get("times", [])
+
+
+def _speed(found: Mapping[str, Any]) -> Iterator[str]:
+    ratios: dict[tuple[str, str], list[float]] = {}
+    for report in found.get("reports", []):
+        for row in report["rows"]:
+            matches = "" if row["matches"] else ", but results differ"
+            yield f"{row['workload']:18} {row['task']:26} {row['peer']:8} {row['ratio']:6.2f} x{matches}"
+            if row["matches"]:
+                ratios.setdefault((row["task"], row["peer"]), []).append(row["ratio"])
+        for one in report["skipped"]:
+            yield f"{one['workload']:18} {one['task']:26} {one['who']:8} left out: {one['why']}"
+    for (task, peer), each in sorted(ratios.items()):
+        mean = math.exp(sum(map(math.log, each)) / len(each))
+        yield f"geometric mean of {len(each)}: {task} {peer} {mean:.2f} x"
+    for one in found.get("host", []):
+        if "seconds" in one:
+            text = f"{1e6 * one['seconds']:.0f} µs on the host, {one['launches']} launches"
+            yield f"{one['tables']} tables, {one['implementation']}: {text}"
+
+
+def _counters(found: Mapping[str, Any]) -> Iterator[str]:
+    for name, one in found.get("workloads", {}).items():
+        yield f"{name}: {one['outcome']}, {len(one['kernels'])} kernels"
+
+
+def _asv(found: Mapping[str, Any]) -> Iterator[str]:
+    if "outcome" in found:
+        yield found["outcome"]
+    for commit, one in found.get("runs", {}).items():
+        yield f"{commit[:10]}: {one if isinstance(one, str) else one['outcome']}"
+    yield f"{len(found.get('files', {}))} files"
 
 
 def main() -> int:
-    """Write the summary and print it; return 0."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("missing", nargs="*", help="a tool that the machine lacks")
-    parser.add_argument("--interrupted", action="store_true", help="mark the summary as interrupted")
-    parser.add_argument("--asv", type=Path, metavar="CONFIG", help="write a configuration for asv instead")
-    given = parser.parse_args()
-    if given.asv:
-        asv_config(given.asv, given.folder)
-        return 0
-    found = summary(given.folder, given.missing, given.interrupted)
-    results.write_atomically(given.folder / SUMMARY, json.dumps(found, indent=1) + "\n")
-    print("\n".join(lines(found)))
+    """Print the table; return 0."""
+    print("\n".join(lines(Path(sys.argv[1]))))
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())

@@ -2,11 +2,9 @@
 
 import dataclasses
 import io
-import itertools
 import json
 import os
 import re
-import shlex
 import sys
 from pathlib import Path
 
@@ -351,20 +349,6 @@ def test_reports_that_are_kept_can_be_read():
             assert {len(row["slowdowns"]) for row in plain["rows"]} == {8}
         else:
             assert plain["schema"] == compare.SCHEMA, path
-
-
-def test_the_script_for_a_gpu_host_asks_for_what_there_is():
-    """It cannot run here; what it asks of the command line can be read."""
-    text = (Path(compare.__file__).with_name("gpu") / "gpu.sh").read_text().replace("\\\n", " ")
-    parts = [shlex.split(line)[3:] for line in text.splitlines() if line.startswith("    speeds ")]
-    assert len(parts) == 5
-    for words in parts:
-        given = [
-            [value for name, value in itertools.pairwise(words) if name == option]
-            for option in ("--workload", "--task")
-        ]
-        assert compare.chosen(*given)
-        assert {word for word in words if word.startswith("--")} <= {"--workload", "--task", "--seconds"}
 
 
 def test_a_ratio_with_a_wide_interval_is_withheld_and_a_missing_peer_is_named(run_line, small, monkeypatch):

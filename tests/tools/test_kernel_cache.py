@@ -23,8 +23,9 @@ def packed_and_used() -> dict[str, Any]:
 
     torch.set_num_threads(1)
     steps = dict(kernel_cache.workload_steps())
-    some = [("a step", steps["one-huge-table, train-sgd"])]
+    some = [("a step", steps["8x200k-zipf, train-sgd"])]
     found: dict[str, Any] = {"steps": list(steps), "checks": [name for name, _ in kernel_cache.check_steps()]}
+    found["comparisons"] = [name for name, _ in kernel_cache.comparison_steps()]
     with tempfile.TemporaryDirectory() as name:
         folder, archive = Path(name), Path(name, "kernels.tar.gz")
         found["first"] = kernel_cache.compile_steps(some, folder / "made", (90,))
@@ -68,9 +69,11 @@ def test_an_archive_that_does_not_fit_says_why(found: dict[str, Any]) -> None:
 def test_every_workload_of_the_script_is_compiled(found: dict[str, Any]) -> None:
     names = {name.partition(",")[0] for name in found["steps"]}
     assert names == {
-        *("8x200k-zipf", "8x200k-uniform", "one-huge-table", "small-step", "500-tiny-tables", "wide-rows"),
-        *("all-the-same-row", "all-distinct", "sparse-zipf", "sparse-uniform"),
+        *("8x200k-zipf", "8x200k-uniform", "one-huge-table", "wide-rows", "dlrm-dcnv2-100th"),
+        *("32x8192x20x64", "small-step", "500-tiny-tables", "all-the-same-row", "all-distinct"),
+        *("sparse-zipf", "sparse-uniform", "8 tables", "26 tables", "500 tables"),
     }
+    assert len(found["comparisons"]) == len(set(found["comparisons"])) >= 15
     assert len(found["checks"]) == 3 * 7 + 3
 
 

@@ -26,7 +26,12 @@ def pointer(fields, live, DTYPE: tl.constexpr, ALIGN: tl.constexpr):
 
 @triton.jit
 def aligned(address, DTYPE: tl.constexpr, ALIGN: tl.constexpr, UNIT: tl.constexpr):
-    """Return addresses of rows as pointers: multiples of ALIGN bytes, or of UNIT elements if that is less."""
+    """Return addresses of rows as pointers: multiples of ALIGN bytes, or of UNIT elements if that is less.
+
+    ALIGN is the alignment of the addresses of the present tensors (`device_buffers.alignment`), and UNIT
+    divides every width, so a view at an odd address gets narrower loads. Addresses are int64: a table may
+    have more than 2³¹ elements, see `tests/fused/test_triton_far.py`.
+    """
     least: tl.constexpr = min(ALIGN, UNIT * DTYPE.primitive_bitwidth // 8)
     return tl.multiple_of(address.to(tl.pointer_type(DTYPE)), [least])
 

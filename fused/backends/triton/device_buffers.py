@@ -67,8 +67,9 @@ def known_on_device(
 ) -> Tensor:
     """Return numbers as an int64 tensor on the device.
 
-    The copy is from pinned memory, which does not synchronize. Memory that a CUDA graph uses is never freed,
-    because the copy in the graph reads the pinned memory at every replay.
+    The copy is from pinned memory, which does not synchronize. torch's allocator of pinned memory records an
+    event for the copy, so the memory may be freed before the copy has ended. Memory that a CUDA graph uses is
+    never freed, because the copy in the graph reads the pinned memory at every replay.
 
     Args:
         key: equal only for equal numbers.

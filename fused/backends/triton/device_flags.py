@@ -63,6 +63,7 @@ def send_flag(device: torch.device) -> None:
         return
     if device in _COPIES or capturing(device):
         return
+    # the memory stays in `_COPIES` until the copy has ended
     host = torch.empty(1, dtype=torch.int32, pin_memory=True)
     host.copy_(_memory(device).on_current_stream()[3], non_blocking=True)
     _COPIES[device] = _Copy(host, current(device).record_event())

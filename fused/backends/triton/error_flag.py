@@ -4,7 +4,9 @@
 """The error flag of a device: a number with a bit for each kind of invalid lookup, until the host reads it.
 
 Kernels check row numbers and offsets before they read memory by them, and set a bit if they are invalid.
-While a bit is set, no kernel writes to a table, its state or its step count.
+While a bit is set, no kernel writes to a table, its state or its step count. The atomic needs no order:
+kernels that read the flag are later launches on the same stream, or wait for an event of the stream that set
+it. A launch on another stream that runs meanwhile may see it or not; it reads no memory by invalid lookups.
 """
 
 import triton

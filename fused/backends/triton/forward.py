@@ -100,6 +100,7 @@ def pool(
         share = tl.where(divided, tl.maximum(length, 1), 1).to(tl.float32)
         total = tl.div_rn(total, tl.broadcast_to(share[:, None], total.shape))
     out = pointer(outputs + lookup, True, tl.float32, ALIGN)
+    # `top` is int64. ROWS is 1, or ROWS · WIDTH at most 256, of at most 2²⁰ lookups: no int32 overflow
     stride = tl.load(outputs + LOOKUPS + lookup).to(tl.int32) * UNIT
     tl.store(
         out + (top * stride + tl.arange(0, ROWS) * stride)[:, None] + columns[None, :],

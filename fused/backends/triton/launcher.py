@@ -21,6 +21,12 @@ def start(
 ) -> None:
     """Launch a kernel, which Triton compiles at the first launch with this key.
 
+    The first launch loads code, which CUDA refuses in a capture: a step of the same kind has to come before.
+    Code is kept by device, and launched on the current stream of the current device, which callers choose
+    with `streams.as_current`; in a backward pass autograd makes the stream of the forward pass current. The
+    benchmarks, the checks and the comparison of kernels have about 200 compiled kernels for one architecture;
+    Triton 3.6 takes 1.2 seconds of one core for each.
+
     Args:
         kernel: a function of Triton; anything else, such as one that is interpreted, is launched as usual.
         programs: their number.

@@ -9,8 +9,14 @@ positions. The sort is stable, so the result is deterministic.
 
 In the look-back a tile publishes one word for each digit: three bits are the status, the others the count.
 The statuses of a pass are greater than those of the pass before, whose words are still in the memory. No
-other memory must be visible with the word, so relaxed atomics suffice. Tiles are numbered by a ticket, so a
-tile only waits for tiles of programs that already run, and the first tile waits for none: no deadlock.
+other memory must be visible with the word, so relaxed atomics of the scope of the GPU suffice; volatile loads
+read them from the L2 cache. Tiles are numbered by a ticket, so a tile only waits for tiles of programs that
+already run, and the first tile waits for none: no deadlock, also if the grid has more programs than fit on
+the GPU at a time. The words and the counts are cleared by earlier launches on the same stream. What threads
+of a program exchange is in memory of this program, ordered by barriers.
+
+There are fewer than 2²⁸ keys, so positions and counts fit into int32; offsets into `status` and `scratch` are
+int64.
 """
 
 import triton

@@ -58,6 +58,10 @@ def side_stream(device: torch.device, count: int, given: Iterable[Tensor]) -> Ab
     has been read. If someone writes to it meanwhile, wrong numbers are read, and the backward pass raises an
     error.
 
+    Which tensors cross streams: the given ones (`record_stream` here), the results (an event, and
+    `record_stream`, in `StreamTensors`), buffers of `device_buffers` and the error flag (the same), and
+    gradients (`fused.embedding.backward.ForwardGradients`). The memory of a sort belongs to one stream.
+
     In the capture of a CUDA graph the body runs in the captured stream. A graph may end with the forward
     pass, and the captured stream would have to wait for the side stream. Uncaptured work of another thread in
     the side stream must not get into the graph.
