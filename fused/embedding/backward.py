@@ -1,4 +1,10 @@
-"""Lookups in the graph of autograd: a node for each forward pass, a leaf for each module."""
+"""Lookups in the graph of autograd: a node for each forward pass, a leaf for each module.
+
+On CUDA the update runs in the hook of the leaf, on autograd's thread. Autograd makes the stream of the leaf
+the current stream there, lets that stream wait for the streams of all nodes that gave the leaf a gradient,
+and lets the stream of the caller of `backward` wait for it. The gradient without elements is what autograd
+waits for.
+"""
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -103,10 +103,20 @@ def case_columns() -> None:
         columns_for(MOST + 1)
 
 
+def case_lookups() -> None:
+    """So many lookups that the positions of one run do not fit into int32."""
+    from keyedopt.fused.backends.triton.lookup_batch import LookupBatch
+
+    none: Any = None  # the number is checked before anything else
+    with pytest.raises(ValueError, match="fewer than 2147483648 lookups, not 2147483648: split it"):
+        LookupBatch(none, none, none, lookups=1, count=2**31, programs=1, bags=1, steps=0, scaled=False)
+
+
 def cases() -> Iterator[tuple[str, Callable[[], None]]]:
     yield "runs", case_runs
     yield "counted", case_counted
     yield "columns", case_columns
+    yield "lookups", case_lookups
 
 
 @pytest.fixture(scope="module")

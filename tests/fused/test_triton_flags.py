@@ -61,6 +61,18 @@ def test_a_flag_is_raised_at_the_first_step_after_it_arrived(event):
     device_flags.check_arrived(DEVICE)
 
 
+def test_a_cleared_flag_is_cleared_for_every_stream(event):
+    event.memory.copy_(torch.tensor([1, 0]))
+    seen = []
+    with patch.object(torch.cuda, "synchronize", lambda device: seen.append(event.memory.tolist())):
+        with pytest.raises(ValueError, match="row numbers"):
+            device_flags.check(DEVICE)
+        assert seen == [[1, 0], [0, 1]], "once before the flag is read, once after it was cleared"
+        seen.clear()
+        device_flags.check(DEVICE)
+        assert len(seen) == 1, "nothing was cleared"
+
+
 def test_valid_steps_never_synchronize(event):
     event.done = True
     with synchronizing() as synchronized:

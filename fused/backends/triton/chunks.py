@@ -8,6 +8,9 @@ that lies in one run, before the update; then one group sums each 2 ** FOLD such
 `reduce.sum_runs` adds the sums of the chunks and folds in a run to those of its two ends. So no group of
 threads sums more than two chunks of gradients, and the result does not depend on the order of programs.
 
+Indices of chunks and positions are int64. The number of positions that a group sums is int32, see
+`lookup_batch.MOST_LOOKUPS`.
+
 The sums are in one buffer: a row for each chunk, then a row for each fold; a row has the sums, then their
 rounding errors.
 """

@@ -97,5 +97,7 @@ def check(device: torch.device) -> None:
     if bits:
         flag.zero_()
         step_increment(device).fill_(1)
+        if on_cuda(device):  # a step in another stream could still see the flag, and would write nothing
+            torch.cuda.synchronize(device)
         wrong = [what for bit, what in ERRORS.items() if bits & bit]
         raise ValueError(f"invalid lookups on {device}: {'; '.join(wrong)}; no table was updated since then")

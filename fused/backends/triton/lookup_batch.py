@@ -18,6 +18,8 @@ from keyedopt.fused.backends.triton.shapes import Tuning
 
 #: More keys than this are sorted by torch: three bits of a word of the look-back are the status.
 MOST_KEYS = 2**28
+#: A call has fewer lookups than this: `reduce.sum_runs` counts the positions of a run in int32.
+MOST_LOOKUPS = 2**31
 
 
 def normalized(lookup: Lookup) -> Lookup:
@@ -128,6 +130,8 @@ class LookupBatch:
         return cls(group, tuning, buffer, *sizes, scaled, padding, reported, lookups)
 
     def __post_init__(self) -> None:
+        if self.count >= MOST_LOOKUPS:
+            raise ValueError(f"one call takes fewer than {MOST_LOOKUPS} lookups, not {self.count}: split it")
         sizes = _sizes(self.lookups, self.bags, self.group.bases[-1])
         self.columns, self.shift, self.bits, self.key_dtype, self.place_bits, self.place_dtype = sizes
         self.narrow = self.bits <= 30 and self.count < MOST_KEYS
