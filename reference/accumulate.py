@@ -75,6 +75,13 @@ class Accumulating(RuleOptimizer):
             self.defaults.setdefault(name, value)
         super().add_param_group(param_group)
 
+    def check_shapes(self, param: Tensor, grad: Tensor) -> None:
+        """Raise RuntimeError unless gradient, state and window have the shape of a parameter."""
+        super().check_shapes(param, grad)
+        window = self.state.get(param, {}).get("window")
+        if window is not None and not window.fits(_local(param)):
+            raise RuntimeError(f"the window of a parameter does not have its shape, {tuple(param.shape)}")
+
     def update_group(self, group: dict[str, Any]) -> None:
         """Store the gradients of one group; update the parameters whose window is full now."""
         if not group["use_accumulate"]:

@@ -199,3 +199,4 @@ class PartialRowWiseAdam(AdamLike):
 
     function = staticmethod(rules.partial_rowwise_adam)
     tables_only = partial_rowwise = True
+    row_states = ("exp_avg_sq",)

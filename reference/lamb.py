@@ -76,3 +76,4 @@ class PartialRowWiseLAMB(AdamLike):
 
     function = staticmethod(rules.partial_rowwise_lamb)
     tables_only = partial_rowwise = True
+    row_states = ("exp_avg_sq",)

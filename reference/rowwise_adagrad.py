@@ -135,6 +135,7 @@ class RowWiseAdagrad(Adagrad):
     """
 
     tables_only = True
+    row_states = ("sum",)
 
     def __init__(
         self,

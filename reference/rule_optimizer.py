@@ -31,6 +31,8 @@ class RuleOptimizer(Optimizer):
 
     #: Whether the rule needs rows, so that parameters must be tables (R, D).
     tables_only: ClassVar[bool] = False
+    #: The states that have one number for each row; all others but the step count have the parameter's shape.
+    row_states: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, params: ParamsT, lr: float | Tensor, **options: Any) -> None:
         named = {name: as_plain(value) for name, value in options.items()}
@@ -101,8 +103,9 @@ class RuleOptimizer(Optimizer):
         """Update every parameter that has a gradient; return what the closure returns.
 
         Raises:
-            RuntimeError: a gradient has a layout that the rule cannot use, or is not finite and
-                `error_if_nonfinite` is set. Nothing is written.
+            RuntimeError: a gradient has a layout that the rule cannot use, a gradient or a state does not
+                have the shape of its parameter, or a gradient is not finite and `error_if_nonfinite` is set.
+                Nothing is written.
             ValueError: a sparse gradient lists a row that the parameter does not have. Nothing is written.
         """
         loss = None
@@ -126,6 +129,7 @@ class RuleOptimizer(Optimizer):
         grad = param.grad
         assert grad is not None
         self.check_layout(grad)
+        self.check_shapes(param, grad)
         if grad.is_sparse:
             self.check_indices(grad._indices(), param.shape)
         values = grad._values() if grad.is_sparse else grad
@@ -140,6 +144,29 @@ class RuleOptimizer(Optimizer):
             raise RuntimeError(
                 f"a sparse gradient must be sparse in its first dimension only, not in {grad.sparse_dim()}"
             )
+
+    def check_shapes(self, param: Tensor, grad: Tensor) -> None:
+        """Raise RuntimeError unless a gradient and the state of a parameter have the parameter's shape.
+
+        A parameter that was replaced through ``.data``, or a state that was replaced, may have another one.
+        """
+        shape = param.shape
+        if grad.shape != shape:
+            raise RuntimeError(f"a gradient is {tuple(grad.shape)}, but its parameter {tuple(shape)}")
+        for name, value in self.state.get(param, {}).items():
+            if not isinstance(value, Tensor):
+                continue
+            if name == "step":
+                fits = not value.ndim or value.shape == shape[:1]
+            elif name in self.row_states:
+                fits = value.shape[:1] == shape[:1] and value.numel() == len(param)
+            else:
+                fits = value.shape == shape
+            if not fits:
+                raise RuntimeError(
+                    f"the state {name!r} is {tuple(value.shape)}, which does not fit its parameter "
+                    f"{tuple(shape)}: a parameter of another size needs a new optimizer"
+                )
 
     def check_indices(self, indices: Tensor, sizes: Sequence[int]) -> None:
         """Raise ValueError unless the indices (dimensions, N) of a sparse gradient are within the sizes."""

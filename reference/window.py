@@ -26,6 +26,10 @@ class Window:
         self.gradients = torch.zeros(0, *self._shape[1:], dtype=dtype, device=weight.device)
         self.count = 0
 
+    def fits(self, weight: torch.Tensor) -> bool:
+        """Return whether the window is of a table of this shape."""
+        return self._shape == (tuple(weight.shape) or (1,))
+
     def with_batch(
         self, rows: torch.Tensor | None, gradients: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:

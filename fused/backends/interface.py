@@ -49,14 +49,22 @@ class Table:
         return [self.weight, *self.states, *([] if self.row_counter is None else [self.row_counter])]
 
 
-def misfit(table: Table) -> str:
-    """Return which tensor of a table does not fit its weight in shape, device or dtype; empty if all fit."""
+def misfit(table: Table, algorithm: str = "") -> str:
+    """Return which tensor of a table does not fit its weight in shape, device or dtype; empty if all fit.
+
+    Args:
+        table: the table.
+        algorithm: that of the next step; without it a state may have one number for each row or element.
+    """
     weight, counter = table.weight, table.row_counter
     shape, device = weight.shape, weight.device
     if len(shape) != 2:
         return f"weights must be a matrix, not {tuple(shape)}"
-    for state in table.states:
-        if state.device != device or (state.shape != shape and state.shape != shape[:1]):
+    for index, state in enumerate(table.states):
+        wanted = (shape, shape[:1])
+        if algorithm:
+            wanted = (shape[:1],) if index == ROW_STATE.get(algorithm) else (shape,)
+        if state.device != device or state.shape not in wanted:
             return (
                 f"a state of {tuple(state.shape)} on {state.device} does not go with weights of "
                 f"{tuple(shape)} on {device}"

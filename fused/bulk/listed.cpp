@@ -44,7 +44,7 @@ PyObject* table(PyObject* param, PyObject* states, Py_ssize_t i, int64_t* rows, 
         PyObject* some = PyList_GET_ITEM(states, s);
         if (s >= 2 || !PyList_CheckExact(some) || i >= PyList_GET_SIZE(some)) return nullptr;
         if (!look(PyList_GET_ITEM(some, i), &state) || !contiguous(state) || !is_float(state)) return nullptr;
-        if (numbers_in(state) != numbers_in(view)) return nullptr;
+        if (state.ndim != view.ndim || !std::equal(view.shape, view.shape + view.ndim, state.shape)) return nullptr;
         at[s] = address(state);
         width[s] = *dim;
     }

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "../backends/native/src/storage.h"
+
 namespace keyedopt {
 
 // The part of DLPack's binary interface (major version 1) that this extension uses.
@@ -39,11 +41,13 @@ extern PyObject* tensor_type;
 extern PyObject* parameter_type;  // torch.nn.Parameter: its tensors have the layout of plain ones
 extern PyObject* is_neg;
 
-// False, without a Python error, unless the object is a plain strided tensor, or a parameter if accepted.
+// False, without a Python error, unless the object is a plain strided tensor, or a parameter if accepted, whose memory
+// has not been freed. Every function that reads or writes memory gets the address from here.
 inline bool look(PyObject* tensor, View* view, bool parameters = false) {
     PyObject* const type = reinterpret_cast<PyObject*>(Py_TYPE(tensor));
     if (type != tensor_type && !(parameters && type == parameter_type)) return false;
-    if (api->view(tensor, view) == 0) return true;
+    if (api->view(tensor, view) == 0)
+        return has_memory(tensor, reinterpret_cast<uintptr_t>(view->data) + view->byte_offset);
     PyErr_Clear();
     return false;
 }

@@ -104,7 +104,9 @@ def _sparse(optimizer: Any, parts: list[Part]) -> str:
         if lr is None or not all(grad.is_sparse for grad in grads):
             return "some gradients are dense, or the learning rate is on a device"
         indices, values = [grad._indices() for grad in grads], [grad._values() for grad in grads]
-        for param, rows in zip(params, indices, strict=True):
+        for param, grad, rows in zip(params, grads, indices, strict=True):
+            if grad.shape != param.shape:
+                return "a gradient does not have the shape of its parameter"
             if native.outside(rows, tuple(param.shape)) is not None:
                 return "a gradient lists rows that it cannot check, or that do not exist"
         counts = states.pop() if optimizer.algorithm != "sgd" else []

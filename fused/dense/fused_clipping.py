@@ -14,7 +14,7 @@ from torch.optim.optimizer import _global_optimizer_pre_hooks
 from keyedopt.fused import optimizers
 from keyedopt.fused.dense.cpu_dense_steps import Clip
 from keyedopt.fused.dense.scaling import clamp_all
-from keyedopt.fused.dense.torch_fused_steps import TORCH_OPTIMIZERS, replacement_step
+from keyedopt.fused.dense.torch_fused_steps import TORCH_OPTIMIZERS, check_shapes, replacement_step
 from keyedopt.fused.fused import FusedOptimizer
 from keyedopt.fused.keyed import CombinedOptimizer, KeyedOptimizerWrapper, OptimizerWrapper
 from keyedopt.fused.warmup import WarmupOptimizer
@@ -61,6 +61,9 @@ def clip_norm_in_step(
         return None
     if norm.device.type == "cpu":
         return _scale_in_step(inside, float(norm), bound)
+    for one in inside:
+        if type(one) in TORCH_OPTIMIZERS:  # keyedopt's own steps check
+            check_shapes(one)
     scale = ((norm + 1e-6) / bound if bound else norm * torch.inf).clamp(min=1.0).to(torch.float32)
     return StepOverrides([(one, {"grad_scale": scale}) for one in inside])
 
@@ -89,6 +92,7 @@ def _scale_in_step(inside: Sequence[Any], norm: float, bound: float) -> StepOver
 
 def _scaled_step(optimizer: Any, scale: float) -> Any:
     """Step with torch's kernel, which divides gradients by the scale."""
+    check_shapes(optimizer)
     values = {"grad_scale": torch.tensor(scale, dtype=torch.float32)} if scale > 1.0 else {}
     with StepOverrides([(optimizer, values)]):
         return type(optimizer).step(optimizer)
@@ -111,6 +115,7 @@ def clip_value_in_step(optimizer: Any, params: Sequence[Tensor], bound: float) -
 
 
 def _clamp(optimizer: Any, bound: float) -> Any:
+    check_shapes(optimizer)
     listed = [param.grad for group in optimizer.param_groups for param in group["params"]]
     clamp_all([grad for grad in listed if grad is not None], bound)
     return type(optimizer).step(optimizer)

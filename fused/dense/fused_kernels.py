@@ -1,18 +1,19 @@
 """Fused kernels for many parameters at once: those of `fused.bulk` on the CPU, torch's on CUDA."""
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from keyedopt.fused.backends.interface import Step
+from keyedopt.fused.backends.memory import PLAIN
 from keyedopt.fused.bulk import native
 from keyedopt.fused.dense import cpu_dense_steps
 from keyedopt.fused.dense.cpu_dense_steps import Clip, Group
 
 CPU_KERNELS = "C++ kernels for dense gradients"
-PLAIN = (Tensor, torch.nn.Parameter)
 DEVICES = ("cpu", "cuda")
 #: A parameter of a step, its gradient, and its state.
 Work = tuple[Tensor, Tensor, dict[str, Any]]
@@ -31,6 +32,8 @@ def update(step: Step, work: Sequence[Work], names: Sequence[str], scale: Tensor
     if scale is not None:
         options["grad_scale"] = scale.to(params[0].device, torch.float32).reshape(())
     KERNELS[step.algorithm](step, params, grads, states, _counts(step, work), options)
+    # These operators do not raise versions, by which autograd sees that a saved tensor was modified.
+    torch.autograd.graph.increment_version(chain(params, *states))
 
 
 def refuses(step: Step, item: Work, names: Sequence[str], scale: Tensor | None) -> str:
@@ -54,6 +57,8 @@ def refuses(step: Step, item: Work, names: Sequence[str], scale: Tensor | None) 
             return "parameter, gradient and state must be plain tensors of one dtype"
         if tensor.device != device or not tensor.is_contiguous():
             return "parameter, gradient and state must be contiguous, on one device"
+        if tensor.shape != param.shape:  # torch's kernels do not compare shapes: they write outside of memory
+            return "parameter, gradient and state must have one shape"
     return ""
 
 

@@ -9,6 +9,7 @@ from torch import Tensor, optim
 from torch.optim.optimizer import _global_optimizer_post_hooks
 
 from keyedopt.fused.backends.interface import Step
+from keyedopt.fused.backends.memory import check_memory
 from keyedopt.fused.bulk import native
 from keyedopt.fused.dense.cpu_dense_steps import Clip, Group, update
 from keyedopt.fused.dense.state_memory import full_state
@@ -40,6 +41,25 @@ def replacement_step(optimizer: Any, clip: Clip, otherwise: Callable[[], Any]) -
         return otherwise()
 
     return step
+
+
+def check_shapes(optimizer: Any) -> None:
+    """Raise RuntimeError if a gradient or state of a torch optimizer does not fit its parameter.
+
+    torch's fused kernels compare no shapes, and write outside the memory of a state that is too small.
+    """
+    for group in optimizer.param_groups:
+        for param in group["params"]:
+            if param.grad is None:
+                continue
+            state = (one for one in optimizer.state.get(param, {}).values() if isinstance(one, Tensor))
+            for tensor in (param, param.grad, *(one for one in state if one.ndim)):
+                if tensor.shape != param.shape:
+                    raise RuntimeError(
+                        f"a gradient or state of {tuple(tensor.shape)} does not fit its parameter "
+                        f"{tuple(param.shape)}"
+                    )
+                check_memory(tensor)
 
 
 def _step(optimizer: Any, clip: Clip) -> bool:

@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from keyedopt.fused.backends import choose, described, explain
-from keyedopt.fused.backends.interface import Backend, Step, Table, Tables
+from keyedopt.fused.backends.interface import Backend, Step, Table, Tables, misfit
+from keyedopt.fused.backends.memory import check_memory
 from keyedopt.fused.embedding.table_optimizers import as_table
 from keyedopt.fused.rule_optimizer import RuleOptimizer
 
@@ -105,7 +106,28 @@ class TableGroup:
         self._checked_options = options if fixed else []
         return False
 
+    def check_tables(self, step: Step) -> None:
+        """Check shapes and memory of all weights and states, if one has moved since the last check.
+
+        Kernels get addresses, and are called only after this check of the whole step.
+
+        Raises:
+            ValueError: a weight or state has another shape than its table had.
+            RuntimeError: the memory of a tensor has been freed.
+        """
+        memory = [*map(Tensor.data_ptr, self._written), *map(Tensor.numel, self._written)]
+        if memory == self._checked_memory:
+            return
+        for name, table in zip(self.names, self.tables, strict=True):
+            why = misfit(table, step.algorithm)
+            if why:
+                raise ValueError(f"table {name!r}: {why}")
+            for tensor in table.tensors:
+                check_memory(tensor)
+        self._checked_memory = memory
+
     def __post_init__(self) -> None:
+        self._checked_memory: list[int] = []
         self.device = self.tables[0].weight.device
         self.dtype = self.tables[0].weight.dtype
         self.counted = any(

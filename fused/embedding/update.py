@@ -167,6 +167,7 @@ def _updates(group: TableGroup, lookups: Sequence[Lookup], seed: tuple[int, int]
     if not group.check_options():
         group.last = None
     if group.last is not None and seed is None:
+        group.check_tables(group.last[0])
         return [GroupUpdate(group, *group.last, lookups)]
     by_count: dict[int, Sequence[Lookup]] = {}
     counts = group.counts(_tables_of(lookups))
@@ -196,6 +197,7 @@ def _updates(group: TableGroup, lookups: Sequence[Lookup], seed: tuple[int, int]
         if seed is not None and (counter is None or not backend.counts_steps(group.device)):
             step = replace(step, seed=seed[0] + (seed[1] if counter is None else count))
         updates.append(GroupUpdate(group, step, backend, listed))
+        group.check_tables(step)
         if not group.counted and seed is None:
             group.last = step, backend
     return updates

@@ -103,6 +103,13 @@ class EmbeddingFusedOptimizer(EmbeddingOptimizerBase, FusedOptimizer):
         for option, key in (("lr_decay", "iter"), ("momentum", "momentum1")):
             if group.get(option) and f"{name}.{key}" not in self.state[weight]:
                 raise ValueError(f"{option} was 0 when the state was made, so there is no {key} for it")
+        for key, value in self.state[weight].items():
+            fits = weight.shape, weight.shape[:1]
+            if key != f"{name}.iter" and isinstance(value, torch.Tensor) and value.shape not in fits:
+                raise ValueError(
+                    f"the state {key!r} is {tuple(value.shape)}, which does not fit its table "
+                    f"{tuple(weight.shape)}: a table of another size needs a new module"
+                )
         self._check_finite(weight, grads)
         return group
 

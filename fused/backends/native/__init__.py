@@ -29,6 +29,7 @@ from keyedopt.fused.backends.interface import (
     Table,
     Tables,
 )
+from keyedopt.fused.backends.memory import address
 from keyedopt.fused.backends.native.describe import (
     ALGORITHM_NUMBERS,
     cached_tables,
@@ -130,7 +131,7 @@ class NativeBackend(Backend):
         items, kept = [], []
         for lookup, out in zip(lookups, outputs, strict=True):
             item, parts = _describe(tables, lookup)
-            items.append((*item, out.data_ptr(), out.stride(0)))
+            items.append((*item, address(out), out.stride(0)))
             kept.append(parts)
         described = [describe_table(table) for table in tables]
         _kernels.look_up_rows(described, items, self._count(), self._set)
@@ -223,7 +224,7 @@ class NativeBackend(Backend):
                 raise ValueError(
                     f"gradients of {len(rows)} rows must be ({len(rows)}, {width}), not {tuple(grads.shape)}"
                 )
-            items.append((given.table, rows.data_ptr(), grads.data_ptr(), len(rows), grads.stride(0)))
+            items.append((given.table, address(rows), address(grads), len(rows), grads.stride(0)))
             kept.append((rows, grads))
         described = [describe_table(table, step) for table in tables]
         _kernels.update_rows(described, items, describe_rule(step), self._count(), self._set)
@@ -320,15 +321,15 @@ def _describe(tables: Sequence[Table], lookup: Lookup) -> tuple[tuple[Any, ...],
     begin = factors = 0
     if offsets is not None:
         offsets = _as(offsets, _INT64)
-        bags, begin = offsets.numel() - 1, offsets.data_ptr()
+        bags, begin = offsets.numel() - 1, address(offsets)
         if bags < 0:
             raise ValueError("offsets must have one number more than there are bags")
     if weights is not None:
         weights = _as(weights, _FLOAT32)
-        factors = weights.data_ptr()
+        factors = address(weights)
         if weights.numel() != count:
             raise ValueError(f"weights must be one for each of {count} values, not {tuple(weights.shape)}")
-    item = lookup.table, values.data_ptr(), count, begin, bags, factors, lookup.mean
+    item = lookup.table, address(values), count, begin, bags, factors, lookup.mean
     return item, (values, offsets, weights)
 
 
@@ -346,6 +347,6 @@ def _with_gradients(
         shape = (item[4], tables[lookup.table].weight.shape[1])
         if grad.shape != shape:
             raise ValueError(f"a gradient must be {shape}, not {tuple(grad.shape)}")
-        items.append((*item, grad.data_ptr(), grad.stride(0)))
+        items.append((*item, address(grad), grad.stride(0)))
         kept.append((parts, grad))
     return items, kept

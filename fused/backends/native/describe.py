@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from keyedopt.fused.backends.interface import ALGORITHMS, ROW_STATE, Step, Table, Tables, misfit
+from keyedopt.fused.backends.memory import PLAIN, check_memory
 
 #: The numbers of kernels.h. SparseAdam is Adam with another placement of eps.
 ALGORITHM_NUMBERS = {
@@ -21,8 +21,6 @@ ALGORITHM_NUMBERS = {
     "lars_sgd": 7,
 }
 DTYPE_NUMBERS = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2}
-#: The classes of tensors whose address is that of their memory.
-PLAIN = (Tensor, torch.nn.Parameter)
 DECAY_NUMBERS = {"none": 0, "l2": 1, "decoupled": 2}
 
 
@@ -53,6 +51,7 @@ def describe_table(table: Table, step: Step | None = None) -> tuple[int, ...]:
 
     Raises:
         ValueError: the kernels do not support the table, or it does not have the states of the algorithm.
+        RuntimeError: the memory of a tensor has been freed.
     """
     weight = table.weight
     number = DTYPE_NUMBERS.get(weight.dtype)
@@ -63,6 +62,7 @@ def describe_table(table: Table, step: Step | None = None) -> tuple[int, ...]:
     if len(shape) != 2 or not shape[1]:
         _refuse(table)
     rows, dim = shape
+    check_memory(weight)
     if step is None:
         return (weight.data_ptr(), rows, dim, number or 0, 0, 0, 0, 0, 0)
     states: list[int] = []
@@ -71,16 +71,18 @@ def describe_table(table: Table, step: Step | None = None) -> tuple[int, ...]:
             state.is_cpu and state.is_contiguous() and type(state) in PLAIN
         ):
             _refuse(table)
-        if state.numel() != rows * width:
+        if state.shape != shape and (width != 1 or state.shape != shape[:1]):
             raise ValueError(
                 f"a state of {step.algorithm} has {width} numbers a row, not {tuple(state.shape)}"
             )
+        check_memory(state)
         states += (state.data_ptr(), width)
     while len(states) < 4:
         states.append(0)
     if table.row_counter is None:
         return (weight.data_ptr(), rows, dim, number or 0, *states, 0)
     _refuse(table)
+    check_memory(table.row_counter)
     return (weight.data_ptr(), rows, dim, number or 0, *states, table.row_counter.data_ptr())
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from keyedopt.fused.backends.memory import address
 from keyedopt.fused.backends.triton.device_buffers import alignment, pack_rows, to_device
 from keyedopt.fused.backends.triton.groups import DTYPES, Group
 
@@ -49,7 +50,7 @@ def pack_grads(grads: Sequence[Tensor], group: Group) -> Grads:
     strides = [grad.stride(0) for grad in tensors]
     align = alignment([grad.data_ptr() for grad in tensors if grad.numel()], 16)
     unit = alignment(strides, 8)
-    rows = [[grad.data_ptr() for grad in tensors], [stride // unit for stride in strides]]
+    rows = [[address(grad) for grad in tensors], [stride // unit for stride in strides]]
     return Grads(
         tensors, to_device(pack_rows(rows, begins=()), group.device), (tensors[0].dtype, align, unit)
     )

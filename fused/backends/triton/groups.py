@@ -10,6 +10,7 @@ import torch
 import triton.language as tl
 
 from keyedopt.fused.backends.interface import Columns, Lookup, Table, Tables, misfit
+from keyedopt.fused.backends.memory import address, check_memory
 from keyedopt.fused.backends.packed import PackedLookups
 from keyedopt.fused.backends.triton.device_buffers import alignment, columns_for, known_on_device, pack_rows
 from keyedopt.fused.backends.triton.shapes import Shape, Tuning, shape_for
@@ -149,10 +150,10 @@ class Group:
     def _rows(self) -> tuple[list[list[int]], int, int]:
         """Return the rows of the buffer of the tables, and the alignment of weights and of states."""
         kinds = self.kinds
-        weights = [one.weight.data_ptr() for one in self.tables]
-        counters = [0 if one.row_counter is None else one.row_counter.data_ptr() for one in self.tables]
+        weights = [address(one.weight) for one in self.tables]
+        counters = [0 if one.row_counter is None else address(one.row_counter) for one in self.tables]
         states = [
-            [one.states[k].data_ptr() if k < len(one.states) else 0 for one in self.tables] for k in (0, 1)
+            [address(one.states[k]) if k < len(one.states) else 0 for one in self.tables] for k in (0, 1)
         ]
         row_align = alignment(weights, 16)
         align = alignment([at for k in (0, 1) if kinds[k] == "full" for at in states[k]], 16)
@@ -185,15 +186,20 @@ class Group:
         return known[1]
 
     def check(self) -> None:
-        """Check that states fit their tables, and that all are contiguous.
+        """Check that states fit their tables, and that all are contiguous; called when addresses change.
 
         Raises:
             ValueError: says which tensor is wrong.
+            RuntimeError: the memory of a tensor has been freed.
         """
-        for one in self.tables:
+        for one, height, width in zip(self.tables, self.heights, self.widths, strict=True):
             why = unfit(one)
+            if not why and one.weight.shape != (height, width):
+                why = f"a table of {(height, width)} has become one of {tuple(one.weight.shape)}"
             if why:
                 raise ValueError(why)
+        for tensor in self._tensors:
+            check_memory(tensor)
 
 
 def unfit(table: Table) -> str:

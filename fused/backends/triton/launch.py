@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from keyedopt.fused.backends.interface import Lookup, RowGradients, Step
+from keyedopt.fused.backends.memory import address
 from keyedopt.fused.backends.triton import chunks, forward
 from keyedopt.fused.backends.triton.collect import collect, count_runs
 from keyedopt.fused.backends.triton.device_buffers import (
@@ -41,7 +42,7 @@ def look_up(group: Group, lookups: Sequence[Lookup], outputs: Sequence[Tensor]) 
     if not begins[-1]:
         return
     places = [group.places[lookup.table] for lookup in lookups]
-    weights = [group.tables[place].weight.data_ptr() for place in places]
+    weights = [address(group.tables[place].weight) for place in places]
     addresses = [out.data_ptr() for out in outputs]
     units = [group.units[place] for place in places]
     buffer = to_device(lookup_buffer(group, lookups, begins), group.device)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from keyedopt.fused.backends.interface import Lookup
+from keyedopt.fused.backends.memory import address
 from keyedopt.fused.backends.triton import sort
 from keyedopt.fused.backends.triton.device_buffers import columns_for, pack_rows, to_device
 from keyedopt.fused.backends.triton.device_flags import error_flag
@@ -48,9 +49,9 @@ def lookup_buffer(group: Group, lookups: Sequence[Lookup], begins: Sequence[int]
         "start": blocks(counts, 1)[:-1],
         "count": counts,
         "bags": [bags_of(lookup) for lookup in lookups],
-        "values": [lookup.values.data_ptr() for lookup in lookups],
-        "offsets": [0 if lookup.offsets is None else lookup.offsets.data_ptr() for lookup in lookups],
-        "weights": [0 if lookup.weights is None else lookup.weights.data_ptr() for lookup in lookups],
+        "values": [address(lookup.values) for lookup in lookups],
+        "offsets": [0 if lookup.offsets is None else address(lookup.offsets) for lookup in lookups],
+        "weights": [0 if lookup.weights is None else address(lookup.weights) for lookup in lookups],
         "base": [bases[place] for place in places],
         "mean": [int(lookup.mean and lookup.offsets is not None) for lookup in lookups],
         "rows": [heights[place] for place in places],

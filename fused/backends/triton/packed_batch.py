@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from keyedopt.fused.backends import memory
 from keyedopt.fused.backends.interface import Table, Tables
 from keyedopt.fused.backends.packed import PackedLayout, PackedLookups
 from keyedopt.fused.backends.triton import launch, unpack
@@ -82,10 +83,10 @@ def unpacked(group: Group, lookups: PackedLookups, tuning: Tuning) -> LookupBatc
         1,
         (buffer, error_flag(device), fixed, lookups.offsets),
         (
-            lookups.values.data_ptr(),
-            *(0 if lookups.weights is None else lookups.weights.data_ptr(), count, bags, used),
+            memory.address(lookups.values),
+            *(0 if lookups.weights is None else memory.address(lookups.weights), count, bags, used),
         ),
-        (columns, tuning.values, rows, lookups.offsets.data_ptr() & 15),
+        (columns, tuning.values, rows, memory.address(lookups.offsets) & 15),
         lambda: {"LOOKUPS": columns, "BLOCK": tuning.values, "ROWS": rows, "num_warps": 4, "maxnreg": 128},
     )
     scaled = lookups.weights is not None or layout.divides
@@ -122,7 +123,7 @@ def _weights(group: Group, layout: PackedLayout) -> tuple[Tensor, int]:
 
     def numbers() -> Sequence[int]:
         places = [group.places[table] for table in layout.tables]
-        weights = [group.tables[place].weight.data_ptr() for place in places]
+        weights = [memory.address(group.tables[place].weight) for place in places]
         return pack_rows([weights, [group.units[place] for place in places]])
 
     key = "weights", layout.number, group.known["memory"]

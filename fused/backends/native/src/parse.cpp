@@ -1,5 +1,7 @@
 #include "parse.h"
 
+#include "storage.h"
+
 namespace keyedopt {
 
 bool parse_tables(PyObject* items, std::vector<Table>* tables) {
@@ -90,7 +92,8 @@ bool parse_columns(PyObject* columns, const std::vector<Table>& tables, std::vec
       if (!ask(offset[i], methods.data_ptr, &begin) || !ask(offset[i], methods.numel, &bags)) return false;
       --bags;
     }
-    if (weight && weight[i] != Py_None) {
+    PyObject* const factors_of = weight && weight[i] != Py_None ? weight[i] : nullptr;
+    if (factors_of) {
       if (!ask(weight[i], methods.data_ptr, &factors) || !ask(weight[i], methods.numel, &numbers_given))
         return false;
       if (numbers_given != count) bags = -1;
@@ -100,6 +103,13 @@ bool parse_columns(PyObject* columns, const std::vector<Table>& tables, std::vec
     if (!step) return false;
     stride = PyLong_AsLongLong(step);
     Py_DECREF(step);
+    if (!has_memory(value[i], static_cast<unsigned long long>(at)) ||
+        (offset && !has_memory(offset[i], static_cast<unsigned long long>(begin))) ||
+        (factors_of && !has_memory(factors_of, static_cast<unsigned long long>(factors))) ||
+        !has_memory(row[i], static_cast<unsigned long long>(row_at))) {
+      PyErr_Format(PyExc_RuntimeError, "the memory of the input or output of lookup %zd has been freed", i);
+      return false;
+    }
     if (table < 0 || static_cast<size_t>(table) >= tables.size() || bags < 0 || bags > 0xffffffffLL ||
         numbers_given != bags * tables[static_cast<size_t>(table)].dim) {
       PyErr_Format(PyExc_ValueError,

@@ -1,0 +1,178 @@
+"""Freed storage, and tensors of another size, raise in every path that hands addresses to kernels."""
+
+import pytest
+import torch
+from torch import nn, optim
+
+from keyedopt import fused
+from keyedopt.fused.bulk import native
+from keyedopt.fused.embedding import (
+    EmbeddingBagCollection,
+    EmbeddingBagConfig,
+)
+
+OPTIMIZERS = {
+    "SGD": lambda params: fused.SGD(params, lr=0.1, momentum=0.9),
+    "Adagrad": lambda params: fused.Adagrad(params, lr=0.1),
+    "Adam": lambda params: fused.Adam(params, lr=0.1),
+    "AdamW": lambda params: fused.AdamW(params, lr=0.1),
+    "RowWiseAdagrad": lambda params: fused.RowWiseAdagrad(params, lr=0.1),
+    "LAMB": lambda params: fused.LAMB(params, lr=0.1),
+}
+INDICES, OFFSETS = [0, 3, 3], [0, 1, 3]
+
+
+def free(tensor):
+    """Free the memory of a tensor, as FSDP does."""
+    tensor.untyped_storage().resize_(0)
+
+
+def trained(kind, dtype=torch.float32, sparse=False):
+    """Return two parameters and their optimizer after a step, with gradients for the next one."""
+    params = [nn.Parameter(torch.ones(8, 4, dtype=dtype)) for _ in range(2)]
+    optimizer = OPTIMIZERS[kind](params)
+    for param in params:
+        grad = torch.ones_like(param)
+        param.grad = grad.to_sparse(1) if sparse else grad
+    optimizer.step()
+    return params, optimizer
+
+
+def snapshot(params, optimizer):
+    """Return copies of the first parameter and its state."""
+    return [
+        params[0].detach().clone(),
+        *(torch.as_tensor(v).clone() for v in optimizer.state[params[0]].values()),
+    ]
+
+
+def expect_untouched(params, optimizer, before):
+    """Expect the first parameter and its state to have the values of a snapshot."""
+    assert all(map(torch.equal, snapshot(params, optimizer), before))
+
+
+@pytest.mark.parametrize("what", ["weight", "grad", "state"])
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_step_with_freed_memory_raises(kind, dtype, sparse, what):
+    """A parameter, gradient or state without memory is an error, and no other parameter is updated."""
+    params, optimizer = trained(kind, dtype, sparse)
+    last = params[1]
+    if what == "grad":
+        free(last.grad._values() if sparse else last.grad)
+    else:
+        states = [value for value in optimizer.state[last].values() if torch.is_tensor(value) and value.ndim]
+        free(last.data if what == "weight" else states[-1])
+    before = snapshot(params, optimizer)
+    with pytest.raises(RuntimeError):
+        optimizer.step()
+    expect_untouched(params, optimizer, before)
+
+
+@pytest.mark.parametrize("what", ["weight", "state"])
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_step_with_another_size_raises(kind, dtype, sparse, what):
+    """A parameter that has grown, or a smaller state, is an error, and no other parameter is updated."""
+    params, optimizer = trained(kind, dtype, sparse)
+    last = params[1]
+    if what == "weight":
+        last.data = torch.ones(16, 4, dtype=dtype)
+        grad = torch.ones_like(last)
+        last.grad = grad.to_sparse(1) if sparse else grad
+    else:
+        state = optimizer.state[last]
+        name = [name for name, value in state.items() if torch.is_tensor(value) and value.ndim][-1]
+        state[name] = state[name][:4].clone()
+    before = snapshot(params, optimizer)
+    with pytest.raises(RuntimeError):
+        optimizer.step()
+    expect_untouched(params, optimizer, before)
+
+
+@pytest.mark.parametrize("clipping", ["NORM", "VALUE"])
+@pytest.mark.parametrize("kind", [optim.Adam, optim.SGD, optim.Adagrad])
+def test_clipping_around_a_fused_optimizer_of_torch_checks_sizes(kind, clipping):
+    """torch's fused kernels do not compare sizes; the step with clipping does, before it calls them."""
+    table = nn.Parameter(torch.ones(8, 4))
+    inner = kind([table], lr=0.1, fused=True, **({"momentum": 0.9} if kind is optim.SGD else {}))
+    keyed = fused.KeyedOptimizerWrapper({"t": table}, lambda params: inner)
+    clipped = fused.GradientClippingOptimizer(keyed, fused.GradientClipping[clipping], 0.5)
+    table.grad = torch.ones_like(table)
+    clipped.step()
+    table.data = torch.ones(4000, 4)
+    table.grad = torch.ones_like(table)
+    with pytest.raises(RuntimeError):
+        clipped.step()
+    assert bool((table == 1).all())
+
+
+def bags(kind=optim.Adam, backend="auto", **options):
+    """Return a module of one table of 8 rows."""
+    table = EmbeddingBagConfig(8, 4, name="t", feature_names=["f"])
+    return EmbeddingBagCollection([table], kind, {"lr": 0.1}, backend=backend, **options)
+
+
+def features():
+    """Return new inputs."""
+    return {"f": (torch.tensor(INDICES), torch.tensor(OFFSETS))}
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize("what", ["weight", "state"])
+def test_a_table_with_freed_memory_raises(backend, what):
+    """A table or a state without memory is an error of lookup and backward pass; nothing is counted."""
+    module = bags(backend=backend)
+    weight = module.embedding_bags["t"].weight
+    state = module.fused_optimizer.state[weight]
+    output = module(features())["f"].sum()
+    free(weight.data if what == "weight" else state["t.exp_avg_sq"])
+    with pytest.raises(RuntimeError):
+        output.backward()
+    assert int(state["t.iter"]) == 0
+    if what == "weight":
+        with pytest.raises(RuntimeError):
+            module(features())
+
+
+@pytest.mark.skipif(native is None, reason="torch's own operators read freed indices")
+@pytest.mark.parametrize("which", [0, 1])
+def test_inputs_without_memory_raise(which):
+    """Row numbers or offsets that are freed before the lookup or before the backward pass are an error."""
+    module, given = bags(), features()
+    output = module(given)["f"].sum()
+    free(given["f"][which])
+    with pytest.raises(RuntimeError):
+        output.backward()
+    with pytest.raises(RuntimeError):
+        module(given)
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+@pytest.mark.parametrize("rows", [4, 16])
+def test_a_table_of_another_size_raises(backend, rows):
+    """A table that was replaced through ``.data`` raises, and nothing is written."""
+    module = bags(backend=backend)
+    weight = module.embedding_bags["t"].weight
+    output = module(features())["f"].sum()
+    weight.data = torch.ones(rows, 4)
+    state = module.fused_optimizer.state[weight]
+    before = {key: value.clone() for key, value in state.items()}
+    with pytest.raises((ValueError, RuntimeError)):
+        output.backward()
+    assert bool((weight == 1).all())
+    assert all(torch.equal(state[key], value) for key, value in before.items())
+
+
+def test_bulk_functions_leave_freed_memory_alone():
+    """Norms, copies and checks of row numbers do not read memory that was freed."""
+    if native is None:
+        pytest.skip("the C++ extension is not built")
+    freed, rows = torch.ones(8), torch.zeros(1, 8, dtype=torch.int64)
+    free(freed)
+    free(rows)
+    assert native.square_sum([freed], 1, "") is None
+    assert native.copy([torch.ones(8)], [freed], lambda some: None) is False
+    assert native.outside(rows, (4,)) is False
