@@ -12,6 +12,7 @@ from keyedopt.reference.loaded_state import copy_loaded_state
 from keyedopt.reference.option_checks import as_plain, check_flags, check_learning_rate, check_range
 from keyedopt.reference.rules.options import Rows
 from keyedopt.reference.rules.rows import check_rows, update_rows, updated_rows
+from keyedopt.reference.step_shapes import check_shapes
 
 #: A rule with its options, and the names of the state tensors that are its arguments and results.
 Applied = tuple[Callable[..., tuple[Tensor, ...]], tuple[str, ...]]
@@ -146,27 +147,8 @@ class RuleOptimizer(Optimizer):
             )
 
     def check_shapes(self, param: Tensor, grad: Tensor) -> None:
-        """Raise RuntimeError unless a gradient and the state of a parameter have the parameter's shape.
-
-        A parameter that was replaced through ``.data``, or a state that was replaced, may have another one.
-        """
-        shape = param.shape
-        if grad.shape != shape:
-            raise RuntimeError(f"a gradient is {tuple(grad.shape)}, but its parameter {tuple(shape)}")
-        for name, value in self.state.get(param, {}).items():
-            if not isinstance(value, Tensor):
-                continue
-            if name == "step":
-                fits = not value.ndim or value.shape == shape[:1]
-            elif name in self.row_states:
-                fits = value.shape[:1] == shape[:1] and value.numel() == len(param)
-            else:
-                fits = value.shape == shape
-            if not fits:
-                raise RuntimeError(
-                    f"the state {name!r} is {tuple(value.shape)}, which does not fit its parameter "
-                    f"{tuple(shape)}: a parameter of another size needs a new optimizer"
-                )
+        """Raise RuntimeError unless a gradient and the state of a parameter have the parameter's shape."""
+        check_shapes(param, grad, self.state.get(param, {}), self.row_states)
 
     def check_indices(self, indices: Tensor, sizes: Sequence[int]) -> None:
         """Raise ValueError unless the indices (dimensions, N) of a sparse gradient are within the sizes."""

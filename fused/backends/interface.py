@@ -61,9 +61,9 @@ def misfit(table: Table, algorithm: str = "") -> str:
     if len(shape) != 2:
         return f"weights must be a matrix, not {tuple(shape)}"
     for index, state in enumerate(table.states):
-        wanted = (shape, shape[:1])
+        wanted = [shape, shape[:1]]
         if algorithm:
-            wanted = (shape[:1],) if index == ROW_STATE.get(algorithm) else (shape,)
+            wanted = [shape[:1]] if index == ROW_STATE.get(algorithm) else [shape]
         if state.device != device or state.shape not in wanted:
             return (
                 f"a state of {tuple(state.shape)} on {state.device} does not go with weights of "

@@ -106,6 +106,25 @@ class TableGroup:
         self._checked_options = options if fixed else []
         return False
 
+    def __post_init__(self) -> None:
+        self._checked_memory: list[int] = []
+        self.device = self.tables[0].weight.device
+        self.dtype = self.tables[0].weight.dtype
+        self.counted = any(
+            f"{name}.iter" in state for name, state in zip(self.names, self.states, strict=True)
+        )
+        state = [
+            (state, f"{name}.{key}", tensor)
+            for name, table, state in zip(self.names, self.tables, self.states, strict=True)
+            for key, tensor in zip(("momentum1", "exp_avg_sq", "row_counter"), in_order(table), strict=False)
+            if tensor is not None
+        ]
+        self._state = [list(each) for each in zip(*state, strict=True)]
+        self._written = [one for table in self.tables for one in table.tensors]
+        self.accumulates = any(
+            f"{name}.window" in state for name, state in zip(self.names, self.states, strict=True)
+        )
+
     def check_tables(self, step: Step) -> None:
         """Check shapes and memory of all weights and states, if one has moved since the last check.
 
@@ -125,25 +144,6 @@ class TableGroup:
             for tensor in table.tensors:
                 check_memory(tensor)
         self._checked_memory = memory
-
-    def __post_init__(self) -> None:
-        self._checked_memory: list[int] = []
-        self.device = self.tables[0].weight.device
-        self.dtype = self.tables[0].weight.dtype
-        self.counted = any(
-            f"{name}.iter" in state for name, state in zip(self.names, self.states, strict=True)
-        )
-        state = [
-            (state, f"{name}.{key}", tensor)
-            for name, table, state in zip(self.names, self.tables, self.states, strict=True)
-            for key, tensor in zip(("momentum1", "exp_avg_sq", "row_counter"), in_order(table), strict=False)
-            if tensor is not None
-        ]
-        self._state = [list(each) for each in zip(*state, strict=True)]
-        self._written = [one for table in self.tables for one in table.tensors]
-        self.accumulates = any(
-            f"{name}.window" in state for name, state in zip(self.names, self.states, strict=True)
-        )
 
     def counts(self, indices: Iterable[int]) -> dict[int, int]:
         """Return the step count of each of these tables."""

@@ -9,13 +9,13 @@ from torch import optim
 
 from keyedopt.reference.backward_clip import BackwardClip
 from keyedopt.reference.embedding.deferred_gradients import DeferredGradients
-from keyedopt.reference.embedding.keys import FORMS, TENSORS, convert, form_of
 from keyedopt.reference.embedding.replicas import Replicas
 from keyedopt.reference.embedding.state_dtypes import narrowed, split_dtypes
+from keyedopt.reference.embedding.state_forms import StateForms
 from keyedopt.reference.embedding.table_optimizers import algorithm
 
 
-class EmbeddingOptimizerBase(abc.ABC):
+class EmbeddingOptimizerBase(StateForms, abc.ABC):
     """The part of a fused optimizer of tables that does no arithmetic; a subclass is a `FusedOptimizer` too.
 
     Parameters are named ``<table>.weight``, states ``<table>.momentum1``, ``<table>.exp_avg_sq``, …, as
@@ -23,9 +23,6 @@ class EmbeddingOptimizerBase(abc.ABC):
     of a group, for example the learning rate, is read when the backward pass runs.
     """
 
-    params: Any
-    state: Any
-    param_groups: list[dict[str, Any]]
     #: The gradients that are deferred to `step`; see `defer_updates`.
     deferred: DeferredGradients
     #: The ranks that have replicas of the tables; None if this rank has the only one.
@@ -33,8 +30,8 @@ class EmbeddingOptimizerBase(abc.ABC):
 
     def __init__(self) -> None:
         super().__init__({}, {}, [])  # type: ignore[call-arg]  # of the fused optimizer that a subclass is
-        self._table_optimizers: dict[torch.Tensor, Any] = {}
-        self._names: dict[torch.Tensor, str] = {}
+        self._table_optimizers = {}
+        self._names = {}
         self._clips: list[BackwardClip] = []
         self.deferred = DeferredGradients()
         self.replicas = None
@@ -79,7 +76,7 @@ class EmbeddingOptimizerBase(abc.ABC):
         """Drop the deferred gradients, if any: the backward pass has used all others."""
         self.deferred.clear()
 
-    def _dummy_step(self) -> None:  # noqa: B027  # of `init_state`
+    def _dummy_step(self) -> None:  # of `init_state`
         """Do nothing: state exists, and a deferred update is left to its step."""
 
     def add_param_group(self, param_group: Any) -> None:
@@ -154,60 +151,6 @@ class EmbeddingOptimizerBase(abc.ABC):
             self.state.setdefault(weight, state[weight])
         self.param_groups.append(optimizer.param_groups[0])
 
-    def state_dict_in(self, form: str) -> dict[str, Any]:
-        """Return the state by table, with the names and shapes of another optimizer of the same tables.
-
-        `load_state_dict` recognizes these forms and takes them all.
-
-        Args:
-            form: ``"unfused"`` for a keyed optimizer of the weights; ``"fbgemm"`` for the entries of FBGEMM's
-                ``get_optimizer_state()``; ``"torchrec"`` for torchrec's `FusedEmbeddingBagCollection`. The
-                names of ``"fused"``, which `state_dict` returns, are those of torchrec's sharded collections.
-                See `keyedopt.reference.embedding.keys`.
-
-        Raises:
-            ValueError: the state has no place in the form.
-        """
-        saved = self.state_dict()["state"]  # type: ignore[attr-defined]
-        weights = {f"{name}.weight": weight for weight, name in self._names.items()}
-        state = {key: self._converted(saved[key], weight, "fused", form) for key, weight in weights.items()}
-        if form == "torchrec":  # which lists no table without state
-            state = {key: entry for key, entry in state.items() if entry}
-        return {"state": state}
-
-    def _check_load(self, state_dict: Any) -> Any:
-        """Check a state dict in any of the forms of `keys`, also under the names of a module around this."""
-        return super()._check_load(self._in_own_names(state_dict))  # type: ignore[misc]
-
-    def _in_own_names(self, state_dict: Any) -> Any:
-        state = state_dict.get("state") if isinstance(state_dict, Mapping) else None
-        if not isinstance(state, Mapping) or not all(isinstance(key, str) for key in state):
-            return state_dict
-        found = dict(state)
-        if not state and not any(self.state.values()):  # torchrec lists no table without state
-            found = {key: {} for key in self.params}
-        for weight, name in self._names.items():
-            own = f"{name}.weight"
-            longer = [key for key in state if key.endswith(f".{own}")] if own not in state else []
-            if len(longer) == 1:  # the path of a module is in front
-                found = {own if key == longer[0] else key: entry for key, entry in found.items()}
-            entry = found.get(own)
-            named = isinstance(entry, Mapping) and all(isinstance(key, str) for key in entry)
-            form = form_of(entry, name) if isinstance(entry, Mapping) and named else "fused"
-            if form != "fused" and self._has_names(entry, weight, form):
-                found[own] = self._converted(entry, weight, form, "fused")
-        return {**state_dict, "state": found}
-
-    def _has_names(self, entry: Any, weight: torch.Tensor, form: str) -> bool:
-        """Return whether an entry has the state of the algorithm of a table, by the names of a form."""
-        tensors = TENSORS.get(algorithm(self._table_optimizers[weight]), ())
-        names = {each[FORMS.index(form)] for each in tensors}
-        return bool(names & {key.rpartition(".")[2] for key in entry})
-
-    def _converted(self, entry: Any, weight: torch.Tensor, source: str, target: str) -> dict[str, Any]:
-        kind, decay = algorithm(self._table_optimizers[weight]), self._group(weight).get("lr_decay", 0.0)
-        return convert(entry, kind, source, target, self._names[weight], lr_decay=decay)
-
     def move_state(self, moved: Mapping[torch.Tensor, torch.Tensor]) -> None:
         """Move the state to the devices of the tables.
 
@@ -231,10 +174,6 @@ class EmbeddingOptimizerBase(abc.ABC):
                     value.data = value.data.to(weight.device)  # whoever has the tensor sees it move
                 else:
                     entry[key] = value.to(weight.device)
-
-    def _group(self, weight: torch.Tensor) -> dict[str, Any]:
-        """Return the options of a table."""
-        return next(group for group in self.param_groups if any(weight is param for param in group["params"]))
 
 
 def _dtypes(entry: Mapping[str, Any]) -> dict[str, Any]:

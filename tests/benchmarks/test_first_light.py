@@ -404,6 +404,8 @@ LISTED = (
     *("setuptools", "pkg_resources", "pyarrow", "psutil", "typing_extensions", "dateutil", "six", "xdist"),
     *("execnet", "cpuinfo", "shellingham", "markdown_it", "mdurl", "annotated_doc", "pip", "zipp", "tqdm"),
     *("pytest_benchmark", "py", "torchmetrics", "colorama", "pyproject_hooks", "functorch", "torchgen"),
+    # Newer versions of typer and importlib_metadata, which may be in this environment, import these.
+    *("pydantic", "pydantic_core", "annotated_types", "typing_inspection", "lazy_importer"),
 )
 BUNDLED = (
     *("tomlkit", "jsonschema", "jsonschema_specifications", "referencing", "rpds", "asv", "asv_runner"),
