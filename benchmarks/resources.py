@@ -4,6 +4,7 @@ import ctypes
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -42,28 +43,28 @@ def launches(run: Callable[[], object], device: str) -> int | None:
     """Return the number of kernels, copies and fills that a call starts on a GPU; None on a CPU."""
     if torch.device(device).type != "cuda":
         return None
-    activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
-    with torch.profiler.profile(activities=activities) as profile:
-        run()
-        torch.cuda.synchronize()
-    return sum(1 for event in profile.events() if event.device_type.name == "CUDA")
+    return len(_events_on_gpu(run))
 
 
 def kernel_times(run: Callable[[], object], device: str) -> dict[str, dict[str, float]] | None:
     """Return by kernel how often a call starts it, and its seconds on the GPU; None on a CPU."""
     if torch.device(device).type != "cuda":
         return None
+    found: dict[str, dict[str, float]] = {}
+    for event in _events_on_gpu(run):
+        one = found.setdefault(event.name, {"launches": 0, "seconds": 0.0})
+        one["launches"] += 1
+        one["seconds"] += event.time_range.elapsed_us() / 1e6
+    return found
+
+
+def _events_on_gpu(run: Callable[[], object]) -> list[Any]:
+    """Return what a call starts on a GPU, as torch's profiler records it."""
     activities = [torch.profiler.ProfilerActivity.CUDA, torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities) as profile:
         run()
         torch.cuda.synchronize()
-    found: dict[str, dict[str, float]] = {}
-    for event in profile.events():
-        if event.device_type.name == "CUDA":
-            one = found.setdefault(event.name, {"launches": 0, "seconds": 0.0})
-            one["launches"] += 1
-            one["seconds"] += event.time_range.elapsed_us() / 1e6
-    return found
+    return [event for event in profile.events() if event.device_type.name == "CUDA"]
 
 
 def flush(device: str, size: int = 1 << 27) -> Callable[[], object]:

@@ -86,7 +86,8 @@ def sample(pytestconfig):
 def pytest_collection_modifyitems(config, items):
     """Keep the tests of the set that is run, and put the tests of the longest files first."""
     kept = select(items, config.sample, config.getoption("--part"))
-    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    ids = {item.nodeid for item in kept}
+    config.hook.pytest_deselected(items=[item for item in items if item.nodeid not in ids])
     places = {name: place for place, name in enumerate(LONGEST)}
     items[:] = sorted(kept, key=lambda item: places.get(item.path.stem, len(places)))
 

@@ -1,6 +1,6 @@
 """Stage 7: asv's suite of tables on the present commit, and on earlier commits that the bundle has.
 
-asv measures what is imported as keyedopt, and stores it for the commit that it is told. As Python with
+asv measures the imported keyedopt, and stores the result under the given commit. As Python with
 Triton needs no build, an earlier commit is a folder with its `fused` and `reference`.
 """
 

@@ -62,7 +62,7 @@ class Run:
         file = folder / OUTCOMES
         if file.exists():
             self.outcomes = json.loads(file.read_text(encoding="utf-8"))["stages"]
-        # what is not a result stays on the machine: few files can be copied from it
+        # other files stay on the machine, from which only a few files can be copied
         self.work = Path(
             os.environ.get("KEYEDOPT_FIRST_LIGHT_WORK") or tempfile.mkdtemp(prefix="first-light-")
         )

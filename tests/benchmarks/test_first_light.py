@@ -418,6 +418,7 @@ from importlib.machinery import PathFinder
 
 class Listed:
     allowed = {allowed!r}
+    find_distributions = staticmethod(PathFinder.find_distributions)
 
     def find_spec(self, name, path=None, target=None):
         top = name.partition(".")[0]

@@ -47,7 +47,7 @@ def test_an_error_of_any_stream_is_raised_before_the_flag_is_cleared(monkeypatch
     flags = memory.view(torch.int32)
     kept = StreamTensors((flags[:1], flags[:1], memory[1:], flags[:1]))
     monkeypatch.setattr(device_flags, "_memory", lambda device: kept)
-    another = [(1, 0), (0, 1)]  # what kernels in another stream still do, and then nothing
+    another = [(1, 0), (0, 1), (0, 1)]  # what kernels in another stream still do, and then nothing
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: memory.copy_(torch.tensor(another.pop(0))))
     device = torch.device("cuda", 1)
     with pytest.raises(ValueError, match="row numbers"):

@@ -71,7 +71,7 @@ def describe_table(table: Table, step: Step | None = None) -> tuple[int, ...]:
             state.is_cpu and state.is_contiguous() and type(state) in PLAIN
         ):
             _refuse(table)
-        if state.shape != shape and (width != 1 or state.shape != shape[:1]):
+        if state.numel() != rows * width or state.shape[:1] != shape[:1]:
             raise ValueError(
                 f"a state of {step.algorithm} has {width} numbers a row, not {tuple(state.shape)}"
             )
