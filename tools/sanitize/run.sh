@@ -37,7 +37,7 @@ for kind in "${kinds[@]}"; do
     echo "== $kind"
     if [ "$kind" = module ]; then
         sanitize+=(-fPIC "-I$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')")
-        compile module ../../fused/bulk/*.cpp ../../fused/backends/native/src/pool.cpp
+        compile module ../../fused/bulk/*.cpp
         "${CXX:-c++}" -shared "${sanitize[@]}" "${objects[@]}" -o "$scratch/_bulk.so"
         runtime=$("${CXX:-c++}" -print-file-name=libasan.so):$("${CXX:-c++}" -print-file-name=libstdc++.so)
         # Python and torch leave memory behind when they end.
