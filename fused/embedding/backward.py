@@ -154,7 +154,7 @@ class ForwardPass:
         return output
 
     def run(self, widths: Mapping[str, int] | None = None) -> None:
-        """Look everything up; prepare the update first, because lookups would fill a device.
+        """Run all lookups. The update is prepared first, while the queue of the device is still empty.
 
         Args:
             widths: the columns of each output by name, in the order of one joined tensor; None

@@ -46,7 +46,7 @@ class GroupedGradients(DeferredGradients):
         self.add(sums, clips)
 
     def replaced(self, moved: Mapping[Tensor, Tensor]) -> None:
-        """Go on with the parameters that the tables are now, by those that they were."""
+        """Move the gradients from old parameters to those that replaced them: ``moved[old]`` is the new one."""
         super().replaced(moved)
         self._groups = {moved[weight]: place for weight, place in self._groups.items()}
 

@@ -62,7 +62,7 @@ class DeferredGradients:
         return list(self.sums.items())
 
     def replaced(self, moved: Mapping[torch.Tensor, torch.Tensor]) -> None:
-        """Go on with the parameters that the tables are now, by those that they were."""
+        """Move the gradients from old parameters to those that replaced them: ``moved[old]`` is the new one."""
         self.sums = {moved[weight]: gradient for weight, gradient in self.sums.items()}
 
     def clear(self) -> None:
