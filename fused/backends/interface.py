@@ -242,6 +242,8 @@ class Backend(Protocol):
     copies_rows: bool = False
     #: Whether `Step.count` must be a Python number even if the tables are on a device.
     needs_host_count: bool = False
+    #: Whether a packed input may have keys that are looked up several times, or not at all.
+    packs_any_keys: bool = False
     #: The device types on which `self_check` compares the kernels at their first use.
     checked_devices: tuple[str, ...] = ()
     #: The length of a run that reaches every path of the kernels.

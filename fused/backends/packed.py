@@ -20,8 +20,9 @@ class PackedLayout:
 
     Args:
         tables, means: of each lookup, as in `Lookup`.
-        keys: the index of each lookup among the keys of the input; each key occurs once.
+        keys: the index of the key of each lookup among the keys of the input.
         columns: of each output in the joined output.
+        key_count: of the input.
         number: unlike that of any other layout.
     """
 
@@ -29,6 +30,7 @@ class PackedLayout:
     means: tuple[bool, ...]
     keys: tuple[int, ...]
     columns: tuple[slice, ...]
+    key_count: int
     number: int = field(default_factory=lambda: next(_NUMBERS))
 
     @cached_property

@@ -109,9 +109,9 @@ class FusedCollection(TableCollection):
         Args:
             features: for each feature ``(values, offsets)``, with weights ``(values, offsets, weights)``, or
                 a `JaggedTensor`; or torchrec's `KeyedJaggedTensor`, whose weights are ignored if
-                `is_weighted` is False. The Triton backend neither splits a `KeyedJaggedTensor` nor
-                synchronizes if each key is looked up once, all tables have one parameter group and dtype,
-                and no weight needs a gradient.
+                `is_weighted` is False. The backends `native` and `triton` do not split a
+                `KeyedJaggedTensor` if all tables have one parameter group and dtype and no weight needs a
+                gradient; `triton` only if each key is looked up once, and it does not synchronize then.
 
         Returns:
             The output by feature, or by ``feature@table`` if several tables have the feature: (B, D) with

@@ -46,7 +46,7 @@ class GroupedGradients(DeferredGradients):
         self.add(sums, clips)
 
     def replaced(self, moved: Mapping[Tensor, Tensor]) -> None:
-        """Move the gradients from old parameters to those that replaced them: ``moved[old]`` is the new one."""
+        """Move gradients to the parameters that replaced others: ``moved[old]`` is the new one."""
         super().replaced(moved)
         self._groups = {moved[weight]: place for weight, place in self._groups.items()}
 

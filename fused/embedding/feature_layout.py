@@ -158,7 +158,7 @@ class FeatureLayout:
     def packed(self, keys: Sequence[str]) -> PackedLayout | None:
         """Return the layout of a packed input; None if the input has to be split.
 
-        One table group must have all tables, and each key must be one lookup.
+        One table group must have all tables. Unless the backend takes any keys, each key must be one lookup.
         """
         known = tuple(keys)
         if known not in self._packed:
@@ -169,9 +169,12 @@ class FeatureLayout:
         if len(self.parts) != 1 or not self.pools or self.parts[0].trains_by_autograd():
             return None
         (part,) = self.parts
-        if sorted(keys) != sorted(slot.name for slot in part.slots) or len(set(keys)) < len(keys):
+        backend, names = part.group.backend, [slot.name for slot in part.slots]
+        if len(set(keys)) < len(keys) or not set(names) <= set(keys):
             return None
-        if not part.group.backend.packs_tables(part.group.tables) or len(set(part.trained)) > 1:
+        if sorted(keys) != sorted(names) and not backend.packs_any_keys:
+            return None
+        if not backend.packs_tables(part.group.tables) or len(set(part.trained)) > 1:
             return None
         ends = list(accumulate((weight.shape[1] for weight in part.weights), initial=0))
         return PackedLayout(
@@ -179,6 +182,7 @@ class FeatureLayout:
             tuple(slot.mean for slot in part.slots),
             tuple(keys.index(slot.name) for slot in part.slots),
             tuple(slice(begin, end) for begin, end in pairwise(ends)),
+            len(keys),
         )
 
     def is_current(self, weights: Sequence[Tensor], param_groups: Sequence[object]) -> bool:

@@ -62,7 +62,7 @@ class DeferredGradients:
         return list(self.sums.items())
 
     def replaced(self, moved: Mapping[torch.Tensor, torch.Tensor]) -> None:
-        """Move the gradients from old parameters to those that replaced them: ``moved[old]`` is the new one."""
+        """Move gradients to the parameters that replaced others: ``moved[old]`` is the new one."""
         self.sums = {moved[weight]: gradient for weight, gradient in self.sums.items()}
 
     def clear(self) -> None:

@@ -64,7 +64,7 @@ def packed(weighted: bool, bags: int = 3) -> tuple[PackedLookups, list[Lookup]]:
     for table in TABLES:
         ends.append(ends[-1] + SIZES[table][1])
     columns = tuple(slice(*pair) for pair in pairwise(ends))
-    layout = PackedLayout(TABLES, MEANS, KEYS, columns)
+    layout = PackedLayout(TABLES, MEANS, KEYS, columns, len(KEYS))
     rows = torch.empty(count, dtype=torch.int64)
     for table, key in zip(TABLES, KEYS, strict=True):
         begin, end = edges[key * bags], edges[(key + 1) * bags]

@@ -80,6 +80,10 @@ class Fuzz {
         bags = static_cast<int64_t>(offsets.size()) - 1;
       }
       if (bad && l == count - 1) call->bad = spoil(&values, &offsets, table.rows);
+      // In a packed input the values of other keys, which no table may have, come first.
+      const int64_t first = pooled && below(2) ? below(50) : 0;
+      values.insert(values.begin(), static_cast<size_t>(first), int64_t{-1});
+      for (int64_t& offset : offsets) offset += first;
       std::vector<float> weights(below(2) ? values.size() : 0);
       for (float& weight : weights) weight = number();
       std::vector<float> grads(static_cast<size_t>(bags * table.dim));
@@ -92,7 +96,7 @@ class Fuzz {
       call->lookups.push_back(
           {t, call->values.back().data(), number_of, pooled ? call->offsets.back().data() : nullptr, bags,
            call->weights.back().empty() ? nullptr : call->weights.back().data(), below(2) != 0,
-           call->grads.back().data(), table.dim, call->outs.back().data()});
+           call->grads.back().data(), table.dim, call->outs.back().data(), first});
     }
   }
 

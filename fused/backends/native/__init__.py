@@ -37,6 +37,7 @@ from keyedopt.fused.backends.native.describe import (
     describe_table,
     refused_table,
 )
+from keyedopt.fused.backends.packed import PackedLookups
 from keyedopt.fused.bulk import native as bulk
 
 _kernels: Any = None
@@ -68,6 +69,7 @@ class NativeBackend(Backend):
 
     name = "native"
     checks_lookups = True
+    packs_any_keys = True
 
     def __init__(self, instruction_set: str | None = None, threads: int | None = None) -> None:
         self._set = os.environ.get(INSTRUCTION_SET, "") if instruction_set is None else instruction_set
@@ -136,20 +138,43 @@ class NativeBackend(Backend):
         described = [describe_table(table) for table in tables]
         _kernels.look_up_rows(described, items, self._count(), self._set)
 
+    def packs_tables(self, tables: Sequence[Table]) -> bool:
+        """Return whether `look_up_packed` looks these tables up: all that the kernels support."""
+        return type(tables) is Tables
+
+    def look_up_packed(self, tables: Sequence[Table], lookups: PackedLookups, training: bool) -> Tensor:
+        """Return the joined output of a packed input, (B, width) float32.
+
+        Raises:
+            ValueError: as `look_up`.
+        """
+        assert type(tables) is Tables
+        output = torch.empty(lookups.bags, lookups.layout.width, dtype=_FLOAT32, device=_CPU)
+        described = cached_tables(tables, None, _kernels)
+        _kernels.look_up_rows(described, _packed(tables, lookups, output), self._count(), self._set)
+        return output
+
     def coalesce(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[RowGradients]:
         """Sum the gradients of every row, in float32.
 
         Raises:
             ValueError: as `update`.
         """
-        items, kept = _with_gradients(tables, lookups)
-        described = [describe_table(table) for table in tables]
+        described: Any
+        items: Any
+        if type(lookups) is PackedLookups and type(tables) is Tables:
+            described, items = cached_tables(tables, None, _kernels), _packed_with_gradient(tables, lookups)
+            looked_up, kept = set(lookups.tables), []
+        else:
+            items, kept = _with_gradients(tables, lookups)
+            described = [describe_table(table) for table in tables]
+            looked_up = {lookup.table for lookup in lookups}
         sorted_lookups, counts = _kernels.sort(described, items, self._count(), self._set)
         found = [_new_sums(tables, table, count) for table, count in counts]
         memory = [(one.rows.data_ptr(), one.grads.data_ptr()) for one in found]
         _kernels.sum(sorted_lookups, memory, self._count(), self._set)
         del kept
-        without_values = {lookup.table for lookup in lookups} - {table for table, _ in counts}
+        without_values = looked_up - {table for table, _ in counts}
         return found + [_new_sums(tables, table, 0) for table in sorted(without_values)]
 
     def update(self, tables: Sequence[Table], lookups: Sequence[Lookup], step: Step) -> None:
@@ -159,6 +184,10 @@ class NativeBackend(Backend):
             ValueError: a value is not a row of its table, offsets do not go from 0 to the number of values,
                 or a tensor does not have the shape of the interface. Nothing is written.
         """
+        if type(lookups) is PackedLookups and type(tables) is Tables:
+            described, packed = cached_tables(tables, step, _kernels), _packed_with_gradient(tables, lookups)
+            _kernels.update(described, packed, describe_rule(step), self._count(), self._set)
+            return
         if type(lookups) is Columns and type(tables) is Tables and lookups.grads is not None:
             grads = [  # only the rows must be contiguous
                 one if one.dtype is _FLOAT32 and one.stride(1) == 1 else _rows_of(one)
@@ -310,6 +339,25 @@ def _columns(lookups: Columns, rows: Sequence[Tensor]) -> tuple[Any, ...]:
     if weights is not None:
         weights = [None if one is None else _as(one, _FLOAT32) for one in weights]
     return lookups.tables, lookups.values, lookups.offsets, weights, lookups.means, rows
+
+
+def _packed(tables: Tables, lookups: PackedLookups, rows: Tensor) -> tuple[Any, ...]:
+    """Return a packed input as the kernels take it, with its output or gradient."""
+    layout = lookups.layout
+    known = tables.cache.get(layout)
+    if known is None:
+        begins = tuple(one.start for one in layout.columns)
+        known = tables.cache[layout] = _kernels.cache_layout(
+            layout.tables, layout.means, layout.keys, begins, layout.key_count, layout.width
+        )
+    return known, lookups.values, lookups.offsets, lookups.weights, lookups.bags, rows
+
+
+def _packed_with_gradient(tables: Tables, lookups: PackedLookups) -> tuple[Any, ...]:
+    """Return a packed input with the gradient of its output, and keep the gradient in memory."""
+    if lookups.grad is None:
+        raise ValueError("a lookup has no gradient to sum")
+    return _packed(tables, lookups, _rows_of(lookups.grad))
 
 
 def _describe(tables: Sequence[Table], lookup: Lookup) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

@@ -43,7 +43,7 @@ std::string not_a_row(const char* of, int64_t number, int64_t value, int64_t row
 std::string check_offsets(int64_t number, const Lookup& lookup) {
   const std::string name = "offsets of lookup " + std::to_string(number);
   const int64_t* offsets = lookup.offsets;
-  if (offsets[0] != 0 || offsets[lookup.bags] != lookup.count)
+  if (offsets[0] != lookup.first || offsets[lookup.bags] != lookup.first + lookup.count)
     return name + " must go from 0 to the number of values, " + std::to_string(lookup.count);
   bool falling = false;
   for (int64_t b = 0; b < lookup.bags; ++b) falling |= offsets[b] > offsets[b + 1];
@@ -68,9 +68,9 @@ Refusal check(const std::vector<Table>& tables, const std::vector<Lookup>& looku
       }
     }
     const int64_t rows = tables[static_cast<size_t>(lookup.table)].rows;
-    const int64_t bad = run.kernels->outside(lookup.values, begin, end, rows);
-    if (bad < end)
-      first.refuse(task, not_a_row("values of lookup", static_cast<int64_t>(l), lookup.values[bad], rows));
+    const int64_t* values = lookup.values + lookup.first;
+    const int64_t bad = run.kernels->outside(values, begin, end, rows);
+    if (bad < end) first.refuse(task, not_a_row("values of lookup", static_cast<int64_t>(l), values[bad], rows));
   });
   return done ? first.text() : kNoMemory;
 }

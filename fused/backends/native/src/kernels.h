@@ -45,15 +45,16 @@ struct Table {
 
 struct Lookup {
   int64_t table;
-  const int64_t* values;  // (count,)
+  const int64_t* values;  // of the whole input; those of the lookup are [first, first + count)
   int64_t count;
-  const int64_t* offsets;  // (bags + 1,); null without pooling, which means bags == count
+  const int64_t* offsets;  // (bags + 1,), from `first` on; null without pooling, which means bags == count
   int64_t bags;
-  const float* weights;  // (count,) or null
+  const float* weights;  // one for each value of the input, or null
   bool mean;
   const float* grad;  // row b begins at grad + b * stride, or at out + b * stride
   int64_t stride;
   float* out;  // (bags, dim), output of a forward pass
+  int64_t first = 0;  // place of the first value; not 0 only in a packed input
 };
 
 // The constants of a step, as the formulas use them.

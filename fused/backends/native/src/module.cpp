@@ -177,6 +177,8 @@ PyMethodDef methods[] = {
      "cache_tables(tables, tensors) -> parsed tables, which every call accepts instead of tuples"},
     {"are_current", are_current_py, METH_O,
      "are_current(cached) -> whether the tensors have the same memory as when they were cached"},
+    {"cache_layout", cache_layout_py, METH_VARARGS,
+     "cache_layout(tables, means, keys, columns, number_of_keys, width) -> the lookups of a packed input"},
     {"look_up_rows", look_up_py, METH_VARARGS, "look_up_rows(tables, lookups, threads, instruction_set)"},
     {"update", update_py, METH_VARARGS, "update(tables, lookups, rule, threads, instruction_set)"},
     {"update_rows", update_rows_py, METH_VARARGS,

@@ -128,10 +128,68 @@ bool parse_columns(PyObject* columns, const std::vector<Table>& tables, std::vec
   return true;
 }
 
+// Read the address and the number of elements of a tensor; raise RuntimeError if its memory has been freed.
+bool ask_memory(PyObject* tensor, const char* what, long long* address, long long* count) {
+  const Methods& methods = methods_of_tensors();
+  if (!ask(tensor, methods.data_ptr, address) || !ask(tensor, methods.numel, count)) return false;
+  if (has_memory(tensor, static_cast<unsigned long long>(*address))) return true;
+  PyErr_Format(PyExc_RuntimeError, "the memory of the %s of a packed input has been freed", what);
+  return false;
+}
+
+// Parse lookups given as a packed input. The caller has checked dtypes, devices and strides; sizes, and where the values
+// of each key begin and end, are checked here.
+bool parse_packed(PyObject* packed, const std::vector<Table>& tables, std::vector<Lookup>* lookups) {
+  PyObject *capsule, *values, *offsets, *weights, *joined;
+  long long bags;
+  if (!PyArg_ParseTuple(packed, "OOOOLO", &capsule, &values, &offsets, &weights, &bags, &joined)) return false;
+  const auto* layout = static_cast<const PackedLayout*>(PyCapsule_GetPointer(capsule, kLayout));
+  if (!layout) return false;
+  long long at, count, edges_at, edges, factors = 0, factor_count, joined_at, elements, stride = 0;
+  if (!ask_memory(values, "values", &at, &count) || !ask_memory(offsets, "offsets", &edges_at, &edges) ||
+      !ask_memory(joined, "output", &joined_at, &elements))
+    return false;
+  if (weights == Py_None) {
+    factor_count = count;
+  } else if (!ask_memory(weights, "weights", &factors, &factor_count)) {
+    return false;
+  }
+  PyObject* step = PyObject_CallMethodOneArg(joined, methods_of_tensors().stride, methods_of_tensors().zero);
+  if (!step) return false;
+  stride = PyLong_AsLongLong(step);
+  Py_DECREF(step);
+  const auto* begins = pointer<const int64_t>(static_cast<unsigned long long>(edges_at));
+  if (bags < 1 || bags > 0xffffffffLL || edges != layout->keys * bags + 1 || factor_count != count ||
+      elements != bags * layout->width || begins[0] != 0 || begins[edges - 1] != count) {
+    PyErr_SetString(PyExc_ValueError,
+                    "a packed input must have one offset more than all keys have bags, from 0 to the number of "
+                    "values, a weight for each value, and a joined row for each bag");
+    return false;
+  }
+  lookups->reserve(layout->lookups.size());
+  for (const PackedLayout::One& one : layout->lookups) {
+    const int64_t* own = begins + one.key * bags;
+    if (one.table >= static_cast<int64_t>(tables.size()) || own[0] < 0 || own[0] > own[bags] || own[bags] > count ||
+        one.column + tables[static_cast<size_t>(one.table)].dim > layout->width) {
+      PyErr_Format(PyExc_ValueError, "the offsets of key %lld must not fall, and its output must fit in the columns",
+                   static_cast<long long>(one.key));
+      return false;
+    }
+    float* row = pointer<float>(static_cast<unsigned long long>(joined_at)) + one.column;
+    lookups->push_back({one.table, pointer<const int64_t>(static_cast<unsigned long long>(at)), own[bags] - own[0], own,
+                        bags, pointer<const float>(static_cast<unsigned long long>(factors)), one.mean, row, stride,
+                        row, own[0]});
+  }
+  return true;
+}
+
 }  // namespace
 
 bool parse_lookups(PyObject* items, const std::vector<Table>& tables, std::vector<Lookup>* lookups) {
-  if (PyTuple_CheckExact(items)) return parse_columns(items, tables, lookups);
+  if (PyTuple_CheckExact(items)) {
+    const bool packed = PyTuple_GET_SIZE(items) && PyCapsule_CheckExact(PyTuple_GET_ITEM(items, 0));
+    return (packed ? parse_packed : parse_columns)(items, tables, lookups);
+  }
   return each(items, [&](PyObject* item) {
     unsigned long long values, offsets, weights, rows;
     long long table, count, bags, stride;

@@ -69,9 +69,22 @@ struct CachedTables {
 };
 constexpr char kTables[] = "keyedopt.tables";
 
+// The lookups of every packed input of some keys, from `cache_layout`.
+struct PackedLayout {
+  struct One {
+    int64_t table, key, column;  // column: where its output begins in the joined output
+    bool mean;
+  };
+  std::vector<One> lookups;
+  int64_t keys;   // of the input
+  int64_t width;  // of the joined output
+};
+constexpr char kLayout[] = "keyedopt.layout";
+
 // All return false with an exception set if the input is invalid. Tables are tuples, or the result of `cache_tables`.
 // Lookups are a list of tuples, or a tuple of columns: (numbers of tables, values, offsets or None, weights or None,
-// means, outputs or gradients).
+// means, outputs or gradients); or a packed input: (result of `cache_layout`, values, offsets, weights or None, bags of
+// each key, joined output or its gradient).
 bool parse_tables(PyObject* items, std::vector<Table>* tables);
 bool parse_lookups(PyObject* items, const std::vector<Table>& tables, std::vector<Lookup>* lookups);
 bool parse_rule(PyObject* item, const std::vector<Table>& tables, Rule* rule);
@@ -80,6 +93,7 @@ bool parse_run(int threads, const char* name, Run* run);
 // Functions of the module that read tensors.
 PyObject* cache_tables_py(PyObject*, PyObject* args);
 PyObject* are_current_py(PyObject*, PyObject* capsule);
+PyObject* cache_layout_py(PyObject*, PyObject* args);
 PyObject* simple_bags_py(PyObject*, PyObject* args);
 PyObject* versions_py(PyObject*, PyObject* args);
 

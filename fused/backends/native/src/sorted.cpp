@@ -64,7 +64,8 @@ void Sorted::make_sources(const Group& group) {
   char* extra = static_cast<char*>(extra_.get(bytes));
   sources_.clear();
   for (const Lookup* lookup : group.lookups) {
-    Source source{lookup->grad, lookup->stride, nullptr, lookup->weights};
+    Source source{lookup->grad, lookup->stride, nullptr,
+                  lookup->weights ? lookup->weights + lookup->first : nullptr};
     if (by_value(*lookup)) {
       source.row = reinterpret_cast<uint32_t*>(extra);
       extra += lookup->count * 4;
@@ -83,7 +84,7 @@ void Sorted::generate(const Lookup& lookup, int64_t number, Entry<K>* entries, i
                       int64_t end) const {
   const Source& source = sources_[static_cast<size_t>(number)];
   const uint64_t high = shift_ < 64 ? static_cast<uint64_t>(number) << shift_ : 0;
-  const int64_t* values = lookup.values;
+  const int64_t* values = lookup.values + lookup.first;
   if (!lookup.offsets) {
     for (int64_t i = begin; i < end; ++i)
       entries[i] = {static_cast<K>(values[i]), static_cast<K>(high | static_cast<uint64_t>(i))};
@@ -92,7 +93,7 @@ void Sorted::generate(const Lookup& lookup, int64_t number, Entry<K>* entries, i
   uint32_t* row = const_cast<uint32_t*>(source.row);
   float* scale = lookup.mean ? const_cast<float*>(source.scale) : nullptr;
   for (int64_t b = begin; b < end; ++b) {
-    const int64_t from = lookup.offsets[b], to = lookup.offsets[b + 1];
+    const int64_t from = lookup.offsets[b] - lookup.first, to = lookup.offsets[b + 1] - lookup.first;
     const float share = 1.0f / static_cast<float>(to - from > 0 ? to - from : 1);
     if (!row) {
       for (int64_t i = from; i < to; ++i)
@@ -103,7 +104,7 @@ void Sorted::generate(const Lookup& lookup, int64_t number, Entry<K>* entries, i
     for (int64_t i = from; i < to; ++i) {
       entries[i] = {static_cast<K>(values[i]), static_cast<K>(high | static_cast<uint64_t>(i))};
       row[i] = static_cast<uint32_t>(b);
-      if (scale) scale[i] = lookup.weights[i] * share;
+      if (scale) scale[i] = lookup.weights[lookup.first + i] * share;
     }
   }
 }

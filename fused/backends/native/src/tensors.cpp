@@ -24,6 +24,10 @@ void delete_tables(PyObject* capsule) {
   delete static_cast<CachedTables*>(PyCapsule_GetPointer(capsule, kTables));
 }
 
+void delete_layout(PyObject* capsule) {
+  delete static_cast<PackedLayout*>(PyCapsule_GetPointer(capsule, kLayout));
+}
+
 // Return whether an attribute, or the result of a method, is this object; false after an error.
 bool is_object(PyObject* found, PyObject* wanted) {
   if (!found) PyErr_Clear();
@@ -84,6 +88,31 @@ PyObject* are_current_py(PyObject*, PyObject* capsule) {
     if (address != one.address || size != one.size || dtype != one.dtype) Py_RETURN_FALSE;
   }
   Py_RETURN_TRUE;
+}
+
+// (numbers of tables, means, keys, first columns, number of keys, width) -> the lookups of a packed input.
+PyObject* cache_layout_py(PyObject*, PyObject* args) {
+  PyObject *numbers, *means, *keys, *columns;
+  long long count, width;
+  if (!PyArg_ParseTuple(args, "O!O!O!O!LL", &PyTuple_Type, &numbers, &PyTuple_Type, &means, &PyTuple_Type, &keys,
+                        &PyTuple_Type, &columns, &count, &width))
+    return nullptr;
+  const Py_ssize_t size = PyTuple_GET_SIZE(numbers);
+  bool good = PyTuple_GET_SIZE(means) == size && PyTuple_GET_SIZE(keys) == size && PyTuple_GET_SIZE(columns) == size;
+  PackedLayout* layout = new (std::nothrow) PackedLayout{{}, count, width};
+  if (!layout) return PyErr_NoMemory();
+  for (Py_ssize_t i = 0; good && i < size; ++i) {
+    const long long table = PyLong_AsLongLong(PyTuple_GET_ITEM(numbers, i));
+    const long long key = PyLong_AsLongLong(PyTuple_GET_ITEM(keys, i));
+    const long long column = PyLong_AsLongLong(PyTuple_GET_ITEM(columns, i));
+    good = table >= 0 && key >= 0 && key < count && column >= 0 && column < width;
+    layout->lookups.push_back({table, key, column, PyObject_IsTrue(PyTuple_GET_ITEM(means, i)) == 1});
+  }
+  PyObject* capsule = good ? PyCapsule_New(layout, kLayout, delete_layout) : nullptr;
+  if (!capsule) delete layout;
+  if (!good && !PyErr_Occurred())
+    PyErr_SetString(PyExc_ValueError, "a lookup needs a table, a key of the input, and columns of the output");
+  return capsule;
 }
 
 // (features, names, classes of a feature, class of a tensor, torch.int64) -> for each name (values, offsets,
