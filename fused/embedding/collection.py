@@ -109,9 +109,8 @@ class FusedCollection(TableCollection):
         Args:
             features: for each feature ``(values, offsets)``, with weights ``(values, offsets, weights)``, or
                 a `JaggedTensor`; or torchrec's `KeyedJaggedTensor`, whose weights are ignored if
-                `is_weighted` is False. The backends `native` and `triton` do not split a
-                `KeyedJaggedTensor` if all tables have one parameter group and dtype and no weight needs a
-                gradient; `triton` only if each key is looked up once, and it does not synchronize then.
+                `is_weighted` is False. A `KeyedJaggedTensor` is looked up by one call without being split if
+                `explain` says so and no weight needs a gradient; Triton does not synchronize then.
 
         Returns:
             The output by feature, or by ``feature@table`` if several tables have the feature: (B, D) with
@@ -196,10 +195,13 @@ class FusedCollection(TableCollection):
     def explain(self) -> str:
         """Return which backend and kernels run for which tables, and why no other backend does.
 
-        Tables without an optimizer that need a gradient are looked up by torch's operators, whatever the
-        backend.
+        The last line says whether one call looks up a `KeyedJaggedTensor`, or why it is split by key. Tables
+        without an optimizer that need a gradient are looked up by torch's operators, whatever the backend.
         """
-        return "\n".join(group.explain() for group in self._current_layout().groups)
+        layout = self._current_layout()
+        why = layout.why_split(self._features)
+        packed = f"a KeyedJaggedTensor is split: {why}" if why else "a KeyedJaggedTensor is not split"
+        return "\n".join([*(group.explain() for group in layout.groups), packed])
 
     def extra_repr(self) -> str:
         """Return the backend of the tables, for ``repr``; see `explain`."""

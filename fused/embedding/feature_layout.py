@@ -156,26 +156,36 @@ class FeatureLayout:
         )
 
     def packed(self, keys: Sequence[str]) -> PackedLayout | None:
-        """Return the layout of a packed input; None if the input has to be split.
-
-        One table group must have all tables. Unless the backend takes any keys, each key must be one lookup.
-        """
+        """Return the layout of a packed input; None if the input has to be split, see `why_split`."""
         known = tuple(keys)
         if known not in self._packed:
             self._packed[known] = self._packed_layout(keys)
         return self._packed[known]
 
-    def _packed_layout(self, keys: Sequence[str]) -> PackedLayout | None:
-        if len(self.parts) != 1 or not self.pools or self.parts[0].trains_by_autograd():
-            return None
+    def why_split(self, keys: Sequence[str]) -> str:
+        """Return why a packed input of these keys has to be split; empty if it does not."""
+        if not self.pools:
+            return "rows are not pooled"
+        if len(self.parts) != 1:
+            return "the tables differ in parameter group, dtype or device"
         (part,) = self.parts
         backend, names = part.group.backend, [slot.name for slot in part.slots]
+        if part.trains_by_autograd():
+            return "tables without an optimizer are differentiated by torch"
+        if not backend.packs_tables(part.group.tables):
+            return f"the backend {backend.name!r} takes each feature separately"
+        if len(set(part.trained)) > 1:
+            return "some tables are frozen and others are not"
         if len(set(keys)) < len(keys) or not set(names) <= set(keys):
-            return None
+            return "a key is missing or occurs twice"
         if sorted(keys) != sorted(names) and not backend.packs_any_keys:
+            return f"the backend {backend.name!r} needs each key to be looked up once"
+        return ""
+
+    def _packed_layout(self, keys: Sequence[str]) -> PackedLayout | None:
+        if self.why_split(keys):
             return None
-        if not backend.packs_tables(part.group.tables) or len(set(part.trained)) > 1:
-            return None
+        (part,) = self.parts
         ends = list(accumulate((weight.shape[1] for weight in part.weights), initial=0))
         return PackedLayout(
             tuple(part.tables),

@@ -183,3 +183,39 @@ def test_a_module_does_not_split_a_keyed_jagged_tensor(torchrec, optimizer):
     assert all(map(torch.equal, modules[0].parameters(), modules[1].parameters()))
     with pytest.raises(ValueError, match=r"feature 'c'.*row numbers from 0 to 7"):
         modules[0](KeyedJaggedTensor(keys, values.where(values != 7, 8), lengths=lengths))
+
+
+def module(optimizer=fused.RowWiseAdagrad, dtypes=(torch.float32, torch.float32), backend="native"):
+    configs = [
+        fused.EmbeddingBagConfig(10, 4, f"t{number}", dtype, [f"f{number}"])
+        for number, dtype in enumerate(dtypes)
+    ]
+    return fused.EmbeddingBagCollection(configs, optimizer, optimizer and {"lr": 0.1}, backend=backend)
+
+
+def frozen():
+    made = module()
+    made.embedding_bags["t1"].weight.requires_grad_(False)
+    return made
+
+
+def unpooled():
+    configs = [fused.EmbeddingConfig(10, 4, "t", torch.float32, ["f"])]
+    return fused.EmbeddingCollection(configs, fused.RowWiseAdagrad, {"lr": 0.1}, backend="native")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (module, "is not split"),
+        (unpooled, "is split: rows are not pooled"),
+        (lambda: module(dtypes=(torch.float32, torch.float16)), "differ in parameter group, dtype or device"),
+        (lambda: module(backend="torch"), "the backend 'torch' takes each feature separately"),
+        (lambda: module(optimizer=None), "tables without an optimizer are differentiated by torch"),
+        (frozen, "some tables are frozen"),
+    ],
+)
+def test_explain_says_whether_a_keyed_jagged_tensor_is_split(make, said):
+    line = make().explain().splitlines()[-1]
+    assert line.startswith("a KeyedJaggedTensor is ")
+    assert said in line
