@@ -9,6 +9,10 @@ from torch.distributed.tensor import DTensor
 from keyedopt.fused.bulk import native
 
 
+#: The largest value of M_MMAP_THRESHOLD in glibc, in bytes.
+FRESH = 32 << 20
+
+
 def count_device(param: Tensor) -> torch.device:
     """Return the device on which a step reads the count of a parameter without synchronizing."""
     return param.device if param.device.type == "cuda" else torch.device("cpu")
@@ -20,6 +24,17 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str |
     if native is not None and type(made) is Tensor and made.is_cpu:
         native.large_pages(made)  # before the first write, which fixes the size of the pages
     return made
+
+
+def empty_output(rows: int, width: int) -> Tensor:
+    """Return uninitialized memory for an output (rows, width) in float32 on the CPU, for one step.
+
+    The C library takes memory of `FRESH` bytes or more from the system each time, so that each step would have
+    one page fault for each 4 KiB; on large pages it has few.
+    """
+    if rows * width * 4 < FRESH:
+        return torch.empty(rows, width, dtype=torch.float32, device="cpu")
+    return empty((rows, width), torch.float32, "cpu")
 
 
 def full_state(param: Tensor, start: float = 0.0) -> Tensor:

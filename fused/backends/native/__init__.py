@@ -39,6 +39,7 @@ from keyedopt.fused.backends.native.describe import (
 )
 from keyedopt.fused.backends.packed import PackedLookups
 from keyedopt.fused.bulk import native as bulk
+from keyedopt.fused.dense.state_memory import empty_output
 
 _kernels: Any = None
 _WHY = ""
@@ -149,7 +150,7 @@ class NativeBackend(Backend):
             ValueError: as `look_up`.
         """
         assert type(tables) is Tables
-        output = torch.empty(lookups.bags, lookups.layout.width, dtype=_FLOAT32, device=_CPU)
+        output = empty_output(lookups.bags, lookups.layout.width)
         described = cached_tables(tables, None, _kernels)
         _kernels.look_up_rows(described, _packed(tables, lookups, output), self._count(), self._set)
         return output
