@@ -4,7 +4,7 @@ Preparation is not timed: TBE gets its indices as one tensor, which is its input
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from keyedopt.benchmarks.tasks import NotOffered, Task, dense, make, tables
 from keyedopt.benchmarks.tasks.base import BOUND, CLASSES, EPS, RATE, Rows, fill, flat, need, options_of
+from keyedopt.benchmarks.tasks.keyed import concatenated, keyed_jagged_tensor
 from keyedopt.benchmarks.tasks.tables import training_job
 from keyedopt.benchmarks.timing import Job
 from keyedopt.benchmarks.workloads import Dense, Lookups, Workload
@@ -78,18 +79,6 @@ def _clip_adam(work: Dense, device: str) -> Job:
     return Job(run=run, results=lambda: {"weights": flat(params)}, prepare=restore)
 
 
-def joined(offsets: Sequence[Tensor]) -> Tensor:
-    """Return the offsets of all tables into their concatenated indices.
-
-    >>> joined([torch.tensor([0, 2, 3]), torch.tensor([0, 1, 1])])
-    tensor([0, 2, 3, 4, 4])
-    """
-    parts = [offsets[0][:1]]
-    for part in offsets:
-        parts.append(part[1:] + parts[-1][-1])
-    return torch.cat(parts)
-
-
 def with_fbgemm(surface: Any, task: Task, work: Workload, device: str) -> Job:
     """Return a job of FBGEMM's table-batched embeddings."""
     kind = torch.device(device).type
@@ -120,11 +109,14 @@ def with_fbgemm(surface: Any, task: Task, work: Workload, device: str) -> Job:
     for weight in weights:
         fill(weight)
     values = torch.cat(work.values()).to(device)
-    offsets = joined([work.offsets(number) for number in range(work.tables)]).to(device)
+    offsets = concatenated([work.offsets(number) for number in range(work.tables)]).to(device)
     gradients = [part.to(device) for part in work.gradients()]
+    if task.joined:
+        gradients = [torch.cat(gradients, 1)]
 
     def forward() -> list[Tensor]:
-        return list(torch.split(tbe(values, offsets), work.dim, 1))
+        pooled = tbe(values, offsets)
+        return [pooled] if task.joined else list(torch.split(pooled, work.dim, 1))
 
     def backward(pooled: list[Tensor]) -> None:
         torch.autograd.backward(pooled, gradients)
@@ -153,11 +145,11 @@ class TorchrecTables(tables.Tables):
         optimizer: str,
         options: Mapping[str, Any],
         pooled: bool = True,
+        joined: bool = False,
     ) -> None:
         try:
             from torchrec.modules.embedding_configs import EmbeddingBagConfig
             from torchrec.modules.fused_embedding_modules import FusedEmbeddingBagCollection
-            from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
         except ImportError as error:
             raise NotOffered(f"no torchrec: {error}") from error
         # The first lookup makes torch warn about a call inside torchrec.
@@ -186,16 +178,14 @@ class TorchrecTables(tables.Tables):
             fill(weight)
         self.rows = Rows(work, weights, device)
         self.optimizer = self.module.fused_optimizer()
-        self._features = KeyedJaggedTensor(
-            keys=names,
-            values=torch.cat([values for _, values, _ in lookups]),
-            offsets=joined([offsets for _, _, offsets in lookups]),
-        )
-        self._gradients = [part.to(device) for part in work.gradients()]
+        self._joined, self._features = joined, keyed_jagged_tensor(lookups)
+        gradients = [part.to(device) for part in work.gradients()]
+        self._gradients = [torch.cat(gradients, 1)] if joined else gradients
 
     def forward(self) -> list[Tensor]:
-        """Return the pooled output of each feature."""
-        return list(self.module(self._features).to_dict().values())
+        """Return the pooled output of each feature, or the joined one."""
+        outputs = self.module(self._features)
+        return [outputs.values()] if self._joined else list(outputs.to_dict().values())
 
 
 def with_torchrec(surface: Any, task: Task, work: Workload, device: str) -> Job:

@@ -249,6 +249,8 @@ _LISTED: tuple[Workload, ...] = (
     Lookups("8x200k-zipf", "a model of medium size, skewed traffic", 8, 200_000, 64, 2048, 20),
     Lookups("8x200k-uniform", "the same, even traffic: few duplicates", 8, 200_000, 64, 2048, 20, "uniform"),
     Lookups("small-step", "26 small tables, batch 16: the overhead of a step", 26, 1000, 16, 16, 1),
+    Lookups("26-tables", "26 tables, batch 128: mostly the overhead of a step", 26, 100_000, 16, 128, 2),
+    Lookups("100-tables", "100 tables of 2000 rows, batch 128", 100, 2000, 16, 128, 2),
     Lookups("one-huge-table", "one table of 1 GiB", 1, 4_194_304, 64, 4096, 20),
     Lookups("500-tiny-tables", "500 tables of 100 rows", 500, 100, 16, 128, 1),
     Lookups("wide-rows", "rows of 512 numbers", 4, 50_000, 512, 1024, 8),

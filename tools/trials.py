@@ -26,10 +26,11 @@ from keyedopt.conformance.results import model as results
 
 #: The plant of each task of the default set.
 PLANTS = {
-    "train-rowwise_adagrad": "rowwise_adagrad",
-    "train-sgd": "sgd",
-    "train-adagrad": "adagrad",
-    "train-adam": "adam",
+    **{
+        f"{form}-{name}": name
+        for form in ("train_joined", "train")
+        for name in ("rowwise_adagrad", "sgd", "adagrad", "adam")
+    },
     "sparse-adam": "sparse_adam",
     "clip-adam": "clipping",
 }

@@ -48,6 +48,8 @@ class Task:
         optimizer: a key of `CLASSES`; empty if the task is not about one optimizer.
         part: the timed part of a training step with pooled tables: ``"train"`` for both passes, ``"forward"``
             or ``"backward"``; empty for other tasks.
+        joined: whether all features are one `KeyedJaggedTensor` and one joined output, as in torchrec's
+            models; otherwise each feature has its own input, output and gradient.
     """
 
     name: str
@@ -57,6 +59,7 @@ class Task:
     maker: Callable[[Any, "Task", Any, str], Job]
     optimizer: str = ""
     part: str = ""
+    joined: bool = False
 
 
 def need(surface: Any, *names: str) -> list[Any]:

@@ -13,15 +13,20 @@ from keyedopt.benchmarks.tasks.base import (
     CLASSES,
     RATE,
     WINDOW,
+    NotOffered,
     Rows,
     Task,
     fill,
     need,
     options_of,
 )
+from keyedopt.benchmarks.tasks.keyed import keyed_jagged_tensor
 from keyedopt.benchmarks.timing import Job
 from keyedopt.benchmarks.workloads import FLOAT, INDEX, STATE, Lookups
 
+#: The two forms of input and output.
+JOINED = "a KeyedJaggedTensor in, one joined output and gradient"
+SPLIT = "an input, an output and a gradient for each feature"
 #: The modes of clipping: names of `GradientClipping` in lower case.
 MODES = ("norm", "value", "none")
 
@@ -36,9 +41,11 @@ class Tables:
         optimizer: the name of the class that updates the tables in the backward pass.
         options: its arguments.
         pooled: whether each bag is pooled into one row.
+        joined: whether the features are one `KeyedJaggedTensor`, made before the timed part, and the outputs
+            are one tensor.
 
     Raises:
-        NotOffered: the implementation lacks a name.
+        NotOffered: the implementation lacks a name, or does not take a `KeyedJaggedTensor`.
     """
 
     def __init__(
@@ -49,6 +56,7 @@ class Tables:
         optimizer: str,
         options: Mapping[str, Any],
         pooled: bool = True,
+        joined: bool = False,
     ) -> None:
         kind = "EmbeddingBag" if pooled else "Embedding"
         collection, config, updates = need(surface, f"{kind}Collection", f"{kind}Config", optimizer)
@@ -63,14 +71,31 @@ class Tables:
         )
         self.optimizer = self.module.fused_optimizer
         self.rows = Rows(work, list(self.optimizer.params.values()), device)
-        self._features = {f"f{n}": found[1:] for n, found in enumerate(lookups_of(work, device))}
+        self._joined = joined
+        self._features: Any = {f"f{n}": found[1:] for n, found in enumerate(lookups_of(work, device))}
         gradients = work.gradients() if pooled else of_each_value(work)
+        if joined:
+            self._features, gradients = (
+                keyed_jagged_tensor(lookups_of(work, device)),
+                [torch.cat(gradients, 1)],
+            )
+            self._refuse_separate_outputs()
         self._gradients = [gradient.to(device) for gradient in gradients]
 
     def forward(self) -> list[Tensor]:
-        """Return the outputs of the forward pass."""
+        """Return the outputs of the forward pass: one for each feature, or the joined one."""
         outputs = self.module(self._features)
-        return [outputs[name] for name in self._features]
+        return [outputs.values()] if self._joined else [outputs[name] for name in self._features]
+
+    def _refuse_separate_outputs(self) -> None:
+        """Raise NotOffered unless a `KeyedJaggedTensor` gives one joined output."""
+        try:
+            with torch.no_grad():
+                found = self.module(self._features).values()
+        except (AttributeError, TypeError, ValueError, KeyError, IndexError) as error:
+            raise NotOffered(f"no lookup of a KeyedJaggedTensor: {type(error).__name__}") from error
+        if not isinstance(found, Tensor):
+            raise NotOffered("no joined output for a KeyedJaggedTensor")
 
     def backward(self, outputs: list[Tensor]) -> None:
         """Run the backward pass, which updates the tables."""
@@ -153,7 +178,8 @@ def training_job(
 
 def train(surface: Any, task: Task, work: Lookups, device: str) -> Job:
     """Return a job of pooled tables."""
-    tables = tables_of(surface, work, device, CLASSES[task.optimizer], options_of(task.optimizer))
+    options = options_of(task.optimizer)
+    tables = tables_of(surface, work, device, CLASSES[task.optimizer], options, joined=task.joined)
     return training_job(task, tables.forward, tables.backward, tables.rows, device)
 
 
@@ -272,12 +298,15 @@ def _training(optimizer: str) -> tuple[Task, ...]:
     def window(work: Any) -> int:
         return WINDOW * int(work.forward_bytes()) + backward(work)
 
-    def task(kind: str, about: str, moved: Callable[[Any], int], maker: Any, part: str = "") -> Task:
-        return Task(f"{kind}-{optimizer}", about, "lookups", moved, maker, optimizer, part)
+    def task(
+        kind: str, about: str, moved: Callable[[Any], int], maker: Any, part: str = "", joined: bool = False
+    ) -> Task:
+        return Task(f"{kind}-{optimizer}", about, "lookups", moved, maker, optimizer, part, joined)
 
     update = f"backward and update of pooled tables, {name}"
     made = [
-        task("train", f"forward, {update}", both, train, "train"),
+        task("train_joined", f"forward, {update}; {JOINED}", both, train, "train", joined=True),
+        task("train", f"forward, {update}; {SPLIT}", both, train, "train"),
         task("backward", update, backward, train, "backward"),
         task(
             "train_unpooled",
@@ -305,5 +334,17 @@ def _training(optimizer: str) -> tuple[Task, ...]:
 
 TASKS = (
     *(task for optimizer in STATE for task in _training(optimizer)),
-    Task("forward", "forward of pooled tables", "lookups", Lookups.forward_bytes, train, "sgd", "forward"),
+    Task(
+        *("forward_joined", f"forward of pooled tables; {JOINED}", "lookups"),
+        *(Lookups.forward_bytes, train, "sgd", "forward", True),
+    ),
+    Task(
+        "forward",
+        f"forward of pooled tables; {SPLIT}",
+        "lookups",
+        Lookups.forward_bytes,
+        train,
+        "sgd",
+        "forward",
+    ),
 )

@@ -8,7 +8,6 @@ from torch.distributed.tensor import DTensor
 
 from keyedopt.fused.bulk import native
 
-
 #: The largest value of M_MMAP_THRESHOLD in glibc, in bytes.
 FRESH = 32 << 20
 
@@ -29,8 +28,8 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str |
 def empty_output(rows: int, width: int) -> Tensor:
     """Return uninitialized memory for an output (rows, width) in float32 on the CPU, for one step.
 
-    The C library takes memory of `FRESH` bytes or more from the system each time, so that each step would have
-    one page fault for each 4 KiB; on large pages it has few.
+    The C library takes memory of `FRESH` bytes or more from the system each time, and each step would have one
+    page fault for each 4 KiB; on large pages it has few.
     """
     if rows * width * 4 < FRESH:
         return torch.empty(rows, width, dtype=torch.float32, device="cpu")

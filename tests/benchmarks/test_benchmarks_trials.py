@@ -133,11 +133,11 @@ def test_trials_count_alarms_and_go_on_where_they_stopped(tmp_path, made_up, cap
 def test_trials_keep_what_each_round_gave(tmp_path, made_up):
     trials.run(tmp_path, trials=1, rounds=6)
     null, planted = map(json.loads, (tmp_path / "trials.jsonl").read_text().splitlines())
-    assert (null["planted"], planted["planted"]) == ("nothing", "train-rowwise_adagrad")
+    assert (null["planted"], planted["planted"]) == ("nothing", "train_joined-rowwise_adagrad")
     for one in (*null["found"], *planted["found"]):
         assert len(one["slowdowns"]) == one["rounds"]
     assert min(planted["found"][0]["slowdowns"]) > 0.09
-    assert {one["key"][1] for one in planted["found"]} == {"train-rowwise_adagrad"}
+    assert {one["key"][1] for one in planted["found"]} == {"train_joined-rowwise_adagrad"}
 
 
 def test_trials_of_a_gate_that_sees_nothing_say_so(tmp_path, made_up, monkeypatch):

@@ -11,8 +11,9 @@ from making import refused
 from pyarrow import parquet
 
 from keyedopt.benchmarks import compare, traces
-from keyedopt.benchmarks.peers import OWN_WAY, joined
+from keyedopt.benchmarks.peers import OWN_WAY
 from keyedopt.benchmarks.tasks import TASKS, make
+from keyedopt.benchmarks.tasks.keyed import concatenated
 from keyedopt.benchmarks.timing import CpuClock
 from keyedopt.benchmarks.workloads import DLRM_LENGTHS, DLRM_ROWS, WORKLOADS, Lookups, dlrm
 from keyedopt.conformance.targets.find import find
@@ -59,9 +60,9 @@ def test_tables_may_differ_in_size_and_in_pooling():
         dataclasses.replace(MIXED, rows=(50, 5, 20), indices="distinct")
 
 
-def test_offsets_of_several_tables_are_joined():
+def test_offsets_of_several_tables_are_concatenated():
     parts = [MIXED.offsets(table) for table in range(3)]
-    assert joined(parts).tolist() == [*range(0, 19, 3), *range(19, 25), *range(26, 37, 2)]
+    assert concatenated(parts).tolist() == [*range(0, 19, 3), *range(19, 25), *range(26, 37, 2)]
 
 
 def recorded(tmp_path, features, name="x.pt"):

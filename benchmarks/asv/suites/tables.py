@@ -35,6 +35,14 @@ class Train(base.Timed):
     track_throughput.unit = "GB/s"  # type: ignore[attr-defined]
 
 
+class TrainJoined(base.Timed):
+    """Forward, backward and update in the form of torchrec's models: one input, one output, one gradient."""
+
+    prefix: ClassVar[str] = "train_joined-"
+    param_names: ClassVar[tuple[str, ...]] = BY_OPTIMIZER
+    params: ClassVar[Any] = (OPTIMIZERS, (*SHAPES, "26-tables", "100-tables"), BY)
+
+
 class Backward(base.Timed):
     """Backward and update."""
 
