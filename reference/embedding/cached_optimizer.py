@@ -173,6 +173,17 @@ class CachedOptimizer(FusedOptimizer):
         self._inner.zero_grad(set_to_none)
         self._deferred = []
 
+    def set_optimizer_step(self, step: int) -> None:
+        """Set the step count of all tables; see `EmbeddingOptimizerBase.set_optimizer_step`."""
+        self._inner.set_optimizer_step(step)
+
+    def update_hyper_parameters(self, params_dict: Mapping[str, Any]) -> None:
+        """Set options in all groups; see `EmbeddingOptimizerBase.update_hyper_parameters`."""
+        self._pass_options()
+        self._inner.update_hyper_parameters(params_dict)
+        for shown, group in zip(self.param_groups, self._inner.param_groups, strict=True):
+            shown.update({key: value for key, value in group.items() if key != "params"})
+
     def clip_in_backward(self, *args: Any, **kwargs: Any) -> None:
         """Clip the gradients of every later step; see `EmbeddingOptimizerBase.clip_in_backward`."""
         self._inner.clip_in_backward(*args, **kwargs)

@@ -89,6 +89,51 @@ class EmbeddingOptimizerBase(abc.ABC):
         """
         raise ValueError("the groups of an embedding module are of its tables; optimize others elsewhere")
 
+    def set_optimizer_step(self, step: int) -> None:
+        """Set the step count of all tables that count steps: the next step is number `step` + 1.
+
+        Bias corrections and `lr_decay` follow the count. Counts of rows do not change.
+
+        Raises:
+            ValueError: `step` is not a whole number of at least 0; nothing is changed.
+        """
+        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+            raise ValueError(f"step must be a whole number of at least 0, not {step!r}")
+        for weight, name in self._names.items():
+            counter = self.state[weight].get(f"{name}.iter")
+            if counter is not None:
+                self._set_count(counter, step)
+
+    def _set_count(self, counter: torch.Tensor, step: int) -> None:
+        """Set the step count of a table."""
+        counter.fill_(step)
+
+    def update_hyper_parameters(self, params_dict: Mapping[str, Any]) -> None:
+        """Set options in all groups: ``lr``, ``eps``, ``beta1``, ``beta2``, ``weight_decay`` or any other.
+
+        Raises:
+            ValueError: the optimizer of a table does not have an option, or a value is out of range; nothing
+                is changed.
+        """
+        changed = []
+        for group in self.param_groups:
+            new = dict(params_dict)
+            for index, name in enumerate(("beta1", "beta2")):
+                if name in new and "betas" in group:
+                    betas = list(new.get("betas", group["betas"]))
+                    betas[index] = new.pop(name)
+                    new["betas"] = tuple(betas)
+            unknown = sorted(new.keys() - (group.keys() - {"params"}))
+            if unknown:
+                raise ValueError(f"the optimizer of a table does not have the options {unknown}")
+            self._table_optimizers[group["params"][0]].check_options({**group, **new})
+            changed.append((group, new))
+        for group, new in changed:
+            lr = group["lr"]
+            if isinstance(lr, torch.Tensor) and "lr" in new:  # others may have the tensor, a CUDA graph too
+                lr.fill_(new.pop("lr"))
+            group.update(new)
+
     def clip_in_backward(self, clip: BackwardClip, inside: Sequence[BackwardClip]) -> None:
         """Clip the gradients of every later step.
 
