@@ -9,6 +9,7 @@ from torch import optim
 
 from keyedopt.reference.backward_clip import BackwardClip
 from keyedopt.reference.embedding.deferred_gradients import DeferredGradients
+from keyedopt.reference.embedding.hyper_parameters import changed_options, check_step, set_options
 from keyedopt.reference.embedding.replicas import Replicas
 from keyedopt.reference.embedding.state_dtypes import narrowed, split_dtypes
 from keyedopt.reference.embedding.table_optimizers import algorithm
@@ -97,8 +98,7 @@ class EmbeddingOptimizerBase(abc.ABC):
         Raises:
             ValueError: `step` is not a whole number of at least 0; nothing is changed.
         """
-        if not isinstance(step, int) or isinstance(step, bool) or step < 0:
-            raise ValueError(f"step must be a whole number of at least 0, not {step!r}")
+        check_step(step)
         for weight, name in self._names.items():
             counter = self.state[weight].get(f"{name}.iter")
             if counter is not None:
@@ -115,24 +115,12 @@ class EmbeddingOptimizerBase(abc.ABC):
             ValueError: the optimizer of a table does not have an option, or a value is out of range; nothing
                 is changed.
         """
-        changed = []
-        for group in self.param_groups:
-            new = dict(params_dict)
-            for index, name in enumerate(("beta1", "beta2")):
-                if name in new and "betas" in group:
-                    betas = list(new.get("betas", group["betas"]))
-                    betas[index] = new.pop(name)
-                    new["betas"] = tuple(betas)
-            unknown = sorted(new.keys() - (group.keys() - {"params"}))
-            if unknown:
-                raise ValueError(f"the optimizer of a table does not have the options {unknown}")
-            self._table_optimizers[group["params"][0]].check_options({**group, **new})
-            changed.append((group, new))
+        changed = [
+            (group, changed_options(group, params_dict, self._table_optimizers[group["params"][0]]))
+            for group in self.param_groups
+        ]
         for group, new in changed:
-            lr = group["lr"]
-            if isinstance(lr, torch.Tensor) and "lr" in new:  # others may have the tensor, a CUDA graph too
-                lr.fill_(new.pop("lr"))
-            group.update(new)
+            set_options(group, new)
 
     def clip_in_backward(self, clip: BackwardClip, inside: Sequence[BackwardClip]) -> None:
         """Clip the gradients of every later step.
