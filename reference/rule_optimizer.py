@@ -15,7 +15,7 @@ from keyedopt.reference.rules.rows import check_rows, update_rows, updated_rows
 from keyedopt.reference.saved_groups import (
     as_saved,
     check_torch_options,
-    with_readable_groups,
+    readable_group,
     without_torch_options,
 )
 from keyedopt.reference.step_shapes import check_shapes
@@ -215,7 +215,7 @@ class RuleOptimizer(Optimizer):
         """
         before = self.state, self.param_groups
         try:
-            super().load_state_dict(with_readable_groups(state_dict, self.torch_options))
+            super().load_state_dict(state_dict)
             for group in self.param_groups:
                 self.check_options({**self.defaults, **group})
                 for param in group["params"]:
@@ -232,7 +232,8 @@ class RuleOptimizer(Optimizer):
         copy_loaded_state(state, self.initial_state(like, group), param.shape, self.count_device(param))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        groups = [readable_group(group, self.torch_options) for group in state["param_groups"]]
+        super().__setstate__({**state, "param_groups": groups})
         self.defaults.pop("differentiable", None)  # which torch adds
         for group in self.param_groups:  # an old checkpoint may lack a new option
             for name, value in self.defaults.items():

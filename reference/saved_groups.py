@@ -71,10 +71,6 @@ def without_torch_options(group: Mapping[str, Any], accepted: Collection[str]) -
     return {name: value for name, value in group.items() if name not in found}
 
 
-def with_readable_groups(state_dict: Any, accepted: Collection[str]) -> Any:
-    """Return a state dict, keyedopt's or torch's, with groups as a `RuleOptimizer` has them."""
-    saved = state_dict.get("param_groups") if isinstance(state_dict, dict) else None
-    if not isinstance(saved, list) or not all(isinstance(group, dict) for group in saved):
-        return state_dict  # torch raises an error
-    groups = [as_loaded(without_torch_options(group, accepted)) for group in saved]
-    return {**state_dict, "param_groups": groups}
+def readable_group(group: Mapping[str, Any], accepted: Collection[str]) -> dict[str, Any]:
+    """Return a saved group, keyedopt's or torch's, as a `RuleOptimizer` has it."""
+    return as_loaded(without_torch_options(group, accepted))

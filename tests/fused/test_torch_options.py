@@ -72,6 +72,17 @@ def test_state_dicts_with_strings_are_loaded(library):
 
 
 @LIBRARIES
+@pytest.mark.parametrize("name", ["Adam", "SparseAdam"])
+def test_a_hook_may_return_a_saved_state_dict(library, name):
+    optimizer = getattr(library, name)([torch.nn.Parameter(torch.ones(4, 3))], lr=0.1)
+    saved = copy.deepcopy(optimizer.state_dict())
+    optimizer.register_load_state_dict_pre_hook(lambda optimizer, given: saved)
+    optimizer.load_state_dict({"state": {}, "param_groups": []})
+    assert optimizer.param_groups[0]["rows"] == "given"
+    assert optimizer.state_dict() == saved
+
+
+@LIBRARIES
 @pytest.mark.parametrize("number", [-1, 3])
 def test_an_unknown_number_changes_nothing(library, number):
     optimizer = stepped(library, "Adam")
