@@ -41,6 +41,7 @@ from keyedopt.fused.optimizers import (
 from keyedopt.fused.rowwise_adagrad import RowWiseAdagrad
 from keyedopt.fused.semi_sync import SemisyncOptimizer
 from keyedopt.fused.sparse_adam import SparseAdam
+from keyedopt.fused.torchrec_kernels import use_fbgemm_kernels
 from keyedopt.fused.warmup import WarmupOptimizer, WarmupPolicy, WarmupStage
 
 __all__ = [
@@ -81,4 +82,5 @@ __all__ = [
     "apply_optimizer_in_backward",
     "explain",
     "in_backward_optimizer_filter",
+    "use_fbgemm_kernels",
 ]

@@ -117,6 +117,8 @@ class Adam(AdamLike):
             which the row had a gradient.
         rows: which rows a step updates: ``"given"`` by the gradient, ``"all"`` or ``"nonzero"``.
         error_if_nonfinite: raise RuntimeError in `step` if a gradient contains inf or NaN.
+        torch_options: ``foreach``, ``fused``, ``capturable``, ``differentiable`` and ``amsgrad`` of torch's
+            class. The first two have no effect on results; the others raise an error if they are True.
 
     Raises:
         ValueError: an option is out of range, or a parameter is not of floats.
@@ -125,6 +127,8 @@ class Adam(AdamLike):
     """
 
     function = staticmethod(rules.adam)
+
+    torch_options = ("foreach", "fused", "differentiable", "capturable", "amsgrad")
 
     def __init__(
         self,
@@ -140,6 +144,7 @@ class Adam(AdamLike):
         bias_correction: BiasCorrection | str = BiasCorrection.GLOBAL,
         rows: Rows | str = Rows.GIVEN,
         error_if_nonfinite: bool = False,
+        **torch_options: Any,
     ) -> None:
         RuleOptimizer.__init__(
             self,
@@ -153,6 +158,7 @@ class Adam(AdamLike):
             bias_correction=bias_correction,
             rows=rows,
             error_if_nonfinite=error_if_nonfinite,
+            torch_options=torch_options,
             eps_placement=eps_placement,
         )
 

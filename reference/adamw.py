@@ -1,5 +1,7 @@
 """Adam with decoupled weight decay."""
 
+from typing import Any
+
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
@@ -26,6 +28,8 @@ class AdamW(Adam):
         eps: ε, at least 0.
         weight_decay: λ, at least 0.
         maximize, eps_placement, bias_correction, rows, error_if_nonfinite: as in `Adam`.
+        torch_options: ``foreach``, ``fused``, ``capturable``, ``differentiable`` and ``amsgrad`` of torch's
+            class. The first two have no effect on results; the others raise an error if they are True.
 
     Raises:
         ValueError: an option is out of range, or a parameter is not of floats.
@@ -46,6 +50,7 @@ class AdamW(Adam):
         bias_correction: BiasCorrection | str = BiasCorrection.GLOBAL,
         rows: Rows | str = Rows.GIVEN,
         error_if_nonfinite: bool = False,
+        **torch_options: Any,
     ) -> None:
         super().__init__(
             params,
@@ -59,4 +64,5 @@ class AdamW(Adam):
             bias_correction=bias_correction,
             rows=rows,
             error_if_nonfinite=error_if_nonfinite,
+            **torch_options,
         )

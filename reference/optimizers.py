@@ -55,12 +55,16 @@ class SGD(RuleOptimizer):
         decay: how λ is applied: ``"l2"``, ``"decoupled"`` or ``"none"``.
         rows: which rows a step updates: ``"given"`` by the gradient, ``"all"`` or ``"nonzero"``.
         error_if_nonfinite: raise RuntimeError in `step` if a gradient contains inf or NaN.
+        torch_options: ``foreach``, ``fused`` and ``differentiable`` of torch's class. The first two have no
+            effect on results; ``differentiable=True`` raises an error.
 
     Raises:
         ValueError: an option is out of range, or a parameter is not of floats.
 
     Source: torch.optim.SGD.
     """
+
+    torch_options = ("foreach", "fused", "differentiable")
 
     def __init__(
         self,
@@ -75,6 +79,7 @@ class SGD(RuleOptimizer):
         decay: Decay | str = Decay.L2,
         rows: Rows | str = Rows.GIVEN,
         error_if_nonfinite: bool = False,
+        **torch_options: Any,
     ) -> None:
         super().__init__(
             params,
@@ -87,6 +92,7 @@ class SGD(RuleOptimizer):
             decay=decay,
             rows=rows,
             error_if_nonfinite=error_if_nonfinite,
+            torch_options=torch_options,
         )
 
     def check_options(self, group: Mapping[str, Any]) -> None:

@@ -36,12 +36,16 @@ class Adagrad(RuleOptimizer):
         decay: how λ is applied: ``"l2"``, ``"decoupled"`` or ``"none"``.
         rows: which rows a step updates: ``"given"`` by the gradient, ``"all"`` or ``"nonzero"``.
         error_if_nonfinite: raise RuntimeError in `step` if a gradient contains inf or NaN.
+        torch_options: ``foreach``, ``fused`` and ``differentiable`` of torch's class. The first two have no
+            effect on results; ``differentiable=True`` raises an error.
 
     Raises:
         ValueError: an option is out of range, or a parameter is not of floats.
 
     Source: Duchi, Hazan and Singer 2011; torch.optim.Adagrad.
     """
+
+    torch_options = ("foreach", "fused", "differentiable")
 
     def __init__(
         self,
@@ -56,6 +60,7 @@ class Adagrad(RuleOptimizer):
         decay: Decay | str = Decay.L2,
         rows: Rows | str = Rows.GIVEN,
         error_if_nonfinite: bool = False,
+        **torch_options: Any,
     ) -> None:
         super().__init__(
             params,
@@ -68,6 +73,7 @@ class Adagrad(RuleOptimizer):
             decay=decay,
             rows=rows,
             error_if_nonfinite=error_if_nonfinite,
+            torch_options=torch_options,
         )
 
     def check_options(self, group: Mapping[str, Any]) -> None:
@@ -127,6 +133,8 @@ class RowWiseAdagrad(Adagrad):
         rows: which rows a step updates: ``"given"`` by the gradient, ``"all"`` or ``"nonzero"``.
         max_norm: the largest norm of a row after its step, at least 0; None for no limit.
         error_if_nonfinite: raise RuntimeError in `step` if a gradient contains inf or NaN.
+        torch_options: ``foreach``, ``fused`` and ``differentiable`` of torch's class. The first two have no
+            effect on results; ``differentiable=True`` raises an error.
 
     Raises:
         ValueError: an option is out of range, or a parameter is not a table of floats.
@@ -151,6 +159,7 @@ class RowWiseAdagrad(Adagrad):
         rows: Rows | str = Rows.GIVEN,
         max_norm: float | None = None,
         error_if_nonfinite: bool = False,
+        **torch_options: Any,
     ) -> None:
         RuleOptimizer.__init__(
             self,
@@ -165,6 +174,7 @@ class RowWiseAdagrad(Adagrad):
             rows=rows,
             max_norm=max_norm,
             error_if_nonfinite=error_if_nonfinite,
+            torch_options=torch_options,
         )
 
     def check_options(self, group: Mapping[str, Any]) -> None:

@@ -12,6 +12,12 @@ from keyedopt.reference.loaded_state import copy_loaded_state
 from keyedopt.reference.option_checks import as_plain, check_flags, check_learning_rate, check_range
 from keyedopt.reference.rules.options import Rows
 from keyedopt.reference.rules.rows import check_rows, update_rows, updated_rows
+from keyedopt.reference.saved_groups import (
+    as_saved,
+    check_torch_options,
+    readable_group,
+    without_torch_options,
+)
 from keyedopt.reference.step_shapes import check_shapes
 
 #: A rule with its options, and the names of the state tensors that are its arguments and results.
@@ -34,8 +40,14 @@ class RuleOptimizer(Optimizer):
     tables_only: ClassVar[bool] = False
     #: The states that have one number for each row; all others but the step count have the parameter's shape.
     row_states: ClassVar[tuple[str, ...]] = ()
+    #: The names of `TORCH_OPTIONS` that the torch optimizer of this name has. They are accepted if they have
+    #: no effect, and are not part of the groups.
+    torch_options: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, params: ParamsT, lr: float | Tensor, **options: Any) -> None:
+    def __init__(
+        self, params: ParamsT, lr: float | Tensor, torch_options: Mapping[str, Any] = {}, **options: Any
+    ) -> None:
+        check_torch_options(torch_options, self.torch_options)
         named = {name: as_plain(value) for name, value in options.items()}
         super().__init__(params, {"lr": lr, **named})
 
@@ -87,7 +99,8 @@ class RuleOptimizer(Optimizer):
                 rows, not a table. Nothing is added.
         """
         if isinstance(param_group, dict):
-            param_group = {name: as_plain(value) for name, value in param_group.items()}
+            given = without_torch_options(param_group, self.torch_options)
+            param_group = {name: as_plain(value) for name, value in given.items()}
             self.check_options({**self.defaults, **param_group})
         super().add_param_group(param_group)
         for param in self.param_groups[-1]["params"]:
@@ -185,7 +198,13 @@ class RuleOptimizer(Optimizer):
                 new = new.redistribute(None, tensor.placements)  # type: ignore[attr-defined]
             tensor.copy_(new)
 
-    # --- loading ----------------------------------------------------------------------------------
+    # --- saving and loading -----------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return state and groups as `torch.optim.Optimizer` does, with options as numbers, not strings."""
+        saved = super().state_dict()
+        saved["param_groups"] = [as_saved(group) for group in saved["param_groups"]]
+        return saved
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load copies of the state tensors, and the options, as `torch.optim.Optimizer` does.
@@ -213,7 +232,9 @@ class RuleOptimizer(Optimizer):
         copy_loaded_state(state, self.initial_state(like, group), param.shape, self.count_device(param))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
+        groups = [readable_group(group, self.torch_options) for group in state["param_groups"]]
+        super().__setstate__({**state, "param_groups": groups})
+        self.defaults.pop("differentiable", None)  # which torch adds
         for group in self.param_groups:  # an old checkpoint may lack a new option
             for name, value in self.defaults.items():
                 group.setdefault(name, value)

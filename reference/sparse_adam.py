@@ -11,6 +11,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from keyedopt.reference.option_checks import check_betas, check_flags, check_learning_rate, check_range
 from keyedopt.reference.rule_optimizer import Applied, RuleOptimizer
 from keyedopt.reference.rules import Rows, sparse_adam
+from keyedopt.reference.saved_groups import as_loaded
 from keyedopt.reference.sparse_adam_inputs import check_parameters, copy_state, sum_listed
 
 __all__ = ["SparseAdam"]
@@ -143,7 +144,7 @@ class SparseAdam(RuleOptimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Check and copy the state of a checkpoint or a pickle, then use the copy."""
         defaults = state.get("defaults", getattr(self, "defaults", {}))
-        groups = [{**defaults, **group} for group in state["param_groups"]]
+        groups = [{**defaults, **as_loaded(group)} for group in state["param_groups"]]
         for group in groups:
             self.check_options(group)
         params = [param for group in groups for param in group["params"]]

@@ -167,6 +167,10 @@ class EmbeddingFusedOptimizer(EmbeddingOptimizerBase, FusedOptimizer):
                 if key.endswith(".iter") and isinstance(value, Tensor):
                     remember_count(value, int(value))
 
+    def _set_count(self, counter: Tensor, step: int) -> None:
+        super()._set_count(counter, step)
+        remember_count(counter, step)
+
     def _regroup_if_changed(self, lookups: Sequence[GroupLookups]) -> Sequence[GroupLookups]:
         """Regroup lookups whose tables changed parameter group since the forward pass."""
         same = {id(group.options) for group, _ in lookups} <= set(map(id, self.param_groups))

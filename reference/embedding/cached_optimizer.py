@@ -21,8 +21,7 @@ class ForwardRows:
     """
 
     def __init__(self, used: Sequence[tuple[RowCache, Tensor, Tensor, int]]) -> None:
-        self.used = used
-        self.reached = self.updated = False
+        self.used, self.reached, self.updated = used, False, False
 
     def reach(self, grad: Tensor) -> None:
         """Check in a backward pass that the rows are where they were; a hook of each output.
@@ -46,9 +45,7 @@ class ForwardRows:
 def check_rows(options: Mapping[str, Any]) -> None:
     """Raise a ValueError if a step would update rows without a gradient, which may not be on the device."""
     if Rows(options.get("rows", Rows.GIVEN)) is Rows.ALL:
-        raise ValueError(
-            "rows must be 'given' or 'nonzero': a step of 'all' would need every row on the device"
-        )
+        raise ValueError("rows must be 'given' or 'nonzero': 'all' would need every row on the device")
 
 
 class CachedOptimizer(FusedOptimizer):
@@ -128,8 +125,8 @@ class CachedOptimizer(FusedOptimizer):
 
     def explain(self) -> str:
         """Return how many rows of each table the device holds, and how many came from the host."""
-        lines = [cache.explain() for cache in self.caches.values()]
-        return "\n".join(lines + ([self._inner.explain()] if hasattr(self._inner, "explain") else []))
+        inner = [self._inner] if hasattr(self._inner, "explain") else []
+        return "\n".join(one.explain() for one in [*self.caches.values(), *inner])
 
     def watch(self, rows: ForwardRows, outputs: Sequence[Tensor]) -> None:
         """Keep rows on the device as long as the graph of outputs may lead to an update."""
@@ -172,6 +169,17 @@ class CachedOptimizer(FusedOptimizer):
         """Drop the deferred gradients, if any: the backward pass has used all others."""
         self._inner.zero_grad(set_to_none)
         self._deferred = []
+
+    def set_optimizer_step(self, step: int) -> None:
+        """Set the step count of all tables; see `EmbeddingOptimizerBase.set_optimizer_step`."""
+        self._inner.set_optimizer_step(step)
+
+    def update_hyper_parameters(self, params_dict: Mapping[str, Any]) -> None:
+        """Set options in all groups; see `EmbeddingOptimizerBase.update_hyper_parameters`."""
+        self._pass_options()
+        self._inner.update_hyper_parameters(params_dict)
+        for shown, group in zip(self.param_groups, self._inner.param_groups, strict=True):
+            shown.update({**group, "params": shown["params"]})
 
     def clip_in_backward(self, *args: Any, **kwargs: Any) -> None:
         """Clip the gradients of every later step; see `EmbeddingOptimizerBase.clip_in_backward`."""

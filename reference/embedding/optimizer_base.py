@@ -9,6 +9,7 @@ from torch import optim
 
 from keyedopt.reference.backward_clip import BackwardClip
 from keyedopt.reference.embedding.deferred_gradients import DeferredGradients
+from keyedopt.reference.embedding.hyper_parameters import changed_options, check_step, set_options
 from keyedopt.reference.embedding.replicas import Replicas
 from keyedopt.reference.embedding.state_dtypes import narrowed, split_dtypes
 from keyedopt.reference.embedding.state_forms import StateForms
@@ -86,6 +87,38 @@ class EmbeddingOptimizerBase(StateForms, abc.ABC):
             ValueError: always.
         """
         raise ValueError("the groups of an embedding module are of its tables; optimize others elsewhere")
+
+    def set_optimizer_step(self, step: int) -> None:
+        """Set the step count of all tables that count steps: the next step is number `step` + 1.
+
+        Bias corrections and `lr_decay` follow the count. Counts of rows do not change.
+
+        Raises:
+            ValueError: `step` is not a whole number of at least 0; nothing is changed.
+        """
+        check_step(step)
+        for weight, name in self._names.items():
+            counter = self.state[weight].get(f"{name}.iter")
+            if counter is not None:
+                self._set_count(counter, step)
+
+    def _set_count(self, counter: torch.Tensor, step: int) -> None:
+        """Set the step count of a table."""
+        counter.fill_(step)
+
+    def update_hyper_parameters(self, params_dict: Mapping[str, Any]) -> None:
+        """Set options in all groups: ``lr``, ``eps``, ``beta1``, ``beta2``, ``weight_decay`` or any other.
+
+        Raises:
+            ValueError: the optimizer of a table does not have an option, or a value is out of range; nothing
+                is changed.
+        """
+        changed = [
+            (group, changed_options(group, params_dict, self._table_optimizers[group["params"][0]]))
+            for group in self.param_groups
+        ]
+        for group, new in changed:
+            set_options(group, new)
 
     def clip_in_backward(self, clip: BackwardClip, inside: Sequence[BackwardClip]) -> None:
         """Clip the gradients of every later step.

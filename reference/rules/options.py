@@ -1,7 +1,7 @@
 """The differences between libraries, as explicit options of the rules.
 
 Each option is an enumeration whose values are strings. Optimizers accept the member or the string, and store
-the string in their groups, so a checkpoint can be loaded without this package.
+the string in their groups. A state dict has the index of the member, so the order of members never changes.
 """
 
 import enum

@@ -219,3 +219,48 @@ def test_no_group_from_outside(impl):
     group = {"params": {"p": torch.nn.Parameter(ones(2))}}
     expect_raises(lambda: module.fused_optimizer.add_param_group(group), ValueError, expected="ValueError")
     expect_equal(len(module.fused_optimizer.param_groups), 1, "number of groups")
+
+
+def nested(impl: Any, inner: Any, around: str) -> Any:
+    """Return an optimizer, or a wrapper, a combination, or both around it."""
+    if around in ("wrapper", "both"):
+        inner = impl.OptimizerWrapper(inner)
+    return inner if around in ("nothing", "wrapper") else impl.CombinedOptimizer([("sparse", inner)])
+
+
+#: What is around an optimizer.
+AROUND = ["nothing", "wrapper", "combination", "both"]
+
+
+@pytest.mark.clause("FUSED-097")
+@pytest.mark.needs("EmbeddingBagCollection", "OptimizerWrapper", "CombinedOptimizer")
+@pytest.mark.parametrize("around", AROUND)
+@pytest.mark.parametrize("count", [0, 9])
+def test_step_count_is_set(impl, around, count):
+    """After set_optimizer_step(n) the first update of a row has the bias correction of step n + 1."""
+    module = collection(impl, "Adam", options={"lr": 0.5}, tables=ONE_TABLE)
+    for _ in range(3):
+        train_with_ones(module, (1,))
+    nested(impl, module.fused_optimizer, around).set_optimizer_step(count)
+    mean, square = 0.1 / (1 - 0.9 ** (count + 1)), 0.001 / (1 - 0.999 ** (count + 1))
+    wanted = 0.5 * mean / square**0.5
+    expect_equal(round(decrease_of_row_0(module), 4), round(wanted, 4), "decrease of the row")
+
+
+@pytest.mark.clause("FUSED-098")
+@pytest.mark.needs("EmbeddingBagCollection", "OptimizerWrapper", "CombinedOptimizer")
+@pytest.mark.parametrize("around", AROUND)
+def test_hyper_parameters_are_set(impl, around):
+    """After update_hyper_parameters an update has the new learning rate; an unknown option is an error."""
+    module = collection(impl, options={"lr": 1.0}, tables=ONE_TABLE)
+    optimizer = nested(impl, module.fused_optimizer, around)
+    expect_raises(
+        lambda: optimizer.update_hyper_parameters({"lr": 0.5, "no_such_option": 1.0}),
+        ValueError,
+        NotImplementedError,
+        KeyError,
+        expected="an error for the unknown option",
+    )
+    expect_equal(round(decrease_of_row_0(module), 4), 1.0, "decrease after the error")
+    optimizer.update_hyper_parameters({"lr": 0.25})
+    expect_equal(round(decrease_of_row_0(module), 4), 0.25, "decrease with the new learning rate")

@@ -1,0 +1,76 @@
+"""The options of a group as they are saved, and options of torch that have no effect."""
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from keyedopt.reference.rules.options import BiasCorrection, Decay, EpsPlacement, Rows
+
+#: Options of torch's optimizers that these do not have, and what to do if one is set. `foreach` and `fused`
+#: choose among torch's implementations of one formula.
+TORCH_OPTIONS = {
+    "foreach": "",
+    "fused": "",
+    "capturable": "leave it out: on CUDA the steps of keyedopt.fused can be captured, with lr as a tensor",
+    "differentiable": "torch.optim has optimizers with differentiable steps",
+    "amsgrad": "torch.optim has Adam and AdamW with AMSGrad",
+}
+#: Options that are saved as the index of a member, because tools that compare state dicts expect numbers.
+ENUMERATIONS = {
+    "decay": tuple(Decay),
+    "eps_placement": tuple(EpsPlacement),
+    "bias_correction": tuple(BiasCorrection),
+    "rows": tuple(Rows),
+}
+
+
+def check_torch_options(options: Mapping[str, Any], accepted: Collection[str]) -> None:
+    """Raise an error for an option of torch that has an effect which is not supported.
+
+    Raises:
+        TypeError: an option is not among the accepted ones.
+        ValueError: an option without support is set.
+        RuntimeError: both `foreach` and `fused` are set, as in torch.
+    """
+    for name, value in options.items():
+        if name not in accepted:
+            raise TypeError(f"an optimizer got an unexpected keyword argument {name!r}")
+        if value and TORCH_OPTIONS[name]:
+            raise ValueError(f"{name} must be False: {TORCH_OPTIONS[name]}")
+    if options.get("foreach") and options.get("fused"):
+        raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
+
+
+def as_saved(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a group with members of enumerations as numbers."""
+    return {
+        name: ENUMERATIONS[name].index(type(ENUMERATIONS[name][0])(value)) if name in ENUMERATIONS else value
+        for name, value in group.items()
+    }
+
+
+def as_loaded(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a saved group; old checkpoints have strings in place of numbers.
+
+    Raises:
+        ValueError: a number is not that of a member.
+    """
+    loaded = dict(group)
+    for name in ENUMERATIONS.keys() & group.keys():
+        value = group[name]
+        if isinstance(value, int) and not isinstance(value, bool):
+            if not 0 <= value < len(ENUMERATIONS[name]):
+                raise ValueError(f"{name} must be less than {len(ENUMERATIONS[name])}, not {value}")
+            loaded[name] = ENUMERATIONS[name][value].value
+    return loaded
+
+
+def without_torch_options(group: Mapping[str, Any], accepted: Collection[str]) -> dict[str, Any]:
+    """Return a group without options of torch that have no effect; raise if one has an effect."""
+    found = {name: value for name, value in group.items() if name in accepted}
+    check_torch_options(found, accepted)
+    return {name: value for name, value in group.items() if name not in found}
+
+
+def readable_group(group: Mapping[str, Any], accepted: Collection[str]) -> dict[str, Any]:
+    """Return a saved group, keyedopt's or torch's, as a `RuleOptimizer` has it."""
+    return as_loaded(without_torch_options(group, accepted))
