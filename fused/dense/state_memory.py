@@ -28,8 +28,8 @@ def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device | str |
 def empty_output(rows: int, width: int) -> Tensor:
     """Return uninitialized memory for an output (rows, width) in float32 on the CPU, for one step.
 
-    The C library takes memory of `FRESH` bytes or more from the system each time, and each step would have one
-    page fault for each 4 KiB; on large pages it has few.
+    The C library takes `FRESH` bytes or more from the system each time. Without large pages each step would
+    have a page fault for each 4 KiB.
     """
     if rows * width * 4 < FRESH:
         return torch.empty(rows, width, dtype=torch.float32, device="cpu")
