@@ -162,6 +162,34 @@ def commits(
     _exit(lambda: compare_commits((first, second), asked))
 
 
+@app.command()
+def grid(
+    implementation: Target = "fused",
+    against: Annotated[
+        str, typer.Option(metavar="PEER,...", help="Targets to compare with.")
+    ] = "torch,fbgemm,torchrec",
+    output: Output = None,
+    seconds: Annotated[float, typer.Option(help="Seconds per comparison.", min=0.01, max=3600)] = 0.5,
+    threads: OneThread = 1,
+) -> None:
+    """Measure many shapes of tables beside other libraries, and show the worst ratios first.
+
+    The form is that of torchrec models: a `KeyedJaggedTensor` in, one joined output and gradient. The grid takes
+    less than ten minutes on two cores.
+
+    Example: keyedopt bench grid --threads 2 --output grid.json
+    """
+    from keyedopt.benchmarks.grid import pairs
+    from keyedopt.cli.bench_run import Asked, measure
+    from keyedopt.cli.bench_table import show_grid
+
+    peers = tuple(filter(None, map(str.strip, against.split(","))))
+    asked = Asked(
+        implementation=implementation, against=peers, output=output, seconds=seconds, threads=threads
+    )
+    _exit(lambda: measure(asked, pairs(), show_grid))
+
+
 @app.command("list")
 def list_() -> None:
     """List the workloads and the tasks."""

@@ -2,6 +2,7 @@
 
 import math
 import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,14 +52,23 @@ class Asked:
     imports: tuple[str, ...] = ()
 
 
-def measure(asked: Asked) -> int:
+def measure(
+    asked: Asked,
+    given: Sequence[tuple[Workload, Task]] | None = None,
+    shown: Callable[[Report], object] = show,
+) -> int:
     """Measure, print the table, and return 0.
+
+    Args:
+        asked: the options.
+        given: workloads and tasks instead of those that the options name.
+        shown: prints the report.
 
     Raises:
         KeyedoptError: an option is wrong, nothing could be compared, or the run was interrupted.
     """
     _check_options(asked)
-    pairs = _pairs(asked)
+    pairs = _pairs(asked) if given is None else given
     find(asked.implementation, asked.imports)
     check_device(asked.device)
     if asked.output is not None:
@@ -86,7 +96,7 @@ def measure(asked: Asked) -> int:
             partial.finish(report)
         except KeyboardInterrupt as error:
             raise InterruptedRunError(f"interrupted; {partial.place}") from error
-    show(report)
+    shown(report)
     for name, why in left_out.items():
         print(one_line(f"left out: {name}: {why}"))
     return 0

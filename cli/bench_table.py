@@ -3,6 +3,7 @@
 from rich.console import Console
 from rich.table import Table
 
+from keyedopt.benchmarks import grid
 from keyedopt.benchmarks.compare import Report
 from keyedopt.benchmarks.tasks import TASKS
 from keyedopt.benchmarks.workloads import WORKLOADS, Dense, Lookups
@@ -40,6 +41,35 @@ def show_list() -> None:
     for task in TASKS.values():
         table.add_row(task.name, task.kind, "", task.about)
     out.print(table)
+
+
+def show_grid(report: Report) -> None:
+    """Print the ratios of a grid, the worst first, and a summary for each peer."""
+    out = console()
+    where = report.environment
+    out.print(f"{report.implementation} on {where['device']} ({where['cpu']}, {where['threads']} threads)")
+    table = Table(box=None, pad_edge=False)
+    for column in ("tables x rows x dim, batch x pooling", "task", "against"):
+        table.add_column(column)
+    for column in ("ratio", "95 %", "noise", "ms", "theirs"):
+        table.add_column(column, justify="right")
+    table.add_column("status")
+    for row in grid.worst_first(report.rows):
+        table.add_row(
+            *(row.workload, row.task, row.peer),
+            "-" if row.withheld else f"{row.ratio:.2f}",
+            f"{row.low:.2f}-{row.high:.2f}",
+            f"{row.noise:.1%}",
+            f"{row.seconds['median'] * 1e3:.3f}",
+            f"{row.peer_seconds['median'] * 1e3:.3f}",
+            report.status(row),
+        )
+    out.print(table)
+    for line in grid.summary(report.rows):
+        out.print(line)
+    out.print(
+        f"{len(report.rows)} comparisons in {report.seconds:.0f} s; ratio: how many times as long the peer takes"
+    )
 
 
 def _megabytes(count: int | None) -> str:
