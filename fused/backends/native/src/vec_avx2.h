@@ -43,7 +43,27 @@ inline void store(bfloat* p, vf x) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(p + 8), narrow_bfloat(x.b));
 }
 
-// Fewer than sixteen floats go through a buffer of sixteen.
+// The masks of the first n < 16 floats; nothing else is read or written.
+struct Mask {
+  __m256i a, b;
+};
+inline Mask first_lanes(int64_t n) {
+  static const int32_t ones_then_zeros[32] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+  const int32_t* at = ones_then_zeros + 16 - n;
+  return {_mm256_loadu_si256(reinterpret_cast<const __m256i*>(at)),
+          _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at + 8))};
+}
+inline vf load(const float* p, int64_t n) {
+  const Mask mask = first_lanes(n);
+  return {_mm256_maskload_ps(p, mask.a), n > 8 ? _mm256_maskload_ps(p + 8, mask.b) : _mm256_setzero_ps()};
+}
+inline void store(float* p, vf x, int64_t n) {
+  const Mask mask = first_lanes(n);
+  _mm256_maskstore_ps(p, mask.a, x.a);
+  if (n > 8) _mm256_maskstore_ps(p + 8, mask.b, x.b);
+}
+
+// Fewer than sixteen numbers in half precision go through a buffer of sixteen.
 template <class W>
 inline vf load(const W* p, int64_t n) {
   W all[16] = {};
