@@ -1,4 +1,4 @@
-"""The grid of ``keyedopt bench grid``: many shapes of tables, so that no shape is tuned at the cost of another."""
+"""``keyedopt bench grid``: many shapes of tables, so that no shape is tuned at the cost of another."""
 
 from collections.abc import Iterator, Sequence
 from statistics import median

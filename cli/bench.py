@@ -174,8 +174,8 @@ def grid(
 ) -> None:
     """Measure many shapes of tables beside other libraries, and show the worst ratios first.
 
-    The form is that of torchrec models: a `KeyedJaggedTensor` in, one joined output and gradient. The grid takes
-    less than ten minutes on two cores.
+    The form is that of torchrec's models: a `KeyedJaggedTensor` in, one joined output and its gradient. The
+    grid takes less than ten minutes on two cores.
 
     Example: keyedopt bench grid --threads 2 --output grid.json
     """

@@ -67,9 +67,8 @@ def show_grid(report: Report) -> None:
     out.print(table)
     for line in grid.summary(report.rows):
         out.print(line)
-    out.print(
-        f"{len(report.rows)} comparisons in {report.seconds:.0f} s; ratio: how many times as long the peer takes"
-    )
+    out.print("ratio: how many times as long the peer takes")
+    out.print(f"{len(report.rows)} comparisons in {report.seconds:.0f} s")
 
 
 def _megabytes(count: int | None) -> str:
