@@ -1,13 +1,12 @@
 """The algorithms against their golden trajectories: in float64 to 1e-12, otherwise within a budget."""
 
-from typing import Any
-
 import pytest
 import torch
 
 from keyedopt.conformance.suite.support.algorithms import (
     expect_same_way,
     make_algorithm,
+    need_switch,
     trained_copy,
 )
 from keyedopt.conformance.suite.support.assertions import expect
@@ -290,15 +289,6 @@ def test_precision_of_sparse(impl, algorithm, made, dtype):
 def test_precision_of_options(impl, algorithm, made, dtype):
     """Other betas, momentum and lr_decay lose no more precision than the formula in the same dtype."""
     return follow_trajectory(impl, algorithm, made, dtype)
-
-
-def need_switch(impl: Any, algorithm: str, kernels: str) -> None:
-    """Continue if the class has this kernel switch; otherwise mark the case unsupported."""
-    make_algorithm(impl, algorithm, [parameter(2, 2)])
-    try:
-        make_algorithm(impl, algorithm, [parameter(2, 2)], **{kernels: True})
-    except (TypeError, ValueError):
-        getattr(impl, f"{algorithm}.{kernels}")  # raises MissingName, so the case is unsupported
 
 
 @pytest.mark.clause("ALGO-097")

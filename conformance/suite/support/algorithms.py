@@ -73,6 +73,15 @@ def need_dtype(impl: Any, algorithm: str, dtype: str) -> None:
         raise MissingName(f"{algorithm} does not support {dtype}", name=f"{algorithm}.{dtype}")
 
 
+def need_switch(impl: Any, algorithm: str, kernels: str) -> None:
+    """Continue if the class has this kernel switch; otherwise mark the case unsupported."""
+    make_algorithm(impl, algorithm, [parameter(2, 2)])
+    try:
+        make_algorithm(impl, algorithm, [parameter(2, 2)], **{kernels: True})
+    except (TypeError, ValueError):
+        getattr(impl, f"{algorithm}.{kernels}")  # raises MissingName, so the case is unsupported
+
+
 def relied_on(impl: Any, algorithm: str) -> dict[str, Any]:
     """Return the documented defaults that the target's adapter replaces by fixed options."""
     fixed = said(impl.adapter, "fixed", algorithm)
