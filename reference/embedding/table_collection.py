@@ -24,11 +24,21 @@ class Table(nn.Module):
         super().__init__()
         shape = (config.num_embeddings, config.embedding_dim)
         self.weight = nn.Parameter(self.empty(shape, dtype=config.data_type, device=device))
+        self._bounds = config.get_weight_init_min(), config.get_weight_init_max()
+        # A function may not be copied: it is kept only as long as the rows have no memory.
+        self._init_fn = config.init_fn
+        self.fill()
+
+    def fill(self) -> None:
+        """Give the rows their initial values; on the device "meta" do nothing."""
+        if self.weight.is_meta:
+            return
         with torch.no_grad():
-            if config.init_fn is not None:
-                config.init_fn(self.weight)
+            if self._init_fn is not None:
+                self._init_fn(self.weight)
             else:
-                self.weight.uniform_(config.get_weight_init_min(), config.get_weight_init_max())
+                self.weight.uniform_(*self._bounds)
+        self._init_fn = None
 
 
 class TableCollection(nn.Module, FusedOptimizerModule):
@@ -69,6 +79,22 @@ class TableCollection(nn.Module, FusedOptimizerModule):
         own(self, list(self._weights().values()))
         if process_group is not None:
             self._optim.replicas = Replicas(process_group)
+            self._make_replicas_equal()
+
+    def reset_parameters(self) -> None:
+        """Fill all tables with initial values, as torchrec's collections do after `to_empty`.
+
+        The function `init_fn` of a configuration is called if the table was made on the device "meta" and is
+        filled for the first time; otherwise values are drawn uniformly from the bounds. State is unchanged.
+        With a process group all ranks take part, and get the rows of the first rank.
+        """
+        for table in self.get_submodule(self.children_name).children():
+            table.fill()  # type: ignore[operator]  # the children are tables
+        self._make_replicas_equal()
+
+    def _make_replicas_equal(self) -> None:
+        """Give the replicas the rows of the first rank, if there are replicas and the tables have memory."""
+        if self._optim.replicas is not None and self.device.type != "meta":
             self._optim.replicas.make_equal(self._weights().values())
 
     def is_weighted(self) -> bool:
@@ -124,7 +150,7 @@ class TableCollection(nn.Module, FusedOptimizerModule):
         return {name: table.get_parameter("weight") for name, table in children}
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """Move the state with the module to a device."""
+        """Move the state with the module to a device; from the device "meta" it begins anew."""
         before = self._weights()
         disown(before.values())
         try:

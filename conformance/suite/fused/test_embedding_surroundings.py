@@ -1,17 +1,19 @@
-"""Embedding modules: evaluation between training steps, and compiled models."""
+"""Embedding modules: evaluation between training steps, compiled models, deferred initialization."""
 
 import pytest
 import torch
 
 from keyedopt.conformance.suite.support.assertions import expect_bits, expect_unchanged, snapshot
-from keyedopt.conformance.suite.support.device import tensor
+from keyedopt.conformance.suite.support.device import tensor, the_device
 from keyedopt.conformance.suite.support.embedding import (
+    BAGS,
     ONE_TABLE,
     collection,
     fit,
     jagged,
     lookups,
     tables_and_state,
+    tables_of,
 )
 from keyedopt.conformance.suite.support.in_backward import COMPILED
 from keyedopt.conformance.suite.support.inputs import INTERPRETED
@@ -70,6 +72,27 @@ def test_compiled(impl, what):
         expect_bits(seen.detach(), step(other, jagged(BAG), scale), "the loss")
     before = snapshot(tables_and_state(other))
     expect_unchanged(before, tables_and_state(module), "tables and state of the compiled model")
+
+
+@pytest.mark.clause("FUSED-097")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "RowWiseAdagrad", "Adam"])
+def test_deferred_initialization(impl, optimizer):
+    """Tables from the device "meta" have initial state after `to_empty`, and train as tables made at once."""
+    options = {"initial_accumulator_value": 0.25} if "Adagrad" in optimizer else {}
+    other = collection(impl, optimizer, options)
+    module = collection(impl, optimizer, options, device="meta")
+    assert all(table.is_meta for table in tables_of(module).values()), "tables on meta have no memory"
+    module.to_empty(device=the_device())
+    with torch.no_grad():
+        for name, table in tables_of(module).items():
+            table.copy_(tables_of(other)[name])
+    before = snapshot(tables_and_state(other))
+    expect_unchanged(before, tables_and_state(module), "tables and state after to_empty")
+    fit(module, jagged(BAGS), steps=2)
+    fit(other, jagged(BAGS), steps=2)
+    before = snapshot(tables_and_state(other))
+    expect_unchanged(before, tables_and_state(module), "tables and state after training")
 
 
 @pytest.mark.clause("FUSED-022", "FUSED-036")
