@@ -11,6 +11,7 @@ from keyedopt.reference.embedding.config import EmbeddingConfig, output_names
 from keyedopt.reference.embedding.inputs import check_features
 from keyedopt.reference.embedding.jagged import Features, Jagged
 from keyedopt.reference.embedding.lookup import gather
+from keyedopt.reference.embedding.lookup_operator import LOOK_UP
 from keyedopt.reference.embedding.optimizer import EmbeddingFusedOptimizer
 from keyedopt.reference.embedding.table_collection import TableCollection
 
@@ -52,6 +53,8 @@ class FusedCollection(TableCollection):
         ValueError: names the argument that is not valid.
     """
 
+    look_up_operator = LOOK_UP
+
     def __init__(
         self,
         tables: Sequence[EmbeddingConfig],
@@ -64,6 +67,18 @@ class FusedCollection(TableCollection):
         super().__init__(tables, EmbeddingFusedOptimizer(), is_weighted, device, process_group)
         self._backward = Backward(self._optim.update)
         self.set_first_optimizer(optimizer_type, optimizer_kwargs)
+
+    def prepare_tracing(self) -> None:
+        """Make the stand-ins of the tables before a compiler traces a forward pass."""
+        super().prepare_tracing()
+        weights = self._weights()
+        self._backward.leaves({name: weight for name, weight in weights.items() if self.trains(weight)})
+
+    def traced_leaves(self, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the stand-in of each table; a tensor without gradient for a table that is only read."""
+        stand_ins = self._backward.present()
+        pairs = zip(self._configs, weights, strict=True)
+        return [stand_ins[table.name] if weight.requires_grad else torch.empty(0) for table, weight in pairs]
 
     def _look_up(self, features: Features) -> list[Lookup]:
         """Check all features, and only then look them up."""
@@ -85,7 +100,7 @@ class FusedCollection(TableCollection):
         weights = self._weights()
         if not (self.training and torch.is_grad_enabled()):
             return dict.fromkeys(weights)
-        self._check_replication()
+        self.check_replication()
         fused = {name: weight for name, weight in weights.items() if weight in self._optim.state}
         leaves = {**weights, **self._backward.leaves(fused)}
         return {name: leaf if weights[name].requires_grad else None for name, leaf in leaves.items()}

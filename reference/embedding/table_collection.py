@@ -1,5 +1,6 @@
 """Tables in a module, and their optimizer: the base of the collections in `reference` and `fused`."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
@@ -10,7 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from keyedopt.reference.embedding.config import EmbeddingConfig, check_tables, own_config
 from keyedopt.reference.embedding.optimizer_base import EmbeddingOptimizerBase
+from keyedopt.reference.embedding.quantization import refuse_quantization
 from keyedopt.reference.embedding.replicas import Replicas, check_replication
+from keyedopt.reference.embedding.tracing import TracedLookups
 from keyedopt.reference.fused import FusedOptimizerModule, disown, own
 
 
@@ -41,7 +44,7 @@ class Table(nn.Module):
         self._init_fn = None
 
 
-class TableCollection(nn.Module, FusedOptimizerModule):
+class TableCollection(TracedLookups, FusedOptimizerModule):
     """Embedding tables, and the optimizer that updates them in the backward pass; no lookups.
 
     Args:
@@ -55,8 +58,6 @@ class TableCollection(nn.Module, FusedOptimizerModule):
         ValueError: names the argument that is not valid.
     """
 
-    #: The name of the child that has the tables as its children, as in torchrec.
-    children_name = ""
     #: The class of these children.
     table_class = Table
 
@@ -97,6 +98,15 @@ class TableCollection(nn.Module, FusedOptimizerModule):
         if self._optim.replicas is not None and self.device.type != "meta":
             self._optim.replicas.make_equal(self._weights().values())
 
+    def table_configs(self) -> Sequence[EmbeddingConfig]:
+        """Return the configurations of the tables."""
+        return self._configs
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "qconfig":
+            refuse_quantization(sys._getframe(1).f_locals.get("qconfig_dict"))
+        super().__setattr__(name, value)
+
     def is_weighted(self) -> bool:
         """Return whether each row that is looked up has a weight."""
         return self._is_weighted
@@ -127,6 +137,7 @@ class TableCollection(nn.Module, FusedOptimizerModule):
         if not chosen or len(chosen) != len(weights):
             raise ValueError("params must be weights of the tables of this module, each once")
         self._optim.use(optimizer_class, chosen, optimizer_kwargs)
+        self.prepare_tracing()
 
     def set_first_optimizer(
         self, optimizer_class: type[optim.Optimizer] | None, optimizer_kwargs: Mapping[str, Any] | None
@@ -134,12 +145,14 @@ class TableCollection(nn.Module, FusedOptimizerModule):
         """Update all tables with an optimizer of this class; leave them plain parameters without a class."""
         if optimizer_class is not None:
             self.set_optimizer(optimizer_class, list(self.parameters()), optimizer_kwargs or {})
+        else:
+            self.prepare_tracing()
 
     def trains(self, weight: torch.Tensor) -> bool:
         """Return whether a table has an optimizer."""
         return weight in self._optim.state
 
-    def _check_replication(self) -> None:
+    def check_replication(self) -> None:
         """Raise RuntimeError inside DistributedDataParallel if it reduces tables that have an optimizer."""
         if DistributedDataParallel._active_ddp_module is not None:
             trained = {name: weight for name, weight in self._weights().items() if self.trains(weight)}
@@ -158,11 +171,13 @@ class TableCollection(nn.Module, FusedOptimizerModule):
         finally:
             own(self, list(self._weights().values()))
         self._optim.move_state({before[name]: weight for name, weight in self._weights().items()})
+        self.prepare_tracing()
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         own(self, list(self._weights().values()))
+        self.prepare_tracing()
 
 
 def _among(tensor: torch.Tensor, tensors: Sequence[torch.Tensor]) -> bool:

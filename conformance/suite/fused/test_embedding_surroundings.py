@@ -74,6 +74,42 @@ def test_compiled(impl, what):
     expect_unchanged(before, tables_and_state(module), "tables and state of the compiled model")
 
 
+@pytest.mark.clause("FUSED-098")
+@pytest.mark.needs("{kind}", "Adam")
+@pytest.mark.parametrize("kind", ["EmbeddingBagCollection", "EmbeddingCollection"])
+def test_compiled_into_one_graph(impl, kind):
+    """A model in one graph trains and evaluates as without compiling; a second forward pass counts, too."""
+    module, other = (collection(impl, "Adam", kind=kind) for _ in range(2))
+
+    def loss(tables, features):
+        found = [*tables(features).values(), *tables(features).values()]
+        # Gradients are small integers: their sums are exact in any order.
+        return sum((place + 1) * output.sum() for place, output in enumerate(found))
+
+    compiled = torch.compile(loss, backend="eager", fullgraph=True)
+    for _ in range(2):
+        for each, tables in ((compiled, module), (loss, other)):
+            each(tables, jagged(BAGS)).backward()
+    before = snapshot(tables_and_state(other))
+    expect_unchanged(before, tables_and_state(module), "tables and state of the compiled model")
+    module.eval()
+    seen = compiled(module, jagged(BAGS)).detach()
+    expect_bits(seen, loss(other, jagged(BAGS)).detach(), "the loss in evaluation")
+
+
+@pytest.mark.clause("FUSED-098")
+@pytest.mark.needs("EmbeddingBagCollection", "Adagrad")
+def test_exported(impl):
+    """An exported module gives the outputs of the module, also for features that it was not exported with."""
+    module = collection(impl, "Adagrad").eval()
+    sizes = {name: ({0: torch.export.Dim.AUTO}, {0: torch.export.Dim.AUTO}) for name in BAGS}
+    program = torch.export.export(module, (jagged(BAGS),), dynamic_shapes=(sizes,), strict=False).module()
+    for bags in (BAGS, {"f": [[5, 0, 4], []], "g": [[3], [2]], "h": [[], [4]]}):
+        seen, expected = program(jagged(bags)), module(jagged(bags))
+        for name, output in expected.items():
+            expect_bits(seen[name].detach(), output.detach(), f"output {name} of the exported module")
+
+
 @pytest.mark.clause("FUSED-097")
 @pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
 @pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "RowWiseAdagrad", "Adam"])
