@@ -41,7 +41,7 @@ class FusedCollection(TableCollection):
     Args:
         tables: their configurations, keyedopt's or torchrec's.
         optimizer_type: the class of the optimizer of all tables: torch's SGD, Adagrad, Adam, AdamW or
-            SparseAdam, or one of keyedopt's.
+            SparseAdam, torchrec's RowWiseAdagrad, or one of keyedopt's.
         optimizer_kwargs: its arguments, as the reference's: ``error_if_nonfinite``, the dtype of momentum, ….
         is_weighted: whether each row that is looked up has a weight.
         device: of the tables.
@@ -56,6 +56,8 @@ class FusedCollection(TableCollection):
         process_group: the ranks with replicas of the tables, which begin with the rows of the first rank. A
             backward pass updates all replicas alike, by the mean over the ranks of their gradients, as
             DistributedDataParallel does. All ranks of the group take part in each backward pass.
+        location: where torchrec's collections would place the tables: FBGEMM's `EmbeddingLocation`. HOST goes
+            with the device "cpu", DEVICE with an accelerator. None is either.
 
     Raises:
         ValueError: names the argument that is not valid.
@@ -76,10 +78,11 @@ class FusedCollection(TableCollection):
         rounding_seed: int | None = None,
         strict: bool = False,
         process_group: Any = None,
+        location: Any = None,
     ) -> None:
         check_name(backend)
         optimizer = EmbeddingFusedOptimizer(backend, rounding_seed)
-        super().__init__(tables, optimizer, is_weighted, device, process_group)
+        super().__init__(tables, optimizer, is_weighted, device, process_group, location)
         self._strict = strict
         self._rows: dict[str, int] = {}
         for table in self._configs:

@@ -39,7 +39,7 @@ class FusedCollection(TableCollection):
     Args:
         tables: their configurations, keyedopt's or torchrec's.
         optimizer_type: the class of the optimizer of all tables: torch's SGD, Adagrad, Adam, AdamW or
-            SparseAdam, or one of keyedopt's.
+            SparseAdam, torchrec's RowWiseAdagrad, or one of keyedopt's.
         optimizer_kwargs: its arguments, with ``error_if_nonfinite`` and, for ``Accumulate…``, the window.
             ``optimizer_state_dtypes={"momentum1": torch.bfloat16}`` stores the momentum of SGD, LarsSGD,
             Adam, LAMB and their variants in bfloat16 or float16; each step rounds momentum once, to nearest.
@@ -48,6 +48,8 @@ class FusedCollection(TableCollection):
         process_group: the ranks with replicas of the tables, which begin with the rows of the first rank. A
             backward pass updates all replicas alike, by the mean over the ranks of their gradients, as
             DistributedDataParallel does. All ranks of the group take part in each backward pass.
+        location: where torchrec's collections would place the tables: FBGEMM's `EmbeddingLocation`. HOST goes
+            with the device "cpu", DEVICE with an accelerator. None is either.
 
     Raises:
         ValueError: names the argument that is not valid.
@@ -63,8 +65,9 @@ class FusedCollection(TableCollection):
         is_weighted: bool = False,
         device: torch.device | str | None = None,
         process_group: Any = None,
+        location: Any = None,
     ) -> None:
-        super().__init__(tables, EmbeddingFusedOptimizer(), is_weighted, device, process_group)
+        super().__init__(tables, EmbeddingFusedOptimizer(), is_weighted, device, process_group, location)
         self._backward = Backward(self._optim.update)
         self.set_first_optimizer(optimizer_type, optimizer_kwargs)
 

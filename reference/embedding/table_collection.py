@@ -9,7 +9,8 @@ import torch
 from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
-from keyedopt.reference.embedding.config import EmbeddingConfig, check_tables, own_config
+from keyedopt.reference.embedding.config import EmbeddingConfig, own_configs
+from keyedopt.reference.embedding.location import check_location
 from keyedopt.reference.embedding.optimizer_base import EmbeddingOptimizerBase
 from keyedopt.reference.embedding.quantization import refuse_quantization
 from keyedopt.reference.embedding.replicas import Replicas, check_replication
@@ -53,6 +54,7 @@ class TableCollection(TracedLookups, FusedOptimizerModule):
         is_weighted: whether each row that is looked up has a weight.
         device: of the tables.
         process_group: ranks with replicas of the tables; None if this rank has the only one.
+        location: FBGEMM's `EmbeddingLocation`, or None; see `check_location`.
 
     Raises:
         ValueError: names the argument that is not valid.
@@ -68,10 +70,11 @@ class TableCollection(TracedLookups, FusedOptimizerModule):
         is_weighted: bool = False,
         device: torch.device | str | None = None,
         process_group: Any = None,
+        location: Any = None,
     ) -> None:
         super().__init__()
-        tables = [own_config(table) for table in tables]
-        check_tables(tables)
+        check_location(location, device)
+        tables = own_configs(tables)
         self._configs = [replace(table, init_fn=None) for table in tables]  # a function may not be copied
         self._is_weighted = is_weighted
         self._optim: Any = optimizer
