@@ -18,6 +18,7 @@ from keyedopt.fused.embedding import (
     EmbeddingConfig,
     Jagged,
     PoolingType,
+    as_torchrec,
 )
 from keyedopt.fused.explanation import explain
 from keyedopt.fused.fault_tolerance import FaultTolerantOptimizer
@@ -80,6 +81,7 @@ __all__ = [
     "WarmupPolicy",
     "WarmupStage",
     "apply_optimizer_in_backward",
+    "as_torchrec",
     "explain",
     "in_backward_optimizer_filter",
     "use_fbgemm_kernels",

@@ -26,6 +26,11 @@ class Window:
         self.gradients = torch.zeros(0, *self._shape[1:], dtype=dtype, device=weight.device)
         self.count = 0
 
+    @property
+    def is_meta(self) -> bool:
+        """Whether the window is on the device "meta", where tensors have no memory."""
+        return self.rows.is_meta
+
     def fits(self, weight: torch.Tensor) -> bool:
         """Return whether the window is of a table of this shape."""
         return self._shape == (tuple(weight.shape) or (1,))

@@ -1,5 +1,6 @@
 """Embedding tables that are updated in the backward pass, by the fastest backend for them."""
 
+from keyedopt.fused.embedding.as_torchrec import as_torchrec
 from keyedopt.fused.embedding.collection import EmbeddingBagCollection, EmbeddingCollection, FusedCollection
 from keyedopt.fused.embedding.optimizer import EmbeddingFusedOptimizer
 from keyedopt.reference.embedding.cached import CachedEmbeddings
@@ -16,4 +17,5 @@ __all__ = [
     "FusedCollection",
     "Jagged",
     "PoolingType",
+    "as_torchrec",
 ]

@@ -20,7 +20,7 @@ from keyedopt.fused.backends.interface import Columns, Lookup
 from keyedopt.fused.backends.native import versions
 from keyedopt.fused.backends.packed import PackedLookups
 from keyedopt.fused.backends.streams import current
-from keyedopt.fused.embedding.feature_layout import GroupLayout
+from keyedopt.fused.embedding.feature_layout import FeatureLayout, GroupLayout
 from keyedopt.fused.embedding.inputs import Inputs
 from keyedopt.fused.embedding.table_groups import TableGroup
 
@@ -90,6 +90,11 @@ class Backward:
             self._leaf.register_post_accumulate_grad_hook(reached)  # type: ignore[no-untyped-call]
         return self._leaf
 
+    def present(self) -> Tensor:
+        """Return the leaf that the last call of `leaf` returned."""
+        assert self._leaf is not None
+        return self._leaf
+
     def collect(self, gradients: ForwardGradients) -> None:
         """Add the gradients of a forward pass to those of the running backward pass."""
         for task, listed in list(self._collected.items()):
@@ -119,7 +124,7 @@ class ForwardPass:
     """The lookups of one forward pass, by table group, and their outputs.
 
     Args:
-        backward: of the module.
+        backward: of the module; None if the tables are only read.
 
     Attributes:
         parts: table groups, the lookups in each, and whether each lookup is differentiated by its table.
@@ -128,7 +133,7 @@ class ForwardPass:
         gradients: of each backward pass through this forward pass.
     """
 
-    def __init__(self, backward: Backward) -> None:
+    def __init__(self, backward: Backward | None) -> None:
         self.backward = backward
         self.parts: list[tuple[TableGroup, Columns | PackedLookups | list[Lookup], list[bool]]] = []
         self.results: list[Tensor] = []
@@ -149,6 +154,7 @@ class ForwardPass:
         output = group.backend.look_up_packed(group.tables, lookups, trained)
         self.results = [output]
         if trained:
+            assert self.backward is not None
             leaf = self.backward.leaf(output.device)
             (output,) = LookedUp.apply(leaf, self)  # type: ignore[no-untyped-call, unused-ignore]
         return output
@@ -193,7 +199,7 @@ class ForwardPass:
         if any_trained or (
             torch.is_grad_enabled() and any(one is not None and one.requires_grad for one in weights)
         ):
-            leaf = self.backward.leaf(results[0].device) if any_trained else None
+            leaf = self.backward.leaf(results[0].device) if any_trained and self.backward else None
             results = LookedUp.apply(leaf, self, *weights)  # type: ignore[no-untyped-call, unused-ignore]
         return results
 
@@ -318,6 +324,28 @@ def _collected(ctx: Any, gradients: ForwardGradients, of_weights: Sequence[Tenso
     ctx.call.gradients[torch._C._current_graph_task_id()] = gradients
     ctx.call.backward.collect(gradients)
     return torch.empty(0, device=gradients.device), None, *of_weights
+
+
+def collect_traced(
+    backward: Backward, layout: FeatureLayout, inputs: Inputs, grads: Mapping[str, Tensor]
+) -> None:
+    """Collect the gradients of a forward pass in a compiled graph, by output, for the update of a module.
+
+    The node of the graph refers to them, as a node of `LookedUp` does.
+    """
+    gradients = ForwardGradients(inputs.values[0].device)
+    for part in layout.parts:
+        lookups = list(part.columns(inputs, offsets=layout.pools)) if part.slots else []
+        given = [
+            _with_gradient(lookup, grads[name])
+            for lookup, name, one in zip(lookups, part.outputs, part.trained, strict=True)
+            if one and name in grads
+        ]
+        if given and part.group.optimizer is not None:
+            gradients.append((part.group, given))
+    node: Any = torch._C._current_autograd_node()
+    node.metadata.setdefault("keyedopt", []).append(gradients)
+    backward.collect(gradients)
 
 
 _collect_once = torch.autograd.function.once_differentiable(LookedUp.collect)

@@ -14,6 +14,7 @@ from keyedopt.fused.dense.state_memory import empty
 from keyedopt.fused.embedding.backward import Backward, ForwardPass
 from keyedopt.fused.embedding.feature_layout import FeatureLayout, make_slots
 from keyedopt.fused.embedding.inputs import Inputs, parse, parse_packed
+from keyedopt.fused.embedding.lookup_operator import LOOK_UP
 from keyedopt.fused.embedding.optimizer import EmbeddingFusedOptimizer
 from keyedopt.reference.embedding.config import EmbeddingBagConfig, EmbeddingConfig
 from keyedopt.reference.embedding.jagged import Features, is_keyed, jagged_tensors, keyed_tensor
@@ -40,7 +41,7 @@ class FusedCollection(TableCollection):
     Args:
         tables: their configurations, keyedopt's or torchrec's.
         optimizer_type: the class of the optimizer of all tables: torch's SGD, Adagrad, Adam, AdamW or
-            SparseAdam, or one of keyedopt's.
+            SparseAdam, torchrec's RowWiseAdagrad, or one of keyedopt's.
         optimizer_kwargs: its arguments, as the reference's: ``error_if_nonfinite``, the dtype of momentum, ….
         is_weighted: whether each row that is looked up has a weight.
         device: of the tables.
@@ -55,6 +56,8 @@ class FusedCollection(TableCollection):
         process_group: the ranks with replicas of the tables, which begin with the rows of the first rank. A
             backward pass updates all replicas alike, by the mean over the ranks of their gradients, as
             DistributedDataParallel does. All ranks of the group take part in each backward pass.
+        location: where torchrec's collections would place the tables: FBGEMM's `EmbeddingLocation`. HOST goes
+            with the device "cpu", DEVICE with an accelerator. None is either.
 
     Raises:
         ValueError: names the argument that is not valid.
@@ -62,8 +65,7 @@ class FusedCollection(TableCollection):
     """
 
     table_class = LargePageTable
-    #: Whether bags become one row each.
-    pools = True
+    look_up_operator = LOOK_UP
 
     def __init__(
         self,
@@ -76,10 +78,11 @@ class FusedCollection(TableCollection):
         rounding_seed: int | None = None,
         strict: bool = False,
         process_group: Any = None,
+        location: Any = None,
     ) -> None:
         check_name(backend)
         optimizer = EmbeddingFusedOptimizer(backend, rounding_seed)
-        super().__init__(tables, optimizer, is_weighted, device, process_group)
+        super().__init__(tables, optimizer, is_weighted, device, process_group, location)
         self._strict = strict
         self._rows: dict[str, int] = {}
         for table in self._configs:
@@ -121,7 +124,8 @@ class FusedCollection(TableCollection):
             ValueError: names the feature and what is wrong with it; no table is read.
         """
         if torch.compiler.is_compiling():
-            return _look_up(self, features)
+            traced = self.can_trace(features)
+            return self.look_up_traced(features) if traced else _look_up(self, features)
         return self._look_up(features)
 
     def _look_up(self, features: Features) -> Any:
@@ -131,11 +135,11 @@ class FusedCollection(TableCollection):
             if found is not None:
                 return keyed_tensor(features, self._widths, found)
         inputs = parse(features, self._features, self._is_weighted)
-        layout = self._current_layout()
+        layout = self.current_layout()
         layout.check_devices(inputs)
         training = self.training and torch.is_grad_enabled()
         if training:
-            self._check_replication()
+            self.check_replication()
         by_autograd = training and any(part.trains_by_autograd() for part in layout.parts)
         if by_autograd or not layout.checks_contents or inputs.has_no_bags():
             inputs.check_contents(self._rows)
@@ -165,14 +169,14 @@ class FusedCollection(TableCollection):
     def _look_up_packed(self, features: Any) -> Tensor | None:
         """Return the joined output without splitting the input; None if the input has to be split."""
         inputs = parse_packed(features, self._is_weighted)
-        layout = self._current_layout()
+        layout = self.current_layout()
         packed = None if inputs is None else layout.packed(inputs[0])
         if inputs is None or packed is None or inputs[1].device != layout.parts[0].group.device:
             return None
         part = layout.parts[0]
         training = self.training and torch.is_grad_enabled()
         if training:
-            self._check_replication()
+            self.check_replication()
         lookups = PackedLookups(packed, *inputs[1:])
         try:
             output = ForwardPass(self._backward).run_packed(
@@ -198,14 +202,14 @@ class FusedCollection(TableCollection):
         The last line says whether one call looks up a `KeyedJaggedTensor`, or why it is split by key. Tables
         without an optimizer that need a gradient are looked up by torch's operators, whatever the backend.
         """
-        layout = self._current_layout()
+        layout = self.current_layout()
         why = layout.why_split(self._features)
         packed = f"a KeyedJaggedTensor is split: {why}" if why else "a KeyedJaggedTensor is not split"
         return "\n".join([*(group.explain() for group in layout.groups), packed])
 
     def extra_repr(self) -> str:
         """Return the backend of the tables, for ``repr``; see `explain`."""
-        groups = self._current_layout().groups
+        groups = self.current_layout().groups
         return "\n".join(f"{', '.join(group.names)}: backend={group.backend.name!r}" for group in groups)
 
     def check(self) -> None:
@@ -214,7 +218,7 @@ class FusedCollection(TableCollection):
         Raises:
             ValueError: says what was wrong; no table on that device was updated since.
         """
-        self._current_layout().check()
+        self.current_layout().check()
 
     def state_dict(self, *args: Any, **kwargs: Any) -> Any:
         """Return the state of the module as torch does, after `check`: invalid lookups suppress updates.
@@ -226,7 +230,26 @@ class FusedCollection(TableCollection):
             self._layout.check()
         return super().state_dict(*args, **kwargs)
 
-    def _current_layout(self) -> FeatureLayout:
+    @property
+    def strict(self) -> bool:
+        """Whether invalid row numbers and offsets raise at once on every device."""
+        return self._strict
+
+    @property
+    def backward(self) -> Backward:
+        """The leaf by which autograd differentiates the module."""
+        return self._backward
+
+    def prepare_tracing(self) -> None:
+        """Make the leaf of the module before a compiler traces a forward pass."""
+        super().prepare_tracing()
+        self._backward.leaf(self.device)
+
+    def traced_leaves(self, weights: Sequence[Tensor]) -> list[Tensor]:
+        """Return the leaf of the module, if a table needs a gradient."""
+        return [self._backward.present()] if any(weight.requires_grad for weight in weights) else []
+
+    def current_layout(self) -> FeatureLayout:
         """Return the layout, made anew if a tensor or a parameter group was replaced."""
         tables: Any = self._modules[self.children_name]
         weights = [table._parameters["weight"] for table in tables._modules.values()]

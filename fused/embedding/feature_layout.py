@@ -143,6 +143,9 @@ class FeatureLayout:
             GroupLayout(group, [slot for slot in slots if slot.table in group.names], pools)
             for group in groups
         ]
+        #: The outputs in the order of the lookups, and the features in the order of `Inputs`.
+        self.outputs = [slot.output for slot in slots]
+        self.features = list(dict.fromkeys(slot.name for slot in slots))
         self._packed: dict[tuple[str, ...], PackedLayout | None] = {}
         self._on_cpu = all(group.device.type == "cpu" for group in groups)
         #: Whether one tensor can have all outputs of a forward pass.

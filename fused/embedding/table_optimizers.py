@@ -9,6 +9,7 @@ from torch import Tensor, nn, optim
 from keyedopt.fused.backends.interface import ALGORITHMS, ROW_STATE, Table
 from keyedopt.fused.dense.state_memory import empty
 from keyedopt.fused.optimizers import SGD, Adagrad, Adam, AdamW
+from keyedopt.fused.rowwise_adagrad import RowWiseAdagrad
 from keyedopt.fused.rule_optimizer import RuleOptimizer
 from keyedopt.fused.sparse.window import Window
 from keyedopt.fused.sparse_adam import SparseAdam
@@ -34,7 +35,7 @@ def make_optimizer(given: type[optim.Optimizer], kwargs: Mapping[str, Any]) -> R
     """
     params = [nn.Parameter(torch.empty(0, 1))]
     optimizer: RuleOptimizer = table_optimizers.make_optimizer(
-        given, params, kwargs, SUBSTITUTES, RuleOptimizer
+        given, params, kwargs, SUBSTITUTES, RuleOptimizer, RowWiseAdagrad
     )
     return optimizer
 

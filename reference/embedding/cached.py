@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn, optim
 
 from keyedopt.reference.embedding.cached_optimizer import CachedOptimizer, ForwardRows, check_rows
-from keyedopt.reference.embedding.config import EmbeddingConfig, check_tables, output_names, own_config
+from keyedopt.reference.embedding.config import EmbeddingConfig, output_names, own_configs
 from keyedopt.reference.embedding.host_table import HostTable
 from keyedopt.reference.embedding.inputs import check_features
 from keyedopt.reference.embedding.jagged import Features, is_keyed, jagged_tensors, keyed_tensor
@@ -72,8 +72,7 @@ class CachedEmbeddings(nn.Module, FusedOptimizerModule):
             raise ValueError(f"collection_class must be a collection of keyedopt, not {collection_class!r}")
         if options.get("process_group") is not None:
             raise ValueError("process_group must be None: cached tables have no replicas")
-        tables = [own_config(table) for table in tables]
-        check_tables(tables)
+        tables = own_configs(tables)
         places = places_by_table(tables, cached_rows)
         self._configs = [replace(table, init_fn=None) for table in tables]
         self._is_weighted = is_weighted

@@ -11,6 +11,7 @@ from keyedopt.reference.embedding.config import EmbeddingConfig, output_names
 from keyedopt.reference.embedding.inputs import check_features
 from keyedopt.reference.embedding.jagged import Features, Jagged
 from keyedopt.reference.embedding.lookup import gather
+from keyedopt.reference.embedding.lookup_operator import LOOK_UP
 from keyedopt.reference.embedding.optimizer import EmbeddingFusedOptimizer
 from keyedopt.reference.embedding.table_collection import TableCollection
 
@@ -38,7 +39,7 @@ class FusedCollection(TableCollection):
     Args:
         tables: their configurations, keyedopt's or torchrec's.
         optimizer_type: the class of the optimizer of all tables: torch's SGD, Adagrad, Adam, AdamW or
-            SparseAdam, or one of keyedopt's.
+            SparseAdam, torchrec's RowWiseAdagrad, or one of keyedopt's.
         optimizer_kwargs: its arguments, with ``error_if_nonfinite`` and, for ``Accumulate…``, the window.
             ``optimizer_state_dtypes={"momentum1": torch.bfloat16}`` stores the momentum of SGD, LarsSGD,
             Adam, LAMB and their variants in bfloat16 or float16; each step rounds momentum once, to nearest.
@@ -47,10 +48,14 @@ class FusedCollection(TableCollection):
         process_group: the ranks with replicas of the tables, which begin with the rows of the first rank. A
             backward pass updates all replicas alike, by the mean over the ranks of their gradients, as
             DistributedDataParallel does. All ranks of the group take part in each backward pass.
+        location: where torchrec's collections would place the tables: FBGEMM's `EmbeddingLocation`. HOST goes
+            with the device "cpu", DEVICE with an accelerator. None is either.
 
     Raises:
         ValueError: names the argument that is not valid.
     """
+
+    look_up_operator = LOOK_UP
 
     def __init__(
         self,
@@ -60,10 +65,23 @@ class FusedCollection(TableCollection):
         is_weighted: bool = False,
         device: torch.device | str | None = None,
         process_group: Any = None,
+        location: Any = None,
     ) -> None:
-        super().__init__(tables, EmbeddingFusedOptimizer(), is_weighted, device, process_group)
+        super().__init__(tables, EmbeddingFusedOptimizer(), is_weighted, device, process_group, location)
         self._backward = Backward(self._optim.update)
         self.set_first_optimizer(optimizer_type, optimizer_kwargs)
+
+    def prepare_tracing(self) -> None:
+        """Make the stand-ins of the tables before a compiler traces a forward pass."""
+        super().prepare_tracing()
+        weights = self._weights()
+        self._backward.leaves({name: weight for name, weight in weights.items() if self.trains(weight)})
+
+    def traced_leaves(self, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the stand-in of each table; a tensor without gradient for a table that is only read."""
+        stand_ins = self._backward.present()
+        pairs = zip(self._configs, weights, strict=True)
+        return [stand_ins[table.name] if weight.requires_grad else torch.empty(0) for table, weight in pairs]
 
     def _look_up(self, features: Features) -> list[Lookup]:
         """Check all features, and only then look them up."""
@@ -85,7 +103,7 @@ class FusedCollection(TableCollection):
         weights = self._weights()
         if not (self.training and torch.is_grad_enabled()):
             return dict.fromkeys(weights)
-        self._check_replication()
+        self.check_replication()
         fused = {name: weight for name, weight in weights.items() if weight in self._optim.state}
         leaves = {**weights, **self._backward.leaves(fused)}
         return {name: leaf if weights[name].requires_grad else None for name, leaf in leaves.items()}

@@ -2,8 +2,9 @@
 
 import enum
 import math
+import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -99,6 +100,35 @@ def own_config(table: Any) -> EmbeddingConfig:
     return own(**values)
 
 
+def own_configs(tables: Sequence[Any]) -> list[EmbeddingConfig]:
+    """Return the configurations of a collection as keyedopt's, and check them.
+
+    Neighbours of one name that differ in their features only are one table, with the initial values of the
+    first: torchrec's fused collections accept them, but save one of the two only.
+
+    Raises:
+        ValueError: names the table and the field that is not valid.
+    """
+    listed: list[EmbeddingConfig] = []
+    for table in map(own_config, tables):
+        if listed and listed[-1].name == table.name:
+            features = [*listed[-1].feature_names, *table.feature_names]
+            both = [
+                replace(each, feature_names=features, init_fn=listed[-1].init_fn)
+                for each in (listed[-1], table)
+            ]
+            if both[0] == both[1]:
+                warnings.warn(
+                    f"two configurations of table {table.name!r} are one table, with the features {features}",
+                    stacklevel=4,
+                )
+                listed[-1] = both[0]
+                continue
+        listed.append(table)
+    check_tables(listed)
+    return listed
+
+
 def check_tables(tables: Sequence[EmbeddingConfig]) -> None:
     """Check the tables of a collection.
 
@@ -117,7 +147,10 @@ def check_tables(tables: Sequence[EmbeddingConfig]) -> None:
         if hasattr(nn.ModuleDict, table.name):  # in torchrec too the tables are children of one
             raise ValueError(f"name must not be {table.name!r}, which torch.nn.ModuleDict has")
         if table.name in names:
-            raise ValueError(f"name must be unique, but two tables are called {table.name!r}")
+            raise ValueError(
+                f"Duplicate table name {table.name}: name must be unique, but two tables are called "
+                f"{table.name!r}"
+            )
         names.add(table.name)
         for field_name in ("num_embeddings", "embedding_dim"):
             value = getattr(table, field_name)

@@ -65,9 +65,30 @@ def split(features: Any, weighted: bool) -> dict[str, Jagged]:
             "features must have the same number of bags for each key: a variable batch size (stride_per_key "
             "or inverse_indices) is not supported; expand the features first"
         )
-    keys, batch = list(features.keys()), features.stride()
-    values, offsets = features.values(), features.offsets()
     weights = features.weights_or_none() if weighted else None
+    keys, batch = list(features.keys()), features.stride()
+    return split_packed(keys, batch, features.values(), features.offsets(), weights)
+
+
+def split_packed(
+    keys: Sequence[str],
+    batch: int,
+    values: torch.Tensor,
+    offsets: torch.Tensor,
+    weights: torch.Tensor | None,
+) -> dict[str, Jagged]:
+    """Return the features of a packed input, as views of its values.
+
+    Args:
+        keys: the F features.
+        batch: the number of bags B of each.
+        values: (N,) of all features.
+        offsets: (F × B + 1,) of all bags.
+        weights: (N,), or None.
+
+    Raises:
+        ValueError: offsets are not those of F × B bags.
+    """
     if offsets.dim() != 1 or offsets.numel() != len(keys) * batch + 1:
         raise ValueError(
             f"offsets of features must have shape ({len(keys)} keys × {batch} bags + 1,), "

@@ -85,3 +85,24 @@ def pool(
     if kind is PoolingType.MEAN:
         pooled = pooled / lengths.clamp(min=1)[:, None]
     return pooled
+
+
+def rows_gradient(
+    grad: torch.Tensor, offsets: torch.Tensor | None, weights: torch.Tensor | None, mean: bool, count: int
+) -> torch.Tensor:
+    """Return the gradients of the rows that were looked up, (N, D), from those of the output of `pool`.
+
+    Args:
+        grad: (B, D), or (N, D) if rows were not pooled.
+        offsets: (B + 1,); None if rows were not pooled.
+        weights: (N,), or None.
+        mean: whether bags were divided by their lengths.
+        count: the number of rows N.
+    """
+    if offsets is not None:
+        lengths = offsets.diff()
+        if mean:
+            grad = grad / lengths.clamp(min=1)[:, None]
+        bags = torch.arange(len(lengths), device=grad.device)
+        grad = grad[torch.repeat_interleave(bags, lengths, output_size=count)]
+    return grad if weights is None else grad * weights.to(grad.dtype)[:, None]

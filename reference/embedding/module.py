@@ -37,7 +37,6 @@ class EmbeddingBagCollection(FusedCollection):
         """Return the configurations of the tables, as torchrec's collection does."""
         return self._configs  # type: ignore[return-value]  # a table without pooling type is summed
 
-    @uncompiled
     def forward(self, features: Features) -> Any:
         """Look up and pool.
 
@@ -53,6 +52,12 @@ class EmbeddingBagCollection(FusedCollection):
         Raises:
             ValueError: names the feature and what is wrong with it; nothing has been looked up.
         """
+        if torch.compiler.is_compiling() and self.can_trace(features):
+            return self.look_up_traced(features)
+        return self._forward(features)
+
+    @uncompiled
+    def _forward(self, features: Features) -> Any:
         outputs = {
             found.output: pool(
                 found.rows,
@@ -75,12 +80,12 @@ class EmbeddingCollection(FusedCollection):
     """
 
     children_name = "embeddings"
+    pools = False
 
     def embedding_configs(self) -> Sequence[EmbeddingConfig]:
         """Return the configurations of the tables, as torchrec's collection does."""
         return self._configs
 
-    @uncompiled
     def forward(self, features: Features) -> Any:
         """Look up, as `EmbeddingBagCollection` does.
 
@@ -94,6 +99,12 @@ class EmbeddingCollection(FusedCollection):
         Raises:
             ValueError: names the feature and what is wrong with it; nothing has been looked up.
         """
+        if torch.compiler.is_compiling() and self.can_trace(features):
+            return self.look_up_traced(features)
+        return self._forward(features)
+
+    @uncompiled
+    def _forward(self, features: Features) -> Any:
         outputs = {}
         looked_up = self._look_up(features)
         for found in looked_up:

@@ -185,7 +185,7 @@ class EmbeddingOptimizerBase(StateForms, abc.ABC):
         self.param_groups.append(optimizer.param_groups[0])
 
     def move_state(self, moved: Mapping[torch.Tensor, torch.Tensor]) -> None:
-        """Move the state to the devices of the tables.
+        """Move the state to the devices of the tables; state on the device "meta" begins anew.
 
         Args:
             moved: for each table the parameter that it is now: torch makes a new one for a device that is
@@ -200,6 +200,11 @@ class EmbeddingOptimizerBase(StateForms, abc.ABC):
         for group in self.param_groups:
             group["params"] = [moved[weight] for weight in group["params"]]
         for weight, entry in self.state.items():
+            if not weight.is_meta and any(getattr(value, "is_meta", False) for value in entry.values()):
+                begun = self._initial_state(self._table_optimizers[weight], self._names[weight], weight)
+                for key in entry.keys() & begun.keys():
+                    same = isinstance(entry[key], torch.Tensor)
+                    entry[key] = begun[key].to(entry[key].dtype) if same else begun[key]
             for key, value in entry.items():
                 if not isinstance(value, torch.Tensor):
                     value.to(weight.device)

@@ -1,5 +1,6 @@
 """Tables in a module, and their optimizer: the base of the collections in `reference` and `fused`."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Self
@@ -8,9 +9,12 @@ import torch
 from torch import nn, optim
 from torch.nn.parallel import DistributedDataParallel
 
-from keyedopt.reference.embedding.config import EmbeddingConfig, check_tables, own_config
+from keyedopt.reference.embedding.config import EmbeddingConfig, own_configs
+from keyedopt.reference.embedding.location import check_location
 from keyedopt.reference.embedding.optimizer_base import EmbeddingOptimizerBase
+from keyedopt.reference.embedding.quantization import refuse_quantization
 from keyedopt.reference.embedding.replicas import Replicas, check_replication
+from keyedopt.reference.embedding.tracing import TracedLookups
 from keyedopt.reference.fused import FusedOptimizerModule, disown, own
 
 
@@ -24,14 +28,24 @@ class Table(nn.Module):
         super().__init__()
         shape = (config.num_embeddings, config.embedding_dim)
         self.weight = nn.Parameter(self.empty(shape, dtype=config.data_type, device=device))
+        self._bounds = config.get_weight_init_min(), config.get_weight_init_max()
+        # A function may not be copied: it is kept only as long as the rows have no memory.
+        self._init_fn = config.init_fn
+        self.fill()
+
+    def fill(self) -> None:
+        """Give the rows their initial values; on the device "meta" do nothing."""
+        if self.weight.is_meta:
+            return
         with torch.no_grad():
-            if config.init_fn is not None:
-                config.init_fn(self.weight)
+            if self._init_fn is not None:
+                self._init_fn(self.weight)
             else:
-                self.weight.uniform_(config.get_weight_init_min(), config.get_weight_init_max())
+                self.weight.uniform_(*self._bounds)
+        self._init_fn = None
 
 
-class TableCollection(nn.Module, FusedOptimizerModule):
+class TableCollection(TracedLookups, FusedOptimizerModule):
     """Embedding tables, and the optimizer that updates them in the backward pass; no lookups.
 
     Args:
@@ -40,13 +54,12 @@ class TableCollection(nn.Module, FusedOptimizerModule):
         is_weighted: whether each row that is looked up has a weight.
         device: of the tables.
         process_group: ranks with replicas of the tables; None if this rank has the only one.
+        location: FBGEMM's `EmbeddingLocation`, or None; see `check_location`.
 
     Raises:
         ValueError: names the argument that is not valid.
     """
 
-    #: The name of the child that has the tables as its children, as in torchrec.
-    children_name = ""
     #: The class of these children.
     table_class = Table
 
@@ -57,10 +70,11 @@ class TableCollection(nn.Module, FusedOptimizerModule):
         is_weighted: bool = False,
         device: torch.device | str | None = None,
         process_group: Any = None,
+        location: Any = None,
     ) -> None:
         super().__init__()
-        tables = [own_config(table) for table in tables]
-        check_tables(tables)
+        check_location(location, device)
+        tables = own_configs(tables)
         self._configs = [replace(table, init_fn=None) for table in tables]  # a function may not be copied
         self._is_weighted = is_weighted
         self._optim: Any = optimizer
@@ -69,7 +83,32 @@ class TableCollection(nn.Module, FusedOptimizerModule):
         own(self, list(self._weights().values()))
         if process_group is not None:
             self._optim.replicas = Replicas(process_group)
+            self._make_replicas_equal()
+
+    def reset_parameters(self) -> None:
+        """Fill all tables with initial values, as torchrec's collections do after `to_empty`.
+
+        The function `init_fn` of a configuration is called if the table was made on the device "meta" and is
+        filled for the first time; otherwise values are drawn uniformly from the bounds. State is unchanged.
+        With a process group all ranks take part, and get the rows of the first rank.
+        """
+        for table in self.get_submodule(self.children_name).children():
+            table.fill()  # type: ignore[operator]  # the children are tables
+        self._make_replicas_equal()
+
+    def _make_replicas_equal(self) -> None:
+        """Give the replicas the rows of the first rank, if there are replicas and the tables have memory."""
+        if self._optim.replicas is not None and self.device.type != "meta":
             self._optim.replicas.make_equal(self._weights().values())
+
+    def table_configs(self) -> Sequence[EmbeddingConfig]:
+        """Return the configurations of the tables."""
+        return self._configs
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name == "qconfig":
+            refuse_quantization(sys._getframe(1).f_locals.get("qconfig_dict"))
+        super().__setattr__(name, value)
 
     def is_weighted(self) -> bool:
         """Return whether each row that is looked up has a weight."""
@@ -101,6 +140,7 @@ class TableCollection(nn.Module, FusedOptimizerModule):
         if not chosen or len(chosen) != len(weights):
             raise ValueError("params must be weights of the tables of this module, each once")
         self._optim.use(optimizer_class, chosen, optimizer_kwargs)
+        self.prepare_tracing()
 
     def set_first_optimizer(
         self, optimizer_class: type[optim.Optimizer] | None, optimizer_kwargs: Mapping[str, Any] | None
@@ -108,12 +148,14 @@ class TableCollection(nn.Module, FusedOptimizerModule):
         """Update all tables with an optimizer of this class; leave them plain parameters without a class."""
         if optimizer_class is not None:
             self.set_optimizer(optimizer_class, list(self.parameters()), optimizer_kwargs or {})
+        else:
+            self.prepare_tracing()
 
     def trains(self, weight: torch.Tensor) -> bool:
         """Return whether a table has an optimizer."""
         return weight in self._optim.state
 
-    def _check_replication(self) -> None:
+    def check_replication(self) -> None:
         """Raise RuntimeError inside DistributedDataParallel if it reduces tables that have an optimizer."""
         if DistributedDataParallel._active_ddp_module is not None:
             trained = {name: weight for name, weight in self._weights().items() if self.trains(weight)}
@@ -124,7 +166,7 @@ class TableCollection(nn.Module, FusedOptimizerModule):
         return {name: table.get_parameter("weight") for name, table in children}
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        """Move the state with the module to a device."""
+        """Move the state with the module to a device; from the device "meta" it begins anew."""
         before = self._weights()
         disown(before.values())
         try:
@@ -132,11 +174,13 @@ class TableCollection(nn.Module, FusedOptimizerModule):
         finally:
             own(self, list(self._weights().values()))
         self._optim.move_state({before[name]: weight for name, weight in self._weights().items()})
+        self.prepare_tracing()
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         own(self, list(self._weights().values()))
+        self.prepare_tracing()
 
 
 def _among(tensor: torch.Tensor, tensors: Sequence[torch.Tensor]) -> bool:

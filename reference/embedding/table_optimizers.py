@@ -1,6 +1,7 @@
 """Which optimizer a table has: the unfused one, whose rule, options and state the fused one uses."""
 
 import inspect
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import optim
 from keyedopt.reference import optimizers
 from keyedopt.reference.embedding.keys import convert
 from keyedopt.reference.embedding.lookup import gradient_dtype
+from keyedopt.reference.rowwise_adagrad import RowWiseAdagrad
 from keyedopt.reference.rule_optimizer import RuleOptimizer
 from keyedopt.reference.sparse_adam import SparseAdam
 from keyedopt.reference.window import Window
@@ -47,28 +49,31 @@ def make_optimizer(
     kwargs: Mapping[str, Any],
     substitutes: Mapping[type[optim.Optimizer], tuple[type[Any], Mapping[str, Any]]] = SUBSTITUTES,
     base: type[optim.Optimizer] = RuleOptimizer,
+    row_wise: type[optim.Optimizer] = RowWiseAdagrad,
 ) -> Any:
     """Return the unfused optimizer of some tables, which checks the arguments and makes the group.
 
     Arguments that are left out have the defaults of `TABLE_DEFAULTS`, then those of the class.
 
     Args:
-        optimizer_class: a key of `substitutes`, or a subclass of `base`.
+        optimizer_class: a key of `substitutes`, torchrec's RowWiseAdagrad, or a subclass of `base`.
         params: of the group.
         kwargs: the arguments of the optimizer.
         substitutes: the class that has the formula of each of torch's optimizers, and its defaults.
         base: of the classes that have a formula for rows.
+        row_wise: the class that has the formula of torchrec's RowWiseAdagrad.
 
     Raises:
         ValueError: the class or an argument is not supported.
     """
-    found, defaults = substitutes.get(optimizer_class, (optimizer_class, {}))
+    known = {**substitutes, **_torchrecs(row_wise)}
+    found, defaults = known.get(optimizer_class, (optimizer_class, {}))
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ValueError(
-            "optimizer_type must be SGD, Adagrad, Adam, AdamW or SparseAdam of torch, or one of keyedopt's "
-            f"optimizers, not {optimizer_class!r}"
+            "optimizer_type must be SGD, Adagrad, Adam, AdamW or SparseAdam of torch, RowWiseAdagrad of "
+            f"torchrec, or one of keyedopt's optimizers, not {optimizer_class!r}"
         )
-    if optimizer_class in substitutes:
+    if optimizer_class in known:
         kwargs = _known_to_tables(optimizer_class, found, kwargs)
     try:
         optimizer = found(list(params), **{**table_defaults(found), **defaults, **kwargs})
@@ -77,6 +82,14 @@ def make_optimizer(
     if optimizer.param_groups[0].get("dampening"):
         raise ValueError("dampening must be 0, because state is made before the first step")
     return optimizer
+
+
+def _torchrecs(
+    row_wise: type[optim.Optimizer],
+) -> dict[type[optim.Optimizer], tuple[type[Any], Mapping[str, Any]]]:
+    """Return torchrec's own class with a formula, and ours for it; nothing unless torchrec is imported."""
+    upstream = getattr(sys.modules.get("torchrec.optim.rowwise_adagrad"), "RowWiseAdagrad", None)
+    return {} if upstream is None else {upstream: (row_wise, {})}
 
 
 def _known_to_tables(
@@ -88,10 +101,16 @@ def _known_to_tables(
     for name, default in lacking.items():
         if kwargs[name] != default:
             raise ValueError(
-                f"optimizer_kwargs: tables do not support the option {name} of torch.optim.{asked.__name__}: "
+                f"optimizer_kwargs: tables do not support the option {name} of {_full_name(asked)}: "
                 f"leave it out, got {kwargs[name]!r}"
             )
     return {name: value for name, value in kwargs.items() if name not in lacking}
+
+
+def _full_name(optimizer_class: type[optim.Optimizer]) -> str:
+    """Return the name of a class of torch or torchrec, as users import it."""
+    library = "torch.optim" if optimizer_class.__module__.startswith("torch.") else "torchrec.optim"
+    return f"{library}.{optimizer_class.__name__}"
 
 
 def algorithm(optimizer: RuleOptimizer) -> str:

@@ -178,7 +178,7 @@ def test_a_module_is_freed():
 
 def test_auto_takes_the_fast_one_where_it_can():
     def chosen(module):
-        return {group.backend.name for group in module._current_layout().groups}
+        return {group.backend.name for group in module.current_layout().groups}
 
     fast = "torch" if backends.available()["native"] else "native"
     assert chosen(make()) == {fast}
@@ -188,7 +188,7 @@ def test_auto_takes_the_fast_one_where_it_can():
 
 def test_the_environment_may_prefer_one(monkeypatch):
     monkeypatch.setenv(backends.PREFERRED, "torch")
-    assert make()._current_layout().groups[0].backend.name == "torch"
+    assert make().current_layout().groups[0].backend.name == "torch"
     monkeypatch.setenv(backends.PREFERRED, "fast")
     with pytest.raises(ValueError, match="fast"):
         make()

@@ -1,17 +1,19 @@
-"""Embedding modules: evaluation between training steps, and compiled models."""
+"""Embedding modules: evaluation between training steps, compiled models, deferred initialization."""
 
 import pytest
 import torch
 
 from keyedopt.conformance.suite.support.assertions import expect_bits, expect_unchanged, snapshot
-from keyedopt.conformance.suite.support.device import tensor
+from keyedopt.conformance.suite.support.device import tensor, the_device
 from keyedopt.conformance.suite.support.embedding import (
+    BAGS,
     ONE_TABLE,
     collection,
     fit,
     jagged,
     lookups,
     tables_and_state,
+    tables_of,
 )
 from keyedopt.conformance.suite.support.in_backward import COMPILED
 from keyedopt.conformance.suite.support.inputs import INTERPRETED
@@ -70,6 +72,63 @@ def test_compiled(impl, what):
         expect_bits(seen.detach(), step(other, jagged(BAG), scale), "the loss")
     before = snapshot(tables_and_state(other))
     expect_unchanged(before, tables_and_state(module), "tables and state of the compiled model")
+
+
+@pytest.mark.clause("FUSED-101")
+@pytest.mark.needs("{kind}", "Adam")
+@pytest.mark.parametrize("kind", ["EmbeddingBagCollection", "EmbeddingCollection"])
+def test_compiled_into_one_graph(impl, kind):
+    """A model in one graph trains and evaluates as without compiling; a second forward pass counts, too."""
+    module, other = (collection(impl, "Adam", kind=kind) for _ in range(2))
+
+    def loss(tables, features):
+        found = [*tables(features).values(), *tables(features).values()]
+        # Gradients are small integers: their sums are exact in any order.
+        return sum((place + 1) * output.sum() for place, output in enumerate(found))
+
+    compiled = torch.compile(loss, backend="eager", fullgraph=True)
+    for _ in range(2):
+        for each, tables in ((compiled, module), (loss, other)):
+            each(tables, jagged(BAGS)).backward()
+    before = snapshot(tables_and_state(other))
+    expect_unchanged(before, tables_and_state(module), "tables and state of the compiled model")
+    module.eval()
+    seen = compiled(module, jagged(BAGS)).detach()
+    expect_bits(seen, loss(other, jagged(BAGS)).detach(), "the loss in evaluation")
+
+
+@pytest.mark.clause("FUSED-101")
+@pytest.mark.needs("EmbeddingBagCollection", "Adagrad")
+def test_exported(impl):
+    """An exported module gives the outputs of the module, also for features that it was not exported with."""
+    module = collection(impl, "Adagrad").eval()
+    sizes = {name: ({0: torch.export.Dim.AUTO}, {0: torch.export.Dim.AUTO}) for name in BAGS}
+    program = torch.export.export(module, (jagged(BAGS),), dynamic_shapes=(sizes,), strict=False).module()
+    for bags in (BAGS, {"f": [[5, 0, 4], []], "g": [[3], [2]], "h": [[], [4]]}):
+        seen, expected = program(jagged(bags)), module(jagged(bags))
+        for name, output in expected.items():
+            expect_bits(seen[name].detach(), output.detach(), f"output {name} of the exported module")
+
+
+@pytest.mark.clause("FUSED-100")
+@pytest.mark.needs("EmbeddingBagCollection", "{optimizer}")
+@pytest.mark.parametrize("optimizer", ["SGD", "Adagrad", "RowWiseAdagrad", "Adam"])
+def test_deferred_initialization(impl, optimizer):
+    """Tables from the device "meta" have initial state after `to_empty`, and train as tables made at once."""
+    options = {"initial_accumulator_value": 0.25} if "Adagrad" in optimizer else {}
+    other = collection(impl, optimizer, options)
+    module = collection(impl, optimizer, options, device="meta")
+    assert all(table.is_meta for table in tables_of(module).values()), "tables on meta have no memory"
+    module.to_empty(device=the_device())
+    with torch.no_grad():
+        for name, table in tables_of(module).items():
+            table.copy_(tables_of(other)[name])
+    before = snapshot(tables_and_state(other))
+    expect_unchanged(before, tables_and_state(module), "tables and state after to_empty")
+    fit(module, jagged(BAGS), steps=2)
+    fit(other, jagged(BAGS), steps=2)
+    before = snapshot(tables_and_state(other))
+    expect_unchanged(before, tables_and_state(module), "tables and state after training")
 
 
 @pytest.mark.clause("FUSED-022", "FUSED-036")
