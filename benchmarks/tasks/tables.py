@@ -335,8 +335,14 @@ def _training(optimizer: str) -> tuple[Task, ...]:
 TASKS = (
     *(task for optimizer in STATE for task in _training(optimizer)),
     Task(
-        *("forward_joined", f"forward of pooled tables; {JOINED}", "lookups"),
-        *(Lookups.forward_bytes, train, "sgd", "forward", True),
+        "forward_joined",
+        f"forward of pooled tables; {JOINED}",
+        "lookups",
+        Lookups.forward_bytes,
+        train,
+        "sgd",
+        "forward",
+        joined=True,
     ),
     Task(
         "forward",

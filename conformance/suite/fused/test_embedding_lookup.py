@@ -344,9 +344,9 @@ def test_bad_tables(impl, name, value):
 
 @pytest.mark.clause("FUSED-033")
 @pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.errors_name_arguments")
-@pytest.mark.parametrize("tables", [[], [["t", 4, 4, ["f"]], ["t", 4, 4, ["g"]]]])
+@pytest.mark.parametrize("tables", [[], [["t", 4, 4, ["f"]], ["t", 5, 4, ["g"]]]])
 def test_bad_lists_of_tables(impl, tables):
-    """An empty list of tables, and two tables with one name, raise ValueError."""
+    """An empty list of tables, and two tables of unlike size with one name, raise ValueError."""
     expect_raises(lambda: collection(impl, tables=tables), ValueError, expected="ValueError")
 
 

@@ -163,6 +163,7 @@ class NativeBackend(Backend):
         """
         described: Any
         items: Any
+        kept: list[Any]
         if type(lookups) is PackedLookups and type(tables) is Tables:
             described, items = cached_tables(tables, None, _kernels), _packed_with_gradient(tables, lookups)
             looked_up, kept = set(lookups.tables), []
