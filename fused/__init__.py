@@ -3,6 +3,8 @@
 from keyedopt.fused.accumulate import (
     AccumulateAdagrad,
     AccumulateAdam,
+    AccumulateAdamW,
+    AccumulateRowWiseAdagrad,
     AccumulateSGD,
 )
 from keyedopt.fused.apply_optimizer_in_backward import (
@@ -50,6 +52,8 @@ __all__ = [
     "SGD",
     "AccumulateAdagrad",
     "AccumulateAdam",
+    "AccumulateAdamW",
+    "AccumulateRowWiseAdagrad",
     "AccumulateSGD",
     "Adagrad",
     "Adam",

@@ -4,7 +4,13 @@ The module paths follow upstream's (``keyed``, ``clipping``, ``warmup``, ``fused
 ``torchrec.optim`` runs with ``keyedopt.reference`` in its place.
 """
 
-from keyedopt.reference.accumulate import AccumulateAdagrad, AccumulateAdam, AccumulateSGD
+from keyedopt.reference.accumulate import (
+    AccumulateAdagrad,
+    AccumulateAdam,
+    AccumulateAdamW,
+    AccumulateRowWiseAdagrad,
+    AccumulateSGD,
+)
 from keyedopt.reference.apply_optimizer_in_backward import (
     apply_optimizer_in_backward,
     in_backward_optimizer_filter,
@@ -47,6 +53,8 @@ __all__ = [
     "SGD",
     "AccumulateAdagrad",
     "AccumulateAdam",
+    "AccumulateAdamW",
+    "AccumulateRowWiseAdagrad",
     "AccumulateSGD",
     "Adagrad",
     "Adam",

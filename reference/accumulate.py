@@ -3,7 +3,8 @@
 With ``use_accumulate`` each step stores the current gradients, and each ``accumulate_step``-th step applies
 one update with the sum of the window, which is not divided by its length. So N micro-batches equal one batch
 of their sum, and step counts increase once in a window. Without ``use_accumulate`` the optimizers are `SGD`,
-`Adagrad` and `Adam`.
+`Adagrad`, `RowWiseAdagrad`, `Adam` and `AdamW`. Rec SDK Torch has neither `AccumulateRowWiseAdagrad` nor
+`AccumulateAdamW`.
 
 Differences from Rec SDK Torch: the window is part of the state, so a checkpoint in the middle of a window
 loses nothing; and the sum over all gradients of the window is taken in float64 and rounded once, so its error
@@ -18,11 +19,18 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import ParamsT
 
-from keyedopt.reference.optimizers import SGD, Adagrad, Adam
+from keyedopt.reference.optimizers import SGD, Adagrad, Adam, AdamW
+from keyedopt.reference.rowwise_adagrad import RowWiseAdagrad
 from keyedopt.reference.rule_optimizer import RuleOptimizer
 from keyedopt.reference.window import Window
 
-__all__ = ["AccumulateAdagrad", "AccumulateAdam", "AccumulateSGD"]
+__all__ = [
+    "AccumulateAdagrad",
+    "AccumulateAdam",
+    "AccumulateAdamW",
+    "AccumulateRowWiseAdagrad",
+    "AccumulateSGD",
+]
 
 
 class Accumulating(RuleOptimizer):
@@ -169,6 +177,17 @@ class AccumulateAdagrad(Accumulating, Adagrad):
 
 class AccumulateAdam(Accumulating, Adam):
     """`Adam` over windows of backward passes; takes its arguments and those of `Accumulating`."""
+
+
+class AccumulateRowWiseAdagrad(Accumulating, RowWiseAdagrad):
+    """`RowWiseAdagrad` over windows of backward passes; takes its arguments and those of `Accumulating`."""
+
+
+class AccumulateAdamW(Accumulating, AdamW):
+    """`AdamW` over windows of backward passes, which decays once in a window.
+
+    It takes the arguments of `AdamW` and those of `Accumulating`.
+    """
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -26,6 +26,8 @@ FUSED = {
     "AccumulateSGD": {"use_accumulate": True, "accumulate_step": 2, "momentum": 0.9},
     "AccumulateAdagrad": {"use_accumulate": True, "accumulate_step": 2},
     "AccumulateAdam": {"use_accumulate": True, "accumulate_step": 2},
+    "AccumulateAdamW": {"use_accumulate": True, "accumulate_step": 2},
+    "AccumulateRowWiseAdagrad": {"use_accumulate": True, "accumulate_step": 2},
 }
 FBGEMM = ("SGD", "Adagrad", "RowWiseAdagrad")
 

@@ -29,6 +29,8 @@ OPTIONS = {
     "AccumulateSGD": {"use_accumulate": True, "accumulate_step": 3, "momentum": 0.9},
     "AccumulateAdagrad": {"use_accumulate": True, "accumulate_step": 3},
     "AccumulateAdam": {"use_accumulate": True, "accumulate_step": 3},
+    "AccumulateAdamW": {"use_accumulate": True, "accumulate_step": 3},
+    "AccumulateRowWiseAdagrad": {"use_accumulate": True, "accumulate_step": 3},
 }
 #: Triton needs its interpreter where there is no GPU, and that a process of its own.
 ALONE = ("triton",)

@@ -149,7 +149,13 @@ def files_called():
         sys.setprofile(None)
 
 
-ACCUMULATING = ("AccumulateSGD", "AccumulateAdagrad", "AccumulateAdam")
+ACCUMULATING = (
+    "AccumulateSGD",
+    "AccumulateAdagrad",
+    "AccumulateRowWiseAdagrad",
+    "AccumulateAdam",
+    "AccumulateAdamW",
+)
 
 
 @pytest.mark.parametrize("layout", ["dense", "sparse"])

@@ -1,6 +1,12 @@
 """Sound optimizers that differ from the reference in what documents leave free, as one implementation."""
 
-from sound_accumulate import AccumulateAdagrad, AccumulateAdam, AccumulateSGD
+from sound_accumulate import (
+    AccumulateAdagrad,
+    AccumulateAdam,
+    AccumulateAdamW,
+    AccumulateRowWiseAdagrad,
+    AccumulateSGD,
+)
 from sound_algorithms import (
     LAMB,
     SGD,
@@ -30,7 +36,8 @@ from sound_sparse import SparseAdam
 from keyedopt.conformance.targets.implementation import Implementation
 
 __all__ = [
-    "LAMB", "SGD", "AccumulateAdagrad", "AccumulateAdam", "AccumulateSGD", "Adagrad", "Adam", "AdamW",
+    "LAMB", "SGD", "AccumulateAdagrad", "AccumulateAdam", "AccumulateAdamW", "AccumulateRowWiseAdagrad",
+    "AccumulateSGD", "Adagrad", "Adam", "AdamW",
     "CombinedOptimizer", "EmbeddingBagCollection", "EmbeddingCollection", "FaultTolerantOptimizer",
     "GradientClipping", "GradientClippingOptimizer", "KeyedOptimizer", "KeyedOptimizerWrapper", "LarsSGD",
     "OptimizerWrapper", "PartialRowWiseAdam", "PartialRowWiseLAMB", "RowWiseAdagrad", "SemisyncOptimizer",

@@ -102,3 +102,11 @@ class AccumulateAdagrad(Window, sound_algorithms.Adagrad):
 
 class AccumulateAdam(Window, sound_algorithms.Adam):
     pass
+
+
+class AccumulateRowWiseAdagrad(Window, sound_algorithms.RowWiseAdagrad):
+    pass
+
+
+class AccumulateAdamW(Window, sound_algorithms.AdamW):
+    pass

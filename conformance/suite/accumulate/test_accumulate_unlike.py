@@ -8,46 +8,18 @@ import torch
 
 from keyedopt.conformance.suite.support.accumulate import (
     ACCUMULATING,
+    BATCHES,
+    WINDOWS,
     expect_near,
     fixed_table,
     gradient_of_step,
     make_accumulating,
+    micro_batch,
+    train_micro_batches,
+    train_sum,
 )
 from keyedopt.conformance.suite.support.assertions import expect_bits, expect_unchanged, snapshot
-from keyedopt.conformance.suite.support.device import tensor, zeros
 from keyedopt.conformance.suite.support.embedding import collection, fit, jagged, lookups, tables_of
-
-#: The layouts of the micro-batches of a window.
-WINDOWS = (
-    ("sparse", "dense", "dense", "few", "empty"),
-    ("dense", "few", "dense", "dense", "empty"),
-    ("empty", "few", "sparse", "dense", "dense"),
-    ("dense", "dense", "sparse", "empty", "few"),
-)
-
-
-def micro_batch(step: int, layout: str) -> torch.Tensor:
-    """Make the gradient of a step."""
-    if layout == "empty":
-        return torch.sparse_coo_tensor(zeros(1, 0, dtype=torch.int64), zeros(0, 4), (6, 4))
-    if layout == "few":
-        return torch.sparse_coo_tensor(tensor([[5]]), gradient_of_step(step)[:1], (6, 4))
-    return gradient_of_step(step, layout)
-
-
-def train_micro_batches(optimizer: Any, param: Any, window: tuple[str, ...], steps: range) -> None:
-    """Take the steps of a window."""
-    for step in steps:
-        param.grad = micro_batch(step, window[step])
-        optimizer.step()
-
-
-def train_sum(optimizer: Any, param: Any, window: tuple[str, ...]) -> None:
-    """Take one step with the sum of a window."""
-    param.grad = torch.stack(
-        [micro_batch(step, layout).to_dense() for step, layout in enumerate(window)]
-    ).sum(0)
-    optimizer.step()
 
 
 @pytest.mark.clause("ACC-003", "ACC-017")
@@ -123,16 +95,6 @@ def test_gradients_are_left(impl: Any, window: tuple[str, ...], kind: str) -> No
         optimizer.step()
     for grad, before in given:
         expect_bits(grad, before, "the gradient")
-
-
-#: Micro-batches of an embedding module: of many rows and few, with and without values.
-BATCHES: tuple[dict[str, Any], ...] = (
-    {"f": [[0, 1, 1], [2, 3]], "g": [[4], [1, 5]], "h": [[3, 3], [0]]},
-    {"f": [[2], []], "g": [[], []], "h": [[4], []]},
-    {"f": [[], []], "g": [[], []], "h": [[], []]},
-    {"f": [[1], []], "g": [[3], []], "h": [[], [4]]},
-    {"f": [[5], [2]], "g": [[], []], "h": [[], [1]]},
-)
 
 
 @pytest.mark.clause("ACC-021", "ACC-022")
