@@ -1,6 +1,10 @@
 """The memory of a tensor, for kernels that get its address."""
 
+from collections.abc import Iterable
+
 from torch import Tensor, nn
+
+from keyedopt.fused.backends.interface import Lookup
 
 #: Classes of tensors whose address is that of their memory.
 PLAIN = (Tensor, nn.Parameter)
@@ -34,3 +38,11 @@ def address(tensor: Tensor) -> int:
     if found < LOWEST:
         check_memory(tensor)
     return found
+
+
+def check_lookups(lookups: Iterable[Lookup]) -> None:
+    """Raise RuntimeError if memory of an input has been freed: some of torch's operators would read it."""
+    for lookup in lookups:
+        for tensor in (lookup.values, lookup.offsets, lookup.weights, lookup.grad):
+            if tensor is not None:
+                check_memory(tensor)

@@ -67,7 +67,10 @@ def sum_listed(rows: Tensor, grads: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def coalesce_lookups(lookups: Sequence[Lookup]) -> list[RowGradients]:
-    """Sum the gradients of every row that was looked up, table by table."""
+    """Sum the gradients of every row that was looked up, table by table.
+
+    Backends call `check_lookups` before: torch's operators read memory that has been freed.
+    """
     by_table: dict[int, list[Lookup]] = {}
     for lookup in lookups:
         by_table.setdefault(lookup.table, []).append(lookup)

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from keyedopt.fused.backends import torch_rules
 from keyedopt.fused.backends.interface import Backend, Lookup, RowGradients, Step, Table, misfit
-from keyedopt.fused.backends.memory import check_memory
+from keyedopt.fused.backends.memory import check_lookups
 from keyedopt.fused.backends.sums import coalesce_lookups
 
 WIDE = (torch.float32, torch.float64)
@@ -31,13 +31,13 @@ class TorchBackend(Backend):
     @torch.no_grad()
     def look_up(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[Tensor]:
         """Return the output of each lookup, in float32 at least."""
-        _check_inputs(lookups)
+        check_lookups(lookups)
         return [_looked_up(tables[lookup.table].weight, lookup) for lookup in lookups]
 
     @torch.no_grad()
     def coalesce(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[RowGradients]:
         """Sum the gradients of every row in float64, rounded once."""
-        _check_inputs(lookups)
+        check_lookups(lookups)
         return coalesce_lookups(lookups)
 
     def update(self, tables: Sequence[Table], lookups: Sequence[Lookup], step: Step) -> None:
@@ -50,14 +50,6 @@ class TorchBackend(Backend):
         for given in gradients:
             if given.rows.numel():
                 _update(tables[given.table], given.rows, given.grads, step)
-
-
-def _check_inputs(lookups: Sequence[Lookup]) -> None:
-    """Raise RuntimeError if memory of an input has been freed: some of torch's operators would read it."""
-    for lookup in lookups:
-        for tensor in (lookup.values, lookup.offsets, lookup.weights, lookup.grad):
-            if tensor is not None:
-                check_memory(tensor)
 
 
 def _looked_up(weight: Tensor, lookup: Lookup) -> Tensor:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from keyedopt.fused.backends.memory import check_memory
 from keyedopt.fused.backends.native import parse_bags
 from keyedopt.reference.embedding.inputs import (
     INTEGERS,
@@ -52,7 +53,10 @@ class Inputs:
 
         Raises:
             ValueError: names the feature and what is wrong with it.
+            RuntimeError: memory has been freed, which some of torch's operators would read.
         """
+        for tensor in (*self.values, *self.offsets):
+            check_memory(tensor)
         if not self.on_cpu() and self._are_valid(rows):
             return
         for name, values, offsets in zip(self.names, self.values, self.offsets, strict=True):
@@ -98,12 +102,19 @@ def parse_packed(
     if weights is not None:
         if not weights.is_floating_point() or weights.shape != values.shape or weights.requires_grad:
             return None
-        weights = weights.float().contiguous()
-    return keys, values.long().contiguous(), offsets.long().contiguous(), weights, bags
+        weights = _contiguous(weights, torch.float32)
+    return keys, _contiguous(values, torch.int64), _contiguous(offsets, torch.int64), weights, bags
+
+
+def _contiguous(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return a contiguous tensor of a dtype; raise RuntimeError if a copy would read freed memory."""
+    if tensor.dtype is not dtype or not tensor.is_contiguous():
+        check_memory(tensor)
+    return tensor.to(dtype).contiguous()
 
 
 def parse(features: Features, names: list[str], weighted: bool) -> Inputs:
-    """Return the features that are looked up; memory of tensors is not read.
+    """Return the features that are looked up; memory is read only to convert dtypes and layouts.
 
     Args:
         features: the input of a forward pass; features of no table are ignored.
@@ -122,7 +133,7 @@ def parse(features: Features, names: list[str], weighted: bool) -> Inputs:
     found = [parse_feature(features, name, weighted) for name in names]
     return Inputs(
         names,
-        [jagged.values.long().contiguous() for jagged in found],
-        [jagged.offsets.long().contiguous() for jagged in found],
+        [_contiguous(jagged.values, torch.int64) for jagged in found],
+        [_contiguous(jagged.offsets, torch.int64) for jagged in found],
         [jagged.weights for jagged in found] if weighted else None,
     )

@@ -9,6 +9,8 @@ from keyedopt.fused.bulk import native
 from keyedopt.fused.embedding import (
     EmbeddingBagCollection,
     EmbeddingBagConfig,
+    EmbeddingCollection,
+    EmbeddingConfig,
 )
 
 OPTIMIZERS = {
@@ -137,15 +139,31 @@ def test_a_table_with_freed_memory_raises(backend, what):
             module(features())
 
 
-@pytest.mark.skipif(native is None, reason="torch's own operators read freed indices")
+@pytest.mark.parametrize("backend", ["auto", "torch", "fbgemm"])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32])
 @pytest.mark.parametrize("which", [0, 1])
-def test_inputs_without_memory_raise(which):
+def test_inputs_without_memory_raise(which, dtype, backend):
     """Row numbers or offsets that are freed before the lookup or before the backward pass are an error."""
-    module, given = bags(), features()
+    if backend == "fbgemm":
+        pytest.importorskip("fbgemm_gpu")
+    kind = optim.Adagrad if backend == "fbgemm" else optim.Adam
+    module = bags(kind, backend=backend)
+    given = {"f": tuple(each.to(dtype) for each in features()["f"])}
     output = module(given)["f"].sum()
     free(given["f"][which])
+    if dtype is torch.int64:  # others are copied by the lookup
+        with pytest.raises(RuntimeError):
+            output.backward()
     with pytest.raises(RuntimeError):
-        output.backward()
+        module(given)
+
+
+@pytest.mark.parametrize("backend", ["auto", "torch"])
+def test_unpooled_inputs_without_memory_raise(backend):
+    """Row numbers that are freed before the lookup are an error."""
+    table = EmbeddingConfig(8, 4, name="t", feature_names=["f"])
+    module, given = EmbeddingCollection([table], optim.Adam, {"lr": 0.1}, backend=backend), features()
+    free(given["f"][0])
     with pytest.raises(RuntimeError):
         module(given)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from keyedopt.fused.backends.fbgemm import tbe
 from keyedopt.fused.backends.fbgemm.arguments import arguments, refusal
 from keyedopt.fused.backends.interface import Backend, Lookup, RowGradients, Step, Table, misfit
+from keyedopt.fused.backends.memory import check_lookups, check_memory
 from keyedopt.fused.backends.sums import coalesce_lookups
 
 CONTIGUOUS = "FBGEMM needs contiguous tables and states"
@@ -35,9 +36,11 @@ class FbgemmBackend(Backend):
 
     def look_up(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[Tensor]:
         """Return the output of each lookup, in float32."""
+        check_lookups(lookups)
         outputs = []
         for lookup in lookups:
             weight = tables[lookup.table].weight
+            check_memory(weight)
             if not weight.is_contiguous():
                 raise ValueError(CONTIGUOUS)
             offsets, factors = _bags(lookup)
@@ -50,11 +53,13 @@ class FbgemmBackend(Backend):
     @torch.no_grad()
     def coalesce(self, tables: Sequence[Table], lookups: Sequence[Lookup]) -> list[RowGradients]:
         """Sum the gradients of every row."""
+        check_lookups(lookups)
         return coalesce_lookups(lookups)
 
     @torch.no_grad()
     def update(self, tables: Sequence[Table], lookups: Sequence[Lookup], step: Step) -> None:
         """Sum the gradients of every row and update it: all lookups of a table are bags of one feature."""
+        check_lookups(lookups)  # memory of tables and states: `TableGroup.check_tables`
         by_table: dict[int, list[Lookup]] = {}
         for lookup in lookups:
             if len(lookup.values):
