@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from keyedopt.conformance.suite.support.accumulate import (
-    BATCHES,
     MORE_ACCUMULATING,
+    WINDOW_BATCHES,
     WINDOWS,
     expect_near,
     fixed_table,
@@ -107,16 +107,21 @@ def test_bad_options(impl: Any, name: str, value: Any, kind: str) -> None:
 @pytest.mark.parametrize("place", [0, 1, 3])
 def test_windows_of_tables(impl: Any, place: int, algorithm: str, kind: str) -> None:
     """A module that resumes within a window trains with the sum of the whole window."""
-    options = {"use_accumulate": True, "accumulate_step": len(BATCHES), "eps": 1e-8, "weight_decay": 0.25}
+    options = {
+        "use_accumulate": True,
+        "accumulate_step": len(WINDOW_BATCHES),
+        "eps": 1e-8,
+        "weight_decay": 0.25,
+    }
     module, resumed = collection(impl, kind, options), collection(impl, kind, options)
     other = collection(impl, algorithm, {"eps": 1e-8, "weight_decay": 0.25})
     for step in range(place):
-        fit(module, jagged(BATCHES[step]), seed=step)
+        fit(module, jagged(WINDOW_BATCHES[step]), seed=step)
     resumed.fused_optimizer.load_state_dict(pickle.loads(pickle.dumps(module.fused_optimizer.state_dict())))
-    for step in range(place, len(BATCHES)):
-        fit(module, jagged(BATCHES[step]), seed=step)
-        fit(resumed, jagged(BATCHES[step]), seed=step)
-    sum(lookups(other, jagged(batch), step) for step, batch in enumerate(BATCHES)).backward()  # type: ignore[union-attr]
+    for step in range(place, len(WINDOW_BATCHES)):
+        fit(module, jagged(WINDOW_BATCHES[step]), seed=step)
+        fit(resumed, jagged(WINDOW_BATCHES[step]), seed=step)
+    sum(lookups(other, jagged(batch), step) for step, batch in enumerate(WINDOW_BATCHES)).backward()  # type: ignore[union-attr]
     for name, table in tables_of(other).items():
         expect_near(tables_of(module)[name], table, f"table {name}")
         expect_near(tables_of(resumed)[name], table, f"table {name} of the module that resumed")

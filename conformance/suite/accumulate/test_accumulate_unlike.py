@@ -8,7 +8,7 @@ import torch
 
 from keyedopt.conformance.suite.support.accumulate import (
     ACCUMULATING,
-    BATCHES,
+    WINDOW_BATCHES,
     WINDOWS,
     expect_near,
     fixed_table,
@@ -100,27 +100,27 @@ def test_gradients_are_left(impl: Any, window: tuple[str, ...], kind: str) -> No
 @pytest.mark.clause("ACC-021", "ACC-022")
 @pytest.mark.needs("EmbeddingBagCollection")
 @pytest.mark.parametrize("kind", ACCUMULATING)
-@pytest.mark.parametrize("place", range(1, len(BATCHES)))
+@pytest.mark.parametrize("place", range(1, len(WINDOW_BATCHES)))
 def test_embedding_windows(impl: Any, place: int, kind: str) -> None:
     """A module that resumes after any micro-batch, inside a window of its own, trains with the whole sum."""
-    options = {"use_accumulate": True, "accumulate_step": len(BATCHES)}
+    options = {"use_accumulate": True, "accumulate_step": len(WINDOW_BATCHES)}
     module, resumed = collection(impl, kind, options), collection(impl, kind, options)
     other = collection(impl, kind.removeprefix("Accumulate"))
     for step in range(place):
-        fit(module, jagged(BATCHES[step]), seed=step)
-    for step in range(len(BATCHES) - place):
-        fit(resumed, jagged(BATCHES[step]), seed=9)
+        fit(module, jagged(WINDOW_BATCHES[step]), seed=step)
+    for step in range(len(WINDOW_BATCHES) - place):
+        fit(resumed, jagged(WINDOW_BATCHES[step]), seed=9)
     before = snapshot(module.fused_optimizer.state_dict())
     resumed.fused_optimizer.load_state_dict(pickle.loads(pickle.dumps(before)))
     expect_unchanged(before, module.fused_optimizer.state_dict(), "the state that was saved")
     for _ in range(2):
-        for step in range(place, len(BATCHES)):
-            fit(module, jagged(BATCHES[step]), seed=step)
-            fit(resumed, jagged(BATCHES[step]), seed=step)
-        sum(lookups(other, jagged(batch), step) for step, batch in enumerate(BATCHES)).backward()  # type: ignore[union-attr]
+        for step in range(place, len(WINDOW_BATCHES)):
+            fit(module, jagged(WINDOW_BATCHES[step]), seed=step)
+            fit(resumed, jagged(WINDOW_BATCHES[step]), seed=step)
+        sum(lookups(other, jagged(batch), step) for step, batch in enumerate(WINDOW_BATCHES)).backward()  # type: ignore[union-attr]
         for name, table in tables_of(other).items():
             expect_near(tables_of(module)[name], table, f"table {name}")
             expect_near(tables_of(resumed)[name], table, f"table {name} of the module that resumed")
         for step in range(place):
-            fit(module, jagged(BATCHES[step]), seed=step)
-            fit(resumed, jagged(BATCHES[step]), seed=step)
+            fit(module, jagged(WINDOW_BATCHES[step]), seed=step)
+            fit(resumed, jagged(WINDOW_BATCHES[step]), seed=step)

@@ -20,7 +20,7 @@ WINDOWS = (
     ("dense", "dense", "sparse", "empty", "few"),
 )
 #: Micro-batches of an embedding module: of many rows and few, with and without values.
-BATCHES: tuple[dict[str, Any], ...] = (
+WINDOW_BATCHES: tuple[dict[str, Any], ...] = (
     {"f": [[0, 1, 1], [2, 3]], "g": [[4], [1, 5]], "h": [[3, 3], [0]]},
     {"f": [[2], []], "g": [[], []], "h": [[4], []]},
     {"f": [[], []], "g": [[], []], "h": [[], []]},
