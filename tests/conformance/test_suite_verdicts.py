@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from making import NOT_OURS, ON_CPU, left_out
+from making import ON_CPU, left_out
 
 from keyedopt.conformance import expectations
 from keyedopt.conformance.findings import findings
@@ -37,7 +37,7 @@ def test_the_reference_passes_every_clause_of_every_level(on_reference):
     # A kept result is of an environment without torchrec.
     without_torchrec = {(clause, "unsupported") for clause in (*SHARDED_BY_TORCHREC, KEYED_JAGGED)}
     left = left_out(on_reference) - {GROUPS_OF_TORCHFT}
-    assert left in (NOT_OURS, NOT_OURS | without_torchrec)
+    assert left in (set(), without_torchrec)
 
 
 @pytest.mark.complete

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 
 import pytest
-from making import NOT_OURS, ON_CPU, left_out
+from making import ON_CPU, left_out
 
 from keyedopt.conformance.results import precision
 from keyedopt.conformance.results.verdict import failing, judge
@@ -72,7 +72,7 @@ def test_it_passes_every_clause_of_every_level(on_fused):
     assert verdict.reasons == ()
     assert verdict.conformant
     assert set(verdict.clauses) == ON_CPU
-    assert left_out(on_fused) - {("FT-036", "unsupported")} == NOT_OURS  # it needs torchft
+    assert left_out(on_fused) <= {("FT-036", "unsupported")}  # it needs torchft
 
 
 def test_its_errors_are_those_of_the_reference(on_fused, reference):

@@ -19,8 +19,6 @@ from keyedopt.conformance.run import case_sources
 from keyedopt.conformance.run.case_sources import cases_by_clause
 
 TARGETS = str(Path(__file__).parents[1] / "targets")
-#: What neither of our implementations has: a switch between kernels.
-NOT_OURS = {("ALGO-097", "unsupported")}
 #: The clauses that are asked of a run on the CPU.
 ON_CPU = {clause.id for clause in spec.clauses().values() if not clause.accelerator}
 

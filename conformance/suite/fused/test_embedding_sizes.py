@@ -234,10 +234,13 @@ def test_initial_values(impl, bounds):
 @pytest.mark.clause("FUSED-091")
 @pytest.mark.needs("EmbeddingBagCollection", "EmbeddingBagCollection.converted_tables", "SGD")
 def test_converted_module(impl, dtype):
-    """A module that is converted after a lookup continues like one that was converted before it."""
-    modules = [collection(impl) for _ in range(2)]
-    lookups(modules[0], jagged(BAGS))
-    looked_up, fresh = (module.to(getattr(torch, dtype)) for module in modules)
+    """A module that is converted after a lookup continues like one that was made in that dtype."""
+    module, fresh = collection(impl), collection(impl, dtype=dtype)
+    lookups(module, jagged(BAGS))
+    looked_up = module.to(getattr(torch, dtype))
+    with torch.no_grad():
+        for name, table in tables_of(fresh).items():
+            table.copy_(tables_of(looked_up)[name])
     before = snapshot(tables_of(fresh))
     for seed in (1, 2):
         outputs, others = looked_up(jagged(BAGS)), fresh(jagged(BAGS))
