@@ -7,8 +7,6 @@ from keyedopt.benchmarks.compare import Comparison
 from keyedopt.benchmarks.tasks import TASKS, Task
 from keyedopt.benchmarks.workloads import Lookups
 
-#: The peers that a training loop could use instead.
-PEERS = ("torch", "fbgemm", "torchrec")
 TRAIN = "train_joined-rowwise_adagrad"
 
 

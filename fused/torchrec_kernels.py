@@ -1,9 +1,9 @@
 """Train torchrec's tables, sharded by its `DistributedModelParallel`, with FBGEMM's kernels.
 
-torchrec finds FBGEMM's kernel of a table by the class in ``param._optimizer_classes``, of which it knows
-torch's and its own, and passes ``param._optimizer_kwargs`` to FBGEMM unchanged. FBGEMM ignores some of these
-arguments, and others mean something else. So keyedopt's classes and arguments are translated before the model
-is sharded.
+torchrec chooses FBGEMM's kernel of a table by the class in ``param._optimizer_classes``. It knows only
+torch's classes and its own. It passes ``param._optimizer_kwargs`` to FBGEMM unchanged. FBGEMM ignores some of
+these arguments, and gives others another meaning. So keyedopt's classes and arguments are translated before
+the model is sharded.
 """
 
 from collections.abc import Mapping
@@ -45,8 +45,8 @@ def use_fbgemm_kernels(model: nn.Module, device: torch.device | str) -> None:
     """Let `DistributedModelParallel` train tables with FBGEMM's kernel of their keyedopt optimizer.
 
     Call this function between `apply_optimizer_in_backward`, keyedopt's or torchrec's, and the planner.
-    Tables with classes of torch or torchrec stay as they are. The sharded tables have the formula and the
-    options of the optimizer; options that are left out have the defaults of tables
+    Tables whose optimizer is a class of torch or torchrec are not changed. Sharded tables use the formula and
+    the options of the optimizer; options that are left out have the defaults of tables
     (`EmbeddingBagCollection`). Weights in half precision are rounded to nearest. State that was made before
     sharding is lost, as with torchrec's classes.
 

@@ -1,4 +1,4 @@
-"""The options of a group as they are saved, and options of torch that have no effect."""
+"""Convert the options of a group for saving and loading, and check the options of torch's classes."""
 
 from collections.abc import Collection, Mapping
 from typing import Any

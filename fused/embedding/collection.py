@@ -56,8 +56,8 @@ class FusedCollection(TableCollection):
         process_group: the ranks with replicas of the tables, which begin with the rows of the first rank. A
             backward pass updates all replicas alike, by the mean over the ranks of their gradients, as
             DistributedDataParallel does. All ranks of the group take part in each backward pass.
-        location: where torchrec's collections would place the tables: FBGEMM's `EmbeddingLocation`. HOST goes
-            with the device "cpu", DEVICE with an accelerator. None is either.
+        location: where torchrec's collections would place the tables: FBGEMM's `EmbeddingLocation`. HOST
+            requires the device "cpu", DEVICE an accelerator; None accepts every device.
 
     Raises:
         ValueError: names the argument that is not valid.

@@ -20,6 +20,6 @@ def refuse_quantization(spec: Any) -> None:
     kinds = [key for key in spec if isinstance(key, type)] if isinstance(spec, Mapping) else []
     if any(hasattr(kind, "embedding_bag_configs") or hasattr(kind, "embedding_configs") for kind in kinds):
         raise ValueError(
-            "torchrec quantizes its own collections only, and would leave these tables as they are: quantize "
-            "keyedopt.fused.as_torchrec(model)"
+            "torchrec quantizes only its own collections, so these tables would stay unquantized: quantize "
+            "keyedopt.fused.as_torchrec(model) instead"
         )

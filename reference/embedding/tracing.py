@@ -67,7 +67,7 @@ class TracedLookups(nn.Module):
     _is_weighted: bool
 
     def prepare_tracing(self) -> None:
-        """Store what a traced lookup needs of the tables as they are now."""
+        """Store the plan of the lookups and the number of the module, which a compiler cannot create."""
         self._plan = plan_of(self._configs)
         self._number = register(self)
         names = [config.name for config in self._configs]

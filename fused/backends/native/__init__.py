@@ -356,9 +356,16 @@ def _packed(tables: Tables, lookups: PackedLookups, rows: Tensor) -> tuple[Any, 
 
 
 def _packed_with_gradient(tables: Tables, lookups: PackedLookups) -> tuple[Any, ...]:
-    """Return a packed input with the gradient of its output, and keep the gradient in memory."""
+    """Return a packed input with the gradient of its output, and keep the gradient in memory.
+
+    Raises:
+        ValueError: there is no gradient, or it does not have the shape of the output.
+    """
     if lookups.grad is None:
         raise ValueError("a lookup has no gradient to sum")
+    shape = lookups.bags, lookups.layout.width
+    if lookups.grad.shape != shape:
+        raise ValueError(f"the gradient of a packed input must be {shape}, not {tuple(lookups.grad.shape)}")
     return _packed(tables, lookups, _rows_of(lookups.grad))
 
 
