@@ -38,7 +38,8 @@ def _copy(most: int) -> None:
             raise ValueError(f"it has {count:,} integers; at most {most:,} are read")
         _check_types(parts)
         named = [name for name in found.schema_arrow.names if name == "feature"]
-        table = parquet.ParquetFile(file, read_dictionary=named).read()  # each name once
+        # Each name once. A thread that still held the file when Python ended would abort the process.
+        table = parquet.ParquetFile(file, read_dictionary=named).read(use_threads=False)
     with pyarrow.ipc.new_stream(sys.stdout.buffer, table.schema) as stream:
         stream.write_table(table)
 

@@ -176,7 +176,9 @@ def _from_parquet(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
         command = [sys.executable, "-P", "-m", "keyedopt.benchmarks.parquet", str(INTEGERS)]
         done = subprocess.run(command, stdin=file, capture_output=True, check=False)
     if done.returncode:
-        why = done.stderr.decode(errors="replace") if done.returncode == 1 else f"pyarrow: {done.returncode}"
+        why = done.stderr.decode(errors="replace")
+        if done.returncode != 1:
+            why = f"pyarrow ended with {done.returncode} {why}"
         raise TraceError(f"{path} cannot be read: {one_line(why, 200)}")
     table = pyarrow.ipc.open_stream(done.stdout).read_all()
     if "feature" in table.column_names:
