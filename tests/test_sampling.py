@@ -23,6 +23,7 @@ class Item:
 ITEMS = [
     *(Item(f"test_a.py::test_sampled[{n}]", pytest.mark.complete(sample=2).mark) for n in range(20)),
     *(Item(f"test_a.py::test_spread[{n}]", pytest.mark.complete(spread=True).mark) for n in range(6)),
+    *(Item(f"test_a.py::test_s{n}", pytest.mark.complete(loop="a", sample=2).mark) for n in range(9)),
     Item("test_a.py::test_long", pytest.mark.complete.mark),
     Item("test_b.py::test_longer", pytest.mark.complete.mark),
     Item("test_b.py::test_always"),
@@ -71,7 +72,8 @@ def names(items):
 
 def test_the_everyday_set_has_a_sample_of_the_long_loops():
     everyday = select(ITEMS, Sample("a"), None)
-    assert names(everyday) == ["test_sampled", "test_sampled", "test_always"]
+    kinds = [name.rstrip("0123456789") for name in names(everyday)]
+    assert kinds == ["test_sampled", "test_sampled", "test_s", "test_s", "test_always"]
     assert everyday == select(ITEMS, Sample("a"), None) != select(ITEMS, Sample("b"), None)
 
 

@@ -39,10 +39,15 @@ class Source:
 
 
 @functools.cache
+def _root() -> str:
+    """Return the name of the sound package; to find it reads the metadata of every installed package."""
+    return find(SOUND).root
+
+
+@functools.cache
 def sources() -> Mapping[str, Source]:
     """Return the files of the sound package by path in the package."""
-    root = find(SOUND).root
-    location = importlib.util.find_spec(root)
+    location = importlib.util.find_spec(_root())
     assert location is not None
     assert location.submodule_search_locations
     folder = Path(location.submodule_search_locations[0])
@@ -50,7 +55,7 @@ def sources() -> Mapping[str, Source]:
     for path in sorted(folder.rglob("*.py")):
         file = path.relative_to(folder)
         module = ".".join((PACKAGE, *file.with_suffix("").parts)).removesuffix(".__init__")
-        text = path.read_text(encoding="utf-8").replace(root, PACKAGE)
+        text = path.read_text(encoding="utf-8").replace(_root(), PACKAGE)
         found[file.as_posix()] = Source(path, module, text)
     return found
 
@@ -163,8 +168,7 @@ def functions(module: ModuleType, name: str) -> Iterator[FunctionType]:
 
 
 def _renamed(change: Change) -> Change:
-    root = find(SOUND).root
-    old, new = (code.replace(root, PACKAGE) for code in (change.old, change.new))
+    old, new = (code.replace(_root(), PACKAGE) for code in (change.old, change.new))
     return dataclasses.replace(change, old=old, new=new)
 
 

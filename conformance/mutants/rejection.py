@@ -152,7 +152,7 @@ def run(chosen: Sequence[Mutant], report: Report, everything: bool = False) -> N
     Raises:
         MutantError: mutants cannot be planted (the message names all of them), or cases not be collected.
     """
-    planted = _planted(chosen)
+    planted = plant_all(chosen)
     planting.sound_code()  # compiled once, for all processes
     importlib.import_module(
         "torch._dynamo"
@@ -174,7 +174,12 @@ def run(chosen: Sequence[Mutant], report: Report, everything: bool = False) -> N
         raise MutantError(f"the cases could not be collected:\n{output.getvalue()}")
 
 
-def _planted(chosen: Sequence[Mutant]) -> list[tuple[Mutant, Mapping[str, CodeType]]]:
+def plant_all(chosen: Sequence[Mutant]) -> list[tuple[Mutant, Mapping[str, CodeType]]]:
+    """Return mutants, each with the code of the modules that it changes.
+
+    Raises:
+        MutantError: mutants do not fit their bases; the message names all of them.
+    """
     planted: list[tuple[Mutant, Mapping[str, CodeType]]] = []
     problems: list[str] = []
     for mutant in chosen:

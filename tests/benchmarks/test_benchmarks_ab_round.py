@@ -14,6 +14,9 @@ from keyedopt.benchmarks import ab_round, build_process, commit_builds
 from keyedopt.benchmarks.ab_round import Request
 from keyedopt.benchmarks.build_process import BuildProcess, ProcessError
 
+#: Slow tests: so many of these every day.
+slow = pytest.mark.complete(loop=__name__, sample=1, spread=True)
+
 # --- processes ------------------------------------------------------------------------------------
 
 
@@ -151,6 +154,7 @@ def tree_of(folder, **parts):
     return folder
 
 
+@slow
 def test_processes_measure_the_build_that_they_are_given(tmp_path, quick):
     """In one build the reference has no SparseAdam, so the two can be told apart."""
     now, then = commit_builds.HERE / "reference", tmp_path / "reference"
@@ -182,6 +186,7 @@ py-modules = ["acme"]
 SLOW = "from keyedopt.reference import *\nimport time\n{}\n"
 
 
+@slow
 def test_the_library_of_another_repository_is_gated(run_line, tmp_path, monkeypatch, quick, request):
     """Its checkout has an uncommitted change that makes SGD slow, which the gate must find."""
     request.addfinalizer(lambda: sys.modules.pop("acme", None))

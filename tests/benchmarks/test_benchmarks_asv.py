@@ -17,6 +17,9 @@ from keyedopt.benchmarks.asv.implementations import IMPLEMENTATIONS, PREFERRED, 
 from keyedopt.benchmarks.tasks import TASKS, NotOffered
 from keyedopt.benchmarks.workloads import WORKLOADS, Lookups
 
+#: Slow tests: so many of these every day.
+slow = pytest.mark.complete(loop=__name__, sample=1, spread=True)
+
 ROOT = Path(__file__).parents[2]
 SUITES = ROOT / "benchmarks" / "asv" / "suites"
 TINY = Lookups("tiny", "for tests", tables=2, rows=50, dim=4, batch=6, pooling=3)
@@ -64,10 +67,12 @@ def ran(asv, place):
     return said, head, place
 
 
+@slow
 def test_asv_finds_no_fault_in_the_suites(asv):
     assert "No problems found" in asv("check", "--environment", f"existing:{sys.executable}")
 
 
+@slow
 def test_samples_of_our_own_clock_become_statistics(ran):
     """That asv takes a dictionary for samples is nowhere documented; asv is pinned, and this holds it."""
     _, head, place = ran
@@ -87,12 +92,14 @@ def test_samples_of_our_own_clock_become_statistics(ran):
     assert ratio.low <= ratio.value <= ratio.high
 
 
+@slow
 def test_what_an_implementation_does_not_offer_is_left_out(ran):
     said, _, place = ran
     assert "no backend triton" in said
     assert not any("fused:triton" in dict(item.params).values() for item in history.read(place / "results"))
 
 
+@slow
 def test_published_parameters_are_dimensions_of_the_page(ran):
     _, _, place = ran
     index = json.loads((place / "html" / "index.json").read_text())
@@ -107,6 +114,7 @@ def test_published_parameters_are_dimensions_of_the_page(ran):
 # --- old commits ----------------------------------------------------------------------------------
 
 
+@slow
 def test_old_commits_are_measured_by_the_benchmarks_of_today(tmp_path):
     """The benchmarks and conformance of a commit are not looked at; its implementation is what runs."""
     for part in ("benchmarks", "conformance", "fused"):

@@ -18,6 +18,9 @@ from keyedopt.benchmarks.ab_round import Measured
 from keyedopt.benchmarks.timing import Bandwidth
 from keyedopt.benchmarks.workloads import WORKLOADS, Lookups
 
+#: Slow tests: so many of these every day.
+slow = pytest.mark.complete(loop=__name__, sample=1, spread=True)
+
 TINY = Lookups("tiny", "for tests", tables=2, rows=50, dim=4, batch=6, pooling=3)
 LINE = ("--implementation", "reference", "--against", "torch", "--task", "train-sgd", "--task", "train-adam")
 
@@ -72,6 +75,7 @@ def killed(process, ready):
 # --- a report -------------------------------------------------------------------------------------
 
 
+@slow
 def test_a_run_that_is_told_to_end_keeps_what_it_has(run_line, place, monkeypatch):
     monkeypatch.setattr(compare, "_row", second(compare._row))
     (place / "x.json").write_text("an earlier report")
@@ -104,6 +108,7 @@ def test_a_run_that_is_told_to_end_before_it_has_anything_leaves_nothing(run_lin
     assert [path.name for path in place.iterdir()] == ["temporary"]
 
 
+@slow
 def test_a_run_that_is_killed_keeps_what_it_has(tmp_path):
     (tmp_path / "x.json").write_text("an earlier report")
     target = ("--implementation", "reference", "--against", "torch,reference", "--seconds", "0.01")
@@ -162,6 +167,7 @@ def test_a_gate_that_is_told_to_end_leaves_everything_as_it_was(run_line, place,
     assert not (place / "new").exists()
 
 
+@slow
 def test_processes_that_measure_end_with_the_one_that_asks(tmp_path, monkeypatch):
     """A killed gate leaves the earlier verdict, no process, and a worktree that the next run removes."""
     repository = reference_repository(tmp_path / "repository")

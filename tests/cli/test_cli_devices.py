@@ -6,9 +6,13 @@ from making import keyedopt, module, refused
 from keyedopt.conformance.run import runner
 from keyedopt.conformance.run.runner import Options, RunError
 
+#: Slow tests: so many of these every day.
+slow = pytest.mark.complete(loop=__name__, sample=2, spread=True)
+
 PRETEND = ("--import", "keyedopt.conformance.pretend")
 
 
+@slow
 def test_list_devices_shows_what_is_here():
     plain, more = keyedopt("list", "devices"), keyedopt("list", "devices", *PRETEND)
     assert plain.returncode == more.returncode == 0, plain.stderr + more.stderr
@@ -19,7 +23,7 @@ def test_list_devices_shows_what_is_here():
     assert lines[-2].startswith("npu:0 ")
 
 
-@pytest.mark.complete(sample=1)
+@slow
 @pytest.mark.parametrize("device", ["npu", "npu:1"])
 def test_a_built_in_target_is_checked_on_a_device_of_an_imported_module(device):
     options = Options(clauses=("KEYED-001",), device=device, imports=PRETEND[1:])
@@ -29,7 +33,7 @@ def test_a_built_in_target_is_checked_on_a_device_of_an_imported_module(device):
     assert {case.outcome for case in result.cases} == {"pass"}
 
 
-@pytest.mark.complete(sample=2)
+@slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -53,6 +57,7 @@ def test_devices_that_are_not_here(arguments, said, run_line):
     assert said in refused(run_line("check", *arguments))
 
 
+@slow
 def test_an_adapter_names_its_modules_devices_and_dtypes(tmp_path):
     module(
         tmp_path,

@@ -24,9 +24,13 @@ from keyedopt.conformance.results import model as results
 from keyedopt.conformance.results.verdict import FAILING, failing, judge
 from keyedopt.conformance.run import runner
 
+#: Slow tests: so many of these every day.
+slow = pytest.mark.complete(loop=__name__, sample=2, spread=True)
+
 # --- what is shown and written --------------------------------------------------------------------
 
 
+@slow
 def test_a_run_stops_at_the_first_failing_case_and_gives_no_verdict(run_line, acme, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(acme["wrong"]))
     (tmp_path / "x.json").write_text("the result before")
@@ -58,6 +62,7 @@ def test_classes_that_extend_no_optimizer_are_named(tmp_path, capsys):
     assert "not subclasses of torch.optim.Optimizer: SGD;" in capsys.readouterr().out
 
 
+@slow
 def test_a_run_without_a_failing_case_is_complete_with_x_too(run_line, acme, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(acme["sound"]))
     done = run_line("check", "acme", "--area", "wrapper", "--output", "x.json", "-x")
@@ -179,6 +184,7 @@ def test_a_partial_run_is_shown_as_such_and_leaves_the_list_alone(run_line, chec
     assert not results.read(tmp_path / "x.partial.json", partial=True).complete
 
 
+@slow
 def test_a_script_is_written(run_line, files, failed, acme):
     (files / "acme").symlink_to(acme["wrong"] / "acme")
     clause, target = failing(judge(failed))[0], ("--target", "acme")
@@ -195,7 +201,7 @@ def test_a_script_is_written(run_line, files, failed, acme):
     assert exact.returncode == 0
 
 
-@pytest.mark.complete(sample=1)
+@slow
 @pytest.mark.parametrize(("version", "code"), [("wrong", 1), ("sound", 0)])
 def test_the_command_that_a_check_prints_repeats_the_case(
     run_line, checked, acme, monkeypatch, version, code
@@ -257,6 +263,7 @@ def test_a_terminal_that_cannot_show_a_character_gets_another():
 # --- from end to end ------------------------------------------------------------------------------
 
 
+@slow
 def test_a_sound_library_from_end_to_end(acme, tmp_path):
     line = ["check", "acme", "--area", "fused", "--output", "x.json", "--require-areas", "fused"]
     done = keyedopt(*line, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(acme["sound"])})

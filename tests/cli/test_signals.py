@@ -13,6 +13,9 @@ from keyedopt.conformance.run import runner
 from keyedopt.conformance.run.runner import Options, RunError
 from keyedopt.tools import signals
 
+#: Slow tests: so many of these every day.
+slow = pytest.mark.complete(loop=__name__, sample=1, spread=True)
+
 
 @pytest.mark.complete(sample=1)
 @pytest.mark.parametrize("turn", range(4))
@@ -55,6 +58,7 @@ from keyedopt.reference import *
 """
 
 
+@slow
 def test_a_process_in_another_session_is_ended_with_the_run(cold, tmp_path, monkeypatch):
     module(tmp_path, "stray", STRAY)
     monkeypatch.setenv("MARKER", mark("stray")["MARKER"])
@@ -62,6 +66,7 @@ def test_a_process_in_another_session_is_ended_with_the_run(cold, tmp_path, monk
     assert left_behind("stray") == []
 
 
+@slow
 def test_nothing_outlives_a_check_that_is_killed(tmp_path):
     """Also a process in another session, and a worker that holds the interpreter."""
     held = "import ctypes\nif 'smoke' not in sys.argv[0]: ctypes.PyDLL(None).sleep(1000)\n"

@@ -21,6 +21,9 @@ from keyedopt.conformance.targets.find import find
 from keyedopt.conformance.targets.implementation import Implementation, TargetError
 from keyedopt.conformance.targets.proposal import propose
 
+#: Slow tests: so many of these every day.
+slow = pytest.mark.complete(loop=__name__, sample=2, spread=True)
+
 REFERENCE = Path(__file__).parents[2] / "reference"
 OPTIONS = {"weight_decay": "shrink", "betas": "keep", "momentum": "mu", "dampening": "damp", "eta": "trust"}
 OPTIONS |= {"lr_decay": "slower", "nesterov": "look_ahead", "initial_accumulator_value": "first_sum"}
@@ -68,6 +71,7 @@ def _folder(tmp_path):
     shutil.rmtree(tmp_path / "renamed")
 
 
+@slow
 def test_every_case_honours_names_of_options_and_state_fixed_options_defaults_and_dtypes(folder):
     options = runner.Options(
         areas=("algorithms",)
@@ -134,6 +138,7 @@ def Adam(params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8):
 """
 
 
+@slow
 def test_a_single_class_is_judged_as_what_it_is_named_or_derives_from(tmp_path, monkeypatch, torchrec):
     (tmp_path / "one_class.py").write_text(ONE_CLASS, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
@@ -165,6 +170,7 @@ class Forgetful(OptimizerWrapper):
 """
 
 
+@slow
 def test_a_subclass_of_a_published_class_is_proposed_and_charged_with_its_own_defects(
     tmp_path, monkeypatch, torchrec
 ):
@@ -213,6 +219,7 @@ def test_formulas_are_judged_by_weights_if_an_optimizer_shows_no_state(tmp_path)
     assert judged == {(clause, "pass") for clause in clauses}
 
 
+@slow
 def test_a_failure_names_the_variant_of_the_formula_that_the_optimizer_follows(tmp_path):
     (tmp_path / "mine.py").write_text(
         """

@@ -15,6 +15,9 @@ from keyedopt.conformance.run.protocol import Writer, claimed
 from keyedopt.conformance.suite.support import deadlock
 from keyedopt.conformance.suite.support.rank_processes import RankProcess, wait_for
 
+#: Slow tests: so many of these every day.
+slow = pytest.mark.complete(loop=__name__, sample=3, spread=True)
+
 
 def sleep(rank):
     rank.channel.recv(1)
@@ -55,11 +58,13 @@ def quick(monkeypatch):
     monkeypatch.setattr(deadlock, "LOOK", 0.1)
 
 
+@slow
 def test_ranks_that_only_sleep_are_in_a_deadlock_after_enough_looks():
     assert watched(deadlock.LOOKS + 2, sleep, sleep)
     assert not watched(deadlock.LOOKS - 1, sleep, sleep)
 
 
+@slow
 @pytest.mark.parametrize("body", [wake_up_often, compute, wait_for_a_child])
 def test_one_rank_that_does_something_makes_no_deadlock(body):
     assert not watched(2 * deadlock.LOOKS, sleep, body)
@@ -69,6 +74,7 @@ def test_a_process_that_has_ended_makes_no_deadlock():
     assert not deadlock.Watch().deadlocked([2**22 + 1])
 
 
+@slow
 @pytest.mark.parametrize("together", [True, False])
 def test_only_ranks_that_wait_for_nobody_else_can_be_in_a_deadlock(together):
     ranks = [RankProcess(number, sleep) for number in range(2)]
@@ -111,6 +117,7 @@ def test_another_worker_takes_a_case_with_ranks_that_is_left(workers):
     assert taken() == 5
 
 
+@slow
 def test_another_worker_helps_the_first_one_that_is_late(workers):
     ((first, _), (second, _)), _ = workers
     assert [first(), second()] == [0, 2]

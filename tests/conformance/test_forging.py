@@ -15,6 +15,9 @@ from keyedopt.conformance.run.integrity import Integrity
 from keyedopt.conformance.run.protocol import SECRET, Channel, Reader, _codes, sender
 from keyedopt.conformance.run.runner import Options
 
+#: Slow tests: so many of these every day.
+slow = pytest.mark.complete(loop=__name__, sample=1, spread=True)
+
 REPLACED = "was replaced"
 #: The attack -> the outcome of the case that fails without it, and a part of what is seen.
 ATTACKS = {
@@ -42,7 +45,7 @@ ATTACKS = {
 }
 
 
-@pytest.mark.complete(sample=4)
+@pytest.mark.complete(sample=3)
 @pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_on_the_verdict_fails_and_is_reported(name, failed, acme, tmp_path):
     clause = "KEYED-024" if name == "subclass_dispatch" else failing(judge(failed))[0]
@@ -55,13 +58,14 @@ def test_an_attack_on_the_verdict_fails_and_is_reported(name, failed, acme, tmp_
     assert any(case.outcome == outcome and seen in case.seen for case in found.cases), found.cases
 
 
+@slow
 def test_writing_to_every_descriptor_ends_the_run(failed, acme, tmp_path):
     module(tmp_path, "forger", "from acme import *\nimport forging\nforging.descriptors()\n")
     with pytest.raises(runner.RunError, match="tampered: a message came that the worker did not write"):
         runner.run("forger", Options(workers=1), path=[str(tmp_path), TARGETS, str(acme["wrong"])])
 
 
-@pytest.mark.complete(sample=1)
+@slow
 @pytest.mark.parametrize(
     ("name", "seen"),
     [("rank_outcome", "exit status 0 before its end"), ("torch_equal", f"torch.equal {REPLACED}")],

@@ -10,6 +10,7 @@ import pytest
 from sampling import PARTS, rank
 
 from keyedopt.conformance import mutants, spec
+from keyedopt.conformance.mutants import rejection
 
 #: In a process of its own: it forks, which a process that has run torch must not.
 SURVIVORS = """
@@ -34,6 +35,10 @@ def test_there_are_mutants_of_every_base():
 def test_every_clause_with_a_verdict_rejects_a_mutant():
     judged = {clause.id for clause in spec.clauses().values() if clause.level != "observe"}
     assert judged <= {clause for mutant in mutants.mutants().values() for clause in mutant.rejected_by}
+
+
+def test_every_mutant_can_be_planted():
+    assert len(rejection.plant_all(here())) == len(here())
 
 
 def test_a_sample_of_mutants_is_rejected_by_the_clauses_named(sample):

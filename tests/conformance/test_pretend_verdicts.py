@@ -24,7 +24,7 @@ def on_npu(target, clauses):
     return runner.run(target, runner.Options(clauses=tuple(clauses), device="npu", imports=IMPORTS))
 
 
-@pytest.mark.complete(sample=2, spread=True)
+@pytest.mark.complete(sample=1, spread=True)
 @pytest.mark.parametrize("target", ["reference", "fused"])
 def test_every_clause_holds_where_the_verdict_says(target, sample):
     clauses = sample.clauses(AREAS, 4, f"{target} npu")

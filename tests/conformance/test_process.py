@@ -12,6 +12,9 @@ from keyedopt.conformance.run import protocol, runner
 from keyedopt.conformance.run.processes import ProcessError, Processes
 from keyedopt.conformance.run.runner import Options, RunError
 
+#: Slow tests: so many of these every day.
+slow = pytest.mark.complete(loop=__name__, sample=4, spread=True)
+
 #: Each run of these tests begins with a new process.
 pytestmark = pytest.mark.usefixtures("cold")
 
@@ -52,6 +55,7 @@ def test_a_process_is_a_copy_of_one_that_has_torch_in_a_group_of_its_own(words):
     assert words(SEEN, "a", "b c") == ("True ['a', 'b c'] True", "exit status 0")
 
 
+@slow
 def test_the_suite_is_collected_once_and_without_the_target(tmp_path):
     module(tmp_path, "one", "import sys; sys.exit('keyedopt.conformance.run.engine' in sys.modules)")
     module(tmp_path, "target", "import sys; from keyedopt.reference import *; print(len(sys.modules))")
@@ -70,6 +74,7 @@ def test_the_suite_is_collected_once_and_without_the_target(tmp_path):
     assert count == len(records) == protocol.claimed(tmp_path, count) > 0
 
 
+@slow
 def test_a_file_of_the_suite_that_cannot_be_imported_is_reported(tmp_path):
     with Processes(tmp_path) as processes:
         processes.collect(["--implementation", "x", "--keyedopt-defer", "--pyargs", "not_there"])
@@ -77,13 +82,14 @@ def test_a_file_of_the_suite_that_cannot_be_imported_is_reported(tmp_path):
             processes.start_worker("x", protocol.Channel().theirs)
 
 
+@slow
 def test_a_worker_of_a_server_with_threads_is_a_new_process(at_start, tmp_path):
     at_start("import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start()")
     result = runner.run("reference", Options(clauses=(CLAUSE,), workers=1))
     assert {case.outcome for case in result.cases} == {"pass"}
 
 
-@pytest.mark.complete(sample=1)
+@slow
 @pytest.mark.parametrize(
     "source",
     [
@@ -96,6 +102,7 @@ def test_where_a_copy_would_not_do_the_process_is_a_new_one(source, at_start, wo
     assert words(SEEN, "a", "b c") == ("False ['a', 'b c'] True", "exit status 0")
 
 
+@slow
 def test_processes_do_not_share_what_they_do(tmp_path):
     module(
         tmp_path, "one", "import torch, sys; torch.seen = getattr(torch, 'seen', 0) + 1; sys.exit(torch.seen)"
@@ -105,6 +112,7 @@ def test_processes_do_not_share_what_they_do(tmp_path):
         assert [one.code for one in [processes.start("one", []) for _ in range(3)]] == [1, 1, 1]
 
 
+@slow
 def test_each_ending_is_that_of_its_process(tmp_path):
     module(tmp_path, "one", "import os, sys; os.kill(os.getpid(), int(sys.argv[1]))")
     module(tmp_path, "two", "import sys; print(sys.argv[1]); sys.exit(int(sys.argv[1]))")
@@ -123,7 +131,7 @@ def test_torch_is_not_needed_to_start_a_process(at_start, words):
     assert words("import torch")[0].startswith("ModuleNotFoundError: import of torch halted")
 
 
-@pytest.mark.complete(sample=1)
+@slow
 @pytest.mark.parametrize(
     ("source", "said"),
     [
@@ -139,6 +147,7 @@ def test_who_kills_what_starts_processes_is_found_out_and_ended(source, said, tm
     assert left_behind("killer") == []
 
 
+@slow
 def test_a_run_without_what_starts_processes_ends_and_is_no_pass(tmp_path, monkeypatch):
     source = "import os, sys\nfrom keyedopt.reference import *\n"
     module(tmp_path, "killer", f"{source}if 'smoke' not in sys.argv[0]: os.kill(os.getppid(), 9)")
@@ -154,6 +163,7 @@ def test_an_import_of_torch_that_ends_the_interpreter_says_so(at_start, tmp_path
         processes.start("this", [])
 
 
+@slow
 def test_processes_end_with_the_one_that_asked_for_them(tmp_path, monkeypatch):
     module(tmp_path, "sleeper", "import time; print('asleep', flush=True); time.sleep(1000)")
     code = (

@@ -17,6 +17,9 @@ from keyedopt.conformance.suite.support.described import MissingName
 from keyedopt.conformance.suite.support.device import choose_device, the_device
 from keyedopt.conformance.suite.support.ranks import end_kept_ranks, on_each_rank, on_ranks
 
+#: Slow tests: so many of these every day.
+slow = pytest.mark.complete(loop=__name__, sample=1, spread=True)
+
 SECONDS = 10.0
 
 
@@ -164,6 +167,7 @@ on_ranks(body, limit=60)
 """
 
 
+@slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_ranks_end_with_the_process_that_started_them(how):
     with subprocess.Popen(
@@ -178,6 +182,7 @@ def test_ranks_end_with_the_process_that_started_them(how):
     assert not any(_runs(rank) for rank in found)
 
 
+@slow
 def test_under_torchrun_one_rank_writes_and_all_exit_alike(tmp_path):
     """torch's optimizers in the backward pass fail cases of this area; one rank imports them later."""
     code = (

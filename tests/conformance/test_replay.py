@@ -16,6 +16,9 @@ from keyedopt.conformance.run import case_sources, replay
 from keyedopt.conformance.run.replay import ReplayError
 from keyedopt.conformance.targets.find import find
 
+#: Slow tests: so many of these every day.
+slow = pytest.mark.complete(loop=__name__, sample=1, spread=True)
+
 #: Runs scripts without keyedopt, and prints the exit code and the last line of each.
 DRIVER = """\
 import contextlib, io, json, os, runpy, sys
@@ -124,7 +127,7 @@ def test_a_script_names_what_it_is_about(scripts):
     assert "acme" in docstring
 
 
-@pytest.mark.complete(sample=1)
+@slow
 @pytest.mark.parametrize(
     ("fault", "said"),
     [(LEAVES, "fails: it ended the interpreter (exit status 0)"), ("", "holds")],
@@ -150,6 +153,7 @@ def test_a_script_of_a_crash_survives_it(tmp_path, acme, fault, said):
     assert (done.returncode, done.stdout.strip()) == (bool(fault), said), done.stderr
 
 
+@slow
 def test_a_script_runs_on_the_device_of_the_run(tmp_path):
     case = plain_cases()[0]
     made = result({"case": f"{case.file}::{case.name}", "clauses": case.clauses, "device": None})
@@ -164,7 +168,7 @@ def test_a_script_runs_on_the_device_of_the_run(tmp_path):
     assert (done.returncode, done.stdout.strip()) == (0, "holds"), done.stderr
 
 
-@pytest.mark.complete(sample=1)
+@slow
 def test_every_case_can_be_written_as_a_script(tmp_path, sample):
     """No name is left undefined: linted, since running all would take minutes."""
     chosen = sample.choose(case_sources.cases(), 300, name=lambda case: f"{case.file} {case.name}")

@@ -16,6 +16,9 @@ from keyedopt.conformance.run.workers import Workers, WorkersError
 from keyedopt.conformance.targets.implementation import Implementation
 from keyedopt.conformance.targets.smoke import versions
 
+#: Slow tests: so many of these every day.
+slow = pytest.mark.complete(loop=__name__, sample=3, spread=True)
+
 # --- the smoke stage ------------------------------------------------------------------------------
 
 
@@ -54,7 +57,7 @@ def test_what_cannot_be_built_says_so_in_one_line(broken, source, said):
     assert str(caught.value).isprintable()
 
 
-@pytest.mark.complete(sample=1)
+@slow
 @pytest.mark.parametrize(
     "source",
     [
@@ -70,6 +73,7 @@ def test_what_hangs_on_import_is_given_up_and_leaves_no_process(broken, source, 
     assert left_behind("hanging") == []
 
 
+@slow
 def test_what_is_noisy_and_starts_threads_and_children_on_import_is_examined(broken, monkeypatch):
     monkeypatch.setenv("MARKER", mark("noisy")["MARKER"])
     examined = broken(
@@ -191,6 +195,7 @@ def test_a_target_that_is_imported_only_once_is_no_endless_run(flaky, source, sa
     assert said in str(caught.value)
 
 
+@slow
 def test_workers_that_hang_before_they_begin_are_given_up(flaky):
     with pytest.raises(WorkersError, match="a worker ran no case within 2 s"):
         flaky("import time; time.sleep(1000)", patience=2.0)
@@ -290,6 +295,7 @@ def messy(tmp_path, monkeypatch):
     return tmp_path
 
 
+@slow
 def test_a_run_ignores_the_settings_of_the_place_it_is_started_from(messy):
     before = sorted(path.name for path in messy.iterdir())
     result = runner.run("mine", Options(clauses=(CLAUSE,), workers=1))
@@ -335,6 +341,7 @@ def pytest_(*arguments, cwd, **environment):
     )
 
 
+@slow
 @pytest.mark.parametrize("more", [[], ["-n", "1"]], ids=["alone", "xdist"])
 def test_pytest_runs_the_suite_directly(tmp_path, more, acme):
     case = plain_cases()[0]

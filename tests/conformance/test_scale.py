@@ -12,6 +12,9 @@ from torch import distributed
 from keyedopt import fused, reference
 from keyedopt.reference.keyed.agreement import Agreement
 
+#: Slow tests: so many of these every day.
+slow = pytest.mark.complete(loop=__name__, sample=1, spread=True)
+
 WORLD = 1000
 
 
@@ -52,6 +55,7 @@ def clip(package, count, steps):
         optimizer.clip_grad_norm_()
 
 
+@slow
 @pytest.mark.parametrize("package", [reference, fused], ids=["reference", "fused"])
 def test_clipping_sends_the_same_whatever_the_number_of_parameters(package, traffic):
     found = []
@@ -78,7 +82,7 @@ def seconds(package, count):
     return time.process_time() - began
 
 
-@pytest.mark.complete(sample=1)
+@slow
 @pytest.mark.parametrize("package", [reference, fused], ids=["reference", "fused"])
 def test_saving_and_loading_is_linear_in_the_parameters(package, traffic):
     seconds(package, 1000)

@@ -32,6 +32,7 @@ def test_replica_groups_of_torchft_survive(on_torchft):
     assert clause_outcomes(on_torchft)["FT-036"] == "pass"
 
 
+@pytest.mark.complete(sample=1)
 @pytest.mark.parametrize("target", ["reference", "fused"])
 def test_replica_groups_of_ours_survive(on_torchft, target):
     result = runner.run(target, runner.Options(clauses=("FT-036",)))

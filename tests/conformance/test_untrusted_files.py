@@ -16,6 +16,9 @@ from keyedopt.conformance.run.replay import Declared, ReplayError
 from keyedopt.reports.load import load
 from keyedopt.tools import fuzz_readers, sample
 
+#: Slow tests: so many of these every day.
+slow = pytest.mark.complete(loop=__name__, sample=1, spread=True)
+
 
 @pytest.fixture
 def sent(tmp_path, monkeypatch):
@@ -57,6 +60,7 @@ def test_a_result_cannot_choose_what_runs(sent, tmp_path, about, options, case, 
     assert not (tmp_path / "ran").exists()
 
 
+@slow
 def test_the_places_of_a_result_are_not_used(sent, tmp_path):
     """The names come from the registered target, wherever the file says that they are."""
     sent({"target": "reference", "places": {"KeyedOptimizerWrapper": "evil:print"}})
@@ -184,6 +188,7 @@ def test_the_case_stands_first_in_a_script():
     assert text.count("\n") < 180
 
 
+@slow
 def test_known_failures_of_torch_are_repeated(check_once, tmp_path):
     """A sample of ``keyedopt replay RESULT --all``: every failing and known case, as recorded."""
     found = check_once("torch", areas=("algorithms", "sparse", "in_backward"))
@@ -199,6 +204,7 @@ def test_known_failures_of_torch_are_repeated(check_once, tmp_path):
     assert listed
 
 
+@slow
 def test_a_case_that_does_not_fail_again_is_named(sent):
     sent({"target": "reference"}, seen="something that is not so")
     done = keyedopt(

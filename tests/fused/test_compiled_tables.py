@@ -78,6 +78,7 @@ def expect_equal(one, other):
     torch.testing.assert_close(*states, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.complete(sample=4)
 @IMPLEMENTATIONS
 @KINDS
 @INPUTS
@@ -107,6 +108,7 @@ def test_two_lookups_in_one_graph_count_twice(implementation):
     expect_equal(compiled, plain)
 
 
+@pytest.mark.complete(sample=2)
 @IMPLEMENTATIONS
 @KINDS
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
@@ -124,6 +126,7 @@ def test_a_table_that_the_loss_does_not_depend_on_is_not_updated(implementation,
     expect_equal(compiled, plain)
 
 
+@pytest.mark.complete(sample=1)
 @IMPLEMENTATIONS
 @INPUTS
 def test_frozen_tables_and_evaluation(implementation, features):
@@ -156,6 +159,7 @@ def test_tables_without_an_optimizer_and_weights_with_gradients_are_differentiat
     expect_equal(*weighted)
 
 
+@pytest.mark.complete(sample=6)
 @IMPLEMENTATIONS
 @KINDS
 @INPUTS

@@ -126,7 +126,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return run_alone(tmp_path_factory, __file__, *names, interpret=False)
 
 
-@pytest.mark.complete(sample=4)
+@pytest.mark.complete(sample=2)
 @pytest.mark.parametrize("name", SAMPLE)
 def test_compiled_kernels_are_right_under_any_schedule(found: dict[str, Any], name: str) -> None:
     assert not found["wrong"][name], found["wrong"][name]
@@ -144,7 +144,7 @@ def test_a_step_with_a_packed_input_takes_few_launches_and_compiles_nothing(foun
     assert len(found["launches"]) <= 10
 
 
-@pytest.mark.complete(sample=2)
+@pytest.mark.complete(sample=1)
 @pytest.mark.parametrize("name", SAMPLE_FAULTS)
 def test_a_planted_fault_is_found(found: dict[str, Any], name: str) -> None:
     assert found["faults"][name]

@@ -6,6 +6,9 @@ import pytest
 
 from keyedopt.cli import check
 
+#: Slow tests: so many of these every day.
+slow = pytest.mark.complete(loop=__name__, sample=1, spread=True)
+
 TARGETS = Path(__file__).parents[1] / "targets"
 
 
@@ -19,7 +22,7 @@ def reachable(monkeypatch, acme):
     return call
 
 
-@pytest.mark.complete
+@slow
 def test_a_copy_behaves_like_the_original(run_line, reachable):
     reachable("sound")
     done = run_line("check", "acme", "--like", "reference", "--area", "combined", "--area", "wrapper")
@@ -28,6 +31,7 @@ def test_a_copy_behaves_like_the_original(run_line, reachable):
     assert "no difference; compared: " in done.stdout
 
 
+@slow
 def test_a_mutant_does_not_and_is_told_where(run_line, reachable, tmp_path):
     reachable("wrong")
     arguments = ("--area", "combined", "--dtype", "float32", "--output", tmp_path / "x.json")
@@ -39,7 +43,7 @@ def test_a_mutant_does_not_and_is_told_where(run_line, reachable, tmp_path):
     assert (tmp_path / "x.json").exists()
 
 
-@pytest.mark.complete
+@slow
 def test_a_subclass_of_torchrec_behaves_like_torchrec(run_line, reachable, torchrec):
     reachable("sound")
     target = "subclassed_torchrec:IMPLEMENTATION"

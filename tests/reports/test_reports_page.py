@@ -18,6 +18,9 @@ from keyedopt.reports.page.embedded import as_json
 from keyedopt.reports.tables import tables_of
 from keyedopt.tools.reaction import KEYS
 
+#: Slow tests: so many of these every day.
+slow = pytest.mark.complete(loop=__name__, sample=4, spread=True)
+
 pytest_plugins = "watching"  # its fixtures
 VIEWS = [view.lower() for view in page.VIEWS]
 
@@ -25,6 +28,7 @@ VIEWS = [view.lower() for view in page.VIEWS]
 # --- the views --------------------------------------------------------------------------------------
 
 
+@slow
 @pytest.mark.parametrize("site", ["plain", "hostile", "empty"])
 def test_every_view_opens_alone(watched, site):
     one = watched(site)
@@ -66,6 +70,7 @@ def test_the_overview_counts_what_the_tables_count(watched, sites):
 # --- the matrix -------------------------------------------------------------------------------------
 
 
+@slow
 def test_filters_leave_what_they_say(watched):
     _, known = results(4, 80, 3, 2000, 40)
     tab = watched().go("matrix")
@@ -92,6 +97,7 @@ def test_outcomes_are_filtered_by_implementation(watched):
     assert tab.locator("#filter-outcome").input_value() == "known"
 
 
+@slow
 def test_a_link_opens_its_clause_with_the_failing_cases(watched):
     tables, known = results(4, 80, 3, 2000, 40)
     failing = tables.cases[tables.cases["outcome"] == "fail"].iloc[0]
@@ -108,6 +114,7 @@ def test_a_link_opens_its_clause_with_the_failing_cases(watched):
     assert 0 < box["y"] < 900
 
 
+@slow
 def test_a_clause_opens_and_closes_by_keyboard(watched):
     tab = watched().go("matrix")
     button = tab.get_by_role("button", name="KEYED-000")
@@ -126,6 +133,7 @@ def test_a_clause_opens_and_closes_by_keyboard(watched):
     assert button.evaluate("one => one === document.activeElement")
 
 
+@slow
 def test_everything_is_reached_by_tab(watched):
     tab = watched().go("overview")
     reached = []
@@ -150,6 +158,7 @@ def test_implementations_that_behave_alike_have_the_same_letter(watched):
     assert [texts.index(text) for text in texts] == [letters.index(letter) for letter in letters]
 
 
+@slow
 def test_differences_compare_a_chosen_pair(watched):
     tables, _ = results(4, 80, 3, 2000, 40)
     tab = watched().go("differences")
@@ -171,6 +180,7 @@ def test_differences_compare_a_chosen_pair(watched):
     assert tab.locator("#changes .lead").inner_text().startswith("From library1 1.3 to library0 1.0")
 
 
+@slow
 def test_a_list_of_known_failures_makes_no_difference(written):
     tables, known = results(2, 40, 2, 60, 6)
     mine = tables.clauses[tables.clauses["run"] == "library0 1.0"]
@@ -190,6 +200,7 @@ def test_a_list_of_known_failures_makes_no_difference(written):
     assert "0 verdicts are worse, 0 better, 0 changed" in tab.locator("#changes .lead").inner_text()
 
 
+@slow
 def test_identical_failures_of_several_versions_are_shown_once(written):
     tables, known = results(2, 40, 2, 60, 6)
     both = {}
@@ -204,6 +215,7 @@ def test_identical_failures_of_several_versions_are_shown_once(written):
     assert "library0 1.0, library0 1.1" in summaries[0]
 
 
+@slow
 def test_records_that_differ_only_far_behind_still_differ(written):
     tables, known = results(2, 40, 1, 60, 6)
     first, second = tables.runs["run"].iloc[:2]
@@ -215,6 +227,7 @@ def test_records_that_differ_only_far_behind_still_differ(written):
     assert {"A", "B"} <= set(tab.locator("#clauses td.o span").all_inner_texts())
 
 
+@slow
 def test_areas_are_those_of_the_clauses_in_whatever_order(written):
     tables, known = results(2, 40, 2, 60, 6)
     some = tables.clauses[tables.clauses["area"] != "clipping"]
@@ -249,6 +262,7 @@ def test_speeds_are_shown_by_device_with_memory_and_the_first_step(watched):
 # --- strangers' text --------------------------------------------------------------------------------
 
 
+@slow
 def test_hostile_text_is_shown_and_does_not_run(watched):
     one = watched("hostile")
     for where in [*VIEWS, *(f"clause={clause}" for clause in clauses(40))]:
@@ -288,7 +302,7 @@ def test_an_address_for_commits_is_checked(tmp_path):
 # --- for everybody ----------------------------------------------------------------------------------
 
 
-@pytest.mark.complete(sample=1)
+@slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [390, 1280])
 def test_an_accessibility_checker_finds_nothing(watched, width, scheme, sample):
@@ -300,6 +314,7 @@ def test_an_accessibility_checker_finds_nothing(watched, width, scheme, sample):
         assert found.violations_count == 0, f"{where}: {found.generate_report()}"
 
 
+@slow
 def test_a_phone_scrolls_tables_and_not_the_page(watched):
     one = watched(viewport={"width": 390, "height": 844})
     for where in [*VIEWS, "clause=KEYED-000"]:
@@ -317,6 +332,7 @@ def test_a_phone_scrolls_tables_and_not_the_page(watched):
     assert tab.locator("#clauses td.o:not(.unsupported)").first.is_visible()
 
 
+@slow
 def test_print_is_a_handout_of_every_view(watched):
     tab = watched().go("overview")
     pages = len(re.findall(rb"/Type\s*/Page\b", tab.pdf(format="A4")))

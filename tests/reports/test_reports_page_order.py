@@ -8,9 +8,13 @@ import pandas as pd
 import pytest
 from reports_data import results
 
+#: Slow tests: so many of these every day.
+slow = pytest.mark.complete(loop=__name__, sample=2, spread=True)
+
 pytest_plugins = "watching"  # its fixtures
 
 
+@slow
 def test_the_ranked_table_comes_first_and_amber_is_conformant_with_a_reservation(watched):
     tab = watched(viewport={"width": 390, "height": 844}).go("overview")
     rows = tab.locator(".ranked tbody tr")
@@ -24,6 +28,7 @@ def test_the_ranked_table_comes_first_and_amber_is_conformant_with_a_reservation
     assert musts == sorted(musts, reverse=True)
 
 
+@slow
 def test_schedules_that_an_implementation_departs_from_come_first_and_the_others_are_folded(written):
     tables, known = results(4, 80, 3, 2000, 40)
     rows = tables.schedules
@@ -36,6 +41,7 @@ def test_schedules_that_an_implementation_departs_from_come_first_and_the_others
     assert departs == [figure.is_visible() for figure in figures] == sorted(departs, reverse=True)
 
 
+@slow
 def test_errors_above_the_budget_come_first(watched):
     tab = watched().go("precision")
     rows = tab.locator("section:visible table tbody tr")
@@ -52,7 +58,7 @@ def test_errors_above_the_budget_come_first(watched):
         )
 
 
-@pytest.mark.complete(sample=1)
+@slow
 @pytest.mark.parametrize(("unit", "alarm"), [("s", False), ("GB/s", False), ("of peer", True), ("B", True)])
 def test_only_bytes_and_ratios_to_a_peer_are_alarms(written, unit, alarm):
     tables, known = results(2, 40, 2, 60, 40)
@@ -67,6 +73,7 @@ def test_only_bytes_and_ratios_to_a_peer_are_alarms(written, unit, alarm):
     assert first.locator(".bad, .good").count() == alarm
 
 
+@slow
 def test_a_step_down_is_worse_where_higher_is_better(written):
     tables, known = results(2, 40, 2, 60, 40)
     drop = tables.history[tables.history["parameters"] == "rows=3"]

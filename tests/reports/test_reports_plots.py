@@ -11,9 +11,13 @@ from reports_data import HOSTILE, results
 from keyedopt.reports import page
 from keyedopt.reports.page.history import detect
 
+#: Slow tests: so many of these every day.
+slow = pytest.mark.complete(loop=__name__, sample=1, spread=True)
+
 pytest_plugins = "watching"  # its fixtures
 
 
+@slow
 def test_plots_are_written_as_png_and_svg(tmp_path):
     tables, known = results(3, 40, 2, 60, 6)
     page.write(tables, known, tmp_path, plots=True)
@@ -24,6 +28,7 @@ def test_plots_are_written_as_png_and_svg(tmp_path):
         ElementTree.parse(tmp_path / "plots" / f"{name}.svg")
 
 
+@slow
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("odd", [float("nan"), float("inf"), 0.0])
 def test_odd_numbers_are_drawn_and_nothing_is_warned_of(tmp_path, odd):
@@ -87,6 +92,7 @@ def test_steps_are_where_the_level_changes(values, steps):
     assert detect(np.array(values) + noise) == steps
 
 
+@slow
 def test_more_pictures_than_the_page_has_room_for_are_counted(tmp_path, monkeypatch):
     monkeypatch.setattr("keyedopt.reports.page.precision.PICTURES", 1)
     text = page.write(*results(2, 80, 3, 2000, 40), tmp_path).read_text(encoding="utf-8")

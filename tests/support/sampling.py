@@ -7,6 +7,13 @@ belong to the everyday set too; with ``spread``, the items are spread over the p
     @pytest.mark.parametrize("name", names())
     def test_interpreted(name): ...
 
+Slow tests of a file that ask alike share a loop, of which so many tests are run every day::
+
+    slow = pytest.mark.complete(loop=__name__, sample=3, spread=True)
+
+    @slow
+    def test_a_killed_worker(): ...
+
 A test whose loop is inside one item takes the fixture `sample` instead. The choice depends only on the seed
 of the sample and on the names of what is chosen, so the option ``--sample`` repeats it.
 """
@@ -140,5 +147,7 @@ def part_of(item: pytest.Item, long: Iterable[Any]) -> int:
 
 
 def _loop(item: pytest.Item) -> str:
-    """Return the name of a test without its parameters."""
-    return item.nodeid.partition("[")[0]
+    """Return the loop that a test names, or its own name without its parameters."""
+    mark = item.get_closest_marker("complete")
+    own = item.nodeid.partition("[")[0]
+    return str(mark.kwargs.get("loop", own)) if mark else own

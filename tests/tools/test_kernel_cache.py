@@ -14,6 +14,8 @@ import pytest
 import torch
 from triton_process import hand_over, run_alone
 
+pytestmark = pytest.mark.complete
+
 # --- in the process without the interpreter -------------------------------------------------------
 
 

@@ -35,7 +35,7 @@ def why_not(kind, scratch):
     return "" if built.returncode == 0 else f"{compiler} {FLAGS[kind]}: {built.stderr.strip()[-200:]}"
 
 
-@pytest.mark.complete(sample=1)
+@pytest.mark.complete(spread=True)
 @pytest.mark.parametrize("kind", list(FLAGS))
 def test_a_fuzzer_finds_nothing(kind, tmp_path):
     why = why_not(kind, tmp_path)
