@@ -176,7 +176,42 @@ import torch
 
 
 class SGD(torch.optim.SGD):
-    """A stand-in that steps as torch's does, and holds where that one does not."""
+    """A stand-in: the formula of torch's, which holds where that one does not."""
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """Take a step; sizes that disagree raise before anything is changed."""
+        with torch.enable_grad():
+            loss = closure() if closure else None
+        self.check_sizes()
+        for group in self.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    weight.add_(self.direction(weight, group), alpha=-group["lr"])
+        return loss
+
+    def check_sizes(self):
+        """Raise ValueError if a gradient or state has another shape than its parameter."""
+        for weight in (weight for group in self.param_groups for weight in group["params"]):
+            for tensor in (weight.grad, *self.state.get(weight, {}).values()):
+                if tensor is not None and tensor.shape != weight.shape:
+                    shapes = f"{tuple(tensor.shape)} beside {tuple(weight.shape)}"
+                    raise ValueError(f"a gradient or state of another shape than its parameter: {shapes}")
+
+    def direction(self, weight, group):
+        """Return what a step subtracts from a parameter, before the learning rate."""
+        grad = -weight.grad if group["maximize"] else weight.grad
+        if group["weight_decay"]:
+            grad = grad + group["weight_decay"] * weight
+        if not group["momentum"]:
+            return grad
+        state = self.state[weight]
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = grad.clone()
+        else:
+            state["momentum_buffer"].mul_(group["momentum"]).add_(grad, alpha=1 - group["dampening"])
+        buffer = state["momentum_buffer"]
+        return grad + group["momentum"] * buffer if group["nesterov"] else buffer
 
     def add_param_group(self, param_group):
         """Refuse options out of range, NaN and those of a group too."""

@@ -196,7 +196,7 @@ def _check(target: str, request: Request, judged: dict[str, tuple[model.Result, 
         found = expectations.apply(found, known, path)
     verdict = judge(found)
     judged[target] = (found, verdict)
-    show(found, verdict, request.verbose)
+    show(found, verdict, request.verbose, alone=len(request.targets) == 1)
     _write(found, outputs)
     if request.sign is not None:
         for output in (each for each in outputs if each.suffix == ".json"):

@@ -1,6 +1,9 @@
 """The summary of ``keyedopt check``: counts by area and level, failing clauses, the verdict."""
 
+import dataclasses
+import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console
@@ -16,6 +19,7 @@ from keyedopt.conformance.results.verdict import (
     Verdict,
     cases_of,
     failing,
+    judge,
     level_of,
     other_reasons,
     worst_of,
@@ -24,6 +28,8 @@ from keyedopt.conformance.targets.find import registered
 
 #: The colours of lines on a terminal.
 STYLES = {"fail": "red", "error": "red", "unexpected-pass": "yellow", "known": "yellow"}
+#: Columns of the lines about a failing clause.
+WIDTH = 110
 
 
 def _console() -> Console:
@@ -37,7 +43,11 @@ def ran(result: Result) -> str:
 
 
 def show_all(judged: Mapping[str, tuple[Result, Verdict] | str]) -> None:
-    """Print one table of the verdicts on several targets; a text says why a target has none."""
+    """Print one table of the verdicts on several targets, and the exit code.
+
+    Args:
+        judged: of each target the result and the verdict, or a text that says why there is none.
+    """
     table = Table(box=None, pad_edge=False)
     for column in ("target", "verdict", "gate", *spec.LEVELS[:2]):
         table.add_column(column)
@@ -53,10 +63,23 @@ def show_all(judged: Mapping[str, tuple[Result, Verdict] | str]) -> None:
     console = _console()
     console.print()
     console.print(table)
+    lost = [target for target, found in judged.items() if isinstance(found, str)]
+    red = [target for target, found in judged.items() if not isinstance(found, str) and not found[1].green]
+    said = (
+        f"no verdict on {', '.join(lost)}" if lost else f"red: {', '.join(red)}" if red else "all are green"
+    )
+    console.print(one_line(f"exit {2 if lost else 1 if red else 0}: {said}"))
 
 
-def show(result: Result, verdict: Verdict, verbose: bool = False) -> None:
-    """Print the summary of a run; known failures are counted unless `verbose`."""
+def show(result: Result, verdict: Verdict, verbose: bool = False, alone: bool = True) -> None:
+    """Print the summary of a run; known failures are counted unless `verbose`.
+
+    Args:
+        result: of the run.
+        verdict: on it.
+        verbose: show known failures too.
+        alone: the gate decides the exit code; of several targets the worst does.
+    """
     console = _console()
     about = result.implementation
     table = Table(box=None, pad_edge=False)
@@ -84,7 +107,8 @@ def show(result: Result, verdict: Verdict, verbose: bool = False) -> None:
     known = [clause for clause in failing(verdict) if verdict.clauses[clause] == "known"]
     for clause in failing(verdict):
         if verbose or clause not in known:
-            console.print(_line(result, clause), style=STYLES.get(verdict.clauses[clause]))
+            for line in _lines(result, clause):
+                console.print(line, style=STYLES.get(verdict.clauses[clause]))
     if known and not verbose:
         console.print(f"{len(known)} known, unchanged (-v shows them)", style="yellow")
     for reason in other_reasons(verdict):
@@ -96,9 +120,32 @@ def show(result: Result, verdict: Verdict, verbose: bool = False) -> None:
         one_line(f"{about['name']} {about['version']} ({where}): {verdict.headline}; {verdict.checked}"),
         style="bold",
     )
-    count = len(verdict.reasons)
-    why = "" if verdict.green else f" ({count} reason{'s' if count != 1 else ''})"
-    console.print(f"gate: {verdict.gate}{why}; {ran(result)}", style="green" if verdict.green else "red")
+    code = f" (exit {0 if verdict.green else 1})" if alone else ""
+    gate = "; ".join([f"gate: {verdict.gate}{code}", *_why(result, verdict), ran(result)])
+    console.print(gate, style="green" if verdict.green else "red")
+
+
+def _why(result: Result, verdict: Verdict) -> list[str]:
+    """Return why the gate is what it is, in a few words."""
+    outcomes = [(level_of(clause), verdict.clauses[clause]) for clause in failing(verdict)]
+    if verdict.green:
+        bad = [outcome for level, outcome in outcomes if level != "observe"]
+        return ["all that fails is known or below the level of the gate"] if bad else []
+    failed = Counter(level for level, outcome in outcomes if outcome in FAILING)
+    listed = " that the list does not name" if result.expectations else ""
+    why = [f"{' and '.join(_several(count, level) for level, count in failed.items())} failed{listed}"]
+    passing = sum(outcome == "unexpected-pass" for _, outcome in outcomes)
+    why = [*(why if failed else []), *([f"{_several(passing, 'known failure')} passed"] if passing else [])]
+    others = len(other_reasons(verdict))
+    why += [f"{_several(others, 'other reason')} above"] if others else []
+    options = {**result.options, "level": "must"}
+    if not failed["must"] and judge(dataclasses.replace(result, options=options)).green:
+        why.append("no must failed: with --level must the gate is green")
+    return why
+
+
+def _several(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def next_steps(verdict: Verdict, written: str | None, target: str, imports: Iterable[str] = ()) -> list[str]:
@@ -132,16 +179,33 @@ def _ratio(counts: list[Count]) -> str:
     return f"{sum(c.passed for c in counts)}/{sum(c.total for c in counts)}" if counts else ""
 
 
-def _line(result: Result, clause: str) -> str:
-    """Return a line about the most serious case of a clause: what was expected and what was seen."""
+def _lines(result: Result, clause: str) -> list[str]:
+    """Return three lines about the most serious case of a clause: its promise, the situation, what was seen.
+
+    The result file and `keyedopt replay` have the texts whole.
+    """
     worst = worst_of(result, clause)
     bad = [case for case in cases_of(result, clause) if case.outcome not in (*GREEN, "unsupported")]
-    more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
-    line = f"{worst.outcome:5} {clause} [{level_of(clause)}] "
+    promise = spec.clauses()[clause].statement if clause in spec.clauses() else ""
+    given = ", ".join(f"{name} {value}" for name, value in worst.inputs.items() if len(str(value)) <= 30)
+    dtype = worst.dtype if worst.dtype and worst.dtype not in given else ""
+    situation = ", ".join(filter(None, (given, dtype)))
+    more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
     if worst.outcome == "unexpected-pass":
-        line += f"is listed as a known failure, but passes  ({worst.case}{more})"
+        seen = "is listed as a known failure, but passes"
+    elif worst.known:
+        seen = f"known ({worst.known['link']}): {worst.known['reason']}"
+    elif " differ, most at " in worst.seen:  # all the numbers are in the result file
+        expected = re.sub(r"(?: of| to|,) \[.*", "", worst.expected)
+        seen = f"expected {_cut(expected, WIDTH // 2)}; seen {worst.seen.partition('; ')[0]}"
     else:
-        line += f"expected {worst.expected}; seen {worst.seen}  ({worst.case}{more})"
-    if worst.known:
-        line += f"  known: {worst.known['reason']} ({worst.known['link']})"
-    return one_line(line)
+        seen = f"expected {_cut(worst.expected, WIDTH // 2)}; seen {worst.seen}"
+    place = f"{worst.case}{more}{': ' if situation else ''}{situation}"
+    first = f"{worst.outcome:5} {_cut(f'{clause} [{level_of(clause)}] {promise}', WIDTH - 6)}"
+    return [first, *(f"{'':6}{_cut(text, WIDTH - 6)}" for text in (place, seen))]
+
+
+def _cut(text: str, width: int) -> str:
+    """Return a text on one line of at most so many columns."""
+    line = one_line(text)
+    return line if len(line) <= width else f"{line[: width - 3]}..."

@@ -61,7 +61,7 @@ def test_a_newcomer_gets_from_nothing_to_a_green_report(environment, tmp_path):
     found = blocks()
     assert [block.split()[:2] for block, _ in found] == [
         ["keyedopt", "init-adapter"],
-        ["cat", ">>"],
+        ["sed", "-i"],
         ["keyedopt", "explain"],
         ["keyedopt", "report"],
         ["sed", "-i"],

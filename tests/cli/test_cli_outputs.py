@@ -18,7 +18,7 @@ from making import (
     without_progress,
 )
 
-from keyedopt.cli.summary import next_steps, show
+from keyedopt.cli.summary import WIDTH, next_steps, show
 from keyedopt.conformance import expectations, spec
 from keyedopt.conformance.results import model as results
 from keyedopt.conformance.results.verdict import FAILING, failing, judge
@@ -95,7 +95,11 @@ def test_a_check_shows_and_writes_what_it_found(run_line, checked, failed, tmp_p
     assert "gate: red" in done.stdout
     rows = re.findall(r"^(keyed|clipping|all) +(\d+/\d+)? +(\d+/\d+)? *(\d+/\d+)?$", done.stdout, re.M)
     assert {row[0] for row in rows} >= {"keyed", "all"}
-    shown = re.findall(r"^(?:fail|error) +([A-Z]+-\d+) \[(\w+)\] expected .*; seen .*$", done.stdout, re.M)
+    line = r"^(?:fail|error) +([A-Z]+-\d+) \[(\w+)\] .+\n      test_\w+::.+\n      expected .+; seen .+$"
+    shown = re.findall(line, done.stdout, re.M)
+    about = done.stdout.partition("fail ")[2].partition("\nacme ")[0]
+    assert max(map(len, about.splitlines())) <= WIDTH
+    assert re.search(r"^gate: red \(exit 1\); \d+ musts? and \d+ shoulds? failed; ", done.stdout, re.M)
     assert [clause for clause, _ in shown] == failing(judge(failed))
     levels = [level for _, level in shown]
     assert levels == sorted(levels, key=spec.LEVELS.index), "the most serious first"
@@ -131,7 +135,8 @@ def test_several_targets_are_written_to_a_folder_and_the_worst_counts(run_line, 
     done = run_line("check", "acme.a", "acme:b", "--output", "out")
     assert done.returncode == 1
     table = done.stdout.rpartition("\n\n")[2].splitlines()
-    assert [line.split()[0] for line in table] == ["target", "acme.a", "acme:b"]
+    assert [line.split()[0] for line in table] == ["target", "acme.a", "acme:b", "exit"]
+    assert table[-1] == "exit 1: red: acme.a, acme:b"
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["acme.a.json", "acme.b.json"]
     checked["result"] = runner.RunError("no")
     done = run_line("check", "a", "b")
@@ -153,8 +158,8 @@ def test_known_failures_are_written_applied_and_held_to_be_true(run_line, checke
     done = run_line("check", "acme", "--expectations", "new/known.toml")
     assert (done.returncode, done.stderr) == (0, "")
     assert re.search(r"^\d+ known, unchanged \(-v shows them\)$", done.stdout, re.M)
-    assert "known: explained: " not in done.stdout
-    assert "known: explained: " in run_line("check", "acme", "--expectations", "new/known.toml", "-v").stdout
+    assert "): explained: " not in done.stdout
+    assert "): explained: " in run_line("check", "acme", "--expectations", "new/known.toml", "-v").stdout
     passing = [dataclasses.replace(case, outcome="pass") for case in failed.cases]
     checked["result"] = dataclasses.replace(failed, cases=tuple(passing))
     done = run_line("check", "acme", "--expectations", "new/known.toml")
@@ -273,7 +278,7 @@ def test_a_sound_library_from_end_to_end(acme, tmp_path):
     clauses = spec.areas()["fused"].clauses
     of, musts = len(clauses), sum(clause.level == "must" for clause in clauses)
     checked = f"checked {of} of {of} clauses, {musts} of {musts} musts on cpu"
-    verdict = rf"conformant \(areas fused only\); {checked}\ngate: green; "
+    verdict = rf"conformant \(areas fused only\); {checked}\ngate: green \(exit 0\); "
     assert re.search(verdict, done.stdout)
     assert [path.name for path in tmp_path.iterdir()] == ["x.json"]
     assert judge(results.read(tmp_path / "x.json")).conformant

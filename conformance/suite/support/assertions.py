@@ -58,7 +58,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 def expect_bits(seen: torch.Tensor | None, expected: torch.Tensor, what: str) -> None:
     """Expect two tensors to be bit-identical; None differs from every tensor."""
     if seen is None or not same_bits(seen, expected):
-        raise Mismatch(f"{what} bit-identical to {_text(expected)}", _text(seen))
+        raise Mismatch(f"{what} bit-identical to {_text(expected)}", f"{unlike(seen, expected)}{_text(seen)}")
 
 
 def expect_close(
@@ -78,7 +78,7 @@ def expect_close(
     unit = torch.exp2(torch.floor(torch.log2(larger.clamp(min=info.smallest_normal)))) * info.eps
     agree = (exact == want) | (exact.isnan() & want.isnan()) | ((exact - want).abs() <= ulps * unit)
     if not agree.all():
-        raise Mismatch(f"{what} within {ulps:g} ULP of {_text(want)}", _text(have))
+        raise Mismatch(f"{what} within {ulps:g} ULP of {_text(want)}", f"{unlike(have, want)}{_text(have)}")
 
 
 def exactly(value: torch.Tensor | float) -> torch.Tensor:
@@ -131,7 +131,10 @@ def expect_within(
     expect(seen.shape == exact.shape, f"{what} of shape {tuple(exact.shape)}", tuple(seen.shape))
     error = ulp_error(seen, exact, before)
     if not error <= budget:
-        raise Mismatch(f"{what} within {budget:g} ULP of {_text(exact)}", f"{error:g} in {_text(seen)}")
+        raise Mismatch(
+            f"{what} within {budget:g} ULP of {_text(exact)}",
+            f"{error:g} ULP, {unlike(seen, exact)}{_text(seen)}",
+        )
     return error
 
 
@@ -193,7 +196,7 @@ def expect_unchanged(before: Any, tree: Any, what: str) -> None:
     if isinstance(before, torch.Tensor):
         expect(isinstance(tree, torch.Tensor), f"{what} still a tensor", type(tree).__name__)
         if not same_bits(tree, before):
-            raise Mismatch(f"{what} unchanged, {_text(before)}", _text(tree))
+            raise Mismatch(f"{what} unchanged, {_text(before)}", f"{unlike(tree, before)}{_text(tree)}")
     elif isinstance(before, dict):
         expect(isinstance(tree, Mapping), f"{what} still a mapping", type(tree).__name__)
         expect_equal(set(tree), set(before), f"keys of {what}")
@@ -205,6 +208,33 @@ def expect_unchanged(before: Any, tree: Any, what: str) -> None:
             expect_unchanged(value, tree[index], f"{what}[{index}]")
     else:
         expect_equal(tree, before, what)
+
+
+def unlike(seen: object, expected: torch.Tensor) -> str:
+    """Say how many elements differ, and where most.
+
+    Of single numbers, and of tensors that cannot be compared element by element, nothing is said.
+
+    >>> unlike(torch.tensor([1.0, 1.5]), torch.tensor([1.0, 0.5]))
+    '1 of 2 differ, most at [1]: 1.5, not 0.5; '
+    """
+    if not isinstance(seen, torch.Tensor) or seen.shape != expected.shape or expected.numel() < 2:
+        return ""
+    if {seen.layout, expected.layout} != {torch.strided} or "meta" in (
+        seen.device.type,
+        expected.device.type,
+    ):
+        return ""
+    have, want = exactly(seen), exactly(expected)
+    agree = (have == want) | (have.isnan() & want.isnan())
+    if agree.all():
+        return ""
+    gap = torch.where(agree, -1.0, (have - want).abs().nan_to_num(nan=math.inf)).reshape(-1)
+    place = torch.unravel_index(gap.argmax(), have.shape)
+    found, wanted = (float(value[place]) for value in (have, want))
+    where = ", ".join(str(int(number)) for number in place)
+    count = f"{int((~agree).sum())} of {have.numel()}"
+    return f"{count} differ, most at [{where}]: {found:.6g}, not {wanted:.6g}; "
 
 
 def _text(value: object) -> str:

@@ -19,6 +19,7 @@ from keyedopt.conformance.suite.support.assertions import (
     exactly,
     expect_within,
     ulp_error,
+    unlike,
 )
 
 #: The attribute of an error that contains the measurements before it.
@@ -108,7 +109,9 @@ def measure_relative(
     measuring.record["errors"].append(entry | numbers)
     with measuring.expecting():
         if not bool((relative <= 1e-12).all()):
-            raise Mismatch(f"{what} within 1e-12 of {exact.tolist()}", seen.tolist())
+            raise Mismatch(
+                f"{what} within 1e-12 of {exact.tolist()}", f"{unlike(seen, exact)}{seen.tolist()}"
+            )
 
 
 def measure_golden(
