@@ -41,7 +41,8 @@ class Source:
 @functools.cache
 def _root() -> str:
     """Return the name of the sound package; to find it reads the metadata of every installed package."""
-    return find(SOUND).root
+    root: str = find(SOUND).root
+    return root
 
 
 @functools.cache
