@@ -47,6 +47,8 @@ class InputError(KeyedoptError):
     """An argument is wrong; the message says what to do."""
 
 
+#: What torchrun sets for each of its processes.
+OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
 #: Errors that give exit code 2, and one line that says what to do.
 PROBLEMS = (KeyedoptError, OSError)
 
@@ -77,6 +79,12 @@ def check_targets(
     )
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return _check_all(request)
+    missing = [name for name in OF_TORCHRUN if name not in os.environ]
+    if missing:
+        raise InputError(
+            f"TORCHELASTIC_RUN_ID is set, as torchrun does, but {', '.join(missing)} not: "
+            "start it with torchrun, or unset TORCHELASTIC_RUN_ID"
+        )
     from keyedopt.conformance.suite.support.torchrun import largest_code, this_process
 
     silent = this_process() > 0

@@ -11,14 +11,24 @@ from keyedopt.conformance.run.case_sources import cases_by_clause
 
 
 def explain_clause(name: str, fail: Callable[[str], NoReturn]) -> None:
-    """Print a clause, its sources and rationale, and its cases."""
+    """Print a clause, its sources and rationale, and its cases; or an area and its clauses."""
+    area = spec.areas().get(name.lower())
+    if area is not None:
+        print(f"{area.name}  {area.title}: {', '.join(area.names)}\n")
+        for clause in area.clauses:
+            print(
+                textwrap.fill(f"{clause.id}  {clause.level}  {clause.statement}", 90, subsequent_indent="  ")
+            )
+        print(f"\ncheck it: keyedopt check TARGET --area {area.name}")
+        return
     clause = spec.clauses().get(name.upper())
     if clause is None:
         prefix, _, number = name.upper().partition("-")
         padded = f"{prefix}-{number:0>3}"
         near = [padded] if padded in spec.clauses() else []
         near = near or difflib.get_close_matches(name.upper(), spec.clauses(), n=3)
-        hint = f"did you mean {', '.join(near)}?" if near else "see `keyedopt list clauses`"
+        near = near or difflib.get_close_matches(name.lower(), spec.areas(), n=1)
+        hint = f"did you mean {', '.join(near)}?" if near else "see `keyedopt list clauses` and `list areas`"
         fail(f"there is no clause {name!r}; {hint}")
     print(f"{clause.id}  {clause.level}, area {clause.area}, since suite {clause.since}\n")
     print(textwrap.fill(clause.statement, 90))

@@ -29,7 +29,8 @@ def _targets() -> None:
         root = implementation.root
         package = root.partition(":")[0].partition(".")[0] if isinstance(root, str) else None
         if package and util.find_spec(package) is None:
-            print(f"{name:12} not installed; install it with: {implementation.install}")
+            how = f"; install it with: {implementation.install}" if implementation.install else ""
+            print(f"{name:12} not installed{how}")
             continue
         try:
             version = metadata.version(implementation.distributions[0])

@@ -1,5 +1,6 @@
 """``keyedopt``: the verbs and their options. This module imports neither torch nor the suite."""
 
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -153,8 +154,8 @@ def check(
 
 
 @app.command()
-def explain(clause: Annotated[str, typer.Argument(metavar="CLAUSE", show_default=False)]) -> None:
-    """Show a clause: text, level, source, why, and the cases that test it.
+def explain(clause: Annotated[str, typer.Argument(metavar="CLAUSE | AREA", show_default=False)]) -> None:
+    """Show a clause: text, level, source, why, and the cases that test it. Of an area, show its clauses.
 
     Example: keyedopt explain CLIP-001
     """
@@ -368,6 +369,10 @@ def findings(
 
 def main() -> None:
     """Run the command line."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        sys.exit(say("the working folder was removed: change to another one"))
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal that cannot show a character gets ?

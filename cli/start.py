@@ -1,5 +1,6 @@
 """The entry point ``keyedopt``: heeds signals from its first line on, and imports the command line then."""
 
+import contextlib
 import io
 import os
 import signal
@@ -48,14 +49,23 @@ class _Interrupts:
         raise KeyboardInterrupt
 
 
+def _open_streams() -> None:
+    """Make the standard streams; one that is closed would be the number of the next file that is opened."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the smallest free number, which is this one
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream = io.BufferedWriter(_Stream(number, "w", closefd=False))
+        setattr(sys, name, io.TextIOWrapper(stream, line_buffering=number == 2 or os.isatty(number)))
+
+
 def main() -> NoReturn:
     """Run the command line."""
     try:
         _Interrupts()
-        for number, name in ((1, "stdout"), (2, "stderr")):
-            if getattr(sys, name) is not None:
-                stream = io.BufferedWriter(_Stream(number, "w", closefd=False))
-                setattr(sys, name, io.TextIOWrapper(stream, line_buffering=number == 2 or os.isatty(number)))
+        _open_streams()
         from keyedopt.cli.main import main as run
 
         run()
@@ -64,8 +74,14 @@ def main() -> NoReturn:
         sys.stderr.write("keyedopt: interrupted; nothing more was written\n")
     except SystemExit as end:
         code = end.code
-    sys.stdout.flush()
-    sys.stderr.flush()
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        code = 2
+        with contextlib.suppress(OSError):  # which may be as full
+            sys.stderr.write(f"keyedopt: the output cannot be written: {error.strerror}\n")
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
     os._exit(code if isinstance(code, int) else 2 if code else 0)
 
 

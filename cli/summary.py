@@ -1,6 +1,7 @@
 """The summary of ``keyedopt check``: counts by area and level, failing clauses, the verdict."""
 
 import dataclasses
+import os
 import re
 import shlex
 from collections import Counter
@@ -120,9 +121,23 @@ def show(result: Result, verdict: Verdict, verbose: bool = False, alone: bool = 
         one_line(f"{about['name']} {about['version']} ({where}): {verdict.headline}; {verdict.checked}"),
         style="bold",
     )
+    for line in _annotations(result, verdict):
+        print(line)
     code = f" (exit {0 if verdict.green else 1})" if alone else ""
     gate = "; ".join([f"gate: {verdict.gate}{code}", *_why(result, verdict), ran(result)])
     console.print(gate, style="green" if verdict.green else "red")
+
+
+def _annotations(result: Result, verdict: Verdict, most: int = 10) -> list[str]:
+    """Return lines that GitHub Actions shows at the top of a run: as many errors as it shows of a step."""
+    if os.environ.get("GITHUB_ACTIONS") != "true":
+        return []
+    new = [clause for clause in failing(verdict) if verdict.clauses[clause] in FAILING]
+    said = {clause: " ".join(map(str.strip, _lines(result, clause)[1:])) for clause in new[:most]}
+    return [
+        f"::error title=keyedopt {clause} ({level_of(clause)})::{text.replace('%', '%25')}"
+        for clause, text in said.items()
+    ]
 
 
 def _why(result: Result, verdict: Verdict) -> list[str]:

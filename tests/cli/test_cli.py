@@ -107,7 +107,8 @@ def test_no_arguments_show_the_help(run_line):
         ("check reference --expectations file/x.toml --update-expectations", "file/x.toml cannot be written"),
         ("explain KEYED-9999", "there is no clause 'KEYED-9999'; did you mean KEYED-"),
         ("explain clip-81", "there is no clause 'clip-81'; did you mean CLIP-081?"),
-        ("explain nothing", "there is no clause 'nothing'; see `keyedopt list clauses`"),
+        ("explain nothing", "there is no clause 'nothing'; see `keyedopt list clauses` and `list areas`"),
+        ("explain warmupp", "there is no clause 'warmupp'; did you mean warmup?"),
         ("list everything", "is not one of 'targets', 'clauses', 'areas'"),
         ("replay none.json KEYED-001", "none.json cannot be read"),
         ("replay folder KEYED-001", "folder cannot be read"),
@@ -167,6 +168,41 @@ def test_an_output_that_becomes_unwritable_is_one_line_and_the_verdict_is_shown(
     done = run_line("check", "acme", "--output", "x.json")
     assert "No space left on device" in refused(done)
     assert "gate: red" in done.stdout
+
+
+# --- surroundings ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("where", "code", "said"),
+    [
+        (">&-", 0, ""),
+        ("<&- >&- 2>&-", 0, ""),
+        ("> /dev/full", 2, "keyedopt: the output cannot be written: No space left on device\n"),
+        ("> /dev/full 2>&1", 2, ""),
+    ],
+)
+def test_an_output_that_takes_nothing_ends_in_no_traceback(where, code, said):
+    line = f'exec "$0" -m keyedopt.cli.start list areas {where}'
+    done = subprocess.run(["bash", "-c", line, sys.executable], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", said)
+
+
+def test_a_working_folder_that_was_removed_is_one_line(tmp_path):
+    line = 'mkdir gone && cd gone && rmdir ../gone && exec "$0" -m keyedopt.cli.start list areas'
+    done = subprocess.run(
+        ["bash", "-c", line, sys.executable], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert refused(done) == "keyedopt: the working folder was removed: change to another one\n"
+
+
+def test_half_of_what_torchrun_sets_is_one_line(run_line, monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("RANK", "0")
+    for name in ("WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"):
+        monkeypatch.delenv(name, raising=False)
+    message = refused(run_line("check", "reference", "--area", "warmup"))
+    assert "WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RESTART_COUNT not: start it with" in message
 
 
 # --- interrupts -----------------------------------------------------------------------------------

@@ -110,6 +110,13 @@ def test_a_check_shows_and_writes_what_it_found(run_line, checked, failed, tmp_p
     assert "not conformant" in (tmp_path / "x.md").read_text(encoding="utf-8")
 
 
+def test_github_shows_what_failed(run_line, checked, failed, monkeypatch):
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    done = run_line("check", "acme")
+    found = re.findall(r"^::error title=keyedopt ([A-Z]+-\d+) \(\w+\)::test_\w+::.*seen ", done.stdout, re.M)
+    assert found == failing(judge(failed))[:10]
+
+
 def test_options_reach_the_run(run_line, checked):
     run_line(
         *("check", "acme", "--level", "must", "--suite", spec.SUITE_VERSION, "--area", "keyed"),
@@ -234,6 +241,13 @@ def test_a_clause_is_explained(run_line):
     assert all(" ".join(ground.split()) in " ".join(done.stdout.split()) for ground in clause.grounds)
     assert " ".join(clause.statement.split()) in " ".join(done.stdout.split())
     assert "cases:" in done.stdout
+
+
+def test_an_area_is_explained(run_line):
+    done = run_line("explain", "warmup")
+    assert done.returncode == 0
+    for clause in spec.areas()["warmup"].clauses:
+        assert f"{clause.id}  {clause.level}  " in done.stdout
 
 
 def test_every_clause_can_be_explained(run_line):
