@@ -26,6 +26,12 @@ def blocks():
     return found
 
 
+def of_readme():
+    """Return the failure that the README shows of the tutorial."""
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    return readme.partition("```\nfail ")[2].partition("```")[0].splitlines()[1:]
+
+
 def shown(line, output):
     """Whether a line is in the output, where … stands for anything."""
     pattern = ".*".join(map(re.escape, line.split("…")))
@@ -75,6 +81,7 @@ def test_a_newcomer_gets_from_nothing_to_a_green_report(environment, tmp_path):
         )
         assert without_progress(done.stderr) == ""
         codes.append(done.returncode)
+        lines = [*lines, *(of_readme() if any(line.startswith("fail ") for line in lines) else [])]
         missing = [line for line in lines if not shown(line, done.stdout)]
         assert not missing, done.stdout
         if "keyedopt report" in block:
