@@ -218,7 +218,7 @@ def test_cases_use_torch_alone():
     allowed = {"torch", "pytest", "hypothesis", *sys.stdlib_module_names}
     unsupported_without = {
         "test_sharded_model_parallel": {"torchrec"},
-        "test_embedding_keyed_jagged": {"torchrec"},
+        "keyed_jagged": {"torchrec"},
         "replica_groups": {"torchft"},
     }
     for path in sources(SUITE):

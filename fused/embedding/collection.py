@@ -13,12 +13,13 @@ from keyedopt.fused.backends.packed import PackedLookups
 from keyedopt.fused.dense.state_memory import empty
 from keyedopt.fused.embedding.backward import Backward, ForwardPass
 from keyedopt.fused.embedding.feature_layout import FeatureLayout, make_slots
-from keyedopt.fused.embedding.inputs import Inputs, parse, parse_packed
+from keyedopt.fused.embedding.inputs import parse, parse_packed
 from keyedopt.fused.embedding.lookup_operator import LOOK_UP
 from keyedopt.fused.embedding.optimizer import EmbeddingFusedOptimizer
 from keyedopt.reference.embedding.config import EmbeddingBagConfig, EmbeddingConfig
 from keyedopt.reference.embedding.jagged import Features, is_keyed, jagged_tensors, keyed_tensor
 from keyedopt.reference.embedding.table_collection import Table, TableCollection
+from keyedopt.reference.embedding.variable_batch import bags_of_rows, join
 
 
 class LargePageTable(Table):
@@ -119,6 +120,7 @@ class FusedCollection(TableCollection):
             The output by feature, or by ``feature@table`` if several tables have the feature: (B, D) with
             pooling; (N, D) without, with the offsets of the input. For a `KeyedJaggedTensor` a `KeyedTensor`
             with pooling, whose one tensor (B, sum of D) the kernels write; a `JaggedTensor` by name without.
+            A variable batch size is split: pooled bags are repeated in the rows that ``inverse_indices`` say.
 
         Raises:
             ValueError: names the feature and what is wrong with it; no table is read.
@@ -135,6 +137,7 @@ class FusedCollection(TableCollection):
             if found is not None:
                 return keyed_tensor(features, self._widths, found)
         inputs = parse(features, self._features, self._is_weighted)
+        bags = bags_of_rows(features, self.lookup_features()) if keyed and self.pools else None
         layout = self.current_layout()
         layout.check_devices(inputs)
         training = self.training and torch.is_grad_enabled()
@@ -153,7 +156,7 @@ class FusedCollection(TableCollection):
                 forward.add(part, inputs, training)
         try:
             layout.check_offsets(inputs)
-            joins = layout.joins_outputs and not by_autograd and keyed
+            joins = layout.joins_outputs and not by_autograd and keyed and bags is None
             forward.run(self._widths if joins else None)
             if self._strict:
                 self.check()
@@ -164,7 +167,11 @@ class FusedCollection(TableCollection):
         if joins:
             return keyed_tensor(features, self._widths, *forward.differentiable())
         outputs.update(forward.outputs())
-        return self._as_torchrec(features, outputs, inputs) if keyed else outputs
+        if not keyed:
+            return outputs
+        if self.pools:
+            return keyed_tensor(features, self._widths, join(list(outputs.values()), bags))
+        return jagged_tensors(features, outputs, [inputs.offsets[slot.feature] for slot in self._slots])
 
     def _look_up_packed(self, features: Any) -> Tensor | None:
         """Return the joined output without splitting the input; None if the input has to be split."""
@@ -189,12 +196,6 @@ class FusedCollection(TableCollection):
             parse(features, self._features, self._is_weighted).check_contents(self._rows)
             raise
         return output
-
-    def _as_torchrec(self, features: Features, outputs: dict[str, Tensor], inputs: Inputs) -> Any:
-        if not self.pools:
-            bags = [inputs.offsets[slot.feature] for slot in self._slots]
-            return jagged_tensors(features, outputs, bags)
-        return keyed_tensor(features, self._widths, torch.cat(list(outputs.values()), dim=1))
 
     def explain(self) -> str:
         """Return which backend and kernels run for which tables, and why no other backend does.

@@ -16,6 +16,7 @@ from keyedopt.reference.embedding.inputs import (
     parse_feature,
 )
 from keyedopt.reference.embedding.jagged import Features, Jagged
+from keyedopt.reference.embedding.variable_batch import has_variable_batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,10 +89,10 @@ def parse_packed(
 ) -> tuple[Sequence[str], Tensor, Tensor, Tensor | None, int] | None:
     """Return keys, and values, offsets, weights and bags of `PackedLookups`, of a `KeyedJaggedTensor`.
 
-    None if it has to be split, as it has different numbers of bags or none, or is malformed; contents are not
+    None if it has to be split, as it has a variable batch size or no bags, or is malformed; contents are not
     checked.
     """
-    if features.inverse_indices_or_none() is not None or features.variable_stride_per_key():
+    if has_variable_batch(features):
         return None
     keys, bags, values, offsets = features.keys(), features.stride(), features.values(), features.offsets()
     weights = features.weights_or_none() if weighted else None

@@ -15,6 +15,7 @@ from keyedopt.reference.embedding.jagged import Features, is_keyed, jagged_tenso
 from keyedopt.reference.embedding.lookup import uncompiled
 from keyedopt.reference.embedding.row_cache import places_by_table
 from keyedopt.reference.embedding.table_collection import TableCollection
+from keyedopt.reference.embedding.variable_batch import bags_of_rows, join
 from keyedopt.reference.fused import FusedOptimizerModule, own
 
 
@@ -149,6 +150,9 @@ class CachedEmbeddings(nn.Module, FusedOptimizerModule):
             RuntimeError: a table was written on the host while newer rows were on the device.
         """
         checked = check_features(features, self._sizes, self._is_weighted)
+        keyed, pools = is_keyed(features), self._collection[0].pools
+        names = [feature for table in self._configs for feature in table.feature_names]
+        bags = bags_of_rows(features, names) if keyed and pools else None
         inputs, used = {}, []
         for table, names in zip(self._configs, self._outputs, strict=True):
             cache = self._optim.caches[table.name]
@@ -167,12 +171,11 @@ class CachedEmbeddings(nn.Module, FusedOptimizerModule):
         trained = [output for output in outputs.values() if output.requires_grad]
         if trained:
             self._optim.watch(ForwardRows(used), trained)
-        if not is_keyed(features):
+        if not keyed:
             return outputs
-        if hasattr(inner, "embedding_bag_configs"):
-            return keyed_tensor(features, self._widths, torch.cat(list(outputs.values()), dim=1))
-        bags = [inputs[output].offsets for output in outputs]
-        return jagged_tensors(features, outputs, bags)
+        if pools:
+            return keyed_tensor(features, self._widths, join(list(outputs.values()), bags))
+        return jagged_tensors(features, outputs, [inputs[output].offsets for output in outputs])
 
     def _values(self, features: Mapping[str, Any], name: str) -> Tensor:
         values: Tensor = features[name].values

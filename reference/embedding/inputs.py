@@ -34,7 +34,7 @@ def by_feature(features: Features, weighted: bool) -> Mapping[str, Any]:
     """Return the input of a forward pass by feature; a `KeyedJaggedTensor` is split into views.
 
     Raises:
-        ValueError: the input is neither a mapping nor a `KeyedJaggedTensor` with one number of bags.
+        ValueError: the input is neither a mapping nor a sound `KeyedJaggedTensor`.
     """
     if is_keyed(features):
         return split(features, weighted)

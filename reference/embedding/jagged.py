@@ -7,9 +7,12 @@ those that the module of the input defines: torchrec's for torchrec's input.
 import sys
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import torch
+
+from keyedopt.reference.embedding.variable_batch import bag_counts
 
 
 class Jagged(NamedTuple):
@@ -54,25 +57,20 @@ def split(features: Any, weighted: bool) -> dict[str, Jagged]:
     """Return the features of a `KeyedJaggedTensor`, as views of its values.
 
     Args:
-        features: B bags of each of F keys.
+        features: the bags of F keys, which may differ in number.
         weighted: whether its weights are used; as in torchrec they are ignored otherwise.
 
     Raises:
-        ValueError: the bags of the keys differ in number, or offsets are not those of F × B bags.
+        ValueError: offsets are not those of the bags of all keys.
     """
-    if features.inverse_indices_or_none() is not None or features.variable_stride_per_key():
-        raise ValueError(
-            "features must have the same number of bags for each key: a variable batch size (stride_per_key "
-            "or inverse_indices) is not supported; expand the features first"
-        )
     weights = features.weights_or_none() if weighted else None
-    keys, batch = list(features.keys()), features.stride()
-    return split_packed(keys, batch, features.values(), features.offsets(), weights)
+    keys, bags = list(features.keys()), bag_counts(features)
+    return split_packed(keys, bags, features.values(), features.offsets(), weights)
 
 
 def split_packed(
     keys: Sequence[str],
-    batch: int,
+    counts: Sequence[int],
     values: torch.Tensor,
     offsets: torch.Tensor,
     weights: torch.Tensor | None,
@@ -81,29 +79,30 @@ def split_packed(
 
     Args:
         keys: the F features.
-        batch: the number of bags B of each.
+        counts: the number of bags of each.
         values: (N,) of all features.
-        offsets: (F × B + 1,) of all bags.
+        offsets: (sum of counts + 1,) of all bags.
         weights: (N,), or None.
 
     Raises:
-        ValueError: offsets are not those of F × B bags.
+        ValueError: offsets are not those of the bags of all keys.
     """
-    if offsets.dim() != 1 or offsets.numel() != len(keys) * batch + 1:
+    places = list(accumulate(counts, initial=0))
+    if offsets.dim() != 1 or offsets.numel() != places[-1] + 1:
         raise ValueError(
-            f"offsets of features must have shape ({len(keys)} keys × {batch} bags + 1,), "
+            f"offsets of features must have shape ({places[-1]} bags of {len(keys)} keys + 1,), "
             f"not {tuple(offsets.shape)}"
         )
     # Not `offset_per_key()`, which the caller may have given and nobody has compared with the offsets.
-    places = torch.arange(len(keys) + 1, device=offsets.device) * batch
-    begins = offsets[places].tolist()
+    begins = offsets[torch.tensor(places, device=offsets.device)].tolist()
     if begins != sorted(begins) or begins[0] != 0 or begins[-1] != values.numel():
         raise ValueError(
             f"offsets of features must rise from 0 to the number of values, {values.numel()}, "
             f"but the keys begin and end at {begins[:20]}"
         )
     of_keys = [
-        offsets[number * batch : (number + 1) * batch + 1] - begin for number, begin in enumerate(begins)
+        offsets[first : last + 1] - begin
+        for (first, last), begin in zip(pairwise(places), begins[:-1], strict=True)
     ]
     return {
         key: Jagged(values[begin:end], bags, None if weights is None else weights[begin:end])

@@ -9,6 +9,7 @@ from keyedopt.reference.embedding.collection import FusedCollection
 from keyedopt.reference.embedding.config import EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from keyedopt.reference.embedding.jagged import Features, is_keyed, jagged_tensors, keyed_tensor
 from keyedopt.reference.embedding.lookup import pool, uncompiled
+from keyedopt.reference.embedding.variable_batch import bags_of_rows, join
 
 
 class EmbeddingBagCollection(FusedCollection):
@@ -47,7 +48,8 @@ class EmbeddingBagCollection(FusedCollection):
 
         Returns:
             (B, D) by feature, or by ``feature@table`` where several tables have the feature. For a
-            `KeyedJaggedTensor` a `KeyedTensor` with these keys.
+            `KeyedJaggedTensor` a `KeyedTensor` with these keys, whose rows are the bags that
+            ``inverse_indices`` name if it has them.
 
         Raises:
             ValueError: names the feature and what is wrong with it; nothing has been looked up.
@@ -58,6 +60,8 @@ class EmbeddingBagCollection(FusedCollection):
 
     @uncompiled
     def _forward(self, features: Features) -> Any:
+        keyed = is_keyed(features)
+        bags = bags_of_rows(features, self.lookup_features()) if keyed else None
         outputs = {
             found.output: pool(
                 found.rows,
@@ -67,10 +71,10 @@ class EmbeddingBagCollection(FusedCollection):
             )
             for found in self._look_up(features)
         }
-        if not is_keyed(features):
+        if not keyed:
             return outputs
         widths = {name: output.shape[1] for name, output in outputs.items()}
-        return keyed_tensor(features, widths, torch.cat(list(outputs.values()), dim=1))
+        return keyed_tensor(features, widths, join(list(outputs.values()), bags))
 
 
 class EmbeddingCollection(FusedCollection):

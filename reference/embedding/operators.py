@@ -43,7 +43,7 @@ def _split(
     values: Tensor, offsets: Tensor, weights: Tensor | None, keys: Sequence[str], bags: int
 ) -> list[Tensor]:
     """Return the values of each key, then the offsets of each key, then the weights of each key."""
-    parts = split_packed(list(keys), bags, values, offsets, weights).values()
+    parts = split_packed(list(keys), [bags] * len(keys), values, offsets, weights).values()
     rest = [] if weights is None else [one.weights.clone() for one in parts if one.weights is not None]
     return [*(one.values.clone() for one in parts), *(one.offsets.clone() for one in parts), *rest]
 

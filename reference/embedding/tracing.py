@@ -12,6 +12,7 @@ from keyedopt.reference.embedding.config import EmbeddingConfig, PoolingType, ou
 from keyedopt.reference.embedding.inputs import parse_feature
 from keyedopt.reference.embedding.jagged import Features, Jagged, is_keyed, jagged_tensors, keyed_tensor
 from keyedopt.reference.embedding.operators import SPLIT_KEYS, register
+from keyedopt.reference.embedding.variable_batch import has_variable_batch
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,10 @@ class TracedLookups(nn.Module):
         """Return the tensors by which autograd differentiates the lookups of these tables."""
         raise NotImplementedError
 
+    def lookup_features(self) -> list[str]:
+        """Return the feature of each output, in their order."""
+        return [self._plan.names[index] for index in self._plan.features]
+
     def _children(self) -> Any:
         return getattr(self, self.children_name)
 
@@ -88,9 +93,13 @@ class TracedLookups(nn.Module):
         """Return whether `look_up_traced` gives all gradients of a forward pass.
 
         Gradients of tables without an optimizer, and of the weights of lookups, are computed outside of a
-        graph.
+        graph, and so are lookups with a variable batch size.
         """
-        if torch.compiler.is_exporting() or not torch.is_grad_enabled():
+        if torch.compiler.is_exporting():
+            return True
+        if is_keyed(features) and has_variable_batch(features):
+            return False
+        if not torch.is_grad_enabled():
             return True
         tables = self._children()
         if self.training and any(tables[name].weight.requires_grad for name in self._without_optimizer):
@@ -135,8 +144,8 @@ class TracedLookups(nn.Module):
 
 
 def _by_key(features: Any, weighted: bool) -> Mapping[str, Jagged]:
-    if features.inverse_indices_or_none() is not None or features.variable_stride_per_key():
-        raise ValueError("features with a variable batch size cannot be compiled: expand the features first")
+    if has_variable_batch(features):
+        raise ValueError("features with a variable batch size cannot be exported: expand the features first")
     keys, bags = features.keys(), features.stride()
     weights = features.weights_or_none() if weighted else None
     parts = SPLIT_KEYS(features.values(), features.offsets(), weights, list(keys), bags)

@@ -16,6 +16,8 @@ from keyedopt.conformance.results.verdict import failing, judge
 from keyedopt.conformance.run import runner
 from keyedopt.fused import backends
 
+#: The folder of the targets that are made for these tests.
+SUPPORT = str(Path(__file__).parents[1] / "support")
 #: The areas in which a backend does the work.
 BACKED = ("fused", "algorithms", "accumulate", "sparse", "in_backward")
 
@@ -81,6 +83,15 @@ def test_every_backend_passes(backend, on_reference, sample):
     check_precision(on_reference, result, least=LEAST.get(backend, 250) if sample.complete else 0)
 
 
+def test_it_passes_without_extensions(sample):
+    """A machine without a C++ compiler gets torch's kernels."""
+    clauses = tuple(sample.clauses((*BACKED, "clipping", "sharded"), 2, "without extensions"))
+    result = runner.run("without_extensions:IMPLEMENTATION", runner.Options(clauses=clauses), path=[SUPPORT])
+    assert failing(judge(result)) == []
+    assert {outcome for _, outcome in left_out(result)} <= {"unsupported"}
+    assert "native" not in {case.backend for case in result.cases}
+
+
 @pytest.mark.complete(sample=1)
 def test_the_kernels_for_cuda_pass_in_the_interpreter(monkeypatch, on_reference, sample):
     if os.environ.get("KEYEDOPT_REQUIRE_TRITON") != "1":
@@ -91,9 +102,7 @@ def test_the_kernels_for_cuda_pass_in_the_interpreter(monkeypatch, on_reference,
     # FUSED-080 records the error of a million sums, which the interpreter takes minutes for
     clauses = tuple(clause for clause in chosen if clause != "FUSED-080")
     options = runner.Options(clauses=clauses, limit=120.0)
-    result = runner.run(
-        "quick_interpreter:IMPLEMENTATION", options, path=[str(Path(__file__).parents[1] / "support")]
-    )
+    result = runner.run("quick_interpreter:IMPLEMENTATION", options, path=[SUPPORT])
     assert failing(judge(result)) == []
     # two trajectories of eight algorithms
     check_precision(on_reference, result, least=16 if sample.complete else 0)

@@ -147,6 +147,40 @@ def test_malformed_keyed_input_is_refused_before_anything_is_read(torchrec, impl
 
 
 @IMPLEMENTATIONS
+@pytest.mark.parametrize("form", ["as it is", "compiled", "cached"])
+def test_a_variable_batch_size_gives_torchrecs_keyed_tensor(torchrec, implementation, form):
+    from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
+
+    features = KeyedJaggedTensor(
+        ["f1", "shared", "f0", "f2"],
+        torch.tensor([0, 9, 3, 3, 3, 1, 5, 7]),
+        lengths=torch.tensor([2, 0, 1, 3, 1, 0, 1]),
+        stride_per_key_per_rank=[[1, 1], [1, 0], [2, 0], [1, 1]],
+        inverse_indices=(
+            ["f0", "shared", "f2", "f1"],
+            torch.tensor([[0, 1, 1, 0, 0], [0, 0, 0, 0, 0], [1, 0, 1, 1, 1], [0, 0, 1, 1, 0]]),
+        ),
+    )
+    upstream = torchrec.EmbeddingBagCollection(tables(torchrec.EmbeddingBagConfig))
+    kind, arguments = implementation.EmbeddingBagCollection, (torch.optim.SGD, {"lr": 0.5})
+    if form == "cached":
+        mine = implementation.CachedEmbeddings(kind, tables(torchrec.EmbeddingBagConfig), 8, *arguments)
+    else:
+        mine = kind(tables(torchrec.EmbeddingBagConfig), *arguments)
+    look_up = torch.compile(mine, backend="eager") if form == "compiled" else mine
+    want, got = upstream(features), look_up(features)
+    assert (got.keys(), got.length_per_key()) == (want.keys(), want.length_per_key())
+    torch.testing.assert_close(got.values(), want.values())
+    scale = torch.linspace(1, 2, want.values().numel()).view_as(want.values())
+    (want.values() * scale).sum().backward()
+    (got.values() * scale).sum().backward()
+    torch.optim.SGD(upstream.parameters(), lr=0.5).step()
+    trained = mine.state_dict()
+    for name, value in upstream.state_dict().items():
+        torch.testing.assert_close(trained[name], value)
+
+
+@IMPLEMENTATIONS
 def test_torchrecs_configurations_are_taken(torchrec, implementation):
     from torchrec.modules.embedding_configs import DataType
 

@@ -1,11 +1,10 @@
 """Embedding modules: a KeyedJaggedTensor of torchrec gives what the same features in a mapping give."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 import torch
-from torch.nn import functional
 
 from keyedopt.conformance.suite.support.accumulate import expect_near
 from keyedopt.conformance.suite.support.assertions import (
@@ -16,8 +15,7 @@ from keyedopt.conformance.suite.support.assertions import (
     expect_unchanged,
     snapshot,
 )
-from keyedopt.conformance.suite.support.described import MissingName
-from keyedopt.conformance.suite.support.device import as_tensor, tensor
+from keyedopt.conformance.suite.support.device import tensor
 from keyedopt.conformance.suite.support.embedding import (
     BAGS,
     collection,
@@ -26,50 +24,19 @@ from keyedopt.conformance.suite.support.embedding import (
     tables_of,
 )
 from keyedopt.conformance.suite.support.in_backward import apply_in_backward
-from keyedopt.conformance.suite.support.inputs import _numbers
+from keyedopt.conformance.suite.support.keyed_jagged import (
+    JAGGED_FORMS,
+    JAGGED_KEYS,
+    KEYED_JAGGED,
+    keyed_jagged_tensor,
+    weighted_backward,
+)
 
-KEYED = "EmbeddingBagCollection.keyed_jagged_tensors"
-KEYS = ("f", "g", "h")
 WEIGHTS = {"f": [[0.5, 2.0, -1.0], [3.0]], "g": [[], [0.25, 1.5]], "h": [[1.0, -2.0], [0.5]]}
 #: The features of a second step.
 LATER = {"f": [[5], []], "g": [[1, 1], [0, 2]], "h": [[], [4, 3]]}
 LATER_WEIGHTS = {"f": [[2.0], []], "g": [[0.5, 1.0], [-1.0, 4.0]], "h": [[], [0.25, -0.5]]}
 UNKNOWN: dict[str, Any] = {"unknown": [[7], [7, 8]]}
-
-
-def strided(given: torch.Tensor) -> torch.Tensor:
-    """Return the same numbers in a column of a larger tensor."""
-    return torch.stack([given, torch.zeros_like(given)], dim=1)[:, 0]
-
-
-#: Keys in order, the argument that delimits the bags, and what is done to values and the argument.
-FORMS: dict[str, tuple[Sequence[str], str, Callable[[torch.Tensor], torch.Tensor]]] = {
-    "lengths": (KEYS, "lengths", torch.clone),
-    "offsets": (KEYS, "offsets", torch.clone),
-    "int32": (KEYS, "offsets", torch.Tensor.int),
-    "strided": (KEYS, "offsets", strided),
-    "permuted keys": (("h", "f", "g"), "offsets", torch.clone),
-    "unknown key": (("f", "unknown", "h", "g"), "offsets", torch.clone),
-}
-
-
-def keyed(features: Mapping[str, Any], form: str = "offsets") -> Any:
-    """Return the features of a mapping as a KeyedJaggedTensor.
-
-    Raises:
-        MissingName: torchrec is not installed, so the case is unsupported.
-    """
-    try:
-        from torchrec.sparse.jagged_tensor import KeyedJaggedTensor
-    except ImportError as error:
-        raise MissingName(f"torchrec cannot be imported: {error}", name="torchrec") from None
-    keys, delimiter, changed = FORMS[form]
-    values, offsets, *weights = zip(*(features[key] for key in keys), strict=True)
-    places = torch.cat([each.diff() for each in offsets])
-    if delimiter == "offsets":
-        places = functional.pad(places.cumsum(0), (1, 0))
-    given = {delimiter: changed(places), "weights": torch.cat(weights[0]) if weights else None}
-    return KeyedJaggedTensor(list(keys), changed(torch.cat(values)), **given)
 
 
 def batches(weighted: bool = False, more: Mapping[str, Any] = UNKNOWN) -> list[dict[str, Any]]:
@@ -80,36 +47,30 @@ def batches(weighted: bool = False, more: Mapping[str, Any] = UNKNOWN) -> list[d
     ]
 
 
-def backward(outputs: Any, names: Sequence[str], step: int) -> None:
-    """Compute gradients of a loss with a different gradient for each output and step."""
-    losses = []
-    for place, name in enumerate(names):
-        factors = as_tensor(_numbers(outputs[name].shape, 7 * step + place), dtype=outputs[name].dtype)
-        losses.append((outputs[name] * factors).sum())
-    torch.stack(losses).sum().backward()
-
-
 def expect_same(
-    module: Any, other: Any, names: Sequence[str] = KEYS, form: str = "offsets", weighted: bool = False
+    module: Any, other: Any, names: Sequence[str] = JAGGED_KEYS, form: str = "offsets", weighted: bool = False
 ) -> None:
     """Expect a module that gets KeyedJaggedTensors to train like another that gets mappings."""
     for step, features in enumerate(batches(weighted)):
-        found, wanted = module(keyed(features, form)), other({key: features[key] for key in KEYS})
+        found, wanted = (
+            module(keyed_jagged_tensor(features, form)),
+            other({key: features[key] for key in JAGGED_KEYS}),
+        )
         expect_equal(list(found.keys()), list(names), "keys of the output")
         widths = [wanted[name].shape[1] for name in names]
         expect_equal(list(found.length_per_key()), widths, "widths of the output")
         joined = torch.cat([wanted[name] for name in names], dim=1)
         expect_close(found.values().detach(), joined, "values of the output", ulps=16)
-        backward(found, names, step)
-        backward(wanted, names, step)
+        weighted_backward(found, names, step)
+        weighted_backward(wanted, names, step)
     for name, table in tables_of(other).items():
         expect_near(tables_of(module)[name], table, f"table {name}")
 
 
 @pytest.mark.clause("FUSED-095")
-@pytest.mark.needs("EmbeddingBagCollection", "Adagrad", KEYED)
+@pytest.mark.needs("EmbeddingBagCollection", "Adagrad", KEYED_JAGGED)
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", JAGGED_FORMS)
 def test_bags(impl, form, weighted):
     """With pooling, a KeyedJaggedTensor gives a KeyedTensor, and trains like a mapping."""
     for pooling in ("SUM", "MEAN"):
@@ -118,7 +79,7 @@ def test_bags(impl, form, weighted):
 
 
 @pytest.mark.clause("FUSED-095")
-@pytest.mark.needs("EmbeddingBagCollection.shared_features", KEYED)
+@pytest.mark.needs("EmbeddingBagCollection.shared_features", KEYED_JAGGED)
 def test_a_feature_of_several_tables(impl):
     """A key of several tables has an output for each of them."""
     tables = (("t", 6, 4, ("f", "g")), ("u", 6, 8, ("f", "h")))
@@ -131,7 +92,7 @@ def test_a_feature_of_several_tables(impl):
     "EmbeddingBagCollection.frozen_tables",
     "EmbeddingBagCollection.any_width",
     "apply_optimizer_in_backward",
-    KEYED,
+    KEYED_JAGGED,
 )
 @pytest.mark.parametrize("how", ["two groups", "one frozen table"])
 def test_tables_that_differ(impl, how):
@@ -147,7 +108,7 @@ def test_tables_that_differ(impl, how):
 
 
 @pytest.mark.clause("FUSED-095")
-@pytest.mark.needs("EmbeddingBagCollection", KEYED)
+@pytest.mark.needs("EmbeddingBagCollection", KEYED_JAGGED)
 def test_without_an_optimizer(impl):
     """Tables without an optimizer receive the gradients of a mapping."""
     module, other = (collection(impl, None) for _ in range(2))
@@ -157,18 +118,18 @@ def test_without_an_optimizer(impl):
 
 
 @pytest.mark.clause("FUSED-095")
-@pytest.mark.needs("EmbeddingBagCollection", KEYED)
+@pytest.mark.needs("EmbeddingBagCollection", KEYED_JAGGED)
 def test_ignored_weights(impl):
     """A module that is not weighted ignores the weights of a KeyedJaggedTensor."""
     module, other = (collection(impl) for _ in range(2))
     for step, (given, plain) in enumerate(zip(batches(weighted=True), batches(), strict=True)):
         for each, features in ((module, given), (other, plain)):
-            backward(each(keyed(features)), KEYS, step)
+            weighted_backward(each(keyed_jagged_tensor(features)), JAGGED_KEYS, step)
     expect_unchanged(snapshot(tables_of(other)), tables_of(module), "the tables")
 
 
 @pytest.mark.clause("FUSED-095")
-@pytest.mark.needs("EmbeddingBagCollection", KEYED)
+@pytest.mark.needs("EmbeddingBagCollection", KEYED_JAGGED)
 @pytest.mark.parametrize("of", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("trained", [False, True])
 def test_weights_of_every_dtype(impl, of, trained):
@@ -181,34 +142,37 @@ def test_weights_of_every_dtype(impl, of, trained):
         for _ in range(2)
     )
     module, other = (collection(impl, weighted=True) for _ in range(2))
-    backward(module(keyed(features)), KEYS, 0)
-    backward(other({key: wanted[key] for key in KEYS}), KEYS, 0)
+    weighted_backward(module(keyed_jagged_tensor(features)), JAGGED_KEYS, 0)
+    weighted_backward(other({key: wanted[key] for key in JAGGED_KEYS}), JAGGED_KEYS, 0)
     for name, table in tables_of(other).items():
         expect_near(tables_of(module)[name], table, f"table {name}")
-    for key in KEYS if trained else ():
+    for key in JAGGED_KEYS if trained else ():
         expect_near(features[key][2].grad, wanted[key][2].grad, f"gradient of the weights of {key}")
 
 
 @pytest.mark.clause("FUSED-095")
-@pytest.mark.needs("EmbeddingCollection", KEYED)
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.needs("EmbeddingCollection", KEYED_JAGGED)
+@pytest.mark.parametrize("form", JAGGED_FORMS)
 def test_without_pooling(impl, form):
     """Without pooling, a KeyedJaggedTensor gives a JaggedTensor for each output, with the bags of its key."""
     module, other = (collection(impl, kind="EmbeddingCollection") for _ in range(2))
     for step, features in enumerate(batches()):
-        found, wanted = module(keyed(features, form)), other({key: features[key] for key in KEYS})
-        expect_equal(sorted(found), sorted(KEYS), "names of the outputs")
-        for key in KEYS:
+        found, wanted = (
+            module(keyed_jagged_tensor(features, form)),
+            other({key: features[key] for key in JAGGED_KEYS}),
+        )
+        expect_equal(sorted(found), sorted(JAGGED_KEYS), "names of the outputs")
+        for key in JAGGED_KEYS:
             expect_bits(found[key].values().detach(), wanted[key].detach(), f"rows of {key}")
             expect_equal(found[key].lengths().tolist(), features[key][1].diff().tolist(), f"bags of {key}")
-        backward({key: found[key].values() for key in KEYS}, KEYS, step)
-        backward(wanted, KEYS, step)
+        weighted_backward({key: found[key].values() for key in JAGGED_KEYS}, JAGGED_KEYS, step)
+        weighted_backward(wanted, JAGGED_KEYS, step)
     for name, table in tables_of(other).items():
         expect_near(tables_of(module)[name], table, f"table {name}")
 
 
 @pytest.mark.clause("FUSED-095")
-@pytest.mark.needs("EmbeddingBagCollection", "Adagrad", KEYED)
+@pytest.mark.needs("EmbeddingBagCollection", "Adagrad", KEYED_JAGGED)
 @pytest.mark.parametrize(
     ("part", "changes"),
     [
@@ -225,7 +189,7 @@ def test_without_pooling(impl, form):
 def test_bad_features(impl, part, changes):
     """An invalid KeyedJaggedTensor raises an error before any table is read or changed."""
     module = collection(impl, "Adagrad", weighted=True)
-    good = keyed(batches(weighted=True)[0])
+    good = keyed_jagged_tensor(batches(weighted=True)[0])
     fields = {name: getattr(good, name)() for name in ("keys", "values", "weights", "offsets")}
     if changes is None:
         fields[part] = ["f", "g", "k"] if part == "keys" else None
@@ -239,14 +203,14 @@ def test_bad_features(impl, part, changes):
 
 
 @pytest.mark.clause("FUSED-095")
-@pytest.mark.needs("EmbeddingBagCollection", KEYED)
+@pytest.mark.needs("EmbeddingBagCollection", KEYED_JAGGED)
 @pytest.mark.parametrize("part", ["values", "offsets", "weights"])
 def test_changed_features(impl, part):
     """Changing a KeyedJaggedTensor before the backward pass raises an error there, or has no effect."""
     module, other = (collection(impl, weighted=True) for _ in range(2))
     before = snapshot(tables_of(module))
-    features = keyed(batches(weighted=True)[0])
-    outputs, wanted = module(features), other(keyed(batches(weighted=True)[0]))
+    features = keyed_jagged_tensor(batches(weighted=True)[0])
+    outputs, wanted = module(features), other(keyed_jagged_tensor(batches(weighted=True)[0]))
     getattr(features, part)().copy_(
         {
             "values": tensor([1, 0, 0, 3, 4, 2, 1, 2, 4]),
@@ -254,9 +218,9 @@ def test_changed_features(impl, part):
             "weights": tensor([2.0, 0.5, 4.0, 8.0, 0.25, 1.0, 3.0, 0.125, 16.0]),
         }[part]
     )
-    backward(wanted, KEYS, 0)
+    weighted_backward(wanted, JAGGED_KEYS, 0)
     try:
-        backward(outputs, KEYS, 0)
+        weighted_backward(outputs, JAGGED_KEYS, 0)
     except RuntimeError:
         expect_unchanged(before, tables_of(module), "the tables, after an error")
         return
