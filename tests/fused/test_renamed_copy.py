@@ -29,6 +29,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.complete
 @pytest.mark.skipif(NativeBackend("").missing() != "", reason=NativeBackend("").missing())
 def test_a_renamed_copy_trains_beside_the_original(tmp_path):
     copy = tmp_path / "other_name"
