@@ -15,10 +15,8 @@ def explain_clause(name: str, fail: Callable[[str], NoReturn]) -> None:
     area = spec.areas().get(name.lower())
     if area is not None:
         print(f"{area.name}  {area.title}: {', '.join(area.names)}\n")
-        for clause in area.clauses:
-            print(
-                textwrap.fill(f"{clause.id}  {clause.level}  {clause.statement}", 90, subsequent_indent="  ")
-            )
+        for one in area.clauses:
+            print(textwrap.fill(f"{one.id}  {one.level}  {one.statement}", 90, subsequent_indent="  "))
         print(f"\ncheck it: keyedopt check TARGET --area {area.name}")
         return
     clause = spec.clauses().get(name.upper())
