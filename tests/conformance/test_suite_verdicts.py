@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from making import ON_CPU, left_out
+from making import ON_CPU, left_out, without_torchrec
 
 from keyedopt.conformance import expectations
 from keyedopt.conformance.findings import findings
@@ -13,9 +13,8 @@ from keyedopt.conformance.run import runner
 FINDINGS = {finding.path.stem: finding for finding in findings() if finding.library == "torchrec"}
 
 
-#: The clauses whose cases need torchrec, and the one that needs torchft.
+#: The clauses of models that torchrec shards, and the one that needs torchft.
 SHARDED_BY_TORCHREC = tuple(f"SHARD-{number:03}" for number in range(25, 29))
-KEYED_JAGGED = "FUSED-095"
 GROUPS_OF_TORCHFT = ("FT-036", "unsupported")
 
 
@@ -31,9 +30,8 @@ def test_the_reference_passes_every_clause_of_every_level(on_reference):
         assert verdict.conformant
         assert set(verdict.clauses) == ON_CPU
     # A kept result is of an environment without torchrec.
-    without_torchrec = {(clause, "unsupported") for clause in (*SHARDED_BY_TORCHREC, KEYED_JAGGED)}
     left = left_out(on_reference) - {GROUPS_OF_TORCHFT}
-    assert left in (set(), without_torchrec)
+    assert left in (set(), without_torchrec(on_reference))
 
 
 @pytest.mark.complete

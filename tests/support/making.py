@@ -21,6 +21,8 @@ from keyedopt.conformance.run.case_sources import cases_by_clause
 TARGETS = str(Path(__file__).parents[1] / "targets")
 #: The clauses that are asked of a run on the CPU.
 ON_CPU = {clause.id for clause in spec.clauses().values() if not clause.accelerator}
+#: The clauses whose cases need torchrec.
+OF_TORCHREC = ("SHARD-025", "SHARD-026", "SHARD-027", "SHARD-028", "FUSED-095", "FUSED-102")
 
 CLAUSE = "KEYED-001"
 
@@ -79,6 +81,13 @@ def plain_cases():
 
 def level(case):
     return spec.clauses()[case.clauses[0]].level
+
+
+def without_torchrec(result):
+    """Return what `left_out` returns of a sound implementation where torchrec is not installed."""
+    return {
+        (clause, "unsupported") for case in result.cases for clause in case.clauses if clause in OF_TORCHREC
+    }
 
 
 def left_out(result):
