@@ -115,7 +115,7 @@ def _check_all(request: Request) -> int:
                 _say("interrupted; nothing more was written")
                 return 2
     if len(request.targets) > 1:
-        show_all(judged)
+        show_all(judged, worst)
     return worst
 
 
@@ -191,6 +191,7 @@ def _check(target: str, request: Request, judged: dict[str, tuple[model.Result, 
     if request.options.exitfirst and not found.complete:
         failed = [case for case in found.cases if case.outcome in FAILING and case.case not in expected]
         if failed:  # or else it was interrupted
+            judged[target] = "stopped at the first failing case"
             return _show_first(found, failed, outputs)
     if request.expectations is not None and found.complete:
         path = expectations.find(request.expectations, new=request.update)
@@ -204,7 +205,7 @@ def _check(target: str, request: Request, judged: dict[str, tuple[model.Result, 
         found = expectations.apply(found, known, path)
     verdict = judge(found)
     judged[target] = (found, verdict)
-    show(found, verdict, request.verbose, alone=len(request.targets) == 1)
+    show(found, verdict, request.verbose, only_target=len(request.targets) == 1)
     _write(found, outputs)
     if request.sign is not None:
         for output in (each for each in outputs if each.suffix == ".json"):

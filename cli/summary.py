@@ -43,11 +43,12 @@ def ran(result: Result) -> str:
     return f"{count} cases in {result.seconds:.1f} s"
 
 
-def show_all(judged: Mapping[str, tuple[Result, Verdict] | str]) -> None:
+def show_all(judged: Mapping[str, tuple[Result, Verdict] | str], code: int) -> None:
     """Print one table of the verdicts on several targets, and the exit code.
 
     Args:
         judged: of each target the result and the verdict, or a text that says why there is none.
+        code: the exit code, which is the largest of the targets.
     """
     table = Table(box=None, pad_edge=False)
     for column in ("target", "verdict", "gate", *spec.LEVELS[:2]):
@@ -66,20 +67,19 @@ def show_all(judged: Mapping[str, tuple[Result, Verdict] | str]) -> None:
     console.print(table)
     lost = [target for target, found in judged.items() if isinstance(found, str)]
     red = [target for target, found in judged.items() if not isinstance(found, str) and not found[1].green]
-    said = (
-        f"no verdict on {', '.join(lost)}" if lost else f"red: {', '.join(red)}" if red else "all are green"
-    )
-    console.print(one_line(f"exit {2 if lost else 1 if red else 0}: {said}"))
+    said = [f"no verdict on {', '.join(lost)}"] if lost else []
+    said += [f"red: {', '.join(red)}"] if red else []
+    console.print(one_line(f"exit {code}: {'; '.join(said) or 'all are green'}"))
 
 
-def show(result: Result, verdict: Verdict, verbose: bool = False, alone: bool = True) -> None:
+def show(result: Result, verdict: Verdict, verbose: bool = False, only_target: bool = True) -> None:
     """Print the summary of a run; known failures are counted unless `verbose`.
 
     Args:
         result: of the run.
         verdict: on it.
         verbose: show known failures too.
-        alone: the gate decides the exit code; of several targets the worst does.
+        only_target: the gate of this target is the exit code, which the last line then says.
     """
     console = _console()
     about = result.implementation
@@ -123,7 +123,7 @@ def show(result: Result, verdict: Verdict, verbose: bool = False, alone: bool = 
     )
     for line in _annotations(result, verdict):
         print(line)
-    code = f" (exit {0 if verdict.green else 1})" if alone else ""
+    code = f" (exit {0 if verdict.green else 1})" if only_target else ""
     gate = "; ".join([f"gate: {verdict.gate}{code}", *_why(result, verdict), ran(result)])
     console.print(gate, style="green" if verdict.green else "red")
 
@@ -147,12 +147,18 @@ def _why(result: Result, verdict: Verdict) -> list[str]:
         bad = [outcome for level, outcome in outcomes if level != "observe"]
         return ["all that fails is known or below the level of the gate"] if bad else []
     failed = Counter(level for level, outcome in outcomes if outcome in FAILING)
-    listed = " that the list does not name" if result.expectations else ""
-    why = [f"{' and '.join(_several(count, level) for level, count in failed.items())} failed{listed}"]
     passing = sum(outcome == "unexpected-pass" for _, outcome in outcomes)
-    why = [*(why if failed else []), *([f"{_several(passing, 'known failure')} passed"] if passing else [])]
     others = len(other_reasons(verdict))
-    why += [f"{_several(others, 'other reason')} above"] if others else []
+    why = []
+    if failed:
+        listed = " that the list does not name" if result.expectations else ""
+        why.append(
+            f"{' and '.join(_several(count, level) for level, count in failed.items())} failed{listed}"
+        )
+    if passing:
+        why.append(f"{_several(passing, 'known failure')} passed")
+    if others:
+        why.append(f"{_several(others, 'other reason')} above")
     options = {**result.options, "level": "must"}
     if not failed["must"] and judge(dataclasses.replace(result, options=options)).green:
         why.append("no must failed: with --level must the gate is green")

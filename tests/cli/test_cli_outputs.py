@@ -138,13 +138,18 @@ def test_options_reach_the_run(run_line, checked):
     )
 
 
-def test_several_targets_are_written_to_a_folder_and_the_worst_counts(run_line, checked, tmp_path):
+def test_several_targets_are_written_to_a_folder_and_the_worst_counts(run_line, checked, failed, tmp_path):
     done = run_line("check", "acme.a", "acme:b", "--output", "out")
     assert done.returncode == 1
     table = done.stdout.rpartition("\n\n")[2].splitlines()
     assert [line.split()[0] for line in table] == ["target", "acme.a", "acme:b", "exit"]
     assert table[-1] == "exit 1: red: acme.a, acme:b"
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["acme.a.json", "acme.b.json"]
+    options = {**failed.options, "stopped_at": failed.cases[-1].case}
+    checked["result"] = dataclasses.replace(failed, complete=False, options=options)
+    done = run_line("check", "acme.a", "acme:b", "-x")
+    assert done.returncode == 1
+    assert done.stdout.endswith("\nexit 1: no verdict on acme.a, acme:b\n")
     checked["result"] = runner.RunError("no")
     done = run_line("check", "a", "b")
     assert done.returncode == 2
