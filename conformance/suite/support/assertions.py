@@ -78,7 +78,9 @@ def expect_close(
     unit = torch.exp2(torch.floor(torch.log2(larger.clamp(min=info.smallest_normal)))) * info.eps
     agree = (exact == want) | (exact.isnan() & want.isnan()) | ((exact - want).abs() <= ulps * unit)
     if not agree.all():
-        raise Mismatch(f"{what} within {ulps:g} ULP of {_text(want)}", f"{unlike(have, want)}{_text(have)}")
+        raise Mismatch(
+            f"{what} within {ulps:g} ULP of {_text(want)}", f"{unlike(have, want, ~agree)}{_text(have)}"
+        )
 
 
 def exactly(value: torch.Tensor | float) -> torch.Tensor:
@@ -129,11 +131,12 @@ def expect_within(
 ) -> float:
     """Expect an error of at most ``budget`` units in the last place; return it, to be recorded."""
     expect(seen.shape == exact.shape, f"{what} of shape {tuple(exact.shape)}", tuple(seen.shape))
-    error = ulp_error(seen, exact, before)
+    errors = ulp_errors(seen, exact, before)
+    error = float(errors.max()) if errors.numel() else 0.0
     if not error <= budget:
         raise Mismatch(
             f"{what} within {budget:g} ULP of {_text(exact)}",
-            f"{error:g} ULP, {unlike(seen, exact)}{_text(seen)}",
+            f"{error:g} ULP, {unlike(seen, exact, ~(errors <= budget))}{_text(seen)}",
         )
     return error
 
@@ -210,10 +213,15 @@ def expect_unchanged(before: Any, tree: Any, what: str) -> None:
         expect_equal(tree, before, what)
 
 
-def unlike(seen: object, expected: torch.Tensor) -> str:
+def unlike(seen: object, expected: torch.Tensor, wrong: torch.Tensor | None = None) -> str:
     """Say how many elements differ, and where most.
 
     Of single numbers, and of tensors that cannot be compared element by element, nothing is said.
+
+    Args:
+        seen: the value of an implementation.
+        expected: what it should be.
+        wrong: the elements that are beyond the tolerance; None if there is none, so that only equals agree.
 
     >>> unlike(torch.tensor([1.0, 1.5]), torch.tensor([1.0, 0.5]))
     '1 of 2 differ, most at [1]: 1.5, not 0.5; '
@@ -226,7 +234,7 @@ def unlike(seen: object, expected: torch.Tensor) -> str:
     ):
         return ""
     have, want = exactly(seen), exactly(expected)
-    agree = (have == want) | (have.isnan() & want.isnan())
+    agree = (have == want) | (have.isnan() & want.isnan()) if wrong is None else ~wrong
     if agree.all():
         return ""
     gap = torch.where(agree, -1.0, (have - want).abs().nan_to_num(nan=math.inf)).reshape(-1)

@@ -108,10 +108,10 @@ def measure_relative(
     numbers = {"error": _finite(error), "budget": 1e-12, "unit": "relative"}
     measuring.record["errors"].append(entry | numbers)
     with measuring.expecting():
-        if not bool((relative <= 1e-12).all()):
-            raise Mismatch(
-                f"{what} within 1e-12 of {exact.tolist()}", f"{unlike(seen, exact)}{seen.tolist()}"
-            )
+        wrong = ~(relative <= 1e-12)
+        if bool(wrong.any()):
+            said = f"{unlike(seen, exact, wrong)}{seen.tolist()}"
+            raise Mismatch(f"{what} within 1e-12 of {exact.tolist()}", said)
 
 
 def measure_golden(
