@@ -148,7 +148,7 @@ BAD: dict[str, Any] = {
 @pytest.mark.needs("EmbeddingBagCollection", "Adagrad", KEYED_JAGGED)
 @pytest.mark.parametrize("what", BAD)
 def test_bad_rows(impl, what):
-    """Rows that are no bags of their key raise an error, and nothing changes."""
+    """Inverse indices that name no bag of their key, or lack a key, raise an error, and nothing changes."""
     module = collection(impl, "Adagrad")
     before = snapshot(tables_and_state(module))
     features = variable(UNLIKE_BAGS, BAD[what])
