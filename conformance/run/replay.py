@@ -10,7 +10,7 @@ import copy
 import functools
 import graphlib
 import pprint
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -216,6 +216,23 @@ def _inputs(case: str, function: ast.FunctionDef, values: Mapping[str, Any]) -> 
         raise ReplayError(f"an input of {case} was not kept as a literal: {error}") from error
 
 
+def _in_variant(
+    inputs: Mapping[str, Any], adapter: Mapping[str, Any], dtypes: Collection[str]
+) -> Mapping[str, Any]:
+    """Return inputs whose trajectory has the oracle of the variant that the implementation documents."""
+    made = inputs.get("made")
+    variants = adapter.get("variants", {})
+    if not isinstance(made, Mapping) or made.get("algorithm") not in variants:
+        return inputs
+    from keyedopt.conformance.suite.support.trajectories import in_variant  # reads all trajectories
+
+    exact = "float64" if "float64" in dtypes else "float32"
+    dtype = str(inputs.get("dtype") or inputs.get("precision") or exact)
+    variant = variants[made["algorithm"]]
+    by_bound, by_worst = (in_variant(made, variant, dtype, way) for way in (True, False))
+    return {**inputs, "made": {**by_bound, "worst": by_worst["worst"]}}
+
+
 def script(
     run: Result,
     case: Case,
@@ -260,6 +277,7 @@ def script(
         parts = _needed([*wanted, (ranks_file, "choose_ranks")])
     (function,) = (node for node in parts if isinstance(node, ast.FunctionDef) and node.name == found.name)
     parts = [node for node in parts if node is not function]
+    inputs = _in_variant(inputs, adapter, about.get("dtypes", DTYPES))
     call = f"{found.name}(Implementation(){_inputs(case.case, function, inputs)})"
     if found.on_each_rank:
         call = f"on_ranks(lambda: {call})[0]"

@@ -36,9 +36,10 @@ from types import ModuleType
 from typing import Any
 
 from keyedopt.conformance import spec
+from keyedopt.conformance.golden import formulas
 from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.untrusted import error_text, one_line
-from keyedopt.conformance.suite.support.described import MissingName, described, is_placeholder
+from keyedopt.conformance.suite.support.described import MissingName, described, is_option, is_placeholder
 
 #: The dtypes that cases run in.
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -100,7 +101,7 @@ class Implementation:
         defaults: documented defaults of the target where they differ (``{"Adam.eps": 1e-6}``).
         state_names: names of entries of the state, by documented name (``{"Adam.exp_avg": "m"}``).
         variants: the documented variant of a formula, by algorithm, if several are in use; see
-            `keyedopt.tools.golden.formulas`.
+            `keyedopt.conformance.golden.formulas`.
         distributions: the installed distributions whose versions identify the implementation; the version
             of the first one is shown.
         install: how to install it, shown if it is missing.
@@ -153,6 +154,12 @@ class Implementation:
                 raise ValueError(
                     f"{part} of an Implementation: there is no {unknown[0]!r}; there are {known}"
                 )
+        for algorithm, words in self.variants.items():
+            if set(words.split()) not in map(set, map(str.split, formulas.variants(algorithm))):
+                there = " and one of ".join(map(str, formulas.VARYING.get(algorithm, ["()"])))
+                raise ValueError(
+                    f"variants of an Implementation: {algorithm} has no {words!r}; it has one of {there}"
+                )
         if not (self.devices and self.dtypes):
             raise ValueError("an Implementation supports at least one device and one dtype")
         for part in ("fixed_options", "defaults"):
@@ -171,6 +178,7 @@ class Implementation:
             "defaults": self.defaults,
             "state": self.state_names,
             "variants": self.variants,
+            "absent": {name: True for name in self.absent if is_option(name)},
         }
         return {
             part: {name: str(one) if _is_dtype(one) else one for name, one in value.items()}

@@ -47,7 +47,7 @@ def test_whatever_has_the_names_is_an_implementation(target):
 
 def test_an_attribute_may_be_an_implementation():
     found = find("vendor:IMPLEMENTATION")
-    assert (found.name, found.dtypes, found.variants) == ("acme", ("float32",), {"adagrad": "duchi"})
+    assert (found.name, found.dtypes, found.variants) == ("acme", ("float32",), {"LAMB": "per_tensor"})
 
 
 @pytest.mark.parametrize(

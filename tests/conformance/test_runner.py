@@ -268,7 +268,7 @@ def test_the_result_says_what_was_checked(partial):
     about = partial[0].implementation
     assert about["name"] == "acme"
     assert about["version"] == partial[0].environment["keyedopt"]
-    assert about["variants"] == {"adagrad": "duchi"}
+    assert about["variants"] == {"LAMB": "per_tensor"}
     assert partial[0].suite["version"] == spec.SUITE_VERSION
 
 

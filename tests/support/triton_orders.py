@@ -6,9 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from keyedopt.conformance.golden.arithmetic import Exact, Rounded
+from keyedopt.conformance.golden.formulas import FORMULAS
 from keyedopt.fused.backends.interface import Step
-from keyedopt.tools.golden.arithmetic import Exact, Rounded
-from keyedopt.tools.golden.formulas import FORMULAS
 
 #: The formula of each algorithm, and the names of its states there.
 NAMES: dict[str, tuple[str, tuple[str, ...]]] = {

@@ -21,7 +21,7 @@ IMPLEMENTATION = Implementation(
     names={"OptimizerWrapper": "keyedopt.reference.keyed:OptimizerWrapper"},
     areas=("keyed", "wrapper", "clipping"),
     dtypes=("float32",),
-    variants={"adagrad": "duchi"},
+    variants={"LAMB": "per_tensor"},
     distributions=("nothing-of-this-name", "keyedopt"),
 )
 OBJECT = Implementation(name="an object", root=NAMESPACE, placeholders=("CombinedOptimizer",))

@@ -12,7 +12,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from keyedopt.tools.golden.make_trajectories import Trajectory, budget, oracle, trajectory
+from keyedopt.conformance.golden.oracle import Trajectory, judged
+from keyedopt.tools.golden.make_trajectories import trajectory
 
 DATA = Path(__file__).parents[2] / "conformance" / "golden" / "sparse_adam.json"
 ABOUT = ["SparseAdam, made by make_sparse_adam.py with mpmath; see trajectories.json. Do not edit."]
@@ -34,23 +35,13 @@ def drawn() -> dict[str, Trajectory]:
         step["grads"] = [[x * 2 ** draw.choice((0, 10, 40, 60)) for x in row] for row in step["grads"]]
     made["extreme"]["dtypes"] = ["float32"]
     for one in made.values():
-        one["options"]["eps_placement"] = "before_bias_correction"
+        one["algorithm"] = "SparseAdam"
     return made
-
-
-def make() -> dict[str, Trajectory]:
-    """Compute every trajectory."""
-    return {name: oracle(one) for name, one in drawn().items()}
 
 
 def text() -> str:
     """Return the contents of the file, with one trajectory per line."""
-    made = make()
-    for one in made.values():
-        found = {dtype: budget(one, dtype) for dtype in one.pop("dtypes")}
-        one["worst"] = {dtype: worst for dtype, worst in found.items() if worst is not None}
-        one["algorithm"] = "SparseAdam"
-        del one["options"]["eps_placement"]
+    made = {name: judged(one) for name, one in drawn().items()}
     lines = [f'  "{name}": {json.dumps(one, separators=(",", ":"))}' for name, one in made.items()]
     body = ",\n".join(lines)
     return f'{{"about": {json.dumps(ABOUT)},\n"trajectories": {{\n{body}\n}}}}\n'

@@ -21,7 +21,7 @@ from keyedopt.conformance.suite.support.assertions import (
     outcome,
     snapshot,
 )
-from keyedopt.conformance.suite.support.described import DEFAULTS, Described, default_of, named
+from keyedopt.conformance.suite.support.described import DEFAULTS, Described, default_of, named, said
 from keyedopt.conformance.suite.support.device import ones, tensor
 from keyedopt.conformance.suite.support.inputs import parameter, set_grads, values
 from keyedopt.conformance.suite.support.options import ADAMS, WITH_DECAY
@@ -190,9 +190,11 @@ def test_defaults(impl, algorithm):
     kind = getattr(impl, algorithm)
     known = inspect.signature(kind).parameters
     takes_any = any(one.kind is inspect.Parameter.VAR_KEYWORD for one in known.values())
+    fixed = said(impl.adapter, "fixed", algorithm)
     wanted = [name for name in DEFAULTS[algorithm] if not impl.lacks(f"{algorithm}.{name}")]
-    values = {name: default_of(impl, algorithm, name) for name in wanted}
-    optimizer = (kind.kind if isinstance(kind, Described) else kind)([parameter(4, 3)])
+    values = {name: default_of(impl, algorithm, name) for name in wanted if name not in fixed}
+    without = kind.kind if isinstance(kind, Described) else kind
+    optimizer = without([parameter(4, 3)], **named(impl, algorithm, fixed))
     for name, value in values.items():
         (own,) = named(impl, algorithm, {name: None})
         expect_equal(optimizer.param_groups[0][own], value, f"default of {name}")
@@ -208,6 +210,8 @@ def test_positional_options(impl, algorithm):
         "SGD": ("lr", "momentum", "dampening", "weight_decay"),
         **dict.fromkeys(("Adam", "AdamW"), ("lr", "betas", "eps", "weight_decay")),
     }.get(algorithm, ("lr", "lr_decay", "weight_decay"))
+    for name in order:
+        default_of(impl, algorithm, name)  # otherwise it may be given by name only
     given = [(0.5, 0.75) if name == "betas" else 0.25 + index / 8 for index, name in enumerate(order)]
     optimizer = getattr(impl, algorithm)([parameter(4, 3)], *given)
     own = named(impl, algorithm, dict.fromkeys(order))

@@ -96,7 +96,7 @@ def test_some_tables(impl):
 
 
 #: Options other than the learning rate, for each optimizer.
-OPTIONS = {
+WITH_OPTIONS = {
     "SGD": {"lr": 0.25, "momentum": 0.5},
     "Adagrad": {"lr": 0.25, "eps": 0.5, "initial_accumulator_value": 0.25},
     "Adam": {"lr": 0.25, "betas": (0.5, 0.75), "eps": 0.125},
@@ -105,11 +105,11 @@ OPTIONS = {
 
 @pytest.mark.clause("INBW-033")
 @pytest.mark.needs("EmbeddingBagCollection", "{name}")
-@pytest.mark.parametrize("name", ["Adam"] if INTERPRETED else list(OPTIONS))
+@pytest.mark.parametrize("name", ["Adam"] if INTERPRETED else list(WITH_OPTIONS))
 def test_all_options(impl, name):
     """Tables are trained with every given option, not only the learning rate."""
-    module, other = collection(impl, None), collection(impl, name, OPTIONS[name])
-    apply_in_backward(impl, getattr(impl, name), module.parameters(), OPTIONS[name])
+    module, other = collection(impl, None), collection(impl, name, WITH_OPTIONS[name])
+    apply_in_backward(impl, getattr(impl, name), module.parameters(), WITH_OPTIONS[name])
     for one in (module, other):
         fit(one, jagged(BAGS), steps=2)
     for table, weight in tables_of(module).items():

@@ -1,7 +1,7 @@
 """What an adapter says about the classes of a target: names of options and of state, defaults, variants."""
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -19,6 +19,10 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "LAMB": _LIKE_ADAM,
     "PartialRowWiseLAMB": _LIKE_ADAM,
     "LarsSGD": {"momentum": 0.9, "weight_decay": 0, "eta": 1e-3},
+}
+#: The options that a target may lack.
+OPTIONS = frozenset(name for options in DEFAULTS.values() for name in options) | {
+    *("maximize", "max_norm", "decay", "rows", "eps_placement", "bias_correction"),
 }
 
 
@@ -39,6 +43,11 @@ def said(adapter: Mapping[str, Mapping[str, Any]], part: str, owner: str) -> dic
     return found
 
 
+def is_option(name: str) -> bool:
+    """Return whether a name that a target lacks, such as ``Adam.max*``, is that of an option."""
+    return any(fnmatchcase(option, name.partition(".")[2]) for option in OPTIONS)
+
+
 def as_dtype(text: str) -> Any:
     """Return the dtype that a text such as ``"torch.float32"`` names; another text as it is."""
     import torch  # not before a target is loaded
@@ -51,10 +60,25 @@ class Described:
     """A class of a target that is called with the documented names of options.
 
     It returns objects of the class itself, and stands for the class in `isinstance` and as a base.
+
+    Args:
+        kind: the class.
+        owner: its documented name.
+        names: its own names of options, by documented name.
+        fixed: options that are passed unless a case gives another value.
+        absent: patterns of the options that it does not have.
     """
 
-    def __init__(self, kind: Any, names: Mapping[str, str], fixed: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        kind: Any,
+        owner: str,
+        names: Mapping[str, str],
+        fixed: Mapping[str, Any],
+        absent: Collection[str] = (),
+    ) -> None:
         self.kind, self._names, self._fixed = kind, dict(names), dict(fixed)
+        self._owner, self._absent = owner, tuple(absent)
         documented = {own: name for name, own in names.items()}
         signature = inspect.signature(kind)
         takes = signature.parameters.values()
@@ -73,15 +97,27 @@ class Described:
         """Make an optimizer of the class."""
         if isinstance(params, list | tuple):
             params = [self.renamed(one) if isinstance(one, dict) else one for one in params]
-        return self.kind(params, *args, **self.renamed({**({} if args else self._fixed), **options}))
+        by_position = list(self.__signature__.parameters)[1 : len(args) + 1]
+        fixed = {name: value for name, value in self._fixed.items() if name not in by_position}
+        return self.kind(params, *args, **self.renamed({**fixed, **options}))
 
     def unwrapped(self, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Return the class, and documented options under its names, for a module that makes the optimizer."""
         return self.kind, self.renamed({**self._fixed, **options})
 
     def renamed(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return options under the names of the class."""
-        return {self._names.get(name, name): value for name, value in options.items()}
+        """Return options under the names of the class, without the defaults of options that it does not have.
+
+        Raises:
+            MissingName: an option that it does not have differs from its default, so the case is unsupported.
+        """
+        given = dict(options)
+        for name in options:
+            if any(fnmatchcase(name, pattern) for pattern in self._absent):
+                default = DEFAULTS.get(self._owner, {}).get(name, False)
+                if given.pop(name) != default:
+                    raise MissingName(f"{self._owner} has no {name}", name=f"{self._owner}.{name}")
+        return {self._names.get(name, name): value for name, value in given.items()}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.kind, name)
@@ -108,8 +144,11 @@ def described(kind: Any, owner: str, adapter: Mapping[str, Mapping[str, Any]]) -
     names, documented = said(adapter, "options", owner), DEFAULTS.get(owner, {})
     differing = {name: documented[name] for name in said(adapter, "defaults", owner) if name in documented}
     fixed = {**differing, **said(adapter, "fixed", owner)}
+    absent = said(adapter, "absent", owner)
     is_optimizer = isinstance(kind, type) and hasattr(kind, "add_param_group")
-    return Described(kind, names, fixed) if is_optimizer and (names or fixed) else kind
+    if not (is_optimizer and (names or fixed or absent)):
+        return kind
+    return Described(kind, owner, names, fixed, absent)
 
 
 def unwrapped(kind: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -121,9 +160,9 @@ def default_of(impl: Any, algorithm: str, option: str) -> Any:
     """Return the default that the target documents for an option.
 
     Raises:
-        MissingName: the option has no default; its adapter passes a fixed value.
+        MissingName: the option has no default: the target lacks it, or its adapter passes a fixed value.
     """
-    if option in said(impl.adapter, "fixed", algorithm):
+    if impl.lacks(f"{algorithm}.{option}") or option in said(impl.adapter, "fixed", algorithm):
         raise MissingName(f"{algorithm} has no default of {option}", name=f"{algorithm}.{option}")
     return said(impl.adapter, "defaults", algorithm).get(option, DEFAULTS[algorithm][option])
 

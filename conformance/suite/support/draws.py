@@ -45,7 +45,7 @@ def measure_trajectory(
     made: Mapping[str, Any],
     dtype: str,
     train: Train,
-    beta2: float = 0.0,
+    beta2: float | None = None,
     oracle: bool = True,
 ) -> None:
     """Expect the golden trajectory's tensors within their budgets; record the median errors per tensor.

@@ -22,6 +22,8 @@ from keyedopt.conformance.suite.support.assertions import (
     unlike,
 )
 
+#: No formula may be off by more ULPs in float32: a bound that adds up the worst of many steps says nothing.
+HALF_OF_DIGITS = 2.0**12
 #: The attribute of an error that contains the measurements before it.
 MEASURED = "keyedopt_measured"
 
@@ -120,15 +122,17 @@ def measure_golden(
     step: int,
     dtype: str,
     tensors: Mapping[str, torch.Tensor],
-    beta2: float = 0.0,
+    beta2: float | None = None,
 ) -> None:
     """Measure tensors by name after a step of a golden trajectory that has exact values for this step.
 
     The weight comes first. State whose name is not known is not measured.
-    In float64 they are expected within 1e-12, otherwise within the budget of the trajectory; state of a wider
-    dtype is first rounded to the tested dtype. If a target computes the bias correction 1 - beta2 ** step in
-    the tested dtype, its relative error is up to 1 / (1 - beta2 ** step) roundings. Budgets are multiplied by
-    this number; with weight decay the moments inherit the error of the weight.
+    In float64 they are expected within 1e-12; state of a wider dtype is first rounded to the tested dtype.
+    Otherwise precision is judged by the budget of the trajectory. With `beta2` the formula is judged, by the
+    bound that no order of it exceeds, and no more than half of float32's digits are wrong. If a target
+    computes the bias correction 1 - beta2 ** step in the tested dtype, its relative error is up to
+    1 / (1 - beta2 ** step) roundings. Bounds are multiplied by this number; with weight decay the moments
+    inherit the error of the weight.
     """
     for name, exact in made["after"].get(str(step), {}).items():
         if name not in tensors and name != "weight":
@@ -141,5 +145,8 @@ def measure_golden(
         if dtype == "float64":
             measure_relative(measuring, seen, oracle, size, what, **entry)
             continue
-        budget = error_budget(made["worst"][dtype][str(step)][name]) / (1 - beta2**step)
+        if beta2 is None:
+            budget = error_budget(made["worst"][dtype][str(step)][name])
+        else:
+            budget = min(max(2.0, made["bound"][str(step)][name]) / (1 - beta2**step), HALF_OF_DIGITS)
         measure_error(measuring, seen.to(getattr(torch, dtype)), oracle, budget, what, before=size, **entry)

@@ -1,4 +1,4 @@
-"""Two kinds of arithmetic for the same plain loops: exact, and rounded to a floating-point dtype.
+"""Arithmetic for the same plain loops: exact, rounded to a floating-point dtype, or with bounds of rounding.
 
 The loops of `formulas` mark the places where an implementation may choose an order: of the terms of a sum, of
 the factors of a product, and between two forms that are mathematically equal. Exact arithmetic uses the first
@@ -10,8 +10,8 @@ import functools
 import math
 import random
 import struct
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Collection, Sequence
+from typing import Any, Self
 
 from mpmath import mp, mpf
 
@@ -122,6 +122,99 @@ class Rounded(Exact):
 
     def _reciprocal(self) -> bool:
         return self.habits is not None and self.either("quotient")
+
+
+class Bound(float):
+    """A number with a bound of its rounding error, in units of the largest relative error of one operation.
+
+    A Python float is a scalar, which is rounded once.
+    """
+
+    __slots__ = ("error",)
+    error: float
+
+    def __new__(cls, value: float, error: float = 0.0) -> Self:
+        """Return a number with its bound."""
+        number = super().__new__(cls, value)
+        number.error = error
+        return number
+
+    def __add__(self, other: float) -> "Bound":
+        value = float(self) + float(other)
+        return Bound(value, self.error + _error(other) + abs(value))
+
+    def __mul__(self, other: float) -> "Bound":
+        value = float(self) * float(other)
+        inherited = abs(float(other)) * self.error + abs(float(self)) * _error(other)
+        return Bound(value, inherited + abs(value))
+
+    def __truediv__(self, other: float) -> "Bound":
+        return self * Bound(1 / float(other), 1 / abs(float(other)) + _error(other) / float(other) ** 2)
+
+    def __neg__(self) -> "Bound":
+        return Bound(-float(self), self.error)
+
+    def __sub__(self, other: float) -> "Bound":
+        return self + -other
+
+    def __rsub__(self, other: float) -> "Bound":
+        return -self + other
+
+    __radd__, __rmul__ = __add__, __mul__
+
+
+def _error(value: float) -> float:
+    return value.error if isinstance(value, Bound) else abs(value)
+
+
+class Bounded(Exact):
+    """Arithmetic that bounds, to first order, the error of every order and contraction of a formula.
+
+    A quotient may be a product with the rounded reciprocal.
+
+    Args:
+        forms: the marked places where the first form is used.
+    """
+
+    #: The places of all formulas.
+    PLACES = ("mean square", "average", "root", "decay first")
+
+    def __init__(self, forms: Collection[str]) -> None:
+        self.forms = forms
+
+    def number(self, value: float) -> Any:
+        """Return a number without an error."""
+        return Bound(value)
+
+    def scalar(self, value: float) -> Any:
+        """Return a Python float."""
+        return float(value)
+
+    def sqrt(self, value: Any) -> Any:
+        """Return √x; keep a plain Python float one."""
+        root = math.sqrt(value)
+        if not isinstance(value, Bound):
+            return root
+        return Bound(root, value.error / (2 * root) + root if root else 0.0)
+
+    def total(self, terms: Sequence[Any]) -> Any:
+        """Return the sum; in any order, a partial sum is at most the sum of the magnitudes."""
+        inherited = sum(map(_error, terms))
+        return Bound(sum(map(float, terms)), inherited + (len(terms) - 1) * sum(map(abs, map(float, terms))))
+
+    def product(self, over: Sequence[Any], under: Sequence[Any] = ()) -> Any:
+        """Multiply and divide; the error does not depend on the order."""
+        result = Bound(0.0 if any(value == 0 for value in over) else 1.0)
+        if result:
+            for value in over:
+                result *= value
+            for value in under:
+                result /= value
+        return result
+
+    def either(self, place: str) -> bool:
+        """Return whether the first form is used at a marked place of a formula."""
+        return place in self.forms
 
 
 @functools.cache

@@ -4,6 +4,7 @@
 state, the step number t and the options. It returns the new row and changes the state in place.
 """
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,15 +22,24 @@ def l2(a: Any, w: Row, g: Row, o: Options) -> Row:
 
 
 def decoupled(o: Options) -> Any:
-    """Return the factor of decoupled decay that is multiplied by the learning rate."""
-    return o["weight_decay"] if o["decay"] == "decoupled" and not o.get("decay_by_itself") else 0.0
+    """Return the factor of decoupled decay that is multiplied by the learning rate in the step itself."""
+    apart = o.get("decay_by_itself") or o.get("decay_after")
+    return o["weight_decay"] if o["decay"] == "decoupled" and not apart else 0.0
 
 
-def decayed_by_itself(a: Any, moved: Row, w: Row, o: Options) -> Row:
-    """Subtract λw from a row that moved, in the variant whose decay has no factor γ."""
-    if not o.get("decay_by_itself") or not o["weight_decay"]:
+def decayed(a: Any, moved: Row, w: Row, o: Options) -> Row:
+    """Decay a row w that moved, in the variants whose decay is apart from the step."""
+    if not o["weight_decay"]:
         return moved
-    return [x - a.scalar(o["weight_decay"]) * y for x, y in zip(moved, w, strict=True)]
+    if o.get("decay_by_itself"):
+        return [x - a.scalar(o["weight_decay"]) * y for x, y in zip(moved, w, strict=True)]
+    return shrunk(a, moved, o) if o.get("decay_after") else moved
+
+
+def shrunk(a: Any, w: Row, o: Options) -> Row:
+    """Shrink the row by 1 − lr·weight_decay."""
+    kept = 1 - a.product([a.scalar(o["lr"]), a.scalar(o["weight_decay"])])
+    return [x * kept for x in w]
 
 
 def norm(a: Any, row: Row) -> Any:
@@ -60,11 +70,12 @@ def sgd(a: Any, w: Row, g: Row, s: State, t: int, o: Options) -> Row:
     if o["momentum"]:
         keep = 1 - a.scalar(o["dampening"])
         b = s["momentum_buffer"]
-        s["momentum_buffer"] = b = [x if t == 1 else mu * y + keep * x for x, y in zip(g, b, strict=True)]
+        undamped = t == 1 and not o.get("dampened_first")
+        s["momentum_buffer"] = b = [x if undamped else mu * y + keep * x for x, y in zip(g, b, strict=True)]
         direction = [x + mu * y for x, y in zip(g, b, strict=True)] if o["nesterov"] else b
     rest = a.product([lr, a.scalar(decoupled(o))])
     moved = [x - a.product([lr, d]) - rest * x for x, d in zip(w, direction, strict=True)]
-    return decayed_by_itself(a, moved, w, o)
+    return decayed(a, moved, w, o)
 
 
 def adagrad(a: Any, w: Row, g: Row, s: State, t: int, o: Options) -> Row:
@@ -89,12 +100,22 @@ def rowwise_adagrad(a: Any, w: Row, g: Row, s: State, t: int, o: Options) -> Row
 def rated(a: Any, w: Row, g: Row, sums: Row, t: int, o: Options) -> Row:
     """Step by lr / (1 + (t − 1)·lr_decay) · g / (√s + eps)."""
     slower = 1 + a.scalar(t - 1) * a.scalar(o["lr_decay"])
-    lr, eps = a.scalar(o["lr"]), a.scalar(o["eps"])
+    lr = a.scalar(o["lr"])
     rest = a.product([lr, a.scalar(decoupled(o))])
-    return [
-        x - a.product([lr, y], [slower, a.sqrt(z) + eps]) - rest * x
+    moved = [
+        x - a.product([lr, y], [slower, divisor(a, z, o)]) - rest * x
         for x, y, z in zip(w, g, sums, strict=True)
     ]
+    return decayed(a, moved, w, o)
+
+
+def divisor(a: Any, v: Any, o: Options) -> Any:
+    """Return √v + eps, or what the variant has in its place."""
+    if o.get("eps_placement") == "in_root":
+        return a.sqrt(v + a.scalar(o["eps"]))
+    if o.get("eps_placement") == "bound":
+        return max(a.sqrt(v), a.number(o["eps"]))
+    return a.sqrt(v) + a.scalar(o["eps"])
 
 
 def direction(a: Any, w: Row, g: Row, s: State, t: int, o: Options, partial: bool, rest: Any = 0.0) -> Row:
@@ -119,48 +140,33 @@ def direction(a: Any, w: Row, g: Row, s: State, t: int, o: Options, partial: boo
 
 def root(a: Any, v: Any, correction: Any, o: Options) -> tuple[Row, Any]:
     """Return the factors of the numerator and the denominator of m, which depend on the placement of eps."""
-    eps = a.scalar(o["eps"])
-    if o.get("eps_placement") == "before_bias_correction":
+    placement, eps = o.get("eps_placement"), a.scalar(o["eps"])
+    if placement == "before_bias_correction":
         return [a.sqrt(correction)], a.sqrt(v) + eps
-    if o.get("eps_placement") == "in_root":
-        return [], a.sqrt(v / correction + eps)
-    if o.get("eps_placement") == "bound":
-        return [], max(a.sqrt(v / correction), a.number(o["eps"]))
-    if a.either("root"):
-        return [], a.sqrt(v / correction) + eps
+    if placement in ("in_root", "bound") or a.either("root"):
+        return [], divisor(a, v / correction, o)
     return [], a.sqrt(v) / a.sqrt(correction) + eps
 
 
 def adam(a: Any, w: Row, g: Row, s: State, t: int, o: Options, partial: bool = False) -> Row:
     """Adam and AdamW; with `partial`, one second moment per row."""
-    rest = 0.0 if o.get("decay_after") else decoupled(o)
+    rest = decoupled(o)
     first = bool(rest) and a.either("decay first")
     steps = direction(a, w, l2(a, w, g, o), s, t, o, partial, 0.0 if first else rest)
     w = shrunk(a, w, o) if first else w
     moved = [x - a.scalar(o["lr"]) * d for x, d in zip(w, steps, strict=True)]
-    return decayed_by_itself(a, decayed_after(a, moved, o), w, o)
-
-
-def decayed_after(a: Any, w: Row, o: Options) -> Row:
-    """Shrink the row after its step, in the variant that decays then."""
-    return shrunk(a, w, o) if o.get("decay_after") and o["weight_decay"] else w
-
-
-def shrunk(a: Any, w: Row, o: Options) -> Row:
-    """Shrink the row by 1 − lr·weight_decay."""
-    kept = 1 - a.product([a.scalar(o["lr"]), a.scalar(o["weight_decay"])])
-    return [x * kept for x in w]
+    return decayed(a, moved, w, o)
 
 
 def lamb(a: Any, w: Row, g: Row, s: State, t: int, o: Options, partial: bool = False) -> Row:
     """Adam's direction scaled to the norm of the row; the ratio is 1 if a norm is 0."""
-    rest = 0.0 if o.get("decay_after") else decoupled(o)
+    rest = decoupled(o)
     steps = direction(a, w, l2(a, w, g, o), s, t, o, partial, rest)
     over, under = norm(a, w), norm(a, steps)
     ratio = ([over], [under]) if over and under else ([], [])
     lr = a.scalar(o["lr"])
     moved = [x - a.product([lr, d, *ratio[0]], ratio[1]) for x, d in zip(w, steps, strict=True)]
-    return decayed_after(a, moved, o)
+    return decayed(a, moved, w, o)
 
 
 def lars(a: Any, w: Row, g: Row, s: State, t: int, o: Options) -> Row:
@@ -194,6 +200,7 @@ FORMULAS: dict[str, Callable[..., Row]] = {
     "LAMB": lamb,
     "PartialRowWiseLAMB": _partial(lamb),
     "LarsSGD": lars,
+    "SparseAdam": adam,
 }
 #: Variants of formulas that libraries document, by the words of `Implementation.variants`.
 VARIANTS: dict[str, Options] = {
@@ -201,24 +208,41 @@ VARIANTS: dict[str, Options] = {
     "no_debias": {"bias_correction": "none"},
     "eps_in_root": {"eps_placement": "in_root"},
     "eps_before": {"eps_placement": "before_bias_correction"},
+    "eps_after": {"eps_placement": "inside_denominator"},  # of SparseAdam, which has eps_before by default
     "eps_bound": {"eps_placement": "bound"},  # the divisor is eps if the root is smaller
+    "l2": {"decay": "l2"},
     "decoupled": {"decay": "decoupled"},
     "by_itself": {"decay_by_itself": True},  # decoupled decay is λw, or λw·γ/γ₀ in a schedule, not γλw
     "decay_after": {"decay_after": True},  # the weights that moved are decayed
+    "dampened_first": {"dampened_first": True},  # the first momentum is (1 − dampening)·g
     "only_decayed": {"scale_only_decayed": True},  # without weight_decay the step is SGD's
     "sum": {"accumulate": "sum"},  # of the squares of a row, not their mean
 }
-OF: dict[str, tuple[str, ...]] = {
-    "LAMB": ("no_debias", "decay_after", "per_tensor", "per_tensor no_debias", "per_tensor decay_after"),
-    "LarsSGD": ("per_tensor", "per_tensor only_decayed"),
-    "SGD": ("decoupled", "decoupled by_itself"),
-    "Adam": (
-        *("eps_in_root", "no_debias", "decoupled", "decoupled eps_in_root", "decoupled decay_after"),
-        *("decoupled decay_after eps_before", "decoupled by_itself"),
-    ),
-    "AdamW": ("eps_in_root", "eps_bound", "by_itself", "decay_after", "decay_after eps_before"),
-    "RowWiseAdagrad": ("sum",),
+_L2 = ("", "decoupled", "decoupled by_itself", "decoupled decay_after")
+_DECOUPLED = ("", "by_itself", "decay_after")
+_ROOTS = ("", "eps_in_root", "eps_bound")
+_EPS, _DEBIAS = (*_ROOTS, "eps_before"), ("", "no_debias")
+#: What may vary in each algorithm: of every tuple, one alternative.
+VARYING: dict[str, tuple[tuple[str, ...], ...]] = {
+    "SGD": (_L2, ("", "dampened_first")),
+    "Adagrad": (_L2, _ROOTS),
+    "RowWiseAdagrad": (_L2, _ROOTS, ("", "sum")),
+    "Adam": (_L2, _EPS, _DEBIAS),
+    "AdamW": (_DECOUPLED, _EPS, _DEBIAS),
+    "PartialRowWiseAdam": ((*_DECOUPLED, "l2"), _EPS, _DEBIAS),
+    "LAMB": (("", "decay_after", "l2"), ("", "per_tensor"), _EPS, _DEBIAS),
+    "PartialRowWiseLAMB": (("", "decay_after", "l2"), _EPS, _DEBIAS),
+    "LarsSGD": (("", "per_tensor"), ("", "only_decayed")),
+    "SparseAdam": (("", "eps_after", "eps_in_root", "eps_bound"), _DEBIAS),
 }
+
+
+def variants(algorithm: str) -> list[str]:
+    """Return the variants of an algorithm, as words of `VARIANTS`; those with fewer words first."""
+    every = (" ".join(filter(None, words)) for words in itertools.product(*VARYING.get(algorithm, ())))
+    return sorted(filter(None, every), key=lambda words: len(words.split()))
+
+
 #: What the options are when they are not given, as documented.
 ADAM: Options = {"betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0, "decay": "l2"}
 FBGEMM: Options = {**ADAM, "decay": "decoupled"}
@@ -233,4 +257,5 @@ DEFAULTS: dict[str, Options] = {
     "LAMB": FBGEMM,
     "PartialRowWiseLAMB": FBGEMM,
     "LarsSGD": {"momentum": 0.9, "weight_decay": 0.0, "eta": 1e-3},
+    "SparseAdam": {**ADAM, "eps_placement": "before_bias_correction"},
 }

@@ -1,0 +1,49 @@
+"""The variants of a formula that a target follows, if it does not follow the one that it claims."""
+
+from typing import Any
+
+from keyedopt.conformance.golden.formulas import variants
+from keyedopt.conformance.suite.support.algorithms import variant_of
+from keyedopt.conformance.suite.support.trajectories import TRAJECTORIES, in_variant, train_along
+
+
+def hint(impl: Any, algorithm: str, made: Any, dtype: str, beta2: float) -> str:
+    """Name the variants that a target may claim; return an empty text if none fits."""
+    fitting = fitting_variants(impl, algorithm, made, dtype, beta2)
+    if fitting == [""]:
+        return "the formula without a variant fits: claim none"
+    names = " and ".join(map(repr, fitting))
+    what = f"variants {names} fit: claim one" if fitting[1:] else f"variant {names} fits: claim it"
+    return f"the {what} in `variants` if that is documented" if fitting else ""
+
+
+def fitting_variants(impl: Any, algorithm: str, made: Any, dtype: str, beta2: float) -> list[str]:
+    """Return the variants that the target follows here and on the most other trajectories.
+
+    They include those on which it follows the claimed variant, so that a claim makes no other formula fail.
+    A variant is left out if one with fewer of its words fits as well.
+    """
+    others = [one for one in TRAJECTORIES.values() if (one["algorithm"], one["kind"]) == (algorithm, "dense")]
+
+    def followed(words: str) -> set[int]:
+        fit = (follows(impl, algorithm, one, words, dtype, beta2) for one in others)
+        return {index for index, fits in enumerate(fit) if fits}
+
+    claimed = variant_of(impl, algorithm)
+    here = [one for one in ("", *variants(algorithm)) if set(one.split()) != set(claimed.split())]
+    here = [one for one in here if follows(impl, algorithm, made, one, dtype, beta2)]
+    kept = followed(claimed) if here else set()
+    fitting = {one: followed(one) for one in here}
+    fitting = {one: places for one, places in fitting.items() if places >= kept}
+    most = max(map(len, fitting.values()), default=0)
+    best = {one: set(one.split()) for one, places in fitting.items() if len(places) == most}
+    return [one for one, words in best.items() if not any(less < words for less in best.values())]
+
+
+def follows(impl: Any, algorithm: str, made: Any, variant: str, dtype: str, beta2: float) -> bool:
+    """Return whether the target follows a trajectory in a variant, whatever it claims."""
+    try:
+        train_along(impl, algorithm, in_variant(made, variant, dtype, True), dtype, beta2)
+    except Exception:
+        return False
+    return True

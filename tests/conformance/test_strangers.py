@@ -1,0 +1,114 @@
+"""Sound optimizers that differ from the reference in what they say of themselves fail nothing."""
+
+import subprocess
+import sys
+
+import pytest
+from making import TARGETS
+
+from keyedopt.conformance.golden import formulas
+from keyedopt.conformance.results.model import Result
+from keyedopt.conformance.run import replay, runner
+from keyedopt.conformance.suite.support.described import OPTIONS
+from keyedopt.conformance.targets.find import find
+
+loop = pytest.mark.complete(loop=__name__, sample=2, spread=True)
+
+
+def checked(target: str, *clauses: str, path: object = TARGETS) -> Result:
+    return runner.run(target, runner.Options(clauses=clauses), path=[str(path), TARGETS])
+
+
+def expect_sound(result: Result, passing: int) -> None:
+    wrong = [f"{one.case}: {one.seen}" for one in result.cases if one.outcome not in ("pass", "unsupported")]
+    assert wrong == []
+    assert sum(case.outcome == "pass" for case in result.cases) > passing
+
+
+@loop
+@pytest.mark.parametrize("option", sorted(OPTIONS))
+def test_no_case_asks_for_an_option_that_a_target_lacks(option):
+    expect_sound(checked(f"lacking:absent_{option}"), 30)
+
+
+@pytest.mark.complete
+def test_each_case_gives_an_option_that_has_no_default():
+    expect_sound(checked("lacking:fixed"), 1500)
+
+
+@loop
+@pytest.mark.parametrize(
+    "words",
+    ["no_debias", "eps_bound", "decoupled__by_itself", "decoupled__decay_after__no_debias__eps_in_root"],
+)
+def test_no_clause_contradicts_a_variant(words):
+    expect_sound(checked(f"varying:{words}"), 100)
+
+
+STRANGERS = """
+import torch
+from keyedopt.conformance.targets.implementation import Implementation
+
+KINDS = ("SGD", "Adagrad", "Adam", "AdamW", "SparseAdam")
+globals().update({one: type(one, (getattr(torch.optim, one),), {"__module__": __name__}) for one in KINDS})
+NAMES = ("RowWiseAdagrad", "PartialRowWise*", "LAMB", "LarsSGD")
+LACKING = ("decay", "rows", "eps_placement", "bias_correction", "max_norm")
+
+def target(*also_absent, **fixed):
+    return Implementation(
+        name="strangers",
+        root="strangers",
+        areas=("algorithms", "sparse"),
+        dtypes=("float32",),
+        absent=(*NAMES, *(f"*.{one}" for one in LACKING), *also_absent),
+        fixed_options={f"{name}.{option}": True for name in KINDS[:4] for option in fixed},
+    )
+
+PLAIN, FOREACH, FUSED = target(), target(foreach=True), target("*.sparse", fused=True)
+"""
+
+
+@loop
+@pytest.mark.parametrize("kernels", ["PLAIN", "FOREACH", "FUSED"])
+def test_torch_follows_each_formula_also_where_only_float32_is_claimed(tmp_path, kernels):
+    (tmp_path / "strangers.py").write_text(STRANGERS, encoding="utf-8")
+    of_algorithms = (f"ALGO-{number:03}" for number in range(1, 27))
+    of_sparse_adam = (f"SPARSE-{number:03}" for number in range(3, 8))
+    expect_sound(checked(f"strangers:{kernels}", *of_algorithms, *of_sparse_adam, path=tmp_path), 20)
+
+
+@pytest.mark.parametrize(("claimed", "code"), [("decoupled no_debias", 0), ("no_debias", 1)])
+def test_a_script_contains_the_oracle_of_the_variant(claimed, code, monkeypatch):
+    result = checked("varying:decoupled__no_debias", "ALGO-011")
+    (case,) = (one for one in result.cases if one.outcome == "pass")
+    monkeypatch.syspath_prepend(TARGETS)
+    about = find("varying:decoupled__no_debias")
+    adapter = {**about.adapter(), "variants": {"Adam": claimed}}
+    script = replay.script(result, case, case.inputs, about.surface().places(), adapter=adapter)
+    alone = "import sys; sys.modules['keyedopt.conformance.golden.oracle'] = None; exec(sys.stdin.read())"
+    done = subprocess.run(
+        [sys.executable, "-c", alone], input=script, cwd=TARGETS, capture_output=True, text=True, timeout=60
+    )
+    assert (done.returncode, "within 1e-12 of" in done.stdout + done.stderr) == (code, bool(code))
+
+
+UNCLAIMED = """
+import dataclasses
+import varying
+TARGET = dataclasses.replace(varying.decoupled__no_debias, variants={variants})
+"""
+
+
+@pytest.mark.parametrize("claimed", [None, "no_debias", "decoupled eps_before"])
+def test_a_failure_names_the_variant_that_fits_everywhere(tmp_path, claimed):
+    variants = {"Adam": claimed} if claimed else {}
+    (tmp_path / "unclaimed.py").write_text(UNCLAIMED.format(variants=variants), encoding="utf-8")
+    result = checked("unclaimed:TARGET", "ALGO-010", "ALGO-011", path=tmp_path)
+    failed = [case.seen for case in result.cases if case.outcome == "fail"]
+    assert failed
+    assert all("the variant 'decoupled no_debias' fits: claim it in `variants`" in seen for seen in failed)
+
+
+@pytest.mark.parametrize("word", formulas.VARIANTS)
+def test_each_word_of_a_variant_has_a_meaning_in_an_algorithm(word):
+    assert any(word in one.split() for algorithm in formulas.VARYING for one in formulas.variants(algorithm))
