@@ -9,7 +9,7 @@ from making import TARGETS
 from keyedopt.conformance.golden import formulas
 from keyedopt.conformance.results.model import Result
 from keyedopt.conformance.run import replay, runner
-from keyedopt.conformance.suite.support.described import OPTIONS
+from keyedopt.conformance.suite.support.described import OPTIONS, described
 from keyedopt.conformance.targets.find import find
 
 loop = pytest.mark.complete(loop=__name__, sample=2, spread=True)
@@ -90,6 +90,20 @@ def test_a_script_contains_the_oracle_of_the_variant(claimed, code, monkeypatch)
         [sys.executable, "-c", alone], input=script, cwd=TARGETS, capture_output=True, text=True, timeout=60
     )
     assert (done.returncode, "within 1e-12 of" in done.stdout + done.stderr) == (code, bool(code))
+
+
+def test_a_class_that_is_described_receives_the_group_itself():
+    given: list[object] = []
+
+    class Optimizer:
+        def __init__(self, params: list[object], lr: float = 0.1) -> None:
+            given.extend(params)
+
+        def add_param_group(self, group: object) -> None: ...
+
+    group = {"params": [], "lr": 0.5}
+    described(Optimizer, "Adam", {"absent": {"Adam.eps": True}})([group])
+    assert given[0] is group
 
 
 UNCLAIMED = """

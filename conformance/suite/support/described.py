@@ -96,10 +96,15 @@ class Described:
     def __call__(self, params: Any = (), *args: Any, **options: Any) -> Any:
         """Make an optimizer of the class."""
         if isinstance(params, list | tuple):
-            params = [self.renamed(one) if isinstance(one, dict) else one for one in params]
+            params = [self._group(one) if isinstance(one, dict) else one for one in params]
         by_position = list(self.__signature__.parameters)[1 : len(args) + 1]
         fixed = {name: value for name, value in self._fixed.items() if name not in by_position}
         return self.kind(params, *args, **self.renamed({**fixed, **options}))
+
+    def _group(self, group: dict[str, Any]) -> dict[str, Any]:
+        """Return a group under the names of the class; the dict itself, which a class may change, if it can."""
+        renamed = self.renamed(group)
+        return group if renamed.keys() == group.keys() else renamed
 
     def unwrapped(self, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Return the class, and documented options under its names, for a module that makes the optimizer."""
