@@ -102,7 +102,7 @@ class Described:
         return self.kind(params, *args, **self.renamed({**fixed, **options}))
 
     def _group(self, group: dict[str, Any]) -> dict[str, Any]:
-        """Return a group under the names of the class; the dict itself, which a class may change, if it can."""
+        """Return a group under the names of the class; the same dict, which a class may change, if it can."""
         renamed = self.renamed(group)
         return group if renamed.keys() == group.keys() else renamed
 
