@@ -29,7 +29,7 @@ from keyedopt.conformance.suite.support.assertions import (
 from keyedopt.conformance.suite.support.described import documented_state, entries_of
 from keyedopt.conformance.suite.support.device import arange, tensor, zeros
 from keyedopt.conformance.suite.support.draws import DRAWS
-from keyedopt.conformance.suite.support.inputs import parameter, set_grads, values
+from keyedopt.conformance.suite.support.inputs import parameter, set_grads, set_wide_grads, values, wide
 from keyedopt.conformance.suite.support.measured import Measuring, note_error, note_median
 from keyedopt.conformance.suite.support.options import ADAMS
 
@@ -360,7 +360,7 @@ def expect_dense_gradient_left(impl: Any, algorithm: str, **options: Any) -> Non
     weight: Any = parameter(4, 3)
     optimizer = make_algorithm(impl, algorithm, [weight], weight_decay=0.1, **options)
     for seed in range(2):
-        set_grads([weight], seed=seed)
+        set_wide_grads([weight], seed=seed)
         before = weight.grad.clone()
         optimizer.step()
         expect_bits(weight.grad, before, "the gradient")
@@ -374,7 +374,7 @@ def test_sparse_gradient_is_left(impl, algorithm):
     weight = parameter(4, 3)
     optimizer = make_algorithm(impl, algorithm, [weight])
     for step in range(2):
-        weight.grad = sparse_rows([3, 1, 3], fixed_grads(1, 3, seed=step)[0], weight)
+        weight.grad = sparse_rows([3, 1, 3], fixed_grads(1, 3, seed=step)[0] * wide(3), weight)
         before = weight.grad.clone()
         optimizer.step()
         expect_bits(weight.grad, before, "the gradient")

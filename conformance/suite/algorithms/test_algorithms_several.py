@@ -21,7 +21,7 @@ from keyedopt.conformance.suite.support.assertions import (
 )
 from keyedopt.conformance.suite.support.described import MissingName
 from keyedopt.conformance.suite.support.device import on_host, ones
-from keyedopt.conformance.suite.support.inputs import moments, parameter, set_grads
+from keyedopt.conformance.suite.support.inputs import moments, parameter, set_grads, set_wide_grads
 from keyedopt.conformance.suite.support.options import (
     AT_FIRST,
     EACH,
@@ -250,7 +250,7 @@ def test_gradients_of_several_steps_are_left(impl: Any, algorithm: str) -> None:
     optimizer = make_algorithm(impl, algorithm, weights)
     given: list[tuple[Any, Any]] = []
     for seed in range(2):
-        set_grads(weights, seed=seed)
+        set_wide_grads(weights, seed=seed)
         grads: list[Any] = [weight.grad for weight in weights]
         given += [(grad, grad.clone()) for grad in grads]
         optimizer.step()

@@ -17,7 +17,7 @@ from keyedopt.conformance.suite.support.assertions import (
 )
 from keyedopt.conformance.suite.support.combined import combined_pair
 from keyedopt.conformance.suite.support.device import full, zeros
-from keyedopt.conformance.suite.support.inputs import parameter, set_grads, sgd
+from keyedopt.conformance.suite.support.inputs import parameter, set_grads, set_wide_grads, sgd
 
 
 @pytest.mark.clause("COMB-046")
@@ -44,7 +44,7 @@ def test_names_of_arguments(impl):
 def test_a_step_does_not_modify_gradients(impl):
     """After a step each .grad is the same tensor with the same values."""
     combined, _, params = combined_pair(impl, steps=1)
-    set_grads(params)
+    set_wide_grads(params)
     given = [param.grad for param in params]
     before = [grad.clone() for grad in given]
     combined.step()

@@ -19,6 +19,7 @@ from keyedopt.conformance.suite.support.inputs import (
     parameters,
     set_grads,
     set_sparse_grad,
+    set_wide_grads,
     sgd,
     train,
     values,
@@ -54,10 +55,10 @@ def test_a_step_does_not_modify_gradients(impl, name):
     params = parameters(2, (4, 2))
     optimizer = impl.KeyedOptimizerWrapper(params, lambda listed: getattr(torch.optim, name)(listed, lr=0.1))
     for _ in range(2):
-        set_grads(params)
+        set_wide_grads(params)
         if name == "SparseAdam":
             for param in params.values():
-                set_sparse_grad(param, [1, 3, 1])
+                set_sparse_grad(param, [1, 3, 1], scale=1024.0)
         given = [param.grad for param in params.values()]
         before = [grad.to_dense().clone() for grad in given]
         optimizer.step()

@@ -23,6 +23,7 @@ from keyedopt.conformance.suite.support.inputs import (
     set_grads,
     set_sparse_grad,
     train_sparse,
+    wide,
 )
 
 
@@ -172,6 +173,22 @@ def test_dense_gradient(impl, groups):
     expect_raises(
         optimizer.step, RuntimeError, ValueError, TypeError, expected="an error for the dense gradient"
     )
+
+
+@pytest.mark.clause("SPARSE-085")
+def test_a_step_does_not_modify_gradients(impl):
+    """After a step each .grad is the same tensor with the same indices and values, large and small ones."""
+    weight = weight_of()
+    optimizer = impl.SparseAdam([weight], lr=0.25)
+    for seed in (1, 2):
+        set_sparse_grad(weight, [1, 0, 1], seed=seed)
+        given = weight.grad
+        given._values().mul_(wide(3)[:, None].to(given))
+        before = given.clone()
+        optimizer.step()
+        expect(weight.grad is given, "the same tensor as gradient", weight.grad)
+        expect_bits(given._indices(), before._indices(), "the indices of the gradient after a step")
+        expect_bits(given._values(), before._values(), "the values of the gradient after a step")
 
 
 @pytest.mark.clause("SPARSE-032")

@@ -50,6 +50,18 @@ def set_grads(params: Any, seed: int = 1, scale: float = 1.0) -> None:
         param.grad = fixed.to(param.device, param.dtype)
 
 
+def set_wide_grads(params: Any, seed: int = 1) -> None:
+    """Give every parameter a fixed dense gradient that also has very large and small elements."""
+    set_grads(params, seed)
+    for param in _listed(params):
+        param.grad *= wide(param.grad.numel()).reshape(param.shape).to(param.grad)
+
+
+def wide(count: int) -> torch.Tensor:
+    """Return factors for a gradient: what limits its elements, from above or below, changes some of them."""
+    return torch.tensor([(1.0, 2.0**10, 2.0**-20)[index % 3] for index in range(count)])
+
+
 def values(params: Any) -> list[torch.Tensor]:
     """Clone the values of the parameters of a mapping or a list."""
     return [param.detach().clone() for param in _listed(params)]

@@ -3,7 +3,7 @@
 import pytest
 
 from keyedopt.conformance.suite.support.assertions import expect, expect_bits
-from keyedopt.conformance.suite.support.inputs import adam, parameters, set_grads
+from keyedopt.conformance.suite.support.inputs import adam, parameters, set_wide_grads
 from keyedopt.conformance.suite.support.warmup import linear_ramp
 
 
@@ -13,7 +13,7 @@ def test_a_step_does_not_modify_gradients(impl):
     params = parameters(2)
     optimizer = linear_ramp(impl, adam(impl, params))
     for _ in range(6):
-        set_grads(params)
+        set_wide_grads(params)
         given = [param.grad for param in params.values()]
         before = [grad.clone() for grad in given]
         optimizer.step()
