@@ -130,7 +130,12 @@ def direction(a: Any, w: Row, g: Row, s: State, t: int, o: Options, partial: boo
     first, second = 1 - a.scalar(beta1) ** t, 1 - a.scalar(beta2) ** t
     if o.get("bias_correction") == "none":
         first, second = a.scalar(1.0), a.scalar(1.0)
-    roots = [root(a, v, second, o) for v in s["exp_avg_sq"]] * (len(w) if partial else 1)
+    if "max_exp_avg_sq" in s:  # amsgrad
+        s["max_exp_avg_sq"] = [
+            max(v, most) for v, most in zip(s["exp_avg_sq"], s["max_exp_avg_sq"], strict=True)
+        ]
+    roots = [root(a, v, second, o) for v in s.get("max_exp_avg_sq", s["exp_avg_sq"])]
+    roots *= len(w) if partial else 1
     result = []
     for x, m, (over, under) in zip(w, s["exp_avg"], roots, strict=True):
         step = a.product([m, *over], [first, under])

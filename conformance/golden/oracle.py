@@ -23,6 +23,8 @@ def start(algorithm: str, options: Trajectory, width: int) -> dict[str, list[flo
         return {"momentum_buffer": [0.0] * width} if o["momentum"] else {}
     second = 1 if algorithm.startswith("Partial") else width
     state = {"exp_avg": [0.0] * width, "exp_avg_sq": [0.0] * second}
+    if o.get("amsgrad"):
+        state["max_exp_avg_sq"] = [0.0] * second
     return state | ({"step": [0.0]} if o.get("bias_correction") == "per_row" else {})
 
 

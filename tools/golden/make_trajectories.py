@@ -105,6 +105,8 @@ def drawn() -> dict[str, Trajectory]:
     add("Adam", "eps-placement", lr=0.1, eps=0.01, eps_placement="before_bias_correction")
     add("RowWiseAdagrad", "max-norm", lr=0.1, max_norm=1.0)
     add_all("AdamW")
+    for name in ("Adam", "AdamW"):
+        add(name, "amsgrad", lr=0.1, amsgrad=True, betas=[0.5, 0.75], weight_decay=0.05)
     return found
 
 

@@ -291,6 +291,18 @@ def test_precision_of_options(impl, algorithm, made, dtype):
     return follow_trajectory(impl, algorithm, made, dtype)
 
 
+@pytest.mark.clause("ALGO-106")
+@pytest.mark.needs("{algorithm}")
+@pytest.mark.parametrize(**golden_trajectories(*special("amsgrad")))
+def test_amsgrad(impl, algorithm, made):
+    """With amsgrad the largest second moment so far replaces the second moment, or it is refused."""
+    try:
+        make_algorithm(impl, algorithm, [parameter(2, 2)], amsgrad=True)
+    except (TypeError, ValueError, NotImplementedError):
+        return
+    formula(impl, algorithm, made)
+
+
 @pytest.mark.clause("ALGO-097")
 @pytest.mark.needs("{algorithm}", "{algorithm}.{kernels}")
 @pytest.mark.parametrize(**golden_trajectories("SGD-momentum", "Adagrad-plain", "Adam-plain", "AdamW-plain"))

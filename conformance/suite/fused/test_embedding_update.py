@@ -38,7 +38,8 @@ def trajectories(*kinds: str) -> dict[str, Any]:
     chosen = {
         name: (made["algorithm"], made)
         for name, made in TRAJECTORIES.items()
-        if "dampening" not in made["options"] and (not kinds or name.partition("-")[2] in kinds)
+        if not {"dampening", "amsgrad"} & {*made["options"]}
+        and (not kinds or name.partition("-")[2] in kinds)
     }
     return {"argnames": "optimizer, made", "argvalues": list(chosen.values()), "ids": list(chosen)}
 
