@@ -230,6 +230,21 @@ def test_all_rows_listed(impl, algorithm):
     expect_same_way(listed, dense, start, "the weight", algorithm)
 
 
+@pytest.mark.clause("ALGO-038")
+@pytest.mark.needs("{algorithm}", "{algorithm}.sparse", "{algorithm}.weight_decay")
+@every
+def test_all_rows_listed_with_decay(impl, algorithm):
+    """With weight decay too it gives the same result as the dense gradient, or is refused."""
+    start, grads = parameter(4, 3), fixed_grads(3)
+    dense, _ = trained_copy(impl, algorithm, start, grads, weight_decay=0.25)
+    listed = [sparse_rows([2, 0, 3, 1], grad[[2, 0, 3, 1]], start) for grad in grads]
+    try:
+        seen, _ = trained_copy(impl, algorithm, start, listed, weight_decay=0.25)
+    except (RuntimeError, ValueError, NotImplementedError):
+        return
+    expect_same_way(seen, dense, start, "the weight", algorithm)
+
+
 @pytest.mark.clause("ALGO-039")
 @pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
 @every
