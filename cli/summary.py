@@ -26,6 +26,7 @@ from keyedopt.conformance.results.verdict import (
     worst_of,
 )
 from keyedopt.conformance.targets.find import registered
+from keyedopt.conformance.targets.meaning import CLAIM
 
 #: The colours of lines on a terminal.
 STYLES = {"fail": "red", "error": "red", "unexpected-pass": "yellow", "known": "yellow"}
@@ -105,6 +106,8 @@ def show(result: Result, verdict: Verdict, verbose: bool = False, only_target: b
             "parameter groups, state and hooks fail",
             style="yellow",
         )
+    for name, why in about.get("other_meanings", {}).items():
+        console.print(one_line(f"not judged: {name} {why}. {CLAIM}"), style="yellow")
     known = [clause for clause in failing(verdict) if verdict.clauses[clause] == "known"]
     for clause in failing(verdict):
         if verbose or clause not in known:

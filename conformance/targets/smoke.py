@@ -32,6 +32,7 @@ from keyedopt.conformance.targets.implementation import (
     TargetError,
     with_nameless,
 )
+from keyedopt.conformance.targets.meaning import CLAIM
 
 
 def versions(implementation: Implementation, more: Iterable[str] = ()) -> dict[str, str]:
@@ -109,6 +110,9 @@ def build(surface: Surface, name: str, device: str) -> None:
 
     if not surface.claimed():
         names = ", ".join(spec.areas()["keyed"].names)
+        if others := surface.other_meanings:
+            said = "; ".join(f"its {one} {why}" for one, why in others.items())
+            raise TargetError(f"{name} has nothing to judge: {said}. {CLAIM}")
         raise TargetError(
             f"{name} has none of the public names ({names}, …): see `keyedopt list areas`. "
             f"`keyedopt init-adapter --from {name}` proposes an adapter for classes with common names"
@@ -213,6 +217,7 @@ def examine(
             "adapter": surface.adapter,
             "places": surface.places(),
             "not_optimizers": not_optimizers(surface),
+            "other_meanings": {name: one_line(why, 200) for name, why in surface.other_meanings.items()},
         },
         "environment": {
             **environment(chosen),

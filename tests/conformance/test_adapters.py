@@ -239,6 +239,20 @@ PLAIN, CLAIMED = Implementation(**own), Implementation(**own, variants={"Adam": 
     assert {case.outcome for case in claimed.cases} == {"pass"}
 
 
+def test_an_empty_name_says_that_the_state_has_no_such_entry(tmp_path):
+    (tmp_path / "empty.py").write_text(
+        """
+from keyedopt.conformance.targets.implementation import Implementation
+own = {"Adam.exp_avg": "", "Adam.exp_avg_sq": ""}
+ABOUT = Implementation("empty", "torch.optim", areas=("algorithms",), state_names=own, dtypes=("float32",))
+""",
+        encoding="utf-8",
+    )
+    result = runner.run("empty:ABOUT", runner.Options(clauses=("ALGO-070",)), path=[str(tmp_path)])
+    outcomes = {case.inputs["algorithm"]: case.outcome for case in result.cases if "algorithm" in case.inputs}
+    assert (outcomes["Adam"], outcomes["AdamW"]) == ("unsupported", "pass")
+
+
 def test_a_fixed_option_may_be_a_dtype():
     """It is plain data on the way to the processes that run cases, and in scripts."""
     given = {"SGD.state_dtype": torch.bfloat16, "SGD.kind": "torch.like", "SGD.betas": (0.9, 0.5)}
