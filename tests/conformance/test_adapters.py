@@ -26,7 +26,12 @@ slow = pytest.mark.complete(loop=__name__, sample=2, spread=True)
 
 REFERENCE = Path(__file__).parents[2] / "reference"
 OPTIONS = {"weight_decay": "shrink", "betas": "keep", "momentum": "mu", "dampening": "damp", "eta": "trust"}
-OPTIONS |= {"lr_decay": "slower", "nesterov": "look_ahead", "initial_accumulator_value": "first_sum"}
+OPTIONS |= {
+    "eps": "epsilon",
+    "lr_decay": "slower",
+    "nesterov": "look_ahead",
+    "initial_accumulator_value": "first_sum",
+}
 STATE = {"exp_avg": "m", "exp_avg_sq": "v", "momentum_buffer": "velocity", "sum": "squares"}
 ADAMS = ("Adam", "AdamW", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB")
 CLASSES = ("SGD", "Adagrad", "RowWiseAdagrad", *ADAMS)
@@ -41,7 +46,7 @@ def renamed(folder: Path) -> None:
         for old, new in STATE.items():
             text = text.replace(f'"{old}"', f'"{new}"')
         text = re.sub(r"lr: float \| Tensor = [-\de.]+,", "lr: float | Tensor,", text)
-        text = re.sub(r"eps: float = 1e-8", "eps: float = 1e-3", text)
+        text = re.sub(r"epsilon: float = 1e-8", "epsilon: float = 1e-3", text)
         copy = folder / "renamed" / path.relative_to(REFERENCE)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(text, encoding="utf-8")
