@@ -200,9 +200,8 @@ class _Draft:
         """
         if algorithm in self.names:
             if place != self.names[algorithm]:
-                self.notes.append(
-                    f"{place} is another {algorithm}: describe it by itself, with --from {place}"
-                )
+                known = f"{self.names[algorithm]} is the {algorithm} here"
+                self.notes.append(f"{place} is not described: {known}; alone, with --from {place}, it may be")
             return
         if why := another_meaning(algorithm, kind, {**DEFAULTS[algorithm], "lr": 0}):
             self.notes.append(f"{place} is not described: as {algorithm}, it {why}")
@@ -285,7 +284,7 @@ def _add_module(draft: _Draft, classes: Mapping[str, tuple[str, Any]], by_words:
     }
     for name, (place, kind) in rest.items() if by_words else ():
         said = _named(name)
-        if said and said[0] not in draft.names:
+        if said:
             draft.add(said[0], place, kind, f"its name says {said[0]}", sure=False)
 
 
@@ -346,7 +345,7 @@ def propose(*libraries: str, by_words: bool = False) -> Proposal:
         draft.defaults,
         draft.variants,
         tuple(dict.fromkeys(owners)),
-        tuple(draft.notes),
+        tuple(dict.fromkeys(draft.notes)),
     )
 
 

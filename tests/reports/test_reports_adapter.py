@@ -85,7 +85,7 @@ class LowBitAdamW(torch.optim.AdamW):
     def __init__(self, params, lr=required, eps=1e-7):
         super().__init__(params, lr=lr, eps=eps)
 class AdagradW(Optimizer):
-    def __init__(self, params, lr=0.1, weight_decay=0.5, epsilon=1e-10, **others):
+    def __init__(self, params, lr=0.01, weight_decay=0.5, epsilon=1e-10, **others):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "epsilon": epsilon, **others})
     @torch.no_grad()
     def step(self, closure=None):
@@ -123,7 +123,7 @@ def test_what_a_name_says_is_a_guess_that_the_first_steps_confirm(run_line, tmp_
         "Guessed:AdagradW is judged as Adagrad: its name says Adagrad, and its first steps are right",
         "Guessed:AdagradW takes **kwargs, of which no signature shows the names: lr_decay, ",
         "Guessed:NAdam is not described: its name says Adam, but its first steps are not those of",
-        "Guessed:SparseAdamW is another AdamW: describe it by itself, with --from Guessed:SparseAdamW",
+        "Guessed:SparseAdamW is not described: Guessed:LowBitAdamW is the AdamW here; alone, with --from",
         "Guessed:Lamb is not described: as LAMB, it has the arguments (params, model, lr=0.001): missing",
         "not described, as their names say no algorithm: Guessed:Lion",
     ):
@@ -131,7 +131,7 @@ def test_what_a_name_says_is_a_guess_that_the_first_steps_confirm(run_line, tmp_
     assert "# Note: Guessed:AdagradW is judged" in (
         tmp_path / "guessed-keyedopt" / "guessed_keyedopt" / "__init__.py"
     ).read_text(encoding="utf-8")
-    asked = run_line("init-adapter", "--from", "Guessed:SparseAdamW", "--output", "asked")
+    asked = run_line("init-adapter", "asked", "--from", "Guessed:SparseAdamW")
     assert asked.returncode == 2
     assert "a step with it raises RuntimeError: dense gradients are not supported; if its" in asked.stderr
     claimed = ("--from", "AdamW=Guessed:SparseAdamW", "--from", "Guessed:Lion")
