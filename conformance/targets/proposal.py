@@ -172,6 +172,10 @@ def _is_optimizer(kind: Any) -> bool:
     return isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
 
 
+def _is_sparse_adam(name: str, kind: Any) -> bool:
+    return name == "SparseAdam" or (isinstance(kind, type) and issubclass(kind, torch.optim.SparseAdam))
+
+
 def _claimed(names: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(area for area in COMPOSING if set(names) & set(spec.areas()[area].names))
 
@@ -280,7 +284,7 @@ def _add_module(draft: _Draft, classes: Mapping[str, tuple[str, Any]], by_words:
     rest = {
         name: one
         for name, one in classes.items()
-        if one[0] not in draft.names.values() and _is_optimizer(one[1])
+        if one[0] not in draft.names.values() and _is_optimizer(one[1]) and not _is_sparse_adam(name, one[1])
     }
     for name, (place, kind) in rest.items() if by_words else ():
         said = _named(name)
@@ -352,7 +356,7 @@ def propose(*libraries: str, by_words: bool = False) -> Proposal:
 def _sparse_adam(draft: _Draft, classes: Mapping[str, tuple[str, Any]]) -> dict[str, str]:
     """Return the place of the class that is named as `torch.optim.SparseAdam` or extends it, by name."""
     for name, (place, kind) in classes.items():
-        if name == "SparseAdam" or (isinstance(kind, type) and issubclass(kind, torch.optim.SparseAdam)):
+        if _is_sparse_adam(name, kind):
             why = another_meaning("SparseAdam", kind)
             if not why:
                 draft.absent += [

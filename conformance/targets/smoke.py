@@ -11,6 +11,7 @@ import contextlib
 import faulthandler
 import functools
 import importlib.metadata
+import inspect
 import json
 import os
 import platform
@@ -174,6 +175,37 @@ def not_optimizers(surface: Surface) -> list[str]:
     ]
 
 
+#: What Python and torch write into a class beside what its body says.
+OF_EVERY_CLASS = (
+    *("__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__slotnames__"),
+    *("__firstlineno__", "__static_attributes__", "__annotations__"),
+)
+
+
+def unchanged(surface: Surface) -> dict[str, str]:
+    """Return the claimed names whose class changes nothing of a class of one of `OWNERS`, with that owner."""
+    found = {}
+    for name, one in _claimed(surface, spec.areas()).items():
+        kind = getattr(one, "kind", one)
+        mro = getattr(kind, "__mro__", ())
+        owned = [_package(str(base.__module__)) in OWNERS for base in mro]
+        if True in owned:
+            first = owned.index(True)
+            base = mro[first]
+            if base.__name__ == name and all(_changes_nothing(each, base) for each in mro[:first]):
+                found[name] = _package(str(base.__module__))
+    return found
+
+
+def _changes_nothing(kind: type, base: type) -> bool:
+    """Whether a class has no attribute of its own; torch wraps the `step` of each class anew."""
+    own = {name: value for name, value in vars(kind).items() if name not in OF_EVERY_CLASS}
+    return all(
+        callable(value) and inspect.unwrap(value) is inspect.unwrap(getattr(base, name, None))
+        for name, value in own.items()
+    )
+
+
 def examine(
     target: str,
     device: str | None,
@@ -217,6 +249,7 @@ def examine(
             "adapter": surface.adapter,
             "places": surface.places(),
             "not_optimizers": not_optimizers(surface),
+            "unchanged": unchanged(surface),
             "other_meanings": {name: one_line(why, 200) for name, why in surface.other_meanings.items()},
         },
         "environment": {

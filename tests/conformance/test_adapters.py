@@ -203,6 +203,38 @@ def test_a_subclass_of_a_published_class_is_proposed_and_charged_with_its_own_de
     assert unsupported == {"unsupported"}  # none of its classes takes part
 
 
+UNCHANGED = """
+import torch
+class Adam(torch.optim.Adam):
+    \"\"\"Torch's.\"\"\"
+class SparseAdam(torch.optim.SparseAdam): ...
+class AdamW(torch.optim.AdamW):
+    def step(self, closure=None):
+        return super().step(closure)
+class Adagrad(torch.optim.Adam): ...
+for kind in (Adam, AdamW):  # torch then writes `step` into the class
+    kind([torch.nn.Parameter(torch.ones(1))])
+"""
+
+
+def test_a_class_that_changes_nothing_of_its_base_is_charged_with_none_of_its_defects(tmp_path):
+    (tmp_path / "unchanged.py").write_text(UNCHANGED, encoding="utf-8")
+    known = tmp_path / "known.toml"
+    known.write_text('inherits = ["torch"]', encoding="utf-8")
+    options = runner.Options(clauses=("ALGO-033", "SPARSE-020"), dtypes=("float32",))
+    result = runner.run("unchanged", options, path=[str(tmp_path)])
+    assert result.implementation["unchanged"] == {"Adam": "torch", "SparseAdam": "torch"}
+    failed = {case.case for case in result.cases if case.outcome in FAILING}
+    own = "test_algorithms_gradients::test_zero_without_eps[{}]"
+    assert {own.format(name) for name in ("Adam", "AdamW", "Adagrad")} < failed
+    result = expectations.apply(result, (), known)
+    left = {case.case for case in result.cases if case.outcome in FAILING}
+    assert left == {own.format(name) for name in ("AdamW", "Adagrad")}
+    assert {case.case for case in result.cases if case.outcome == "known"} == failed - left
+    assert expectations.update(known, result) == 1
+    assert {name for entry in expectations.read(known) for name in entry.cases} == left
+
+
 DUCK = """
 import torch
 class SGD:
