@@ -182,6 +182,7 @@ def next_steps(verdict: Verdict, written: str | None, target: str, imports: Iter
         imports: the modules that the check imported first.
     """
     bad = [clause for clause in failing(verdict) if verdict.clauses[clause] in FAILING]
+    bad = [*(clause for cause in verdict.causes for clause in cause.clauses), *bad]
     if not bad:
         return []
     file = shlex.quote(written) if written is not None else "FILE.json"

@@ -16,10 +16,10 @@ SEVERITY = ("error", "fail", "unexpected-pass", "known", "pass", "observed", "un
 GREEN = ("pass", "observed")
 FAILING = ("fail", "error")
 
-#: The words of a verdict; `keyedopt.conformance.results.RULE` says what the first three mean. An interrupted
+#: The words of a verdict; `keyedopt.conformance.results.RULE` says what the first four mean. An interrupted
 #: run, and a run in which no clause was checked, have no verdict.
-CONFORMANT, PARTLY, NOT_CONFORMANT, NO_VERDICT = WORDS = (
-    *("conformant", "partly checked", "not conformant", "no verdict"),
+CONFORMANT, PARTLY, NOT_CONFORMANT, UNJUDGED, NO_VERDICT = WORDS = (
+    *("conformant", "partly checked", "not conformant", "could not be judged", "no verdict"),
 )
 
 
@@ -47,6 +47,20 @@ class Checked:
 
 
 @dataclass(frozen=True)
+class Cause:
+    """The error of each first step with a class, and the clauses that fail for no other reason."""
+
+    name: str
+    error: str
+    clauses: tuple[str, ...]
+
+    def __str__(self) -> str:
+        musts = sum(level_of(clause) == "must" for clause in self.clauses)
+        failing = f"{len(self.clauses)} clauses fail, {musts} of them musts"
+        return f"{self.name} {UNJUDGED}: its first step raises {self.error}; so {failing}"
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The verdict on a run.
 
@@ -64,6 +78,7 @@ class Verdict:
             is true, musts of every claimed area were checked, and every required area is claimed and all of
             its musts were checked.
         reasons: why the gate is red, one line each.
+        causes: the errors behind clauses that fail for no other reason.
     """
 
     word: str
@@ -76,6 +91,7 @@ class Verdict:
     unchecked: tuple[str, ...]
     green: bool
     reasons: tuple[str, ...]
+    causes: tuple[Cause, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -119,6 +135,23 @@ def clause_outcomes(result: Result) -> dict[str, str]:
     return outcomes
 
 
+def _causes(result: Result) -> tuple[Cause, ...]:
+    """Return the causes of clauses that fail for no other reason; a clause counts for its first class."""
+    failed: dict[str, list[Case]] = {}
+    for case in result.cases:
+        for clause in case.clauses if case.outcome not in (*GREEN, "unsupported") else ():
+            failed.setdefault(clause, []).append(case)
+    found: dict[str, tuple[str, list[str]]] = {}
+    for clause, cases in failed.items():
+        if all(case.cause and case.outcome in FAILING for case in cases):
+            about = cases[0].cause
+            found.setdefault(about.get("class", ""), (about.get("error", ""), []))[1].append(clause)
+    return tuple(
+        Cause(one_line(name, 60), one_line(error, 300), tuple(clauses))
+        for name, (error, clauses) in found.items()
+    )
+
+
 def cases_of(result: Result, clause: str) -> list[Case]:
     """Return the cases of a clause, in the order of the suite."""
     return [case for case in result.cases if clause in case.clauses]
@@ -155,6 +188,9 @@ def judge(result: Result) -> Verdict:
     reasons = [incomplete] if incomplete else []
     unchecked: list[str] = []
     bad_musts = 0
+    causes = _causes(result)
+    followed = {clause for cause in causes for clause in cause.clauses}
+    reasons += map(str, causes)
     for clause in asked:
         outcome = outcomes.get(clause.id)
         if outcome == "unsupported":
@@ -163,6 +199,8 @@ def judge(result: Result) -> Verdict:
         row = counts.setdefault(clause.area, {})
         count = row.get(clause.level, Count())
         row[clause.level] = Count(count.passed + (outcome in GREEN), count.total + 1)
+        if clause.id in followed:
+            continue
         bad_musts += clause.level == "must" and outcome not in (*GREEN, "unexpected-pass")
         if outcome is None:
             reasons += [f"{clause.id}: it was not run"] if result.complete else []
@@ -188,6 +226,8 @@ def judge(result: Result) -> Verdict:
         word = NO_VERDICT
     elif bad_musts or blank:
         word = NOT_CONFORMANT
+    elif causes:
+        word = UNJUDGED
     else:
         word = PARTLY if lost else CONFORMANT
     return Verdict(
@@ -205,6 +245,7 @@ def judge(result: Result) -> Verdict:
         unchecked=tuple(unchecked),
         green=not reasons,
         reasons=tuple(reasons),
+        causes=causes,
     )
 
 
@@ -240,7 +281,10 @@ def _device(result: Result) -> str:
 
 
 def failing(verdict: Verdict) -> list[str]:
-    """Return the clauses that did not hold: new failures first, then by level and severity."""
+    """Return the clauses that did not hold: new failures first, then by level and severity.
+
+    Those that fail because of one of the causes of the verdict are not among them.
+    """
     areas = list(spec.areas())
     levels = (*spec.LEVELS, "unknown")
 
@@ -250,7 +294,12 @@ def failing(verdict: Verdict) -> list[str]:
         expected = outcome in ("known", "unexpected-pass")
         return expected, levels.index(level_of(clause)), SEVERITY.index(outcome), areas.index(area), clause
 
-    bad = [clause for clause, outcome in verdict.clauses.items() if outcome not in (*GREEN, "unsupported")]
+    followed = {clause for cause in verdict.causes for clause in cause.clauses}
+    bad = [
+        clause
+        for clause, outcome in verdict.clauses.items()
+        if outcome not in (*GREEN, "unsupported") and clause not in followed
+    ]
     return sorted(bad, key=order)
 
 

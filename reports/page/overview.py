@@ -32,7 +32,7 @@ def _state(verdict: str, missed: int, precision: Mapping[str, Any] | None) -> st
     """Return the colour of a verdict: amber, ``partly``, if it is conformant with a reservation."""
     exact = precision is None or np.isfinite(precision["worst"]["error"])
     states = {"conformant": "partly" if missed or not exact else "pass", "partly checked": "partly"}
-    return {**states, "not conformant": "fail"}.get(verdict, "none")
+    return {**states, "not conformant": "fail", "could not be judged": "fail"}.get(verdict, "none")
 
 
 def _card(run: dict[str, Any], tables: Tables, precision: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from keyedopt.conformance import expectations
-from keyedopt.conformance.results.verdict import FAILING
+from keyedopt.conformance.results.verdict import FAILING, judge
 from keyedopt.conformance.run import runner
 from keyedopt.conformance.suite.support.described import said
 from keyedopt.conformance.targets import panel
@@ -233,6 +233,33 @@ def test_a_class_that_changes_nothing_of_its_base_is_charged_with_none_of_its_de
     assert {case.case for case in result.cases if case.outcome == "known"} == failed - left
     assert expectations.update(known, result) == 1
     assert {name for entry in expectations.read(known) for name in entry.cases} == left
+
+
+BROKEN = """
+import torch
+class Adam(torch.optim.Adam):
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0, maximize=False):
+        raise RuntimeError("no kernel here")
+class AdamW(torch.optim.AdamW):
+    def step(self, closure=None):
+        raise OSError(f"no kernel at {id(self)}")
+"""
+
+
+def test_what_fails_because_no_first_step_works_has_one_cause_for_each_class(tmp_path):
+    (tmp_path / "broken.py").write_text(BROKEN, encoding="utf-8")
+    clauses = ("ALGO-020", "ALGO-041", "ALGO-053", "ALGO-061")
+    result = runner.run("broken", runner.Options(clauses=clauses, dtypes=("float32",)), path=[str(tmp_path)])
+    verdict = judge(result)
+    assert (verdict.word, verdict.green) == ("could not be judged", False)
+    assert {cause.name for cause in verdict.causes} <= {"Adam", "AdamW"}
+    behind = {clause for cause in verdict.causes for clause in cause.clauses}
+    assert behind == {"ALGO-020", "ALGO-041", "ALGO-053"}
+    assert {case.cause["class"] for case in result.cases if case.cause} == {"Adam", "AdamW"}
+    (seen,) = {case.cause["error"] for case in result.cases if case.cause.get("class") == "Adam"}
+    assert seen == "RuntimeError: no kernel here"
+    own = {case.clauses[0] for case in result.cases if case.outcome in FAILING and not case.cause}
+    assert own == {"ALGO-061"}  # a group is not validated: no step is needed to see it
 
 
 DUCK = """
