@@ -292,8 +292,8 @@ def apply(result: Result, known: Sequence[Known], path: Path, today: datetime.da
                 marked[name] = dataclasses.replace(case, outcome="unexpected-pass")
     base = inherited(path) if path.exists() else ()
     for name, case in marked.items():
-        if case.outcome in FAILING and (entry := run.inherits(case, base)):
-            about = {"reason": entry.reason, "link": entry.link}
+        if case.outcome in FAILING and (own := run.inherits(case, base)):
+            about = {"reason": own.reason, "link": own.link}
             marked[name] = dataclasses.replace(case, outcome="known", known=about)
     return dataclasses.replace(
         result,

@@ -242,6 +242,7 @@ class Engine:
     def _record(self, item: Any) -> Head:
         """Run a case without pytest, and return its record."""
         head, began = item.stash[_HEAD], time.perf_counter()
+        found: dict[str, Any]
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

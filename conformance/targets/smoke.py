@@ -200,8 +200,9 @@ def unchanged(surface: Surface) -> dict[str, str]:
 def _changes_nothing(kind: type, base: type) -> bool:
     """Whether a class has no attribute of its own; torch wraps the `step` of each class anew."""
     own = {name: value for name, value in vars(kind).items() if name not in OF_EVERY_CLASS}
+    theirs: dict[str, Any] = {name: getattr(base, name, None) for name in own}
     return all(
-        callable(value) and inspect.unwrap(value) is inspect.unwrap(getattr(base, name, None))
+        callable(value) and inspect.unwrap(value) is inspect.unwrap(theirs[name])
         for name, value in own.items()
     )
 
