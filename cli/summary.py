@@ -20,6 +20,7 @@ from keyedopt.conformance.results.verdict import (
     Verdict,
     cases_of,
     failing,
+    followed,
     judge,
     level_of,
     other_reasons,
@@ -226,6 +227,8 @@ def _lines(result: Result, clause: str) -> list[str]:
     else:
         seen = f"expected {_cut(worst.expected, WIDTH // 2)}; seen {worst.seen}"
     place = f"{worst.case}{more}{': ' if situation else ''}{situation}"
+    if before := followed(result, clause):
+        place = f"follows {', '.join(before)}: {place}"
     first = f"{worst.outcome:5} {_cut(f'{clause} [{level_of(clause)}] {promise}', WIDTH - 6)}"
     return [first, *(f"{'':6}{_cut(text, WIDTH - 6)}" for text in (place, seen))]
 

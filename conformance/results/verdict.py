@@ -162,6 +162,24 @@ def worst_of(result: Result, clause: str) -> Case:
     return min(cases_of(result, clause), key=lambda case: SEVERITY.index(case.outcome))
 
 
+def followed(result: Result, clause: str) -> list[str]:
+    """Return the failing clauses on which the cases of a failing clause rely, where its worst case failed.
+
+    The class that fails one of them may fail this clause for no reason of its own.
+    """
+    relied_on = spec.clauses()[clause].follows if clause in spec.clauses() else ()
+    algorithm = worst_of(result, clause).inputs.get("algorithm") if relied_on else None
+    return [
+        one
+        for one in relied_on
+        if any(
+            case.outcome not in (*GREEN, "unsupported", "unexpected-pass")
+            and case.inputs.get("algorithm") == algorithm
+            for case in cases_of(result, one)
+        )
+    ]
+
+
 def level_of(clause: str) -> str:
     """Return the level of a clause, or ``unknown`` if the clause is of another version of the suite."""
     return spec.clauses()[clause].level if clause in spec.clauses() else "unknown"

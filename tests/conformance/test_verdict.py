@@ -211,3 +211,31 @@ def test_failures_of_one_cause_are_one_line_and_the_target_could_not_be_judged(c
         assert failing(verdict) == [MUST]
     listed = [{**one, "outcome": "known"} for one in (failing_must, follower)]
     assert judge(result(*listed, options=checked)).word == "not conformant"
+
+
+def test_a_failure_names_the_clause_that_it_follows(capsys):
+    clause, before = "ALGO-088", "ALGO-072"
+    assert before in spec.clauses()[clause].follows
+
+    def shown(**changes):
+        first = {"clauses": (before,), "outcome": "fail", "inputs": {"algorithm": "Adam"}, **changes}
+        last = {
+            "case": "test_b::test_c",
+            "clauses": (clause,),
+            "outcome": "fail",
+            "inputs": {"algorithm": "Adam"},
+        }
+        run = result(first, last, options={"clauses": [before, clause]})
+        show(run, judge(run))
+        return capsys.readouterr().out
+
+    assert f"follows {before}: test_b::test_c" in shown()
+    assert f"follows {before}" not in shown(inputs={"algorithm": "SGD"})
+    assert f"follows {before}" not in shown(outcome="pass")
+
+
+def test_the_clauses_that_a_clause_follows_exist_and_follow_none_in_turn():
+    following = [clause for clause in spec.clauses().values() if clause.follows]
+    assert following
+    for clause in following:
+        assert not any(spec.clauses()[before].follows for before in clause.follows)
