@@ -24,6 +24,7 @@ from keyedopt.conformance.results.verdict import (
     judge,
     level_of,
     other_reasons,
+    restrictions,
     worst_of,
 )
 from keyedopt.conformance.targets.find import registered
@@ -107,6 +108,8 @@ def show(result: Result, verdict: Verdict, verbose: bool = False, only_target: b
             "parameter groups, state and hooks fail",
             style="yellow",
         )
+    if limits := restrictions(result):
+        console.print(f"restricted, as its description says: {'; '.join(limits)}")
     for name, why in about.get("other_meanings", {}).items():
         console.print(one_line(f"not judged: {name} {why}. {CLAIM}"), style="yellow")
     known = [clause for clause in failing(verdict) if verdict.clauses[clause] == "known"]

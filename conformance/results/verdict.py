@@ -16,10 +16,10 @@ SEVERITY = ("error", "fail", "unexpected-pass", "known", "pass", "observed", "un
 GREEN = ("pass", "observed")
 FAILING = ("fail", "error")
 
-#: The words of a verdict; `keyedopt.conformance.results.RULE` says what the first four mean. An interrupted
+#: The words of a verdict; `keyedopt.conformance.results.RULE` says what they mean. An interrupted
 #: run, and a run in which no clause was checked, have no verdict.
-CONFORMANT, PARTLY, NOT_CONFORMANT, UNJUDGED, NO_VERDICT = WORDS = (
-    *("conformant", "partly checked", "not conformant", "could not be judged", "no verdict"),
+CONFORMANT, PARTLY, NOT_CONFORMANT, NO_VERDICT, UNJUDGED = WORDS = (
+    *("conformant", "partly checked", "not conformant", "no verdict", "could not be judged"),
 )
 
 
@@ -160,6 +160,12 @@ def cases_of(result: Result, clause: str) -> list[Case]:
 def worst_of(result: Result, clause: str) -> Case:
     """Return the first of the most serious cases of a clause."""
     return min(cases_of(result, clause), key=lambda case: SEVERITY.index(case.outcome))
+
+
+def restrictions(result: Result) -> list[str]:
+    """Return what the description says that optimizers do not take, a line each."""
+    stated = result.implementation.get("restrictions", {})
+    return [one_line(f"{text} ({', '.join(names)})", 300) for text, names in stated.items()]
 
 
 def followed(result: Result, clause: str) -> list[str]:

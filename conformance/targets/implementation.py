@@ -45,6 +45,14 @@ from keyedopt.conformance.targets.meaning import another_meaning
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 #: The packages whose classes have public names; a module that only imports one of them does not claim it.
 OWNERS = ("torch", "torchrec", "torchft", "fbgemm_gpu")
+#: What a library may document that its optimizers do not take, by the name in `absent`.
+RESTRICTIONS = {
+    "closure": "step takes no closure",
+    "groups": "one group of parameters",
+    "tensor_rate": "the learning rate is a number",
+    "any_shape": "parameters are tables",
+    "sparse": "no sparse gradients",
+}
 #: Stands for every type of device that torch knows.
 ANY_DEVICE = "*"
 
@@ -87,7 +95,8 @@ class Implementation:
             stated areas they are recognized: their `step` only raises NotImplementedError. Nor is a class
             claimed then that cannot be what its name says, by its bases and required arguments.
         absent: classes and arguments (``"LAMB"``, ``"Adam.decay"``, ``"*.rows"``; shell patterns) of claimed
-            areas that are not claimed: the cases that need one are unsupported.
+            areas that are not claimed: the cases that need one are unsupported. So are the restrictions of
+            optimizers, such as ``"*.closure"``: see `RESTRICTIONS`.
         devices: the supported types of device, such as ``"cuda"``; the first one is the default of
             ``--device``. `ANY_DEVICE` stands for every type that torch knows after the imports.
         dtypes: the supported dtypes; the default of ``--dtype``.
@@ -359,6 +368,17 @@ class Surface:
 
     def _defines(self, name: str) -> bool:
         return self.has(name) and not self._imported(name)
+
+    def restrictions(self) -> dict[str, list[str]]:
+        """Return the restrictions that the description states, each with the claimed optimizers."""
+        names = [name for area in ("algorithms", "sparse") for name in spec.areas()[area].names]
+        found = {
+            text: [
+                name for name in filter(self.claims, names) if self._implementation.lacks(f"{name}.{what}")
+            ]
+            for what, text in RESTRICTIONS.items()
+        }
+        return {text: restricted for text, restricted in found.items() if restricted}
 
     def places(self) -> dict[str, str]:
         """Return ``module:attribute`` of each public name that can be imported."""

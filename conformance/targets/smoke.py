@@ -250,6 +250,7 @@ def examine(
             "adapter": surface.adapter,
             "places": surface.places(),
             "not_optimizers": not_optimizers(surface),
+            "restrictions": surface.restrictions(),
             "unchanged": unchanged(surface),
             "other_meanings": {name: one_line(why, 200) for name, why in surface.other_meanings.items()},
         },

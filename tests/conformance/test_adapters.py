@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from keyedopt.cli.summary import show
 from keyedopt.conformance import expectations
 from keyedopt.conformance.results.verdict import FAILING, judge
 from keyedopt.conformance.run import runner
 from keyedopt.conformance.suite.support.described import said
 from keyedopt.conformance.targets import panel
 from keyedopt.conformance.targets.find import find
-from keyedopt.conformance.targets.implementation import Implementation, TargetError
+from keyedopt.conformance.targets.implementation import RESTRICTIONS, Implementation, TargetError
 from keyedopt.conformance.targets.proposal import propose
 
 #: Slow tests: so many of these every day.
@@ -233,6 +234,60 @@ def test_a_class_that_changes_nothing_of_its_base_is_charged_with_none_of_its_de
     assert {case.case for case in result.cases if case.outcome == "known"} == failed - left
     assert expectations.update(known, result) == 1
     assert {name for entry in expectations.read(known) for name in entry.cases} == left
+
+
+RESTRICTED = """
+import inspect, torch
+from keyedopt.conformance.targets.implementation import RESTRICTIONS, Implementation
+
+def restricted(base):
+    class Restricted(base):
+        def add_param_group(self, group):
+            super().add_param_group(group)
+            (only,) = self.param_groups
+            if not isinstance(only["lr"], float) or any(weight.dim() != 2 for weight in only["params"]):
+                raise RuntimeError("RESTRICTED")
+        def step(self, closure=None):
+            weights = self.param_groups[0]["params"]
+            sparse = base is not torch.optim.SparseAdam and any(
+                weight.grad is not None and weight.grad.is_sparse for weight in weights
+            )
+            if closure is not None or sparse or not isinstance(self.param_groups[0]["lr"], float):
+                raise RuntimeError("RESTRICTED")
+            return super().step()
+    Restricted.__init__.__signature__ = inspect.signature(base.__init__)
+    return Restricted
+
+NAMES = ("SGD", "Adam", "SparseAdam")
+for name in NAMES:
+    globals()[name] = restricted(getattr(torch.optim, name))
+ABOUT = Implementation(
+    "restricted", "restricted", areas=("algorithms", "sparse"), dtypes=("float32",),
+    absent=(
+        *("Adagrad", "RowWiseAdagrad", "AdamW", "Partial*", "LAMB", "LarsSGD", "*.decay", "*.rows"),
+        *("*.eps_placement", "*.bias_correction", "*.error_if_nonfinite", "*.positional", "*.dtensor"),
+        *("*.fused", "*.foreach"), *(f"*.{what}" for what in RESTRICTIONS),
+    ),
+)
+"""
+
+
+@slow
+def test_what_a_library_restricts_is_not_claimed_and_not_failed(tmp_path, capsys):
+    (tmp_path / "restricted.py").write_text(RESTRICTED, encoding="utf-8")
+    options = runner.Options(areas=("algorithms", "sparse"))
+    result = runner.run("restricted:ABOUT", options, path=[str(tmp_path)])
+    seen = {case.case: case.seen for case in result.cases if case.outcome in FAILING}
+    refused = ("RESTRICTED", "too many values")  # for another reason than what the case asks
+    assert not [case for case, text in seen.items() if any(why in text for why in refused)]
+    for what, text in RESTRICTIONS.items():
+        assert any(f".{what}" in str(case.seen) for case in result.cases if case.outcome == "unsupported")
+        assert result.implementation["restrictions"][text][:2] == ["SGD", "Adam"]
+    show(result, judge(result))
+    assert (
+        "restricted, as its description says: step takes no closure (SGD, Adam, Spar"
+        in capsys.readouterr().out
+    )
 
 
 BROKEN = """
