@@ -56,8 +56,8 @@ class Cause:
 
     def __str__(self) -> str:
         musts = sum(level_of(clause) == "must" for clause in self.clauses)
-        failing = f"{len(self.clauses)} clauses fail, {musts} of them musts"
-        return f"{self.name} {UNJUDGED}: its first step raises {self.error}; so {failing}"
+        behind = f"failing for it: {len(self.clauses)}, of them musts: {musts}"
+        return f"{self.name} {UNJUDGED}: its first step raises {self.error}; {behind}"
 
 
 @dataclass(frozen=True)
@@ -136,16 +136,16 @@ def clause_outcomes(result: Result) -> dict[str, str]:
 
 
 def _causes(result: Result) -> tuple[Cause, ...]:
-    """Return the causes of clauses that fail for no other reason; a clause counts for its first class."""
+    """Return the causes of clauses that fail for no other reason, each with all of its clauses."""
     failed: dict[str, list[Case]] = {}
     for case in result.cases:
         for clause in case.clauses if case.outcome not in (*GREEN, "unsupported") else ():
             failed.setdefault(clause, []).append(case)
-    found: dict[str, tuple[str, list[str]]] = {}
+    found: dict[str, tuple[str, dict[str, None]]] = {}
     for clause, cases in failed.items():
         if all(case.cause and case.outcome in FAILING for case in cases):
-            about = cases[0].cause
-            found.setdefault(about.get("class", ""), (about.get("error", ""), []))[1].append(clause)
+            for about in (case.cause for case in cases):
+                found.setdefault(about.get("class", ""), (about.get("error", ""), {}))[1][clause] = None
     return tuple(
         Cause(one_line(name, 60), one_line(error, 300), tuple(clauses))
         for name, (error, clauses) in found.items()

@@ -9,8 +9,9 @@ from keyedopt.conformance.results.untrusted import error_text, one_line
 from keyedopt.conformance.suite.support.trajectories import TRAJECTORIES
 from keyedopt.conformance.targets.implementation import Implementation
 
-#: How far a step may be from the exact one, relative to the way: rounding differs by less, a formula by more.
-TOLERANCE = 0.02
+#: How far a weight may be from the exact one, relative to the longest way of one: an optimizer in float32 is
+#: within 1e-4 after 24 steps, where AdamP is 1e-2 from Adam.
+TOLERANCE = 1e-3
 
 
 def first_steps(about: Implementation, algorithm: str) -> tuple[str | None, str]:
@@ -32,11 +33,11 @@ def first_steps(about: Implementation, algorithm: str) -> tuple[str | None, str]
 
 
 def _train(about: Implementation, algorithm: str, made: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Return the weights after some of the first steps, by the number of the step."""
+    """Return the weights after the steps of which `made` has exact values, by the number of the step."""
     weight = torch.nn.Parameter(_weight(made).float())
     optimizer = getattr(about.surface(), algorithm)([weight], **made["options"])
     seen = {}
-    for number, step in enumerate(made["steps"][:3], 1):
+    for number, step in enumerate(made["steps"], 1):
         weight.grad = torch.tensor(step["grads"]) * made["unit"]
         optimizer.step()
         if str(number) in made["after"]:

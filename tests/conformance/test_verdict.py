@@ -196,8 +196,8 @@ def test_failures_of_one_cause_are_one_line_and_the_target_could_not_be_judged(c
     run = result(failing_must, follower, options=checked)
     verdict = judge(run)
     assert (verdict.word, verdict.green, failing(verdict)) == ("could not be judged", False, [])
-    said = "Adam could not be judged: its first step raises RuntimeError: no kernel; so 2 clauses fail, 1 of "
-    assert verdict.reasons == (f"{said}them musts",)
+    said = "Adam could not be judged: its first step raises RuntimeError: no kernel; failing for it: 2, "
+    assert verdict.reasons == (f"{said}of them musts: 1",)
     show(run, verdict)
     shown = capsys.readouterr().out
     assert shown.count("no kernel") == 1

@@ -96,6 +96,15 @@ class AdagradW(Optimizer):
                 total.addcmul_(weight.grad, weight.grad)
                 weight.addcdiv_(weight.grad, total.sqrt() + group["epsilon"], value=-group["lr"])
 class NAdam(torch.optim.NAdam): ...
+class AdamP(Optimizer):  # all but Adam
+    def __init__(self, params, lr=1e-3):
+        self.inner = torch.optim.Adam(params, lr=lr)
+        super().__init__(self.inner.param_groups[0]["params"], {"lr": lr})
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.inner.step()
+        for weight in self.param_groups[0]["params"]:
+            weight.mul_(0.9995)
 class SparseAdamW(Optimizer):
     def __init__(self, params, lr=1e-3):
         super().__init__(params, {"lr": lr})
@@ -123,6 +132,7 @@ def test_what_a_name_says_is_a_guess_that_the_first_steps_confirm(run_line, tmp_
         "Guessed:AdagradW is judged as Adagrad: its name says Adagrad, and its first steps are right",
         "Guessed:AdagradW takes **kwargs, of which no signature shows the names: lr_decay, ",
         "Guessed:NAdam is not described: its name says Adam, but its first steps are not those of",
+        "Guessed:AdamP is not described: its name says Adam, but its first steps are not those of the",
         "Guessed:SparseAdamW is not described: Guessed:LowBitAdamW is the AdamW here; alone, with --from",
         "Guessed:Lamb is not described: as LAMB, it has the arguments (params, model, lr=0.001): missing",
         "not described, as their names say no algorithm: Guessed:Lion",
