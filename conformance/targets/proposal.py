@@ -219,10 +219,15 @@ class _Draft:
                 ask = f"if its documents say that it is {algorithm}, use --from {algorithm}={place}"
                 self.notes.append(f"{place} is not described: {because}, but {why}; {ask}")
                 return
-            doubt = f"but {why}: is it?" if variant is None else "and its first steps are right"
-            self.notes.append(f"{place} is judged as {algorithm}: {because}, {doubt}")
+            if variant is None:
+                self.notes.append(f"{place} is judged as {algorithm}: {because}, but {why}: is it?")
+            elif not sure or because.startswith("it extends"):
+                self.notes.append(
+                    f"{place} is judged as {algorithm}: {because}, and its first steps are right"
+                )
             if variant:
-                one.variants[algorithm] = variant
+                claim = f"claim {variant!r} in `variants` if its documents describe that"
+                self.notes.append(f"{place} takes the steps of a variant of {algorithm}: {claim}")
         for name, value in vars(one).items():
             mine = getattr(self, name)
             mine.update(value) if isinstance(mine, dict) else mine.extend(value)
@@ -268,7 +273,7 @@ def _add_class(draft: _Draft, place: str, kind: Any, by_words: bool) -> None:
     nearest = next((base.__name__ for base in kind.__mro__ if base.__name__ in DEFAULTS), None)
     said = _named(name)
     if literal:
-        draft.add(literal, place, kind)
+        draft.add(literal, place, kind, "that is its name" if by_words else "")
     elif nearest:
         draft.add(nearest, place, kind, f"it extends {nearest}" if by_words else "")
     elif by_words and said:
@@ -280,7 +285,7 @@ def _add_module(draft: _Draft, classes: Mapping[str, tuple[str, Any]], by_words:
     for algorithm in DEFAULTS:
         name = next((one for one in COMMON.get(algorithm, (algorithm,)) if one in classes), None)
         if name is not None:
-            draft.add(algorithm, *classes[name])
+            draft.add(algorithm, *classes[name], "that is its name" if by_words else "")
     rest = {
         name: one
         for name, one in classes.items()

@@ -96,6 +96,13 @@ class AdagradW(Optimizer):
                 total.addcmul_(weight.grad, weight.grad)
                 weight.addcdiv_(weight.grad, total.sqrt() + group["epsilon"], value=-group["lr"])
 class NAdam(torch.optim.NAdam): ...
+class SGDW(Optimizer):
+    def __init__(self, params, lr=1e-3):
+        super().__init__(params, {"lr": lr})
+    @torch.no_grad()
+    def step(self, closure=None):
+        for weight in self.param_groups[0]["params"]:
+            weight.sub_(weight.grad.sign(), alpha=self.param_groups[0]["lr"])
 class AdamP(Optimizer):  # all but Adam
     def __init__(self, params, lr=1e-3):
         self.inner = torch.optim.Adam(params, lr=lr)
@@ -124,11 +131,19 @@ def test_what_a_name_says_is_a_guess_that_the_first_steps_confirm(run_line, tmp_
     assert (done.returncode, done.stderr) == (0, "")
     monkeypatch.syspath_prepend(tmp_path / "guessed-keyedopt")
     about = load("guessed_keyedopt:IMPLEMENTATION")
-    assert about.names == {"AdamW": "Guessed:LowBitAdamW", "Adagrad": "Guessed:AdagradW"}
+    assert about.names == {
+        "SGD": "Guessed:SGDW",
+        "AdamW": "Guessed:LowBitAdamW",
+        "Adagrad": "Guessed:AdagradW",
+    }
     assert about.fixed_options == {"AdamW.lr": 1e-3}
     assert about.defaults == {"AdamW.eps": 1e-7, "Adagrad.weight_decay": 0.5}
-    assert (about.option_names, about.variants) == ({"Adagrad.eps": "epsilon"}, {"Adagrad": "decoupled"})
+    assert (about.option_names, about.variants) == (
+        {"Adagrad.eps": "epsilon"},
+        {"Adagrad": "decoupled", "SGD": "decoupled"},
+    )
     for note in (
+        "Guessed:SGDW is judged as SGD: that is its name, but its first steps are not those of the",
         "Guessed:AdagradW is judged as Adagrad: its name says Adagrad, and its first steps are right",
         "Guessed:AdagradW takes **kwargs, of which no signature shows the names: lr_decay, ",
         "Guessed:NAdam is not described: its name says Adam, but its first steps are not those of",
@@ -169,9 +184,9 @@ def test_a_proposal_shows_what_a_constructor_passes_on(tmp_path, monkeypatch):
 
 
 def test_the_readme_of_a_proposal_names_files_that_are_there(run_line, tmp_path, monkeypatch):
-    (tmp_path / "mine.py").write_text("import torch\nclass SGD(torch.optim.SGD): ...\n", encoding="utf-8")
+    (tmp_path / "shelf.py").write_text("import torch\nclass SGD(torch.optim.SGD): ...\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    for arguments in (("mine", "--from", "mine"), ("other",)):
+    for arguments in (("shelf", "--from", "shelf"), ("other",)):
         assert run_line("init-adapter", *arguments).returncode == 0
         folder = tmp_path / f"{arguments[0]}-keyedopt"
         text = (folder / "README.md").read_text(encoding="utf-8")
