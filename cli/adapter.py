@@ -11,10 +11,11 @@ import shutil
 import sys
 import tempfile
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from keyedopt.conformance.results.untrusted import one_line
 from keyedopt.conformance.targets.find import registered
 from keyedopt.conformance.targets.implementation import TargetError
 
@@ -22,12 +23,15 @@ from keyedopt.conformance.targets.implementation import TargetError
 TAKEN = ("keyedopt", "torch", "conformance", "test", "tests")
 
 
-def init_adapter(name: str, output: Path, fail: Callable[[str], NoReturn], library: str | None = None) -> int:
-    """Write the package into a new folder, for a library with what its signatures show; return 0.
+def init_adapter(
+    name: str, output: Path, fail: Callable[[str], NoReturn], libraries: Sequence[str] = ()
+) -> int:
+    """Write the package into a new folder, for libraries with what their signatures show; return 0.
 
-    Without a name, the adapter is named after the package of the library.
+    Without a name, the adapter is named after the package of the first library.
     """
-    name = name or re.split("[.:]", library or "")[0].lower()
+    if not name and libraries:
+        name = re.split("[.:]", libraries[0].rpartition("=")[2])[0].lower().strip("_")
     if not name:
         fail("give a NAME, or --from MODULE to name the adapter after its package")
     if not re.fullmatch(r"[a-z][a-z0-9_]{0,39}", name) or name.endswith("_") or keyword.iskeyword(name):
@@ -40,9 +44,10 @@ def init_adapter(name: str, output: Path, fail: Callable[[str], NoReturn], libra
     folder = output / f"{name.replace('_', '-')}-keyedopt"
     if os.path.lexists(folder):
         fail(f"{folder} exists already: choose another name, or another --output")
-    texts = files(name, package)
-    if library is not None:
-        texts[f"{package}/__init__.py"], inherits = _proposed(name, library, fail)
+    notes: Sequence[str] = ()
+    texts = files(name, package, _DESCRIBED if libraries else _WRITTEN)
+    if libraries:
+        texts[f"{package}/__init__.py"], inherits, notes = _proposed(name, libraries, fail)
         texts["expectations.toml"] += (
             "\n# Defects of the base classes are not charged to the library.\n"
             f"inherits = {json.dumps(inherits)}\n"
@@ -62,36 +67,40 @@ def init_adapter(name: str, output: Path, fail: Callable[[str], NoReturn], libra
     except OSError as error:
         shutil.rmtree(scratch, ignore_errors=True)
         fail(f"{folder} cannot be written: {error}")
+    for note in notes:
+        print(one_line(f"note: {note}"))
     print(f"written: {folder}; next: pip install -e {folder} && keyedopt check {name}")
     return 0
 
 
-def _proposed(name: str, library: str, fail: Callable[[str], NoReturn]) -> tuple[str, list[str]]:
-    """Return the adapter of a library, as its classes show it, and the libraries of their bases."""
-    from keyedopt.conformance.targets.proposal import optimizers, propose
+def _proposed(
+    name: str, libraries: Sequence[str], fail: Callable[[str], NoReturn]
+) -> tuple[str, list[str], list[str]]:
+    """Return the adapter of libraries, as their classes show it, the libraries of their bases, and notes."""
+    from keyedopt.conformance.targets.proposal import propose
 
     sys.path.append(os.getcwd())  # as `keyedopt check` does
     try:
-        found = propose(library, by_ending=True)
+        found = propose(*libraries, by_words=True)
     except TargetError as error:
         fail(str(error))
     if not found.areas:
-        others = [place for place in optimizers(library) if place != library]
-        choice = f"name one class, such as --from {others[0]}, or " if others else ""
         fail(
-            f"{library} has no class with a common name of an algorithm, and none that subclasses "
-            f"a published keyed optimizer or wrapper: {choice}write the adapter without --from"
+            f"{', '.join(libraries)}: no class has a common name of an algorithm, and none subclasses a "
+            f"published keyed optimizer or wrapper: {''.join(f'{note}; ' for note in found.notes)}"
+            "say what a class is, such as --from AdamW=MODULE:CLASS, or write the adapter without --from"
         )
     parts = {part.name: getattr(found, part.name) for part in dataclasses.fields(found)}
-    inherits = parts.pop("inherits")
+    inherits, notes = parts.pop("inherits"), parts.pop("notes")
     lines = {part: pprint.pformat(value, width=96, compact=True) for part, value in parts.items() if value}
     fields = textwrap.indent("\n".join(f"{part}={text}," for part, text in lines.items()), "    ")
-    text = _PROPOSED.replace("@NAME@", name).replace("@LIBRARY@", library).replace("@FIELDS@", fields)
-    return text, list(inherits)
+    said = "".join(textwrap.fill(one_line(note), 96, **_COMMENT) + "\n" for note in notes)
+    text = _PROPOSED.replace("@NAME@", name).replace("@LIBRARY@", libraries[0].rpartition("=")[2])
+    return text.replace("@NOTES@", said).replace("@FIELDS@", fields), list(inherits), list(notes)
 
 
-def files(name: str, package: str) -> dict[str, str]:
-    """Return the files of an adapter."""
+def files(name: str, package: str, first: str) -> dict[str, str]:
+    """Return the files of an adapter; `first` says in its README what to do first."""
     templates = {
         "pyproject.toml": _PROJECT,
         "README.md": _README,
@@ -101,7 +110,8 @@ def files(name: str, package: str) -> dict[str, str]:
         ".github/workflows/conformance.yml": _WORKFLOW,
     }
     return {
-        path: text.replace("@NAME@", name).replace("@PACKAGE@", package) for path, text in templates.items()
+        path: text.replace("@FIRST@", first).replace("@NAME@", name).replace("@PACKAGE@", package)
+        for path, text in templates.items()
     }
 
 
@@ -160,12 +170,15 @@ IMPLEMENTATION = Implementation(
     name="@NAME@",
     root="@LIBRARY@",
     # Claimed: the areas, without what is absent. Names of other areas are what cases put beside its classes.
-    # `variants` are described in tools/golden/formulas.py of keyedopt.
-@FIELDS@
+    # `variants` are described in docs/howto/adapters.md of keyedopt.
+@NOTES@@FIELDS@
     devices=("cpu", "cuda"),
     dtypes=("float32",),
 )
 '''
+
+#: How the notes of a proposal are written into it.
+_COMMENT: dict[str, Any] = {"initial_indent": "    # Note: ", "subsequent_indent": "    # "}
 
 _OPTIMIZERS = '''\
 """The public names of @NAME@, as keyedopt looks for them: replace what is here with your own."""
@@ -281,8 +294,7 @@ pip install -e .
 keyedopt check @NAME@ --output results/@NAME@.json
 ```
 
-1. Replace `@PACKAGE@/optimizers.py` with imports from your library, or point `root` in
-   `@PACKAGE@/__init__.py` at it; say there what is claimed. `keyedopt list areas` shows the names.
+1. @FIRST@ `keyedopt list areas` shows the names.
 2. When something fails: `keyedopt explain CLAUSE` says what is asked and why, and
    `keyedopt replay results/@NAME@.json CLAUSE --output again.py` writes the case as a script of torch and
    your library alone.
@@ -292,3 +304,11 @@ keyedopt check @NAME@ --output results/@NAME@.json
 
 `.github/workflows/conformance.yml` gates on it and keeps the report.
 """
+
+#: What to do first in an adapter that stands for a library, and in one that was proposed.
+_WRITTEN = """\
+Replace `@PACKAGE@/optimizers.py` with imports from your library, or point `root` in
+   `@PACKAGE@/__init__.py` at it; say there what is claimed."""
+_DESCRIBED = """\
+Correct `@PACKAGE@/__init__.py` by the documents of the library: what is claimed, what is absent,
+   defaults and variants."""

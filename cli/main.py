@@ -296,9 +296,13 @@ def diff(
 def init_adapter(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Default: the package of --from.")] = "",
     output: Annotated[Path, typer.Option(metavar="DIR", help="Where the new folder goes.")] = Path(),
-    library: Annotated[
-        str | None,
-        typer.Option("--from", metavar="MODULE", help="Propose what its classes and signatures show."),
+    libraries: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from",
+            metavar="MODULE",
+            help="Propose what its classes show. Also MODULE:CLASS, AdamW=MODULE:CLASS; repeatable.",
+        ),
     ] = None,
 ) -> None:
     """Write a small package that makes a library known to keyedopt, with a CI workflow.
@@ -307,7 +311,7 @@ def init_adapter(
     """
     from keyedopt.cli.adapter import init_adapter as write
 
-    raise typer.Exit(write(name, output, fail, library))
+    raise typer.Exit(write(name, output, fail, libraries or ()))
 
 
 @app.command()

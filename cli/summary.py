@@ -20,12 +20,15 @@ from keyedopt.conformance.results.verdict import (
     Verdict,
     cases_of,
     failing,
+    followed,
     judge,
     level_of,
     other_reasons,
+    restrictions,
     worst_of,
 )
 from keyedopt.conformance.targets.find import registered
+from keyedopt.conformance.targets.meaning import CLAIM
 
 #: The colours of lines on a terminal.
 STYLES = {"fail": "red", "error": "red", "unexpected-pass": "yellow", "known": "yellow"}
@@ -105,6 +108,10 @@ def show(result: Result, verdict: Verdict, verbose: bool = False, only_target: b
             "parameter groups, state and hooks fail",
             style="yellow",
         )
+    if limits := restrictions(result):
+        console.print(f"restricted, as its description says: {'; '.join(limits)}")
+    for name, why in about.get("other_meanings", {}).items():
+        console.print(one_line(f"not judged: {name} {why}. {CLAIM}"), style="yellow")
     known = [clause for clause in failing(verdict) if verdict.clauses[clause] == "known"]
     for clause in failing(verdict):
         if verbose or clause not in known:
@@ -179,6 +186,7 @@ def next_steps(verdict: Verdict, written: str | None, target: str, imports: Iter
         imports: the modules that the check imported first.
     """
     bad = [clause for clause in failing(verdict) if verdict.clauses[clause] in FAILING]
+    bad = [*(clause for cause in verdict.causes for clause in cause.clauses), *bad]
     if not bad:
         return []
     file = shlex.quote(written) if written is not None else "FILE.json"
@@ -222,6 +230,8 @@ def _lines(result: Result, clause: str) -> list[str]:
     else:
         seen = f"expected {_cut(worst.expected, WIDTH // 2)}; seen {worst.seen}"
     place = f"{worst.case}{more}{': ' if situation else ''}{situation}"
+    if before := followed(result, clause):
+        place = f"follows {', '.join(before)}: {place}"
     first = f"{worst.outcome:5} {_cut(f'{clause} [{level_of(clause)}] {promise}', WIDTH - 6)}"
     return [first, *(f"{'':6}{_cut(text, WIDTH - 6)}" for text in (place, seen))]
 

@@ -3,12 +3,19 @@
 from xml.sax.saxutils import escape, quoteattr
 
 from keyedopt.conformance.results.untrusted import one_line
-from keyedopt.conformance.results.verdict import CONFORMANT, NO_VERDICT, NOT_CONFORMANT, PARTLY, headline
+from keyedopt.conformance.results.verdict import (
+    CONFORMANT,
+    NO_VERDICT,
+    NOT_CONFORMANT,
+    PARTLY,
+    UNJUDGED,
+    headline,
+)
 from keyedopt.reports.tables import Tables, checked, held, rows
 
 #: Backgrounds of the right half; white text on each has a contrast of at least 4.5.
 GREEN, AMBER, RED, GREY = "#1a7a3c", "#8a5a00", "#b42318", "#57606a"
-COLOURS = {CONFORMANT: GREEN, PARTLY: AMBER, NOT_CONFORMANT: RED, NO_VERDICT: GREY}
+COLOURS = {CONFORMANT: GREEN, PARTLY: AMBER, NOT_CONFORMANT: RED, UNJUDGED: RED, NO_VERDICT: GREY}
 #: Width of a character of the font, which is monospaced.
 CHARACTER = 6.7
 
@@ -17,8 +24,8 @@ def badge(tables: Tables, run: str) -> str:
     """Return the badge of a run: its name, verdict, and counts of clauses that held and that were checked.
 
     Green: conformant, and every should held. Amber: partly checked, or conformant with a should that did not
-    hold. Red: not conformant. Grey: no verdict, or a run of a part of the suite without a failed must. The
-    words repeat the verdict for readers who do not see the colour.
+    hold. Red: not conformant, or could not be judged. Grey: no verdict, or a run of a part of the suite
+    without a failed must. The words repeat the verdict for readers who do not see the colour.
     """
     about = rows(tables.runs[tables.runs["run"] == run])[0]
     mine = tables.clauses[tables.clauses["run"] == run]

@@ -10,7 +10,7 @@ from keyedopt.conformance.results import model
 from keyedopt.conformance.results.errors import ResultError
 from keyedopt.conformance.results.model import Case
 from keyedopt.conformance.results.untrusted import clean, get, number, one_line, text
-from keyedopt.conformance.results.verdict import FAILING, GREEN, clause_outcomes, judge
+from keyedopt.conformance.results.verdict import FAILING, GREEN, clause_outcomes, judge, restrictions
 from keyedopt.reports.parsed import Parsed, moment
 from keyedopt.reports.tables import Clause
 
@@ -54,6 +54,7 @@ def rows(file: str, plain: Mapping[str, Any], clauses: Mapping[str, Clause]) -> 
         "verdict": verdict.word,
         "scope": verdict.scope,
         "gate": verdict.gate,
+        "restrictions": "\n".join(restrictions(result)),
         "clauses_checked": verdict.checked.clauses,
         "clauses_claimed": verdict.checked.of_clauses,
         "musts_checked": verdict.checked.musts,

@@ -79,6 +79,7 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
             TEXT, "the part of the suite that was run: areas, clauses, dtypes; empty if all of it"
         ),
         "gate": Column(TEXT, "green or red"),
+        "restrictions": Column(TEXT, "what its description says that optimizers do not take; a line each"),
         "clauses_checked": Column(WHOLE, "clauses of the claimed areas that were checked"),
         "clauses_claimed": Column(WHOLE, "clauses of the claimed areas"),
         "musts_checked": Column(WHOLE, "must clauses of the claimed areas that were checked"),

@@ -16,6 +16,8 @@ case of the same function is known, whatever its inputs, and is charged to the l
 
     inherits = ["torch"]
 
+A class that changes nothing of a class of that library, under the same name, inherits all of its entries.
+
 A failing case that is listed becomes ``known``. An entry whose case passes, that names a case or a
 clause that does not exist, or that has expired, fails the gate, so that the list stays true.
 """
@@ -62,12 +64,19 @@ class Known:
     when: Mapping[str, str] = field(default_factory=dict)
     inherited: bool = False
 
-    def covers(self, case: Case, versions: Mapping[str, str]) -> bool:
-        """Whether a case of a library that inherits the entry fails like the cases of the entry."""
+    def covers(self, case: Case, versions: Mapping[str, str], unchanged: bool = False) -> bool:
+        """Whether a case of a library that inherits the entry fails like the cases of the entry.
+
+        Args:
+            case: a failing case.
+            versions: the versions of the run.
+            unchanged: whether the classes of the case are those of the base library: every entry holds.
+        """
         functions = {name.partition("[")[0] for name in self.cases}
+        alike = self.inherited and case.case.partition("[")[0] in functions
         return (
             self.clause in case.clauses
-            and case.case.partition("[")[0] in functions
+            and (alike or (unchanged and case.case in self.cases))
             and self.holds(case, versions)
         )
 
@@ -166,8 +175,8 @@ def _parsed(path: Path) -> dict[str, Any]:
         raise ExpectationsError(f"{path} cannot be read: {error}") from error
 
 
-def inherited(path: Path) -> tuple[Known, ...]:
-    """Return the entries that an expectations file inherits from the lists of base classes.
+def inherited(path: Path) -> tuple[tuple[str, Known], ...]:
+    """Return the entries of the lists of base classes, each with the library that an expectations file names.
 
     Raises:
         ExpectationsError: a list does not exist, or cannot be read.
@@ -176,10 +185,9 @@ def inherited(path: Path) -> tuple[Known, ...]:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ExpectationsError(f"{path}: 'inherits' must list names of libraries, such as [\"torch\"]")
     return tuple(
-        dataclasses.replace(entry, reason=f"inherited from {name}: {entry.reason}")
+        (name, dataclasses.replace(entry, reason=f"inherited from {name}: {entry.reason}"))
         for name in names
         for entry in read(find(name))
-        if entry.inherited
     )
 
 
@@ -226,6 +234,19 @@ class _Run:
         self._device = result.environment["device"]
         self._areas = result.implementation["areas"]
         self._suite = spec.version_key(options.get("suite") or spec.SUITE_VERSION)
+        self._places = result.implementation.get("places", {})
+        self._unchanged = result.implementation.get("unchanged", {})
+
+    def inherits(self, case: Case, base: Sequence[tuple[str, Known]]) -> Known | None:
+        """Return the entry of a base library that a failing case is charged to, or None."""
+        names = {case.inputs.get("algorithm")} - {None}
+        if not names:
+            areas = {spec.clauses()[clause].area for clause in case.clauses if clause in spec.clauses()}
+            names = {name for area in areas for name in spec.areas()[area].names if name in self._places}
+        owners = {self._unchanged.get(name) for name in names}
+        return next(
+            (entry for owner, entry in base if entry.covers(case, self.versions, owners == {owner})), None
+        )
 
     def judges(self, entry: Known, name: str) -> bool:
         """Whether the run can judge a case of an entry; some are outside a part of the suite."""
@@ -269,11 +290,11 @@ def apply(result: Result, known: Sequence[Known], path: Path, today: datetime.da
             elif case.outcome in GREEN:
                 problems.append(f"unexpected pass: {entry.clause} by {name}; delete it from the list")
                 marked[name] = dataclasses.replace(case, outcome="unexpected-pass")
-    for entry in inherited(path) if path.exists() else ():
-        for name, case in marked.items():
-            if case.outcome in FAILING and entry.covers(case, run.versions):
-                about = {"reason": entry.reason, "link": entry.link}
-                marked[name] = dataclasses.replace(case, outcome="known", known=about)
+    base = inherited(path) if path.exists() else ()
+    for name, case in marked.items():
+        if case.outcome in FAILING and (own := run.inherits(case, base)):
+            about = {"reason": own.reason, "link": own.link}
+            marked[name] = dataclasses.replace(case, outcome="known", known=about)
     return dataclasses.replace(
         result,
         cases=tuple(marked[case.case] for case in result.cases),
@@ -297,7 +318,7 @@ def update(path: Path, result: Result) -> int:
     failing = {
         (clause, case.case): case
         for case in result.cases
-        if case.outcome in FAILING and not any(entry.covers(case, run.versions) for entry in base)
+        if case.outcome in FAILING and not run.inherits(case, base)
         for clause in case.clauses
     }
     kept = [

@@ -40,6 +40,7 @@ class Case:
         seconds: the duration of the case.
         trace: for a failure, the traceback.
         known: for an expected failure, its reason and link.
+        cause: for a failure that follows from an error of each first step, the class and that error.
     """
 
     case: str
@@ -55,6 +56,7 @@ class Case:
     seconds: float = 0.0
     trace: str = ""
     known: dict[str, str] = field(default_factory=dict)
+    cause: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

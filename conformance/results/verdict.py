@@ -16,10 +16,10 @@ SEVERITY = ("error", "fail", "unexpected-pass", "known", "pass", "observed", "un
 GREEN = ("pass", "observed")
 FAILING = ("fail", "error")
 
-#: The words of a verdict; `keyedopt.conformance.results.RULE` says what the first three mean. An interrupted
+#: The words of a verdict; `keyedopt.conformance.results.RULE` says what they mean. An interrupted
 #: run, and a run in which no clause was checked, have no verdict.
-CONFORMANT, PARTLY, NOT_CONFORMANT, NO_VERDICT = WORDS = (
-    *("conformant", "partly checked", "not conformant", "no verdict"),
+CONFORMANT, PARTLY, NOT_CONFORMANT, NO_VERDICT, UNJUDGED = WORDS = (
+    *("conformant", "partly checked", "not conformant", "no verdict", "could not be judged"),
 )
 
 
@@ -47,6 +47,20 @@ class Checked:
 
 
 @dataclass(frozen=True)
+class Cause:
+    """The error of each first step with a class, and the clauses that fail for no other reason."""
+
+    name: str
+    error: str
+    clauses: tuple[str, ...]
+
+    def __str__(self) -> str:
+        musts = sum(level_of(clause) == "must" for clause in self.clauses)
+        behind = f"failing for it: {len(self.clauses)}, of them musts: {musts}"
+        return f"{self.name} {UNJUDGED}: its first step raises {self.error}; {behind}"
+
+
+@dataclass(frozen=True)
 class Verdict:
     """The verdict on a run.
 
@@ -64,6 +78,7 @@ class Verdict:
             is true, musts of every claimed area were checked, and every required area is claimed and all of
             its musts were checked.
         reasons: why the gate is red, one line each.
+        causes: the errors behind clauses that fail for no other reason.
     """
 
     word: str
@@ -76,6 +91,7 @@ class Verdict:
     unchecked: tuple[str, ...]
     green: bool
     reasons: tuple[str, ...]
+    causes: tuple[Cause, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -119,6 +135,23 @@ def clause_outcomes(result: Result) -> dict[str, str]:
     return outcomes
 
 
+def _causes(result: Result) -> tuple[Cause, ...]:
+    """Return the causes of clauses that fail for no other reason, each with all of its clauses."""
+    failed: dict[str, list[Case]] = {}
+    for case in result.cases:
+        for clause in case.clauses if case.outcome not in (*GREEN, "unsupported") else ():
+            failed.setdefault(clause, []).append(case)
+    found: dict[str, tuple[str, dict[str, None]]] = {}
+    for clause, cases in failed.items():
+        if all(case.cause and case.outcome in FAILING for case in cases):
+            for about in (case.cause for case in cases):
+                found.setdefault(about.get("class", ""), (about.get("error", ""), {}))[1][clause] = None
+    return tuple(
+        Cause(one_line(name, 60), one_line(error, 300), tuple(clauses))
+        for name, (error, clauses) in found.items()
+    )
+
+
 def cases_of(result: Result, clause: str) -> list[Case]:
     """Return the cases of a clause, in the order of the suite."""
     return [case for case in result.cases if clause in case.clauses]
@@ -127,6 +160,30 @@ def cases_of(result: Result, clause: str) -> list[Case]:
 def worst_of(result: Result, clause: str) -> Case:
     """Return the first of the most serious cases of a clause."""
     return min(cases_of(result, clause), key=lambda case: SEVERITY.index(case.outcome))
+
+
+def restrictions(result: Result) -> list[str]:
+    """Return what the description says that optimizers do not take, a line each."""
+    stated = result.implementation.get("restrictions", {})
+    return [one_line(f"{text} ({', '.join(names)})", 300) for text, names in stated.items()]
+
+
+def followed(result: Result, clause: str) -> list[str]:
+    """Return the failing clauses on which the cases of a failing clause rely, where its worst case failed.
+
+    The class that fails one of them may fail this clause for no reason of its own.
+    """
+    relied_on = spec.clauses()[clause].follows if clause in spec.clauses() else ()
+    algorithm = worst_of(result, clause).inputs.get("algorithm") if relied_on else None
+    return [
+        one
+        for one in relied_on
+        if any(
+            case.outcome not in (*GREEN, "unsupported", "unexpected-pass")
+            and case.inputs.get("algorithm") == algorithm
+            for case in cases_of(result, one)
+        )
+    ]
 
 
 def level_of(clause: str) -> str:
@@ -155,6 +212,9 @@ def judge(result: Result) -> Verdict:
     reasons = [incomplete] if incomplete else []
     unchecked: list[str] = []
     bad_musts = 0
+    causes = _causes(result)
+    followed = {clause for cause in causes for clause in cause.clauses}
+    reasons += map(str, causes)
     for clause in asked:
         outcome = outcomes.get(clause.id)
         if outcome == "unsupported":
@@ -163,6 +223,8 @@ def judge(result: Result) -> Verdict:
         row = counts.setdefault(clause.area, {})
         count = row.get(clause.level, Count())
         row[clause.level] = Count(count.passed + (outcome in GREEN), count.total + 1)
+        if clause.id in followed:
+            continue
         bad_musts += clause.level == "must" and outcome not in (*GREEN, "unexpected-pass")
         if outcome is None:
             reasons += [f"{clause.id}: it was not run"] if result.complete else []
@@ -188,6 +250,8 @@ def judge(result: Result) -> Verdict:
         word = NO_VERDICT
     elif bad_musts or blank:
         word = NOT_CONFORMANT
+    elif causes:
+        word = UNJUDGED
     else:
         word = PARTLY if lost else CONFORMANT
     return Verdict(
@@ -205,6 +269,7 @@ def judge(result: Result) -> Verdict:
         unchecked=tuple(unchecked),
         green=not reasons,
         reasons=tuple(reasons),
+        causes=causes,
     )
 
 
@@ -240,7 +305,10 @@ def _device(result: Result) -> str:
 
 
 def failing(verdict: Verdict) -> list[str]:
-    """Return the clauses that did not hold: new failures first, then by level and severity."""
+    """Return the clauses that did not hold: new failures first, then by level and severity.
+
+    Those that fail because of one of the causes of the verdict are not among them.
+    """
     areas = list(spec.areas())
     levels = (*spec.LEVELS, "unknown")
 
@@ -250,7 +318,12 @@ def failing(verdict: Verdict) -> list[str]:
         expected = outcome in ("known", "unexpected-pass")
         return expected, levels.index(level_of(clause)), SEVERITY.index(outcome), areas.index(area), clause
 
-    bad = [clause for clause, outcome in verdict.clauses.items() if outcome not in (*GREEN, "unsupported")]
+    followed = {clause for cause in verdict.causes for clause in cause.clauses}
+    bad = [
+        clause
+        for clause, outcome in verdict.clauses.items()
+        if outcome not in (*GREEN, "unsupported") and clause not in followed
+    ]
     return sorted(bad, key=order)
 
 

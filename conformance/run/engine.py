@@ -21,6 +21,7 @@ import torch
 from keyedopt.conformance import spec
 from keyedopt.conformance.results.untrusted import clean, error_text, plain
 from keyedopt.conformance.results.verdict import level_of
+from keyedopt.conformance.run.causes import Causes
 from keyedopt.conformance.run.device_seen import DeviceSeen, of_suite, packages_of
 from keyedopt.conformance.run.fresh import fresh, keep_settings, null_device, steps_of
 from keyedopt.conformance.run.integrity import TENSOR, Integrity
@@ -97,6 +98,7 @@ class Engine:
     def _choose(self, implementation: Implementation) -> None:
         """Take the implementation, the device and the dtypes, without using the device: forks could not."""
         self.implementation, self.surface = implementation, implementation.surface()
+        self._causes = Causes(self.surface)
         self._steps: Mapping[Any, Any] | None = None  # `step` of each class before the first case
         self._packages: Collection[str] | None = None  # those with functions of the implementation
         self.claimed = set(self.surface.claimed())
@@ -150,6 +152,7 @@ class Engine:
         """
         self.implementation, self.surface, self.writer = implementation, implementation.surface(), writer
         self.claimed = set(self.surface.claimed())
+        self._causes = Causes(self.surface)
         self._steps, self._packages = None, None
         self._sought = set(clauses) or None
         heads = [(item, item.stash[_HEAD]) for item in session.items]
@@ -239,6 +242,7 @@ class Engine:
     def _record(self, item: Any) -> Head:
         """Run a case without pytest, and return its record."""
         head, began = item.stash[_HEAD], time.perf_counter()
+        found: dict[str, Any]
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -248,6 +252,8 @@ class Engine:
             found = {"outcome": "unsupported", "seen": clean(str(reason))}
         except BaseException as error:
             found = _failure(item, error)
+            ended = error.original if isinstance(error, Escaped) else error
+            found["cause"] = self._causes.of(head["clauses"], _parameters(item), ended)
             if self._sought is not None:
                 self._sought -= set(head["clauses"])
         else:

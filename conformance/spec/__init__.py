@@ -22,7 +22,8 @@ class Clause:
     """One promise, its level, the rules and reasons behind it, and the cells of the matrix it fills.
 
     ``sentences.by_clause`` has the sentences of the documents that the clause tests. If ``accelerator`` is
-    set, the clause is not asked of a run on the CPU, which cannot show it.
+    set, the clause is not asked of a run on the CPU, which cannot show it. Its cases rely on the clauses in
+    ``follows``: a class that fails one of these may fail it for no reason of its own.
     """
 
     id: str
@@ -34,6 +35,7 @@ class Clause:
     rules: tuple[int, ...] = ()
     rationale: str = ""
     accelerator: bool = False
+    follows: tuple[str, ...] = ()
 
     @property
     def grounds(self) -> list[str]:

@@ -40,11 +40,20 @@ from keyedopt.conformance.golden import formulas
 from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.untrusted import error_text, one_line
 from keyedopt.conformance.suite.support.described import MissingName, described, is_option, is_placeholder
+from keyedopt.conformance.targets.meaning import another_meaning
 
 #: The dtypes that cases run in.
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 #: The packages whose classes have public names; a module that only imports one of them does not claim it.
 OWNERS = ("torch", "torchrec", "torchft", "fbgemm_gpu")
+#: What a library may document that its optimizers do not take, by the name in `absent`.
+RESTRICTIONS = {
+    "closure": "step takes no closure",
+    "groups": "one group of parameters",
+    "tensor_rate": "the learning rate is a number",
+    "any_shape": "parameters are tables",
+    "sparse": "no sparse gradients",
+}
 #: Stands for every type of device that torch knows.
 ANY_DEVICE = "*"
 
@@ -84,9 +93,11 @@ class Implementation:
             which at least one name exists that a module does not only import from one of `OWNERS`. If a
             case needs a name of another area, the name is claimed if it exists.
         placeholders: names that exist but do not work; they count as missing and are not claimed. Without
-            stated areas they are recognized: their `step` only raises NotImplementedError.
+            stated areas they are recognized: their `step` only raises NotImplementedError. Nor is a class
+            claimed then that cannot be what its name says, by its bases and required arguments.
         absent: classes and arguments (``"LAMB"``, ``"Adam.decay"``, ``"*.rows"``; shell patterns) of claimed
-            areas that are not claimed: the cases that need one are unsupported.
+            areas that are not claimed: the cases that need one are unsupported. So are the restrictions of
+            optimizers, such as ``"*.closure"``: see `RESTRICTIONS`.
         devices: the supported types of device, such as ``"cuda"``; the first one is the default of
             ``--device``. `ANY_DEVICE` stands for every type that torch knows after the imports.
         dtypes: the supported dtypes; the default of ``--dtype``.
@@ -99,7 +110,8 @@ class Implementation:
         fixed_options: options that each construction passes unless a case gives another value
             (``{"LarsSGD.lr": 0.1}``). Values are numbers, strings, dtypes, or tuples of numbers or strings.
         defaults: documented defaults of the target where they differ (``{"Adam.eps": 1e-6}``).
-        state_names: names of entries of the state, by documented name (``{"Adam.exp_avg": "m"}``).
+        state_names: names of entries of the state, by documented name (``{"Adam.exp_avg": "m"}``). An empty
+            name says that the state has no such entry.
         variants: the documented variant of a formula, by algorithm, if several are in use; see
             `keyedopt.conformance.golden.formulas`.
         distributions: the installed distributions whose versions identify the implementation; the version
@@ -189,7 +201,8 @@ class Implementation:
     def lacks(self, name: str) -> bool:
         """Whether the implementation does not claim a name, or the class of the name."""
         owner = name.partition(".")[0]
-        unclaimed = (*self.absent, *self.placeholders)
+        unnamed = (entry for entry, own in self.state_names.items() if not own)
+        unclaimed = (*self.absent, *self.placeholders, *unnamed)
         if name == f"{owner}.by_row" and "per_tensor" in self.variants.get(owner, ""):
             return True  # its norms are those of whole tensors
         return any(fnmatch.fnmatchcase(part, pattern) for part in (name, owner) for pattern in unclaimed)
@@ -240,6 +253,8 @@ class Surface:
         self._found: dict[str, tuple[Any, str]] = {}
         self._missing: dict[str, str] = {}
         self._placeholders: set[str] = set()  # that were recognized
+        #: Why what was found under a name is not claimed, by name: it cannot be what the name says.
+        self.other_meanings: dict[str, str] = {}
         #: What cases read; replayed scripts contain it.
         self.adapter = implementation.adapter()
         self.dtypes = implementation.dtypes
@@ -283,6 +298,9 @@ class Surface:
             if about.areas is None and name in spec.areas()["algorithms"].names and is_placeholder(value):
                 self._placeholders.add(name)
                 raise MissingName(f"{about.name} has {name} only as a placeholder")
+            if about.areas is None and (why := another_meaning(name, value)):
+                self.other_meanings[name] = why
+                raise MissingName(f"{about.name} does not claim {name}, which {why}")
             if not isinstance(value, ModuleType):
                 return value, f"{place}{name}" if place else _place_of(value)
         raise MissingName(f"{about.name} has no {name}")
@@ -342,7 +360,8 @@ class Surface:
     def claims(self, name: str) -> bool:
         """Whether a claimed area has a public name that is not excluded."""
         unclaimed = self._implementation.lacks(name) or self.borrows(name)
-        unclaimed = unclaimed or (not self.has(name) and name in self._placeholders)  # `has` looks it up
+        recognized = (*self._placeholders, *self.other_meanings) if not self.has(name) else ()
+        unclaimed = unclaimed or name in recognized
         return not unclaimed and any(name in spec.areas()[area].names for area in self.claimed())
 
     def claimed(self) -> tuple[str, ...]:
@@ -357,6 +376,17 @@ class Surface:
 
     def _defines(self, name: str) -> bool:
         return self.has(name) and not self._imported(name)
+
+    def restrictions(self) -> dict[str, list[str]]:
+        """Return the restrictions that the description states, each with the claimed optimizers."""
+        names = [name for area in ("algorithms", "sparse") for name in spec.areas()[area].names]
+        found = {
+            text: [
+                name for name in filter(self.claims, names) if self._implementation.lacks(f"{name}.{what}")
+            ]
+            for what, text in RESTRICTIONS.items()
+        }
+        return {text: restricted for text, restricted in found.items() if restricted}
 
     def places(self) -> dict[str, str]:
         """Return ``module:attribute`` of each public name that can be imported."""

@@ -1,8 +1,9 @@
 """Propose an adapter for a library: classes with common names or bases, missing options, other defaults."""
 
 import inspect
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 from types import ModuleType
 from typing import Any
@@ -12,7 +13,9 @@ import torch
 from keyedopt.conformance import spec
 from keyedopt.conformance.suite.support.described import DEFAULTS
 from keyedopt.conformance.targets.builtin import torchft, torchrec
-from keyedopt.conformance.targets.implementation import TargetError, is_plain, load
+from keyedopt.conformance.targets.implementation import Implementation, TargetError, is_plain, load
+from keyedopt.conformance.targets.meaning import another_meaning
+from keyedopt.conformance.targets.trial import first_steps
 
 #: Names under which libraries have the algorithms, the most literal first.
 COMMON = {
@@ -25,7 +28,7 @@ COMMON = {
     "LarsSGD": ("LarsSGD", "LARS", "Lars", "LARS32bit"),
 }
 #: Other names of options in constructors.
-ALSO_CALLED = {"eta": ("trust_coefficient", "trust_coeff")}
+ALSO_CALLED = {"eta": ("trust_coefficient", "trust_coeff", "eeta"), "eps": ("epsilon",)}
 #: Options that are not in the documented formula, with the values that leave it as it is.
 NEUTRAL = {"LarsSGD": {"eps": 0.0}}
 #: Options of the reference, and what cases need from other libraries.
@@ -39,14 +42,16 @@ NOT_SHOWN = (
     "dtensor",
 )
 
-
 #: The areas whose classes other libraries subclass.
 COMPOSING = ("keyed", "combined", "wrapper", "clipping", "warmup", "semi_sync", "fault_tolerance")
 
 
 @dataclass(frozen=True)
 class Proposal:
-    """What an adapter says about the classes of a library, as far as signatures and bases show it."""
+    """What an adapter says about the classes of a library, as far as signatures and bases show it.
+
+    The notes say what is guessed, and what only its documents can tell.
+    """
 
     areas: tuple[str, ...]
     names: dict[str, str]
@@ -56,6 +61,7 @@ class Proposal:
     defaults: dict[str, Any]
     variants: dict[str, str]
     inherits: tuple[str, ...]
+    notes: tuple[str, ...] = ()
 
 
 def _own(kind: Any, library: str) -> bool:
@@ -98,36 +104,49 @@ def _attribute(module: Any, name: str) -> Any:
         return None
 
 
-def _find_algorithm(
-    algorithm: str, classes: Mapping[str, tuple[str, Any]], root: Any, by_ending: bool
-) -> str | None:
-    """Return the name of the class to judge as an algorithm, or None.
+def _named(name: str) -> tuple[str, str] | None:
+    """Return the algorithm that words of a name in camel case say, and the word after it; the longest counts.
 
-    Classes of a module are found by their names. A class that was given itself may have any name; its
-    bases decide then; with `by_ending`, the end of its name decides if no base does.
+    >>> _named("AnyPrecisionAdamW"), _named("AdamWClip"), _named("AdagradW"), _named("Adamax")
+    (('AdamW', ''), ('AdamW', 'Clip'), ('Adagrad', 'W'), None)
     """
-    if isinstance(root, type) and not any(root.__name__ in common for common in COMMON.values()):
-        nearest = next((base.__name__ for base in root.__mro__ if base.__name__ in DEFAULTS), None)
-        if nearest is None and by_ending:
-            nearest = _ending(root.__name__)
-        return root.__name__ if nearest == algorithm else None
-    return next((name for name in COMMON.get(algorithm, (algorithm,)) if name in classes), None)
+    words = list(re.finditer(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", name))
+    starts, ends = {word.start() for word in words}, {word.end() for word in words}
+    found = [
+        (len(common), place.start(), algorithm)
+        for algorithm in DEFAULTS
+        for common in COMMON.get(algorithm, (algorithm,))
+        for place in re.finditer(common, name, re.IGNORECASE)
+        if place.start() in starts and place.end() in ends
+    ]
+    if not found:
+        return None
+    length, start, algorithm = max(found)
+    return algorithm, next((word[0] for word in words if word.start() >= start + length), "")
 
 
-def _ending(name: str) -> str | None:
-    """Return the algorithm whose common name is the last words of a name in camel case, or None.
+def _parameters(kind: Any) -> tuple[Mapping[str, inspect.Parameter], bool]:
+    """Return the parameters of a constructor, and whether there may be more that no signature shows.
 
-    >>> _ending("AnyPrecisionAdamW"), _ending("NAdam")
-    ('AdamW', None)
+    What a constructor takes as ``**kwargs`` is looked up in those of its base classes.
     """
-    for algorithm, common in COMMON.items():
-        if any(name.endswith(end) and name.removesuffix(end)[-1:].islower() for end in common):
-            return algorithm
-    return None
+    shown = dict(inspect.signature(kind).parameters)
+    makers = [vars(base)["__init__"] for base in getattr(kind, "__mro__", ()) if "__init__" in vars(base)]
+    for maker in (None, *makers[1:]):
+        if maker is torch.optim.Optimizer.__init__:
+            break
+        if maker is not None:
+            shown = {**inspect.signature(maker).parameters, **shown}
+        variable = [name for name, one in shown.items() if one.kind is inspect.Parameter.VAR_KEYWORD]
+        if not variable:
+            return shown, False
+        for name in variable:
+            del shown[name]
+    return shown, True
 
 
 def _subclasses(
-    classes: Mapping[str, tuple[str, Any]], root: Any
+    classes: Mapping[str, tuple[str, Any]], roots: Sequence[Any]
 ) -> tuple[dict[str, str], dict[str, str], tuple[str, ...]]:
     """Return the classes of a library that subclass published ones, the published ones, and whose they are.
 
@@ -140,7 +159,7 @@ def _subclasses(
     for owner, places in _published():
         bases = {load(place): name for name, place in places.items()}
         for place, kind in classes.values():
-            if kind is root or kind not in bases:
+            if any(kind is root for root in roots) or kind not in bases:
                 nearest = next((bases[base] for base in getattr(kind, "__mro__", ()) if base in bases), None)
                 if nearest:
                     own.setdefault(nearest, place)
@@ -149,74 +168,205 @@ def _subclasses(
     return own, beside, tuple(owners)
 
 
+def _is_optimizer(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
+
+
+def _is_sparse_adam(name: str, kind: Any) -> bool:
+    return name == "SparseAdam" or (isinstance(kind, type) and issubclass(kind, torch.optim.SparseAdam))
+
+
 def _claimed(names: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(area for area in COMPOSING if set(names) & set(spec.areas()[area].names))
 
 
-def optimizers(library: str) -> list[str]:
-    """Return the places of all optimizers that a library defines, whatever their names.
+@dataclass
+class _Draft:
+    """What is known of the algorithms of a library so far."""
 
-    Raises:
-        TargetError: the library cannot be imported.
-    """
-    classes = _classes(library, load(library)).values()
-    kinds = [(place, kind) for place, kind in classes if isinstance(kind, type)]
-    return [place for place, kind in kinds if issubclass(kind, torch.optim.Optimizer)]
+    names: dict[str, str] = field(default_factory=dict)
+    absent: list[str] = field(default_factory=list)
+    option_names: dict[str, str] = field(default_factory=dict)
+    fixed_options: dict[str, Any] = field(default_factory=dict)
+    defaults: dict[str, Any] = field(default_factory=dict)
+    variants: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    def add(self, algorithm: str, place: str, kind: Any, because: str = "", sure: bool = True) -> None:
+        """Describe a class as an algorithm, or note why it is not: as another one is, or it cannot be it.
+
+        Args:
+            algorithm: the public name.
+            place: where the class is.
+            kind: the class, or a factory function.
+            because: why it should be that algorithm, if the class is to be tried.
+            sure: whether that counts although a trial does not confirm it.
+        """
+        if algorithm in self.names:
+            if place != self.names[algorithm]:
+                known = f"{self.names[algorithm]} is the {algorithm} here"
+                self.notes.append(f"{place} is not described: {known}; alone, with --from {place}, it may be")
+            return
+        if why := another_meaning(algorithm, kind, {**DEFAULTS[algorithm], "lr": 0}):
+            self.notes.append(f"{place} is not described: as {algorithm}, it {why}")
+            return
+        one = _describe(algorithm, place, kind)
+        if because:
+            claimed = {name: value for name, value in vars(one).items() if name != "notes"}
+            about = Implementation("trial", place, areas=("algorithms",), **claimed)
+            variant, why = first_steps(about, algorithm)
+            if variant is None and not sure:
+                ask = f"if its documents say that it is {algorithm}, use --from {algorithm}={place}"
+                self.notes.append(f"{place} is not described: {because}, but {why}; {ask}")
+                return
+            if variant is None:
+                self.notes.append(f"{place} is judged as {algorithm}: {because}, but {why}: is it?")
+            elif not sure or because.startswith("it extends"):
+                self.notes.append(
+                    f"{place} is judged as {algorithm}: {because}, and its first steps are right"
+                )
+            if variant:
+                claim = f"claim {variant!r} in `variants` if its documents describe that"
+                self.notes.append(f"{place} takes the steps of a variant of {algorithm}: {claim}")
+        for name, value in vars(one).items():
+            mine = getattr(self, name)
+            mine.update(value) if isinstance(mine, dict) else mine.extend(value)
 
 
-def propose(library: str, by_ending: bool = False) -> Proposal:
-    """Import a library, or one class (``module:Class``), and read the signatures of its classes.
+def _describe(algorithm: str, place: str, kind: Any) -> _Draft:
+    """Return what the signature of a class says about it as an algorithm."""
+    one = _Draft({algorithm: place})
+    name = place.rpartition(":")[2].rpartition(".")[2]
+    decoupled = algorithm in ("SGD", "Adagrad") and (_named(name) or ("", ""))[1] == "W"
+    if decoupled or "SGDW" in name:
+        one.variants[algorithm] = "decoupled"
+    takes, more = _parameters(kind)
+    hidden = []
+    for option, documented in {"lr": 1e-3, **DEFAULTS[algorithm]}.items():
+        called = next((each for each in (option, *ALSO_CALLED.get(option, ())) if each in takes), None)
+        if called is None:
+            hidden.append(option)
+            continue
+        if called != option:
+            one.option_names[f"{algorithm}.{option}"] = called
+        default = takes[called].default
+        if not is_plain(default):  # none, or an object that stands for a required option
+            one.fixed_options[f"{algorithm}.{option}"] = documented
+        elif option in DEFAULTS[algorithm] and default != documented:
+            one.defaults[f"{algorithm}.{option}"] = default
+    neutral = NEUTRAL.get(algorithm, {}).items()
+    one.fixed_options |= {f"{algorithm}.{option}": value for option, value in neutral if option in takes}
+    hidden += [name for name in ("maximize", "fused", "foreach") if name not in takes and name not in hidden]
+    one.absent += [f"{algorithm}.{name}" for name in hidden]
+    if more and hidden:
+        one.notes.append(
+            f"{place} takes **kwargs, of which no signature shows the names: {', '.join(hidden)} count as "
+            "absent; delete from `absent` what it takes"
+        )
+    return one
+
+
+def _add_class(draft: _Draft, place: str, kind: Any, by_words: bool) -> None:
+    """Describe a class that was given itself: by its name, its bases, or as a guess by words of its name."""
+    name = kind.__name__
+    literal = next((one for one in DEFAULTS if name in COMMON.get(one, (one,))), None)
+    nearest = next((base.__name__ for base in kind.__mro__ if base.__name__ in DEFAULTS), None)
+    said = _named(name)
+    if literal:
+        draft.add(literal, place, kind, "that is its name" if by_words else "")
+    elif nearest:
+        draft.add(nearest, place, kind, f"it extends {nearest}" if by_words else "")
+    elif by_words and said:
+        draft.add(said[0], place, kind, f"its name says {said[0]}", sure=False)
+
+
+def _add_module(draft: _Draft, classes: Mapping[str, tuple[str, Any]], by_words: bool) -> None:
+    """Describe the classes of a module: those with common names, and guesses for the other algorithms."""
+    for algorithm in DEFAULTS:
+        name = next((one for one in COMMON.get(algorithm, (algorithm,)) if one in classes), None)
+        if name is not None:
+            draft.add(algorithm, *classes[name], "that is its name" if by_words else "")
+    rest = {
+        name: one
+        for name, one in classes.items()
+        if one[0] not in draft.names.values() and _is_optimizer(one[1]) and not _is_sparse_adam(name, one[1])
+    }
+    for name, (place, kind) in rest.items() if by_words else ():
+        said = _named(name)
+        if said:
+            draft.add(said[0], place, kind, f"its name says {said[0]}", sure=False)
+
+
+def propose(*libraries: str, by_words: bool = False) -> Proposal:
+    """Import libraries, or single classes (``module:Class``), and read the signatures of their classes.
 
     Args:
-        library: a module, or one class.
-        by_ending: whether the end of the name of one class may decide which algorithm it is. That is a guess:
-            a class of another algorithm may be named so.
+        libraries: modules or classes; ``AdamW=module:Class`` says what a class is.
+        by_words: whether words of the name of a class may decide which algorithm it is. That is a guess,
+            which its first steps must confirm. Those of a class that extends one are tried too.
 
     Raises:
-        TargetError: the library cannot be imported.
+        TargetError: a library cannot be imported.
     """
-    root = load(library)
-    classes = _classes(library, root)
-    own, beside, owners = _subclasses(classes, root)
-    names: dict[str, str] = {}
-    absent, renamed, fixed, defaults, variants = [], {}, {}, {}, {}
-    for algorithm, options in DEFAULTS.items():
-        chosen = _find_algorithm(algorithm, classes, root, by_ending)
-        if chosen is None:
-            absent.append(algorithm)
-            continue
-        names[algorithm], kind = classes[chosen]
-        if "SGDW" in chosen:
-            variants[algorithm] = "decoupled"
-        takes = inspect.signature(kind).parameters
-        for option, documented in {"lr": 1e-3, **options}.items():
-            called = next((name for name in (option, *ALSO_CALLED.get(option, ())) if name in takes), None)
-            if called is None:
-                absent.append(f"{algorithm}.{option}")
-                continue
-            if called != option:
-                renamed[f"{algorithm}.{option}"] = called
-            default = takes[called].default
-            if not is_plain(default):  # none, or an object that stands for a required option
-                fixed[f"{algorithm}.{option}"] = documented
-            elif option in options and default != documented:
-                defaults[f"{algorithm}.{option}"] = default
-        neutral = NEUTRAL.get(algorithm, {}).items()
-        fixed |= {f"{algorithm}.{option}": value for option, value in neutral if option in takes}
-        absent += [f"{algorithm}.{name}" for name in ("maximize", "fused", "foreach") if name not in takes]
-    absent += [f"*.{name}" for name in ("sparse", *NOT_SHOWN)]
+    draft, roots = _Draft(), []
+    classes: dict[str, tuple[str, Any]] = {}
+    for library in libraries:
+        algorithm, _, place = library.rpartition("=")
+        if algorithm and algorithm not in DEFAULTS:
+            raise TargetError(f"there is no algorithm {algorithm!r}; there are: {', '.join(DEFAULTS)}")
+        root = load(place)
+        roots.append(root)
+        here = _classes(place, root)
+        classes |= {name: one for name, one in here.items() if name not in classes}
+        if algorithm:
+            draft.add(algorithm, place, root)
+        elif isinstance(root, ModuleType):
+            _add_module(draft, here, by_words)
+        elif isinstance(root, type):
+            _add_class(draft, place, root, by_words)
+        else:
+            _add_module(draft, here, by_words=False)
+    own, beside, owners = _subclasses(classes, roots)
+    sparse = _sparse_adam(draft, classes)
+    described = {*draft.names.values(), *own.values(), *sparse.values()}
+    others = [
+        place
+        for name, (place, kind) in classes.items()
+        if place not in described and _is_optimizer(kind) and not _named(name)
+    ]
+    if others:
+        draft.notes.append(f"not described, as their names say no algorithm: {', '.join(others)}")
     areas = _claimed(own)
     companions = {name for area in areas for name in spec.areas()[area].companions}
+    absent = [one for one in DEFAULTS if one not in draft.names]
+    absent += [*draft.absent, *(f"*.{name}" for name in ("sparse", *NOT_SHOWN))]
     absent += [name for name in _names(areas) if name not in {*own, *companions}]
-    if names:
+    if draft.names:
         areas, owners = (*areas, "algorithms"), (*owners, "torch")
+    if sparse:
+        areas, owners = (*areas, "sparse"), (*owners, "torch")
     return Proposal(
         areas,
-        {**beside, **names, **own},
+        {**beside, **draft.names, **own, **sparse},
         tuple(dict.fromkeys(absent)),
-        renamed,
-        fixed,
-        defaults,
-        variants,
-        owners,
+        draft.option_names,
+        draft.fixed_options,
+        draft.defaults,
+        draft.variants,
+        tuple(dict.fromkeys(owners)),
+        tuple(dict.fromkeys(draft.notes)),
     )
+
+
+def _sparse_adam(draft: _Draft, classes: Mapping[str, tuple[str, Any]]) -> dict[str, str]:
+    """Return the place of the class that is named as `torch.optim.SparseAdam` or extends it, by name."""
+    for name, (place, kind) in classes.items():
+        if _is_sparse_adam(name, kind):
+            why = another_meaning("SparseAdam", kind)
+            if not why:
+                draft.absent += [
+                    f"SparseAdam.{one}" for one in ("maximize",) if one not in _parameters(kind)[0]
+                ]
+                return {"SparseAdam": place}
+            draft.notes.append(f"{place} is not described: as SparseAdam, it {why}")
+    return {}

@@ -11,6 +11,7 @@ import contextlib
 import faulthandler
 import functools
 import importlib.metadata
+import inspect
 import json
 import os
 import platform
@@ -32,6 +33,7 @@ from keyedopt.conformance.targets.implementation import (
     TargetError,
     with_nameless,
 )
+from keyedopt.conformance.targets.meaning import CLAIM
 
 
 def versions(implementation: Implementation, more: Iterable[str] = ()) -> dict[str, str]:
@@ -109,6 +111,9 @@ def build(surface: Surface, name: str, device: str) -> None:
 
     if not surface.claimed():
         names = ", ".join(spec.areas()["keyed"].names)
+        if others := surface.other_meanings:
+            said = "; ".join(f"its {one} {why}" for one, why in others.items())
+            raise TargetError(f"{name} has nothing to judge: {said}. {CLAIM}")
         raise TargetError(
             f"{name} has none of the public names ({names}, …): see `keyedopt list areas`. "
             f"`keyedopt init-adapter --from {name}` proposes an adapter for classes with common names"
@@ -170,6 +175,38 @@ def not_optimizers(surface: Surface) -> list[str]:
     ]
 
 
+#: What Python and torch write into a class beside what its body says.
+OF_EVERY_CLASS = (
+    *("__module__", "__qualname__", "__doc__", "__dict__", "__weakref__", "__slotnames__"),
+    *("__firstlineno__", "__static_attributes__", "__annotations__"),
+)
+
+
+def unchanged(surface: Surface) -> dict[str, str]:
+    """Return the claimed names whose class changes nothing of a class of one of `OWNERS`, with that owner."""
+    found = {}
+    for name, one in _claimed(surface, spec.areas()).items():
+        kind = getattr(one, "kind", one)
+        mro = getattr(kind, "__mro__", ())
+        owned = [_package(str(base.__module__)) in OWNERS for base in mro]
+        if True in owned:
+            first = owned.index(True)
+            base = mro[first]
+            if base.__name__ == name and all(_changes_nothing(each, base) for each in mro[:first]):
+                found[name] = _package(str(base.__module__))
+    return found
+
+
+def _changes_nothing(kind: type, base: type) -> bool:
+    """Whether a class has no attribute of its own; torch wraps the `step` of each class anew."""
+    own = {name: value for name, value in vars(kind).items() if name not in OF_EVERY_CLASS}
+    theirs: dict[str, Any] = {name: getattr(base, name, None) for name in own}
+    return all(
+        callable(value) and inspect.unwrap(value) is inspect.unwrap(theirs[name])
+        for name, value in own.items()
+    )
+
+
 def examine(
     target: str,
     device: str | None,
@@ -213,6 +250,9 @@ def examine(
             "adapter": surface.adapter,
             "places": surface.places(),
             "not_optimizers": not_optimizers(surface),
+            "restrictions": surface.restrictions(),
+            "unchanged": unchanged(surface),
+            "other_meanings": {name: one_line(why, 200) for name, why in surface.other_meanings.items()},
         },
         "environment": {
             **environment(chosen),

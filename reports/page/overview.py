@@ -32,14 +32,13 @@ def _state(verdict: str, missed: int, precision: Mapping[str, Any] | None) -> st
     """Return the colour of a verdict: amber, ``partly``, if it is conformant with a reservation."""
     exact = precision is None or np.isfinite(precision["worst"]["error"])
     states = {"conformant": "partly" if missed or not exact else "pass", "partly checked": "partly"}
-    return {**states, "not conformant": "fail"}.get(verdict, "none")
+    return {**states, "not conformant": "fail", "could not be judged": "fail"}.get(verdict, "none")
 
 
 def _card(run: dict[str, Any], tables: Tables, precision: Mapping[str, Any]) -> dict[str, Any]:
     mine: Frame = tables.clauses[tables.clauses["run"] == run["run"]]
     tried = mine[mine["outcome"] != "unsupported"]
-    bad = run.get("expectations")
-    expected = [] if pd.isna(bad) or not bad else str(bad).split("\n")
+    expected, limits = (_lines(run.get(name)) for name in ("expectations", "restrictions"))
     fresh = tried["outcome"].isin(["fail", "error"])
     musts = tried[(tried["level"] == "must") & ~tried["outcome"].isin(GREEN)]
     kept, of = held(tried[tried["level"] == "should"])
@@ -57,10 +56,16 @@ def _card(run: dict[str, Any], tables: Tables, precision: Mapping[str, Any]) -> 
         "unsupported": int((mine["outcome"] == "unsupported").sum()),
         "musts": len(musts),
         "expectations": expected,
+        "restrictions": limits,
         "expired": sum(line.startswith("expired") for line in expected),
         "precision": precision.get(run["run"]),
         "speed": _speed(tables.speeds, str(run["implementation"])),
     }
+
+
+def _lines(text: Any) -> list[str]:
+    """Return the lines of a cell, which may be empty or missing."""
+    return [] if pd.isna(text) or not text else str(text).split("\n")
 
 
 def _precision(tables: Tables) -> dict[str, dict[str, Any]]:

@@ -53,13 +53,35 @@ def test_classes_that_extend_no_optimizer_are_named(tmp_path, capsys):
     module(
         tmp_path,
         "plain",
-        "import torch\n\nclass SGD:\n    def __init__(self, params, lr): ...\n\n"
+        "import torch\n\nclass SGD:\n    def __init__(self, params, lr): ...\n    def step(self): ...\n\n"
         "class Adam(torch.optim.Adam): ...\n",
     )
     found = runner.run("plain", runner.Options(clauses=("ALGO-052",), workers=1), path=[str(tmp_path)])
     assert found.implementation["not_optimizers"] == ["SGD"]
     show(found, judge(found))
     assert "not subclasses of torch.optim.Optimizer: SGD;" in capsys.readouterr().out
+
+
+def test_classes_of_another_meaning_are_not_judged_and_named(run_line, tmp_path, capsys):
+    """A name is not a claim: the bases and required arguments tell wrappers and optimizers of frameworks."""
+    module(
+        tmp_path,
+        "framework",
+        "import torch\n\nclass OptimizerWrapper(torch.optim.Optimizer):\n"
+        "    def __init__(self, params, scaler): ...\n"
+        "class SparseAdam:\n    def __init__(self, learning_rate): ...\n",
+    )
+    refused = run_line("check", "framework")
+    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+    assert "its OptimizerWrapper has the arguments (params, scaler): missing" in refused.stderr
+    assert "its SparseAdam does not extend torch.optim.Optimizer" in refused.stderr
+    module(tmp_path, "mixed", "from framework import *\nclass SGD(torch.optim.SGD): ...\n")
+    options = runner.Options(areas=("algorithms", "sparse"), clauses=("ALGO-052", "SPARSE-001"), workers=1)
+    found = runner.run("mixed", options, path=[str(tmp_path)])
+    assert not {case.case for case in found.cases if case.outcome in FAILING}
+    assert judge(found).unsupported == ("sparse",)
+    show(found, judge(found))
+    assert "not judged: SparseAdam does not extend torch.optim.Optimizer. To have" in capsys.readouterr().out
 
 
 @slow

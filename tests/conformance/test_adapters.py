@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from keyedopt.cli.summary import show
 from keyedopt.conformance import expectations
-from keyedopt.conformance.results.verdict import FAILING
+from keyedopt.conformance.results.verdict import FAILING, judge
 from keyedopt.conformance.run import runner
 from keyedopt.conformance.suite.support.described import said
 from keyedopt.conformance.targets import panel
 from keyedopt.conformance.targets.find import find
-from keyedopt.conformance.targets.implementation import Implementation, TargetError
+from keyedopt.conformance.targets.implementation import RESTRICTIONS, Implementation, TargetError
 from keyedopt.conformance.targets.proposal import propose
 
 #: Slow tests: so many of these every day.
@@ -26,7 +27,12 @@ slow = pytest.mark.complete(loop=__name__, sample=2, spread=True)
 
 REFERENCE = Path(__file__).parents[2] / "reference"
 OPTIONS = {"weight_decay": "shrink", "betas": "keep", "momentum": "mu", "dampening": "damp", "eta": "trust"}
-OPTIONS |= {"lr_decay": "slower", "nesterov": "look_ahead", "initial_accumulator_value": "first_sum"}
+OPTIONS |= {
+    "eps": "epsilon",
+    "lr_decay": "slower",
+    "nesterov": "look_ahead",
+    "initial_accumulator_value": "first_sum",
+}
 STATE = {"exp_avg": "m", "exp_avg_sq": "v", "momentum_buffer": "velocity", "sum": "squares"}
 ADAMS = ("Adam", "AdamW", "PartialRowWiseAdam", "LAMB", "PartialRowWiseLAMB")
 CLASSES = ("SGD", "Adagrad", "RowWiseAdagrad", *ADAMS)
@@ -41,7 +47,7 @@ def renamed(folder: Path) -> None:
         for old, new in STATE.items():
             text = text.replace(f'"{old}"', f'"{new}"')
         text = re.sub(r"lr: float \| Tensor = [-\de.]+,", "lr: float | Tensor,", text)
-        text = re.sub(r"eps: float = 1e-8", "eps: float = 1e-3", text)
+        text = re.sub(r"epsilon: float = 1e-8", "epsilon: float = 1e-3", text)
         copy = folder / "renamed" / path.relative_to(REFERENCE)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_text(text, encoding="utf-8")
@@ -198,6 +204,119 @@ def test_a_subclass_of_a_published_class_is_proposed_and_charged_with_its_own_de
     assert unsupported == {"unsupported"}  # none of its classes takes part
 
 
+UNCHANGED = """
+import torch
+class Adam(torch.optim.Adam):
+    \"\"\"Torch's.\"\"\"
+class SparseAdam(torch.optim.SparseAdam): ...
+class AdamW(torch.optim.AdamW):
+    def step(self, closure=None):
+        return super().step(closure)
+class Adagrad(torch.optim.Adam): ...
+for kind in (Adam, AdamW):  # torch then writes `step` into the class
+    kind([torch.nn.Parameter(torch.ones(1))])
+"""
+
+
+def test_a_class_that_changes_nothing_of_its_base_is_charged_with_none_of_its_defects(tmp_path):
+    (tmp_path / "unchanged.py").write_text(UNCHANGED, encoding="utf-8")
+    known = tmp_path / "known.toml"
+    known.write_text('inherits = ["torch"]', encoding="utf-8")
+    options = runner.Options(clauses=("ALGO-033", "SPARSE-020"), dtypes=("float32",))
+    result = runner.run("unchanged", options, path=[str(tmp_path)])
+    assert result.implementation["unchanged"] == {"Adam": "torch", "SparseAdam": "torch"}
+    failed = {case.case for case in result.cases if case.outcome in FAILING}
+    own = "test_algorithms_gradients::test_zero_without_eps[{}]"
+    assert {own.format(name) for name in ("Adam", "AdamW", "Adagrad")} < failed
+    result = expectations.apply(result, (), known)
+    left = {case.case for case in result.cases if case.outcome in FAILING}
+    assert left == {own.format(name) for name in ("AdamW", "Adagrad")}
+    assert {case.case for case in result.cases if case.outcome == "known"} == failed - left
+    assert expectations.update(known, result) == 1
+    assert {name for entry in expectations.read(known) for name in entry.cases} == left
+
+
+RESTRICTED = """
+import inspect, torch
+from keyedopt.conformance.targets.implementation import RESTRICTIONS, Implementation
+
+def restricted(base):
+    class Restricted(base):
+        def add_param_group(self, group):
+            super().add_param_group(group)
+            (only,) = self.param_groups
+            if not isinstance(only["lr"], float) or any(weight.dim() != 2 for weight in only["params"]):
+                raise RuntimeError("RESTRICTED")
+        def step(self, closure=None):
+            weights = self.param_groups[0]["params"]
+            sparse = base is not torch.optim.SparseAdam and any(
+                weight.grad is not None and weight.grad.is_sparse for weight in weights
+            )
+            if closure is not None or sparse or not isinstance(self.param_groups[0]["lr"], float):
+                raise RuntimeError("RESTRICTED")
+            return super().step()
+    Restricted.__init__.__signature__ = inspect.signature(base.__init__)
+    return Restricted
+
+NAMES = ("SGD", "Adam", "SparseAdam")
+for name in NAMES:
+    globals()[name] = restricted(getattr(torch.optim, name))
+ABOUT = Implementation(
+    "restricted", "restricted", areas=("algorithms", "sparse"), dtypes=("float32",),
+    absent=(
+        *("Adagrad", "RowWiseAdagrad", "AdamW", "Partial*", "LAMB", "LarsSGD", "*.decay", "*.rows"),
+        *("*.eps_placement", "*.bias_correction", "*.error_if_nonfinite", "*.positional", "*.dtensor"),
+        *("*.fused", "*.foreach"), *(f"*.{what}" for what in RESTRICTIONS),
+    ),
+)
+"""
+
+
+@slow
+def test_what_a_library_restricts_is_not_claimed_and_not_failed(tmp_path, capsys):
+    (tmp_path / "restricted.py").write_text(RESTRICTED, encoding="utf-8")
+    options = runner.Options(areas=("algorithms", "sparse"))
+    result = runner.run("restricted:ABOUT", options, path=[str(tmp_path)])
+    seen = {case.case: case.seen for case in result.cases if case.outcome in FAILING}
+    refused = ("RESTRICTED", "too many values")  # for another reason than what the case asks
+    assert not [case for case, text in seen.items() if any(why in text for why in refused)]
+    for what, text in RESTRICTIONS.items():
+        assert any(f".{what}" in str(case.seen) for case in result.cases if case.outcome == "unsupported")
+        assert result.implementation["restrictions"][text][:2] == ["SGD", "Adam"]
+    show(result, judge(result))
+    assert (
+        "restricted, as its description says: step takes no closure (SGD, Adam, Spar"
+        in capsys.readouterr().out
+    )
+
+
+BROKEN = """
+import torch
+class Adam(torch.optim.Adam):
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=0, maximize=False):
+        raise RuntimeError("no kernel here")
+class AdamW(torch.optim.AdamW):
+    def step(self, closure=None):
+        raise OSError(f"no kernel at {id(self)}")
+"""
+
+
+def test_what_fails_because_no_first_step_works_has_one_cause_for_each_class(tmp_path):
+    (tmp_path / "broken.py").write_text(BROKEN, encoding="utf-8")
+    clauses = ("ALGO-020", "ALGO-041", "ALGO-053", "ALGO-061")
+    result = runner.run("broken", runner.Options(clauses=clauses, dtypes=("float32",)), path=[str(tmp_path)])
+    verdict = judge(result)
+    assert (verdict.word, verdict.green) == ("could not be judged", False)
+    assert {cause.name for cause in verdict.causes} == {"Adam", "AdamW"}
+    behind = {clause for cause in verdict.causes for clause in cause.clauses}
+    assert behind == {"ALGO-020", "ALGO-041", "ALGO-053"}
+    assert {case.cause["class"] for case in result.cases if case.cause} == {"Adam", "AdamW"}
+    (seen,) = {case.cause["error"] for case in result.cases if case.cause.get("class") == "Adam"}
+    assert seen == "RuntimeError: no kernel here"
+    own = {case.clauses[0] for case in result.cases if case.outcome in FAILING and not case.cause}
+    assert own == {"ALGO-061"}  # a group is not validated: no step is needed to see it
+
+
 DUCK = """
 import torch
 class SGD:
@@ -237,6 +356,20 @@ PLAIN, CLAIMED = Implementation(**own), Implementation(**own, variants={"Adam": 
     assert failed.outcome == "fail"
     assert "the variant 'decoupled' fits" in failed.seen
     assert {case.outcome for case in claimed.cases} == {"pass"}
+
+
+def test_an_empty_name_says_that_the_state_has_no_such_entry(tmp_path):
+    (tmp_path / "empty.py").write_text(
+        """
+from keyedopt.conformance.targets.implementation import Implementation
+own = {"Adam.exp_avg": "", "Adam.exp_avg_sq": ""}
+ABOUT = Implementation("empty", "torch.optim", areas=("algorithms",), state_names=own, dtypes=("float32",))
+""",
+        encoding="utf-8",
+    )
+    result = runner.run("empty:ABOUT", runner.Options(clauses=("ALGO-070",)), path=[str(tmp_path)])
+    outcomes = {case.inputs["algorithm"]: case.outcome for case in result.cases if "algorithm" in case.inputs}
+    assert (outcomes["Adam"], outcomes["AdamW"]) == ("unsupported", "pass")
 
 
 def test_a_fixed_option_may_be_a_dtype():

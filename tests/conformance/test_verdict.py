@@ -186,3 +186,56 @@ def test_every_outcome_of_the_schema_is_ranked():
 
     outcomes = schema()["properties"]["cases"]["items"]["properties"]["outcome"]["enum"]
     assert set(SEVERITY) == set(outcomes)
+
+
+def test_failures_of_one_cause_are_one_line_and_the_target_could_not_be_judged(capsys):
+    cause = {"class": "Adam", "error": "RuntimeError: no kernel"}
+    failing_must = {"clauses": (MUST,), "outcome": "fail", "cause": cause}
+    follower = {"case": "test_keyed_load::test_b", "clauses": (SHOULD,), "outcome": "fail", "cause": cause}
+    checked = {"level": "must", "clauses": [MUST, SHOULD]}
+    run = result(failing_must, follower, options=checked)
+    verdict = judge(run)
+    assert (verdict.word, verdict.green, failing(verdict)) == ("could not be judged", False, [])
+    said = "Adam could not be judged: its first step raises RuntimeError: no kernel; failing for it: 2, "
+    assert verdict.reasons == (f"{said}of them musts: 1",)
+    show(run, verdict)
+    shown = capsys.readouterr().out
+    assert shown.count("no kernel") == 1
+    assert "gate: red (exit 1); 1 other reason above" in shown
+    for other in (
+        {"case": "test_keyed_load::test_c", "clauses": (MUST,), "outcome": "fail"},  # for another reason
+        {"case": "test_keyed_load::test_c", "clauses": (MUST,), "outcome": "known", "cause": cause},
+    ):
+        verdict = judge(result(failing_must, follower, other, options=checked))
+        assert (verdict.word, verdict.green) == ("not conformant", False)
+        assert failing(verdict) == [MUST]
+    listed = [{**one, "outcome": "known"} for one in (failing_must, follower)]
+    assert judge(result(*listed, options=checked)).word == "not conformant"
+
+
+def test_a_failure_names_the_clause_that_it_follows(capsys):
+    clause, before = "ALGO-088", "ALGO-072"
+    assert before in spec.clauses()[clause].follows
+
+    def shown(**changes):
+        first = {"clauses": (before,), "outcome": "fail", "inputs": {"algorithm": "Adam"}, **changes}
+        last = {
+            "case": "test_b::test_c",
+            "clauses": (clause,),
+            "outcome": "fail",
+            "inputs": {"algorithm": "Adam"},
+        }
+        run = result(first, last, options={"clauses": [before, clause]})
+        show(run, judge(run))
+        return capsys.readouterr().out
+
+    assert f"follows {before}: test_b::test_c" in shown()
+    assert f"follows {before}" not in shown(inputs={"algorithm": "SGD"})
+    assert f"follows {before}" not in shown(outcome="pass")
+
+
+def test_the_clauses_that_a_clause_follows_exist_and_follow_none_in_turn():
+    following = [clause for clause in spec.clauses().values() if clause.follows]
+    assert following
+    for clause in following:
+        assert not any(spec.clauses()[before].follows for before in clause.follows)

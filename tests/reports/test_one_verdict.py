@@ -184,9 +184,11 @@ def test_the_verdict_follows_the_rule(drawn_result):
     """The rule, written once more and without any code of the verdict."""
     best = ("error", "fail", "known", "unexpected-pass", "pass", "observed", "unsupported")
     options, claimed = drawn_result.options, drawn_result.implementation["areas"]
-    outcomes = {}
+    outcomes, caused = {}, {}
     for case in drawn_result.cases:
         outcomes.setdefault(case.clauses[0], []).append(case.outcome)
+        if case.outcome in ("fail", "error", "known", "unexpected-pass"):
+            caused[case.clauses[0]] = caused.get(case.clauses[0], True) and bool(case.cause)
     worst = {clause: min(seen, key=best.index) for clause, seen in outcomes.items()}
     asked = [
         clause
@@ -200,13 +202,17 @@ def test_the_verdict_follows_the_rule(drawn_result):
     for clause in asked:
         if clause.level == "must":
             seen.setdefault(clause.area, []).append(worst.get(clause.id))
-    failed = any(outcome in ("error", "fail", "known", None) for area in seen.values() for outcome in area)
+    bad = {clause.id for clause in asked if clause.level == "must"}
+    bad = {clause for clause in bad if worst.get(clause) in ("error", "fail", "known", None)}
+    failed = any(not caused.get(clause, False) for clause in bad)
     lost = [area.count("unsupported") for area in seen.values()]
     none = any(count == len(area) for count, area in zip(lost, seen.values(), strict=True))
     if not drawn_result.complete or all(worst.get(clause.id) == "unsupported" for clause in asked):
         expected = "no verdict"
     elif failed or none:
         expected = "not conformant"
+    elif any(caused.values()):
+        expected = "could not be judged"
     else:
         expected = "partly checked" if any(lost) else "conformant"
     assert judge(drawn_result).word == expected

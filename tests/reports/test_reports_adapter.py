@@ -12,6 +12,7 @@ import pytest
 from keyedopt.conformance import expectations
 from keyedopt.conformance.results import model
 from keyedopt.conformance.targets.implementation import load
+from keyedopt.conformance.targets.proposal import propose
 
 ROOT = Path(__file__).parents[2]
 
@@ -76,24 +77,122 @@ def test_a_proposal_for_a_class_in_this_folder_is_a_description_of_it(run_line, 
     assert "give a NAME, or --from MODULE" in run_line("init-adapter").stderr
 
 
-def test_one_class_is_recognized_by_the_end_of_its_name(run_line, tmp_path, monkeypatch):
-    """Not in a module with others: a name may end so for another algorithm. Sentinels are no defaults."""
-    source = (
-        "from torch.optim import Optimizer\nrequired = object()\n"
-        "class LowBitAdamW(Optimizer):\n    def __init__(self, params, lr=required, eps=1e-7): ...\n"
-        "class NAdam(Optimizer): ...\n"
-    )
-    (tmp_path / "low_bits.py").write_text(source, encoding="utf-8")
+GUESSED = """
+import torch
+from torch.optim import Optimizer
+required = object()
+class LowBitAdamW(torch.optim.AdamW):
+    def __init__(self, params, lr=required, eps=1e-7):
+        super().__init__(params, lr=lr, eps=eps)
+class AdagradW(Optimizer):
+    def __init__(self, params, lr=0.01, weight_decay=0.5, epsilon=1e-10, **others):
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "epsilon": epsilon, **others})
+    @torch.no_grad()
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                total = self.state[weight].setdefault("sum", torch.zeros_like(weight))
+                weight.mul_(1 - group["lr"] * group["weight_decay"])
+                total.addcmul_(weight.grad, weight.grad)
+                weight.addcdiv_(weight.grad, total.sqrt() + group["epsilon"], value=-group["lr"])
+class NAdam(torch.optim.NAdam): ...
+class SGDW(Optimizer):
+    def __init__(self, params, lr=1e-3):
+        super().__init__(params, {"lr": lr})
+    @torch.no_grad()
+    def step(self, closure=None):
+        for weight in self.param_groups[0]["params"]:
+            weight.sub_(weight.grad.sign(), alpha=self.param_groups[0]["lr"])
+class AdamP(Optimizer):  # all but Adam
+    def __init__(self, params, lr=1e-3):
+        self.inner = torch.optim.Adam(params, lr=lr)
+        super().__init__(self.inner.param_groups[0]["params"], {"lr": lr})
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.inner.step()
+        for weight in self.param_groups[0]["params"]:
+            weight.mul_(0.9995)
+class SparseAdamW(Optimizer):
+    def __init__(self, params, lr=1e-3):
+        super().__init__(params, {"lr": lr})
+    def step(self, closure=None):
+        raise RuntimeError("dense gradients are not supported")
+class Lion(torch.optim.SGD): ...
+class Lamb(Optimizer):
+    def __init__(self, params, model, lr=1e-3): ...
+"""
+
+
+def test_what_a_name_says_is_a_guess_that_the_first_steps_confirm(run_line, tmp_path, monkeypatch):
+    """Classes of another meaning are not described, and the command says how to claim them."""
+    (tmp_path / "Guessed.py").write_text(GUESSED, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    refused = run_line("init-adapter", "low", "--from", "low_bits")
-    assert refused.returncode == 2
-    assert "name one class, such as --from low_bits:LowBitAdamW, or write" in refused.stderr
-    assert run_line("init-adapter", "low", "--from", "low_bits:NAdam").returncode == 2
-    assert run_line("init-adapter", "low", "--from", "low_bits:LowBitAdamW").returncode == 0
-    monkeypatch.syspath_prepend(tmp_path / "low-keyedopt")
-    about = load("low_keyedopt:IMPLEMENTATION")
-    assert about.names == {"AdamW": "low_bits:LowBitAdamW"}
-    assert (about.fixed_options, about.defaults) == ({"AdamW.lr": 1e-3}, {"AdamW.eps": 1e-7})
+    done = run_line("init-adapter", "--from", "Guessed")
+    assert (done.returncode, done.stderr) == (0, "")
+    monkeypatch.syspath_prepend(tmp_path / "guessed-keyedopt")
+    about = load("guessed_keyedopt:IMPLEMENTATION")
+    assert about.names == {
+        "SGD": "Guessed:SGDW",
+        "AdamW": "Guessed:LowBitAdamW",
+        "Adagrad": "Guessed:AdagradW",
+    }
+    assert about.fixed_options == {"AdamW.lr": 1e-3}
+    assert about.defaults == {"AdamW.eps": 1e-7, "Adagrad.weight_decay": 0.5}
+    assert (about.option_names, about.variants) == (
+        {"Adagrad.eps": "epsilon"},
+        {"Adagrad": "decoupled", "SGD": "decoupled"},
+    )
+    for note in (
+        "Guessed:SGDW is judged as SGD: that is its name, but its first steps are not those of the",
+        "Guessed:AdagradW is judged as Adagrad: its name says Adagrad, and its first steps are right",
+        "Guessed:AdagradW takes **kwargs, of which no signature shows the names: lr_decay, ",
+        "Guessed:NAdam is not described: its name says Adam, but its first steps are not those of",
+        "Guessed:AdamP is not described: its name says Adam, but its first steps are not those of the",
+        "Guessed:SparseAdamW is not described: Guessed:LowBitAdamW is the AdamW here; alone, with --from",
+        "Guessed:Lamb is not described: as LAMB, it has the arguments (params, model, lr=0.001): missing",
+        "not described, as their names say no algorithm: Guessed:Lion",
+    ):
+        assert f"note: {note}" in done.stdout
+    assert "# Note: Guessed:AdagradW is judged" in (
+        tmp_path / "guessed-keyedopt" / "guessed_keyedopt" / "__init__.py"
+    ).read_text(encoding="utf-8")
+    asked = run_line("init-adapter", "asked", "--from", "Guessed:SparseAdamW")
+    assert asked.returncode == 2
+    assert "a step with it raises RuntimeError: dense gradients are not supported; if its" in asked.stderr
+    claimed = ("--from", "AdamW=Guessed:SparseAdamW", "--from", "Guessed:Lion")
+    assert run_line("init-adapter", "claimed", *claimed).returncode == 0
+    monkeypatch.syspath_prepend(tmp_path / "claimed-keyedopt")
+    about = load("claimed_keyedopt:IMPLEMENTATION")
+    assert about.names == {"AdamW": "Guessed:SparseAdamW", "SGD": "Guessed:Lion"}
+    assert about.root == "Guessed:SparseAdamW"
+    assert run_line("init-adapter", "x", "--from", "Lion=Guessed:Lion").returncode == 2
+
+
+def test_a_proposal_shows_what_a_constructor_passes_on(tmp_path, monkeypatch):
+    (tmp_path / "passing.py").write_text(
+        "import torch\n"
+        "class Adam(torch.optim.Adam):\n    def __init__(self, params, lr=1e-3, **kwargs): ...\n"
+        "class SparseAdam(torch.optim.SparseAdam): ...\n",
+        encoding="utf-8",
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    proposal = propose("passing")
+    assert proposal.areas == ("algorithms", "sparse")
+    assert proposal.names == {"Adam": "passing:Adam", "SparseAdam": "passing:SparseAdam"}
+    assert not [one for one in proposal.absent if one.startswith(("Adam.", "SparseAdam"))]
+    assert (proposal.defaults, proposal.notes) == ({}, ())
+
+
+def test_the_readme_of_a_proposal_names_files_that_are_there(run_line, tmp_path, monkeypatch):
+    (tmp_path / "shelf.py").write_text("import torch\nclass SGD(torch.optim.SGD): ...\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    for arguments in (("shelf", "--from", "shelf"), ("other",)):
+        assert run_line("init-adapter", *arguments).returncode == 0
+        folder = tmp_path / f"{arguments[0]}-keyedopt"
+        text = (folder / "README.md").read_text(encoding="utf-8")
+        named = re.findall(r"`([\w./]+\.(?:py|toml|yml))`", text)
+        assert len(named) >= 2
+        assert [name for name in named if not (folder / name).exists()] == []
 
 
 @pytest.mark.parametrize(

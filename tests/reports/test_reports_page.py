@@ -64,6 +64,10 @@ def test_the_overview_counts_what_the_tables_count(watched, sites):
     second = tables.runs[tables.runs["kind"] == "conformance"]["run"].iloc[1]
     assert "1 entry of the list of known failures is not true any more" in said[second]
     assert [name for name, text in said.items() if "1 expired" in text] == [second]
+    limits = (
+        "restricted, as its description says: step takes no closure (Adam); one group of parameters (SGD)"
+    )
+    assert [name for name, text in said.items() if limits in text] == [second]
     assert "it is truncated" in tab.locator(".note").first.inner_text()
 
 

@@ -44,6 +44,10 @@ def musts(area):
     return [clause.id for clause in spec.areas()[area].clauses if clause.level == "must"]
 
 
+#: In a third of the results all that fails, and is not known, has one cause.
+CAUSE = {"class": "Adam", "error": "OSError: no kernel"}
+
+
 def drawn(seed):
     """Make a result at random: claims, options, outcomes, missing and unknown clauses, interruption."""
     dice = random.Random(seed)
@@ -60,7 +64,8 @@ def drawn(seed):
                 outcome = dice.choice(["fail", "error", "known", "unexpected-pass"])
             if dice.random() >= bad / 20:  # otherwise the case is missing
                 name = f"test_{clause.area}::test_it[{clause.id}-{number}]"
-                cases.append(Case(name, (clause.id,), outcome))
+                cause = CAUSE if seed % 3 == 0 and outcome in ("fail", "error") else {}
+                cases.append(Case(name, (clause.id,), outcome, cause=cause))
     if dice.random() < 0.1:
         cases.append(Case("test_gone::test_it", ("GONE-001",), "fail"))
     options = {"level": dice.choice(["must", "should"])}

@@ -151,7 +151,7 @@ def test_variants(impl, algorithm, option, value):
 
 
 @pytest.mark.clause("ALGO-061")
-@pytest.mark.needs("{algorithm}")
+@pytest.mark.needs("{algorithm}", "{algorithm}.groups")
 @every
 @pytest.mark.parametrize("option", ["lr", "weight_decay"])
 def test_options_of_a_group(impl, algorithm, option):
@@ -239,7 +239,7 @@ def test_no_table(impl, algorithm, shape):
 
 
 @pytest.mark.clause("ALGO-061")
-@pytest.mark.needs("{algorithm}", "{algorithm}.by_row")
+@pytest.mark.needs("{algorithm}", "{algorithm}.by_row", "{algorithm}.groups")
 @pytest.mark.parametrize("algorithm", ROW_WISE)
 def test_a_group_with_no_table_is_not_added(impl, algorithm):
     """A group with a parameter that is not a table is not added."""
@@ -275,7 +275,7 @@ def test_no_parameters(impl, algorithm):
 
 
 @pytest.mark.clause("ALGO-067")
-@pytest.mark.needs("{algorithm}")
+@pytest.mark.needs("{algorithm}", "{algorithm}.tensor_rate")
 @every
 def test_tensor_lr(impl, algorithm):
     """A tensor as lr gives the same steps as the number, also after it was changed in place."""
@@ -307,7 +307,7 @@ def test_listed_twice(impl, algorithm):
 
 
 @pytest.mark.clause("ALGO-069")
-@pytest.mark.needs("{algorithm}")
+@pytest.mark.needs("{algorithm}", "{algorithm}.groups")
 @every
 def test_in_two_groups(impl, algorithm):
     """Adding a parameter that is already in another group raises ValueError and changes nothing."""
@@ -324,7 +324,7 @@ def test_in_two_groups(impl, algorithm):
 
 
 @pytest.mark.clause("ALGO-082")
-@pytest.mark.needs("{algorithm}")
+@pytest.mark.needs("{algorithm}", "{algorithm}.groups")
 @every
 def test_added_group(impl, algorithm):
     """An added group trains with its own options like a group from the constructor."""
@@ -345,7 +345,7 @@ def test_added_group(impl, algorithm):
 
 
 @pytest.mark.clause("ALGO-082")
-@pytest.mark.needs("{algorithm}")
+@pytest.mark.needs("{algorithm}", "{algorithm}.groups")
 @every
 def test_added_group_later(impl, algorithm):
     """A group that is added after some steps starts with fresh state."""
@@ -365,7 +365,7 @@ def test_added_group_later(impl, algorithm):
 
 
 @pytest.mark.clause("ALGO-083")
-@pytest.mark.needs("{algorithm}")
+@pytest.mark.needs("{algorithm}", "{algorithm}.groups")
 @every
 def test_groups_are_separate(impl, algorithm):
     """Two groups train like two optimizers with their options."""

@@ -45,7 +45,7 @@ def keyed(impl: Any, algorithm: str, params: Any, lr: float = 0.1) -> Any:
 
 
 @pytest.mark.clause("ALGO-050")
-@pytest.mark.needs("{algorithm}")
+@pytest.mark.needs("{algorithm}", "{algorithm}.closure")
 @every
 def test_closure(impl, algorithm):
     """A closure is evaluated once, with gradients enabled, and step returns its loss."""
@@ -53,7 +53,7 @@ def test_closure(impl, algorithm):
 
 
 @pytest.mark.clause("ALGO-103")
-@pytest.mark.needs("{algorithm}")
+@pytest.mark.needs("{algorithm}", "{algorithm}.closure")
 @every
 def test_closure_under_no_grad(impl, algorithm):
     """The closure of a step has gradients enabled, also if the caller disabled them."""

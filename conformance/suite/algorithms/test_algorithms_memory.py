@@ -83,7 +83,7 @@ def expect_error(optimizer: Any, buffers: Buffers) -> None:
 
 
 @pytest.mark.clause("ALGO-104")
-@pytest.mark.needs("{algorithm}")
+@pytest.mark.needs("{algorithm}", "{algorithm}.groups")
 @every
 @SIZES
 def test_sizes(impl: Any, algorithm: str, which: str, rows: int) -> None:
@@ -93,7 +93,7 @@ def test_sizes(impl: Any, algorithm: str, which: str, rows: int) -> None:
 
 
 @pytest.mark.clause("ALGO-104")
-@pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
+@pytest.mark.needs("{algorithm}", "{algorithm}.sparse", "{algorithm}.groups")
 @every
 @pytest.mark.parametrize(("which", "rows"), [("weight", 8), ("state", 2)], ids=lambda value: str(value))
 def test_sizes_with_sparse_gradients(impl: Any, algorithm: str, which: str, rows: int) -> None:
@@ -103,7 +103,7 @@ def test_sizes_with_sparse_gradients(impl: Any, algorithm: str, which: str, rows
 
 
 @pytest.mark.clause("ALGO-104")
-@pytest.mark.needs("{algorithm}", "{algorithm}.{kernels}")
+@pytest.mark.needs("{algorithm}", "{algorithm}.{kernels}", "{algorithm}.groups")
 @pytest.mark.parametrize("algorithm", ["SGD", "Adagrad", "Adam", "AdamW"])
 @KERNELS
 @SIZES
@@ -115,7 +115,7 @@ def test_sizes_with_kernels(impl: Any, algorithm: str, kernels: str, which: str,
 
 
 @pytest.mark.clause("ALGO-105")
-@pytest.mark.needs("{algorithm}")
+@pytest.mark.needs("{algorithm}", "{algorithm}.groups")
 @every
 @SIZES
 def test_nothing_is_updated(impl: Any, algorithm: str, which: str, rows: int) -> None:

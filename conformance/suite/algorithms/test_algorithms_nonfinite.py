@@ -91,7 +91,7 @@ def test_error_if_nonfinite(impl, algorithm, bad, layout):
 
 
 @pytest.mark.clause("ALGO-046")
-@pytest.mark.needs("{algorithm}.error_if_nonfinite")
+@pytest.mark.needs("{algorithm}.error_if_nonfinite", "{algorithm}.groups")
 @every
 @pytest.mark.parametrize("strict", [0, 1])
 def test_error_if_nonfinite_of_a_group(impl, algorithm, strict):

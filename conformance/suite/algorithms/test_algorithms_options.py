@@ -93,7 +93,7 @@ def expect_same_state(impl: Any, algorithm: str, seen: Any, wanted: Any) -> None
 
 
 @pytest.mark.clause("ALGO-083")
-@pytest.mark.needs("{algorithm}", "{algorithm}.{option}")
+@pytest.mark.needs("{algorithm}", "{algorithm}.{option}", "{algorithm}.groups")
 @pytest.mark.parametrize(("algorithm", "option"), [pair for pair in EACH if pair[1] != START])
 def test_each_option_of_a_group(impl, algorithm, option):
     """Each option of a group applies, whatever its value in other groups and by default."""
@@ -101,7 +101,7 @@ def test_each_option_of_a_group(impl, algorithm, option):
 
 
 @pytest.mark.clause("ALGO-096")
-@pytest.mark.needs("{algorithm}", "{algorithm}.initial_accumulator_value")
+@pytest.mark.needs("{algorithm}", "{algorithm}.initial_accumulator_value", "{algorithm}.groups")
 @pytest.mark.parametrize("algorithm", ADAGRADS)
 @pytest.mark.parametrize("way", ["constructor", "added"])
 def test_sums_start_where_the_group_says(impl, algorithm, way):
@@ -110,7 +110,7 @@ def test_sums_start_where_the_group_says(impl, algorithm, way):
 
 
 @pytest.mark.clause("ALGO-082")
-@pytest.mark.needs("{algorithm}", "{algorithm}.{option}")
+@pytest.mark.needs("{algorithm}", "{algorithm}.{option}", "{algorithm}.groups")
 @pytest.mark.parametrize(("algorithm", "option"), [pair for pair in EACH if pair[1] != START])
 def test_each_option_of_an_added_group(impl, algorithm, option):
     """Each option of an added group applies, whatever its value in other groups and by default."""
@@ -118,7 +118,7 @@ def test_each_option_of_an_added_group(impl, algorithm, option):
 
 
 @pytest.mark.clause("ALGO-092")
-@pytest.mark.needs("{algorithm}", "{algorithm}.{option}")
+@pytest.mark.needs("{algorithm}", "{algorithm}.{option}", "{algorithm}.groups")
 @pytest.mark.parametrize(("algorithm", "option"), SET)
 def test_options_set_in_a_group(impl, algorithm, option):
     """An option that is set in a group between two steps applies to the following steps."""

@@ -203,7 +203,7 @@ def expect_versions(impl: Any, algorithm: str, layout: str, dtype: str) -> None:
 
 
 @pytest.mark.clause("ALGO-101")
-@pytest.mark.needs("{algorithm}")
+@pytest.mark.needs("{algorithm}", "{algorithm}.groups")
 @every
 def test_versions(impl: Any, algorithm: str, dtype: str) -> None:
     """A graph that was saved before a step raises in its backward pass."""
@@ -211,7 +211,7 @@ def test_versions(impl: Any, algorithm: str, dtype: str) -> None:
 
 
 @pytest.mark.clause("ALGO-101")
-@pytest.mark.needs("{algorithm}", "{algorithm}.sparse")
+@pytest.mark.needs("{algorithm}", "{algorithm}.sparse", "{algorithm}.groups")
 @every
 def test_versions_after_sparse_gradients(impl: Any, algorithm: str, dtype: str) -> None:
     """A graph that was saved before a step with sparse gradients raises in its backward pass."""

@@ -122,7 +122,7 @@ def test_counts_of_rows_resumed(impl, algorithm):
 
 
 @pytest.mark.clause("ALGO-073")
-@pytest.mark.needs("{algorithm}")
+@pytest.mark.needs("{algorithm}", "{algorithm}.groups")
 @every
 def test_options_loaded(impl, algorithm):
     """Loading restores lr and weight_decay of every group."""
@@ -188,7 +188,7 @@ def test_state_dict_is_live(impl, algorithm):
 
 
 @pytest.mark.clause("ALGO-077")
-@pytest.mark.needs("{algorithm}")
+@pytest.mark.needs("{algorithm}", "{algorithm}.groups")
 @every
 @pytest.mark.parametrize("groups", [[1], [3], [1, 1]])
 def test_other_groups_are_refused(impl, algorithm, groups):
@@ -205,7 +205,7 @@ def test_other_groups_are_refused(impl, algorithm, groups):
 
 
 @pytest.mark.clause("ALGO-078")
-@pytest.mark.needs("{algorithm}")
+@pytest.mark.needs("{algorithm}", "{algorithm}.groups")
 @every
 @pytest.mark.parametrize("shape", [(4, 3), (4, 1), (4,), (1, 3), (5, 3), (1,)])
 def test_other_shapes_are_refused(impl, algorithm, shape):

@@ -62,6 +62,7 @@ def test_signature(impl):
 
 
 @pytest.mark.clause("SPARSE-002")
+@pytest.mark.needs("SparseAdam", "SparseAdam.groups")
 @pytest.mark.parametrize("form", ["list", "generator", "groups"])
 def test_params(impl, form):
     """The argument params is an iterable of parameters, or of groups that may have their own options."""
@@ -82,6 +83,7 @@ def test_params(impl, form):
 
 
 @pytest.mark.clause("SPARSE-002")
+@pytest.mark.needs("SparseAdam", "SparseAdam.groups")
 @pytest.mark.parametrize("option", [{"lr": 0.5}, {"betas": (0.5, 0.75)}, {"eps": 0.25}, {"maximize": True}])
 def test_options_set_between_steps(impl, option):
     """An option that is set in a group applies from the next step on."""
@@ -104,6 +106,7 @@ def test_options_set_between_steps(impl, option):
 
 
 @pytest.mark.clause("SPARSE-017")
+@pytest.mark.needs("SparseAdam", "SparseAdam.tensor_rate")
 @pytest.mark.parametrize("shape", [[], [1]])
 def test_rate_tensor(impl, shape):
     """Each step reads a learning rate tensor, so filling the tensor changes the learning rate."""
@@ -139,6 +142,7 @@ def test_options_out_of_range(impl, options):
 
 
 @pytest.mark.clause("SPARSE-018")
+@pytest.mark.needs("SparseAdam", "SparseAdam.tensor_rate")
 def test_rate_tensor_of_two(impl):
     """A learning rate tensor of two numbers raises ValueError."""
     expect_raises(
@@ -178,6 +182,7 @@ def test_zero_options(impl, options):
 
 
 @pytest.mark.clause("SPARSE-022")
+@pytest.mark.needs("SparseAdam", "SparseAdam.groups")
 @pytest.mark.parametrize(
     "options", [{"lr": -1.0}, {"eps": -3.0}, {"betas": [2.0, 0.5]}, {"betas": [0.5, 1.0]}]
 )
@@ -214,6 +219,7 @@ def test_parameters_of_another_kind(impl, kind):
 
 
 @pytest.mark.clause("SPARSE-024")
+@pytest.mark.needs("SparseAdam", "SparseAdam.groups")
 @pytest.mark.parametrize("kind", ["sparse", "complex"])
 def test_parameters_of_another_kind_added(impl, kind):
     """add_param_group raises for a sparse or complex parameter and adds no group."""
@@ -227,6 +233,7 @@ def test_parameters_of_another_kind_added(impl, kind):
 
 
 @pytest.mark.clause("SPARSE-025")
+@pytest.mark.needs("SparseAdam", "SparseAdam.groups")
 @pytest.mark.parametrize("late", [False, True])
 def test_parameter_listed_twice(impl, late):
     """A parameter that is listed twice in a group raises an error, or is updated once per step."""
@@ -248,6 +255,7 @@ def test_parameter_listed_twice(impl, late):
 
 
 @pytest.mark.clause("SPARSE-026")
+@pytest.mark.needs("SparseAdam", "SparseAdam.groups")
 @pytest.mark.parametrize("late", [False, True])
 def test_parameter_in_two_groups(impl, late):
     """A parameter in two groups raises ValueError."""
@@ -266,6 +274,7 @@ def test_parameter_in_two_groups(impl, late):
 
 
 @pytest.mark.clause("SPARSE-027")
+@pytest.mark.needs("SparseAdam", "SparseAdam.groups")
 def test_add_param_group(impl):
     """An added group has its own options or the defaults, and is trained from then on."""
     first, second = tables(2)
@@ -281,6 +290,7 @@ def test_add_param_group(impl):
 
 
 @pytest.mark.clause("SPARSE-028")
+@pytest.mark.needs("SparseAdam", "SparseAdam.groups")
 @pytest.mark.parametrize("wrong", ["list", "no params", "text", "empty"])
 def test_no_group(impl, wrong):
     """Adding an object that is not a group raises an error and leaves the groups unchanged."""
@@ -293,6 +303,7 @@ def test_no_group(impl, wrong):
 
 
 @pytest.mark.clause("SPARSE-029")
+@pytest.mark.needs("SparseAdam", "SparseAdam.groups")
 @pytest.mark.parametrize("late", [False, True])
 def test_group_is_not_shared(impl, late):
     """The dict of a group is not modified, and two optimizers built from it have separate options."""
@@ -323,6 +334,7 @@ def test_no_parameters(impl):
 
 
 @pytest.mark.clause("SPARSE-031")
+@pytest.mark.needs("SparseAdam", "SparseAdam.any_shape")
 def test_several_dtypes(impl):
     """Parameters of several dtypes and shapes train like each parameter in its own optimizer."""
     made = [
@@ -345,6 +357,7 @@ def test_several_dtypes(impl):
 
 
 @pytest.mark.clause("SPARSE-060")
+@pytest.mark.needs("SparseAdam", "SparseAdam.groups")
 def test_zero_grad(impl):
     """zero_grad sets every gradient to None by default, and to zero with set_to_none=False."""
     weights = tables(2)

@@ -19,6 +19,7 @@ def two_groups(impl: Any) -> tuple[Any, list[Any]]:
 
 
 @pytest.mark.clause("SPARSE-080")
+@pytest.mark.needs("SparseAdam", "SparseAdam.groups")
 @pytest.mark.parametrize("ids", [[7, 3, 5], ["c", "a", "b"], [1, 2, 0]], ids=["numbers", "text", "permuted"])
 def test_ids_are_only_ids(impl, ids):
     """State is loaded by the order of the ids in the groups, whatever the ids are."""
@@ -44,6 +45,7 @@ def test_ids_are_only_ids(impl, ids):
 
 
 @pytest.mark.clause("SPARSE-081")
+@pytest.mark.needs("SparseAdam", "SparseAdam.groups")
 def test_saved_groups_have_every_option(impl):
     """Each saved group has each option, with the group's own value or the default."""
     optimizer, _ = two_groups(impl)
@@ -58,6 +60,7 @@ def test_saved_groups_have_every_option(impl):
 
 
 @pytest.mark.clause("SPARSE-082")
+@pytest.mark.needs("SparseAdam", "SparseAdam.groups")
 def test_gradients_after_zero_grad(impl):
     """After zero_grad and a backward pass, a table that was not looked up has no gradient."""
     optimizer, weights = two_groups(impl)

@@ -56,6 +56,7 @@ class Noting:
 
 
 @pytest.mark.clause("SPARSE-062")
+@pytest.mark.needs("SparseAdam", "SparseAdam.closure")
 def test_step_pre_hook(impl):
     """A step pre-hook receives the optimizer and the arguments, once, before anything changes."""
     optimizer, weight = trained_optimizer(impl)
@@ -74,6 +75,7 @@ def test_step_pre_hook(impl):
 
 
 @pytest.mark.clause("SPARSE-063")
+@pytest.mark.needs("SparseAdam", "SparseAdam.closure")
 @pytest.mark.parametrize("by", ["keyword", "position"])
 def test_step_pre_hook_replaces_arguments(impl, by):
     """Arguments that a step pre-hook returns replace the given ones."""
@@ -94,6 +96,7 @@ def test_step_pre_hook_replaces_arguments(impl, by):
 
 
 @pytest.mark.clause("SPARSE-064")
+@pytest.mark.needs("SparseAdam", "SparseAdam.closure")
 def test_step_pre_hooks_in_order(impl):
     """Step hooks run in the order of registration, each with the previous one's arguments."""
     optimizer, _ = trained_optimizer(impl)
@@ -142,6 +145,7 @@ def test_step_post_hook(impl):
 
 
 @pytest.mark.clause("SPARSE-067")
+@pytest.mark.needs("SparseAdam", "SparseAdam.closure")
 @pytest.mark.parametrize("closure", [True, False])
 def test_step_hook_arguments(impl, closure):
     """Observe how many positional arguments a step hook receives, with or without the optimizer."""

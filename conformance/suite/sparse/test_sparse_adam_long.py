@@ -25,6 +25,7 @@ PAIRS: dict[str, tuple[Any, Any]] = {
 
 
 @pytest.mark.clause("SPARSE-002")
+@pytest.mark.needs("SparseAdam", "SparseAdam.groups")
 @pytest.mark.parametrize("option", PAIRS)
 @pytest.mark.parametrize("way", ["constructor", "added", "set"])
 def test_each_option_of_a_group(impl, option, way):

@@ -84,6 +84,7 @@ def misplaced(where: str) -> torch.Tensor:
 
 
 @pytest.mark.clause("SPARSE-032", "SPARSE-033")
+@pytest.mark.needs("SparseAdam", "SparseAdam.groups")
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("where", ["row", "column", "both"])
 def test_invalid_indices_of_the_second_parameter(impl: Any, where: str, groups: int) -> None:
@@ -144,6 +145,7 @@ def test_versions(impl: Any, kind: str) -> None:
 
 
 @pytest.mark.clause("SPARSE-015")
+@pytest.mark.needs("SparseAdam", "SparseAdam.any_shape")
 def test_a_row_of_several_sparse_dimensions(impl: Any) -> None:
     """A gradient may have several sparse dimensions before dense ones; the other rows keep bits."""
     gradient = tensor([[[0.0, 0.0], [3.0, -2.0]], [[0.0, 0.0], [0.0, 0.0]]])

@@ -83,6 +83,7 @@ def expect_refused(impl: Any, how: str, *kinds: type[BaseException]) -> None:
 
 
 @pytest.mark.clause("SPARSE-045")
+@pytest.mark.needs("SparseAdam", "SparseAdam.groups")
 def test_state_dict(impl):
     """state_dict contains the state by id, and the groups with their options and parameter ids."""
     first, second = parameter(5, 2), parameter(5, 2, seed=1)
@@ -149,6 +150,7 @@ def error_of_correction(count: Any, step: int) -> float:
 
 
 @pytest.mark.clause("SPARSE-047")
+@pytest.mark.needs("SparseAdam", "SparseAdam.groups")
 def test_resume_with_groups(impl):
     """Each group gets its own options back, and all continue on their trajectories."""
 
@@ -232,6 +234,7 @@ def test_load_of_options_out_of_range(impl, how):
 
 
 @pytest.mark.clause("SPARSE-052")
+@pytest.mark.needs("SparseAdam", "SparseAdam.groups")
 @pytest.mark.parametrize("how", [{"lr": -5.0}, {"eps": -1.0}, {"betas": [2.0, 0.5]}])
 def test_load_of_options_out_of_range_in_a_second_group(impl, how):
     """Options of every group are checked, not only the first."""

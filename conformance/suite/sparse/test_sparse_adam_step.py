@@ -135,6 +135,7 @@ def test_without_gradient(impl):
 
 
 @pytest.mark.clause("SPARSE-015")
+@pytest.mark.needs("SparseAdam", "SparseAdam.any_shape")
 @pytest.mark.parametrize(
     "dense", [[0.0, 5.0, 0.0, 0.0, 9.0], [[0.0, 5.0], [0.0, 0.0], [9.0, 0.0]], [[[0.0, 1.0]], [[2.0, 0.0]]]]
 )
@@ -162,6 +163,7 @@ def test_strides(impl):
 
 
 @pytest.mark.clause("SPARSE-016")
+@pytest.mark.needs("SparseAdam", "SparseAdam.groups")
 @pytest.mark.parametrize("groups", [1, 2])
 def test_dense_gradient(impl, groups):
     """A dense gradient raises an error."""
@@ -192,6 +194,7 @@ def test_a_step_does_not_modify_gradients(impl):
 
 
 @pytest.mark.clause("SPARSE-032")
+@pytest.mark.needs("SparseAdam", "SparseAdam.groups")
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("fresh", [True, False])
 def test_refused_step_changes_nothing(impl, groups, fresh):
@@ -292,6 +295,7 @@ def test_finite_stays_finite(impl, dtype, size):
 
 
 @pytest.mark.clause("SPARSE-037")
+@pytest.mark.needs("SparseAdam", "SparseAdam.closure")
 def test_closure(impl):
     """A closure is evaluated once, with gradients enabled, before the update."""
     weight = weight_of()
@@ -315,6 +319,7 @@ def test_closure(impl):
 
 
 @pytest.mark.clause("SPARSE-038")
+@pytest.mark.needs("SparseAdam", "SparseAdam.closure")
 @pytest.mark.parametrize("closure", [True, False])
 def test_returned(impl, closure):
     """Observe what step returns."""
@@ -322,6 +327,7 @@ def test_returned(impl, closure):
 
 
 @pytest.mark.clause("SPARSE-039")
+@pytest.mark.needs("SparseAdam", "SparseAdam.closure")
 def test_closure_raises(impl):
     """A step raises an error of its closure and changes nothing."""
     weight = weight_of()

@@ -161,11 +161,22 @@ def expect_raises(
             raise  # the case asked for an argument that the implementation lacks
         text = str(error)
         seen = f"{type(error).__name__}: {text}"
-        expect(isinstance(error, kinds), expected, seen)
+        expect(isinstance(error, kinds), _of_kinds(expected, kinds), seen)
         missing = [mention for mention in mentions if mention not in text]
         expect(not missing, f"{expected}, with {missing} in its message", seen)
         return error
-    raise Mismatch(expected, f"no error, returned {_text(result)}")
+    raise Mismatch(_of_kinds(expected, kinds), f"no error, returned {_text(result)}")
+
+
+def _of_kinds(expected: str, kinds: Sequence[type[BaseException]]) -> str:
+    """Return the text of an expectation with the names of the expected errors.
+
+    >>> _of_kinds("an error for lr=-1", [ValueError, TypeError]), _of_kinds("a ValueError", [ValueError])
+    ('an error for lr=-1 (ValueError or TypeError)', 'a ValueError')
+    """
+    names = [kind.__name__ for kind in kinds]
+    said = Exception in kinds or any(name in expected for name in names)
+    return expected if said else f"{expected} ({' or '.join(names)})"
 
 
 def expect_derived(cls: type, base: type) -> None:

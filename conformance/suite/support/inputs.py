@@ -52,9 +52,9 @@ def set_grads(params: Any, seed: int = 1, scale: float = 1.0) -> None:
 
 def set_wide_grads(params: Any, seed: int = 1) -> None:
     """Give every parameter a fixed dense gradient that also has very large and small elements."""
-    set_grads(params, seed)
-    for param in _listed(params):
-        param.grad *= wide(param.grad.numel()).reshape(param.shape).to(param.grad)
+    for index, param in enumerate(_listed(params)):
+        fixed = _numbers(param.shape, 101 * seed + index) * wide(param.numel()).reshape(param.shape)
+        param.grad = fixed.to(param.device, param.dtype)
 
 
 def wide(count: int) -> torch.Tensor:

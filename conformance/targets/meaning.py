@@ -1,0 +1,53 @@
+"""Decide whether a class can be what its name says: by its bases and by the arguments that it requires."""
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+from keyedopt.conformance import spec
+
+#: The areas of which every class but the companions is an optimizer.
+OF_OPTIMIZERS = (
+    *("keyed", "combined", "wrapper", "clipping", "warmup", "semi_sync", "fault_tolerance"),
+    *("algorithms", "accumulate", "sparse"),
+)
+#: How many arguments the constructor of an optimizer requires, if it is more than one.
+REQUIRED = {
+    "KeyedOptimizer": 3,
+    "KeyedOptimizerWrapper": 2,
+    "WarmupOptimizer": 2,
+    "FaultTolerantOptimizer": 2,
+    "SemisyncOptimizer": 3,
+}
+#: What to do if a class is not what its name says.
+CLAIM = "To have it judged, say in an adapter what it is (`keyedopt init-adapter`)"
+
+
+def another_meaning(name: str, kind: Any, options: Iterable[str] = ("lr",)) -> str:
+    """Return why a class or a factory function cannot be what its public name says, or an empty string.
+
+    Args:
+        name: a public name.
+        kind: what a library has under that name.
+        options: the options that each construction may pass.
+    """
+    import torch  # not before a target is loaded
+
+    areas = [area for area in map(spec.areas().__getitem__, OF_OPTIMIZERS) if name in area.names]
+    if not areas or name in areas[0].companions or not callable(kind):
+        return ""
+    if isinstance(kind, type) and not issubclass(kind, torch.optim.Optimizer):
+        if areas[0].name != "algorithms":
+            return "does not extend torch.optim.Optimizer"
+        if not callable(getattr(kind, "step", None)):
+            return "has no method step"
+    try:
+        signature = inspect.signature(kind)
+    except (TypeError, ValueError):  # a class of C shows none
+        return ""
+    given = {option: None for option in options if option in signature.parameters}
+    try:
+        signature.bind(*[None] * REQUIRED.get(name, 1), **given)
+    except TypeError as error:
+        return f"has the arguments {signature}: {error}"
+    return ""

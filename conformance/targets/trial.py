@@ -1,0 +1,57 @@
+"""Try whether a class takes the first steps of an algorithm: a name alone does not say what a class is."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from keyedopt.conformance.results.untrusted import error_text, one_line
+from keyedopt.conformance.suite.support.trajectories import TRAJECTORIES
+from keyedopt.conformance.targets.implementation import Implementation
+
+#: How far a weight may be from the exact one, relative to the longest way of one: an optimizer in float32 is
+#: within 1e-4 after 24 steps, where AdamP is 1e-2 from Adam.
+TOLERANCE = 1e-3
+
+
+def first_steps(about: Implementation, algorithm: str) -> tuple[str | None, str]:
+    """Return the variant of an algorithm whose first steps a class takes, or None, and what it does instead.
+
+    The plain formula is the variant ``""``. Only weights are compared, and roughly: this tells algorithms
+    apart, and judges none.
+    """
+    made = TRAJECTORIES[f"{algorithm}-plain"]
+    try:
+        seen = _train(about, algorithm, made)
+    except Exception as error:
+        return None, f"a step with it raises {one_line(error_text(error), 200)}"
+    for variant, other in {"": made, **made.get("variants", {})}.items():
+        start, steps = _weight(made), {step: _exact(other, step) for step in seen}
+        if all((seen[step] - steps[step]).abs().max() <= _allowed(start, steps[step]) for step in seen):
+            return variant, ""
+    return None, "its first steps are not those of the formula"
+
+
+def _train(about: Implementation, algorithm: str, made: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Return the weights after the steps of which `made` has exact values, by the number of the step."""
+    weight = torch.nn.Parameter(_weight(made).float())
+    optimizer = getattr(about.surface(), algorithm)([weight], **made["options"])
+    seen = {}
+    for number, step in enumerate(made["steps"], 1):
+        weight.grad = torch.tensor(step["grads"]) * made["unit"]
+        optimizer.step()
+        if str(number) in made["after"]:
+            seen[str(number)] = weight.detach().double().clone()
+    return seen
+
+
+def _weight(made: Mapping[str, Any]) -> torch.Tensor:
+    return torch.tensor(made["weight"], dtype=torch.float64) / 64
+
+
+def _exact(made: Mapping[str, Any], step: str) -> torch.Tensor:
+    return torch.tensor(made["after"][step]["weight"], dtype=torch.float64).reshape(len(made["weight"]), -1)
+
+
+def _allowed(start: torch.Tensor, exact: torch.Tensor) -> float:
+    return TOLERANCE * float((exact - start).abs().max())
