@@ -12,7 +12,7 @@ from keyedopt.conformance.run import replay, runner
 from keyedopt.conformance.suite.support.described import OPTIONS, described
 from keyedopt.conformance.targets.find import find
 
-loop = pytest.mark.complete(loop=__name__, sample=2, spread=True)
+loop = pytest.mark.complete(loop=__name__, sample=3, spread=True)
 
 
 def checked(target: str, *clauses: str, path: object = TARGETS) -> Result:
@@ -31,7 +31,7 @@ def test_no_case_asks_for_an_option_that_a_target_lacks(option):
     expect_sound(checked(f"lacking:absent_{option}"), 30)
 
 
-@pytest.mark.complete
+@loop
 def test_each_case_gives_an_option_that_has_no_default():
     expect_sound(checked("lacking:fixed"), 1500)
 
@@ -77,6 +77,7 @@ def test_torch_follows_each_formula_also_where_only_float32_is_claimed(tmp_path,
     expect_sound(checked(f"strangers:{kernels}", *of_algorithms, *of_sparse_adam, path=tmp_path), 20)
 
 
+@loop
 @pytest.mark.parametrize(("claimed", "code"), [("decoupled no_debias", 0), ("no_debias", 1)])
 def test_a_script_contains_the_oracle_of_the_variant(claimed, code, monkeypatch):
     result = checked("varying:decoupled__no_debias", "ALGO-011")
@@ -113,6 +114,7 @@ TARGET = dataclasses.replace(varying.decoupled__no_debias, variants={variants})
 """
 
 
+@loop
 @pytest.mark.parametrize("claimed", [None, "no_debias", "decoupled eps_before"])
 def test_a_failure_names_the_variant_that_fits_everywhere(tmp_path, claimed):
     variants = {"Adam": claimed} if claimed else {}
