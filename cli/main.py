@@ -109,7 +109,12 @@ def check(
         ),
     ] = None,
     time_limit: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Seconds that a case may take.", min=0.1)
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="Seconds that a case may take, of CPU time or asleep; raises the other limits too.",
+            min=0.1,
+        ),
     ] = 30.0,
     workers: Annotated[
         int | None, typer.Option(metavar="N", help="Worker processes; default: processors + 1.", min=1)

@@ -114,6 +114,9 @@ def show(result: Result, verdict: Verdict, verbose: bool = False, only_target: b
         console.print(f"{len(known)} known, unchanged (-v shows them)", style="yellow")
     for reason in other_reasons(verdict):
         console.print(one_line(f"red   {reason}"), style="red")
+    again = [case.case for case in result.cases if case.runs > 1]
+    if again:
+        console.print(one_line(f"run once more, alone, after they reached the time limit: {_few(again)}"))
     where = f"torch {result.environment['torch']}, {result.environment['device']}"
     if result.environment.get("backend"):
         where += f", backend {result.environment['backend']}"

@@ -40,6 +40,7 @@ class Case:
         seconds: the duration of the case.
         trace: for a failure, the traceback.
         known: for an expected failure, its reason and link.
+        runs: how often the case was run: twice, the second time alone, if it reached the time limit.
     """
 
     case: str
@@ -55,6 +56,7 @@ class Case:
     seconds: float = 0.0
     trace: str = ""
     known: dict[str, str] = field(default_factory=dict)
+    runs: int = 1
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,11 @@ from keyedopt.conformance.run.integrity import TENSOR, Integrity
 from keyedopt.conformance.run.protocol import Head, Writer
 from keyedopt.conformance.run.refusals import unclaimed, why_not_on
 from keyedopt.conformance.run.tensor_subclasses import guard_subclasses
-from keyedopt.conformance.suite.support.assertions import Mismatch
+from keyedopt.conformance.suite.support.assertions import Late, Mismatch
 from keyedopt.conformance.suite.support.described import MissingName
 from keyedopt.conformance.suite.support.device import choose_device
 from keyedopt.conformance.suite.support.measured import MEASURED
-from keyedopt.conformance.suite.support.ranks import begin_case, choose_ranks, inspect_ranks
+from keyedopt.conformance.suite.support.ranks import begin_case, choose_ranks, inspect_ranks, limit_ranks
 from keyedopt.conformance.targets.devices import check_device
 from keyedopt.conformance.targets.find import find
 from keyedopt.conformance.targets.implementation import DTYPES, Implementation, Surface, TargetError
@@ -39,6 +39,8 @@ from keyedopt.conformance.targets.implementation import DTYPES, Implementation, 
 #: Parts of the names of cases that take seconds. They run first, so that all workers end at the same time.
 LONGEST = ("test_accumulate_precision::test_precision[equal-10000000", "compile")
 
+#: The part of the time limit of a case that its ranks may take.
+OF_RANKS = 2 / 3
 #: What is expected of a target beside its cases.
 UNTOUCHED = "the functions of torch, Python, pytest and the suite as they were before the import"
 
@@ -115,13 +117,23 @@ class Engine:
         inspect_ranks(self._integrity.changed)
         guard_subclasses(TENSOR)
 
-    def enter_worker(self, session: pytest.Session, target: str, folder: Path, channel: int) -> None:
+    def enter_worker(
+        self, session: pytest.Session, target: str, folder: Path, channel: int, limit: float
+    ) -> None:
         """Claim the channel, import the target, and keep those of the collected cases that it supports.
+
+        Args:
+            session: has the collected cases.
+            target: as on the command line.
+            folder: the scratch folder of the run.
+            channel: the descriptor of the worker's end of a channel.
+            limit: seconds that a case may take.
 
         Raises:
             UsageError: the target cannot be imported, although the smoke stage imported it.
         """
         writer = Writer(folder, channel=channel)  # before the target's code runs
+        limit_ranks(limit * OF_RANKS)
         try:
             with keep_settings():
                 self._choose(find(target, self._option("--keyedopt-import") or ()))
@@ -370,6 +382,7 @@ def _failure(item: pytest.Item, error: BaseException) -> dict[str, Any]:
         start = start.tb_next
     lines = traceback.format_exception(type(error), error, start or error.__traceback__, limit=-30)
     record = {"outcome": "fail", "expected": expected, "seen": seen, "trace": clean("".join(lines), 8000)}
+    record |= {"late": isinstance(error, Late)}
     with contextlib.suppress(Exception):  # untrusted: reading an attribute of the error may raise
         record["observed"] = plain(vars(error)[MEASURED])
     return record

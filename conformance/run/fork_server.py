@@ -102,7 +102,8 @@ def _collect(arguments: list[str], next_request: Callable[[], Request | None]) -
                 engine.declare(session, Path(request["declare"]))
                 return True
             run = engine.pytest_runtestloop  # before the target can replace it
-            engine.enter_worker(session, request["target"], Path(request["folder"]), request["channel"])
+            folder, channel = Path(request["folder"]), request["channel"]
+            engine.enter_worker(session, request["target"], folder, channel, request["limit"])
             found: bool = run(session)
             return found
 
