@@ -108,7 +108,7 @@ def show(result: Result, verdict: Verdict, verbose: bool = False, only_target: b
     known = [clause for clause in failing(verdict) if verdict.clauses[clause] == "known"]
     for clause in failing(verdict):
         if verbose or clause not in known:
-            for line in _lines(result, clause):
+            for line in failure_lines(result, clause):
                 console.print(line, style=STYLES.get(verdict.clauses[clause]))
     if known and not verbose:
         console.print(f"{len(known)} known, unchanged (-v shows them)", style="yellow")
@@ -136,7 +136,7 @@ def _annotations(result: Result, verdict: Verdict, most: int = 10) -> list[str]:
     if os.environ.get("GITHUB_ACTIONS") != "true":
         return []
     new = [clause for clause in failing(verdict) if verdict.clauses[clause] in FAILING]
-    said = {clause: " ".join(map(str.strip, _lines(result, clause)[1:])) for clause in new[:most]}
+    said = {clause: " ".join(map(str.strip, failure_lines(result, clause)[1:])) for clause in new[:most]}
     return [
         f"::error title=keyedopt {clause} ({level_of(clause)})::{text.replace('%', '%25')}"
         for clause, text in said.items()
@@ -184,12 +184,11 @@ def next_steps(verdict: Verdict, written: str | None, target: str, imports: Iter
     bad = [clause for clause in failing(verdict) if verdict.clauses[clause] in FAILING]
     if not bad:
         return []
-    file = shlex.quote(written) if written is not None else "FILE.json"
-    before = "" if written is not None else "give --output FILE.json, then "
+    file = f"{shlex.quote(written)} " if written is not None else ""  # without a file that of the last check
     named = "" if target in registered() else f" --target {shlex.quote(target)}"
     first = "".join(f" --import {shlex.quote(name)}" for name in imports)
-    again = f"keyedopt replay {file} {bad[0]} --run{named}{first}"
-    return [f"why:   keyedopt explain {bad[0]}", f"again: {before}{again}"]
+    again = f"keyedopt replay {file}{bad[0]} --run{named}{first}"
+    return [f"why:   keyedopt explain {bad[0]}", f"again: {again}"]
 
 
 def _few(names: Sequence[str], many: int = 6) -> str:
@@ -203,7 +202,7 @@ def _ratio(counts: list[Count]) -> str:
     return f"{sum(c.passed for c in counts)}/{sum(c.total for c in counts)}" if counts else ""
 
 
-def _lines(result: Result, clause: str) -> list[str]:
+def failure_lines(result: Result, clause: str) -> list[str]:
     """Return three lines about the most serious case of a clause: its promise, the situation, what was seen.
 
     The result file and `keyedopt replay` have the texts whole.
