@@ -10,7 +10,7 @@ import time
 import traceback
 import unittest
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from keyedopt.conformance.results.untrusted import clean, error_text, plain
 from keyedopt.conformance.results.verdict import level_of
 from keyedopt.conformance.run.device_seen import DeviceSeen, of_suite, packages_of
 from keyedopt.conformance.run.fresh import fresh, keep_settings, null_device, steps_of
-from keyedopt.conformance.run.integrity import TENSOR, Integrity
+from keyedopt.conformance.run.integrity import TENSOR, Integrity, body_of
 from keyedopt.conformance.run.protocol import Head, Writer
 from keyedopt.conformance.run.refusals import unclaimed, why_not_on
 from keyedopt.conformance.run.tensor_subclasses import guard_subclasses
@@ -90,6 +90,7 @@ class Engine:
         self.writer: Writer | None = None  # of a worker
         self._integrity: Integrity | None = None
         self._replaced = ""  # the function that the target replaced
+        self._bodies: dict[str, tuple[Any, ...]] = {}  # the functions of the cases, and their code
         self._inspect = self._untouched  # kept before the target can replace it in the class
         self._sought: set[str] | None = None  # run only these clauses, each until one of its cases fails
         if implementation is not None:
@@ -111,9 +112,10 @@ class Engine:
         self.device = device
         choose_device(device)
 
-    def prepare(self) -> None:
+    def prepare(self, session: pytest.Session) -> None:
         """Note the functions that decide about cases, before a target is imported."""
         self._integrity = Integrity()
+        self._bodies = {case_name(item): body_of(getattr(item, "obj", None)) for item in session.items}
         inspect_ranks(self._integrity.changed)
         guard_subclasses(TENSOR)
 
@@ -245,35 +247,41 @@ class Engine:
                 if self._sought is None or not self._sought.isdisjoint(head["clauses"]):
                     with self.writer.running(head):
                         discard_output()
-                        self.writer.add(self._inspect(self._record(item)))
+                        self.writer.add(self._inspect(item, self._record(item)))
         return True
 
     def _record(self, item: Any) -> Head:
         """Run a case without pytest, and return its record."""
         head, began = item.stash[_HEAD], time.perf_counter()
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                self.pytest_runtest_setup(item)
-                self._call(item, {"impl": self.surface, **_parameters(item)})
-        except pytest.skip.Exception as reason:  # a skip by the case itself has escaped
-            found = {"outcome": "unsupported", "seen": clean(str(reason))}
-        except BaseException as error:
+
+        def run() -> None:
+            self.pytest_runtest_setup(item)
+            self._call(item, {"impl": self.surface, **_parameters(item)})
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            error = _error_of(run)
+        if error is None:
+            observed = {level_of(clause) for clause in head["clauses"]} == {"observe"}
+            found = {"outcome": "observed" if observed else "pass"}
+        elif isinstance(error, pytest.skip.Exception):  # a skip by the case itself has escaped
+            found = {"outcome": "unsupported", "seen": clean(str(error))}
+        else:
             found = _failure(item, error)
             if self._sought is not None:
                 self._sought -= set(head["clauses"])
-        else:
-            observed = {level_of(clause) for clause in head["clauses"]} == {"observe"}
-            found = {"outcome": "observed" if observed else "pass"}
         return {**head, "seconds": round(time.perf_counter() - began, 4), **found}
 
-    def _untouched(self, record: Head) -> Head:
+    def _untouched(self, item: Any, record: Head) -> Head:
         """Return the record, or an error if the target has replaced a function that decides about cases."""
         if self._integrity is not None:
             self._replaced = self._replaced or self._integrity.changed()
-        if not self._replaced:
+        replaced = self._replaced
+        if not replaced and self._bodies and self._bodies[record["case"]] != body_of(item.obj):
+            replaced = "the case"
+        if not replaced:
             return record
-        return {**record, "outcome": "error", "expected": UNTOUCHED, "seen": f"{self._replaced} was replaced"}
+        return {**record, "outcome": "error", "expected": UNTOUCHED, "seen": f"{replaced} was replaced"}
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Skip a case whose area, or a name that it needs, the implementation does not claim."""
@@ -313,9 +321,15 @@ class Engine:
         begin_case(f"{self._option('--implementation')} {head['case']}", undo)
         seen = self._device_seen(item)
         self.implementation.ran()
+
+        def run() -> None:
+            head["observed"] = plain(function(**arguments))
+
         try:
             with undo(), seen or contextlib.nullcontext():
-                head["observed"] = plain(function(**arguments))
+                error = _error_of(run)
+            if error is not None:
+                raise error
         except MissingName as error:
             if not self.surface.claims(str(error.name)):
                 pytest.skip(f"not claimed: {error.name}")
@@ -367,6 +381,15 @@ class Engine:
             return inner(*args, **kwargs)
 
         handle.inner_test = noted
+
+
+def _error_of(call: Callable[[], None]) -> BaseException | None:
+    """Call a function, and return the error that it raises: no context manager around it can swallow it."""
+    try:
+        call()
+    except BaseException as error:
+        return error
+    return None
 
 
 def _failure(item: pytest.Item, error: BaseException) -> dict[str, Any]:

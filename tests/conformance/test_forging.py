@@ -40,6 +40,13 @@ ATTACKS = {
     "pytest_function": ("error", f"pytest.raises {REPLACED}"),
     "engine_record": ("error", REPLACED),
     "engine_late": ("error", REPLACED),
+    "null_context": ("error", f"nullcontext.__exit__ {REPLACED}"),
+    "generator_context": ("error", f"_GeneratorContextManager.__exit__ {REPLACED}"),
+    "kept_context": ("error", f"_GeneratorContextManager.__exit__ {REPLACED}"),
+    "warnings_context": ("error", f"catch_warnings.__exit__ {REPLACED}"),
+    "json_function": ("fail", ""),
+    "json_encoder": ("fail", ""),
+    "collected_cases": ("error", f"the case {REPLACED}"),
     "exit_with_success": ("error", "crash: exit status 0"),
     "frames": ("error", "tampered"),
 }

@@ -244,6 +244,77 @@ def engine_record():
     Engine._record = lambda self, item: {**item.stash[_HEAD], **PASS}
 
 
+def _swallowing_once(kind):
+    """Have a context manager swallow the next error, and restore it then, so that nobody sees it later."""
+    original = kind.__exit__
+
+    def swallow(self, *given):
+        if given[0] is None:
+            return original(self, *given)
+        kind.__exit__ = original
+        original(self, None, None, None)
+        return True
+
+    kind.__exit__ = swallow
+
+
+def null_context():
+    """Have Python's context managers swallow the error of a case, and restore them."""
+    import contextlib
+
+    _swallowing_once(contextlib.nullcontext)
+
+
+def generator_context():
+    """Have context managers that are generators swallow the error of a case, and restore them."""
+    import contextlib
+
+    _swallowing_once(contextlib._GeneratorContextManager)
+
+
+def kept_context():
+    """Have context managers that are generators swallow every error."""
+    import contextlib
+
+    contextlib._GeneratorContextManager.__exit__ = yes
+
+
+def warnings_context():
+    """Have the context manager of warnings swallow the error of a case, and restore it."""
+    import warnings
+
+    _swallowing_once(warnings.catch_warnings)
+
+
+def json_function():
+    """Replace the function that encodes records."""
+    original = json.dumps
+    json.dumps = lambda value, **options: original(
+        {"end": {**value["end"], **PASS}} if "end" in value else value
+    )
+
+
+def json_encoder():
+    """Replace the method that encodes records."""
+    original = json.JSONEncoder.encode
+    json.JSONEncoder.encode = lambda self, value: original(
+        self, {"end": {**value["end"], **PASS}} if "end" in value else value
+    )
+
+
+def collected_cases():
+    """Find the collected cases in memory, and replace their functions."""
+    import gc
+
+    import pytest
+
+    gc.unfreeze()
+    cases = [one for one in gc.get_objects() if isinstance(one, pytest.Function)]
+    assert cases or "smoke" in sys.argv[0]
+    for case in cases:
+        case.obj = lambda **_: None
+
+
 def exit_with_success():
     os._exit(0)
 
@@ -260,7 +331,10 @@ def frames():
         frame = frame.f_back
 
 
-AT_STEP = ("exit_with_success", "frames", "engine_late", "builtin")
+AT_STEP = (
+    *("exit_with_success", "frames", "engine_late", "builtin"),
+    *("null_context", "generator_context", "warnings_context"),
+)
 
 
 def engine_late():
