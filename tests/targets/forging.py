@@ -49,24 +49,28 @@ def rank_outcome():
 
 
 def torch_equal():
+    """Replace `torch.equal`."""
     import torch
 
     torch.equal = yes
 
 
 def torch_allclose():
+    """Replace `torch.allclose`."""
     import torch
 
     torch.allclose = yes
 
 
 def torch_isnan():
+    """Replace `torch.isnan`."""
     import torch
 
     torch.isnan = lambda tensor: torch.zeros_like(tensor, dtype=torch.bool)
 
 
 def tensor_eq():
+    """Replace the comparison of tensors."""
     import torch
 
     torch.Tensor.__eq__ = lambda one, other: torch.ones_like(one, dtype=torch.bool)
@@ -82,6 +86,7 @@ def operator():
 
 
 def builtin():
+    """Replace Python's `all` in a case."""
     import builtins
 
     builtins.all = yes
@@ -215,30 +220,35 @@ def changed_subclass():
 
 
 def suite_function():
+    """Replace the function of the suite that expects."""
     from keyedopt.conformance.suite.support import assertions
 
     assertions.expect = yes
 
 
 def suite_code():
+    """Replace the code of the function of the suite that expects."""
     from keyedopt.conformance.suite.support import assertions
 
     assertions.expect.__code__ = yes.__code__
 
 
 def suite_error():
+    """Replace the constructor of the suite's error."""
     from keyedopt.conformance.suite.support import assertions
 
     assertions.Mismatch.__init__ = lambda self, *_: sys.exit(0)
 
 
 def pytest_function():
+    """Replace `pytest.raises`."""
     import pytest
 
     pytest.raises = yes
 
 
 def engine_record():
+    """Replace the function that runs a case."""
     from keyedopt.conformance.run.engine import _HEAD, Engine
 
     Engine._record = lambda self, item: {**item.stash[_HEAD], **PASS}
@@ -315,7 +325,18 @@ def collected_cases():
         case.obj = lambda **_: None
 
 
+def engine_object():
+    """Find the object that runs the cases in the frames, and replace how it inspects records."""
+    frame = sys._getframe()
+    while frame is not None:
+        engine = frame.f_locals.get("self")
+        if hasattr(engine, "_inspect"):
+            engine._inspect = lambda item, record: {**record, **PASS}
+        frame = frame.f_back
+
+
 def exit_with_success():
+    """End the process with exit status 0."""
     os._exit(0)
 
 
@@ -338,6 +359,7 @@ AT_STEP = (
 
 
 def engine_late():
+    """Replace the function that runs a case, in a case."""
     engine_record()
 
 
