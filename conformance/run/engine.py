@@ -44,7 +44,8 @@ OF_RANKS = 2 / 3
 #: What is expected of a target beside its cases.
 UNTOUCHED = "the functions of torch, Python, pytest and the suite as they were before the import"
 
-_HEAD = pytest.StashKey[Head]()
+#: What is known of a case, in the stash of its item.
+HEAD = pytest.StashKey[Head]()
 #: The names that a case needs. A name in the mark ``needs`` may contain an input: ``"{algorithm}.decay"``.
 _NEEDS = pytest.StashKey[list[str]]()
 
@@ -144,7 +145,7 @@ class Engine:
         if self._integrity is not None:
             self._replaced = self._integrity.changed(everything=True)
         self.turn_to(self.implementation, writer, session, (), self.dtypes)
-        heads = [item.stash[_HEAD] for item in session.items]
+        heads = [item.stash[HEAD] for item in session.items]
         for head in heads:
             head["device"] = self.device
         assert self.writer is not None
@@ -166,7 +167,7 @@ class Engine:
         self.claimed = set(self.surface.claimed())
         self._steps, self._packages = None, None
         self._sought = set(clauses) or None
-        heads = [(item, item.stash[_HEAD]) for item in session.items]
+        heads = [(item, item.stash[HEAD]) for item in session.items]
         on_cpu = torch.device(self.device).type == "cpu"
         session.items[:] = [
             item
@@ -183,7 +184,7 @@ class Engine:
             function, given = getattr(item, "obj", None), _parameters(item)
             inner = getattr(getattr(function, "hypothesis", None), "inner_test", None)
             names = inspect.signature(inner).parameters if inner else ()
-            found[item.stash[_HEAD]["case"]] = {
+            found[item.stash[HEAD]["case"]] = {
                 "inputs": {name: plain(value) for name, value in given.items()},
                 "drawn": [name for name in names if name not in ("impl", *given)],
             }
@@ -212,7 +213,7 @@ class Engine:
                 continue
             ids = [clause for mark in item.iter_markers("clause") for clause in mark.args]
             parameters = _parameters(item)
-            item.stash[_HEAD] = {
+            item.stash[HEAD] = {
                 "case": case_name(item),
                 "clauses": ids,
                 "device": self.device,
@@ -223,7 +224,7 @@ class Engine:
             wanted = self.areas & _areas(ids) and (not self.clauses or self.clauses & set(ids))
             (kept if wanted else dropped).append(item)
         items[:] = kept
-        names = [item.stash[_HEAD]["case"] for item in kept if _HEAD in item.stash]
+        names = [item.stash[HEAD]["case"] for item in kept if HEAD in item.stash]
         assert len(set(names)) == len(names), "two cases have the same name"
         items.sort(key=turn)
         if dropped:
@@ -243,7 +244,7 @@ class Engine:
         with null_device() as discard_output:
             while (number := self.writer.claim(on_ranks, count)) < count:
                 item = session.items[number]
-                head = item.stash[_HEAD]
+                head = item.stash[HEAD]
                 if self._sought is None or not self._sought.isdisjoint(head["clauses"]):
                     with self.writer.running(head):
                         discard_output()
@@ -252,7 +253,7 @@ class Engine:
 
     def _record(self, item: Any) -> Head:
         """Run a case without pytest, and return its record."""
-        head, began = item.stash[_HEAD], time.perf_counter()
+        head, began = item.stash[HEAD], time.perf_counter()
 
         def run() -> None:
             self.pytest_runtest_setup(item)
@@ -261,15 +262,9 @@ class Engine:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             error = _error_of(run)
-        if error is None:
-            observed = {level_of(clause) for clause in head["clauses"]} == {"observe"}
-            found = {"outcome": "observed" if observed else "pass"}
-        elif isinstance(error, pytest.skip.Exception):  # a skip by the case itself has escaped
-            found = {"outcome": "unsupported", "seen": clean(str(error))}
-        else:
-            found = _failure(item, error)
-            if self._sought is not None:
-                self._sought -= set(head["clauses"])
+        found = found_in(item, error)
+        if self._sought is not None and found["outcome"] == "fail":
+            self._sought -= set(head["clauses"])
         return {**head, "seconds": round(time.perf_counter() - began, 4), **found}
 
     def _untouched(self, item: Any, record: Head) -> Head:
@@ -285,13 +280,13 @@ class Engine:
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Skip a case whose area, or a name that it needs, the implementation does not claim."""
-        if _HEAD in item.stash:
+        if HEAD in item.stash:
             on_cpu = torch.device(self.device).type == "cpu"
             if reason := why_not_on(torch.device(self.device), item):
                 pytest.skip(reason)
-            if on_cpu and _needs_accelerator(item.stash[_HEAD]):
+            if on_cpu and _needs_accelerator(item.stash[HEAD]):
                 pytest.skip("needs an accelerator")
-            areas, needs = _areas(item.stash[_HEAD]["clauses"]), item.stash[_NEEDS]
+            areas, needs = _areas(item.stash[HEAD]["clauses"]), item.stash[_NEEDS]
             missing = sorted(areas - self.claimed)
             missing += [name for name in needs if self.surface.lacks(name)]
             across = not any(spec.areas()[area].names for area in areas)
@@ -303,14 +298,14 @@ class Engine:
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
         """Call a case without the runner."""
-        if _HEAD not in pyfuncitem.stash:
+        if HEAD not in pyfuncitem.stash:
             return None
         self._call(pyfuncitem, pyfuncitem.funcargs)
         return True
 
     def _call(self, item: Any, values: Mapping[str, Any]) -> None:
         """Call a case with fresh seeds, and keep the returned observation."""
-        head, function = item.stash[_HEAD], item.obj
+        head, function = item.stash[HEAD], item.obj
         arguments = {name: values[name] for name in item._fixtureinfo.argnames}
         self._note_inputs(head, arguments)
         if hasattr(function, "hypothesis"):
@@ -392,6 +387,16 @@ def _error_of(call: Callable[[], None]) -> BaseException | None:
     return None
 
 
+def found_in(item: pytest.Item, error: BaseException | None) -> dict[str, Any]:
+    """Return the outcome of a case that raised an error or none."""
+    if error is None:
+        observed = {level_of(clause) for clause in item.stash[HEAD]["clauses"]} == {"observe"}
+        return {"outcome": "observed" if observed else "pass"}
+    if isinstance(error, pytest.skip.Exception):  # a skip by the case itself has escaped
+        return {"outcome": "unsupported", "seen": clean(str(error))}
+    return _failure(item, error)
+
+
 def _failure(item: pytest.Item, error: BaseException) -> dict[str, Any]:
     """Return the part of a record that describes the failure."""
     error = error.original if isinstance(error, Escaped) else error
@@ -404,8 +409,8 @@ def _failure(item: pytest.Item, error: BaseException) -> dict[str, Any]:
     while start is not None and not of_suite(start.tb_frame):
         start = start.tb_next
     lines = traceback.format_exception(type(error), error, start or error.__traceback__, limit=-30)
-    record = {"outcome": "fail", "expected": expected, "seen": seen, "trace": clean("".join(lines), 8000)}
-    record |= {"late": isinstance(error, Late)}
+    record: dict[str, Any] = {"outcome": "fail", "expected": expected, "seen": seen}
+    record |= {"trace": clean("".join(lines), 8000), "late": isinstance(error, Late)}
     with contextlib.suppress(Exception):  # untrusted: reading an attribute of the error may raise
         record["observed"] = plain(vars(error)[MEASURED])
     return record
@@ -420,7 +425,7 @@ def turn(item: pytest.Item) -> int:
     """Return when a case is begun: first those that fork ranks, before others start threads of autograd."""
     if item.get_closest_marker("on_ranks"):
         return 0
-    return 1 if _HEAD in item.stash and any(part in case_name(item) for part in LONGEST) else 2
+    return 1 if HEAD in item.stash and any(part in case_name(item) for part in LONGEST) else 2
 
 
 def _is_case(module: Any) -> bool:

@@ -249,9 +249,9 @@ def pytest_function():
 
 def engine_record():
     """Replace the function that runs a case."""
-    from keyedopt.conformance.run.engine import _HEAD, Engine
+    from keyedopt.conformance.run.engine import HEAD, Engine
 
-    Engine._record = lambda self, item: {**item.stash[_HEAD], **PASS}
+    Engine._record = lambda self, item: {**item.stash[HEAD], **PASS}
 
 
 def _swallowing_once(kind):
