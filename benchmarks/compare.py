@@ -16,7 +16,7 @@ from keyedopt.benchmarks.peers import ONE_THREAD, OWN_WAY
 from keyedopt.benchmarks.tasks import TASKS, NotOffered, Task
 from keyedopt.benchmarks.timing import Budget, Clock, Job
 from keyedopt.benchmarks.workloads import STATE, WORKLOADS, Lookups, Workload
-from keyedopt.conformance.results.errors import KeyedoptError
+from keyedopt.conformance.results.errors import KeyedoptError, did_you_mean
 from keyedopt.conformance.results.untrusted import error_text, one_line
 from keyedopt.conformance.targets.find import find
 from keyedopt.conformance.targets.implementation import Implementation, TargetError
@@ -176,7 +176,8 @@ def chosen(
     for asked, known, what in ((works, all_works, "workload"), (names, TASKS, "task")):
         for name in asked:
             if name not in known:
-                raise RequestError(f"no {what} {name!r}: `keyedopt bench list` shows the names")
+                near = did_you_mean(name, known)
+                raise RequestError(f"no {what} {name!r}: `keyedopt bench list` shows the names{near}")
     usual = [(work, task) for work, some in DEFAULT for task in some]
     if not works and not names:
         pairs = usual

@@ -1,5 +1,7 @@
 """Print the list of workloads and tasks, and the table of ratios."""
 
+import sys
+
 from rich.console import Console
 from rich.table import Table
 
@@ -14,13 +16,13 @@ WIDTH = 200
 
 
 def console() -> Console:
-    """Return the console for tables."""
+    """Return the console for tables of numbers, which are not wrapped."""
     return Console(highlight=False, markup=False, emoji=False, soft_wrap=True, width=WIDTH)
 
 
 def show_list() -> None:
-    """Print the workloads and the tasks."""
-    out = console()
+    """Print the workloads and the tasks, wrapped to the width of the terminal."""
+    out = Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else WIDTH)
     table = Table(box=None, pad_edge=False)
     for column in ("workload", "kind", "size", "about"):
         table.add_column(column)

@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from keyedopt.cli import machine
 from keyedopt.cli.interrupts import interruptible
+from keyedopt.cli.last import remember
 from keyedopt.cli.progress import progress
 from keyedopt.cli.summary import next_steps, ran, show, show_all
 from keyedopt.cli.verify import sign as sign_file
@@ -35,6 +37,7 @@ class Request:
     like: str | None = None
     verbose: bool = False
     sign: Path | None = None
+    remember: bool = True
 
     def files(self, target: str) -> list[Path]:
         """Return the files to write for a target; with several targets, outputs are folders."""
@@ -62,8 +65,11 @@ def check_targets(
     like: str | None = None,
     verbose: bool = False,
     sign: Path | None = None,
+    as_json: bool = False,
 ) -> int:
     """Check each target in turn; return 0 if every gate is green, 1 if one is not, 2 on bad input.
+
+    With `as_json` stdout gets the verdicts as JSON, and stderr what is printed otherwise.
 
     Under torchrun the first rank writes files and shows the verdict, and all ranks return the same number.
     """
@@ -78,7 +84,7 @@ def check_targets(
         sign,
     )
     if "TORCHELASTIC_RUN_ID" not in os.environ:
-        return _check_all(request)
+        return _check_all(request, as_json)
     missing = [name for name in OF_TORCHRUN if name not in os.environ]
     if missing:
         raise InputError(
@@ -89,21 +95,21 @@ def check_targets(
 
     silent = this_process() > 0
     if silent:
-        request = replace(request, outputs=(), update=False, sign=None)
+        request = replace(request, outputs=(), update=False, sign=None, remember=False)
     try:
         with contextlib.redirect_stdout(None) if silent else contextlib.nullcontext():
-            code = _check_all(request)
+            code = _check_all(request, as_json)
     except PROBLEMS as error:
         _say(str(error))
         code = 2
     return largest_code(code)
 
 
-def _check_all(request: Request) -> int:
+def _check_all(request: Request, as_json: bool) -> int:
     _validate(request)
     worst = 0
     judged: dict[str, tuple[model.Result, Verdict] | str] = {}
-    with interruptible():
+    with interruptible(), contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         for target in request.targets:
             try:
                 worst = max(worst, _check(target, request, judged))
@@ -114,8 +120,10 @@ def _check_all(request: Request) -> int:
             except KeyboardInterrupt:
                 _say("interrupted; nothing more was written")
                 return 2
-    if len(request.targets) > 1:
-        show_all(judged, worst)
+        if len(request.targets) > 1:
+            show_all(judged, worst)
+    if as_json:
+        machine.print_json(exit=worst, targets=[machine.checked(*each) for each in judged.items()])
     return worst
 
 
@@ -191,6 +199,7 @@ def _check(target: str, request: Request, judged: dict[str, tuple[model.Result, 
     if request.options.exitfirst and not found.complete:
         failed = [case for case in found.cases if case.outcome in FAILING and case.case not in expected]
         if failed:  # or else it was interrupted
+            remember(found)
             judged[target] = "stopped at the first failing case"
             return _show_first(found, failed, outputs)
     if request.expectations is not None and found.complete:
@@ -205,6 +214,8 @@ def _check(target: str, request: Request, judged: dict[str, tuple[model.Result, 
         found = expectations.apply(found, known, path)
     verdict = judge(found)
     judged[target] = (found, verdict)
+    if request.remember and found.complete:
+        remember(found)
     show(found, verdict, request.verbose, only_target=len(request.targets) == 1)
     _write(found, outputs)
     if request.sign is not None:

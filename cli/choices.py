@@ -51,6 +51,8 @@ Imports = Annotated[
     ),
 ]
 
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for machines.")]
+
 
 def names(values: Iterable[str] | None) -> tuple[str, ...]:
     """Return the names in repeated options, each of which may have several, separated by commas.

@@ -3,21 +3,28 @@
 import difflib
 import textwrap
 from collections.abc import Callable
-from typing import NoReturn
+from typing import Any, NoReturn
 
+from keyedopt.cli import machine
+from keyedopt.cli.last import remembered
+from keyedopt.cli.summary import failure_lines
 from keyedopt.conformance import spec
 from keyedopt.conformance.findings import findings
+from keyedopt.conformance.results import model
+from keyedopt.conformance.results.untrusted import one_line
+from keyedopt.conformance.results.verdict import FAILING, failing, judge
 from keyedopt.conformance.run.case_sources import cases_by_clause
 
 
-def explain_clause(name: str, fail: Callable[[str], NoReturn]) -> None:
+def explain(name: str, fail: Callable[[str], NoReturn], as_json: bool = False) -> None:
     """Print a clause, its sources and rationale, and its cases; or an area and its clauses."""
     area = spec.areas().get(name.lower())
     if area is not None:
-        print(f"{area.name}  {area.title}: {', '.join(area.names)}\n")
-        for one in area.clauses:
-            print(textwrap.fill(f"{one.id}  {one.level}  {one.statement}", 90, subsequent_indent="  "))
-        print(f"\ncheck it: keyedopt check TARGET --area {area.name}")
+        if as_json:
+            clauses = [machine.clause(one) for one in area.clauses]
+            machine.print_json(areas=[machine.area(area)], clauses=clauses)
+        else:
+            _print_area(area)
         return
     clause = spec.clauses().get(name.upper())
     if clause is None:
@@ -28,6 +35,51 @@ def explain_clause(name: str, fail: Callable[[str], NoReturn]) -> None:
         near = near or difflib.get_close_matches(name.lower(), spec.areas(), n=1)
         hint = f"did you mean {', '.join(near)}?" if near else "see `keyedopt list clauses` and `list areas`"
         fail(f"there is no clause {name!r}; {hint}")
+    if as_json:
+        machine.print_json(clauses=[_data(clause)])
+    else:
+        _print_clause(clause)
+
+
+def explain_failed(as_json: bool = False) -> None:
+    """Print the clauses that failed in the last check, each with its failure."""
+    path = remembered()
+    found = model.read(path, partial=True)
+    verdict = judge(found)
+    bad = [clause for clause in failing(verdict) if verdict.clauses[clause] in FAILING]
+    bad = [clause for clause in bad if clause in spec.clauses()]
+    if as_json:
+        clauses = [{**_data(spec.clauses()[i]), "failure": failure_lines(found, i)[1:]} for i in bad]
+        machine.print_json(clauses=clauses)
+        return
+    about = found.implementation
+    print(one_line(f"{about['name']} {about['version']}, checked {found.started}: {len(bad)} clauses failed"))
+    for clause in bad:
+        print("\n" + "\n".join(failure_lines(found, clause)) + "\n")
+        _print_clause(spec.clauses()[clause])
+
+
+def _data(clause: spec.Clause) -> dict[str, Any]:
+    """Return all that is known of a clause."""
+    cases = [
+        {"case": f"{case.file}::{case.name}", "expectation": case.expectation}
+        for case in cases_by_clause().get(clause.id, ())
+    ]
+    known = [
+        {"name": one.path.stem, "summary": one.summary} for one in findings() if clause.id in one.clauses
+    ]
+    more = {"since": clause.since, "sources": clause.grounds, "why": clause.rationale, "cases": cases}
+    return {**machine.clause(clause), **more, "matrix": list(clause.covers), "findings": known}
+
+
+def _print_area(area: spec.Area) -> None:
+    print(f"{area.name}  {area.title}: {', '.join(area.names)}\n")
+    for one in area.clauses:
+        print(textwrap.fill(f"{one.id}  {one.level}  {one.statement}", 90, subsequent_indent="  "))
+    print(f"\ncheck it: keyedopt check TARGET --area {area.name}")
+
+
+def _print_clause(clause: spec.Clause) -> None:
     print(f"{clause.id}  {clause.level}, area {clause.area}, since suite {clause.since}\n")
     print(textwrap.fill(clause.statement, 90))
     if clause.grounds:

@@ -1,20 +1,32 @@
 """``keyedopt list``: list the targets, the clauses, the areas or the devices."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
+from keyedopt.cli import machine
 from keyedopt.conformance import spec
 
 
-def listing(what: str, imports: Sequence[str] = ()) -> None:
-    """Import modules, then print one line for each target, clause, area or device."""
+def listing(what: str, imports: Sequence[str] = (), as_json: bool = False) -> None:
+    """Import modules, then print one line for each target, clause, area or device, or all of them as JSON."""
     from keyedopt.conformance.targets.implementation import load
 
     for module in imports:
         load(module)
-    {"targets": _targets, "clauses": _clauses, "areas": _areas, "devices": _devices}[what]()
+    rows, line = {
+        "targets": (_targets, _target_line),
+        "clauses": (lambda: map(machine.clause, spec.clauses().values()), _clause_line),
+        "areas": (lambda: map(machine.area, spec.areas().values()), _area_line),
+        "devices": (_devices, _device_line),
+    }[what]
+    if as_json:
+        machine.print_json(**{what: list(rows())})
+        return
+    for row in rows():
+        print(line(row))
 
 
-def _targets() -> None:
+def _targets() -> Iterator[dict[str, Any]]:
     from importlib import metadata, util
 
     from keyedopt.conformance.targets.find import find, registered
@@ -24,42 +36,50 @@ def _targets() -> None:
         try:
             implementation = find(name)
         except TargetError as error:
-            print(f"{name:12} broken: {error}")
+            yield {"name": name, "problem": f"broken: {error}"}
             continue
         root = implementation.root
         package = root.partition(":")[0].partition(".")[0] if isinstance(root, str) else None
         if package and util.find_spec(package) is None:
-            how = f"; install it with: {implementation.install}" if implementation.install else ""
-            print(f"{name:12} not installed{how}")
+            how = implementation.install or "".join(
+                f"pip install {d}" for d in implementation.distributions[:1]
+            )
+            yield {"name": name, "problem": f"not installed{'; install it with: ' if how else ''}{how}"}
             continue
         try:
             version = metadata.version(implementation.distributions[0])
         except (IndexError, metadata.PackageNotFoundError):
             version = "unknown version"
-        print(f"{name:12} {version}; areas: {', '.join(implementation.areas or ('as found',))}")
-        if root == "keyedopt.fused":
-            _backends()
+        row = {"name": name, "version": version, "areas": list(implementation.areas or ())}
+        yield row | ({"backends": _backends()} if root == "keyedopt.fused" else {})
 
 
-def _backends() -> None:
+def _backends() -> dict[str, str]:
     from keyedopt.fused.backends import available
 
-    for name, why in available().items():
-        print(f"  backend {name:8} {f'missing: {why}' if why else 'available'}")
+    return {name: f"missing: {why}" if why else "available" for name, why in available().items()}
 
 
-def _clauses() -> None:
-    for clause in spec.clauses().values():
-        print(f"{clause.id:10} {clause.level:8} {clause.statement}")
-
-
-def _areas() -> None:
-    for area in spec.areas().values():
-        print(f"{area.name:10} {len(area.clauses):3} clauses  {area.title}: {', '.join(area.names)}")
-
-
-def _devices() -> None:
+def _devices() -> list[dict[str, Any]]:
     from keyedopt.conformance.targets.devices import devices
 
-    for device in devices():
-        print(f"{device.name:10} {device.about}; dtypes: {', '.join(device.dtypes) or 'none'}")
+    return [{"name": one.name, "about": one.about, "dtypes": list(one.dtypes)} for one in devices()]
+
+
+def _target_line(row: dict[str, Any]) -> str:
+    if "problem" in row:
+        return f"{row['name']:17} {row['problem']}"
+    first = f"{row['name']:17} {row['version']}; areas: {', '.join(row['areas']) or 'as found'}"
+    return "\n".join([first, *(f"  backend {name:8} {how}" for name, how in row.get("backends", {}).items())])
+
+
+def _clause_line(row: dict[str, Any]) -> str:
+    return f"{row['id']:10} {row['level']:8} {row['statement']}"
+
+
+def _area_line(row: dict[str, Any]) -> str:
+    return f"{row['name']:10} {len(row['clauses']):3} clauses  {row['title']}: {', '.join(row['names'])}"
+
+
+def _device_line(row: dict[str, Any]) -> str:
+    return f"{row['name']:10} {row['about']}; dtypes: {', '.join(row['dtypes']) or 'none'}"

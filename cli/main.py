@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from keyedopt.cli import bench, doctor
-from keyedopt.cli.choices import DiffForm, Form, Imports, Level, What, names
+from keyedopt.cli.choices import AsJson, DiffForm, Form, Imports, Level, What, names
 from keyedopt.cli.messages import fail, say, uncut, usage, with_reports
 from keyedopt.conformance.results import RULE
 from keyedopt.conformance.results.errors import KeyedoptError
@@ -109,7 +109,12 @@ def check(
         ),
     ] = None,
     time_limit: Annotated[
-        float, typer.Option(metavar="SECONDS", help="Seconds that a case may take.", min=0.1)
+        float,
+        typer.Option(
+            metavar="SECONDS",
+            help="Seconds that a case may take, of CPU time or asleep; raises the other limits too.",
+            min=0.1,
+        ),
     ] = 30.0,
     workers: Annotated[
         int | None, typer.Option(metavar="N", help="Worker processes; default: processors + 1.", min=1)
@@ -119,6 +124,7 @@ def check(
         Path | None,
         typer.Option(metavar="KEY", help="Sign the .json result with this key of ssh, in FILE.sig."),
     ] = None,
+    as_json: AsJson = False,
     exitfirst: Annotated[
         bool,
         typer.Option("-x", "--exitfirst", help="Stop at the first failing case that is not a known failure."),
@@ -148,35 +154,54 @@ def check(
         with with_reports():
             import keyedopt.cli.like  # noqa: F401 - what it needs is missed now, not after the runs
     code = check_targets(
-        targets, output or [], expectations, update_expectations, options, like, verbose, sign
+        targets, output or [], expectations, update_expectations, options, like, verbose, sign, as_json
     )
     raise typer.Exit(code)
 
 
 @app.command()
-def explain(clause: Annotated[str, typer.Argument(metavar="CLAUSE | AREA", show_default=False)]) -> None:
+def explain(
+    name: Annotated[str | None, typer.Argument(metavar="CLAUSE | AREA", show_default=False)] = None,
+    failed: Annotated[
+        bool, typer.Option("--failed", help="Show the clauses that failed in your last check.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Show a clause: text, level, source, why, and the cases that test it. Of an area, show its clauses.
 
     Example: keyedopt explain CLIP-001
     """
-    from keyedopt.cli.explain import explain_clause
+    from keyedopt.cli.explain import explain as show
+    from keyedopt.cli.explain import explain_failed
 
-    explain_clause(clause, fail)
+    if failed == (name is not None):
+        fail("name one CLAUSE or AREA, or give --failed")
+    if name is None:
+        explain_failed(as_json)
+    else:
+        show(name, fail, as_json)
 
 
 @app.command("list")
 def list_(
-    what: Annotated[What, typer.Argument(help="What to list.")] = What.targets, imports: Imports = None
+    what: Annotated[What, typer.Argument(help="What to list.")] = What.targets,
+    imports: Imports = None,
+    as_json: AsJson = False,
 ) -> None:
     """List the known targets, the clauses, the areas of the surface, or the devices that torch finds here."""
     from keyedopt.cli.listing import listing
 
-    listing(what.value, tuple(imports or ()))
+    listing(what.value, tuple(imports or ()), as_json)
 
 
 @app.command()
 def replay(
-    result: Annotated[Path, typer.Argument(metavar="RESULT", help="A result file (.json).")],
+    result: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RESULT", help="A result file; default: that of your last check.", show_default=False
+        ),
+    ] = None,
     case: Annotated[
         str | None,
         typer.Argument(metavar="CASE", help="CLAUSE, CLAUSE[n], or the name of a case.", show_default=False),
@@ -209,11 +234,12 @@ def replay(
 
     Example: keyedopt replay results/torchrec.json CLIP-007[1] --output clip.py
     """
-    from keyedopt.cli.replay import Asked, replay_case
+    from keyedopt.cli.replay import Asked, replay_case, result_and_case
 
+    path, case = result_and_case(result, case)
     if everything == (case is not None) or (everything and (run or output)):
         fail("name one CASE, or give --all without a case, --run and --output")
-    raise typer.Exit(replay_case(Asked(result, case, output, run, target, tuple(imports or ())), fail))
+    raise typer.Exit(replay_case(Asked(path, case, output, run, target, tuple(imports or ())), fail))
 
 
 @app.command()

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+from keyedopt.cli.last import remembered
 from keyedopt.conformance.findings import findings
 from keyedopt.conformance.results import model
+from keyedopt.conformance.results.errors import did_you_mean
 from keyedopt.conformance.results.model import Case, Result
 from keyedopt.conformance.results.untrusted import one_line
 from keyedopt.conformance.results.verdict import FAILING, cases_of
@@ -37,6 +39,21 @@ class Asked:
     run: bool = False
     target: str | None = None
     imports: tuple[str, ...] = ()
+
+
+def result_and_case(first: str | None, case: str | None) -> tuple[Path, str | None]:
+    """Return the result file and the case of a command line, which may name only a case of the last check.
+
+    Raises:
+        ReplayError: the file is missing.
+        ResultError: no check is remembered.
+    """
+    missing = first is None or not Path(first).exists()
+    if first is None or (missing and case is None and not first.endswith((".json", ".journal"))):
+        return remembered(), first
+    if missing:
+        raise ReplayError(f"there is no file {first}: name a result that `keyedopt check --output` wrote")
+    return Path(first), case
 
 
 def choose(run: Result, name: str) -> Case | None:
@@ -72,9 +89,10 @@ def replay_case(asked: Asked, fail: Callable[[str], NoReturn]) -> int:
         return _replay_all(found, asked)
     case = choose(found, asked.case)
     if case is None:
+        names = {name for one in found.cases for name in (one.case, *one.clauses)}
         fail(
             f"{asked.path} has no case {asked.case!r}: give a clause as CLAUSE or CLAUSE[n], or the name of "
-            "a case"
+            f"a case{did_you_mean(asked.case, names)}"
         )
     target, examined, declared = _trusted(found, [case], asked)
     _say_more(found, case, target)

@@ -115,12 +115,15 @@ def show(result: Result, verdict: Verdict, verbose: bool = False, only_target: b
     known = [clause for clause in failing(verdict) if verdict.clauses[clause] == "known"]
     for clause in failing(verdict):
         if verbose or clause not in known:
-            for line in _lines(result, clause):
+            for line in failure_lines(result, clause):
                 console.print(line, style=STYLES.get(verdict.clauses[clause]))
     if known and not verbose:
         console.print(f"{len(known)} known, unchanged (-v shows them)", style="yellow")
     for reason in other_reasons(verdict):
         console.print(one_line(f"red   {reason}"), style="red")
+    again = [case.case for case in result.cases if case.runs > 1]
+    if again:
+        console.print(one_line(f"run once more, alone, after they reached the time limit: {_few(again)}"))
     where = f"torch {result.environment['torch']}, {result.environment['device']}"
     if result.environment.get("backend"):
         where += f", backend {result.environment['backend']}"
@@ -140,7 +143,7 @@ def _annotations(result: Result, verdict: Verdict, most: int = 10) -> list[str]:
     if os.environ.get("GITHUB_ACTIONS") != "true":
         return []
     new = [clause for clause in failing(verdict) if verdict.clauses[clause] in FAILING]
-    said = {clause: " ".join(map(str.strip, _lines(result, clause)[1:])) for clause in new[:most]}
+    said = {clause: " ".join(map(str.strip, failure_lines(result, clause)[1:])) for clause in new[:most]}
     return [
         f"::error title=keyedopt {clause} ({level_of(clause)})::{text.replace('%', '%25')}"
         for clause, text in said.items()
@@ -189,12 +192,11 @@ def next_steps(verdict: Verdict, written: str | None, target: str, imports: Iter
     bad = [*(clause for cause in verdict.causes for clause in cause.clauses), *bad]
     if not bad:
         return []
-    file = shlex.quote(written) if written is not None else "FILE.json"
-    before = "" if written is not None else "give --output FILE.json, then "
+    file = f"{shlex.quote(written)} " if written is not None else ""  # without a file that of the last check
     named = "" if target in registered() else f" --target {shlex.quote(target)}"
     first = "".join(f" --import {shlex.quote(name)}" for name in imports)
-    again = f"keyedopt replay {file} {bad[0]} --run{named}{first}"
-    return [f"why:   keyedopt explain {bad[0]}", f"again: {before}{again}"]
+    again = f"keyedopt replay {file}{bad[0]} --run{named}{first}"
+    return [f"why:   keyedopt explain {bad[0]}", f"again: {again}"]
 
 
 def _few(names: Sequence[str], many: int = 6) -> str:
@@ -208,7 +210,7 @@ def _ratio(counts: list[Count]) -> str:
     return f"{sum(c.passed for c in counts)}/{sum(c.total for c in counts)}" if counts else ""
 
 
-def _lines(result: Result, clause: str) -> list[str]:
+def failure_lines(result: Result, clause: str) -> list[str]:
     """Return three lines about the most serious case of a clause: its promise, the situation, what was seen.
 
     The result file and `keyedopt replay` have the texts whole.

@@ -19,6 +19,7 @@ from warm_server import Warm
 from warm_worker import WarmWorkers
 
 from keyedopt.benchmarks import build_process
+from keyedopt.cli import last
 from keyedopt.cli import main as cli
 from keyedopt.conformance import spec
 from keyedopt.conformance.results import model as results
@@ -238,9 +239,11 @@ def failed(acme):
 
 
 @pytest.fixture
-def run_line(capsys, monkeypatch, tmp_path):
-    """Run the command line in this process."""
+def run_line(capsys, monkeypatch, tmp_path, tmp_path_factory):
+    """Run the command line in this process; what it remembers is forgotten after the test."""
     monkeypatch.chdir(tmp_path)
+    remembered = tmp_path_factory.mktemp("cache") / "last.json"
+    monkeypatch.setattr(last, "path", lambda: remembered)
 
     def call(*arguments):
         monkeypatch.setattr(sys, "argv", ["keyedopt", *map(str, arguments)])

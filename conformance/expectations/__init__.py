@@ -38,7 +38,7 @@ from packaging.version import InvalidVersion, Version
 from tomlkit.items import AoT, Array, Table
 
 from keyedopt.conformance import spec
-from keyedopt.conformance.results.errors import KeyedoptError, ResultError
+from keyedopt.conformance.results.errors import KeyedoptError, ResultError, did_you_mean
 from keyedopt.conformance.results.files import read_text
 from keyedopt.conformance.results.model import Case, Result, write_atomically
 from keyedopt.conformance.results.untrusted import one_line
@@ -142,8 +142,11 @@ def find(name: str, *, new: bool = False) -> Path:
         return shipped
     if new:
         return path
-    have = ", ".join(sorted(item.stem for item in shipped.parent.glob("*.toml"))) or "none"
-    raise ExpectationsError(f"there is no expectations file {name!r}; keyedopt ships one for: {have}")
+    have = sorted(item.stem for item in shipped.parent.glob("*.toml"))
+    raise ExpectationsError(
+        f"there is no expectations file {name!r}; keyedopt ships one for: {', '.join(have)}"
+        f"{did_you_mean(name, have)}"
+    )
 
 
 def read(path: Path) -> tuple[Known, ...]:

@@ -5,7 +5,7 @@ is present, with 0 if every defect that could be checked is fixed, and with 2 if
 """
 
 from keyedopt.conformance.findings import findings, run
-from keyedopt.conformance.results.errors import KeyedoptError
+from keyedopt.conformance.results.errors import KeyedoptError, did_you_mean
 
 
 def main(text: str = "") -> int:
@@ -16,7 +16,10 @@ def main(text: str = "") -> int:
     """
     chosen = [finding for finding in findings() if text in finding.path.stem]
     if not chosen:
-        raise KeyedoptError(f"there is no finding whose name contains {text!r}; see conformance/README.md")
+        near = did_you_mean(text, {name for one in findings() for name in (one.path.stem, one.library)})
+        raise KeyedoptError(
+            f"there is no finding whose name contains {text!r}; see conformance/README.md{near}"
+        )
     for finding in chosen:
         if not finding.installed:
             print(f"{'not run':8} {finding.path.stem}: {finding.library} is not installed")

@@ -25,6 +25,7 @@ import pytest
 
 from keyedopt.conformance import spec
 from keyedopt.conformance.mutants import PACKAGES, SOUND, Mutant, MutantError, mutants, planting
+from keyedopt.conformance.results.errors import did_you_mean
 from keyedopt.conformance.results.verdict import FAILING
 from keyedopt.conformance.run import protocol
 from keyedopt.conformance.run.engine import case_name, turn
@@ -259,11 +260,13 @@ def main(names: Sequence[str] = (), base: str = "", everything: bool = False) ->
         MutantError: a name or the base is unknown, or mutants cannot be planted.
     """
     if base not in ("", SOUND, *PACKAGES):
-        raise MutantError(f"there is no base {base!r}: give one of {', '.join((SOUND, *PACKAGES))}")
+        near = did_you_mean(base, (SOUND, *PACKAGES))
+        raise MutantError(f"there is no base {base!r}: give one of {', '.join((SOUND, *PACKAGES))}{near}")
     every = mutants().values()
-    unknown = set(names) - {name for mutant in every for name in (mutant.area, mutant.name)}
-    if unknown:
-        raise MutantError(f"there is no area or mutant {min(unknown)!r}: see {Path(__file__).parent}")
+    known = {name for mutant in every for name in (mutant.area, mutant.name)}
+    if unknown := set(names) - known:
+        near = did_you_mean(min(unknown), known)
+        raise MutantError(f"there is no area or mutant {min(unknown)!r}: see {Path(__file__).parent}{near}")
     chosen = [
         mutant
         for mutant in every

@@ -41,6 +41,7 @@ class Case:
         trace: for a failure, the traceback.
         known: for an expected failure, its reason and link.
         cause: for a failure that follows from an error of each first step, the class and that error.
+        runs: how often the case was run: twice, the second time alone, if it reached the time limit.
     """
 
     case: str
@@ -57,6 +58,7 @@ class Case:
     trace: str = ""
     known: dict[str, str] = field(default_factory=dict)
     cause: dict[str, str] = field(default_factory=dict)
+    runs: int = 1
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ import functools
 import inspect
 import json
 import time
-import traceback
 import unittest
 import warnings
 from collections.abc import Collection, Mapping, Sequence
@@ -19,20 +18,18 @@ import pytest
 import torch
 
 from keyedopt.conformance import spec
-from keyedopt.conformance.results.untrusted import clean, error_text, plain
-from keyedopt.conformance.results.verdict import level_of
+from keyedopt.conformance.results.untrusted import plain
 from keyedopt.conformance.run.causes import Causes
-from keyedopt.conformance.run.device_seen import DeviceSeen, of_suite, packages_of
+from keyedopt.conformance.run.device_seen import DeviceSeen, packages_of
 from keyedopt.conformance.run.fresh import fresh, keep_settings, null_device, steps_of
-from keyedopt.conformance.run.integrity import TENSOR, Integrity
+from keyedopt.conformance.run.integrity import TENSOR, Integrity, body_of
+from keyedopt.conformance.run.outcomes import HEAD, Escaped, error_of, found_in, original
 from keyedopt.conformance.run.protocol import Head, Writer
 from keyedopt.conformance.run.refusals import unclaimed, why_not_on
 from keyedopt.conformance.run.tensor_subclasses import guard_subclasses
-from keyedopt.conformance.suite.support.assertions import Mismatch
 from keyedopt.conformance.suite.support.described import MissingName
 from keyedopt.conformance.suite.support.device import choose_device
-from keyedopt.conformance.suite.support.measured import MEASURED
-from keyedopt.conformance.suite.support.ranks import begin_case, choose_ranks, inspect_ranks
+from keyedopt.conformance.suite.support.ranks import begin_case, choose_ranks, inspect_ranks, limit_ranks
 from keyedopt.conformance.targets.devices import check_device
 from keyedopt.conformance.targets.find import find
 from keyedopt.conformance.targets.implementation import DTYPES, Implementation, Surface, TargetError
@@ -40,10 +37,11 @@ from keyedopt.conformance.targets.implementation import DTYPES, Implementation, 
 #: Parts of the names of cases that take seconds. They run first, so that all workers end at the same time.
 LONGEST = ("test_accumulate_precision::test_precision[equal-10000000", "compile")
 
+#: The part of the time limit of a case that its ranks may take.
+OF_RANKS = 2 / 3
 #: What is expected of a target beside its cases.
 UNTOUCHED = "the functions of torch, Python, pytest and the suite as they were before the import"
 
-_HEAD = pytest.StashKey[Head]()
 #: The names that a case needs. A name in the mark ``needs`` may contain an input: ``"{algorithm}.decay"``.
 _NEEDS = pytest.StashKey[list[str]]()
 
@@ -57,14 +55,6 @@ hypothesis.settings.register_profile(
     suppress_health_check=list(hypothesis.HealthCheck),
 )
 hypothesis.settings.load_profile("keyedopt")  # before the suite is imported: its draws read the profile then
-
-
-class Escaped(Exception):  # noqa: N818 - a carrier of another exception
-    """Carries an exit, a skip or an interrupt that a case raised, so that pytest reports a failure."""
-
-    def __init__(self, original: BaseException) -> None:
-        super().__init__(error_text(original))
-        self.original = original
 
 
 def case_name(item: pytest.Item) -> str:
@@ -89,6 +79,7 @@ class Engine:
         self.writer: Writer | None = None  # of a worker
         self._integrity: Integrity | None = None
         self._replaced = ""  # the function that the target replaced
+        self._bodies: dict[str, tuple[Any, ...]] = {}  # the functions of the cases, and their code
         self._inspect = self._untouched  # kept before the target can replace it in the class
         self._sought: set[str] | None = None  # run only these clauses, each until one of its cases fails
         if implementation is not None:
@@ -111,19 +102,30 @@ class Engine:
         self.device = device
         choose_device(device)
 
-    def prepare(self) -> None:
+    def prepare(self, session: pytest.Session) -> None:
         """Note the functions that decide about cases, before a target is imported."""
         self._integrity = Integrity()
+        self._bodies = {case_name(item): body_of(getattr(item, "obj", None)) for item in session.items}
         inspect_ranks(self._integrity.changed)
         guard_subclasses(TENSOR)
 
-    def enter_worker(self, session: pytest.Session, target: str, folder: Path, channel: int) -> None:
+    def enter_worker(
+        self, session: pytest.Session, target: str, folder: Path, channel: int, limit: float
+    ) -> None:
         """Claim the channel, import the target, and keep those of the collected cases that it supports.
+
+        Args:
+            session: has the collected cases.
+            target: as on the command line.
+            folder: the scratch folder of the run.
+            channel: the descriptor of the worker's end of a channel.
+            limit: seconds that a case may take.
 
         Raises:
             UsageError: the target cannot be imported, although the smoke stage imported it.
         """
         writer = Writer(folder, channel=channel)  # before the target's code runs
+        limit_ranks(limit * OF_RANKS)
         try:
             with keep_settings():
                 self._choose(find(target, self._option("--keyedopt-import") or ()))
@@ -132,7 +134,7 @@ class Engine:
         if self._integrity is not None:
             self._replaced = self._integrity.changed(everything=True)
         self.turn_to(self.implementation, writer, session, (), self.dtypes)
-        heads = [item.stash[_HEAD] for item in session.items]
+        heads = [item.stash[HEAD] for item in session.items]
         for head in heads:
             head["device"] = self.device
         assert self.writer is not None
@@ -155,7 +157,7 @@ class Engine:
         self._causes = Causes(self.surface)
         self._steps, self._packages = None, None
         self._sought = set(clauses) or None
-        heads = [(item, item.stash[_HEAD]) for item in session.items]
+        heads = [(item, item.stash[HEAD]) for item in session.items]
         on_cpu = torch.device(self.device).type == "cpu"
         session.items[:] = [
             item
@@ -172,7 +174,7 @@ class Engine:
             function, given = getattr(item, "obj", None), _parameters(item)
             inner = getattr(getattr(function, "hypothesis", None), "inner_test", None)
             names = inspect.signature(inner).parameters if inner else ()
-            found[item.stash[_HEAD]["case"]] = {
+            found[item.stash[HEAD]["case"]] = {
                 "inputs": {name: plain(value) for name, value in given.items()},
                 "drawn": [name for name in names if name not in ("impl", *given)],
             }
@@ -201,7 +203,7 @@ class Engine:
                 continue
             ids = [clause for mark in item.iter_markers("clause") for clause in mark.args]
             parameters = _parameters(item)
-            item.stash[_HEAD] = {
+            item.stash[HEAD] = {
                 "case": case_name(item),
                 "clauses": ids,
                 "device": self.device,
@@ -212,7 +214,7 @@ class Engine:
             wanted = self.areas & _areas(ids) and (not self.clauses or self.clauses & set(ids))
             (kept if wanted else dropped).append(item)
         items[:] = kept
-        names = [item.stash[_HEAD]["case"] for item in kept if _HEAD in item.stash]
+        names = [item.stash[HEAD]["case"] for item in kept if HEAD in item.stash]
         assert len(set(names)) == len(names), "two cases have the same name"
         items.sort(key=turn)
         if dropped:
@@ -232,52 +234,51 @@ class Engine:
         with null_device() as discard_output:
             while (number := self.writer.claim(on_ranks, count)) < count:
                 item = session.items[number]
-                head = item.stash[_HEAD]
+                head = item.stash[HEAD]
                 if self._sought is None or not self._sought.isdisjoint(head["clauses"]):
                     with self.writer.running(head):
                         discard_output()
-                        self.writer.add(self._inspect(self._record(item)))
+                        self.writer.add(self._inspect(item, self._record(item)))
         return True
 
     def _record(self, item: Any) -> Head:
         """Run a case without pytest, and return its record."""
-        head, began = item.stash[_HEAD], time.perf_counter()
-        found: dict[str, Any]
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                self.pytest_runtest_setup(item)
-                self._call(item, {"impl": self.surface, **_parameters(item)})
-        except pytest.skip.Exception as reason:  # a skip by the case itself has escaped
-            found = {"outcome": "unsupported", "seen": clean(str(reason))}
-        except BaseException as error:
-            found = _failure(item, error)
-            ended = error.original if isinstance(error, Escaped) else error
-            found["cause"] = self._causes.of(head["clauses"], _parameters(item), ended)
+        head, began = item.stash[HEAD], time.perf_counter()
+
+        def run() -> None:
+            self.pytest_runtest_setup(item)
+            self._call(item, {"impl": self.surface, **_parameters(item)})
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            error = error_of(run)
+        found = found_in(item, error)
+        if error is not None and found["outcome"] == "fail":
+            found["cause"] = self._causes.of(head["clauses"], _parameters(item), original(error))
             if self._sought is not None:
                 self._sought -= set(head["clauses"])
-        else:
-            observed = {level_of(clause) for clause in head["clauses"]} == {"observe"}
-            found = {"outcome": "observed" if observed else "pass"}
         return {**head, "seconds": round(time.perf_counter() - began, 4), **found}
 
-    def _untouched(self, record: Head) -> Head:
+    def _untouched(self, item: Any, record: Head) -> Head:
         """Return the record, or an error if the target has replaced a function that decides about cases."""
         if self._integrity is not None:
             self._replaced = self._replaced or self._integrity.changed()
-        if not self._replaced:
+        replaced = self._replaced
+        if not replaced and self._bodies and self._bodies[record["case"]] != body_of(item.obj):
+            replaced = "the case"
+        if not replaced:
             return record
-        return {**record, "outcome": "error", "expected": UNTOUCHED, "seen": f"{self._replaced} was replaced"}
+        return {**record, "outcome": "error", "expected": UNTOUCHED, "seen": f"{replaced} was replaced"}
 
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Skip a case whose area, or a name that it needs, the implementation does not claim."""
-        if _HEAD in item.stash:
+        if HEAD in item.stash:
             on_cpu = torch.device(self.device).type == "cpu"
             if reason := why_not_on(torch.device(self.device), item):
                 pytest.skip(reason)
-            if on_cpu and _needs_accelerator(item.stash[_HEAD]):
+            if on_cpu and _needs_accelerator(item.stash[HEAD]):
                 pytest.skip("needs an accelerator")
-            areas, needs = _areas(item.stash[_HEAD]["clauses"]), item.stash[_NEEDS]
+            areas, needs = _areas(item.stash[HEAD]["clauses"]), item.stash[_NEEDS]
             missing = sorted(areas - self.claimed)
             missing += [name for name in needs if self.surface.lacks(name)]
             across = not any(spec.areas()[area].names for area in areas)
@@ -289,14 +290,14 @@ class Engine:
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
         """Call a case without the runner."""
-        if _HEAD not in pyfuncitem.stash:
+        if HEAD not in pyfuncitem.stash:
             return None
         self._call(pyfuncitem, pyfuncitem.funcargs)
         return True
 
     def _call(self, item: Any, values: Mapping[str, Any]) -> None:
         """Call a case with fresh seeds, and keep the returned observation."""
-        head, function = item.stash[_HEAD], item.obj
+        head, function = item.stash[HEAD], item.obj
         arguments = {name: values[name] for name in item._fixtureinfo.argnames}
         self._note_inputs(head, arguments)
         if hasattr(function, "hypothesis"):
@@ -307,9 +308,15 @@ class Engine:
         begin_case(f"{self._option('--implementation')} {head['case']}", undo)
         seen = self._device_seen(item)
         self.implementation.ran()
+
+        def run() -> None:
+            head["observed"] = plain(function(**arguments))
+
         try:
             with undo(), seen or contextlib.nullcontext():
-                head["observed"] = plain(function(**arguments))
+                error = error_of(run)
+            if error is not None:
+                raise error
         except MissingName as error:
             if not self.surface.claims(str(error.name)):
                 pytest.skip(f"not claimed: {error.name}")
@@ -363,24 +370,6 @@ class Engine:
         handle.inner_test = noted
 
 
-def _failure(item: pytest.Item, error: BaseException) -> dict[str, Any]:
-    """Return the part of a record that describes the failure."""
-    error = error.original if isinstance(error, Escaped) else error
-    if isinstance(error, Mismatch):
-        expected, seen = clean(error.expected), clean(error.seen)
-    else:
-        docstring = getattr(item, "obj", item).__doc__ or "no error"
-        expected, seen = " ".join(docstring.split()), error_text(error)
-    start = error.__traceback__
-    while start is not None and not of_suite(start.tb_frame):
-        start = start.tb_next
-    lines = traceback.format_exception(type(error), error, start or error.__traceback__, limit=-30)
-    record = {"outcome": "fail", "expected": expected, "seen": seen, "trace": clean("".join(lines), 8000)}
-    with contextlib.suppress(Exception):  # untrusted: reading an attribute of the error may raise
-        record["observed"] = plain(vars(error)[MEASURED])
-    return record
-
-
 def _parameters(item: Any) -> Mapping[str, Any]:
     """Return the literal inputs of a case."""
     return item.callspec.params if hasattr(item, "callspec") else {}
@@ -390,7 +379,7 @@ def turn(item: pytest.Item) -> int:
     """Return when a case is begun: first those that fork ranks, before others start threads of autograd."""
     if item.get_closest_marker("on_ranks"):
         return 0
-    return 1 if _HEAD in item.stash and any(part in case_name(item) for part in LONGEST) else 2
+    return 1 if HEAD in item.stash and any(part in case_name(item) for part in LONGEST) else 2
 
 
 def _is_case(module: Any) -> bool:

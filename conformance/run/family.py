@@ -13,6 +13,8 @@ import time
 from collections.abc import Collection
 from pathlib import Path
 
+from keyedopt.conformance.suite.support.clock import families, kernel_fields
+
 _PARENT_DEATH, _SUBREAPER = 1, 36  # of prctl
 #: The share of the machine's memory that one process may have as data, and the least that it gets.
 SHARE, LEAST = 0.5, 2 << 30
@@ -83,31 +85,15 @@ def _memory() -> int:
     return total
 
 
-def _stat(pid: int) -> list[str]:
-    """Return the fields of a process after its name; none if it is gone."""
-    with contextlib.suppress(OSError):
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-        return text.rpartition(")")[2].split()
-    return []
-
-
 def state(pid: int) -> str:
     """Return the letter of a process's state: ``T`` if it was stopped; empty if it is gone."""
-    return (_stat(pid) or [""])[0]
+    return (kernel_fields(Path(f"/proc/{pid}/stat")) or [""])[0]
 
 
 def compiles(pid: int) -> bool:
     """Whether a compiler runs below a process."""
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+    for each in families([pid]):
         with contextlib.suppress(OSError):
-            for child in map(int, path.read_text(encoding="ascii").split()):
-                name = Path(f"/proc/{child}/comm").read_text(encoding="utf-8", errors="replace").strip()
-                if name in COMPILERS or compiles(child):
-                    return True
+            if Path(f"/proc/{each}/comm").read_text(encoding="utf-8", errors="replace").strip() in COMPILERS:
+                return True
     return False
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the CPU time that a process and its ended children used."""
-    fields = _stat(pid)
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK") if fields else 0.0

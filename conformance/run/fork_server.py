@@ -92,7 +92,7 @@ def _collect(arguments: list[str], next_request: Callable[[], Request | None]) -
             if session.testsfailed:
                 return None  # a file of the suite cannot be imported: pytest says so
             engine: Any = session.config.pluginmanager.get_plugin("keyedopt-engine")
-            engine.prepare()
+            engine.prepare(session)
             gc.freeze()  # or the garbage collection of each worker would copy what was collected
             request = next_request()
             if request is None:
@@ -102,7 +102,8 @@ def _collect(arguments: list[str], next_request: Callable[[], Request | None]) -
                 engine.declare(session, Path(request["declare"]))
                 return True
             run = engine.pytest_runtestloop  # before the target can replace it
-            engine.enter_worker(session, request["target"], Path(request["folder"]), request["channel"])
+            folder, channel = Path(request["folder"]), request["channel"]
+            engine.enter_worker(session, request["target"], folder, channel, request["limit"])
             found: bool = run(session)
             return found
 

@@ -7,10 +7,10 @@ detected; conformance/TRUST.md has the table of attacks.
 
 import builtins
 import inspect
-import json
 import math
 import sys
 import types
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,8 +45,8 @@ BUILTINS = (
     *("abs", "all", "any", "bool", "dict", "float", "getattr", "hasattr", "int", "isinstance", "issubclass"),
     *("len", "list", "max", "min", "repr", "set", "sorted", "str", "sum", "tuple", "type", "zip", "range"),
 )
-#: Modules of the harness whose functions and classes are compared after each case.
-EVERY_CASE = ("keyedopt.conformance.suite.support.", "keyedopt.conformance.run.")
+#: Modules of the harness and of Python whose functions and classes are compared after each case.
+EVERY_CASE = ("keyedopt.conformance.suite.support.", "keyedopt.conformance.run.", "contextlib.")
 #: Modules with many functions and classes, which are compared only once, after the import of the target.
 AT_IMPORT = ("keyedopt.conformance.suite.", "keyedopt.conformance.results.", "_pytest.outcomes")
 
@@ -67,8 +67,9 @@ class Integrity:
             *_entries(torch.Tensor, TENSOR),
             *_entries(builtins, BUILTINS),
             *_entries(math, ("isnan", "isinf", "isfinite", "isclose", "fsum")),
-            *_entries(json, ("dumps", "loads")),
             *_entries(pytest, ("skip", "fail", "raises")),
+            *_entries(type(pytest.raises(KeyError)), ("__enter__", "__exit__")),
+            *_entries(warnings.catch_warnings, ("__enter__", "__exit__")),
             *_modules(EVERY_CASE),
         ]
         self._more = list(_modules(AT_IMPORT))
@@ -95,6 +96,17 @@ class Integrity:
         if found := unguarded(TENSOR):
             return found
         return "" if _answers() else "a comparison of torch, which gives a wrong answer"
+
+
+def body_of(function: Any) -> tuple[Any, ...]:
+    """Return a function, those that it wraps, and their code, to compare with later."""
+    found: tuple[Any, ...] = ()
+    while function is not None:
+        drawn = getattr(function, "hypothesis", None)
+        inner = drawn and getattr(drawn, "keyedopt_inner", drawn.inner_test)
+        found += (function, getattr(function, "__code__", None), inner, getattr(inner, "__code__", None))
+        function = getattr(function, "__wrapped__", None)
+    return found
 
 
 def _entries(owner: Any, names: tuple[str, ...]) -> Iterator[_Entry]:

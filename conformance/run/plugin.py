@@ -2,6 +2,7 @@
 
     pytest --pyargs keyedopt.conformance.suite --implementation acme.optim
 
+With ``--level`` or ``--expectations`` the exit status is that of ``keyedopt check``: 1 if the gate is red.
 pytest loads this plugin in every environment with keyedopt. It does nothing and imports nothing heavy unless
 ``--implementation`` is given: then it registers `engine`, which runs the cases.
 """
@@ -27,6 +28,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--keyedopt-nproc", type=int, default=2, help="ranks of cases that start ranks")
     group.addoption("--keyedopt-area", action="append", help="only cases with a clause of these areas")
     group.addoption("--keyedopt-clause", action="append", help="only cases of these clauses")
+    group.addoption("--level", choices=("must", "should"), help="gate on must clauses only, or on should too")
+    group.addoption("--expectations", metavar="FILE", help="known failures (TOML), or a shipped list")
     group.addoption("--keyedopt-defer", action="store_true", help="import it in workers (for the runner)")
 
 
@@ -40,8 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     if not hasattr(config, "workerinput") and config.getoption("numprocesses", None):
         return  # the controller of pytest-xdist runs no cases
+    from keyedopt.conformance.results.errors import KeyedoptError
     from keyedopt.conformance.targets.find import find
-    from keyedopt.conformance.targets.implementation import TargetError
 
     try:
         deferred = config.getoption("--keyedopt-defer")
@@ -49,8 +52,15 @@ def pytest_configure(config: pytest.Config) -> None:
         implementation = None if deferred else find(config.getoption("--implementation"), imports)
         from keyedopt.conformance.run.engine import Engine
 
-        config.pluginmanager.register(Engine(config, implementation), "keyedopt-engine")
-    except TargetError as error:
+        engine = Engine(config, implementation)
+        config.pluginmanager.register(engine, "keyedopt-engine")
+        if config.getoption("--level") or config.getoption("--expectations"):
+            if hasattr(config, "workerinput"):
+                raise pytest.UsageError("--level and --expectations judge a whole run: use no -n")
+            from keyedopt.conformance.run.gate import Gate
+
+            config.pluginmanager.register(Gate(config, engine), "keyedopt-gate")
+    except KeyedoptError as error:
         raise pytest.UsageError(str(error)) from error
 
 

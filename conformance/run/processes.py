@@ -21,9 +21,12 @@ from typing import IO, Any, Self
 from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.untrusted import one_line
 from keyedopt.conformance.run import family
+from keyedopt.conformance.suite.support.clock import LOOK, Clock
 
 #: Seconds that the import of torch and the collection of the suite may take.
 PATIENCE = 180.0
+#: Ends the message of each time limit.
+RAISE = "; --time-limit gives more"
 #: Seconds that the fork server may take to end everything that it started.
 GRACE = 5.0
 
@@ -71,10 +74,11 @@ class Processes:
     Args:
         folder: a scratch folder for logs, records and the files of libraries.
         path: folders that are appended to `sys.path`.
+        limit: seconds that the import of torch may take, if these are more than `PATIENCE`.
     """
 
-    def __init__(self, folder: Path, path: Sequence[str] = ()) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, path: Sequence[str] = (), limit: float = 0.0) -> None:
+        self.folder, self._patience = folder, max(PATIENCE, limit)
         self._codes: dict[int, int] = {}  # exit statuses
         self._started: list[int] = []  # processes that `start` has not returned yet
         self._received = b""
@@ -139,13 +143,19 @@ class Processes:
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
         return found
 
-    def start_worker(self, target: str, channel: socket.socket) -> "Process":
+    def start_worker(self, target: str, channel: socket.socket, limit: float) -> "Process":
         """Run the collected cases on a target, which are reported over a channel.
+
+        Args:
+            target: as on the command line.
+            channel: the worker's end.
+            limit: seconds that a case may take.
 
         Raises:
             ProcessError: no process can be started.
         """
-        return self._start({"target": target, "folder": str(self.folder)}, "worker", channel)
+        request = {"target": target, "folder": str(self.folder), "limit": limit}
+        return self._start(request, "worker", channel)
 
     def _start(self, request: dict[str, Any], name: str, channel: socket.socket | None = None) -> "Process":
         log = self.folder / f"{name}.log"
@@ -157,8 +167,10 @@ class Processes:
         finally:
             if channel:
                 channel.close()
-        if not self._receive(lambda: bool(self._started), PATIENCE):
-            raise ProcessError(f"torch and the suite were not imported within {PATIENCE:g} s")
+        clock, limit = Clock([self._server.pid]), self._patience
+        while not self._receive(lambda: bool(self._started), LOOK):
+            if clock.reached(limit):
+                raise ProcessError(f"torch and the suite were not imported within {limit:g} s{RAISE}")
         return Process(self, self._started.pop(), log, begins)
 
     def _send(self, request: dict[str, Any], descriptors: Sequence[int] = ()) -> None:
@@ -216,7 +228,6 @@ class Process:
     def __init__(self, processes: Processes, pid: int, log: Path, begins: int) -> None:
         self.pid = pid
         self._processes, self._log, self._begins = processes, log, begins
-        self._used: tuple[float, float] | None = None  # a time, and the CPU time that was used until then
 
     def wait(self, seconds: float) -> bool:
         """Wait for the end; return whether the process ended in time.
@@ -246,17 +257,6 @@ class Process:
         if code is None:
             raise ProcessError(f"process {self.pid} does not end")
         return code
-
-    def hangs(self, seconds: float, limit: float) -> bool:
-        """Whether the process, after so many seconds, is stuck: it used its limit of CPU time, or uses none.
-
-        A busy machine makes an import slow, and does not make it hang.
-        """
-        used, before = family.cpu_seconds(self.pid), self._used
-        idle = before is not None and used - before[1] < 0.01 * (seconds - before[0])
-        if before is None or seconds - before[0] > 5:
-            self._used = seconds, used
-        return (seconds > limit and (used >= limit or idle)) or seconds > max(limit, PATIENCE)
 
     def ending(self) -> str:
         """Return how the process ended: a signal or an exit status."""

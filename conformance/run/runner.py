@@ -24,16 +24,20 @@ from keyedopt.conformance.results.model import Case, Journal, Result, case_from
 from keyedopt.conformance.results.verdict import FAILING
 from keyedopt.conformance.run import case_sources
 from keyedopt.conformance.run.family import compiles
-from keyedopt.conformance.run.processes import ProcessError, Processes
+from keyedopt.conformance.run.processes import RAISE, ProcessError, Processes
 from keyedopt.conformance.run.protocol import Channel
 from keyedopt.conformance.run.workers import Workers, WorkersError
+from keyedopt.conformance.suite.support.clock import Clock
 
-#: Seconds of CPU time that the import of a target may take, or the time limit of a case if that is longer.
+#: Seconds that the import of a target may take, or the time limit of a case if that is longer.
 IMPORT_LIMIT = 30.0
 #: Seconds that the smoke stage may take if a target compiles; workers find what it compiled.
 COMPILATION_LIMIT = 900.0
 #: Seconds that a case of such a target may take at least: new shapes may be compiled anew.
 COMPILING_CASE_LIMIT = 300.0
+#: The most cases that are run once more because they reached the time limit. If there are more, the target is
+#: the cause.
+MOST_AGAIN = 10
 #: The largest default number of workers. The default is the number of processors plus one, because a case
 #: that starts ranks mostly waits.
 MOST_WORKERS = 9
@@ -56,7 +60,7 @@ class Options:
         imports: modules to import before the target, such as one that registers a device.
         device: the device of the cases; None is the first one that the implementation supports.
         dtypes: only these dtypes.
-        limit: seconds that one case may take.
+        limit: seconds that one case may take: CPU time, and time in which all its processes sleep.
         workers: number of processes; None is the number of processors plus one, at most 9.
         nproc: number of ranks of the cases that start ranks.
         exitfirst: stop at the first failing case. The result is then partial: it has no verdict, and its
@@ -127,7 +131,7 @@ def _examine(
         process = processes.start("keyedopt.conformance.targets.smoke", [json.dumps(request)], channel.theirs)
         try:
             messages: list[dict[str, Any]] = []
-            began, limit = time.monotonic(), seconds
+            clock, limit = Clock([process.pid]), seconds
             ended = False
             while not ended:
                 ended = process.wait(0.2 if messages else 0.02)
@@ -135,8 +139,8 @@ def _examine(
                     collect(messages[0]["areas"])
                 if limit < COMPILATION_LIMIT and compiles(process.pid):
                     limit = COMPILATION_LIMIT
-                if not ended and process.hangs(time.monotonic() - began, limit):
-                    raise RunError(f"{target} was not imported and built within {limit:g} s")
+                if not ended and clock.reached(limit):
+                    raise RunError(f"{target} was not imported and built within {limit:g} s{RAISE}")
             examined = next((one for one in (*messages, *channel.messages()) if "problem" in one), None)
             if examined is None:
                 raise RunError(
@@ -197,7 +201,8 @@ def run(
     ended: dict[str, Case] = {}
     complete = False
     with contextlib.ExitStack() as stack:
-        processes = stack.enter_context(Processes(Path(stack.enter_context(_scratch())), path))
+        folder = Path(stack.enter_context(_scratch()))
+        processes = stack.enter_context(Processes(folder, path, options.limit))
         if not case_sources.modules(options.areas, options.clauses):
             raise RunError("no case of the suite is selected by these options")
         import_limit = max(IMPORT_LIMIT, options.limit)
@@ -224,9 +229,10 @@ def run(
         try:
             limit = max(options.limit, COMPILING_CASE_LIMIT) if examined["compiles"] else options.limit
             number = options.workers or min(len(os.sched_getaffinity(0)) + 1, MOST_WORKERS)
-            if "TORCHELASTIC_RUN_ID" in os.environ:
+            together = "TORCHELASTIC_RUN_ID" in os.environ
+            if together:
                 number, limit = 1, limit + _meet(target)  # all processes run the cases in one order
-            workers = Workers(target, limit, import_limit, processes)
+            workers = Workers(target, limit, import_limit, processes, again=0 if together else MOST_AGAIN)
             cases = contextlib.closing(_every_case(workers, number))
             for record in stack.enter_context(cases) if areas else ():
                 case = case_from(record)

@@ -12,13 +12,11 @@ from typing import Any
 
 from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.run import protocol
-from keyedopt.conformance.run.processes import Processes
+from keyedopt.conformance.run.processes import RAISE, Processes
+from keyedopt.conformance.suite.support.clock import Clock
 
 #: Seconds between looks at the workers.
 TICK = 0.03
-#: The most that the time between two looks counts. If it was longer, this process was stopped, and the worker
-#: may have been stopped too, for example with its virtual machine.
-STEP = 10 * TICK
 
 
 class WorkersError(KeyedoptError):
@@ -28,21 +26,21 @@ class WorkersError(KeyedoptError):
 class _Worker:
     """A process that runs cases, and how long it has run the current one."""
 
-    def __init__(self, target: str, processes: Processes) -> None:
+    def __init__(self, target: str, limit: float, processes: Processes) -> None:
         self._channel = protocol.Channel()
-        self.process = processes.start_worker(target, self._channel.theirs)
+        self.process = processes.start_worker(target, self._channel.theirs, limit)
         stack = processes.folder / f"stack-{self.process.pid}"
         self.reader = protocol.Reader(self._channel.messages, stack)
         self.late = ""  # why the worker was killed
         self._case: int | None = None
-        self._seconds, self._looked = 0.0, time.monotonic()
+        self._clock = Clock([self.process.pid])
 
-    def look(self) -> tuple[bool, float]:
-        """Return whether the worker runs a case, and for how many seconds."""
-        case, now = self.reader.running(), time.monotonic()
-        self._seconds = self._seconds + min(now - self._looked, STEP) if case == self._case else 0.0
-        self._case, self._looked = case, now
-        return case is not None, self._seconds
+    def look(self) -> tuple[bool, Clock]:
+        """Return whether the worker runs a case, and the clock of that, or of the time between cases."""
+        case = self.reader.running()
+        if case != self._case:
+            self._case, self._clock = case, Clock([self.process.pid])
+        return case is not None, self._clock
 
     def stop(self) -> None:
         """Kill the worker and everything that it started."""
@@ -61,9 +59,11 @@ class Workers:
 
     Args:
         target: the implementation, as on the command line.
-        limit: seconds that a case may take. Then its worker is aborted, and killed if it does not end.
+        limit: seconds that a case may take, as a `Clock` counts them. Then its worker is aborted, and killed
+            if it does not end.
         patience: seconds that a worker may take to start its first case.
         processes: starts the workers, which write records to its folder.
+        again: the most cases that are run once more, alone, because they reached the limit.
     """
 
     def __init__(
@@ -72,7 +72,9 @@ class Workers:
         limit: float,
         patience: float,
         processes: Processes,
+        again: int = 0,
     ) -> None:
+        self._again, self._done = again, set[str]()
         self._target, self._processes, self._folder = target, processes, processes.folder
         self._limit, self._patience = limit, patience
         self.collected: dict[str, protocol.Head] = {}  # the cases, as soon as a worker has reported them
@@ -80,16 +82,31 @@ class Workers:
     def run(self, number: int) -> Generator[dict[str, Any]]:
         """Run the cases on ``number`` workers and yield each record as it comes.
 
+        A case that reached the limit is run once more at the end, alone, and the second record counts.
+
         Raises:
             WorkersError: a worker ended, or hangs, without running a case.
             ProcessError: workers cannot be started, or the exit status of one is unknown.
         """
+        late: list[str] = []
+        for record in self._run(number):
+            if record.get("late") and len(late) < self._again:
+                late.append(record["case"])
+            else:
+                yield record
+        for name in late:
+            protocol.release(self._folder, list(self.collected).index(name))
+            self._done.remove(name)
+            for record in self._run(1):
+                yield {**record, "runs": 2}
+
+    def _run(self, number: int) -> Generator[dict[str, Any]]:
+        """Run the cases that no worker has taken."""
         workers: list[_Worker] = []
-        done: set[str] = set()
         try:
             for _ in range(number):
                 workers.append(self._start())
-            while workers and not (done and done >= set(self.collected)):
+            while workers and not (self._done and self._done >= set(self.collected)):
                 for worker in list(workers):
                     if worker.reader.forged:
                         worker.process.stop()
@@ -106,7 +123,7 @@ class Workers:
                             workers.append(self._start())
                     else:
                         self._kill_if_late(worker)
-                    done |= {record["case"] for record in found}
+                    self._done |= {record["case"] for record in found}
                     yield from found
                 time.sleep(TICK)
             for worker in workers:
@@ -116,7 +133,7 @@ class Workers:
                 worker.stop()
 
     def _start(self) -> _Worker:
-        return _Worker(self._target, self._processes)
+        return _Worker(self._target, self._limit, self._processes)
 
     def _all_claimed(self) -> bool:
         """Whether no case is left for another worker."""
@@ -124,14 +141,15 @@ class Workers:
         return bool(count) and protocol.claimed(self._folder, count) == count
 
     def _kill_if_late(self, worker: _Worker) -> None:
-        busy, seconds = worker.look()
-        if busy and seconds > self._limit * 1.5 + 5:
-            worker.late = "timeout: it did not end within the time limit, and could not be aborted"
+        busy, clock = worker.look()
+        late = f"timeout: it did not end within {self._limit:g} s"
+        if busy and clock.reached(self._limit * 1.5 + 5):
+            worker.late = f"{late}, and could not be aborted{RAISE}"
             worker.process.stop()
-        elif busy and seconds > self._limit and not worker.late:
-            worker.abort("timeout: it did not end within the time limit")
-        elif not busy and not self._all_claimed() and worker.process.hangs(seconds, self._patience):
-            raise WorkersError(f"a worker ran no case within {self._patience:g} s")
+        elif busy and not worker.late and clock.reached(self._limit):
+            worker.abort(f"{late}{RAISE}")
+        elif not busy and not self._all_claimed() and clock.reached(self._patience):
+            raise WorkersError(f"a worker ran no case within {self._patience:g} s{RAISE}")
 
     def _crash(self, worker: _Worker, *, is_last: bool) -> list[dict[str, Any]]:
         """Return the record of the case in which a worker ended, if there is one.
@@ -142,7 +160,7 @@ class Workers:
         """
         record = worker.reader.crash(worker.late or f"crash: {worker.process.ending()}")
         if record is not None:
-            return [record]
+            return [{**record, "late": bool(worker.late)}]
         if worker.reader.forged:
             raise WorkersError(protocol.FORGED)
         code = worker.process.code

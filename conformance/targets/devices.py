@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from keyedopt.conformance.results.errors import did_you_mean
 from keyedopt.conformance.results.untrusted import one_line
 from keyedopt.conformance.targets.implementation import DTYPES, TargetError
 
@@ -33,7 +34,8 @@ def check_device(device: str) -> None:
         found = torch.device(device)
         count = _count(found.type)
     except RuntimeError as error:
-        raise TargetError(f"torch knows no device {device!r}: {_HINT}") from error
+        near = did_you_mean(device, _types())
+        raise TargetError(f"torch knows no device {device!r}: {_HINT}{near}") from error
     if (found.index or 0) >= count:
         here = ", ".join(f"{found.type}:{index}" for index in range(count)) or f"none of type {found.type}"
         raise TargetError(f"the device {device!r} is not here (there is {here}): {_HINT}")
@@ -50,12 +52,17 @@ def description(device: str) -> str | None:
     return one_line(str(name(found))) if name else None
 
 
+def _types() -> list[str]:
+    import torch
+
+    return ["cpu", "cuda", "xpu", "mps", "mtia", "hpu", torch._C._get_privateuse1_backend_name()]
+
+
 def devices() -> Iterator[Device]:
     """Yield the devices that are here."""
     import torch
 
-    types = ["cpu", "cuda", "xpu", "mps", "mtia", "hpu", torch._C._get_privateuse1_backend_name()]
-    for kind in types:
+    for kind in _types():
         for index in range(_count(kind)):
             name = f"{kind}:{index}" if kind != "cpu" else kind
             dtypes = tuple(dtype for dtype in DTYPES if _computes(name, getattr(torch, dtype)))

@@ -68,6 +68,7 @@ def find(target: str, imports: Sequence[str] = ()) -> Implementation:
     if not all(part.isidentifier() for part in target.replace(":", ".", 1).split(".")):
         raise TargetError(
             f"{target!r} is not a target: give one of {names}, a package.module, or package.module:attribute"
+            f"{_spelled_otherwise(target) or did_you_mean(target, known)}"
         )
     try:
         found = load(target)

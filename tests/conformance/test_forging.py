@@ -4,7 +4,9 @@ The state of ``subclass_dispatch`` holds no numbers: it fails a clause that comp
 """
 
 import json
+import runpy
 import socket
+from pathlib import Path
 
 import pytest
 from making import TARGETS, module
@@ -40,9 +42,36 @@ ATTACKS = {
     "pytest_function": ("error", f"pytest.raises {REPLACED}"),
     "engine_record": ("error", REPLACED),
     "engine_late": ("error", REPLACED),
+    "null_context": ("error", f"nullcontext.__exit__ {REPLACED}"),
+    "generator_context": ("error", f"_GeneratorContextManager.__exit__ {REPLACED}"),
+    "kept_context": ("error", f"_GeneratorContextManager.__exit__ {REPLACED}"),
+    "warnings_context": ("error", f"catch_warnings.__exit__ {REPLACED}"),
+    "json_function": ("fail", ""),
+    "json_encoder": ("fail", ""),
+    "collected_cases": ("error", f"the case {REPLACED}"),
     "exit_with_success": ("error", "crash: exit status 0"),
     "frames": ("error", "tampered"),
+    "engine_object": ("pass", ""),
 }
+#: What the page about trust says of an outcome.
+WORDS = {
+    "fail": "has no effect: the case fails",
+    "error": "the case is an error that names the cause",
+    "pass": "**not detected**: the case passes",
+}
+TRUST = Path(__file__).parents[2] / "conformance" / "TRUST.md"
+
+
+def table():
+    """Return the rows of the page about trust: what each attack does, and what happens."""
+    functions = runpy.run_path(f"{TARGETS}/forging.py")
+    said = {name: functions[name].__doc__.splitlines()[0].rstrip(".") for name in ATTACKS}
+    lines = [f"| {said[name]} | {WORDS[outcome]} |" for name, (outcome, _) in ATTACKS.items()]
+    return "\n".join(["| attack | outcome |", "|---|---|", *lines])
+
+
+def test_the_page_about_trust_has_the_attacks_that_are_tried():
+    assert table() in TRUST.read_text(encoding="utf-8"), f"the table of attacks is now:\n{table()}"
 
 
 @pytest.mark.complete(sample=3)
@@ -54,7 +83,7 @@ def test_an_attack_on_the_verdict_fails_and_is_reported(name, failed, acme, tmp_
     options = Options(clauses=(clause,), workers=1)
     outcome, seen = ATTACKS[name]
     found = runner.run("forger", options, path=[str(tmp_path), TARGETS, str(acme["wrong"])])
-    assert not judge(found).green
+    assert judge(found).green == (outcome == "pass")
     assert any(case.outcome == outcome and seen in case.seen for case in found.cases), found.cases
 
 
@@ -157,3 +186,7 @@ def test_a_message_that_is_not_authentic_is_refused(forgery):
     assert reader._head["case"] == "a", "the running case is an error"
     for end in (mine, theirs):
         end.close()
+
+
+if __name__ == "__main__":
+    print(table())

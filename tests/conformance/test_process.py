@@ -65,7 +65,7 @@ def test_the_suite_is_collected_once_and_without_the_target(tmp_path):
         processes.collect([*runner.pytest_arguments("target", options, tmp_path), "--keyedopt-defer"])
         assert before.code == 0
         channels = [protocol.Channel() for _ in range(2)]
-        workers = [processes.start_worker("target", channel.theirs) for channel in channels]
+        workers = [processes.start_worker("target", channel.theirs, 60.0) for channel in channels]
         assert [worker.code for worker in workers] == [0, 0]
     assert "target" not in (tmp_path / "server.log").read_text()
     readers = [protocol.Reader(channel.messages, tmp_path) for channel in channels]
@@ -79,7 +79,7 @@ def test_a_file_of_the_suite_that_cannot_be_imported_is_reported(tmp_path):
     with Processes(tmp_path) as processes:
         processes.collect(["--implementation", "x", "--keyedopt-defer", "--pyargs", "not_there"])
         with pytest.raises(ProcessError, match="exit status 4"):
-            processes.start_worker("x", protocol.Channel().theirs)
+            processes.start_worker("x", protocol.Channel().theirs, 60.0)
 
 
 @slow

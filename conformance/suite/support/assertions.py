@@ -28,6 +28,10 @@ class Mismatch(AssertionError):  # noqa: N818 - it is what a case reports, not a
         self.args = (f"expected {self.expected}; seen {self.seen}",)
 
 
+class Late(Mismatch):
+    """A case raises this error when processes that it started reached the time limit."""
+
+
 def _ordered(value: object) -> str:
     """Format a value, with sets in order, so that two runs give the same text."""
     if isinstance(value, set | frozenset) and value:

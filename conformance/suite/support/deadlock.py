@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-#: Seconds between two looks, and the looks without a change after which processes are in a deadlock.
-LOOK, LOOKS = 0.5, 8
-#: The part of a processor that a waiting process may use: the thread of each of its groups in gloo wakes up a
-#: hundred times a second.
-_IDLE = 0.05
+from keyedopt.conformance.suite.support.clock import IDLE, LOOK, kernel_fields
+
+#: Looks without a change after which processes are in a deadlock.
+LOOKS = 8
 #: Clock ticks of CPU time in a second, which is 100 for all programs on Linux.
 _TICKS = 100
 
@@ -33,7 +32,7 @@ class Watch:
         except (OSError, ValueError, IndexError):  # a process has just ended, or /proc is not Linux's
             seen = []
         switches, ticks = [switches for switches, _ in seen], sum(ticks for _, ticks in seen)
-        idle = ticks - self._ticks <= _IDLE * _TICKS * LOOK * (self._looks + 1) * len(seen)
+        idle = ticks - self._ticks <= IDLE * _TICKS * LOOK * (self._looks + 1) * len(seen)
         if not seen or -1 in switches or switches != self._switches or not idle:
             self._switches, self._ticks, self._looks = switches, ticks, 0
         else:
@@ -43,15 +42,10 @@ class Watch:
 
 def _activity(process: Path) -> tuple[int, int]:
     """Return how often the main thread has been switched, or -1 if the process is busy, and its CPU time."""
-    fields = _fields(process)
+    fields = kernel_fields(process / "stat")
     tasks = list((process / "task").iterdir())
-    waits = fields[0] == "S" and all(_fields(task)[0] in "SR" for task in tasks)
+    waits = fields[0] == "S" and all(kernel_fields(task / "stat")[0] in "SR" for task in tasks)
     parent = any((task / "children").read_text() for task in tasks)
     lines = (process / "task" / process.name / "status").read_text().splitlines()
     switches = sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)
     return switches if waits and not parent else -1, int(fields[11]) + int(fields[12])
-
-
-def _fields(process: Path) -> list[str]:
-    """Return what the kernel says of a process or thread, from its state on."""
-    return (process / "stat").read_text().rpartition(")")[2].split()

@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from keyedopt.conformance.suite.support.deadlock import LOOK, Watch
+from keyedopt.conformance.suite.support.clock import LOOK, Clock
+from keyedopt.conformance.suite.support.deadlock import Watch
 
 #: Seconds that the other ranks may take to end after one has failed: they lose a peer in a collective.
 _GRACE = 2.0
@@ -42,6 +43,7 @@ class RankProcess:
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._secret = secrets.token_bytes(32)  # else code under test could write its own outcome
         self.status: int | None = None
+        self.late = False  # whether it reached the time limit
         self._answered = False
         parent = os.getpid()
         sys.stdout.flush()
@@ -114,7 +116,7 @@ class RankProcess:
     def end(self) -> Any:
         """Kill the process, after noting where it was if it still ran, and return its outcome."""
         if self.running:
-            self._write(("hung", self.where()))
+            self._write(("late" if self.late else "hung", self.where()))
         if self.status is None:
             self.kill()
             self.status = 0
@@ -140,7 +142,7 @@ def wait_for(ranks: Sequence[RankProcess], limit: float, *, together: bool = Fal
 
     Args:
         ranks: the processes.
-        limit: seconds after which this returns although ranks still run.
+        limit: seconds, as a `Clock` counts them, after which this returns although ranks still run.
         together: the ranks wait for nobody else, so that this returns also when they are in a deadlock.
     """
     poll, of = select.poll(), {}
@@ -148,11 +150,15 @@ def wait_for(ranks: Sequence[RankProcess], limit: float, *, together: bool = Fal
         for descriptor in (rank.process, rank.channel.fileno()):
             poll.register(descriptor, select.POLLIN)
             of[descriptor] = rank
-    end, watch = time.monotonic() + limit, Watch()
-    while running := [rank.pid for rank in ranks if rank.running]:
-        left = max(0.0, end - time.monotonic())
-        ready = poll.poll((min(left, LOOK) if together else left) * 1000)
-        if not ready and (left <= LOOK or not together or watch.deadlocked(running)):
+    clock, watch = Clock([rank.pid for rank in ranks]), Watch()
+    failed = False
+    while running := [rank for rank in ranks if rank.running]:
+        ready = poll.poll(min(limit, LOOK) * 1000)
+        if not ready and clock.reached(limit):
+            for rank in running:
+                rank.late = not failed
+            return
+        if not ready and together and watch.deadlocked([rank.pid for rank in running]):
             return
         for descriptor, _ in ready:
             poll.unregister(descriptor)
@@ -162,7 +168,7 @@ def wait_for(ranks: Sequence[RankProcess], limit: float, *, together: bool = Fal
             elif rank.running:
                 rank.receive()
             if not rank.running and rank.outcome()[0] != "result":
-                end = min(end, time.monotonic() + _GRACE)
+                limit, failed = min(limit, clock.seconds + _GRACE), True
 
 
 def _end_with(parent: int) -> None:

@@ -23,7 +23,8 @@ from typing import Any
 
 import torch
 
-from keyedopt.conformance.suite.support.assertions import Mismatch
+from keyedopt.conformance.suite.support.assertions import Late, Mismatch
+from keyedopt.conformance.suite.support.clock import BACKSTOP
 from keyedopt.conformance.suite.support.described import MissingName
 from keyedopt.conformance.suite.support.device import choose_device, the_device
 from keyedopt.conformance.suite.support.rank_processes import RankProcess, StoreFile, wait_for
@@ -36,11 +37,10 @@ from keyedopt.conformance.suite.support.torchrun import (
     under_torchrun,
 )
 
-#: Seconds that the ranks of a case may take.
-LIMIT = 20.0
 #: What most ranks import: once in this process, not in each fork.
 _SLOW_IMPORTS = ("torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp", "fsspec")
 _NUMBER_OF_RANKS = [2]
+_LIMIT = [20.0]  # seconds that the ranks of a case may take
 _CASE: list[Any] = ["", 0]  # the case that runs, and how often it has started ranks or made a folder
 _REPLACED: list[Callable[[], str]] = []  # each names a function that the implementation has replaced
 _AROUND: list[Callable[[], contextlib.AbstractContextManager[None]]] = [contextlib.nullcontext]
@@ -55,6 +55,11 @@ def the_ranks() -> int:
 def choose_ranks(ranks: int) -> None:
     """Set the number of ranks of each case."""
     _NUMBER_OF_RANKS[0] = ranks
+
+
+def limit_ranks(seconds: float) -> None:
+    """Set the seconds that the ranks of a case may take."""
+    _LIMIT[0] = seconds
 
 
 def why_no_ranks(device: torch.device, more: int = 0) -> str:
@@ -97,7 +102,7 @@ def _next_name() -> str:
 
 
 def on_ranks(
-    body: Callable[..., Any], *arguments: Any, ranks: int | None = None, limit: float = LIMIT
+    body: Callable[..., Any], *arguments: Any, ranks: int | None = None, limit: float | None = None
 ) -> list[Any]:
     """Call a function on each rank, and return the results in the order of the ranks.
 
@@ -105,11 +110,13 @@ def on_ranks(
         body: runs with an initialized default group.
         arguments: its arguments, the same on each rank.
         ranks: the number of ranks; without it `the_ranks`. Under torchrun it is the number of processes.
-        limit: seconds until ranks that still run are killed.
+        limit: seconds until ranks that still run are killed; without it those of `limit_ranks`.
 
     Raises:
-        Mismatch: names each rank that failed, and how: by an error, by a signal, or where it hung.
+        Mismatch: names each rank that failed, and how: by an error, by a signal, or where it hung; `Late` if
+            ranks reached the limit.
     """
+    limit = _LIMIT[0] if limit is None else limit
     size = the_ranks() if ranks is None or under_torchrun() else ranks
     _import_what_ranks_need()
     run = _next_name()
@@ -161,7 +168,7 @@ def _on_kept_ranks(impl: Any, case: Callable[..., None], inputs: dict[str, Any])
     elif kept is not None:
         kept.end()
     # a second hang would take as long again
-    if not outcomes or not {outcome[0] for outcome in outcomes} <= {"result", "hung"}:
+    if not outcomes or not {outcome[0] for outcome in outcomes} <= {"result", "hung", "late"}:
         outcomes = _call_on(_KeptRanks(impl, the_ranks()), case, inputs)
     _results(outcomes, the_ranks())
 
@@ -210,7 +217,7 @@ def common_folder() -> Iterator[str]:
 def _join(file: str, number: int, size: int, limit: float, run: str) -> None:
     """Make the default group of the ranks of a case, each on its own device."""
     distributed: Any = torch.distributed
-    seconds = 2 * limit  # the limit ends a hanging rank first, and says where it was
+    seconds = BACKSTOP * limit  # the limit ends a hanging rank first, and says where it was
     if under_torchrun():
         shared = distributed.PrefixStore(run, store(seconds))
     else:
@@ -230,7 +237,9 @@ class _KeptRanks:
 
     def __init__(self, impl: Any, size: int) -> None:
         self._impl, self._file = impl, StoreFile()
-        joins = [functools.partial(_join, self._file.path, number, size, LIMIT, "") for number in range(size)]
+        joins = [
+            functools.partial(_join, self._file.path, number, size, _LIMIT[0], "") for number in range(size)
+        ]
         self._ranks = [
             RankProcess(number, functools.partial(_answer_all, join, impl))
             for number, join in enumerate(joins)
@@ -244,7 +253,7 @@ class _KeptRanks:
         """Return the outcomes of a function; none if a rank still runs."""
         for rank in self._ranks:
             rank.request(body, arguments)
-        wait_for(self._ranks, LIMIT, together=True)
+        wait_for(self._ranks, _LIMIT[0], together=True)
         return [] if any(rank.running for rank in self._ranks) else [rank.outcome() for rank in self._ranks]
 
     def end(self) -> list[Any]:
@@ -327,8 +336,10 @@ def _results(outcomes: Sequence[Any], size: int) -> list[Any]:
             raise MissingName(text[1], name=text[0])
     wrong = next((f"rank {rank}: {text[0]}" for rank, kind, text in bad if kind == "mismatch"), "")
     verbs = {"mismatch": "saw", "raised": "raised", "hung": "hung in", "ended": "ended:"}
+    verbs["late"] = "reached the time limit (--time-limit) in"
     texts = [
         f"rank {rank} of {size} {verbs[kind]} {text[1] if kind == 'mismatch' else text}"
         for rank, kind, text in bad
     ]
-    raise Mismatch(wrong or f"all {size} ranks to end", "; ".join(texts))
+    raised = Late if any(kind == "late" for _, kind, _ in bad) else Mismatch
+    raise raised(wrong or f"all {size} ranks to end", "; ".join(texts))

@@ -1,0 +1,40 @@
+"""What ``--json`` prints: an object with a list of targets, clauses, areas or devices."""
+
+import json
+from typing import Any
+
+from keyedopt.conformance import spec
+from keyedopt.conformance.results.model import Result
+from keyedopt.conformance.results.verdict import Verdict
+
+
+def print_json(**lists: Any) -> None:
+    """Print an object with these members."""
+    print(json.dumps(lists, indent=1))
+
+
+def clause(one: spec.Clause) -> dict[str, Any]:
+    """Return what a list says of a clause."""
+    return {"id": one.id, "level": one.level, "area": one.area, "statement": one.statement}
+
+
+def area(one: spec.Area) -> dict[str, Any]:
+    """Return what a list says of an area."""
+    clauses = [each.id for each in one.clauses]
+    return {"name": one.name, "title": one.title, "names": list(one.names), "clauses": clauses}
+
+
+def checked(target: str, found: tuple[Result, Verdict] | str) -> dict[str, Any]:
+    """Return what a check says of a target: its verdict, or why there is none."""
+    if isinstance(found, str):
+        return {"name": target, "problem": found}
+    result, verdict = found
+    return {
+        "name": target,
+        "version": result.implementation["version"],
+        "device": result.environment["device"],
+        "verdict": verdict.headline,
+        "gate": verdict.gate,
+        "reasons": list(verdict.reasons),
+        "clauses": [{**clause(spec.clauses()[i]), "outcome": o} for i, o in verdict.clauses.items()],
+    }

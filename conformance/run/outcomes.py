@@ -1,0 +1,69 @@
+"""What the error that ended a case says of its outcome."""
+
+import contextlib
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from keyedopt.conformance.results.untrusted import clean, error_text, plain
+from keyedopt.conformance.results.verdict import level_of
+from keyedopt.conformance.run.device_seen import of_suite
+from keyedopt.conformance.run.protocol import Head
+from keyedopt.conformance.suite.support.assertions import Late, Mismatch
+from keyedopt.conformance.suite.support.measured import MEASURED
+
+#: What is known of a case, in the stash of its item.
+HEAD = pytest.StashKey[Head]()
+
+
+class Escaped(Exception):  # noqa: N818 - a carrier of another exception
+    """Carries an exit, a skip or an interrupt that a case raised, so that pytest reports a failure."""
+
+    def __init__(self, original: BaseException) -> None:
+        super().__init__(error_text(original))
+        self.original = original
+
+
+def original(error: BaseException) -> BaseException:
+    """Return the error that a case raised."""
+    return error.original if isinstance(error, Escaped) else error
+
+
+def error_of(call: Callable[[], None]) -> BaseException | None:
+    """Call a function, and return the error that it raises: no context manager around it can swallow it."""
+    try:
+        call()
+    except BaseException as error:
+        return error
+    return None
+
+
+def found_in(item: pytest.Item, error: BaseException | None) -> dict[str, Any]:
+    """Return the outcome of a case that raised an error or none."""
+    if error is None:
+        observed = {level_of(clause) for clause in item.stash[HEAD]["clauses"]} == {"observe"}
+        return {"outcome": "observed" if observed else "pass"}
+    if isinstance(error, pytest.skip.Exception):  # a skip by the case itself has escaped
+        return {"outcome": "unsupported", "seen": clean(str(error))}
+    return _failure(item, error)
+
+
+def _failure(item: pytest.Item, error: BaseException) -> dict[str, Any]:
+    """Return the part of a record that describes the failure."""
+    error = original(error)
+    if isinstance(error, Mismatch):
+        expected, seen = clean(error.expected), clean(error.seen)
+    else:
+        docstring = getattr(item, "obj", item).__doc__ or "no error"
+        expected, seen = " ".join(docstring.split()), error_text(error)
+    start = error.__traceback__
+    while start is not None and not of_suite(start.tb_frame):
+        start = start.tb_next
+    lines = traceback.format_exception(type(error), error, start or error.__traceback__, limit=-30)
+    record: dict[str, Any] = {"outcome": "fail", "expected": expected, "seen": seen}
+    record |= {"trace": clean("".join(lines), 8000), "late": isinstance(error, Late)}
+    with contextlib.suppress(Exception):  # untrusted: reading an attribute of the error may raise
+        record["observed"] = plain(vars(error)[MEASURED])
+    return record
