@@ -16,6 +16,7 @@ from keyedopt.benchmarks.tasks.keyed import concatenated, keyed_jagged_tensor
 from keyedopt.benchmarks.tasks.tables import training_job
 from keyedopt.benchmarks.timing import Job
 from keyedopt.benchmarks.workloads import Dense, Lookups, Workload
+from keyedopt.conformance.suite.support.described import unwrapped
 
 #: torch's optimizers for sparse gradients, by optimizer.
 TORCH = {"sgd": "SGD", "adagrad": "Adagrad", "adam": "SparseAdam"}
@@ -170,7 +171,7 @@ class TorchrecTables(tables.Tables):
             for number, (rows, _, _) in enumerate(lookups)
         ]
         self.module = FusedEmbeddingBagCollection(
-            configs, known[optimizer], dict(options), device=torch.device(device)
+            configs, *unwrapped(known[optimizer], options), device=torch.device(device)
         )
         kept = self.module.state_dict()
         weights = [kept[f"embedding_bags.t{number}.weight"] for number in range(len(lookups))]

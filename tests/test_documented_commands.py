@@ -76,7 +76,7 @@ def test_a_workflow_that_the_readme_links_gates_on_everything(name):
 
 
 def test_the_workflow_of_an_adapter_can_be_read():
-    text = adapter.files("acme", "acme_keyedopt")[".github/workflows/conformance.yml"]
+    text = adapter.files("acme", "acme_keyedopt", "")[".github/workflows/conformance.yml"]
     found = [arguments for line in scripts(text) for arguments in commands(line)]
     assert [arguments[0] for arguments in found] == ["check", "report"]
     for arguments in found:

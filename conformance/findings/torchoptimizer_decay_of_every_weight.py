@@ -2,7 +2,7 @@
 
 Weights of 0 and negative weights move away from 0.
 
-Clauses: ALGO-003.
+Clauses: ALGO-002, ALGO-003.
 """
 
 import sys

@@ -5,7 +5,6 @@ import dataclasses
 import pytest
 import torch
 from clocks import BRIEF, UnitClock
-from torch import nn
 
 from keyedopt.benchmarks import compare
 from keyedopt.benchmarks.peers import OWN_WAY
@@ -235,8 +234,11 @@ class Half(torch.optim.SparseAdam):
         return super().step(closure)
 
 
-class Broken(nn.Module):
+class Broken(torch.optim.SparseAdam):
     """An optimizer that cannot be made."""
+
+    def __init__(self, params):
+        raise TypeError("broken")
 
 
 def test_a_peer_whose_results_differ_does_not_match_and_one_that_breaks_is_skipped(monkeypatch):

@@ -31,7 +31,12 @@ def broken(tmp_path, monkeypatch):
     return make
 
 
-BUILD = "class KeyedOptimizerWrapper:\n def __init__(self, params, factory): {}\n def step(self): {}"
+BUILD = """
+import torch
+class KeyedOptimizerWrapper(torch.optim.Optimizer):
+ def __init__(self, params, factory): {}
+ def step(self): {}
+"""
 
 
 @pytest.mark.parametrize(
