@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 
+from keyedopt.conformance.golden.formulas import variants
 from keyedopt.conformance.results.untrusted import error_text, one_line
-from keyedopt.conformance.suite.support.trajectories import TRAJECTORIES
+from keyedopt.conformance.suite.support.trajectories import TRAJECTORIES, in_variant
 from keyedopt.conformance.targets.implementation import Implementation
 
 #: How far a weight may be from the exact one, relative to the longest way of one: an optimizer in float32 is
@@ -25,8 +26,10 @@ def first_steps(about: Implementation, algorithm: str) -> tuple[str | None, str]
         seen = _train(about, algorithm, made)
     except Exception as error:
         return None, f"a step with it raises {one_line(error_text(error), 200)}"
-    for variant, other in {"": made, **made.get("variants", {})}.items():
-        start, steps = _weight(made), {step: _exact(other, step) for step in seen}
+    start = _weight(made)
+    for variant in ("", *variants(algorithm)):
+        other = in_variant(made, variant, "float64", by_bound=False)
+        steps = {step: _exact(other, step) for step in seen}
         if all((seen[step] - steps[step]).abs().max() <= _allowed(start, steps[step]) for step in seen):
             return variant, ""
     return None, "its first steps are not those of the formula"

@@ -11,6 +11,7 @@ from keyedopt.conformance.results.model import Result
 from keyedopt.conformance.run import replay, runner
 from keyedopt.conformance.suite.support.described import OPTIONS, described
 from keyedopt.conformance.targets.find import find
+from keyedopt.conformance.targets.proposal import propose
 
 SOUND = ("pass", "observed", "unsupported")
 loop = pytest.mark.complete(loop=__name__, sample=3, spread=True)
@@ -129,3 +130,26 @@ def test_a_failure_names_the_variant_that_fits_everywhere(tmp_path, claimed):
 @pytest.mark.parametrize("word", formulas.VARIANTS)
 def test_each_word_of_a_variant_has_a_meaning_in_an_algorithm(word):
     assert any(word in one.split() for algorithm in formulas.VARYING for one in formulas.variants(algorithm))
+
+
+APART = """
+import torch
+
+class DecoupledAdamW(torch.optim.AdamW):
+    def __init__(self, params, lr=1e-3, weight_decay=1e-2):
+        super().__init__(params, lr, weight_decay=0)
+        self.apart = weight_decay
+    @torch.no_grad()
+    def step(self, closure=None):
+        for weight in self.param_groups[0]["params"]:
+            weight.mul_(1 - self.apart)
+        super().step(closure)
+"""
+
+
+def test_a_proposal_names_the_variant_whose_steps_a_class_takes(tmp_path, monkeypatch):
+    (tmp_path / "apart.py").write_text(APART, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    found = propose("apart", by_words=True)
+    assert found.names == {"AdamW": "apart:DecoupledAdamW"}
+    assert any("a variant of AdamW: claim 'by_itself' in `variants`" in note for note in found.notes)

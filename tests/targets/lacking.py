@@ -12,6 +12,15 @@ ALGORITHMS = (*DEFAULTS, "SparseAdam")
 TAKES = {algorithm: inspect.signature(getattr(reference, algorithm)).parameters for algorithm in ALGORITHMS}
 
 
+def without(saved: dict[str, Any], option: str, **instead: Any) -> dict[str, Any]:
+    """Return a state dict whose groups lack an option, or have another value of it."""
+    groups = [
+        {name: value for name, value in group.items() if name != option} | instead
+        for group in saved["param_groups"]
+    ]
+    return saved | {"param_groups": groups}
+
+
 @functools.cache
 def _class(algorithm: str, lacks: str) -> Any:
     """Return a class of the reference without an option, or without the defaults of all."""
@@ -26,6 +35,10 @@ def _class(algorithm: str, lacks: str) -> Any:
     def init(self: Any, *args: Any, **options: Any) -> None:
         signature.bind(*args, **options)
         kind.__init__(self, *args, **options)
+        if lacks in TAKES[algorithm]:  # nor do its saved groups have the option
+            default = TAKES[algorithm][lacks].default
+            self.register_state_dict_post_hook(lambda _, saved: without(saved, lacks))
+            self.register_load_state_dict_pre_hook(lambda _, saved: without(saved, lacks, **{lacks: default}))
 
     body = {"__init__": init, "__signature__": signature, "__module__": __name__}
     return type(algorithm, (kind,), body | {"__qualname__": f"{algorithm}_{lacks}"})

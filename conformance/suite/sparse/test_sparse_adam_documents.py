@@ -51,6 +51,7 @@ def test_saved_groups_have_every_option(impl):
     optimizer, _ = two_groups(impl)
     first, second = optimizer.state_dict()["param_groups"]
     defaults = {"lr": 0.25, "betas": (0.9, 0.999), "eps": 1e-8, "maximize": False}
+    defaults = {name: value for name, value in defaults.items() if not impl.lacks(f"SparseAdam.{name}")}
     for group, own in ((first, {"lr": 0.5}), (second, {"betas": (0.5, 0.75), "eps": 0.5})):
         expected = {**defaults, **own}
         seen = {name: group.get(name, "missing") for name in expected}
