@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import idle_threads  # noqa: F401 - before torch is imported
@@ -62,6 +63,18 @@ def pytest_configure(config):
     seed = getattr(config, "workerinput", {}).get("sample") or config.getoption("--sample") or commit()
     complete = config.getoption("--complete") or config.getoption("--part") is not None
     config.sample = Sample(seed, complete)
+    if not hasattr(config, "workerinput"):  # the processes of pytest inherit its environment
+        config.add_cleanup(_leave_cache_alone().cleanup)
+
+
+def _leave_cache_alone():
+    """Give every process of the tests a cache that lacks, and does not write to, the developer's of keyedopt."""
+    real, folder = last.path().parents[1], tempfile.TemporaryDirectory(prefix="keyedopt-cache-")
+    for entry in real.glob("*"):
+        if entry.name != "keyedopt":
+            Path(folder.name, entry.name).symlink_to(entry.absolute())
+    os.environ["XDG_CACHE_HOME"] = folder.name
+    return folder
 
 
 def pytest_configure_node(node):

@@ -83,6 +83,10 @@ def test_a_cache_that_cannot_be_written_changes_no_verdict(run_line, checked, mo
     assert run_line("check", "acme").returncode == 1
 
 
+def test_the_tests_do_not_write_to_the_cache_of_the_developer():
+    assert Path("~/.cache").expanduser() not in last.path().parents
+
+
 def test_a_remembered_result_is_untrusted(run_line):
     last.path().write_text('{"schema": 1, "cases": "x"}')
     assert "is not a result file" in run_line("explain", "--failed").stderr
