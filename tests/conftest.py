@@ -68,7 +68,7 @@ def pytest_configure(config):
 
 
 def _leave_cache_alone():
-    """Give every process of the tests a cache that lacks, and does not write to, the developer's of keyedopt."""
+    """Give every process of the tests a cache without the developer's last result of keyedopt."""
     real, folder = last.path().parents[1], tempfile.TemporaryDirectory(prefix="keyedopt-cache-")
     for entry in real.glob("*"):
         if entry.name != "keyedopt":

@@ -19,6 +19,8 @@ from keyedopt.conformance.suite.support.assertions import (
 from keyedopt.conformance.suite.support.device import zeros
 from keyedopt.conformance.suite.support.inputs import parameter, train_sparse
 
+OPTIONS = ("SparseAdam.lr", "SparseAdam.eps", "SparseAdam.betas")
+
 
 def trained(impl: Any, count: int = 2, steps: int = 2, dtype: str = "float32") -> tuple[Any, list[Any]]:
     """Make an optimizer of some tables that has taken some steps."""
@@ -170,6 +172,7 @@ def test_resume_with_groups(impl):
 
 
 @pytest.mark.clause("SPARSE-048")
+@pytest.mark.needs("SparseAdam", *OPTIONS)
 @pytest.mark.parametrize("into", ["torch", "implementation"])
 def test_interchange_with_torch(impl, into):
     """SparseAdam and torch.optim.SparseAdam load each other's state and continue equally."""
@@ -227,7 +230,9 @@ def test_load_of_other_state(impl, how):
 
 
 @pytest.mark.clause("SPARSE-052")
-@pytest.mark.parametrize("how", ["lr", "eps", "betas"])
+@pytest.mark.parametrize(
+    "how", [pytest.param(one.partition(".")[2], marks=pytest.mark.needs(one)) for one in OPTIONS]
+)
 def test_load_of_options_out_of_range(impl, how):
     """Loading options that the constructor rejects raises ValueError; nothing changes."""
     expect_refused(impl, how, ValueError)
@@ -235,7 +240,13 @@ def test_load_of_options_out_of_range(impl, how):
 
 @pytest.mark.clause("SPARSE-052")
 @pytest.mark.needs("SparseAdam", "SparseAdam.groups")
-@pytest.mark.parametrize("how", [{"lr": -5.0}, {"eps": -1.0}, {"betas": [2.0, 0.5]}])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param({name: value}, marks=pytest.mark.needs(f"SparseAdam.{name}"))
+        for name, value in {"lr": -5.0, "eps": -1.0, "betas": [2.0, 0.5]}.items()
+    ],
+)
 def test_load_of_options_out_of_range_in_a_second_group(impl, how):
     """Options of every group are checked, not only the first."""
     weights = [parameter(5, 2, seed=seed) for seed in range(2)]
@@ -291,7 +302,10 @@ def test_load_of_a_half_trained_state(impl):
 
 
 @pytest.mark.clause("SPARSE-056")
-@pytest.mark.parametrize("missing", ["maximize", "eps", "lr"])
+@pytest.mark.parametrize(
+    "missing",
+    [pytest.param(one, marks=pytest.mark.needs(f"SparseAdam.{one}")) for one in ("maximize", "eps", "lr")],
+)
 def test_load_without_an_option(impl, missing):
     """Observe what happens to an option that the checkpoint does not contain."""
     optimizer, weights = trained(impl)

@@ -119,8 +119,8 @@ class Described:
         given = dict(options)
         for name in options:
             if any(fnmatchcase(name, pattern) for pattern in self._absent):
-                default = DEFAULTS.get(self._owner, {}).get(name, False)
-                if given.pop(name) != default:
+                documented = {"maximize": False, **DEFAULTS.get(self._owner, {})}
+                if name not in documented or not _equal(given.pop(name), documented[name]):
                     raise MissingName(f"{self._owner} has no {name}", name=f"{self._owner}.{name}")
         return {self._names.get(name, name): value for name, value in given.items()}
 
@@ -135,6 +135,14 @@ class Described:
 
     def __mro_entries__(self, bases: Any) -> tuple[Any, ...]:
         return (self.kind,)
+
+
+def _equal(value: Any, default: Any) -> bool:
+    """Return whether a value of an option is its default; a tensor of several numbers is not."""
+    try:
+        return bool(value == default)
+    except RuntimeError:
+        return False
 
 
 def is_placeholder(kind: Any) -> bool:
