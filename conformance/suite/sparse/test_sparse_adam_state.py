@@ -19,7 +19,7 @@ from keyedopt.conformance.suite.support.assertions import (
 from keyedopt.conformance.suite.support.device import zeros
 from keyedopt.conformance.suite.support.inputs import parameter, train_sparse
 
-OPTIONS = ("SparseAdam.lr", "SparseAdam.eps", "SparseAdam.betas")
+RANGED = ("SparseAdam.lr", "SparseAdam.eps", "SparseAdam.betas")
 
 
 def trained(impl: Any, count: int = 2, steps: int = 2, dtype: str = "float32") -> tuple[Any, list[Any]]:
@@ -172,7 +172,7 @@ def test_resume_with_groups(impl):
 
 
 @pytest.mark.clause("SPARSE-048")
-@pytest.mark.needs("SparseAdam", *OPTIONS)
+@pytest.mark.needs("SparseAdam", *RANGED)
 @pytest.mark.parametrize("into", ["torch", "implementation"])
 def test_interchange_with_torch(impl, into):
     """SparseAdam and torch.optim.SparseAdam load each other's state and continue equally."""
@@ -231,7 +231,7 @@ def test_load_of_other_state(impl, how):
 
 @pytest.mark.clause("SPARSE-052")
 @pytest.mark.parametrize(
-    "how", [pytest.param(one.partition(".")[2], marks=pytest.mark.needs(one)) for one in OPTIONS]
+    "how", [pytest.param(one.partition(".")[2], marks=pytest.mark.needs(one)) for one in RANGED]
 )
 def test_load_of_options_out_of_range(impl, how):
     """Loading options that the constructor rejects raises ValueError; nothing changes."""
