@@ -132,6 +132,36 @@ def test_each_word_of_a_variant_has_a_meaning_in_an_algorithm(word):
     assert any(word in one.split() for algorithm in formulas.VARYING for one in formulas.variants(algorithm))
 
 
+IN_BFLOAT16 = """
+import torch
+from keyedopt.conformance.targets.implementation import Implementation
+
+class SGD(torch.optim.SGD):
+    @torch.no_grad()
+    def step(self, closure=None):
+        weights = [weight for group in self.param_groups for weight in group["params"]]
+        assert all(weight.dtype is torch.bfloat16 for weight in weights)
+        loss = super().step(closure)
+        for weight in weights:
+            weight.mul_(1 + torch.randint_like(weight, -1, 2) / 256)
+        return loss
+
+TARGET = Implementation(
+    name="half", root=__name__, areas=("algorithms",), dtypes=("bfloat16",), absent=("*Ada*", "*LAMB", "L*")
+)
+"""
+
+
+def test_cases_use_no_dtype_that_is_not_claimed_and_what_rounds_at_random_can_resume(tmp_path):
+    (tmp_path / "in_bfloat16.py").write_text(IN_BFLOAT16, encoding="utf-8")
+    result = checked("in_bfloat16:TARGET", "ALGO-041", "ALGO-072", "ALGO-082", path=tmp_path)
+    expect_sound(result, 0)
+    resumed = [case for case in result.cases if case.case.endswith("test_resumed[bfloat16-SGD]")]
+    assert [case.outcome for case in resumed] == ["pass"]
+    (other,) = (case for case in result.cases if case.case.endswith("test_dense_gradient_is_left[SGD]"))
+    assert other.seen == "not claimed: float32"
+
+
 APART = """
 import torch
 

@@ -68,9 +68,10 @@ def values(params: Any) -> list[torch.Tensor]:
 
 
 def train(optimizer: Any, params: Any, steps: int, seed: int = 1) -> None:
-    """Take ``steps`` steps, each with a different fixed gradient."""
+    """Take ``steps`` steps, each with a different fixed gradient; a repetition draws the same numbers."""
     for step in range(steps):
         set_grads(params, seed=seed + step)
+        torch.manual_seed(seed + step)
         optimizer.step()
 
 
@@ -88,6 +89,7 @@ def train_sparse(optimizer: Any, params: Any, steps: int, seed: int = 1) -> None
         for index, param in enumerate(_listed(params)):
             first = (seed + step + index) % len(param)
             set_sparse_grad(param, [first, (first + 2) % len(param), first], seed=seed + step + 7 * index)
+        torch.manual_seed(seed + step)
         optimizer.step()
 
 
