@@ -5,6 +5,9 @@ packages of this environment, such as torch and keyedopt. The results and a page
 table is printed.
 The exit code is 1 if the gate of a library is red: it fails a clause that its list in
 ``conformance/expectations/`` does not have, or holds one that the list has.
+
+With ``--beyond`` these are libraries that nobody had checked while the suite was written. Only the musts
+of the suite are judged; there is no gate, and the table names those that fail.
 """
 
 import argparse
@@ -13,12 +16,14 @@ import subprocess
 import sys
 import urllib.request
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 
+from keyedopt.conformance import spec
 from keyedopt.conformance.results.model import Result, read
-from keyedopt.conformance.results.verdict import FAILING
+from keyedopt.conformance.results.verdict import FAILING, judge
 
-TARGETS = "keyedopt.conformance.targets.panel"
+TARGETS = "keyedopt.conformance.targets"
 #: Runs a verb of keyedopt.
 VERB = "from keyedopt.cli.main import app; app()"
 #: What to install for each library; the adapters are in `keyedopt.conformance.targets.panel`.
@@ -50,18 +55,44 @@ PINNED = {
     "torch_optimizer": ("torch-optimizer==0.3.0", "pytorch-ranger==0.1.1"),
     "transformers": _TRANSFORMERS,
 }
+BEYOND = {
+    "adv_optm": ("adv-optm==2.5.16",),
+    "flair": ("flair==0.15.1",),
+    "mmpretrain": (
+        *("mmpretrain==1.2.0", "mmengine==0.10.7", "addict==2.4.0", "yapf==0.43.0", "termcolor==3.3.0"),
+        *("rich==15.0.0", "markdown-it-py==4.3.0", "mdurl==0.1.2"),
+    ),
+    "open_lars": ("open-lars==0.1.1",),
+    "pylocron": ("pylocron==0.3.0",),
+    "pyro": ("pyro-ppl==1.9.2",),
+    "pytorch_pretrained_bert": ("pytorch-pretrained-bert==0.6.2",),
+    "pytorch_pretrained_gpt": ("pytorch-pretrained-bert==0.6.2",),
+    "pytorch_transformers": ("pytorch-transformers==1.2.0",),
+    "torch_optim_sparse": ("torch-optim-sparse==0.1.3",),
+    "torchastic": ("torchastic==0.1.2",),
+    "torchium": ("torchium==0.1.5",),
+    "torchium_sgdw": ("torchium==0.1.5",),
+    "torchopt": ("torchopt==0.7.3", "optree==0.20.0", "graphviz==0.21"),
+}
 #: Packages of which only submodules are imported: their own imports need much more, such as torchvision.
 BARE = {
     "catalyst": ("catalyst", "catalyst.contrib", "catalyst.contrib.optimizers"),
     "colossalai": ("colossalai", "colossalai.nn", "colossalai.nn.optimizer"),
+    "flair": ("flair",),
+    "mmpretrain": ("mmpretrain", "mmpretrain.engine", "mmpretrain.engine.optimizers"),
+    "pylocron": ("holocron", "holocron.optim"),
+    "pyro": ("pyro", "pyro.optim"),
+    "pytorch_pretrained_bert": ("pytorch_pretrained_bert",),
+    "pytorch_pretrained_gpt": ("pytorch_pretrained_bert",),
+    "pytorch_transformers": ("pytorch_transformers",),
     "timm": ("timm", "timm.optim"),
 }
 
 
-def install(name: str, folder: Path) -> Path:
+def install(name: str, pinned: Sequence[str], folder: Path) -> Path:
     """Make the environment of a library if it is missing or has other versions; return its interpreter."""
     python, done = folder / name / "bin" / "python", folder / name / "pinned.txt"
-    if not done.exists() or done.read_text(encoding="utf-8").split() != [*PINNED[name]]:
+    if not done.exists() or done.read_text(encoding="utf-8").split() != [*pinned]:
         venv.create(folder / name, with_pip=False)
         (own,) = (folder / name).glob("lib/python*/site-packages")
         lines = ["import site; " + "; ".join(f"site.addsitedir({path!r})" for path in site.getsitepackages())]
@@ -74,20 +105,21 @@ def install(name: str, folder: Path) -> Path:
                 f"sys.modules[{package!r}] = util.module_from_spec(bare)"
             )
         (own / "shared.pth").write_text("\n".join([*lines, ""]), encoding="utf-8")
-        for address in (item for item in PINNED[name] if "://" in item):  # a module that is no package
+        for address in (item for item in pinned if "://" in item):  # a module that is no package
             urllib.request.urlretrieve(address, own / Path(address).name)
-        packages = [item for item in PINNED[name] if "://" not in item]
+        packages = [item for item in pinned if "://" not in item]
         pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps"]
         if packages:
             subprocess.run([*pip, *packages], check=True)
-        done.write_text("\n".join(PINNED[name]), encoding="utf-8")
+        done.write_text("\n".join(pinned), encoding="utf-8")
     return python
 
 
-def check(name: str, python: Path, output: Path) -> tuple[Result, bool]:
+def check(name: str, python: Path, output: Path, beyond: bool) -> tuple[Result, bool]:
     """Check a library with its list of known failures; return the result, and whether the gate is green."""
     path = output / f"{name}.json"
-    arguments = ["check", f"{TARGETS}:{name}", "--expectations", name, "--output", str(path)]
+    arguments = ["check", f"{TARGETS}.{'beyond' if beyond else 'panel'}:{name}", "--output", str(path)]
+    arguments += ["--level", "must"] if beyond else ["--expectations", name]
     done = subprocess.run([python, "-c", VERB, *arguments], check=False)
     return read(path), done.returncode == 0
 
@@ -106,22 +138,38 @@ def row(name: str, result: Result) -> str:
     return f"| {name} | {version} | {held} of {len(checked)} | {known} | {new} |"
 
 
+def row_of_musts(name: str, result: Result) -> str:
+    """Return the line of the table: library, version, musts held and checked, and those that fail."""
+    judged = judge(result).clauses
+    musts = {clause: verdict for clause, verdict in judged.items() if spec.clauses()[clause].level == "must"}
+    checked = [clause for clause, verdict in musts.items() if verdict != "unsupported"]
+    wrong = [clause for clause in checked if musts[clause] in FAILING]
+    held = len(checked) - len(wrong)
+    version = result.implementation["version"]
+    return f"| {name} | {version} | {held} of {len(checked)} | {', '.join(wrong)} |"
+
+
 def main() -> int:
     """Check the libraries that are named, or all."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(PINNED)}")
+    parser.add_argument("--beyond", action="store_true", help=f"libraries of {', '.join(BEYOND)}")
     parser.add_argument("--environments", type=Path, default=Path("panel"))
     parser.add_argument("--output", type=Path, default=Path("results"))
     options = parser.parse_args()
-    if unknown := [name for name in options.names if name not in PINNED]:
-        parser.error(f"there is no library {unknown[0]!r}; there are: {', '.join(PINNED)}")
+    there = BEYOND if options.beyond else PINNED
+    if unknown := [name for name in options.names if name not in there]:
+        parser.error(f"there is no library {unknown[0]!r}; there are: {', '.join(there)}")
     options.output.mkdir(parents=True, exist_ok=True)
     lines, failed = ["| library | version | clauses held | known | new |", "|---|---|---|---|---|"], False
-    for name in options.names or PINNED:
-        result, green = check(name, install(name, options.environments.resolve()), options.output)
-        lines.append(row(name, result))
-        failed = failed or not green
-    results = [str(options.output / f"{name}.json") for name in options.names or PINNED]
+    if options.beyond:
+        lines = ["| library | version | musts held | failing |", "|---|---|---|---|"]
+    for name in options.names or there:
+        python = install(name, there[name], options.environments.resolve())
+        result, green = check(name, python, options.output, options.beyond)
+        lines.append((row_of_musts if options.beyond else row)(name, result))
+        failed = failed or not (green or options.beyond)
+    results = [str(options.output / f"{name}.json") for name in options.names or there]
     subprocess.run(
         [sys.executable, "-c", VERB, "report", *results, "--output", options.output / "site"], check=True
     )

@@ -22,7 +22,7 @@ _ALGORITHMS = (
 )
 
 
-def _library(
+def library(
     name: str, package: str, classes: Mapping[str, str], absent: tuple[str, ...] = (), **more: Any
 ) -> Implementation:
     """Describe a library with some of the algorithms: documented name -> ``module:class``."""
@@ -31,9 +31,14 @@ def _library(
         name=name,
         root=package,
         names=classes,
-        areas=("algorithms",),
         absent=(*_ELSEWHERE, "Accumulate*", *(f"*.{one}" for one in _OWN), *missing, *absent),
-        **{"dtypes": ("float32",), "devices": ("cpu", "cuda", ANY_DEVICE), "distributions": (name,), **more},
+        **{
+            "areas": ("algorithms",),
+            "dtypes": ("float32",),
+            "devices": ("cpu", "cuda", ANY_DEVICE),
+            "distributions": (name,),
+            **more,
+        },
     )
 
 
@@ -41,7 +46,7 @@ _LAMB = {"LAMB.eps": 1e-6}
 #: LARS that documents: without weight_decay a parameter is not scaled.
 _DECAYED = "per_tensor only_decayed"
 
-timm = _library(
+timm = library(
     "timm",
     "timm.optim",
     {"LAMB": "timm.optim.lamb:Lamb", "LarsSGD": "timm.optim.lars:Lars", "SGD": "timm.optim.sgdw:SGDW"},
@@ -57,7 +62,7 @@ timm = _library(
     state_names={"LarsSGD.momentum_buffer": ""},  # without the learning rate
     variants={"LAMB": "per_tensor", "LarsSGD": "per_tensor", "SGD": "decoupled"},
 )
-pytorch_optimizer = _library(
+pytorch_optimizer = library(
     "pytorch-optimizer",
     "pytorch_optimizer",
     {"LAMB": "pytorch_optimizer:Lamb", "LarsSGD": "pytorch_optimizer:LARS", "SGD": "pytorch_optimizer:SGDW"},
@@ -69,7 +74,7 @@ pytorch_optimizer = _library(
     variants={"LAMB": "per_tensor no_debias", "LarsSGD": "per_tensor", "SGD": "decoupled"},
     distributions=("pytorch_optimizer",),
 )
-torch_optimizer = _library(
+torch_optimizer = library(
     "torch-optimizer",
     "torch_optimizer",
     {
@@ -85,7 +90,7 @@ torch_optimizer = _library(
     variants={"LAMB": "per_tensor no_debias", "LarsSGD": _DECAYED, "SGD": "decoupled"},
     distributions=("torch-optimizer",),
 )
-pytorch_lamb = _library(
+pytorch_lamb = library(
     "pytorch-lamb",
     "pytorch_lamb",
     {"LAMB": "pytorch_lamb:Lamb"},
@@ -94,7 +99,7 @@ pytorch_lamb = _library(
     variants={"LAMB": "per_tensor no_debias"},
     distributions=("pytorch-lamb",),
 )
-optimi = _library(
+optimi = library(
     "optimi",
     "optimi",
     {"SGD": "optimi:SGD", "Adam": "optimi:Adam", "AdamW": "optimi:AdamW"},
@@ -107,7 +112,7 @@ optimi = _library(
     state_names={"SGD.momentum_buffer": "exp_avg", "Adam*.exp_avg": "", "Adam*.exp_avg_sq": ""},  # corrected
     distributions=("torch-optimi",),
 )
-bitsandbytes = _library(  # its LAMB and LARS bound the norm of the update, and are other algorithms
+bitsandbytes = library(  # its LAMB and LARS bound the norm of the update, and are other algorithms
     "bitsandbytes",
     "bitsandbytes.optim",
     {
@@ -131,7 +136,7 @@ bitsandbytes = _library(  # its LAMB and LARS bound the norm of the update, and 
 
 def _of_transformers(name: str, package: str, place: str, distribution: str) -> Implementation:
     """Describe a copy of the AdamW that transformers had until its version 5."""
-    return _library(
+    return library(
         name,
         package,
         {"AdamW": place},
@@ -148,14 +153,14 @@ transformers = _of_transformers(
 )
 apollo = _of_transformers("apollo-torch", "apollo_torch", "apollo_torch.apollo:AdamW", "apollo-torch")
 galore = _of_transformers("galore-torch", "galore_torch", "galore_torch:GaLoreAdamW", "galore-torch")
-dlrm = _library(
+dlrm = library(
     "dlrm",
     "rwsadagrad",
     {"Adagrad": "rwsadagrad:RWSAdagrad"},  # its rows are those of sparse gradients only
     absent=("*.sparse", "*.maximize"),
     distributions=(),
 )
-catalyst = _library(
+catalyst = library(
     "catalyst",
     "catalyst.contrib.optimizers.lamb",
     {"LAMB": "catalyst.contrib.optimizers.lamb:Lamb"},
@@ -163,7 +168,7 @@ catalyst = _library(
     defaults=_LAMB,
     variants={"LAMB": "per_tensor no_debias"},
 )
-lightly = _library(
+lightly = library(
     "lightly",
     "lightly.utils.lars",
     {"LarsSGD": "lightly.utils.lars:LARS"},
@@ -174,14 +179,14 @@ lightly = _library(
     state_names={"LarsSGD.momentum_buffer": ""},
     variants={"LarsSGD": _DECAYED},
 )
-torchao = _library(  # it quantizes the state of parameters with 4,096 elements and more
+torchao = library(  # it quantizes the state of parameters with 4,096 elements and more
     "torchao",
     "torchao.optim",
     {"Adam": "torchao.optim:Adam8bit"},
     absent=("*.sparse", "*.maximize", "*.positional"),
     compiles=True,
 )
-deepspeed = _library(
+deepspeed = library(
     "deepspeed",
     "deepspeed.ops",
     {
@@ -203,7 +208,7 @@ deepspeed = _library(
     devices=("cpu",),
     compiles=True,
 )
-colossalai = _library(  # its CPUAdam finds no kernel without CUDA
+colossalai = library(  # its CPUAdam finds no kernel without CUDA
     "colossalai",
     "colossalai.nn.optimizer",
     {
@@ -216,7 +221,7 @@ colossalai = _library(  # its CPUAdam finds no kernel without CUDA
     state_names={"LarsSGD.momentum_buffer": ""},
     variants={"LAMB": "per_tensor no_debias", "LarsSGD": "per_tensor"},
 )
-heavyball = _library(  # its averages include the bias correction, and its state has other names
+heavyball = library(  # its averages include the bias correction, and its state has other names
     "heavyball",
     "heavyball",
     {"AdamW": "heavyball:AdamW", "SGD": "heavyball:SGD"},

@@ -33,6 +33,7 @@ from keyedopt.conformance.suite.support.embedding import (
     tables_and_state,
     tables_of,
 )
+from keyedopt.conformance.suite.support.warmup import poly_ramp
 
 
 @pytest.mark.clause("ACC-007")
@@ -75,6 +76,50 @@ def test_keyed_checkpoint_in_a_window(impl, kind):
     train_window(optimizer, mine, range(5, 9), "sparse")
     train_window(loaded, other, range(5, 9), "sparse")
     expect_bits(other.detach(), mine.detach(), "the parameter that was loaded")
+
+
+AROUND = {
+    "CombinedOptimizer": lambda impl, inner: impl.CombinedOptimizer([("part", inner)]),
+    "GradientClippingOptimizer": lambda impl, inner: impl.GradientClippingOptimizer(
+        inner, impl.GradientClipping.NORM, 0.5
+    ),
+    "WarmupOptimizer": poly_ramp,
+}
+
+
+@pytest.mark.clause("ACC-008")
+@pytest.mark.needs("KeyedOptimizerWrapper", "AccumulateAdam", "{wrapper}")
+@pytest.mark.parametrize("wrapper", AROUND)
+@pytest.mark.parametrize("at", [1, 2])
+def test_wrapped_checkpoint_in_a_window(impl, wrapper, at):
+    """What is around a keyed optimizer saves and loads the windows of its parameters, too."""
+    inside = "AccumulateAdam"
+
+    def make() -> tuple[list[Any], Any]:
+        params = [fixed_table() for _ in range(2)]
+        keyed = impl.KeyedOptimizerWrapper(
+            dict(zip("pq", params, strict=True)), lambda listed: make_accumulating(impl, inside, listed)
+        )
+        return params, AROUND[wrapper](impl, keyed)
+
+    def micro_batch(params: list[Any], optimizer: Any, step: int) -> None:
+        for number, param in enumerate(params):
+            param.grad = gradient_of_step(step + number) if step % 3 < 2 or number else None
+        optimizer.step()
+
+    (mine, optimizer), (others, loaded) = make(), make()
+    for step in range(at):
+        micro_batch(mine, optimizer, step)
+    micro_batch(others, loaded, 7)  # a keyed optimizer loads into the state that it has
+    loaded.load_state_dict(snapshot(optimizer.state_dict()))
+    for step in range(at, at + 9):
+        with torch.no_grad():
+            for other, param in zip(others, mine, strict=True):
+                other.copy_(param)
+        micro_batch(mine, optimizer, step)
+        micro_batch(others, loaded, step)
+        for number, (other, param) in enumerate(zip(others, mine, strict=True)):
+            expect_bits(other.detach(), param.detach(), f"parameter {number} after step {step}")
 
 
 def parts_of_window(impl: Any, entry: Any) -> list[tuple[Any, str]]:

@@ -1,0 +1,147 @@
+"""Adapters of libraries beyond the panel, on which only the musts of the suite were judged.
+
+They show how fair the suite is to a library that nobody had checked while the suite was written.
+`python -m keyedopt.tools.panel --beyond` installs and checks them; ``conformance/PANEL.md`` has the table.
+"""
+
+import functools
+
+from keyedopt.conformance.targets.panel import library
+
+_NEITHER = ("*.sparse", "*.maximize")
+_library = functools.partial(library, dtypes=("float32", "float64"))
+
+adv_optm = _library(
+    "adv-optm",
+    "adv_optm",
+    {"AdamW": "adv_optm:AdamW_adv"},
+    absent=_NEITHER,
+    defaults={"AdamW.weight_decay": 0},
+)
+flair = _library(
+    "flair",
+    "flair.optim",
+    {"SGD": "flair.optim:SGDW"},
+    absent=_NEITHER,
+    fixed_options={"SGD.lr": 1e-3},
+    variants={"SGD": "decoupled by_itself"},
+)
+mmpretrain = _library(
+    "mmpretrain",
+    "mmpretrain.engine.optimizers",
+    {
+        "LAMB": "mmpretrain.engine.optimizers.lamb:Lamb",
+        "LarsSGD": "mmpretrain.engine.optimizers.lars:LARS",
+    },
+    absent=_NEITHER,
+    defaults={"LAMB.eps": 1e-6, "LAMB.weight_decay": 0.01, "LarsSGD.momentum": 0},
+    fixed_options={
+        "LAMB.always_adapt": True,
+        "LAMB.max_grad_norm": 1e30,
+        "LarsSGD.eps": 0.0,
+        "LarsSGD.lr": 1e-3,
+    },
+    variants={"LAMB": "per_tensor", "LarsSGD": "per_tensor"},
+)
+open_lars = _library(
+    "open-lars",
+    "open_lars",
+    {"LarsSGD": "open_lars:LARS"},
+    absent=_NEITHER,
+    option_names={"LarsSGD.eta": "trust_coefficient"},
+    fixed_options={"LarsSGD.eps": 0.0, "LarsSGD.lr": 1e-3},
+    variants={"LarsSGD": "per_tensor"},
+)
+pylocron = _library(
+    "pylocron",
+    "holocron.optim.lamb",
+    {"LAMB": "holocron.optim.lamb:LAMB"},
+    absent=_NEITHER,
+    fixed_options={"LAMB.scale_clip": (0.0, 1e9)},
+    variants={"LAMB": "per_tensor"},
+)
+pyro = _library(
+    "pyro-ppl",
+    "pyro.optim.clipped_adam",
+    {"Adam": "pyro.optim.clipped_adam:ClippedAdam"},
+    absent=_NEITHER,
+    fixed_options={"Adam.clip_norm": 1e9},
+    variants={"Adam": "eps_before"},
+)
+pytorch_pretrained_bert = _library(
+    "pytorch-pretrained-bert",
+    "pytorch_pretrained_bert.optimization",
+    {"AdamW": "pytorch_pretrained_bert.optimization:BertAdam"},
+    absent=(*_NEITHER, "*.betas"),
+    option_names={"AdamW.eps": "e"},
+    defaults={"AdamW.eps": 1e-6},
+    fixed_options={"AdamW.max_grad_norm": -1.0, "AdamW.lr": 1e-3},
+    state_names={"AdamW.exp_avg": "next_m", "AdamW.exp_avg_sq": "next_v"},
+    variants={"AdamW": "no_debias"},
+)
+pytorch_pretrained_gpt = _library(
+    "pytorch-pretrained-bert",
+    "pytorch_pretrained_bert.optimization_openai",
+    {"AdamW": "pytorch_pretrained_bert.optimization_openai:OpenAIAdam"},
+    absent=(*_NEITHER, "*.betas"),
+    option_names={"AdamW.eps": "e"},
+    defaults={"AdamW.weight_decay": 0},
+    fixed_options={"AdamW.lr": 1e-3, "AdamW.vector_l2": True},
+    variants={"AdamW": "decay_after eps_before"},
+)
+pytorch_transformers = _library(
+    "pytorch-transformers",
+    "pytorch_transformers.optimization",
+    {"AdamW": "pytorch_transformers.optimization:AdamW"},
+    absent=_NEITHER,
+    defaults={"AdamW.eps": 1e-6, "AdamW.weight_decay": 0},
+    variants={"AdamW": "decay_after eps_before"},
+)
+torch_optim_sparse = _library(
+    "torch-optim-sparse",
+    "torch_optim_sparse",
+    {"SparseAdam": "torch_optim_sparse:SparserAdam"},
+    absent=("*.maximize",),
+    areas=("sparse",),
+)
+torchastic = _library(  # it rounds at random, to bfloat16
+    "torchastic",
+    "torchastic",
+    {"AdamW": "torchastic:AdamW"},
+    absent=(*_NEITHER, "*.exp_avg*"),
+    defaults={"AdamW.weight_decay": 0},
+    dtypes=("bfloat16",),
+)
+torchium = _library(
+    "torchium",
+    "torchium.optimizers",
+    {
+        **{one: f"torchium.optimizers:{one}" for one in ("SGD", "Adagrad", "Adam", "AdamW", "SparseAdam")},
+        "LAMB": "torchium.optimizers:LAMB",
+        "LarsSGD": "torchium.optimizers:LARS",
+    },
+    absent=("*.maximize", "L*.sparse"),
+    areas=("algorithms", "sparse"),
+    option_names={"LarsSGD.eta": "trust_coefficient"},
+    defaults={"LAMB.eps": 1e-6, "LAMB.weight_decay": 0.01, "LarsSGD.weight_decay": 1e-4},
+    fixed_options={"LAMB.clamp_value": 1e9, "LarsSGD.eps": 0.0},
+    variants={"LAMB": "per_tensor", "LarsSGD": "per_tensor"},
+)
+torchium_sgdw = _library(
+    "torchium",
+    "torchium.optimizers",
+    {"SGD": "torchium.optimizers:SGDW"},
+    absent=(*_NEITHER, "SGD.dampening", "SGD.nesterov"),
+    defaults={"SGD.momentum": 0.9, "SGD.weight_decay": 1e-4},
+    variants={"SGD": "decoupled"},
+)
+torchopt = _library(  # its classes are no torch optimizers
+    "torchopt",
+    "torchopt.optim",
+    {
+        **{one: f"torchopt.optim:{one}" for one in ("SGD", "Adam", "AdamW")},
+        "Adagrad": "torchopt.optim:AdaGrad",
+    },
+    absent=("*.sparse",),
+    fixed_options={"SGD.lr": 1e-3},
+)
