@@ -55,6 +55,7 @@ def rows(file: str, plain: Mapping[str, Any], clauses: Mapping[str, Clause]) -> 
         "scope": verdict.scope,
         "gate": verdict.gate,
         "restrictions": "\n".join(restrictions(result)),
+        "causes": "\n".join(one_line(str(cause), 400) for cause in verdict.causes),
         "clauses_checked": verdict.checked.clauses,
         "clauses_claimed": verdict.checked.of_clauses,
         "musts_checked": verdict.checked.musts,

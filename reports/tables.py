@@ -80,6 +80,9 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
         ),
         "gate": Column(TEXT, "green or red"),
         "restrictions": Column(TEXT, "what its description says that optimizers do not take; a line each"),
+        "causes": Column(
+            TEXT, "errors of each first step, and how many clauses fail for no other reason; a line each"
+        ),
         "clauses_checked": Column(WHOLE, "clauses of the claimed areas that were checked"),
         "clauses_claimed": Column(WHOLE, "clauses of the claimed areas"),
         "musts_checked": Column(WHOLE, "must clauses of the claimed areas that were checked"),

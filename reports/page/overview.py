@@ -38,7 +38,7 @@ def _state(verdict: str, missed: int, precision: Mapping[str, Any] | None) -> st
 def _card(run: dict[str, Any], tables: Tables, precision: Mapping[str, Any]) -> dict[str, Any]:
     mine: Frame = tables.clauses[tables.clauses["run"] == run["run"]]
     tried = mine[mine["outcome"] != "unsupported"]
-    expected, limits = (_lines(run.get(name)) for name in ("expectations", "restrictions"))
+    expected, limits, causes = (_lines(run.get(name)) for name in ("expectations", "restrictions", "causes"))
     fresh = tried["outcome"].isin(["fail", "error"])
     musts = tried[(tried["level"] == "must") & ~tried["outcome"].isin(GREEN)]
     kept, of = held(tried[tried["level"] == "should"])
@@ -57,6 +57,7 @@ def _card(run: dict[str, Any], tables: Tables, precision: Mapping[str, Any]) -> 
         "musts": len(musts),
         "expectations": expected,
         "restrictions": limits,
+        "causes": causes,
         "expired": sum(line.startswith("expired") for line in expected),
         "precision": precision.get(run["run"]),
         "speed": _speed(tables.speeds, str(run["implementation"])),

@@ -185,6 +185,15 @@ def test_differences_compare_a_chosen_pair(watched):
 
 
 @slow
+def test_a_common_cause_is_a_line_of_its_card(written):
+    tables, known = results(1, 5, 1, 5, 1)
+    runs = tables.runs.assign(causes="Adam could not be judged: no <kernel>\nSGD neither")
+    tab = written(dataclasses.replace(tables, runs=runs), known, "overview")
+    said = tab.locator("article.card .bad small").all_inner_texts()
+    assert said == ["Adam could not be judged: no <kernel>", "SGD neither"]
+
+
+@slow
 def test_a_list_of_known_failures_makes_no_difference(written):
     tables, known = results(2, 40, 2, 60, 6)
     mine = tables.clauses[tables.clauses["run"] == "library0 1.0"]

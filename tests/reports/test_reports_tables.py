@@ -70,6 +70,16 @@ def test_the_readme_documents_the_columns():
     assert described() in path.read_text(encoding="utf-8")
 
 
+def test_failures_of_one_cause_are_a_line_of_their_run(store):
+    cause = {"class": "Adam", "error": "RuntimeError: no\nkernel"}
+    listed = [case(name, "fail", [clause], cause=cause) for name, clause in zip("xy", CLAUSES, strict=True)]
+    tables = load([store("a.json", result(*listed))], CLAUSES)
+    assert list(tables.runs["causes"]) == [
+        "Adam could not be judged: its first step raises RuntimeError: no kernel; "
+        "failing for it: 2, of them musts: 0"
+    ]
+
+
 def test_a_clause_has_the_worst_outcome_of_its_cases(store):
     cases = [
         case("a"),
