@@ -5,6 +5,7 @@ be read, has texts other than names of features, or more integers than INTEGERS.
 some damaged files, so `traces` runs this in a process of its own.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -54,4 +55,6 @@ def _check_types(parts: Sequence[Any]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    sys.stdout.flush()
+    os._exit(status)  # a thread of pyarrow that still runs when Python ends would abort the process

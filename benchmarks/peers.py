@@ -11,12 +11,22 @@ import torch
 from torch import Tensor, nn
 
 from keyedopt.benchmarks.tasks import NotOffered, Task, dense, make, tables
-from keyedopt.benchmarks.tasks.base import BOUND, CLASSES, EPS, RATE, Rows, fill, flat, need, options_of
+from keyedopt.benchmarks.tasks.base import (
+    BOUND,
+    CLASSES,
+    EPS,
+    RATE,
+    Rows,
+    as_given,
+    fill,
+    flat,
+    need,
+    options_of,
+)
 from keyedopt.benchmarks.tasks.keyed import concatenated, keyed_jagged_tensor
 from keyedopt.benchmarks.tasks.tables import training_job
 from keyedopt.benchmarks.timing import Job
 from keyedopt.benchmarks.workloads import Dense, Lookups, Workload
-from keyedopt.conformance.suite.support.described import unwrapped
 
 #: torch's optimizers for sparse gradients, by optimizer.
 TORCH = {"sgd": "SGD", "adagrad": "Adagrad", "adam": "SparseAdam"}
@@ -171,7 +181,7 @@ class TorchrecTables(tables.Tables):
             for number, (rows, _, _) in enumerate(lookups)
         ]
         self.module = FusedEmbeddingBagCollection(
-            configs, *unwrapped(known[optimizer], options), device=torch.device(device)
+            configs, *as_given(known[optimizer], options), device=torch.device(device)
         )
         kept = self.module.state_dict()
         weights = [kept[f"embedding_bags.t{number}.weight"] for number in range(len(lookups))]

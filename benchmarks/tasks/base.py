@@ -90,6 +90,11 @@ def options_of(optimizer: str) -> dict[str, float]:
     return {"lr": RATE, "eps": EPS if optimizer.endswith("adagrad") else ADAM_EPS}
 
 
+def as_given(kind: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return a class and its options for a module that makes the optimizer, under the class's own names."""
+    return kind.unwrapped(options) if hasattr(kind, "unwrapped") else (kind, dict(options))
+
+
 def fill(weight: Tensor) -> None:
     """Fill a table with the same numbers in every implementation: a repeated block of random numbers."""
     generator = torch.Generator(weight.device).manual_seed(weight.shape[0])

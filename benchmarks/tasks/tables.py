@@ -16,6 +16,7 @@ from keyedopt.benchmarks.tasks.base import (
     NotOffered,
     Rows,
     Task,
+    as_given,
     fill,
     need,
     options_of,
@@ -23,7 +24,6 @@ from keyedopt.benchmarks.tasks.base import (
 from keyedopt.benchmarks.tasks.keyed import keyed_jagged_tensor
 from keyedopt.benchmarks.timing import Job
 from keyedopt.benchmarks.workloads import FLOAT, INDEX, STATE, Lookups
-from keyedopt.conformance.suite.support.described import unwrapped
 
 #: The two forms of input and output.
 JOINED = "a KeyedJaggedTensor in, one joined output and gradient"
@@ -66,7 +66,7 @@ class Tables:
                 config(rows, work.dim, f"t{number}", feature_names=[f"f{number}"], init_fn=fill)
                 for number, (rows, _, _) in enumerate(lookups_of(work, device))
             ],
-            *unwrapped(updates, options),
+            *as_given(updates, options),
             device=device,
         )
         self.optimizer = self.module.fused_optimizer

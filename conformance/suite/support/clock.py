@@ -52,14 +52,21 @@ def families(pids: Sequence[int]) -> Iterator[int]:
     """Yield processes and all that they started."""
     for pid in pids:
         yield pid
-        for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        for path in _of_threads(pid, "children"):
             with contextlib.suppress(OSError):
                 yield from families([*map(int, path.read_text(encoding="ascii").split())])
 
 
+def _of_threads(pid: int, name: str) -> list[Path]:
+    """Return a file of each thread of a process; none if it has ended, or ends meanwhile."""
+    with contextlib.suppress(OSError):
+        return list(Path(f"/proc/{pid}/task").glob(f"*/{name}"))
+    return []
+
+
 def _use_and_sleep(pid: int) -> tuple[float, bool]:
     """Return the CPU time of a process and of its ended children, and whether all its threads sleep."""
-    threads = [kernel_fields(path) for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    threads = [kernel_fields(path) for path in _of_threads(pid, "stat")]
     fields = kernel_fields(Path(f"/proc/{pid}/stat"))
     used = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
     return used, not any(thread[0] in "RD" for thread in threads if thread)
