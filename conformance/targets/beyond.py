@@ -142,6 +142,7 @@ torchopt = _library(  # its classes are no torch optimizers
         **{one: f"torchopt.optim:{one}" for one in ("SGD", "Adam", "AdamW")},
         "Adagrad": "torchopt.optim:AdaGrad",
     },
-    absent=("*.sparse",),
+    absent=("*.sparse", "*.groups"),
+    defaults={"*.set_to_none": False},
     fixed_options={"SGD.lr": 1e-3},
 )

@@ -109,7 +109,8 @@ class Implementation:
             may be a shell pattern).
         fixed_options: options that each construction passes unless a case gives another value
             (``{"LarsSGD.lr": 0.1}``). Values are numbers, strings, dtypes, or tuples of numbers or strings.
-        defaults: documented defaults of the target where they differ (``{"Adam.eps": 1e-6}``).
+        defaults: documented defaults of the target where they differ (``{"Adam.eps": 1e-6}``); that of
+            zero_grad is ``"Adam.set_to_none"``.
         state_names: names of entries of the state, by documented name (``{"Adam.exp_avg": "m"}``). An empty
             name says that the state has no such entry.
         variants: the documented variant of a formula, by algorithm, if several are in use; see

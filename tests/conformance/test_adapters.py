@@ -17,15 +17,17 @@ from keyedopt.conformance import expectations
 from keyedopt.conformance.results.verdict import FAILING, judge
 from keyedopt.conformance.run import runner
 from keyedopt.conformance.suite.support.described import said
-from keyedopt.conformance.targets import panel
+from keyedopt.conformance.targets import beyond, panel
 from keyedopt.conformance.targets.find import find
 from keyedopt.conformance.targets.implementation import RESTRICTIONS, Implementation, TargetError
 from keyedopt.conformance.targets.proposal import propose
+from keyedopt.tools.panel import BEYOND
 
 #: Slow tests: so many of these every day.
 slow = pytest.mark.complete(loop=__name__, sample=2, spread=True)
 
 REFERENCE = Path(__file__).parents[2] / "reference"
+PANEL = Path(__file__).parents[2] / "conformance" / "PANEL.md"
 OPTIONS = {"weight_decay": "shrink", "betas": "keep", "momentum": "mu", "dampening": "damp", "eta": "trust"}
 OPTIONS |= {
     "eps": "epsilon",
@@ -392,3 +394,12 @@ def test_every_library_of_the_panel_is_a_target():
     for name, one in described.items():
         assert find(name) is one
         assert find(str(one.root)).root == one.root
+
+
+def test_the_tool_and_the_table_have_each_library_beyond_the_panel():
+    described = {name for name, one in vars(beyond).items() if isinstance(one, Implementation)}
+    assert described == set(BEYOND)
+    rows = re.findall(r"^\| (\w+): .* \| (\S+) \| (\d+) of \d+ \|", PANEL.read_text(encoding="utf-8"), re.M)
+    assert {(name, f"=={version}") for name, version, _ in rows if name in described} == {
+        (name, pinned[0][pinned[0].index("=") :]) for name, pinned in BEYOND.items()
+    }
