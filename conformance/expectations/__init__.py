@@ -46,6 +46,8 @@ from keyedopt.conformance.results.verdict import FAILING, GREEN
 
 #: How the reason of a new entry begins until somebody explains it.
 UNEXPLAINED = "to be explained: "
+#: The most dots of a line before or after a ``=``: dotted keys are read in quadratic time.
+DOTS = 500
 
 
 class ExpectationsError(KeyedoptError):
@@ -173,7 +175,10 @@ def _parsed(path: Path) -> dict[str, Any]:
         ExpectationsError: it is missing, not UTF-8, or not TOML.
     """
     try:
-        return tomllib.loads(read_text(path))
+        text = read_text(path)
+        if max(part.count(".") for line in text.splitlines() or [""] for part in line.split("=")) > DOTS:
+            raise ValueError(f"a key, or a text, of one line has more than {DOTS} dots")
+        return tomllib.loads(text)
     except (ResultError, ValueError, RecursionError) as error:
         raise ExpectationsError(f"{path} cannot be read: {error}") from error
 

@@ -43,6 +43,8 @@ def applied(path, run, **options):
     [
         ("[[known", "cannot be read"),
         ("\0", "cannot be read"),
+        ("a." * 500_000 + "a = 1", "cannot be read: a key, or a text, of one line has more than 500 dots"),
+        ("[[known]]\nwhen = {" + "a." * 500_000 + "a = 1}", "more than 500 dots"),
         ("knwon = 1", r"may hold \[\[known\]\] entries only, not knwon"),
         ("known = 1", "entries only"),
         ("known = [1]", "entry 1: allowed are"),
