@@ -5,12 +5,13 @@ stands beside the output (``FILE.journal``, one JSON object a line: a head, then
 cases of a run that is killed can be recovered.
 """
 
+import contextlib
 import errno
 import functools
 import json
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -115,13 +116,22 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = _scratch(path.parent, path)
     try:
-        with scratch.open("wb") as file:
+        with _naming(path), scratch.open("wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
         scratch.replace(path)
     finally:
         scratch.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _naming(path: Path) -> Iterator[None]:
+    """Name a file in the error of a write, such as that of a full disk, which names none."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def _scratch(folder: Path, path: Path) -> Path:
@@ -252,8 +262,13 @@ class Journal:
         self._append(head.to_dict())
 
     def _append(self, plain: dict[str, Any]) -> None:
-        self._file.write(json.dumps(plain) + "\n")
-        self._file.flush()
+        try:
+            with _naming(self._path):
+                self._file.write(json.dumps(plain) + "\n")
+                self._file.flush()
+        except OSError:
+            self._path.unlink(missing_ok=True)  # what it has may not be whole, and takes the space
+            raise
 
     def add(self, case: Case) -> None:
         """Append a case."""
@@ -263,4 +278,5 @@ class Journal:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # what could not be written was said
+            self._file.close()

@@ -2,13 +2,14 @@
 
 import dataclasses
 import json
+import os
 
 import jsonschema
 import pytest
 from making import CLAUSE, NASTY, result, valid
 
 from keyedopt.conformance.results import model as results
-from keyedopt.conformance.results.model import Journal, ResultError
+from keyedopt.conformance.results.model import Journal, ResultError, write_atomically
 from keyedopt.conformance.results.untrusted import clean, error_text, one_line, plain, source
 
 
@@ -224,3 +225,16 @@ def test_whatever_is_returned_becomes_json(value):
 def test_source_is_never_code(text):
     with pytest.raises(ValueError, match="is not a literal"):
         source([{"python": text}])
+
+
+def test_a_full_disk_is_said_with_the_file_and_leaves_nothing(tmp_path):
+    """Links to /dev/full stand for files on a full disk."""
+    output = tmp_path / "x.json"
+    for name, write in (
+        ("x.json.journal", lambda: Journal(output, result(complete=False))),
+        (f".x.json.{os.getpid()}", lambda: write_atomically(output, "text")),
+    ):
+        (tmp_path / name).symlink_to("/dev/full")
+        with pytest.raises(OSError, match=r"No space left on device: '.*x\.json"):
+            write()
+        assert list(tmp_path.iterdir()) == []
