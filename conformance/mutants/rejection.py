@@ -13,7 +13,6 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import sys
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.context import ForkProcess
@@ -31,6 +30,7 @@ from keyedopt.conformance.run import protocol
 from keyedopt.conformance.run.engine import case_name, turn
 from keyedopt.conformance.run.protocol import Writer
 from keyedopt.conformance.run.runner import Options, pytest_arguments
+from keyedopt.conformance.suite.support.scratch import scratch_folder
 from keyedopt.conformance.targets.find import find
 from keyedopt.conformance.targets.implementation import Implementation
 
@@ -166,11 +166,11 @@ def run(chosen: Sequence[Mutant], report: Report, everything: bool = False) -> N
     clauses = () if everything else {clause for mutant in chosen for clause in judges(mutant)}
     dtypes = {dtype for mutant in chosen for dtype in mutant.dtypes}
     options = Options(clauses=tuple(sorted(clauses)), dtypes=tuple(sorted(dtypes)))
-    with tempfile.TemporaryDirectory(prefix="keyedopt-", ignore_cleanup_errors=True) as scratch:
-        arguments = pytest_arguments(SOUND, options, Path(scratch))
+    with scratch_folder() as scratch:
+        arguments = pytest_arguments(SOUND, options, scratch)
         output = io.StringIO()
         with contextlib.redirect_stdout(output):
-            code = pytest.main(arguments, [_Forks(planted, everything, report, Path(scratch))])
+            code = pytest.main(arguments, [_Forks(planted, everything, report, scratch)])
     if code != pytest.ExitCode.OK:
         raise MutantError(f"the cases could not be collected:\n{output.getvalue()}")
 

@@ -7,13 +7,10 @@ interpreter. This process starts them and reads their records. It never imports 
 import contextlib
 import dataclasses
 import datetime
-import fcntl
 import json
 import os
-import shutil
-import tempfile
 import time
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +25,7 @@ from keyedopt.conformance.run.processes import RAISE, ProcessError, Processes
 from keyedopt.conformance.run.protocol import Channel
 from keyedopt.conformance.run.workers import Workers, WorkersError
 from keyedopt.conformance.suite.support.clock import Clock
+from keyedopt.conformance.suite.support.scratch import scratch_folder
 
 #: Seconds that the import of a target may take, or the time limit of a case if that is longer.
 IMPORT_LIMIT = 30.0
@@ -89,7 +87,7 @@ def smoke(
     Raises:
         RunError: the target cannot be found, imported or built; the message is one line.
     """
-    with _scratch() as name, Processes(Path(name), path) as processes:
+    with scratch_folder() as folder, Processes(folder, path) as processes:
         return _examine(target, options, seconds, processes)
 
 
@@ -101,7 +99,7 @@ def declared(
     Raises:
         RunError: the target failed the smoke stage, or the cases cannot be collected.
     """
-    with _scratch() as name, Processes(Path(name), path) as processes:
+    with scratch_folder() as folder, Processes(folder, path) as processes:
         examined = _examine(
             target, options, IMPORT_LIMIT, processes, lambda _: _collect(target, options, processes)
         )
@@ -158,21 +156,6 @@ def _examine(
     return examined
 
 
-@contextlib.contextmanager
-def _scratch() -> Iterator[str]:
-    """Yield a temporary folder, and remove those of earlier runs that were killed."""
-    for lock in Path(tempfile.gettempdir()).glob("keyedopt-*/lock"):
-        with contextlib.suppress(OSError), lock.open() as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # raises while that run goes on
-            shutil.rmtree(lock.parent, ignore_errors=True)
-    with (
-        tempfile.TemporaryDirectory(prefix="keyedopt-", ignore_cleanup_errors=True) as folder,
-        Path(folder, "lock").open("w") as file,
-    ):
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield folder
-
-
 def run(
     target: str,
     options: Options = Options(),
@@ -201,7 +184,7 @@ def run(
     ended: dict[str, Case] = {}
     complete = False
     with contextlib.ExitStack() as stack:
-        folder = Path(stack.enter_context(_scratch()))
+        folder = stack.enter_context(scratch_folder())
         processes = stack.enter_context(Processes(folder, path, options.limit))
         if not case_sources.modules(options.areas, options.clauses):
             raise RunError("no case of the suite is selected by these options")

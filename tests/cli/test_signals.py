@@ -4,13 +4,16 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
 
 import pytest
 from making import CLAUSE, alive, command, left_behind, mark, module
 
 from keyedopt.conformance.run import runner
 from keyedopt.conformance.run.runner import Options, RunError
+from keyedopt.conformance.suite.support.scratch import scratch_folder
 from keyedopt.tools import signals
 
 #: Slow tests: so many of these every day.
@@ -87,12 +90,32 @@ def test_nothing_outlives_a_check_that_is_killed(tmp_path):
     assert list(tmp_path.glob("keyedopt-*"))
     os.environ["TMPDIR"] = str(tmp_path)
     try:
-        runner.tempfile.tempdir = None
-        with runner._scratch() as folder:
-            assert [str(path) for path in tmp_path.glob("keyedopt-*")] == [folder]
+        tempfile.tempdir = None
+        with scratch_folder() as folder:
+            assert list(tmp_path.glob("keyedopt-*")) == [folder]
     finally:
         del os.environ["TMPDIR"]
-        runner.tempfile.tempdir = None
+        tempfile.tempdir = None
+
+
+def test_folders_of_killed_cases_are_removed_by_the_next_run_and_those_in_use_are_not(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    code = """
+from keyedopt.conformance.suite.support.ranks import common_folder
+with common_folder() as folder:
+    print(folder, flush=True)
+    input()
+"""
+    both = [subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, text=True) for _ in range(2)]
+    killed, used = (Path(process.stdout.readline().strip()) for process in both)
+    both[0].kill()
+    both[0].wait()
+    assert killed.is_dir()
+    with scratch_folder() as own:
+        assert {*tmp_path.iterdir()} == {used.parent, own}
+    both[1].communicate("\n", timeout=60)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,8 @@ import importlib
 import inspect
 import os
 import select
-import shutil
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,6 +25,7 @@ from keyedopt.conformance.suite.support.clock import BACKSTOP
 from keyedopt.conformance.suite.support.described import MissingName
 from keyedopt.conformance.suite.support.device import choose_device, the_device
 from keyedopt.conformance.suite.support.rank_processes import RankProcess, StoreFile, wait_for
+from keyedopt.conformance.suite.support.scratch import scratch_folder
 from keyedopt.conformance.suite.support.torchrun import (
     PATIENCE,
     meet,
@@ -200,18 +198,14 @@ def _import_what_ranks_need() -> None:
 @contextlib.contextmanager
 def common_folder() -> Iterator[str]:
     """Return a folder for all ranks, also for those of torchrun on one machine; it is removed afterwards."""
-    if not under_torchrun():
-        with tempfile.TemporaryDirectory(prefix="keyedopt-") as name:
-            yield name
-        return
-    job = [os.environ[f"TORCHELASTIC_{name}"] for name in ("RUN_ID", "RESTART_COUNT")]
-    name = hashlib.sha256(" ".join([*job, os.environ["MASTER_PORT"], _next_name()]).encode()).hexdigest()
-    folder = Path(tempfile.gettempdir(), f"keyedopt-{name[:16]}")
-    folder.mkdir(mode=0o700, exist_ok=True)
-    try:
-        yield str(folder)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)  # each process removes it
+    name = ""
+    if under_torchrun():
+        job = [os.environ[f"TORCHELASTIC_{part}"] for part in ("RUN_ID", "RESTART_COUNT")]
+        text = " ".join([*job, os.environ["MASTER_PORT"], _next_name()])
+        name = hashlib.sha256(text.encode()).hexdigest()[:16]
+    with scratch_folder(name) as folder:
+        (folder / "files").mkdir(exist_ok=True)
+        yield str(folder / "files")
 
 
 def _join(file: str, number: int, size: int, limit: float, run: str) -> None:
