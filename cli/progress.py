@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import (
     BarColumn,
-    MofNCompleteColumn,
     Progress,
+    TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
@@ -31,7 +31,7 @@ def progress(text: str) -> Iterator[Step]:
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),
-        MofNCompleteColumn(),
+        TaskProgressColumn(),
         TimeElapsedColumn(),
         TextColumn("left:"),
         TimeRemainingColumn(),
@@ -51,7 +51,7 @@ def _lines() -> Step:
             shown = now
             known = 10 * done >= total  # before that, one slow step would be an hour
             left = f", about {(now - began) * (total - done) / done:.0f} s left" if known else ""
-            sys.stderr.write(f"{text}: {done} of {total} after {now - began:.0f} s{left}\n")
+            sys.stderr.write(f"{text}: {done / total:.0%} after {now - began:.0f} s{left}\n")
             sys.stderr.flush()
 
     return step

@@ -94,7 +94,7 @@ COLUMNS: Mapping[str, Mapping[str, Column]] = {
         "area": Column(TEXT, "area of the surface, if the text of the clause is known"),
         "level": Column(TEXT, "must, should or observe, if the text of the clause is known"),
         "outcome": Column(TEXT, f"the most serious outcome of its cases: {', '.join(SEVERITY)}"),
-        "cases": Column(WHOLE, "number of cases"),
+        "cases": Column(WHOLE, "number of cases, with those that are unsupported"),
         "passed": Column(WHOLE, "cases that passed or observed"),
         "failed": Column(WHOLE, "cases that failed, crashed or passed unexpectedly"),
         "known": Column(WHOLE, "cases that failed as expected"),

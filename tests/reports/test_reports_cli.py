@@ -41,6 +41,12 @@ def hostile(store):  # noqa: F811
     return store("hostile.json", result(*cases, name=name, version="=1+1"))
 
 
+def test_a_case_is_one_that_ran(run_line, store, tmp_path):  # noqa: F811
+    path = store("a.json", result(case("a"), case("b", "unsupported"), case("c", "fail")))
+    done = run_line("report", path, "--output", tmp_path / "out", "--format", "csv")
+    assert "(1 run, 2 cases, 0 speeds)" in done.stdout
+
+
 def test_tables_are_written_in_every_format_and_agree(run_line, store, tmp_path):  # noqa: F811
     made = [case("a"), case("b", "fail", expected="1", seen="2", seconds=0.25)]
     files = [store("a.json", result(*made)), store("b.json", bench())]

@@ -167,7 +167,7 @@ def refused(done):
 
 def without_progress(stderr):
     """Return what a command wrote to stderr without the progress of a run of ten seconds or more."""
-    return re.sub(r"^.*: \d+ of \d+ after \d+ s.*\n", "", stderr, flags=re.M)
+    return re.sub(r"^.*: \d+% after \d+ s.*\n", "", stderr, flags=re.M)
 
 
 def valid(path):
