@@ -7,6 +7,7 @@ megabytes, or raise when they are read.
 
 import ast
 import math
+import re
 from typing import Any
 
 from keyedopt.conformance.results.errors import ResultError
@@ -18,12 +19,19 @@ LIMIT = 2000
 def clean(text: str, limit: int = LIMIT) -> str:
     r"""Write unprintable characters as escapes, keep line ends, and cut a text that is too long.
 
+    Addresses of objects, which differ in every run, are left out.
+
     >>> clean("red\x1b[31m")
     'red\\x1b[31m'
+    >>> clean("<object at 0x7f027400b8d0>")
+    '<object at 0x…>'
     """
     kept = str.__str__(text[: limit + 1])  # drops what a subclass of str adds
+    whole = len(kept) <= limit
+    if " at 0x" in kept:
+        kept = re.sub(r" at 0x[0-9a-f]+", " at 0x…", kept)
     shown = kept if kept.isprintable() else "".join(map(_shown, kept))
-    return shown if len(shown) <= limit else f"{shown[: limit - 1]}…"
+    return shown if whole and len(shown) <= limit else f"{shown[: limit - 1]}…"
 
 
 def _shown(character: str) -> str:
