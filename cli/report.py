@@ -62,9 +62,7 @@ def report(
             else:
                 _write(name, tables, folder)
     cases = tables.cases.drop_duplicates(["run", "case"])  # a case has a row for each of its clauses
-    cases = cases[
-        cases["outcome"] != "unsupported"
-    ]  # those that ran, as a check counts them
+    cases = cases[cases["outcome"] != "unsupported"]  # those that ran, as a check counts them
     parts = {"run": tables.runs, "case": cases, "speed": tables.speeds}
     counts = [f"{len(frame)} {name}{'s' if len(frame) != 1 else ''}" for name, frame in parts.items()]
     print(f"written: {output} ({', '.join(counts)})")
