@@ -146,3 +146,91 @@ torchopt = _library(  # its classes are no torch optimizers
     defaults={"*.set_to_none": False},
     fixed_options={"SGD.lr": 1e-3},
 )
+
+# --- a second set, checked after what the first one had shown was mended --------------------------
+
+easycv = _library(
+    "pai-easycv",
+    "easycv.core.optimizer.lars",
+    {"LAMB": "easycv.core.optimizer.lamb:Lamb", "LarsSGD": "easycv.core.optimizer.lars:LARS"},
+    absent=(*_NEITHER, "*.positional"),
+    defaults={"LAMB.eps": 1e-6, "LAMB.weight_decay": 0.01, "LarsSGD.momentum": 0},
+    fixed_options={"LAMB.always_adapt": True, "LAMB.max_grad_norm": 1e30, "LarsSGD.lr": 1e-3},
+    variants={"LAMB": "per_tensor", "LarsSGD": "per_tensor"},
+)
+espnet = _library(
+    "espnet",
+    "espnet2.optimizers.sgd",
+    {"SGD": "espnet2.optimizers.sgd:SGD"},
+    absent=("*.maximize", "*.tensor_rate"),
+    defaults={"SGD.lr": 0.1},
+)
+funasr = _library(
+    "funasr",
+    "funasr.optimizers",
+    {"AdamW": "funasr.optimizers.fairseq_adam:FairseqAdam", "SGD": "funasr.optimizers.sgd:SGD"},
+    absent=_NEITHER,
+    option_names={"AdamW.betas": "adam_betas", "AdamW.eps": "adam_eps"},
+    defaults={"AdamW.weight_decay": 0, "SGD.lr": 0.1},
+    variants={"AdamW": "eps_before"},
+    dtypes=("float32",),
+)
+ipex = _library(
+    "intel_extension_for_pytorch",
+    "intel_extension_for_pytorch.optim",
+    {
+        "LAMB": "intel_extension_for_pytorch.optim._lamb:Lamb",
+        "LarsSGD": "intel_extension_for_pytorch.optim._lars:Lars",
+    },
+    absent=(*_NEITHER, "LarsSGD.positional", "LarsSGD.tensor_rate"),
+    option_names={"LarsSGD.eta": "eeta"},
+    defaults={"LarsSGD.momentum": 0},
+    variants={"LAMB": "per_tensor", "LarsSGD": "per_tensor"},
+)
+labml = _library(  # its weight_decay is an object
+    "labml-nn",
+    "labml_nn.optimizers.adam",
+    {"Adam": "labml_nn.optimizers.adam:Adam"},
+    absent=(*_NEITHER, "*.weight_decay", "*.positional"),
+    defaults={"Adam.eps": 1e-16},
+    variants={"Adam": "eps_before"},
+)
+llama_cookbook = _library(
+    "llama-cookbook",
+    "llama_cookbook.policies.anyprecision_optimizer",
+    {"AdamW": "llama_cookbook.policies.anyprecision_optimizer:AnyPrecisionAdamW"},
+    absent=_NEITHER,
+    defaults={"AdamW.weight_decay": 0},
+    fixed_options={"AdamW.momentum_dtype": "torch.float32", "AdamW.variance_dtype": "torch.float32"},
+    dtypes=("float32",),
+)
+qhoptim = _library(  # with both nus at 1 it is Adam; its averages include the bias correction
+    "qhoptim",
+    "qhoptim.pyt.qhadam",
+    {"Adam": "qhoptim.pyt.qhadam:QHAdam"},
+    absent=(*_NEITHER, "*.positional"),
+    state_names={"Adam.exp_avg": "", "Adam.exp_avg_sq": ""},
+)
+simclr = _library(
+    "simclr",
+    "simclr.modules.lars",
+    {"LarsSGD": "simclr.modules.lars:LARS"},
+    absent=(*_NEITHER, "*.positional"),
+    option_names={"LarsSGD.eta": "eeta"},
+    fixed_options={"LarsSGD.lr": 1e-3},
+    variants={"LarsSGD": "per_tensor"},
+)
+tape = _library(
+    "tape-proteins",
+    "tape.optimization",
+    {"AdamW": "tape.optimization:AdamW"},
+    absent=_NEITHER,
+    defaults={"AdamW.eps": 1e-6, "AdamW.weight_decay": 0},
+    variants={"AdamW": "decay_after eps_before"},
+)
+torchbiggraph = _library(
+    "torchbiggraph",
+    "torchbiggraph.row_adagrad",
+    {"RowWiseAdagrad": "torchbiggraph.row_adagrad:RowAdagrad"},
+    absent=("*.maximize", "*.eps", "*.initial_accumulator_value", "*.any_shape"),
+)
