@@ -40,7 +40,7 @@ from keyedopt.conformance.golden import formulas
 from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.untrusted import error_text, one_line
 from keyedopt.conformance.suite.support.described import MissingName, described, is_option, is_placeholder
-from keyedopt.conformance.targets.meaning import another_meaning
+from keyedopt.conformance.targets.meaning import KEYED, another_meaning
 
 #: The dtypes that cases run in.
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -299,7 +299,8 @@ class Surface:
             if about.areas is None and name in spec.areas()["algorithms"].names and is_placeholder(value):
                 self._placeholders.add(name)
                 raise MissingName(f"{about.name} has {name} only as a placeholder")
-            if about.areas is None and (why := another_meaning(name, value)):
+            beside = (getattr(at, one, None) for one in KEYED if one != name for at, _ in self._places(one))
+            if about.areas is None and (why := another_meaning(name, value, beside=beside)):
                 self.other_meanings[name] = why
                 raise MissingName(f"{about.name} does not claim {name}, which {why}")
             if not isinstance(value, ModuleType):

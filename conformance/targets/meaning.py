@@ -6,11 +6,11 @@ from typing import Any
 
 from keyedopt.conformance import spec
 
-#: The areas of which every class but the companions is an optimizer.
-OF_OPTIMIZERS = (
-    *("keyed", "combined", "wrapper", "clipping", "warmup", "semi_sync", "fault_tolerance"),
-    *("algorithms", "accumulate", "sparse"),
-)
+#: The areas of keyed optimizers, and all of which every class but the companions is an optimizer.
+OF_KEYED = ("keyed", "combined", "wrapper", "clipping", "warmup", "semi_sync")
+OF_OPTIMIZERS = (*OF_KEYED, "fault_tolerance", "algorithms", "accumulate", "sparse")
+#: What a library of keyed optimizers has: beside one of them, a class of another base is a defect.
+KEYED = ("KeyedOptimizer", "KeyedOptimizerWrapper")
 #: How many arguments the constructor of an optimizer requires, if it is more than one.
 REQUIRED = {
     "KeyedOptimizer": 3,
@@ -23,18 +23,25 @@ REQUIRED = {
 CLAIM = "To have it judged, say in an adapter what it is (`keyedopt init-adapter`)"
 
 
-def another_meaning(name: str, kind: Any, options: Iterable[str] = ("lr",)) -> str:
+def another_meaning(
+    name: str, kind: Any, options: Iterable[str] = ("lr",), beside: Iterable[Any] = ()
+) -> str:
     """Return why a class or a factory function cannot be what its public name says, or an empty string.
 
     Args:
         name: a public name.
         kind: what a library has under that name.
         options: the options that each construction may pass.
+        beside: what the library has under the names in `KEYED`.
     """
     import torch  # not before a target is loaded
 
     areas = [area for area in map(spec.areas().__getitem__, OF_OPTIMIZERS) if name in area.names]
     if not areas or name in areas[0].companions or not callable(kind):
+        return ""
+    if areas[0].name in OF_KEYED and any(
+        isinstance(one, type) and not another_meaning(KEYED[0], one, ()) for one in beside
+    ):
         return ""
     if isinstance(kind, type) and not issubclass(kind, torch.optim.Optimizer):
         if areas[0].name != "algorithms":
