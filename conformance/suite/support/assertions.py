@@ -209,6 +209,8 @@ def snapshot(tree: Any) -> Any:
         return tree.detach().clone()
     if isinstance(tree, Mapping):
         return {key: snapshot(value) for key, value in tree.items()}
+    if isinstance(tree, tuple) and hasattr(tree, "_make"):  # a named tuple, which code reads by name
+        return tree._make(snapshot(value) for value in tree)
     if isinstance(tree, list | tuple):
         return [snapshot(value) for value in tree]
     return copy.deepcopy(tree)
@@ -225,7 +227,7 @@ def expect_unchanged(before: Any, tree: Any, what: str) -> None:
         expect_equal(set(tree), set(before), f"keys of {what}")
         for key, value in before.items():
             expect_unchanged(value, tree[key], f"{what}[{key!r}]")
-    elif isinstance(before, list):
+    elif isinstance(before, list | tuple):
         expect_equal(len(tree), len(before), f"length of {what}")
         for index, value in enumerate(before):
             expect_unchanged(value, tree[index], f"{what}[{index}]")
