@@ -64,10 +64,10 @@ def pytest_configure(config):
     complete = config.getoption("--complete") or config.getoption("--part") is not None
     config.sample = Sample(seed, complete)
     if not hasattr(config, "workerinput"):  # the processes of pytest inherit its environment
-        config.add_cleanup(_leave_cache_alone().cleanup)
+        config.add_cleanup(_isolate_cache().cleanup)
 
 
-def _leave_cache_alone():
+def _isolate_cache():
     """Give every process of the tests a cache without the developer's last result of keyedopt."""
     real, folder = last.path().parents[1], tempfile.TemporaryDirectory(prefix="keyedopt-cache-")
     for entry in real.glob("*"):

@@ -11,6 +11,7 @@ of the suite are judged; there is no gate, and the table names those that fail.
 """
 
 import argparse
+import re
 import site
 import subprocess
 import sys
@@ -55,6 +56,7 @@ PINNED = {
     "torch_optimizer": ("torch-optimizer==0.3.0", "pytorch-ranger==0.1.1"),
     "transformers": _TRANSFORMERS,
 }
+#: The same for libraries beyond the panel; the adapters are in `keyedopt.conformance.targets.beyond`.
 BEYOND = {
     "adv_optm": ("adv-optm==2.5.16",),
     "flair": ("flair==0.15.1",),
@@ -84,6 +86,9 @@ BEYOND = {
     "tape": ("tape-proteins==0.5",),
     "torchbiggraph": ("torchbiggraph==1.0.0",),
 }
+#: The heads of the tables.
+HEAD = "| library | version | clauses held | known | new |"
+HEAD_OF_MUSTS = "| library | version | musts held | failing |"
 #: Packages of which only submodules are imported: their own imports need much more, such as torchvision.
 BARE = {
     "catalyst": ("catalyst", "catalyst.contrib", "catalyst.contrib.optimizers"),
@@ -103,8 +108,8 @@ BARE = {
     "pytorch_transformers": ("pytorch_transformers",),
     "simclr": ("simclr", "simclr.modules"),
     "tape": ("tape",),
-    "torchbiggraph": ("torchbiggraph",),
     "timm": ("timm", "timm.optim"),
+    "torchbiggraph": ("torchbiggraph",),
 }
 
 
@@ -134,11 +139,11 @@ def install(name: str, pinned: Sequence[str], folder: Path) -> Path:
     return python
 
 
-def check(name: str, python: Path, output: Path, beyond: bool) -> tuple[Result, bool]:
-    """Check a library with its list of known failures; return the result, and whether the gate is green."""
+def check(name: str, python: Path, output: Path) -> tuple[Result, bool]:
+    """Check a library, one of the panel with its list; return the result, and whether the gate is green."""
     path = output / f"{name}.json"
-    arguments = ["check", f"{TARGETS}.{'beyond' if beyond else 'panel'}:{name}", "--output", str(path)]
-    arguments += ["--level", "must"] if beyond else ["--expectations", name]
+    module, gate = ("beyond", ["--level", "must"]) if name in BEYOND else ("panel", ["--expectations", name])
+    arguments = ["check", f"{TARGETS}.{module}:{name}", *gate, "--output", str(path)]
     done = subprocess.run([python, "-c", VERB, *arguments], check=False)
     return read(path), done.returncode == 0
 
@@ -176,17 +181,15 @@ def main() -> int:
     parser.add_argument("--environments", type=Path, default=Path("panel"))
     parser.add_argument("--output", type=Path, default=Path("results"))
     options = parser.parse_args()
-    there = BEYOND if options.beyond else PINNED
+    there, head, line = (BEYOND, HEAD_OF_MUSTS, row_of_musts) if options.beyond else (PINNED, HEAD, row)
     if unknown := [name for name in options.names if name not in there]:
         parser.error(f"there is no library {unknown[0]!r}; there are: {', '.join(there)}")
     options.output.mkdir(parents=True, exist_ok=True)
-    lines, failed = ["| library | version | clauses held | known | new |", "|---|---|---|---|---|"], False
-    if options.beyond:
-        lines = ["| library | version | musts held | failing |", "|---|---|---|---|"]
+    lines, failed = [head, re.sub("[^|]+", "---", head)], False
     for name in options.names or there:
         python = install(name, there[name], options.environments.resolve())
-        result, green = check(name, python, options.output, options.beyond)
-        lines.append((row_of_musts if options.beyond else row)(name, result))
+        result, green = check(name, python, options.output)
+        lines.append(line(name, result))
         failed = failed or not (green or options.beyond)
     results = [str(options.output / f"{name}.json") for name in options.names or there]
     subprocess.run(

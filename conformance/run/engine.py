@@ -281,8 +281,9 @@ class Engine:
             areas, needs = _areas(item.stash[HEAD]["clauses"]), item.stash[_NEEDS]
             missing = sorted(areas - self.claimed)
             missing += [name for name in needs if self.surface.lacks(name)]
-            dtype = item.stash[HEAD]["dtype"] or "float32"  # what cases use that take no dtype
-            missing += [dtype] * (dtype not in self.implementation.dtypes_on(self.device))
+            dtype = item.stash[HEAD]["dtype"] or "float32"  # the dtype of cases that take none
+            if dtype not in self.implementation.dtypes_on(self.device):
+                missing.append(dtype)
             across = not any(spec.areas()[area].names for area in areas)
             if across and not any(self.surface.claims(name.partition(".")[0]) for name in needs):
                 missing += needs  # a case in which only classes of other libraries take part

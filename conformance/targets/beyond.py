@@ -8,21 +8,22 @@ import functools
 
 from keyedopt.conformance.targets.panel import library
 
-_NEITHER = ("*.sparse", "*.maximize")
+#: What most of these libraries lack.
+_UNSUPPORTED = ("*.sparse", "*.maximize")
 _library = functools.partial(library, dtypes=("float32", "float64"))
 
 adv_optm = _library(
     "adv-optm",
     "adv_optm",
     {"AdamW": "adv_optm:AdamW_adv"},
-    absent=_NEITHER,
+    absent=_UNSUPPORTED,
     defaults={"AdamW.weight_decay": 0},
 )
 flair = _library(
     "flair",
     "flair.optim",
     {"SGD": "flair.optim:SGDW"},
-    absent=_NEITHER,
+    absent=_UNSUPPORTED,
     fixed_options={"SGD.lr": 1e-3},
     variants={"SGD": "decoupled by_itself"},
 )
@@ -33,7 +34,7 @@ mmpretrain = _library(
         "LAMB": "mmpretrain.engine.optimizers.lamb:Lamb",
         "LarsSGD": "mmpretrain.engine.optimizers.lars:LARS",
     },
-    absent=_NEITHER,
+    absent=_UNSUPPORTED,
     defaults={"LAMB.eps": 1e-6, "LAMB.weight_decay": 0.01, "LarsSGD.momentum": 0},
     fixed_options={
         "LAMB.always_adapt": True,
@@ -47,7 +48,7 @@ open_lars = _library(
     "open-lars",
     "open_lars",
     {"LarsSGD": "open_lars:LARS"},
-    absent=_NEITHER,
+    absent=_UNSUPPORTED,
     option_names={"LarsSGD.eta": "trust_coefficient"},
     fixed_options={"LarsSGD.eps": 0.0, "LarsSGD.lr": 1e-3},
     variants={"LarsSGD": "per_tensor"},
@@ -56,7 +57,7 @@ pylocron = _library(
     "pylocron",
     "holocron.optim.lamb",
     {"LAMB": "holocron.optim.lamb:LAMB"},
-    absent=_NEITHER,
+    absent=_UNSUPPORTED,
     fixed_options={"LAMB.scale_clip": (0.0, 1e9)},
     variants={"LAMB": "per_tensor"},
 )
@@ -64,7 +65,7 @@ pyro = _library(
     "pyro-ppl",
     "pyro.optim.clipped_adam",
     {"Adam": "pyro.optim.clipped_adam:ClippedAdam"},
-    absent=_NEITHER,
+    absent=_UNSUPPORTED,
     fixed_options={"Adam.clip_norm": 1e9},
     variants={"Adam": "eps_before"},
 )
@@ -72,7 +73,7 @@ pytorch_pretrained_bert = _library(
     "pytorch-pretrained-bert",
     "pytorch_pretrained_bert.optimization",
     {"AdamW": "pytorch_pretrained_bert.optimization:BertAdam"},
-    absent=(*_NEITHER, "*.betas"),
+    absent=(*_UNSUPPORTED, "*.betas"),
     option_names={"AdamW.eps": "e"},
     defaults={"AdamW.eps": 1e-6},
     fixed_options={"AdamW.max_grad_norm": -1.0, "AdamW.lr": 1e-3},
@@ -83,7 +84,7 @@ pytorch_pretrained_gpt = _library(
     "pytorch-pretrained-bert",
     "pytorch_pretrained_bert.optimization_openai",
     {"AdamW": "pytorch_pretrained_bert.optimization_openai:OpenAIAdam"},
-    absent=(*_NEITHER, "*.betas"),
+    absent=(*_UNSUPPORTED, "*.betas"),
     option_names={"AdamW.eps": "e"},
     defaults={"AdamW.weight_decay": 0},
     fixed_options={"AdamW.lr": 1e-3, "AdamW.vector_l2": True},
@@ -93,7 +94,7 @@ pytorch_transformers = _library(
     "pytorch-transformers",
     "pytorch_transformers.optimization",
     {"AdamW": "pytorch_transformers.optimization:AdamW"},
-    absent=_NEITHER,
+    absent=_UNSUPPORTED,
     defaults={"AdamW.eps": 1e-6, "AdamW.weight_decay": 0},
     variants={"AdamW": "decay_after eps_before"},
 )
@@ -108,7 +109,7 @@ torchastic = _library(  # it rounds at random, to bfloat16
     "torchastic",
     "torchastic",
     {"AdamW": "torchastic:AdamW"},
-    absent=(*_NEITHER, "*.exp_avg*"),
+    absent=(*_UNSUPPORTED, "*.exp_avg*"),
     defaults={"AdamW.weight_decay": 0},
     dtypes=("bfloat16",),
 )
@@ -131,7 +132,7 @@ torchium_sgdw = _library(
     "torchium",
     "torchium.optimizers",
     {"SGD": "torchium.optimizers:SGDW"},
-    absent=(*_NEITHER, "SGD.dampening", "SGD.nesterov"),
+    absent=(*_UNSUPPORTED, "SGD.dampening", "SGD.nesterov"),
     defaults={"SGD.momentum": 0.9, "SGD.weight_decay": 1e-4},
     variants={"SGD": "decoupled"},
 )
@@ -153,7 +154,7 @@ easycv = _library(
     "pai-easycv",
     "easycv.core.optimizer.lars",
     {"LAMB": "easycv.core.optimizer.lamb:Lamb", "LarsSGD": "easycv.core.optimizer.lars:LARS"},
-    absent=(*_NEITHER, "*.positional"),
+    absent=(*_UNSUPPORTED, "*.positional"),
     defaults={"LAMB.eps": 1e-6, "LAMB.weight_decay": 0.01, "LarsSGD.momentum": 0},
     fixed_options={"LAMB.always_adapt": True, "LAMB.max_grad_norm": 1e30, "LarsSGD.lr": 1e-3},
     variants={"LAMB": "per_tensor", "LarsSGD": "per_tensor"},
@@ -169,7 +170,7 @@ funasr = _library(
     "funasr",
     "funasr.optimizers",
     {"AdamW": "funasr.optimizers.fairseq_adam:FairseqAdam", "SGD": "funasr.optimizers.sgd:SGD"},
-    absent=_NEITHER,
+    absent=_UNSUPPORTED,
     option_names={"AdamW.betas": "adam_betas", "AdamW.eps": "adam_eps"},
     defaults={"AdamW.weight_decay": 0, "SGD.lr": 0.1},
     variants={"AdamW": "eps_before"},
@@ -182,7 +183,7 @@ ipex = _library(
         "LAMB": "intel_extension_for_pytorch.optim._lamb:Lamb",
         "LarsSGD": "intel_extension_for_pytorch.optim._lars:Lars",
     },
-    absent=(*_NEITHER, "LarsSGD.positional", "LarsSGD.tensor_rate"),
+    absent=(*_UNSUPPORTED, "LarsSGD.positional", "LarsSGD.tensor_rate"),
     option_names={"LarsSGD.eta": "eeta"},
     defaults={"LarsSGD.momentum": 0},
     variants={"LAMB": "per_tensor", "LarsSGD": "per_tensor"},
@@ -191,7 +192,7 @@ labml = _library(  # its weight_decay is an object
     "labml-nn",
     "labml_nn.optimizers.adam",
     {"Adam": "labml_nn.optimizers.adam:Adam"},
-    absent=(*_NEITHER, "*.weight_decay", "*.positional"),
+    absent=(*_UNSUPPORTED, "*.weight_decay", "*.positional"),
     defaults={"Adam.eps": 1e-16},
     variants={"Adam": "eps_before"},
 )
@@ -199,7 +200,7 @@ llama_cookbook = _library(
     "llama-cookbook",
     "llama_cookbook.policies.anyprecision_optimizer",
     {"AdamW": "llama_cookbook.policies.anyprecision_optimizer:AnyPrecisionAdamW"},
-    absent=_NEITHER,
+    absent=_UNSUPPORTED,
     defaults={"AdamW.weight_decay": 0},
     fixed_options={"AdamW.momentum_dtype": "torch.float32", "AdamW.variance_dtype": "torch.float32"},
     dtypes=("float32",),
@@ -208,14 +209,14 @@ qhoptim = _library(  # with both nus at 1 it is Adam; its averages include the b
     "qhoptim",
     "qhoptim.pyt.qhadam",
     {"Adam": "qhoptim.pyt.qhadam:QHAdam"},
-    absent=(*_NEITHER, "*.positional"),
+    absent=(*_UNSUPPORTED, "*.positional"),
     state_names={"Adam.exp_avg": "", "Adam.exp_avg_sq": ""},
 )
 simclr = _library(
     "simclr",
     "simclr.modules.lars",
     {"LarsSGD": "simclr.modules.lars:LARS"},
-    absent=(*_NEITHER, "*.positional"),
+    absent=(*_UNSUPPORTED, "*.positional"),
     option_names={"LarsSGD.eta": "eeta"},
     fixed_options={"LarsSGD.lr": 1e-3},
     variants={"LarsSGD": "per_tensor"},
@@ -224,7 +225,7 @@ tape = _library(
     "tape-proteins",
     "tape.optimization",
     {"AdamW": "tape.optimization:AdamW"},
-    absent=_NEITHER,
+    absent=_UNSUPPORTED,
     defaults={"AdamW.eps": 1e-6, "AdamW.weight_decay": 0},
     variants={"AdamW": "decay_after eps_before"},
 )
