@@ -389,7 +389,8 @@ def test_sparse_gradient_is_left(impl, algorithm):
     weight = parameter(4, 3)
     optimizer = make_algorithm(impl, algorithm, [weight])
     for step in range(2):
-        weight.grad = sparse_rows([3, 1, 3], fixed_grads(1, 3, seed=step)[0] * wide(3), weight)
+        grads = fixed_grads(1, 3, seed=step)[0]
+        weight.grad = sparse_rows([3, 1, 3], grads * wide(3).to(grads), weight)
         before = weight.grad.clone()
         optimizer.step()
         expect_bits(weight.grad, before, "the gradient")
