@@ -19,10 +19,10 @@ from keyedopt.reports.tables import COLUMNS, Clause, Tables, tables_of
 
 #: Columns that tell apart runs of the same implementation and version, in this order.
 QUALIFIERS = ("torch", "device", "gpu", "machine", "processor", "suite_version", "commit", "started", "file")
-#: Kinds of files that may lie among results and have no place in these tables: baselines and results of a
-#: gate, differences, comparisons of two commits, measurements of the harness itself, checks on a GPU.
+#: Kinds of files that may lie among results and have no place in these tables: baselines, results and
+#: noise of a gate, differences, comparisons of two commits, measurements of the harness itself, checks on a GPU.
 OURS = (
-    *("keyedopt-baseline", "keyedopt-gate", "keyedopt-diff", "keyedopt-commits"),
+    *("keyedopt-baseline", "keyedopt-gate", "keyedopt-noise", "keyedopt-diff", "keyedopt-commits"),
     *("keyedopt-harness", "keyedopt-gpu", "keyedopt-gpu-checks"),
 )
 #: Errors of a reader that meets a value of another type than its format says.

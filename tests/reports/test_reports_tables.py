@@ -56,6 +56,7 @@ def store(tmp_path):
 
 def test_every_table_has_the_documented_columns_also_when_it_is_empty(store):
     full = load([store("a.json", result(case("x"))), ROOT / "benchmarks" / "results"], CLAUSES)
+    assert full.problems.empty, full.problems.to_string()
     for tables in (load([]), full):
         for name, frame in tables.by_name().items():
             assert list(frame.columns) == list(COLUMNS[name])
