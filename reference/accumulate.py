@@ -11,18 +11,17 @@ loses nothing; and the sum over all gradients of the window is taken in float64 
 does not grow with their number (Rec SDK Torch documents 10,000 gradients for a precision of 0.01 %).
 """
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Unpack
 
-import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import ParamsT
 
-from keyedopt.reference.optimizers import SGD, Adagrad, Adam, AdamW
+from keyedopt.reference.accumulate_adam import AccumulateAdam, AccumulateAdamW
+from keyedopt.reference.accumulating import Accumulating
+from keyedopt.reference.optimizers import SGD, Adagrad
 from keyedopt.reference.rowwise_adagrad import RowWiseAdagrad
-from keyedopt.reference.rule_optimizer import RuleOptimizer
-from keyedopt.reference.window import Window
+from keyedopt.reference.rules.options import Decay, Rows
+from keyedopt.reference.saved_groups import TorchOptions
 
 __all__ = [
     "AccumulateAdagrad",
@@ -33,166 +32,150 @@ __all__ = [
 ]
 
 
-class Accumulating(RuleOptimizer):
-    """The options and the state that accumulation adds to an optimizer: a `Window` for each parameter.
+class AccumulateSGD(Accumulating, SGD):
+    """`SGD` over windows of backward passes.
 
     Args:
         params: parameters, or groups of parameters.
-        arguments: positional arguments of the optimizer.
         use_accumulate: whether to accumulate; without, ``accumulate_step`` is ignored.
-        accumulate_step: the number of steps in a window.
-        options: keyword arguments of the optimizer.
+        accumulate_step: the number of steps in a window, at least 1.
+        lr, momentum, dampening, weight_decay, nesterov, maximize, decay, rows, error_if_nonfinite,
+            torch_options: as in `SGD`.
 
     Raises:
         TypeError: ``use_accumulate`` is not a bool.
-        ValueError: another option is out of range.
+        ValueError: another option is out of range, or a parameter is not of floats.
     """
-
-    #: Stores the gradients of an unfinished window.
-    window_type: ClassVar[type[Window]] = Window
 
     def __init__(
         self,
         params: ParamsT,
-        *arguments: Any,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        *,
         use_accumulate: bool = False,
         accumulate_step: int = 1,
-        **options: Any,
+        maximize: bool = False,
+        decay: Decay | str = Decay.L2,
+        rows: Rows | str = Rows.GIVEN,
+        error_if_nonfinite: bool = False,
+        **torch_options: Unpack[TorchOptions],
     ) -> None:
-        self._window_options = {"use_accumulate": use_accumulate, "accumulate_step": accumulate_step}
-        super().__init__(params, *arguments, **options)
-
-    def check_options(self, group: Mapping[str, Any]) -> None:
-        """Raise what the constructor raises if an option is out of range."""
-        super().check_options(group)
-        flag, step = group["use_accumulate"], group["accumulate_step"]
-        if not isinstance(flag, bool):
-            raise TypeError(f"use_accumulate must be True or False, not {flag!r}")
-        if not isinstance(step, int) or isinstance(step, bool) or step < 1:
-            raise ValueError(f"accumulate_step must be an integer of at least 1, not {step!r}")
-        if flag and group.get("dampening"):
-            raise ValueError(
-                "dampening must be 0 with use_accumulate, because state is created before the first update"
-            )
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, with its window options; see `RuleOptimizer.add_param_group`."""
-        for name, value in (
-            vars(self).get("_window_options", {}).items()
-        ):  # a copy of the optimizer has them in its defaults
-            self.defaults.setdefault(name, value)
-        super().add_param_group(param_group)
-
-    def check_shapes(self, param: Tensor, grad: Tensor) -> None:
-        """Raise RuntimeError unless gradient, state and window have the shape of a parameter."""
-        super().check_shapes(param, grad)
-        window = self.state.get(param, {}).get("window")
-        if window is not None and not window.fits(_local(param)):
-            raise RuntimeError(f"the window of a parameter does not have its shape, {tuple(param.shape)}")
-
-    def update_group(self, group: dict[str, Any]) -> None:
-        """Store the gradients of one group; update the parameters whose window is full now."""
-        if not group["use_accumulate"]:
-            super().update_group(group)
-            return
-        found = [(param, self._total(group, param)) for param in group["params"] if param.grad is not None]
-        full = [(param, total) for param, total in found if total is not None]
-        self.update(group, full)
-        for param, _ in full:
-            self.state[param]["window"].clear()
-
-    def _total(self, group: Mapping[str, Any], param: Tensor) -> Tensor | None:
-        """Return the sum of a window that this gradient fills; else store the gradient and return None.
-
-        The window of a `DTensor` has the gradients of its local shard.
-        """
-        state, spread = self.state[param], param.grad
-        assert spread is not None
-        grad, local = _local(spread), _local(param)
-        if "window" not in state:
-            for name, value in self.initial_state(param, group).items():
-                state.setdefault(name, value)
-            state["window"] = self.window_type(local)
-        window: Window = state["window"]
-        rows, grads = (grad._indices()[0], grad._values()) if grad.is_sparse else (None, grad)
-        if window.count + 1 < group["accumulate_step"]:
-            window.add(rows, grads)
-            return None
-        rows, sums = window.total(rows, grads)
-        if grad.is_sparse:
-            return torch.sparse_coo_tensor(rows[None], sums, param.shape, check_invariants=False)
-        if sums.numel() != local.numel():  # or else every row, in order
-            sums = sums.new_zeros(tuple(local.shape) or (1,)).index_copy_(0, rows, sums)
-        total = sums.reshape(local.shape)
-        if not isinstance(spread, DTensor):
-            return total
-        shape, stride, where = spread.shape, spread.stride(), (spread.device_mesh, spread.placements)
-        return DTensor.from_local(total, *where, run_check=False, shape=shape, stride=stride)
-
-    # --- saving and loading: a window is saved as a dictionary of tensors -------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state; a window is ``{"rows", "gradients", "count"}``."""
-        saved = super().state_dict()
-        saved["state"] = {key: _with_plain_window(entry) for key, entry in saved["state"].items()}
-        return saved
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the state, with its windows; see `RuleOptimizer.load_state_dict`.
-
-        Raises:
-            ValueError: also if a window does not fit its parameter, or ``use_accumulate`` is False. Nothing
-                is loaded.
-        """
-        entries = state_dict["state"]
-        windows = {key: entry["window"] for key, entry in entries.items() if "window" in entry}
-        rest = {
-            key: {name: entry[name] for name in entry if name != "window"} for key, entry in entries.items()
-        }
-        before = self.state, self.param_groups
-        try:
-            super().load_state_dict({**state_dict, "state": rest})
-            for number, (group, param) in enumerate(self._numbered()):
-                if number in windows:
-                    if not group["use_accumulate"]:
-                        raise ValueError("a window has gradients, but use_accumulate is False")
-                    window = self.window_type(_local(param))
-                    window.load_state_dict(windows[number])
-                    self.state[param]["window"] = window
-        except Exception:
-            self.state, self.param_groups = before
-            raise
-
-    def _numbered(self) -> list[tuple[dict[str, Any], Tensor]]:
-        return [(group, param) for group in self.param_groups for param in group["params"]]
-
-
-class AccumulateSGD(Accumulating, SGD):
-    """`SGD` over windows of backward passes; takes its arguments and those of `Accumulating`."""
+        super().__init__(
+            params,
+            lr,
+            momentum,
+            dampening,
+            weight_decay,
+            nesterov,
+            use_accumulate=use_accumulate,
+            accumulate_step=accumulate_step,
+            maximize=maximize,
+            decay=decay,
+            rows=rows,
+            error_if_nonfinite=error_if_nonfinite,
+            **torch_options,
+        )
 
 
 class AccumulateAdagrad(Accumulating, Adagrad):
-    """`Adagrad` over windows of backward passes; takes its arguments and those of `Accumulating`."""
+    """`Adagrad` over windows of backward passes.
 
+    Args:
+        params: parameters, or groups of parameters.
+        use_accumulate: whether to accumulate; without, ``accumulate_step`` is ignored.
+        accumulate_step: the number of steps in a window, at least 1.
+        lr, lr_decay, weight_decay, initial_accumulator_value, eps, maximize, decay, rows,
+            error_if_nonfinite, torch_options: as in `Adagrad`.
 
-class AccumulateAdam(Accumulating, Adam):
-    """`Adam` over windows of backward passes; takes its arguments and those of `Accumulating`."""
+    Raises:
+        TypeError: ``use_accumulate`` is not a bool.
+        ValueError: another option is out of range, or a parameter is not of floats.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-2,
+        lr_decay: float = 0.0,
+        weight_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+        eps: float = 1e-10,
+        *,
+        use_accumulate: bool = False,
+        accumulate_step: int = 1,
+        maximize: bool = False,
+        decay: Decay | str = Decay.L2,
+        rows: Rows | str = Rows.GIVEN,
+        error_if_nonfinite: bool = False,
+        **torch_options: Unpack[TorchOptions],
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            lr_decay,
+            weight_decay,
+            initial_accumulator_value,
+            eps,
+            use_accumulate=use_accumulate,
+            accumulate_step=accumulate_step,
+            maximize=maximize,
+            decay=decay,
+            rows=rows,
+            error_if_nonfinite=error_if_nonfinite,
+            **torch_options,
+        )
 
 
 class AccumulateRowWiseAdagrad(Accumulating, RowWiseAdagrad):
-    """`RowWiseAdagrad` over windows of backward passes; takes its arguments and those of `Accumulating`."""
+    """`RowWiseAdagrad` over windows of backward passes.
 
+    Args:
+        params: parameters, or groups of parameters.
+        use_accumulate: whether to accumulate; without, ``accumulate_step`` is ignored.
+        accumulate_step: the number of steps in a window, at least 1.
+        lr, lr_decay, weight_decay, initial_accumulator_value, eps, maximize, decay, rows, max_norm,
+            error_if_nonfinite, torch_options: as in `RowWiseAdagrad`.
 
-class AccumulateAdamW(Accumulating, AdamW):
-    """`AdamW` over windows of backward passes, which decays once in a window.
-
-    It takes the arguments of `AdamW` and those of `Accumulating`.
+    Raises:
+        TypeError: ``use_accumulate`` is not a bool.
+        ValueError: another option is out of range, or a parameter is not of floats.
     """
 
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _with_plain_window(entry: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value.state_dict() if isinstance(value, Window) else value for name, value in entry.items()}
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-2,
+        lr_decay: float = 0.0,
+        weight_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+        eps: float = 1e-10,
+        *,
+        use_accumulate: bool = False,
+        accumulate_step: int = 1,
+        maximize: bool = False,
+        decay: Decay | str = Decay.L2,
+        rows: Rows | str = Rows.GIVEN,
+        max_norm: float | None = None,
+        error_if_nonfinite: bool = False,
+        **torch_options: Unpack[TorchOptions],
+    ) -> None:
+        super().__init__(
+            params,
+            lr,
+            lr_decay,
+            weight_decay,
+            initial_accumulator_value,
+            eps,
+            use_accumulate=use_accumulate,
+            accumulate_step=accumulate_step,
+            maximize=maximize,
+            decay=decay,
+            rows=rows,
+            max_norm=max_norm,
+            error_if_nonfinite=error_if_nonfinite,
+            **torch_options,
+        )

@@ -1,7 +1,7 @@
 """Adam, and the base class of the optimizers with the same two moments."""
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from keyedopt.reference import rules
 from keyedopt.reference.option_checks import check_betas, check_range
 from keyedopt.reference.rule_optimizer import Applied, RuleOptimizer
 from keyedopt.reference.rules.options import BiasCorrection, Decay, EpsPlacement, Rows
+from keyedopt.reference.saved_groups import TorchAdamOptions
 
 __all__ = ["Adam", "PartialRowWiseAdam"]
 
@@ -128,7 +129,7 @@ class Adam(AdamLike):
 
     function = staticmethod(rules.adam)
 
-    torch_options = ("foreach", "fused", "differentiable", "capturable", "amsgrad")
+    torch_options = tuple(TorchAdamOptions.__optional_keys__)
 
     def __init__(
         self,
@@ -144,7 +145,7 @@ class Adam(AdamLike):
         bias_correction: BiasCorrection | str = BiasCorrection.GLOBAL,
         rows: Rows | str = Rows.GIVEN,
         error_if_nonfinite: bool = False,
-        **torch_options: Any,
+        **torch_options: Unpack[TorchAdamOptions],
     ) -> None:
         RuleOptimizer.__init__(
             self,

@@ -1,12 +1,13 @@
 """Adam with decoupled weight decay."""
 
-from typing import Any
+from typing import Unpack
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from keyedopt.reference.adam import Adam
 from keyedopt.reference.rules.options import BiasCorrection, Decay, EpsPlacement, Rows
+from keyedopt.reference.saved_groups import TorchAdamOptions
 
 __all__ = ["AdamW"]
 
@@ -50,7 +51,7 @@ class AdamW(Adam):
         bias_correction: BiasCorrection | str = BiasCorrection.GLOBAL,
         rows: Rows | str = Rows.GIVEN,
         error_if_nonfinite: bool = False,
-        **torch_options: Any,
+        **torch_options: Unpack[TorchAdamOptions],
     ) -> None:
         super().__init__(
             params,

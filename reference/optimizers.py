@@ -6,7 +6,7 @@ argument selects the variant.
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
@@ -20,6 +20,7 @@ from keyedopt.reference.option_checks import check_range
 from keyedopt.reference.rowwise_adagrad import Adagrad
 from keyedopt.reference.rule_optimizer import Applied, RuleOptimizer
 from keyedopt.reference.rules.options import Decay, Rows
+from keyedopt.reference.saved_groups import TorchOptions
 
 __all__ = [
     "LAMB",
@@ -64,7 +65,7 @@ class SGD(RuleOptimizer):
     Source: torch.optim.SGD.
     """
 
-    torch_options = ("foreach", "fused", "differentiable")
+    torch_options = tuple(TorchOptions.__optional_keys__)
 
     def __init__(
         self,
@@ -79,7 +80,7 @@ class SGD(RuleOptimizer):
         decay: Decay | str = Decay.L2,
         rows: Rows | str = Rows.GIVEN,
         error_if_nonfinite: bool = False,
-        **torch_options: Any,
+        **torch_options: Unpack[TorchOptions],
     ) -> None:
         super().__init__(
             params,

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Unpack
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
@@ -11,6 +11,7 @@ from keyedopt.reference.option_checks import check_range
 from keyedopt.reference.rule_optimizer import Applied, RuleOptimizer
 from keyedopt.reference.rules import adagrad, rowwise_adagrad
 from keyedopt.reference.rules.options import Decay, Rows
+from keyedopt.reference.saved_groups import TorchOptions
 
 __all__ = ["Adagrad", "RowWiseAdagrad"]
 
@@ -45,7 +46,7 @@ class Adagrad(RuleOptimizer):
     Source: Duchi, Hazan and Singer 2011; torch.optim.Adagrad.
     """
 
-    torch_options = ("foreach", "fused", "differentiable")
+    torch_options = tuple(TorchOptions.__optional_keys__)
 
     def __init__(
         self,
@@ -60,7 +61,7 @@ class Adagrad(RuleOptimizer):
         decay: Decay | str = Decay.L2,
         rows: Rows | str = Rows.GIVEN,
         error_if_nonfinite: bool = False,
-        **torch_options: Any,
+        **torch_options: Unpack[TorchOptions],
     ) -> None:
         super().__init__(
             params,
@@ -159,7 +160,7 @@ class RowWiseAdagrad(Adagrad):
         rows: Rows | str = Rows.GIVEN,
         max_norm: float | None = None,
         error_if_nonfinite: bool = False,
-        **torch_options: Any,
+        **torch_options: Unpack[TorchOptions],
     ) -> None:
         RuleOptimizer.__init__(
             self,

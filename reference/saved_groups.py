@@ -1,9 +1,25 @@
 """Convert the options of a group for saving and loading, and check the options of torch's classes."""
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, TypedDict
 
 from keyedopt.reference.rules.options import BiasCorrection, Decay, EpsPlacement, Rows
+
+
+class TorchOptions(TypedDict, total=False):
+    """Options of torch's SGD and Adagrad that choose an implementation."""
+
+    foreach: bool | None
+    fused: bool | None
+    differentiable: bool
+
+
+class TorchAdamOptions(TorchOptions, total=False):
+    """Options of torch's Adam and AdamW that choose an implementation, and AMSGrad."""
+
+    capturable: bool
+    amsgrad: bool
+
 
 #: Options of torch's optimizers that these do not have, and what to do if one is set. `foreach` and `fused`
 #: choose among torch's implementations of one formula.

@@ -41,7 +41,8 @@ class CachedEmbeddings(nn.Module, FusedOptimizerModule):
         optimizer_kwargs: its arguments. Windows of accumulation, and ``rows="all"``, are not supported.
         is_weighted: whether each row that is looked up has a weight.
         device: of the cache, and of inputs and outputs.
-        options: more arguments of the collection.
+        process_group: None, because cached tables have no replicas.
+        location: as in the collection.
 
     Raises:
         ValueError: names the argument that is not valid.
@@ -66,12 +67,13 @@ class CachedEmbeddings(nn.Module, FusedOptimizerModule):
         optimizer_kwargs: Mapping[str, Any] | None = None,
         is_weighted: bool = False,
         device: torch.device | str | None = None,
-        **options: Any,
+        process_group: None = None,
+        location: Any = None,
     ) -> None:
         super().__init__()
         if not (isinstance(collection_class, type) and issubclass(collection_class, TableCollection)):
             raise ValueError(f"collection_class must be a collection of keyedopt, not {collection_class!r}")
-        if options.get("process_group") is not None:
+        if process_group is not None:
             raise ValueError("process_group must be None: cached tables have no replicas")
         tables = own_configs(tables)
         places = places_by_table(tables, cached_rows)
@@ -91,7 +93,7 @@ class CachedEmbeddings(nn.Module, FusedOptimizerModule):
             for table, outputs in zip(tables, self._outputs, strict=True)
         ]
         make: Any = collection_class
-        inner = make(on_device, optimizer_type, optimizer_kwargs, is_weighted, device, **options)
+        inner = make(on_device, optimizer_type, optimizer_kwargs, is_weighted, device, None, location)
         #: The collection of the rows on the device. A tuple, so that torch does not register it as a child.
         self._collection = (inner,)
         hosts = {table.name: HostTable(table, "cpu") for table in tables}
