@@ -23,6 +23,7 @@ from keyedopt.benchmarks import build_process
 from keyedopt.cli import last
 from keyedopt.cli import main as cli
 from keyedopt.conformance import spec
+from keyedopt.conformance.findings import findings
 from keyedopt.conformance.results import model as results
 from keyedopt.conformance.run import processes, runner
 
@@ -141,17 +142,19 @@ def torchft():
 
 
 @pytest.fixture(scope="session")
-def check_once(tmp_path_factory):
+def check_once(tmp_path_factory, sample):
     """Run the suite on a target once for all processes of pytest; each reads the result.
 
-    If the environment variable KEYEDOPT_RESULTS names a folder with a result of the whole suite on the same
-    build, in the same versions, that result is taken instead (`made_results`).
+    The complete set asks for every clause, the everyday set for 12 clauses of each area, those that findings
+    of the library name, and those that a test asks for always. If the environment variable KEYEDOPT_RESULTS
+    names a folder with a result of the whole suite on the same build, in the same versions, that result is
+    taken instead (`made_results`).
     """
     folder = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
         folder = folder.parent  # the one folder of all workers
 
-    def check(target, areas=(), clauses=()):
+    def check(target, areas=(), always=()):
         made = made_results.find(target)
         if made is not None:
             return made
@@ -160,8 +163,10 @@ def check_once(tmp_path_factory):
         with (folder / f"checked-{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not file.exists():
-                options = runner.Options(areas=areas, clauses=tuple(clauses))
-                results.write(runner.run(target, options), file)
+                found = [clause for one in findings() if one.library == target for clause in one.clauses]
+                some = [*always, *found, *sample.clauses(areas or spec.areas(), 12, target)]
+                clauses = () if sample.complete else tuple(dict.fromkeys(some))
+                results.write(runner.run(target, runner.Options(areas=areas, clauses=clauses)), file)
         return results.read(file)
 
     return check
@@ -175,13 +180,15 @@ MEASURED = (
 
 
 @pytest.fixture(scope="session")
-def on_reference(check_once, sample):
-    """Check the reference: every clause in the complete set, else a sample and those that measure errors.
+def on_reference(check_once):
+    """Check the reference, with the clauses that measure errors."""
+    return check_once("reference", always=MEASURED)
 
-    A result that was made before the tests has every clause.
-    """
-    some = [*MEASURED, *sample.clauses(spec.areas(), 12, "reference")]
-    return check_once("reference", clauses=() if sample.complete else dict.fromkeys(some))
+
+@pytest.fixture(scope="session")
+def on_fused(check_once):
+    """Check `fused` with the backend that this machine's own kernels are."""
+    return check_once("fused", always=MEASURED)
 
 
 @pytest.fixture(scope="session", autouse=True)

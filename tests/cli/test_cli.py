@@ -272,6 +272,7 @@ def interrupted(tmp_path_factory):
     return done
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_an_interrupted_run_leaves_a_partial_result(interrupted, name):
     folder, done, _ = interrupted[name]
@@ -284,6 +285,7 @@ def test_an_interrupted_run_leaves_a_partial_result(interrupted, name):
     assert sorted(path.name for path in folder.iterdir()) == ["x.json", "x.partial.json"]
 
 
+@pytest.mark.complete
 @pytest.mark.parametrize("name", KILLED)
 def test_an_interrupted_run_leaves_the_earlier_result_and_no_process(interrupted, name):
     folder, _, before = interrupted[name]
@@ -292,6 +294,7 @@ def test_an_interrupted_run_leaves_the_earlier_result_and_no_process(interrupted
     assert left_behind(name) == []
 
 
+@pytest.mark.complete
 def test_a_killed_run_leaves_a_journal(interrupted):
     folder, done, _ = interrupted["SIGKILL"]
     assert done.returncode == -signal.SIGKILL

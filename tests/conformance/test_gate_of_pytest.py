@@ -9,6 +9,8 @@ from keyedopt.conformance import expectations
 from keyedopt.conformance.results.verdict import FAILING, failing, judge
 from keyedopt.conformance.run.replay import source_of
 
+pytestmark = pytest.mark.complete(loop=__name__, sample=2, spread=True)
+
 
 @pytest.fixture
 def run(failed, acme, tmp_path, monkeypatch):

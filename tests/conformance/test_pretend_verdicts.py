@@ -29,7 +29,7 @@ def on_npu(target, clauses):
 @pytest.mark.complete(sample=1, spread=True)
 @pytest.mark.parametrize("target", ["reference", "fused"])
 def test_every_clause_holds_where_the_verdict_says(target, sample):
-    clauses = sample.clauses(AREAS, 4, f"{target} npu")
+    clauses = sample.clauses(AREAS, 2, f"{target} npu")
     found = on_npu(target, clauses)
     assert failing(judge(found)) == []
     left = {(clause, "unsupported") for clause in CPU_ONLY}
@@ -60,7 +60,7 @@ def unclaimed(case):
 )
 def test_the_gates_of_libraries_are_green(torchrec, target, areas, sample):
     """What a library does wrong on accelerators only is in its list."""
-    result = on_npu(target, sample.clauses(areas, 8, f"{target} npu"))
+    result = on_npu(target, sample.clauses(areas, 4, f"{target} npu"))
     path = expectations.find(target)
     known = expectations.read(path)
     verdict = judge(gated := expectations.apply(result, known, path))

@@ -15,7 +15,7 @@ from keyedopt.conformance.targets.find import find
 from keyedopt.conformance.targets.proposal import propose
 
 SOUND = ("pass", "observed", "unsupported")
-loop = pytest.mark.complete(loop=__name__, sample=3, spread=True)
+loop = pytest.mark.complete(loop=__name__, sample=2, spread=True)
 
 
 def checked(target: str, *clauses: str, path: object = TARGETS) -> Result:

@@ -12,7 +12,7 @@ FINDINGS = {finding.path.stem: finding for finding in findings() if finding.libr
 
 @pytest.fixture(scope="module")
 def on_torchft(check_once, torchft):
-    return check_once("torchft", areas=("fault_tolerance",))
+    return check_once("torchft", areas=("fault_tolerance",), always=("FT-036",))
 
 
 def test_torchft_fails_only_what_is_explained(on_torchft):
@@ -32,7 +32,7 @@ def test_replica_groups_of_torchft_survive(on_torchft):
     assert clause_outcomes(on_torchft)["FT-036"] == "pass"
 
 
-@pytest.mark.complete(sample=1)
+@pytest.mark.complete
 @pytest.mark.parametrize("target", ["reference", "fused"])
 def test_replica_groups_of_ours_survive(on_torchft, target):
     result = runner.run(target, runner.Options(clauses=("FT-036",)))

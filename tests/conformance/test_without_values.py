@@ -18,7 +18,7 @@ LONG = {"ACC-015", "ALGO-095", "CLIP-006"}
 
 @pytest.mark.complete(sample=1)
 def test_only_cases_that_need_no_value_pass(sample):
-    chosen = sample.clauses(spec.areas(), 8, "meta")
+    chosen = sample.clauses(spec.areas(), 3, "meta")
     clauses = tuple(name for name in chosen if name not in LONG)
     target, support = "without_values:IMPLEMENTATION", str(HERE.parent / "support")
     result = runner.run(target, runner.Options(clauses=clauses), path=[support])

@@ -279,6 +279,7 @@ print(hash((a.detach().numpy().tobytes(), b.detach().numpy().tobytes())))
 """
 
 
+@pytest.mark.complete
 def test_it_does_not_matter_whose_threads_work():
     """Those of torch's OpenMP spin after their work, unless they are told to wait; then there are our own."""
     said = set()

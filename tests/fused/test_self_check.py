@@ -81,7 +81,7 @@ def test_kernels_that_are_right_pass(found: dict[str, str]) -> None:
     assert found[""] == ""
 
 
-@pytest.mark.complete(sample=2)
+@pytest.mark.complete(sample=1)
 @pytest.mark.parametrize("name", PLANTED)
 def test_a_planted_kernel_is_named(found: dict[str, str], name: str) -> None:
     assert f"the kernel {PLANTED[name][0]} computes wrong results on cpu" in found[name]

@@ -362,7 +362,7 @@ def found(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return run_alone(tmp_path_factory, __file__, *chosen(request, "name"))
 
 
-@pytest.mark.complete(sample=12)
+@pytest.mark.complete(sample=6)
 @pytest.mark.parametrize("name", names())
 def test_interpreted(found: dict[str, str], name: str) -> None:
     assert not found[name], found[name]

@@ -32,7 +32,7 @@ from keyedopt.conformance import spec
 
 ROOT = Path(__file__).parents[2]
 #: The parts that the long loops are divided into; `.ci/run` runs one of them.
-PARTS = 3
+PARTS = 6
 Item = TypeVar("Item")
 #: The call of a test without parameters.
 NO_PARAMETERS = SimpleNamespace(params={})
