@@ -39,8 +39,8 @@ class AccumulateSGD(Accumulating, SGD):
         params: parameters, or groups of parameters.
         use_accumulate: whether to accumulate; without, ``accumulate_step`` is ignored.
         accumulate_step: the number of steps in a window, at least 1.
-        lr, momentum, dampening, weight_decay, nesterov, maximize, decay, rows, error_if_nonfinite,
-            torch_options: as in `SGD`.
+        lr, momentum, dampening, weight_decay, nesterov: as in `SGD`.
+        maximize, decay, rows, error_if_nonfinite, torch_options: as in `SGD`.
 
     Raises:
         TypeError: ``use_accumulate`` is not a bool.
@@ -88,8 +88,8 @@ class AccumulateAdagrad(Accumulating, Adagrad):
         params: parameters, or groups of parameters.
         use_accumulate: whether to accumulate; without, ``accumulate_step`` is ignored.
         accumulate_step: the number of steps in a window, at least 1.
-        lr, lr_decay, weight_decay, initial_accumulator_value, eps, maximize, decay, rows,
-            error_if_nonfinite, torch_options: as in `Adagrad`.
+        lr, lr_decay, weight_decay, initial_accumulator_value, eps: as in `Adagrad`.
+        maximize, decay, rows, error_if_nonfinite, torch_options: as in `Adagrad`.
 
     Raises:
         TypeError: ``use_accumulate`` is not a bool.
@@ -137,8 +137,8 @@ class AccumulateRowWiseAdagrad(Accumulating, RowWiseAdagrad):
         params: parameters, or groups of parameters.
         use_accumulate: whether to accumulate; without, ``accumulate_step`` is ignored.
         accumulate_step: the number of steps in a window, at least 1.
-        lr, lr_decay, weight_decay, initial_accumulator_value, eps, maximize, decay, rows, max_norm,
-            error_if_nonfinite, torch_options: as in `RowWiseAdagrad`.
+        lr, lr_decay, weight_decay, initial_accumulator_value, eps: as in `RowWiseAdagrad`.
+        maximize, decay, rows, max_norm, error_if_nonfinite, torch_options: as in `RowWiseAdagrad`.
 
     Raises:
         TypeError: ``use_accumulate`` is not a bool.

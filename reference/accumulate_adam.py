@@ -21,8 +21,9 @@ class AccumulateAdam(Accumulating, Adam):
         params: parameters, or groups of parameters.
         use_accumulate: whether to accumulate; without, ``accumulate_step`` is ignored.
         accumulate_step: the number of steps in a window, at least 1.
-        lr, betas, eps, weight_decay, maximize, decay, eps_placement, bias_correction, rows,
-            error_if_nonfinite, torch_options: as in `Adam`.
+        lr, betas, eps, weight_decay: as in `Adam`.
+        maximize, decay, eps_placement, bias_correction, rows: as in `Adam`.
+        error_if_nonfinite, torch_options: as in `Adam`.
 
     Raises:
         TypeError: ``use_accumulate`` is not a bool.
@@ -72,8 +73,8 @@ class AccumulateAdamW(Accumulating, AdamW):
         params: parameters, or groups of parameters.
         use_accumulate: whether to accumulate; without, ``accumulate_step`` is ignored.
         accumulate_step: the number of steps in a window, at least 1.
-        lr, betas, eps, weight_decay, maximize, eps_placement, bias_correction, rows, error_if_nonfinite,
-            torch_options: as in `AdamW`.
+        lr, betas, eps, weight_decay: as in `AdamW`.
+        maximize, eps_placement, bias_correction, rows, error_if_nonfinite, torch_options: as in `AdamW`.
 
     Raises:
         TypeError: ``use_accumulate`` is not a bool.

@@ -20,7 +20,7 @@ from keyedopt.reports.tables import COLUMNS, Clause, Tables, tables_of
 #: Columns that tell apart runs of the same implementation and version, in this order.
 QUALIFIERS = ("torch", "device", "gpu", "machine", "processor", "suite_version", "commit", "started", "file")
 #: Kinds of files that may lie among results and have no place in these tables: baselines, results and
-#: noise of a gate, differences, comparisons of two commits, measurements of the harness itself, checks on a GPU.
+#: noise of a gate, differences, comparisons of commits, measurements of the harness itself, checks on a GPU.
 OURS = (
     *("keyedopt-baseline", "keyedopt-gate", "keyedopt-noise", "keyedopt-diff", "keyedopt-commits"),
     *("keyedopt-harness", "keyedopt-gpu", "keyedopt-gpu-checks"),

@@ -22,9 +22,8 @@ def section(doc, name):
 
 def documented(doc):
     """Return the arguments that a docstring names."""
-    names = re.findall(
-        r"^((?:\*{0,2}\w+(?:, )?)+)(?: \([^)]*\))?:", textwrap.dedent(section(doc, "Args")), re.M
-    )
+    listed = r"^(\*{0,2}\w+(?:, \*{0,2}\w+)*)(?: \([^)]*\))?:"
+    names = re.findall(listed, textwrap.dedent(section(doc, "Args")), re.M)
     return {name.strip(" *") for group in names for name in group.split(",")}
 
 

@@ -93,7 +93,7 @@ class CachedEmbeddings(nn.Module, FusedOptimizerModule):
             for table, outputs in zip(tables, self._outputs, strict=True)
         ]
         make: Any = collection_class
-        inner = make(on_device, optimizer_type, optimizer_kwargs, is_weighted, device, None, location)
+        inner = make(on_device, optimizer_type, optimizer_kwargs, is_weighted, device, location=location)
         #: The collection of the rows on the device. A tuple, so that torch does not register it as a child.
         self._collection = (inner,)
         hosts = {table.name: HostTable(table, "cpu") for table in tables}
