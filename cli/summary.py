@@ -21,6 +21,7 @@ from keyedopt.conformance.results.verdict import (
     cases_of,
     failing,
     followed,
+    gating,
     judge,
     level_of,
     other_reasons,
@@ -139,23 +140,29 @@ def show(result: Result, verdict: Verdict, verbose: bool = False, only_target: b
 
 
 def _annotations(result: Result, verdict: Verdict, most: int = 10) -> list[str]:
-    """Return lines that GitHub Actions shows at the top of a run: as many errors as it shows of a step."""
+    """Return lines that GitHub Actions shows at the top of a run: as many of a kind as it shows of a step.
+
+    What makes the gate red is an error; what fails below the level of the gate is a warning.
+    """
     if os.environ.get("GITHUB_ACTIONS") != "true":
         return []
-    new = [clause for clause in failing(verdict) if verdict.clauses[clause] in FAILING]
-    said = {clause: " ".join(map(str.strip, failure_lines(result, clause)[1:])) for clause in new[:most]}
-    return [
-        f"::error title=keyedopt {clause} ({level_of(clause)})::{text.replace('%', '%25')}"
-        for clause, text in said.items()
-    ]
+    red = gating(verdict)
+    below = [each for each in failing(verdict) if verdict.clauses[each] in FAILING and each not in red]
+    said = [("error", "the gate is red", reason) for reason in other_reasons(verdict)]
+    for kind, clauses in (("error", red), ("warning", below)):
+        for clause in clauses[:most]:
+            text = " ".join(map(str.strip, failure_lines(result, clause)[1:]))
+            said.append((kind, f"{clause} ({level_of(clause)})", text))
+    lines = [f"::{kind} title=keyedopt {title}::{text.replace('%', '%25')}" for kind, title, text in said]
+    return [one_line(line) for line in lines]
 
 
 def _why(result: Result, verdict: Verdict) -> list[str]:
     """Return why the gate is what it is, in a few words."""
-    outcomes = [(level_of(clause), verdict.clauses[clause]) for clause in failing(verdict)]
     if verdict.green:
-        bad = [outcome for level, outcome in outcomes if level != "observe"]
+        bad = [clause for clause in failing(verdict) if level_of(clause) != "observe"]
         return ["all that fails is known or below the level of the gate"] if bad else []
+    outcomes = [(level_of(clause), verdict.clauses[clause]) for clause in gating(verdict)]
     failed = Counter(level for level, outcome in outcomes if outcome in FAILING)
     passing = sum(outcome == "unexpected-pass" for _, outcome in outcomes)
     others = len(other_reasons(verdict))
@@ -228,14 +235,21 @@ def failure_lines(result: Result, clause: str) -> list[str]:
         seen = f"known ({worst.known['link']}): {worst.known['reason']}"
     elif " differ, most at " in worst.seen:  # all the numbers are in the result file
         expected = re.sub(r"(?: of| to|,) \[.*", "", worst.expected)
-        seen = f"expected {_cut(expected, WIDTH // 2)}; seen {worst.seen.partition('; ')[0]}"
+        seen = _compared(expected, worst.seen.partition("; ")[0])
     else:
-        seen = f"expected {_cut(worst.expected, WIDTH // 2)}; seen {worst.seen}"
+        seen = _compared(worst.expected, worst.seen)
     place = f"{worst.case}{more}{': ' if situation else ''}{situation}"
     if before := followed(result, clause):
         place = f"follows {', '.join(before)}: {place}"
     first = f"{worst.outcome:5} {_cut(f'{clause} [{level_of(clause)}] {promise}', WIDTH - 6)}"
     return [first, *(f"{'':6}{_cut(text, WIDTH - 6)}" for text in (place, seen))]
+
+
+def _compared(expected: str, seen: str) -> str:
+    """Return both texts; what does not fit is cut, and a short one leaves its room to the other."""
+    room = WIDTH - len("      expected ; seen ")
+    expected = _cut(expected, max(room // 2, room - len(one_line(seen))))
+    return f"expected {expected}; seen {seen}"
 
 
 def _cut(text: str, width: int) -> str:

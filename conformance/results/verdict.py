@@ -327,6 +327,12 @@ def failing(verdict: Verdict) -> list[str]:
     return sorted(bad, key=order)
 
 
+def gating(verdict: Verdict) -> list[str]:
+    """Return the clauses that `failing` lists and that make the gate red."""
+    reasons = {reason.partition(":")[0] for reason in verdict.reasons}
+    return [clause for clause in failing(verdict) if clause in reasons]
+
+
 def other_reasons(verdict: Verdict) -> list[str]:
     """Return why a gate is red, without the clauses that `failing` lists."""
     listed = failing(verdict)

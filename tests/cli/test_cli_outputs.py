@@ -18,10 +18,10 @@ from making import (
     without_progress,
 )
 
-from keyedopt.cli.summary import WIDTH, next_steps, show
+from keyedopt.cli.summary import WIDTH, failure_lines, next_steps, show
 from keyedopt.conformance import expectations, spec
 from keyedopt.conformance.results import model as results
-from keyedopt.conformance.results.verdict import FAILING, failing, judge
+from keyedopt.conformance.results.verdict import FAILING, failing, gating, judge, level_of
 from keyedopt.conformance.run import runner
 
 #: Slow tests: so many of these every day.
@@ -136,7 +136,45 @@ def test_github_shows_what_failed(run_line, checked, failed, monkeypatch):
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     done = run_line("check", "acme")
     found = re.findall(r"^::error title=keyedopt ([A-Z]+-\d+) \(\w+\)::test_\w+::.*seen ", done.stdout, re.M)
-    assert found == failing(judge(failed))[:10]
+    assert found == gating(judge(failed))[:10]
+
+
+def test_what_is_below_the_level_of_the_gate_is_a_warning(
+    run_line, checked, failed, monkeypatch
+):
+    monkeypatch.setenv("GITHUB_ACTIONS", "true")
+    gated = dataclasses.replace(failed, options={**failed.options, "level": "must"})
+    musts = [clause for clause in failing(judge(failed)) if level_of(clause) == "must"]
+    without = [case for case in gated.cases if not {*musts} & {*case.clauses}]
+    for cases, errors, code in ((gated.cases, musts, 1), (tuple(without), [], 0)):
+        checked["result"] = dataclasses.replace(gated, cases=cases, options=options_of(gated, cases))
+        done = run_line("check", "acme", "--level", "must")
+        assert done.returncode == code
+        shoulds = [each for each in failing(judge(checked["result"])) if level_of(each) == "should"]
+        assert re.findall(r"^::error title=keyedopt ([A-Z]+-\d+) ", done.stdout, re.M) == errors
+        assert re.findall(r"^::warning title=keyedopt ([A-Z]+-\d+) ", done.stdout, re.M) == shoulds
+        why = re.search(r"^gate: \w+ \(exit \d\); (.*); \d+ cases in ", done.stdout, re.M)[1]
+        number = f"{len(musts)} must{'s' if len(musts) > 1 else ''} failed"
+        assert why == (number if errors else "all that fails is known or below the level of the gate")
+
+
+def options_of(made, cases):
+    """Return the options of a run of just these cases."""
+    return {**made.options, "clauses": sorted({clause for case in cases for clause in case.clauses})}
+
+
+def test_what_was_seen_has_the_room_that_what_was_expected_leaves(failed):
+    clause = failing(judge(failed))[0]
+
+    def line(expected, seen):
+        cases = [dataclasses.replace(case, expected=expected, seen=seen) for case in failed.cases]
+        return failure_lines(dataclasses.replace(failed, cases=tuple(cases)), clause)[2]
+
+    long = "x" * 200
+    assert [len(line(*both)) for both in (("a", long), (long, "b"), (long, long))] == [WIDTH] * 3
+    assert line("short", long).startswith("      expected short; seen xxx")
+    assert line(long, "short").endswith("...; seen short")
+    assert "...; seen xxx" in line(long, long)
 
 
 def test_options_reach_the_run(run_line, checked):

@@ -74,6 +74,17 @@ def test_the_last_check_is_replayed_and_explained_without_a_file(run_line, check
     assert "def replay():" in script.stdout
 
 
+def test_clauses_that_fail_for_one_cause_are_explained_too(run_line, checked, failed):
+    cause = {"class": "Adam", "error": "RuntimeError: no kernel"}
+    cases = [dataclasses.replace(one, cause=cause if one.outcome == "fail" else {}) for one in failed.cases]
+    checked["result"] = dataclasses.replace(failed, cases=tuple(cases))
+    assert run_line("check", "acme").returncode == 1
+    plain = json.loads(run_line("explain", "--failed", "--json").stdout)
+    named = {clause for cause in judge(checked["result"]).causes for clause in cause.clauses}
+    assert named
+    assert named <= {row["id"] for row in plain["clauses"]}
+
+
 def test_a_partial_result_of_an_interrupt_is_not_remembered(run_line, checked, failed):
     checked["result"] = dataclasses.replace(failed, complete=False)
     assert run_line("check", "acme").returncode == 2

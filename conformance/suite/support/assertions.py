@@ -318,6 +318,8 @@ def _text(value: object) -> str:
         if flat.numel() > 300:  # the rest would be cut off below
             flat = flat.reshape(-1)[:300]
         value = f"{flat.tolist()} ({str(flat.dtype).removeprefix('torch.')})"
+    if isinstance(value, torch.optim.Optimizer):
+        return f"an optimizer of the class {type(value).__name__}"
     text = " ".join((value if isinstance(value, str) else repr(value)).split())
     return text if len(text) <= 300 else f"{text[:297]}..."
 
