@@ -3,6 +3,8 @@
 import contextlib
 import math
 import os
+import re
+import socket
 import sys
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -52,6 +54,8 @@ class InputError(KeyedoptError):
 
 #: What torchrun sets for each of its processes.
 OF_TORCHRUN = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT")
+#: Seconds that the agent of torchrun may take to answer.
+PATIENCE = 60.0
 #: Errors that give exit code 2, and one line that says what to do.
 PROBLEMS = (KeyedoptError, OSError)
 
@@ -85,12 +89,7 @@ def check_targets(
     )
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return _check_all(request, as_json)
-    missing = [name for name in OF_TORCHRUN if name not in os.environ]
-    if missing:
-        raise InputError(
-            f"TORCHELASTIC_RUN_ID is set, as torchrun does, but {', '.join(missing)} not: "
-            "start it with torchrun, or unset TORCHELASTIC_RUN_ID"
-        )
+    _find_torchrun()
     from keyedopt.conformance.suite.support.torchrun import largest_code, this_process
 
     silent = this_process() > 0
@@ -103,6 +102,24 @@ def check_targets(
         _say(str(error))
         code = 2
     return largest_code(code)
+
+
+def _find_torchrun() -> None:
+    """Raise InputError unless torchrun has started this process, and its agent answers."""
+    start = "start it with torchrun, or unset TORCHELASTIC_RUN_ID"
+    missing = [name for name in OF_TORCHRUN if name not in os.environ]
+    if missing:
+        raise InputError(
+            f"TORCHELASTIC_RUN_ID is set, as torchrun does, but {', '.join(missing)} not: {start}"
+        )
+    for name in OF_TORCHRUN:
+        if name != "MASTER_ADDR" and not re.fullmatch(r"\d{1,9}", os.environ[name]):
+            raise InputError(f"{name} must be a number, not {os.environ[name]!r}: {start}")
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    try:
+        socket.create_connection((address, port), timeout=PATIENCE).close()
+    except (OSError, OverflowError) as error:
+        raise InputError(f"no agent of torchrun answers at {address}:{port} ({error}): {start}") from error
 
 
 def _check_all(request: Request, as_json: bool) -> int:

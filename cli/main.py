@@ -30,6 +30,15 @@ app.command()(doctor.doctor)
 #: What typer returns for an interrupt.
 INTERRUPTED = 130
 
+TimeLimit = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        help="Seconds that a case may take, of CPU time or asleep; raises the other limits too.",
+        min=0.1,
+    ),
+]
+
 
 def _version(asked: bool) -> None:
     """Print the versions of keyedopt and of the suite, and exit."""
@@ -108,14 +117,7 @@ def check(
             "the exit code says whether they do.",
         ),
     ] = None,
-    time_limit: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS",
-            help="Seconds that a case may take, of CPU time or asleep; raises the other limits too.",
-            min=0.1,
-        ),
-    ] = 30.0,
+    time_limit: TimeLimit = 30.0,
     workers: Annotated[
         int | None, typer.Option(metavar="N", help="Worker processes; default: processors + 1.", min=1)
     ] = None,
@@ -226,6 +228,7 @@ def replay(
         ),
     ] = None,
     imports: Imports = None,
+    time_limit: TimeLimit = 30.0,
 ) -> None:
     """Write a case as a stand-alone script that needs only torch and the implementation, or run it.
 
@@ -239,7 +242,8 @@ def replay(
     path, case = result_and_case(result, case)
     if everything == (case is not None) or (everything and (run or output)):
         fail("name one CASE, or give --all without a case, --run and --output")
-    raise typer.Exit(replay_case(Asked(path, case, output, run, target, tuple(imports or ())), fail))
+    asked = Asked(path, case, output, run, target, tuple(imports or ()), time_limit)
+    raise typer.Exit(replay_case(asked, fail))
 
 
 @app.command()

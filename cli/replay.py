@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -39,6 +39,7 @@ class Asked:
     run: bool = False
     target: str | None = None
     imports: tuple[str, ...] = ()
+    limit: float = 30.0
 
 
 def result_and_case(first: str | None, case: str | None) -> tuple[Path, str | None]:
@@ -129,6 +130,7 @@ def _trusted(
         clauses=tuple(sorted(clauses)),
         imports=asked.imports,
         device=found.environment["device"],
+        limit=asked.limit,
     )
     return (target, *runner.declared(target, options, path=[os.getcwd()]))
 
@@ -143,6 +145,8 @@ def _script(
     said = declared[case.case]
     inputs = Declared(said["inputs"], tuple(said["drawn"])).check(case)
     target = examined["implementation"]
+    limit = max(asked.limit, float(found.options.get("limit") or 0))
+    found = replace(found, options={**found.options, "limit": limit})
     return replay.script(found, case, inputs, target["places"], asked.imports, target["adapter"])
 
 
@@ -177,7 +181,7 @@ def _replay_all(found: Result, asked: Asked) -> int:
     outcomes = {case.case: case.seen for case in cases if case.outcome != "error"}
     scripts = {case.case: _script(found, case, examined, declared, asked) for case in cases}
     modules = {place.partition(":")[0] for place in examined["implementation"]["places"].values()}
-    for name, failed, said in replay_all.run(scripts, (*asked.imports, *sorted(modules))):
+    for name, failed, said in replay_all.run(scripts, (*asked.imports, *sorted(modules)), asked.limit):
         if not failed or _plain(outcomes.get(name, ""))[:ALIKE] not in _plain(said):
             bad += 1
             print(one_line(f"not repeated: {name}: {said}"))

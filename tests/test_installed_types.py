@@ -5,6 +5,7 @@ import inspect
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -58,8 +59,10 @@ def program():
 def installed(tmp_path_factory):
     """Install keyedopt beside the packages that are here, as pip does; return its Python and a program."""
     folder = tmp_path_factory.mktemp("types")
-    pip = [sys.executable, "-m", "pip", "wheel", str(ROOT), "--no-deps", "--no-build-isolation", "-q", "-w"]
-    subprocess.run([*pip, str(folder)], check=True, env=without_compiler())
+    built = shutil.ignore_patterns("build", ".*", "*.so", "*.egg-info", "__pycache__")
+    source = shutil.copytree(ROOT, folder / "source", ignore=built)
+    pip = [sys.executable, "-m", "pip", "wheel", str(source), "--no-deps", "--no-build-isolation", "-q"]
+    subprocess.run([*pip, "-w", str(folder)], check=True, env=without_compiler())
     (wheel,) = folder.glob("*.whl")
     venv.create(folder / "venv", with_pip=False)
     python = folder / "venv" / "bin" / "python"

@@ -1,12 +1,13 @@
 """Run many scripts of `replay` in forks of one process that has imported the implementation.
 
-Runs as ``python -m keyedopt.conformance.run.replay_all``: reads ``{"modules": […], "scripts": [path, …]}``
-from stdin, and prints ``[path, exit status, output]`` for each script, as a line of JSON.
+Runs as ``python -m keyedopt.conformance.run.replay_all``: reads ``{"modules": […], "scripts": [path, …],
+"limit": seconds}`` from stdin, and prints ``[path, exit status, output]`` for each script, as a line of JSON.
 """
 
 import contextlib
 import importlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -16,17 +17,23 @@ from pathlib import Path
 
 from keyedopt.conformance.run.forked_script import run_forked
 
-#: Seconds that a script may take, with the second one of a script that starts itself again.
+#: Seconds that a script may take at least, with the second one of a script that starts itself again.
 LIMIT = 120
 
 
-def run(scripts: Mapping[str, str], modules: Sequence[str]) -> Iterator[tuple[str, bool, str]]:
-    """Run scripts by name; yield the name, whether the case failed, and the output."""
+def run(scripts: Mapping[str, str], modules: Sequence[str], limit: float) -> Iterator[tuple[str, bool, str]]:
+    """Run scripts by name; yield the name, whether the case failed, and the output.
+
+    Args:
+        scripts: their texts.
+        modules: what is imported before the first script.
+        limit: seconds that a script may take, if more than `LIMIT`.
+    """
     with tempfile.TemporaryDirectory(prefix="keyedopt-") as folder:
         names = {str(Path(folder, f"{number}.py")): name for number, name in enumerate(scripts)}
         for path, name in names.items():
             Path(path).write_text(scripts[name], encoding="utf-8")
-        request = {"modules": list(modules), "scripts": list(names)}
+        request = {"modules": list(modules), "scripts": list(names), "limit": max(math.ceil(limit), LIMIT)}
         places = [*filter(None, [os.environ.get("PYTHONPATH")]), os.getcwd()]
         with subprocess.Popen(
             [sys.executable, "-m", __name__],
@@ -54,7 +61,7 @@ def main() -> None:
         with contextlib.suppress(Exception):
             importlib.import_module(module)
     for script in request["scripts"]:
-        code, said = run_forked(script, LIMIT)
+        code, said = run_forked(script, request["limit"])
         line = [script, code, said.strip()[:4000]]
         answer.write(json.dumps(line) + "\n")
         answer.flush()

@@ -99,10 +99,9 @@ def declared(
     Raises:
         RunError: the target failed the smoke stage, or the cases cannot be collected.
     """
-    with scratch_folder() as folder, Processes(folder, path) as processes:
-        examined = _examine(
-            target, options, IMPORT_LIMIT, processes, lambda _: _collect(target, options, processes)
-        )
+    limit = max(IMPORT_LIMIT, options.limit)
+    with scratch_folder() as folder, Processes(folder, path, options.limit) as processes:
+        examined = _examine(target, options, limit, processes, lambda _: _collect(target, options, processes))
         try:
             return examined, processes.declared()
         except ProcessError as error:

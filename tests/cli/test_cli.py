@@ -219,6 +219,23 @@ def test_half_of_what_torchrun_sets_is_one_line(run_line, monkeypatch):
     assert "WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TORCHELASTIC_RESTART_COUNT not: start it with" in message
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("RANK", "a", "RANK must be a number, not 'a': start it with torchrun"),
+        ("MASTER_PORT", "1", "no agent of torchrun answers at 127.0.0.1:1 ("),
+        ("MASTER_PORT", "99999", "no agent of torchrun answers at 127.0.0.1:99999 ("),
+    ],
+)
+def test_what_only_looks_like_torchrun_is_one_line(run_line, monkeypatch, name, value, said):
+    for each in ("TORCHELASTIC_RUN_ID", "RANK", "TORCHELASTIC_RESTART_COUNT", "MASTER_PORT"):
+        monkeypatch.setenv(each, "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv(name, value)
+    assert said in refused(run_line("check", "reference", "--area", "warmup"))
+
+
 # --- interrupts -----------------------------------------------------------------------------------
 
 KILLED = {"SIGINT": signal.SIGINT, "SIGTERM": signal.SIGTERM, "SIGKILL": signal.SIGKILL}

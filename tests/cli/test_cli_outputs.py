@@ -139,9 +139,7 @@ def test_github_shows_what_failed(run_line, checked, failed, monkeypatch):
     assert found == gating(judge(failed))[:10]
 
 
-def test_what_is_below_the_level_of_the_gate_is_a_warning(
-    run_line, checked, failed, monkeypatch
-):
+def test_what_is_below_the_level_of_the_gate_is_a_warning(run_line, checked, failed, monkeypatch):
     monkeypatch.setenv("GITHUB_ACTIONS", "true")
     gated = dataclasses.replace(failed, options={**failed.options, "level": "must"})
     musts = [clause for clause in failing(judge(failed)) if level_of(clause) == "must"]
@@ -161,6 +159,20 @@ def test_what_is_below_the_level_of_the_gate_is_a_warning(
 def options_of(made, cases):
     """Return the options of a run of just these cases."""
     return {**made.options, "clauses": sorted({clause for case in cases for clause in case.clauses})}
+
+
+def test_the_time_limit_of_a_replay_reaches_the_import(run_line, files, failed, monkeypatch):
+    limits = []
+
+    def declared(target, options, path):
+        limits.append(options.limit)
+        raise runner.RunError("it was not imported")
+
+    monkeypatch.setattr(runner, "declared", declared)
+    clause = failing(judge(failed))[0]
+    done = run_line("replay", "x.json", clause, "--target", "acme", "--time-limit", "77")
+    assert "it was not imported" in refused(done)
+    assert limits == [77.0]
 
 
 def test_what_was_seen_has_the_room_that_what_was_expected_leaves(failed):
