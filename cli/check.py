@@ -123,7 +123,12 @@ def _find_torchrun() -> None:
 
 
 def _check_all(request: Request, as_json: bool) -> int:
-    _validate(request)
+    try:
+        _validate(request)
+    except PROBLEMS as error:
+        if as_json:
+            machine.print_json(exit=2, problem=one_line(str(error)), targets=[])
+        raise
     worst = 0
     judged: dict[str, tuple[model.Result, Verdict] | str] = {}
     with interruptible(), contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
@@ -135,9 +140,11 @@ def _check_all(request: Request, as_json: bool) -> int:
                 judged[target] = str(error)
                 worst = 2
             except KeyboardInterrupt:
-                _say("interrupted; nothing more was written")
-                return 2
-        if len(request.targets) > 1:
+                judged[target] = why = "interrupted; nothing more was written"
+                _say(why)
+                worst = 2
+                break
+        if len(judged) > 1:
             show_all(judged, worst)
     if as_json:
         machine.print_json(exit=worst, targets=[machine.checked(*each) for each in judged.items()])
@@ -209,7 +216,7 @@ def run(
 def _check(target: str, request: Request, judged: dict[str, tuple[model.Result, Verdict] | str]) -> int:
     """Check a target, and add its result and verdict to `judged`; return the exit code."""
     if request.like is not None:
-        return check_like(target, request)
+        return check_like(target, request, judged)
     outputs = request.files(target)
     expected = _expected(request)
     found = run(target, request.options, outputs, expected)
@@ -279,7 +286,7 @@ def _write(found: model.Result, outputs: Sequence[Path]) -> None:
         raise KeyboardInterrupt
 
 
-def check_like(target: str, request: Request) -> int:
+def check_like(target: str, request: Request, judged: dict[str, tuple[model.Result, Verdict] | str]) -> int:
     """Check a target and the one that it is compared with; return 0 if they behave alike, else 1."""
     from keyedopt.cli.like import likeness
 
@@ -291,5 +298,6 @@ def check_like(target: str, request: Request) -> int:
     if found.complete:
         text, same = likeness(model, found)
         print(text, end="")
+        judged[target] = f"it {'behaves' if same else 'does not behave'} like {request.like}"
     _write(found, outputs)
     return 0 if same else 1

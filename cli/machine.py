@@ -3,9 +3,10 @@
 import json
 from typing import Any
 
+from keyedopt.cli.summary import failure_lines
 from keyedopt.conformance import spec
 from keyedopt.conformance.results.model import Result
-from keyedopt.conformance.results.verdict import Verdict
+from keyedopt.conformance.results.verdict import Verdict, failing
 
 
 def print_json(**lists: Any) -> None:
@@ -29,6 +30,7 @@ def checked(target: str, found: tuple[Result, Verdict] | str) -> dict[str, Any]:
     if isinstance(found, str):
         return {"name": target, "problem": found}
     result, verdict = found
+    bad = {*failing(verdict), *(each for cause in verdict.causes for each in cause.clauses)}
     return {
         "name": target,
         "version": result.implementation["version"],
@@ -36,5 +38,9 @@ def checked(target: str, found: tuple[Result, Verdict] | str) -> dict[str, Any]:
         "verdict": verdict.headline,
         "gate": verdict.gate,
         "reasons": list(verdict.reasons),
-        "clauses": [{**clause(spec.clauses()[i]), "outcome": o} for i, o in verdict.clauses.items()],
+        "clauses": [
+            {**clause(spec.clauses()[i]), "outcome": outcome}
+            | ({"failure": failure_lines(result, i)[1:]} if i in bad else {})
+            for i, outcome in verdict.clauses.items()
+        ],
     }

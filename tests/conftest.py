@@ -282,7 +282,7 @@ def checked(monkeypatch, failed):
 
     def instead(target, options, **_):
         answer["calls"].append((target, options))
-        if isinstance(answer["result"], Exception):
+        if isinstance(answer["result"], BaseException):
             raise answer["result"]
         return answer["result"]
 

@@ -1,17 +1,21 @@
 """Check implementations again and again: each run must give every case the same outcome.
 
-``python -m keyedopt.tools.repeat TARGET... [--runs N] [--busy N] [--area AREA]`` checks each target ten
-times, three of them beside eight processes that keep processors busy. It prints a line for each case whose
-outcome differs from that of the first run, and exits with 1 if there is one.
+``python -m keyedopt.tools.repeat TARGET... [--runs N] [--busy N] [--together N] [--area AREA]`` checks each
+target ten times, three of them beside eight processes that keep processors busy; with ``--together 3`` three
+checks run at the same time. It prints a line for each case whose outcome differs from that of the first
+check, and exits with 1 if there is one.
 """
 
 import argparse
 import contextlib
 import subprocess
 import sys
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
-from keyedopt.conformance.run import runner
+from keyedopt.conformance.results import model
 
 #: The processes that keep processors busy.
 BUSY = 8
@@ -29,23 +33,40 @@ def busy(count: int) -> Iterator[None]:
             process.wait()
 
 
-def outcomes(target: str, areas: tuple[str, ...]) -> dict[str, str]:
-    """Return the outcome of each case of one run."""
-    return {case.case: case.outcome for case in runner.run(target, runner.Options(areas=areas)).cases}
+def outcomes(target: str, areas: Sequence[str]) -> dict[str, str]:
+    """Return the outcome of each case of one check, as a user starts it."""
+    with tempfile.TemporaryDirectory(prefix="keyedopt-") as folder:
+        file = Path(folder) / "result.json"
+        command = [sys.executable, "-m", "keyedopt.cli.start", "check", target, "--output", str(file)]
+        for area in areas:
+            command += ["--area", area]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if not file.exists():
+            raise RuntimeError(f"{target} got no result: {done.stdout}{done.stderr}")
+        return {case.case: case.outcome for case in model.read(file).cases}
 
 
-def repeat(target: str, runs: int, beside: int, areas: tuple[str, ...] = ()) -> list[str]:
-    """Check a target, the last times beside busy processes; return a line for each difference."""
+def repeat(target: str, runs: int, beside: int, areas: Sequence[str] = (), together: int = 1) -> list[str]:
+    """Check a target, the last times beside busy processes; return a line for each difference.
+
+    Args:
+        target: what is checked.
+        runs: how many times.
+        beside: how many of the runs are beside busy processes.
+        areas: the areas that are checked; default: all.
+        together: how many checks run at the same time in each run.
+    """
     first: dict[str, str] = {}
     different = []
     for number in range(runs):
-        with busy(BUSY if number >= runs - beside else 0):
-            found = outcomes(target, areas)
-        first = first or found
-        for case in sorted(first.keys() | found.keys()):
-            was, now = first.get(case), found.get(case)
-            if was != now:
-                different.append(f"{target}, run {number + 1}: {case}: {now}, first {was}")
+        with busy(BUSY if number >= runs - beside else 0), ThreadPoolExecutor(together) as pool:
+            every = list(pool.map(lambda _: outcomes(target, areas), range(together)))
+        for found in every:
+            first = first or found
+            for case in sorted(first.keys() | found.keys()):
+                was, now = first.get(case), found.get(case)
+                if was != now:
+                    different.append(f"{target}, run {number + 1}: {case}: {now}, first {was}")
     return different
 
 
@@ -55,16 +76,15 @@ def main() -> int:
     parser.add_argument("targets", nargs="+", metavar="TARGET")
     parser.add_argument("--runs", type=int, default=10)
     parser.add_argument("--busy", type=int, default=3, help="how many of the runs are beside busy processes")
+    parser.add_argument("--together", type=int, default=1, help="how many checks run at the same time")
     parser.add_argument("--area", action="append", default=[])
     asked = parser.parse_args()
     wrong = 0
     for target in asked.targets:
-        different = repeat(target, asked.runs, asked.busy, tuple(asked.area))
+        different = repeat(target, asked.runs, asked.busy, asked.area, asked.together)
         wrong += len(different)
-        print(
-            "\n".join([*different, f"{target}: {asked.runs} runs, {len(different)} outcomes differ"]),
-            flush=True,
-        )
+        checks = f"{asked.runs * asked.together} checks, {asked.together} at a time"
+        print("\n".join([*different, f"{target}: {checks}, {len(different)} outcomes differ"]), flush=True)
     return 1 if wrong else 0
 
 

@@ -49,7 +49,19 @@ def test_a_check_as_json_has_the_verdict_on_stdout_and_the_rest_on_stderr(run_li
     assert (target["name"], target["gate"]) == ("acme", "red")
     outcomes = {row["id"]: row["outcome"] for row in target["clauses"]}
     assert {clause for clause, outcome in outcomes.items() if outcome in FAILING} == set(bad)
+    assert all(("failure" in row) == (row["id"] in bad) for row in target["clauses"])
     assert "gate: red (exit 1)" in done.stderr
+
+
+def test_bad_input_and_an_interrupt_are_said_in_json(run_line, checked):
+    done = run_line("check", "acme", "--area", "wraper", "--json")
+    plain = json.loads(done.stdout)
+    assert (done.returncode, plain["exit"], plain["targets"]) == (2, 2, [])
+    assert "wrapper" in plain["problem"]
+    checked["result"] = KeyboardInterrupt()
+    done = run_line("check", "acme", "--json")
+    (target,) = json.loads(done.stdout)["targets"]
+    assert (done.returncode, target["problem"]) == (2, "interrupted; nothing more was written")
 
 
 def test_a_target_without_a_verdict_says_why_in_json(run_line):

@@ -1,5 +1,7 @@
 """Repeated checks name each case whose outcome differs from that of the first run."""
 
+import pytest
+
 from keyedopt.tools import repeat
 
 
@@ -21,3 +23,8 @@ class Stopped:
 
     def wait(self):
         pass
+
+
+@pytest.mark.complete
+def test_checks_at_the_same_time_beside_busy_processes_have_the_same_outcomes():
+    assert repeat.repeat("reference", runs=1, beside=1, areas=["warmup", "wrapper"], together=3) == []
