@@ -11,6 +11,39 @@ from keyedopt.conformance.spec import sentences
 ROOT = Path(__file__).parents[1]
 #: Folders that are made anew by each build.
 MADE = ("clauses", "findings")
+#: The public names, in the order of the API pages.
+GROUPS = {
+    "Embedding tables": (
+        *("EmbeddingBagConfig", "EmbeddingBagCollection", "EmbeddingConfig", "EmbeddingCollection"),
+        *("PoolingType", "Jagged", "CachedEmbeddings", "as_torchrec", "use_fbgemm_kernels", "explain"),
+    ),
+    "Optimizers of tables": ("RowWiseAdagrad", "PartialRowWiseAdam", "PartialRowWiseLAMB", "SparseAdam"),
+    "Optimizers of any parameters": ("SGD", "Adagrad", "Adam", "AdamW", "LAMB", "LarsSGD"),
+    "Steps in the backward pass": (
+        *("apply_optimizer_in_backward", "in_backward_optimizer_filter"),
+        *("FusedOptimizer", "FusedOptimizerModule", "EmptyFusedOptimizer"),
+    ),
+    "Keyed optimizers": (
+        *("KeyedOptimizer", "KeyedOptimizerWrapper", "OptimizerWrapper", "CombinedOptimizer"),
+    ),
+    "Clipping": ("GradientClippingOptimizer", "GradientClipping"),
+    "Schedules": ("WarmupOptimizer", "WarmupStage", "WarmupPolicy"),
+    "Accumulation of gradients": (
+        *("AccumulateSGD", "AccumulateAdagrad", "AccumulateRowWiseAdagrad", "AccumulateAdam"),
+        "AccumulateAdamW",
+    ),
+    "Many ranks": ("SemisyncOptimizer", "FaultTolerantOptimizer"),
+}
+#: What classes of keyedopt share among themselves, and users do not call.
+INTERNAL = (
+    *("algorithm", "backward", "bulk", "can_trace", "check", "check_gradient", "check_gradients"),
+    *("check_indices", "check_layout", "check_options", "check_replication", "check_shapes", "children_name"),
+    *("count_device", "count_state", "current_layout", "full_state", "function", "has_fast_path"),
+    *("initial_state", "look_up_operator", "look_up_traced", "lookup_features", "make_step", "options"),
+    *("partial_rowwise", "pools", "prepare_tracing", "profile_hook_step", "row_state", "row_states", "rule"),
+    *("scratch_buffers", "set_first_optimizer", "shared", "strict", "table_class", "table_configs"),
+    *("tables_only", "torch_options", "traced_leaves", "trains", "update", "update_group", "window_type"),
+)
 
 
 def write(folder: Path) -> None:
@@ -88,7 +121,10 @@ def _findings():
             links = [f"[{name}](../clauses/{known[name]}.md#{name.lower()})" for name in one.clauses]
             lines += [f"({one.path.stem.replace('_', '-')})=", f"## {_title(one)}", "", _plain(text), ""]
             lines += [f"Versions: {one.versions or 'all that were checked'}. Clauses: {', '.join(links)}."]
-            lines += [f"Script: `conformance/findings/{one.path.name}`.", ""]
+            lines += [
+                f"Script: {{download}}`{one.path.name} <../../conformance/findings/{one.path.name}>`.",
+                "",
+            ]
         yield f"findings/{library}.md", "\n".join(lines)
 
 
@@ -97,24 +133,30 @@ def _title(finding) -> str:
 
 
 def _api():
-    """Yield a page for each package, with a section for each public name."""
+    """Yield a page for each package, with a section for each public name, by subject."""
     from keyedopt import fused, reference
 
     about = {"reference": "the specification in readable torch", "fused": "the same surface, fast"}
     for package in (reference, fused):
         short = package.__name__.rpartition(".")[2]
         lines = [f"# keyedopt.{short}", "", f"`keyedopt.{short}` is {about[short]}.", ""]
-        for name in sorted(package.__all__, key=str.lower):
+        groups = {name: group for group, names in GROUPS.items() for name in names}
+        order = list(groups)
+        last = None
+        for name in sorted(package.__all__, key=order.index):
+            lines += [f"## {groups[name]}", ""] if groups[name] != last else []
+            last = groups[name]
             kind = "class" if isinstance(getattr(package, name), type) else "function"
             members = (
-                ":members:\n:inherited-members: Module, Optimizer, Enum, tuple, ABC"
+                ":members:\n:inherited-members: Module, Optimizer, Enum, tuple, ABC\n"
+                f":exclude-members: {', '.join(INTERNAL)}"
                 if kind == "class"
                 else ""
             )
             found = getattr(package, name)
             if package is fused and found.__module__.startswith(reference.__name__):
                 members += "\n:no-index:"  # the page of the reference has the entry of the index
-            lines += [f"## {name}", ""]
+            lines += [f"### {name}", ""]
             if package is fused and "Args:" not in (found.__doc__ or "") and name in reference.__all__:
                 lines += [
                     f"Arguments, errors and state: [keyedopt.reference.{name}](reference.md#{name.lower()}).",

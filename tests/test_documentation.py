@@ -3,6 +3,7 @@
 import functools
 import http.server
 import re
+import runpy
 import subprocess
 import sys
 import threading
@@ -12,6 +13,7 @@ from urllib.parse import unquote
 
 import pytest
 
+from keyedopt import fused, reference
 from keyedopt.conformance import spec
 from keyedopt.conformance.findings import findings
 
@@ -121,6 +123,17 @@ def test_links_inside_lead_to_a_page_and_a_place(pages):
             if target not in pages or (place and unquote(place) not in pages[target].ids):
                 wrong.append((name, link))
     assert not wrong
+
+
+@pytest.mark.parametrize("package", [reference, fused], ids=lambda package: package.__name__)
+def test_the_api_pages_show_public_names_by_subject_and_nothing_internal(pages, package):
+    made = runpy.run_path(str(ROOT / "docs" / "pages.py"))
+    assert sorted(name for names in made["GROUPS"].values() for name in names) == sorted(fused.__all__)
+    ids = pages[f"api/{package.__name__.rpartition('.')[2]}.html"].ids
+    assert {name.lower().replace("_", "-") for name in package.__all__} <= ids
+    shown = {place.rpartition(".")[2] for place in ids if place.startswith("keyedopt.")}
+    assert "step" in shown
+    assert shown & {*made["INTERNAL"]} == set()
 
 
 def test_nothing_is_loaded_from_elsewhere(pages):
