@@ -1,6 +1,5 @@
 """The entry point ``keyedopt``: heeds signals from its first line on, and imports the command line then."""
 
-import contextlib
 import io
 import os
 import signal
@@ -14,13 +13,21 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class _Stream(io.FileIO):
-    """A standard stream whose reader may go away, as ``head`` does: the rest is dropped."""
+    """A standard stream whose reader may go away, as ``head`` does, or whose disk may be full.
+
+    The rest is dropped, so that nothing else is lost.
+    """
+
+    #: Why bytes were dropped that somebody wants.
+    problem = ""
 
     def write(self, data: Any) -> int:
-        """Write bytes; drop them if nobody reads."""
+        """Write bytes; drop them if nobody reads or no place is left."""
         try:
             return super().write(data) or 0
-        except BrokenPipeError:
+        except OSError as error:
+            if not isinstance(error, BrokenPipeError):
+                self.problem = str(error.strerror)
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, self.fileno())
             os.close(null)
@@ -49,23 +56,28 @@ class _Interrupts:
         raise KeyboardInterrupt
 
 
-def _open_streams() -> None:
-    """Make the standard streams; one that is closed would be the number of the next file that is opened."""
+def _open_streams() -> _Stream:
+    """Make the standard streams, and return that of the output.
+
+    One that is closed would be the number of the next file that is opened.
+    """
     for number in range(3):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # gets the smallest free number, which is this one
-    for number, name in ((1, "stdout"), (2, "stderr")):
-        stream = io.BufferedWriter(_Stream(number, "w", closefd=False))
-        setattr(sys, name, io.TextIOWrapper(stream, line_buffering=number == 2 or os.isatty(number)))
+    output, errors = (_Stream(number, "w", closefd=False) for number in (1, 2))
+    sys.stdout = io.TextIOWrapper(io.BufferedWriter(output), line_buffering=os.isatty(1))
+    sys.stderr = io.TextIOWrapper(io.BufferedWriter(errors), line_buffering=True)
+    return output
 
 
 def main() -> NoReturn:
     """Run the command line."""
+    output = None
     try:
         _Interrupts()
-        _open_streams()
+        output = _open_streams()
         from keyedopt.cli.main import main as run
 
         run()
@@ -74,14 +86,11 @@ def main() -> NoReturn:
         sys.stderr.write("keyedopt: interrupted; nothing more was written\n")
     except SystemExit as end:
         code = end.code
-    try:
-        sys.stdout.flush()
-    except OSError as error:
+    sys.stdout.flush()
+    if output and output.problem:
         code = 2
-        with contextlib.suppress(OSError):  # which may be as full
-            sys.stderr.write(f"keyedopt: the output cannot be written: {error.strerror}\n")
-    with contextlib.suppress(OSError):
-        sys.stderr.flush()
+        sys.stderr.write(f"keyedopt: the output cannot be written: {output.problem}\n")
+    sys.stderr.flush()
     os._exit(code if isinstance(code, int) else 2 if code else 0)
 
 

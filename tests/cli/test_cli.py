@@ -187,12 +187,22 @@ def test_an_output_that_becomes_unwritable_is_one_line_and_the_verdict_is_shown(
 # --- surroundings ---------------------------------------------------------------------------------
 
 
+FULL = "keyedopt: the output cannot be written: No space left on device\n"
+
+
+@pytest.mark.parametrize("verb", ["--help", "bench list", "list clauses", "explain KEYED-001"])
+def test_a_full_output_is_one_line_however_long_it_is(verb):
+    line = f'exec "$0" -m keyedopt.cli.start {verb} > /dev/full'
+    done = subprocess.run(["bash", "-c", line, sys.executable], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (2, FULL)
+
+
 @pytest.mark.parametrize(
     ("where", "code", "said"),
     [
         (">&-", 0, ""),
         ("<&- >&- 2>&-", 0, ""),
-        ("> /dev/full", 2, "keyedopt: the output cannot be written: No space left on device\n"),
+        ("> /dev/full", 2, FULL),
         ("> /dev/full 2>&1", 2, ""),
     ],
 )
