@@ -88,7 +88,7 @@ def test_it_passes_without_extensions(sample):
     assert "native" not in {case.backend for case in result.cases}
 
 
-@pytest.mark.complete(sample=1)
+@pytest.mark.complete
 def test_the_kernels_for_cuda_pass_in_the_interpreter(monkeypatch, on_reference, sample):
     if os.environ.get("KEYEDOPT_REQUIRE_TRITON") != "1":
         pytest.importorskip("triton", reason="triton: pip install 'keyedopt[cuda]'")
