@@ -1,4 +1,4 @@
-"""The choices of options, and an option that several verbs have."""
+"""The choices of options, and the options that several verbs have."""
 
 from collections.abc import Iterable
 from enum import StrEnum
@@ -42,6 +42,14 @@ class DiffForm(StrEnum):
     json = "json"
 
 
+TimeLimit = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS",
+        help="Seconds that a case may take, of CPU time or asleep; raises the other limits too.",
+        min=0.1,
+    ),
+]
 Imports = Annotated[
     list[str] | None,
     typer.Option(

@@ -46,9 +46,8 @@ def explain_failed(as_json: bool = False) -> None:
     path = remembered()
     found = model.read(path, partial=True)
     verdict = judge(found)
-    bad = [clause for cause in verdict.causes for clause in cause.clauses]
-    bad += [clause for clause in failing(verdict) if verdict.clauses[clause] in FAILING]
-    bad = [clause for clause in bad if clause in spec.clauses()]
+    new = [clause for clause in failing(verdict) if verdict.clauses[clause] in FAILING]
+    bad = [clause for clause in (*verdict.behind_causes, *new) if clause in spec.clauses()]
     if as_json:
         clauses = [{**_data(spec.clauses()[i]), "failure": failure_lines(found, i)[1:]} for i in bad]
         machine.print_json(clauses=clauses)

@@ -30,7 +30,7 @@ def checked(target: str, found: tuple[Result, Verdict] | str) -> dict[str, Any]:
     if isinstance(found, str):
         return {"name": target, "problem": found}
     result, verdict = found
-    bad = {*failing(verdict), *(each for cause in verdict.causes for each in cause.clauses)}
+    bad = {*verdict.behind_causes, *failing(verdict)}
     return {
         "name": target,
         "version": result.implementation["version"],

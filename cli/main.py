@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from keyedopt.cli import bench, doctor
-from keyedopt.cli.choices import AsJson, DiffForm, Form, Imports, Level, What, names
+from keyedopt.cli.choices import AsJson, DiffForm, Form, Imports, Level, TimeLimit, What, names
 from keyedopt.cli.messages import fail, say, uncut, usage, with_reports
 from keyedopt.conformance.results import RULE
 from keyedopt.conformance.results.errors import KeyedoptError
@@ -29,15 +29,6 @@ app.command()(doctor.doctor)
 
 #: What typer returns for an interrupt.
 INTERRUPTED = 130
-
-TimeLimit = Annotated[
-    float,
-    typer.Option(
-        metavar="SECONDS",
-        help="Seconds that a case may take, of CPU time or asleep; raises the other limits too.",
-        min=0.1,
-    ),
-]
 
 
 def _version(asked: bool) -> None:

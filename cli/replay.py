@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -145,9 +145,8 @@ def _script(
     said = declared[case.case]
     inputs = Declared(said["inputs"], tuple(said["drawn"])).check(case)
     target = examined["implementation"]
-    limit = max(asked.limit, float(found.options.get("limit") or 0))
-    found = replace(found, options={**found.options, "limit": limit})
-    return replay.script(found, case, inputs, target["places"], asked.imports, target["adapter"])
+    about = target["places"], asked.imports, target["adapter"]
+    return replay.script(found, case, inputs, *about, asked.limit)
 
 
 def _say_more(found: Result, case: Case, target: str) -> None:

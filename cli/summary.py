@@ -195,8 +195,8 @@ def next_steps(verdict: Verdict, written: str | None, target: str, imports: Iter
         target: as it was given.
         imports: the modules that the check imported first.
     """
-    bad = [clause for clause in failing(verdict) if verdict.clauses[clause] in FAILING]
-    bad = [*(clause for cause in verdict.causes for clause in cause.clauses), *bad]
+    new = [clause for clause in failing(verdict) if verdict.clauses[clause] in FAILING]
+    bad = [*verdict.behind_causes, *new]
     if not bad:
         return []
     file = f"{shlex.quote(written)} " if written is not None else ""  # without a file that of the last check

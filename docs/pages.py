@@ -137,34 +137,32 @@ def _api():
     from keyedopt import fused, reference
 
     about = {"reference": "the specification in readable torch", "fused": "the same surface, fast"}
-    for package in (reference, fused):
-        short = package.__name__.rpartition(".")[2]
+    for short, package in (("reference", reference), ("fused", fused)):
         lines = [f"# keyedopt.{short}", "", f"`keyedopt.{short}` is {about[short]}.", ""]
-        groups = {name: group for group, names in GROUPS.items() for name in names}
-        order = list(groups)
-        last = None
-        for name in sorted(package.__all__, key=order.index):
-            lines += [f"## {groups[name]}", ""] if groups[name] != last else []
-            last = groups[name]
-            kind = "class" if isinstance(getattr(package, name), type) else "function"
-            members = (
-                ":members:\n:inherited-members: Module, Optimizer, Enum, tuple, ABC\n"
-                f":exclude-members: {', '.join(INTERNAL)}"
-                if kind == "class"
-                else ""
-            )
-            found = getattr(package, name)
-            if package is fused and found.__module__.startswith(reference.__name__):
-                members += "\n:no-index:"  # the page of the reference has the entry of the index
-            lines += [f"### {name}", ""]
-            if package is fused and "Args:" not in (found.__doc__ or "") and name in reference.__all__:
-                lines += [
-                    f"Arguments, errors and state: [keyedopt.reference.{name}](reference.md#{name.lower()}).",
-                    "",
-                ]
-            lines += ["```{eval-rst}", f".. auto{kind}:: keyedopt.{short}.{name}"]
-            lines += [f"   {line}" for line in members.split("\n") if line] + ["```", ""]
+        for group, names in GROUPS.items():
+            lines += [f"## {group}", ""]
+            for name in names:
+                if name in package.__all__:
+                    lines += _entry(short, getattr(package, name), name, set(reference.__all__))
         yield f"api/{short}.md", "\n".join(lines)
+
+
+def _entry(package, found, name, documented):
+    """Return the section of a public name; arguments are where `documented` has the name too."""
+    lines = [f"### {name}", ""]
+    if package == "fused" and "Args:" not in (found.__doc__ or "") and name in documented:
+        lines += [
+            f"Arguments, errors and state: [keyedopt.reference.{name}](reference.md#{name.lower()}).",
+            "",
+        ]
+    kind = "class" if isinstance(found, type) else "function"
+    lines += ["```{eval-rst}", f".. auto{kind}:: keyedopt.{package}.{name}"]
+    if kind == "class":
+        lines += ["   :members:", "   :inherited-members: Module, Optimizer, Enum, tuple, ABC"]
+        lines += [f"   :exclude-members: {', '.join(INTERNAL)}"]
+    if package == "fused" and found.__module__.startswith("keyedopt.reference"):
+        lines += ["   :no-index:"]  # the page of the reference has the entry of the index
+    return [*lines, "```", ""]
 
 
 def _copied(file: str) -> str:

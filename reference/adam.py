@@ -129,7 +129,7 @@ class Adam(AdamLike):
 
     function = staticmethod(rules.adam)
 
-    torch_options = tuple(TorchAdamOptions.__optional_keys__)
+    torch_options = TorchAdamOptions.__optional_keys__
 
     def __init__(
         self,

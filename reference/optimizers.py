@@ -65,7 +65,7 @@ class SGD(RuleOptimizer):
     Source: torch.optim.SGD.
     """
 
-    torch_options = tuple(TorchOptions.__optional_keys__)
+    torch_options = TorchOptions.__optional_keys__
 
     def __init__(
         self,

@@ -46,7 +46,7 @@ class Adagrad(RuleOptimizer):
     Source: Duchi, Hazan and Singer 2011; torch.optim.Adagrad.
     """
 
-    torch_options = tuple(TorchOptions.__optional_keys__)
+    torch_options = TorchOptions.__optional_keys__
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 """The base class of the optimizers: everything but the rule."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -42,7 +42,7 @@ class RuleOptimizer(Optimizer):
     row_states: ClassVar[tuple[str, ...]] = ()
     #: The names of `TORCH_OPTIONS` that the torch optimizer of this name has. They are accepted if they have
     #: no effect, and are not part of the groups.
-    torch_options: ClassVar[tuple[str, ...]] = ()
+    torch_options: ClassVar[Collection[str]] = ()
 
     def __init__(
         self, params: ParamsT, lr: float | Tensor, torch_options: Mapping[str, Any] = {}, **options: Any

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from sampling import PARTS, Sample, select
+from sampling import PARTS, ROOT, Sample, select
 
 from keyedopt.conformance import spec
 
@@ -75,6 +75,12 @@ def test_the_everyday_set_has_a_sample_of_the_long_loops():
     kinds = [name.rstrip("0123456789") for name in names(everyday)]
     assert kinds == ["test_sampled", "test_sampled", "test_s", "test_s", "test_always"]
     assert everyday == select(ITEMS, Sample("a"), None) != select(ITEMS, Sample("b"), None)
+
+
+def test_ci_runs_one_of_these_parts():
+    text = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    assert f"part=$((commits % {PARTS} + 1))" in text
+    assert f"Part $part of {PARTS} of" in text
 
 
 def test_the_complete_set_has_everything():

@@ -57,8 +57,8 @@ def run(folder: Path, trials: int, rounds: int, wanted: Sequence[Key] = WANTED) 
         if not stored:
             noise, _ = gate.noise_floor(request, wanted, rounds, _print)
             rows = [{"workload": key[0], "task": key[1], "slowdowns": each} for key, each in noise.items()]
-            stored = {"kind": "keyedopt-noise", "commit": commit, "rows": rows}
-            stored["environment"] = environment("cpu")
+            about = {"kind": "keyedopt-noise", "commit": commit, "environment": environment("cpu")}
+            stored = {**about, "rows": rows}
             results.write_report(file, stored)
         noise = {(row["workload"], row["task"]): row["slowdowns"] for row in stored["rows"]}
         _make_missing(folder, trials, request, noise)

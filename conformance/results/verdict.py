@@ -99,6 +99,11 @@ class Verdict:
         return not self.incomplete
 
     @property
+    def behind_causes(self) -> tuple[str, ...]:
+        """The clauses that fail because of one of the causes."""
+        return tuple(clause for cause in self.causes for clause in cause.clauses)
+
+    @property
     def conformant(self) -> bool:
         """Whether the word is ``conformant``."""
         return self.word == CONFORMANT
@@ -318,11 +323,10 @@ def failing(verdict: Verdict) -> list[str]:
         expected = outcome in ("known", "unexpected-pass")
         return expected, levels.index(level_of(clause)), SEVERITY.index(outcome), areas.index(area), clause
 
-    followed = {clause for cause in verdict.causes for clause in cause.clauses}
     bad = [
         clause
         for clause, outcome in verdict.clauses.items()
-        if outcome not in (*GREEN, "unsupported") and clause not in followed
+        if outcome not in (*GREEN, "unsupported") and clause not in verdict.behind_causes
     ]
     return sorted(bad, key=order)
 

@@ -240,6 +240,7 @@ def script(
     places: Mapping[str, str],
     imports: Sequence[str] = (),
     adapter: Mapping[str, Any] = MappingProxyType({}),
+    limit: float = 0.0,
 ) -> str:
     """Return the script that repeats a case of a result.
 
@@ -250,6 +251,7 @@ def script(
         places: where each public name of the implementation lives.
         imports: modules that register the device.
         adapter: what the adapter of the implementation says that cases need.
+        limit: seconds that the case may take, if more than in the run.
 
     Raises:
         ReplayError: the suite has no such case, or the result has no literal of an input.
@@ -288,7 +290,7 @@ def script(
         f"{clause} ({spec.clauses()[clause].level}): {spec.clauses()[clause].statement}"
         for clause in found.clauses
     )
-    limit = float(run.options.get("limit") or 30)
+    limit = max(limit, float(run.options.get("limit") or 30))
     guarded = case.outcome == "error"
     modules = (*_IMPORTS, *(("subprocess",) if guarded else ()), *imports)
     return _SCRIPT.format(

@@ -51,7 +51,7 @@ def meet(place: str, seconds: float, said: str = "") -> str:
         seconds: how long to wait for the others.
         said: what this process tells the others there.
     """
-    common, end = store(seconds), time.monotonic() + seconds
+    common, end = store(max(seconds, PATIENCE)), time.monotonic() + seconds  # a busy machine connects late
     common.set(f"{place}/{this_process()}", said)
     absent = list(range(processes()))
     while True:
