@@ -23,6 +23,7 @@ from pathlib import Path
 from keyedopt.conformance import spec
 from keyedopt.conformance.results.model import Result, read
 from keyedopt.conformance.results.verdict import FAILING, judge
+from keyedopt.conformance.targets import beyond
 
 TARGETS = "keyedopt.conformance.targets"
 #: Runs a verb of keyedopt.
@@ -56,7 +57,8 @@ PINNED = {
     "torch_optimizer": ("torch-optimizer==0.3.0", "pytorch-ranger==0.1.1"),
     "transformers": _TRANSFORMERS,
 }
-#: The same for libraries beyond the panel; the adapters are in `keyedopt.conformance.targets.beyond`.
+#: The same for libraries beyond the panel; the adapters are in `keyedopt.conformance.targets.beyond` and
+#: `keyedopt.conformance.targets.beyond_later`.
 BEYOND = {
     "adv_optm": ("adv-optm==2.5.16",),
     "flair": ("flair==0.15.1",),
@@ -85,6 +87,36 @@ BEYOND = {
     "simclr": ("simclr==1.0.2",),
     "tape": ("tape-proteins==0.5",),
     "torchbiggraph": ("torchbiggraph==1.0.0",),
+    "agc_optims": ("agc-optims==0.0.2",),
+    "composer": ("mosaicml==0.32.1",),
+    "easynlp": ("pai-easynlp==0.0.3",),
+    "fira": ("fira==1.0.2", *_TRANSFORMERS),
+    "flashoptim": ("flashoptim==0.1.4",),
+    "geoopt": ("geoopt==0.5.1", "scipy==1.17.1"),
+    "jiant": ("jiant==2.2.0",),
+    "ladam": ("ladam==0.4.1",),
+    "modelscope": ("modelscope==1.40.2",),
+    "parlai": ("parlai==1.7.2",),
+    "pl_bolts": (
+        *("lightning-bolts==0.7.0", "pytorch-lightning==2.6.6", "lightning-utilities==0.15.3"),
+        *("torchmetrics==1.0.3",),
+    ),
+    "pywick": ("pywick==0.6.5",),
+    "s3prl": ("s3prl==0.4.18",),
+    "torchlab": ("torchlab-pytorch==0.1.1",),
+    "bregman": ("bregman-learning==0.0.0",),
+    "evie_optim": ("evie-optim==0.1.0",),
+    "fracgrad": ("fracgrad==0.1.2",),
+    "mmselfsup": (
+        *("mmselfsup==1.0.0", "mmengine==0.10.7", "addict==2.4.0", "yapf==0.43.0", "termcolor==3.3.0"),
+        *("rich==15.0.0", "markdown-it-py==4.3.0", "mdurl==0.1.2"),
+    ),
+    "psd_optimizer": ("psd-optimizer==0.1.2",),
+    "pytext": ("pytext-nlp==0.3.3",),
+    "rad": ("pytorch-rad==0.2.1",),
+    "relativistic_adam": ("relativistic-adam==1.0.0",),
+    "torch_sgld": ("torch-sgld==0.1.0",),
+    "torchkbert": ("torchkbert==1.1.3",),
 }
 #: The heads of the tables.
 HEAD = "| library | version | clauses held | known | new |"
@@ -93,19 +125,31 @@ HEAD_OF_MUSTS = "| library | version | musts held | failing |"
 BARE = {
     "catalyst": ("catalyst", "catalyst.contrib", "catalyst.contrib.optimizers"),
     "colossalai": ("colossalai", "colossalai.nn", "colossalai.nn.optimizer"),
+    "composer": ("composer", "composer.optim", "composer.utils"),
     "easycv": ("easycv", "easycv.core", "easycv.core.optimizer", "easycv.framework"),
+    "easynlp": ("easynlp", "easynlp.core"),
     "espnet": ("espnet2", "espnet2.optimizers"),
     "flair": ("flair",),
     "funasr": ("funasr", "funasr.optimizers"),
     "ipex": ("intel_extension_for_pytorch", "intel_extension_for_pytorch.optim"),
+    "jiant": ("jiant", "jiant.ext"),
     "labml": ("labml_nn",),
     "llama_cookbook": ("llama_cookbook", "llama_cookbook.policies"),
+    "mmselfsup": ("mmselfsup", "mmselfsup.engine", "mmselfsup.engine.optimizers"),
     "mmpretrain": ("mmpretrain", "mmpretrain.engine", "mmpretrain.engine.optimizers"),
+    "modelscope": ("modelscope", "modelscope.trainers", "modelscope.trainers.optimizer", "modelscope.utils"),
+    "pl_bolts": ("pl_bolts", "pl_bolts.optimizers", "pl_bolts.utils"),
     "pylocron": ("holocron", "holocron.optim"),
     "pyro": ("pyro", "pyro.optim"),
+    "pytext": ("pytext", "pytext.optimizer"),
     "pytorch_pretrained_bert": ("pytorch_pretrained_bert",),
     "pytorch_pretrained_gpt": ("pytorch_pretrained_bert",),
     "pytorch_transformers": ("pytorch_transformers",),
+    "pywick": ("pywick",),
+    "s3prl": ("s3prl",),
+    "bregman": ("bregman",),
+    "fracgrad": ("FracGrad",),
+    "torchkbert": ("torchKbert",),
     "simclr": ("simclr", "simclr.modules"),
     "tape": ("tape",),
     "timm": ("timm", "timm.optim"),
@@ -142,7 +186,9 @@ def install(name: str, pinned: Sequence[str], folder: Path) -> Path:
 def check(name: str, python: Path, output: Path) -> tuple[Result, bool]:
     """Check a library, one of the panel with its list; return the result, and whether the gate is green."""
     path = output / f"{name}.json"
-    module, gate = ("beyond", ["--level", "must"]) if name in BEYOND else ("panel", ["--expectations", name])
+    module, gate = "panel", ["--expectations", name]
+    if name in BEYOND:
+        module, gate = "beyond" if hasattr(beyond, name) else "beyond_later", ["--level", "must"]
     arguments = ["check", f"{TARGETS}.{module}:{name}", *gate, "--output", str(path)]
     done = subprocess.run([python, "-c", VERB, *arguments], check=False)
     return read(path), done.returncode == 0

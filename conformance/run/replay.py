@@ -21,6 +21,7 @@ from keyedopt.conformance.results.errors import KeyedoptError
 from keyedopt.conformance.results.model import Case, Result
 from keyedopt.conformance.results.untrusted import one_line, source
 from keyedopt.conformance.run import case_sources
+from keyedopt.conformance.suite.support.described import held_options
 
 SUITE = Path(__file__).parents[1] / "suite"
 #: The dtypes that a target may have; all of them, if its result does not name its own.
@@ -219,17 +220,21 @@ def _inputs(case: str, function: ast.FunctionDef, values: Mapping[str, Any]) -> 
 def _in_variant(
     inputs: Mapping[str, Any], adapter: Mapping[str, Any], dtypes: Collection[str]
 ) -> Mapping[str, Any]:
-    """Return inputs whose trajectory has the oracle of the variant that the implementation documents."""
+    """Return inputs whose trajectory has the oracle of the formula that the implementation documents."""
     made = inputs.get("made")
-    variants = adapter.get("variants", {})
-    if not isinstance(made, Mapping) or made.get("algorithm") not in variants:
+    if not isinstance(made, Mapping) or "algorithm" not in made:
+        return inputs
+    variant, held = (
+        adapter.get("variants", {}).get(made["algorithm"]),
+        held_options(adapter, made["algorithm"]),
+    )
+    if variant is None and not held:
         return inputs
     from keyedopt.conformance.suite.support.trajectories import in_variant  # reads all trajectories
 
     exact = "float64" if "float64" in dtypes else "float32"
     dtype = str(inputs.get("dtype") or inputs.get("precision") or exact)
-    variant = variants[made["algorithm"]]
-    by_bound, by_worst = (in_variant(made, variant, dtype, way) for way in (True, False))
+    by_bound, by_worst = (in_variant(made, variant or "", dtype, way, held) for way in (True, False))
     return {**inputs, "made": {**by_bound, "worst": by_worst["worst"]}}
 
 

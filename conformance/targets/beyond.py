@@ -9,32 +9,32 @@ import functools
 from keyedopt.conformance.targets.panel import library
 
 #: What most of these libraries lack.
-_UNSUPPORTED = ("*.sparse", "*.maximize")
-_library = functools.partial(library, dtypes=("float32", "float64"))
+UNSUPPORTED = ("*.sparse", "*.maximize")
+described = functools.partial(library, dtypes=("float32", "float64"))
 
-adv_optm = _library(
+adv_optm = described(
     "adv-optm",
     "adv_optm",
     {"AdamW": "adv_optm:AdamW_adv"},
-    absent=_UNSUPPORTED,
+    absent=UNSUPPORTED,
     defaults={"AdamW.weight_decay": 0},
 )
-flair = _library(
+flair = described(
     "flair",
     "flair.optim",
     {"SGD": "flair.optim:SGDW"},
-    absent=_UNSUPPORTED,
+    absent=UNSUPPORTED,
     fixed_options={"SGD.lr": 1e-3},
     variants={"SGD": "decoupled by_itself"},
 )
-mmpretrain = _library(
+mmpretrain = described(
     "mmpretrain",
     "mmpretrain.engine.optimizers",
     {
         "LAMB": "mmpretrain.engine.optimizers.lamb:Lamb",
         "LarsSGD": "mmpretrain.engine.optimizers.lars:LARS",
     },
-    absent=_UNSUPPORTED,
+    absent=UNSUPPORTED,
     defaults={"LAMB.eps": 1e-6, "LAMB.weight_decay": 0.01, "LarsSGD.momentum": 0},
     fixed_options={
         "LAMB.always_adapt": True,
@@ -44,76 +44,76 @@ mmpretrain = _library(
     },
     variants={"LAMB": "per_tensor", "LarsSGD": "per_tensor"},
 )
-open_lars = _library(
+open_lars = described(
     "open-lars",
     "open_lars",
     {"LarsSGD": "open_lars:LARS"},
-    absent=_UNSUPPORTED,
+    absent=UNSUPPORTED,
     option_names={"LarsSGD.eta": "trust_coefficient"},
     fixed_options={"LarsSGD.eps": 0.0, "LarsSGD.lr": 1e-3},
     variants={"LarsSGD": "per_tensor"},
 )
-pylocron = _library(
+pylocron = described(
     "pylocron",
     "holocron.optim.lamb",
     {"LAMB": "holocron.optim.lamb:LAMB"},
-    absent=_UNSUPPORTED,
+    absent=UNSUPPORTED,
     fixed_options={"LAMB.scale_clip": (0.0, 1e9)},
     variants={"LAMB": "per_tensor"},
 )
-pyro = _library(
+pyro = described(
     "pyro-ppl",
     "pyro.optim.clipped_adam",
     {"Adam": "pyro.optim.clipped_adam:ClippedAdam"},
-    absent=_UNSUPPORTED,
+    absent=UNSUPPORTED,
     fixed_options={"Adam.clip_norm": 1e9},
     variants={"Adam": "eps_before"},
 )
-pytorch_pretrained_bert = _library(
+pytorch_pretrained_bert = described(
     "pytorch-pretrained-bert",
     "pytorch_pretrained_bert.optimization",
     {"AdamW": "pytorch_pretrained_bert.optimization:BertAdam"},
-    absent=(*_UNSUPPORTED, "*.betas"),
+    absent=(*UNSUPPORTED, "*.betas"),
     option_names={"AdamW.eps": "e"},
     defaults={"AdamW.eps": 1e-6},
     fixed_options={"AdamW.max_grad_norm": -1.0, "AdamW.lr": 1e-3},
     state_names={"AdamW.exp_avg": "next_m", "AdamW.exp_avg_sq": "next_v"},
     variants={"AdamW": "no_debias"},
 )
-pytorch_pretrained_gpt = _library(
+pytorch_pretrained_gpt = described(
     "pytorch-pretrained-bert",
     "pytorch_pretrained_bert.optimization_openai",
     {"AdamW": "pytorch_pretrained_bert.optimization_openai:OpenAIAdam"},
-    absent=(*_UNSUPPORTED, "*.betas"),
+    absent=(*UNSUPPORTED, "*.betas"),
     option_names={"AdamW.eps": "e"},
     defaults={"AdamW.weight_decay": 0},
     fixed_options={"AdamW.lr": 1e-3, "AdamW.vector_l2": True},
     variants={"AdamW": "decay_after eps_before"},
 )
-pytorch_transformers = _library(
+pytorch_transformers = described(
     "pytorch-transformers",
     "pytorch_transformers.optimization",
     {"AdamW": "pytorch_transformers.optimization:AdamW"},
-    absent=_UNSUPPORTED,
+    absent=UNSUPPORTED,
     defaults={"AdamW.eps": 1e-6, "AdamW.weight_decay": 0},
     variants={"AdamW": "decay_after eps_before"},
 )
-torch_optim_sparse = _library(
+torch_optim_sparse = described(
     "torch-optim-sparse",
     "torch_optim_sparse",
     {"SparseAdam": "torch_optim_sparse:SparserAdam"},
     absent=("*.maximize",),
     areas=("sparse",),
 )
-torchastic = _library(  # it rounds at random, to bfloat16
+torchastic = described(  # it rounds at random, to bfloat16
     "torchastic",
     "torchastic",
     {"AdamW": "torchastic:AdamW"},
-    absent=(*_UNSUPPORTED, "*.exp_avg*"),
+    absent=(*UNSUPPORTED, "*.exp_avg*"),
     defaults={"AdamW.weight_decay": 0},
     dtypes=("bfloat16",),
 )
-torchium = _library(
+torchium = described(
     "torchium",
     "torchium.optimizers",
     {
@@ -128,15 +128,15 @@ torchium = _library(
     fixed_options={"LAMB.clamp_value": 1e9, "LarsSGD.eps": 0.0},
     variants={"LAMB": "per_tensor", "LarsSGD": "per_tensor"},
 )
-torchium_sgdw = _library(
+torchium_sgdw = described(
     "torchium",
     "torchium.optimizers",
     {"SGD": "torchium.optimizers:SGDW"},
-    absent=(*_UNSUPPORTED, "SGD.dampening", "SGD.nesterov"),
+    absent=(*UNSUPPORTED, "SGD.dampening", "SGD.nesterov"),
     defaults={"SGD.momentum": 0.9, "SGD.weight_decay": 1e-4},
     variants={"SGD": "decoupled"},
 )
-torchopt = _library(  # its classes are no torch optimizers
+torchopt = described(  # its classes are no torch optimizers
     "torchopt",
     "torchopt.optim",
     {
@@ -150,86 +150,86 @@ torchopt = _library(  # its classes are no torch optimizers
 
 # --- a second set, checked after what the first one had shown was mended --------------------------
 
-easycv = _library(
+easycv = described(
     "pai-easycv",
     "easycv.core.optimizer.lars",
     {"LAMB": "easycv.core.optimizer.lamb:Lamb", "LarsSGD": "easycv.core.optimizer.lars:LARS"},
-    absent=(*_UNSUPPORTED, "*.positional"),
+    absent=(*UNSUPPORTED, "*.positional"),
     defaults={"LAMB.eps": 1e-6, "LAMB.weight_decay": 0.01, "LarsSGD.momentum": 0},
     fixed_options={"LAMB.always_adapt": True, "LAMB.max_grad_norm": 1e30, "LarsSGD.lr": 1e-3},
     variants={"LAMB": "per_tensor", "LarsSGD": "per_tensor"},
 )
-espnet = _library(
+espnet = described(
     "espnet",
     "espnet2.optimizers.sgd",
     {"SGD": "espnet2.optimizers.sgd:SGD"},
     absent=("*.maximize", "*.tensor_rate"),
     defaults={"SGD.lr": 0.1},
 )
-funasr = _library(
+funasr = described(
     "funasr",
     "funasr.optimizers",
     {"AdamW": "funasr.optimizers.fairseq_adam:FairseqAdam", "SGD": "funasr.optimizers.sgd:SGD"},
-    absent=_UNSUPPORTED,
+    absent=UNSUPPORTED,
     option_names={"AdamW.betas": "adam_betas", "AdamW.eps": "adam_eps"},
     defaults={"AdamW.weight_decay": 0, "SGD.lr": 0.1},
     variants={"AdamW": "eps_before"},
     dtypes=("float32",),
 )
-ipex = _library(
+ipex = described(
     "intel_extension_for_pytorch",
     "intel_extension_for_pytorch.optim",
     {
         "LAMB": "intel_extension_for_pytorch.optim._lamb:Lamb",
         "LarsSGD": "intel_extension_for_pytorch.optim._lars:Lars",
     },
-    absent=(*_UNSUPPORTED, "LarsSGD.positional", "LarsSGD.tensor_rate"),
+    absent=(*UNSUPPORTED, "LarsSGD.positional", "LarsSGD.tensor_rate"),
     option_names={"LarsSGD.eta": "eeta"},
     defaults={"LarsSGD.momentum": 0},
     variants={"LAMB": "per_tensor", "LarsSGD": "per_tensor"},
 )
-labml = _library(  # its weight_decay is an object
+labml = described(  # its weight_decay is an object
     "labml-nn",
     "labml_nn.optimizers.adam",
     {"Adam": "labml_nn.optimizers.adam:Adam"},
-    absent=(*_UNSUPPORTED, "*.weight_decay", "*.positional"),
+    absent=(*UNSUPPORTED, "*.weight_decay", "*.positional"),
     defaults={"Adam.eps": 1e-16},
     variants={"Adam": "eps_before"},
 )
-llama_cookbook = _library(
+llama_cookbook = described(
     "llama-cookbook",
     "llama_cookbook.policies.anyprecision_optimizer",
     {"AdamW": "llama_cookbook.policies.anyprecision_optimizer:AnyPrecisionAdamW"},
-    absent=_UNSUPPORTED,
+    absent=UNSUPPORTED,
     defaults={"AdamW.weight_decay": 0},
     fixed_options={"AdamW.momentum_dtype": "torch.float32", "AdamW.variance_dtype": "torch.float32"},
     dtypes=("float32",),
 )
-qhoptim = _library(  # with both nus at 1 it is Adam; its averages include the bias correction
+qhoptim = described(  # with both nus at 1 it is Adam; its averages include the bias correction
     "qhoptim",
     "qhoptim.pyt.qhadam",
     {"Adam": "qhoptim.pyt.qhadam:QHAdam"},
-    absent=(*_UNSUPPORTED, "*.positional"),
+    absent=(*UNSUPPORTED, "*.positional"),
     state_names={"Adam.exp_avg": "", "Adam.exp_avg_sq": ""},
 )
-simclr = _library(
+simclr = described(
     "simclr",
     "simclr.modules.lars",
     {"LarsSGD": "simclr.modules.lars:LARS"},
-    absent=(*_UNSUPPORTED, "*.positional"),
+    absent=(*UNSUPPORTED, "*.positional"),
     option_names={"LarsSGD.eta": "eeta"},
     fixed_options={"LarsSGD.lr": 1e-3},
     variants={"LarsSGD": "per_tensor"},
 )
-tape = _library(
+tape = described(
     "tape-proteins",
     "tape.optimization",
     {"AdamW": "tape.optimization:AdamW"},
-    absent=_UNSUPPORTED,
+    absent=UNSUPPORTED,
     defaults={"AdamW.eps": 1e-6, "AdamW.weight_decay": 0},
     variants={"AdamW": "decay_after eps_before"},
 )
-torchbiggraph = _library(
+torchbiggraph = described(
     "torchbiggraph",
     "torchbiggraph.row_adagrad",
     {"RowWiseAdagrad": "torchbiggraph.row_adagrad:RowAdagrad"},

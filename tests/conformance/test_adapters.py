@@ -17,7 +17,7 @@ from keyedopt.conformance import expectations
 from keyedopt.conformance.results.verdict import FAILING, judge
 from keyedopt.conformance.run import runner
 from keyedopt.conformance.suite.support.described import said
-from keyedopt.conformance.targets import beyond, panel
+from keyedopt.conformance.targets import beyond, beyond_later, panel
 from keyedopt.conformance.targets.find import find
 from keyedopt.conformance.targets.implementation import RESTRICTIONS, Implementation, TargetError
 from keyedopt.conformance.targets.proposal import propose
@@ -397,7 +397,8 @@ def test_every_library_of_the_panel_is_a_target():
 
 
 def test_the_tool_and_the_table_have_each_library_beyond_the_panel():
-    described = {name for name, one in vars(beyond).items() if isinstance(one, Implementation)}
+    both = {**vars(beyond), **vars(beyond_later)}
+    described = {name for name, one in both.items() if isinstance(one, Implementation)}
     assert described == set(BEYOND)
     rows = re.findall(r"^\| (\w+): .* \| (\S+) \| (\d+) of \d+ \|", PANEL.read_text(encoding="utf-8"), re.M)
     assert {(name, f"=={version}") for name, version, _ in rows if name in described} == {

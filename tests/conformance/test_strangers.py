@@ -131,6 +131,71 @@ def test_a_failure_names_the_variant_that_fits_everywhere(tmp_path, claimed):
     assert all("the variant 'decoupled no_debias' fits: claim it in `variants`" in seen for seen in failed)
 
 
+OWN_STATE = """
+import torch
+from keyedopt.conformance.targets.implementation import Implementation
+
+class Packed:
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+class AdamW(torch.optim.AdamW):
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay={decay}):
+        super().__init__(params, lr, betas, eps, weight_decay={decay})
+    def step(self, closure=None):
+        for state in self.state.values():
+            state["exp_avg"] = state["exp_avg"].tensor
+        super().step(closure)
+        for state in self.state.values():
+            state["exp_avg"] = Packed(state["exp_avg"])
+
+class LarsSGD(torch.optim.SGD):
+    def __init__(self, params, lr=0.1, momentum=0.9, weight_decay=0, eta=1e-3):
+        super().__init__(params, lr, momentum, weight_decay=weight_decay)
+        self.eta = eta
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for weight in group["params"]:
+                size, slope = weight.detach().norm(), weight.grad.norm()
+                bound = slope + group["weight_decay"] * size
+                weight.grad = weight.grad.add(weight.detach(), alpha=group["weight_decay"])
+                weight.grad.mul_(self.eta * size / bound)
+        decays = [group["weight_decay"] for group in self.param_groups]
+        for group in self.param_groups:
+            group["weight_decay"] = 0
+        super().step(closure)
+        for group, decay in zip(self.param_groups, decays):
+            group["weight_decay"] = decay
+
+TARGET = Implementation(
+    name="own", root=__name__, areas=("algorithms",), dtypes=("float32", "float64"),
+    names={{"AdamW": __name__ + ":AdamW", "LarsSGD": __name__ + ":LarsSGD"}},
+    absent=("SGD", "Ada*grad", "RowWise*", "Partial*", "Adam", "LAMB", "*.sparse", "*.maximize", "*.amsgrad",
+            "*.weight_decay", "LarsSGD.by_row"),
+    fixed_options={{"AdamW.weight_decay": 0.0}},
+    variants={{"LarsSGD": "per_tensor"}},
+)
+"""
+
+
+@pytest.mark.parametrize(("decay", "right"), [(0.0, True), (0.25, False)])
+def test_a_formula_is_judged_with_the_option_that_a_target_always_has(tmp_path, decay, right):
+    name = f"own_state_{right}".lower()
+    (tmp_path / f"{name}.py").write_text(OWN_STATE.format(decay=decay), encoding="utf-8")
+    result = checked(f"{name}:TARGET", "ALGO-102", path=tmp_path)
+    assert {one.outcome for one in result.cases} == (
+        {"pass", "unsupported"} if right else {"fail", "unsupported"}
+    )
+
+
+def test_a_failure_says_that_only_the_state_is_another(tmp_path):
+    (tmp_path / "own_buffer.py").write_text(OWN_STATE.format(decay=0.0), encoding="utf-8")
+    result = checked("own_buffer:TARGET", "ALGO-018", path=tmp_path)
+    failed = [case.seen for case in result.cases if case.outcome == "fail"]
+    assert failed
+    assert all("its weights follow: if another momentum_buffer is documented" in seen for seen in failed)
+
+
 @pytest.mark.parametrize("word", formulas.VARIANTS)
 def test_each_word_of_a_variant_has_a_meaning_in_an_algorithm(word):
     assert any(word in one.split() for algorithm in formulas.VARYING for one in formulas.variants(algorithm))

@@ -11,6 +11,7 @@ from keyedopt.conformance.suite.support.described import (
     MissingName,
     documented_state,
     entries_of,
+    held_options,
     said,
 )
 from keyedopt.conformance.suite.support.inputs import parameter
@@ -83,8 +84,8 @@ def need_switch(impl: Any, algorithm: str, kernels: str) -> None:
 
 
 def relied_on(impl: Any, algorithm: str) -> dict[str, Any]:
-    """Return the documented defaults that the target's adapter replaces by fixed options."""
-    fixed = said(impl.adapter, "fixed", algorithm)
+    """Return the documented defaults that the target's adapter replaces by fixed options, but can have."""
+    fixed = said(impl.adapter, "fixed", algorithm).keys() - held_options(impl.adapter, algorithm).keys()
     return {name: value for name, value in DEFAULTS[algorithm].items() if name in fixed}
 
 
@@ -94,9 +95,12 @@ def variant_of(impl: Any, algorithm: str) -> str:
 
 
 def known_state(impl: Any, algorithm: str, optimizer: Any, weight: Any, names: Any) -> dict[str, Any]:
-    """Return the entries of the state, of these documented names, that the target has."""
+    """Return the tensors of the state, of these documented names, that the target has.
+
+    A target may keep an object of its own under such a name: its weights show whether it is right.
+    """
     state = documented_state(impl, algorithm, entries_of(optimizer, weight, {}))
-    return {name: state[name] for name in names if name in state}
+    return {name: state[name] for name in names if name in state and isinstance(state[name], torch.Tensor)}
 
 
 def expect_same_way(

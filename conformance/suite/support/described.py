@@ -43,6 +43,16 @@ def said(adapter: Mapping[str, Mapping[str, Any]], part: str, owner: str) -> dic
     return found
 
 
+def held_options(adapter: Mapping[str, Mapping[str, Any]], owner: str) -> dict[str, Any]:
+    """Return the options that a class always has at a value of its own, as it claims no other, by name."""
+    absent, documented = said(adapter, "absent", owner), DEFAULTS.get(owner, {})
+    return {
+        name: value
+        for name, value in said(adapter, "fixed", owner).items()
+        if name in documented and any(fnmatchcase(name, pattern) for pattern in absent)
+    }
+
+
 def is_option(name: str) -> bool:
     """Return whether a name that a target lacks, such as ``Adam.max*``, is that of an option."""
     return any(fnmatchcase(option, name.partition(".")[2]) for option in OPTIONS)
@@ -98,8 +108,7 @@ class Described:
         if isinstance(params, list | tuple):
             params = [self._group(one) if isinstance(one, dict) else one for one in params]
         by_position = list(self.__signature__.parameters)[1 : len(args) + 1]
-        fixed = {name: value for name, value in self._fixed.items() if name not in by_position}
-        return self.kind(params, *args, **self.renamed({**fixed, **options}))
+        return self.kind(params, *args, **self._with_fixed(options, by_position))
 
     def _group(self, group: dict[str, Any]) -> dict[str, Any]:
         """Return a group under the names of the class; the same dict, which a class may change, if it can."""
@@ -108,18 +117,28 @@ class Described:
 
     def unwrapped(self, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         """Return the class, and documented options under its names, for a module that makes the optimizer."""
-        return self.kind, self.renamed({**self._fixed, **options})
+        return self.kind, self._with_fixed(options)
+
+    def _with_fixed(self, options: Mapping[str, Any], by_position: Collection[str] = ()) -> dict[str, Any]:
+        """Return options under the own names, and those that are passed unless a case gives another."""
+        fixed = {
+            self._names.get(name, name): value
+            for name, value in self._fixed.items()
+            if name not in by_position
+        }
+        return {**fixed, **self.renamed(options)}
 
     def renamed(self, options: Mapping[str, Any]) -> dict[str, Any]:
-        """Return options under the names of the class, without the defaults of options that it does not have.
+        """Return options under the names of the class, without the values that it always has.
 
         Raises:
-            MissingName: an option that it does not have differs from its default, so the case is unsupported.
+            MissingName: an option that it does not have is not the value that it always has, which is the
+                fixed one or the documented default, so the case is unsupported.
         """
         given = dict(options)
         for name in options:
             if any(fnmatchcase(name, pattern) for pattern in self._absent):
-                documented = {"maximize": False, **DEFAULTS.get(self._owner, {})}
+                documented = {"maximize": False, **DEFAULTS.get(self._owner, {}), **self._fixed}
                 if name not in documented or not _equal(given.pop(name), documented[name]):
                     raise MissingName(f"{self._owner} has no {name}", name=f"{self._owner}.{name}")
         return {self._names.get(name, name): value for name, value in given.items()}

@@ -2,8 +2,9 @@
 
 import contextlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from keyedopt.conformance.suite.support.algorithms import (
     variant_of,
 )
 from keyedopt.conformance.suite.support.assertions import Mismatch
-from keyedopt.conformance.suite.support.described import MissingName
+from keyedopt.conformance.suite.support.described import MissingName, held_options
 from keyedopt.conformance.suite.support.device import as_tensor, tensor
 from keyedopt.conformance.suite.support.draws import Steps, measure_trajectory
 from keyedopt.conformance.suite.support.measured import Measuring
@@ -65,11 +66,14 @@ def follow_trajectory(
     Every known tensor is expected within its budget; see `measure_golden`.
     """
     need_dtype(impl, algorithm, dtype)
-    variant = variant_of(impl, algorithm)
-    return train_along(impl, algorithm, in_variant(made, variant, dtype, beta2 is not None), dtype, beta2)
+    held = held_options(impl.adapter, algorithm)
+    made = in_variant(made, variant_of(impl, algorithm), dtype, beta2 is not None, held)
+    return train_along(impl, algorithm, made, dtype, beta2)
 
 
-def in_variant(made: Any, variant: str, dtype: str, by_bound: bool) -> Any:
+def in_variant(
+    made: Any, variant: str, dtype: str, by_bound: bool, held: Mapping[str, Any] = MappingProxyType({})
+) -> Any:
     """Return a trajectory with the oracle of a variant, which is computed now, and what it takes to judge it.
 
     Args:
@@ -77,19 +81,21 @@ def in_variant(made: Any, variant: str, dtype: str, by_bound: bool) -> Any:
         variant: words of `keyedopt.conformance.golden.formulas.VARIANTS`, or an empty string.
         dtype: the tested dtype.
         by_bound: whether the bound of every order is needed, or the worst error of some.
+        held: options that the target has at these values, and takes no other.
 
     Raises:
         MissingName: the norms are those of whole tables, and the gradients list rows; or a sound training
             overflows the dtype.
     """
-    if variant == made.get("variant", ""):
+    if (variant, held) == (made.get("variant", ""), made.get("held", {})):
         return made
     from keyedopt.conformance.golden.oracle import bound, budget, oracle  # imports mpmath
 
     algorithm = made["algorithm"]
     if "per_tensor" in variant and made["kind"] == "sparse":
         raise MissingName(f"{algorithm} {variant} has no rows", name=f"{algorithm}.{variant}")
-    made = oracle({**made, "variant": variant})
+    given = made["options"]
+    made = oracle({**made, "variant": variant, "held": dict(held), "options": {**held, **given}})
     if dtype != "float64" and by_bound:
         made["bound"] = bound(made)
     elif dtype != "float64":
@@ -97,7 +103,7 @@ def in_variant(made: Any, variant: str, dtype: str, by_bound: bool) -> Any:
         if worst is None:
             raise MissingName(f"{algorithm} {variant} overflows {dtype}", name=f"{algorithm}.{variant}")
         made["worst"] = {dtype: worst}
-    return made
+    return {**made, "options": given}
 
 
 def train_along(impl: Any, algorithm: str, made: Any, dtype: str, beta2: float | None) -> dict[str, Any]:

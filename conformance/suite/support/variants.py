@@ -4,12 +4,15 @@ from typing import Any
 
 from keyedopt.conformance.golden.formulas import variants
 from keyedopt.conformance.suite.support.algorithms import variant_of
+from keyedopt.conformance.suite.support.described import held_options
 from keyedopt.conformance.suite.support.trajectories import TRAJECTORIES, in_variant, train_along
 
 
 def hint(impl: Any, algorithm: str, made: Any, dtype: str, beta2: float) -> str:
-    """Name the variants that a target may claim; return an empty text if none fits."""
+    """Name the variants, or the state, that a target may claim; return an empty text if none fits."""
     fitting = fitting_variants(impl, algorithm, made, dtype, beta2)
+    if not fitting and follows(impl, algorithm, made, variant_of(impl, algorithm), dtype, beta2, state=False):
+        return f"its weights follow: if another {names_of_state(made)} is documented, say '' in `state_names`"
     if fitting == [""]:
         return "the formula without a variant fits: claim none"
     names = " and ".join(map(repr, fitting))
@@ -40,10 +43,21 @@ def fitting_variants(impl: Any, algorithm: str, made: Any, dtype: str, beta2: fl
     return [one for one, words in best.items() if not any(less < words for less in best.values())]
 
 
-def follows(impl: Any, algorithm: str, made: Any, variant: str, dtype: str, beta2: float) -> bool:
-    """Return whether the target follows a trajectory in a variant, whatever it claims."""
+def names_of_state(made: Any) -> str:
+    """Return the names of the state in a trajectory."""
+    return " or ".join(name for name in made["after"]["1"] if name != "weight")
+
+
+def follows(
+    impl: Any, algorithm: str, made: Any, variant: str, dtype: str, beta2: float, state: bool = True
+) -> bool:
+    """Return whether the target follows a trajectory in a variant, whatever it claims, or its weights do."""
     try:
-        train_along(impl, algorithm, in_variant(made, variant, dtype, True), dtype, beta2)
+        made = in_variant(made, variant, dtype, True, held_options(impl.adapter, algorithm))
+        if not state:
+            after = {step: {"weight": exact["weight"]} for step, exact in made["after"].items()}
+            made = {**made, "after": after}
+        train_along(impl, algorithm, made, dtype, beta2)
     except Exception:
         return False
     return True
