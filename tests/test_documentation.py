@@ -147,7 +147,9 @@ def test_every_clause_and_finding_has_an_address(pages):
         assert one.path.stem.replace("_", "-") in pages[f"findings/{one.library}.html"].ids
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/started.md", "docs/howto/large_tables.md"])
+@pytest.mark.parametrize(
+    "name", ["README.md", "docs/started.md", "docs/howto/large_tables.md", "docs/howto/norms.md"]
+)
 def test_the_python_of_a_document_runs(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     blocks = re.findall(r"^```python\n(.*?)^```$", (ROOT / name).read_text(encoding="utf-8"), re.M | re.S)

@@ -55,6 +55,28 @@ def test_an_update_can_be_deferred_until_a_norm_is_known(library):
     assert torch.equal(table(module), table(other))
 
 
+@pytest.mark.parametrize("library", [fused, reference], ids=lambda library: library.__name__)
+def test_a_norm_is_measured_and_changes_nothing_with_an_infinite_bound(library):
+    watched, plain = make(library), make(library)
+    dense = torch.nn.Parameter(torch.tensor([3.0]))
+    both = [watched.fused_optimizer, library.KeyedOptimizerWrapper({"w": dense}, torch.optim.SGD)]
+    combined = library.CombinedOptimizer(both)
+    clips = library.GradientClipping
+    optimizer = library.GradientClippingOptimizer(combined, clips.NORM, max_gradient=float("inf"))
+    for _ in range(2):
+        optimizer.zero_grad()
+        (watched(BAGS)["f"].sum() + dense.sum()).backward()
+        optimizer.step()
+        plain(BAGS)["f"].sum().backward()
+        counts = torch.tensor([1.0, 2.0, 1.0]).repeat_interleave(
+            4
+        )  # of the rows 0, 1 and 3, which are 4 wide
+        assert float(optimizer.last_total_grad_norm) == pytest.approx(
+            float((counts.square().sum() + 1).sqrt())
+        )
+    assert torch.equal(table(watched), table(plain))
+
+
 def deferred_by(optimizer):
     return optimizer.deferred.gradients()
 
